@@ -1,0 +1,69 @@
+"""The small protocol that both devices follow.
+
+`device.compile(source)` gives a `Kernel`; `kernel.launch(launches, stream)` runs entry points in order. A `Launch` holds plain
+ctypes values only: whoever makes it (`attngen.device.binding`) has already checked arrays and sizes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from attngen.emit.kernel_source import EntryPoint, KernelSource
+
+CTypesScalar = ctypes._SimpleCData[Any]
+
+
+class DeviceError(RuntimeError):
+    """A device cannot do what was asked: no driver, no host compiler, a failed compilation or launch. Says the cure."""
+
+
+class CompilationError(DeviceError):
+    """The CUDA text did not compile: `log` is the compiler's output, with lines of the emitted file."""
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(message)
+        self.log = log
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of `entry`: grid in blocks, arguments in the order of `entry.parameters`."""
+
+    entry: EntryPoint
+    grid: tuple[int, int, int]
+    arguments: tuple[CTypesScalar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A range of memory that the launches may touch; the emulated device's checked mode reports anything outside."""
+
+    name: str
+    pointer: int
+    bytes: int
+    writable: bool
+
+
+class Kernel(Protocol):
+    """A compiled `KernelSource`."""
+
+    @property
+    def source(self) -> KernelSource: ...
+
+    def launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], stream: int | None = None) -> None:
+        """Run `launches` in order. `stream` is a driver stream handle (cuda); memory is read by the emulated device only."""
+        ...
+
+
+class Device(Protocol):
+    """Somewhere to compile and run."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def arch(self) -> str: ...
+
+    def compile(self, source: KernelSource) -> Kernel: ...

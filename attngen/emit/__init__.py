@@ -1,0 +1,1 @@
+"""(spec, plan) -> `KernelSource`: CUDA text and everything needed to launch it."""

@@ -1,0 +1,113 @@
+"""`KernelSource`: one emitted CUDA file and its ABI. Pure data; it is also what the JSON manifest holds.
+
+A kernel is launched from this alone: allocate the tensors whose role is not "input", fill every entry point's parameters
+from their bindings, evaluate the launch rule, and launch the entry points in order on one stream.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+Binding = Literal["data", "stride", "size", "param"]
+Role = Literal["input", "output", "workspace"]
+
+
+@dataclass(frozen=True, slots=True)
+class CeilDiv:
+    """`ceil(size / by)`: how many blocks of `by` cover the dimension named `size`."""
+
+    size: str
+    by: int
+
+    def __str__(self) -> str:
+        return f"ceil({self.size} / {self.by})"
+
+
+Extent = int | str | CeilDiv  # a number, a dimension's name, or a count of blocks
+
+
+def evaluate_extent(extent: Extent, sizes: dict[str, int]) -> int:
+    """The number an extent stands for, given the size of every named dimension."""
+    match extent:
+        case int():
+            return extent
+        case str():
+            return sizes[extent]
+        case CeilDiv(size, by):
+            return -(-sizes[size] // by)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of extents: one component of a grid."""
+
+    factors: tuple[Extent, ...]
+
+    def __call__(self, sizes: dict[str, int]) -> int:
+        return prod(evaluate_extent(f, sizes) for f in self.factors)
+
+    def __str__(self) -> str:
+        return " * ".join(map(str, self.factors)) or "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of an entry point, in the order of its signature.
+
+    binding "data":   the address of tensor `of`;
+    binding "stride": the stride, in elements, of dimension `dim` of tensor `of` (0 where it is broadcast);
+    binding "size":   the size of the dimension named `of`;
+    binding "param":  the value of the spec's `param of`.
+    """
+
+    name: str
+    ctype: str  # "const fp16*", "long long", "int", "float", "bool"
+    binding: Binding
+    of: str
+    dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that the kernels read or write. Workspaces are contiguous; outputs are allocated contiguous if not given."""
+
+    name: str
+    role: Role
+    dtype: str  # a name of `attngen.spec.dtypes.DTYPES`
+    shape: tuple[Extent, ...]
+    alignment: int = 0  # bytes that the address and every stride but the last must be a multiple of; 0: the element's size
+    unit_stride: bool = False  # the last dimension must have stride 1
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBuffer:
+    """A named range of a block's dynamic shared memory."""
+
+    name: str
+    offset: int
+    bytes: int
+    what: str  # its shape and use, in words
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPoint:
+    """One `__global__` function and how to launch it. A grid with a zero in it means: do not launch."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    grid: tuple[Product, Product, Product]
+    block: tuple[int, int, int]
+    shared_bytes: int = 0  # dynamic
+    shared_buffers: tuple[SharedBuffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """One emitted file: `text` compiles for `arch` with NVRTC or nvcc, with no header of any toolkit."""
+
+    name: str
+    text: str
+    arch: str  # "sm_80", "sm_90a", ...
+    entry_points: tuple[EntryPoint, ...]
+    tensors: tuple[TensorSpec, ...]
+    line_map: tuple[tuple[int, int], ...] = ()  # (line of text, line of the .attn file) where a user's expression was printed

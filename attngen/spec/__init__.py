@@ -1,0 +1,1 @@
+"""What attention is meant: dtypes, typed expressions, the operator table and `AttentionSpec`."""
