@@ -1,0 +1,62 @@
+"""Interval arithmetic over expressions: the least and greatest value that an expression may take.
+
+The rules stand in the operator table; this module walks an expression with them. Intervals are themselves expressions, so
+the same rule is evaluated here on constants and printed into CUDA by the emitter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from attngen.spec.expr import Apply, Const, Expr, ExpressionError, Gather, Name, Type, constant, walk
+from attngen.spec.operators import EVERY_VALUE, INT64_MAX, INT64_MIN, TABLE, Interval
+
+OfName = Callable[[Name], Interval]
+OfGather = Callable[[Gather, tuple[Interval, ...]], Interval]
+Range = tuple[int | float, int | float]
+
+
+def interval(expr: Expr, of_name: OfName, of_gather: OfGather) -> Interval:
+    """An interval that holds every value of `expr`, given those of its names and of the elements it reads."""
+    return intervals(expr, of_name, of_gather)[expr]
+
+
+def intervals(expr: Expr, of_name: OfName, of_gather: OfGather) -> dict[Expr, Interval]:
+    """`interval` of every node of `expr`."""
+    memo: dict[Expr, Interval] = {}
+    for node in walk(expr):
+        match node:
+            case Const():
+                memo[node] = Interval(node, node)
+            case Name():
+                memo[node] = of_name(node)
+            case Gather():
+                memo[node] = of_gather(node, tuple(memo[a] for a in node.args))
+            case Apply():
+                memo[node] = TABLE[node.op].bounds(*(memo[a] for a in node.args))
+    return memo
+
+
+def ranges(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Range]) -> dict[Expr, Range]:
+    """The range of every integer or float node of `expr`, given the ranges of names and of the elements of inputs.
+
+    Names and inputs that are not given may have any value of their type. Raises ExpressionError where an integer might not
+    fit 64 bits.
+    """
+
+    def known(range: Range | None, type: Type) -> Interval:
+        return EVERY_VALUE[type] if range is None else Interval(constant(range[0]), constant(range[1]))
+
+    try:
+        found = intervals(expr, lambda n: known(names.get(n.name), n.type), lambda g, _: known(elements.get(g.input), g.type))
+    except ExpressionError as error:
+        raise ExpressionError("an integer of this expression might not fit 64 bits", error.help) from error
+    result: dict[Expr, Range] = {}
+    for node, (lo, hi) in found.items():
+        assert isinstance(lo, Const), (node, lo)
+        assert isinstance(hi, Const), (node, hi)
+        if node.type is not Type.BOOL:
+            result[node] = lo.value, hi.value
+        if node.type is Type.INT and not (INT64_MIN <= lo.value and hi.value <= INT64_MAX):
+            raise ExpressionError("an integer of this expression might not fit 64 bits", "use min, max or clamp")
+    return result

@@ -1,0 +1,210 @@
+"""Typed expressions: what a mask, a score, a scale or a sink is made of.
+
+An `Expr` is a tree of four kinds of node. Nodes are interned: two equal expressions are the same object, so equality is
+identity, a memo can be keyed by the node, and an expression used twice is stored once. Build them with `constant`, `name`,
+`gather` and `apply`; what an operator means stands in one place, `attngen.spec.operators`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+from weakref import WeakValueDictionary
+
+MAX_LENGTH = 2**29  # the largest size of any dimension: q + kv_len - q_len and q - k - window fit a 32-bit int
+MAX_INT_PARAM = 2**30  # the largest magnitude of an integer `param`, for the same reason
+MAX_DEPTH = 100  # nesting of an expression as written
+MAX_SIZE = 20_000  # nodes of an expression, shared ones counted each time they are used
+
+Scalar = bool | int | float
+
+
+class Type(Enum):
+    """The type of an expression. Integers are exact: CUDA text uses 64 bits where 32 might not hold the value."""
+
+    BOOL = "bool"
+    INT = "int"
+    FLOAT = "float"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class ExpressionError(ValueError):
+    """An expression that has no meaning: wrong types, a wrong number of operands, or too large. `help` says what to write."""
+
+    def __init__(self, message: str, help: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.help = help
+
+
+class Expr:
+    """A node. `size` counts nodes as a tree (shared ones each time), `depth` the longest path; neither is part of identity."""
+
+    __slots__ = ("__weakref__", "args", "depth", "key", "size", "type")
+
+    key: tuple[Any, ...]
+    type: Type
+    args: tuple[Expr, ...]
+    size: int
+    depth: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def __copy__(self) -> Expr:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Expr:
+        return self
+
+
+class Const(Expr):
+    """A literal number or truth value."""
+
+    __slots__ = ("value",)
+    value: Scalar
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return constant, (self.value,)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class Name(Expr):
+    """A name: an index (`b h q k`), the score `s`, a size (`q_len`), a `param`, or a symbol of the planner."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return name, (self.name, self.type)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Gather(Expr):
+    """An element of the captured tensor `input`, one integer index for each of its dimensions."""
+
+    __slots__ = ("input",)
+    input: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return gather, (self.input, self.type, self.args)
+
+    def __repr__(self) -> str:
+        return f"{self.input}[{', '.join(map(repr, self.args))}]"
+
+
+class Apply(Expr):
+    """An operator of the table applied to operands that already have the types it takes."""
+
+    __slots__ = ("op",)
+    op: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (self.op, self.args)
+
+    def __repr__(self) -> str:
+        return f"{self.op}({', '.join(map(repr, self.args))})"
+
+
+_interned: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
+
+
+def _intern(cls: type[Any], key: tuple[Any, ...], type: Type, args: tuple[Expr, ...], **fields: Any) -> Any:
+    found = _interned.get(key)
+    if found is not None:
+        return found
+    node = cls()
+    node.key, node.type, node.args = key, type, args
+    node.size = 1 + sum(a.size for a in args)
+    node.depth = 1 + max((a.depth for a in args), default=0)
+    for field, value in fields.items():
+        setattr(node, field, value)
+    return _interned.setdefault(key, node)
+
+
+def constant(value: Scalar) -> Const:
+    """A literal. Its Python type is its type: `True`, `3` and `3.0` are three different constants."""
+    kind = Type.BOOL if isinstance(value, bool) else Type.INT if isinstance(value, int) else Type.FLOAT
+    node: Const = _intern(Const, ("const", kind, repr(value)), kind, (), value=value)
+    return node
+
+
+def name(name: str, type: Type) -> Name:
+    node: Name = _intern(Name, ("name", type, name), type, (), name=name)
+    return node
+
+
+def gather(input: str, type: Type, indices: tuple[Expr, ...]) -> Gather:
+    """`input[indices]`. Raises ExpressionError for an index that is not an integer."""
+    for index in indices:
+        if index.type is not Type.INT:
+            raise ExpressionError(f"an index of `{input}` is {index.type}, not int", "convert it with int(...)")
+    node: Gather = _intern(Gather, ("gather", type, input, indices), type, indices, input=input)
+    return node
+
+
+def rebuild(op: str, args: tuple[Expr, ...]) -> Expr:
+    """`apply` for operands that may be of any types; see `attngen.spec.operators.apply`."""
+    from attngen.spec.operators import apply
+
+    return apply(op, *args)
+
+
+def intern_apply(op: str, type: Type, args: tuple[Expr, ...]) -> Apply:
+    """For `attngen.spec.operators.apply` alone, which checks types and folds constants."""
+    node: Apply = _intern(Apply, ("apply", op, args), type, args, op=op)
+    return node
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct node below `roots`, operands before what uses them."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((arg, False) for arg in reversed(node.args))
+
+
+def names_in(*roots: Expr) -> frozenset[str]:
+    """The names that occur in `roots`."""
+    return frozenset(node.name for node in walk(*roots) if isinstance(node, Name))
+
+
+def inputs_in(*roots: Expr) -> frozenset[str]:
+    """The captured tensors that `roots` read."""
+    return frozenset(node.input for node in walk(*roots) if isinstance(node, Gather))
+
+
+def rewrite(root: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
+    """`root` with every node for which `replace` gives an expression replaced by it, from the leaves up."""
+    memo: dict[Expr, Expr] = {}
+    for node in walk(root):
+        replaced = replace(node)
+        if replaced is None and node.args:
+            args = tuple(memo[a] for a in node.args)
+            if args == node.args:
+                replaced = node
+            elif isinstance(node, Gather):
+                replaced = gather(node.input, node.type, args)
+            else:
+                assert isinstance(node, Apply)
+                replaced = rebuild(node.op, args)
+        memo[node] = node if replaced is None else replaced
+    return memo[root]
+
+
+def substitute(root: Expr, values: Mapping[str, Expr]) -> Expr:
+    """`root` with names replaced by expressions."""
+    return rewrite(root, lambda node: values.get(node.name) if isinstance(node, Name) else None)
