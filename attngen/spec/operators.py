@@ -260,7 +260,7 @@ class _PythonNamespace:
 
     @staticmethod
     def exp2(x: float) -> float:
-        return 2.0**x
+        return float(2.0**x)
 
     @staticmethod
     def abs(x: Any) -> Any:
