@@ -8,6 +8,21 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from attngen.plan.plan import SharedBuffer
+
+__all__ = [
+    "Binding",
+    "CeilDiv",
+    "EntryPoint",
+    "Extent",
+    "KernelSource",
+    "Parameter",
+    "Product",
+    "SharedBuffer",
+    "TensorSpec",
+    "evaluate_extent",
+]
+
 Binding = Literal["data", "stride", "size", "param"]
 Role = Literal["input", "output", "workspace"]
 
@@ -77,16 +92,6 @@ class TensorSpec:
     shape: tuple[Extent, ...]
     alignment: int = 0  # bytes that the address and every stride but the last must be a multiple of; 0: the element's size
     unit_stride: bool = False  # the last dimension must have stride 1
-
-
-@dataclass(frozen=True, slots=True)
-class SharedBuffer:
-    """A named range of a block's dynamic shared memory."""
-
-    name: str
-    offset: int
-    bytes: int
-    what: str  # its shape and use, in words
 
 
 @dataclass(frozen=True, slots=True)

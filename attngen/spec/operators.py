@@ -241,6 +241,10 @@ def _simplify(op: str, args: tuple[Expr, ...], result: Type) -> Expr | None:
             return ZERO
         case "min" | "max" if first is last:
             return first
+        case "min" | "max" if isinstance(last, Apply) and last.op == op and first in last.args:
+            return last
+        case "min" | "max" if isinstance(first, Apply) and first.op == op and last in first.args:
+            return first
         case "neg" if isinstance(first, Apply) and first.op == "neg":
             return first.args[0]
         case "float" | "int" if first.type is result:

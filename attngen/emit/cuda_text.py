@@ -1,0 +1,158 @@
+"""Expressions as CUDA text: precedence-aware, shared subexpressions named once, integers as wide as they need to be."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from attngen.spec.bounds import Range, ranges
+from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
+from attngen.spec.operators import CALL, TABLE, UNARY
+
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+
+Text = tuple[str, int]  # text and the precedence of its outermost operator
+
+
+@dataclass(frozen=True, slots=True)
+class Temporary:
+    """`const ctype name = text;`"""
+
+    ctype: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CudaText:
+    """Several expressions printed together: the temporaries that they share, then each one's text."""
+
+    temporaries: tuple[Temporary, ...]
+    results: tuple[str, ...]
+    ctypes: tuple[str, ...]
+    helpers: frozenset[str]
+
+
+@dataclass(slots=True)
+class CudaPrinter:
+    """Prints expressions whose names are spelled by `names`; captured tensors are read through their accessors.
+
+    `name_ranges` and `element_ranges` decide the width of integers: a node whose value might not fit 32 bits is computed
+    in 64. `accessor_needs_captured` says whether accessors take the struct of captured values (they always do today).
+    """
+
+    names: Mapping[str, str]
+    name_ranges: Mapping[str, Range]
+    element_ranges: Mapping[str, Range]
+    helpers: set[str] = field(default_factory=set)
+
+    def print(self, *roots: Expr, share: bool = True) -> CudaText:
+        known: dict[Expr, Range] = {}
+        for root in roots:
+            known |= ranges(root, self.name_ranges, self.element_ranges)
+        uses = Counter(arg for node in walk(*roots) for arg in node.args)
+        uses.update(roots)
+        texts: dict[Expr, Text] = {}
+        temporaries: list[Temporary] = []
+        for node in walk(*roots):
+            text = self._node(node, texts, known)
+            if share and uses[node] > 1 and node.args:
+                name = f"t{len(temporaries)}"
+                temporaries.append(Temporary(ctype(node, known), name, text[0]))
+                text = name, CALL
+            texts[node] = text
+        return CudaText(
+            tuple(temporaries),
+            tuple(texts[r][0] for r in roots),
+            tuple(ctype(r, known) for r in roots),
+            frozenset(self.helpers),
+        )
+
+    def _node(self, node: Expr, texts: Mapping[Expr, Text], known: Mapping[Expr, Range]) -> Text:
+        match node:
+            case Const():
+                return literal(node)
+            case Name():
+                return self.names[node.name], CALL
+            case Gather():
+                indices = "".join(f", {texts[a][0]}" for a in node.args)
+                return f"{accessor(node.input)}(in{indices})", CALL
+            case Apply():
+                return self._apply(node, texts, known)
+        raise AssertionError(node)
+
+    def _apply(self, node: Apply, texts: Mapping[Expr, Text], known: Mapping[Expr, Range]) -> Text:
+        row = TABLE[node.op]
+        spelling = row.cuda[node.args[-1].type if node.op == "where" else node.args[0].type]
+        operand_ranges = [known[a] for a in node.args if a.type is Type.INT]
+        if row.nonnegative and all(lo >= 0 for lo, _ in operand_ranges):
+            spelling = row.nonnegative
+        else:
+            self.helpers.update(row.helpers)
+        wide = any(not fits_int(r) for r in operand_ranges) or (node.type is Type.INT and not fits_int(known[node]))
+        operands = []
+        for position, arg in enumerate(node.args):
+            text = texts[arg]
+            if wide and arg.type is Type.INT and fits_int(known[arg]):
+                text = f"(long long){parenthesize(text, UNARY)}", UNARY
+            operands.append(self._operand(text, spelling.precedence, position))
+        text = spelling.text.format(*operands), spelling.precedence
+        if wide and node.type is Type.INT and fits_int(known[node]):
+            return f"(int){parenthesize(text, UNARY)}", UNARY
+        return text
+
+    def _operand(self, text: Text, outer: int, position: int) -> str:
+        if outer == CALL:
+            return text[0]
+        right = position > 0  # a - (b - c) needs its parentheses; so does a second ?: for the reader's sake
+        return parenthesize(text, outer + 1 if right or outer == UNARY else outer)
+
+
+def parenthesize(text: Text, least: int) -> str:
+    return text[0] if text[1] >= least else f"({text[0]})"
+
+
+def fits_int(range: Range) -> bool:
+    return range[0] >= INT32_MIN and range[1] <= INT32_MAX
+
+
+def ctype(node: Expr, known: Mapping[Expr, Range]) -> str:
+    """The C type that holds `node`."""
+    match node.type:
+        case Type.BOOL:
+            return "bool"
+        case Type.FLOAT:
+            return "float"
+        case _:
+            return "int" if fits_int(known[node]) else "long long"
+
+
+def literal(node: Const) -> Text:
+    """A constant as CUDA compiles it: `30.0f`, never `30f`; a negative one is a unary expression."""
+    value = node.value
+    if isinstance(value, bool):
+        return ("true" if value else "false"), CALL
+    if isinstance(value, int):
+        if value == -(2**63):
+            return "(-9223372036854775807LL - 1)", CALL
+        return f"{value}{'' if INT32_MIN < value <= INT32_MAX else 'LL'}", UNARY if value < 0 else CALL
+    if math.isinf(value):
+        return ("INF", CALL) if value > 0 else ("-INF", UNARY)
+    if math.isnan(value):
+        return "(INF - INF)", CALL
+    text = repr(value)
+    if "e" in text and "." not in text:
+        text = text.replace("e", ".0e")
+    return f"{text}f", UNARY if value < 0 else CALL
+
+
+def accessor(input: str) -> str:
+    """The name of the device function that reads an element of a captured tensor."""
+    return f"{c_name(input)}_at"
+
+
+def c_name(name: str) -> str:
+    """A name of a captured value as a C identifier: the planner's own names have dots, which no user's name can have."""
+    return name.replace(".", "_")

@@ -1,0 +1,77 @@
+"""`Plan`: how one spec is computed on one architecture, every choice with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.plan.arch import Arch
+from attngen.plan.tiles import TileBounds
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One choice of the planner: printed in the header of the generated file and by `explain`."""
+
+    field: str
+    value: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBuffer:
+    """A named range of a block's shared memory."""
+
+    name: str
+    offset: int
+    bytes: int
+    what: str  # its shape and use, in words
+
+
+class PlanRefusal(ValueError):
+    """What was asked for does not fit the architecture or the schedule. `statement` is the spec's statement that asked."""
+
+    def __init__(self, statement: str, message: str, label: str, help: str) -> None:
+        super().__init__(f"{message} ({label}); {help}")
+        self.statement = statement
+        self.message = message
+        self.label = label
+        self.help = help
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How: the schedule, its tiles and its use of a block's resources.
+
+    `block_q` query rows and `block_kv` key rows make a tile; a block of `32 * warps` threads works on one tile at a time;
+    K and V tiles go round `stages` buffers. `shared_bytes` counts dynamic shared memory.
+    """
+
+    rung: str  # "naive", "tiled" or "fused"
+    schedule: str  # the proposer's name, which is the kernel template's name too
+    arch: Arch
+    block_q: int
+    block_kv: int
+    warps: int
+    stages: int
+    bounds: TileBounds
+    decisions: tuple[Decision, ...]
+    buffers: tuple[SharedBuffer, ...] = ()
+    q_in_registers: bool = False
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def shared_bytes(self) -> int:
+        return max((b.offset + b.bytes for b in self.buffers), default=0)
+
+
+def lay_out(*wanted: tuple[str, int, str]) -> tuple[SharedBuffer, ...]:
+    """Buffers one after another, each at a multiple of 128 bytes: (name, bytes, what it is)."""
+    buffers: list[SharedBuffer] = []
+    offset = 0
+    for name, size, what in wanted:
+        buffers.append(SharedBuffer(name, offset, size, what))
+        offset += -(-size // 128) * 128
+    return tuple(buffers)
