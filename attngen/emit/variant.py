@@ -1,0 +1,197 @@
+"""What makes a kernel this variant and no other: its score, mask, scale and sink as device functions, and what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name
+from attngen.plan.plan import Plan
+from attngen.plan.tiles import TILE_RANGES, Span, TileBounds
+from attngen.spec.attention import SIZES, AttentionSpec, Input
+from attngen.spec.dtypes import DTYPES, DType
+from attngen.spec.expr import Const, Expr, Gather, Name, Type, names_in, walk
+from attngen.spec.operators import apply
+from attngen.spec.ranges import element_ranges, name_ranges
+
+# How the names of expressions are spelled in kernels. Names not listed are members of `in`, the captured values.
+LOCALS = {
+    "s": "s",
+    "b": "b_idx",
+    "h": "h_idx",
+    "q": "q_idx",
+    "k": "kv_idx",
+    "q.lo": "q_lo",
+    "q.hi": "q_hi",
+    "k.lo": "kv_lo",
+    "k.hi": "kv_hi",
+    "q.tile": "q_tile",
+    "k.tile": "kv_tile",
+} | {size: size for size in SIZES}
+LOCAL_TYPES = {"s": "float"}  # the others are int
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """One captured tensor as kernels see it: a user's input, or the tile ranges that the pre-pass writes."""
+
+    name: str
+    dtype: DType
+    dims: tuple[str, ...]
+
+    @property
+    def c_name(self) -> str:
+        return c_name(self.name)
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A captured number: a param, or a free dimension that an expression uses."""
+
+    name: str
+    ctype: str
+    is_size: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A `__device__` function printed from one or more expressions."""
+
+    arguments: tuple[str, ...]  # names of LOCALS' spellings, in their order; `in` first where captured values are read
+    temporaries: tuple[Temporary, ...]
+    results: tuple[str, ...]
+
+    @property
+    def result(self) -> str:
+        (only,) = self.results
+        return only
+
+    @property
+    def signature(self) -> str:
+        return ", ".join(_declare(a) for a in self.arguments)
+
+
+def _declare(argument: str) -> str:
+    return "const Captured& in" if argument == "in" else f"{LOCAL_TYPES.get(argument, 'int')} {argument}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The device functions of one spec under one plan, and everything that they capture."""
+
+    score: Function | None  # None: the score is s
+    mask: Function | None  # None: every pair is allowed
+    scale: str  # an expression of constants and captured numbers
+    scale_is_constant: bool
+    fold_scale: bool  # the scale joins the exponent's factor instead of multiplying every score
+    sink: Function | None
+    kv_range: Function  # kv_begin, kv_end and, in closed form, full_begin, full_end
+    classify: Function | None  # may, must; None where the closed forms tell all
+    tensors: tuple[Captured, ...]
+    scalars: tuple[Scalar, ...]
+    spans: tuple[Span, ...]
+    reads_q: bool  # a captured tensor is indexed by q in score or mask: rows past the end must not be read
+    reads_k: bool
+    uses_batch: bool  # an expression uses the size `batch`, which kernels need for nothing else
+    helpers: tuple[str, ...]
+
+    @property
+    def captures(self) -> bool:
+        return bool(self.tensors or self.scalars)
+
+
+def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
+    """The variant's functions. The fused rungs print the tile classification too."""
+    bounds = plan.bounds if plan.rung == "fused" else TileBounds()
+    spans = bounds.spans
+    printer = _printer(spec, spans)
+    score = None if isinstance(spec.score, Name) else spec.score
+    sink = spec.sink
+    bound_exprs = [e for e in (bounds.kv_begin, bounds.kv_end, bounds.full_begin, bounds.full_end) if e is not None]
+    test_exprs = [bounds.may, bounds.must] if bounds.per_tile else []
+    exprs = [e for e in (spec.mask, score, spec.scale, sink, *bound_exprs, *test_exprs) if e is not None]
+    elementwise = [e for e in (spec.mask, score) if e is not None]
+    folds = (
+        score is None
+        and sink is None
+        and spec.normalize == "softmax"
+        and isinstance(spec.scale, Const)
+        and spec.scale.value > 0
+    )
+    variant = Variant(
+        score=_function(printer, score),
+        mask=_function(printer, spec.mask),
+        scale=printer.print(apply("float", spec.scale), share=False).results[0],
+        scale_is_constant=isinstance(spec.scale, Const),
+        fold_scale=folds,
+        sink=_function(printer, sink),
+        kv_range=_functions(printer, bound_exprs),
+        classify=_functions(printer, test_exprs) if test_exprs else None,
+        tensors=_tensors(spec, spans, exprs),
+        scalars=_scalars(spec, exprs),
+        spans=spans,
+        reads_q=_reads(elementwise, "q"),
+        reads_k=_reads(elementwise, "k"),
+        uses_batch="batch" in names_in(*exprs),
+        helpers=tuple(sorted(printer.helpers)),
+    )
+    return variant
+
+
+def _printer(spec: AttentionSpec, spans: Iterable[Span]) -> CudaPrinter:
+    elements = element_ranges(spec)
+    for span in spans:
+        if span.input in elements:
+            elements |= {f"{span.name}.{end}": elements[span.input] for end in ("min", "max")}
+    captured = (*spec.free_dims, *(p.name for p in spec.params))
+    names = {n: f"in.{n}" for n in captured} | LOCALS
+    return CudaPrinter(names, name_ranges(spec) | TILE_RANGES, elements)
+
+
+def _function(printer: CudaPrinter, expr: Expr | None) -> Function | None:
+    return None if expr is None else _functions(printer, [expr])
+
+
+def _functions(printer: CudaPrinter, exprs: list[Expr]) -> Function:
+    text = printer.print(*exprs)
+    used = names_in(*exprs)
+    reads_captured = any(isinstance(n, Gather) or (isinstance(n, Name) and n.name not in LOCALS) for n in walk(*exprs))
+    arguments = (("in",) if reads_captured else ()) + tuple(c for n, c in LOCALS.items() if n in used)
+    return Function(arguments, text.temporaries, text.results)
+
+
+def _tensors(spec: AttentionSpec, spans: tuple[Span, ...], exprs: list[Expr]) -> tuple[Captured, ...]:
+    read = {n.input for n in walk(*exprs) if isinstance(n, Gather)}
+    users = [Captured(i.name, i.dtype, tuple(map(str, i.dims))) for i in spec.inputs if i.name in read]
+    return (*users, *(r for span in spans for r in range_tensors(spec, span)))
+
+
+def range_tensors(spec: AttentionSpec, span: Span) -> tuple[Captured, Captured]:
+    """The two tensors that the pre-pass writes for `span`."""
+    source = spec.input(span.input)
+    others = tuple(map(str, (*source.dims[: span.axis], *source.dims[span.axis + 1 :])))
+    dims = (*others, f"tiles of {span.index}")
+    dtype = range_dtype(source)
+    return Captured(f"{span.name}.min", dtype, dims), Captured(f"{span.name}.max", dtype, dims)
+
+
+def range_dtype(source: Input) -> DType:
+    """The type of tile ranges: the input's own, but floats are ranged in fp32."""
+    return DTYPES["fp32"] if source.dtype.kind == "float" else source.dtype
+
+
+def _scalars(spec: AttentionSpec, exprs: list[Expr]) -> tuple[Scalar, ...]:
+    used = names_in(*exprs)
+    sizes = [Scalar(n, "int", True) for n in spec.free_dims if n in used]
+    params = [Scalar(p.name, "int" if p.type is Type.INT else "float", False) for p in spec.params if p.name in used]
+    return (*sizes, *params)
+
+
+def _reads(exprs: list[Expr], index: str) -> bool:
+    return any(isinstance(n, Gather) and index in names_in(*n.args) for n in walk(*exprs))
+
+

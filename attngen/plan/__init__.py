@@ -1,0 +1,19 @@
+"""How: architectures, plans with their reasons, tile classification. `choose(spec, arch)` gives the plan."""
+
+from attngen.plan.arch import ARCHES, DEFAULT_ARCH, Arch, Feature, find_arch
+from attngen.plan.choose import SCHEDULES, choose
+from attngen.plan.plan import Decision, Plan, PlanRefusal, SharedBuffer
+
+__all__ = [
+    "ARCHES",
+    "DEFAULT_ARCH",
+    "SCHEDULES",
+    "Arch",
+    "Decision",
+    "Feature",
+    "Plan",
+    "PlanRefusal",
+    "SharedBuffer",
+    "choose",
+    "find_arch",
+]

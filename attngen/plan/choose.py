@@ -1,0 +1,36 @@
+"""spec + architecture -> Plan. One proposer per schedule; a new schedule is one more row of SCHEDULES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attngen.plan import fused_mma, fused_simt, naive, tiled
+from attngen.plan.arch import Arch
+from attngen.plan.plan import Plan
+from attngen.spec.attention import AttentionSpec
+
+Proposer = Callable[[AttentionSpec, Arch], Plan]
+Suits = Callable[[AttentionSpec, Arch], bool]
+
+# In order of preference within a rung: (name, rung, whether it can take the spec on the architecture, proposer).
+SCHEDULES: tuple[tuple[str, str, Suits, Proposer], ...] = (
+    ("naive", "naive", lambda spec, arch: True, naive.propose),
+    ("tiled", "tiled", lambda spec, arch: True, tiled.propose),
+    ("fused_mma", "fused", fused_mma.suits, fused_mma.propose),
+    ("fused_simt", "fused", lambda spec, arch: True, fused_simt.propose),
+)
+
+
+def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> Plan:
+    """The plan for `spec` on `arch`. `rung` overrides the spec's own `kernel` statement.
+
+    "auto" is the fused rung: it does the least work and needs O(S) memory for every spec of the language. Raises
+    PlanRefusal where an override of the spec does not fit.
+    """
+    wanted = rung or spec.schedule.rung
+    if wanted == "auto":
+        wanted = "fused"
+    for _, of_rung, suits, propose in SCHEDULES:
+        if of_rung == wanted and suits(spec, arch):
+            return propose(spec, arch)
+    raise AssertionError(wanted)

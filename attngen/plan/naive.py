@@ -1,0 +1,32 @@
+"""The naive rung: the textbook. Three plain kernels with the scores in global memory, a thread per output element."""
+
+from __future__ import annotations
+
+from attngen.plan.arch import Arch
+from attngen.plan.plan import Decision, Plan, PlanRefusal
+from attngen.plan.tiles import tile_bounds
+from attngen.spec.attention import AttentionSpec
+
+THREADS = 128
+
+
+def refuse_overrides(spec: AttentionSpec, rung: str) -> None:
+    """Raise PlanRefusal where the spec sets what this rung does not have."""
+    asked = spec.schedule
+    for field, value in (("tile", asked.block_q), ("stages", asked.stages), ("warps", asked.warps)):
+        if value is not None:
+            raise PlanRefusal(
+                "kernel", f"the {rung} kernels take no `{field}`", f"{field} {value} asked for", f"remove `{field}`"
+            )
+
+
+def propose(spec: AttentionSpec, arch: Arch) -> Plan:
+    """The only naive plan there is."""
+    if spec.schedule.rung == "naive":
+        refuse_overrides(spec, "naive")
+    decisions = (
+        Decision("kernels", "3", "scores, row weights and weighted sum, each as its equation reads"),
+        Decision("THREADS", str(THREADS), "enough warps to hide latency; the kernels share nothing between threads"),
+        Decision("scores", "in global memory", "every later rung is measured by what this costs: O(q_len * kv_len) bytes"),
+    )
+    return Plan("naive", "naive", arch, 1, THREADS, THREADS // 32, 1, tile_bounds(spec), decisions)

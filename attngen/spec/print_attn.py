@@ -1,0 +1,104 @@
+"""Specs and expressions as text of the language, which parses to the equal spec."""
+
+from __future__ import annotations
+
+import math
+
+from attngen.spec.attention import AttentionSpec, Schedule
+from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type
+from attngen.spec.operators import TABLE
+
+ATOM, PREFIX = 100, 7
+SPELLED = {"q_heads": "heads"}
+
+
+def expression_to_text(expr: Expr) -> str:
+    """`expr` as the language writes it, with no more parentheses than it needs."""
+    return _text(expr)[0]
+
+
+def _text(expr: Expr) -> tuple[str, int]:
+    match expr:
+        case Const(value=value):
+            return _constant(value)
+        case Name(name=name):
+            return SPELLED.get(name, name), ATOM
+        case Gather(input=input, args=args):
+            return f"{input}[{', '.join(expression_to_text(a) for a in args)}]", ATOM
+        case Apply(op="float", args=(Const(value=value),)):
+            return _constant(float(value))
+        case Apply(op=op, args=args):
+            return _operator(op, args)
+    raise AssertionError(expr)
+
+
+def _operator(op: str, args: tuple[Expr, ...]) -> tuple[str, int]:
+    infix = TABLE[op].infix
+    if infix is None:
+        return f"{op}({', '.join(expression_to_text(a) for a in args)})", ATOM
+    comparison = infix.precedence == TABLE["lt"].infix.precedence  # type: ignore[union-attr]
+    if len(args) == 1:
+        operand = _parenthesized(args[0], infix.precedence)
+        return f"{infix.symbol}{' ' if infix.symbol.isalpha() else ''}{operand}", infix.precedence
+    left = _parenthesized(args[0], infix.precedence + comparison)
+    right = _parenthesized(args[1], infix.precedence + 1)
+    return f"{left} {infix.symbol} {right}", infix.precedence
+
+
+def _parenthesized(expr: Expr, least: int) -> str:
+    text, precedence = _text(expr)
+    return text if precedence >= least else f"({text})"
+
+
+def _constant(value: bool | int | float) -> tuple[str, int]:
+    if isinstance(value, bool):
+        return ("true" if value else "false"), ATOM
+    if isinstance(value, float) and math.isinf(value):
+        return ("inf", ATOM) if value > 0 else ("-inf", PREFIX)
+    return repr(value), ATOM if value >= 0 and not (value == 0 and math.copysign(1, value) < 0) else PREFIX
+
+
+def to_text(spec: AttentionSpec) -> str:
+    """`spec` as an `attention` block."""
+    head = str(spec.head_dim) if spec.head_dim == spec.head_dim_v else f"{spec.head_dim}, v {spec.head_dim_v}"
+    lines = [("dtype", spec.dtype.name), ("head_dim", head)]
+    if spec.q_heads is not None:
+        lines.append(("heads", f"{spec.q_heads} over {spec.kv_heads}"))
+    for i in spec.inputs:
+        dims = ", ".join(SPELLED.get(str(d), str(d)) for d in i.dims)
+        lines.append(("input", f"{i.name}: {i.dtype.name}[{dims}]"))
+    for p in spec.params:
+        default = "" if p.default is None else f" = {expression_to_text(_literal(p.default, p.type))}"
+        lines.append(("param", f"{p.name}: {p.type}{default}"))
+    lines.append(("scale", expression_to_text(spec.scale)))
+    if spec.mask is not None:
+        lines.append(("mask", expression_to_text(spec.mask)))
+    if not (isinstance(spec.score, Name) and spec.score.name == "s"):
+        lines.append(("score", expression_to_text(spec.score)))
+    if spec.normalize != "softmax":
+        lines.append(("normalize", spec.normalize))
+    if spec.sink is not None:
+        lines.append(("sink", expression_to_text(spec.sink)))
+    if spec.lse:
+        lines.append(("output", "lse"))
+    if spec.schedule != Schedule():
+        lines.append(("kernel", _schedule(spec.schedule)))
+    body = "\n".join(f"    {keyword:<9} {rest}" for keyword, rest in lines)
+    return f"attention {spec.name} {{\n{body}\n}}\n"
+
+
+def _literal(value: int | float, type: Type) -> Expr:
+    from attngen.spec.expr import constant
+
+    return constant(float(value) if type is Type.FLOAT else value)
+
+
+def _schedule(schedule: Schedule) -> str:
+    parts = []
+    if schedule.block_q is not None:
+        parts.append(f"tile {schedule.block_q} x {schedule.block_kv}")
+    if schedule.stages is not None:
+        parts.append(f"stages {schedule.stages}")
+    if schedule.warps is not None:
+        parts.append(f"warps {schedule.warps}")
+    return schedule.rung + (f" {{ {'  '.join(parts)} }}" if parts else "")

@@ -1,0 +1,14 @@
+// Copies 16 bytes from global to shared memory in the background; zeros where `inside` is false, and nothing is read then.
+__device__ __forceinline__ void cp_async_16(void* to_smem, const void* from_gmem, bool inside) {
+    const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
+    const int bytes = inside ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes) : "memory");
+}
+
+// Closes a group of this thread's copies.
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most PENDING of this thread's latest groups are still under way.
+template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
