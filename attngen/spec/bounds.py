@@ -57,6 +57,6 @@ def ranges(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Range]
         assert isinstance(hi, Const), (node, hi)
         if node.type is not Type.BOOL:
             result[node] = lo.value, hi.value
-        if node.type is Type.INT and not (INT64_MIN <= lo.value and hi.value <= INT64_MAX):
+        if node.type is Type.INT and not (lo.value >= INT64_MIN and hi.value <= INT64_MAX):
             raise ExpressionError("an integer of this expression might not fit 64 bits", "use min, max or clamp")
     return result

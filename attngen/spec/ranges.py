@@ -10,8 +10,8 @@ from attngen.spec.expr import MAX_INT_PARAM, MAX_LENGTH, Type
 
 def name_ranges(spec: AttentionSpec) -> dict[str, Range]:
     """The ranges of the integer names that the expressions of `spec` may use."""
-    known: dict[str, Range] = {index: (0, MAX_LENGTH - 1) for index in INDICES}
-    known |= {size: (0, MAX_LENGTH) for size in (*SIZES, *spec.free_dims)}
+    known: dict[str, Range] = dict.fromkeys(INDICES, (0, MAX_LENGTH - 1))
+    known |= dict.fromkeys((*SIZES, *spec.free_dims), (0, MAX_LENGTH))
     if spec.q_heads is not None and spec.kv_heads is not None:
         known |= {"q_heads": (spec.q_heads,) * 2, "kv_heads": (spec.kv_heads,) * 2, "h": (0, spec.q_heads - 1)}
     known |= {p.name: (-MAX_INT_PARAM, MAX_INT_PARAM) for p in spec.params if p.type is Type.INT}
