@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from attngen.emit.kernel_source import EntryPoint, KernelSource
 
-CTypesScalar = ctypes._SimpleCData[Any]
+CTypesScalar: TypeAlias = "ctypes._SimpleCData[Any]"
 
 
 class DeviceError(RuntimeError):

@@ -52,7 +52,7 @@ def pick_tile(
     Raises PlanRefusal, with the tiles that would fit, where the overrides do not.
     """
     asked = spec.schedule
-    overrides = {
+    overrides: dict[str, object] = {
         "tile": (asked.block_q, asked.block_kv) if asked.block_q and asked.block_kv else None,
         "stages": asked.stages,
         "warps": asked.warps,

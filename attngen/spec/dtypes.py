@@ -26,6 +26,9 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
+    def __repr__(self) -> str:
+        return self.name
+
 
 FP32 = DType("fp32", "float", "float32", 4, "float", np.dtype(np.float32))
 FP16 = DType("fp16", "fp16", "float16", 2, "float", np.dtype(np.float16))

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 MAX_LENGTH = 2**29  # the largest size of any dimension: q + kv_len - q_len and q - k - window fit a 32-bit int
 MAX_INT_PARAM = 2**30  # the largest magnitude of an integer `param`, for the same reason
-MAX_DEPTH = 100  # nesting of an expression as written
+MAX_DEPTH = 200  # nesting of an expression as written
 MAX_SIZE = 20_000  # nodes of an expression, shared ones counted each time they are used
 
 Scalar = bool | int | float

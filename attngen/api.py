@@ -1,0 +1,237 @@
+"""The whole road in one place: `load`, `compile` and `attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from os import PathLike
+from typing import Any
+
+from attngen.device.arrays import CPU, ArgumentError, ArrayView, Location, empty_like_owner, view
+from attngen.device.binding import bind, check_params, measure, refuse_unknown, shapes_to_allocate
+from attngen.device.protocol import Device, Kernel
+from attngen.emit.emitter import emit
+from attngen.emit.kernel_source import KernelSource
+from attngen.plan import Plan, choose, find_arch
+from attngen.plan.arch import Arch
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import DTYPES
+
+Path = str | PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledAttention:
+    """A compiled spec: call it with arrays.
+
+    q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, head_dim_v], all of
+    the spec's dtype, of any array library; captured inputs and params by name. Gives O [batch, q_heads, q_len, head_dim_v],
+    and with `output lse` the pair (O, lse [batch, q_heads, q_len] in fp32), as arrays of q's library.
+    """
+
+    spec: AttentionSpec
+    plan: Plan
+    kernel: Kernel
+    device: Device
+    captures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> KernelSource:
+        """The generated CUDA and its ABI."""
+        return self.kernel.source
+
+    def __call__(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        out: Any | None = None,
+        lse: Any | None = None,
+        stream: int | None = None,
+        **named: Any,
+    ) -> Any:
+        """Run on `stream` (a driver stream handle; the current stream of q's library by default).
+
+        Raises ArgumentError (a ValueError) or ArgumentTypeError (also a TypeError) that names the argument at fault.
+        """
+        named = {**self.captures, **named}
+        spec, source = self.spec, self.source
+        params = {p.name: (str(p.type), p.default) for p in spec.params}
+        inputs = [i.name for i in spec.inputs]
+        refuse_unknown(list(named), [*inputs, *params])
+        arrays = {"Q": view(q, "q"), "K": view(k, "k"), "V": view(v, "v")}
+        for name in inputs:
+            if name not in named:
+                raise ArgumentError(f"input `{name}` was not given; pass {name}=...")
+            arrays[name] = view(named[name], name)
+        if out is not None:
+            arrays["O"] = view(out, "out")
+        if lse is not None:
+            if not spec.lse:
+                raise ArgumentError("`lse` was given, but the spec does not say `output lse`")
+            arrays["lse"] = view(lse, "lse")
+        numbers = check_params(params, named)
+        sizes = measure(source, arrays)
+        self._check_place(arrays["Q"])
+        _check_indices(spec, sizes, numbers)
+        for name, shape in shapes_to_allocate(source, sizes).items():
+            if name not in arrays:
+                arrays[name] = self._allocate(name, shape, arrays["Q"])
+        bound = bind(source, arrays, sizes, numbers)
+        if bound.launches:
+            self.kernel.launch(bound.launches, bound.memory, _stream(stream, arrays["Q"]))
+        output = arrays["O"].owner
+        return (output, arrays["lse"].owner) if spec.lse else output
+
+    def _check_place(self, q: ArrayView) -> None:
+        wanted = "cuda" if self.device.name.startswith("cuda") else "cpu"
+        if q.location.kind != wanted:
+            raise ArgumentError(
+                f"`q` is on {q.location}, and this kernel was compiled for the {self.device.name} device; "
+                f"move the arrays to {wanted}, or compile for the other device"
+            )
+
+    def _allocate(self, name: str, shape: tuple[int, ...], q: ArrayView) -> ArrayView:
+        tensor = next(t for t in self.source.tensors if t.name == name)
+        owner = q.owner[0] if isinstance(q.owner, tuple) else q.owner
+        return view(empty_like_owner(owner, shape, DTYPES[tensor.dtype], q.location), name)
+
+
+def _stream(stream: int | None, q: ArrayView) -> int | None:
+    """The stream asked for, else the current one of torch or CuPy where q is theirs."""
+    if stream is not None or q.location == CPU:
+        return stream
+    import sys
+
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and isinstance(q.owner, torch.Tensor):
+        return int(torch.cuda.current_stream(q.location.ordinal).cuda_stream)
+    return int(cupy.cuda.get_current_stream().ptr) if cupy is not None else None
+
+
+def _check_indices(spec: AttentionSpec, sizes: dict[str, int], params: Mapping[str, int | float]) -> None:
+    """Refuse a call whose expressions would read outside a captured tensor or divide by zero."""
+    if spec.inputs or spec.params:
+        from attngen.spec.obligations import check_obligations
+
+        check_obligations(spec, sizes, params)
+
+
+def load(path: Path) -> AttentionSpec | tuple[AttentionSpec, ...]:
+    """The spec in an `.attn` file; a tuple where it holds several. Raises DiagnosticError for mistakes in it."""
+    from attngen.language import load_file
+
+    specs = load_file(path)
+    return specs[0] if len(specs) == 1 else specs
+
+
+def compile(
+    spec: AttentionSpec | Path,
+    *,
+    kernel: str | None = None,
+    device: Device | str = "auto",
+    arch: str | None = None,
+    captures: Mapping[str, Any] | None = None,
+) -> CompiledAttention:
+    """Compile a spec, or the one in an `.attn` file, into a callable.
+
+    `kernel` (naive, tiled, fused, auto) overrides the spec's own statement; `device` is "cuda", "emulated", "auto" (cuda where
+    there is a usable GPU) or a Device; `arch` is for planning only and is the device's own by default. Raises DiagnosticError
+    for mistakes in the text, PlanRefusal for overrides that do not fit, DeviceError where the device cannot compile.
+    """
+    if not isinstance(spec, AttentionSpec):
+        loaded = load(spec)
+        if isinstance(loaded, tuple):
+            names = ", ".join(s.name for s in loaded)
+            raise ArgumentError(f"{spec} holds several attentions ({names}); load it and pass one of them")
+        spec = loaded
+    place = _device(device) if isinstance(device, str) else device
+    plan = choose(spec, _arch(arch or place.arch), kernel)
+    return CompiledAttention(spec, plan, place.compile(emit(spec, plan)), place, dict(captures or {}))
+
+
+def _arch(name: str) -> Arch:
+    found = find_arch(name)
+    if found is None:
+        raise ArgumentError(f"no architecture is called {name}; `attngen list` names them")
+    return found
+
+
+@cache
+def _device(name: str) -> Device:
+    from attngen.device.choose import device_by_name
+
+    return device_by_name(name)
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Any | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    mode: str = "auto",
+) -> Any:
+    """softmax(scale * q k^T + mask) v, as torch's scaled_dot_product_attention.
+
+    q [batch, q_heads, q_len, head_dim], k and v [batch, kv_heads, kv_len, ...]; `mask` is boolean (true: take part) or of q's
+    dtype (added), broadcastable to [batch, q_heads, q_len, kv_len]; `mode` is naive, tiled, fused or auto. Fewer key/value
+    heads than query heads need `enable_gqa`. Raises ArgumentError as a compiled spec does.
+    """
+    query, values = view(q, "q"), view(v, "v")
+    for array in (query, values, view(k, "k")):
+        if len(array.shape) != 4:
+            raise ArgumentError(f"`{array.name}` has {len(array.shape)} dimensions; expected [batch, heads, length, head size]")
+    if not enable_gqa and query.shape[1] != values.shape[1]:
+        raise ArgumentError(f"`q` has {query.shape[1]} heads and `v` {values.shape[1]}; pass enable_gqa=True to share them")
+    device = "cuda" if query.location.kind == "cuda" else "emulated"
+    named: dict[str, Any] = {}
+    mask_dtype = None
+    if mask is not None:
+        named["attn_mask"] = _four_dimensions(mask)
+        mask_dtype = view(mask, "mask").dtype.name
+    compiled = _standard(
+        query.dtype.name, query.shape[3], values.shape[3], mask_dtype, is_causal, scale, mode, device, query.location
+    )
+    return compiled(q, k, v, **named)
+
+
+def _four_dimensions(mask: Any) -> Any:
+    return mask[(None,) * (4 - mask.ndim)] if mask.ndim < 4 else mask
+
+
+@lru_cache(maxsize=256)
+def _standard(
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    mask: str | None,
+    is_causal: bool,
+    scale: float | None,
+    mode: str,
+    device: str,
+    location: Location,
+) -> CompiledAttention:
+    from attngen.language import spec
+
+    if mode not in ("auto", "naive", "tiled", "fused"):
+        raise ArgumentError(f"mode is {mode!r}; expected naive, tiled, fused or auto")
+    inputs = {} if mask is None else {"attn_mask": (mask, ("batch", "heads", "q_len", "kv_len"))}
+    entry = "attn_mask[b, h, q, k]"
+    masks = (["q >= k"] if is_causal else []) + ([entry] if mask == "bool" else [])
+    described = spec(
+        name="attention",
+        dtype=dtype,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        scale=scale,
+        inputs=inputs,
+        mask=" and ".join(masks) or None,
+        score=f"s + {entry}" if mask not in (None, "bool") else None,
+    )
+    return compile(replace(described), kernel=mode, device=device)

@@ -1,0 +1,16 @@
+"""The one place that knows where compiled kernels are kept between runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_directory(kind: str) -> Path:
+    """The directory for one kind of compiled kernel ("cuda" or "emulated"); `ATTNGEN_CACHE_DIR` overrides its root."""
+    root = os.environ.get("ATTNGEN_CACHE_DIR")
+    if root:
+        return Path(root) / kind
+    from platformdirs import user_cache_path
+
+    return user_cache_path("attngen") / kind

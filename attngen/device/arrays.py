@@ -1,0 +1,194 @@
+"""Arrays of any library as plain facts: address, shape, strides, element type, place.
+
+torch tensors are read through their own attributes, everything else through numpy's or CUDA's array interface or DLPack. No
+library is imported here that the caller has not imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16, DType
+
+
+class ArgumentError(ValueError):
+    """An argument of a call is not what the compiled attention takes; the text names it, what it is and what to do."""
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument is of a type or element type that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where memory lies: `kind` "cpu" or "cuda" and the device's number."""
+
+    kind: str
+    ordinal: int = 0
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.ordinal}"
+
+
+CPU = Location("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayView:
+    """One array: `strides` count elements. `owner` keeps the memory alive."""
+
+    name: str
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    location: Location
+    owner: Any
+
+
+_BY_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values()}
+_BY_NAME = {dtype.torch: dtype for dtype in DTYPES.values()}
+_BY_TORCH: dict[Any, DType] = {}
+
+
+def view(array: Any, name: str) -> ArrayView:
+    """`array` as an ArrayView. Raises ArgumentTypeError for what is no array or has an element type without a name here."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _of_torch(array, name, torch)
+    if isinstance(array, np.ndarray):
+        return _of_numpy(array, name)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _of_cuda_interface(array, name)
+    if hasattr(array, "__dlpack__"):
+        return _of_dlpack(array, name)
+    raise ArgumentTypeError(
+        f"`{name}` is a {type(array).__name__}; expected an array: torch, numpy, CuPy or anything that speaks DLPack"
+    )
+
+
+def _of_torch(tensor: Any, name: str, torch: Any) -> ArrayView:
+    if not _BY_TORCH:
+        _BY_TORCH.update({getattr(torch, dtype.torch): dtype for dtype in DTYPES.values()})
+    dtype = _BY_TORCH.get(tensor.dtype)
+    if dtype is None:
+        raise _unknown_dtype(name, str(tensor.dtype).removeprefix("torch."))
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            f"`{name}` requires grad, and there is no backward kernel yet; pass {name}.detach() or use torch.no_grad()"
+        )
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"`{name}` is on {tensor.device}; expected a tensor on the CPU or on a CUDA device")
+    location = CPU if tensor.device.type == "cpu" else Location("cuda", tensor.device.index or 0)
+    return ArrayView(name, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), dtype, location, tensor)
+
+
+def _of_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
+    dtype = _BY_NUMPY.get(array.dtype) or _BY_NAME.get(array.dtype.name)
+    if dtype is None:
+        raise _unknown_dtype(name, str(array.dtype))
+    if any(step % array.itemsize for step in array.strides):
+        raise ArgumentError(f"`{name}` has strides of {array.strides} bytes, not whole elements; pass a copy")
+    strides = tuple(step // array.itemsize for step in array.strides)
+    return ArrayView(name, array.ctypes.data, array.shape, strides, dtype, CPU, array)
+
+
+def _of_cuda_interface(array: Any, name: str) -> ArrayView:
+    interface = array.__cuda_array_interface__
+    element = np.dtype(interface["typestr"])
+    dtype = _BY_NUMPY.get(element)
+    if dtype is None:
+        raise _unknown_dtype(name, str(element))
+    shape = tuple(interface["shape"])
+    steps = interface.get("strides")
+    strides = contiguous_strides(shape) if steps is None else tuple(step // element.itemsize for step in steps)
+    device = getattr(array, "device", None)
+    ordinal = int(getattr(device, "id", 0) or 0)
+    return ArrayView(name, interface["data"][0], shape, strides, dtype, Location("cuda", ordinal), array)
+
+
+# DLPack (dlpack.h, version 0): a capsule "dltensor" holding a DLManagedTensor whose first member is a DLTensor.
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_DLPACK_DTYPES = {(0, 32): "int32", (0, 64): "int64", (2, 16): "fp16", (2, 32): "fp32", (4, 16): "bf16", (6, 8): "bool"}
+_DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
+
+
+def _of_dlpack(array: Any, name: str) -> ArrayView:
+    capsule = array.__dlpack__()
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = _DLTensor.from_address(get_pointer(capsule, b"dltensor"))
+    known = _DLPACK_DTYPES.get((tensor.code, tensor.bits))
+    if known is None or tensor.lanes != 1:
+        raise _unknown_dtype(name, f"DLPack type {tensor.code} of {tensor.bits} bits")
+    kind = _DLPACK_DEVICES.get(tensor.device_type)
+    if kind is None:
+        raise ArgumentError(f"`{name}` is on a device that is neither the CPU nor CUDA")
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else contiguous_strides(shape)
+    location = CPU if kind == "cpu" else Location("cuda", tensor.device_id)
+    return ArrayView(
+        name, (tensor.data or 0) + tensor.byte_offset, shape, strides, DTYPES[known], location, (array, capsule)
+    )
+
+
+def _unknown_dtype(name: str, dtype: str) -> ArgumentTypeError:
+    return ArgumentTypeError(f"`{name}` has elements of {dtype}; expected one of {', '.join(DTYPES)}")
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, in elements, of a contiguous array."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def empty_like_owner(owner: Any, shape: tuple[int, ...], dtype: DType, location: Location) -> Any:
+    """An uninitialized contiguous array of the library, and in the place, of `owner`."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(owner, torch.Tensor):
+        return torch.empty(shape, dtype=getattr(torch, dtype.torch), device=owner.device)
+    if location.kind == "cpu":
+        return np.empty(shape, dtype.numpy)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None:
+        if dtype.name == "bf16":
+            raise ArgumentError("CuPy has no bf16 to allocate the output in; pass `out`")
+        with cupy.cuda.Device(location.ordinal):
+            return cupy.empty(shape, dtype.numpy)
+    raise ArgumentError(f"cannot allocate an output for a {type(owner).__name__}; pass `out`")
+
+
+__all__ = [
+    "CPU",
+    "NUMPY_BFLOAT16",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "ArrayView",
+    "Location",
+    "contiguous_strides",
+    "empty_like_owner",
+    "view",
+]

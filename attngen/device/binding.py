@@ -1,0 +1,222 @@
+"""A `KernelSource` and the arrays of one call -> sizes, and the launches with every argument in place."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, contiguous_strides
+from attngen.device.protocol import CTypesScalar, Launch, Memory
+from attngen.emit.kernel_source import Extent, KernelSource, Parameter, TensorSpec, evaluate_extent
+from attngen.spec.dtypes import DTYPES
+from attngen.spec.expr import MAX_INT_PARAM, MAX_LENGTH
+
+Number = int | float
+
+CTYPES: dict[str, type[Any]] = {
+    "int": ctypes.c_int,
+    "long long": ctypes.c_longlong,
+    "float": ctypes.c_float,
+    "bool": ctypes.c_bool,
+}
+MAX_GRID = (2**31 - 1, 65535, 65535)
+
+
+def measure(source: KernelSource, arrays: Mapping[str, ArrayView]) -> dict[str, int]:
+    """The size of every named dimension, from the arrays given; checks each array against its TensorSpec.
+
+    Raises ArgumentError that names the array, what it is and what was expected.
+    """
+    sizes: dict[str, int] = {}
+    origin: dict[str, str] = {}
+    given = [(spec, arrays[spec.name]) for spec in source.tensors if spec.name in arrays]
+    for spec, array in given:
+        _check_kind(spec, array)
+    for spec, array in sorted(given, key=lambda pair: _broadcasts(pair[0])):
+        for axis, (extent, size) in enumerate(zip(spec.shape, array.shape, strict=True)):
+            if isinstance(extent, str) and extent not in sizes:
+                if size > MAX_LENGTH:
+                    raise ArgumentError(f"`{array.name}` has {size} elements in dimension {axis}; at most {MAX_LENGTH}")
+                sizes[extent], origin[extent] = size, array.name
+            wanted = evaluate_extent(extent, sizes)
+            if size != wanted and not (size == 1 and isinstance(extent, str) and _broadcasts(spec)):
+                raise ArgumentError(_wrong_size(spec, array, axis, extent, wanted, origin))
+    _check_heads(sizes)
+    locations = {array.location: array.name for _, array in given}
+    if len(locations) > 1:
+        (first, one), (second, other), *_ = locations.items()
+        raise ArgumentError(f"`{one}` is on {first} and `{other}` on {second}; move them to one place")
+    for spec, array in given:
+        _check_layout(spec, array)
+    return sizes
+
+
+BROADCAST_NEVER = frozenset("QKVO") | {"lse"}
+
+
+def _broadcasts(spec: TensorSpec) -> bool:
+    """Captured tensors of size 1 in a named dimension are broadcast over it; Q, K, V and outputs are not."""
+    return spec.name not in BROADCAST_NEVER and spec.role == "input"
+
+
+def _check_kind(spec: TensorSpec, array: ArrayView) -> None:
+    if len(array.shape) != len(spec.shape):
+        raise ArgumentError(
+            f"`{array.name}` has {len(array.shape)} dimensions, {_shape(array.shape)}; "
+            f"expected {len(spec.shape)}: {_shape(spec.shape)}"
+        )
+    if array.dtype.name != spec.dtype:
+        raise ArgumentTypeError(
+            f"`{array.name}` has elements of {array.dtype}; expected {spec.dtype}. Convert it, or say dtype {array.dtype} "
+            "in the spec"
+        )
+
+
+def _check_heads(sizes: Mapping[str, int]) -> None:
+    q_heads, kv_heads = sizes.get("q_heads"), sizes.get("kv_heads")
+    if q_heads is None or kv_heads is None or q_heads == 0:
+        return
+    if kv_heads == 0 or q_heads % kv_heads:
+        raise ArgumentError(f"{q_heads} query heads of `q` cannot share {kv_heads} key/value heads of `k`")
+
+
+def _check_layout(spec: TensorSpec, array: ArrayView) -> None:
+    if 0 in array.shape:
+        return
+    if spec.unit_stride and array.shape[-1] > 1 and array.strides[-1] != 1:
+        raise ArgumentError(
+            f"`{array.name}` has stride {array.strides[-1]} in its last dimension; this kernel copies whole rows and needs 1. "
+            f"Pass a contiguous copy, or use kernel tiled"
+        )
+    align = spec.alignment
+    if align and array.pointer % align:
+        raise ArgumentError(
+            f"`{array.name}` starts at an address that is not a multiple of {align} bytes, which this kernel's copies need. "
+            "Pass a copy, or use kernel tiled"
+        )
+    for axis, (size, stride) in enumerate(zip(array.shape[:-1], array.strides[:-1], strict=True)):
+        if align and size > 1 and stride * array.dtype.bytes % align:
+            raise ArgumentError(
+                f"`{array.name}` has stride {stride} in dimension {axis}, {stride * array.dtype.bytes} bytes; this kernel's "
+                f"copies need a multiple of {align} bytes. Pass a contiguous copy, or use kernel tiled"
+            )
+    if spec.role == "output" and any(n > 1 and s == 0 for n, s in zip(array.shape, array.strides, strict=True)):
+        raise ArgumentError(f"`{array.name}` is an expanded view: its elements share memory and cannot be written. Pass a copy")
+
+
+def _wrong_size(
+    spec: TensorSpec, array: ArrayView, axis: int, extent: Extent, wanted: int, origin: Mapping[str, str]
+) -> str:
+    source = f" as in `{origin[extent]}`" if isinstance(extent, str) and extent in origin else ""
+    return (
+        f"`{array.name}` is {_shape(array.shape)}: dimension {axis} is {array.shape[axis]}, expected "
+        f"{extent if isinstance(extent, str) else 'size'} = {wanted}{source}"
+    )
+
+
+def _shape(shape: tuple[Any, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def shapes_to_allocate(source: KernelSource, sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shape of every output and workspace."""
+    return {
+        t.name: tuple(evaluate_extent(e, sizes) for e in t.shape) for t in source.tensors if t.role != "input"
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a kernel needs for one call."""
+
+    launches: tuple[Launch, ...]
+    memory: tuple[Memory, ...]
+
+
+def bind(
+    source: KernelSource, arrays: Mapping[str, ArrayView], sizes: dict[str, int], params: Mapping[str, Number]
+) -> Bound:
+    """Every entry point with its grid and arguments. `arrays` holds all tensors, workspaces included.
+
+    Raises ArgumentError where a grid is larger than CUDA allows.
+    """
+    strides = {spec.name: _effective_strides(spec, arrays[spec.name], sizes) for spec in source.tensors}
+
+    def argument(parameter: Parameter) -> CTypesScalar:
+        match parameter.binding:
+            case "data":
+                return ctypes.c_void_p(arrays[parameter.of].pointer)
+            case "stride":
+                return ctypes.c_longlong(strides[parameter.of][parameter.dim])
+            case "size":
+                return ctypes.c_int(sizes[parameter.of])
+            case "param":
+                scalar: CTypesScalar = CTYPES[parameter.ctype](params[parameter.of])
+                return scalar
+
+    launches = []
+    for entry in source.entry_points:
+        grid = tuple(component(sizes) for component in entry.grid)
+        if any(n > most for n, most in zip(grid, MAX_GRID, strict=True)):
+            raise ArgumentError(
+                f"{entry.name} would need a grid of {_shape(grid)} blocks; CUDA has at most {_shape(MAX_GRID)}. "
+                "Split the call over batch or heads"
+            )
+        if 0 not in grid:
+            x, y, z = grid
+            launches.append(Launch(entry, (x, y, z), tuple(argument(p) for p in entry.parameters)))
+    memory = tuple(_memory(spec, arrays[spec.name]) for spec in source.tensors)
+    return Bound(tuple(launches), memory)
+
+
+def _effective_strides(spec: TensorSpec, array: ArrayView, sizes: dict[str, int]) -> tuple[int, ...]:
+    """The strides to index with: 0 where a dimension of size 1 is broadcast."""
+    if not _broadcasts(spec):
+        return array.strides
+    return tuple(
+        0 if size == 1 and isinstance(extent, str) and sizes[extent] != 1 else stride
+        for extent, size, stride in zip(spec.shape, array.shape, array.strides, strict=True)
+    )
+
+
+def _memory(spec: TensorSpec, array: ArrayView) -> Memory:
+    """The smallest range that holds every element."""
+    if 0 in array.shape:
+        return Memory(spec.name, array.pointer, 0, spec.role != "input")
+    steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+    low, high = sum(min(s, 0) for s in steps), sum(max(s, 0) for s in steps)
+    size = array.dtype.bytes
+    return Memory(spec.name, array.pointer + low * size, (high - low + 1) * size, spec.role != "input")
+
+
+def check_params(source_params: Mapping[str, tuple[str, Number | None]], given: Mapping[str, Any]) -> dict[str, Number]:
+    """Every param's value: what was given, else its default. `source_params` maps names to (type, default).
+
+    Raises ArgumentError for a param that is missing, of the wrong type or out of range.
+    """
+    values: dict[str, Number] = {}
+    for name, (kind, default) in source_params.items():
+        value = given.get(name, default)
+        if value is None:
+            raise ArgumentError(f"param `{name}` has no default and was not given; pass {name}=...")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "int" and not isinstance(value, int)):
+            raise ArgumentTypeError(f"param `{name}` is {value!r}; expected {'an int' if kind == 'int' else 'a number'}")
+        if kind == "int" and abs(value) > MAX_INT_PARAM:
+            raise ArgumentError(f"param `{name}` is {value}; expected at most {MAX_INT_PARAM} in magnitude")
+        values[name] = value
+    return values
+
+
+def refuse_unknown(names: list[str], known: list[str]) -> None:
+    """Raise ArgumentError for the first name that is none of `known`."""
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean `{near[0]}`?" if near else f"it takes {', '.join(known) or 'none'}"
+            raise ArgumentError(f"this attention has no input or param `{name}`; {hint}")
+
+
+__all__ = ["DTYPES", "Bound", "bind", "check_params", "contiguous_strides", "measure", "refuse_unknown", "shapes_to_allocate"]

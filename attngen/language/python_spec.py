@@ -1,0 +1,164 @@
+"""The Python spec: keyword arguments, masks and scores as text or as plain Python functions -> the same AttentionSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+from attngen.diagnostics import DiagnosticError
+from attngen.language.load import as_float, check_name, default_scale
+from attngen.language.prelude import prelude
+from attngen.language.resolve import Resolver, Scope, Value
+from attngen.language.syntax import parse
+from attngen.language.trace import CapturedArray, Tracer, trace
+from attngen.source import SourceFile
+from attngen.spec import mistakes
+from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Input, Normalize, Param, Rung, S, Schedule
+from attngen.spec.check import check
+from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
+from attngen.spec.expr import Expr, Type, constant, name
+
+Written = str | Callable[..., Any] | None
+SPELLED = {"heads": "q_heads"}
+
+
+def spec(**described: Any) -> AttentionSpec:
+    """An AttentionSpec from keyword arguments; see `traced`, which also returns the arrays that functions captured."""
+    return traced(**described)[0]
+
+
+def traced(
+    *,
+    name: str = "attention",
+    dtype: str = "fp16",
+    head_dim: int = 64,
+    head_dim_v: int | None = None,
+    heads: tuple[int, int] | None = None,
+    mask: Written = None,
+    score: Written = None,
+    scale: float | str | None = None,
+    sink: Written = None,
+    inputs: Mapping[str, tuple[str, tuple[int | str, ...]]] | None = None,
+    params: Mapping[str, Any] | None = None,
+    normalize: Normalize = "softmax",
+    lse: bool = False,
+    kernel: Rung = "auto",
+    tile: tuple[int, int] | None = None,
+    stages: int | None = None,
+    warps: int | None = None,
+) -> tuple[AttentionSpec, dict[str, Any]]:
+    """(spec, captured arrays by name).
+
+    `heads` is (query heads, key/value heads); `inputs` maps names to (dtype, dims); `params` maps names to "int", "float" or
+    (type, default). `mask`, `score` and `sink` are text of the language or functions: (s, b, h, q, k) or, without s,
+    (b, h, q, k). Arrays that a function refers to are captured with the sizes they have, a dimension that is indexed by a
+    plain index of the same size at call time included. Raises DiagnosticError as the text would, TraceError for what a
+    function cannot say.
+    """
+    check_name(name)
+    if dtype not in DTYPES:
+        known = ", ".join(t.name for t in STORAGE_DTYPES)
+        raise DiagnosticError(
+            mistakes.UnknownDType(statement="dtype", dtype=dtype, of_what=" of Q, K and V", hint="no such type", known=known)
+        )
+    declared = [_input(n, element, dims) for n, (element, dims) in (inputs or {}).items()]
+    numbers = [_param(n, given) for n, given in (params or {}).items()]
+    builder = _Builder(head_dim, head_dim_v or head_dim, declared, numbers)
+    exprs = {k: builder.expression(k, w) for k, w in (("mask", mask), ("score", score), ("sink", sink))}
+    exprs["scale"] = constant(float(scale)) if isinstance(scale, (int, float)) else builder.expression("scale", scale)
+    captured = [
+        Input(c.name, DTYPES[c.dtype], tuple(int(n) for n in c.array.shape)) for c in builder.captures.values()
+    ]
+    written_score, written_scale, written_sink = exprs["score"], exprs["scale"], exprs["sink"]
+    if kernel not in get_args(Rung):
+        raise DiagnosticError(mistakes.UnknownRung(statement="kernel", found=kernel, hint="no such kernel"))
+    result = AttentionSpec(
+        name=name,
+        dtype=DTYPES[dtype],
+        head_dim=head_dim,
+        head_dim_v=head_dim if head_dim_v is None else head_dim_v,
+        scale=default_scale(head_dim) if written_scale is None else as_float(written_scale),
+        q_heads=heads[0] if heads else None,
+        kv_heads=heads[1] if heads else None,
+        inputs=(*declared, *captured),
+        params=tuple(numbers),
+        mask=exprs["mask"],
+        score=S if written_score is None else as_float(written_score),
+        normalize=normalize,
+        sink=None if written_sink is None else as_float(written_sink),
+        lse=lse,
+        schedule=Schedule(kernel, tile[0] if tile else None, tile[1] if tile else None, stages, warps),
+    )
+    check(result)
+    return result, {c.name: c.array for c in builder.captures.values()}
+
+
+def _input(name: str, dtype: str, dims: tuple[int | str, ...]) -> Input:
+    check_name(name)
+    if dtype not in DTYPES:
+        raise DiagnosticError(
+            mistakes.UnknownDType(
+                statement=f"input {name}", dtype=dtype, of_what=" of an input", hint="no such type", known=", ".join(DTYPES)
+            )
+        )
+    return Input(name, DTYPES[dtype], tuple(SPELLED.get(d, d) if isinstance(d, str) else d for d in dims))
+
+
+def _param(name: str, given: Any) -> Param:
+    check_name(name)
+    kind, default = given if isinstance(given, tuple) else (given, None)
+    if kind not in ("int", "float"):
+        raise DiagnosticError(mistakes.UnknownParamType(statement=f"param {name}", found=str(kind)))
+    wanted = Type(kind)
+    return Param(name, wanted, default if default is None or wanted is Type.INT else float(default))
+
+
+class _Builder:
+    """Expressions of one Python spec, from text or functions."""
+
+    def __init__(self, head_dim: int, head_dim_v: int, inputs: list[Input], params: list[Param]) -> None:
+        self.captures: dict[str, CapturedArray] = {}
+        free = {d for i in inputs for d in i.dims if isinstance(d, str) and d not in SIZES}
+        self.globals: dict[str, Value] = {n: _int(n) for n in (*INDICES, *SIZES, *sorted(free))}
+        self.globals |= {spelled: self.globals[meant] for spelled, meant in SPELLED.items()}
+        self.globals |= {"s": S, "head_dim": constant(head_dim), "head_dim_v": constant(head_dim_v)}
+        self.declared: dict[str, Value] = {}
+        self.declared.update({i.name: i for i in inputs})
+        self.declared.update({p.name: _named(p) for p in params})
+        self.known: dict[str, Any] = {i.name: _DeclaredInput(i) for i in inputs}
+        self.known |= {p.name: Tracer(_named(p)) for p in params}
+        self.known |= {n: Tracer(_int(n)) for n in (*SIZES, *sorted(free))}
+
+    def expression(self, keyword: str, written: Written) -> Expr | None:
+        if written is None:
+            return None
+        if isinstance(written, str):
+            return self._text(keyword, written)
+        arguments = {"s": S, **{i: _int(i) for i in INDICES}}
+        return trace(written, arguments, self.known, self.captures)
+
+    def _text(self, keyword: str, written: str) -> Expr:
+        source = SourceFile(f"<{keyword}>", f"def it = {written}")
+        (node,) = parse(source)
+        scope = Scope(self.declared, fallback=lambda n: prelude().get(n))
+        return Resolver(self.globals).expression(node.children[-1], scope)
+
+
+class _DeclaredInput(CapturedArray):
+    """A declared input inside a traced function: it has dimensions but no array yet."""
+
+    def __init__(self, declared: Input) -> None:
+        super().__init__(declared.name, _Shape(declared.dims), declared.dtype.name)
+
+
+class _Shape:
+    def __init__(self, dims: tuple[int | str, ...]) -> None:
+        self.shape = dims
+
+
+def _int(text: str) -> Expr:
+    return name(text, Type.INT)
+
+
+def _named(param: Param) -> Expr:
+    return name(param.name, param.type)

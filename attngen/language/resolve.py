@@ -1,0 +1,280 @@
+"""Expressions of the syntax tree -> typed `Expr`s: names looked up, definitions expanded, operators applied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.language.syntax import Node
+from attngen.source import Span
+from attngen.spec import mistakes
+from attngen.spec.attention import Input
+from attngen.spec.dtypes import DType
+from attngen.spec.expr import MAX_SIZE, Expr, ExpressionError, Type, constant, gather
+from attngen.spec.operators import FUNCTIONS, TABLE, apply
+
+SYNONYMS = {"|": "or", "&": "and", "~": "not"}
+BINARY = {row.infix.symbol: row.name for row in TABLE.values() if row.infix and row.name not in ("neg", "not")}
+CONSTANTS: dict[str, bool | float] = {"true": True, "false": False, "inf": math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """`def name(parameters) = body`; `scope` is where its own names are looked up."""
+
+    name: str
+    parameters: tuple[str, ...]
+    body: Node
+    scope: Scope
+    builtin: bool = False
+
+
+Value = Expr | Input | Definition
+
+
+@dataclass(slots=True)
+class Scope:
+    """Names and what they stand for. A lookup goes outwards; `fallback` is asked last (the prelude)."""
+
+    names: dict[str, Value] = field(default_factory=dict)
+    outer: Scope | None = None
+    fallback: Callable[[str], Value | None] | None = None
+
+    def find(self, name: str) -> Value | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            if scope.fallback is not None and (found := scope.fallback(name)) is not None:
+                return found
+            scope = scope.outer
+        return None
+
+    def known(self) -> list[str]:
+        names = list(self.names)
+        return names + (self.outer.known() if self.outer else [])
+
+
+@dataclass(slots=True)
+class Resolver:
+    """Resolves the expressions of one attention. `globals` hold what every expression may use: indices, sizes, params,
+    inputs. The checker decides later which of them a statement may use."""
+
+    globals: Mapping[str, Value]
+    steps: int = 0
+    active: list[Definition] = field(default_factory=list)
+
+    def expression(self, node: Node, scope: Scope) -> Expr:
+        """The Expr of `node`. Raises DiagnosticError."""
+        value = self._value(node, scope)
+        if isinstance(value, Input):
+            raise _error(mistakes.InputWithoutIndex(span=node.span, name=value.name, example=_index_example(value)))
+        if isinstance(value, Definition):
+            count = len(value.parameters)
+            raise _error(
+                mistakes.FunctionWithoutArguments(
+                    span=node.span, name=value.name, expected=count, plural="s" * (count != 1), example=_call_example(value)
+                )
+            )
+        return value
+
+    def _value(self, node: Node, scope: Scope) -> Value:
+        self.steps += 1
+        if self.steps > MAX_SIZE:
+            raise _error(mistakes.ExpandsTooMuch(span=node.span, limit=MAX_SIZE))
+        match node.kind:
+            case "integer" | "decimal":
+                return constant(node.value)
+            case "name":
+                return self._name(node, scope)
+            case "call":
+                return self._call(node, scope)
+            case "index":
+                return self._index(node, scope)
+            case "unary":
+                return self._unary(node, scope)
+            case "binary" | "grouped":
+                return self._binary(node, scope)
+        raise AssertionError(node.kind)
+
+    def _name(self, node: Node, scope: Scope) -> Value:
+        name = node.children[0].value
+        value = self._find(name, scope)
+        if value is None:
+            if name in FUNCTIONS:
+                example = f"{name}({', '.join('abc'[: _arity(name)])})"
+                count = _arity(name)
+                raise _error(
+                    mistakes.FunctionWithoutArguments(
+                        span=node.span, name=name, expected=count, plural="s" * (count != 1), example=example
+                    )
+                )
+            raise _error(self._unknown(name, node.span, scope))
+        if isinstance(value, Definition) and not value.parameters:
+            return self._expand(value, {}, node.span)
+        return value
+
+    def _find(self, name: str, scope: Scope) -> Value | None:
+        if name in CONSTANTS:
+            return constant(CONSTANTS[name])
+        found = scope.find(name)
+        return self.globals.get(name) if found is None else found
+
+    def _unknown(self, name: str, span: Span, scope: Scope) -> Diagnostic:
+        from attngen.language.prelude import prelude_names
+
+        known = sorted({*scope.known(), *self.globals, *FUNCTIONS, *prelude_names()})
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean `{near[0]}`?" if near else "no index, size, input, param or function has this name"
+        help = f"write `{near[0]}`" if near else f"declare it: param {name}: int, or input {name}: fp32[heads]"
+        return mistakes.UnknownName(span=span, name=name, hint=hint, known=help)
+
+    def _call(self, node: Node, scope: Scope) -> Value:
+        name = node.children[0].value
+        arguments = node.children[1].children
+        target = scope.find(name)
+        if target is None and name in FUNCTIONS:
+            return self._builtin(name, arguments, node, scope)
+        if target is None:
+            target = self.globals.get(name)
+        if target is None:
+            raise _error(self._unknown(name, node.children[0].span, scope))
+        if not isinstance(target, Definition):
+            what = "an input, which is indexed with [ ]" if isinstance(target, Input) else "a number"
+            raise _error(mistakes.NotAFunction(span=node.children[0].span, name=name, what=what))
+        if len(arguments) != len(target.parameters):
+            count = len(target.parameters)
+            raise _error(
+                mistakes.WrongArguments(
+                    span=node.span,
+                    name=name,
+                    expected=count,
+                    plural="s" * (count != 1),
+                    given=len(arguments),
+                    example=_call_example(target),
+                )
+            )
+        values = {p: self._value(a, scope) for p, a in zip(target.parameters, arguments, strict=True)}
+        return self._expand(target, values, node.span)
+
+    def _builtin(self, name: str, arguments: tuple[Node, ...], node: Node, scope: Scope) -> Expr:
+        expected = _arity(name)
+        if len(arguments) != expected:
+            example = f"{name}({', '.join('abc'[:expected])})"
+            raise _error(
+                mistakes.WrongArguments(
+                    span=node.span,
+                    name=name,
+                    expected=expected,
+                    plural="s" * (expected != 1),
+                    given=len(arguments),
+                    example=example,
+                )
+            )
+        return self._apply(name, [self.expression(a, scope) for a in arguments], node.span)
+
+    def _expand(self, target: Definition, values: dict[str, Value], span: Span) -> Value:
+        if target in self.active:
+            raise _error(mistakes.Recursion(span=span, name=target.name))
+        if len(self.active) > 50:
+            raise _error(mistakes.ExpandsTooMuch(span=span, limit=MAX_SIZE))
+        self.active.append(target)
+        try:
+            return self._value(target.body, Scope(values, target.scope))
+        except DiagnosticError as error:
+            if not target.builtin:
+                raise
+            raise DiagnosticError(*(_moved(d, span) for d in error.diagnostics)) from None
+        finally:
+            self.active.pop()
+
+    def _index(self, node: Node, scope: Scope) -> Expr:
+        name_node, arguments = node.children[0], node.children[1].children
+        target = self._find(name_node.value, scope)
+        if target is None:
+            raise _error(self._unknown(name_node.value, name_node.span, scope))
+        if not isinstance(target, Input):
+            what = "a function" if isinstance(target, Definition) else "a number"
+            raise _error(mistakes.NotAnInput(span=name_node.span, name=name_node.value, what=what))
+        if len(arguments) != len(target.dims):
+            count = len(target.dims)
+            raise _error(
+                mistakes.WrongIndexCount(
+                    span=node.span,
+                    name=target.name,
+                    expected=count,
+                    plural="s" * (count != 1),
+                    given=len(arguments),
+                    example=_index_example(target),
+                )
+            )
+        indices = tuple(self.expression(a, scope) for a in arguments)
+        return _guarded(lambda: gather(target.name, element_type(target.dtype), indices), node.span)
+
+    def _unary(self, node: Node, scope: Scope) -> Expr:
+        operand = self.expression(node.children[0], scope)
+        symbol = SYNONYMS.get(node.value, node.value)
+        if symbol == "+":
+            return operand
+        return self._apply("not" if symbol == "not" else "neg", [operand], node.span)
+
+    def _binary(self, node: Node, scope: Scope) -> Expr:
+        op = BINARY[SYNONYMS.get(node.value, node.value)]
+        left, right = node.children
+        if op in _COMPARISONS and left.kind == "binary" and BINARY.get(left.value) in _COMPARISONS:
+            raise _error(mistakes.ChainedComparison(span=node.span))
+        return self._apply(op, [self.expression(left, scope), self.expression(right, scope)], node.span)
+
+    def _apply(self, op: str, operands: list[Expr], span: Span) -> Expr:
+        return _guarded(lambda: apply(op, *operands), span)
+
+
+_COMPARISONS = frozenset(name for symbol, name in BINARY.items() if TABLE[name].infix == TABLE["lt"].infix or symbol in "<=>=!=")
+
+
+def _guarded(build: Callable[[], Expr], span: Span) -> Expr:
+    try:
+        return build()
+    except ExpressionError as error:
+        raise _error(
+            mistakes.TypeMismatch(span=span, problem=error.message, cure=error.help or "check the operands")
+        ) from None
+
+
+def _error(diagnostic: Diagnostic) -> DiagnosticError:
+    return DiagnosticError(diagnostic)
+
+
+def _moved(diagnostic: Diagnostic, span: Span) -> Diagnostic:
+    from dataclasses import replace
+
+    return replace(diagnostic, span=span)
+
+
+def _arity(function: str) -> int:
+    """How many operands a function of the table takes."""
+    for count in (1, 2, 3):
+        for types in ((Type.FLOAT,) * count, (Type.BOOL,) + (Type.FLOAT,) * (count - 1)):
+            try:
+                TABLE[function].typing(function, types)
+            except ExpressionError:
+                continue
+            return count
+    raise AssertionError(function)
+
+
+def element_type(dtype: DType) -> Type:
+    """The type of an expression that reads an element of `dtype`."""
+    return Type(dtype.kind)
+
+
+def _index_example(target: Input) -> str:
+    letters = {"batch": "b", "q_heads": "h", "kv_heads": "h", "q_len": "q", "kv_len": "k"}
+    return f"{target.name}[{', '.join(letters.get(str(d), '0') for d in target.dims)}]"
+
+
+def _call_example(target: Definition) -> str:
+    return f"{target.name}({', '.join(target.parameters)})"

@@ -1,0 +1,113 @@
+"""Attention as `AttentionSpec` defines it, on arrays of numpy or torch: the one definition that both oracles run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.evaluate import evaluate
+from attngen.spec.expr import Expr
+
+ROW_BUDGET = 2**25  # scores held at once
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Arrays of one call, all of one namespace `xp`: floats in the precision to compute in, integers as int64.
+
+    q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, head_dim_v].
+    """
+
+    spec: AttentionSpec
+    q: Any
+    k: Any
+    v: Any
+    inputs: Mapping[str, Any]
+    params: Mapping[str, int | float]
+    xp: Any
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        batch, q_heads, q_len, _ = self.q.shape
+        _, kv_heads, kv_len, _ = self.k.shape
+        sizes = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": kv_len}
+        for declared in self.spec.inputs:
+            for dim, size in zip(declared.dims, self.inputs[declared.name].shape, strict=True):
+                if isinstance(dim, str):
+                    sizes.setdefault(dim, int(size))
+        return sizes
+
+
+def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, Any | None]:
+    """O [rows, head_dim_v] and lse [rows] of one head, for a block of query rows."""
+    spec, xp = problem.spec, problem.xp
+    sizes = problem.sizes
+    kv_h = h // (sizes["q_heads"] // sizes["kv_heads"])
+    q, k, v = problem.q[b, h, rows], problem.k[b, kv_h], problem.v[b, kv_h]
+    names: dict[str, Any] = {**sizes, **problem.params, "b": b, "h": h}
+    names["q"] = _arange(problem, rows.start, rows.stop)[:, None]
+    names["k"] = _arange(problem, 0, sizes["kv_len"])[None, :]
+
+    def value(expr: Expr) -> Any:
+        return evaluate(expr, names, lambda name, at: _read(problem, name, at), xp)
+
+    names["s"] = (q @ k.T) * value(spec.scale)
+    scores = value(spec.score) + 0.0 * names["s"]
+    if spec.mask is not None:
+        forbidden = 0.0 if spec.normalize == "none" else -math.inf
+        allowed = value(spec.mask)
+        if isinstance(allowed, bool):
+            allowed = names["s"] == names["s"] if allowed else names["s"] != names["s"]
+        scores = xp.where(allowed, scores, _full(scores, forbidden, xp))
+    if spec.normalize == "none":
+        return scores @ v, None
+    if spec.normalize == "sigmoid":
+        return (1.0 / (1.0 + xp.exp(-scores))) @ v, None
+    sink = None if spec.sink is None else value(spec.sink)
+    return _softmax(scores, v, sink, xp)
+
+
+def _softmax(scores: Any, v: Any, sink: Any | None, xp: Any) -> tuple[Any, Any]:
+    """Rows with no key give O = 0; their lse is the sink, or -inf without one."""
+    column = _full(scores.sum(-1)[:, None], -math.inf, xp)
+    floor = column if sink is None else _full(column, 0.0, xp) + sink
+    row_max = xp.maximum(xp.amax(scores, -1)[:, None], floor) if scores.shape[1] else floor
+    shift = xp.where(row_max == -math.inf, _full(row_max, 0.0, xp), row_max)
+    weights = xp.exp(scores - shift)
+    total = weights.sum(-1)[:, None]
+    if sink is not None:
+        total = total + xp.exp(floor - shift)
+    empty = total == 0.0
+    divisor = xp.where(empty, _full(total, 1.0, xp), total)
+    output = (weights / divisor) @ v
+    lse = xp.where(empty, _full(total, -math.inf, xp), shift + xp.log(divisor))
+    return output, lse[:, 0]
+
+
+def _full(like: Any, value: float, xp: Any) -> Any:
+    return xp.full_like(like, value)
+
+
+def _arange(problem: Problem, start: int, stop: int) -> Any:
+    device = {"device": problem.q.device} if problem.xp.__name__ == "torch" else {}
+    return problem.xp.arange(start, stop, dtype=problem.xp.int64, **device)
+
+
+def _read(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
+    """`input[indices]`, where a dimension of size 1 is broadcast whatever the index."""
+    array = problem.inputs[name]
+    declared = problem.spec.input(name)
+    at = tuple(
+        (i * 0 if size == 1 and isinstance(dim, str) else i)
+        for i, size, dim in zip(indices, array.shape, declared.dims, strict=True)
+    )
+    return array[at]
+
+
+def block_rows(problem: Problem) -> int:
+    """How many query rows to compute at once."""
+    return max(1, ROW_BUDGET // max(1, problem.k.shape[2]))
+

@@ -1,0 +1,160 @@
+"""What every spec must satisfy, however it was written. Text and Python specs are checked here, and only here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.spec import mistakes
+from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec
+from attngen.spec.bounds import ranges
+from attngen.spec.dtypes import STORAGE_DTYPES
+from attngen.spec.expr import MAX_LENGTH, Const, Expr, ExpressionError, Type, inputs_in, names_in
+from attngen.spec.obligations import static_mistakes
+from attngen.spec.ranges import element_ranges, name_ranges
+
+MAX_DIMENSIONS = 8
+MAX_BLOCK = 256
+MAX_STAGES = 16
+MAX_WARPS = 32
+
+# Which names an expression of each statement may use besides params, sizes and inputs.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "mask": INDICES,
+    "score": ("s", *INDICES),
+    "sink": ("b", "h", "q"),
+    "scale": (),
+}
+
+
+def check(spec: AttentionSpec) -> None:
+    """Raise DiagnosticError with every mistake of `spec`."""
+    found = tuple(_mistakes(spec))
+    if found:
+        raise DiagnosticError(*found)
+
+
+def _mistakes(spec: AttentionSpec) -> Iterator[Diagnostic]:
+    if spec.dtype not in STORAGE_DTYPES:
+        known = ", ".join(t.name for t in STORAGE_DTYPES)
+        yield mistakes.UnknownDType(
+            statement="dtype", dtype=spec.dtype.name, of_what=" of Q, K and V", hint="not a float type", known=known
+        )
+    for size in dict.fromkeys((spec.head_dim, spec.head_dim_v)):
+        yield from _head_size(size)
+    yield from _heads(spec)
+    for i in spec.inputs:
+        yield from _dimensions(i.name, i.dims)
+    yield from _schedule(spec)
+    if spec.normalize != "softmax":
+        if spec.lse:
+            yield mistakes.LseNeedsSoftmax(statement="output", normalize=spec.normalize)
+        if spec.sink is not None:
+            yield mistakes.SinkNeedsSoftmax(statement="sink", normalize=spec.normalize)
+    yield from _expressions(spec)
+
+
+def _head_size(size: int) -> Iterator[Diagnostic]:
+    if not 8 <= size <= MAX_HEAD_DIM:
+        yield mistakes.HeadDimOutOfRange(statement="head_dim", size=size, limit=MAX_HEAD_DIM)
+    elif size % 8:
+        yield mistakes.HeadDimNotMultiple(statement="head_dim", size=size, below=size // 8 * 8, above=(size // 8 + 1) * 8)
+
+
+def _heads(spec: AttentionSpec) -> Iterator[Diagnostic]:
+    if spec.q_heads is None or spec.kv_heads is None:
+        assert spec.q_heads is spec.kv_heads, "both head counts or neither"
+        return
+    limit = 65535
+    for count in (spec.q_heads, spec.kv_heads):
+        if not 1 <= count <= limit:
+            yield mistakes.NoHeads(statement="heads", count=count, limit=limit)
+            return
+    if spec.q_heads % spec.kv_heads:
+        divisors = [str(n) for n in range(1, spec.q_heads + 1) if spec.q_heads % n == 0]
+        shown = divisors if len(divisors) <= 8 else [*divisors[:7], divisors[-1]]
+        text = f"{', '.join(shown[:-1])} or {shown[-1]}" if len(shown) > 1 else shown[0]
+        yield mistakes.HeadsDoNotDivide(
+            statement="heads", q_heads=spec.q_heads, kv_heads=spec.kv_heads, divisors=text
+        )
+
+
+def _dimensions(name: str, dims: tuple[int | str, ...]) -> Iterator[Diagnostic]:
+    if len(dims) > MAX_DIMENSIONS:
+        yield mistakes.TooManyDimensions(statement=f"input {name}", name=name, count=len(dims), limit=MAX_DIMENSIONS)
+    for dim in dims:
+        if isinstance(dim, int) and not 1 <= dim <= MAX_LENGTH:
+            yield mistakes.DimensionOutOfRange(statement=f"input {name}", size=dim, limit=MAX_LENGTH)
+
+
+def _schedule(spec: AttentionSpec) -> Iterator[Diagnostic]:
+    asked = spec.schedule
+    for what, value in (("tile rows", asked.block_q), ("tile keys", asked.block_kv)):
+        if value is not None and (not 8 <= value <= MAX_BLOCK or value % 8):
+            yield mistakes.BadTile(
+                statement="kernel", what=what, value=value, limits=f"multiples of 8 from 8 to {MAX_BLOCK}", cure="use 64"
+            )
+    for what, value, limit in (("stages", asked.stages, MAX_STAGES), ("warps", asked.warps, MAX_WARPS)):
+        if value is not None and not 1 <= value <= limit:
+            yield mistakes.BadTile(
+                statement="kernel", what=what, value=value, limits=f"from 1 to {limit}", cure=f"leave `{what}` to the planner"
+            )
+
+
+def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
+    expressions = {"scale": spec.scale, "mask": spec.mask, "score": spec.score, "sink": spec.sink}
+    given = {keyword: expr for keyword, expr in expressions.items() if expr is not None}
+    for keyword, expr in given.items():
+        yield from _expression(spec, keyword, expr)
+    used = names_in(*given.values()) | inputs_in(*given.values())
+    for i in spec.inputs:
+        if i.name not in used:
+            yield mistakes.Unused(statement=f"input {i.name}", what="input", name=i.name)
+    for p in spec.params:
+        if p.name not in used:
+            yield mistakes.Unused(statement=f"param {p.name}", what="param", name=p.name)
+
+
+def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagnostic]:
+    if keyword == "mask" and expr.type is not Type.BOOL:
+        yield mistakes.NotATruthValue(statement=keyword, found=str(expr.type))
+    if keyword != "mask" and expr.type is Type.BOOL:
+        yield mistakes.NotANumber(statement=keyword, keyword=keyword, found=str(expr.type))
+    params = tuple(p.name for p in spec.params)
+    allowed = (*ALLOWED[keyword], *params) if keyword == "scale" else (*ALLOWED[keyword], *params, *SIZES, *spec.free_dims)
+    for name in sorted(names_in(expr)):
+        if name not in allowed:
+            yield mistakes.NameNotHere(
+                statement=keyword,
+                name=name,
+                where=keyword,
+                reason=_reason(name, keyword),
+                allowed=", ".join(allowed) or "constants",
+            )
+            return
+    if keyword == "scale" and inputs_in(expr):
+        yield mistakes.NameNotHere(
+            statement=keyword,
+            name=min(inputs_in(expr)),
+            where=keyword,
+            reason="the scale is one number for the whole call",
+            allowed=", ".join(allowed) or "constants",
+        )
+        return
+    if isinstance(expr, Const) and expr.type is not Type.BOOL and not math.isfinite(expr.value):
+        yield mistakes.NotFinite(statement=keyword, keyword=keyword, value=str(expr.value))
+    try:
+        ranges(expr, name_ranges(spec), element_ranges(spec))
+    except ExpressionError:
+        yield mistakes.MightOverflow(statement=keyword)
+        return
+    yield from static_mistakes(spec, keyword, expr)
+
+
+def _reason(name: str, keyword: str) -> str:
+    if name == "s":
+        return "the scaled dot product belongs to the score"
+    if keyword == "scale":
+        return "the scale is one number for the whole call"
+    return "a sink is one logit for the whole row"

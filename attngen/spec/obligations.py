@@ -1,0 +1,115 @@
+"""What must hold for an expression to be computed at all: indices inside their dimensions, divisors that are not zero.
+
+What can be told from the spec alone is told there (`static_mistakes`). What depends on sizes and params is checked at each
+call (`check_obligations`), by the same interval arithmetic, before anything is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from attngen.diagnostics import Diagnostic
+from attngen.spec import mistakes
+from attngen.spec.attention import INDICES, AttentionSpec
+from attngen.spec.bounds import Range, ranges
+from attngen.spec.expr import MAX_LENGTH, Apply, Expr, Gather, Type, inputs_in, names_in, walk
+from attngen.spec.operators import TABLE
+from attngen.spec.ranges import element_ranges, name_ranges
+
+DIVISIONS = ("floordiv", "mod")
+
+
+class ObligationError(ValueError):
+    """A call whose sizes or params would make an expression read outside a captured tensor, or divide by zero."""
+
+
+def static_mistakes(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagnostic]:
+    """Obligations of `expr` that fail, or that nothing could ever prove, whatever the call."""
+    known = ranges(expr, name_ranges(spec), element_ranges(spec))
+    for node in walk(expr):
+        if isinstance(node, Gather):
+            yield from _static_indices(spec, keyword, node, known)
+        if isinstance(node, Apply) and node.op in DIVISIONS:
+            divisor = node.args[1]
+            low, high = known[divisor]
+            if low <= 0 <= high and _from_data(divisor):
+                infix = TABLE[node.op].infix
+                yield mistakes.DivisionByZero(statement=keyword, symbol=infix.symbol if infix else node.op)
+
+
+def _static_indices(
+    spec: AttentionSpec, keyword: str, node: Gather, known: Mapping[Expr, Range]
+) -> Iterator[Diagnostic]:
+    dims = spec.input(node.input).dims
+    assert len(dims) == len(node.args), node
+    for position, (index, dim) in enumerate(zip(node.args, dims, strict=True)):
+        low, high = known[index]
+        last = str(dim - 1) if isinstance(dim, int) else f"{dim} - 1"
+        if _from_data(index) and (low < 0 or high >= MAX_LENGTH):
+            yield mistakes.IndexFromData(statement=keyword, position=position, name=node.input, last=last)
+        elif isinstance(dim, int) and (low < 0 or high >= dim) and not _depends_on_call(index):
+            yield mistakes.IndexOutOfRange(
+                statement=keyword,
+                position=position,
+                name=node.input,
+                low=str(low),
+                high=str(high),
+                size=dim,
+                last=dim - 1,
+            )
+
+
+def _from_data(expr: Expr) -> bool:
+    """Whether the value comes from a captured tensor or from a float, whose range nothing is known of."""
+    from_float = (isinstance(n, Apply) and n.op == "int" and n.args[0].type is Type.FLOAT for n in walk(expr))
+    return bool(inputs_in(expr)) or any(from_float)
+
+
+def _depends_on_call(expr: Expr) -> bool:
+    """Whether sizes, indices or params decide the range, which only a call knows."""
+    return bool(names_in(expr))
+
+
+def check_obligations(spec: AttentionSpec, sizes: Mapping[str, int], params: Mapping[str, int | float]) -> None:
+    """Check every index and divisor of `spec` for a call with these sizes and params.
+
+    Raises ObligationError that names the tensor, the range of the index and the size. Empty calls have nothing to check.
+    """
+    if 0 in (sizes["batch"], sizes["q_heads"], sizes["q_len"], sizes["kv_len"]):
+        return
+    numbers = tuple(sorted((n, v) for n, v in params.items() if isinstance(v, int)))
+    _check(spec, tuple(sorted(sizes.items())), numbers)
+
+
+@lru_cache(maxsize=1024)
+def _check(spec: AttentionSpec, sizes: tuple[tuple[str, int], ...], params: tuple[tuple[str, int], ...]) -> None:
+    size = dict(sizes)
+    names: dict[str, Range] = {name: (value, value) for name, value in (*sizes, *params)}
+    extent = dict(zip(INDICES, ("batch", "q_heads", "q_len", "kv_len"), strict=True))
+    names |= {index: (0, size[dim] - 1) for index, dim in extent.items()}
+    for expr in (spec.mask, spec.score, spec.sink):
+        if expr is None:
+            continue
+        known = ranges(expr, names, element_ranges(spec))
+        for node in walk(expr):
+            if isinstance(node, Gather):
+                _check_indices(spec, node, known, size)
+            if isinstance(node, Apply) and node.op in DIVISIONS:
+                low, high = known[node.args[1]]
+                if low <= 0 <= high:
+                    raise ObligationError(
+                        f"a divisor of attention `{spec.name}` can be zero: it is between {low} and {high} with these params"
+                    )
+
+
+def _check_indices(spec: AttentionSpec, node: Gather, known: Mapping[Expr, Range], size: Mapping[str, int]) -> None:
+    for position, (index, dim) in enumerate(zip(node.args, spec.input(node.input).dims, strict=True)):
+        count = dim if isinstance(dim, int) else size[dim]
+        low, high = known[index]
+        if low < 0 or high >= count:
+            of_dim = "" if isinstance(dim, int) else f" ({dim})"
+            raise ObligationError(
+                f"index {position} of `{node.input}` can be {low} to {high}, but the dimension{of_dim} has {count} elements; "
+                f"keep it inside: clamp(..., 0, {count - 1})"
+            )
