@@ -15,6 +15,9 @@ from attngen.emit.kernel_source import EntryPoint, KernelSource
 CTypesScalar: TypeAlias = "ctypes._SimpleCData[Any]"
 
 
+MAX_LOG = 4000  # characters of a compiler's output in a message; `log` holds all of it
+
+
 class DeviceError(RuntimeError):
     """A device cannot do what was asked: no driver, no host compiler, a failed compilation or launch. Says the cure."""
 
@@ -23,7 +26,7 @@ class CompilationError(DeviceError):
     """The CUDA text did not compile: `log` is the compiler's output, with lines of the emitted file."""
 
     def __init__(self, message: str, log: str) -> None:
-        super().__init__(message)
+        super().__init__(f"{message}:\n{log.strip()[:MAX_LOG]}")
         self.log = log
 
 

@@ -1,0 +1,120 @@
+"""C++ text -> a shared library, by the host compiler, kept on disk between runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from attngen.cache_directory import cache_directory
+from attngen.device.emulated.translate import RUNTIME, meanings
+from attngen.device.protocol import CompilationError, DeviceError
+
+CURE = "install g++ (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or pip install ziglang"
+COMMON = ("-std=c++20", "-fPIC", "-w", "-g", "-ffp-contract=off", "-fno-strict-aliasing")
+FAST = ("-O2",)
+CHECKED = ("-O1", "-fsanitize=thread")  # only the compiler's calls before each access; its runtime is not linked
+
+
+def build_library(text: str, name: str, checked: bool) -> Path:
+    """The library of a translated kernel: taken from the cache, or compiled. Raises CompilationError, DeviceError."""
+    flags = (*COMMON, *(CHECKED if checked else FAST))
+    key = _digest(text, *flags, runtime_digest(), compiler_identity())
+    return _cached(f"{name}-{key}.so", lambda out: _link(text, name, flags, out))
+
+
+def _link(text: str, name: str, flags: tuple[str, ...], out: Path) -> None:
+    with tempfile.TemporaryDirectory() as work:
+        kernel = Path(work) / f"{name}.cpp"
+        kernel.write_text(text)
+        objects = [_object(f) for f in ("scheduler.cpp", "memory.cpp")]
+        compiled = Path(work) / "kernel.o"
+        _run([*flags, "-c", str(kernel), "-o", str(compiled)], name)
+        _run(["-shared", str(compiled), *map(str, objects), "-o", str(out)], name)
+
+
+def _object(file: str) -> Path:
+    """One file of the runtime, compiled once."""
+    flags = (*COMMON, *FAST)
+    key = _digest(file, *flags, runtime_digest(), compiler_identity())
+    return _cached(f"{file}-{key}.o", lambda out: _run([*flags, "-c", str(RUNTIME / file), "-o", str(out)], file))
+
+
+def _cached(name: str, make: object) -> Path:
+    """The file `name` of the cache; made under another name and moved into place, so that it is whole or absent."""
+    assert callable(make)
+    directory = cache_directory("emulated")
+    final = directory / name
+    if final.is_file():
+        return final
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=directory, suffix=final.suffix)
+        os.close(handle)
+    except OSError as error:
+        raise DeviceError(
+            f"the kernel cache {directory} cannot be written ({error}); set ATTNGEN_CACHE_DIR to a directory that can"
+        ) from error
+    try:
+        make(Path(temporary))
+        os.replace(temporary, final)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return final
+
+
+def _run(arguments: list[str], name: str) -> None:
+    command = [*compiler(), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompilationError(f"the host compiler could not compile {name}", done.stderr)
+
+
+@cache
+def compiler() -> tuple[str, ...]:
+    """The command of the host C++ compiler: $CXX, g++, clang++, or zig's. Raises DeviceError with the cure."""
+    for command in (os.environ.get("CXX"), "g++", "clang++"):
+        if command and shutil.which(command.split()[0]):
+            return tuple(command.split())
+    if find_spec("ziglang") is not None:
+        import sys
+
+        return (sys.executable, "-m", "ziglang", "c++")
+    raise DeviceError(f"the emulated device needs a C++ compiler and found none; {CURE}")
+
+
+@cache
+def compiler_identity() -> str:
+    """What must match for a library to be used again: the compiler's version and the machine."""
+    done = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=False)
+    return f"{done.stdout.splitlines()[:1]} {platform.machine()}"
+
+
+@cache
+def runtime_digest() -> str:
+    files = [*sorted(RUNTIME.iterdir()), *meanings()]
+    return _digest(*(f.read_text() for f in files if f.is_file()))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def line_of(library: Path, offset: int, file: str) -> int:
+    """The line of `file` that the code at `offset` was compiled from; 0 where that cannot be told."""
+    tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
+    if tool is None or not offset:
+        return 0
+    done = subprocess.run([tool, "-i", "-e", str(library), hex(offset - 1)], capture_output=True, text=True, check=False)
+    for found in done.stdout.splitlines():
+        match = re.search(rf"{re.escape(file)}:(\d+)", found)
+        if match:
+            return int(match[1])
+    return 0

@@ -1,0 +1,172 @@
+"""`EmulatedDevice`: runs generated CUDA on the CPU, thread by thread, and in its checked mode watches every access.
+
+To step through a kernel with gdb: `gdb --args python -m attngen check SPEC --device emulated`, then `break NAME_fused` (it is
+a function of the library that is loaded later) and `run`; the lines are those of the generated file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attngen.device.emulated.build import build_library, line_of
+from attngen.device.emulated.findings import KINDS, EmulationError, Place
+from attngen.device.emulated.translate import Translated, translate
+from attngen.device.protocol import DeviceError, Launch, Memory
+from attngen.emit.kernel_source import KernelSource
+
+ACCESS_BUDGET = 2**32  # accesses of one thread before it counts as an endless loop
+_lock = threading.Lock()  # the runtime of a library holds the state of one launch
+
+
+class _Finding(ctypes.Structure):
+    """`Finding` of runtime/state.hpp."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("line", ctypes.c_int),
+        ("other_line", ctypes.c_int),
+        ("code", ctypes.c_uint64),
+        ("other_code", ctypes.c_uint64),
+        ("thread", ctypes.c_int),
+        ("other_thread", ctypes.c_int),
+        ("block", ctypes.c_uint * 3),
+        ("address", ctypes.c_uint64),
+        ("bytes", ctypes.c_int),
+        ("text", ctypes.c_char * 256),
+    )
+
+
+class _Range(ctypes.Structure):
+    """`Range` of runtime/state.hpp."""
+
+    _fields_ = (
+        ("pointer", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("writable", ctypes.c_int),
+        ("reserved", ctypes.c_int),
+        ("read", ctypes.c_uint64),
+        ("written", ctypes.c_uint64),
+    )
+
+
+@dataclass(slots=True)
+class Counters:
+    """Exact counts of one call, all its launches together; bytes are counted in the checked mode only."""
+
+    bytes_read: dict[str, int] = field(default_factory=dict)
+    bytes_written: dict[str, int] = field(default_factory=dict)
+    shared_bytes_read: int = 0
+    shared_bytes_written: int = 0
+    barriers: int = 0
+    instructions: dict[str, int] = field(default_factory=dict)  # PTX instructions, counted for each thread
+
+
+@dataclass(slots=True)
+class EmulatedKernel:
+    """A library loaded into this process. `counters` are of the latest call."""
+
+    source: KernelSource
+    library: Path
+    translated: Translated
+    checked: bool
+    seed: int
+    counters: Counters = field(default_factory=Counters)
+    _loaded: ctypes.CDLL | None = None
+
+    def launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], stream: int | None = None) -> None:
+        """Run `launches` to their end. Raises EmulationError for the first thing that the checked mode finds."""
+        with _lock:
+            self._launch(launches, memory)
+
+    def _launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...]) -> None:
+        if self._loaded is None:
+            self._loaded = ctypes.CDLL(str(self.library))
+        ranges = (_Range * len(memory))(*(_Range(m.pointer, m.bytes, int(m.writable)) for m in memory))
+        counts = (ctypes.c_uint64 * max(1, len(self.translated.instructions)))()
+        totals = (ctypes.c_uint64 * 3)()
+        for position, one in enumerate(launches):
+            self._one(one, position == 0, ranges, counts, totals)
+        self.counters = Counters(
+            {m.name: r.read for m, r in zip(memory, ranges, strict=True)},
+            {m.name: r.written for m, r in zip(memory, ranges, strict=True) if m.writable},
+            *totals,
+            dict(zip(self.translated.instructions, counts, strict=False)),
+        )
+
+    def _one(
+        self,
+        one: Launch,
+        first: bool,
+        ranges: ctypes.Array[_Range],
+        counts: ctypes.Array[ctypes.c_uint64],
+        totals: ctypes.Array[ctypes.c_uint64],
+    ) -> None:
+        assert self._loaded is not None
+        finding = _Finding()
+        addresses = (ctypes.c_void_p * max(1, len(one.arguments)))(*(ctypes.addressof(a) for a in one.arguments))
+        status = self._loaded.emulator_launch(
+            ctypes.cast(getattr(self._loaded, f"attngen_call_{one.entry.name}"), ctypes.c_void_p),
+            addresses,
+            (ctypes.c_uint * 3)(*one.grid),
+            (ctypes.c_uint * 3)(*one.entry.block),
+            ctypes.c_size_t(one.entry.shared_bytes),
+            ranges,
+            len(ranges),
+            ctypes.c_uint64(self.seed),
+            int(self.checked),
+            ctypes.c_uint64(ACCESS_BUDGET),
+            int(first),
+            counts,
+            totals,
+            ctypes.byref(finding),
+        )
+        if status == 2:
+            raise DeviceError("no memory for the stacks of the emulated threads")
+        if status:
+            raise self._error(one, finding)
+
+    def _error(self, one: Launch, finding: _Finding) -> EmulationError:
+        at = self._place(finding.line, finding.code, finding.thread)
+        other = None
+        if finding.other_thread >= 0:
+            other = self._place(finding.other_line, finding.other_code, finding.other_thread)
+        text = finding.text.decode(errors="replace")
+        if finding.bytes:
+            text += f" ({finding.bytes} bytes at {finding.address:#x})"
+        x, y, z = finding.block
+        return EmulationError(KINDS[finding.kind], text, one.entry.name, (x, y, z), at, other)
+
+    def _place(self, line: int, code: int, thread: int) -> Place:
+        if not line and code:
+            line = line_of(self.library, code - self._base(), f"{self.source.name}.cu")
+        lines = self.source.text.splitlines()
+        return Place(line, lines[line - 1] if 0 < line <= len(lines) else "", thread)
+
+    def _base(self) -> int:
+        """Where the library was loaded."""
+        with open("/proc/self/maps") as maps:
+            starts = [int(row.split("-", 1)[0], 16) for row in maps if row.rstrip().endswith(str(self.library))]
+        return min(starts, default=0)
+
+
+class EmulatedDevice:
+    """The CPU as a CUDA device.
+
+    `checked` watches every access (see EmulationError) and counts bytes; without it kernels run several times faster. `seed`
+    other than 0 permutes the order in which the threads of a block run, anew after every barrier. `arch` is what to plan for.
+    """
+
+    def __init__(self, checked: bool = True, seed: int = 0, arch: str = "sm_80") -> None:
+        self.name = "emulated" if checked else "emulated:fast"
+        self.arch = arch
+        self.checked = checked
+        self.seed = seed
+
+    def compile(self, source: KernelSource) -> EmulatedKernel:
+        """The kernel of `source`, from the cache or the host compiler. Raises CompilationError, DeviceError."""
+        translated = translate(source)
+        library = build_library(translated.text, source.name, self.checked)
+        return EmulatedKernel(source, library, translated, self.checked, self.seed)

@@ -1,0 +1,263 @@
+// Every access to memory. A checked kernel is compiled with -fsanitize=thread but not linked with its runtime: the compiler then
+// calls the functions at the end of this file before each access, and what they check is ours.
+#include <cstdio>
+#include <cstring>
+#include <dlfcn.h>
+
+#include "state.hpp"
+
+// The linker's names for the ends of the section that holds static __shared__ arrays; absent where a kernel has none.
+extern "C" __attribute__((weak)) unsigned char __start_attngen_shared[], __stop_attngen_shared[];
+
+namespace emulator {
+
+namespace {
+
+constexpr unsigned WINDOW = 0x1000;                 // PTX addresses of dynamic shared memory begin here
+constexpr size_t ALIGNMENT = 1024;
+constexpr int GRANULE = 2;                          // bytes of a Cell
+constexpr unsigned char GARBAGE = 0xff;             // uninitialized memory reads as NaN where it is not checked
+
+std::vector<unsigned char> storage;
+unsigned char* dynamic_low;
+size_t dynamic_bytes;
+std::vector<Cell> dynamic_cells, static_cells;
+int last_range;
+
+size_t static_bytes() { return __start_attngen_shared ? size_t(__stop_attngen_shared - __start_attngen_shared) : 0; }
+
+Cell* cells_of(const unsigned char* address, int bytes) {
+    if (address >= dynamic_low && address + bytes <= dynamic_low + dynamic_bytes) return &dynamic_cells[(address - dynamic_low) / GRANULE];
+    if (static_bytes() && address >= __start_attngen_shared && address + bytes <= __stop_attngen_shared)
+        return &static_cells[(address - __start_attngen_shared) / GRANULE];
+    return nullptr;
+}
+
+// Whether what `before` did is sure to have happened before what the current thread does now.
+bool ordered(const Touch& before) {
+    if (before.thread < 0 || before.thread == current->index || before.block_epoch < current->block_epoch) return true;
+    return before.thread / 32 == current->warp && before.warp_epoch < warp_epochs[current->warp];
+}
+
+[[noreturn]] void race(const char* text, const Touch& other, const void* address, int bytes, int line, const void* code) {
+    report(Kind::RACE, text, line, code, other.line, other.code, other.thread, address, bytes);
+}
+
+void check_flight(const Cell& cell, const void* address, int bytes, int line, const void* code) {
+    if (cell.in_flight >= 0)
+        report(Kind::IN_FLIGHT, "an asynchronous copy into this memory has not been waited for", line, code, 0, nullptr, cell.in_flight, address, bytes);
+}
+
+Touch touch(int line, const void* code) { return {current->index, current->block_epoch, warp_epochs[current->warp], code, line}; }
+
+void remember_reader(Cell& cell, const Touch& now) {
+    Touch(&readers)[3] = cell.readers;                // the latest; one of another warp; another one of the latest's warp
+    if (readers[0].thread == now.thread) {
+        readers[0] = now;
+    } else if (readers[0].thread >= 0 && readers[0].thread / 32 == now.thread / 32) {
+        readers[2] = readers[0];
+        readers[0] = now;
+    } else {
+        if (readers[0].thread >= 0) readers[1] = readers[0];
+        readers[2] = Touch();
+        readers[0] = now;
+    }
+}
+
+void shared_read(Cell* cell, const void* address, int bytes, int line, const void* code) {
+    launch.shared_read += bytes;
+    const Touch now = touch(line, code);
+    for (int i = 0; i < bytes; i += GRANULE, ++cell) {
+        check_flight(*cell, address, bytes, line, code);
+        if (!cell->initialized) report(Kind::UNINITIALIZED_SHARED, "shared memory is read that nothing has written", line, code, 0, nullptr, -1, address, bytes);
+        if (!ordered(cell->writer)) race("a read and an earlier write of shared memory, with no barrier between them", cell->writer, address, bytes, line, code);
+        remember_reader(*cell, now);
+    }
+}
+
+void check_overwrite(const Cell& cell, const void* address, int bytes, int line, const void* code) {
+    check_flight(cell, address, bytes, line, code);
+    if (!ordered(cell.writer)) race("two writes of shared memory, with no barrier between them", cell.writer, address, bytes, line, code);
+    for (const Touch& reader : cell.readers)
+        if (!ordered(reader)) race("a write and an earlier read of shared memory, with no barrier between them", reader, address, bytes, line, code);
+}
+
+void shared_write(Cell* cell, const void* address, int bytes, int line, const void* code) {
+    launch.shared_written += bytes;
+    for (int i = 0; i < bytes; i += GRANULE, ++cell) {
+        check_overwrite(*cell, address, bytes, line, code);
+        cell->writer = touch(line, code);
+        cell->initialized = true;
+    }
+}
+
+Range* range_of(const unsigned char* address, int bytes) {
+    const auto inside = [&](const Range& r) { return (uint64_t)address >= r.pointer && (uint64_t)address + bytes <= r.pointer + r.bytes; };
+    if (last_range < launch.range_count && inside(launch.ranges[last_range])) return &launch.ranges[last_range];
+    for (int i = 0; i < launch.range_count; ++i)
+        if (inside(launch.ranges[i])) return &launch.ranges[last_range = i];
+    return nullptr;
+}
+
+uint64_t global_thread() {
+    const Position& p = *running;
+    const uint64_t block = p.block.x + uint64_t(p.grid.x) * (p.block.y + uint64_t(p.grid.y) * p.block.z);
+    return block * fibers.size() + current->index + 1;
+}
+
+constexpr int THREAD_BITS = 48;
+
+void global_read(Range& range, const unsigned char* address, int bytes, int line, const void* code) {
+    range.read += bytes;
+    if (!range.writable) return;
+    const auto& writers = launch.writers[&range - launch.ranges];
+    const uint64_t me = launch.sequence << THREAD_BITS | global_thread();
+    for (uint64_t i = ((uint64_t)address - range.pointer) / GRANULE; i <= ((uint64_t)address + bytes - 1 - range.pointer) / GRANULE; ++i) {
+        if (!writers[i]) report(Kind::UNINITIALIZED_GLOBAL, "global memory is read that no kernel has written", line, code, 0, nullptr, -1, address, bytes);
+        const uint64_t size = fibers.size(), thread = writers[i] & ((1ull << THREAD_BITS) - 1);
+        if (writers[i] >> THREAD_BITS == launch.sequence && (thread - 1) / size != ((me & ((1ull << THREAD_BITS) - 1)) - 1) / size)
+            report(Kind::RACE, "a read of global memory that another block of this launch writes", line, code, 0, nullptr, -1, address, bytes);
+    }
+}
+
+void global_write(Range& range, unsigned char* address, int bytes, int line, const void* code) {
+    if (!range.writable) report(Kind::READ_ONLY, "a write to a tensor that is only read", line, code, 0, nullptr, -1, address, bytes);
+    range.written += bytes;
+    auto& writers = launch.writers[&range - launch.ranges];
+    const uint64_t me = launch.sequence << THREAD_BITS | global_thread();
+    for (uint64_t i = ((uint64_t)address - range.pointer) / GRANULE; i <= ((uint64_t)address + bytes - 1 - range.pointer) / GRANULE; ++i) {
+        const bool single_byte = bytes < GRANULE;      // bytes of one granule may have two writers
+        if (!single_byte && writers[i] >> THREAD_BITS == launch.sequence && writers[i] != me)
+            report(Kind::RACE, "two threads of this launch write the same global memory", line, code, 0, nullptr, -1, address, bytes);
+        writers[i] = me;
+    }
+}
+
+void access(unsigned char* address, int bytes, bool write, int line, const void* code, bool aligned = true) {
+    if (!launch.checked || combining) return;
+    if (address >= current->stack_low && address < current->stack_high) return;
+    if (++current->accesses > launch.budget) report(Kind::RUNAWAY, "a thread has made more accesses than its budget: an endless loop?", line, code);
+    if (aligned && (uint64_t)address % bytes) report(Kind::MISALIGNED, "an address that is not a multiple of the access's size", line, code, 0, nullptr, -1, address, bytes);
+    if (Cell* cells = cells_of(address, bytes)) {
+        write ? shared_write(cells, address, bytes, line, code) : shared_read(cells, address, bytes, line, code);
+    } else if (Range* range = range_of(address, bytes)) {
+        write ? global_write(*range, address, bytes, line, code) : global_read(*range, address, bytes, line, code);
+    } else {
+        Dl_info info;
+        if (!write && dladdr(address, &info) && info.dli_fbase) return;  // a constant of the library itself
+        report(Kind::OUT_OF_BOUNDS, write ? "a write outside every tensor and shared buffer" : "a read outside every tensor and shared buffer", line, code, 0, nullptr, -1, address, bytes);
+    }
+}
+
+}  // namespace
+
+void reserve_shared(size_t bytes) {
+    storage.resize(bytes + 2 * ALIGNMENT);
+    dynamic_low = (unsigned char*)(((uint64_t)storage.data() + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    dynamic_bytes = bytes;
+}
+
+void begin_block_memory(size_t bytes) {
+    memset(dynamic_low, GARBAGE, bytes);
+    if (static_bytes()) memset(__start_attngen_shared, GARBAGE, static_bytes());
+    if (!launch.checked) return;
+    dynamic_cells.assign(bytes / GRANULE + 1, Cell());
+    static_cells.assign(static_bytes() / GRANULE + 1, Cell());
+}
+
+unsigned char* dynamic_shared() { return dynamic_low; }
+
+unsigned shared_address(const void* pointer) {
+    const auto* p = (const unsigned char*)pointer;
+    if (p >= dynamic_low && p <= dynamic_low + dynamic_bytes) return unsigned(p - dynamic_low) + WINDOW;
+    if (static_bytes() && p >= __start_attngen_shared && p <= __stop_attngen_shared) return unsigned(p - __start_attngen_shared) + WINDOW + (1u << 24);
+    report(Kind::OUT_OF_BOUNDS, "an address that is not in shared memory is taken for one", 0, __builtin_return_address(0), 0, nullptr, -1, pointer);
+}
+
+void* shared_pointer(unsigned address) {
+    address -= WINDOW;
+    return address >= 1u << 24 ? __start_attngen_shared + (address - (1u << 24)) : dynamic_low + address;
+}
+
+void check_read(const void* address, int bytes, int line, int lane) {
+    Fiber* const last = current;
+    current = &fibers[last->warp * 32 + lane];
+    combining = false;
+    access((unsigned char*)address, bytes, false, line, nullptr);
+    combining = true;
+    current = last;
+}
+
+// The data arrives when its group is waited for, which is the latest that the hardware may deliver it.
+void async_copy(unsigned to, const void* from, int bytes, int source_bytes, int line) {
+    auto* target = (unsigned char*)shared_pointer(to);
+    if (launch.checked) {
+        if ((uint64_t)target % bytes || (source_bytes && (uint64_t)from % bytes))
+            report(Kind::MISALIGNED, "an asynchronous copy whose address is not a multiple of its size", line, nullptr, 0, nullptr, -1, from, bytes);
+        if (source_bytes) access((unsigned char*)from, source_bytes, false, line, nullptr);
+        Cell* cell = cells_of(target, bytes);
+        if (!cell) report(Kind::OUT_OF_BOUNDS, "an asynchronous copy to outside shared memory", line, nullptr, 0, nullptr, -1, target, bytes);
+        launch.shared_written += bytes;
+        for (int i = 0; i < bytes; i += GRANULE, ++cell) {
+            check_overwrite(*cell, target, bytes, line, nullptr);
+            cell->in_flight = current->index;
+        }
+    }
+    current->uncommitted.push_back({target, from, bytes, source_bytes});
+}
+
+void async_commit() {
+    current->groups.push_back(std::move(current->uncommitted));
+    current->uncommitted.clear();
+}
+
+void async_wait(int pending) {
+    auto& groups = current->groups;
+    while (int(groups.size()) > pending) {
+        for (const Copy& copy : groups.front()) {
+            memcpy(copy.to, copy.from, copy.source_bytes);
+            memset(copy.to + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
+            if (!launch.checked) continue;
+            Cell* cell = cells_of(copy.to, copy.bytes);
+            for (int i = 0; i < copy.bytes; i += GRANULE, ++cell) {
+                cell->in_flight = -1;
+                cell->initialized = true;
+                cell->writer = touch(0, nullptr);
+            }
+        }
+        groups.erase(groups.begin());
+    }
+}
+
+void count_instruction(int which) { ++launch.instruction_counts[which]; }
+
+}  // namespace emulator
+
+// What -fsanitize=thread calls. The names are the compiler's.
+#define ACCESS(name, bytes, write, aligned) \
+    extern "C" void name(void* address) { emulator::access((unsigned char*)address, bytes, write, 0, __builtin_return_address(0), aligned); }
+ACCESS(__tsan_read1, 1, false, true)
+ACCESS(__tsan_read2, 2, false, true)
+ACCESS(__tsan_read4, 4, false, true)
+ACCESS(__tsan_read8, 8, false, true)
+ACCESS(__tsan_read16, 16, false, true)
+ACCESS(__tsan_write1, 1, true, true)
+ACCESS(__tsan_write2, 2, true, true)
+ACCESS(__tsan_write4, 4, true, true)
+ACCESS(__tsan_write8, 8, true, true)
+ACCESS(__tsan_write16, 16, true, true)
+ACCESS(__tsan_unaligned_read2, 2, false, false)
+ACCESS(__tsan_unaligned_read4, 4, false, false)
+ACCESS(__tsan_unaligned_read8, 8, false, false)
+ACCESS(__tsan_unaligned_read16, 16, false, false)
+ACCESS(__tsan_unaligned_write2, 2, true, false)
+ACCESS(__tsan_unaligned_write4, 4, true, false)
+ACCESS(__tsan_unaligned_write8, 8, true, false)
+ACCESS(__tsan_unaligned_write16, 16, true, false)
+extern "C" void __tsan_read_range(void* address, unsigned long bytes) { emulator::access((unsigned char*)address, int(bytes), false, 0, __builtin_return_address(0), false); }
+extern "C" void __tsan_write_range(void* address, unsigned long bytes) { emulator::access((unsigned char*)address, int(bytes), true, 0, __builtin_return_address(0), false); }
+extern "C" void __tsan_vptr_update(void**, void*) {}
+extern "C" void __tsan_vptr_read(void**) {}
+extern "C" void __tsan_func_entry(void*) {}
+extern "C" void __tsan_func_exit() {}
+extern "C" void __tsan_init() {}

@@ -1,0 +1,126 @@
+"""A generated `.cu` as C++ for the host compiler, line for line.
+
+The file is not written for the emulator and is not changed but for two things that no macro can do: an inline-assembly
+statement becomes a call of the C++ function that gives its PTX instruction its meaning (`*.emulated.hpp` beside the
+primitives), and the declaration of dynamic shared memory becomes a pointer. Lines keep their numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from attngen.device.protocol import DeviceError
+from attngen.emit.kernel_source import EntryPoint, KernelSource
+from attngen.emit.templates import template_directory
+
+RUNTIME = Path(__file__).parent / "runtime"
+
+_ASM = re.compile(r"\basm\s*(volatile)?\s*\(")
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?unsigned char (\w+)\[\];")
+_OPERAND = re.compile(r"%(\d+)|(?<![\w%])(\d+)(?!\w)")
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """C++ text, and the PTX instructions in it: their counters have the numbers of this order."""
+
+    text: str
+    instructions: tuple[str, ...]
+
+
+def translate(source: KernelSource) -> Translated:
+    """`source` for the host compiler. Raises DeviceError for an instruction that has no meaning yet."""
+    instructions: list[str] = []
+    pieces: list[str] = []
+    position = 0
+    for match in _ASM.finditer(source.text):
+        end = _closing(source.text, match.end() - 1)
+        statement = source.text[match.end() : end]
+        line = source.text.count("\n", 0, match.start()) + 1
+        pieces.append(source.text[position : match.start()])
+        pieces.append(_call(statement, line, instructions) + "\n" * statement.count("\n"))
+        position = end + 1
+    pieces.append(source.text[position:])
+    text = _DYNAMIC_SHARED.sub(r"unsigned char* const \1 = emulator::dynamic_shared();", "".join(pieces))
+    includes = "".join(f'#include "{p}"\n' for p in [RUNTIME / "emulator.hpp", *meanings()])
+    thunks = "\n".join(_thunk(entry) for entry in source.entry_points)
+    return Translated(f'{includes}#line 1 "{source.name}.cu"\n{text}\n{thunks}\n', tuple(instructions))
+
+
+@cache
+def meanings() -> tuple[Path, ...]:
+    """The files that give PTX instructions their meaning."""
+    return tuple(sorted((template_directory() / "primitives").glob("*.emulated.hpp")))
+
+
+@cache
+def known_instructions() -> frozenset[str]:
+    """The names, as C++ identifiers, of the instructions that have a meaning."""
+    text = "\n".join(p.read_text() for p in meanings())
+    return frozenset(re.findall(r"(?:inline void |MMA\()(\w+)\b", text))
+
+
+def _closing(text: str, opening: int) -> int:
+    """The position of the parenthesis that closes the one at `opening`, strings skipped."""
+    depth, i = 0, opening
+    while i < len(text):
+        if text[i] == '"':
+            string = _STRING.match(text, i)
+            assert string is not None, text[i : i + 40]
+            i = string.end()
+            continue
+        depth += {"(": 1, ")": -1}.get(text[i], 0)
+        if depth == 0:
+            return i
+        i += 1
+    raise AssertionError("an asm statement is not closed")
+
+
+def _call(statement: str, line: int, instructions: list[str]) -> str:
+    template, sections = _sections(statement)
+    opcode, _, operands = template.strip().rstrip(";").partition(" ")
+    name = re.sub(r"[.:]+", "_", opcode)
+    if name not in known_instructions():
+        raise DeviceError(
+            f"the emulated device does not know the instruction {opcode} of line {line}; run this kernel on a GPU, or give the "
+            "instruction its meaning in templates/primitives/"
+        )
+    if opcode not in instructions:
+        instructions.append(opcode)
+    values = [e for section in sections[:2] for e in section]
+    arguments = [values[int(m[1])] if m[1] else m[2] for m in _OPERAND.finditer(operands)]
+    count = f"emulator::count_instruction({instructions.index(opcode)})"
+    return f"({count}, ptx::{name}({', '.join([str(line), *arguments])}))"
+
+
+def _sections(statement: str) -> tuple[str, list[list[str]]]:
+    """The instruction's text, and the expressions of the outputs and of the inputs."""
+    template, i = "", 0
+    while True:
+        while statement[i : i + 1].isspace():
+            i += 1
+        string = _STRING.match(statement, i)
+        if string is None:
+            break
+        template += string[1]
+        i = string.end()
+    sections: list[list[str]] = []
+    while i < len(statement):
+        if statement[i] == ":":
+            sections.append([])
+        elif statement[i] == "(":
+            end = _closing(statement, i)
+            sections[-1].append(statement[i + 1 : end])
+            i = end
+        i += 1
+    return template.replace("\\n", " ").replace("\\t", " "), [*sections, [], []]
+
+
+def _thunk(entry: EntryPoint) -> str:
+    """A function that calls the kernel with arguments from an array of addresses."""
+    arguments = ", ".join(f"*({p.ctype}*)a[{i}]" for i, p in enumerate(entry.parameters))
+    return f'extern "C" __attribute__((no_sanitize("thread"), noinline)) void attngen_call_{entry.name}(void** a) {{ {entry.name}({arguments}); }}'

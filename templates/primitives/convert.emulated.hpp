@@ -1,0 +1,40 @@
+// The meaning of cvt between fp32 and the 16-bit types: round to nearest, ties to even (PTX ISA, "cvt").
+#pragma once
+
+namespace ptx {
+
+inline float from_half(unsigned short bits) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
+                            : exponent     ? ldexpf(float(fraction + 1024), exponent - 25)
+                                           : ldexpf(float(fraction), -24);
+    return bits & 0x8000 ? -magnitude : magnitude;
+}
+
+inline unsigned short to_half(float x) {
+    const unsigned sign = __float_as_uint(x) >> 16 & 0x8000;
+    const float magnitude = fabsf(x);
+    if (x != x) return 0x7fff;
+    if (magnitude >= 65520.0f) return sign | 0x7c00;                     // rounds to infinity
+    if (magnitude < ldexpf(1.0f, -14)) return sign | (unsigned)lrintf(ldexpf(magnitude, 24));
+    int exponent;
+    const float fraction = frexpf(magnitude, &exponent);                  // 0.5 <= fraction < 1
+    const unsigned rounded = (unsigned)lrintf(ldexpf(fraction, 11));      // 1024 to 2048: the carry goes into the exponent
+    return sign | (((exponent + 13) << 10) + rounded);
+}
+
+inline float from_bfloat(unsigned short bits) { return __uint_as_float((unsigned)bits << 16); }
+
+inline unsigned short to_bfloat(float x) {
+    if (x != x) return 0x7fff;
+    const unsigned bits = __float_as_uint(x);
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+inline void cvt_f32_f16(int, float& d, unsigned short a) { d = from_half(a); }
+inline void cvt_rn_f16_f32(int, unsigned short& d, float a) { d = to_half(a); }
+inline void cvt_rn_bf16_f32(int, unsigned short& d, float a) { d = to_bfloat(a); }
+inline void cvt_rn_f16x2_f32(int, unsigned& d, float high, float low) { d = (unsigned)to_half(high) << 16 | to_half(low); }
+inline void cvt_rn_bf16x2_f32(int, unsigned& d, float high, float low) { d = (unsigned)to_bfloat(high) << 16 | to_bfloat(low); }
+
+}  // namespace ptx

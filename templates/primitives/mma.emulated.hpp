@@ -1,0 +1,48 @@
+// The meaning of mma.sync.m16n8k16 with 16-bit operands (PTX ISA, "Matrix fragments for mma.m16n8k16"): D = A B + C, products exact,
+// sums in fp32.
+#pragma once
+
+#include "convert.emulated.hpp"
+
+namespace ptx {
+
+struct MmaIn { unsigned a[4], b[2]; float c[4]; };
+struct MmaOut { float d[4]; };
+
+template <float (*TO_FLOAT)(unsigned short)> void multiply_fragments(emulator::Lane (&lanes)[32], int) {
+    float a[16][16], b[16][8];
+    for (int l = 0; l < 32; ++l) {
+        const MmaIn& in = *(const MmaIn*)lanes[l].in;
+        for (int i = 0; i < 4; ++i)
+            for (int e = 0; e < 2; ++e) a[l / 4 + 8 * (i % 2)][l % 4 * 2 + e + 8 * (i / 2)] = TO_FLOAT(in.a[i] >> 16 * e & 0xffff);
+        for (int i = 0; i < 2; ++i)
+            for (int e = 0; e < 2; ++e) b[l % 4 * 2 + e + 8 * i][l / 4] = TO_FLOAT(in.b[i] >> 16 * e & 0xffff);
+    }
+    for (int l = 0; l < 32; ++l) {
+        const MmaIn& in = *(const MmaIn*)lanes[l].in;
+        for (int i = 0; i < 4; ++i) {
+            const int row = l / 4 + 8 * (i / 2), column = l % 4 * 2 + i % 2;
+            float sum = 0.0f;
+            for (int k = 0; k < 16; ++k) sum += a[row][k] * b[k][column];
+            ((MmaOut*)lanes[l].out)->d[i] = in.c[i] + sum;
+        }
+    }
+}
+
+template <float (*TO_FLOAT)(unsigned short)>
+void mma_16x8x16(int line, float& d0, float& d1, float& d2, float& d3, const MmaIn& in) {
+    MmaOut out;
+    emulator::warp_collective("mma", line, 0xffffffffu, &in, &out, multiply_fragments<TO_FLOAT>);
+    d0 = out.d[0], d1 = out.d[1], d2 = out.d[2], d3 = out.d[3];
+}
+
+#define MMA(name, to_float)                                                                                                           \
+    inline void name(int line, float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, \
+                     unsigned b1, float c0, float c1, float c2, float c3) {                                                             \
+        mma_16x8x16<to_float>(line, d0, d1, d2, d3, MmaIn{{a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3}});                                \
+    }
+MMA(mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32, from_half)
+MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, from_bfloat)
+#undef MMA
+
+}  // namespace ptx
