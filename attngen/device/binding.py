@@ -51,6 +51,8 @@ def measure(source: KernelSource, arrays: Mapping[str, ArrayView]) -> dict[str, 
         raise ArgumentError(f"`{one}` is on {first} and `{other}` on {second}; move them to one place")
     for spec, array in given:
         _check_layout(spec, array)
+    sizes.setdefault("q_heads", arrays["Q"].shape[1])  # head counts that the spec fixes are numbers in the shapes
+    sizes.setdefault("kv_heads", arrays["K"].shape[1])
     return sizes
 
 

@@ -271,11 +271,11 @@ class ThreeKernels(File):
         sections = {"numbers": "Numbers", "primitives": "Element types", "variant": "This variant's score and mask"}
         if self.plan.rung == "tiled":
             sections["tiles"] = "Tiles in shared memory"
-        return sections | {
-            "scores": "Scores",
-            "weights": {"softmax": "Softmax", "sigmoid": "Sigmoid", "none": "Weights"}[self.spec.normalize],
-            "weighted_sum": "Weighted sum",
-        }
+        weights = {"softmax": "Softmax", "sigmoid": "Sigmoid"}.get(self.spec.normalize)
+        sections["scores"] = "Scores"
+        if weights is not None:
+            sections["weights"] = weights
+        return sections | {"weighted_sum": "Weighted sum"}
 
     def kernels(self) -> dict[str, KernelText]:
         naive = self.plan.rung == "naive"

@@ -47,20 +47,19 @@ def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, 
     sizes = problem.sizes
     kv_h = h // (sizes["q_heads"] // sizes["kv_heads"])
     q, k, v = problem.q[b, h, rows], problem.k[b, kv_h], problem.v[b, kv_h]
-    names: dict[str, Any] = {**sizes, **problem.params, "b": b, "h": h}
+    numbers = {**sizes, **problem.params, "b": b, "h": h}
+    names: dict[str, Any] = {name: _literal(problem, value) for name, value in numbers.items()}
     names["q"] = _arange(problem, rows.start, rows.stop)[:, None]
     names["k"] = _arange(problem, 0, sizes["kv_len"])[None, :]
 
     def value(expr: Expr) -> Any:
-        return evaluate(expr, names, lambda name, at: _read(problem, name, at), xp)
+        return evaluate(expr, names, lambda name, at: _read(problem, name, at), xp, lambda c: _literal(problem, c))
 
     names["s"] = (q @ k.T) * value(spec.scale)
     scores = value(spec.score) + 0.0 * names["s"]
     if spec.mask is not None:
         forbidden = 0.0 if spec.normalize == "none" else -math.inf
         allowed = value(spec.mask)
-        if isinstance(allowed, bool):
-            allowed = names["s"] == names["s"] if allowed else names["s"] != names["s"]
         scores = xp.where(allowed, scores, _full(scores, forbidden, xp))
     if spec.normalize == "none":
         return scores @ v, None
@@ -92,8 +91,16 @@ def _full(like: Any, value: float, xp: Any) -> Any:
 
 
 def _arange(problem: Problem, start: int, stop: int) -> Any:
-    device = {"device": problem.q.device} if problem.xp.__name__ == "torch" else {}
-    return problem.xp.arange(start, stop, dtype=problem.xp.int64, **device)
+    return problem.xp.arange(start, stop, dtype=problem.xp.int64, **_place(problem))
+
+
+def _literal(problem: Problem, value: Any) -> Any:
+    """A number for an expression: torch's functions want tensors, numpy's do better with Python's numbers."""
+    return problem.xp.tensor(value, **_place(problem)) if _place(problem) else value
+
+
+def _place(problem: Problem) -> dict[str, Any]:
+    return {"device": problem.q.device} if problem.xp.__name__ == "torch" else {}
 
 
 def _read(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:

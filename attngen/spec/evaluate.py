@@ -11,17 +11,19 @@ from attngen.spec.operators import TABLE
 ReadInput = Callable[[str, tuple[Any, ...]], Any]
 
 
-def evaluate(expr: Expr, names: Mapping[str, Any], read: ReadInput, xp: Any) -> Any:
+def evaluate(
+    expr: Expr, names: Mapping[str, Any], read: ReadInput, xp: Any, literal: Callable[[Any], Any] = lambda value: value
+) -> Any:
     """`expr` with every name replaced by its array (arrays broadcast), elements of inputs given by `read(input, indices)`.
 
     `xp` is the namespace of the arrays: numpy or torch. Integer arrays should be int64, float arrays of the precision
-    wanted for the result.
+    wanted for the result. `literal` makes an array of a constant where the namespace needs one (torch).
     """
     memo: dict[Expr, Any] = {}
     for node in walk(expr):
         match node:
             case Const():
-                memo[node] = node.value
+                memo[node] = literal(node.value)
             case Name():
                 memo[node] = names[node.name]
             case Gather():

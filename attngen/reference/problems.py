@@ -1,0 +1,100 @@
+"""Problems to try a spec on: randn Q, K and V, and sensible values for captured tensors, as storage arrays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from attngen.spec.attention import SIZES, AttentionSpec, Input
+from attngen.spec.dtypes import round_to_storage
+from attngen.spec.expr import Apply, Gather, Name, inputs_in, walk
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a problem; heads that the spec fixes are taken from it."""
+
+    batch: int = 2
+    q_heads: int = 2
+    kv_heads: int = 1
+    q_len: int = 128
+    kv_len: int = 128
+    free: dict[str, int] = field(default_factory=dict)
+
+    def sizes(self, spec: AttentionSpec) -> dict[str, int]:
+        sizes = {n: int(getattr(self, n)) for n in SIZES}
+        if spec.q_heads is not None and spec.kv_heads is not None:
+            sizes |= {"q_heads": spec.q_heads, "kv_heads": spec.kv_heads}
+        return sizes | {d: self.free.get(d, 64) for d in spec.free_dims}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One problem: storage arrays q, k, v as compiled attention takes them, and captured tensors by name."""
+
+    q: Array
+    k: Array
+    v: Array
+    inputs: dict[str, Array]
+
+
+def sample(spec: AttentionSpec, shape: Shape, seed: int = 0) -> Sample:
+    """Random arrays for `spec`. Captured integers are in range for what they index or count; see `_values`."""
+    rng = np.random.default_rng(seed)
+    sizes = shape.sizes(spec)
+
+    def randn(heads: str, length: str, head_dim: int) -> Array:
+        values = rng.standard_normal((sizes["batch"], sizes[heads], sizes[length], head_dim), dtype=np.float32)
+        return round_to_storage(values, spec.dtype)
+
+    q = randn("q_heads", "q_len", spec.head_dim)
+    k = randn("kv_heads", "kv_len", spec.head_dim)
+    v = randn("kv_heads", "kv_len", spec.head_dim_v)
+    return Sample(q, k, v, {i.name: _values(spec, i, sizes, rng) for i in spec.inputs})
+
+
+def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np.random.Generator) -> Array:
+    """Booleans: most are true. Integers along a sequence: sorted identifiers of documents; others: lengths up to kv_len.
+    Floats: randn, but small and falling with the head where they multiply positions (as ALiBi's slopes do)."""
+    shape = tuple(d if isinstance(d, int) else sizes[d] for d in declared.dims)
+    if declared.dtype.kind == "bool":
+        return rng.random(shape) < 0.8
+    if declared.dtype.kind == "int":
+        if declared.dims[-1] in ("q_len", "kv_len"):
+            documents = max(1, shape[-1] // 48)
+            return np.sort(rng.integers(0, documents + 1, shape), axis=-1).astype(declared.dtype.numpy)
+        return rng.integers(0, sizes["kv_len"] + 1, shape).astype(declared.dtype.numpy)
+    if _multiplies_positions(spec, declared.name):
+        heads = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
+        return round_to_storage(np.exp2(-8.0 * heads / heads.size) * np.float32(_sign(spec, declared.name)), declared.dtype)
+    return round_to_storage(rng.standard_normal(shape, dtype=np.float32), declared.dtype)
+
+
+def _products(spec: AttentionSpec, name: str) -> list[Apply]:
+    return [
+        node
+        for node in walk(spec.score)
+        if isinstance(node, Apply)
+        and node.op == "mul"
+        and any(isinstance(a, Gather) and a.input == name for a in node.args)
+        and any(_is_position(a) for a in node.args)
+    ]
+
+
+def _is_position(node: Any) -> bool:
+    return not inputs_in(node) and any(isinstance(n, Name) and n.name in ("q", "k") for n in walk(node))
+
+
+def _multiplies_positions(spec: AttentionSpec, name: str) -> bool:
+    return bool(_products(spec, name))
+
+
+def _sign(spec: AttentionSpec, name: str) -> float:
+    """-1 where the product is exponentiated, so that it decays."""
+    exponents = (n for n in walk(spec.score) if isinstance(n, Apply) and n.op in ("exp", "exp2"))
+    return -1.0 if any(p in walk(n) for n in exponents for p in _products(spec, name)) else 1.0

@@ -1,0 +1,90 @@
+"""The oracle on torch: float64 truth on the tensors' own device, and torch's own result at storage precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attngen.reference.definition import Problem, attention_rows, block_rows
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import Const, Name
+
+if TYPE_CHECKING:
+    import torch
+
+
+def torch_attention(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    params: Mapping[str, int | float] | None = None,
+    compute: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """O [batch, q_heads, q_len, head_dim_v] and lse [batch, q_heads, q_len] computed in `compute` (float64 by default)."""
+    import torch
+
+    wanted = compute or torch.float64
+
+    def decode(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype.is_floating_point:
+            return tensor.to(wanted)
+        return tensor if tensor.dtype is torch.bool else tensor.long()
+
+    numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params or {})
+    real = {name: decode(tensor) for name, tensor in (inputs or {}).items()}
+    problem = Problem(spec, decode(q), decode(k), decode(v), real, numbers, torch)
+    batch, q_heads, q_len, _ = q.shape
+    output = torch.zeros((batch, q_heads, q_len, v.shape[3]), dtype=wanted, device=q.device)
+    lse = torch.full((batch, q_heads, q_len), float("-inf"), dtype=wanted, device=q.device)
+    step = block_rows(problem)
+    for b in range(batch):
+        for h in range(q_heads):
+            for start in range(0, q_len, step):
+                rows = slice(start, min(start + step, q_len))
+                found, row_lse = attention_rows(problem, b, h, rows)
+                output[b, h, rows] = found.to(wanted)
+                if row_lse is not None:
+                    lse[b, h, rows] = row_lse.to(wanted)
+    return output, lse if spec.normalize == "softmax" else None
+
+
+def torch_math(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    params: Mapping[str, int | float] | None = None,
+) -> torch.Tensor:
+    """Torch's own result at storage precision: its math backend where that can say the spec, else the same done by hand.
+
+    The math backend computes in fp32 and rounds its output; so does the formula by hand.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if spec.mask is None and isinstance(spec.score, Name) and spec.normalize == "softmax" and spec.sink is None:
+        assert isinstance(spec.scale, Const), spec.scale
+        with sdpa_kernel(SDPBackend.MATH):
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, scale=float(spec.scale.value), enable_gqa=q.shape[1] != k.shape[1]
+            )
+    output, _ = torch_attention(spec, q, k, v, inputs=inputs, params=params, compute=torch.float32)
+    return output.to(q.dtype)
+
+
+def to_torch(array: Any, device: str) -> torch.Tensor:
+    """A storage array of numpy as a tensor with the same bits."""
+    import numpy as np
+    import torch
+
+    from attngen.spec.dtypes import NUMPY_BFLOAT16
+
+    array = np.ascontiguousarray(array)
+    if array.dtype == NUMPY_BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(array).to(device)

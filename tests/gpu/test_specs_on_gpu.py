@@ -1,0 +1,150 @@
+"""Every shipped spec on the GPU: three rungs, every storage type, many shapes, against float64.
+
+The bound is twice the error of torch's own result at the same precision, plus one unit in the last place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import attngen
+from attngen.reference.compare import unit_in_last_place
+from attngen.reference.problems import Shape, sample
+from attngen.reference.torch_oracle import to_torch, torch_attention, torch_math
+from attngen.spec.attention import RUNGS, AttentionSpec
+from attngen.spec.dtypes import DTYPES
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+
+SPECS = sorted(p.stem for p in (ROOT / "specs").glob("*.attn"))
+LENGTHS = (1, 7, 128, 1000, 4096)
+
+
+def spec_with(name: str, dtype: str) -> AttentionSpec:
+    (spec,) = attngen.load(ROOT / "specs" / f"{name}.attn"),
+    return replace(spec, dtype=DTYPES[dtype])
+
+
+def max_error(found, exact) -> float:
+    if exact.numel() == 0:
+        return 0.0
+    difference = torch.where(found.double() == exact, 0.0, (found.double() - exact).abs())
+    return float(torch.nan_to_num(difference, nan=float("inf")).max())
+
+
+def check(spec: AttentionSpec, kernels, shape: Shape, seed: int = 0) -> None:
+    problem = sample(spec, shape, seed)
+    q, k, v = (to_torch(t, "cuda") for t in (problem.q, problem.k, problem.v))
+    inputs = {n: to_torch(t, "cuda") for n, t in problem.inputs.items()}
+    exact, exact_lse = torch_attention(spec, q, k, v, inputs=inputs)
+    own = max_error(torch_math(spec, q, k, v, inputs=inputs), exact)
+    allowed = 2 * own + unit_in_last_place(float(exact.abs().max()), spec.dtype)
+    for kernel in kernels:
+        out = torch.full_like(exact, float("nan"), dtype=q.dtype)
+        result = kernel(q, k, v, out=out, **inputs)
+        error = max_error(out, exact)
+        assert error <= allowed, (spec.name, spec.dtype, kernel.plan.schedule, shape, error, allowed)
+        if spec.lse:
+            lse = result[1]
+            single = torch_attention(spec, q, k, v, inputs=inputs, compute=torch.float32)[1]
+            finite = exact_lse[exact_lse.isfinite()].abs()
+            ulp = unit_in_last_place(float(finite.max()) if finite.numel() else 0.0, DTYPES["fp32"])
+            bound = 2 * max_error(single, exact_lse) + ulp
+            assert max_error(lse, exact_lse) <= bound, (spec.name, kernel.plan.schedule, shape, "lse")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("name", SPECS)
+def test_every_rung_against_float64(name: str, dtype: str) -> None:
+    spec = spec_with(name, dtype)
+    kernels = [attngen.compile(spec, kernel=rung, device="cuda") for rung in RUNGS]
+    heads = spec.q_heads or 4
+    for length in LENGTHS:
+        few = 1 if length >= 1000 and heads > 8 else 2
+        check(spec, kernels, Shape(batch=few, q_heads=heads, kv_heads=2, q_len=length, kv_len=length), seed=length)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "unequal_heads", "cross_attention", "padding", "dense_bias"])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(33, 500), (500, 33), (1, 1000)])
+def test_queries_and_keys_of_different_number(name: str, q_len: int, kv_len: int) -> None:
+    spec = spec_with(name, "bf16")
+    kernels = [attngen.compile(spec, kernel=rung, device="cuda") for rung in RUNGS]
+    check(spec, kernels, Shape(batch=2, q_heads=4, kv_heads=2, q_len=q_len, kv_len=kv_len))
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_strided_and_expanded_tensors_are_read_in_place(rung: str, dtype: str) -> None:
+    spec = spec_with("gpt2", dtype)
+    kernel = attngen.compile(spec, kernel=rung, device="cuda")
+    element = getattr(torch, DTYPES[dtype].torch)
+    packed = torch.randn(2, 200, 3, 4, 64, device="cuda").to(element)
+    q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
+    k = k[:, :1].expand(2, 4, 200, 64)
+    exact, _ = torch_attention(spec, q, k, v)
+    own = max_error(torch_math(spec, q, k, v), exact)
+    out = torch.empty(2, 200, 4, 64, device="cuda", dtype=element).transpose(1, 2)
+    kernel(q, k, v, out=out)
+    assert max_error(out, exact) <= 2 * own + unit_in_last_place(float(exact.abs().max()), spec.dtype)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_rows_with_no_key_give_zero_and_minus_infinity(rung: str) -> None:
+    spec = attngen.spec(dtype="bf16", head_dim=64, mask="k < q - 40", lse=True)
+    q, k, v = torch.randn(3, 1, 2, 100, 64, device="cuda", dtype=torch.bfloat16)
+    output, lse = attngen.compile(spec, kernel=rung, device="cuda")(q, k, v)
+    assert torch.equal(output[:, :, :41], torch.zeros_like(output[:, :, :41]))
+    assert bool((lse[:, :, :41] == float("-inf")).all())
+    assert bool(lse[:, :, 41:].isfinite().all())
+    assert bool(output.isfinite().all())
+
+
+def test_attention_function_agrees_with_torch() -> None:
+    q, k, v = torch.randn(3, 2, 4, 300, 64, device="cuda", dtype=torch.float16)
+    bias = torch.randn(1, 4, 1, 300, device="cuda", dtype=torch.float16)
+    allowed = torch.rand(2, 1, 300, 300, device="cuda") > 0.3
+    for kwargs in ({}, {"is_causal": True}, {"mask": bias}, {"mask": allowed}, {"scale": 0.3}):
+        names = {"mask": "attn_mask"}
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            q.double(), k.double(), v.double(),
+            **{names.get(n, n): (x.double() if n == "mask" and x.dtype != torch.bool else x) for n, x in kwargs.items()},
+        )  # fmt: skip
+        for mode in ("auto", "naive", "tiled", "fused"):
+            assert max_error(attngen.attention(q, k, v, mode=mode, **kwargs), expected) < 4e-3
+
+
+def test_launches_on_the_current_stream_and_replays_in_a_graph() -> None:
+    spec = spec_with("packed_documents", "bf16")
+    kernel = attngen.compile(spec, device="cuda")
+    q, k, v = torch.randn(3, 2, 4, 256, 128, device="cuda", dtype=torch.bfloat16)
+    document = torch.arange(256, device="cuda", dtype=torch.int32).div(50, rounding_mode="floor").expand(2, 256)
+    expected = kernel(q, k, v, document=document)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        assert torch.equal(kernel(q, k, v, document=document), expected)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = kernel(q, k, v, document=document)
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, expected)
+
+
+def test_offsets_are_64_bit() -> None:
+    """More than 2^31 elements of Q: the last head must be as right as the first."""
+    spec = spec_with("gpt2", "fp16")
+    kernel = attngen.compile(spec, device="cuda")
+    q, k, v = torch.randn(3, 1, 1, 4096, 64, device="cuda", dtype=torch.float16)
+    expected = kernel(q, k, v)
+    big = torch.empty(1, 8448, 4096, 64, device="cuda", dtype=torch.float16)
+    assert big.numel() > 2**31
+    big[:] = q
+    found = kernel(big, k.expand(1, 8448, 4096, 64), v.expand(1, 8448, 4096, 64))
+    assert torch.equal(found[:, -1:], expected)
+    assert torch.equal(found[:, :1], expected)
