@@ -96,7 +96,10 @@ def _arange(problem: Problem, start: int, stop: int) -> Any:
 
 def _literal(problem: Problem, value: Any) -> Any:
     """A number for an expression: torch's functions want tensors, numpy's do better with Python's numbers."""
-    return problem.xp.tensor(value, **_place(problem)) if _place(problem) else value
+    if not _place(problem):
+        return value
+    precision = {"dtype": problem.xp.float64} if isinstance(value, float) else {}
+    return problem.xp.tensor(value, **_place(problem), **precision)
 
 
 def _place(problem: Problem) -> dict[str, Any]:
