@@ -56,7 +56,7 @@ def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, 
         return evaluate(expr, names, lambda name, at: _read(problem, name, at), xp, lambda c: _literal(problem, c))
 
     names["s"] = (q @ k.T) * value(spec.scale)
-    scores = value(spec.score) + 0.0 * names["s"]
+    scores = _like(value(spec.score) + 0.0 * names["s"], v)
     if spec.mask is not None:
         forbidden = 0.0 if spec.normalize == "none" else -math.inf
         allowed = value(spec.mask)
@@ -84,6 +84,11 @@ def _softmax(scores: Any, v: Any, sink: Any | None, xp: Any) -> tuple[Any, Any]:
     output = (weights / divisor) @ v
     lse = xp.where(empty, _full(total, -math.inf, xp), shift + xp.log(divisor))
     return output, lse[:, 0]
+
+
+def _like(array: Any, example: Any) -> Any:
+    """`array` in the precision of `example`."""
+    return array.astype(example.dtype) if hasattr(array, "astype") else array.to(example.dtype)
 
 
 def _full(like: Any, value: float, xp: Any) -> Any:

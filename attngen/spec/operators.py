@@ -591,7 +591,7 @@ ROWS: tuple[Operator, ...] = (
              derivative=lambda g, out, c, a, b: (None, where(c, g, FLOAT_ZERO), where(c, FLOAT_ZERO, g)),
              bounds=_selected, what="the second operand where the first is true, else the third"),
     Operator(name="float", typing=conversion(FLOAT), cuda=dict.fromkeys((INT, FLOAT, BOOL), Spelling("float({0})", CALL)),
-             array=lambda xp, a: a * 1.0, derivative=discrete(1),
+             array=lambda xp, a: to_float(xp, a), derivative=discrete(1),
              bounds=lambda a: Interval(apply("float", a.lo), apply("float", a.hi)), what="a number as a float"),
     Operator(name="int", typing=conversion(INT), cuda=dict.fromkeys((INT, FLOAT, BOOL), Spelling("int({0})", CALL)),
              array=lambda xp, a: to_integer(xp, a), derivative=discrete(1),
@@ -600,6 +600,15 @@ ROWS: tuple[Operator, ...] = (
              what="a number as an integer, rounded toward zero and kept within 32 bits"),
 )
 # fmt: on
+
+
+def to_float(xp: Any, a: Any) -> Any:
+    """Integers and truth values as float64; floats as they are."""
+    if xp is PYTHON or not hasattr(a, "dtype"):
+        return float(a)
+    if "float" in str(a.dtype):
+        return a
+    return a.astype("float64") if hasattr(a, "astype") else a.to(xp.float64)
 
 
 def to_integer(xp: Any, a: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +39,7 @@ class CudaKernel:
         place = Stream.from_handle(stream) if stream else LEGACY_DEFAULT_STREAM
         for one in launches:
             config = LaunchConfig(grid=one.grid, block=one.entry.block, shmem_size=one.entry.shared_bytes)
-            launch(place, config, self._entry(one), *one.arguments)
+            launch(place, config, self._entry(one), *map(_argument, one.arguments))
 
     def _entry(self, one: Launch) -> Any:
         name = one.entry.name
@@ -48,6 +49,11 @@ class CudaKernel:
                 _allow_shared(kernel, one.entry.shared_bytes, self.device.device_id)
             self._entries[name] = kernel
         return self._entries[name]
+
+
+def _argument(value: Any) -> Any:
+    """Addresses as integers, which cuda.core passes in 64 bits; every other scalar as it is."""
+    return value.value or 0 if isinstance(value, ctypes.c_void_p) else value
 
 
 def _allow_shared(kernel: Any, size: int, ordinal: int) -> None:
