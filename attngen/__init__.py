@@ -4,7 +4,7 @@
     kernel = attngen.compile("specs/gpt2.attn")
     o = kernel(q, k, v)
 
-`spec` describes an attention in Python, `load` reads an `.attn` file, `compile` makes a callable of either, `attention` is
+`define` describes an attention in Python, `load` reads an `.attn` file, `compile` makes a callable of either, `attention` is
 softmax(scale * q k^T + mask) v at once. The functions of the language (`where`, `exp`, `tanh`, ...) are here for masks and
 scores written as Python functions. Everything is imported when first used.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from attngen.device.arrays import ArgumentError
     from attngen.device.protocol import CompilationError, DeviceError
     from attngen.diagnostics import DiagnosticError
-    from attngen.language import spec, to_text, traced
+    from attngen.language import define, to_text, traced
     from attngen.spec.attention import AttentionSpec
 
 _HOME = {
@@ -32,7 +32,7 @@ _HOME = {
     "attention": "attngen.api",
     "compile": "attngen.api",
     "load": "attngen.api",
-    "spec": "attngen.language.python_spec",
+    "define": "attngen.language.python_spec",
     "to_text": "attngen.spec.print_attn",
     "traced": "attngen.language.python_spec",
 }
@@ -47,7 +47,7 @@ __all__ = [
     "attention",
     "compile",
     "load",
-    "spec",
+    "define",
     "to_text",
     "traced",
 ]

@@ -217,14 +217,14 @@ def _standard(
     device: str,
     location: Location,
 ) -> CompiledAttention:
-    from attngen.language import spec
+    from attngen.language import define
 
     if mode not in ("auto", "naive", "tiled", "fused"):
         raise ArgumentError(f"mode is {mode!r}; expected naive, tiled, fused or auto")
     inputs = {} if mask is None else {"attn_mask": (mask, ("batch", "heads", "q_len", "kv_len"))}
     entry = "attn_mask[b, h, q, k]"
     masks = (["q >= k"] if is_causal else []) + ([entry] if mask == "bool" else [])
-    described = spec(
+    described = define(
         name="attention",
         dtype=dtype,
         head_dim=head_dim,

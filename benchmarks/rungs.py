@@ -47,7 +47,7 @@ def measure(candidates: dict, rounds: int) -> dict[str, float]:
 def case(dtype: str, causal: bool, batch: int, heads: int, length: int, head_dim: int, rounds: int) -> dict:
     element = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
     q, k, v = (torch.randn(batch, heads, length, head_dim, device="cuda", dtype=element) for _ in range(3))
-    spec = attngen.spec(dtype=dtype, head_dim=head_dim, mask="causal" if causal else None)
+    spec = attngen.define(dtype=dtype, head_dim=head_dim, mask="causal" if causal else None)
     candidates = {}
     for rung in ("naive", "tiled", "fused"):
         kernel = attngen.compile(spec, kernel=rung, device="cuda")

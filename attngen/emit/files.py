@@ -31,6 +31,8 @@ class KernelText:
     entry: EntryPoint
     signature: tuple[SignatureLine, ...]
 
+    threads: str  # as the launch bounds say it: a constant's name or a number
+
     @property
     def name(self) -> str:
         return self.entry.name
@@ -155,17 +157,23 @@ class File:
         return [p for name, p in names if name in used] + (["convert_float"] if needs_float else [])
 
     def kernel(
-        self, suffix: str, grid: tuple[Extent, ...], parameters: list[Parameter], threads: int = 0, shared: bool = False
+        self,
+        suffix: str,
+        grid: tuple[Extent, ...],
+        parameters: list[Parameter],
+        threads: int | None = None,
+        threads_name: str = "THREADS",
+        shared: bool = False,
     ) -> KernelText:
         entry = EntryPoint(
             name=f"{self.spec.name}_{suffix}",
             parameters=tuple(parameters),
             grid=(Product(grid), Product(()), Product(())),
-            block=(threads or self.plan.threads, 1, 1),
+            block=(self.plan.threads if threads is None else threads, 1, 1),
             shared_bytes=self.plan.shared_bytes if shared else 0,
             shared_buffers=self.plan.buffers if shared else (),
         )
-        return KernelText(entry, self._signature(entry))
+        return KernelText(entry, self._signature(entry), threads_name)
 
     def _signature(self, entry: EntryPoint) -> tuple[SignatureLine, ...]:
         lines: list[SignatureLine] = []
@@ -240,7 +248,7 @@ class File:
         element = f"vector[i * captured_{source.name}_stride_{span.axis}]"
         lowest, highest = RANGE_LIMITS[range_dtype(source).name]
         return RangeKernel(
-            kernel=self.kernel(f"{c_name(span.name)}_ranges", extents[::-1], parameters, threads=32),
+            kernel=self.kernel(f"{c_name(span.name)}_ranges", extents[::-1], parameters, threads=32, threads_name="32"),
             length=str(source.dims[span.axis]),
             block="BLOCK_Q" if span.index == "q" else "BLOCK_KV",
             others=others,
@@ -317,7 +325,8 @@ class ThreeKernels(File):
                 *abi.strides("O"),
                 *self.sizes(),
             ],
-            threads=self._d_threads() if naive else 0,
+            threads=self._d_threads() if naive else None,
+            threads_name="THREADS_D" if naive else "THREADS",
         )
         return kernels
 
@@ -326,12 +335,17 @@ class ThreeKernels(File):
 
     def constants(self) -> list[ConstantLine]:
         lines = [INFINITY, *self.numbers(), ConstantLine("int", "THREADS", str(self.plan.threads))]
+        if self.plan.rung == "naive":
+            lines += [
+                ConstantLine("int", "THREADS_D", str(self._d_threads()), "the head size of V in whole warps"),
+                ConstantLine("int", "SUM_BLOCK", "16", SUM_BLOCK),
+            ]
         if self.plan.rung == "tiled":
             lines += [
                 *([ConstantLine("int", "WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
                 ConstantLine("int", "BLOCK_Q", str(tiled.BLOCK)),
                 ConstantLine("int", "BLOCK_KV", str(tiled.BLOCK)),
-                ConstantLine("int", "BLOCK_D", "32", "terms of a sum in shared memory at a time"),
+                ConstantLine("int", "BLOCK_D", "16", "terms of a sum in shared memory at a time"),
                 ConstantLine("int", "OUTPUTS", "BLOCK_Q / 16", "rows, and columns, of a thread"),
             ]
         return lines
@@ -382,7 +396,7 @@ class Fused(File):
         return [
             INFINITY,
             *self.numbers(),
-            *(softmax if self.spec.normalize == "softmax" else []),
+            *(softmax if self.exponentials() else []),
             ConstantLine("int", "BLOCK_Q", str(plan.block_q), "query rows of a block"),
             ConstantLine("int", "BLOCK_KV", str(plan.block_kv), "keys of a tile"),
             ConstantLine("int", "THREADS", str(plan.threads)),
@@ -390,7 +404,8 @@ class Fused(File):
         ]
 
     def exponentials(self) -> list[str]:
-        return ["exp2_log2"] if self.spec.normalize == "softmax" else []
+        """The primitives of a softmax in base 2."""
+        return []
 
 
 class FusedSimt(Fused):
@@ -398,7 +413,7 @@ class FusedSimt(Fused):
         return self.fused_kernel("bhsd")
 
     def primitives(self) -> list[str]:
-        return [*self.conversions(), *self.exponentials()]
+        return self.conversions()
 
     def constants(self) -> list[ConstantLine]:
         per_thread = self.spec.head_dim_v // fused_simt.COLUMN_THREADS
@@ -409,6 +424,7 @@ class FusedSimt(Fused):
             ConstantLine("int", "COLUMN_THREADS", str(fused_simt.COLUMN_THREADS)),
             ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
             ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
+            ConstantLine("int", "SUM_BLOCK", str(16 if self.spec.head_dim % 16 == 0 else 8), SUM_BLOCK),
             ConstantLine("int", "VECTOR", str(vector), "neighbouring dimensions of O that a thread has"),
             ConstantLine("int", "QK_STRIDE", f"HEAD_DIM + {fused_simt.PAD}", "floats from row to row in shared memory"),
             ConstantLine("int", "V_STRIDE", f"HEAD_DIM_V + {fused_simt.PAD}"),
@@ -417,6 +433,9 @@ class FusedSimt(Fused):
 
 
 class FusedMma(Fused):
+    def exponentials(self) -> list[str]:
+        return ["exp2_log2"] if self.spec.normalize == "softmax" else []
+
     def kernels(self) -> dict[str, KernelText]:
         return self.fused_kernel("bhs")
 
@@ -437,6 +456,7 @@ class FusedMma(Fused):
         ]
 
 
+SUM_BLOCK = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
 INFINITY = ConstantLine("float", "INF", "__builtin_bit_cast(float, 0x7f800000)")
 
 FILES: dict[str, type[File]] = {

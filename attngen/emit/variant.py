@@ -116,7 +116,8 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     exprs = [e for e in (spec.mask, score, spec.scale, sink, *bound_exprs, *test_exprs) if e is not None]
     elementwise = [e for e in (spec.mask, score) if e is not None]
     folds = (
-        score is None
+        plan.schedule == "fused_mma"
+        and score is None
         and sink is None
         and spec.normalize == "softmax"
         and isinstance(spec.scale, Const)

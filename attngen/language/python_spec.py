@@ -22,7 +22,7 @@ Written = str | Callable[..., Any] | None
 SPELLED = {"heads": "q_heads"}
 
 
-def spec(**described: Any) -> AttentionSpec:
+def define(**described: Any) -> AttentionSpec:
     """An AttentionSpec from keyword arguments; see `traced`, which also returns the arrays that functions captured."""
     return traced(**described)[0]
 
