@@ -46,8 +46,8 @@ __all__ = [
     "DiagnosticError",
     "attention",
     "compile",
-    "load",
     "define",
+    "load",
     "to_text",
     "traced",
 ]

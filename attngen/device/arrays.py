@@ -146,9 +146,7 @@ def _of_dlpack(array: Any, name: str) -> ArrayView:
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else contiguous_strides(shape)
     location = CPU if kind == "cpu" else Location("cuda", tensor.device_id)
-    return ArrayView(
-        name, (tensor.data or 0) + tensor.byte_offset, shape, strides, DTYPES[known], location, (array, capsule)
-    )
+    return ArrayView(name, (tensor.data or 0) + tensor.byte_offset, shape, strides, DTYPES[known], location, (array, capsule))
 
 
 def _unknown_dtype(name: str, dtype: str) -> ArgumentTypeError:

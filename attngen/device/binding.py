@@ -109,9 +109,7 @@ def _check_layout(spec: TensorSpec, array: ArrayView) -> None:
         raise ArgumentError(f"`{array.name}` is an expanded view: its elements share memory and cannot be written. Pass a copy")
 
 
-def _wrong_size(
-    spec: TensorSpec, array: ArrayView, axis: int, extent: Extent, wanted: int, origin: Mapping[str, str]
-) -> str:
+def _wrong_size(spec: TensorSpec, array: ArrayView, axis: int, extent: Extent, wanted: int, origin: Mapping[str, str]) -> str:
     source = f" as in `{origin[extent]}`" if isinstance(extent, str) and extent in origin else ""
     return (
         f"`{array.name}` is {_shape(array.shape)}: dimension {axis} is {array.shape[axis]}, expected "
@@ -125,9 +123,7 @@ def _shape(shape: tuple[Any, ...]) -> str:
 
 def shapes_to_allocate(source: KernelSource, sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
     """The shape of every output and workspace."""
-    return {
-        t.name: tuple(evaluate_extent(e, sizes) for e in t.shape) for t in source.tensors if t.role != "input"
-    }
+    return {t.name: tuple(evaluate_extent(e, sizes) for e in t.shape) for t in source.tensors if t.role != "input"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +134,7 @@ class Bound:
     memory: tuple[Memory, ...]
 
 
-def bind(
-    source: KernelSource, arrays: Mapping[str, ArrayView], sizes: dict[str, int], params: Mapping[str, Number]
-) -> Bound:
+def bind(source: KernelSource, arrays: Mapping[str, ArrayView], sizes: dict[str, int], params: Mapping[str, Number]) -> Bound:
     """Every entry point with its grid and arguments. `arrays` holds all tensors, workspaces included.
 
     Raises ArgumentError where a grid is larger than CUDA allows.
@@ -221,4 +215,13 @@ def refuse_unknown(names: list[str], known: list[str]) -> None:
             raise ArgumentError(f"this attention has no input or param `{name}`; {hint}")
 
 
-__all__ = ["DTYPES", "Bound", "bind", "check_params", "contiguous_strides", "measure", "refuse_unknown", "shapes_to_allocate"]
+__all__ = [
+    "DTYPES",
+    "Bound",
+    "bind",
+    "check_params",
+    "contiguous_strides",
+    "measure",
+    "refuse_unknown",
+    "shapes_to_allocate",
+]

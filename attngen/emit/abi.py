@@ -30,10 +30,7 @@ def tensor_specs(spec: AttentionSpec, plan: Plan, variant: Variant) -> tuple[Ten
         TensorSpec("K", "input", dtype, ("batch", kv_heads, "kv_len", spec.head_dim), **rows),  # type: ignore[arg-type]
         TensorSpec("V", "input", dtype, ("batch", kv_heads, "kv_len", spec.head_dim_v), **rows),  # type: ignore[arg-type]
     ]
-    tensors += [
-        TensorSpec(i.name, "input", i.dtype.name, tuple(_extent(spec, d) for d in i.dims))
-        for i in spec.inputs
-    ]
+    tensors += [TensorSpec(i.name, "input", i.dtype.name, tuple(_extent(spec, d) for d in i.dims)) for i in spec.inputs]
     output = ("batch", q_heads, "q_len", spec.head_dim_v)
     tensors.append(TensorSpec("O", "output", dtype, output, 4 if vectors else 0, vectors))
     if spec.lse:
@@ -88,9 +85,7 @@ def captured_tensor(tensor: Captured) -> list[Parameter]:
     """The address of a captured tensor and the stride of each dimension."""
     prefix = f"captured_{tensor.c_name}"
     pointer = Parameter(prefix, f"const {tensor.dtype.cuda}*", "data", tensor.c_name)
-    steps = [
-        Parameter(f"{prefix}_stride_{d}", "long long", "stride", tensor.c_name, d) for d in range(tensor.rank)
-    ]
+    steps = [Parameter(f"{prefix}_stride_{d}", "long long", "stride", tensor.c_name, d) for d in range(tensor.rank)]
     return [pointer, *steps]
 
 

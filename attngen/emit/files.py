@@ -138,7 +138,10 @@ class File:
     def numbers(self) -> list[ConstantLine]:
         """The constants that every schedule has."""
         spec, variant = self.spec, self.variant
-        lines = [ConstantLine("int", "HEAD_DIM", str(spec.head_dim)), ConstantLine("int", "HEAD_DIM_V", str(spec.head_dim_v))]
+        lines = [
+            ConstantLine("int", "HEAD_DIM", str(spec.head_dim)),
+            ConstantLine("int", "HEAD_DIM_V", str(spec.head_dim_v)),
+        ]
         if spec.q_heads is not None:
             lines += [
                 ConstantLine("int", "q_heads", str(spec.q_heads)),
@@ -147,6 +150,15 @@ class File:
         if variant.scale_is_constant:
             lines.append(ConstantLine("float", "softmax_scale", variant.scale))
         return lines
+
+    def infinity(self) -> list[ConstantLine]:
+        """INF, where anything uses it: a softmax, a sigmoid's masked logits, a range of floats, the user's own `inf`."""
+        v = self.variant
+        functions = (v.score, v.mask, v.sink, v.kv_range, v.classify)
+        texts = [t for f in functions if f for t in (*f.results, *(x.text for x in f.temporaries))]
+        ranged = any(self.spec.input(s.input).dtype.kind == "float" for s in v.spans)
+        used = self.spec.normalize != "none" or ranged or any("INF" in t for t in (*texts, v.scale))
+        return [INFINITY] if used else []
 
     def conversions(self) -> list[str]:
         """The element types that occur, `float` for fp32 ones."""
@@ -229,9 +241,7 @@ class File:
         low, high = range_tensors(self.spec, span)
         ctype = low.dtype.cuda
         parameters += [Parameter(t.c_name, f"{ctype}*", "data", t.c_name) for t in (low, high)]
-        parameters += [
-            Parameter(f"out_stride_{d}", "long long", "stride", low.c_name, d) for d in range(span.rank - 1)
-        ]
+        parameters += [Parameter(f"out_stride_{d}", "long long", "stride", low.c_name, d) for d in range(span.rank - 1)]
         wanted = [d for d in source.dims if isinstance(d, str)]
         parameters += abi.sizes(self.spec, *dict.fromkeys(wanted))
         axes = [a for a in range(span.rank) if a != span.axis]
@@ -334,7 +344,7 @@ class ThreeKernels(File):
         return -(-self.spec.head_dim_v // 32) * 32
 
     def constants(self) -> list[ConstantLine]:
-        lines = [INFINITY, *self.numbers(), ConstantLine("int", "THREADS", str(self.plan.threads))]
+        lines = [*self.infinity(), *self.numbers(), ConstantLine("int", "THREADS", str(self.plan.threads))]
         if self.plan.rung == "naive":
             lines += [
                 ConstantLine("int", "THREADS_D", str(self._d_threads()), "the head size of V in whole warps"),
@@ -394,7 +404,7 @@ class Fused(File):
             ConstantLine("float", "EXPONENT_SCALE", exponent, what),
         ]
         return [
-            INFINITY,
+            *self.infinity(),
             *self.numbers(),
             *(softmax if self.exponentials() else []),
             ConstantLine("int", "BLOCK_Q", str(plan.block_q), "query rows of a block"),
@@ -442,7 +452,15 @@ class FusedMma(Fused):
     def primitives(self) -> list[str]:
         dtype = self.spec.dtype.name
         odd = ["ldmatrix_x2"] if self.spec.head_dim_v % 16 else []
-        return [*self.conversions(), f"pack_{dtype}", *self.exponentials(), "cp_async", "ldmatrix", *odd, f"mma_{dtype}"]
+        return [
+            *self.conversions(),
+            f"pack_{dtype}",
+            *self.exponentials(),
+            "cp_async",
+            "ldmatrix",
+            *odd,
+            f"mma_{dtype}",
+        ]
 
     def constants(self) -> list[ConstantLine]:
         padded = fused_mma.padded_head_dim(self.spec)
@@ -481,8 +499,7 @@ def captured_fields(variant: Variant) -> list[CapturedField]:
         shape = f"{t.dtype.name} [{', '.join(t.dims)}]"
         fields.append(CapturedField(f"const {t.dtype.cuda}*", t.c_name, f"captured_{t.c_name}", shape))
         fields += [
-            CapturedField("long long", f"{t.c_name}_stride_{d}", f"captured_{t.c_name}_stride_{d}", "")
-            for d in range(t.rank)
+            CapturedField("long long", f"{t.c_name}_stride_{d}", f"captured_{t.c_name}_stride_{d}", "") for d in range(t.rank)
         ]
     fields += [CapturedField(s.ctype, s.name, f"captured_{s.name}", "") for s in variant.scalars]
     return fields

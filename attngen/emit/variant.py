@@ -194,5 +194,3 @@ def _scalars(spec: AttentionSpec, exprs: list[Expr]) -> tuple[Scalar, ...]:
 
 def _reads(exprs: list[Expr], index: str) -> bool:
     return any(isinstance(n, Gather) and index in names_in(*n.args) for n in walk(*exprs))
-
-

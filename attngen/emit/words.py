@@ -55,7 +55,9 @@ def fused_equations(spec: AttentionSpec) -> list[str]:
     if spec.normalize != "softmax":
         return ["for every tile of keys:", "    S = score(Q K^T);  P = weights of S;  O += P V"]
     return [
-        "m = -inf, l = 0, O = 0; for every tile of keys:" if spec.sink is None else "m = sink, l = 1, O = 0; for every tile of keys:",
+        "m = -inf, l = 0, O = 0; for every tile of keys:"
+        if spec.sink is None
+        else "m = sink, l = 1, O = 0; for every tile of keys:",
         "    S  = score(Q K^T)                     -inf where the mask forbids",
         "    m' = max(m, row maximum of S)",
         "    P  = exp(S - m')",

@@ -28,7 +28,92 @@ MAX_ATTENTIONS = 256
 SPELLED = {"heads": "q_heads"}
 REPEATED = ("input", "param", "let", "define")
 RESERVED_WORDS = frozenset(
-    ["alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case", "catch", "char", "class", "compl", "const", "constexpr", "const_cast", "continue", "decltype", "default", "delete", "do", "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable", "namespace", "new", "noexcept", "not", "not_eq", "nullptr", "operator", "or", "or_eq", "private", "protected", "public", "register", "reinterpret_cast", "return", "short", "signed", "sizeof", "static", "static_assert", "static_cast", "struct", "switch", "template", "this", "thread_local", "throw", "true", "try", "typedef", "typeid", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "while", "xor", "xor_eq", "in", "main"]
+    [
+        "alignas",
+        "alignof",
+        "and",
+        "and_eq",
+        "asm",
+        "auto",
+        "bitand",
+        "bitor",
+        "bool",
+        "break",
+        "case",
+        "catch",
+        "char",
+        "class",
+        "compl",
+        "const",
+        "constexpr",
+        "const_cast",
+        "continue",
+        "decltype",
+        "default",
+        "delete",
+        "do",
+        "double",
+        "dynamic_cast",
+        "else",
+        "enum",
+        "explicit",
+        "export",
+        "extern",
+        "false",
+        "float",
+        "for",
+        "friend",
+        "goto",
+        "if",
+        "inline",
+        "int",
+        "long",
+        "mutable",
+        "namespace",
+        "new",
+        "noexcept",
+        "not",
+        "not_eq",
+        "nullptr",
+        "operator",
+        "or",
+        "or_eq",
+        "private",
+        "protected",
+        "public",
+        "register",
+        "reinterpret_cast",
+        "return",
+        "short",
+        "signed",
+        "sizeof",
+        "static",
+        "static_assert",
+        "static_cast",
+        "struct",
+        "switch",
+        "template",
+        "this",
+        "thread_local",
+        "throw",
+        "true",
+        "try",
+        "typedef",
+        "typeid",
+        "typename",
+        "union",
+        "unsigned",
+        "using",
+        "virtual",
+        "void",
+        "volatile",
+        "wchar_t",
+        "while",
+        "xor",
+        "xor_eq",
+        "in",
+        "main",
+    ]
 )
 
 
@@ -84,7 +169,9 @@ def load_path(path: str | PathLike[str]) -> tuple[Loaded, ...]:
         source = SourceFile(str(path), data[: error.start].decode("utf-8", "replace"))
         line = source.text.count("\n") + 1
         column = len(source.text.rsplit("\n", 1)[-1]) + 1
-        raise DiagnosticError(mistakes.NotAText(span=Span(source, line, column, line, column + 1), position=error.start)) from None
+        raise DiagnosticError(
+            mistakes.NotAText(span=Span(source, line, column, line, column + 1), position=error.start)
+        ) from None
     return load_source(SourceFile(str(path), text.replace("\r\n", "\n")))
 
 
@@ -235,7 +322,14 @@ class _Block:
             assert found is not None
             return found
         names = [t.name for t in known]
-        spelled = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "int": "int32"}
+        spelled = {
+            "float16": "fp16",
+            "half": "fp16",
+            "bfloat16": "bf16",
+            "float32": "fp32",
+            "float": "fp32",
+            "int": "int32",
+        }
         near = [spelled[node.value]] if spelled.get(node.value) in names else get_close_matches(str(node.value), names, 1)
         hint = f"did you mean `{near[0]}`?" if near else "not among those that kernels are made for"
         of_what = " of Q, K and V" if keyword == "dtype" else " of an input"
@@ -330,7 +424,9 @@ class _Block:
             return Schedule()
         rung, *options = self.single["kernel"].children
         if rung.value not in get_args(Rung):
-            raise DiagnosticError(mistakes.UnknownRung(span=rung.span, found=rung.value, hint=_near(rung.value, get_args(Rung))))
+            raise DiagnosticError(
+                mistakes.UnknownRung(span=rung.span, found=rung.value, hint=_near(rung.value, get_args(Rung)))
+            )
         chosen: dict[str, int] = {}
         for keyword, value, node in _options(options):
             if keyword in chosen:

@@ -66,9 +66,7 @@ def traced(
     builder = _Builder(head_dim, head_dim_v or head_dim, declared, numbers)
     exprs = {k: builder.expression(k, w) for k, w in (("mask", mask), ("score", score), ("sink", sink))}
     exprs["scale"] = constant(float(scale)) if isinstance(scale, (int, float)) else builder.expression("scale", scale)
-    captured = [
-        Input(c.name, DTYPES[c.dtype], tuple(int(n) for n in c.array.shape)) for c in builder.captures.values()
-    ]
+    captured = [Input(c.name, DTYPES[c.dtype], tuple(int(n) for n in c.array.shape)) for c in builder.captures.values()]
     written_score, written_scale, written_sink = exprs["score"], exprs["scale"], exprs["sink"]
     if kernel not in get_args(Rung):
         raise DiagnosticError(mistakes.UnknownRung(statement="kernel", found=kernel, hint="no such kernel"))
@@ -98,7 +96,11 @@ def _input(name: str, dtype: str, dims: tuple[int | str, ...]) -> Input:
     if dtype not in DTYPES:
         raise DiagnosticError(
             mistakes.UnknownDType(
-                statement=f"input {name}", dtype=dtype, of_what=" of an input", hint="no such type", known=", ".join(DTYPES)
+                statement=f"input {name}",
+                dtype=dtype,
+                of_what=" of an input",
+                hint="no such type",
+                known=", ".join(DTYPES),
             )
         )
     return Input(name, DTYPES[dtype], tuple(SPELLED.get(d, d) if isinstance(d, str) else d for d in dims))

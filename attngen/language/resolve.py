@@ -76,7 +76,11 @@ class Resolver:
             count = len(value.parameters)
             raise _error(
                 mistakes.FunctionWithoutArguments(
-                    span=node.span, name=value.name, expected=count, plural="s" * (count != 1), example=_call_example(value)
+                    span=node.span,
+                    name=value.name,
+                    expected=count,
+                    plural="s" * (count != 1),
+                    example=_call_example(value),
                 )
             )
         return value
@@ -232,16 +236,16 @@ class Resolver:
         return _guarded(lambda: apply(op, *operands), span)
 
 
-_COMPARISONS = frozenset(name for symbol, name in BINARY.items() if TABLE[name].infix == TABLE["lt"].infix or symbol in "<=>=!=")
+_COMPARISONS = frozenset(
+    name for symbol, name in BINARY.items() if TABLE[name].infix == TABLE["lt"].infix or symbol in "<=>=!="
+)
 
 
 def _guarded(build: Callable[[], Expr], span: Span) -> Expr:
     try:
         return build()
     except ExpressionError as error:
-        raise _error(
-            mistakes.TypeMismatch(span=span, problem=error.message, cure=error.help or "check the operands")
-        ) from None
+        raise _error(mistakes.TypeMismatch(span=span, problem=error.message, cure=error.help or "check the operands")) from None
 
 
 def _error(diagnostic: Diagnostic) -> DiagnosticError:

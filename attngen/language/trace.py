@@ -137,7 +137,10 @@ class CapturedArray:
 
 
 def trace(
-    function: Callable[..., Any], arguments: Mapping[str, Expr], known: Mapping[str, Any], captures: dict[str, CapturedArray]
+    function: Callable[..., Any],
+    arguments: Mapping[str, Expr],
+    known: Mapping[str, Any],
+    captures: dict[str, CapturedArray],
 ) -> Expr:
     """The expression that `function` returns for `arguments`, by position.
 
@@ -224,5 +227,3 @@ def array_dtype(value: Any) -> str | None:
         return "bf16"
     text = str(dtype).removeprefix("torch.")
     return next((t.name for t in DTYPES.values() if t.torch == text), None)
-
-

@@ -20,8 +20,7 @@ def _tile(block_q: int, block_kv: int, stages: int) -> Tile:
 
 
 PREFERRED = tuple(
-    _tile(*t)
-    for t in ((128, 64, 2), (64, 64, 2), (64, 32, 2), (64, 64, 1), (64, 32, 1), (32, 32, 2), (32, 32, 1), (16, 16, 1))
+    _tile(*t) for t in ((128, 64, 2), (64, 64, 2), (64, 32, 2), (64, 64, 1), (64, 32, 1), (32, 32, 2), (32, 32, 1), (16, 16, 1))
 )
 POSSIBLE = tuple(_tile(q, kv, stages) for q in (128, 64, 32, 16) for kv in (128, 64, 32, 16) for stages in (2, 1))
 

@@ -12,9 +12,7 @@ WARPS = 4
 ROW_THREADS, COLUMN_THREADS = 16, 8  # the block's 128 threads as a grid over the tile
 PAD = 4  # floats at the end of each row in shared memory: rows then start 4 banks apart, and stay 16-byte aligned
 
-PREFERRED = tuple(
-    Tile(q, kv, 1, WARPS) for q, kv in ((64, 64), (64, 32), (32, 32), (32, 16), (16, 16), (16, 8))
-)
+PREFERRED = tuple(Tile(q, kv, 1, WARPS) for q, kv in ((64, 64), (64, 32), (32, 32), (32, 16), (16, 16), (16, 8)))
 POSSIBLE = tuple(Tile(q, kv, 1, WARPS) for q in (128, 64, 32, 16) for kv in (128, 64, 32, 16, 8))
 
 
@@ -33,7 +31,7 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     # the scores twice: a block of terms is summed by itself
     output = rows * spec.head_dim_v // COLUMN_THREADS
     operands = 4 * (rows + tile.block_kv // COLUMN_THREADS)
-    return Cost(sum(shared_bytes(spec, tile).values()), 2 * scores + output + operands + 4 * rows + 24)
+    return Cost(sum(shared_bytes(spec, tile).values()), 2 * scores + output + operands + 4 * rows + 40)
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attngen.plan.arch import Arch
-from attngen.plan.plan import Decision, Plan, PlanRefusal
+from attngen.plan.plan import Decision, Plan, refusal
 from attngen.plan.tiles import tile_bounds
 from attngen.spec.attention import AttentionSpec
 
@@ -15,9 +15,7 @@ def refuse_overrides(spec: AttentionSpec, rung: str) -> None:
     asked = spec.schedule
     for field, value in (("tile", asked.block_q), ("stages", asked.stages), ("warps", asked.warps)):
         if value is not None:
-            raise PlanRefusal(
-                "kernel", f"the {rung} kernels take no `{field}`", f"{field} {value} asked for", f"remove `{field}`"
-            )
+            raise refusal("kernel", f"the {rung} kernels take no `{field}`", f"{field} {value} asked for", f"remove `{field}`")
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.plan.arch import Arch
 from attngen.plan.tiles import TileBounds
 
@@ -27,15 +29,27 @@ class SharedBuffer:
     what: str  # its shape and use, in words
 
 
-class PlanRefusal(ValueError):
-    """What was asked for does not fit the architecture or the schedule. `statement` is the spec's statement that asked."""
+@dataclass(frozen=True, kw_only=True)
+class DoesNotFit(Diagnostic):
+    """An override of the spec that the schedule or the architecture cannot take."""
 
-    def __init__(self, statement: str, message: str, label: str, help: str) -> None:
-        super().__init__(f"{message} ({label}); {help}")
-        self.statement = statement
-        self.message = message
-        self.label = label
-        self.help = help
+    code: ClassVar[str] = "E301"
+    title: ClassVar[str] = "{what}"
+    label: ClassVar[str] = "{why}"
+    help: ClassVar[str] = "{cure}"
+
+    what: str
+    why: str
+    cure: str
+
+
+class PlanRefusal(DiagnosticError):
+    """What was asked for does not fit the architecture or the schedule; says what would."""
+
+
+def refusal(statement: str, what: str, why: str, cure: str) -> PlanRefusal:
+    """A PlanRefusal that points at the spec's statement of that keyword."""
+    return PlanRefusal(DoesNotFit(statement=statement, what=what, why=why, cure=cure))
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,9 +179,7 @@ class _Classifier:
             return _combine(expr.op, *(self._solve(a) for a in expr.args))
         if "k" not in names_in(expr):
             condition = self._row_interval(expr)
-            return Solved(
-                KRange(ZERO, where(condition.hi, KV_LEN, ZERO)), KRange(ZERO, where(condition.lo, KV_LEN, ZERO))
-            )
+            return Solved(KRange(ZERO, where(condition.hi, KV_LEN, ZERO)), KRange(ZERO, where(condition.lo, KV_LEN, ZERO)))
         if isinstance(expr, Apply) and expr.op in FLIPPED and expr.args[0].type is Type.INT:
             solved = self._solve_comparison(expr)
             if solved is not None and self._fits(solved):
@@ -352,5 +350,3 @@ def sub_affine(a: AffineForm, b: AffineForm) -> AffineForm:
     for leaf, c in b.coefficients.items():
         coefficients[leaf] = coefficients.get(leaf, 0) - c
     return AffineForm({leaf: c for leaf, c in coefficients.items() if c}, a.offset - b.offset)
-
-

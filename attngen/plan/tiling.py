@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from attngen.plan.arch import Arch
-from attngen.plan.plan import PlanRefusal
+from attngen.plan.plan import refusal
 from attngen.spec.attention import AttentionSpec
 
 
@@ -73,7 +73,7 @@ def pick_tile(
         label = cost(matching[0]).why_not(arch, 32 * matching[0].warps)
     else:
         label = "not among the tiles of this schedule"
-    raise PlanRefusal(
+    raise refusal(
         "kernel",
         f"{wanted} does not fit {spec.dtype} with head size {_show_head(spec)} on {arch.name}",
         label,

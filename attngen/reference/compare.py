@@ -56,9 +56,7 @@ def unit_in_last_place(magnitude: float, dtype: DType) -> float:
 def truth(spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float] | None = None) -> Truth:
     """The float64 result of `problem` and the bounds that follow from computing it in storage precision."""
     exact = numpy_attention(spec, problem.q, problem.k, problem.v, inputs=problem.inputs, params=params)
-    single = numpy_attention(
-        spec, problem.q, problem.k, problem.v, inputs=problem.inputs, params=params, compute=np.float32
-    )
+    single = numpy_attention(spec, problem.q, problem.k, problem.v, inputs=problem.inputs, params=params, compute=np.float32)
     stored = from_storage(round_to_storage(single.output, spec.dtype))
     allowed = bound(max_error(stored, exact.output), exact.output, spec.dtype)
     allowed_lse = 0.0

@@ -75,9 +75,7 @@ def _heads(spec: AttentionSpec) -> Iterator[Diagnostic]:
         divisors = [str(n) for n in range(1, spec.q_heads + 1) if spec.q_heads % n == 0]
         shown = divisors if len(divisors) <= 8 else [*divisors[:7], divisors[-1]]
         text = f"{', '.join(shown[:-1])} or {shown[-1]}" if len(shown) > 1 else shown[0]
-        yield mistakes.HeadsDoNotDivide(
-            statement="heads", q_heads=spec.q_heads, kv_heads=spec.kv_heads, divisors=text
-        )
+        yield mistakes.HeadsDoNotDivide(statement="heads", q_heads=spec.q_heads, kv_heads=spec.kv_heads, divisors=text)
 
 
 def _dimensions(name: str, dims: tuple[int | str, ...]) -> Iterator[Diagnostic]:
@@ -93,12 +91,20 @@ def _schedule(spec: AttentionSpec) -> Iterator[Diagnostic]:
     for what, value in (("tile rows", asked.block_q), ("tile keys", asked.block_kv)):
         if value is not None and (not 8 <= value <= MAX_BLOCK or value % 8):
             yield mistakes.BadTile(
-                statement="kernel", what=what, value=value, limits=f"multiples of 8 from 8 to {MAX_BLOCK}", cure="use 64"
+                statement="kernel",
+                what=what,
+                value=value,
+                limits=f"multiples of 8 from 8 to {MAX_BLOCK}",
+                cure="use 64",
             )
     for what, value, limit in (("stages", asked.stages, MAX_STAGES), ("warps", asked.warps, MAX_WARPS)):
         if value is not None and not 1 <= value <= limit:
             yield mistakes.BadTile(
-                statement="kernel", what=what, value=value, limits=f"from 1 to {limit}", cure=f"leave `{what}` to the planner"
+                statement="kernel",
+                what=what,
+                value=value,
+                limits=f"from 1 to {limit}",
+                cure=f"leave `{what}` to the planner",
             )
 
 

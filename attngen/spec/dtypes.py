@@ -4,12 +4,22 @@ bf16 has no numpy type of its own. A bf16 numpy array is a structured array of t
 cannot be taken for integers by accident; arrays of `ml_dtypes.bfloat16`, where that package is in use, are accepted too.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:  # numpy is imported when an array is first touched: building a kernel touches none
+    import numpy as np
 
-NUMPY_BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+    NUMPY_BFLOAT16: np.dtype[Any]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "NUMPY_BFLOAT16":
+        return BF16.numpy
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +31,11 @@ class DType:
     torch: str
     bytes: int
     kind: str  # "float", "int" or "bool": the type of an expression that reads it
-    numpy: np.dtype[Any]
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The type of its numpy arrays."""
+        return _numpy_dtype(self.torch)
 
     def __str__(self) -> str:
         return self.name
@@ -30,12 +44,19 @@ class DType:
         return self.name
 
 
-FP32 = DType("fp32", "float", "float32", 4, "float", np.dtype(np.float32))
-FP16 = DType("fp16", "fp16", "float16", 2, "float", np.dtype(np.float16))
-BF16 = DType("bf16", "bf16", "bfloat16", 2, "float", NUMPY_BFLOAT16)
-INT32 = DType("int32", "int", "int32", 4, "int", np.dtype(np.int32))
-INT64 = DType("int64", "long long", "int64", 8, "int", np.dtype(np.int64))
-BOOL = DType("bool", "bool", "bool", 1, "bool", np.dtype(np.bool_))
+@cache
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    import numpy as np
+
+    return np.dtype([("bfloat16", "<u2")]) if name == "bfloat16" else np.dtype(name)
+
+
+FP32 = DType("fp32", "float", "float32", 4, "float")
+FP16 = DType("fp16", "fp16", "float16", 2, "float")
+BF16 = DType("bf16", "bf16", "bfloat16", 2, "float")
+INT32 = DType("int32", "int", "int32", 4, "int")
+INT64 = DType("int64", "long long", "int64", 8, "int")
+BOOL = DType("bool", "bool", "bool", 1, "bool")
 
 DTYPES: dict[str, DType] = {t.name: t for t in (FP32, FP16, BF16, INT32, INT64, BOOL)}
 STORAGE_DTYPES: tuple[DType, ...] = (FP16, BF16, FP32)  # what Q, K, V and O may be stored as
@@ -43,18 +64,22 @@ STORAGE_DTYPES: tuple[DType, ...] = (FP16, BF16, FP32)  # what Q, K, V and O may
 
 def round_to_storage(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     """`values` (any real type) as a storage array of `dtype`, rounded to nearest, ties to even."""
+    import numpy as np
+
     if dtype is not BF16:
         return np.ascontiguousarray(values).astype(dtype.numpy)
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     quiet_nan = (bits >> 16) | 0x40
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    return np.where(is_nan, quiet_nan, rounded).astype("<u2").view(NUMPY_BFLOAT16)
+    return np.where(is_nan, quiet_nan, rounded).astype("<u2").view(BF16.numpy)
 
 
 def from_storage(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A storage array as numpy values: floats as float64, integers and booleans as they are."""
-    if array.dtype == NUMPY_BFLOAT16:
+    import numpy as np
+
+    if array.dtype == BF16.numpy:
         bits = np.ascontiguousarray(array).view("<u2").astype(np.uint32)
         return (bits << 16).view(np.float32).astype(np.float64)
     if array.dtype.name == "bfloat16":  # ml_dtypes

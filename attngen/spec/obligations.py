@@ -38,9 +38,7 @@ def static_mistakes(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[D
                 yield mistakes.DivisionByZero(statement=keyword, symbol=infix.symbol if infix else node.op)
 
 
-def _static_indices(
-    spec: AttentionSpec, keyword: str, node: Gather, known: Mapping[Expr, Range]
-) -> Iterator[Diagnostic]:
+def _static_indices(spec: AttentionSpec, keyword: str, node: Gather, known: Mapping[Expr, Range]) -> Iterator[Diagnostic]:
     dims = spec.input(node.input).dims
     assert len(dims) == len(node.args), node
     for position, (index, dim) in enumerate(zip(node.args, dims, strict=True)):

@@ -25,7 +25,7 @@ LENGTHS = (1, 7, 128, 1000, 4096)
 
 
 def spec_with(name: str, dtype: str) -> AttentionSpec:
-    (spec,) = attngen.load(ROOT / "specs" / f"{name}.attn"),
+    (spec,) = (attngen.load(ROOT / "specs" / f"{name}.attn"),)
     return replace(spec, dtype=DTYPES[dtype])
 
 

@@ -81,6 +81,7 @@ class CudaDevice:
             ) from error
         self.arch = arch_name(major, minor)
         self.name = f"cuda:{ordinal}"
+        self.description: str = self._device.name
         self._kernels: dict[KernelSource, CudaKernel] = {}
 
     def compile(self, source: KernelSource) -> CudaKernel:

@@ -1,0 +1,110 @@
+"""What this machine has for attngen, what is missing, and how to get it: the facts behind `attngen doctor`."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+
+from attngen.cache_directory import cache_directory
+from attngen.device.choose import has_gpu
+from attngen.device.protocol import DeviceError
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked for. `needed` says what for; `cure` how to get it where it is missing."""
+
+    name: str
+    found: bool
+    detail: str
+    needed: str
+    cure: str = ""
+
+
+def examine() -> tuple[Finding, ...]:
+    """Look for everything that attngen can use. Imports no array library."""
+    return (
+        Finding(
+            "Python",
+            sys.version_info >= (3, 11),
+            platform.python_version(),
+            "everything",
+            "install Python 3.11 or later",
+        ),
+        _nvrtc(),
+        _gpu(),
+        _host_compiler(),
+        _tool("addr2line", "lines in the findings of the emulated device", "install binutils"),
+        _nvdisasm(),
+        _package("torch", "tensors, and the oracle on a GPU", "pip install 'attngen[torch]'"),
+        _package("cupy-cuda13x", "arrays of CuPy", "pip install cupy-cuda13x"),
+        _cache(),
+    )
+
+
+def _nvrtc() -> Finding:
+    needed = "compiling for a GPU, and `show --stage ptx|sass`"
+    try:
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # the loader's own error where the library is absent
+        return Finding("NVRTC", False, str(error).splitlines()[0], needed, "pip install 'nvidia-cuda-nvrtc>=13.0,<14'")
+    return Finding("NVRTC", True, f"{major}.{minor}", needed)
+
+
+def _gpu() -> Finding:
+    needed = "running on a GPU; without one the emulated device runs everything"
+    if not has_gpu():
+        cure = "an NVIDIA GPU and its driver (580 or later)"
+        return Finding("GPU", False, "no NVIDIA driver, or no GPU", needed, cure)
+    from attngen.device.cuda import CudaDevice
+
+    try:
+        device = CudaDevice()
+    except DeviceError as error:
+        return Finding("GPU", False, str(error), needed, "see the message")
+    return Finding("GPU", True, f"{device.description}, {device.arch}", needed)
+
+
+def _host_compiler() -> Finding:
+    from attngen.device.emulated.build import CURE, compiler, compiler_identity
+
+    needed = "the emulated device"
+    try:
+        command = compiler()
+    except DeviceError as error:
+        return Finding("C++ compiler", False, str(error), needed, CURE)
+    return Finding("C++ compiler", True, f"{' '.join(command)}: {compiler_identity()}", needed)
+
+
+def _tool(name: str, needed: str, cure: str) -> Finding:
+    path = shutil.which(name)
+    return Finding(name, path is not None, path or "not on the PATH", needed, cure)
+
+
+def _nvdisasm() -> Finding:
+    from attngen.device.cuda.compiler import SASS_CURE, find_nvdisasm
+
+    path = find_nvdisasm()
+    return Finding("nvdisasm", path is not None, str(path or "not found"), "`show --stage sass`", SASS_CURE)
+
+
+def _package(name: str, needed: str, cure: str) -> Finding:
+    try:
+        return Finding(name, True, metadata.version(name), needed)
+    except metadata.PackageNotFoundError:
+        return Finding(name, False, "not installed (optional)", needed, cure)
+
+
+def _cache() -> Finding:
+    parts = []
+    for kind in ("cuda", "emulated"):
+        directory = cache_directory(kind)
+        sizes = [f.stat().st_size for f in directory.rglob("*") if f.is_file()] if directory.is_dir() else []
+        parts.append(f"{kind} {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
+    where = cache_directory("").parent
+    return Finding("kernel cache", True, f"{where} ({'; '.join(parts)})", "starting fast; ATTNGEN_CACHE_DIR moves it")

@@ -1,0 +1,86 @@
+"""A KernelSource's ABI as JSON: enough to launch the kernel from any language that can call the CUDA driver."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from attngen.emit.kernel_source import (
+    CeilDiv,
+    EntryPoint,
+    Extent,
+    KernelSource,
+    Parameter,
+    Product,
+    SharedBuffer,
+    TensorSpec,
+)
+
+FORMAT = "attngen-manifest"
+VERSION = 1
+
+
+def to_manifest(source: KernelSource) -> str:
+    """The manifest of `source`. A grid component is a product; an extent is a number, the name of a dimension, or
+    {"ceil": name, "by": n} for ceil(name / n)."""
+    entries = [
+        {
+            "name": e.name,
+            "grid": [[_extent(f) for f in component.factors] for component in e.grid],
+            "block": list(e.block),
+            "shared_bytes": e.shared_bytes,
+            "shared_buffers": [asdict(b) for b in e.shared_buffers],
+            "parameters": [asdict(p) for p in e.parameters],
+        }
+        for e in source.entry_points
+    ]
+    tensors = [asdict(t) | {"shape": [_extent(x) for x in t.shape]} for t in source.tensors]
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": source.name,
+        "arch": source.arch,
+        "source": f"{source.name}.cu",
+        "entry_points": entries,
+        "tensors": tensors,
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def from_manifest(manifest: str, text: str) -> KernelSource:
+    """The KernelSource of a manifest and its CUDA text. Raises ValueError for another format or version."""
+    document = json.loads(manifest)
+    if document.get("format") != FORMAT or document.get("version") != VERSION:
+        raise ValueError(f"not a manifest of version {VERSION}: {document.get('format')} {document.get('version')}")
+    return KernelSource(
+        name=document["name"],
+        text=text,
+        arch=document["arch"],
+        entry_points=tuple(_entry(e) for e in document["entry_points"]),
+        tensors=tuple(TensorSpec(**t | {"shape": tuple(map(_read_extent, t["shape"]))}) for t in document["tensors"]),
+    )
+
+
+def _entry(e: dict[str, Any]) -> EntryPoint:
+    x, y, z = (Product(tuple(map(_read_extent, component))) for component in e["grid"])
+    block_x, block_y, block_z = e["block"]
+    return EntryPoint(
+        name=e["name"],
+        parameters=tuple(Parameter(**p) for p in e["parameters"]),
+        grid=(x, y, z),
+        block=(block_x, block_y, block_z),
+        shared_bytes=e["shared_bytes"],
+        shared_buffers=tuple(SharedBuffer(**b) for b in e["shared_buffers"]),
+    )
+
+
+def _extent(extent: Extent) -> int | str | dict[str, int | str]:
+    return {"ceil": extent.size, "by": extent.by} if isinstance(extent, CeilDiv) else extent
+
+
+def _read_extent(extent: Any) -> Extent:
+    if isinstance(extent, dict):
+        return CeilDiv(extent["ceil"], extent["by"])
+    assert isinstance(extent, (int, str)), extent
+    return extent

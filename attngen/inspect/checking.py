@@ -1,0 +1,84 @@
+"""Every rung of a spec run on a device and compared with the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from attngen.api import CompiledAttention, compile
+from attngen.device.protocol import Device
+from attngen.reference.compare import Comparison, Truth, compare, truth
+from attngen.reference.problems import Sample, Shape, sample
+from attngen.spec.attention import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One rung's result."""
+
+    spec: str
+    rung: str
+    schedule: str
+    device: str
+    comparison: Comparison
+    compile_seconds: float
+    run_seconds: float
+
+
+def check_spec(
+    spec: AttentionSpec,
+    rungs: tuple[str, ...],
+    devices: tuple[Device, ...],
+    shape: Shape,
+    params: Mapping[str, int | float],
+    seed: int,
+) -> Iterator[Checked]:
+    """Run every rung on every device, one result at a time. Raises what compiling and running raise."""
+    problem = sample(spec, shape, seed)
+    expected = truth(spec, problem, params)
+    for rung in rungs:
+        for device in devices:
+            yield _run(spec, rung, device, problem, expected, params)
+
+
+def _run(
+    spec: AttentionSpec, rung: str, device: Device, problem: Sample, expected: Truth, params: Mapping[str, int | float]
+) -> Checked:
+    start = perf_counter()
+    compiled = compile(spec, kernel=rung, device=device)
+    ready = perf_counter()
+    output, lse = _call(compiled, problem, params)
+    done = perf_counter()
+    comparison = compare(output, lse, expected)
+    return Checked(spec.name, rung, compiled.plan.schedule, device.name, comparison, ready - start, done - ready)
+
+
+def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int | float]) -> tuple[Any, Any]:
+    """O and lse as numpy storage arrays, wherever the kernel ran."""
+    arrays = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}
+    on_gpu = compiled.device.name.startswith("cuda")
+    if on_gpu:
+        from attngen.inspect.gpu_memory import to_gpu
+
+        arrays = {name: to_gpu(array) for name, array in arrays.items()}
+    q, k, v = (arrays.pop(n) for n in "qkv")
+    out = None if on_gpu else _poisoned(problem, compiled.spec)
+    named: dict[str, Any] = {**arrays, **params}
+    result = compiled(q, k, v, out=out, **named)
+    output, lse = result if compiled.spec.lse else (result, None)
+    if on_gpu:
+        from attngen.inspect.gpu_memory import from_gpu
+
+        return from_gpu(output), None if lse is None else from_gpu(lse)
+    return output, lse
+
+
+def _poisoned(problem: Sample, spec: AttentionSpec) -> Any:
+    """An output full of NaN: an element that no thread writes then fails the comparison."""
+    out = np.empty((*problem.q.shape[:3], spec.head_dim_v), spec.dtype.numpy)
+    out.view(np.uint8)[...] = 0xFF
+    return out

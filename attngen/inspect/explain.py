@@ -1,0 +1,105 @@
+"""Plans, specs and tile maps as text for a terminal."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import Any
+
+from attngen.emit.cuda_text import c_name
+from attngen.plan import Plan
+from attngen.plan.tile_map import EMPTY, FULL, PARTIAL, classify_tiles
+from attngen.reference.problems import Shape, sample
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import from_storage
+from attngen.spec.print_attn import expression_to_text
+
+GLYPHS = {EMPTY: ".", PARTIAL: "/", FULL: "#"}
+WIDTH = 100
+MAX_MAP = 64  # rows and columns that are drawn
+
+
+def explain_plan(spec: AttentionSpec, plan: Plan) -> str:
+    """Every decision with its reason, then the memory map."""
+    lines = [f"{spec.name} on {plan.arch.name} ({plan.arch.what}): {plan.rung} by {plan.schedule}", ""]
+    for d in plan.decisions:
+        lines.append(f"  {d.field} = {d.value}")
+        lines += wrap(d.because, WIDTH, initial_indent="      ", subsequent_indent="      ")
+    if plan.buffers:
+        lines += ["", f"shared memory of a block: {plan.shared_bytes} of {plan.arch.shared_per_block} bytes"]
+        lines += [f"  {b.offset:>7}  {b.bytes:>6}  {b.name:<3} {b.what}" for b in plan.buffers]
+    return "\n".join(lines) + "\n"
+
+
+def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: dict[str, Any]) -> str:
+    """The closed-form bounds, and the tiles of one head drawn small. Captured tensors get sample values."""
+    bounds = plan.bounds
+    if plan.rung != "fused":
+        return "the naive and the tiled rung compute every pair\n"
+    lines = [f"tiles of {plan.block_q} rows x {plan.block_kv} keys", f"  kv_begin = {_text(bounds.kv_begin)}"]
+    lines.append(f"  kv_end   = {_text(bounds.kv_end)}")
+    if bounds.full_begin is not None and bounds.full_end is not None:
+        lines.append(f"  every pair is allowed from {_text(bounds.full_begin)} to {_text(bounds.full_end)}")
+    else:
+        lines += [
+            f"  a tile may hold a pair where  {_text(bounds.may)}",
+            f"  every pair is allowed where   {_text(bounds.must)}",
+        ]
+    shape = Shape(batch=1, q_len=q_len, kv_len=kv_len)
+    problem = sample(spec, shape)
+    names = {**shape.sizes(spec), **_defaults(spec), **params, "b": 0, "h": 0}
+    kinds = classify_tiles(bounds, plan.block_q, plan.block_kv, names, {n: from_storage(a) for n, a in problem.inputs.items()})
+    counts = {kind: int((kinds == kind).sum()) for kind in GLYPHS}
+    note = " (captured tensors: sample values)" if spec.inputs else ""
+    lines += ["", f"q_len {q_len}, kv_len {kv_len}, batch 0, head 0{note}; one row a block, one column a tile:"]
+    lines += ["  " + "".join(GLYPHS[int(k)] for k in row[:MAX_MAP]) for row in kinds[:MAX_MAP]]
+    if max(kinds.shape, default=0) > MAX_MAP:
+        lines.append(f"  (the first {MAX_MAP} rows and columns)")
+    lines.append(f"  {counts[FULL]} full (#), {counts[PARTIAL]} partial (/), {counts[EMPTY]} empty and never loaded (.)")
+    return "\n".join(lines) + "\n"
+
+
+def _text(expr: Any) -> str:
+    """An expression over a tile, with the planner's symbols as the generated code spells them."""
+    text = expression_to_text(expr)
+    for symbol in ("q.lo", "q.hi", "k.lo", "k.hi", "q.tile", "k.tile"):
+        text = text.replace(symbol, {"k": "kv"}.get(symbol[0], symbol[0]) + "_" + symbol[2:])
+    return c_name(text) if "." in text and not any(c.isdigit() for c in text) else text
+
+
+def _defaults(spec: AttentionSpec) -> dict[str, int | float]:
+    """Every param's default, or 1 where it has none."""
+    return {p.name: 1 if p.default is None else p.default for p in spec.params}
+
+
+def describe_spec(spec: AttentionSpec) -> str:
+    """Every field of a spec on a line of its own."""
+    shown = {
+        "name": spec.name,
+        "dtype": spec.dtype,
+        "head_dim": spec.head_dim,
+        "head_dim_v": spec.head_dim_v,
+        "heads": "as the tensors have" if spec.q_heads is None else f"{spec.q_heads} over {spec.kv_heads}",
+        "inputs": ", ".join(f"{i.name}: {i.dtype}[{', '.join(map(str, i.dims))}]" for i in spec.inputs) or "none",
+        "params": ", ".join(f"{p.name}: {p.type} = {p.default}" for p in spec.params) or "none",
+        "scale": expression_to_text(spec.scale),
+        "mask": "none" if spec.mask is None else expression_to_text(spec.mask),
+        "score": expression_to_text(spec.score),
+        "normalize": spec.normalize,
+        "sink": "none" if spec.sink is None else expression_to_text(spec.sink),
+        "lse": spec.lse,
+        "schedule": spec.schedule,
+    }
+    return "".join(f"{field:<11}{value}\n" for field, value in shown.items())
+
+
+def describe_tree(nodes: tuple[Any, ...], depth: int = 0) -> str:
+    """The syntax tree, one node a line."""
+    lines = []
+    for node in nodes:
+        value = "" if node.value is None else f" {node.value!r}"
+        lines.append(f"{'  ' * depth}{node.kind}{value}  ({node.span.line}:{node.span.column})\n")
+        lines.append(describe_tree(node.children, depth + 1))
+    return "".join(lines)
+
+
+__all__ = ["describe_spec", "describe_tree", "explain_plan", "explain_tiles"]

@@ -1,0 +1,71 @@
+"""The classification of every tile of one problem: what the fused kernels decide, evaluated here on numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attngen.plan.tiles import Span, TileBounds
+from attngen.spec.evaluate import evaluate
+from attngen.spec.expr import Expr
+
+EMPTY, PARTIAL, FULL = 0, 1, 2
+Array = np.ndarray[Any, Any]
+
+
+def classify_tiles(
+    bounds: TileBounds,
+    block_q: int,
+    block_kv: int,
+    names: Mapping[str, int | float],
+    inputs: Mapping[str, Array] | None = None,
+) -> Array:
+    """EMPTY, PARTIAL or FULL for each tile [q block, kv tile] of one batch and head.
+
+    `names` gives b, h, sizes and params; `inputs` the captured tensors as numpy arrays of their declared shapes.
+    """
+    q_len, kv_len = int(names["q_len"]), int(names["kv_len"])
+    q_blocks, kv_tiles = -(-q_len // block_q), -(-kv_len // block_kv)
+    reader = _Reader(dict(inputs or {}), bounds.spans, {"q": block_q, "k": block_kv})
+    kinds = np.full((q_blocks, kv_tiles), EMPTY)
+    for block in range(q_blocks):
+        row = {**names, "q.lo": block * block_q, "q.hi": min((block + 1) * block_q, q_len) - 1, "q.tile": block}
+
+        def value(expr: Expr, at: dict[str, Any]) -> int:
+            return int(evaluate(expr, at, reader, np))
+
+        begin, end = value(bounds.kv_begin, row), value(bounds.kv_end, row)
+        full = None
+        if bounds.full_begin is not None and bounds.full_end is not None:
+            full = value(bounds.full_begin, row), value(bounds.full_end, row)
+        for tile in range(begin // block_kv, -(-end // block_kv)):
+            low, high = tile * block_kv, min((tile + 1) * block_kv, kv_len) - 1
+            whole = (tile + 1) * block_kv <= kv_len
+            if full is not None:
+                is_full = full[0] <= low and high < full[1]
+                kinds[block, tile] = FULL if whole and is_full else PARTIAL
+                continue
+            at = {**row, "k.lo": low, "k.hi": high, "k.tile": tile}
+            if value(bounds.must, at) and whole:
+                kinds[block, tile] = FULL
+            elif value(bounds.may, at):
+                kinds[block, tile] = PARTIAL
+    return kinds
+
+
+class _Reader:
+    """Reads captured tensors, and the tile ranges that the pre-pass would have written."""
+
+    def __init__(self, inputs: dict[str, Array], spans: tuple[Span, ...], blocks: dict[str, int]) -> None:
+        self.arrays = dict(inputs)
+        for span in spans:
+            moved = np.moveaxis(inputs[span.input], span.axis, -1)
+            starts = np.arange(0, moved.shape[-1], blocks[span.index])
+            self.arrays[f"{span.name}.min"] = np.minimum.reduceat(moved, starts, axis=-1)
+            self.arrays[f"{span.name}.max"] = np.maximum.reduceat(moved, starts, axis=-1)
+
+    def __call__(self, name: str, indices: tuple[Any, ...]) -> Any:
+        array = self.arrays[name]
+        return array[tuple(0 if size == 1 else i for i, size in zip(indices, array.shape, strict=True))]

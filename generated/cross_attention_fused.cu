@@ -1,0 +1,249 @@
+// cross_attention, fused
+// ======================
+//
+//     attention cross_attention {
+//         dtype     fp32
+//         head_dim  64
+//         scale     0.125
+//         output    lse
+//     }
+//
+// For batch b, query head h and query row q, with the key/value head h / group_size:
+//
+//     s    = 0.125 * sum over d of Q[q, d] * K[k, d]
+//     S[k] = s
+//     P[k] = exp(S[k]) / (sum over k of exp(S[k]))
+//     lse  = log(sum over k of exp(S[k]))
+//     O[d] = sum over k of P[k] * V[k, d]
+//
+// Shapes
+//     Q    fp32 [batch, q_heads, q_len, 64]
+//     K    fp32 [batch, kv_heads, kv_len, 64]
+//     V    fp32 [batch, kv_heads, kv_len, 64]
+//     O    fp32 [batch, q_heads, q_len, 64], written
+//     lse  fp32 [batch, q_heads, q_len], written
+//
+// Plan, for sm_75 (Turing: T4, RTX 20)
+//     schedule = fused_simt: fp32 is true fp32: products on the ordinary arithmetic units
+//     BLOCK_Q x BLOCK_KV = 64 x 32: the largest tile that fits 64 KiB of shared memory and the registers
+//     THREADS = 128: 16 x 8 threads over the tile
+//     stages = 1: other blocks on the same multiprocessor compute while this one loads
+//
+// Shared memory of a block, 44032 bytes
+//          0  Q        fp32 [64][64 + 4], the block's query rows, for its whole life
+//      17408  K        fp32 [32][64 + 4], the tile's keys
+//      26112  V        fp32 [32][64 + 4], the tile's values
+//      34816  P        fp32 [64][32 + 4], the tile's weights, each row used by the warp that wrote it
+//
+// Sections
+//     1. Numbers
+//     2. Primitives
+//     3. Which tiles are visited
+//     4. Loading tiles
+//     5. The fused kernel
+
+// 1. Numbers
+
+constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
+constexpr int HEAD_DIM = 64;
+constexpr int HEAD_DIM_V = 64;
+constexpr float softmax_scale = 0.125f;
+constexpr int BLOCK_Q = 64;  // query rows of a block
+constexpr int BLOCK_KV = 32;  // keys of a tile
+constexpr int THREADS = 128;
+constexpr int Q_SMEM = 0;
+constexpr int K_SMEM = 17408;
+constexpr int V_SMEM = 26112;
+constexpr int P_SMEM = 34816;
+constexpr int ROW_THREADS = 16;
+constexpr int COLUMN_THREADS = 8;
+constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
+constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
+constexpr int SUM_BLOCK = 16;  // terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)
+constexpr int VECTOR = 4;  // neighbouring dimensions of O that a thread has
+constexpr int QK_STRIDE = HEAD_DIM + 4;  // floats from row to row in shared memory
+constexpr int V_STRIDE = HEAD_DIM_V + 4;
+constexpr int P_STRIDE = BLOCK_KV + 4;
+
+// 2. Primitives
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_fp32(float x) { return x; }
+
+// 3. Which tiles are visited
+//
+// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
+
+struct KvRange {
+    int begin, end;
+    int full_begin, full_end;
+};
+
+// The range for rows q_lo to q_hi.
+__device__ __forceinline__ KvRange kv_range(int kv_len) {
+    return {0, kv_len, 0, kv_len};
+}
+
+// 4. Loading tiles
+
+template <int N> struct alignas(4 * N) FloatVector { float at[N]; };
+
+// tile[r][c] = matrix[r][c] as fp32, zero from row `rows` on; rows of the tile are STRIDE floats apart.
+template <int ROWS, int COLUMNS, int STRIDE, typename T>
+__device__ __forceinline__ void load_tile(float* tile, const T* matrix, long long row_stride, long long column_stride, int rows) {
+    for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
+        const int r = i / COLUMNS, c = i % COLUMNS;
+        tile[r * STRIDE + c] = r < rows ? to_float(matrix[r * row_stride + c * column_stride]) : 0.0f;
+    }
+}
+
+// 5. The fused kernel
+//
+//     m = -inf, l = 0, O = 0; for every tile of keys:
+//         S  = score(Q K^T)                     -inf where the mask forbids
+//         m' = max(m, row maximum of S)
+//         P  = exp(S - m')
+//         l  = l * exp(m - m') + row sum of P
+//         O  = O * exp(m - m') + P V
+//         m  = m'
+//     O = O / l;  lse = m + log(l)
+//
+// A block computes BLOCK_Q rows. Its threads form a grid of ROW_THREADS x COLUMN_THREADS over every tile: thread (ty, tx) has
+// the rows ty + ROW_THREADS i, the keys tx + COLUMN_THREADS j of S, and VECTOR neighbouring dimensions of O at a time.
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+cross_attention_fused(
+    const float* __restrict__ Q,  // [batch, q_heads, q_len, 64]
+    const float* __restrict__ K,  // [batch, kv_heads, kv_len, 64]
+    const float* __restrict__ V,  // [batch, kv_heads, kv_len, 64]
+    float* O,  // [batch, q_heads, q_len, 64]
+    long long q_stride_b, long long q_stride_h, long long q_stride_s, long long q_stride_d,
+    long long k_stride_b, long long k_stride_h, long long k_stride_s, long long k_stride_d,
+    long long v_stride_b, long long v_stride_h, long long v_stride_s, long long v_stride_d,
+    long long o_stride_b, long long o_stride_h, long long o_stride_s, long long o_stride_d,
+    float* lse,  // [batch, q_heads, q_len]
+    long long lse_stride_b, long long lse_stride_h, long long lse_stride_s,
+    int q_heads, int kv_heads, int q_len, int kv_len)
+{
+    extern __shared__ __align__(16) unsigned char smem[];
+    float* Q_smem = (float*)(smem + Q_SMEM);  // [BLOCK_Q][QK_STRIDE]
+    float* K_smem = (float*)(smem + K_SMEM);  // [BLOCK_KV][QK_STRIDE]
+    float* V_smem = (float*)(smem + V_SMEM);  // [BLOCK_KV][V_STRIDE]
+    float* P_smem = (float*)(smem + P_SMEM);  // [BLOCK_Q][P_STRIDE]
+
+    const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
+    const int q_block = q_blocks - 1 - blockIdx.x % q_blocks;  // under a causal mask the last rows have most to do: first
+    const int h_idx = blockIdx.x / q_blocks % q_heads;
+    const int b_idx = blockIdx.x / q_blocks / q_heads;
+    const int kv_h_idx = h_idx / (q_heads / kv_heads);
+    const int q_lo = q_block * BLOCK_Q;
+    const int tx = threadIdx.x % COLUMN_THREADS, ty = threadIdx.x / COLUMN_THREADS;
+
+    const KvRange range = kv_range(kv_len);
+    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_end = range.full_end / BLOCK_KV;
+    int tile = range.begin / BLOCK_KV;
+
+    const float* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
+    const float* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
+
+    load_tile<BLOCK_Q, HEAD_DIM, QK_STRIDE>(Q_smem, Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s,
+                                            q_stride_s, q_stride_d, q_len - q_lo);
+
+    float O_frag[ROWS][HEAD_DIM_V / COLUMN_THREADS] = {};
+    float row_max[ROWS], row_sum[ROWS];  // row_sum: this thread's keys only, until the end
+    for (int i = 0; i < ROWS; ++i) {
+        row_max[i] = -INF;
+        row_sum[i] = 0.0f;
+    }
+
+    while (tile < tile_end) {
+        const int kv_lo = tile * BLOCK_KV;
+        load_tile<BLOCK_KV, HEAD_DIM, QK_STRIDE>(K_smem, k_head + kv_lo * k_stride_s, k_stride_s, k_stride_d, kv_len - kv_lo);
+        load_tile<BLOCK_KV, HEAD_DIM_V, V_STRIDE>(V_smem, v_head + kv_lo * v_stride_s, v_stride_s, v_stride_d, kv_len - kv_lo);
+        __syncthreads();  // the tile (and, the first time, Q) is complete
+
+        // S = Q K^T
+        float S_frag[ROWS][COLUMNS] = {};
+#pragma unroll 1
+        for (int begin = 0; begin < HEAD_DIM; begin += SUM_BLOCK) {
+            float part[ROWS][COLUMNS] = {};
+#pragma unroll
+            for (int d = begin; d < begin + SUM_BLOCK; d += 4) {
+                FloatVector<4> q[ROWS], k[COLUMNS];
+                for (int i = 0; i < ROWS; ++i) q[i] = *(const FloatVector<4>*)&Q_smem[(ty + ROW_THREADS * i) * QK_STRIDE + d];
+                for (int j = 0; j < COLUMNS; ++j) k[j] = *(const FloatVector<4>*)&K_smem[(tx + COLUMN_THREADS * j) * QK_STRIDE + d];
+                for (int i = 0; i < ROWS; ++i)
+                    for (int j = 0; j < COLUMNS; ++j)
+                        for (int e = 0; e < 4; ++e) part[i][j] = fmaf(q[i].at[e], k[j].at[e], part[i][j]);
+            }
+            for (int i = 0; i < ROWS; ++i)
+                for (int j = 0; j < COLUMNS; ++j) S_frag[i][j] += part[i][j];
+        }
+
+        // the score of every pair
+        for (int i = 0; i < ROWS; ++i)
+            for (int j = 0; j < COLUMNS; ++j) {
+                const float s = S_frag[i][j] * softmax_scale;
+                S_frag[i][j] = s;
+            }
+
+        // a partial tile: the pairs that the mask forbids, and keys past the end
+        if (tile < full_tile_begin || tile >= full_tile_end) {
+            for (int i = 0; i < ROWS; ++i)
+                for (int j = 0; j < COLUMNS; ++j) {
+                    const int kv_idx = kv_lo + tx + COLUMN_THREADS * j;
+                    if (kv_idx >= kv_len) S_frag[i][j] = -INF;
+                }
+        }
+
+        // online softmax: rescale what was summed under the old maximum
+        for (int i = 0; i < ROWS; ++i) {
+            float tile_max = S_frag[i][0];
+            for (int j = 1; j < COLUMNS; ++j) tile_max = fmaxf(tile_max, S_frag[i][j]);
+            for (int lanes = COLUMN_THREADS / 2; lanes > 0; lanes /= 2)
+                tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffff, tile_max, lanes));
+            const float new_max = fmaxf(row_max[i], tile_max);
+            const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
+            const float alpha = expf(row_max[i] - shift);
+            row_max[i] = new_max;
+            row_sum[i] *= alpha;
+            for (int c = 0; c < HEAD_DIM_V / COLUMN_THREADS; ++c) O_frag[i][c] *= alpha;
+            for (int j = 0; j < COLUMNS; ++j) {
+                const float p = expf(S_frag[i][j] - shift);
+                row_sum[i] += p;
+                P_smem[(ty + ROW_THREADS * i) * P_STRIDE + tx + COLUMN_THREADS * j] = p;
+            }
+        }
+        __syncwarp();  // the weights of a row are written and read by the same warp
+
+        // O += P V
+#pragma unroll 1
+        for (int k = 0; k < BLOCK_KV; k += 4) {
+            FloatVector<4> p[ROWS];
+            for (int i = 0; i < ROWS; ++i) p[i] = *(const FloatVector<4>*)&P_smem[(ty + ROW_THREADS * i) * P_STRIDE + k];
+            for (int e = 0; e < 4; ++e)
+                for (int c = 0; c < HEAD_DIM_V / COLUMN_THREADS; c += VECTOR) {
+                    const auto v = *(const FloatVector<VECTOR>*)&V_smem[(k + e) * V_STRIDE + tx * VECTOR + c * COLUMN_THREADS];
+                    for (int i = 0; i < ROWS; ++i)
+                        for (int n = 0; n < VECTOR; ++n) O_frag[i][c + n] = fmaf(p[i].at[e], v.at[n], O_frag[i][c + n]);
+                }
+        }
+        __syncthreads();  // everyone is done with the tile: the next one may replace it
+        tile = tile + 1;
+    }
+
+    for (int i = 0; i < ROWS; ++i) {
+        const int q_idx = q_lo + ty + ROW_THREADS * i;
+        for (int lanes = COLUMN_THREADS / 2; lanes > 0; lanes /= 2) row_sum[i] += __shfl_xor_sync(0xffffffff, row_sum[i], lanes);
+        const float inverse_sum = row_sum[i] == 0.0f ? 0.0f : 1.0f / row_sum[i];  // a row with no key gives 0
+        if (q_idx >= q_len) continue;
+        float* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s;
+        for (int c = 0; c < HEAD_DIM_V / COLUMN_THREADS; c += VECTOR)
+            for (int n = 0; n < VECTOR; ++n)
+                o_row[(tx * VECTOR + c * COLUMN_THREADS + n) * o_stride_d] = to_fp32(O_frag[i][c + n] * inverse_sum);
+        if (tx == 0)
+            lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s] = row_max[i] + logf(row_sum[i]);
+    }
+}

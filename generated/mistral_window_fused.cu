@@ -1,0 +1,366 @@
+// mistral_window, fused
+// =====================
+//
+//     attention mistral_window {
+//         dtype     bf16
+//         head_dim  128
+//         heads     32 over 8
+//         param     size: int = 4096
+//         scale     0.08838834764831845
+//         mask      q >= k and q - k < size
+//     }
+//
+// For batch b, query head h and query row q, with the key/value head h / group_size:
+//
+//     s    = 0.08838834764831845 * sum over d of Q[q, d] * K[k, d]
+//     S[k] = s where q >= k and q - k < size, else -inf
+//     P[k] = exp(S[k]) / (sum over k of exp(S[k]))
+//     O[d] = sum over k of P[k] * V[k, d]
+//
+// Shapes
+//     Q    bf16 [batch, 32, q_len, 128]
+//     K    bf16 [batch, 8, kv_len, 128]
+//     V    bf16 [batch, 8, kv_len, 128]
+//     O    bf16 [batch, 32, q_len, 128], written
+//
+// Plan, for sm_86 (Ampere: A10, RTX 30)
+//     schedule = fused_mma: bf16 on tensor cores (mma.sync, which sm_86 has)
+//     BLOCK_Q x BLOCK_KV = 64 x 64: 16 rows a warp; the largest preferred tile that fits registers and shared memory
+//     warps = 4: one for each 16 rows: no warp needs another's softmax
+//     stages = 2: the next tile is copied while this one is computed
+//     Q = in registers: its fragments take 32 registers a thread
+//     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
+//
+// Shared memory of a block, 87040 bytes
+//          0  Q        bf16 [64][128 + 8], the block's query rows
+//      17408  K        bf16 [2][64][128 + 8], the keys of 2 tiles
+//      52224  V        bf16 [2][64][128 + 8], the values of 2 tiles
+//
+// Sections
+//     1. Numbers
+//     2. Primitives
+//     3. This variant's score and mask
+//     4. Which tiles are visited
+//     5. Loading tiles
+//     6. The fused kernel
+
+// 1. Numbers
+
+constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
+constexpr int HEAD_DIM = 128;
+constexpr int HEAD_DIM_V = 128;
+constexpr int q_heads = 32;
+constexpr int kv_heads = 8;
+constexpr float softmax_scale = 0.08838834764831845f;
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
+constexpr int BLOCK_Q = 64;  // query rows of a block
+constexpr int BLOCK_KV = 64;  // keys of a tile
+constexpr int THREADS = 128;
+constexpr int Q_SMEM = 0;
+constexpr int K_SMEM = 17408;
+constexpr int V_SMEM = 52224;
+constexpr int K_STEPS = 8;  // mma steps of 16 over the head size
+constexpr int PAD = 8;
+constexpr int QK_STRIDE = 16 * K_STEPS + PAD;
+constexpr int V_STRIDE = HEAD_DIM_V + PAD;
+
+// 2. Primitives
+
+// bf16: the upper half of an fp32 (1 sign, 8 exponent, 7 fraction bits).
+struct bf16 { unsigned short bits; };
+
+__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+
+// Rounded to nearest, ties to even; a NaN stays a NaN.
+__device__ __forceinline__ bf16 to_bf16(float x) {
+    const unsigned bits = __float_as_uint(x);
+    const unsigned rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const unsigned quiet_nan = (bits >> 16) | 0x40;
+    return bf16{(unsigned short)(x != x ? quiet_nan : rounded)};
+}
+
+// Two neighbouring elements of a fragment in one register, `low` in the lower half.
+__device__ __forceinline__ unsigned pack(float low, float high) {
+    unsigned packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+// 2^x and log2(x) on the special function unit; a denormal counts as 0. Relative error of 2^x at most 2^-22.
+__device__ __forceinline__ float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Copies 16 bytes from global to shared memory in the background; zeros where `inside` is false, and nothing is read then.
+__device__ __forceinline__ void cp_async_16(void* to_smem, const void* from_gmem, bool inside) {
+    const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
+    const int bytes = inside ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes) : "memory");
+}
+
+// Closes a group of this thread's copies.
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most PENDING of this thread's latest groups are still under way.
+template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and
+// receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_smem) {
+    const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* row_smem) {
+    const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// D += A B for one warp: A is 16x16 (rows x k), B is 16x8 (k x columns), D is 16x8 in fp32.
+//   a[0..3]: A[lane / 4 + 8 * (i % 2)][2 * (lane % 4) + 8 * (i / 2)] and the next column
+//   b[0..1]: B[2 * (lane % 4) + 8 * i][lane / 4] and the next row
+//   d[0..3]: D[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2]
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// 3. This variant's score and mask
+
+// What the functions below read besides indices and sizes.
+struct Captured {
+    int size;
+};
+
+// allowed: q >= k and q - k < size
+__device__ __forceinline__ bool mask(const Captured& in, int q_idx, int kv_idx) {
+    return q_idx >= kv_idx && q_idx - kv_idx < in.size;
+}
+
+// 4. Which tiles are visited
+//
+// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
+
+struct KvRange {
+    int begin, end;
+    int full_begin, full_end;
+};
+
+// The range for rows q_lo to q_hi, solved from q >= k and q - k < size.
+__device__ __forceinline__ KvRange kv_range(const Captured& in, int q_lo, int q_hi, int kv_len) {
+    return {max(0, q_lo - in.size + 1), min(q_hi + 1, kv_len), max(0, q_hi - in.size + 1), min(q_lo + 1, kv_len)};
+}
+
+// 5. Loading tiles
+//
+// A tile in shared memory is rows of bf16, PAD elements longer than their data, so that the eight rows that an ldmatrix reads at
+// once start in different banks: a row is an odd number of 16-byte chunks.
+
+// tile[r][c] = matrix[r][c], copied in the background 8 elements at a time; zero from row `rows` and from column COLUMNS on.
+template <int ROWS, int COLUMNS, int STRIDE>
+__device__ __forceinline__ void load_tile_async(bf16* tile, const bf16* matrix, long long row_stride, int rows) {
+    constexpr int CHUNKS = (STRIDE - PAD) / 8;
+    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+        const int r = i / CHUNKS, c = i % CHUNKS * 8;
+        const bool inside = r < rows && c < COLUMNS;
+        cp_async_16(tile + r * STRIDE + c, inside ? matrix + r * row_stride + c : matrix, inside);
+    }
+}
+
+// 6. The fused kernel
+//
+//     m = -inf, l = 0, O = 0; for every tile of keys:
+//         S  = score(Q K^T)                     -inf where the mask forbids
+//         m' = max(m, row maximum of S)
+//         P  = exp(S - m')
+//         l  = l * exp(m - m') + row sum of P
+//         O  = O * exp(m - m') + P V
+//         m  = m'
+//     O = O / l
+//
+// A block computes BLOCK_Q rows, a warp 16 of them. In the fragments of a warp (see mma_16x8x16), lane l has the rows
+// l / 4 and l / 4 + 8 and, of every 8 columns, 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
+
+// The largest, and the sum, over the four lanes that share a row.
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+mistral_window_fused(
+    const bf16* __restrict__ Q,  // [batch, 32, q_len, 128]
+    const bf16* __restrict__ K,  // [batch, 8, kv_len, 128]
+    const bf16* __restrict__ V,  // [batch, 8, kv_len, 128]
+    bf16* O,  // [batch, 32, q_len, 128]
+    long long q_stride_b, long long q_stride_h, long long q_stride_s,
+    long long k_stride_b, long long k_stride_h, long long k_stride_s,
+    long long v_stride_b, long long v_stride_h, long long v_stride_s,
+    long long o_stride_b, long long o_stride_h, long long o_stride_s,
+    int q_len, int kv_len,
+    int captured_size)
+{
+    extern __shared__ __align__(16) unsigned char smem[];
+    bf16* Q_smem = (bf16*)(smem + Q_SMEM);  // [BLOCK_Q][QK_STRIDE]
+    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [STAGES][BLOCK_KV][QK_STRIDE]
+    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [STAGES][BLOCK_KV][V_STRIDE]
+
+    const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
+    const int q_block = q_blocks - 1 - blockIdx.x % q_blocks;  // under a causal mask the last rows have most to do: first
+    const int h_idx = blockIdx.x / q_blocks % q_heads;
+    const int b_idx = blockIdx.x / q_blocks / q_heads;
+    const int kv_h_idx = h_idx / (q_heads / kv_heads);
+    const int q_lo = q_block * BLOCK_Q;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_row = 16 * warp;           // of the block
+    const int lane_row = warp_row + lane / 4;  // the first of this lane's two rows; the other is 8 further
+    const Captured in = { captured_size };
+
+    const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
+    const KvRange range = kv_range(in, q_lo, q_hi, kv_len);
+    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_end = range.full_end / BLOCK_KV;
+    int tile = range.begin / BLOCK_KV;
+
+    const bf16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
+    const bf16* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
+    const auto load_kv = [&](int tile, int stage) {
+        const int kv_lo = tile * BLOCK_KV;
+        load_tile_async<BLOCK_KV, HEAD_DIM, QK_STRIDE>(K_smem + stage * BLOCK_KV * QK_STRIDE, k_head + kv_lo * k_stride_s,
+                                                       k_stride_s, kv_len - kv_lo);
+        load_tile_async<BLOCK_KV, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE, v_head + kv_lo * v_stride_s,
+                                                        v_stride_s, kv_len - kv_lo);
+    };
+
+    load_tile_async<BLOCK_Q, HEAD_DIM, QK_STRIDE>(Q_smem, Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s,
+                                                  q_stride_s, q_len - q_lo);
+    cp_async_commit();  // Q by itself: its fragments are read before the first tile is there
+    if (tile < tile_end) load_kv(tile, 0);
+    cp_async_commit();
+
+    // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
+    const bf16* q_fragment = Q_smem + (warp_row + lane % 16) * QK_STRIDE + lane / 16 * 8;
+    cp_async_wait<1>();
+    __syncthreads();  // Q is complete
+    unsigned Q_frag[K_STEPS][4];
+    for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[step], q_fragment + 16 * step);
+
+    float O_frag[HEAD_DIM_V / 8][4] = {};
+    float row_max[2], row_sum[2];  // row_sum: this lane's keys only, until the end
+    for (int r = 0; r < 2; ++r) {
+        row_max[r] = -INF;
+        row_sum[r] = 0.0f;
+    }
+
+    int stage = 0;
+    while (tile < tile_end) {
+        const int kv_lo = tile * BLOCK_KV;
+        const int following = tile + 1;
+        cp_async_wait<0>();
+        __syncthreads();  // this tile is complete, and everyone is done with the one before it:
+        if (following < tile_end) load_kv(following, stage ^ 1);  // the next one may take its place
+        cp_async_commit();
+        const bf16* K_tile = K_smem + stage * BLOCK_KV * QK_STRIDE;
+        const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
+
+        // S = Q K^T. B fragments of K^T: lane l points at key l % 8 + 8 * (l / 16), columns 8 * (l / 8 % 2) of 16 keys x 16 columns
+        float S_frag[BLOCK_KV / 8][4] = {};
+        const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * QK_STRIDE + lane / 8 % 2 * 8;
+#pragma unroll
+        for (int step = 0; step < K_STEPS; ++step) {
+            const auto& q_frag = Q_frag[step];
+#pragma unroll
+            for (int j = 0; j < BLOCK_KV / 8; j += 2) {
+                unsigned k_frag[4];
+                ldmatrix_x4(k_frag, k_fragment + 8 * j * QK_STRIDE + 16 * step);
+                mma_16x8x16(S_frag[j], q_frag, k_frag[0], k_frag[1]);
+                mma_16x8x16(S_frag[j + 1], q_frag, k_frag[2], k_frag[3]);
+            }
+        }
+
+        // a partial tile: the pairs that the mask forbids, and keys past the end
+        if (tile < full_tile_begin || tile >= full_tile_end) {
+#pragma unroll
+            for (int j = 0; j < BLOCK_KV / 8; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int q_idx = q_lo + lane_row + e / 2 * 8;
+                    const int kv_idx = kv_lo + 8 * j + lane % 4 * 2 + e % 2;
+                    if (kv_idx >= kv_len || !mask(in, q_idx, kv_idx)) S_frag[j][e] = -INF;
+                }
+        }
+
+        // online softmax: rescale what was summed under the old maximum; the weights P take the place of S
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float tile_max = S_frag[0][2 * r];
+#pragma unroll
+            for (int j = 0; j < BLOCK_KV / 8; ++j) tile_max = fmaxf(tile_max, fmaxf(S_frag[j][2 * r], S_frag[j][2 * r + 1]));
+            const float new_max = fmaxf(row_max[r], quad_max(tile_max));
+            const float shift = (new_max == -INF ? 0.0f : new_max) * EXPONENT_SCALE;  // no key yet: exp2(-inf - 0) = 0, not NaN
+            const float alpha = fast_exp2(row_max[r] * EXPONENT_SCALE - shift);
+            row_max[r] = new_max;
+            row_sum[r] *= alpha;
+#pragma unroll
+            for (int j = 0; j < HEAD_DIM_V / 8; ++j) {
+                O_frag[j][2 * r] *= alpha;
+                O_frag[j][2 * r + 1] *= alpha;
+            }
+#pragma unroll
+            for (int j = 0; j < BLOCK_KV / 8; ++j)
+#pragma unroll
+                for (int e = 2 * r; e < 2 * r + 2; ++e) {
+                    S_frag[j][e] = fast_exp2(S_frag[j][e] * EXPONENT_SCALE - shift);
+                    row_sum[r] += S_frag[j][e];
+                }
+        }
+
+        // O += P V. The D fragment of two neighbouring S blocks is the A fragment of P: no lane needs another's weights.
+        // B fragments of V: lane l points at key l % 16, columns 8 * (l / 16) of 16 keys x 16 columns, read transposed
+        const bf16* v_fragment = V_tile + lane % 16 * V_STRIDE + lane / 16 * 8;
+#pragma unroll
+        for (int step = 0; step < BLOCK_KV / 16; ++step) {
+            const unsigned p_frag[4] = {
+                pack(S_frag[2 * step][0], S_frag[2 * step][1]), pack(S_frag[2 * step][2], S_frag[2 * step][3]),
+                pack(S_frag[2 * step + 1][0], S_frag[2 * step + 1][1]), pack(S_frag[2 * step + 1][2], S_frag[2 * step + 1][3])};
+#pragma unroll
+            for (int j = 0; j < HEAD_DIM_V / 16 * 2; j += 2) {
+                unsigned v_frag[4];
+                ldmatrix_x4_trans(v_frag, v_fragment + 16 * step * V_STRIDE + 8 * j);
+                mma_16x8x16(O_frag[j], p_frag, v_frag[0], v_frag[1]);
+                mma_16x8x16(O_frag[j + 1], p_frag, v_frag[2], v_frag[3]);
+            }
+        }
+        stage ^= 1;
+        tile = following;
+    }
+
+    for (int r = 0; r < 2; ++r) {
+        const int q_idx = q_lo + lane_row + 8 * r;
+        row_sum[r] = quad_sum(row_sum[r]);
+        const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
+        if (q_idx >= q_len) continue;
+        bf16* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s + lane % 4 * 2;
+        for (int j = 0; j < HEAD_DIM_V / 8; ++j)
+            *(unsigned*)(o_row + 8 * j) = pack(O_frag[j][2 * r] * inverse_sum, O_frag[j][2 * r + 1] * inverse_sum);
+    }
+}
