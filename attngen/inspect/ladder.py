@@ -1,5 +1,7 @@
-"""The curated ladder in `generated/`: textbook and golden set at once. `python -m attngen.inspect.ladder` rewrites it, `--check`
-fails where a file is not current."""
+"""The curated ladder in `generated/`: textbook and golden set at once.
+
+`python -m attngen.inspect.ladder` rewrites it; with `--check` it fails where a file is not current.
+"""
 
 from __future__ import annotations
 

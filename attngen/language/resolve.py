@@ -53,6 +53,18 @@ class Scope:
             scope = scope.outer
         return None
 
+    def find_function(self, name: str) -> Value | None:
+        """What `name(...)` calls: a number may have a function's name, as in `window(window)`."""
+        scope: Scope | None = self
+        while scope is not None:
+            found = scope.names.get(name)
+            if not isinstance(found, Definition) and scope.fallback is not None:
+                found = scope.fallback(name)
+            if isinstance(found, Definition):
+                return found
+            scope = scope.outer
+        return self.find(name)
+
     def known(self) -> list[str]:
         names = list(self.names)
         return names + (self.outer.known() if self.outer else [])
@@ -139,7 +151,7 @@ class Resolver:
     def _call(self, node: Node, scope: Scope) -> Value:
         name = node.children[0].value
         arguments = node.children[1].children
-        target = scope.find(name)
+        target = scope.find_function(name)
         if target is None and name in FUNCTIONS:
             return self._builtin(name, arguments, node, scope)
         if target is None:

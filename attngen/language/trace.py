@@ -59,7 +59,7 @@ class Tracer:
         return self
 
     def float(self) -> Tracer:
-        return call("float", self)
+        return Tracer(apply("float", self.expr))
 
 
 _TORCH_NAMES = {"minimum": "min", "maximum": "max", "logical_and": "and", "logical_or": "or", "logical_not": "not"}

@@ -69,10 +69,8 @@ def pick_tile(
             return tile
     fitting = [t for t in possible if cost(t).fits(arch, 32 * t.warps)]
     wanted = ", ".join(f"{field} {_show(value)}" for field, value in overrides.items())
-    if matching:
-        label = cost(matching[0]).why_not(arch, 32 * matching[0].warps)
-    else:
-        label = "not among the tiles of this schedule"
+    why_not = "not among the tiles of this schedule"
+    label = cost(matching[0]).why_not(arch, 32 * matching[0].warps) if matching else why_not
     raise refusal(
         "kernel",
         f"{wanted} does not fit {spec.dtype} with head size {_show_head(spec)} on {arch.name}",

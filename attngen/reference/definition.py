@@ -124,4 +124,4 @@ def _read(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
 
 def block_rows(problem: Problem) -> int:
     """How many query rows to compute at once."""
-    return max(1, ROW_BUDGET // max(1, problem.k.shape[2]))
+    return max(1, ROW_BUDGET // max(1, int(problem.k.shape[2])))

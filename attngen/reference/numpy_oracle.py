@@ -39,7 +39,7 @@ def numpy_attention(
     """
     real = {name: _decode(array, compute) for name, array in (inputs or {}).items()}
     numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params or {})
-    problem = Problem(spec, *(_decode(t, compute) for t in (q, k, v)), real, numbers, np)
+    problem = Problem(spec, _decode(q, compute), _decode(k, compute), _decode(v, compute), real, numbers, np)
     batch, q_heads, q_len, _ = q.shape
     output = np.zeros((batch, q_heads, q_len, v.shape[3]), compute)
     lse = np.full((batch, q_heads, q_len), -np.inf, compute)

@@ -204,6 +204,8 @@ def _fold(row: Operator, result: Type, values: tuple[Scalar, ...]) -> Const | No
         value = row.array(PYTHON, *values)
     except (OverflowError, ValueError, ZeroDivisionError):
         return None  # the generated code computes what IEEE arithmetic says
+    if isinstance(value, complex):  # Python's own answer to a root of a negative number; IEEE's is NaN
+        return None
     if result is INT:
         if not INT64_MIN <= value <= INT64_MAX:
             raise ExpressionError("an integer constant does not fit 64 bits", "use a float")
@@ -259,6 +261,14 @@ class _PythonNamespace:
 
     exp, log, log2, sqrt, tanh, sin, cos = math.exp, math.log, math.log2, math.sqrt, math.tanh, math.sin, math.cos
     floor, ceil, fabs = math.floor, math.ceil, abs
+
+    @staticmethod
+    def divide(a: float, b: float) -> float:
+        return a / b
+
+    @staticmethod
+    def pow(a: float, b: float) -> Any:
+        return a**b
 
     @staticmethod
     def exp2(x: float) -> float:
@@ -469,12 +479,16 @@ def _of_smaller(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr]:
 
 
 def _of_larger(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    return _of_smaller(g, out, b, a)[::-1]
+    return _of_smaller(g, out, b, a)  # b <= a: then a is the larger
 
 
 def _of_power(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr | None]:
+    """The exponent's gradient is taken for 0 where the base is not positive, as torch does at 0 (0 * log 0)."""
     base = mul(g, mul(b, apply("pow", a, sub(b, FLOAT_ONE))))
-    return base, None if isinstance(b, Const) else mul(g, mul(out, apply("log", a)))
+    if isinstance(b, Const):
+        return base, None
+    positive = less(FLOAT_ZERO, a)
+    return base, where(positive, mul(g, mul(out, apply("log", where(positive, a, FLOAT_ONE)))), FLOAT_ZERO)
 
 
 LN2 = constant(math.log(2.0))
@@ -513,7 +527,7 @@ ROWS: tuple[Operator, ...] = (
              array=lambda xp, a, b: a * b, derivative=lambda g, out, a, b: (mul(g, b), mul(g, a)),
              bounds=exact_integers(_product)),
     Operator(name="div", infix=Infix("/", 6), typing=floats(2), cuda=as_float("{0} / {1}", MULTIPLY),
-             array=lambda xp, a, b: a / b,
+             array=lambda xp, a, b: xp.divide(a, b),
              derivative=lambda g, out, a, b: (div(g, b), neg(div(mul(g, out), b))), bounds=unbounded(FLOAT)),
     Operator(name="floordiv", infix=Infix("//", 6), typing=integers, cuda={INT: Spelling("floor_div({0}, {1})", CALL)},
              nonnegative=Spelling("{0} / {1}", MULTIPLY), helpers=("floor_div",),
@@ -562,7 +576,7 @@ ROWS: tuple[Operator, ...] = (
              derivative=lambda g, out, a: (mul(g, apply("cos", a)),), bounds=unbounded(FLOAT), what="the sine"),
     Operator(name="cos", typing=floats(1), cuda=as_float("cosf({0})"), array=lambda xp, a: xp.cos(a),
              derivative=lambda g, out, a: (neg(mul(g, apply("sin", a))),), bounds=unbounded(FLOAT), what="the cosine"),
-    Operator(name="pow", typing=floats(2), cuda=as_float("powf({0}, {1})"), array=lambda xp, a, b: a**b,
+    Operator(name="pow", typing=floats(2), cuda=as_float("powf({0}, {1})"), array=lambda xp, a, b: xp.pow(a, b),
              derivative=_of_power, bounds=unbounded(FLOAT), what="x to the power y"),
     Operator(name="floor", typing=floats(1), cuda=as_float("floorf({0})"), array=lambda xp, a: xp.floor(a),
              derivative=discrete(1), bounds=unbounded(FLOAT), what="the largest whole number up to x, as a float"),

@@ -109,7 +109,9 @@ def parse_resources(log: str) -> tuple[Resources, ...]:
     found: list[Resources] = []
     for block in re.split(r"(?=Compiling entry function)", log)[1:]:
         entry, frame, used = _ENTRY.search(block), _FRAME.search(block), _USED.search(block)
-        assert entry and frame and used, block
+        assert entry is not None, block
+        assert frame is not None, block
+        assert used is not None, block
         found.append(Resources(entry[1], int(used[1]), *(int(n) for n in frame.groups())))
     return tuple(found)
 

@@ -92,7 +92,9 @@ class EmulatedKernel:
         self.counters = Counters(
             {m.name: r.read for m, r in zip(memory, ranges, strict=True)},
             {m.name: r.written for m, r in zip(memory, ranges, strict=True) if m.writable},
-            *totals,
+            totals[0],
+            totals[1],
+            totals[2],
             dict(zip(self.translated.instructions, counts, strict=False)),
         )
 

@@ -123,4 +123,5 @@ def _sections(statement: str) -> tuple[str, list[list[str]]]:
 def _thunk(entry: EntryPoint) -> str:
     """A function that calls the kernel with arguments from an array of addresses."""
     arguments = ", ".join(f"*({p.ctype}*)a[{i}]" for i, p in enumerate(entry.parameters))
-    return f'extern "C" __attribute__((no_sanitize("thread"), noinline)) void attngen_call_{entry.name}(void** a) {{ {entry.name}({arguments}); }}'
+    attributes = '__attribute__((no_sanitize("thread"), noinline))'  # its reads are Python's, not the kernel's
+    return f'extern "C" {attributes} void attngen_call_{entry.name}(void** a) {{ {entry.name}({arguments}); }}'

@@ -1,0 +1,75 @@
+"""Hypothesis strategies for expressions."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from attngen.spec.expr import Expr, ExpressionError, Type, constant, gather, name
+from attngen.spec.operators import TABLE, apply
+
+INDEX = {n: name(n, Type.INT) for n in ("b", "h", "q", "k")}
+WINDOW = name("window", Type.INT)
+DOC = {i: gather("doc", Type.INT, (INDEX[i],)) for i in ("q", "k")}
+
+
+def attempt(op: str, *args: Expr) -> Expr:
+    """The expression, or its first operand where it has no meaning (a constant division by zero, say)."""
+    try:
+        return apply(op, *args)
+    except ExpressionError:
+        return args[0]
+
+
+@st.composite
+def integers(draw, depth: int = 3) -> Expr:
+    if depth == 0 or draw(st.integers(0, 3)) == 0:
+        return draw(
+            st.sampled_from([INDEX["q"], INDEX["k"], INDEX["q"], INDEX["k"], WINDOW, DOC["q"], DOC["k"]])
+            | st.integers(-20, 20).map(constant)
+        )
+    op = draw(st.sampled_from(["add", "sub", "sub", "mul", "min", "max", "abs", "neg", "floordiv", "mod", "where"]))
+    if op in ("floordiv", "mod"):
+        divisor = constant(draw(st.sampled_from([1, 2, 3, 7, -3])))
+        return attempt(op, draw(integers(depth - 1)), divisor)
+    if op == "where":
+        return attempt(op, draw(booleans(depth - 1)), draw(integers(depth - 1)), draw(integers(depth - 1)))
+    count = 1 if op in ("abs", "neg") else 2
+    return attempt(op, *(draw(integers(depth - 1)) for _ in range(count)))
+
+
+@st.composite
+def booleans(draw, depth: int = 3) -> Expr:
+    if depth == 0 or draw(st.integers(0, 1)) == 0:
+        op = draw(st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"]))
+        inner = max(0, depth - 1)
+        return attempt(op, draw(integers(inner)), draw(integers(inner)))
+    op = draw(st.sampled_from(["and", "and", "or", "not"]))
+    return attempt(op, *(draw(booleans(depth - 1)) for _ in range(1 if op == "not" else 2)))
+
+
+SMOOTH = ("add", "sub", "mul", "div", "neg", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "pow",
+          "min", "max", "abs", "where")  # fmt: skip
+
+
+def arity(op: str) -> int:
+    for count in (1, 2, 3):
+        for types in ((Type.FLOAT,) * count, (Type.BOOL, *(Type.FLOAT,) * (count - 1))):
+            try:
+                TABLE[op].typing(op, types)
+            except ExpressionError:
+                continue
+            return count
+    raise AssertionError(op)
+
+
+@st.composite
+def floats(draw, depth: int = 3) -> Expr:
+    """Float expressions over x and y."""
+    if depth == 0 or draw(st.integers(0, 3)) == 0:
+        leaf = st.sampled_from([name("x", Type.FLOAT), name("y", Type.FLOAT)])
+        return draw(leaf | st.floats(-3, 3).filter(lambda v: v == 0 or abs(v) > 1e-3).map(lambda v: constant(float(v))))
+    op = draw(st.sampled_from(SMOOTH))
+    if op == "where":
+        condition = attempt("lt", draw(floats(depth - 1)), draw(floats(depth - 1)))
+        return attempt(op, condition, draw(floats(depth - 1)), draw(floats(depth - 1)))
+    return attempt(op, *(draw(floats(depth - 1)) for _ in range(arity(op))))

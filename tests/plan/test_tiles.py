@@ -1,0 +1,121 @@
+"""Tile classification against brute force: never wrong, and exact for affine masks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attngen.language import load_text
+from attngen.plan.tile_map import EMPTY, FULL, PARTIAL, classify_tiles
+from attngen.plan.tiles import tile_bounds
+from attngen.spec.attention import AttentionSpec, Input, Param
+from attngen.spec.dtypes import FP16, INT32
+from attngen.spec.evaluate import evaluate
+from attngen.spec.expr import Expr, ExpressionError, Type, constant
+from tests.expressions import booleans
+
+BLOCK_Q, BLOCK_KV = 8, 4
+
+
+def brute_force(mask: Expr, names: dict, doc: np.ndarray, q_len: int, kv_len: int) -> np.ndarray:
+    """EMPTY, PARTIAL or FULL of every tile by evaluating every pair; a tile that reaches past the last key is not full."""
+    q, k = np.arange(q_len)[:, None], np.arange(kv_len)[None, :]
+    allowed = evaluate(mask, {**names, "q": q, "k": k}, lambda _, at: doc[np.asarray(at[-1])], np)
+    allowed = np.broadcast_to(allowed, (q_len, kv_len))
+    kinds = np.empty((-(-q_len // BLOCK_Q), -(-kv_len // BLOCK_KV)), int)
+    for i in range(kinds.shape[0]):
+        for j in range(kinds.shape[1]):
+            tile = allowed[i * BLOCK_Q : (i + 1) * BLOCK_Q, j * BLOCK_KV : (j + 1) * BLOCK_KV]
+            whole = (j + 1) * BLOCK_KV <= kv_len
+            kinds[i, j] = FULL if tile.all() and whole else PARTIAL if tile.any() else EMPTY
+    return kinds
+
+
+def classified(mask: Expr, names: dict, doc: np.ndarray) -> np.ndarray:
+    spec = AttentionSpec(
+        "t",
+        FP16,
+        64,
+        64,
+        constant(0.125),
+        inputs=(Input("doc", INT32, ("kv_len",)),),
+        params=(Param("window", Type.INT),),
+        mask=mask,
+    )
+    return classify_tiles(tile_bounds(spec), BLOCK_Q, BLOCK_KV, names, {"doc": doc})
+
+
+def assert_never_wrong(mask: Expr, q_len: int, kv_len: int, window: int, doc: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    names = {"q_len": q_len, "kv_len": kv_len, "window": window, "b": 0, "h": 0, "batch": 1, "q_heads": 1, "kv_heads": 1}
+    found, exact = classified(mask, names, doc), brute_force(mask, names, doc, q_len, kv_len)
+    wrong = ((found == EMPTY) & (exact != EMPTY)) | ((found == FULL) & (exact != FULL))
+    assert not wrong.any(), (mask, found, exact)
+    return found, exact
+
+
+@settings(max_examples=600, deadline=None)
+@given(booleans(), st.integers(1, 40), st.integers(1, 30), st.integers(-5, 30), st.integers(1, 9))
+def test_random_masks_are_never_called_full_or_empty_wrongly(mask: Expr, q_len, kv_len, window, run) -> None:
+    doc = np.arange(64) // run
+    try:
+        assert_never_wrong(mask, q_len, kv_len, window, doc)
+    except ExpressionError:
+        pass
+
+
+NAMED = {
+    "causal": "causal",
+    "bottom right": "causal_bottom_right",
+    "window": "causal and window(window)",
+    "two-sided window": "abs(q - k) < window",
+    "prefix": "causal or prefix(window)",
+    "documents": "causal and doc[q] == doc[k]",
+    "dilated": "causal and (q - k) % 3 == 0",
+    "affine": "2 * q - 3 * k >= window",
+    "not": "not (q < k)",
+    "band": "q - k < 9 and q - k >= 2",
+}
+AFFINE = ("causal", "bottom right", "window", "affine", "not", "band")
+
+
+def named_mask(text: str) -> Expr:
+    declared = "param window: int  " if "window" in text.replace("window(", "") else ""
+    declared += "input doc: int32[kv_len]  " if "doc" in text else ""
+    (spec,) = load_text(f"attention t {{ dtype fp16 head_dim 64 {declared} mask {text} }}")
+    assert spec.mask is not None
+    return spec.mask
+
+
+@pytest.mark.parametrize("kind", NAMED)
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (8, 4), (33, 33), (20, 50), (50, 20), (64, 64)])
+@pytest.mark.parametrize("window", [1, 2, 7, 30])
+def test_named_masks(kind: str, q_len: int, kv_len: int, window: int) -> None:
+    doc = np.arange(64) // 5
+    found, exact = assert_never_wrong(named_mask(NAMED[kind]), q_len, kv_len, window, doc)
+    if kind in AFFINE:
+        assert np.array_equal(found, exact), (kind, found, exact)
+
+
+def test_a_wrong_bound_would_be_noticed() -> None:
+    """The comparison itself can fail: causal bounds held against a mask one key narrower."""
+    names = {"q_len": 32, "kv_len": 32, "window": 1, "b": 0, "h": 0, "batch": 1, "q_heads": 1, "kv_heads": 1}
+    found = classified(named_mask("causal"), names, np.arange(64))
+    exact = brute_force(named_mask("q > k"), names, np.arange(64), 32, 32)
+    assert (found != exact).any()
+
+
+def test_closed_forms_bound_the_loop() -> None:
+    """Causal at 4096: the tiles on and below the diagonal. Window 1024 at 65536: at most window / BLOCK_KV + 2 a row block."""
+    names = {"b": 0, "h": 0, "batch": 1, "q_heads": 1, "kv_heads": 1, "window": 1024}
+    causal = tile_bounds(load_text("attention t { dtype fp16 head_dim 64 mask causal }")[0])
+    kinds = classify_tiles(causal, 64, 64, {**names, "q_len": 4096, "kv_len": 4096})
+    assert (kinds != EMPTY).sum() == 64 * 65 // 2
+    assert (kinds == PARTIAL).sum() == 64
+    (spec,) = load_text("attention t { dtype fp16 head_dim 64 param window: int mask causal and window(window) }")
+    bounds = tile_bounds(spec)
+    for low in range(0, 65536, 64):
+        row = {**names, "q_len": 65536, "kv_len": 65536, "q.lo": low, "q.hi": low + 63}
+        begin, end = (int(evaluate(e, row, lambda *_: 0, np)) for e in (bounds.kv_begin, bounds.kv_end))
+        assert -(-end // 64) - begin // 64 <= 1024 // 64 + 2

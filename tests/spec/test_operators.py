@@ -1,0 +1,114 @@
+"""The operator table: types, folding, derivatives against finite differences, bounds against brute force."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from attngen.spec.bounds import ranges
+from attngen.spec.derivative import derivatives
+from attngen.spec.evaluate import evaluate
+from attngen.spec.expr import ExpressionError, Type, constant, name
+from attngen.spec.operators import ROWS, TABLE, apply
+from tests.expressions import SMOOTH, arity, floats, integers
+
+X, Y = name("x", Type.FLOAT), name("y", Type.FLOAT)
+
+
+def value(expr, x: float, y: float) -> float:
+    with np.errstate(all="ignore"):
+        return float(evaluate(expr, {"x": np.float64(x), "y": np.float64(y)}, lambda *_: None, np))
+
+
+def check_derivative(expr, x: float, y: float) -> bool:
+    """The derivative column against a central difference of two step sizes; False at a point near a kink or a pole."""
+    gradients = derivatives(expr)
+    here = value(expr, x, y)
+    if not (math.isfinite(here) and abs(here) < 1e4):
+        return False
+    for symbol, (dx, dy) in ((X, (1.0, 0.0)), (Y, (0.0, 1.0))):
+        steps = [1e-5, 5e-6]
+        slopes = [
+            (value(expr, x + h * dx, y + h * dy) - value(expr, x - h * dx, y - h * dy)) / (2 * h) for h in steps
+        ]
+        if not all(map(math.isfinite, slopes)) or abs(slopes[0]) > 1e4:
+            return False
+        kink_between = abs(slopes[0] - slopes[1]) > 1e-4 * (1 + abs(slopes[1]))
+        one_sided = [(value(expr, x + s * 1e-6 * dx, y + s * 1e-6 * dy) - here) * s / 1e-6 for s in (1, -1)]
+        kink_here = abs(one_sided[0] - one_sided[1]) > 1e-3 * (1 + abs(slopes[1]))
+        if kink_between or kink_here:
+            return False
+        found = value(gradients[symbol], x, y) if symbol in gradients else 0.0
+        assert found == pytest.approx(slopes[1], rel=2e-3, abs=2e-3)
+    return True
+
+
+@pytest.mark.parametrize("op", SMOOTH)
+def test_derivative_of_each_operator(op: str) -> None:
+    assert {row.name for row in ROWS if row.cuda.get(Type.FLOAT) and row.typing is not TABLE["lt"].typing} >= set(SMOOTH)
+    operands = [X, Y] if arity(op) == 2 else [X] if arity(op) == 1 else [apply("lt", X, Y), X, Y]
+    for x, y in ((0.7, 1.9), (1.3, 0.4), (2.2, 2.6)):
+        assert check_derivative(apply(op, *operands), x, y)
+
+
+@settings(max_examples=400, deadline=None)
+@given(floats(), st.floats(0.3, 2.5), st.floats(0.3, 2.5))
+def test_derivatives_match_finite_differences(expr, x: float, y: float) -> None:
+    if expr.type is Type.FLOAT:
+        assume(check_derivative(expr, x, y))
+
+
+@settings(max_examples=400, deadline=None)
+@given(integers(), st.data())
+def test_bounds_hold_every_value(expr, data) -> None:
+    low = {n: data.draw(st.integers(-30, 30), label=n) for n in ("q", "k", "window")}
+    spans = {n: (v, v + data.draw(st.integers(0, 4))) for n, v in low.items()}
+    doc = np.arange(-40, 60) // 7
+    names = {n: (int(a), int(b)) for n, (a, b) in spans.items()}
+    try:
+        found = ranges(expr, names, {"doc": (int(doc.min()), int(doc.max()))})[expr]
+    except ExpressionError:
+        return
+    grid = np.meshgrid(*(np.arange(a, b + 1) for a, b in spans.values()), indexing="ij")
+    arrays = dict(zip(spans, grid, strict=True))
+    values = np.asarray(evaluate(expr, arrays, lambda _, at: doc[np.asarray(at[0]) + 40], np))
+    assert found[0] <= values.min()
+    assert values.max() <= found[1]
+
+
+def test_every_row_has_every_column() -> None:
+    with pytest.raises(TypeError, match="derivative"):
+        type(ROWS[0])(name="x", typing=ROWS[0].typing, cuda={}, array=lambda xp: xp, bounds=ROWS[0].bounds)
+    assert len(TABLE) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "message"),
+    [
+        ("add", (constant(True), constant(1)), "takes numbers"),
+        ("and", (constant(1), constant(True)), "takes truth values"),
+        ("mod", (constant(1.5), constant(2)), "takes integers"),
+        ("where", (constant(1), constant(1), constant(2)), "condition"),
+        ("floordiv", (constant(1), constant(0)), "by zero"),
+        ("exp", (constant(1.0), constant(1.0)), "takes 1 operand"),
+    ],
+)
+def test_meaningless_operands_are_refused(op: str, args, message: str) -> None:
+    with pytest.raises(ExpressionError, match=message):
+        apply(op, *args)
+
+
+def test_constants_fold_as_python_computes() -> None:
+    assert apply("floordiv", constant(-7), constant(2)) is constant(-4)
+    assert apply("mod", constant(-7), constant(2)) is constant(1)
+    assert apply("div", constant(1), constant(4)) is constant(0.25)
+    assert apply("where", constant(True), X, Y) is X
+
+
+def test_equal_expressions_are_one_object() -> None:
+    assert apply("add", X, Y) is apply("add", X, Y)
+    assert constant(1) is not constant(1.0)
