@@ -72,4 +72,9 @@ def floats(draw, depth: int = 3) -> Expr:
     if op == "where":
         condition = attempt("lt", draw(floats(depth - 1)), draw(floats(depth - 1)))
         return attempt(op, condition, draw(floats(depth - 1)), draw(floats(depth - 1)))
-    return attempt(op, *(draw(floats(depth - 1)) for _ in range(arity(op))))
+    operands = [draw(floats(depth - 1)) for _ in range(arity(op))]
+    if op in ("log", "log2", "sqrt", "rsqrt", "pow"):  # kept away from 0, where their derivative is infinite
+        operands[0] = attempt("add", attempt("abs", operands[0]), constant(0.5))
+    if op == "div":
+        operands[1] = attempt("add", attempt("abs", operands[1]), constant(0.5))
+    return attempt(op, *operands)

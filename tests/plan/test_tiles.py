@@ -99,10 +99,10 @@ def test_named_masks(kind: str, q_len: int, kv_len: int, window: int) -> None:
 
 
 def test_a_wrong_bound_would_be_noticed() -> None:
-    """The comparison itself can fail: causal bounds held against a mask one key narrower."""
+    """The comparison itself can fail: causal bounds held against a mask four keys narrower."""
     names = {"q_len": 32, "kv_len": 32, "window": 1, "b": 0, "h": 0, "batch": 1, "q_heads": 1, "kv_heads": 1}
     found = classified(named_mask("causal"), names, np.arange(64))
-    exact = brute_force(named_mask("q > k"), names, np.arange(64), 32, 32)
+    exact = brute_force(named_mask("q >= k + 4"), names, np.arange(64), 32, 32)
     assert (found != exact).any()
 
 

@@ -32,9 +32,7 @@ def check_derivative(expr, x: float, y: float) -> bool:
         return False
     for symbol, (dx, dy) in ((X, (1.0, 0.0)), (Y, (0.0, 1.0))):
         steps = [1e-5, 5e-6]
-        slopes = [
-            (value(expr, x + h * dx, y + h * dy) - value(expr, x - h * dx, y - h * dy)) / (2 * h) for h in steps
-        ]
+        slopes = [(value(expr, x + h * dx, y + h * dy) - value(expr, x - h * dx, y - h * dy)) / (2 * h) for h in steps]
         if not all(map(math.isfinite, slopes)) or abs(slopes[0]) > 1e4:
             return False
         kink_between = abs(slopes[0] - slopes[1]) > 1e-4 * (1 + abs(slopes[1]))

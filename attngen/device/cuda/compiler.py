@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shutil
@@ -45,46 +44,53 @@ class Compiled:
 
 
 def compile_text(source: KernelSource, target: str = "cubin") -> Compiled:
-    """Compile afresh, with ptxas's report. `target` is "cubin" or "ptx". Raises CompilationError with the log."""
-    log = io.StringIO()
-    code = _program(source, verbose=True, log=log).compile(target, logs=log)
-    return Compiled(_bytes(code), log.getvalue())
+    """Compile afresh, with ptxas's report, and without asking any driver. `target` is "cubin" or "ptx".
+
+    Raises CompilationError with the log.
+    """
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise DeviceError(f"cuda-bindings cannot be imported ({error}); pip install attngen again") from error
+
+    def checked(status: Any, *results: Any) -> Any:
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise DeviceError(f"NVRTC failed: {status.name}")
+        return results[0] if results else None
+
+    program = checked(*nvrtc.nvrtcCreateProgram(source.text.encode(), f"{source.name}.cu".encode(), 0, [], []))
+    kind = "sm" if target == "cubin" else "compute"
+    options = [f"--gpu-architecture={source.arch.replace('sm', kind)}".encode(), b"--ptxas-options=-v"]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    log = b" " * checked(*nvrtc.nvrtcGetProgramLogSize(program))
+    checked(*nvrtc.nvrtcGetProgramLog(program, log))
+    text = log.decode(errors="replace").rstrip("\0 ")
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CompilationError(f"NVRTC could not compile {source.name} for {source.arch}", text)
+    size_of, get = {
+        "cubin": (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
+        "ptx": (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX),
+    }[target]
+    code = b" " * checked(*size_of(program))
+    checked(*get(program, code))
+    return Compiled(code, text)
 
 
 def load_object(source: KernelSource) -> Any:
-    """A cuda.core ObjectCode with the cubin, from the cache on disk where it is there."""
-    return _program(source, verbose=False, log=None).compile("cubin", cache=_cache())
-
-
-def _program(source: KernelSource, verbose: bool, log: io.StringIO | None) -> _Guarded:
+    """A cuda.core ObjectCode with the cubin, from the cache on disk where it is there. Raises CompilationError."""
     try:
         from cuda.core import Program, ProgramOptions
     except ImportError as error:
         raise DeviceError(f"cuda-core cannot be imported ({error}); pip install attngen again") from error
-    options = ProgramOptions(name=f"{source.name}.cu", arch=source.arch, ptxas_options=["-v"] if verbose else None)
-    return _Guarded(source, Program(source.text, "c++", options=options), log)
-
-
-@dataclass(slots=True)
-class _Guarded:
-    """A Program whose failures become CompilationError."""
-
-    source: KernelSource
-    program: Any
-    log: io.StringIO | None
-
-    def compile(self, target: str, **options: Any) -> Any:
-        try:
-            return self.program.compile(target, **options)
-        except OSError as error:
-            if "cache" not in options:
-                raise
-            raise DeviceError(
-                f"the kernel cache cannot be used ({error}); set ATTNGEN_CACHE_DIR to a directory that can be written"
-            ) from error
-        except Exception as error:
-            log = (self.log.getvalue() if self.log else "") or str(error)
-            raise CompilationError(f"NVRTC could not compile {self.source.name} for {self.source.arch}", log) from error
+    options = ProgramOptions(name=f"{source.name}.cu", arch=source.arch)
+    try:
+        return Program(source.text, "c++", options=options).compile("cubin", cache=_cache())
+    except OSError as error:
+        raise DeviceError(
+            f"the kernel cache cannot be used ({error}); set ATTNGEN_CACHE_DIR to a directory that can be written"
+        ) from error
+    except Exception as error:
+        raise CompilationError(f"NVRTC could not compile {source.name} for {source.arch}", str(error)) from error
 
 
 @lru_cache(maxsize=1)
@@ -92,11 +98,6 @@ def _cache() -> Any:
     from cuda.core.utils import FileStreamProgramCache
 
     return FileStreamProgramCache(cache_directory("cuda"))
-
-
-def _bytes(code: Any) -> bytes:
-    data = code.code
-    return data.encode() if isinstance(data, str) else bytes(data)
 
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")

@@ -18,7 +18,7 @@ from attngen.device.emulated.translate import RUNTIME, meanings
 from attngen.device.protocol import CompilationError, DeviceError
 
 CURE = "install g++ (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or pip install ziglang"
-COMMON = ("-std=c++20", "-fPIC", "-w", "-g", "-ffp-contract=off", "-fno-strict-aliasing")
+COMMON = ("-std=c++20", "-fPIC", "-w", "-gdwarf-4", "-ffp-contract=off", "-fno-strict-aliasing")
 FAST = ("-O2",)
 CHECKED = ("-O1", "-fsanitize=thread")  # only the compiler's calls before each access; its runtime is not linked
 

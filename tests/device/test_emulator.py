@@ -1,0 +1,269 @@
+"""The emulated device itself: what each primitive means, and that each kind of mistake is found and named."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from attngen.device.emulated import EmulatedDevice, EmulationError
+from attngen.device.protocol import CompilationError, DeviceError, Launch, Memory
+from attngen.emit.kernel_source import EntryPoint, KernelSource, Parameter, Product
+from attngen.emit.templates import template_directory
+
+POINTERS = (("x", "const float*"), ("y", "float*"))
+
+
+def primitives(*names: str) -> str:
+    return "\n".join((template_directory() / "primitives" / f"{n}.cuh").read_text() for n in names)
+
+
+def run(body: str, x, y, *, before: str = "", threads: int = 32, blocks: int = 1, shared: int = 0, seed: int = 0, types=None):
+    """Run `body` as a kernel over arrays x (read) and y (written); gives the kernel."""
+    ctypes_ = types or ("float", "float")
+    text = f"""{before}
+extern "C" __global__ void kernel(const {ctypes_[0]}* x, {ctypes_[1]}* y) {{
+{body}
+}}
+"""
+    entry = EntryPoint(
+        "kernel",
+        (Parameter("x", f"const {ctypes_[0]}*", "data", "x"), Parameter("y", f"{ctypes_[1]}*", "data", "y")),
+        (Product((blocks,)), Product(()), Product(())),
+        (threads, 1, 1),
+        shared,
+    )
+    kernel = EmulatedDevice(seed=seed).compile(KernelSource("test", text, "sm_80", (entry,), ()))
+    arguments = (ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data))
+    memory = (Memory("x", x.ctypes.data, x.nbytes, False), Memory("y", y.ctypes.data, y.nbytes, True))
+    kernel.launch((Launch(entry, (blocks, 1, 1), arguments),), memory)
+    return kernel
+
+
+def arrays(n: int = 64):
+    return np.arange(n, dtype=np.float32), np.zeros(n, np.float32)
+
+
+def finding(body: str, **options) -> EmulationError:
+    with pytest.raises(EmulationError) as caught:
+        run(body, *arrays(), **options)
+    return caught.value
+
+
+TRANSPOSE = """
+    __shared__ float tile[32];
+    tile[threadIdx.x] = x[threadIdx.x];
+    {barrier}
+    y[threadIdx.x] = tile[31 - threadIdx.x];
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("barrier", ["__syncthreads();", "__syncwarp();"])
+def test_a_barrier_orders_shared_memory(barrier: str, seed: int) -> None:
+    x, y = arrays(32)
+    kernel = run(TRANSPOSE.format(barrier=barrier), x, y, seed=seed)
+    assert np.array_equal(y, x[::-1])
+    assert kernel.counters.bytes_read == {"x": 128, "y": 0}
+    assert kernel.counters.bytes_written == {"y": 128}
+    assert (kernel.counters.shared_bytes_read, kernel.counters.shared_bytes_written) == (128, 128)
+    assert kernel.counters.barriers == 1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_missing_barrier_is_found_in_any_order(seed: int) -> None:
+    error = finding(TRANSPOSE.format(barrier=""), seed=seed)
+    assert error.kind in ("race", "uninitialized shared read")
+    assert error.at.line == 6
+    assert "tile[31 - threadIdx.x]" in error.at.text
+
+
+def test_a_race_names_both_places() -> None:
+    error = finding("__shared__ float a[1]; if (threadIdx.x == 0) a[0] = 1;\n if (threadIdx.x == 1) y[0] = a[0];")
+    assert (error.kind, error.at.thread, error.at.line) == ("race", 1, 4)
+    assert error.other is not None
+    assert (error.other.thread, error.other.line) == (0, 3)
+
+
+def test_overwriting_what_another_thread_read_is_a_race() -> None:
+    body = """__shared__ float a[2];
+    if (threadIdx.x == 0) a[0] = 1; __syncthreads();
+    if (threadIdx.x == 1) y[1] = a[0];
+    if (threadIdx.x == 2) a[0] = 2;"""
+    assert finding(body).kind == "race"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("y[0] = x[64];", "out of bounds"),
+        ("y[0] = x[-1];", "out of bounds"),
+        ("y[64] = 1;", "out of bounds"),
+        ("((float*)x)[0] = 1;", "write to a read-only tensor"),
+        ("y[0] = y[1];", "uninitialized global read"),
+        ("__shared__ float a[4]; y[0] = a[0];", "uninitialized shared read"),
+        ("y[0] = 1;", "race"),
+        ("struct alignas(16) V { float v[4]; }; V v = *(const V*)(x + 1); y[threadIdx.x] = v.v[0];", "misaligned access"),
+        ("if (threadIdx.x < 16) __syncthreads();", "divergent barrier"),
+        ("if (threadIdx.x < 16) __syncthreads(); else\n __syncthreads();", "divergent barrier"),
+        ("if (threadIdx.x < 16) __syncwarp();", "deadlock"),
+        ("if (threadIdx.x < 16) y[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1.0f, 1);", "deadlock"),
+    ],
+)
+def test_each_kind_of_mistake_has_its_name(body: str, kind: str) -> None:
+    error = finding(body)
+    assert error.kind == kind
+    assert error.kernel == "kernel"
+    assert error.at.line >= 3
+
+
+def test_dynamic_shared_memory_has_exact_bounds() -> None:
+    body = "extern __shared__ __align__(16) unsigned char smem[];\n ((float*)smem)[{at}] = 1; y[threadIdx.x] = 1;"
+    x, y = arrays(32)
+    run(body.format(at="threadIdx.x"), x, y, shared=128)
+    error = finding(body.format(at="threadIdx.x + 1"), shared=128)
+    assert error.kind == "out of bounds"
+    assert error.at.thread == 31
+
+
+def test_a_deadlock_says_where_each_group_waits() -> None:
+    error = finding("if (threadIdx.x < 16) __syncwarp(); else\n\n __syncthreads(); y[0] = 0;")
+    assert "thread 0 waits for the warp barrier at line 3" in str(error)
+    assert "thread 16 waits for the block barrier at line 5" in str(error)
+
+
+def test_the_device_is_usable_after_a_finding() -> None:
+    finding("y[0] = x[64];")
+    x, y = arrays(32)
+    run("y[threadIdx.x] = 2 * x[threadIdx.x];", x, y)
+    assert np.array_equal(y, 2 * x)
+
+
+def test_shuffles_and_votes() -> None:
+    x, y = arrays(32)
+    run(
+        "float v = x[threadIdx.x]; for (int l = 16; l; l /= 2) v += __shfl_xor_sync(0xffffffffu, v, l); y[threadIdx.x] = v;",
+        x,
+        y,
+    )
+    assert (y == x.sum()).all()
+    run("y[threadIdx.x] = __shfl_down_sync(0xffffffffu, x[threadIdx.x], 2);", x, y)
+    assert np.array_equal(y[:30], x[2:])
+    run("y[threadIdx.x] = __ballot_sync(0xffffffffu, x[threadIdx.x] < 5) == 31 && __any_sync(0xffffffffu, true);", x, y)
+    assert (y == 1).all()
+
+
+@pytest.mark.parametrize(("name", "to_float"), [("fp16", np.float16), ("bf16", None)])
+def test_conversions_round_to_nearest_even(name: str, to_float) -> None:
+    from attngen.spec.dtypes import DTYPES, round_to_storage
+
+    rng = np.random.default_rng(0)
+    x = np.concatenate(
+        [rng.standard_normal(2000), 10.0 ** rng.uniform(-9, 5, 2000), [0, -0.0, 65504, 65519.9, 1e-8, 2049, 2051]]
+    )
+    x = x.astype(np.float32)
+    y = np.zeros(x.size, np.uint16)
+    run(
+        f"int i = blockIdx.x * 32 + threadIdx.x; if (i < {x.size}) y[i] = to_{name}(x[i]).bits;",
+        x,
+        y,
+        before=primitives(f"convert_{name}"),
+        types=("float", "unsigned short"),
+        blocks=-(-x.size // 32),
+    )
+    assert np.array_equal(y, round_to_storage(x, DTYPES[name]).view(np.uint16))
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_mma_multiplies_as_its_fragments_say(name: str) -> None:
+    from attngen.spec.dtypes import DTYPES, from_storage, round_to_storage
+
+    rng = np.random.default_rng(0)
+    dtype = DTYPES[name]
+    a, b = (round_to_storage(rng.standard_normal(s), dtype) for s in ((16, 16), (8, 16)))  # b by columns
+    x = np.concatenate([a.view(np.uint16).ravel(), b.view(np.uint16).ravel()])
+    y = np.zeros((16, 8), np.float32)
+    body = """
+    const int l = threadIdx.x;
+    const unsigned *a = (const unsigned*)x, *b = (const unsigned*)(x + 256);
+    unsigned af[4]; float d[4] = {0, 0, 0, 0};
+    for (int i = 0; i < 4; ++i) af[i] = a[(l / 4 + 8 * (i % 2)) * 8 + l % 4 + 4 * (i / 2)];
+    mma_16x8x16(d, af, b[l / 4 * 8 + l % 4], b[l / 4 * 8 + l % 4 + 4]);
+    for (int i = 0; i < 4; ++i) y[(l / 4 + 8 * (i / 2)) * 8 + l % 4 * 2 + i % 2] = d[i];
+    """
+    kernel = run(body, x, y, before=primitives(f"mma_{name}"), types=("unsigned short", "float"))
+    assert np.allclose(y, from_storage(a) @ from_storage(b).T, atol=1e-4)
+    assert list(kernel.counters.instructions.values()) == [32]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_ldmatrix_hands_out_rows(transposed: bool) -> None:
+    x = np.arange(256, dtype=np.uint16)
+    y = np.zeros((32, 4), np.uint32)
+    suffix = "_trans" if transposed else ""
+    body = f"""
+    __shared__ __align__(16) unsigned short tile[32][8];
+    for (int i = 0; i < 8; ++i) tile[threadIdx.x][i] = x[8 * threadIdx.x + i];
+    __syncwarp();
+    unsigned r[4];
+    ldmatrix_x4{suffix}(r, tile[threadIdx.x]);
+    for (int m = 0; m < 4; ++m) y[4 * threadIdx.x + m] = r[m];
+    """
+    run(body, x, y, before=primitives("ldmatrix"), types=("unsigned short", "unsigned"))
+    matrices = x.reshape(4, 8, 8)
+    for lane in range(32):
+        for m in range(4):
+            matrix = matrices[m].T if transposed else matrices[m]
+            low, high = matrix[lane // 4, lane % 4 * 2 : lane % 4 * 2 + 2]
+            assert y[lane, m] == int(high) << 16 | int(low)
+
+
+COPY = """
+    __shared__ __align__(16) float tile[128];
+    cp_async_16(tile + 4 * threadIdx.x, x + 4 * (threadIdx.x % 16), threadIdx.x != 3);
+    {commit}
+    {wait}
+    {barrier}
+    y[threadIdx.x] = tile[4 * (31 - threadIdx.x)];
+"""
+
+
+def copy(commit="cp_async_commit();", wait="cp_async_wait<0>();", barrier="__syncthreads();") -> str:
+    return COPY.format(commit=commit, wait=wait, barrier=barrier)
+
+
+def test_asynchronous_copies_arrive_when_waited_for() -> None:
+    x, y = arrays(64)
+    run(copy(), x, y, before=primitives("cp_async"))
+    expected = x[4 * (np.arange(31, -1, -1) % 16)]
+    expected[28] = 0  # lane 3's source was not inside
+    assert np.array_equal(y[:32], expected)
+
+
+@pytest.mark.parametrize(
+    ("missing", "kind"), [("commit", "copy in flight"), ("wait", "copy in flight"), ("barrier", "uninitialized shared read")]
+)
+def test_a_copy_that_is_not_waited_for_is_found(missing: str, kind: str) -> None:
+    assert finding(copy(**{missing: ""}), before=primitives("cp_async")).kind == kind
+
+
+def test_an_endless_loop_ends() -> None:
+    from attngen.device.emulated import device
+
+    before, device.ACCESS_BUDGET = device.ACCESS_BUDGET, 10_000
+    try:
+        error = finding("volatile float* p = y; p[threadIdx.x] = 1; while (p[threadIdx.x] > 0) p[threadIdx.x] = 1;")
+    finally:
+        device.ACCESS_BUDGET = before
+    assert error.kind == "runaway loop"
+
+
+def test_an_unknown_instruction_is_refused_by_name() -> None:
+    with pytest.raises(DeviceError, match=r"does not know the instruction fancy\.new of line 3"):
+        run('asm volatile("fancy.new %0;" :: "r"(1));', *arrays())
+
+
+def test_text_that_does_not_compile_shows_its_line() -> None:
+    with pytest.raises(CompilationError, match=r"test\.cu:4:"):
+        run("int a = 1;\nthis is not C++;", *arrays())

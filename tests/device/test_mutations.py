@@ -1,0 +1,74 @@
+"""Deleting any one barrier, or any wait for an asynchronous copy, from an emitted kernel must be noticed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from attngen.device.emulated import EmulationError
+from attngen.emit.kernel_source import KernelSource
+from attngen.inspect.ladder import ladder
+from attngen.plan import ARCHES, choose
+from attngen.reference.compare import compare, truth
+from attngen.reference.problems import Shape, sample
+from attngen.spec.attention import RUNGS, AttentionSpec
+from tests.problems import call, compile_text, emitted, shipped
+
+SYNCHRONIZATION = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|cp_async_wait<\d>\(\);|(?<!void )cp_async_commit\(\);")
+# Specs that between them have every skeleton and every branch of it that has barriers.
+SPECS = ("gpt2", "cross_attention", "gemma_softcap", "sigmoid_attention", "retention", "packed_documents")
+
+
+def synchronizations(source: KernelSource) -> list[re.Match[str]]:
+    return list(SYNCHRONIZATION.finditer(source.text))
+
+
+def one_stage(name: str) -> AttentionSpec:
+    spec = shipped(name)
+    return replace(spec, schedule=replace(spec.schedule, rung="fused", stages=1))
+
+
+def noticed(spec: AttentionSpec, rung: str, source: KernelSource, mutated: KernelSource) -> str:
+    """How the mutation was noticed: the kind of finding, or "" where it was not."""
+    one_head = replace(spec, q_heads=None, kv_heads=None)
+    problem = sample(one_head, Shape(1, 1, 1, 200, 200))
+    for seed in (0, 5):
+        try:
+            found = compare(*call(compile_text(spec, rung, mutated, seed), problem), truth(one_head, problem))
+        except EmulationError as error:
+            return error.kind
+        if not found.passed:
+            return "wrong result"
+    return ""
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("name", SPECS)
+def test_every_barrier_is_needed(name: str, rung: str) -> None:
+    spec = replace(shipped(name), q_heads=None, kv_heads=None)
+    check_all(spec, rung, emitted(spec, rung))
+
+
+def test_every_barrier_is_needed_with_one_stage() -> None:
+    spec = one_stage("gpt2")
+    assert choose(spec, ARCHES["sm_80"]).stages == 1
+    check_all(spec, "fused", emitted(spec, "fused"))
+
+
+def check_all(spec: AttentionSpec, rung: str, source: KernelSource) -> None:
+    assert noticed(spec, rung, source, source) == ""
+    for place in synchronizations(source):
+        blank = " " * len(place[0])
+        mutated = replace(source, text=source.text[: place.start()] + blank + source.text[place.end() :])
+        line = source.text.count("\n", 0, place.start()) + 1
+        assert noticed(spec, rung, source, mutated), f"{source.name} line {line}: {place[0]} could be deleted unnoticed"
+
+
+def test_the_ladder_has_no_other_synchronization() -> None:
+    """What the mutations delete is all there is: no kernel synchronizes by other means."""
+    for name, source in ladder().items():
+        others = re.findall(r"__sync\w+\(|bar\.\w+|mbarrier\.\w+|cp\.async\.wait\w*", source.text)
+        known = {"__syncthreads(", "__syncwarp(", "cp.async.wait_group"}
+        assert set(others) <= known, name

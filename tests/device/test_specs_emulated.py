@@ -1,0 +1,165 @@
+"""Every shipped spec emulated: three rungs, every storage type, small shapes, checked mode, two thread orders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen.device.emulated import EmulatedDevice
+from attngen.reference.compare import compare, truth
+from attngen.reference.problems import Shape, sample
+from attngen.spec.attention import RUNGS
+from attngen.spec.dtypes import from_storage
+from tests.problems import SPECS, call, run, shipped
+
+FEW_HEADS = {"llama_gqa": (4, 1), "mistral_window": (4, 2), "gemma_softcap": (2, 1), "gpt_oss_sinks": (4, 2)}
+LENGTHS = ((1, 1), (7, 7), (130, 130), (65, 190))
+
+
+def small(name: str, dtype: str):
+    spec = shipped(name, dtype)
+    if name in FEW_HEADS:
+        q_heads, kv_heads = FEW_HEADS[name]
+        spec = replace(spec, q_heads=q_heads, kv_heads=kv_heads)
+    return spec
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("name", SPECS)
+def test_every_rung_against_the_oracle(name: str, dtype: str) -> None:
+    spec = small(name, dtype)
+    params = {"size": 50} if name == "mistral_window" else {}
+    for position, (q_len, kv_len) in enumerate(LENGTHS):
+        batch = 16 if q_len < 10 else 1  # enough rows that the largest of their errors is no accident
+        problem = sample(spec, Shape(batch=batch, q_heads=2, kv_heads=1, q_len=q_len, kv_len=kv_len), seed=position)
+        expected = truth(spec, problem, params)
+        for rung in RUNGS:
+            found = run(spec, rung, problem, expected, seed=position % 2 * 7, **params)
+            assert found.passed, (name, dtype, rung, q_len, kv_len, found)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_the_order_of_threads_does_not_matter(rung: str) -> None:
+    spec = shipped("packed_documents", "bf16")
+    problem = sample(spec, Shape(batch=1, q_heads=1, kv_heads=1, q_len=150, kv_len=150))
+    results = []
+    for seed in (0, 1, 2):
+        compiled = attngen.compile(spec, kernel=rung, device=EmulatedDevice(seed=seed))
+        results.append(call(compiled, problem)[0])
+    assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("sizes", [(0, 2, 5, 5), (1, 2, 0, 5), (1, 2, 5, 0)])
+def test_empty_problems(rung: str, sizes) -> None:
+    batch, heads, q_len, kv_len = sizes
+    spec = attngen.define(dtype="fp32", head_dim=8, mask="causal", lse=True)
+    problem = sample(spec, Shape(batch, heads, heads, q_len, kv_len))
+    output, lse = call(attngen.compile(spec, kernel=rung, device=EmulatedDevice()), problem)
+    assert output.shape == (batch, heads, q_len, 8)
+    assert not output.any()
+    assert np.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("rung", RUNGS)
+def test_rows_with_no_key_give_zero_and_minus_infinity(rung: str, dtype: str) -> None:
+    spec = attngen.define(dtype=dtype, head_dim=16, mask="k < q - 40", lse=True)
+    problem = sample(spec, Shape(1, 1, 1, 100, 100))
+    expected = truth(spec, problem)
+    output, lse = call(attngen.compile(spec, kernel=rung, device=EmulatedDevice()), problem)
+    assert not from_storage(output)[:, :, :41].any()
+    assert np.isneginf(lse[:, :, :41]).all()
+    assert compare(output, lse, expected).passed
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(8, 8), (24, 40), (72, 72), (104, 8), (200, 200), (256, 256)])
+def test_any_head_size(rung: str, head_dim: int, head_dim_v: int) -> None:
+    for dtype in ("bf16", "fp32"):
+        spec = attngen.define(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, mask="causal")
+        problem = sample(spec, Shape(1, 1, 1, 70, 70))
+        assert run(spec, rung, problem, truth(spec, problem)).passed
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_strides_and_broadcasts_are_read_in_place(rung: str) -> None:
+    spec = shipped("dense_bias", "fp32")
+    rng = np.random.default_rng(0)
+    packed = rng.standard_normal((2, 40, 3, 4, 64), dtype=np.float32)
+    q, k, v = (packed[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    k = np.broadcast_to(k[:, :1], k.shape)
+    bias = rng.standard_normal((1, 4, 1, 40)).astype(np.float16)
+    problem = replace(sample(spec, Shape(2, 4, 4, 40, 40)), q=q, k=k, v=v, inputs={"bias": bias})
+    assert run(spec, rung, problem, truth(spec, problem)).passed
+
+
+def test_transposed_last_dimension_where_the_hardware_allows() -> None:
+    spec = attngen.define(dtype="fp32", head_dim=16)
+    problem = sample(spec, Shape(1, 2, 2, 20, 20))
+    turned = replace(problem, k=np.ascontiguousarray(problem.k.swapaxes(2, 3)).swapaxes(2, 3))
+    for rung in RUNGS:
+        assert run(spec, rung, turned, truth(spec, problem)).passed
+    half = attngen.define(dtype="fp16", head_dim=16)
+    problem = sample(half, Shape(1, 2, 2, 20, 20))
+    turned = replace(problem, k=np.ascontiguousarray(problem.k.swapaxes(2, 3)).swapaxes(2, 3))
+    with pytest.raises(attngen.ArgumentError, match=r"`k` has stride 20 in its last dimension.*contiguous"):
+        run(half, "fused", turned, truth(half, problem))
+
+
+def test_causal_reads_only_tiles_on_and_below_the_diagonal() -> None:
+    """Counted: bytes of K that the kernel reads, on the emulated device."""
+    spec = shipped("gpt2")
+    compiled = attngen.compile(spec, kernel="fused", device=EmulatedDevice())
+    length, block_q, block_kv = 512, compiled.plan.block_q, compiled.plan.block_kv
+    problem = sample(spec, Shape(1, 1, 1, length, length))
+    call(compiled, problem)
+    tiles = sum((row + 1) * block_q // block_kv for row in range(length // block_q))
+    assert compiled.kernel.counters.bytes_read["K"] == tiles * block_kv * 64 * 2
+
+
+def test_a_window_reads_only_its_tiles() -> None:
+    spec = shipped("mistral_window", "fp32")
+    spec = replace(spec, q_heads=1, kv_heads=1, head_dim=16, head_dim_v=16)
+    compiled = attngen.compile(spec, kernel="fused", device=EmulatedDevice())
+    length, block_q, block_kv = 640, compiled.plan.block_q, compiled.plan.block_kv
+    problem = sample(spec, Shape(1, 1, 1, length, length))
+    call(compiled, problem, size=100)
+    most = (length // block_q) * ((100 + block_q) // block_kv + 2) * block_kv * 16 * 4
+    assert compiled.kernel.counters.bytes_read["K"] <= most
+
+
+@pytest.mark.parametrize("mode", ["naive", "tiled", "fused", "auto"])
+def test_attention_function(mode: str) -> None:
+    rng = np.random.default_rng(1)
+    q, k, v = rng.standard_normal((3, 2, 2, 30, 16), dtype=np.float32)
+
+    def expected(mask) -> np.ndarray:
+        s = np.einsum("bhqd,bhkd->bhqk", q, k) / 4 + mask
+        p = np.exp(s - s.max(-1, keepdims=True))
+        return np.einsum("bhqk,bhkd->bhqd", p / p.sum(-1, keepdims=True), v)
+
+    causal = np.where(np.arange(30)[:, None] >= np.arange(30), 0.0, -np.inf)
+    allowed = rng.random((30, 30)) < 0.8
+    allowed |= np.eye(30, dtype=bool)
+    bias = rng.standard_normal((1, 2, 1, 30), dtype=np.float32)
+    run_ = attngen.attention
+    assert np.allclose(run_(q, k, v, mode=mode), expected(0.0), atol=1e-5)
+    assert np.allclose(run_(q, k, v, mode=mode, is_causal=True), expected(causal), atol=1e-5)
+    assert np.allclose(run_(q, k, v, mode=mode, mask=allowed), expected(np.where(allowed, 0, -np.inf)), atol=1e-5)
+    assert np.allclose(run_(q, k, v, mode=mode, mask=bias), expected(bias), atol=1e-5)
+
+
+def test_attention_function_refuses_what_it_cannot_mean() -> None:
+    q = np.zeros((1, 4, 8, 16), np.float32)
+    kv = np.zeros((1, 2, 8, 16), np.float32)
+    with pytest.raises(attngen.ArgumentError, match="enable_gqa=True"):
+        attngen.attention(q, kv, kv)
+    with pytest.raises(attngen.ArgumentError, match="expected naive, tiled, fused or auto"):
+        attngen.attention(q, q, q, mode="fast")
+    with pytest.raises(attngen.ArgumentError, match="3 dimensions"):
+        attngen.attention(q[0], q[0], q[0])
+    assert attngen.attention(q, kv, kv, enable_gqa=True).shape == q.shape

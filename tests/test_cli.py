@@ -1,0 +1,139 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from attngen.cli import main
+from attngen.emit.manifest import from_manifest
+from tests.conftest import ROOT
+from tests.problems import emitted, shipped
+
+GPT2 = str(ROOT / "specs" / "gpt2.attn")
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(main, list(arguments))
+
+
+def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "attngen", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, cwd=ROOT, check=False)
+
+
+def test_build_writes_cuda_and_manifests(tmp_path: Path) -> None:
+    result = invoke("build", GPT2, "-o", str(tmp_path))
+    assert result.exit_code == 0
+    names = {f"gpt2_{rung}.{suffix}" for rung in ("naive", "tiled", "fused") for suffix in ("cu", "json")}
+    assert {p.name for p in tmp_path.iterdir()} == names
+    text = (tmp_path / "gpt2_fused.cu").read_text()
+    assert from_manifest((tmp_path / "gpt2_fused.json").read_text(), text) == emitted(shipped("gpt2"), "fused")
+
+
+def test_build_gives_the_same_bytes_every_time(tmp_path: Path) -> None:
+    for seed in ("0", "1", "77"):
+        done = process("build", "packed_documents", "-o", str(tmp_path / seed), PYTHONHASHSEED=seed)
+        assert done.returncode == 0, done.stderr
+    for path in (tmp_path / "0").iterdir():
+        assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes() == (tmp_path / "77" / path.name).read_bytes()
+
+
+def test_build_imports_neither_torch_nor_cuda_nor_numpy(tmp_path: Path) -> None:
+    code = (
+        "import sys; from attngen.cli import main; "
+        f"main(['build', {GPT2!r}, '-o', {str(tmp_path)!r}], standalone_mode=False); "
+        "print(sorted({'torch', 'cuda', 'numpy', 'pygments'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_check_passes_and_says_so() -> None:
+    result = invoke("check", GPT2, "--device", "emulated", "--q-len", "70", "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.output)
+    assert [r["rung"] for r in rows] == ["naive", "tiled", "fused"]
+    assert all(r["passed"] and r["comparison"]["error"] <= r["comparison"]["allowed"] for r in rows)
+
+
+def test_check_fails_with_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attngen.reference import compare
+
+    monkeypatch.setattr(compare, "bound", lambda *_: 0.0)
+    result = invoke("check", GPT2, "--device", "emulated", "--q-len", "20", "--kernel", "naive")
+    assert result.exit_code == 1
+    assert "FAILED" in result.output
+
+
+def test_a_mistake_is_a_diagnostic_with_exit_code_2(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.attn"
+    path.write_text("attention a { dtype fp16 head_dim 64 mask cusal }")
+    done = process("build", str(path))
+    assert done.returncode == 2
+    assert "did you mean `causal`?" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("build", "nowhere.attn"), "No such file"),
+        (("build", GPT2, "--arch", "sm_10"), "no architecture is called sm_10"),
+        (("build", GPT2, "--name", "other"), "has no attention other"),
+        (("check", GPT2, "--device", "tpu"), "no device is called 'tpu'"),
+        (("check", "dilated", "--device", "emulated", "--param", "step=0"), "can be zero"),
+        (("check", "dilated", "--param", "step"), "is not NAME=NUMBER"),
+    ],
+)
+def test_bad_commands_are_refused_with_words(arguments: tuple[str, ...], words: str) -> None:
+    done = process(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_plan_that_does_not_fit_points_at_the_spec(tmp_path: Path) -> None:
+    path = tmp_path / "big.attn"
+    path.write_text("attention big {\n dtype fp16\n head_dim 128\n kernel fused { tile 128 x 128 stages 2 }\n}\n")
+    done = process("build", str(path), "--arch", "sm_86")
+    assert done.returncode == 2
+    assert "big.attn:4:9" in done.stderr
+    assert "help: use tile " in done.stderr
+
+
+@pytest.mark.parametrize("stage", ["tree", "spec", "plan", "cuda", "ptx"])
+def test_show_prints_each_stage(stage: str) -> None:
+    words = {"tree": "attention", "spec": "q >= k", "plan": "fused_mma", "cuda": "__global__", "ptx": ".visible .entry"}
+    result = invoke("show", GPT2, "--stage", stage)
+    assert result.exit_code == 0, result.output
+    assert words[stage] in result.output
+
+
+def test_explain_draws_the_tiles() -> None:
+    result = invoke("explain", GPT2, "--q-len", "512")
+    assert result.exit_code == 0
+    assert "  ######//\n" in result.output
+    assert "kv_end   = min(kv_len, q_hi + 1)" in result.output
+
+
+def test_list_and_doctor() -> None:
+    listed = json.loads(invoke("list", "--json").output)
+    assert {"prelude", "functions", "schedules", "architectures", "specs"} == set(listed)
+    assert "gpt2" in listed["specs"]
+    found = json.loads(invoke("doctor", "--json").output)
+    assert {"NVRTC", "GPU", "C++ compiler"} <= {f["name"] for f in found}
+    assert all(f["found"] or f["cure"] for f in found)
+
+
+def test_every_command_has_help() -> None:
+    for command in main.commands:
+        result = invoke(command, "--help")
+        assert result.exit_code == 0
+        assert "Exit codes" in result.output

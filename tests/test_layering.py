@@ -1,0 +1,72 @@
+"""No arrow runs upwards: the rooms of docs/architecture.md, and what each may import."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "attngen"
+LOW = {"source", "diagnostics", "cache_directory", "shipped"}
+SPEC = {"spec", "diagnostics", "source"}
+MAY_IMPORT = {
+    "source": set(),
+    "cache_directory": set(),
+    "shipped": set(),
+    "diagnostics": {"source"},
+    "spec": {"diagnostics", "source"},
+    "language": SPEC,
+    "plan": SPEC,
+    "emit": SPEC | {"plan"},
+    "reference": SPEC,
+    "device": SPEC | {"plan", "emit", "cache_directory"},
+    "api": SPEC | {"language", "plan", "emit", "device"},
+    "inspect": SPEC | {"language", "plan", "emit", "device", "reference", "api", "shipped"},
+    "cli": SPEC | {"language", "plan", "emit", "device", "reference", "api", "inspect", "shipped"},
+    "__main__": {"cli"},
+    "__init__": None,  # the Python face: imports everything, late
+}
+HEAVY = {"torch", "cupy", "cuda", "numpy", "ml_dtypes", "pygments", "ziglang"}
+NUMPY_ROOMS = {"reference", "inspect", "device"}  # and the two modules below, which build never imports
+NUMPY_MODULES = {"plan/tile_map.py"}
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, "imports are absolute"
+            found.add(node.module)
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_down(path: Path) -> None:
+    allowed = MAY_IMPORT[room(path)]
+    if allowed is None:
+        return
+    for module in imports(ast.parse(path.read_text())):
+        if module.split(".")[0] == "attngen":
+            target = (module.split(".") + ["__init__"])[1]
+            assert target in allowed | {room(path)}, f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_heavy_imports_are_late(path: Path) -> None:
+    relative = str(path.relative_to(PACKAGE))
+    allowed = {"numpy"} if room(path) in NUMPY_ROOMS or relative in NUMPY_MODULES else set()
+    for node in ast.parse(path.read_text()).body:  # the module's own level only
+        for module in imports(node) if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
+            assert module.split(".")[0] not in HEAVY - allowed, f"{relative} imports {module} at once"
