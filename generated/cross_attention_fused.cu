@@ -218,17 +218,22 @@ cross_attention_fused(
         }
         __syncwarp();  // the weights of a row are written and read by the same warp
 
-        // O += P V
-#pragma unroll 1
-        for (int k = 0; k < BLOCK_KV; k += 4) {
-            FloatVector<4> p[ROWS];
-            for (int i = 0; i < ROWS; ++i) p[i] = *(const FloatVector<4>*)&P_smem[(ty + ROW_THREADS * i) * P_STRIDE + k];
-            for (int e = 0; e < 4; ++e)
-                for (int c = 0; c < HEAD_DIM_V / COLUMN_THREADS; c += VECTOR) {
+        // O += P V, the products of one tile summed by themselves
+#pragma unroll
+        for (int c = 0; c < HEAD_DIM_V / COLUMN_THREADS; c += VECTOR) {
+            float part[ROWS][VECTOR] = {};
+#pragma unroll 2
+            for (int k = 0; k < BLOCK_KV; k += 4) {
+                FloatVector<4> p[ROWS];
+                for (int i = 0; i < ROWS; ++i) p[i] = *(const FloatVector<4>*)&P_smem[(ty + ROW_THREADS * i) * P_STRIDE + k];
+                for (int e = 0; e < 4; ++e) {
                     const auto v = *(const FloatVector<VECTOR>*)&V_smem[(k + e) * V_STRIDE + tx * VECTOR + c * COLUMN_THREADS];
                     for (int i = 0; i < ROWS; ++i)
-                        for (int n = 0; n < VECTOR; ++n) O_frag[i][c + n] = fmaf(p[i].at[e], v.at[n], O_frag[i][c + n]);
+                        for (int n = 0; n < VECTOR; ++n) part[i][n] = fmaf(p[i].at[e], v.at[n], part[i][n]);
                 }
+            }
+            for (int i = 0; i < ROWS; ++i)
+                for (int n = 0; n < VECTOR; ++n) O_frag[i][c + n] += part[i][n];
         }
         __syncthreads();  // everyone is done with the tile: the next one may replace it
         tile = tile + 1;
@@ -237,12 +242,12 @@ cross_attention_fused(
     for (int i = 0; i < ROWS; ++i) {
         const int q_idx = q_lo + ty + ROW_THREADS * i;
         for (int lanes = COLUMN_THREADS / 2; lanes > 0; lanes /= 2) row_sum[i] += __shfl_xor_sync(0xffffffff, row_sum[i], lanes);
-        const float inverse_sum = row_sum[i] == 0.0f ? 0.0f : 1.0f / row_sum[i];  // a row with no key gives 0
+        const float divisor = row_sum[i] == 0.0f ? 1.0f : row_sum[i];  // a row with no key gives 0
         if (q_idx >= q_len) continue;
         float* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s;
         for (int c = 0; c < HEAD_DIM_V / COLUMN_THREADS; c += VECTOR)
             for (int n = 0; n < VECTOR; ++n)
-                o_row[(tx * VECTOR + c * COLUMN_THREADS + n) * o_stride_d] = to_fp32(O_frag[i][c + n] * inverse_sum);
+                o_row[(tx * VECTOR + c * COLUMN_THREADS + n) * o_stride_d] = to_fp32(O_frag[i][c + n] / divisor);
         if (tx == 0)
             lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s] = row_max[i] + logf(row_sum[i]);
     }

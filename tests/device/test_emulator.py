@@ -75,7 +75,7 @@ def test_a_barrier_orders_shared_memory(barrier: str, seed: int) -> None:
 def test_a_missing_barrier_is_found_in_any_order(seed: int) -> None:
     error = finding(TRANSPOSE.format(barrier=""), seed=seed)
     assert error.kind in ("race", "uninitialized shared read")
-    assert error.at.line == 6
+    assert error.at.line == 7
     assert "tile[31 - threadIdx.x]" in error.at.text
 
 
@@ -104,7 +104,10 @@ def test_overwriting_what_another_thread_read_is_a_race() -> None:
         ("y[0] = y[1];", "uninitialized global read"),
         ("__shared__ float a[4]; y[0] = a[0];", "uninitialized shared read"),
         ("y[0] = 1;", "race"),
-        ("struct alignas(16) V { float v[4]; }; V v = *(const V*)(x + 1); y[threadIdx.x] = v.v[0];", "misaligned access"),
+        (
+            "struct alignas(16) V { float v[4]; }; V v = *(const V*)(x + 1); y[threadIdx.x] = v.v[0] + v.v[1] + v.v[2] + v.v[3];",
+            "misaligned access",
+        ),
         ("if (threadIdx.x < 16) __syncthreads();", "divergent barrier"),
         ("if (threadIdx.x < 16) __syncthreads(); else\n __syncthreads();", "divergent barrier"),
         ("if (threadIdx.x < 16) __syncwarp();", "deadlock"),
