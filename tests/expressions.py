@@ -47,8 +47,7 @@ def booleans(draw, depth: int = 3) -> Expr:
     return attempt(op, *(draw(booleans(depth - 1)) for _ in range(1 if op == "not" else 2)))
 
 
-SMOOTH = ("add", "sub", "mul", "div", "neg", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "pow",
-          "min", "max", "abs", "where")  # fmt: skip
+SMOOTH = tuple("add sub mul div neg exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos pow min max abs where".split())  # noqa: SIM905
 
 
 def arity(op: str) -> int:

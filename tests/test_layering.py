@@ -59,7 +59,7 @@ def test_imports_go_down(path: Path) -> None:
         return
     for module in imports(ast.parse(path.read_text())):
         if module.split(".")[0] == "attngen":
-            target = (module.split(".") + ["__init__"])[1]
+            target = [*module.split("."), "__init__"][1]
             assert target in allowed | {room(path)}, f"{path.name} imports {module}"
 
 

@@ -31,7 +31,7 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     # the scores twice: a block of terms is summed by itself
     output = rows * spec.head_dim_v // COLUMN_THREADS
     operands = 4 * (rows + tile.block_kv // COLUMN_THREADS)
-    return Cost(sum(shared_bytes(spec, tile).values()), 2 * scores + output + operands + 4 * rows + 40)
+    return Cost(sum(shared_bytes(spec, tile).values()), 2 * scores + output + operands + 4 * rows + 56)
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:

@@ -67,7 +67,8 @@ def round_to_storage(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[A
     import numpy as np
 
     if dtype is not BF16:
-        return np.ascontiguousarray(values).astype(dtype.numpy)
+        with np.errstate(over="ignore"):  # beyond the largest number lies infinity
+            return np.ascontiguousarray(values).astype(dtype.numpy)
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     quiet_nan = (bits >> 16) | 0x40

@@ -105,7 +105,7 @@ def test_overwriting_what_another_thread_read_is_a_race() -> None:
         ("__shared__ float a[4]; y[0] = a[0];", "uninitialized shared read"),
         ("y[0] = 1;", "race"),
         (
-            "struct alignas(16) V { float v[4]; }; V v = *(const V*)(x + 1); y[threadIdx.x] = v.v[0] + v.v[1] + v.v[2] + v.v[3];",
+            "struct alignas(16) V { float a[4]; }; V v = *(const V*)(x + 1); y[threadIdx.x] = v.a[0] + v.a[3];",
             "misaligned access",
         ),
         ("if (threadIdx.x < 16) __syncthreads();", "divergent barrier"),

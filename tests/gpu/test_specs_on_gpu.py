@@ -53,7 +53,8 @@ def check(spec: AttentionSpec, kernels, shape: Shape, seed: int = 0) -> None:
             single = torch_attention(spec, q, k, v, inputs=inputs, compute=torch.float32)[1]
             own_lse = max_error(single, exact_lse)
             bound = lse_bound(own_lse, exact_lse.cpu().numpy(), shape.kv_len)
-            assert max_error(lse, exact_lse) <= bound, (spec.name, kernel.plan.schedule, shape, "lse")
+            lse_error = max_error(lse, exact_lse)
+            assert lse_error <= bound, (spec.name, spec.dtype, kernel.plan.schedule, shape, "lse", lse_error, bound)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])

@@ -20,7 +20,8 @@ from attngen.device.protocol import CompilationError, DeviceError
 CURE = "install g++ (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or pip install ziglang"
 COMMON = ("-std=c++20", "-fPIC", "-w", "-gdwarf-4", "-ffp-contract=off", "-fno-strict-aliasing")
 FAST = ("-O2",)
-CHECKED = ("-O1", "-fsanitize=thread")  # only the compiler's calls before each access; its runtime is not linked
+# Of the sanitizer only the compiler's calls before each access, its runtime is not linked; accesses keep their width.
+CHECKED = ("-O1", "-fsanitize=thread", "-fno-tree-sra")
 
 
 def build_library(text: str, name: str, checked: bool) -> Path:
