@@ -454,8 +454,9 @@ packed_documents_fused(
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; ++j) tile_max = fmaxf(tile_max, fmaxf(S_frag[j][2 * r], S_frag[j][2 * r + 1]));
             const float new_max = fmaxf(row_max[r], quad_max(tile_max));
-            const float shift = (new_max == -INF ? 0.0f : new_max) * EXPONENT_SCALE;  // no key yet: exp2(-inf - 0) = 0, not NaN
-            const float alpha = fast_exp2(row_max[r] * EXPONENT_SCALE - shift);
+            const float finite_max = new_max == -INF ? 0.0f : new_max;  // no key yet: exp2(-inf - 0) = 0, not NaN
+            const float alpha = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // exactly 1 under the same maximum
+            const float shift = finite_max * EXPONENT_SCALE;
             row_max[r] = new_max;
             row_sum[r] *= alpha;
 #pragma unroll
