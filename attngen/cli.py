@@ -391,7 +391,8 @@ def list_(as_json: bool) -> None:
     from attngen.language.prelude import prelude
     from attngen.plan import ARCHES, SCHEDULES
     from attngen.shipped import spec_directory
-    from attngen.spec.operators import FUNCTIONS, TABLE
+    from attngen.spec.operator import TABLE
+    from attngen.spec.operators import FUNCTIONS
 
     named = {
         "prelude": {f"{d.name}({', '.join(d.parameters)})" if d.parameters else d.name: "" for d in prelude().values()},

@@ -11,7 +11,7 @@ One frozen dataclass per kind of mistake, with its texts as class attributes; fi
 
 from __future__ import annotations
 
-import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, TypeVar
@@ -19,12 +19,14 @@ from typing import ClassVar, TypeVar
 from attngen.source import Span
 
 MAX_SHOWN = 160  # characters of a source line that are shown
+MAX_REPORTED = 20  # mistakes of one text that are shown
 Self = TypeVar("Self", bound="Diagnostic")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnostic:
-    """Base of all kinds. `statement` is the spec's statement that is at fault; `span` the place, where there is a text."""
+    """Base of all kinds. `statement` is the spec's statement that is at fault, `part` a name in it; `span` the place, where
+    there is a text."""
 
     code: ClassVar[str]
     title: ClassVar[str]
@@ -32,6 +34,7 @@ class Diagnostic:
     help: ClassVar[str]
 
     statement: str | None = None
+    part: str | None = None
     span: Span | None = None
 
     def _fill(self, text: str) -> str:
@@ -42,10 +45,10 @@ class Diagnostic:
         return self._fill(self.title)
 
     def located(self: Self, spans: Mapping[str, Span]) -> Self:
-        """With the span of its statement, where it has none of its own."""
-        if self.span is None and self.statement is not None and self.statement in spans:
-            return replace(self, span=spans[self.statement])
-        return self
+        """With the span of its part or statement, where it has none of its own."""
+        if self.span is not None or self.statement is None:
+            return self
+        return replace(self, span=spans.get(f"{self.statement}:{self.part}", spans.get(self.statement)))
 
     def render(self, color: bool = False) -> str:
         """The text for a terminal; `color` adds ANSI colours."""
@@ -68,8 +71,8 @@ def _excerpt(span: Span, label: str, paint: _Painter) -> list[str]:
     end = span.end_column - 1 if span.end_line == span.line else len(text)
     offset = max(0, start - MAX_SHOWN // 2) if len(text) > MAX_SHOWN else 0
     shown = text[offset : offset + MAX_SHOWN]
-    caret = "^" * max(1, min(end, offset + MAX_SHOWN) - start)
-    indent = "".join("\t" if c == "\t" else " " for c in shown[: start - offset])
+    indent = "".join("\t" if c == "\t" else " " * _width(c) for c in shown[: start - offset])
+    caret = "^" * max(1, sum(_width(c) for c in shown[start - offset : end - offset]))
     bar = paint("|", 34)
     return [
         f"{margin} {paint('-->', 34)} {_printable(span.source.name)}:{span.line}:{span.column}",
@@ -81,8 +84,24 @@ def _excerpt(span: Span, label: str, paint: _Painter) -> list[str]:
 
 
 def _printable(value: object) -> str:
-    """Text of a stranger made safe for a terminal: control characters are shown, not sent."""
-    return re.sub(r"[^\t\x20-\x7e\xa0-\U0010ffff]", lambda m: f"\\x{ord(m[0]):02x}", str(value))
+    """Text of a stranger made safe for a terminal: what controls it, or turns the direction of text, is shown, not sent."""
+    text = str(value)
+    return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    if character == "\t" or unicodedata.category(character)[0] not in "CZ" or character == " ":
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+
+
+def _width(character: str) -> int:
+    """How many cells of a terminal `character` takes as it is shown."""
+    shown = _shown(character)
+    if shown == character and unicodedata.combining(character):
+        return 0
+    return len(shown) + (shown == character and unicodedata.east_asian_width(character) in "WF")
 
 
 def _paint(text: str, code: int) -> str:
@@ -107,7 +126,9 @@ class DiagnosticError(ValueError):
         return self.render()
 
     def render(self, color: bool = False) -> str:
-        return "\n".join(d.render(color) for d in self.diagnostics)
+        shown = "\n".join(d.render(color) for d in self.diagnostics[:MAX_REPORTED])
+        rest = len(self.diagnostics) - MAX_REPORTED
+        return f"{shown}\n... and {rest} more\n" if rest > 0 else shown
 
     def located(self, spans: Mapping[str, Span]) -> DiagnosticError:
         """The same with the spans of their statements."""

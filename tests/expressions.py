@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from attngen.spec.expr import Expr, ExpressionError, Type, constant, gather, name
-from attngen.spec.operators import TABLE, apply
+from attngen.spec.operator import TABLE, apply
 
 INDEX = {n: name(n, Type.INT) for n in ("b", "h", "q", "k")}
 WINDOW = name("window", Type.INT)

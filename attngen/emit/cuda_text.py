@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
-from attngen.spec.operators import CALL, TABLE, UNARY
+from attngen.spec.operator import CALL, TABLE, UNARY
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 

@@ -11,7 +11,7 @@ from attngen.plan.tiles import TILE_RANGES, Span, TileBounds
 from attngen.spec.attention import SIZES, AttentionSpec, Input
 from attngen.spec.dtypes import DTYPES, DType
 from attngen.spec.expr import Const, Expr, Gather, Name, Type, names_in, walk
-from attngen.spec.operators import apply
+from attngen.spec.operator import apply
 from attngen.spec.ranges import element_ranges, name_ranges
 
 # How the names of expressions are spelled in kernels. Names not listed are members of `in`, the captured values.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attngen.language.load import Loaded, load_file, load_path, load_source, load_text
+from attngen.language.block import Loaded
+from attngen.language.load import load_file, load_path, load_source, load_text
 from attngen.spec.print_attn import to_text
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from attngen.language.resolve import Definition, Scope
-from attngen.language.syntax import Node, parse
+from attngen.language.resolve import Definition, Scope, definition_of
+from attngen.language.syntax import parse
 from attngen.source import SourceFile
 
 PRELUDE_FILE = Path(__file__).parent / "prelude.attn"
@@ -26,10 +26,3 @@ def prelude() -> dict[str, Definition]:
 
 def prelude_names() -> tuple[str, ...]:
     return tuple(prelude())
-
-
-def definition_of(node: Node, scope: Scope, builtin: bool = False) -> Definition:
-    """The Definition that a `def` statement makes."""
-    name, *middle, body = node.children
-    parameters = tuple(p.value for p in middle[0].children) if middle else ()
-    return Definition(str(name.value), parameters, body, scope, builtin)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from attngen.diagnostics import DiagnosticError
-from attngen.language.load import as_float, check_name, default_scale
+from attngen.language.block import as_float, default_scale
+from attngen.language.names import SPELLED, check_name
 from attngen.language.prelude import prelude
 from attngen.language.resolve import Resolver, Scope, Value
 from attngen.language.syntax import parse
@@ -19,7 +20,6 @@ from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
 from attngen.spec.expr import Expr, Type, constant, name
 
 Written = str | Callable[..., Any] | None
-SPELLED = {"heads": "q_heads"}
 
 
 def define(**described: Any) -> AttentionSpec:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
-from attngen.language.syntax import Node
+from attngen.language.syntax import SYNONYMS, Node
 from attngen.source import Span
 from attngen.spec import mistakes
 from attngen.spec.attention import Input
 from attngen.spec.dtypes import DType
-from attngen.spec.expr import MAX_SIZE, Expr, ExpressionError, Type, constant, gather
-from attngen.spec.operators import FUNCTIONS, TABLE, apply
+from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Expr, ExpressionError, Type, constant, gather
+from attngen.spec.operator import TABLE, apply, is_comparison
+from attngen.spec.operators import FUNCTIONS
 
-SYNONYMS = {"|": "or", "&": "and", "~": "not"}
 BINARY = {row.infix.symbol: row.name for row in TABLE.values() if row.infix and row.name not in ("neg", "not")}
 CONSTANTS: dict[str, bool | float] = {"true": True, "false": False, "inf": math.inf}
 
@@ -30,6 +30,13 @@ class Definition:
     body: Node
     scope: Scope
     builtin: bool = False
+
+
+def definition_of(node: Node, scope: Scope, builtin: bool = False) -> Definition:
+    """The Definition that a `def` statement makes."""
+    name, *middle, body = node.children
+    parameters = tuple(p.value for p in middle[0].children) if middle else ()
+    return Definition(str(name.value), parameters, body, scope, builtin)
 
 
 Value = Expr | Input | Definition
@@ -77,6 +84,7 @@ class Resolver:
 
     globals: Mapping[str, Value]
     steps: int = 0
+    depth: int = 0
     active: list[Definition] = field(default_factory=list)
 
     def expression(self, node: Node, scope: Scope) -> Expr:
@@ -101,6 +109,15 @@ class Resolver:
         self.steps += 1
         if self.steps > MAX_SIZE:
             raise _error(mistakes.ExpandsTooMuch(span=node.span, limit=MAX_SIZE))
+        if self.depth >= MAX_DEPTH:
+            raise _error(mistakes.NestedTooDeeply(span=node.span, limit=MAX_DEPTH))
+        self.depth += 1
+        try:
+            return self._node(node, scope)
+        finally:
+            self.depth -= 1
+
+    def _node(self, node: Node, scope: Scope) -> Value:
         match node.kind:
             case "integer" | "decimal":
                 return constant(node.value)
@@ -143,7 +160,7 @@ class Resolver:
         from attngen.language.prelude import prelude_names
 
         known = sorted({*scope.known(), *self.globals, *FUNCTIONS, *prelude_names()})
-        near = get_close_matches(name, known, 1)
+        near = get_close_matches(name, known, 1, 0.7)
         hint = f"did you mean `{near[0]}`?" if near else "no index, size, input, param or function has this name"
         help = f"write `{near[0]}`" if near else f"declare it: param {name}: int, or input {name}: fp32[heads]"
         return mistakes.UnknownName(span=span, name=name, hint=hint, known=help)
@@ -193,10 +210,8 @@ class Resolver:
         return self._apply(name, [self.expression(a, scope) for a in arguments], node.span)
 
     def _expand(self, target: Definition, values: dict[str, Value], span: Span) -> Value:
-        if target in self.active:
+        if any(target is outer for outer in self.active):
             raise _error(mistakes.Recursion(span=span, name=target.name))
-        if len(self.active) > 50:
-            raise _error(mistakes.ExpandsTooMuch(span=span, limit=MAX_SIZE))
         self.active.append(target)
         try:
             return self._value(target.body, Scope(values, target.scope))
@@ -248,9 +263,7 @@ class Resolver:
         return _guarded(lambda: apply(op, *operands), span)
 
 
-_COMPARISONS = frozenset(
-    name for symbol, name in BINARY.items() if TABLE[name].infix == TABLE["lt"].infix or symbol in "<=>=!="
-)
+_COMPARISONS = frozenset(name for name in BINARY.values() if is_comparison(name))
 
 
 def _guarded(build: Callable[[], Expr], span: Span) -> Expr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -14,10 +15,16 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.source import SourceFile, Span
 from attngen.spec import mistakes
-from attngen.spec.expr import MAX_DEPTH
+from attngen.spec.expr import MAX_DEPTH, MAX_FLOAT
+from attngen.spec.operator import TABLE
 
-MAX_TEXT = 2**20
-MAX_NUMBER_DIGITS = 40
+# The grammar's terminals by the table's precedence; unary minus (7) shares the symbols of ADD.
+LEVELS = {1: "OR", 2: "AND", 3: "NOT", 4: "COMPARE", 5: "ADD", 6: "MULTIPLY"}
+SYNONYMS = {"|": "or", "&": "and", "~": "not"}
+
+MAX_TEXT = 2**17  # a spec is a page; what is longer is a mistake, or meant to keep the parser busy
+MAX_NUMBER_DIGITS = 400
+MAX_INTEGER = 2**63 - 1
 
 STATEMENTS = (
     "dtype", "head_dim", "heads", "mask", "score", "scale", "sink", "input", "param", "let", "def", "normalize", "output",
@@ -55,7 +62,25 @@ def parse(source: SourceFile) -> tuple[Node, ...]:
 @cache
 def _parser() -> Lark:
     grammar = (Path(__file__).parent / "attention.lark").read_text()
-    return Lark(grammar, parser="lalr", maybe_placeholders=False, propagate_positions=True)
+    return Lark(grammar + _operator_terminals(), parser="lalr", maybe_placeholders=False, propagate_positions=True)
+
+
+def _operator_terminals() -> str:
+    """The terminal of each level of precedence, with the symbols of the operator table and their other spellings."""
+    symbols: dict[str, set[str]] = {}
+    for row in TABLE.values():
+        if row.infix is not None and row.infix.precedence in LEVELS:
+            other = {spelled for spelled, meant in SYNONYMS.items() if meant == row.infix.symbol}
+            symbols.setdefault(LEVELS[row.infix.precedence], set()).update({row.infix.symbol}, other)
+    return "".join(f"{level}.2: /{'|'.join(map(_pattern, _longest_first(s)))}/\n" for level, s in symbols.items())
+
+
+def _longest_first(symbols: set[str]) -> list[str]:
+    return sorted(symbols, key=lambda s: (-len(s), s))
+
+
+def _pattern(symbol: str) -> str:
+    return rf"{symbol}\b" if symbol.isalpha() else re.escape(symbol).replace("/", r"\/")
 
 
 # Terminals as a reader would call them; keywords are called by their text.
@@ -91,29 +116,40 @@ def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> D
         span = Span(source, len(lines), max(1, len(lines[-1].rstrip())), len(lines), len(lines[-1].rstrip()) + 1)
         return mistakes.UnexpectedEnd(span=span, expected=expected)
     span = _token_span(source, token)
-    if "DTYPE" in wanted and token.type == "NAME" and "NAME" not in wanted:
+    word = re.search(r"\b(\w+)\s*$", source.text[: token.start_pos or 0])
+    if "_DTYPE" in wanted and word is not None and word[1] in STATEMENTS:
+        # an expression that is not there, and the next statement's keyword taken for a name
+        found = f"`{word[1]}`"
+        return mistakes.UnexpectedText(span=_span_at(source, *word.span(1)), found=found, expected="an expression")
+    if "_DTYPE" in wanted and token.type == "NAME" and "NAME" not in wanted:
         near = get_close_matches(str(token), STATEMENTS, 1)
         hint = f"did you mean `{near[0]}`?" if near else "a statement is expected here"
-        return mistakes.UnknownStatement(span=span, found=_short(token), hint=hint, known=", ".join(STATEMENTS))
-    return mistakes.UnexpectedText(span=span, found=f"`{_short(token)}`", expected=expected)
+        return mistakes.UnknownStatement(span=span, found=_short(str(token)), hint=hint, known=", ".join(STATEMENTS))
+    return mistakes.UnexpectedText(span=span, found=f"`{_short(str(token))}`", expected=expected)
 
 
-def _short(token: Token) -> str:
-    text = str(token)
+def _short(text: str) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _expectation(wanted: set[str]) -> str:
     if {"NAME", "LPAR", "FLOAT"} <= wanted:
         return "an expression"
-    if "DTYPE" in wanted:
+    if "_DTYPE" in wanted:
         return "a statement or `}`"
     if wanted & _OPERATORS and "RPAR" in wanted:
         return "`)` or an operator"
     if wanted & _OPERATORS and "RSQB" in wanted:
         return "`]` or an operator"
-    names = sorted(_CALLED.get(w, f"`{w.lower()}`") for w in wanted if w not in _OPERATORS)
+    names = sorted(_CALLED.get(w, f"`{w.lower().lstrip('_')}`") for w in wanted if w not in _OPERATORS)
     return " or ".join(names[:4]) or "an operator"
+
+
+def _span_at(source: SourceFile, start: int, end: int) -> Span:
+    """The span of characters `start` to `end`, within one line."""
+    line = source.text.count("\n", 0, start) + 1
+    column = start - (source.text.rfind("\n", 0, start) + 1) + 1
+    return Span(source, line, column, line, column + end - start)
 
 
 def _token_span(source: SourceFile, token: Token) -> Span:
@@ -136,7 +172,10 @@ class _Build:
         return root.children
 
     def _token(self, token: Token) -> Node:
-        return Node(token.type, _token_span(self.source, token), str(token))
+        span = _token_span(self.source, token)
+        if token.type == "INT":
+            return Node(token.type, span, _integer(str(token), span))
+        return Node(token.type, span, _decimal(str(token), span) if token.type == "FLOAT" else str(token))
 
     def _node(self, tree: Any, children: list[Node]) -> Node:
         kind, meta = tree.data, tree.meta
@@ -151,7 +190,7 @@ class _Build:
             inner = children[0]
             return Node(inner.kind if inner.kind != "binary" else "grouped", span, inner.value, inner.children, depth)
         if kind in ("integer", "decimal"):
-            return Node(kind, span, self._number(kind, children[0]), (), depth)
+            return Node(kind, span, children[0].value, (), depth)
         if kind == "unary":
             return Node(kind, span, str(children[0].value), (children[1],), depth)
         if kind == "binary":
@@ -159,20 +198,17 @@ class _Build:
             return Node(kind, left.span.to(right.span), str(operator.value), (left, right), depth)
         return Node(str(kind), span, None, tuple(children), depth)
 
-    def _number(self, kind: str, token: Node) -> int | float:
-        text = str(token.value)
-        if kind == "integer":
-            if len(text) > MAX_NUMBER_DIGITS or int(text) > 2**63 - 1:
-                shown = text if len(text) <= 24 else text[:21] + "..."
-                raise DiagnosticError(mistakes.NumberTooLarge(span=token.span, number=shown, limit=str(2**63 - 1)))
-            return int(text)
-        if len(text) > 400 or float(text) > MAX_FLOAT:
-            shown = text if len(text) <= 24 else text[:21] + "..."
-            raise DiagnosticError(mistakes.NumberTooLarge(span=token.span, number=shown, limit="3.4e38, as fp32 holds"))
-        return float(text)
+
+def _integer(text: str, span: Span) -> int:
+    if len(text) > MAX_NUMBER_DIGITS or int(text) > MAX_INTEGER:
+        raise DiagnosticError(mistakes.NumberTooLarge(span=span, number=_short(text), limit=str(MAX_INTEGER)))
+    return int(text)
 
 
-MAX_FLOAT = 3.4028234663852886e38
+def _decimal(text: str, span: Span) -> float:
+    if len(text) > MAX_NUMBER_DIGITS or float(text) > MAX_FLOAT:
+        raise DiagnosticError(mistakes.NumberTooLarge(span=span, number=_short(text), limit="3.4e38, as fp32 holds"))
+    return float(text)
 
 
 __all__ = ["MAX_TEXT", "STATEMENTS", "Node", "parse"]

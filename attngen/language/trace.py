@@ -8,9 +8,11 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from attngen.language.names import check_name
 from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16
 from attngen.spec.expr import Expr, ExpressionError, Type, constant, gather
-from attngen.spec.operators import FUNCTIONS, TABLE, apply
+from attngen.spec.operator import TABLE, apply
+from attngen.spec.operators import FUNCTIONS
 
 
 class TraceError(TypeError):
@@ -180,6 +182,8 @@ def _with_captures(
         captured = captures.get(name)
         if captured is not None and captured.array is not value:
             raise TraceError(f"two different arrays are called `{name}`; rename one")
+        if captured is None:
+            check_name(name)
         return captures.setdefault(name, CapturedArray(name, value, dtype))
 
     code = function.__code__

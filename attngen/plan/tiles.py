@@ -37,7 +37,7 @@ from attngen.spec.expr import (
     names_in,
     rewrite,
 )
-from attngen.spec.operators import (
+from attngen.spec.operator import (
     EVERY_VALUE,
     TRUE,
     ZERO,

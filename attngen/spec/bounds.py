@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from attngen.spec.expr import Apply, Const, Expr, ExpressionError, Gather, Name, Type, constant, walk
-from attngen.spec.operators import EVERY_VALUE, INT64_MAX, INT64_MIN, TABLE, Interval
+from attngen.spec.operator import EVERY_VALUE, INT64_MAX, INT64_MIN, TABLE, Interval
 
 OfName = Callable[[Name], Interval]
 OfGather = Callable[[Gather, tuple[Interval, ...]], Interval]

@@ -10,7 +10,18 @@ from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec
 from attngen.spec.bounds import ranges
 from attngen.spec.dtypes import STORAGE_DTYPES
-from attngen.spec.expr import MAX_LENGTH, Const, Expr, ExpressionError, Type, inputs_in, names_in
+from attngen.spec.expr import (
+    MAX_FLOAT,
+    MAX_INT_PARAM,
+    MAX_LENGTH,
+    Const,
+    Expr,
+    ExpressionError,
+    Type,
+    inputs_in,
+    names_in,
+    walk,
+)
 from attngen.spec.obligations import static_mistakes
 from attngen.spec.ranges import element_ranges, name_ranges
 
@@ -41,8 +52,9 @@ def _mistakes(spec: AttentionSpec) -> Iterator[Diagnostic]:
         yield mistakes.UnknownDType(
             statement="dtype", dtype=spec.dtype.name, of_what=" of Q, K and V", hint="not a float type", known=known
         )
-    for size in dict.fromkeys((spec.head_dim, spec.head_dim_v)):
-        yield from _head_size(size)
+    yield from _head_size(spec.head_dim, None)
+    if spec.head_dim_v != spec.head_dim:
+        yield from _head_size(spec.head_dim_v, "second")
     yield from _heads(spec)
     for i in spec.inputs:
         yield from _dimensions(i.name, i.dims)
@@ -55,11 +67,12 @@ def _mistakes(spec: AttentionSpec) -> Iterator[Diagnostic]:
     yield from _expressions(spec)
 
 
-def _head_size(size: int) -> Iterator[Diagnostic]:
+def _head_size(size: int, part: str | None) -> Iterator[Diagnostic]:
     if not 8 <= size <= MAX_HEAD_DIM:
-        yield mistakes.HeadDimOutOfRange(statement="head_dim", size=size, limit=MAX_HEAD_DIM)
+        yield mistakes.HeadDimOutOfRange(statement="head_dim", part=part, size=size, limit=MAX_HEAD_DIM)
     elif size % 8:
-        yield mistakes.HeadDimNotMultiple(statement="head_dim", size=size, below=size // 8 * 8, above=(size // 8 + 1) * 8)
+        below = size // 8 * 8
+        yield mistakes.HeadDimNotMultiple(statement="head_dim", part=part, size=size, below=below, above=below + 8)
 
 
 def _heads(spec: AttentionSpec) -> Iterator[Diagnostic]:
@@ -75,7 +88,9 @@ def _heads(spec: AttentionSpec) -> Iterator[Diagnostic]:
         divisors = [str(n) for n in range(1, spec.q_heads + 1) if spec.q_heads % n == 0]
         shown = divisors if len(divisors) <= 8 else [*divisors[:7], divisors[-1]]
         text = f"{', '.join(shown[:-1])} or {shown[-1]}" if len(shown) > 1 else shown[0]
-        yield mistakes.HeadsDoNotDivide(statement="heads", q_heads=spec.q_heads, kv_heads=spec.kv_heads, divisors=text)
+        yield mistakes.HeadsDoNotDivide(
+            statement="heads", part="second", q_heads=spec.q_heads, kv_heads=spec.kv_heads, divisors=text
+        )
 
 
 def _dimensions(name: str, dims: tuple[int | str, ...]) -> Iterator[Diagnostic]:
@@ -118,6 +133,8 @@ def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
         if i.name not in used:
             yield mistakes.Unused(statement=f"input {i.name}", what="input", name=i.name)
     for p in spec.params:
+        if p.type is Type.INT and p.default is not None and abs(p.default) > MAX_INT_PARAM:
+            yield mistakes.NumberTooLarge(statement=f"param {p.name}", number=str(p.default), limit=str(MAX_INT_PARAM))
         if p.name not in used:
             yield mistakes.Unused(statement=f"param {p.name}", what="param", name=p.name)
 
@@ -133,6 +150,7 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
         if name not in allowed:
             yield mistakes.NameNotHere(
                 statement=keyword,
+                part=name,
                 name=name,
                 where=keyword,
                 reason=_reason(name, keyword),
@@ -142,6 +160,7 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
     if keyword == "scale" and inputs_in(expr):
         yield mistakes.NameNotHere(
             statement=keyword,
+            part=min(inputs_in(expr)),
             name=min(inputs_in(expr)),
             where=keyword,
             reason="the scale is one number for the whole call",
@@ -150,6 +169,10 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
         return
     if isinstance(expr, Const) and expr.type is not Type.BOOL and not math.isfinite(expr.value):
         yield mistakes.NotFinite(statement=keyword, keyword=keyword, value=str(expr.value))
+    for node in walk(expr):
+        if isinstance(node, Const) and MAX_FLOAT < abs(node.value) < math.inf:
+            yield mistakes.NumberTooLarge(statement=keyword, number=repr(node.value), limit="3.4e38, as fp32 holds")
+            return
     try:
         ranges(expr, name_ranges(spec), element_ranges(spec))
     except ExpressionError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attngen.spec.expr import Apply, Expr, Type, walk
-from attngen.spec.operators import FLOAT_ONE, TABLE, add
+from attngen.spec.operator import FLOAT_ONE, TABLE, add
 
 
 def derivatives(expr: Expr, seed: Expr = FLOAT_ONE) -> dict[Expr, Expr]:

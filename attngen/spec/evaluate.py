@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, walk
-from attngen.spec.operators import TABLE
+from attngen.spec.operator import TABLE
 
 ReadInput = Callable[[str, tuple[Any, ...]], Any]
 

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 MAX_LENGTH = 2**29  # the largest size of any dimension: q + kv_len - q_len and q - k - window fit a 32-bit int
 MAX_INT_PARAM = 2**30  # the largest magnitude of an integer `param`, for the same reason
+MAX_FLOAT = 3.4028234663852886e38  # the largest number of fp32
 MAX_DEPTH = 200  # nesting of an expression as written
 MAX_SIZE = 20_000  # nodes of an expression, shared ones counted each time they are used
 
@@ -54,6 +55,15 @@ class Expr:
     def __reduce__(self) -> tuple[Any, ...]:
         raise NotImplementedError
 
+    def _repr(self, args: list[str]) -> str:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        texts: dict[Expr, str] = {}
+        for node in walk(self):
+            texts[node] = node._repr([texts[a] for a in node.args])
+        return texts[self]
+
     def __copy__(self) -> Expr:
         return self
 
@@ -70,7 +80,7 @@ class Const(Expr):
     def __reduce__(self) -> tuple[Any, ...]:
         return constant, (self.value,)
 
-    def __repr__(self) -> str:
+    def _repr(self, args: list[str]) -> str:
         return repr(self.value)
 
 
@@ -83,7 +93,7 @@ class Name(Expr):
     def __reduce__(self) -> tuple[Any, ...]:
         return name, (self.name, self.type)
 
-    def __repr__(self) -> str:
+    def _repr(self, args: list[str]) -> str:
         return self.name
 
 
@@ -96,8 +106,8 @@ class Gather(Expr):
     def __reduce__(self) -> tuple[Any, ...]:
         return gather, (self.input, self.type, self.args)
 
-    def __repr__(self) -> str:
-        return f"{self.input}[{', '.join(map(repr, self.args))}]"
+    def _repr(self, args: list[str]) -> str:
+        return f"{self.input}[{', '.join(args)}]"
 
 
 class Apply(Expr):
@@ -109,8 +119,8 @@ class Apply(Expr):
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, (self.op, self.args)
 
-    def __repr__(self) -> str:
-        return f"{self.op}({', '.join(map(repr, self.args))})"
+    def _repr(self, args: list[str]) -> str:
+        return f"{self.op}({', '.join(args)})"
 
 
 _interned: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
@@ -152,7 +162,7 @@ def gather(input: str, type: Type, indices: tuple[Expr, ...]) -> Gather:
 
 def rebuild(op: str, args: tuple[Expr, ...]) -> Expr:
     """`apply` for operands that may be of any types; see `attngen.spec.operators.apply`."""
-    from attngen.spec.operators import apply
+    from attngen.spec.operator import apply
 
     return apply(op, *args)
 

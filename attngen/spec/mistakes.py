@@ -274,8 +274,8 @@ class UnknownParamType(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class BadDefault(Diagnostic):
     code: ClassVar[str] = "E118"
-    title: ClassVar[str] = "the default of param `{name}` is not {expected}"
-    label: ClassVar[str] = "it is {found}"
+    title: ClassVar[str] = "the default of param `{name}` is {found}"
+    label: ClassVar[str] = "expected a constant {expected}"
     help: ClassVar[str] = "write a constant {expected}, or leave the default out"
 
     name: str
@@ -477,14 +477,13 @@ class MightOverflow(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class IndexOutOfRange(Diagnostic):
     code: ClassVar[str] = "E214"
-    title: ClassVar[str] = "index {position} of `{name}` can be {low} to {high}"
+    title: ClassVar[str] = "index {position} of `{name}` {can_be}"
     label: ClassVar[str] = "the dimension has {size} elements, 0 to {last}"
     help: ClassVar[str] = "keep it inside: clamp(..., 0, {last})"
 
     position: int
     name: str
-    low: str
-    high: str
+    can_be: str
     size: int
     last: int
 
@@ -593,15 +592,4 @@ class TooManyNames(Diagnostic):
     help: ClassVar[str] = "use fewer"
 
     limit: int
-    what: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotAFunctionArgument(Diagnostic):
-    code: ClassVar[str] = "E225"
-    title: ClassVar[str] = "`{name}` cannot be passed on"
-    label: ClassVar[str] = "it is {what}"
-    help: ClassVar[str] = "pass a number or an input"
-
-    name: str
     what: str

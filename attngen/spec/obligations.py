@@ -14,7 +14,7 @@ from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, AttentionSpec
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.expr import MAX_LENGTH, Apply, Expr, Gather, Type, inputs_in, names_in, walk
-from attngen.spec.operators import TABLE
+from attngen.spec.operator import TABLE
 from attngen.spec.ranges import element_ranges, name_ranges
 
 DIVISIONS = ("floordiv", "mod")
@@ -45,14 +45,14 @@ def _static_indices(spec: AttentionSpec, keyword: str, node: Gather, known: Mapp
         low, high = known[index]
         last = str(dim - 1) if isinstance(dim, int) else f"{dim} - 1"
         if _from_data(index) and (low < 0 or high >= MAX_LENGTH):
-            yield mistakes.IndexFromData(statement=keyword, position=position, name=node.input, last=last)
-        elif isinstance(dim, int) and (low < 0 or high >= dim) and not _depends_on_call(index):
+            yield mistakes.IndexFromData(statement=keyword, part=node.input, position=position, name=node.input, last=last)
+        elif isinstance(dim, int) and dim > 0 and (low < 0 or high >= dim) and not _depends_on_call(index):
             yield mistakes.IndexOutOfRange(
                 statement=keyword,
+                part=node.input,
                 position=position,
                 name=node.input,
-                low=str(low),
-                high=str(high),
+                can_be=f"is {low}" if low == high else f"can be {low} to {high}",
                 size=dim,
                 last=dim - 1,
             )

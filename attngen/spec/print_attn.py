@@ -5,56 +5,60 @@ from __future__ import annotations
 import math
 
 from attngen.spec.attention import AttentionSpec, Schedule
-from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type
-from attngen.spec.operators import TABLE
+from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
+from attngen.spec.operator import INT64_MIN, TABLE, is_comparison
 
 ATOM, PREFIX = 100, 7
+
+Text = tuple[str, int]  # a text and how tightly its outermost operator binds
 SPELLED = {"q_heads": "heads"}
 
 
 def expression_to_text(expr: Expr) -> str:
     """`expr` as the language writes it, with no more parentheses than it needs."""
-    return _text(expr)[0]
+    texts: dict[Expr, Text] = {}
+    for node in walk(expr):
+        texts[node] = _node(node, [texts[a] for a in node.args])
+    return texts[expr][0]
 
 
-def _text(expr: Expr) -> tuple[str, int]:
-    match expr:
+def _node(node: Expr, args: list[Text]) -> Text:
+    match node:
         case Const(value=value):
             return _constant(value)
         case Name(name=name):
             return SPELLED.get(name, name), ATOM
-        case Gather(input=input, args=args):
-            return f"{input}[{', '.join(expression_to_text(a) for a in args)}]", ATOM
-        case Apply(op="float", args=(Const(value=value),)):
-            return _constant(float(value))
-        case Apply(op=op, args=args):
+        case Gather(input=input):
+            return f"{input}[{', '.join(a[0] for a in args)}]", ATOM
+        case Apply(op=op):
             return _operator(op, args)
-    raise AssertionError(expr)
+    raise AssertionError(node)
 
 
-def _operator(op: str, args: tuple[Expr, ...]) -> tuple[str, int]:
+def _operator(op: str, args: list[Text]) -> Text:
     infix = TABLE[op].infix
     if infix is None:
-        return f"{op}({', '.join(expression_to_text(a) for a in args)})", ATOM
-    comparison = infix.precedence == TABLE["lt"].infix.precedence  # type: ignore[union-attr]
+        return f"{op}({', '.join(a[0] for a in args)})", ATOM
     if len(args) == 1:
-        operand = _parenthesized(args[0], infix.precedence)
-        return f"{infix.symbol}{' ' if infix.symbol.isalpha() else ''}{operand}", infix.precedence
-    left = _parenthesized(args[0], infix.precedence + comparison)
-    right = _parenthesized(args[1], infix.precedence + 1)
-    return f"{left} {infix.symbol} {right}", infix.precedence
+        space = " " if infix.symbol.isalpha() else ""
+        return f"{infix.symbol}{space}{_parenthesized(args[0], infix.precedence)}", infix.precedence
+    left = _parenthesized(args[0], infix.precedence + is_comparison(op))
+    return f"{left} {infix.symbol} {_parenthesized(args[1], infix.precedence + 1)}", infix.precedence
 
 
-def _parenthesized(expr: Expr, least: int) -> str:
-    text, precedence = _text(expr)
-    return text if precedence >= least else f"({text})"
+def _parenthesized(text: Text, least: int) -> str:
+    return text[0] if text[1] >= least else f"({text[0]})"
 
 
-def _constant(value: bool | int | float) -> tuple[str, int]:
+def _constant(value: bool | int | float) -> Text:
     if isinstance(value, bool):
         return ("true" if value else "false"), ATOM
     if isinstance(value, float) and math.isinf(value):
         return ("inf", ATOM) if value > 0 else ("-inf", PREFIX)
+    if value != value:
+        return "(inf - inf)", ATOM
+    if value == INT64_MIN and isinstance(value, int):  # its magnitude is no literal
+        return f"({value + 1} - 1)", ATOM
     return repr(value), ATOM if value >= 0 and not (value == 0 and math.copysign(1, value) < 0) else PREFIX
 
 

@@ -13,7 +13,8 @@ from attngen.spec.bounds import ranges
 from attngen.spec.derivative import derivatives
 from attngen.spec.evaluate import evaluate
 from attngen.spec.expr import ExpressionError, Type, constant, name
-from attngen.spec.operators import ROWS, TABLE, apply
+from attngen.spec.operator import TABLE, apply
+from attngen.spec.operators import ROWS
 from tests.expressions import SMOOTH, arity, floats, integers
 
 X, Y = name("x", Type.FLOAT), name("y", Type.FLOAT)

@@ -1,0 +1,345 @@
+"""One `attention` block: its statements -> a checked AttentionSpec, with the place of every statement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_args
+
+from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.language.names import SPELLED, check_name
+from attngen.language.resolve import Definition, Resolver, Scope, Value, definition_of
+from attngen.language.syntax import Node
+from attngen.source import SourceFile, Span
+from attngen.spec import mistakes
+from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Input, Normalize, Param, Rung, S, Schedule
+from attngen.spec.check import check
+from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
+from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, name, names_in
+from attngen.spec.operator import apply
+
+MAX_DECLARATIONS = 64
+REPEATED = ("input", "param", "let", "define")
+EXPRESSIONS = ("mask", "score", "scale", "sink")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A spec read from a text, and where each of its statements stands ("mask", "input slopes", "kernel", ...)."""
+
+    spec: AttentionSpec
+    source: SourceFile
+    spans: dict[str, Span]
+
+
+def declare(scope: Scope, seen: dict[str, Span], node: Node, value: Value | None = None) -> None:
+    """Enter what `node` declares into `scope`: `value`, or the function that a `def` makes. Raises DiagnosticError."""
+    title = node.children[0]
+    known = str(title.value)
+    check_name(known, title.span)
+    if node.kind == "define":
+        _check_parameters(node)
+    if known in seen:
+        raise DiagnosticError(
+            mistakes.DuplicateName(span=title.span, name=known, taken_by=f"declared before in line {seen[known].line}")
+        )
+    seen[known] = title.span
+    scope.names[known] = definition_of(node, scope) if value is None else value
+
+
+def _check_parameters(node: Node) -> None:
+    parameters = node.children[1].children if len(node.children) > 2 else ()
+    for position, parameter in enumerate(parameters):
+        check_name(str(parameter.value), parameter.span)
+        if any(parameter.value == earlier.value for earlier in parameters[:position]):
+            raise DiagnosticError(
+                mistakes.DuplicateName(span=parameter.span, name=parameter.value, taken_by="another parameter has it")
+            )
+
+
+class Block:
+    """One `attention` block. Mistakes are collected: all those of the declarations, else all those of the other statements."""
+
+    def __init__(self, source: SourceFile, node: Node, outer: Scope) -> None:
+        self.source = source
+        self.title, *self.statements = node.children
+        self.scope = Scope(outer=outer)
+        self.seen: dict[str, Span] = {}
+        self.spans: dict[str, Span] = {}
+        self.single: dict[str, Node] = {}
+        self.inputs: list[Input] = []
+        self.params: list[Param] = []
+        self.globals: dict[str, Value] = {}
+        self.problems: list[Diagnostic] = []
+
+    def load(self) -> Loaded:
+        """Raises DiagnosticError."""
+        self._sort()
+        dtype = self._attempt(self._own_dtype)
+        sizes = self._attempt(self._required, "head_dim", "head_dim 64")
+        self._raise_problems()
+        assert dtype is not None
+        assert sizes is not None
+        head_dim, head_dim_v = sizes.children[0].value, sizes.children[-1].value
+        heads = [n.value for n in self.single["heads"].children] if "heads" in self.single else [None, None]
+        self._globals(head_dim, head_dim_v)
+        self._lets()
+        self._raise_problems()
+        given = {keyword: self._attempt(self._expression, keyword) for keyword in EXPRESSIONS}
+        normalize = self._attempt(self._normalize)
+        lse = self._attempt(self._lse)
+        schedule = self._attempt(self._schedule)
+        self._raise_problems()
+        score, scale, sink = given["score"], given["scale"], given["sink"]
+        spec = AttentionSpec(
+            name=str(self.title.value),
+            dtype=dtype,
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            scale=default_scale(head_dim) if scale is None else as_float(scale),
+            q_heads=heads[0],
+            kv_heads=heads[1],
+            inputs=tuple(self.inputs),
+            params=tuple(self.params),
+            mask=given["mask"],
+            score=S if score is None else as_float(score),
+            normalize=normalize or "softmax",
+            sink=None if sink is None else as_float(sink),
+            lse=bool(lse),
+            schedule=schedule or Schedule(),
+        )
+        try:
+            check(spec)
+        except DiagnosticError as error:
+            raise error.located(self.spans | {"": self.title.span}) from None
+        return Loaded(spec, self.source, self.spans)
+
+    def _attempt(self, step: Callable[..., T], *args: Any) -> T | None:
+        """What `step` gives; its mistakes are kept for `_raise_problems`."""
+        try:
+            return step(*args)
+        except DiagnosticError as error:
+            self.problems += error.diagnostics
+            return None
+
+    def _raise_problems(self) -> None:
+        if self.problems:
+            raise DiagnosticError(*self.problems)
+
+    def _sort(self) -> None:
+        """Statements by keyword; declarations in order."""
+        declarations = [node for node in self.statements if node.kind in REPEATED]
+        if len(declarations) > MAX_DECLARATIONS:
+            span = declarations[MAX_DECLARATIONS].span
+            what = "declarations in one attention"
+            raise DiagnosticError(mistakes.TooManyNames(span=span, limit=MAX_DECLARATIONS, what=what))
+        for node in self.statements:
+            self._attempt(self._declaration if node.kind in REPEATED else self._single, node)
+
+    def _single(self, node: Node) -> None:
+        if node.kind in self.single:
+            line = self.single[node.kind].span.line
+            raise DiagnosticError(mistakes.DuplicateStatement(span=node.span, keyword=node.kind, line=line))
+        self.single[node.kind] = node
+        self.spans[node.kind] = _operands(node)
+        self.spans |= {f"{node.kind}:{part}": span for part, span in _parts(node)}
+
+    def _declaration(self, node: Node) -> None:
+        title = node.children[0]
+        match node.kind:
+            case "input":
+                declared = self._input(node)
+                self.inputs.append(declared)
+                self.spans[f"input {declared.name}"] = title.span
+                declare(self.scope, self.seen, node, declared)
+            case "param":
+                declare(self.scope, self.seen, node, constant(0))
+                self.spans[f"param {title.value}"] = title.span
+            case "let":
+                declare(self.scope, self.seen, node, Definition(str(title.value), (), node.children[1], self.scope))
+            case "define":
+                declare(self.scope, self.seen, node)
+
+    def _input(self, node: Node) -> Input:
+        title, dtype, dims = node.children
+        element = self._dtype("input", dtype, tuple(DTYPES.values()))
+        return Input(str(title.value), element, tuple(self._dimension(d) for d in dims.children))
+
+    def _dimension(self, node: Node) -> int | str:
+        if isinstance(node.value, int):
+            return node.value
+        text = SPELLED.get(str(node.value), str(node.value))
+        if text in SIZES:
+            return text
+        near = get_close_matches(text, [*SIZES, *SPELLED], 1, 0.8)
+        if near:
+            raise DiagnosticError(mistakes.UnknownDimension(span=node.span, name=text, near=near[0]))
+        check_name(text, node.span)
+        return text
+
+    def _dtype(self, keyword: str, node: Node, known: tuple[DType, ...]) -> DType:
+        found = DTYPES.get(str(node.value))
+        if found in known:
+            assert found is not None
+            return found
+        names = [t.name for t in known]
+        spelled = {
+            "float16": "fp16",
+            "half": "fp16",
+            "bfloat16": "bf16",
+            "float32": "fp32",
+            "float": "fp32",
+            "int": "int32",
+        }
+        near = [spelled[node.value]] if spelled.get(node.value) in names else get_close_matches(str(node.value), names, 1)
+        hint = f"did you mean `{near[0]}`?" if near else "not among those that kernels are made for"
+        of_what = " of Q, K and V" if keyword == "dtype" else " of an input"
+        raise DiagnosticError(
+            mistakes.UnknownDType(span=node.span, dtype=str(node.value), of_what=of_what, hint=hint, known=", ".join(names))
+        )
+
+    def _own_dtype(self) -> DType:
+        return self._dtype("dtype", self._required("dtype", "dtype fp16").children[0], STORAGE_DTYPES)
+
+    def _required(self, keyword: str, example: str) -> Node:
+        if keyword not in self.single:
+            raise DiagnosticError(
+                mistakes.MissingStatement(span=self.title.span, name=self.title.value, keyword=keyword, example=example)
+            )
+        return self.single[keyword]
+
+    def _globals(self, head_dim: int, head_dim_v: int) -> None:
+        self.globals |= {n: name(n, Type.INT) for n in (*INDICES, *SIZES)}
+        self.globals |= {spelled: self.globals[meant] for spelled, meant in SPELLED.items()}
+        self.globals |= {"s": S, "head_dim": constant(head_dim), "head_dim_v": constant(head_dim_v)}
+        for declared in self.inputs:
+            for dim in declared.dims:
+                if isinstance(dim, str) and dim not in SIZES:
+                    if dim in self.scope.names:
+                        span = self.spans[f"input {declared.name}"]
+                        taken_by = "a dimension and something else cannot share a name"
+                        self.problems.append(mistakes.DuplicateName(span=span, name=dim, taken_by=taken_by))
+                    self.globals[dim] = name(dim, Type.INT)
+        for node in self.statements:
+            param = self._attempt(self._param, node) if node.kind == "param" else None
+            if param is not None:
+                self.params.append(param)
+                self.scope.names[param.name] = name(param.name, param.type)
+
+    def _param(self, node: Node) -> Param:
+        title, kind, *default = node.children
+        if kind.value not in ("int", "float"):
+            raise DiagnosticError(mistakes.UnknownParamType(span=kind.span, found=kind.value))
+        wanted = Type(kind.value)
+        if not default:
+            return Param(str(title.value), wanted)
+        value = Resolver(self.globals).expression(default[0], Scope(outer=self.scope.outer))
+        if wanted is Type.FLOAT and value.type is Type.INT:
+            value = as_float(value)
+        if not isinstance(value, Const) or value.type is not wanted:
+            found = f"a {value.type}" if isinstance(value, Const) else "not a constant"
+            raise DiagnosticError(
+                mistakes.BadDefault(span=default[0].span, name=title.value, expected=str(wanted), found=found)
+            )
+        return Param(str(title.value), wanted, value.value)
+
+    def _lets(self) -> None:
+        for node in self.statements:
+            if node.kind == "let":
+                self._attempt(self._let, *node.children)
+
+    def _let(self, title: Node, body: Node) -> None:
+        value = Resolver(self.globals).expression(body, self.scope)
+        uses = names_in(value) | inputs_in(value)
+        if uses:
+            raise DiagnosticError(mistakes.NotConstant(span=body.span, name=title.value, uses=", ".join(sorted(uses))))
+        self.scope.names[str(title.value)] = value
+
+    def _expression(self, keyword: str) -> Expr | None:
+        if keyword not in self.single:
+            return None
+        return Resolver(self.globals).expression(self.single[keyword].children[0], self.scope)
+
+    def _normalize(self) -> Normalize:
+        if "normalize" not in self.single:
+            return "softmax"
+        node = self.single["normalize"].children[0]
+        for known in get_args(Normalize):
+            if node.value == known:
+                chosen: Normalize = known
+                return chosen
+        raise DiagnosticError(
+            mistakes.UnknownNormalize(span=node.span, found=node.value, hint=_near(node.value, get_args(Normalize)))
+        )
+
+    def _lse(self) -> bool:
+        if "output" not in self.single:
+            return False
+        node = self.single["output"].children[0]
+        if node.value != "lse":
+            raise DiagnosticError(mistakes.UnknownOutput(span=node.span, found=node.value))
+        return True
+
+    def _schedule(self) -> Schedule:
+        if "kernel" not in self.single:
+            return Schedule()
+        rung, *options = self.single["kernel"].children
+        if rung.value not in get_args(Rung):
+            raise DiagnosticError(
+                mistakes.UnknownRung(span=rung.span, found=rung.value, hint=_near(rung.value, get_args(Rung)))
+            )
+        chosen: dict[str, int] = {}
+        for keyword, value, node in _options(options):
+            if keyword in chosen:
+                raise DiagnosticError(mistakes.DuplicateStatement(span=node.span, keyword=node.kind, line=node.span.line))
+            chosen[keyword] = value
+        return Schedule(rung=rung.value, **chosen)
+
+
+def _options(nodes: list[Node]) -> Iterator[tuple[str, int, Node]]:
+    for node in nodes:
+        values = [c.value for c in node.children]
+        if node.kind == "tile":
+            yield "block_q", values[0], node
+            yield "block_kv", values[1], node
+        else:
+            yield node.kind, values[0], node
+
+
+def _near(found: str, known: tuple[str, ...]) -> str:
+    near = get_close_matches(found, known, 1)
+    return f"did you mean `{near[0]}`?" if near else f"not one of {', '.join(known)}"
+
+
+def _operands(node: Node) -> Span:
+    """The span of what follows a statement's keyword."""
+    if not node.children:
+        return node.span
+    return node.children[0].span.to(node.children[-1].span)
+
+
+def _parts(node: Node) -> Iterator[tuple[str, Span]]:
+    """What of a statement a mistake may point at: the names and inputs of its expressions, the second of two numbers."""
+    if node.kind in ("heads", "head_dim"):
+        yield "second", node.children[-1].span
+    found: dict[str, Span] = {}
+    stack = list(reversed(node.children))
+    while stack:
+        part = stack.pop()
+        if part.kind in ("name", "index"):
+            found.setdefault(SPELLED.get(part.children[0].value, part.children[0].value), part.span)
+        stack.extend(reversed(part.children))
+    yield from found.items()
+
+
+def as_float(expr: Expr) -> Expr:
+    """`expr` as a float; truth values are left for the checker to refuse."""
+    return apply("float", expr) if expr.type is Type.INT else expr
+
+
+def default_scale(head_dim: int) -> Expr:
+    """1 / sqrt(head_dim) (Vaswani et al. 2017)."""
+    return constant(float(max(head_dim, 1)) ** -0.5)

@@ -1,0 +1,46 @@
+"""Which names a spec may give to attentions, inputs, params and definitions."""
+
+from __future__ import annotations
+
+import re
+
+from attngen.diagnostics import DiagnosticError
+from attngen.language.resolve import CONSTANTS
+from attngen.source import Span
+from attngen.spec import mistakes
+from attngen.spec.attention import INDICES, SIZES
+from attngen.spec.operators import FUNCTIONS
+
+MAX_NAME = 64
+SPELLED = {"heads": "q_heads"}  # other spellings of sizes
+
+CXX_WORDS = frozenset(
+    """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const const_cast constexpr
+    continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend
+    goto if in inline int long main mutable namespace new noexcept not not_eq nullptr operator or or_eq private
+    protected public register reinterpret_cast return short signed sizeof static static_assert static_cast struct
+    switch template this thread_local throw true try typedef typeid typename union unsigned using virtual void
+    volatile wchar_t while xor xor_eq
+    """.split()  # noqa: SIM905
+)
+
+
+def check_name(text: str, span: Span | None = None) -> None:
+    """Raise DiagnosticError for a name that generated code, or a reader, could take for something else."""
+    if len(text) > MAX_NAME:
+        raise DiagnosticError(mistakes.NameTooLong(span=span, length=len(text), limit=MAX_NAME))
+    reason = ""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
+        reason = "names are letters, digits and underscores"
+    elif text in (*INDICES, "s", *SIZES, *SPELLED, "head_dim", "head_dim_v", *CONSTANTS):
+        reason = "it has a meaning in every expression"
+    elif text in FUNCTIONS:
+        reason = "it is a function"
+    elif text in CXX_WORDS:
+        reason = "it is a word of C++, into which the spec is translated"
+    elif text.startswith("_") or "__" in text:
+        reason = "C++ reserves names that begin with an underscore or hold two"
+    if reason:
+        suggestion = f"my_{re.sub('[^A-Za-z0-9]+', '_', text).strip('_') or 'name'}"
+        raise DiagnosticError(mistakes.ReservedName(span=span, name=text, reason=reason, suggestion=suggestion[:MAX_NAME]))

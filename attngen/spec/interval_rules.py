@@ -1,0 +1,117 @@
+"""The bounds column of the operator table: interval arithmetic (Moore, Kearfott and Cloud 2009), written as expressions.
+
+A bound may be wider than the values are, never narrower.
+"""
+
+from __future__ import annotations
+
+from attngen.spec.expr import Const, Expr, Type
+from attngen.spec.operator import (
+    BOOL,
+    EVERY_VALUE,
+    FLOAT,
+    FLOAT_ZERO,
+    INT,
+    ONE,
+    ZERO,
+    Bounds,
+    Interval,
+    apply,
+    both,
+    either,
+    equal,
+    floordiv,
+    less_equal,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    negation,
+    sub,
+    where,
+)
+
+
+def unbounded(type: Type) -> Bounds:
+    """Nothing is known of the result. Said of float arithmetic: rounding, infinities and NaN would need care that no mask
+    has asked for yet, and a bound that is too wide costs speed only."""
+    return lambda *_: EVERY_VALUE[type]
+
+
+def exact_integers(rule: Bounds) -> Bounds:
+    """`rule` for integers; nothing is known of floats."""
+    return lambda *args: rule(*args) if args[0].lo.type is INT else EVERY_VALUE[FLOAT]
+
+
+def increasing(op: str) -> Bounds:
+    """The operator applied to the lower ends and to the upper ends."""
+    return lambda *args: Interval(apply(op, *(a.lo for a in args)), apply(op, *(a.hi for a in args)))
+
+
+def _min_max(candidates: list[Expr]) -> Interval:
+    lo = hi = candidates[0]
+    for c in candidates[1:]:
+        lo, hi = minimum(lo, c), maximum(hi, c)
+    return Interval(lo, hi)
+
+
+def product(a: Interval, b: Interval) -> Interval:
+    if isinstance(a.lo, Const) and a.lo is a.hi:
+        a, b = b, a
+    if isinstance(b.lo, Const) and b.lo is b.hi:
+        ends = mul(a.lo, b.lo), mul(a.hi, b.lo)
+        return Interval(*ends) if b.lo.value >= 0 else Interval(*reversed(ends))
+    return _min_max([mul(x, y) for x in a for y in b])
+
+
+def absolute(a: Interval) -> Interval:
+    outer = maximum(neg(a.lo), a.hi)
+    if a.lo.type is FLOAT:
+        return Interval(FLOAT_ZERO, outer)
+    return Interval(maximum(ZERO, maximum(a.lo, neg(a.hi))), outer)
+
+
+def quotient(a: Interval, b: Interval) -> Interval:
+    if isinstance(b.lo, Const) and b.lo is b.hi:
+        ends = floordiv(a.lo, b.lo), floordiv(a.hi, b.lo)
+        return Interval(*ends) if b.lo.value > 0 else Interval(*reversed(ends))
+    if isinstance(b.lo, Const) and b.lo.value > 0:
+        return _min_max([floordiv(x, y) for x in a for y in b])
+    outer = maximum(apply("abs", a.lo), apply("abs", a.hi))  # |a // b| <= |a| for every b but 0
+    return Interval(sub(neg(outer), ONE), outer)
+
+
+def remainder(a: Interval, b: Interval) -> Interval:
+    if isinstance(b.lo, Const) and b.lo is b.hi and b.lo.value > 0:
+        same = equal(floordiv(a.lo, b.lo), floordiv(a.hi, b.lo))
+        top = sub(b.lo, ONE)
+        return Interval(where(same, apply("mod", a.lo, b.lo), ZERO), where(same, apply("mod", a.hi, b.lo), top))
+    if isinstance(b.lo, Const) and b.lo.value > 0:
+        return Interval(ZERO, sub(b.hi, ONE))
+    outer = maximum(apply("abs", b.lo), apply("abs", b.hi))
+    return Interval(neg(outer), outer)
+
+
+def equality(a: Interval, b: Interval) -> Interval:
+    if a.lo.type is BOOL:
+        known = both(apply("eq", a.lo, a.hi), apply("eq", b.lo, b.hi))
+        agree = apply("eq", a.lo, b.lo)
+        return Interval(both(known, agree), either(negation(known), agree))
+    meet = both(less_equal(a.lo, b.hi), less_equal(b.lo, a.hi))
+    return Interval(both(both(equal(a.lo, a.hi), equal(b.lo, b.hi)), equal(a.lo, b.lo)), meet)
+
+
+def inequality(a: Interval, b: Interval) -> Interval:
+    same = equality(a, b)
+    return Interval(negation(same.hi), negation(same.lo))
+
+
+def selected(c: Interval, a: Interval, b: Interval) -> Interval:
+    if a.lo.type is BOOL:
+        lo, hi = both(a.lo, b.lo), either(a.hi, b.hi)
+    else:
+        lo, hi = minimum(a.lo, b.lo), maximum(a.hi, b.hi)
+    return Interval(
+        where(c.lo, a.lo, where(c.hi, lo, b.lo)),
+        where(c.lo, a.hi, where(c.hi, hi, b.hi)),
+    )

@@ -1,0 +1,85 @@
+"""The types column of the operator table: which operands an operator takes, and what it gives."""
+
+from __future__ import annotations
+
+from attngen.spec.expr import ExpressionError, Type
+from attngen.spec.operator import BOOL, FLOAT, INT, Typing
+
+
+def _expect(name: str, types: tuple[Type, ...], count: int) -> None:
+    if len(types) != count:
+        raise ExpressionError(f"`{name}` takes {count} operand{'s' * (count != 1)}, not {len(types)}")
+
+
+def _numeric(name: str, types: tuple[Type, ...]) -> Type:
+    if BOOL in types:
+        raise ExpressionError(f"`{name}` takes numbers, not a truth value", "use where(condition, 1.0, 0.0)")
+    return FLOAT if FLOAT in types else INT
+
+
+def numbers(count: int) -> Typing:
+    """Numbers, integers becoming floats where they meet one; the result has their common type."""
+
+    def typing(name: str, types: tuple[Type, ...]) -> tuple[tuple[Type, ...], Type]:
+        _expect(name, types, count)
+        common = _numeric(name, types)
+        return (common,) * count, common
+
+    return typing
+
+
+def floats(count: int) -> Typing:
+    """Numbers, all taken as floats; the result is a float."""
+
+    def typing(name: str, types: tuple[Type, ...]) -> tuple[tuple[Type, ...], Type]:
+        _expect(name, types, count)
+        _numeric(name, types)
+        return (FLOAT,) * count, FLOAT
+
+    return typing
+
+
+def integers(name: str, types: tuple[Type, ...]) -> tuple[tuple[Type, ...], Type]:
+    _expect(name, types, 2)
+    if types != (INT, INT):
+        wrong = next(t for t in types if t is not INT)
+        raise ExpressionError(f"`{name}` takes integers, not a {wrong}", "convert with int(...)")
+    return types, INT
+
+
+def comparison(name: str, types: tuple[Type, ...]) -> tuple[tuple[Type, ...], Type]:
+    _expect(name, types, 2)
+    if name in ("==", "!=") and types == (BOOL, BOOL):
+        return types, BOOL
+    common = _numeric(name, types)
+    return (common, common), BOOL
+
+
+def truth_values(count: int) -> Typing:
+    def typing(name: str, types: tuple[Type, ...]) -> tuple[tuple[Type, ...], Type]:
+        _expect(name, types, count)
+        for t in types:
+            if t is not BOOL:
+                raise ExpressionError(f"`{name}` takes truth values, not {t}", "compare it with something, as in q >= k")
+        return types, BOOL
+
+    return typing
+
+
+def selection(name: str, types: tuple[Type, ...]) -> tuple[tuple[Type, ...], Type]:
+    _expect(name, types, 3)
+    condition, *branches = types
+    if condition is not BOOL:
+        raise ExpressionError(f"the condition of `{name}` is {condition}, not bool", "compare it with something")
+    if branches == [BOOL, BOOL]:
+        return types, BOOL
+    common = _numeric(name, tuple(branches))
+    return (BOOL, common, common), common
+
+
+def conversion(target: Type) -> Typing:
+    def typing(name: str, types: tuple[Type, ...]) -> tuple[tuple[Type, ...], Type]:
+        _expect(name, types, 1)
+        return types, target
+
+    return typing

@@ -1,0 +1,42 @@
+"""Every kind of mistake has a golden; every golden is what a user sees today."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from attngen.diagnostics import Diagnostic
+from attngen.spec import mistakes
+from tests.diagnostics.goldens import HERE, NAMES, error_of, rendered
+
+# Mistakes of a file as a whole, shown in tests/language/test_hostile.py.
+OF_THE_FILE = {"NotAText", "TextTooLong"}
+KINDS = {k.__name__: k for k in vars(mistakes).values() if isinstance(k, type) and k.__module__ == mistakes.__name__}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden(name: str) -> None:
+    assert rendered(name) == (HERE / f"{name}.err").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_diagnostic_has_a_place_and_help(name: str) -> None:
+    for block in rendered(name).strip().split("\n\n"):
+        lines = block.split("\n")
+        assert re.match(r"error\[E\d{3}\]: \S", lines[0]), block
+        assert re.match(r" +--> \w+\.attn:\d+:\d+$", lines[1]), block
+        assert any("^" in line for line in lines), block
+        assert re.match(r"help: \S", lines[-1]), block
+        assert "{" not in lines[0], block
+
+
+def test_every_kind_has_a_golden() -> None:
+    shown = {type(d).__name__ for name in NAMES for d in error_of(name).diagnostics}
+    assert set(KINDS) - OF_THE_FILE - shown == set()
+    assert len(shown) >= 30
+
+
+def test_codes_are_unique() -> None:
+    codes = [kind.code for kind in KINDS.values() if issubclass(kind, Diagnostic)]
+    assert len(codes) == len(set(codes))
