@@ -16,6 +16,7 @@ from attngen.emit.kernel_source import KernelSource
 from attngen.plan import Plan, choose, find_arch
 from attngen.plan.arch import Arch
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES
 
 Path = str | PathLike[str]
@@ -147,6 +148,8 @@ def compile(
             names = ", ".join(s.name for s in loaded)
             raise ArgumentError(f"{spec} holds several attentions ({names}); load it and pass one of them")
         spec = loaded
+    else:
+        check(spec)
     place = _device(device) if isinstance(device, str) else device
     plan = choose(spec, _arch(arch or place.arch), kernel)
     return CompiledAttention(spec, plan, place.compile(emit(spec, plan)), place, dict(captures or {}))

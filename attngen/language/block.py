@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
-from attngen.language.names import SPELLED, check_name
 from attngen.language.resolve import Definition, Resolver, Scope, Value, definition_of
 from attngen.language.syntax import Node
 from attngen.source import SourceFile, Span
@@ -17,6 +16,7 @@ from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Input, Normali
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
 from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, name, names_in
+from attngen.spec.names import SPELLED, check_name
 from attngen.spec.operator import apply
 
 MAX_DECLARATIONS = 64

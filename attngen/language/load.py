@@ -7,13 +7,13 @@ from pathlib import Path
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.language.block import Block, Loaded, declare
-from attngen.language.names import check_name
 from attngen.language.prelude import prelude
 from attngen.language.resolve import Scope
 from attngen.language.syntax import Node, parse
 from attngen.source import SourceFile, Span
 from attngen.spec import mistakes
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.names import check_name
 
 MAX_ATTENTIONS = 256
 

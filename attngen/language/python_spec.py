@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 from attngen.diagnostics import DiagnosticError
 from attngen.language.block import as_float, default_scale
-from attngen.language.names import SPELLED, check_name
 from attngen.language.prelude import prelude
 from attngen.language.resolve import Resolver, Scope, Value
 from attngen.language.syntax import parse
@@ -18,6 +17,7 @@ from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Input, Normali
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
 from attngen.spec.expr import Expr, Type, constant, name
+from attngen.spec.names import SPELLED, check_name
 
 Written = str | Callable[..., Any] | None
 
@@ -112,7 +112,8 @@ def _param(name: str, given: Any) -> Param:
     if kind not in ("int", "float"):
         raise DiagnosticError(mistakes.UnknownParamType(statement=f"param {name}", found=str(kind)))
     wanted = Type(kind)
-    return Param(name, wanted, default if default is None or wanted is Type.INT else float(default))
+    whole = isinstance(default, int) and not isinstance(default, bool)
+    return Param(name, wanted, float(default) if whole and wanted is Type.FLOAT else default)
 
 
 class _Builder:

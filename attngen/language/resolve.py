@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -14,11 +13,11 @@ from attngen.spec import mistakes
 from attngen.spec.attention import Input
 from attngen.spec.dtypes import DType
 from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Expr, ExpressionError, Type, constant, gather
+from attngen.spec.names import CONSTANTS
 from attngen.spec.operator import TABLE, apply, is_comparison
 from attngen.spec.operators import FUNCTIONS
 
 BINARY = {row.infix.symbol: row.name for row in TABLE.values() if row.infix and row.name not in ("neg", "not")}
-CONSTANTS: dict[str, bool | float] = {"true": True, "false": False, "inf": math.inf}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attngen.language.names import check_name
 from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16
 from attngen.spec.expr import Expr, ExpressionError, Type, constant, gather
+from attngen.spec.names import check_name
 from attngen.spec.operator import TABLE, apply
 from attngen.spec.operators import FUNCTIONS
 
@@ -149,7 +149,7 @@ def trace(
     Arrays in its closure and globals become CapturedArrays, added to `captures`; names in `known` (declared inputs and
     params) replace globals of the same name. Raises TraceError.
     """
-    prepared = _with_captures(function, known, captures)
+    prepared = _with_captures(function, known, captures, {})
     parameters = list(inspect.signature(function).parameters)
     values = [Tracer(e) for e in arguments.values()]
     if len(parameters) == len(values) - 1:  # a mask as FlexAttention has it: (b, h, q, k) without s
@@ -160,22 +160,29 @@ def trace(
         )
     try:
         return lift(prepared(*values))
+    except RecursionError as error:
+        raise TraceError(f"`{function.__name__}` calls itself without end, or builds too deep an expression") from error
     except ExpressionError as error:
         raise TraceError(f"{error.message}{'; ' + error.help if error.help else ''}") from error
 
 
 def _with_captures(
-    function: Callable[..., Any], known: Mapping[str, Any], captures: dict[str, CapturedArray]
+    function: Callable[..., Any],
+    known: Mapping[str, Any],
+    captures: dict[str, CapturedArray],
+    prepared: dict[types.FunctionType, types.FunctionType],
 ) -> Callable[..., Any]:
-    """`function` with the arrays it refers to replaced by CapturedArrays."""
+    """`function`, and the functions of its module that it calls, with arrays replaced by CapturedArrays."""
     if not isinstance(function, types.FunctionType):
         raise TraceError(f"expected a plain Python function, not a {type(function).__name__}")
+    if function in prepared:
+        return prepared[function]
 
     def replaced(name: str, value: Any) -> Any:
         if name in known:
             return known[name]
         if isinstance(value, types.FunctionType) and value.__module__ == function.__module__:
-            return _with_captures(value, known, captures)
+            return _with_captures(value, known, captures, prepared)
         dtype = array_dtype(value)
         if dtype is None or not getattr(value, "shape", ()):
             return value
@@ -188,14 +195,14 @@ def _with_captures(
 
     code = function.__code__
     used = set(_names_of(code))
-    scope = {n: replaced(n, v) for n, v in function.__globals__.items() if n in used}
-    scope |= {n: v for n, v in known.items() if n in used and n not in scope}
+    scope: dict[str, Any] = {n: v for n, v in known.items() if n in used}
     scope["__builtins__"] = _tracing_builtins()
-    cells = tuple(
-        types.CellType(replaced(n, cell.cell_contents))
-        for n, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
-    )
-    return types.FunctionType(code, scope, function.__name__, function.__defaults__, cells)
+    cells = tuple(types.CellType() for _ in code.co_freevars)
+    prepared[function] = types.FunctionType(code, scope, function.__name__, function.__defaults__, cells)
+    scope |= {n: replaced(n, v) for n, v in function.__globals__.items() if n in used and n != "__builtins__"}
+    for name, cell, original in zip(code.co_freevars, cells, function.__closure__ or (), strict=True):
+        cell.cell_contents = replaced(name, original.cell_contents)
+    return prepared[function]
 
 
 def _names_of(code: types.CodeType) -> list[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec
+from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize
 from attngen.spec.bounds import ranges
 from attngen.spec.dtypes import STORAGE_DTYPES
 from attngen.spec.expr import (
@@ -22,6 +23,7 @@ from attngen.spec.expr import (
     names_in,
     walk,
 )
+from attngen.spec.names import name_mistakes
 from attngen.spec.obligations import static_mistakes
 from attngen.spec.ranges import element_ranges, name_ranges
 
@@ -58,7 +60,12 @@ def _mistakes(spec: AttentionSpec) -> Iterator[Diagnostic]:
     yield from _heads(spec)
     for i in spec.inputs:
         yield from _dimensions(i.name, i.dims)
+    yield from _names(spec)
     yield from _schedule(spec)
+    if spec.normalize not in get_args(Normalize):
+        hint = f"not one of {', '.join(get_args(Normalize))}"
+        yield mistakes.UnknownNormalize(statement="normalize", found=spec.normalize, hint=hint)
+        return
     if spec.normalize != "softmax":
         if spec.lse:
             yield mistakes.LseNeedsSoftmax(statement="output", normalize=spec.normalize)
@@ -101,6 +108,23 @@ def _dimensions(name: str, dims: tuple[int | str, ...]) -> Iterator[Diagnostic]:
             yield mistakes.DimensionOutOfRange(statement=f"input {name}", size=dim, limit=MAX_LENGTH)
 
 
+def _names(spec: AttentionSpec) -> Iterator[Diagnostic]:
+    """Names become part of generated text: none of them may say more than a name."""
+    yield from name_mistakes(spec.name)
+    seen: set[str] = set()
+    for statement, declared in (("input", spec.inputs), ("param", spec.params)):
+        for one in declared:
+            yield from name_mistakes(one.name, statement=f"{statement} {one.name}")
+            if one.name in seen or one.name in spec.free_dims:
+                taken_by = "an input, param or dimension has it"
+                yield mistakes.DuplicateName(statement=f"{statement} {one.name}", name=one.name, taken_by=taken_by)
+            seen.add(one.name)
+    for i in spec.inputs:
+        for dim in i.dims:
+            if isinstance(dim, str) and dim not in SIZES:
+                yield from name_mistakes(dim, statement=f"input {i.name}")
+
+
 def _schedule(spec: AttentionSpec) -> Iterator[Diagnostic]:
     asked = spec.schedule
     for what, value in (("tile rows", asked.block_q), ("tile keys", asked.block_kv)):
@@ -133,6 +157,10 @@ def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
         if i.name not in used:
             yield mistakes.Unused(statement=f"input {i.name}", what="input", name=i.name)
     for p in spec.params:
+        if p.default is not None and type(p.default) is not {Type.INT: int, Type.FLOAT: float}.get(p.type):
+            found = f"a {type(p.default).__name__}"
+            yield mistakes.BadDefault(statement=f"param {p.name}", name=p.name, expected=str(p.type), found=found)
+            continue
         if p.type is Type.INT and p.default is not None and abs(p.default) > MAX_INT_PARAM:
             yield mistakes.NumberTooLarge(statement=f"param {p.name}", number=str(p.default), limit=str(MAX_INT_PARAM))
         if p.name not in used:

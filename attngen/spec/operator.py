@@ -98,6 +98,8 @@ def apply(op: str, *args: Expr) -> Expr:
         folded = _fold(row, result, tuple(a.value for a in args if isinstance(a, Const)))
         if folded is not None:
             return folded
+    if op in ("floordiv", "mod") and args[1] is ZERO:
+        raise ExpressionError(f"`{row.infix.symbol if row.infix else op}` by zero", "divide by another number")
     simpler = _simplify(op, args, result)
     if simpler is not None:
         return simpler

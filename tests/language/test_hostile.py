@@ -93,28 +93,7 @@ def test_comments_do_not_reach_the_generated_text(rung: str) -> None:
 
 
 SEEDS = [p.read_text() for p in sorted((ROOT / "specs").glob("*.attn"))]
-STRANGE = [
-    "0",
-    "-1",
-    "1e30",
-    "9223372036854775807",
-    "inf",
-    "true",
-    "let",
-    "def",
-    "fp64",
-    "{",
-    "}",
-    "(",
-    ")",
-    "[",
-    "]",
-    "//",
-    "%",
-    "\x00",
-    "é",
-    '"',
-]
+STRANGE = {"0", "-1", "1e30", "9223372036854775807", "inf", "true", "let", "def", "fp64", "//", "\x00", "é", '"'}
 PIECES = sorted({piece for text in SEEDS for piece in re.findall(r"\w+|[^\w\s]", text)} | STRANGE)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
 
-from attngen.diagnostics import DiagnosticError
-from attngen.language.resolve import CONSTANTS
+from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.source import Span
 from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, SIZES
 from attngen.spec.operators import FUNCTIONS
 
 MAX_NAME = 64
+CONSTANTS: dict[str, bool | float] = {"true": True, "false": False, "inf": math.inf}
 SPELLED = {"heads": "q_heads"}  # other spellings of sizes
 
 CXX_WORDS = frozenset(
@@ -28,8 +30,15 @@ CXX_WORDS = frozenset(
 
 def check_name(text: str, span: Span | None = None) -> None:
     """Raise DiagnosticError for a name that generated code, or a reader, could take for something else."""
+    for mistake in name_mistakes(text, span):
+        raise DiagnosticError(mistake)
+
+
+def name_mistakes(text: str, span: Span | None = None, statement: str | None = None) -> Iterator[Diagnostic]:
+    """What is wrong with a name, if anything."""
     if len(text) > MAX_NAME:
-        raise DiagnosticError(mistakes.NameTooLong(span=span, length=len(text), limit=MAX_NAME))
+        yield mistakes.NameTooLong(span=span, statement=statement, length=len(text), limit=MAX_NAME)
+        return
     reason = ""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
         reason = "names are letters, digits and underscores"
@@ -43,4 +52,4 @@ def check_name(text: str, span: Span | None = None) -> None:
         reason = "C++ reserves names that begin with an underscore or hold two"
     if reason:
         suggestion = f"my_{re.sub('[^A-Za-z0-9]+', '_', text).strip('_') or 'name'}"
-        raise DiagnosticError(mistakes.ReservedName(span=span, name=text, reason=reason, suggestion=suggestion[:MAX_NAME]))
+        yield mistakes.ReservedName(span=span, statement=statement, name=text, reason=reason, suggestion=suggestion[:MAX_NAME])

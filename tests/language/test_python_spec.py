@@ -1,0 +1,166 @@
+"""The Python spec says what the text says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen import where
+from attngen.diagnostics import DiagnosticError
+from attngen.language import load_text
+from attngen.language.trace import TraceError
+from attngen.spec.expr import constant
+
+table = np.arange(10, dtype=np.float32)
+document = np.zeros((2, 50), np.int32)
+WINDOW = 128
+
+
+def body_of(text: str, declarations: str = ""):
+    (spec,) = load_text(f"attention attention {{ dtype fp16 head_dim 64 {declarations} {text} }}")
+    return spec
+
+
+def causal(b, h, q, k):
+    return q >= k
+
+
+def test_a_function_is_its_text() -> None:
+    assert attngen.define(mask=causal) == body_of("mask causal") == attngen.define(mask="causal")
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda b, h, q, k: (q >= k) & (q - k < WINDOW), "mask q >= k and q - k < 128"),
+        (lambda b, h, q, k: (q >= k) | ~(k > 5), "mask q >= k or not k > 5"),
+        (lambda b, h, q, k: q > 3, "mask q > 3"),
+        (lambda b, h, q, k: (q - k) % 4 == 0, "mask (q - k) % 4 == 0"),
+        (lambda b, h, q, k: abs(q - k) // 2 != 3, "mask abs(q - k) // 2 != 3"),
+        (lambda b, h, q, k: max(q, k, 7) > min(q, k), "mask max(max(q, k), 7) > min(q, k)"),
+    ],
+)
+def test_masks(function, text: str) -> None:
+    assert attngen.define(mask=function) == body_of(text)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda s, b, h, q, k: 30.0 * attngen.tanh(s / 30.0), "score 30.0 * tanh(s / 30.0)"),
+        (lambda s, b, h, q, k: where(q >= k, s, -1e4), "score where(q >= k, s, -10000.0)"),
+        (lambda s, b, h, q, k: s - 0.5 * (q - k), "score s - 0.5 * (q - k)"),
+        (lambda s, b, h, q, k: s**2, "score pow(s, 2)"),
+        (lambda s, b, h, q, k: -s + float(q), "score -s + float(q)"),
+    ],
+)
+def test_scores(function, text: str) -> None:
+    assert attngen.define(score=function) == body_of(text)
+
+
+def test_globals_and_closures_are_captured() -> None:
+    slopes = np.ones(4, np.float32)
+    spec, captured = attngen.traced(score=lambda s, b, h, q, k: s + slopes[h] * table[where(q > k, 9, 0)])
+    assert spec == body_of("score s + slopes[h] * table[where(q > k, 9, 0)]", "input table: fp32[10] input slopes: fp32[4]")
+    assert captured["slopes"] is slopes
+    assert captured["table"] is table
+
+
+def test_functions_may_call_functions() -> None:
+    def near(q, k):
+        return q - k < 64
+
+    spec = attngen.define(mask=lambda b, h, q, k: causal(b, h, q, k) & near(q, k))
+    assert spec == body_of("mask causal and q - k < 64")
+
+
+def test_declared_inputs_and_params_by_name() -> None:
+    spec = attngen.define(
+        mask=lambda b, h, q, k: (ids[b, q] == ids[b, k]) & (q - k < reach),  # noqa: F821
+        inputs={"ids": ("int32", ("batch", "kv_len"))},
+        params={"reach": ("int", 7)},
+    )
+    expected = body_of("mask ids[b, q] == ids[b, k] and q - k < reach", "input ids: int32[batch, kv_len] param reach: int = 7")
+    assert spec == expected
+
+
+def test_every_statement_has_its_keyword() -> None:
+    spec = attngen.define(
+        name="all", dtype="bf16", head_dim=64, head_dim_v=32, heads=(8, 2), scale=0.5, sink="sinks[h]", lse=True,
+        kernel="fused", inputs={"sinks": ("fp32", ("heads",))}, tile=(64, 32), stages=2, warps=4,
+    )  # fmt: skip
+    (text,) = load_text("""attention all { dtype bf16 head_dim 64, v 32 heads 8 over 2 scale 0.5 input sinks: fp32[heads]
+        sink sinks[h] output lse kernel fused { tile 64 x 32 stages 2 warps 4 } }""")
+    assert spec == text
+    assert attngen.define(scale=2).scale is constant(2.0)
+
+
+def forever(b, h, q, k):
+    return forever(b, h, q, k)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda b, h, q, k: q >= k if q > 3 else k > q, "where"),
+        (lambda b, h, q, k: q >= k and q < 5, "a & b"),
+        (lambda b, h, q, k: 0 <= q < 5, "two comparisons"),
+        (lambda b, h, q, k: [1, 2, 3][q] > 2, "not captured"),
+        (lambda b, h, q, k: "yes", "cannot be part of an expression"),
+        (lambda b, h, q: q > 3, "takes 3 arguments"),
+        (lambda b, h, q, k: table[q, k] > 0, "1 dimensions and is indexed with 2"),
+        (lambda b, h, q, k: attngen.tanh(q > k) > 0, "takes numbers"),
+        (lambda b, h, q, k: table[q * 0.5] > 0, "not int"),
+        (lambda b, h, q, k: q // 0 > 1, "by zero"),
+        (forever, "calls itself"),
+        (print, "plain Python function"),
+    ],
+)
+def test_what_cannot_be_traced_says_what_to_write(function, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        attngen.define(mask=function)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "fp8"}, "no element type"),
+        ({"head_dim": 100}, "multiple of 8"),
+        ({"name": "a/b"}, "cannot be used"),
+        ({"name": "float"}, "cannot be used"),
+        ({"mask": "q >="}, "ends too early"),
+        ({"mask": "q >= limit"}, "limit"),
+        ({"mask": lambda b, h, q, k: q - k}, "truth value"),
+        ({"kernel": "fast"}, "no kernel"),
+        ({"heads": (32, 12)}, "cannot share"),
+        ({"scale": float("nan")}, "finite"),
+        ({"score": lambda s, b, h, q, k: s * 1e300}, "too large"),
+        ({"tile": (7, 7)}, "out of range"),
+        ({"params": {"n": ("int", 2**31)}, "mask": "q < n"}, "too large"),
+        ({"params": {"n": ("int", 1.5)}, "mask": "q < n"}, "default"),
+        ({"inputs": {"x": ("fp99", ("heads",))}, "score": "s + x[h]"}, "no element type"),
+        ({"inputs": {"x": ("fp32", ("heads/../..",))}, "score": "s + x[h]"}, "cannot be used"),
+        ({"normalize": "softmx"}, "no row normalization"),
+    ],
+)
+def test_mistakes_are_the_diagnostics_of_the_text(arguments, message: str) -> None:
+    with pytest.raises(DiagnosticError, match=message) as caught:
+        attngen.define(**arguments)
+    assert "help: " in str(caught.value)
+
+
+def test_a_captured_name_that_generated_code_could_misread_is_refused() -> None:
+    lse__ = np.ones(3, np.float32)
+    with pytest.raises(DiagnosticError, match="lse__"):
+        attngen.define(score=lambda s, b, h, q, k: s + lse__[h])
+
+
+def test_a_loop_that_builds_too_much_is_refused() -> None:
+    def deep(s, b, h, q, k):
+        for _ in range(100_000):
+            s = attngen.tanh(s)
+        return s
+
+    with pytest.raises((TraceError, DiagnosticError), match=r"nested too deeply|nodes"):
+        attngen.define(score=deep)
