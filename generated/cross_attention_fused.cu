@@ -68,6 +68,7 @@ constexpr int P_STRIDE = BLOCK_KV + 4;
 // 2. Primitives
 
 __device__ __forceinline__ float to_float(float x) { return x; }
+
 __device__ __forceinline__ float to_fp32(float x) { return x; }
 
 // 3. Which tiles are visited
@@ -81,7 +82,12 @@ struct KvRange {
 
 // The range for rows q_lo to q_hi.
 __device__ __forceinline__ KvRange kv_range(int kv_len) {
-    return {0, kv_len, 0, kv_len};
+    return {
+        0,  // begin
+        kv_len,  // end
+        0,  // full_begin
+        kv_len,  // full_end
+    };
 }
 
 // 4. Loading tiles
@@ -90,7 +96,9 @@ template <int N> struct alignas(4 * N) FloatVector { float at[N]; };
 
 // tile[r][c] = matrix[r][c] as fp32, zero from row `rows` on; rows of the tile are STRIDE floats apart.
 template <int ROWS, int COLUMNS, int STRIDE, typename T>
-__device__ __forceinline__ void load_tile(float* tile, const T* matrix, long long row_stride, long long column_stride, int rows) {
+__device__ __forceinline__ void load_tile(
+    float* tile, const T* matrix, long long row_stride, long long column_stride, int rows)
+{
     for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
         const int r = i / COLUMNS, c = i % COLUMNS;
         tile[r * STRIDE + c] = r < rows ? to_float(matrix[r * row_stride + c * column_stride]) : 0.0f;
@@ -173,7 +181,8 @@ cross_attention_fused(
             for (int d = begin; d < begin + SUM_BLOCK; d += 4) {
                 FloatVector<4> q[ROWS], k[COLUMNS];
                 for (int i = 0; i < ROWS; ++i) q[i] = *(const FloatVector<4>*)&Q_smem[(ty + ROW_THREADS * i) * QK_STRIDE + d];
-                for (int j = 0; j < COLUMNS; ++j) k[j] = *(const FloatVector<4>*)&K_smem[(tx + COLUMN_THREADS * j) * QK_STRIDE + d];
+                for (int j = 0; j < COLUMNS; ++j)
+                    k[j] = *(const FloatVector<4>*)&K_smem[(tx + COLUMN_THREADS * j) * QK_STRIDE + d];
                 for (int i = 0; i < ROWS; ++i)
                     for (int j = 0; j < COLUMNS; ++j)
                         for (int e = 0; e < 4; ++e) part[i][j] = fmaf(q[i].at[e], k[j].at[e], part[i][j]);
@@ -241,7 +250,8 @@ cross_attention_fused(
 
     for (int i = 0; i < ROWS; ++i) {
         const int q_idx = q_lo + ty + ROW_THREADS * i;
-        for (int lanes = COLUMN_THREADS / 2; lanes > 0; lanes /= 2) row_sum[i] += __shfl_xor_sync(0xffffffff, row_sum[i], lanes);
+        for (int lanes = COLUMN_THREADS / 2; lanes > 0; lanes /= 2)
+            row_sum[i] += __shfl_xor_sync(0xffffffff, row_sum[i], lanes);
         const float divisor = row_sum[i] == 0.0f ? 1.0f : row_sum[i];  // a row with no key gives 0
         if (q_idx >= q_len) continue;
         float* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s;

@@ -49,6 +49,7 @@ constexpr int SUM_BLOCK = 16;  // terms summed by themselves: rounding errors gr
 // 2. Element types
 
 __device__ __forceinline__ float to_float(float x) { return x; }
+
 __device__ __forceinline__ float to_fp32(float x) { return x; }
 
 // 3. Scores
@@ -163,7 +164,8 @@ cross_attention_weighted_sum(
     float sum = 0.0f;
     for (int begin = 0; begin < kv_len; begin += SUM_BLOCK) {
         float part = 0.0f;
-        for (int k = begin; k < min(begin + SUM_BLOCK, kv_len); ++k) part = fmaf(p_row[k], to_float(v_column[k * v_stride_s]), part);
+        for (int k = begin; k < min(begin + SUM_BLOCK, kv_len); ++k)
+            part = fmaf(p_row[k], to_float(v_column[k * v_stride_s]), part);
         sum += part;
     }
     O[b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s + d * o_stride_d] = to_fp32(sum);

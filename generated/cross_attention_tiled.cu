@@ -53,13 +53,14 @@ constexpr int OUTPUTS = BLOCK_Q / 16;  // rows, and columns, of a thread
 // 2. Element types
 
 __device__ __forceinline__ float to_float(float x) { return x; }
+
 __device__ __forceinline__ float to_fp32(float x) { return x; }
 
 // 3. Tiles in shared memory
 //
 // The two products share their inner loop: a block computes BLOCK_Q x BLOCK_KV outputs from tiles of BLOCK_D terms in shared
-// memory, a thread OUTPUTS x OUTPUTS of them, at rows ty + 16 i and columns tx + 16 j. The terms of one tile are summed by themselves:
-// rounding errors grow with the partial sums (Higham 1993).
+// memory, a thread OUTPUTS x OUTPUTS of them, at rows ty + 16 i and columns tx + 16 j. The terms of one tile are summed by
+// themselves: rounding errors grow with the partial sums (Higham 1993).
 
 // tile[r][c] = matrix[r][c] as fp32, zero from `rows` or `columns` on.
 template <int ROWS, int COLUMNS, typename T>

@@ -176,7 +176,8 @@ gpt2_weighted_sum(
     float sum = 0.0f;
     for (int begin = 0; begin < kv_len; begin += SUM_BLOCK) {
         float part = 0.0f;
-        for (int k = begin; k < min(begin + SUM_BLOCK, kv_len); ++k) part = fmaf(p_row[k], to_float(v_column[k * v_stride_s]), part);
+        for (int k = begin; k < min(begin + SUM_BLOCK, kv_len); ++k)
+            part = fmaf(p_row[k], to_float(v_column[k * v_stride_s]), part);
         sum += part;
     }
     O[b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s + d * o_stride_d] = to_fp16(sum);

@@ -67,7 +67,6 @@ __device__ __forceinline__ fp16 to_fp16(float x) {
 }
 
 __device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_fp32(float x) { return x; }
 
 // 3. This variant's score and mask
 
@@ -79,8 +78,8 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 // 4. Tiles in shared memory
 //
 // The two products share their inner loop: a block computes BLOCK_Q x BLOCK_KV outputs from tiles of BLOCK_D terms in shared
-// memory, a thread OUTPUTS x OUTPUTS of them, at rows ty + 16 i and columns tx + 16 j. The terms of one tile are summed by themselves:
-// rounding errors grow with the partial sums (Higham 1993).
+// memory, a thread OUTPUTS x OUTPUTS of them, at rows ty + 16 i and columns tx + 16 j. The terms of one tile are summed by
+// themselves: rounding errors grow with the partial sums (Higham 1993).
 
 // tile[r][c] = matrix[r][c] as fp32, zero from `rows` or `columns` on.
 template <int ROWS, int COLUMNS, typename T>

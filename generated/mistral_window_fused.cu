@@ -70,16 +70,6 @@ constexpr int V_STRIDE = HEAD_DIM_V + PAD;
 // bf16: the upper half of an fp32 (1 sign, 8 exponent, 7 fraction bits).
 struct bf16 { unsigned short bits; };
 
-__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
-
-// Rounded to nearest, ties to even; a NaN stays a NaN.
-__device__ __forceinline__ bf16 to_bf16(float x) {
-    const unsigned bits = __float_as_uint(x);
-    const unsigned rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const unsigned quiet_nan = (bits >> 16) | 0x40;
-    return bf16{(unsigned short)(x != x ? quiet_nan : rounded)};
-}
-
 // Two neighbouring elements of a fragment in one register, `low` in the lower half.
 __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned packed;
@@ -87,7 +77,7 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
     return packed;
 }
 
-// 2^x and log2(x) on the special function unit; a denormal counts as 0. Relative error of 2^x at most 2^-22.
+// 2^x on the special function unit; a denormal counts as 0. Relative error at most 2^-22 (PTX ISA, ex2.approx).
 __device__ __forceinline__ float fast_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -134,7 +124,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* 
 //   d[0..3]: D[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2]
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -162,13 +153,18 @@ struct KvRange {
 
 // The range for rows q_lo to q_hi, solved from q >= k and q - k < size.
 __device__ __forceinline__ KvRange kv_range(const Captured& in, int q_lo, int q_hi, int kv_len) {
-    return {max(0, q_lo - in.size + 1), min(q_hi + 1, kv_len), max(0, q_hi - in.size + 1), min(q_lo + 1, kv_len)};
+    return {
+        min(max(0, q_lo - in.size + 1), kv_len),  // begin
+        min(q_hi + 1, kv_len),  // end
+        min(max(0, q_hi - in.size + 1), kv_len),  // full_begin
+        min(q_lo + 1, kv_len),  // full_end
+    };
 }
 
 // 5. Loading tiles
 //
-// A tile in shared memory is rows of bf16, PAD elements longer than their data, so that the eight rows that an ldmatrix reads at
-// once start in different banks: a row is an odd number of 16-byte chunks.
+// A tile in shared memory is rows of bf16, PAD elements longer than their data, so that the eight rows that an ldmatrix
+// reads at once start in different banks: a row is an odd number of 16-byte chunks.
 
 // tile[r][c] = matrix[r][c], copied in the background 8 elements at a time; zero from row `rows` and from column COLUMNS on.
 template <int ROWS, int COLUMNS, int STRIDE>
@@ -220,8 +216,8 @@ mistral_window_fused(
 {
     extern __shared__ __align__(16) unsigned char smem[];
     bf16* Q_smem = (bf16*)(smem + Q_SMEM);  // [BLOCK_Q][QK_STRIDE]
-    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [STAGES][BLOCK_KV][QK_STRIDE]
-    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [STAGES][BLOCK_KV][V_STRIDE]
+    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [2][BLOCK_KV][QK_STRIDE]
+    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [2][BLOCK_KV][V_STRIDE]
 
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     const int q_block = q_blocks - 1 - blockIdx.x % q_blocks;  // under a causal mask the last rows have most to do: first
@@ -232,7 +228,9 @@ mistral_window_fused(
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = 16 * warp;           // of the block
     const int lane_row = warp_row + lane / 4;  // the first of this lane's two rows; the other is 8 further
-    const Captured in = { captured_size };
+    const Captured in = {
+        captured_size
+    };
 
     const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
     const KvRange range = kv_range(in, q_lo, q_hi, kv_len);
@@ -282,7 +280,8 @@ mistral_window_fused(
         const bf16* K_tile = K_smem + stage * BLOCK_KV * QK_STRIDE;
         const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
 
-        // S = Q K^T. B fragments of K^T: lane l points at key l % 8 + 8 * (l / 16), columns 8 * (l / 8 % 2) of 16 keys x 16 columns
+        // S = Q K^T. B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and columns
+        // 8 * (l / 8 % 2)
         float S_frag[BLOCK_KV / 8][4] = {};
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * QK_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll

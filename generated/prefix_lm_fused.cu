@@ -69,16 +69,6 @@ constexpr int V_STRIDE = HEAD_DIM_V + PAD;
 // bf16: the upper half of an fp32 (1 sign, 8 exponent, 7 fraction bits).
 struct bf16 { unsigned short bits; };
 
-__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
-
-// Rounded to nearest, ties to even; a NaN stays a NaN.
-__device__ __forceinline__ bf16 to_bf16(float x) {
-    const unsigned bits = __float_as_uint(x);
-    const unsigned rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const unsigned quiet_nan = (bits >> 16) | 0x40;
-    return bf16{(unsigned short)(x != x ? quiet_nan : rounded)};
-}
-
 // Two neighbouring elements of a fragment in one register, `low` in the lower half.
 __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned packed;
@@ -86,7 +76,7 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
     return packed;
 }
 
-// 2^x and log2(x) on the special function unit; a denormal counts as 0. Relative error of 2^x at most 2^-22.
+// 2^x on the special function unit; a denormal counts as 0. Relative error at most 2^-22 (PTX ISA, ex2.approx).
 __device__ __forceinline__ float fast_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -133,7 +123,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* 
 //   d[0..3]: D[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2]
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -165,13 +156,18 @@ struct KvRange {
 
 // The range for rows q_lo to q_hi, solved from k < prefix_length[b] or q >= k.
 __device__ __forceinline__ KvRange kv_range(const Captured& in, int b_idx, int q_hi, int kv_len) {
-    return {0, min(kv_len, max(prefix_length_at(in, b_idx), q_hi + 1))};
+    return {
+        0,  // begin
+        min(kv_len, max(prefix_length_at(in, b_idx), q_hi + 1)),  // end
+    };
 }
 
 enum TileKind { EMPTY, PARTIAL, FULL };  // no pair allowed; some; every pair
 
 // The mask in interval arithmetic over a tile: what may hold for some pair, and what must hold for every pair.
-__device__ __forceinline__ TileKind classify(const Captured& in, int b_idx, int q_lo, int q_hi, int kv_lo, int kv_hi) {
+__device__ __forceinline__ TileKind classify(
+    const Captured& in, int b_idx, int q_lo, int q_hi, int kv_lo, int kv_hi)
+{
     const int t0 = prefix_length_at(in, b_idx);
 
     const bool may = kv_lo < t0 || kv_lo <= q_hi;
@@ -181,8 +177,8 @@ __device__ __forceinline__ TileKind classify(const Captured& in, int b_idx, int 
 
 // 5. Loading tiles
 //
-// A tile in shared memory is rows of bf16, PAD elements longer than their data, so that the eight rows that an ldmatrix reads at
-// once start in different banks: a row is an odd number of 16-byte chunks.
+// A tile in shared memory is rows of bf16, PAD elements longer than their data, so that the eight rows that an ldmatrix
+// reads at once start in different banks: a row is an odd number of 16-byte chunks.
 
 // tile[r][c] = matrix[r][c], copied in the background 8 elements at a time; zero from row `rows` and from column COLUMNS on.
 template <int ROWS, int COLUMNS, int STRIDE>
@@ -235,8 +231,8 @@ prefix_lm_fused(
 {
     extern __shared__ __align__(16) unsigned char smem[];
     bf16* Q_smem = (bf16*)(smem + Q_SMEM);  // [BLOCK_Q][QK_STRIDE]
-    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [STAGES][BLOCK_KV][QK_STRIDE]
-    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [STAGES][BLOCK_KV][V_STRIDE]
+    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [2][BLOCK_KV][QK_STRIDE]
+    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [2][BLOCK_KV][V_STRIDE]
 
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     const int q_block = q_blocks - 1 - blockIdx.x % q_blocks;  // under a causal mask the last rows have most to do: first
@@ -247,14 +243,21 @@ prefix_lm_fused(
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = 16 * warp;           // of the block
     const int lane_row = warp_row + lane / 4;  // the first of this lane's two rows; the other is 8 further
-    const Captured in = { captured_prefix_length, captured_prefix_length_stride_0 };
+    const Captured in = {
+        captured_prefix_length, captured_prefix_length_stride_0
+    };
 
     const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
     const KvRange range = kv_range(in, b_idx, q_hi, kv_len);
     const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
     const int whole_tiles = kv_len / BLOCK_KV;  // a tile that reaches past the last key is never full
+    const auto kind = [&](int tile) {
+        const int kv_lo = tile * BLOCK_KV;
+        const int kv_hi = min((tile + 1) * BLOCK_KV, kv_len) - 1;
+        return classify(in, b_idx, q_lo, q_hi, kv_lo, kv_hi);
+    };
     const auto next_tile = [&](int tile) {  // the first one from `tile` on that is not empty
-        while (tile < tile_end && classify(in, b_idx, q_lo, q_hi, tile * BLOCK_KV, min((tile + 1) * BLOCK_KV, kv_len) - 1) == EMPTY) ++tile;
+        while (tile < tile_end && kind(tile) == EMPTY) ++tile;
         return tile;
     };
     int tile = next_tile(range.begin / BLOCK_KV);
@@ -300,7 +303,8 @@ prefix_lm_fused(
         const bf16* K_tile = K_smem + stage * BLOCK_KV * QK_STRIDE;
         const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
 
-        // S = Q K^T. B fragments of K^T: lane l points at key l % 8 + 8 * (l / 16), columns 8 * (l / 8 % 2) of 16 keys x 16 columns
+        // S = Q K^T. B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and columns
+        // 8 * (l / 8 % 2)
         float S_frag[BLOCK_KV / 8][4] = {};
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * QK_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
@@ -316,7 +320,7 @@ prefix_lm_fused(
         }
 
         // a partial tile: the pairs that the mask forbids, and keys past the end
-        if (tile >= whole_tiles || classify(in, b_idx, q_lo, q_hi, tile * BLOCK_KV, min((tile + 1) * BLOCK_KV, kv_len) - 1) != FULL) {
+        if (tile >= whole_tiles || kind(tile) != FULL) {
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; ++j)
 #pragma unroll

@@ -96,7 +96,8 @@ class CudaPrinter:
         for position, arg in enumerate(node.args):
             text = texts[arg]
             if wide and arg.type is Type.INT and fits_int(known[arg]):
-                text = f"(long long){parenthesize(text, UNARY)}", UNARY
+                suffixed = isinstance(arg, Const) and text[0][-1].isdigit()
+                text = (f"{text[0]}LL", text[1]) if suffixed else (f"(long long){parenthesize(text, UNARY)}", UNARY)
             operands.append(self._operand(text, spelling.precedence, position))
         text = spelling.text.format(*operands), spelling.precedence
         if wide and node.type is Type.INT and fits_int(known[node]):

@@ -114,6 +114,7 @@ class File:
             "variant": variant,
             "has_variant_section": self._has_variant_section(),
             "captured_fields": captured_fields(variant),
+            "captured_initializer": words.wrapped(", ".join(f.parameter for f in captured_fields(variant))),
             "text": words.expression_texts(spec),
             "normalize": spec.normalize,
             "masked": "0.0f" if spec.normalize == "none" else "-INF",
@@ -160,13 +161,24 @@ class File:
         used = self.spec.normalize != "none" or ranged or any("INF" in t for t in (*texts, v.scale))
         return [INFINITY] if used else []
 
-    def conversions(self) -> list[str]:
-        """The element types that occur, `float` for fp32 ones."""
-        used = {self.spec.dtype.name} | {t.dtype.name for t in self.variant.tensors}
-        used |= {self.spec.input(s.input).dtype.name for s in self.variant.spans}
-        needs_float = self.spec.dtype.name == "fp32" or self.plan.rung == "tiled"
-        names = (("fp16", "convert_fp16"), ("bf16", "convert_bf16"))
-        return [p for name, p in names if name in used] + (["convert_float"] if needs_float else [])
+    def conversions(self, elementwise: bool = True) -> list[str]:
+        """The element types that occur and their conversions. `elementwise`: Q, K, V and O are converted one by one."""
+        own = self.spec.dtype.name
+        captured = {t.dtype.name for t in self.variant.tensors} | {
+            self.spec.input(s.input).dtype.name for s in self.variant.spans
+        }
+        read = (captured - {"fp32"}) | ({own} if elementwise else set())
+        if self.plan.rung == "tiled":
+            read.add("fp32")  # P
+        primitives = []
+        for name in ("fp16", "bf16", "fp32"):
+            if name != "fp32" and name in captured | {own}:
+                primitives.append(f"type_{name}")
+            if name in read:
+                primitives.append(f"to_float_{name}")
+            if elementwise and name == own:
+                primitives.append(f"to_{name}")
+        return primitives
 
     def kernel(
         self,
@@ -453,7 +465,7 @@ class FusedMma(Fused):
         dtype = self.spec.dtype.name
         odd = ["ldmatrix_x2"] if self.spec.head_dim_v % 16 else []
         return [
-            *self.conversions(),
+            *self.conversions(elementwise=False),
             f"pack_{dtype}",
             *self.exponentials(),
             "cp_async",

@@ -115,4 +115,3 @@ class KernelSource:
     arch: str  # "sm_80", "sm_90a", ...
     entry_points: tuple[EntryPoint, ...]
     tensors: tuple[TensorSpec, ...]
-    line_map: tuple[tuple[int, int], ...] = ()  # (line of text, line of the .attn file) where a user's expression was printed

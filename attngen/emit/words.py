@@ -68,6 +68,11 @@ def fused_equations(spec: AttentionSpec) -> list[str]:
     ]
 
 
+def wrapped(text: str) -> list[str]:
+    """`text` as lines that fit beside code."""
+    return wrap(text, HEADER_WIDTH - 8, break_long_words=False)
+
+
 def decision_lines(decision: Decision) -> list[str]:
     """A decision as comment lines."""
     head = f"{decision.field} = {decision.value}: "

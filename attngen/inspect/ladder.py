@@ -45,11 +45,18 @@ def ladder() -> dict[str, KernelSource]:
     return sources
 
 
+def files() -> dict[str, str]:
+    """The texts of `generated/` by file name: each kernel and its manifest."""
+    sources = ladder()
+    return {name: source.text for name, source in sources.items()} | {
+        name.replace(".cu", ".json"): to_manifest(source) for name, source in sources.items()
+    }
+
+
 def main(arguments: list[str]) -> int:
     """Write the ladder, or with --check name what is not current; 1 where something is not."""
     directory = Path("generated")
-    wanted = {name: source.text for name, source in ladder().items()}
-    wanted |= {name.replace(".cu", ".json"): to_manifest(source) for name, source in ladder().items()}
+    wanted = files()
     if arguments == ["--check"]:
         found = {p.name: p.read_text() for p in directory.iterdir()} if directory.is_dir() else {}
         stale = sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.bounds import interval, ranges
+from attngen.spec.bounds import Range, interval, ranges
 from attngen.spec.expr import (
     MAX_LENGTH,
     Apply,
@@ -133,10 +133,10 @@ class _Classifier:
     def classify(self, mask: Expr) -> TileBounds:
         may_must = self._tile_interval(mask)
         hull, full = self._solve(mask)
-        begin, end = maximum(ZERO, hull.begin), minimum(KV_LEN, hull.end)
+        begin, end = self._index(maximum(ZERO, hull.begin)), self._index(minimum(KV_LEN, hull.end))
         if full is None:
             return TileBounds(begin, end, None, None, may_must.hi, may_must.lo, tuple(self.spans))
-        full_begin, full_end = maximum(ZERO, full.begin), minimum(KV_LEN, full.end)
+        full_begin, full_end = self._index(maximum(ZERO, full.begin)), self._index(minimum(KV_LEN, full.end))
         self.spans = {}
         self._solve(mask)  # only the spans that the closed forms read
         return TileBounds(begin, end, full_begin, full_end, may_must.hi, may_must.lo, tuple(self.spans))
@@ -221,18 +221,27 @@ class _Classifier:
 
     def _fits(self, solved: Solved) -> bool:
         """Whether every integer of the closed forms surely fits 64 bits."""
-        names = name_ranges(self.spec) | TILE_RANGES
+        try:
+            for k_range in solved:
+                for end in k_range or ():
+                    self._range(end)
+        except ExpressionError:
+            return False
+        return True
+
+    def _range(self, expr: Expr) -> Range:
         elements = element_ranges(self.spec)
         for span in self.spans:
             if span.input in elements:
                 elements |= {f"{span.name}.min": elements[span.input], f"{span.name}.max": elements[span.input]}
-        try:
-            for k_range in solved:
-                for end in k_range or ():
-                    ranges(end, names, elements)
-        except ExpressionError:
-            return False
-        return True
+        return ranges(expr, name_ranges(self.spec) | TILE_RANGES, elements)[expr]
+
+    def _index(self, end: Expr) -> Expr:
+        """`end` kept within the keys where it might not fit the int that counts them."""
+        low, high = self._range(end)
+        if high > MAX_LENGTH:
+            end = minimum(end, KV_LEN)
+        return maximum(end, ZERO) if low < -MAX_LENGTH else end
 
 
 def _combine(op: str, left: Solved, right: Solved) -> Solved:

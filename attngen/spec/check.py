@@ -12,6 +12,7 @@ from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec, 
 from attngen.spec.bounds import ranges
 from attngen.spec.dtypes import STORAGE_DTYPES
 from attngen.spec.expr import (
+    MAX_DEPTH,
     MAX_FLOAT,
     MAX_INT_PARAM,
     MAX_LENGTH,
@@ -23,7 +24,7 @@ from attngen.spec.expr import (
     names_in,
     walk,
 )
-from attngen.spec.names import name_mistakes
+from attngen.spec.names import derived_names, name_mistakes
 from attngen.spec.obligations import static_mistakes
 from attngen.spec.ranges import element_ranges, name_ranges
 
@@ -31,6 +32,7 @@ MAX_DIMENSIONS = 8
 MAX_BLOCK = 256
 MAX_STAGES = 16
 MAX_WARPS = 32
+MAX_CHECKED_DEPTH = 2 * MAX_DEPTH  # what is written at most MAX_DEPTH deep, conversions included
 
 # Which names an expression of each statement may use besides params, sizes and inputs.
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -119,7 +121,12 @@ def _names(spec: AttentionSpec) -> Iterator[Diagnostic]:
                 taken_by = "an input, param or dimension has it"
                 yield mistakes.DuplicateName(statement=f"{statement} {one.name}", name=one.name, taken_by=taken_by)
             seen.add(one.name)
+    taken = seen | set(spec.free_dims)
     for i in spec.inputs:
+        for clash in sorted(taken & set(derived_names(i.name, len(i.dims)))):
+            taken_by = f"generated code calls something of `{i.name}` so"
+            statement = f"input {clash}" if clash in {other.name for other in spec.inputs} else f"param {clash}"
+            yield mistakes.DuplicateName(statement=statement, name=clash, taken_by=taken_by)
         for dim in i.dims:
             if isinstance(dim, str) and dim not in SIZES:
                 yield from name_mistakes(dim, statement=f"input {i.name}")
@@ -197,6 +204,9 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
         return
     if isinstance(expr, Const) and expr.type is not Type.BOOL and not math.isfinite(expr.value):
         yield mistakes.NotFinite(statement=keyword, keyword=keyword, value=str(expr.value))
+    if expr.depth > MAX_CHECKED_DEPTH:
+        yield mistakes.NestedTooDeeply(statement=keyword, limit=MAX_CHECKED_DEPTH)
+        return
     for node in walk(expr):
         if isinstance(node, Const) and MAX_FLOAT < abs(node.value) < math.inf:
             yield mistakes.NumberTooLarge(statement=keyword, number=repr(node.value), limit="3.4e38, as fp32 holds")

@@ -18,7 +18,7 @@ SPELLED = {"heads": "q_heads"}  # other spellings of sizes
 
 CXX_WORDS = frozenset(
     """
-    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const const_cast constexpr
+    NULL alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const const_cast constexpr
     continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend
     goto if in inline int long main mutable namespace new noexcept not not_eq nullptr operator or or_eq private
     protected public register reinterpret_cast return short signed sizeof static static_assert static_cast struct
@@ -26,6 +26,21 @@ CXX_WORDS = frozenset(
     volatile wchar_t while xor xor_eq
     """.split()  # noqa: SIM905
 )
+
+
+TENSORS = frozenset(("Q", "K", "V", "O", "S", "P", "lse", "v", "out", "stream"))
+
+
+def derived_names(input: str, rank: int) -> Iterator[str]:
+    """What generated code calls that belongs to the captured tensor `input`: accessor, strides, tile ranges."""
+    yield f"{input}_at"
+    yield from (f"{input}_stride_{d}" for d in range(rank))
+    for index in ("q", "k"):
+        for axis in ("", *map(str, range(rank))):
+            for end in ("min", "max"):
+                yield f"{input}_{index}{axis}_{end}"
+                yield f"{input}_{index}{axis}_{end}_at"
+                yield from (f"{input}_{index}{axis}_{end}_stride_{d}" for d in range(rank))
 
 
 def check_name(text: str, span: Span | None = None) -> None:
@@ -46,6 +61,8 @@ def name_mistakes(text: str, span: Span | None = None, statement: str | None = N
         reason = "it has a meaning in every expression"
     elif text in FUNCTIONS:
         reason = "it is a function"
+    elif text in TENSORS:
+        reason = "it is a tensor or an argument of every kernel"
     elif text in CXX_WORDS:
         reason = "it is a word of C++, into which the spec is translated"
     elif text.startswith("_") or "__" in text:

@@ -171,7 +171,7 @@ def test_conversions_round_to_nearest_even(name: str, to_float) -> None:
         f"int i = blockIdx.x * 32 + threadIdx.x; if (i < {x.size}) y[i] = to_{name}(x[i]).bits;",
         x,
         y,
-        before=primitives(f"convert_{name}"),
+        before=primitives(f"type_{name}", f"to_float_{name}", f"to_{name}"),
         types=("float", "unsigned short"),
         blocks=-(-x.size // 32),
     )

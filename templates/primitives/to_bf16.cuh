@@ -1,8 +1,3 @@
-// bf16: the upper half of an fp32 (1 sign, 8 exponent, 7 fraction bits).
-struct bf16 { unsigned short bits; };
-
-__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
-
 // Rounded to nearest, ties to even; a NaN stays a NaN.
 __device__ __forceinline__ bf16 to_bf16(float x) {
     const unsigned bits = __float_as_uint(x);

@@ -1,0 +1,169 @@
+"""Properties of the emitted files: current, deterministic, self-contained, compiled without spills."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen.device.cuda.compiler import compile_text, disassemble
+from attngen.device.emulated import EmulatedDevice
+from attngen.diagnostics import DiagnosticError
+from attngen.emit.emitter import emit
+from attngen.emit.kernel_source import KernelSource
+from attngen.emit.manifest import from_manifest, to_manifest
+from attngen.inspect.ladder import files
+from attngen.language import load_text
+from attngen.plan import ARCHES, choose
+from attngen.reference.compare import truth
+from attngen.reference.problems import Shape, sample
+from tests.conftest import ROOT
+from tests.problems import SPECS, emitted, run, shipped
+
+GENERATED = sorted((ROOT / "generated").glob("*.json"))
+
+
+def committed(manifest: Path) -> KernelSource:
+    return from_manifest(manifest.read_text(), manifest.with_suffix(".cu").read_text())
+
+
+def test_generated_is_current() -> None:
+    """`python -m attngen.inspect.ladder` rewrites it."""
+    wanted = files()
+    assert {p.name for p in (ROOT / "generated").iterdir()} == set(wanted)
+    for name, text in wanted.items():
+        assert (ROOT / "generated" / name).read_text() == text, name
+
+
+@pytest.mark.parametrize("manifest", GENERATED, ids=lambda p: p.stem)
+def test_generated_files_compile_without_spills(manifest: Path) -> None:
+    source = committed(manifest)
+    found = compile_text(source).resources()
+    assert {r.entry for r in found} == {e.name for e in source.entry_points}
+    for resources in found:
+        assert (resources.spill_store_bytes, resources.spill_load_bytes) == (0, 0), resources
+        entry = next(e for e in source.entry_points if e.name == resources.entry)
+        threads = entry.block[0] * entry.block[1] * entry.block[2]
+        assert resources.registers * threads <= ARCHES[source.arch].registers_per_sm
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
+def test_the_fused_kernel_uses_tensor_cores_and_wide_loads(arch: str) -> None:
+    sass = disassemble(compile_text(emitted(shipped("llama_gqa"), "fused", arch)).code)
+    assert len(re.findall(r"\bHMMA\.16816\.F32\.BF16\b", sass)) >= 64
+    assert len(re.findall(r"\bLDGSTS\.E\.(?:BYPASS\.)?(?:LTC128B\.)?128\b", sass)) >= 4
+    assert len(re.findall(r"\bLDSM\.16\.M(?:T)?88\.4\b", sass)) >= 8
+
+
+@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
+@pytest.mark.parametrize("name", SPECS)
+def test_every_spec_compiles_for_every_architecture(name: str, rung: str) -> None:
+    """With the spec's own dtype, on the oldest and the newest architecture."""
+    for arch in ("sm_75", "sm_120a"):
+        try:
+            source = emitted(shipped(name), rung, arch)
+        except DiagnosticError as error:
+            assert "help: " in str(error)  # noqa: PT017
+            continue
+        assert compile_text(source).code
+
+
+@pytest.mark.parametrize("name", ["gpt2", "packed_documents", "gpt_oss_sinks"])
+@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
+def test_the_text_is_self_contained_and_says_nothing_of_its_maker(name: str, rung: str) -> None:
+    text = emitted(shipped(name), rung).text
+    assert "#include" not in text
+    assert str(ROOT) not in text
+    assert not re.search(r"\b20\d\d-\d\d-\d\d\b", text)
+    assert not re.search(r"[ \t]+$", text, re.M)
+    assert "\n\n\n" not in text
+    assert max(map(len, text.splitlines())) <= 128
+
+
+@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
+def test_primitives_that_are_not_used_are_not_there(rung: str) -> None:
+    """Every device function is called, every constant is read."""
+    for name in SPECS:
+        text = emitted(shipped(name), rung).text
+        code = re.sub(r"//[^\n]*", "", text)
+        for function in re.findall(r"__device__ __forceinline__ [\w: ]+?[ *](\w+)\(", code):
+            assert len(re.findall(rf"\b{function}\b", code)) >= 2, (name, function)
+        for constant in re.findall(r"constexpr \w+ (\w+) =", code):
+            assert len(re.findall(rf"\b{constant}\b", code)) >= 2, (name, constant)
+
+
+def test_a_manifest_round_trips() -> None:
+    for name in SPECS:
+        source = emitted(shipped(name), "fused")
+        manifest = to_manifest(source)
+        assert from_manifest(manifest, source.text) == source
+        assert to_manifest(from_manifest(manifest, source.text)) == manifest
+
+
+def test_a_manifest_of_another_version_is_refused() -> None:
+    source = emitted(shipped("gpt2"), "naive")
+    document = json.loads(to_manifest(source)) | {"version": 99}
+    with pytest.raises(ValueError, match="99"):
+        from_manifest(json.dumps(document), source.text)
+
+
+# Names of generated code, of CUDA and of C's library, given to inputs, params, dimensions and definitions.
+UNFORTUNATE = """
+    lse O Q K V P S tile stage row_max row_sum smem threadIdx blockIdx warp lane INF THREADS BLOCK_Q BLOCK_KV mask score in t0
+    captured q_idx kv_idx softmax_scale alpha fp16 bf16 float2 half uint4 size_t NULL M_PI INFINITY expf assert printf kernel
+    cp_async_16 load_tile min_k q_stride_b to_float ids_at stream out memory emulator
+"""
+
+
+@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
+def test_names_of_users_never_meet_those_of_generated_code(rung: str) -> None:
+    for name in UNFORTUNATE.split():
+        text = f"""attention {name} {{ dtype fp16 head_dim 16
+            input {name}: int32[batch, kv_len] input {name}2: fp32[own_{name}]
+            param {name}3: int = 3
+            def {name}4({name}5) = {name}5 * 2
+            mask {name}[b, q] == {name}[b, k] and q - k < {name}4({name}3)
+            score s + {name}2[{name}3 - 3] }}"""
+        try:
+            (spec,) = load_text(text)
+        except DiagnosticError as error:
+            assert "cannot be used" in str(error), (name, str(error))  # noqa: PT017
+            continue
+        compile_text(emit(spec, choose(spec, ARCHES["sm_80"], rung)))
+
+
+@pytest.mark.parametrize("other", ["ids_at", "ids_stride_0", "ids_k_min", "ids_q_max_stride_0"])
+def test_a_name_that_generated_code_derives_from_another_is_refused(other: str) -> None:
+    with pytest.raises(DiagnosticError, match=f"`{other}` is taken"):
+        load_text(f"""attention twins {{ dtype fp16 head_dim 16 input ids: int32[batch, kv_len] input {other}: fp32[heads]
+            mask ids[b, q] == ids[b, k] score s + {other}[h] }}""")
+
+
+@pytest.mark.parametrize("window", [-(2**30), -1, 0, 7, 2**30])
+def test_bounds_beyond_32_bits_are_kept_within_the_keys(window: int) -> None:
+    spec = attngen.define(head_dim=16, mask="q - k < 3 * n and k - q < 5 * n", params={"n": "int"})
+    problem = sample(spec, Shape(batch=1, q_heads=1, kv_heads=1, q_len=70, kv_len=70), 0)
+    assert run(spec, "fused", problem, truth(spec, problem, {"n": window}), n=window).passed
+
+
+def test_emulated_and_cuda_text_are_one() -> None:
+    """The emulated device compiles the emitted text itself: a device of its own makes no other."""
+    source = emitted(shipped("gpt2"), "fused")
+    assert EmulatedDevice().compile(source).source is source
+
+
+def test_literals_compile_as_they_are_meant() -> None:
+    (spec,) = load_text("attention e { dtype fp32 head_dim 8 score s * 1e-40 + 3e38 - 16777217.0 + 30.0 mask q > -2147483648 }")
+    text = emitted_text(spec)
+    assert "30.0f" in text
+    assert compile_text(emit(spec, choose(spec, ARCHES["sm_80"], "naive"))).code
+    problem = sample(spec, Shape(q_len=5, kv_len=5), 0)
+    assert np.isfinite(truth(spec, problem).reference.output).all()
+
+
+def emitted_text(spec) -> str:
+    return emit(spec, choose(spec, ARCHES["sm_80"], "naive")).text
