@@ -40,7 +40,7 @@ CPU = Location("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ArrayView:
-    """One array: `strides` count elements. `owner` keeps the memory alive."""
+    """One array: `strides` count elements. `owner` keeps the memory alive; `writable` says whether its library lets us write."""
 
     name: str
     pointer: int
@@ -49,6 +49,7 @@ class ArrayView:
     dtype: DType
     location: Location
     owner: Any
+    writable: bool = True
 
 
 _BY_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values()}
@@ -95,7 +96,7 @@ def _of_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
     if any(step % array.itemsize for step in array.strides):
         raise ArgumentError(f"`{name}` has strides of {array.strides} bytes, not whole elements; pass a copy")
     strides = tuple(step // array.itemsize for step in array.strides)
-    return ArrayView(name, array.ctypes.data, array.shape, strides, dtype, CPU, array)
+    return ArrayView(name, array.ctypes.data, array.shape, strides, dtype, CPU, array, array.flags.writeable)
 
 
 def _of_cuda_interface(array: Any, name: str) -> ArrayView:
@@ -109,7 +110,8 @@ def _of_cuda_interface(array: Any, name: str) -> ArrayView:
     strides = contiguous_strides(shape) if steps is None else tuple(step // element.itemsize for step in steps)
     device = getattr(array, "device", None)
     ordinal = int(getattr(device, "id", 0) or 0)
-    return ArrayView(name, interface["data"][0], shape, strides, dtype, Location("cuda", ordinal), array)
+    pointer, read_only = interface["data"]
+    return ArrayView(name, pointer, shape, strides, dtype, Location("cuda", ordinal), array, not read_only)
 
 
 # DLPack (dlpack.h, version 0): a capsule "dltensor" holding a DLManagedTensor whose first member is a DLTensor.

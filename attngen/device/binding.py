@@ -45,10 +45,10 @@ def measure(source: KernelSource, arrays: Mapping[str, ArrayView]) -> dict[str, 
             if size != wanted and not (size == 1 and isinstance(extent, str) and _broadcasts(spec)):
                 raise ArgumentError(_wrong_size(spec, array, axis, extent, wanted, origin))
     _check_heads(sizes)
-    locations = {array.location: array.name for _, array in given}
-    if len(locations) > 1:
-        (first, one), (second, other), *_ = locations.items()
-        raise ArgumentError(f"`{one}` is on {first} and `{other}` on {second}; move them to one place")
+    q = arrays["Q"]
+    for _, array in given:
+        if array.location != q.location:
+            raise ArgumentError(f"`q` is on {q.location} and `{array.name}` on {array.location}; move them to one place")
     for spec, array in given:
         _check_layout(spec, array)
     sizes.setdefault("q_heads", arrays["Q"].shape[1])  # head counts that the spec fixes are numbers in the shapes
@@ -105,6 +105,8 @@ def _check_layout(spec: TensorSpec, array: ArrayView) -> None:
                 f"`{array.name}` has stride {stride} in dimension {axis}, {stride * array.dtype.bytes} bytes; this kernel's "
                 f"copies need a multiple of {align} bytes. Pass a contiguous copy, or use kernel tiled"
             )
+    if spec.role == "output" and not array.writable:
+        raise ArgumentError(f"`{array.name}` is read-only and cannot be written. Pass a copy")
     if spec.role == "output" and any(n > 1 and s == 0 for n, s in zip(array.shape, array.strides, strict=True)):
         raise ArgumentError(f"`{array.name}` is an expanded view: its elements share memory and cannot be written. Pass a copy")
 

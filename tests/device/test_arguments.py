@@ -1,0 +1,220 @@
+"""What a call with wrong arrays is told: the argument, what it is, what was expected."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen import ArgumentError
+from attngen.device.arrays import ArgumentTypeError, view
+from attngen.spec.obligations import ObligationError
+
+RNG = np.random.default_rng(0)
+
+
+def randn(*shape: int, dtype=np.float16) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+@pytest.fixture(scope="module")
+def kernel() -> attngen.CompiledAttention:
+    spec = attngen.define(
+        head_dim=16,
+        heads=(4, 2),
+        mask="causal and q - k < window",
+        score="s + slopes[h]",
+        inputs={"slopes": ("fp32", ("heads",))},
+        params={"window": ("int", 9)},
+        kernel="fused",
+    )
+    return attngen.compile(spec, device="emulated")
+
+
+def arguments(**changed):
+    given = {
+        "q": randn(2, 4, 30, 16),
+        "k": randn(2, 2, 30, 16),
+        "v": randn(2, 2, 30, 16),
+        "slopes": np.zeros(4, np.float32),
+    }
+    return {name: value for name, value in (given | changed).items() if value is not None}
+
+
+def shifted(array: np.ndarray, by: int) -> np.ndarray:
+    """A copy that starts `by` bytes after a multiple of 16."""
+    memory = np.zeros(array.nbytes + 32, np.uint8)
+    start = -memory.ctypes.data % 16 + by
+    result = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    result[...] = array
+    return result
+
+
+WRONG = {
+    "rank": ({"q": randn(4, 30, 16)}, ["`q` has 3 dimensions", "expected 4", "[batch, 4, q_len, 16]"]),
+    "dtype": ({"k": randn(2, 2, 30, 16, dtype=np.float32)}, ["`k` has elements of fp32", "expected fp16"]),
+    "unknown dtype": ({"k": np.zeros((2, 2, 30, 16), np.complex64)}, ["`k` has elements of complex64"]),
+    "no array": ({"v": [1, 2, 3]}, ["`v` is a list", "expected an array"]),
+    "batch": ({"k": randn(3, 2, 30, 16)}, ["`k` is [3, 2, 30, 16]", "dimension 0 is 3", "batch = 2 as in `q`"]),
+    "kv_len": ({"v": randn(2, 2, 31, 16)}, ["`v`", "dimension 2 is 31", "kv_len = 30 as in `k`"]),
+    "head size": ({"q": randn(2, 4, 30, 24)}, ["`q`", "dimension 3 is 24", "16"]),
+    "heads": ({"q": randn(2, 8, 30, 16)}, ["`q`", "dimension 1 is 8", "4"]),
+    "input shape": ({"slopes": np.zeros(3, np.float32)}, ["`slopes` is [3]", "4"]),
+    "missing input": ({"slopes": None}, ["input `slopes` was not given", "slopes="]),
+    "unknown input": ({"slops": np.zeros(4, np.float32)}, ["no input or param `slops`", "did you mean `slopes`?"]),
+    "param type": ({"window": 2.5}, ["param `window` is 2.5", "an int"]),
+    "param truth value": ({"window": True}, ["param `window` is True"]),
+    "param range": ({"window": 2**31}, ["at most 1073741824"]),
+    "out shape": ({"out": randn(2, 4, 30, 24)}, ["`out`", "dimension 3 is 24"]),
+    "out dtype": ({"out": randn(2, 4, 30, 16, dtype=np.float32)}, ["`out` has elements of fp32"]),
+    "lse not asked": ({"lse": np.zeros((2, 4, 30), np.float32)}, ["`lse` was given", "output lse"]),
+    "last stride": ({"q": randn(2, 4, 30, 32)[..., ::2]}, ["`q` has stride 2 in its last dimension", "contiguous copy"]),
+    "row alignment": ({"q": randn(2, 4, 30, 17)[..., :16]}, ["`q` has stride 510 in dimension 1", "multiple of 16 bytes"]),
+    "address": ({"q": shifted(randn(2, 4, 30, 16), 2)}, ["`q` starts at an address", "16 bytes"]),
+    "expanded out": ({"out": np.broadcast_to(randn(1, 1, 1, 16), (2, 4, 30, 16))}, ["`out`"]),
+    "part of an element": (
+        {"slopes": np.ndarray((4,), np.float32, np.zeros(40, np.uint8), strides=(6,))},
+        ["`slopes` has strides", "whole elements"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_are_named(kernel, case: str) -> None:
+    changed, expected = WRONG[case]
+    given = arguments(**changed)
+    with pytest.raises(ArgumentError) as caught:
+        kernel(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+    for text in expected:
+        assert text in str(caught.value)
+
+
+def test_types_are_type_errors_too(kernel) -> None:
+    given = arguments(k=randn(2, 2, 30, 16, dtype=np.float32))
+    with pytest.raises(TypeError):
+        kernel(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+    assert issubclass(ArgumentTypeError, ArgumentError)
+
+
+def test_a_read_only_output_is_refused(kernel) -> None:
+    out = randn(2, 4, 30, 16)
+    out.flags.writeable = False
+    given = arguments(out=out)
+    with pytest.raises(ArgumentError, match="`out` is read-only"):
+        kernel(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+
+
+@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
+def test_any_strides_that_a_rung_takes_give_the_same_result(rung: str) -> None:
+    kernel = attngen.compile(attngen.define(head_dim=16, mask="causal"), kernel=rung, device="emulated")
+    packed = randn(2, 20, 3, 4, 16)
+    q, k, v = (packed[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    k = np.broadcast_to(k[:, :1], (2, 4, 20, 16))
+    expected = kernel(*(np.ascontiguousarray(x) for x in (q, k, v)))
+    out = np.zeros((2, 20, 4, 16), np.float16).transpose(0, 2, 1, 3)
+    kernel(q, k, v, out=out)
+    assert np.array_equal(out, expected)
+    if rung != "fused":
+        reversed_keys = kernel(q, k[:, :, ::-1], v[:, :, ::-1])
+        assert np.array_equal(
+            reversed_keys[:, :, -1], kernel(q, np.ascontiguousarray(k[:, :, ::-1]), v[:, :, ::-1].copy())[:, :, -1]
+        )
+
+
+@pytest.mark.parametrize(("q_len", "kv_len", "batch"), [(0, 5, 1), (5, 0, 1), (5, 5, 0)])
+@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
+def test_nothing_in_gives_nothing_or_zero(rung: str, q_len: int, kv_len: int, batch: int) -> None:
+    kernel = attngen.compile(attngen.define(head_dim=16, lse=True), kernel=rung, device="emulated")
+    output, lse = kernel(randn(batch, 2, q_len, 16), randn(batch, 1, kv_len, 16), randn(batch, 1, kv_len, 16))
+    assert output.shape == (batch, 2, q_len, 16)
+    assert not output.any()
+    assert (lse == -np.inf).all()
+
+
+def test_an_index_beyond_a_captured_tensor_is_refused_before_anything_runs() -> None:
+    spec = attngen.define(head_dim=16, score="s + bias[q]", inputs={"bias": ("fp32", ("own",))})
+    kernel = attngen.compile(spec, device="emulated")
+    q = randn(1, 1, 30, 16)
+    kernel(q, q, q, bias=np.zeros(30, np.float32))
+    with pytest.raises(ObligationError, match=r"index 0 of `bias` can be 0 to 29.*20 elements"):
+        kernel(q, q, q, bias=np.zeros(20, np.float32))
+
+
+def test_a_param_that_may_divide_by_zero_is_refused() -> None:
+    kernel = attngen.compile(attngen.define(head_dim=16, mask="(q - k) % n == 0", params={"n": "int"}), device="emulated")
+    q = randn(1, 1, 8, 16)
+    kernel(q, q, q, n=2)
+    with pytest.raises(ObligationError, match="divisor"):
+        kernel(q, q, q, n=0)
+    with pytest.raises(ArgumentError, match="has no default and was not given"):
+        kernel(q, q, q)
+
+
+class DLPackOnly:
+    """An array that speaks nothing but DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **kwargs):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_dlpack_is_read_in_place() -> None:
+    array = randn(3, 4, 5).transpose(1, 0, 2)
+    seen = view(DLPackOnly(array), "x")
+    assert (seen.pointer, seen.shape, seen.strides, seen.dtype.name) == (array.ctypes.data, (4, 3, 5), (5, 20, 1), "fp16")
+
+
+def test_torch_tensors_are_read_in_place() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.randn(2, 3, 4, dtype=torch.bfloat16).transpose(0, 1)
+    seen = view(tensor, "x")
+    assert (seen.pointer, seen.shape, seen.strides, seen.dtype.name) == (tensor.data_ptr(), (3, 2, 4), (4, 12, 1), "bf16")
+    kernel = attngen.compile(attngen.define(dtype="bf16", head_dim=16), device="emulated")
+    q = torch.randn(1, 2, 9, 16, dtype=torch.bfloat16)
+    result = kernel(q, q, q)
+    assert isinstance(result, torch.Tensor)
+    assert result.dtype == torch.bfloat16
+    with pytest.raises(ArgumentError, match="requires grad"):
+        kernel(q.requires_grad_(), q, q)
+
+
+def test_arrays_in_different_places_are_refused(kernel) -> None:
+    class OnGpu:
+        def __init__(self, array: np.ndarray) -> None:
+            interface = array.__array_interface__
+            self.keep = array
+            self.__cuda_array_interface__ = {key: interface[key] for key in ("shape", "typestr", "data", "strides")} | {
+                "version": 3
+            }
+
+    given = arguments(k=OnGpu(randn(2, 2, 30, 16)))
+    with pytest.raises(ArgumentError, match=r"`q` is on cpu and `k` on cuda:0"):
+        kernel(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+    on_gpu = {name: OnGpu(array) for name, array in arguments().items()}
+    with pytest.raises(ArgumentError, match=r"compiled for the emulated device"):
+        kernel(on_gpu.pop("q"), on_gpu.pop("k"), on_gpu.pop("v"), **on_gpu)
+
+
+def test_pointers_are_64_bit() -> None:
+    """Strides reach the kernel as long long: two rows 3 GB apart, backed by one page each."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    size = 3 * 2**32
+    address = libc.mmap(None, size, 3, 0x4022, -1, 0)  # private, anonymous, no reserve
+    if address in (None, ctypes.c_void_p(-1).value):
+        pytest.skip("this machine lends no 12 GB of addresses")
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)).view(np.float16)
+    k = np.lib.stride_tricks.as_strided(memory, (1, 1, 2, 16), (0, 0, size // 2, 2))
+    k[...] = randn(1, 1, 2, 16)
+    q = randn(1, 1, 3, 16)
+    for rung in ("naive", "tiled", "fused"):
+        kernel = attngen.compile(attngen.define(head_dim=16), kernel=rung, device="emulated")
+        assert np.array_equal(kernel(q, k, k), kernel(q, k.copy(), k.copy()))

@@ -1,0 +1,51 @@
+"""What the documents show is what happens."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from attngen.diagnostics import DiagnosticError
+from attngen.language import load_source, load_text
+from attngen.source import SourceFile
+from attngen.spec.operators import FUNCTIONS
+from tests.conftest import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.stem}-{i}")
+    for page in PAGES
+    for i, block in enumerate(re.findall(r"^```\n(.*?)^```", page.read_text(), re.M | re.S))
+    if re.search(r"^attention \w+ \{", block, re.M)
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_specs_in_documents_are_right(block: str) -> None:
+    assert load_text(block)
+
+
+def test_readme_shows_the_diagnostic_that_a_user_sees() -> None:
+    page = (ROOT / "README.md").read_text()
+    shown = re.search(r"^```\n(error\[.*?)^```", page, re.M | re.S)
+    spec = re.search(r"^```\n(attention mine .*?)^```", page, re.M | re.S)
+    assert shown is not None
+    assert spec is not None
+    with pytest.raises(DiagnosticError) as caught:
+        load_source(SourceFile("mine.attn", spec[1].replace("causal", "causl")))
+    assert str(caught.value) == shown[1]
+
+
+def test_the_language_page_names_every_function_and_definition() -> None:
+    from attngen.language.prelude import prelude
+
+    page = (ROOT / "docs" / "language.md").read_text()
+    for name in [*FUNCTIONS, *prelude()]:
+        assert re.search(rf"\b{name}\b", page), name
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), (page.name, target)
