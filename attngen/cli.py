@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -383,6 +385,12 @@ def explain(
         click.echo(explain_tiles(one.spec, plan, q_len, q_len if kv_len is None else kv_len, _params(given)))
 
 
+def _first_sentence(text: str) -> str:
+    """Of the comment that a shipped spec begins with."""
+    comment = " ".join(line.removeprefix("# ") for line in takewhile(lambda line: line.startswith("#"), text.splitlines()))
+    return re.split(r"(?<!et al)\. ", comment)[0].rstrip(".")
+
+
 @main.command("list", epilog=EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @guarded
@@ -399,7 +407,7 @@ def list_(as_json: bool) -> None:
         "functions": {n: TABLE[n].what for n in sorted(FUNCTIONS)},
         "schedules": {name: f"kernel {rung}" for name, rung, _, _ in SCHEDULES},
         "architectures": {a.name: a.what for a in ARCHES.values()},
-        "specs": {p.stem: p.read_text().splitlines()[0].removeprefix("# ") for p in sorted(spec_directory().glob("*.attn"))},
+        "specs": {p.stem: _first_sentence(p.read_text()) for p in sorted(spec_directory().glob("*.attn"))},
     }
     if as_json:
         click.echo(json.dumps(named, indent=2))

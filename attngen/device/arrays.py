@@ -40,7 +40,7 @@ CPU = Location("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ArrayView:
-    """One array: `strides` count elements. `owner` keeps the memory alive; `writable` says whether its library lets us write."""
+    """One array: `strides` count elements; `owner` keeps the memory alive; `writable` is what its library says."""
 
     name: str
     pointer: int

@@ -78,7 +78,7 @@ def _host_compiler() -> Finding:
         command = compiler()
     except DeviceError as error:
         return Finding("C++ compiler", False, str(error), needed, CURE)
-    return Finding("C++ compiler", True, f"{' '.join(command)}: {compiler_identity()}", needed)
+    return Finding("C++ compiler", True, f"{compiler_identity()}: {' '.join(command)}", needed)
 
 
 def _tool(name: str, needed: str, cure: str) -> Finding:

@@ -21,7 +21,7 @@ MAX_ATTENTIONS = 256
 def load_source(source: SourceFile) -> tuple[Loaded, ...]:
     """Every attention of a text. Raises DiagnosticError with the mistakes found."""
     items = parse(source)
-    scope = Scope(fallback=lambda n: prelude().get(n))
+    scope = Scope(prelude=prelude)
     seen: dict[str, Span] = {}
     for item in items:
         if item.kind == "define":

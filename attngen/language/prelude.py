@@ -22,7 +22,3 @@ def prelude() -> dict[str, Definition]:
         definitions[definition.name] = definition
     scope.names.update(definitions)
     return definitions
-
-
-def prelude_names() -> tuple[str, ...]:
-    return tuple(prelude())

@@ -143,7 +143,7 @@ class _Builder:
     def _text(self, keyword: str, written: str) -> Expr:
         source = SourceFile(f"<{keyword}>", f"def it = {written}")
         (node,) = parse(source)
-        scope = Scope(self.declared, fallback=lambda n: prelude().get(n))
+        scope = Scope(self.declared, prelude=prelude)
         return Resolver(self.globals).expression(node.children[-1], scope)
 
 

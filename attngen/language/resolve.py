@@ -43,19 +43,19 @@ Value = Expr | Input | Definition
 
 @dataclass(slots=True)
 class Scope:
-    """Names and what they stand for. A lookup goes outwards; `fallback` is asked last (the prelude)."""
+    """Names and what they stand for. A lookup goes outwards; `prelude` gives names that any others come before."""
 
     names: dict[str, Value] = field(default_factory=dict)
     outer: Scope | None = None
-    fallback: Callable[[str], Value | None] | None = None
+    prelude: Callable[[], Mapping[str, Definition]] | None = None
 
     def find(self, name: str) -> Value | None:
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names:
                 return scope.names[name]
-            if scope.fallback is not None and (found := scope.fallback(name)) is not None:
-                return found
+            if scope.prelude is not None and name in scope.prelude():
+                return scope.prelude()[name]
             scope = scope.outer
         return None
 
@@ -64,16 +64,17 @@ class Scope:
         scope: Scope | None = self
         while scope is not None:
             found = scope.names.get(name)
-            if not isinstance(found, Definition) and scope.fallback is not None:
-                found = scope.fallback(name)
+            if not isinstance(found, Definition) and scope.prelude is not None:
+                found = scope.prelude().get(name)
             if isinstance(found, Definition):
                 return found
             scope = scope.outer
         return self.find(name)
 
     def known(self) -> list[str]:
-        names = list(self.names)
-        return names + (self.outer.known() if self.outer else [])
+        """Every name that a lookup finds."""
+        own = [*self.names, *(self.prelude() if self.prelude else ())]
+        return own + (self.outer.known() if self.outer else [])
 
 
 @dataclass(slots=True)
@@ -156,9 +157,7 @@ class Resolver:
         return self.globals.get(name) if found is None else found
 
     def _unknown(self, name: str, span: Span, scope: Scope) -> Diagnostic:
-        from attngen.language.prelude import prelude_names
-
-        known = sorted({*scope.known(), *self.globals, *FUNCTIONS, *prelude_names()})
+        known = sorted({*scope.known(), *self.globals, *FUNCTIONS})
         near = get_close_matches(name, known, 1, 0.7)
         hint = f"did you mean `{near[0]}`?" if near else "no index, size, input, param or function has this name"
         help = f"write `{near[0]}`" if near else f"declare it: param {name}: int, or input {name}: fp32[heads]"

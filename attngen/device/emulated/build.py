@@ -95,7 +95,8 @@ def compiler() -> tuple[str, ...]:
 def compiler_identity() -> str:
     """What must match for a library to be used again: the compiler's version and the machine."""
     done = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=False)
-    return f"{done.stdout.splitlines()[:1]} {platform.machine()}"
+    version = done.stdout.splitlines()[0] if done.stdout else "unknown version"
+    return f"{version}, {platform.machine()}"
 
 
 @cache
