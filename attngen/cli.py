@@ -50,6 +50,8 @@ def reported() -> Iterator[None]:
     except DiagnosticError as error:
         click.echo(error.render(color=_color(sys.stderr)), err=True, nl=False)
         sys.exit(USAGE)
+    except BrokenPipeError:  # `| head` has read enough; click knows what to do
+        raise
     except OSError as error:
         click.echo(f"error: {error.strerror or error}: {error.filename or ''}", err=True)
         sys.exit(USAGE)

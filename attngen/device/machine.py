@@ -106,5 +106,5 @@ def _cache() -> Finding:
         directory = cache_directory(kind)
         sizes = [f.stat().st_size for f in directory.rglob("*") if f.is_file()] if directory.is_dir() else []
         parts.append(f"{kind} {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
-    where = cache_directory("").parent
+    where = cache_directory("cuda").parent
     return Finding("kernel cache", True, f"{where} ({'; '.join(parts)})", "starting fast; ATTNGEN_CACHE_DIR moves it")
