@@ -1,6 +1,6 @@
 """How long `attngen build` takes: the whole process, median of many.
 
-    python benchmarks/build_time.py [--rounds 15]
+python benchmarks/build_time.py [--rounds 15]
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def main() -> None:
         for spec in options.specs:
             seconds(spec, directory)
             times = [seconds(spec, directory) for _ in range(options.rounds)]
-            print(f"attngen build {spec}: median {median(times):.3f} s of {options.rounds}, {min(times):.3f} to {max(times):.3f}")
+            spread = f"{min(times):.3f} to {max(times):.3f}"
+            print(f"attngen build {spec}: median {median(times):.3f} s of {options.rounds}, {spread}")
 
 
 if __name__ == "__main__":
