@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any
 
 from attngen.device.arrays import CPU, ArgumentError, ArrayView, Location, empty_like_owner, view
-from attngen.device.binding import bind, check_params, measure, refuse_unknown, shapes_to_allocate
+from attngen.device.binding import Bound, bind, check_params, measure, refuse_unknown, shapes_to_allocate
 from attngen.device.protocol import Device, Kernel
 from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import KernelSource
@@ -58,7 +58,7 @@ class CompiledAttention:
         Raises ArgumentError (a ValueError) or ArgumentTypeError (also a TypeError) that names the argument at fault.
         """
         named = {**self.captures, **named}
-        spec, source = self.spec, self.source
+        spec = self.spec
         params = {p.name: (str(p.type), p.default) for p in spec.params}
         inputs = [i.name for i in spec.inputs]
         refuse_unknown(list(named), [*inputs, *params])
@@ -73,18 +73,22 @@ class CompiledAttention:
             if not spec.lse:
                 raise ArgumentError("`lse` was given, but the spec does not say `output lse`")
             arrays["lse"] = view(lse, "lse")
-        numbers = check_params(params, named)
-        sizes = measure(source, arrays)
-        self._check_place(arrays["Q"])
-        _check_indices(spec, sizes, numbers)
-        for name, shape in shapes_to_allocate(source, sizes).items():
-            if name not in arrays:
-                arrays[name] = self._allocate(name, shape, arrays["Q"])
-        bound = bind(source, arrays, sizes, numbers)
+        bound = self.bind(arrays, check_params(params, named))
         if bound.launches:
             self.kernel.launch(bound.launches, bound.memory, _stream(stream, arrays["Q"]))
         output = arrays["O"].owner
         return (output, arrays["lse"].owner) if spec.lse else output
+
+    def bind(self, arrays: dict[str, ArrayView], params: Mapping[str, int | float]) -> Bound:
+        """Check `arrays` (by the names of the source's tensors) and params, allocate into `arrays` what is not there, and
+        give the launches. Raises ArgumentError, ObligationError."""
+        sizes = measure(self.source, arrays)
+        self._check_place(arrays["Q"])
+        _check_indices(self.spec, sizes, params)
+        for name, shape in shapes_to_allocate(self.source, sizes).items():
+            if name not in arrays:
+                arrays[name] = self._allocate(name, shape, arrays["Q"])
+        return bind(self.source, arrays, sizes, params)
 
     def _check_place(self, q: ArrayView) -> None:
         wanted = "cuda" if self.device.name.startswith("cuda") else "cpu"

@@ -10,7 +10,10 @@ from importlib import metadata
 
 from attngen.cache_directory import cache_directory
 from attngen.device.choose import has_gpu
+from attngen.device.kernel_cache import KernelCache
 from attngen.device.protocol import DeviceError
+
+CACHE_KINDS = ("cuda", "emulated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +49,13 @@ def examine() -> tuple[Finding, ...]:
 
 
 def _nvrtc() -> Finding:
+    from attngen.device.cuda.compiler import nvrtc_version
+
     needed = "compiling for a GPU, and `show --stage ptx|sass`"
     try:
-        from cuda.bindings import nvrtc
-
-        _, major, minor = nvrtc.nvrtcVersion()
-    except Exception as error:  # the loader's own error where the library is absent
+        return Finding("NVRTC", True, nvrtc_version(), needed)
+    except DeviceError as error:
         return Finding("NVRTC", False, str(error).splitlines()[0], needed, "pip install 'nvidia-cuda-nvrtc>=13.0,<14'")
-    return Finding("NVRTC", True, f"{major}.{minor}", needed)
 
 
 def _gpu() -> Finding:
@@ -101,10 +103,9 @@ def _package(name: str, needed: str, cure: str) -> Finding:
 
 
 def _cache() -> Finding:
-    parts = []
-    for kind in ("cuda", "emulated"):
-        directory = cache_directory(kind)
-        sizes = [f.stat().st_size for f in directory.rglob("*") if f.is_file()] if directory.is_dir() else []
-        parts.append(f"{kind} {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
+    kinds = []
+    for kind in CACHE_KINDS:
+        entries = KernelCache(kind).entries()
+        kinds.append(f"{kind} {len(entries)} files, {sum(e.bytes for e in entries) / 2**20:.1f} MiB")
     where = cache_directory("cuda").parent
-    return Finding("kernel cache", True, f"{where} ({'; '.join(parts)})", "starting fast; ATTNGEN_CACHE_DIR moves it")
+    return Finding("kernel cache", True, f"{where} ({'; '.join(kinds)})", "starting fast; ATTNGEN_CACHE_DIR moves it")

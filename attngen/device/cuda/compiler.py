@@ -13,10 +13,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from attngen.cache_directory import cache_directory
+from attngen.device.kernel_cache import KernelCache, digest
 from attngen.device.protocol import CompilationError, DeviceError
 from attngen.emit.kernel_source import KernelSource
 
+CACHE = KernelCache("cuda")
 SASS_CURE = "pip install nvidia-cuda-nvdisasm, or put a CUDA toolkit's nvdisasm on the PATH"
 
 
@@ -76,28 +77,22 @@ def compile_text(source: KernelSource, target: str = "cubin") -> Compiled:
     return Compiled(code, text)
 
 
-def load_object(source: KernelSource) -> Any:
-    """A cuda.core ObjectCode with the cubin, from the cache on disk where it is there. Raises CompilationError."""
-    try:
-        from cuda.core import Program, ProgramOptions
-    except ImportError as error:
-        raise DeviceError(f"cuda-core cannot be imported ({error}); pip install attngen again") from error
-    options = ProgramOptions(name=f"{source.name}.cu", arch=source.arch)
-    try:
-        return Program(source.text, "c++", options=options).compile("cubin", cache=_cache())
-    except OSError as error:
-        raise DeviceError(
-            f"the kernel cache cannot be used ({error}); set ATTNGEN_CACHE_DIR to a directory that can be written"
-        ) from error
-    except Exception as error:
-        raise CompilationError(f"NVRTC could not compile {source.name} for {source.arch}", str(error)) from error
+def cubin(source: KernelSource) -> bytes:
+    """The cubin of `source`, from the cache on disk where it is there. Needs no driver. Raises CompilationError."""
+    key = digest(source.text, source.arch, nvrtc_version())
+    return CACHE.data(f"{source.name}-{source.arch}-{key}.cubin", lambda: compile_text(source).code)
 
 
 @lru_cache(maxsize=1)
-def _cache() -> Any:
-    from cuda.core.utils import FileStreamProgramCache
+def nvrtc_version() -> str:
+    """As in "13.0"; another version makes other cubins. Raises DeviceError where NVRTC cannot be loaded."""
+    try:
+        from cuda.bindings import nvrtc
 
-    return FileStreamProgramCache(cache_directory("cuda"))
+        _, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # the loader's own error where the library is absent
+        raise DeviceError(f"NVRTC cannot be loaded ({error}); pip install 'nvidia-cuda-nvrtc>=13.0,<14'") from error
+    return f"{major}.{minor}"
 
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
-from attngen.device.cuda.compiler import load_object
+from attngen.device.cuda.compiler import cubin
+from attngen.device.cuda.launcher import Repeated, pack
 from attngen.device.protocol import DeviceError, Launch, Memory
 from attngen.emit.kernel_source import KernelSource
 
@@ -33,27 +34,23 @@ class CudaKernel:
 
         Raises DeviceError where the driver refuses.
         """
-        from cuda.core import LEGACY_DEFAULT_STREAM, LaunchConfig, Stream, launch
-
         self.device.set_current()
-        place = Stream.from_handle(stream) if stream else LEGACY_DEFAULT_STREAM
-        for one in launches:
-            config = LaunchConfig(grid=one.grid, block=one.entry.block, shmem_size=one.entry.shared_bytes)
-            launch(place, config, self._entry(one), *map(_argument, one.arguments))
+        self.repeat(launches, ())((), stream or 0)
+
+    def repeat(self, launches: tuple[Launch, ...], order: tuple[str, ...]) -> Repeated:
+        """`launches`, to be repeated with other addresses of the tensors that `order` names."""
+        return Repeated(tuple(pack(self._entry(one), one, order) for one in launches), self.device)
 
     def _entry(self, one: Launch) -> Any:
         name = one.entry.name
         if name not in self._entries:
+            from cuda.bindings import driver
+
             kernel = self.code.get_kernel(name)
             if one.entry.shared_bytes > STATIC_SHARED_LIMIT:
                 _allow_shared(kernel, one.entry.shared_bytes, self.device.device_id)
-            self._entries[name] = kernel
+            self._entries[name] = driver.CUfunction(int(kernel.handle))  # a CUkernel serves in the context that is current
         return self._entries[name]
-
-
-def _argument(value: Any) -> Any:
-    """Addresses as integers, which cuda.core passes in 64 bits; every other scalar as it is."""
-    return value.value or 0 if isinstance(value, ctypes.c_void_p) else value
 
 
 def _allow_shared(kernel: Any, size: int, ordinal: int) -> None:
@@ -83,10 +80,15 @@ class CudaDevice:
         self.name = f"cuda:{ordinal}"
         self.description: str = self._device.name
         self._kernels: dict[KernelSource, CudaKernel] = {}
+        self._lock = Lock()
 
     def compile(self, source: KernelSource) -> CudaKernel:
         """The kernel of `source`, compiled or taken from the cache. Raises CompilationError."""
-        if source not in self._kernels:
-            self._device.set_current()
-            self._kernels[source] = CudaKernel(source, self._device, load_object(source))
-        return self._kernels[source]
+        with self._lock:
+            if source not in self._kernels:
+                from cuda.core import ObjectCode
+
+                self._device.set_current()
+                code = ObjectCode.from_cubin(cubin(source), name=source.name)
+                self._kernels[source] = CudaKernel(source, self._device, code)
+            return self._kernels[source]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -13,8 +12,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from attngen.cache_directory import cache_directory
 from attngen.device.emulated.translate import RUNTIME, meanings
+from attngen.device.kernel_cache import KernelCache, digest
 from attngen.device.protocol import CompilationError, DeviceError
 
 CURE = "install g++ (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or pip install ziglang"
@@ -24,51 +23,38 @@ FAST = ("-O2",)
 CHECKED = ("-O1", "-fsanitize=thread", "-fno-tree-sra")
 
 
+CACHE = KernelCache("emulated")
+
+
 def build_library(text: str, name: str, checked: bool) -> Path:
     """The library of a translated kernel: taken from the cache, or compiled. Raises CompilationError, DeviceError."""
     flags = (*COMMON, *(CHECKED if checked else FAST))
-    key = _digest(text, *flags, runtime_digest(), compiler_identity())
-    return _cached(f"{name}-{key}.so", lambda out: _link(text, name, flags, out))
+    key = digest(text, *flags, runtimedigest(), compiler_identity())
+    return CACHE.file(f"{name}-{key}.so", lambda: _link(text, name, flags))
 
 
-def _link(text: str, name: str, flags: tuple[str, ...], out: Path) -> None:
+def _link(text: str, name: str, flags: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory() as work:
-        kernel = Path(work) / f"{name}.cpp"
+        kernel, compiled, library = (Path(work) / f for f in (f"{name}.cpp", "kernel.o", "kernel.so"))
         kernel.write_text(text)
         objects = [_object(f) for f in ("scheduler.cpp", "memory.cpp")]
-        compiled = Path(work) / "kernel.o"
         _run([*flags, "-c", str(kernel), "-o", str(compiled)], name)
-        _run(["-shared", str(compiled), *map(str, objects), "-o", str(out)], name)
+        _run(["-shared", str(compiled), *map(str, objects), "-o", str(library)], name)
+        return library.read_bytes()
 
 
 def _object(file: str) -> Path:
     """One file of the runtime, compiled once."""
     flags = (*COMMON, *FAST)
-    key = _digest(file, *flags, runtime_digest(), compiler_identity())
-    return _cached(f"{file}-{key}.o", lambda out: _run([*flags, "-c", str(RUNTIME / file), "-o", str(out)], file))
+    key = digest(file, *flags, runtimedigest(), compiler_identity())
+    return CACHE.file(f"{file}-{key}.o", lambda: _compile_runtime(file, flags))
 
 
-def _cached(name: str, make: object) -> Path:
-    """The file `name` of the cache; made under another name and moved into place, so that it is whole or absent."""
-    assert callable(make)
-    directory = cache_directory("emulated")
-    final = directory / name
-    if final.is_file():
-        return final
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=directory, suffix=final.suffix)
-        os.close(handle)
-    except OSError as error:
-        raise DeviceError(
-            f"the kernel cache {directory} cannot be written ({error}); set ATTNGEN_CACHE_DIR to a directory that can"
-        ) from error
-    try:
-        make(Path(temporary))
-        os.replace(temporary, final)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    return final
+def _compile_runtime(file: str, flags: tuple[str, ...]) -> bytes:
+    with tempfile.TemporaryDirectory() as work:
+        compiled = Path(work) / "runtime.o"
+        _run([*flags, "-c", str(RUNTIME / file), "-o", str(compiled)], file)
+        return compiled.read_bytes()
 
 
 def _run(arguments: list[str], name: str) -> None:
@@ -100,13 +86,9 @@ def compiler_identity() -> str:
 
 
 @cache
-def runtime_digest() -> str:
+def runtimedigest() -> str:
     files = [*sorted(RUNTIME.iterdir()), *meanings()]
-    return _digest(*(f.read_text() for f in files if f.is_file()))
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    return digest(*(f.read_text() for f in files if f.is_file()))
 
 
 def line_of(library: Path, offset: int, file: str) -> int:

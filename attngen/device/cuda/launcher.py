@@ -1,0 +1,113 @@
+"""Launching with little host time: everything of a call but its addresses is packed once, and repeated as bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attngen.device.protocol import DeviceError, Launch
+
+_FORMATS = {ctypes.c_void_p: "P", ctypes.c_longlong: "q", ctypes.c_int: "i", ctypes.c_float: "f", ctypes.c_bool: "?"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One launch: `template` holds its packed parameters, `slots` where addresses go: (offset, which address)."""
+
+    function: Any
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    template: bytes
+    offsets: tuple[int, ...]
+    slots: tuple[tuple[int, int], ...]
+
+
+def pack(function: Any, launch: Launch, order: Sequence[str]) -> Step:
+    """`launch` as a Step. `order` names the tensors whose addresses `Repeated` is called with; the others keep theirs.
+
+    Parameters lie at multiples of their own size, as the CUDA ABI lays them out.
+    """
+    buffer = bytearray()
+    offsets, slots = [], []
+    for parameter, value in zip(launch.entry.parameters, launch.arguments, strict=True):
+        size = ctypes.sizeof(value)
+        buffer += bytes(-len(buffer) % size)
+        offsets.append(len(buffer))
+        if parameter.binding == "data" and parameter.of in order:
+            slots.append((len(buffer), order.index(parameter.of)))
+        buffer += struct.pack(_FORMATS[type(value)], value.value or 0)
+    entry = launch.entry
+    return Step(function, launch.grid, entry.block, entry.shared_bytes, bytes(buffer), tuple(offsets), tuple(slots))
+
+
+class _Buffers:
+    """One thread's parameter memory for one step. The driver copies it before a launch returns."""
+
+    __slots__ = ("_arguments", "_bytes", "_keep", "address")
+
+    def __init__(self, step: Step) -> None:
+        memory = (ctypes.c_uint64 * (-(-len(step.template) // 8)))()  # uint64: aligned for every parameter
+        start = ctypes.addressof(memory)
+        self._arguments = (ctypes.c_void_p * len(step.offsets))(*(start + o for o in step.offsets))
+        self._bytes = memoryview(memory).cast("B")
+        self._bytes[: len(step.template)] = step.template
+        self._keep = memory
+        self.address = ctypes.addressof(self._arguments)
+
+    def fill(self, slots: tuple[tuple[int, int], ...], addresses: Sequence[int]) -> None:
+        for offset, which in slots:
+            _ADDRESS.pack_into(self._bytes, offset, addresses[which])
+
+
+_ADDRESS = struct.Struct("P")
+
+
+class Repeated:
+    """The launches of one call signature, repeated with other addresses. Safe from several threads."""
+
+    def __init__(self, steps: tuple[Step, ...], device: Any) -> None:
+        self._steps = steps
+        self._device = device
+        self._threads = threading.local()
+
+    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+        """Launch on the driver stream `stream`, whose context must be current. Raises DeviceError where the driver refuses."""
+        try:
+            buffers = self._threads.buffers
+        except AttributeError:
+            self._device.set_current()  # a thread that has not used the GPU yet
+            buffers = self._threads.buffers = tuple(_Buffers(s) for s in self._steps)
+        place = _stream(stream)
+        for step, memory in zip(self._steps, buffers, strict=True):
+            memory.fill(step.slots, addresses)
+            gx, gy, gz = step.grid
+            bx, by, bz = step.block
+            (status,) = _launch(step.function, gx, gy, gz, bx, by, bz, step.shared_bytes, place, memory.address, 0)
+            if status:
+                raise DeviceError(f"the driver refused a launch of {gx} x {gy} x {gz} blocks: {status.name}")
+
+
+_streams: dict[int, Any] = {}
+
+
+def _stream(handle: int) -> Any:
+    found = _streams.get(handle)
+    if found is None:
+        from cuda.bindings import driver
+
+        found = _streams[handle] = driver.CUstream(handle)
+    return found
+
+
+def _launch(*arguments: Any) -> Any:
+    """`cuLaunchKernel`, bound at the first launch: importing the driver's bindings needs no GPU, but takes time."""
+    global _launch
+    from cuda.bindings import driver
+
+    _launch = driver.cuLaunchKernel
+    return _launch(*arguments)

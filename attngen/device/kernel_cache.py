@@ -1,0 +1,173 @@
+"""Compiled kernels on disk: cubins, and the libraries of the emulated device.
+
+An entry is whole or absent: it is written under another name, with a digest of itself at its end, and moved into place; what
+fails its digest is removed and made again. A cache that cannot be used costs time, never a result: a warning says so once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from attngen.cache_directory import cache_directory
+
+DIGEST_BYTES = 32  # SHA-256, after the last byte that a loader of ELF files looks at
+MOST_BYTES = 2**30  # of one kind; the entries that were not used for longest go first
+STALE_SECONDS = 3600.0  # a temporary file this old was left by a process that was killed
+TEMPORARY = ".writing-"
+
+
+class CacheWarning(UserWarning):
+    """The kernel cache cannot be read or written; kernels are compiled anew by every process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One compiled kernel on disk."""
+
+    name: str
+    bytes: int
+    used: float  # seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCache:
+    """The entries of one kind ("cuda" or "emulated"). Safe between threads and processes."""
+
+    kind: str
+
+    @property
+    def directory(self) -> Path:
+        return cache_directory(self.kind)
+
+    def data(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """The entry `name`; made, and kept, where it is not there or damaged."""
+        found = self._read(self.directory / name)
+        if found is None:
+            found = make()
+            self._write(name, found)
+        return found
+
+    def file(self, name: str, make: Callable[[], bytes]) -> Path:
+        """A file that holds the entry `name`, as a loader wants it: of this directory, or of a temporary one."""
+        path = self.directory / name
+        if self._read(path) is not None:
+            return path
+        made = make()
+        if self._write(name, made):
+            return path
+        elsewhere = Path(_temporary_directory().name) / name
+        elsewhere.write_bytes(made)
+        return elsewhere
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Every entry, the latest used first."""
+        found = [Entry(p.name, s.st_size, s.st_mtime) for p, s in self._files() if not p.name.startswith(TEMPORARY)]
+        return tuple(sorted(found, key=lambda e: -e.used))
+
+    def clear(self) -> int:
+        """Remove every entry; gives their number. Raises OSError where the directory cannot be written."""
+        removed = 0
+        for path, _ in self._files():
+            path.unlink(missing_ok=True)
+            removed += not path.name.startswith(TEMPORARY)
+        return removed
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        try:
+            paths = list(self.directory.iterdir())
+        except OSError:
+            return
+        for path in paths:
+            try:
+                yield path, path.stat()
+            except OSError:
+                continue  # another process removed it
+
+    def _read(self, path: Path) -> bytes | None:
+        try:
+            stored = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _warn(self.directory, error)
+            return None
+        data, digest = stored[:-DIGEST_BYTES], stored[-DIGEST_BYTES:]
+        if hashlib.sha256(data).digest() != digest:
+            self._remove(path)
+            return None
+        with suppress(OSError):  # where the directory is only read, nothing will be removed from it either
+            os.utime(path)
+        return data
+
+    def _remove(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            _warn(self.directory, error)
+
+    def _write(self, name: str, data: bytes) -> bool:
+        """Whether the entry is kept now."""
+        temporary: str | None = None
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._make_room(len(data))
+            handle, temporary = tempfile.mkstemp(dir=self.directory, prefix=TEMPORARY)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data + hashlib.sha256(data).digest())
+            os.replace(temporary, self.directory / name)
+        except OSError as error:
+            if temporary is not None:
+                self._remove(Path(temporary))
+            _warn(self.directory, error)
+            return False
+        return True
+
+    def _make_room(self, size: int) -> None:
+        """Remove what killed processes left, and the entries that were not used for longest."""
+        now = time.time()
+        kept: list[tuple[float, int, Path]] = []
+        for path, status in self._files():
+            if not path.name.startswith(TEMPORARY):
+                kept.append((status.st_mtime, status.st_size, path))
+            elif now - status.st_mtime > STALE_SECONDS:
+                self._remove(path)
+        total = size + sum(bytes for _, bytes, _ in kept)
+        for _, bytes, path in sorted(kept):
+            if total <= MOST_BYTES:
+                break
+            self._remove(path)
+            total -= bytes
+
+
+@cache
+def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    """For this process alone, where the cache cannot be written."""
+    return tempfile.TemporaryDirectory(prefix="attngen-")
+
+
+@cache
+def _warn_once(directory: Path, reason: str) -> None:
+    warnings.warn(
+        f"the kernel cache {directory} cannot be used ({reason}), so kernels are compiled anew by every process; set "
+        "ATTNGEN_CACHE_DIR to a directory that can be written",
+        CacheWarning,
+        stacklevel=2,
+    )
+
+
+def _warn(directory: Path, error: OSError) -> None:
+    _warn_once(directory, error.strerror or str(error))
+
+
+def digest(*parts: str) -> str:
+    """A name for an entry that is made of `parts`."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
