@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from os import PathLike
 from typing import Any
 
-from attngen.device.arrays import CPU, ArgumentError, ArrayView, Location, empty_like_owner, view
+from attngen.device.arrays import CPU, ArgumentError, ArrayView, empty_like_owner, view
 from attngen.device.binding import Bound, bind, check_params, measure, refuse_unknown, shapes_to_allocate
 from attngen.device.protocol import Device, Kernel
 from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import KernelSource
 from attngen.plan import Plan, choose, find_arch
 from attngen.plan.arch import Arch
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import RUNGS, AttentionSpec
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES
 
@@ -196,15 +196,13 @@ def attention(
             raise ArgumentError(f"`{array.name}` has {len(array.shape)} dimensions; expected [batch, heads, length, head size]")
     if not enable_gqa and query.shape[1] != values.shape[1]:
         raise ArgumentError(f"`q` has {query.shape[1]} heads and `v` {values.shape[1]}; pass enable_gqa=True to share them")
-    device = "cuda" if query.location.kind == "cuda" else "emulated"
+    device = "emulated" if query.location == CPU else str(query.location)
     named: dict[str, Any] = {}
     mask_dtype = None
     if mask is not None:
         named["attn_mask"] = _four_dimensions(mask)
         mask_dtype = view(mask, "mask").dtype.name
-    compiled = _standard(
-        query.dtype.name, query.shape[3], values.shape[3], mask_dtype, is_causal, scale, mode, device, query.location
-    )
+    compiled = _standard(query.dtype.name, query.shape[3], values.shape[3], mask_dtype, is_causal, scale, mode, device)
     return compiled(q, k, v, **named)
 
 
@@ -222,23 +220,27 @@ def _standard(
     scale: float | None,
     mode: str,
     device: str,
-    location: Location,
 ) -> CompiledAttention:
+    if mode not in ("auto", *RUNGS):
+        raise ArgumentError(f"mode is {mode!r}; expected naive, tiled, fused or auto")
+    return compile(standard_spec(dtype, head_dim, head_dim_v, mask, is_causal, scale), kernel=mode, device=device)
+
+
+def standard_spec(
+    dtype: str, head_dim: int, head_dim_v: int, mask: str | None, is_causal: bool, scale: float | None
+) -> AttentionSpec:
+    """torch's attention: `mask` is the element type of a dense mask, or None. Raises DiagnosticError."""
     from attngen.language import define
 
-    if mode not in ("auto", "naive", "tiled", "fused"):
-        raise ArgumentError(f"mode is {mode!r}; expected naive, tiled, fused or auto")
-    inputs = {} if mask is None else {"attn_mask": (mask, ("batch", "heads", "q_len", "kv_len"))}
     entry = "attn_mask[b, h, q, k]"
     masks = (["q >= k"] if is_causal else []) + ([entry] if mask == "bool" else [])
-    described = define(
+    return define(
         name="attention",
         dtype=dtype,
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         scale=scale,
-        inputs=inputs,
+        inputs={} if mask is None else {"attn_mask": (mask, ("batch", "heads", "q_len", "kv_len"))},
         mask=" and ".join(masks) or None,
         score=f"s + {entry}" if mask not in (None, "bool") else None,
     )
-    return compile(replace(described), kernel=mode, device=device)

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "reference": SPEC,
     "device": SPEC | {"plan", "emit", "cache_directory"},
     "api": SPEC | {"language", "plan", "emit", "device"},
+    "torch": SPEC | {"language", "plan", "emit", "device", "api"},
     "inspect": SPEC | {"language", "plan", "emit", "device", "reference", "api", "shipped"},
     "cli": SPEC | {"language", "plan", "emit", "device", "reference", "api", "inspect", "shipped"},
     "__main__": {"cli"},
@@ -66,6 +67,8 @@ def test_imports_go_down(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_heavy_imports_are_late(path: Path) -> None:
     relative = str(path.relative_to(PACKAGE))
+    if room(path) == "torch":
+        return
     allowed = {"numpy"} if room(path) in NUMPY_ROOMS or relative in NUMPY_MODULES else set()
     for node in ast.parse(path.read_text()).body:  # the module's own level only
         for module in imports(node) if isinstance(node, (ast.Import, ast.ImportFrom)) else ():

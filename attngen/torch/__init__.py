@@ -1,0 +1,15 @@
+"""attngen for torch: `attention`, the module `Attention`, and the one operator under both, `torch.ops.attngen.attention`.
+
+    import attngen.torch
+    o = attngen.torch.attention(q, k, v, is_causal=True)
+    layer = attngen.torch.Attention(mask="causal and window(1024)")
+    o = layer(q, k, v)
+
+Everything works in eager mode, under `torch.compile(fullgraph=True)`, in `torch.export`, and in CUDA graphs. There is no
+backward yet: an input that requires grad is an error.
+"""
+
+from attngen.torch.functional import attention
+from attngen.torch.module import Attention
+
+__all__ = ["Attention", "attention"]

@@ -1,0 +1,113 @@
+"""What is known of an attention before its tensors are: its spec's text follows from their element type and head sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import index
+from typing import Any
+
+import torch
+
+from attngen.api import standard_spec
+from attngen.device.arrays import ArgumentError
+from attngen.language import to_text, traced
+from attngen.spec.attention import RUNGS, AttentionSpec, Rung, Schedule
+from attngen.spec.dtypes import DTYPES
+
+Written = str | Callable[..., Any] | None
+MODES = ("auto", *RUNGS)
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """The keywords of `attngen.define` but for dtype and head sizes, with `mode` for the rung."""
+
+    mode: Rung = "auto"
+    is_causal: bool = False
+    scale: float | None = None
+    return_lse: bool = False
+    keywords: Mapping[str, Any] | None = None
+
+    def spec(self, dtype: str, head_dim: int, head_dim_v: int, mask_dtype: str | None) -> tuple[AttentionSpec, dict[str, Any]]:
+        """(spec, captured arrays). `mask_dtype` is that of a dense mask given beside the tensors. Raises DiagnosticError."""
+        if self.keywords is None:
+            spec = standard_spec(dtype, head_dim, head_dim_v, mask_dtype, self.is_causal, self.scale)
+            captured: dict[str, Any] = {}
+        else:
+            spec, captured = traced(
+                dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, scale=self.scale, **dict(self.keywords)
+            )
+        return replace(spec, lse=self.return_lse, schedule=replace(spec.schedule, rung=self.mode)), captured
+
+
+def check_mode(mode: str) -> None:
+    """Raise ArgumentError for what is no mode."""
+    if mode not in MODES:
+        raise ArgumentError(f"mode is {mode!r}; expected {', '.join(MODES)}")
+
+
+_known: list[Description] = []
+
+
+def register(description: Description) -> int:
+    """A number for `description`: what a traced function may carry where it may not carry an object."""
+    _known.append(description)
+    return len(_known) - 1
+
+
+@lru_cache(maxsize=4096)
+def _text(number: int, dtype: Any, head_dim: int, head_dim_v: int, mask_dtype: Any) -> str:
+    mask = None if mask_dtype is None else dtype_name(mask_dtype)
+    spec, _ = _known[number].spec(dtype_name(dtype), head_dim, head_dim_v, mask)
+    return to_text(spec)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def spec_text(number: int, dtype: Any, head_dim: int, head_dim_v: int, mask_dtype: Any) -> str:
+    """The text of a registered description for tensors of these types and sizes; a constant to torch.compile."""
+    return _text(number, dtype, head_dim, head_dim_v, mask_dtype)
+
+
+def head_size(tensor: Any) -> int:
+    """The last size of `tensor` as a plain number: torch.compile compiles anew for another."""
+    return index(tensor.shape[3])
+
+
+@lru_cache(maxsize=256)
+def _standard(mode: Rung, is_causal: bool, scale: float | None, return_lse: bool) -> int:
+    check_mode(mode)
+    return register(Description(mode, is_causal, scale, return_lse))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def standard_text(
+    mode: Rung,
+    is_causal: bool,
+    scale: float | None,
+    return_lse: bool,
+    dtype: Any,
+    head_dim: int,
+    head_dim_v: int,
+    mask_dtype: Any,
+) -> str:
+    """The text of torch's attention."""
+    return _text(_standard(mode, is_causal, scale, return_lse), dtype, head_dim, head_dim_v, mask_dtype)
+
+
+_NAMES = {getattr(torch, t.torch): t.name for t in DTYPES.values()}
+
+
+def dtype_name(dtype: Any) -> str:
+    """attngen's name of a torch dtype. Raises ArgumentError for one without a name."""
+    if dtype not in _NAMES:
+        raise ArgumentError(f"tensors of {dtype} cannot be used; expected one of {', '.join(map(str, _NAMES))}")
+    return _NAMES[dtype]
+
+
+def fixed_text(spec: AttentionSpec, mode: Rung) -> str:
+    """The text of a spec that says its own types and sizes, with the rung that `mode` asks for."""
+    rung = spec.schedule.rung if mode == "auto" else mode
+    schedule = spec.schedule if rung == spec.schedule.rung else Schedule(rung)
+    return to_text(replace(spec, schedule=schedule))

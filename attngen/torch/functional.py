@@ -1,0 +1,54 @@
+"""`attention`: torch's scaled_dot_product_attention by attngen's kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attngen.device.arrays import ArgumentError
+from attngen.spec.attention import Rung
+from attngen.torch.description import head_size, standard_text
+from attngen.torch.layout import check_layout, four_dimensions, heads_first
+from attngen.torch.operator import attention_operator
+
+Tensor = Any
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    mode: Rung = "auto",
+    return_lse: bool = False,
+    layout: str = "bhsd",
+    copy: bool = False,
+) -> Any:
+    """softmax(scale * q k^T + mask) v.
+
+    q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, head_dim_v], of
+    fp16, bf16 or fp32, on a GPU (or on the CPU, where the emulated device runs them, slowly); with layout="bshd" [batch,
+    length, heads, size]. Views are read in place; what a kernel cannot read so is an error, or copied with `copy`.
+
+    `mask` is boolean (true: take part) or a float tensor that is added, broadcastable to [batch, q_heads, q_len, kv_len].
+    `is_causal` lets query i see keys up to i. `scale` is 1 / sqrt(head_dim) by default. Fewer key/value heads than query
+    heads need `enable_gqa`. `mode` is naive, tiled, fused or auto.
+
+    Gives O, laid out as q, or with `return_lse` (O, lse [batch, q_heads, q_len] in fp32). Raises ArgumentError, which names the
+    argument, and for inputs that require grad.
+    """
+    check_layout(layout)
+    q, k, v = heads_first(q, "q", layout, copy), heads_first(k, "k", layout, copy), heads_first(v, "v", layout, copy)
+    if not enable_gqa and q.shape[1] != k.shape[1]:
+        raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
+    text = standard_text(
+        mode, is_causal, scale, return_lse, q.dtype, head_size(q), head_size(v), None if mask is None else mask.dtype
+    )
+    inputs = [] if mask is None else [four_dimensions(mask)]
+    output, lse = attention_operator(q, k, v, inputs, [], [], text)
+    if layout == "bshd":
+        output = output.transpose(1, 2)
+    return (output, lse) if return_lse else output
