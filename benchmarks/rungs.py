@@ -15,12 +15,10 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from markers import write_between
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attngen
-
-ROOT = Path(__file__).resolve().parent.parent
-MARKERS = ("<!-- rungs: begin (python benchmarks/rungs.py --write) -->", "<!-- rungs: end -->")
 
 
 def milliseconds(function, flush: torch.Tensor) -> float:
@@ -93,13 +91,6 @@ def table(results: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def write_between_markers(path: Path, text: str) -> None:
-    begin, end = MARKERS
-    page = path.read_text()
-    head, tail = page.split(begin)[0], page.split(end)[1]
-    path.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=21)
@@ -115,7 +106,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
     if options.write:
-        write_between_markers(options.write, text)
+        write_between(options.write, "rungs", text)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from attngen.device.arrays import ArgumentError
 
 Tensor = Any
@@ -24,7 +26,7 @@ def heads_first(tensor: Tensor, name: str, layout: str, copy: bool) -> Tensor:
     if tensor.dim() != 4:
         raise ArgumentError(f"`{name}` has {tensor.dim()} dimensions; expected 4: {layout}")
     seen = tensor.transpose(1, 2) if layout == "bshd" else tensor
-    return seen.contiguous() if copy and not readable(seen) else seen
+    return seen.clone(memory_format=torch.contiguous_format) if copy and not readable(seen) else seen
 
 
 def readable(tensor: Tensor) -> bool:

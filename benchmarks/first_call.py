@@ -1,0 +1,80 @@
+"""How long the first call of a variant takes, from the spec to the result on the GPU.
+
+    python benchmarks/first_call.py [--write docs/performance.md]
+
+Each line is the median of fresh processes. Torch, attngen.torch and the GPU are ready before the clock starts; the cache on disk
+is empty (cold) or filled by another process (warm). `first` is the first call of the process, `next` the first call of another
+variant after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from markers import write_between
+
+CHILD = """
+import json, time, torch
+import attngen.torch
+from attngen.torch import Attention
+q, k, v = torch.randn(3, 2, 8, 512, 64, device="cuda", dtype=torch.bfloat16)
+torch.matmul(q, k.transpose(2, 3)); torch.cuda.synchronize()
+
+def milliseconds(**description):
+    start = time.perf_counter()
+    Attention(**description)(q, k, v)
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start)
+
+first = milliseconds(mask="causal and q - k < 300")
+next = [milliseconds(mask="causal", score="softcap(30.0)"), milliseconds(mask="prefix(100) or causal")]
+print(json.dumps({"first": first, "next": sum(next) / 2}))
+"""
+
+
+def child(cache: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "ATTNGEN_CACHE_DIR": cache},
+    )
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--write", type=Path, help="a Markdown file whose table between the markers is replaced")
+    options = parser.parse_args()
+    times: dict[str, list[float]] = {f"{disk}, {which}": [] for disk in ("cold", "warm") for which in ("first", "next")}
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            for disk in ("cold", "warm"):
+                for which, value in child(cache).items():
+                    times[f"{disk}, {which}"].append(value)
+    found = {name: median(values) for name, values in times.items()}
+    lines = ["| cache on disk, call | ms |", "|---|---|", *(f"| {name} | {value:.0f} |" for name, value in found.items())]
+    import torch
+
+    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, median of {options.rounds} processes"
+    text = f"{where}\n\n" + "\n".join(lines)
+    print(text)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+    if options.write:
+        write_between(options.write, "first_call", text)
+
+
+if __name__ == "__main__":
+    main()

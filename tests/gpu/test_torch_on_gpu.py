@@ -1,0 +1,212 @@
+"""attngen.torch on the GPU: modes of torch, streams, threads, devices, memory."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+
+from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+
+import attngen.torch  # noqa: E402
+from attngen import ArgumentError  # noqa: E402
+from attngen.torch import Attention, attention, operator  # noqa: E402
+from attngen.torch.description import fixed_text  # noqa: E402
+from tests.torch.gpt import pair  # noqa: E402
+
+LENGTHS = (16, 33, 64, 100, 128, 250, 333, 512, 777, 1024)
+
+
+def randn(*shape: int, dtype=None) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(dtype or torch.bfloat16)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).abs().max())
+
+
+def test_opcheck() -> None:
+    spec = attngen.define(
+        dtype="bf16", head_dim=64, mask="q >= k and q - k < n", score="s * c + bias[h]", lse=True,
+        inputs={"bias": ("fp32", ("heads",))}, params={"n": ("int", 50), "c": ("float", 0.5)},
+    )  # fmt: skip
+    q, k, bias = randn(2, 4, 200, 64), randn(2, 2, 240, 64), torch.randn(4, device="cuda")
+    for queries in (q, randn(2, 200, 4, 64).transpose(1, 2)):
+        arguments = (queries, k, k, [bias], [50], [0.5], fixed_text(spec, "auto"))
+        result = torch.library.opcheck(operator.attention_operator, arguments)
+        assert set(result.values()) == {"SUCCESS"}
+
+
+@pytest.fixture(scope="module")
+def models():
+    return pair(Attention(mask="causal", layout="bshd"), "cuda", torch.bfloat16, width=512, heads=8, layers=4)
+
+
+def logits_error(models, run, length: int) -> None:
+    """Against float64: at most twice the error of the model with torch's attention, plus one bf16 step of the largest logit."""
+    theirs, _ = models
+    tokens = torch.randint(256, (2, length), device="cuda")
+    exact = pair(theirs.blocks[0].attend, "cuda", torch.float64, width=512, heads=8, layers=4)[0]
+    exact.load_state_dict({n: p.double() for n, p in theirs.state_dict().items()})
+    expected = exact(tokens)
+    allowed = 2 * error(theirs(tokens), expected) + float(expected.abs().max()) * 2**-7
+    assert error(run(tokens), expected) <= allowed, length
+
+
+def test_a_gpt_in_eager_mode(models) -> None:
+    before = len(operator._runtimes)
+    for length in LENGTHS:
+        logits_error(models, models[1], length)
+    assert len(operator._runtimes) - before <= 1
+
+
+def test_a_gpt_compiled_without_a_break(models) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(models[1], fullgraph=True, dynamic=True)
+    before = len(operator._runtimes)
+    for length in LENGTHS:
+        logits_error(models, compiled, length)
+    assert len(operator._runtimes) - before <= 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_gpt_replayed_from_cuda_graphs(models) -> None:
+    before = len(operator._runtimes)
+    for length in LENGTHS:
+        tokens = torch.randint(256, (2, length), device="cuda")
+        models[1](tokens)  # the first call of a length checks and compiles
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = models[1](tokens)
+
+        def replay(given: torch.Tensor, tokens=tokens, graph=graph, logits=logits) -> torch.Tensor:
+            tokens.copy_(given)
+            graph.replay()
+            return logits
+
+        logits_error(models, replay, length)
+    assert len(operator._runtimes) - before <= 1
+
+
+def test_two_streams_at_once() -> None:
+    problems = [randn(3, 2, 8, 700, 64).unbind(0) for _ in range(2)]
+    expected = [attention(*p, is_causal=True) for p in problems]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in problems]
+    results: list[list[torch.Tensor]] = [[], []]
+    for _ in range(20):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                results[i].append(attention(*problems[i], is_causal=True))
+    torch.cuda.synchronize()
+    for found, right in zip(results, expected, strict=True):
+        assert all(torch.equal(f, right) for f in found)
+
+
+def test_several_threads_at_once() -> None:
+    q, k, v = randn(3, 2, 8, 300, 64).unbind(0)
+    expected = {n: attention(q[:, :, :n], k, v) for n in (100, 200, 300)}
+    torch.cuda.synchronize()
+    wrong: list[int] = []
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for i in range(60):
+                n = (100, 200, 300)[i % 3]
+                found = attention(q[:, :, :n], k, v)
+                torch.cuda.current_stream().synchronize()
+                if not torch.equal(found, expected[n]):
+                    wrong.append(n)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_calls_wait_for_nothing() -> None:
+    """A call returns while the GPU is still busy with what stands before it."""
+    q = randn(1, 2, 64, 64)
+    attention(q, q, q)
+    torch.cuda.synchronize()
+    busy, done = torch.cuda.Event(), torch.cuda.Event()
+    torch.cuda._sleep(400_000_000)
+    busy.record()
+    attention(q, q, q)
+    done.record()
+    assert not busy.query()
+    torch.cuda.synchronize()
+    assert done.query()
+
+
+def test_the_fused_kernel_allocates_its_outputs_alone() -> None:
+    """At 32768 keys: O and lse, each rounded up to the allocator's 512 bytes, and nothing more."""
+    for dtype in (torch.bfloat16, torch.float32):
+        q = randn(1, 8, 32768, 64, dtype=dtype)
+        attention(q[:, :, :64], q, q, is_causal=True, return_lse=True)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        output, lse = attention(q, q, q, is_causal=True, return_lse=True)
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        assert peak == output.nbytes + lse.nbytes, (dtype, peak)
+
+
+def test_other_devices() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    q = randn(1, 2, 64, 64).to("cuda:1")
+    assert torch.cuda.current_device() == 0
+    found = attention(q, q, q)
+    assert found.device == q.device
+    assert error(found, scaled_dot_product_attention(q.double(), q.double(), q.double())) < 2e-2
+    with pytest.raises(ArgumentError, match="cuda:1"):
+        attention(q.to("cuda:0"), q, q)
+
+
+def test_mistakes_after_a_signature_was_seen_are_still_named() -> None:
+    memory = randn(2 * 64 * 64 + 8)
+    q = memory[: 2 * 64 * 64].view(1, 2, 64, 64)
+    attention(q, q, q)
+    with pytest.raises(ArgumentError, match="starts at an address"):
+        attention(memory[1 : 2 * 64 * 64 + 1].view(1, 2, 64, 64), q, q)
+    with pytest.raises(ArgumentError, match="requires grad"):
+        attention(q.clone().requires_grad_(), q, q)
+
+
+def test_cupy_arrays() -> None:
+    cupy = pytest.importorskip("cupy")
+    q, k, v = (cupy.random.standard_normal((1, 2, 100, 64)).astype(cupy.float16) for _ in range(3))
+    kernel = attngen.compile(ROOT / "specs" / "gpt2.attn", device="cuda")
+    found = kernel(q, k, v)
+    assert isinstance(found, cupy.ndarray)
+    expected = scaled_dot_product_attention(*(torch.as_tensor(x, device="cuda").double() for x in (q, k, v)), is_causal=True)
+    assert error(torch.as_tensor(found, device="cuda"), expected) < 4e-3
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "specs").glob("*.attn")))
+def test_small_shapes_for_the_sanitizer(name: str) -> None:
+    """Every rung of every spec at small odd shapes: run it under compute-sanitizer."""
+    from attngen.reference.problems import Shape, sample
+    from attngen.reference.torch_oracle import to_torch, torch_attention
+
+    spec = attngen.load(ROOT / "specs" / f"{name}.attn")
+    for q_len, kv_len in ((1, 1), (7, 70), (70, 70)):
+        problem = sample(spec, Shape(batch=2, q_heads=spec.q_heads or 2, kv_heads=1, q_len=q_len, kv_len=kv_len), 0)
+        tensors = [to_torch(t, "cuda") for t in (problem.q, problem.k, problem.v)]
+        inputs = {n: to_torch(t, "cuda") for n, t in problem.inputs.items()}
+        exact, _ = torch_attention(spec, *tensors, inputs=inputs)
+        for rung in ("naive", "tiled", "fused"):
+            result = attngen.compile(spec, kernel=rung, device="cuda")(*tensors, **inputs)
+            output = result[0] if spec.lse else result
+            assert error(output, exact) <= 0.05 * (1 + float(exact.abs().max())), (rung, q_len, kv_len)

@@ -1,0 +1,258 @@
+"""attngen.torch on the CPU: the same operator, run by the emulated device."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy as np  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+
+import attngen.torch  # noqa: E402
+from attngen import ArgumentError, DiagnosticError  # noqa: E402
+from attngen.torch import Attention, attention  # noqa: E402
+from attngen.torch.description import fixed_text  # noqa: E402
+from attngen.torch.operator import attention_operator  # noqa: E402
+from tests.torch.gpt import pair  # noqa: E402
+
+BACKEND = "aot_eager"  # traces and functionalizes as the default does, and leaves code generation out
+
+
+def randn(*shape: int, dtype=torch.float16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 4e-3) -> None:
+    assert found.shape == expected.shape
+    assert float((found.double() - expected.double()).abs().max()) < tolerance
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.mark.parametrize("mode", ["auto", "naive", "tiled", "fused"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_attention_agrees_with_torch(mode: str, dtype) -> None:
+    q, k, v = randn(2, 4, 33, 16, dtype=dtype), randn(2, 2, 40, 16, dtype=dtype), randn(2, 2, 40, 24, dtype=dtype)
+    tolerance = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-5}[dtype]
+    expected = scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.2, enable_gqa=True)
+    close(attention(q, k, v, is_causal=True, scale=0.2, enable_gqa=True, mode=mode), expected, tolerance)
+
+
+@pytest.mark.parametrize("shape", [(33, 40), (1, 40), (33, 1), (4, 33, 40), (1, 1, 40), (2, 4, 33, 40), (2, 1, 1, 40)])
+@pytest.mark.parametrize("kind", ["bool", "added"])
+def test_masks_of_any_broadcastable_shape(shape: tuple[int, ...], kind: str) -> None:
+    q, k, v = randn(2, 4, 33, 16), randn(2, 4, 40, 16), randn(2, 4, 40, 16)
+    mask = randn(*shape, dtype=torch.float16)
+    if kind == "bool":
+        mask = mask > -1
+    close(attention(q, k, v, mask), scaled_dot_product_attention(q, k, v, attn_mask=mask))
+
+
+def test_a_packed_projection_is_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = randn(2, 20, 3, 4, 16)
+    q, k, v = packed.unbind(2)
+    monkeypatch.setattr(torch.Tensor, "contiguous", None)  # a copy would need it
+    o = attention(q, k, v, is_causal=True, layout="bshd")
+    assert o.shape == (2, 20, 4, 16)
+    assert o.is_contiguous()
+    monkeypatch.undo()
+    expected = scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+    close(o, expected.transpose(1, 2))
+
+
+def test_outputs_lie_in_memory_as_queries_do() -> None:
+    q = randn(2, 20, 4, 16).transpose(1, 2)
+    assert attention(q, q, q).transpose(1, 2).is_contiguous()
+    assert attention(q.contiguous(), q, q).is_contiguous()
+
+
+def test_a_copy_is_an_error_unless_asked_for() -> None:
+    q = randn(2, 4, 20, 32)[..., ::2]
+    k = randn(2, 4, 20, 16)
+    with pytest.raises(ArgumentError, match="stride 2"):
+        attention(q, k, k, mode="fused")
+    expected = attention(q.contiguous(), k, k, mode="fused")
+    assert torch.equal(attention(q, k, k, mode="fused", copy=True), expected)
+    shifted = randn(2 * 4 * 20 * 16 + 1)[1:].view(2, 4, 20, 16)
+    assert torch.equal(attention(shifted, k, k, copy=True), attention(shifted.clone(), k, k))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 20, 16), (2, 4, 0, 16)])
+def test_empty_batches_give_empty_results(shape: tuple[int, ...]) -> None:
+    k = randn(shape[0], 4, 20, 16)
+    assert attention(randn(*shape), k, k).shape == shape
+
+
+def test_inputs_that_require_grad_are_refused_everywhere() -> None:
+    q = randn(1, 1, 8, 16).requires_grad_()
+    k = randn(1, 1, 8, 16)
+    for call in (attention, torch.compile(attention, backend=BACKEND), Attention(mask="causal")):
+        with pytest.raises(Exception, match="requires grad, and there is no backward kernel"):
+            call(q, k, k)
+    with torch.no_grad():
+        attention(q, k, k)
+
+
+def test_opcheck() -> None:
+    spec = attngen.define(
+        dtype="fp16", head_dim=16, mask="q >= k and q - k < n", score="s * c + bias[h]", lse=True,
+        inputs={"bias": ("fp32", ("heads",))}, params={"n": ("int", 5), "c": ("float", 0.5)},
+    )  # fmt: skip
+    q, k = randn(2, 4, 20, 16), randn(2, 2, 24, 16)
+    bias = torch.randn(4)
+    for queries in (q, randn(2, 20, 4, 16).transpose(1, 2)):
+        result = torch.library.opcheck(attention_operator, (queries, k, k, [bias], [5], [0.5], fixed_text(spec, "auto")))
+        assert set(result.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_compiled_without_a_break_for_every_length(layout: str) -> None:
+    from attngen.torch import operator
+
+    def function(q, k, v):
+        return attention(q * 2, k, v, is_causal=True, layout=layout, scale=0.31) + 1
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=BACKEND)
+    before = len(operator._runtimes)
+    for length in (5, 9, 17, 64, 100):
+        shape = (2, length, 4, 16) if layout == "bshd" else (2, 4, length, 16)
+        q = randn(*shape)
+        close(compiled(q, q, q), function(q, q, q), 1e-6)
+    assert len(operator._runtimes) - before <= 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_layers_compile_and_export() -> None:
+    slopes = torch.tensor([0.5, 0.25])
+    layer = Attention(mask=lambda b, h, q, k: (q >= k) & (q - k < 8), score=lambda s, b, h, q, k: s + slopes[h] * (k - q))
+    q = randn(1, 2, 30, 16)
+    expected = layer(q, q, q)
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend=BACKEND)(q, q, q), expected)
+    length = torch.export.Dim("length", min=2, max=1024)
+    exported = torch.export.export(layer, (q, q, q), dynamic_shapes=({2: length}, {2: length}, {2: length}))
+    stored = io.BytesIO()
+    torch.export.save(exported, stored)
+    stored.seek(0)
+    loaded = torch.export.load(stored).module()
+    assert torch.equal(loaded(q, q, q), expected)
+    other = randn(1, 2, 41, 16)
+    assert torch.equal(loaded(other, other, other), layer(other, other, other))
+    assert [name for name, _ in layer.named_buffers()] == ["slopes"]
+    assert not list(layer.parameters())
+
+
+def test_layers_take_inputs_and_params_by_name() -> None:
+    layer = Attention(
+        mask="causal and same_document(ids) and q - k < n",
+        inputs={"ids": ("int32", ("batch", "kv_len"))},
+        params={"n": ("int", 9)},
+    )
+    q = randn(2, 2, 20, 16)
+    ids = torch.arange(20, dtype=torch.int32).div(7, rounding_mode="floor").expand(2, 20)
+    at = torch.arange(20)
+    for n in (9, 3):
+        allowed = (at[:, None] >= at) & (ids[0][:, None] == ids[0]) & (at[:, None] - at < n)
+        expected = scaled_dot_product_attention(q, q, q, attn_mask=allowed)
+        close(layer(q, q, q, ids=ids, n=n), expected)
+        close(torch.compile(layer, fullgraph=True, backend=BACKEND)(q, q, q, ids=ids, n=n), expected)
+    with pytest.raises(ArgumentError, match="input `ids` was not given"):
+        layer(q, q, q)
+    with pytest.raises(ArgumentError, match="did you mean `ids`"):
+        layer(q, q, q, id=ids)
+
+
+def test_layers_of_specs_and_files() -> None:
+    from tests.conftest import ROOT
+
+    q = randn(1, 2, 20, 64)
+    expected = scaled_dot_product_attention(q, q, q, is_causal=True)
+    close(Attention(ROOT / "specs" / "gpt2.attn")(q, q, q), expected)
+    layer = Attention(attngen.define(dtype="fp16", head_dim=64, mask="causal", lse=True), mode="tiled")
+    output, lse = layer(q, q, q)
+    close(output, expected)
+    assert lse.shape == (1, 2, 20)
+    with pytest.raises(ArgumentError, match="elements of fp32"):
+        layer(q.float(), q.float(), q.float())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda q: attention(q, q, q, mode="fast"), ArgumentError, "mode is 'fast'"),
+        (lambda q: attention(q, q, q, layout="hbsd"), ArgumentError, "layout is 'hbsd'"),
+        (lambda q: attention(q[0], q, q), ArgumentError, "`q` has 3 dimensions"),
+        (lambda q: attention(q, q[:, :1], q[:, :1]), ArgumentError, "enable_gqa=True"),
+        (lambda q: attention(q, q.float(), q), ArgumentError, "`k` has elements of fp32"),
+        (lambda q: attention(q.double(), q.double(), q.double()), ArgumentError, "float64 cannot be used"),
+        (lambda q: attention(q[..., :12], q[..., :12], q[..., :12]), DiagnosticError, "not a multiple of 8"),
+        (lambda q: attention(q, q, q, torch.ones(5, 5, dtype=torch.bool)), ArgumentError, "attn_mask"),
+        (lambda q: attention(q, q, q, torch.ones(1, 1, 1, 1, 9)), ArgumentError, "5 dimensions"),
+        (lambda q: Attention(mask="causl"), DiagnosticError, "did you mean `causal`"),
+        (lambda q: Attention(attngen.define(), is_causal=True), ArgumentError, "the spec says"),
+        (lambda q: Attention(mask="causal")(q, q, q, torch.ones(9, 9)), ArgumentError, "says its own mask"),
+        (lambda q: Attention()(q, q, q, window=3), ArgumentError, "no input or param `window`"),
+    ],
+)
+def test_mistakes_are_named(call, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(randn(1, 2, 9, 16))
+
+
+def test_meta_tensors_have_shapes() -> None:
+    q = torch.empty(2, 4, 10, 16, device="meta", dtype=torch.bfloat16)
+    output, lse = attention(q, q, q, return_lse=True)
+    assert (output.shape, output.device.type, output.dtype) == (q.shape, "meta", torch.bfloat16)
+    assert (lse.shape, lse.dtype) == ((2, 4, 10), torch.float32)
+
+
+def test_numpy_captures_become_buffers() -> None:
+    table = np.linspace(0, 1, 64, dtype=np.float32)
+    layer = Attention(score=lambda s, b, h, q, k: s + table[k])
+    q = randn(1, 1, 20, 16)
+    bias = torch.as_tensor(table)[:20].expand(20, 20)
+    close(layer(q, q, q), scaled_dot_product_attention(q.float(), q.float(), q.float(), attn_mask=bias))
+    assert layer.table.dtype == torch.float32
+
+
+def test_several_threads_at_once() -> None:
+    q = randn(1, 2, 40, 16)
+    expected = attention(q, q, q, is_causal=True)
+    results: list[torch.Tensor] = []
+
+    def work() -> None:
+        results.extend(attention(q, q, q, is_causal=True) for _ in range(5))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 20
+    assert all(torch.equal(r, expected) for r in results)
+
+
+def test_a_small_gpt_gives_the_logits_of_torch() -> None:
+    theirs, ours = pair(Attention(mask="causal", layout="bshd"), "cpu", torch.float32)
+    compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend=BACKEND)
+    for length in (7, 33):
+        tokens = torch.arange(2 * length).view(2, length) % 256
+        expected = theirs(tokens)
+        close(ours(tokens), expected, 1e-5)
+        close(compiled(tokens), expected, 1e-5)
+
+
+def test_the_operator_takes_one_attention() -> None:
+    q = randn(1, 1, 8, 16)
+    two = "attention one { dtype fp16 head_dim 16 } attention two { dtype fp16 head_dim 16 }"
+    with pytest.raises(ArgumentError, match="one attention, not 2"):
+        attention_operator(q, q, q, [], [], [], two)
+    with pytest.raises(ArgumentError, match="1 ints were given"):
+        attention_operator(q, q, q, [], [3], [], "attention a { dtype fp16 head_dim 16 }")
