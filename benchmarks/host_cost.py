@@ -51,7 +51,7 @@ def candidates() -> dict[str, Callable[[], object]]:
         "torch: q + k": lambda: q + k,
         "torch: empty_like(q)": lambda: torch.empty_like(q),
         "torch: scaled_dot_product_attention": lambda: sdpa(q, k, v, is_causal=True),
-        "attngen: torch.ops.attngen.attention": lambda: attention_operator(q, k, v, [], [], [], text),
+        "attngen: torch.ops.attngen.attention": lambda: attention_operator(q, k, v, text),
         "attngen: attngen.torch.attention": lambda: attention(q, k, v, is_causal=True),
         "attngen: Attention with a param": lambda: layer(q, k, v),
         "attngen: Attention with an input": lambda: alibi(q, k, v, slopes=slopes),

@@ -75,12 +75,6 @@ def head_size(tensor: Any) -> int:
     return index(tensor.shape[3])
 
 
-@lru_cache(maxsize=256)
-def _standard(mode: Rung, is_causal: bool, scale: float | None, return_lse: bool) -> int:
-    check_mode(mode)
-    return register(Description(mode, is_causal, scale, return_lse))
-
-
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def standard_text(
     mode: Rung,
@@ -92,8 +86,25 @@ def standard_text(
     head_dim_v: int,
     mask_dtype: Any,
 ) -> str:
-    """The text of torch's attention."""
-    return _text(_standard(mode, is_causal, scale, return_lse), dtype, head_dim, head_dim_v, mask_dtype)
+    """The text of torch's attention; a constant to torch.compile."""
+    return _standard_text(mode, is_causal, scale, return_lse, dtype, head_dim, head_dim_v, mask_dtype)
+
+
+@lru_cache(maxsize=4096)
+def _standard_text(
+    mode: Rung,
+    is_causal: bool,
+    scale: float | None,
+    return_lse: bool,
+    dtype: Any,
+    head_dim: int,
+    head_dim_v: int,
+    mask_dtype: Any,
+) -> str:
+    check_mode(mode)
+    mask = None if mask_dtype is None else dtype_name(mask_dtype)
+    spec, _ = Description(mode, is_causal, scale, return_lse).spec(dtype_name(dtype), head_dim, head_dim_v, mask)
+    return to_text(spec)
 
 
 _NAMES = {getattr(torch, t.torch): t.name for t in DTYPES.values()}

@@ -47,8 +47,10 @@ def attention(
     text = standard_text(
         mode, is_causal, scale, return_lse, q.dtype, head_size(q), head_size(v), None if mask is None else mask.dtype
     )
-    inputs = [] if mask is None else [four_dimensions(mask)]
-    output, lse = attention_operator(q, k, v, inputs, [], [], text)
+    if mask is None:
+        output, lse = attention_operator(q, k, v, text)
+    else:
+        output, lse = attention_operator(q, k, v, text, [four_dimensions(mask)])
     if layout == "bshd":
         output = output.transpose(1, 2)
     return (output, lse) if return_lse else output

@@ -96,6 +96,11 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         self._params = {p.name: (str(p.type), p.default) for p in spec.params}
         self._ints = tuple(p.name for p in spec.params if p.type is Type.INT)
         self._floats = tuple(p.name for p in spec.params if p.type is Type.FLOAT)
+        self._defaults: tuple[Any, ...] | None = None
+        if not spec.params and not spec.inputs:
+            self._defaults = ()
+        elif not spec.inputs and all(p.default is not None for p in spec.params):
+            self._defaults = self._arguments({})
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **named: Any) -> Any:
         """O, or (O, lse); see `attngen.torch.attention`."""
@@ -114,14 +119,18 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         if text is None:
             assert self._number is not None
             text = spec_text(self._number, q.dtype, head_size(q), head_size(v), None)
-        refuse_unknown(list(named), [*self._inputs, *self._params])
-        numbers = check_params(self._params, named)
-        inputs = [self._input(name, named) for name in self._inputs]
-        ints, floats = [numbers[n] for n in self._ints], [float(numbers[n]) for n in self._floats]
-        output, lse = attention_operator(q, k, v, inputs, ints, floats, text)
+        arguments = self._arguments(named) if named or self._defaults is None else self._defaults
+        output, lse = attention_operator(q, k, v, text, *arguments)
         if self.layout == "bshd":
             output = output.transpose(1, 2)
         return (output, lse) if self.return_lse else output
+
+    def _arguments(self, named: Mapping[str, Any]) -> tuple[list[Tensor], list[int], list[float]]:
+        """(inputs, int params, float params) in the order of their declaration. Raises ArgumentError."""
+        refuse_unknown(list(named), [*self._inputs, *self._params])
+        numbers = check_params(self._params, named)
+        inputs = [self._input(name, named) for name in self._inputs]
+        return inputs, [int(numbers[n]) for n in self._ints], [float(numbers[n]) for n in self._floats]
 
     def _input(self, name: str, named: Mapping[str, Any]) -> Tensor:
         if name in named:

@@ -1,6 +1,7 @@
 """The operator `attngen::attention`: every attention of this package, in every mode of torch.
 
-    attention(Tensor q, Tensor k, Tensor v, Tensor[] inputs, SymInt[] ints, float[] floats, str spec) -> (Tensor o, Tensor lse)
+    attention(Tensor q, Tensor k, Tensor v, str spec, Tensor[]? inputs=None, SymInt[]? ints=None, float[]? floats=None)
+        -> (Tensor o, Tensor lse)
 
 `spec` is an `.attn` text with one attention, so that an exported graph says by itself what it computes; `inputs` are its
 captured tensors, `ints` and `floats` its params of either type, all in the order of their declaration. O lies in memory as q
@@ -11,13 +12,13 @@ lse`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from threading import Lock
 from typing import Any
 
 import torch
 
-from attngen.api import CompiledAttention, compile
+from attngen.api import CompiledAttention, compile, preload
 from attngen.device.arrays import ArgumentError, ArrayView, view
 from attngen.language import load_text
 from attngen.spec.attention import AttentionSpec
@@ -25,21 +26,36 @@ from attngen.spec.expr import Type
 
 Tensor = Any  # torch.Tensor; torch is imported without its types
 
-SCHEMA = "attention(Tensor q, Tensor k, Tensor v, Tensor[] inputs, SymInt[] ints, float[] floats, str spec) -> (Tensor, Tensor)"
+SCHEMA = (
+    "attention(Tensor q, Tensor k, Tensor v, str spec, Tensor[]? inputs=None, SymInt[]? ints=None, float[]? floats=None) "
+    "-> (Tensor, Tensor)"
+)
 MOST_SIGNATURES = 4096  # call signatures remembered by one kernel: a length that was seen before costs no checks
 
 
 def _run(
-    q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float], spec: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: str,
+    inputs: Sequence[Tensor] | None = None,
+    ints: Sequence[int] | None = None,
+    floats: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    return runtime(spec, q.device)(q, k, v, inputs, ints, floats)
+    return runtime(spec, q.device)(q, k, v, inputs or (), ints or (), floats or ())
 
 
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float], spec: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: str,
+    inputs: Sequence[Tensor] | None = None,
+    ints: Sequence[int] | None = None,
+    floats: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Shapes and strides alone."""
-    refuse_grad(q, k, v, inputs)
+    refuse_grad(q, k, v, inputs or ())
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
             raise ArgumentError(f"`{name}` has {tensor.dim()} dimensions; expected [batch, heads, length, head size]")
@@ -55,6 +71,10 @@ torch.library.register_fake("attngen::attention", _fake, lib=_LIBRARY)
 
 attention_operator = torch.ops.attngen.attention.default
 
+preload()  # whoever imports this will call it: the first call should not pay for what all calls need
+if torch.cuda.is_available():
+    import cuda.core  # noqa: F401
+
 
 def output_like(q: Tensor, head_dim_v: Any) -> Tensor:
     """An uninitialized O [batch, q_heads, q_len, head_dim_v] that lies in memory as q does."""
@@ -67,6 +87,12 @@ def output_like(q: Tensor, head_dim_v: Any) -> Tensor:
 def lse_like(q: Tensor, wanted: bool) -> Tensor:
     """An uninitialized lse [batch, q_heads, q_len] in fp32, or a tensor without elements."""
     return q.new_empty(q.shape[:3] if wanted else (0,), dtype=torch.float32)
+
+
+@cache
+def no_lse(device: Any) -> Tensor:
+    """The one tensor without elements that stands for an lse that nobody asked for: making another costs a microsecond."""
+    return torch.empty((0,), dtype=torch.float32, device=device)
 
 
 def refuse_grad(q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor]) -> None:
@@ -159,7 +185,7 @@ class Emulated(Runtime):
         bound = self.compiled.bind(arrays, self.params(ints, floats))
         if bound.launches:
             self.compiled.kernel.launch(bound.launches, bound.memory)
-        return arrays["O"].owner, arrays["lse"].owner if "lse" in arrays else lse_like(q, False)
+        return arrays["O"].owner, arrays["lse"].owner if "lse" in arrays else no_lse(q.device)
 
 
 class OnGpu(Runtime):
@@ -167,6 +193,8 @@ class OnGpu(Runtime):
 
     def __init__(self, compiled: CompiledAttention) -> None:
         super().__init__(compiled)
+        alignment = max(t.alignment for t in compiled.source.tensors if t.name in ("Q", "K", "V"))
+        self._misaligned = max(alignment - 1, 0)  # the bits of an address that must not be set
         self._calls: dict[tuple[Any, ...], _Call] = {}
 
     def __call__(
@@ -180,11 +208,12 @@ class OnGpu(Runtime):
             signature += tuple((t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in inputs)
         if ints or floats:
             signature += (*ints, *map(float, floats))
+        addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
         call = self._calls.get(signature)
-        if call is None or call.misaligned(q, k, v):
+        if call is None or (addresses[0] | addresses[1] | addresses[2]) & self._misaligned:
             refuse_grad(q, k, v, inputs)
-            call = self._remember(signature, q, k, v, inputs, ints, floats)
-        return call(q, k, v, inputs)
+            call = self._remember(signature, q, k, v, inputs, ints, floats)  # names what is wrong with an address
+        return call(q, addresses, inputs)
 
     def _remember(
         self,
@@ -217,31 +246,31 @@ class _Call:
         outputs = [o, *([arrays["lse"].owner] if compiled.spec.lse else [])]
         names = ["O", *(["lse"] if compiled.spec.lse else [])]
         names += [t.name for t in compiled.source.tensors if t.role == "workspace"]
-        self._made = tuple((tuple(t.shape), tuple(t.stride()), t.dtype) for t in (*outputs, *workspaces))
-        self._lse = compiled.spec.lse
+        self._shape, self._strides = tuple(o.shape), tuple(o.stride())
+        self._others = tuple((tuple(t.shape), t.dtype) for t in (*outputs[1:], *workspaces))
+        self._no_lse = None if compiled.spec.lse else no_lse(q.device)
         self._device = q.device
         self._index: int = q.device.index
-        self._alignment = max(t.alignment for t in compiled.source.tensors if t.name in ("Q", "K", "V"))
         self._repeat = None
         if bound.launches:
             order = ("Q", "K", "V", *names, *owner.input_names)
             self._repeat = compiled.kernel.repeat(bound.launches, order)  # type: ignore[attr-defined]
 
-    def misaligned(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        """Whether an address is not as the signature's first call had it: the checks then name it."""
-        return bool(self._alignment and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % self._alignment)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        made = [torch.empty_strided(s, t, dtype=d, device=self._device) for s, t, d in self._made]
-        if self._repeat is not None:
-            addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
+    def __call__(self, q: Tensor, addresses: list[int], inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        o = q.new_empty_strided(self._shape, self._strides)
+        addresses.append(o.data_ptr())
+        lse = self._no_lse
+        if self._others:
+            made = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in self._others]
             addresses += [t.data_ptr() for t in made]
-            if inputs:
-                addresses += [t.data_ptr() for t in inputs]
+            lse = made[0] if lse is None else lse
+        if inputs:
+            addresses += [t.data_ptr() for t in inputs]
+        if self._repeat is not None:
             stream = torch._C._cuda_getCurrentRawStream(self._index)
             if torch.cuda.current_device() == self._index:
                 self._repeat(addresses, stream)
             else:
                 with torch.cuda.device(self._index):
                     self._repeat(addresses, stream)
-        return made[0], made[1] if self._lse else lse_like(q, False)
+        return o, lse

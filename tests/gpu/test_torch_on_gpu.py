@@ -37,7 +37,7 @@ def test_opcheck() -> None:
     )  # fmt: skip
     q, k, bias = randn(2, 4, 200, 64), randn(2, 2, 240, 64), torch.randn(4, device="cuda")
     for queries in (q, randn(2, 200, 4, 64).transpose(1, 2)):
-        arguments = (queries, k, k, [bias], [50], [0.5], fixed_text(spec, "auto"))
+        arguments = (queries, k, k, fixed_text(spec, "auto"), [bias], [50], [0.5])
         result = torch.library.opcheck(operator.attention_operator, arguments)
         assert set(result.values()) == {"SUCCESS"}
 

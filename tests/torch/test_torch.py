@@ -109,7 +109,7 @@ def test_opcheck() -> None:
     q, k = randn(2, 4, 20, 16), randn(2, 2, 24, 16)
     bias = torch.randn(4)
     for queries in (q, randn(2, 20, 4, 16).transpose(1, 2)):
-        result = torch.library.opcheck(attention_operator, (queries, k, k, [bias], [5], [0.5], fixed_text(spec, "auto")))
+        result = torch.library.opcheck(attention_operator, (queries, k, k, fixed_text(spec, "auto"), [bias], [5], [0.5]))
         assert set(result.values()) == {"SUCCESS"}
 
 
@@ -253,6 +253,6 @@ def test_the_operator_takes_one_attention() -> None:
     q = randn(1, 1, 8, 16)
     two = "attention one { dtype fp16 head_dim 16 } attention two { dtype fp16 head_dim 16 }"
     with pytest.raises(ArgumentError, match="one attention, not 2"):
-        attention_operator(q, q, q, [], [], [], two)
+        attention_operator(q, q, q, two)
     with pytest.raises(ArgumentError, match="1 ints were given"):
-        attention_operator(q, q, q, [], [3], [], "attention a { dtype fp16 head_dim 16 }")
+        attention_operator(q, q, q, "attention a { dtype fp16 head_dim 16 }", [], [3])
