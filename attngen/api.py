@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from os import PathLike
@@ -148,11 +148,14 @@ def compile(
     device: Device | str = "auto",
     arch: str | None = None,
     captures: Mapping[str, Any] | None = None,
+    ahead: Sequence[str] = (),
 ) -> CompiledAttention:
     """Compile a spec, or the one in an `.attn` file, into a callable.
 
     `kernel` (naive, tiled, fused, auto) overrides the spec's own statement; `device` is "cuda", "emulated", "auto" (cuda where
-    there is a usable GPU) or a Device; `arch` is for planning only and is the device's own by default. Raises DiagnosticError
+    there is a usable GPU) or a Device; `arch` is for planning only and is the device's own by default. `captures` are arrays by
+    name for inputs that calls leave out. `ahead` names architectures whose cubins are compiled into the cache on disk now, with
+    or without a GPU, so that a process that serves finds them there. Raises DiagnosticError
     for mistakes in the text, PlanRefusal for overrides that do not fit, DeviceError where the device cannot compile.
     """
     if not isinstance(spec, AttentionSpec):
@@ -164,6 +167,11 @@ def compile(
     else:
         check(spec)
     place = _device(device) if isinstance(device, str) else device
+    if ahead:
+        from attngen.device.cuda.compiler import cubin
+
+        for target in ahead:
+            cubin(emit(spec, choose(spec, _arch(target), kernel)))
     plan = choose(spec, _arch(arch or place.arch), kernel)
     return CompiledAttention(spec, plan, place.compile(emit(spec, plan)), place, dict(captures or {}))
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from attngen.cache_directory import cache_directory
 
+KINDS = ("cuda", "emulated")
 DIGEST_BYTES = 32  # SHA-256, after the last byte that a loader of ELF files looks at
 MOST_BYTES = 2**30  # of one kind; the entries that were not used for longest go first
 STALE_SECONDS = 3600.0  # a temporary file this old was left by a process that was killed

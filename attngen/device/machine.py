@@ -10,10 +10,8 @@ from importlib import metadata
 
 from attngen.cache_directory import cache_directory
 from attngen.device.choose import has_gpu
-from attngen.device.kernel_cache import KernelCache
+from attngen.device.kernel_cache import KINDS, KernelCache
 from attngen.device.protocol import DeviceError
-
-CACHE_KINDS = ("cuda", "emulated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ def _package(name: str, needed: str, cure: str) -> Finding:
 
 def _cache() -> Finding:
     kinds = []
-    for kind in CACHE_KINDS:
+    for kind in KINDS:
         entries = KernelCache(kind).entries()
         kinds.append(f"{kind} {len(entries)} files, {sum(e.bytes for e in entries) / 2**20:.1f} MiB")
     where = cache_directory("cuda").parent

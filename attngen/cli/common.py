@@ -1,0 +1,155 @@
+"""What the commands share: exit codes, options, and how mistakes are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from attngen.language import Loaded
+    from attngen.plan.arch import Arch
+
+OK, FAILED, USAGE, DEVICE = 0, 1, 2, 3
+EPILOG = "Exit codes: 0 done; 1 a check failed; 2 a mistake in the spec or the command; 3 the device cannot do it."
+RUNG_CHOICE = click.Choice(["auto", "naive", "tiled", "fused"])
+
+spec_argument = click.argument("spec")
+name_option = click.option("--name", help="Only the attention of this name, where the file holds several.")
+arch_option = click.option(
+    "--arch", default="sm_80", show_default=True, help="Architectures, separated by commas; `attngen list` names them."
+)
+param_option = click.option(
+    "--param", "given", multiple=True, metavar="NAME=NUMBER", help="A param's value; its default otherwise."
+)
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Mistakes as diagnostics, device problems as a line, our own errors as a request to report them."""
+    from attngen.diagnostics import DiagnosticError
+
+    try:
+        yield
+    except DiagnosticError as error:
+        click.echo(error.render(color=colored(sys.stderr)), err=True, nl=False)
+        sys.exit(USAGE)
+    except BrokenPipeError:  # `| head` has read enough; click knows what to do
+        raise
+    except OSError as error:
+        click.echo(f"error: {error.strerror or error}: {error.filename or ''}", err=True)
+        sys.exit(USAGE)
+    except click.ClickException:
+        raise
+    except Exception as error:
+        _classified(error)
+
+
+def _classified(error: Exception) -> None:
+    from attngen.device.arrays import ArgumentError
+    from attngen.device.protocol import DeviceError
+    from attngen.spec.obligations import ObligationError
+
+    if isinstance(error, (ArgumentError, ObligationError, DeviceError)):
+        click.echo(f"error: {error}", err=True)
+        sys.exit(DEVICE if isinstance(error, DeviceError) else USAGE)
+    _internal(error)
+
+
+def _internal(error: Exception) -> None:
+    if os.environ.get("ATTNGEN_DEBUG", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    click.echo(
+        f"internal error: {type(error).__name__}: {error}\nThis is a bug of attngen: please report it with the spec. "
+        "ATTNGEN_DEBUG=1 shows where.",
+        err=True,
+    )
+    sys.exit(70)
+
+
+def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with reported():
+            return command(*args, **kwargs)
+
+    return run
+
+
+def colored(stream: Any) -> bool:
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR")
+
+
+def load_specs(spec: str, name: str | None) -> list[Loaded]:
+    """The attentions of SPEC, or the one called `name`."""
+    from attngen.language.load import load_path
+    from attngen.shipped import find_spec
+
+    loaded = list(load_path(find_spec(spec)))
+    if name is None:
+        return loaded
+    chosen = [one for one in loaded if one.spec.name == name]
+    if not chosen:
+        raise click.BadParameter(f"{spec} has no attention {name}; it has {', '.join(o.spec.name for o in loaded)}")
+    return chosen
+
+
+def arches_named(names: str) -> list[Arch]:
+    from attngen.plan.arch import ARCHES, find_arch
+
+    found = []
+    for name in names.split(","):
+        arch = find_arch(name.strip())
+        if arch is None:
+            raise click.BadParameter(f"no architecture is called {name}; there are {', '.join(ARCHES)}", param_hint="--arch")
+        found.append(arch)
+    return found
+
+
+def source_of(one: Loaded, arch: Arch, kernel: str | None) -> Any:
+    """(plan, KernelSource) of one attention; refusals of the planner point at the spec's text."""
+    from attngen.diagnostics import DiagnosticError
+    from attngen.emit.emitter import emit
+    from attngen.plan import choose
+
+    try:
+        plan = choose(one.spec, arch, kernel)
+    except DiagnosticError as error:
+        raise error.located(one.spans) from None
+    return plan, emit(one.spec, plan)
+
+
+def rungs_named(kernel: str | None) -> tuple[str, ...]:
+    return ("naive", "tiled", "fused") if kernel is None else (kernel,)
+
+
+def params_given(given: tuple[str, ...]) -> dict[str, int | float]:
+    values: dict[str, int | float] = {}
+    for text in given:
+        key, _, value = text.partition("=")
+        try:
+            values[key] = float(value) if any(c in value for c in ".einf") else int(value)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not NAME=NUMBER", param_hint="--param") from None
+    return values
+
+
+def devices_named(device: str, thread_orders: int, fast: bool) -> tuple[Any, ...]:
+    from attngen.device.choose import device_by_name, has_gpu
+
+    if device == "auto":
+        device = "cuda" if has_gpu() else "emulated"
+    if device == "emulated":
+        from attngen.device.emulated import EmulatedDevice
+
+        return tuple(EmulatedDevice(checked=not fast, seed=order) for order in range(thread_orders))
+    try:
+        return (device_by_name(device),)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--device") from None

@@ -1,0 +1,162 @@
+"""`build`, `show`, `explain`: a spec on its way to CUDA."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attngen.cli.common import (
+    EPILOG,
+    RUNG_CHOICE,
+    arch_option,
+    arches_named,
+    colored,
+    guarded,
+    load_specs,
+    name_option,
+    params_given,
+    rungs_named,
+    source_of,
+    spec_argument,
+)
+
+if TYPE_CHECKING:
+    from attngen.language import Loaded
+    from attngen.plan.arch import Arch
+
+
+@click.command(epilog=EPILOG)
+@spec_argument
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    help="Where to write; here by default.",
+)
+@click.option("--kernel", type=RUNG_CHOICE, help="One rung; all three by default.")
+@arch_option
+@name_option
+@click.option("--cubin", is_flag=True, help="Compile too: a .cubin beside each file, and into the cache. Needs no GPU.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@guarded
+def build(spec: str, output: Path, kernel: str | None, arch: str, name: str | None, cubin: bool, as_json: bool) -> None:
+    """Write CUDA, and a JSON manifest that says how to launch it.
+
+    \b
+    attngen build specs/gpt2.attn                      naive, tiled and fused, for sm_80
+    attngen build gpt2 --kernel fused --arch sm_90 -o out
+    attngen build gpt2 --cubin --arch sm_80,sm_90      compiled ahead, for machines that will serve
+
+    Needs no GPU and no CUDA. The same spec gives the same bytes every time.
+    """
+    from attngen.emit.manifest import to_manifest
+
+    arches = arches_named(arch)
+    todo = [(target, rung, one) for one in load_specs(spec, name) for rung in rungs_named(kernel) for target in arches]
+    sources = [(target, source_of(one, target, rung)[1]) for target, rung, one in todo]
+    output.mkdir(parents=True, exist_ok=True)
+    written = []
+    for target, source in sources:
+        stem = source.name if len(arches) == 1 else f"{source.name}_{target.name}"
+        files = {".cu": source.text.encode(), ".json": to_manifest(source).encode()}
+        if cubin:
+            from attngen.device.cuda import compiler
+
+            files[".cubin"] = compiler.cubin(source)
+        for suffix, data in files.items():
+            _write(output / f"{stem}{suffix}", data)
+            written.append(str(output / f"{stem}{suffix}"))
+    click.echo(json.dumps({"written": written}) if as_json else "\n".join(written))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All of it, or nothing: a reader never sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@click.command(epilog=EPILOG)
+@spec_argument
+@click.option("--stage", type=click.Choice(["tree", "spec", "plan", "cuda", "ptx", "sass"]), default="cuda", show_default=True)
+@click.option("--kernel", type=RUNG_CHOICE, default="auto", show_default=True)
+@arch_option
+@name_option
+@guarded
+def show(spec: str, stage: str, kernel: str, arch: str, name: str | None) -> None:
+    """Print one stage of the road from text to machine code.
+
+    \b
+    tree  the syntax tree          spec  what is meant       plan  how it is computed
+    cuda  the generated file       ptx   NVRTC's output      sass  the machine code
+    """
+    (target, *_) = arches_named(arch)
+    if stage == "tree":
+        from attngen.inspect.explain import describe_tree
+        from attngen.language.syntax import parse
+        from attngen.shipped import find_spec
+        from attngen.source import SourceFile
+
+        path = find_spec(spec)
+        click.echo(describe_tree(parse(SourceFile(str(path), path.read_text()))), nl=False)
+        return
+    for one in load_specs(spec, name):
+        click.echo(_stage(one, stage, kernel, target), nl=False)
+
+
+def _stage(one: Loaded, stage: str, kernel: str, target: Arch) -> str:
+    from attngen.inspect.explain import describe_spec, explain_plan
+
+    if stage == "spec":
+        return describe_spec(one.spec)
+    plan, source = source_of(one, target, kernel)
+    if stage == "plan":
+        return explain_plan(one.spec, plan)
+    if stage == "cuda":
+        return _highlighted(source.text)
+    from attngen.device.cuda.compiler import compile_text, disassemble
+
+    if stage == "ptx":
+        return compile_text(source, "ptx").code.decode().rstrip("\0")
+    return disassemble(compile_text(source).code)
+
+
+def _highlighted(text: str) -> str:
+    if not colored(sys.stdout):
+        return text
+    from pygments import highlight
+    from pygments.formatters import TerminalFormatter
+    from pygments.lexers import CudaLexer
+
+    return str(highlight(text, CudaLexer(), TerminalFormatter()))
+
+
+@click.command(epilog=EPILOG)
+@spec_argument
+@click.option("--kernel", type=RUNG_CHOICE, default="auto", show_default=True)
+@arch_option
+@click.option("--q-len", type=click.IntRange(1), default=2048, show_default=True)
+@click.option("--kv-len", type=click.IntRange(1), help="As q-len by default.")
+@click.option("--param", "given", multiple=True, metavar="NAME=NUMBER", help="A param's value; its default otherwise.")
+@name_option
+@guarded
+def explain(
+    spec: str, kernel: str, arch: str, q_len: int, kv_len: int | None, given: tuple[str, ...], name: str | None
+) -> None:
+    """Say why: every decision with its reason, the memory map, and the tiles that are visited."""
+    from attngen.inspect.explain import explain_plan, explain_tiles
+
+    (target, *_) = arches_named(arch)
+    for one in load_specs(spec, name):
+        plan, _ = source_of(one, target, kernel)
+        click.echo(explain_plan(one.spec, plan))
+        click.echo(explain_tiles(one.spec, plan, q_len, q_len if kv_len is None else kv_len, params_given(given)))

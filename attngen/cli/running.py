@@ -1,0 +1,113 @@
+"""`check` and `bench`: a spec run and measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from attngen.cli.common import (
+    EPILOG,
+    FAILED,
+    OK,
+    RUNG_CHOICE,
+    colored,
+    devices_named,
+    guarded,
+    load_specs,
+    name_option,
+    params_given,
+    rungs_named,
+    spec_argument,
+)
+
+
+@click.command(epilog=EPILOG)
+@spec_argument
+@click.option("--device", default="auto", show_default=True, help="cuda, cuda:N, emulated or auto (cuda where there is a GPU).")
+@click.option("--kernel", type=RUNG_CHOICE, help="One rung; all three by default.")
+@click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), help="Instead of the spec's own.")
+@click.option("--batch", type=click.IntRange(0), default=1, show_default=True)
+@click.option(
+    "--heads",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Query heads, where the spec leaves them open.",
+)
+@click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads; as many as query heads by default.")
+@click.option("--q-len", type=click.IntRange(0), default=200, show_default=True)
+@click.option("--kv-len", type=click.IntRange(0), help="As q-len by default.")
+@click.option("--param", "given", multiple=True, metavar="NAME=NUMBER", help="A param's value; its default otherwise.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random arrays.")
+@click.option(
+    "--thread-orders",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Emulated: orders in which threads run.",
+)
+@click.option("--fast", is_flag=True, help="Emulated: do not watch memory accesses.")
+@name_option
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@guarded
+def check(
+    spec: str, device: str, kernel: str | None, dtype: str | None, batch: int, heads: int, kv_heads: int | None, q_len: int,
+    kv_len: int | None, given: tuple[str, ...], seed: int, thread_orders: int, fast: bool, name: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Run every rung against the oracle (numpy in float64) and print the errors.
+
+    \b
+    attngen check specs/gpt2.attn
+    attngen check alibi --q-len 300 --heads 4
+    attngen check specs/gpt2.attn --device emulated --thread-orders 3
+
+    The bound is twice the error of the same computation in torch's way (fp32 arithmetic, output rounded to the spec's type)
+    plus one unit in the last place. On the emulated device every memory access is watched too.
+    """
+    from dataclasses import replace
+
+    from attngen.inspect.checking import check_spec
+    from attngen.reference.problems import Shape
+    from attngen.spec.dtypes import DTYPES
+
+    devices = devices_named(device, thread_orders, fast)
+    shape = Shape(batch, heads, kv_heads or heads, q_len, q_len if kv_len is None else kv_len)
+    results = []
+    table = None if as_json else _CheckTable()
+    for one in load_specs(spec, name):
+        wanted = one.spec if dtype is None else replace(one.spec, dtype=DTYPES[dtype])
+        for result in check_spec(wanted, rungs_named(kernel), devices, shape, params_given(given), seed):
+            results.append(result)
+            if table is not None:
+                table.add(result)
+    if table is None:
+        click.echo(json.dumps([_check_json(r) for r in results], indent=2))
+    sys.exit(OK if all(r.comparison.passed for r in results) else FAILED)
+
+
+class _CheckTable:
+    """Results as they come, a line each: long checks show their progress."""
+
+    def __init__(self) -> None:
+        click.echo(
+            f"{'attention':<20} {'kernel':<20} {'device':<10} {'error':>9} {'allowed':>9} {'lse':>9} {'compile':>8} {'run':>8}"
+        )
+
+    def add(self, r: Any) -> None:
+        c = r.comparison
+        lse = "-" if c.lse_error is None else f"{c.lse_error:.2e}"
+        verdict = click.style("ok", fg="green") if c.passed else click.style("FAILED", fg="red", bold=True)
+        click.echo(
+            f"{r.spec:<20} {r.rung + (' ' + r.schedule if r.schedule != r.rung else ''):<20} {r.device:<10} {c.error:>9.2e} "
+            f"{c.allowed:>9.2e} {lse:>9} {r.compile_seconds:>7.2f}s {r.run_seconds:>7.2f}s  {verdict}",
+            color=colored(sys.stdout),
+        )
+
+
+def _check_json(r: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(r) | {"passed": r.comparison.passed}

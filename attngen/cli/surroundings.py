@@ -1,0 +1,111 @@
+"""`list`, `doctor`, `cache`: what there is, and what this machine has."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from datetime import datetime
+from itertools import takewhile
+
+import click
+
+from attngen.cli.common import EPILOG, colored, guarded
+
+
+def _first_sentence(text: str) -> str:
+    """Of the comment that a shipped spec begins with."""
+    comment = " ".join(line.removeprefix("# ") for line in takewhile(lambda line: line.startswith("#"), text.splitlines()))
+    return re.split(r"(?<!et al)\. ", comment)[0].rstrip(".")
+
+
+@click.command("list", epilog=EPILOG)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@guarded
+def list_(as_json: bool) -> None:
+    """Name what there is: the prelude, functions, schedules, architectures and shipped specs."""
+    from attngen.language.prelude import prelude
+    from attngen.plan import ARCHES, SCHEDULES
+    from attngen.shipped import spec_directory
+    from attngen.spec.operator import TABLE
+    from attngen.spec.operators import FUNCTIONS
+
+    named = {
+        "prelude": {f"{d.name}({', '.join(d.parameters)})" if d.parameters else d.name: "" for d in prelude().values()},
+        "functions": {n: TABLE[n].what for n in sorted(FUNCTIONS)},
+        "schedules": {name: f"kernel {rung}" for name, rung, _, _ in SCHEDULES},
+        "architectures": {a.name: a.what for a in ARCHES.values()},
+        "specs": {p.stem: _first_sentence(p.read_text()) for p in sorted(spec_directory().glob("*.attn"))},
+    }
+    if as_json:
+        click.echo(json.dumps(named, indent=2))
+        return
+    for title, entries in named.items():
+        click.echo(click.style(title, bold=True), color=colored(sys.stdout))
+        for entry, what in entries.items():
+            click.echo(f"  {entry:<30} {what}".rstrip())
+
+
+@click.command(epilog=EPILOG)
+@click.argument("action", type=click.Choice(["list", "size", "clear"]), default="size")
+@click.option("--kind", type=click.Choice(["cuda", "emulated"]), help="Only cubins, or only libraries of the emulated device.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@guarded
+def cache(action: str, kind: str | None, as_json: bool) -> None:
+    """Show or clear the compiled kernels kept on disk.
+
+    \b
+    attngen cache            how many there are, how large, and where
+    attngen cache list       each of them, the latest used first
+    attngen cache clear      remove them; they are compiled again when needed
+
+    ATTNGEN_CACHE_DIR moves the cache. A kind is kept below 1 GiB: what was not used for longest goes first.
+    """
+    from attngen.device.kernel_cache import KINDS, KernelCache
+
+    caches = [KernelCache(k) for k in KINDS if kind in (None, k)]
+    if action == "clear":
+        removed = {c.kind: c.clear() for c in caches}
+        click.echo(json.dumps(removed) if as_json else f"removed {sum(removed.values())} kernels")
+        return
+    found = {c.kind: c.entries() for c in caches}
+    if as_json:
+        click.echo(json.dumps({k: [{"name": e.name, "bytes": e.bytes, "used": e.used} for e in es] for k, es in found.items()}))
+        return
+    for one in caches:
+        entries = found[one.kind]
+        click.echo(
+            f"{one.kind:<9} {len(entries):>5} kernels {sum(e.bytes for e in entries) / 2**20:>8.1f} MiB  {one.directory}"
+        )
+        for entry in entries if action == "list" else ():
+            used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
+            click.echo(f"  {used}  {entry.bytes / 1024:>8.1f} KiB  {entry.name}")
+
+
+@click.command(epilog=EPILOG)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@guarded
+def doctor(as_json: bool) -> None:
+    """Say what this machine has, what is missing, and how to get it."""
+    from dataclasses import asdict
+
+    from attngen.device.machine import examine
+
+    findings = examine()
+    if as_json:
+        click.echo(json.dumps([asdict(f) for f in findings], indent=2))
+        return
+    for f in findings:
+        mark = click.style("have   ", fg="green") if f.found else click.style("missing", fg="yellow")
+        click.echo(f"{mark} {f.name:<13} {f.detail}", color=colored(sys.stdout))
+        click.echo(f"        {'':<13} for {f.needed}")
+        if not f.found:
+            click.echo(f"        {'':<13} cure: {f.cure}")
+    emulated = next(f for f in findings if f.name == "C++ compiler").found
+    gpu = next(f for f in findings if f.name == "GPU").found
+    ways = [*(["on the GPU"] if gpu else []), *(["emulated on the CPU"] if emulated else [])]
+    click.echo(
+        f"\nattngen can build, and run {' and '.join(ways)}"
+        if ways
+        else "\nattngen can build, but nothing here can run kernels"
+    )

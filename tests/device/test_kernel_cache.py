@@ -1,0 +1,223 @@
+"""The cache of compiled kernels, in the trouble that it was made for. Every case is real: other processes, files, limits."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen.cache_directory import cache_directory
+from attngen.device.cuda import compiler
+from attngen.device.kernel_cache import DIGEST_BYTES, TEMPORARY, CacheWarning, KernelCache
+from tests.conftest import ROOT
+from tests.problems import emitted, shipped
+
+CUBIN = """
+from attngen.device.cuda.compiler import cubin
+from tests.problems import emitted, shipped
+print(len(cubin(emitted(shipped("gpt2"), "naive"))))
+"""
+EMULATED = """
+import numpy as np, attngen
+q = np.ones((1, 1, 9, 64), np.float16)
+print(attngen.compile("specs/gpt2.attn", kernel="naive", device="emulated")(q, q, q).sum())
+"""
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def start(code: str, before=None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=before
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output
+
+
+def files(kind: str) -> list[Path]:
+    place = cache_directory(kind)
+    return sorted(place.iterdir()) if place.is_dir() else []
+
+
+@pytest.mark.parametrize(("code", "kind", "count"), [(CUBIN, "cuda", 1), (EMULATED, "emulated", 3)])
+def test_sixteen_processes_compile_the_same_spec_at_once(code: str, kind: str, count: int) -> None:
+    outputs = {finish(p) for p in [start(code) for _ in range(16)]}
+    assert len(outputs) == 1
+    assert len(files(kind)) == count
+    assert not [f for f in files(kind) if f.name.startswith(TEMPORARY)]
+
+
+def test_a_process_killed_during_a_write_leaves_nothing_that_harms(directory: Path) -> None:
+    code = (
+        """
+import os, signal
+from attngen.device import kernel_cache
+real = os.replace
+kernel_cache.os.replace = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
+"""
+        + CUBIN
+    )
+    process = start(code)
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    (left,) = files("cuda")
+    assert left.name.startswith(TEMPORARY)
+    assert KernelCache("cuda").entries() == ()
+    finish(start(CUBIN))
+    assert len(KernelCache("cuda").entries()) == 1
+    long_ago = time.time() - 7200
+    os.utime(left, (long_ago, long_ago))
+    compiler.cubin(emitted(shipped("gpt2"), "tiled"))
+    assert not left.exists()  # swept up by a later write
+
+
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "flipped", "replaced"])
+@pytest.mark.parametrize(("code", "kind"), [(CUBIN, "cuda"), (EMULATED, "emulated")])
+def test_a_damaged_entry_is_made_again(code: str, kind: str, damage: str) -> None:
+    right = finish(start(code))
+    for path in files(kind):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(
+            {"truncated": data[: len(data) // 2], "emptied": b"", "flipped": data, "replaced": b"x" * 5000}[damage]
+        )
+    assert finish(start(code)) == right
+    before = [p.stat().st_ino for p in files(kind)]
+    assert finish(start(code)) == right
+    assert [p.stat().st_ino for p in files(kind)] == before  # whole again, and used
+
+
+def without_override() -> None:
+    """Root writes where permissions forbid it: drop CAP_DAC_OVERRIDE (1) from the bounding set (PR_CAPBSET_DROP, 24)."""
+    if os.getuid() == 0 and ctypes.CDLL(None).prctl(24, 1, 0, 0, 0) != 0:
+        os._exit(77)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(CUBIN, "cuda"), (EMULATED, "emulated")])
+@pytest.mark.parametrize("filled", [False, True])
+def test_a_read_only_directory_costs_time_and_no_result(code: str, kind: str, filled: bool, directory: Path) -> None:
+    right = finish(start(code))
+    if not filled:
+        KernelCache(kind).clear()
+    for path in [*directory.rglob("*"), directory]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        process = start(code, without_override)
+        output, errors = process.communicate(timeout=120)
+    finally:
+        for path in [directory, *directory.rglob("*")]:
+            path.chmod(0o755)
+    assert process.returncode == 0, errors
+    assert output == right
+    assert ("cannot be used" in errors) is not filled
+
+
+def limited_files() -> None:
+    """Writes beyond 4 KiB fail, as on a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+def test_writes_that_fail_cost_time_and_no_result() -> None:
+    process = start(CUBIN, limited_files)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert int(output) > 4096
+    assert "CacheWarning" in errors
+    assert "cannot be used" in errors
+    assert files("cuda") == []
+
+
+def test_a_full_disk_costs_time_and_no_result(tmp_path: Path) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    run = f"ATTNGEN_CACHE_DIR={place} {sys.executable} -c '{CUBIN}'"
+    script = f"mount -t tmpfs -o size=16k tmpfs {place} && {run} && ls {place}/cuda"
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    if "mount" in done.stderr or "unshare" in done.stderr:
+        pytest.skip("this machine lends no small file system; test_writes_that_fail_cost_time_and_no_result stands for it")
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device" in done.stderr
+    assert done.stdout.split() == [done.stdout.split()[0]]  # the cubin's size, and no file
+
+
+def test_another_nvrtc_makes_other_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = emitted(shipped("gpt2"), "naive")
+    first = compiler.cubin(source)
+    monkeypatch.setattr(compiler, "nvrtc_version", lambda: "99.9")
+    assert compiler.cubin(source) == first
+    assert len(files("cuda")) == 2
+
+
+def test_an_entry_that_is_there_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = emitted(shipped("gpt2"), "naive")
+    first = compiler.cubin(source)
+    monkeypatch.setattr(compiler, "compile_text", None)
+    assert compiler.cubin(source) == first
+    with pytest.raises(TypeError):
+        compiler.cubin(emitted(shipped("gpt2"), "tiled"))
+
+
+def test_other_texts_architectures_and_params_are_other_entries() -> None:
+    for arch in ("sm_80", "sm_90a"):
+        compiler.cubin(emitted(shipped("gpt2"), "naive", arch))
+    compiler.cubin(emitted(shipped("gpt2", "bf16"), "naive"))
+    assert len(files("cuda")) == 3
+
+
+def test_old_entries_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attngen.device.kernel_cache.MOST_BYTES", 3000)
+    cache = KernelCache("cuda")
+    for i in range(5):
+        cache.data(f"{i}", lambda: bytes(900))
+        os.utime(cache.directory / f"{i}", (i, i))
+    assert [e.name for e in cache.entries()] == ["4", "3", "2"]
+    cache.data("2", lambda: b"never made")  # used: now the youngest
+    cache.data("5", lambda: bytes(900))
+    assert {e.name for e in cache.entries()} == {"5", "2", "4"}
+
+
+def test_an_entry_ends_with_its_digest_and_is_still_an_elf_file() -> None:
+    data = compiler.cubin(emitted(shipped("gpt2"), "naive"))
+    (path,) = files("cuda")
+    stored = path.read_bytes()
+    assert stored[:-DIGEST_BYTES] == data
+    assert stored[:4] == b"\x7fELF"
+
+
+def test_threads_share_one_warning(directory: Path) -> None:
+    directory.parent.joinpath("cache").write_text("a file where a directory should be")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        threads = [threading.Thread(target=KernelCache("cuda").data, args=("x", lambda: b"data")) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert {w.category for w in caught} <= {CacheWarning}
+    assert KernelCache("cuda").data("x", lambda: b"data") == b"data"
+
+
+def test_cubins_are_compiled_ahead() -> None:
+    kernel = attngen.compile(shipped("gpt2"), kernel="naive", device="emulated", ahead=["sm_80", "sm_90"])
+    assert len(files("cuda")) == 2
+    q = np.ones((1, 1, 5, 64), np.float16)
+    assert kernel(q, q, q).shape == q.shape
