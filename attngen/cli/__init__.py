@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from attngen.cli import road, running, surroundings
+from attngen.cli import measuring, road, running, surroundings
 from attngen.cli.common import EPILOG
 
 
@@ -17,6 +17,7 @@ def main() -> None:
     attngen build specs/gpt2.attn -o out     write CUDA and a manifest
     attngen check specs/gpt2.attn            run every rung against the oracle
     attngen explain specs/gpt2.attn          the plan, with its reasons
+    attngen bench specs/gpt2.attn            beside what one would use instead
     attngen doctor                           what this machine has
     attngen cache                            the kernels that were compiled
 
@@ -25,7 +26,7 @@ def main() -> None:
 
 
 for _command in (
-    road.build, road.show, road.explain, running.check, surroundings.list_, surroundings.doctor,
+    road.build, road.show, road.explain, running.check, measuring.bench, surroundings.list_, surroundings.doctor,
     surroundings.cache,
 ):  # fmt: skip
     main.add_command(_command)

@@ -1,4 +1,4 @@
-"""`check` and `bench`: a spec run and measured."""
+"""`check`: a spec run on a device, and compared with the oracle."""
 
 from __future__ import annotations
 

@@ -41,19 +41,32 @@ class Problem:
         return sizes
 
 
+def allowed_rows(problem: Problem, b: int, h: int, rows: slice) -> Any:
+    """The mask of one head, for a block of query rows: [rows, kv_len], or a shape that broadcasts to it."""
+    assert problem.spec.mask is not None
+    return evaluate(problem.spec.mask, *_surroundings(problem, b, h, rows))
+
+
+def _surroundings(problem: Problem, b: int, h: int, rows: slice) -> tuple[dict[str, Any], Any, Any, Any]:
+    """What `evaluate` wants: the names of a block of rows, how inputs are read, the namespace, literals."""
+    sizes = problem.sizes
+    numbers = {**sizes, **problem.params, "b": b, "h": h}
+    names: dict[str, Any] = {name: _literal(problem, value) for name, value in numbers.items()}
+    names["q"] = _arange(problem, rows.start, rows.stop)[:, None]
+    names["k"] = _arange(problem, 0, sizes["kv_len"])[None, :]
+    return names, lambda name, at: _read(problem, name, at), problem.xp, lambda c: _literal(problem, c)
+
+
 def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, Any | None]:
     """O [rows, head_dim_v] and lse [rows] of one head, for a block of query rows."""
     spec, xp = problem.spec, problem.xp
     sizes = problem.sizes
     kv_h = h // (sizes["q_heads"] // sizes["kv_heads"])
     q, k, v = problem.q[b, h, rows], problem.k[b, kv_h], problem.v[b, kv_h]
-    numbers = {**sizes, **problem.params, "b": b, "h": h}
-    names: dict[str, Any] = {name: _literal(problem, value) for name, value in numbers.items()}
-    names["q"] = _arange(problem, rows.start, rows.stop)[:, None]
-    names["k"] = _arange(problem, 0, sizes["kv_len"])[None, :]
+    names, *rest = _surroundings(problem, b, h, rows)
 
     def value(expr: Expr) -> Any:
-        return evaluate(expr, names, lambda name, at: _read(problem, name, at), xp, lambda c: _literal(problem, c))
+        return evaluate(expr, names, *rest)
 
     names["s"] = (q @ k.T) * value(spec.scale)
     scores = _like(value(spec.score) + 0.0 * names["s"], v)

@@ -55,7 +55,16 @@ def sample(spec: AttentionSpec, shape: Shape, seed: int = 0) -> Sample:
     q = randn("q_heads", "q_len", spec.head_dim)
     k = randn("kv_heads", "kv_len", spec.head_dim)
     v = randn("kv_heads", "kv_len", spec.head_dim_v)
-    return Sample(q, k, v, {i.name: _values(spec, i, sizes, rng) for i in spec.inputs})
+    return Sample(q, k, v, _inputs(spec, sizes, rng))
+
+
+def sample_inputs(spec: AttentionSpec, shape: Shape, seed: int = 0) -> dict[str, Array]:
+    """The captured tensors of `sample` alone, with other numbers."""
+    return _inputs(spec, shape.sizes(spec), np.random.default_rng(seed))
+
+
+def _inputs(spec: AttentionSpec, sizes: dict[str, int], rng: np.random.Generator) -> dict[str, Array]:
+    return {i.name: _values(spec, i, sizes, rng) for i in spec.inputs}
 
 
 def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np.random.Generator) -> Array:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from attngen.reference.definition import Problem, attention_rows, block_rows
+from attngen.reference.definition import Problem, allowed_rows, attention_rows, block_rows
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import Const, Name
+from attngen.spec.expr import Const, Name, names_in
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +49,37 @@ def torch_attention(
                 if row_lse is not None:
                     lse[b, h, rows] = row_lse.to(wanted)
     return output, lse if spec.normalize == "softmax" else None
+
+
+def allowed_pairs(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    inputs: Mapping[str, torch.Tensor],
+    params: Mapping[str, int | float] | None = None,
+) -> int:
+    """How many pairs of a query and a key the mask keeps, over all heads."""
+    import torch
+
+    batch, q_heads, q_len, _ = q.shape
+    kv_len = k.shape[2]
+    if spec.mask is None:
+        return int(batch * q_heads * q_len * kv_len)
+    numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params or {})
+    long = {n: t if t.dtype is torch.bool or t.dtype.is_floating_point else t.long() for n, t in inputs.items()}
+    problem = Problem(spec, q, k, k, long, numbers, torch)
+    used = names_in(spec.mask)
+    heads = range(q_heads if "h" in used else 1)
+    batches = range(batch if "b" in used else 1)
+    step = block_rows(problem)
+    total = 0
+    for b in batches:
+        for h in heads:
+            for start in range(0, q_len, step):
+                rows = slice(start, min(start + step, q_len))
+                found = allowed_rows(problem, b, h, rows)
+                total += int(found.expand(rows.stop - rows.start, kv_len).sum())
+    return total * int(batch // len(batches)) * int(q_heads // len(heads))
 
 
 def torch_math(

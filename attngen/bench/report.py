@@ -1,0 +1,59 @@
+"""What a sweep found: plain values, to be kept and drawn anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from attngen.device.arrays import ArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds of a call: the median of many, and where four fifths of them lie."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One candidate on one case. TFLOP/s count 2 (head_dim + head_dim_v) operations for each pair that the mask keeps."""
+
+    case: str
+    dtype: str
+    head_dim: int
+    masked: bool
+    length: int
+    candidate: str
+    timing: Timing
+    tflops: float
+    of_matmul: float  # share of the matmul ceiling
+    of_copy: float  # share of the copy ceiling, of the bytes that must move: each tensor once
+    peak_bytes: int
+    error: float  # against float64, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole sweep, and where it ran."""
+
+    spec: str
+    where: str
+    rounds: int
+    results: tuple[Measured, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as `from_json` reads them."""
+        return asdict(self)
+
+
+def from_json(data: Mapping[str, Any]) -> Report:
+    """The report that `to_json` wrote. Raises ArgumentError for something else."""
+    try:
+        results = tuple(Measured(**r | {"timing": Timing(**r["timing"])}) for r in data["results"])
+        return Report(data["spec"], data["where"], data["rounds"], results)
+    except (KeyError, TypeError) as error:
+        raise ArgumentError(f"this is no report of `attngen bench` ({error})") from error

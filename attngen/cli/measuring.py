@@ -1,0 +1,172 @@
+"""`bench`: a spec measured beside what one would use instead, or counted where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attngen.cli.common import EPILOG, colored, guarded, load_specs, name_option, param_option, params_given
+
+
+@click.command(epilog=EPILOG)
+@click.argument("spec", required=False)
+@click.option("--lengths", default="512,1024,2048,4096,8192,16384", show_default=True, help="Sequence lengths.")
+@click.option("--dtypes", help="Element types; the spec's own by default.")
+@click.option("--head-dims", help="Head sizes; the spec's own by default.")
+@click.option("--full", is_flag=True, help="Each case also without its mask.")
+@click.option("--tokens", type=click.IntRange(1), default=16384, show_default=True, help="Batch times length.")
+@click.option("--rounds", type=click.IntRange(2), default=21, show_default=True, help="Timings of each candidate.")
+@param_option
+@name_option
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Keep the figures in this file.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw them: .png, .svg or .pdf.")
+@click.option("--from", "kept", type=click.Path(exists=True, path_type=Path), help="Measure nothing; read figures kept before.")
+@guarded
+def bench(
+    spec: str | None, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int, rounds: int,
+    given: tuple[str, ...], name: str | None, json_file: Path | None, plot: Path | None, kept: Path | None,
+) -> None:  # fmt: skip
+    """Measure a spec on the GPU beside what one would use instead.
+
+    \b
+    attngen bench specs/gpt2.attn --json gpt2.json --plot gpt2.png
+    attngen bench llama_gqa --lengths 1024,4096 --dtypes fp16,bf16 --full
+    attngen bench --from gpt2.json --plot gpt2.svg
+
+    Beside attngen's rungs stand torch's backends, where they can say the spec, and FlexAttention with the spec's own mask and
+    score. Times are medians by CUDA events, the L2 cache flushed before each call; TFLOP/s count the pairs that the mask keeps;
+    shares are of a matrix product and a copy measured in the same run; errors are the largest against float64.
+    Without a GPU, operations and bytes are counted on the emulated device instead.
+    """
+    from attngen.device.choose import has_gpu
+
+    if plot is not None:
+        from attngen.bench.plot import check_drawable
+
+        check_drawable(plot)  # before anything is measured
+    if kept is not None:
+        report = _kept_report(kept)
+        table = _BenchTable()
+        for result in report.results:
+            table.add(result)
+    elif spec is None:
+        raise click.UsageError("say which SPEC to measure, or read figures kept before with --from")
+    elif not has_gpu():
+        if json_file is not None or plot is not None:
+            raise click.UsageError("there is no GPU here, so nothing can be timed: leave out --json and --plot to see counts")
+        _count(spec, name, given)
+        return
+    else:
+        loaded = load_specs(spec, name)
+        if len(loaded) > 1:
+            raise click.UsageError(
+                f"{spec} has several attentions, choose one by --name: {', '.join(o.spec.name for o in loaded)}"
+            )
+        report = _measured(loaded[0].spec, lengths, dtypes, head_dims, full, tokens, rounds, params_given(given), json_file)
+    click.echo(f"\n{report.where}; median of {report.rounds}, in brackets where four fifths of the timings lie")
+    if plot is not None:
+        from attngen.bench.plot import draw
+
+        draw(report, plot)
+        click.echo(f"wrote {plot}", err=True)
+
+
+def _measured(
+    spec: Any, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int, rounds: int,
+    params: dict[str, int | float], json_file: Path | None,
+) -> Any:  # fmt: skip
+    """The sweep's report, its table printed as it comes; what was measured is kept in `json_file`, whatever comes."""
+    try:
+        from attngen.bench import sweep
+    except ImportError as error:
+        raise click.UsageError("measuring needs torch: pip install 'attngen[torch]'") from error
+    from attngen.bench.report import Report
+    from attngen.spec.dtypes import DTYPES
+
+    elements = _words(dtypes)
+    for element in elements:
+        if element not in DTYPES:
+            raise click.BadParameter(
+                f"no element type is called {element}; there are {', '.join(DTYPES)}", param_hint="--dtypes"
+            )
+    todo = list(sweep.cases(spec, _whole(lengths), elements, _whole(head_dims), full, tokens))
+    table = _BenchTable()
+    report = Report(spec.name, sweep.where(), rounds, ())
+    for result in sweep.run(todo, params, rounds, lambda text: click.echo(text, err=True)):
+        report = replace(report, results=(*report.results, result))
+        table.add(result)
+        if json_file is not None:
+            json_file.write_text(json.dumps(report.to_json(), indent=1))
+    return report
+
+
+def _kept_report(path: Path) -> Any:
+    from attngen.bench.report import from_json
+    from attngen.device.arrays import ArgumentError
+
+    try:
+        return from_json(json.loads(path.read_text()))
+    except ValueError as error:
+        raise ArgumentError(f"{path} is no JSON ({error})") from error
+
+
+def _words(text: str | None) -> list[str]:
+    return [w.strip() for w in text.split(",")] if text else []
+
+
+def _whole(text: str | None) -> list[int]:
+    words = _words(text)
+    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+        raise click.BadParameter(f"{text!r} is no list of whole numbers from 1, separated by commas")
+    return [int(word) for word in words]
+
+
+class _BenchTable:
+    """Results as they come: a heading for each case, the candidates under it."""
+
+    def __init__(self) -> None:
+        self.case = ""
+
+    def add(self, r: Any) -> None:
+        if r.case != self.case:
+            self.case = r.case
+            click.echo(click.style(f"\n{r.case}", bold=True), color=colored(sys.stdout))
+            click.echo(
+                f"  {'':<16} {'ms':>9} {'':<19} {'TFLOP/s':>8} {'of matmul':>10} {'of copy':>8} {'peak MiB':>9} {'error':>9}"
+            )
+        t = r.timing
+        spread = f"({t.low:.3f} to {t.high:.3f})"
+        line = (
+            f"  {r.candidate:<16} {t.median:>9.3f} {spread:<19} {r.tflops:>8.1f} {r.of_matmul:>9.0%} "
+            f"{r.of_copy:>8.0%} {r.peak_bytes / 2**20:>9.1f} {r.error:>9.1e}"
+        )
+        click.echo(click.style(line, bold=r.candidate == "attngen fused"), color=colored(sys.stdout))
+
+
+def _count(spec: str, name: str | None, given: tuple[str, ...]) -> None:
+    """What can be said without a GPU."""
+    from attngen.bench.counts import count
+    from attngen.reference.problems import Shape
+
+    click.echo("no GPU here, so nothing can be timed; these are exact counts of the emulated device", err=True)
+    for one in load_specs(spec, name):
+        shape = Shape(batch=1, q_heads=2, kv_heads=2, q_len=256, kv_len=256)
+        sizes = shape.sizes(one.spec)
+        click.echo(
+            f"{one.spec.name}: batch 1, {sizes['q_heads']} query heads, length 256; bytes of every access, before any cache"
+        )
+        click.echo(
+            f"  {'kernel':<18} {'global read':>12} {'written':>10} {'shared read':>12} {'written':>10} {'workspace':>10} "
+            f"{'mma':>8} {'barriers':>9}"
+        )
+        for c in count(one.spec, shape, params_given(given)):
+            title = c.rung + (f" {c.schedule}" if c.schedule != c.rung else "")
+            click.echo(
+                f"  {title:<18} {c.global_read:>12,} {c.global_written:>10,} {c.shared_read:>12,} {c.shared_written:>10,} "
+                f"{c.workspace:>10,} {c.tensor_core_instructions:>8,} {c.barriers:>9,}"
+            )
