@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from importlib import import_module
 from os import PathLike
 from typing import Any
 
@@ -36,6 +38,7 @@ class CompiledAttention:
     kernel: Kernel
     device: Device
     captures: Mapping[str, Any] = field(default_factory=dict)
+    of_tensors: _OfTensors | None = field(default=None, repr=False, compare=False)
 
     @property
     def source(self) -> KernelSource:
@@ -55,8 +58,15 @@ class CompiledAttention:
     ) -> Any:
         """Run on `stream` (a driver stream handle; the current stream of q's library by default).
 
+        Tensors of torch go through the operator of `attngen.torch`, unless `out`, `lse` or `stream` is given: such calls can
+        be traced by torch.compile and cost the host least.
+
         Raises ArgumentError (a ValueError) or ArgumentTypeError (also a TypeError) that names the argument at fault.
         """
+        if self.of_tensors is not None and out is None and lse is None and stream is None:
+            call = self.of_tensors.ready()
+            if call is not None and call.takes(q):
+                return call(q, k, v, named)
         named = {**self.captures, **named}
         spec = self.spec
         params = {p.name: (str(p.type), p.default) for p in spec.params}
@@ -91,8 +101,8 @@ class CompiledAttention:
         return bind(self.source, arrays, sizes, params)
 
     def _check_place(self, q: ArrayView) -> None:
-        wanted = "cuda" if self.device.name.startswith("cuda") else "cpu"
-        if q.location.kind != wanted:
+        wanted = self.device.name if self.device.name.startswith("cuda") else "cpu"
+        if str(q.location) != wanted:
             raise ArgumentError(
                 f"`q` is on {q.location}, and this kernel was compiled for the {self.device.name} device; "
                 f"move the arrays to {wanted}, or compile for the other device"
@@ -104,12 +114,25 @@ class CompiledAttention:
         return view(empty_like_owner(owner, shape, DTYPES[tensor.dtype], q.location), name)
 
 
+class _OfTensors:
+    """The way through torch's operator, taken only where the caller has imported torch."""
+
+    def __init__(self, *described: Any) -> None:
+        self._described = described
+        self._call: Any = None
+        self.ready()  # now, if torch is there: torch.compile could not follow an import
+
+    def ready(self) -> Any:
+        if self._call is None and "torch" in sys.modules:
+            room = import_module("attngen.torch.compiled")  # a room above this one, which stands on it
+            self._call = room.OfTensors(*self._described)
+        return self._call
+
+
 def _stream(stream: int | None, q: ArrayView) -> int | None:
     """The stream asked for, else the current one of torch or CuPy where q is theirs."""
     if stream is not None or q.location == CPU:
         return stream
-    import sys
-
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(q.owner, torch.Tensor):
         return int(torch.cuda.current_stream(q.location.ordinal).cuda_stream)
@@ -173,7 +196,11 @@ def compile(
         for target in ahead:
             cubin(emit(spec, choose(spec, _arch(target), kernel)))
     plan = choose(spec, _arch(arch or place.arch), kernel)
-    return CompiledAttention(spec, plan, place.compile(emit(spec, plan)), place, dict(captures or {}))
+    given = dict(captures or {})
+    of_tensors = None
+    if isinstance(device, str) and arch is None and device != "emulated:fast":  # the operator knows no such wishes
+        of_tensors = _OfTensors(spec, kernel, given, place.name if place.name.startswith("cuda") else "cpu")
+    return CompiledAttention(spec, plan, place.compile(emit(spec, plan)), place, given, of_tensors)
 
 
 def _arch(name: str) -> Arch:

@@ -55,7 +55,8 @@ def candidates() -> dict[str, Callable[[], object]]:
         "attngen: attngen.torch.attention": lambda: attention(q, k, v, is_causal=True),
         "attngen: Attention with a param": lambda: layer(q, k, v),
         "attngen: Attention with an input": lambda: alibi(q, k, v, slopes=slopes),
-        "attngen: attngen.compile(spec)(q, k, v), any library": lambda: compiled(q, k, v, out=out),
+        "attngen: attngen.compile(spec)(q, k, v)": lambda: compiled(q, k, v),
+        "attngen: attngen.compile(spec)(q, k, v, out=out), as any library calls": lambda: compiled(q, k, v, out=out),
     }
 
 

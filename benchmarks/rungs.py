@@ -10,38 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 from pathlib import Path
-from statistics import median
 
 import torch
 from markers import write_between
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attngen
-
-
-def milliseconds(function, flush: torch.Tensor) -> float:
-    flush.zero_()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    function()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
-
-
-def measure(candidates: dict, rounds: int) -> dict[str, float]:
-    """Median of `rounds` timings of every candidate, all in each round, in random order."""
-    flush = torch.empty(2**28, dtype=torch.uint8, device="cuda")
-    for function in candidates.values():
-        function()
-    torch.cuda.synchronize()
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(rounds):
-        for name in random.sample(sorted(candidates), len(candidates)):
-            times[name].append(milliseconds(candidates[name], flush))
-    return {name: median(values) for name, values in times.items()}
+from attngen.bench.measure import measure
 
 
 def case(dtype: str, causal: bool, batch: int, heads: int, length: int, head_dim: int, rounds: int) -> dict:
@@ -62,7 +38,7 @@ def case(dtype: str, causal: bool, batch: int, heads: int, length: int, head_dim
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
         candidates[name] = torch_call
-    found = measure(candidates, rounds)
+    found = {name: timing.median for name, timing in measure(candidates, rounds).items()}
     pairs = batch * heads * (length * (length + 1) / 2 if causal else length * length)
     return {
         "case": f"{dtype} {'causal' if causal else 'full'} B{batch} H{heads} D{head_dim} S{length}",

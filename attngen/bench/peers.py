@@ -83,7 +83,7 @@ def flex_peer(
             q.shape[1] if "h" in used else None,
             q.shape[2],
             k.shape[2],
-            device="cuda",
+            device=str(q.device),
         )
     score_mod = None
     if not isinstance(spec.score, Name):

@@ -38,12 +38,15 @@ def draw(report: Report, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
     import matplotlib.pyplot as plt
 
-    panels = sorted({(r.dtype, r.head_dim, r.masked) for r in report.results})
+    panels = sorted({(r.dtype, r.head_dim, not r.masked, r.heads) for r in report.results})
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(5.2 * columns + 1.6, 3.6 * rows + 0.9), squeeze=False, sharex=True)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(5.2 * columns + 1.6, 3.6 * rows + 0.9), squeeze=False, sharex=True, sharey="row"
+    )
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, panel in zip(axes.flat, panels, strict=False):
@@ -53,29 +56,32 @@ def draw(report: Report, path: Path) -> None:
     handles = {text: line for axis in axes.flat for line, text in zip(*axis.get_legend_handles_labels(), strict=True)}
     ordered = [name for name in COLOURS if name in handles]
     figure.legend([handles[n] for n in ordered], ordered, loc="center right", frameon=False)
-    figure.suptitle(f"attention `{report.spec}`, forward\n{report.where}; median of {report.rounds}", fontsize=11)
+    what = f"attention `{report.spec}`, forward, {report.tokens} tokens a call"
+    how = f"median of {report.rounds} timings, the L2 cache flushed before each"
+    figure.suptitle(f"{what}\n{report.where}; {how}", fontsize=11)
     figure.tight_layout(rect=(0, 0, 1 - 1.6 / (5.2 * columns + 1.6), 1))
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def _panel(axis: Any, report: Report, dtype: str, head_dim: int, masked: bool) -> None:
+def _panel(axis: Any, report: Report, dtype: str, head_dim: int, full: bool, heads: str) -> None:
     lengths: set[int] = set()
+    shown = [r for r in report.results if (r.dtype, r.head_dim, not r.masked, r.heads) == (dtype, head_dim, full, heads)]
     for name, colour in COLOURS.items():
-        found = sorted(
-            (r.length, r.tflops)
-            for r in report.results
-            if (r.dtype, r.head_dim, r.masked, r.candidate) == (dtype, head_dim, masked, name)
-        )
+        found = sorted((r.length, r.tflops) for r in shown if r.candidate == name)
         if found:
             lengths |= {n for n, _ in found}
-            ours = name == "attngen fused"
-            axis.plot(*zip(*found, strict=True), "o-", color=colour, label=name, linewidth=2.4 if ours else 1.3, markersize=4)
+            width = 2.4 if name == "attngen fused" else 1.3
+            axis.plot(
+                *zip(*found, strict=True), "o-", color=colour, label=name, linewidth=width, markersize=4, clip_on=False
+            )  # fmt: skip
     axis.set_xscale("log", base=2)
     axis.set_xticks(sorted(lengths), [str(n) for n in sorted(lengths)])
     axis.minorticks_off()
     axis.set_ylim(bottom=0)
     axis.set_xlabel("sequence length (queries and keys)")
-    axis.set_title(f"{dtype}, head size {head_dim}, {'its mask' if masked else 'no mask'}", fontsize=10)
+    axis.set_title(
+        f"{dtype}, head size {head_dim}, {heads} heads, {'without the mask' if full else 'with its mask'}", fontsize=10
+    )
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)

@@ -25,6 +25,7 @@ class Measured:
     case: str
     dtype: str
     head_dim: int
+    heads: str  # as the language writes them: 32, or 32 over 8
     masked: bool
     length: int
     candidate: str
@@ -42,6 +43,7 @@ class Report:
 
     spec: str
     where: str
+    tokens: int  # batch times length, of every case whose length is not larger
     rounds: int
     results: tuple[Measured, ...]
 
@@ -54,6 +56,6 @@ def from_json(data: Mapping[str, Any]) -> Report:
     """The report that `to_json` wrote. Raises ArgumentError for something else."""
     try:
         results = tuple(Measured(**r | {"timing": Timing(**r["timing"])}) for r in data["results"])
-        return Report(data["spec"], data["where"], data["rounds"], results)
+        return Report(data["spec"], data["where"], data["tokens"], data["rounds"], results)
     except (KeyError, TypeError) as error:
         raise ArgumentError(f"this is no report of `attngen bench` ({error})") from error

@@ -38,8 +38,13 @@ class Case:
         """As a table's row begins."""
         s = self.spec
         sizes = f"D{s.head_dim}" + (f"/{s.head_dim_v}" if s.head_dim_v != s.head_dim else "")
-        heads = f"H{self.q_heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.q_heads else "")
+        heads = "H" + self.heads.replace(" over ", "/")
         return f"{s.dtype.name} {sizes} {'masked' if self.masked else 'full'} B{self.batch} {heads} S{self.length}"
+
+    @property
+    def heads(self) -> str:
+        """As the language writes them."""
+        return f"{self.q_heads}" + (f" over {self.kv_heads}" if self.kv_heads != self.q_heads else "")
 
 
 def cases(
@@ -115,8 +120,8 @@ def _case(
     for name, timing in timings.items():
         tflops = operations / (timing.median * 1e9)
         yield Measured(
-            case.title, spec.dtype.name, spec.head_dim, case.masked, case.length, name, timing, tflops, tflops / highest.matmul,
-            moved / (timing.median * 1e9) / highest.copy, peaks[name], errors[name],
+            case.title, spec.dtype.name, spec.head_dim, case.heads, case.masked, case.length, name, timing, tflops,
+            tflops / highest.matmul, moved / (timing.median * 1e9) / highest.copy, peaks[name], errors[name],
         )  # fmt: skip
 
 

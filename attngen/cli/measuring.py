@@ -96,7 +96,7 @@ def _measured(
             )
     todo = list(sweep.cases(spec, _whole(lengths), elements, _whole(head_dims), full, tokens))
     table = _BenchTable()
-    report = Report(spec.name, sweep.where(), rounds, ())
+    report = Report(spec.name, sweep.where(), tokens, rounds, ())
     for result in sweep.run(todo, params, rounds, lambda text: click.echo(text, err=True)):
         report = replace(report, results=(*report.results, result))
         table.add(result)

@@ -13,7 +13,7 @@ import torch
 from attngen.api import standard_spec
 from attngen.device.arrays import ArgumentError
 from attngen.language import to_text, traced
-from attngen.spec.attention import RUNGS, AttentionSpec, Rung, Schedule
+from attngen.spec.attention import RUNGS, AttentionSpec, Rung
 from attngen.spec.dtypes import DTYPES
 
 Written = str | Callable[..., Any] | None
@@ -117,8 +117,6 @@ def dtype_name(dtype: Any) -> str:
     return _NAMES[dtype]
 
 
-def fixed_text(spec: AttentionSpec, mode: Rung) -> str:
-    """The text of a spec that says its own types and sizes, with the rung that `mode` asks for."""
-    rung = spec.schedule.rung if mode == "auto" else mode
-    schedule = spec.schedule if rung == spec.schedule.rung else Schedule(rung)
-    return to_text(replace(spec, schedule=schedule))
+def fixed_text(spec: AttentionSpec, rung: Rung | None) -> str:
+    """The text of a spec that says its own types and sizes; `rung` overrides its own."""
+    return to_text(spec if rung is None else replace(spec, schedule=replace(spec.schedule, rung=rung)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attngen.device.arrays import ArgumentError
+from attngen.device.arrays import ArgumentError, ArgumentTypeError
 
 Tensor = Any
 LAYOUTS = ("bhsd", "bshd")
@@ -23,6 +23,8 @@ def check_layout(layout: str) -> None:
 
 def heads_first(tensor: Tensor, name: str, layout: str, copy: bool) -> Tensor:
     """`tensor` as [batch, heads, length, size]: a view, or a copy where `copy` allows one and it cannot be read in place."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentTypeError(f"`{name}` is a {type(tensor).__name__}; expected a tensor")
     if tensor.dim() != 4:
         raise ArgumentError(f"`{name}` has {tensor.dim()} dimensions; expected 4: {layout}")
     seen = tensor.transpose(1, 2) if layout == "bshd" else tensor

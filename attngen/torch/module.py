@@ -10,15 +10,16 @@ import torch
 
 from attngen.api import load
 from attngen.device.arrays import ArgumentError
-from attngen.device.binding import check_params, refuse_unknown
+from attngen.device.binding import refuse_unknown
 from attngen.spec.attention import AttentionSpec, Rung
-from attngen.spec.expr import Type
+from attngen.torch.arguments import NamedArguments
 from attngen.torch.description import Description, Written, check_mode, fixed_text, head_size, register, spec_text
 from attngen.torch.functional import attention
 from attngen.torch.layout import check_layout, heads_first
 from attngen.torch.operator import attention_operator
 
 Tensor = Any
+NOTHING: Mapping[str, Tensor] = {}
 
 
 class Attention(torch.nn.Module):  # type: ignore[misc]
@@ -62,6 +63,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             given["normalize"] = normalize
         self._text: str | None = None
         self._number: int | None = None
+        self._arguments: NamedArguments | None = None
         self._captured: tuple[str, ...] = ()
         if spec is not None:
             if given or is_causal or scale is not None:
@@ -71,10 +73,10 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             self._describe(given, is_causal, scale)
 
     def _take_spec(self, spec: AttentionSpec) -> None:
-        self._text = fixed_text(spec, self.mode)
+        self._text = fixed_text(spec, None if self.mode == "auto" else self.mode)
         self.return_lse = spec.lse
         self.enable_gqa = True  # the tensors' heads are checked against the spec's
-        self._remember(spec)
+        self._arguments = NamedArguments(spec)
 
     def _describe(self, given: dict[str, Any], is_causal: bool, scale: float | None) -> None:
         if is_causal:
@@ -88,23 +90,11 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             self.register_buffer(name, torch.as_tensor(array), persistent=False)
         self._captured = tuple(captured)
         self._number = register(description)
-        self._remember(spec)
-
-    def _remember(self, spec: AttentionSpec) -> None:
-        """What a call needs of the spec, as plain values."""
-        self._inputs = tuple(i.name for i in spec.inputs)
-        self._params = {p.name: (str(p.type), p.default) for p in spec.params}
-        self._ints = tuple(p.name for p in spec.params if p.type is Type.INT)
-        self._floats = tuple(p.name for p in spec.params if p.type is Type.FLOAT)
-        self._defaults: tuple[Any, ...] | None = None
-        if not spec.params and not spec.inputs:
-            self._defaults = ()
-        elif not spec.inputs and all(p.default is not None for p in spec.params):
-            self._defaults = self._arguments({})
+        self._arguments = NamedArguments(spec)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **named: Any) -> Any:
         """O, or (O, lse); see `attngen.torch.attention`."""
-        if self._text is None and self._number is None:
+        if self._arguments is None:
             refuse_unknown(list(named), [])
             return attention(
                 q, k, v, attn_mask, is_causal=self.is_causal, scale=self.scale, enable_gqa=self.enable_gqa, mode=self.mode,
@@ -112,39 +102,24 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             )  # fmt: skip
         if attn_mask is not None:
             raise ArgumentError("this attention says its own mask; declare a dense one as an input of the spec")
-        q, k, v = (heads_first(t, n, self.layout, self.copy) for t, n in ((q, "q"), (k, "k"), (v, "v")))
+        layout, copy = self.layout, self.copy
+        q, k, v = heads_first(q, "q", layout, copy), heads_first(k, "k", layout, copy), heads_first(v, "v", layout, copy)
         if not self.enable_gqa and q.shape[1] != k.shape[1]:
             raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
         text = self._text
         if text is None:
             assert self._number is not None
             text = spec_text(self._number, q.dtype, head_size(q), head_size(v), None)
-        arguments = self._arguments(named) if named or self._defaults is None else self._defaults
-        output, lse = attention_operator(q, k, v, text, *arguments)
-        if self.layout == "bshd":
+        captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
+        output, lse = attention_operator(q, k, v, text, *self._arguments.lists(named, captured))
+        if layout == "bshd":
             output = output.transpose(1, 2)
         return (output, lse) if self.return_lse else output
 
-    def _arguments(self, named: Mapping[str, Any]) -> tuple[list[Tensor], list[int], list[float]]:
-        """(inputs, int params, float params) in the order of their declaration. Raises ArgumentError."""
-        refuse_unknown(list(named), [*self._inputs, *self._params])
-        numbers = check_params(self._params, named)
-        inputs = [self._input(name, named) for name in self._inputs]
-        return inputs, [int(numbers[n]) for n in self._ints], [float(numbers[n]) for n in self._floats]
-
-    def _input(self, name: str, named: Mapping[str, Any]) -> Tensor:
-        if name in named:
-            return named[name]
-        if name in self._captured:
-            return getattr(self, name)
-        raise ArgumentError(f"input `{name}` was not given; pass {name}=...")
-
     def extra_repr(self) -> str:
         """What is printed between the parentheses."""
-        return f"mode={self.mode}, layout={self.layout}" + (f", inputs={self._inputs}" if self._inputs_known() else "")
-
-    def _inputs_known(self) -> bool:
-        return bool(getattr(self, "_inputs", ()))
+        inputs = self._arguments.inputs if self._arguments is not None else ()
+        return f"mode={self.mode}, layout={self.layout}" + (f", inputs={inputs}" if inputs else "")
 
 
 def _one(spec: AttentionSpec | str | PathLike[str]) -> AttentionSpec:

@@ -268,7 +268,7 @@ class _Call:
             addresses += [t.data_ptr() for t in inputs]
         if self._repeat is not None:
             stream = torch._C._cuda_getCurrentRawStream(self._index)
-            if torch.cuda.current_device() == self._index:
+            if torch._C._cuda_getDevice() == self._index:
                 self._repeat(addresses, stream)
             else:
                 with torch.cuda.device(self._index):

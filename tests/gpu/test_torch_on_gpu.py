@@ -210,3 +210,23 @@ def test_small_shapes_for_the_sanitizer(name: str) -> None:
             result = attngen.compile(spec, kernel=rung, device="cuda")(*tensors, **inputs)
             output = result[0] if spec.lse else result
             assert error(output, exact) <= 0.05 * (1 + float(exact.abs().max())), (rung, q_len, kv_len)
+
+
+def test_bench_measures_what_it_says(tmp_path) -> None:
+    """The command: every candidate in the table and the file, and every error small."""
+    import json
+
+    from click.testing import CliRunner
+
+    from attngen.cli import main
+
+    kept = tmp_path / "kept.json"
+    arguments = ["bench", "gpt2", "--lengths", "128,300", "--tokens", "600", "--rounds", "3", "--json", str(kept)]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    results = json.loads(kept.read_text())["results"]
+    found = {r["candidate"] for r in results}
+    assert {"attngen naive", "attngen tiled", "attngen fused", "torch math", "torch flash", "FlexAttention"} <= found
+    assert len(results) == 2 * len(found)
+    assert all(r["error"] < 0.02 and r["timing"]["median"] > 0 for r in results)
+    assert all(name in done.output for name in found)

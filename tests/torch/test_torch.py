@@ -249,6 +249,33 @@ def test_a_small_gpt_gives_the_logits_of_torch() -> None:
         close(compiled(tokens), expected, 1e-5)
 
 
+def test_compiled_specs_are_callables_of_tensors() -> None:
+    """Through the operator, so that torch.compile follows them; and with every check of the other way."""
+    spec = attngen.define(
+        dtype="fp16", head_dim=16, mask="causal and q - k < n", score="alibi(slopes)",
+        inputs={"slopes": ("fp32", ("q_heads",))}, params={"n": ("int", 9)},
+    )  # fmt: skip
+    slopes = torch.tensor([0.5, 0.25])
+    kernel = attngen.compile(spec, kernel="tiled", device="emulated", captures={"slopes": slopes})
+    q = randn(1, 2, 40, 16)
+    found = kernel(q, q, q, n=5)
+    other_way = kernel(q, q, q, n=5, out=torch.empty_like(q))
+    assert torch.equal(found, other_way)
+    traced = torch.compile(lambda q: kernel(q, q, q, n=5), fullgraph=True, backend=BACKEND)
+    assert torch.equal(traced(q), found)
+    assert not torch.equal(kernel(q, q, q, slopes=2 * slopes), kernel(q, q, q))
+    for call, message in (
+        (lambda: kernel(q, q, q, m=5), "no input or param `m`"),
+        (lambda: kernel(q, q, q, n=0.5), "expected an int"),
+        (lambda: kernel(q, q.numpy(), q), "`k` is a ndarray"),
+        (lambda: kernel(q, q, q, slopes=[1, 2]), "`slopes` is a list"),
+        (lambda: kernel(q.to("meta"), q, q), "meta"),
+        (lambda: kernel(q.clone().requires_grad_(), q, q), "requires grad"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call()
+
+
 def test_the_operator_takes_one_attention() -> None:
     q = randn(1, 1, 8, 16)
     two = "attention one { dtype fp16 head_dim 16 } attention two { dtype fp16 head_dim 16 }"

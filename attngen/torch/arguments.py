@@ -1,0 +1,64 @@
+"""What calls give by name, as the operator takes it: lists in the order of declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.device.binding import check_params, refuse_unknown
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import Type
+
+Tensor = Any
+Lists = tuple[Any, ...]  # (inputs, ints, floats), shorter where the last have nothing to say; None for an empty list
+
+
+class NamedArguments:
+    """The inputs and params of one spec, without the spec: plain values, which torch.compile can follow."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.inputs = tuple(i.name for i in spec.inputs)
+        self._params = {p.name: (str(p.type), p.default) for p in spec.params}
+        self._ints = tuple(p.name for p in spec.params if p.type is Type.INT)
+        self._floats = tuple(p.name for p in spec.params if p.type is Type.FLOAT)
+        self._usual: Lists | None = None
+        if all(p.default is not None for p in spec.params):
+            self._usual = self._numbers({})
+
+    def lists(self, named: Mapping[str, Any], captured: Mapping[str, Tensor]) -> Lists:
+        """`named` after q, k, v and the spec's text in a call of the operator; `captured` stands for what is not named.
+
+        Raises ArgumentError for a name that is unknown, missing or out of range, ArgumentTypeError for what is no tensor.
+        """
+        if self._usual is not None:
+            if not named and not self.inputs:
+                return _trimmed(None, self._usual)
+            if len(named) == len(self.inputs) and all(name in named for name in self.inputs):
+                return _trimmed([tensor(name, named[name]) for name in self.inputs], self._usual)
+        refuse_unknown(list(named), [*self.inputs, *self._params])
+        inputs = []
+        for name in self.inputs:
+            if name not in named and name not in captured:
+                raise ArgumentError(f"input `{name}` was not given; pass {name}=...")
+            inputs.append(tensor(name, named[name] if name in named else captured[name]))
+        return _trimmed(inputs or None, self._numbers(named))
+
+    def _numbers(self, named: Mapping[str, Any]) -> Lists:
+        numbers = check_params(self._params, named)
+        ints, floats = [int(numbers[n]) for n in self._ints], [float(numbers[n]) for n in self._floats]
+        return (ints or None, floats) if floats else (ints,) if ints else ()
+
+
+def _trimmed(inputs: list[Tensor] | None, numbers: Lists) -> Lists:
+    """Each list costs a call half a microsecond, so that empty ones are left out."""
+    return (inputs, *numbers) if numbers else () if inputs is None else (inputs,)
+
+
+def tensor(name: str, value: Any) -> Tensor:
+    """`value`, which must be a tensor of torch. Raises ArgumentTypeError."""
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentTypeError(f"`{name}` is a {type(value).__name__}; expected a tensor, as `q` is")
+    return value
