@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,39 @@ BLOCKS = [
 @pytest.mark.parametrize("block", BLOCKS)
 def test_specs_in_documents_are_right(block: str) -> None:
     assert load_text(block)
+
+
+@pytest.mark.parametrize("page", ["python", "masks"])
+def test_python_in_documents_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a page, one after another."""
+    torch = pytest.importorskip("torch")
+    torch._dynamo.reset()
+    monkeypatch.chdir(ROOT)
+    names: dict[str, object] = {}
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.M | re.S))
+    assert blocks
+    for found in blocks:
+        line = text.count("\n", 0, found.start()) + 1
+        path = tmp_path / f"{page}_{line}.py"  # a file, so that functions of the page have a source
+        path.write_text("\n" * line + found[1])
+        exec(compile(path.read_text(), str(path), "exec"), names)
+
+
+def test_the_notebook_shows_what_happens() -> None:
+    """Executed anew, every cell gives the output that is stored; `jupyter execute --inplace` renews them."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    stored = nbformat.read(ROOT / "docs" / "first_kernel.ipynb", as_version=4)
+    assert sum(cell.cell_type == "code" for cell in stored.cells) == 10
+    fresh = nbformat.read(ROOT / "docs" / "first_kernel.ipynb", as_version=4)
+    nbclient.NotebookClient(fresh, timeout=600, resources={"metadata": {"path": str(ROOT)}}).execute()
+    for old, new in zip(stored.cells, fresh.cells, strict=True):
+        assert outputs(old) == outputs(new), old.source
+
+
+def outputs(cell: Any) -> str:
+    found = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.get("outputs", ()))
+    return "".join(found).strip()
 
 
 def test_readme_shows_the_diagnostic_that_a_user_sees() -> None:
