@@ -7,7 +7,7 @@ from typing import Any
 from attngen.device.arrays import ArgumentError
 from attngen.spec.attention import Rung
 from attngen.torch.description import head_size, standard_text
-from attngen.torch.layout import check_layout, four_dimensions, heads_first
+from attngen.torch.layout import four_dimensions, heads_first
 from attngen.torch.operator import attention_operator
 
 Tensor = Any
@@ -40,8 +40,7 @@ def attention(
     Gives O, laid out as q, or with `return_lse` (O, lse [batch, q_heads, q_len] in fp32). Raises ArgumentError, which names the
     argument, and for inputs that require grad.
     """
-    check_layout(layout)
-    q, k, v = heads_first(q, "q", layout, copy), heads_first(k, "k", layout, copy), heads_first(v, "v", layout, copy)
+    q, k, v = heads_first(q, k, v, layout, copy)
     if not enable_gqa and q.shape[1] != k.shape[1]:
         raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
     text = standard_text(

@@ -21,8 +21,20 @@ def check_layout(layout: str) -> None:
         )
 
 
-def heads_first(tensor: Tensor, name: str, layout: str, copy: bool) -> Tensor:
-    """`tensor` as [batch, heads, length, size]: a view, or a copy where `copy` allows one and it cannot be read in place."""
+def heads_first(q: Tensor, k: Tensor, v: Tensor, layout: str, copy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as [batch, heads, length, size]: views, or copies where `copy` allows them and one cannot be read in place."""
+    if layout == "bhsd" and not copy and all_tensors(q, k, v) and q.dim() == k.dim() == v.dim() == 4:  # as usual
+        return q, k, v
+    check_layout(layout)
+    return _one(q, "q", layout, copy), _one(k, "k", layout, copy), _one(v, "v", layout, copy)
+
+
+def all_tensors(q: Any, k: Any, v: Any) -> bool:
+    """Whether q, k and v are tensors of torch."""
+    return isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
+
+
+def _one(tensor: Tensor, name: str, layout: str, copy: bool) -> Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentTypeError(f"`{name}` is a {type(tensor).__name__}; expected a tensor")
     if tensor.dim() != 4:

@@ -102,8 +102,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             )  # fmt: skip
         if attn_mask is not None:
             raise ArgumentError("this attention says its own mask; declare a dense one as an input of the spec")
-        layout, copy = self.layout, self.copy
-        q, k, v = heads_first(q, "q", layout, copy), heads_first(k, "k", layout, copy), heads_first(v, "v", layout, copy)
+        q, k, v = heads_first(q, k, v, self.layout, self.copy)
         if not self.enable_gqa and q.shape[1] != k.shape[1]:
             raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
         text = self._text
@@ -112,7 +111,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             text = spec_text(self._number, q.dtype, head_size(q), head_size(v), None)
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
         output, lse = attention_operator(q, k, v, text, *self._arguments.lists(named, captured))
-        if layout == "bshd":
+        if self.layout == "bshd":
             output = output.transpose(1, 2)
         return (output, lse) if self.return_lse else output
 

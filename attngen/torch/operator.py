@@ -42,7 +42,8 @@ def _run(
     ints: Sequence[int] | None = None,
     floats: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    return runtime(spec, q.device)(q, k, v, inputs or (), ints or (), floats or ())
+    found = _runtimes.get((spec, q.device)) or runtime(spec, q.device)
+    return found(q, k, v, inputs or (), ints or (), floats or ())
 
 
 def _fake(
