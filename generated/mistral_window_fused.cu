@@ -25,16 +25,17 @@
 //
 // Plan, for sm_86 (Ampere: A10, RTX 30)
 //     schedule = fused_mma: bf16 on tensor cores (mma.sync, which sm_86 has)
-//     BLOCK_Q x BLOCK_KV = 64 x 64: 16 rows a warp; the largest preferred tile that fits registers and shared memory
-//     warps = 4: one for each 16 rows: no warp needs another's softmax
-//     stages = 2: the next tile is copied while this one is computed
+//     BLOCK_Q x BLOCK_KV = 64 x 32: the largest preferred tile that fits registers and shared memory; an SM has room
+//         for 2 such blocks
+//     warps = 4: 16 rows each: no warp needs another's softmax
+//     stages = 1: V is copied during Q K^T, the next K during the softmax and P V
 //     Q = in registers: its fragments take 32 registers a thread
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
-// Shared memory of a block, 87040 bytes
+// Shared memory of a block, 34816 bytes
 //          0  Q        bf16 [64][128 + 8], the block's query rows
-//      17408  K        bf16 [2][64][128 + 8], the keys of 2 tiles
-//      52224  V        bf16 [2][64][128 + 8], the values of 2 tiles
+//      17408  K        bf16 [1][32][128 + 8], the keys of one tile
+//      26112  V        bf16 [1][32][128 + 8], the values of one tile
 //
 // Sections
 //     1. Numbers
@@ -55,11 +56,15 @@ constexpr float softmax_scale = 0.08838834764831845f;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
 constexpr int BLOCK_Q = 64;  // query rows of a block
-constexpr int BLOCK_KV = 64;  // keys of a tile
+constexpr int BLOCK_KV = 32;  // keys of a tile
 constexpr int THREADS = 128;
 constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 17408;
-constexpr int V_SMEM = 52224;
+constexpr int V_SMEM = 26112;
+constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr long long L2_BYTES = 32 << 20;  // of keys and values that blocks which run together share
+constexpr int ROW_BYTES = 2 * (HEAD_DIM + HEAD_DIM_V);  // of a key and its value
+constexpr int ROW_BLOCKS = BLOCK_Q / 64;  // of 16 rows, of a warp
 constexpr int K_STEPS = 8;  // mma steps of 16 over the head size
 constexpr int PAD = 8;
 constexpr int QK_STRIDE = 16 * K_STEPS + PAD;
@@ -82,6 +87,18 @@ __device__ __forceinline__ float fast_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+// threadIdx.x and blockIdx.x, read anew at each call: what was computed from them before need not stay in a register.
+__device__ __forceinline__ unsigned thread_index() {
+    unsigned index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+}
+__device__ __forceinline__ unsigned block_index() {
+    unsigned index;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+    return index;
 }
 
 // Copies 16 bytes from global to shared memory in the background; zeros where `inside` is false, and nothing is read then.
@@ -123,7 +140,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* 
 //   b[0..1]: B[2 * (lane % 4) + 8 * i][lane / 4] and the next row
 //   d[0..3]: D[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2]
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm volatile(
+    asm(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -166,14 +183,27 @@ __device__ __forceinline__ KvRange kv_range(const Captured& in, int q_lo, int q_
 // A tile in shared memory is rows of bf16, PAD elements longer than their data, so that the eight rows that an ldmatrix
 // reads at once start in different banks: a row is an odd number of 16-byte chunks.
 
-// tile[r][c] = matrix[r][c], copied in the background 8 elements at a time; zero from row `rows` and from column COLUMNS on.
+// A thread copies 16 bytes of every STEP-th row of a tile, always of the same columns.
+template <int STRIDE> constexpr int CHUNKS = (STRIDE - PAD) / 8;       // of 16 bytes in a row
+template <int STRIDE> constexpr int STEP = THREADS / CHUNKS<STRIDE>;  // rows that the block copies at once
+template <int STRIDE> __device__ __forceinline__ int my_row(int thread) { return thread / CHUNKS<STRIDE>; }
+template <int STRIDE> __device__ __forceinline__ int my_column(int thread) { return thread % CHUNKS<STRIDE> * 8; }
+template <int STRIDE> __device__ __forceinline__ long long my_first(long long row_stride) {
+    return my_row<STRIDE>(threadIdx.x) * row_stride + my_column<STRIDE>(threadIdx.x);
+}
+
+// tile[r][c] = matrix[r][c], copied in the background; zero from row `rows` and from column COLUMNS on. `mine` is where this
+// thread's first elements are, matrix + my_first.
 template <int ROWS, int COLUMNS, int STRIDE>
-__device__ __forceinline__ void load_tile_async(bf16* tile, const bf16* matrix, long long row_stride, int rows) {
-    constexpr int CHUNKS = (STRIDE - PAD) / 8;
-    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
-        const int r = i / CHUNKS, c = i % CHUNKS * 8;
-        const bool inside = r < rows && c < COLUMNS;
-        cp_async_16(tile + r * STRIDE + c, inside ? matrix + r * row_stride + c : matrix, inside);
+__device__ __forceinline__ void load_tile_async(bf16* tile, const bf16* mine, long long row_stride, int rows) {
+    const int thread = thread_index();  // row and column are computed anew: kept from tile to tile, they would cost registers
+    const int row = my_row<STRIDE>(thread), column = my_column<STRIDE>(thread);
+    if (THREADS % CHUNKS<STRIDE> != 0 && row >= STEP<STRIDE>) return;  // threads that are left over
+    bf16* to = tile + row * STRIDE + column;
+#pragma unroll
+    for (int r = 0; r < ROWS; r += STEP<STRIDE>) {
+        if (ROWS % STEP<STRIDE> == 0 || r + row < ROWS) cp_async_16(to + r * STRIDE, mine, r + row < rows && column < COLUMNS);
+        mine += STEP<STRIDE> * row_stride;
     }
 }
 
@@ -188,8 +218,8 @@ __device__ __forceinline__ void load_tile_async(bf16* tile, const bf16* matrix, 
 //         m  = m'
 //     O = O / l
 //
-// A block computes BLOCK_Q rows, a warp 16 of them. In the fragments of a warp (see mma_16x8x16), lane l has the rows
-// l / 4 and l / 4 + 8 and, of every 8 columns, 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
+// A block computes BLOCK_Q rows, a warp ROW_BLOCKS times 16 of them. In the fragments of 16 rows (see mma_16x8x16), lane l has
+// the rows l / 4 and l / 4 + 8 and, of every 8 columns, 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
 
 // The largest, and the sum, over the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
@@ -199,6 +229,23 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// The rows and the head of a block. Blocks are numbered so that those that run together read the same keys and values from
+// L2, those of a section of heads; and of a section the last rows come first: under a causal mask they have most to do.
+struct Place {
+    int q_block, h_idx, b_idx;
+};
+__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
+    const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
+    const int all_heads = blocks / q_blocks;  // of the whole batch
+    const long long sharing = L2_BYTES / ((long long)kv_len * ROW_BYTES + 1) * (q_heads / kv_heads);  // heads in L2 at once
+    const int section = (int)min((long long)all_heads, max(1LL, sharing));
+    const int first = block / (section * q_blocks) * section;  // head of the section
+    const int here = min(section, all_heads - first);
+    const int in_section = block - first * q_blocks;
+    const int head = first + in_section % here;
+    return {q_blocks - 1 - in_section / here, head % q_heads, head / q_heads};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -216,18 +263,16 @@ mistral_window_fused(
 {
     extern __shared__ __align__(16) unsigned char smem[];
     bf16* Q_smem = (bf16*)(smem + Q_SMEM);  // [BLOCK_Q][QK_STRIDE]
-    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [2][BLOCK_KV][QK_STRIDE]
-    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [2][BLOCK_KV][V_STRIDE]
+    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [1][BLOCK_KV][QK_STRIDE]
+    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [1][BLOCK_KV][V_STRIDE]
 
-    const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int q_block = q_blocks - 1 - blockIdx.x % q_blocks;  // under a causal mask the last rows have most to do: first
-    const int h_idx = blockIdx.x / q_blocks % q_heads;
-    const int b_idx = blockIdx.x / q_blocks / q_heads;
+    const Place place = place_of(block_index(), gridDim.x, q_heads, kv_heads, q_len, kv_len);
+    const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int warp_row = 16 * warp;           // of the block
-    const int lane_row = warp_row + lane / 4;  // the first of this lane's two rows; the other is 8 further
+    const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
+    const int lane_row = warp_row + lane / 4;     // the first of this lane's rows; the others are 8, 16, ... further
     const Captured in = {
         captured_size
     };
@@ -239,98 +284,125 @@ mistral_window_fused(
     const int full_tile_end = range.full_end / BLOCK_KV;
     int tile = range.begin / BLOCK_KV;
 
-    const bf16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
-    const bf16* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
-    const auto load_kv = [&](int tile, int stage) {
+    // this thread's first element of Q, K and V in the tiles that the block loads
+    const bf16* q_mine = Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s + my_first<QK_STRIDE>(q_stride_s);
+    const bf16* k_mine = K + b_idx * k_stride_b + kv_h_idx * k_stride_h + my_first<QK_STRIDE>(k_stride_s);
+    const bf16* v_mine = V + b_idx * v_stride_b + kv_h_idx * v_stride_h + my_first<V_STRIDE>(v_stride_s);
+    const auto load_k = [&](int tile, int stage) {
         const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM, QK_STRIDE>(K_smem + stage * BLOCK_KV * QK_STRIDE, k_head + kv_lo * k_stride_s,
+        load_tile_async<BLOCK_KV, HEAD_DIM, QK_STRIDE>(K_smem + stage * BLOCK_KV * QK_STRIDE, k_mine + kv_lo * k_stride_s,
                                                        k_stride_s, kv_len - kv_lo);
-        load_tile_async<BLOCK_KV, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE, v_head + kv_lo * v_stride_s,
+    };
+    const auto load_v = [&](int tile, int stage) {
+        const int kv_lo = tile * BLOCK_KV;
+        load_tile_async<BLOCK_KV, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE, v_mine + kv_lo * v_stride_s,
                                                         v_stride_s, kv_len - kv_lo);
     };
 
-    load_tile_async<BLOCK_Q, HEAD_DIM, QK_STRIDE>(Q_smem, Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s,
-                                                  q_stride_s, q_len - q_lo);
+    load_tile_async<BLOCK_Q, HEAD_DIM, QK_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
     cp_async_commit();  // Q by itself: its fragments are read before the first tile is there
-    if (tile < tile_end) load_kv(tile, 0);
+    if (tile < tile_end) load_k(tile, 0);
     cp_async_commit();
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
     const bf16* q_fragment = Q_smem + (warp_row + lane % 16) * QK_STRIDE + lane / 16 * 8;
     cp_async_wait<1>();
     __syncthreads();  // Q is complete
-    unsigned Q_frag[K_STEPS][4];
-    for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[step], q_fragment + 16 * step);
+    unsigned Q_frag[ROW_BLOCKS][K_STEPS][4];
+    for (int m = 0; m < ROW_BLOCKS; ++m)
+        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * QK_STRIDE + 16 * step);
 
-    float O_frag[HEAD_DIM_V / 8][4] = {};
-    float row_max[2], row_sum[2];  // row_sum: this lane's keys only, until the end
-    for (int r = 0; r < 2; ++r) {
+    float O_frag[ROW_BLOCKS][HEAD_DIM_V / 8][4] = {};
+    float row_max[2 * ROW_BLOCKS], row_sum[2 * ROW_BLOCKS];  // row_sum: this lane's keys only, until the end
+    for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
         row_max[r] = -INF;
         row_sum[r] = 0.0f;
     }
 
-    int stage = 0;
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
         const int following = tile + 1;
         cp_async_wait<0>();
-        __syncthreads();  // this tile is complete, and everyone is done with the one before it:
-        if (following < tile_end) load_kv(following, stage ^ 1);  // the next one may take its place
+        __syncthreads();  // K is complete, and everyone is done with the V of the tile before
+        load_v(tile, 0);
         cp_async_commit();
-        const bf16* K_tile = K_smem + stage * BLOCK_KV * QK_STRIDE;
-        const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
+        const bf16* K_tile = K_smem;
+        const bf16* V_tile = V_smem;
 
-        // S = Q K^T. B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and columns
-        // 8 * (l / 8 % 2)
-        float S_frag[BLOCK_KV / 8][4] = {};
+        // S = Q K^T. B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and
+        // columns 8 * (l / 8 % 2)
+        float S[ROW_BLOCKS][BLOCK_KV / 8][4] = {};
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * QK_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
-            const auto& q_frag = Q_frag[step];
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; j += 2) {
                 unsigned k_frag[4];
                 ldmatrix_x4(k_frag, k_fragment + 8 * j * QK_STRIDE + 16 * step);
-                mma_16x8x16(S_frag[j], q_frag, k_frag[0], k_frag[1]);
-                mma_16x8x16(S_frag[j + 1], q_frag, k_frag[2], k_frag[3]);
+#pragma unroll
+                for (int m = 0; m < ROW_BLOCKS; ++m) {
+                    mma_16x8x16(S[m][j], Q_frag[m][step], k_frag[0], k_frag[1]);
+                    mma_16x8x16(S[m][j + 1], Q_frag[m][step], k_frag[2], k_frag[3]);
+                }
             }
         }
+
+        cp_async_wait<0>();
+        __syncthreads();  // V is complete, and everyone is done with K: the next one may take its place
+        if (following < tile_end) load_k(following, 0);
+        cp_async_commit();
 
         // a partial tile: the pairs that the mask forbids, and keys past the end
         if (tile < full_tile_begin || tile >= full_tile_end) {
 #pragma unroll
-            for (int j = 0; j < BLOCK_KV / 8; ++j)
+            for (int m = 0; m < ROW_BLOCKS; ++m)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const int q_idx = q_lo + lane_row + e / 2 * 8;
-                    const int kv_idx = kv_lo + 8 * j + lane % 4 * 2 + e % 2;
-                    if (kv_idx >= kv_len || !mask(in, q_idx, kv_idx)) S_frag[j][e] = -INF;
-                }
+                for (int j = 0; j < BLOCK_KV / 8; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        const int q_idx = q_lo + lane_row + 16 * m + e / 2 * 8;
+                        const int kv_idx = kv_lo + 8 * j + lane % 4 * 2 + e % 2;
+                        if (kv_idx >= kv_len || !mask(in, q_idx, kv_idx)) S[m][j][e] = -INF;
+                    }
         }
 
-        // online softmax: rescale what was summed under the old maximum; the weights P take the place of S
+        // online softmax. An old maximum serves as long as no score of the row exceeds it by much: exp2 then stays below
+        // 2^SLACK, and what was summed need not be rescaled
+        bool kept = true;
+        float new_max[2 * ROW_BLOCKS];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float tile_max = S_frag[0][2 * r];
+        for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
+            float tile_max = row_max[r];
 #pragma unroll
-            for (int j = 0; j < BLOCK_KV / 8; ++j) tile_max = fmaxf(tile_max, fmaxf(S_frag[j][2 * r], S_frag[j][2 * r + 1]));
-            const float new_max = fmaxf(row_max[r], quad_max(tile_max));
-            const float finite_max = new_max == -INF ? 0.0f : new_max;  // no key yet: exp2(-inf - 0) = 0, not NaN
-            const float alpha = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // exactly 1 under the same maximum
-            const float shift = finite_max * EXPONENT_SCALE;
-            row_max[r] = new_max;
-            row_sum[r] *= alpha;
+            for (int j = 0; j < BLOCK_KV / 8; ++j)
+                tile_max = fmaxf(tile_max, fmaxf(S[r / 2][j][r % 2 * 2], S[r / 2][j][r % 2 * 2 + 1]));
+            new_max[r] = quad_max(tile_max);
+            kept &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= SLACK);
+        }
+        if (!__all_sync(0xffffffff, kept)) {
 #pragma unroll
-            for (int j = 0; j < HEAD_DIM_V / 8; ++j) {
-                O_frag[j][2 * r] *= alpha;
-                O_frag[j][2 * r + 1] *= alpha;
+            for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
+                const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
+                const float alpha = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
+                row_max[r] = new_max[r];
+                row_sum[r] *= alpha;
+#pragma unroll
+                for (int j = 0; j < HEAD_DIM_V / 8; ++j) {
+                    O_frag[r / 2][j][r % 2 * 2] *= alpha;
+                    O_frag[r / 2][j][r % 2 * 2 + 1] *= alpha;
+                }
             }
+        }
+        // the weights P take the place of S
+#pragma unroll
+        for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
+            const float shift = row_max[r] == -INF ? 0.0f : row_max[r] * EXPONENT_SCALE;
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; ++j)
 #pragma unroll
-                for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                    S_frag[j][e] = fast_exp2(S_frag[j][e] * EXPONENT_SCALE - shift);
-                    row_sum[r] += S_frag[j][e];
+                for (int e = r % 2 * 2; e < r % 2 * 2 + 2; ++e) {
+                    S[r / 2][j][e] = fast_exp2(S[r / 2][j][e] * EXPONENT_SCALE - shift);
+                    row_sum[r] += S[r / 2][j][e];
                 }
         }
 
@@ -339,28 +411,35 @@ mistral_window_fused(
         const bf16* v_fragment = V_tile + lane % 16 * V_STRIDE + lane / 16 * 8;
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step) {
-            const unsigned p_frag[4] = {
-                pack(S_frag[2 * step][0], S_frag[2 * step][1]), pack(S_frag[2 * step][2], S_frag[2 * step][3]),
-                pack(S_frag[2 * step + 1][0], S_frag[2 * step + 1][1]), pack(S_frag[2 * step + 1][2], S_frag[2 * step + 1][3])};
+            unsigned p_frag[ROW_BLOCKS][4];
+#pragma unroll
+            for (int m = 0; m < ROW_BLOCKS; ++m)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    p_frag[m][i] = pack(S[m][2 * step + i / 2][i % 2 * 2], S[m][2 * step + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
             for (int j = 0; j < HEAD_DIM_V / 16 * 2; j += 2) {
                 unsigned v_frag[4];
                 ldmatrix_x4_trans(v_frag, v_fragment + 16 * step * V_STRIDE + 8 * j);
-                mma_16x8x16(O_frag[j], p_frag, v_frag[0], v_frag[1]);
-                mma_16x8x16(O_frag[j + 1], p_frag, v_frag[2], v_frag[3]);
+#pragma unroll
+                for (int m = 0; m < ROW_BLOCKS; ++m) {
+                    mma_16x8x16(O_frag[m][j], p_frag[m], v_frag[0], v_frag[1]);
+                    mma_16x8x16(O_frag[m][j + 1], p_frag[m], v_frag[2], v_frag[3]);
+                }
             }
         }
-        stage ^= 1;
         tile = following;
     }
 
-    for (int r = 0; r < 2; ++r) {
-        const int q_idx = q_lo + lane_row + 8 * r;
+    const Place end = place_of(block_index(), gridDim.x, q_heads, kv_heads, q_len, kv_len);  // anew: see special_registers
+    for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
+        const int q_idx = end.q_block * BLOCK_Q + lane_row + 8 * r;
         row_sum[r] = quad_sum(row_sum[r]);
         const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
         if (q_idx >= q_len) continue;
-        bf16* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s + lane % 4 * 2;
+        bf16* o_row = O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + q_idx * o_stride_s + lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
-            *(unsigned*)(o_row + 8 * j) = pack(O_frag[j][2 * r] * inverse_sum, O_frag[j][2 * r + 1] * inverse_sum);
+            *(unsigned*)(o_row + 8 * j) =
+                pack(O_frag[r / 2][j][r % 2 * 2] * inverse_sum, O_frag[r / 2][j][r % 2 * 2 + 1] * inverse_sum);
     }
 }

@@ -182,6 +182,7 @@ class FusedMma(Fused):
             *self.conversions(elementwise=False),
             f"pack_{dtype}",
             *self.exponentials(),
+            "special_registers",
             "cp_async",
             "ldmatrix",
             *odd,
@@ -193,6 +194,14 @@ class FusedMma(Fused):
         what = "" if padded == self.spec.head_dim else f"{padded - self.spec.head_dim} zeros fill the last step of Q K^T"
         return [
             *self.fused_numbers(),
+            *(
+                [ConstantLine("float", "SLACK", "8.0f", "powers of 2 by which a score may exceed the kept maximum")]
+                if self.spec.normalize == "softmax"
+                else []
+            ),
+            ConstantLine("long long", "L2_BYTES", "32 << 20", "of keys and values that blocks which run together share"),
+            ConstantLine("int", "ROW_BYTES", f"{self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V)", "of a key and its value"),
+            ConstantLine("int", "ROW_BLOCKS", f"BLOCK_Q / {16 * self.plan.warps}", "of 16 rows, of a warp"),
             ConstantLine("int", "K_STEPS", str(padded // 16), "mma steps of 16 over the head size"),
             ConstantLine("int", "PAD", str(fused_mma.PAD)),
             ConstantLine("int", "QK_STRIDE", "16 * K_STEPS + PAD", what),

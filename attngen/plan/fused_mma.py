@@ -5,24 +5,36 @@ from __future__ import annotations
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.plan import Decision, Plan, lay_out
 from attngen.plan.tiles import tile_bounds
-from attngen.plan.tiling import Cost, Tile, kib, pick_tile
+from attngen.plan.tiling import Cost, Tile, pick_tile
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import Gather, names_in, walk
 
-ROWS_PER_WARP = 16  # the rows of one mma
+MMA_ROWS = 16  # the rows of one mma
 PAD = 8  # elements at the end of each row in shared memory: the 8 rows of an ldmatrix then lie in different banks
 NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
 MMA = {"fp16": Feature.MMA_FP16, "bf16": Feature.MMA_BF16}
-OTHER_REGISTERS = 56  # addresses, row state, fragments of K or V
+OTHER_REGISTERS = 60  # addresses, row state, fragments of K or V
+CAPTURED_REGISTERS = 10  # addresses of captured tensors
+RESERVED = 1024  # bytes of shared memory that the driver adds to each block
+BLOCKS = 2  # of an SM, where tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
+ROOMY_ROWS = 64
 
 
-def _tile(block_q: int, block_kv: int, stages: int) -> Tile:
-    return Tile(block_q, block_kv, stages, block_q // ROWS_PER_WARP)
-
-
+# Two row blocks a warp read each fragment of K and V once for 32 rows: shared memory is what 16 rows a warp wait for.
 PREFERRED = tuple(
-    _tile(*t) for t in ((128, 64, 2), (64, 64, 2), (64, 32, 2), (64, 64, 1), (64, 32, 1), (32, 32, 2), (32, 32, 1), (16, 16, 1))
+    Tile(*t)
+    for t in (
+        (128, 64, 1, 4), (128, 32, 1, 4), (64, 64, 1, 4), (64, 32, 1, 4), (32, 32, 1, 2), (16, 16, 1, 1),
+    )
+)  # fmt: skip
+POSSIBLE = tuple(
+    Tile(q, kv, stages, q // rows)
+    for rows in (32, 16)
+    for q in (256, 128, 64, 32, 16)
+    if q >= rows
+    for kv in (128, 64, 32, 16)
+    for stages in (1, 2)
 )
-POSSIBLE = tuple(_tile(q, kv, stages) for q in (128, 64, 32, 16) for kv in (128, 64, 32, 16) for stages in (2, 1))
 
 
 def suits(spec: AttentionSpec, arch: Arch) -> bool:
@@ -34,9 +46,21 @@ def padded_head_dim(spec: AttentionSpec) -> int:
     return -(-spec.head_dim // 16) * 16
 
 
-def holds_q(spec: AttentionSpec) -> bool:
-    """Whether Q's fragments stay in registers: they take head_dim / 4 of them."""
-    return spec.head_dim <= 128
+def row_blocks(tile: Tile) -> int:
+    """Blocks of 16 rows that a warp computes."""
+    return tile.block_q // (MMA_ROWS * tile.warps)
+
+
+def holds_q(spec: AttentionSpec, tile: Tile, limit: int = 250) -> bool:
+    """Whether Q's fragments stay in registers: whether they find room beside the output and the scores."""
+    return registers(spec, tile) + row_blocks(tile) * padded_head_dim(spec) // 4 <= limit
+
+
+def registers(spec: AttentionSpec, tile: Tile) -> int:
+    """What a thread needs without Q: output, scores, and the rest."""
+    output, scores = row_blocks(tile) * spec.head_dim_v // 2, row_blocks(tile) * tile.block_kv // 2
+    captured = (CAPTURED_REGISTERS if spec.inputs else 0) + (scores if reads_pairs(spec) else 0)  # an element for each score
+    return output + scores + captured + OTHER_REGISTERS
 
 
 def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
@@ -48,15 +72,26 @@ def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
     }
 
 
+def reads_pairs(spec: AttentionSpec) -> bool:
+    """Whether an element of a captured tensor is read for each pair of a query and a key."""
+    gathers = [node for e in (spec.mask, spec.score) if e is not None for node in walk(e) if isinstance(node, Gather)]
+    return any({"q", "k"} <= names_in(*node.args) for node in gathers)
+
+
 def cost(spec: AttentionSpec, tile: Tile) -> Cost:
-    output, scores, weights = spec.head_dim_v // 2, tile.block_kv // 2, tile.block_kv // 4
-    q = padded_head_dim(spec) // 4 if holds_q(spec) else 0
-    return Cost(sum(shared_bytes(spec, tile).values()), output + scores + weights + q + OTHER_REGISTERS)
+    return Cost(sum(shared_bytes(spec, tile).values()), registers(spec, tile))
+
+
+def blocks_of_an_sm(spec: AttentionSpec, arch: Arch, tile: Tile) -> int:
+    """How many blocks an SM has room for."""
+    need = cost(spec, tile)
+    return min(arch.shared_per_sm // (need.shared + RESERVED), arch.registers_per_sm // (need.registers * 32 * tile.warps))
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     """The preferred tile that fits; see the decisions for its reasons."""
-    tile = pick_tile(spec, arch, PREFERRED, POSSIBLE, lambda t: cost(spec, t))
+    roomy = [t for t in PREFERRED if t.block_q >= ROOMY_ROWS and blocks_of_an_sm(spec, arch, t) >= BLOCKS]
+    tile = pick_tile(spec, arch, (*roomy, *PREFERRED), POSSIBLE, lambda t: cost(spec, t))
     sizes = shared_bytes(spec, tile)
     q, kv, stages = tile.block_q, tile.block_kv, tile.stages
     d, dv, t = padded_head_dim(spec), spec.head_dim_v, spec.dtype.name
@@ -65,30 +100,35 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         ("K", sizes["K"], f"{t} [{stages}][{kv}][{d} + {PAD}], the keys of {_tiles(stages)}"),
         ("V", sizes["V"], f"{t} [{stages}][{kv}][{dv} + {PAD}], the values of {_tiles(stages)}"),
     )
-    two = Tile(q, kv, 2, tile.warps)
     why_stages = (
-        "the next tile is copied while this one is computed"
-        if stages == 2
-        else f"a second K/V stage would need {kib(cost(spec, two).shared)} of the {kib(arch.shared_per_block)}"
+        "V is copied during Q K^T, the next K during the softmax and P V"
+        if stages == 1
+        else "the next K and V are copied while these are used"
     )
     if spec.schedule.stages:
-        why_stages = "as the spec asks"
+        why_stages = "as the spec asks; " + why_stages
+    blocks = blocks_of_an_sm(spec, arch, tile)
     why_tile = (
         "as the spec asks"
         if spec.schedule.block_q
-        else f"{ROWS_PER_WARP} rows a warp; the largest preferred tile that fits registers and shared memory"
+        else f"the largest preferred tile that fits registers and shared memory; an SM has room for {blocks} such block"
+        + ("s" if blocks != 1 else "")
     )
-    holds = holds_q(spec)
+    rows = MMA_ROWS * row_blocks(tile)
+    why_warps = f"{rows} rows each: no warp needs another's softmax" + (
+        ", and a fragment of K or V serves two products" if rows > MMA_ROWS else ""
+    )
+    holds = holds_q(spec, tile)
     decisions = (
         Decision("schedule", "fused_mma", f"{spec.dtype.name} on tensor cores (mma.sync, which {arch.name} has)"),
         Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", why_tile),
-        Decision("warps", str(tile.warps), f"one for each {ROWS_PER_WARP} rows: no warp needs another's softmax"),
+        Decision("warps", str(tile.warps), why_warps),
         Decision("stages", str(stages), why_stages),
         Decision(
             "Q",
             "in registers" if holds else "in shared memory",
-            f"its fragments take {d // 4} registers a thread"
-            + ("" if holds else ", and the output already takes " + str(dv // 2)),
+            f"its fragments take {row_blocks(tile) * d // 4} registers a thread"
+            + ("" if holds else f", and output and scores already take {row_blocks(tile) * (dv + kv) // 2}"),
         ),
         Decision("rows in shared memory", f"padded by {PAD}", "the 8 rows that ldmatrix reads lie in different banks"),
     )

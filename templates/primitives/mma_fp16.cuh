@@ -3,7 +3,7 @@
 //   b[0..1]: B[2 * (lane % 4) + 8 * i][lane / 4] and the next row
 //   d[0..3]: D[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2]
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm volatile(
+    asm(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
         "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

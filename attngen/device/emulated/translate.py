@@ -21,7 +21,8 @@ RUNTIME = Path(__file__).parent / "runtime"
 _ASM = re.compile(r"\basm\s*(volatile)?\s*\(")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?unsigned char (\w+)\[\];")
-_OPERAND = re.compile(r"%(\d+)|(?<![\w%])(\d+)(?!\w)")
+_OPERAND = re.compile(r"%(\d+)|(?<![\w%])(\d+)(?!\w)|%%(\w+\.x)")
+_SPECIAL_REGISTERS = {"tid.x": "threadIdx.x", "ctaid.x": "blockIdx.x"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def _call(statement: str, line: int, instructions: list[str]) -> str:
     if opcode not in instructions:
         instructions.append(opcode)
     values = [e for section in sections[:2] for e in section]
-    arguments = [values[int(m[1])] if m[1] else m[2] for m in _OPERAND.finditer(operands)]
+    arguments = [values[int(m[1])] if m[1] else m[2] or _SPECIAL_REGISTERS[m[3]] for m in _OPERAND.finditer(operands)]
     count = f"emulator::count_instruction({instructions.index(opcode)})"
     return f"({count}, ptx::{name}({', '.join([str(line), *arguments])}))"
 

@@ -1,0 +1,36 @@
+"""The notebook of docs/, executed anew; `python -m tests.notebook` renews the outputs that it stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nbclient
+import nbformat
+
+from tests.conftest import ROOT
+
+PATH = ROOT / "docs" / "first_kernel.ipynb"
+
+
+def stored() -> Any:
+    """As it is in the repository."""
+    return nbformat.read(PATH, as_version=4)
+
+
+def executed() -> Any:
+    """With the outputs of now, and no times."""
+    fresh = stored()
+    nbclient.NotebookClient(fresh, timeout=600, resources={"metadata": {"path": str(ROOT)}}).execute()
+    for cell in fresh.cells:
+        cell.metadata.pop("execution", None)
+    return fresh
+
+
+def outputs(cell: Any) -> str:
+    """What a cell printed and gave."""
+    found = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.get("outputs", ()))
+    return "".join(found).strip()
+
+
+if __name__ == "__main__":
+    nbformat.write(executed(), PATH)
