@@ -31,7 +31,7 @@
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
 // Shared memory of a block, 45056 bytes
-//          0  Q        fp16 [128][80 + 8], the block's query rows
+//          0  Q        fp16 [128][80 + 8], the block's query rows, in the end its output
 //      22528  K        fp16 [1][64][80 + 8], the keys of one tile
 //      33792  V        fp16 [1][64][80 + 8], the values of one tile
 //
@@ -58,12 +58,13 @@ constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 22528;
 constexpr int V_SMEM = 33792;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
-constexpr long long L2_BYTES = 32 << 20;  // of keys and values that blocks which run together share
-constexpr int ROW_BYTES = 2 * (HEAD_DIM + HEAD_DIM_V);  // of a key and its value
+constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
 constexpr int ROW_BLOCKS = BLOCK_Q / 64;  // of 16 rows, of a warp
 constexpr int K_STEPS = 5;  // mma steps of 16 over the head size
 constexpr int PAD = 8;
-constexpr int QK_STRIDE = 16 * K_STEPS + PAD;
+constexpr int QK_WIDTH = 16 * K_STEPS;
+constexpr int Q_STRIDE = QK_WIDTH + PAD;
+constexpr int K_STRIDE = QK_WIDTH + PAD;
 constexpr int V_STRIDE = HEAD_DIM_V + PAD;
 
 // 2. Primitives
@@ -175,26 +176,25 @@ __device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
 // reads at once start in different banks: a row is an odd number of 16-byte chunks.
 
 // A thread copies 16 bytes of every STEP-th row of a tile, always of the same columns.
-template <int STRIDE> constexpr int CHUNKS = (STRIDE - PAD) / 8;       // of 16 bytes in a row
-template <int STRIDE> constexpr int STEP = THREADS / CHUNKS<STRIDE>;  // rows that the block copies at once
-template <int STRIDE> __device__ __forceinline__ int my_row(int thread) { return thread / CHUNKS<STRIDE>; }
-template <int STRIDE> __device__ __forceinline__ int my_column(int thread) { return thread % CHUNKS<STRIDE> * 8; }
-template <int STRIDE> __device__ __forceinline__ long long my_first(long long row_stride) {
-    return my_row<STRIDE>(threadIdx.x) * row_stride + my_column<STRIDE>(threadIdx.x);
+template <int WIDTH> constexpr int STEP = THREADS / (WIDTH / 8);  // rows that the block copies at once
+template <int WIDTH> __device__ __forceinline__ int my_row(int thread) { return thread / (WIDTH / 8); }
+template <int WIDTH> __device__ __forceinline__ int my_column(int thread) { return thread % (WIDTH / 8) * 8; }
+template <int WIDTH> __device__ __forceinline__ long long my_first(long long row_stride) {
+    return my_row<WIDTH>(threadIdx.x) * row_stride + my_column<WIDTH>(threadIdx.x);
 }
 
-// tile[r][c] = matrix[r][c], copied in the background; zero from row `rows` and from column COLUMNS on. `mine` is where this
-// thread's first elements are, matrix + my_first.
-template <int ROWS, int COLUMNS, int STRIDE>
+// tile[r][c] = matrix[r][c] for WIDTH columns, copied in the background; zero from row `rows` and from column COLUMNS on.
+// `mine` is where this thread's first elements are, matrix + my_first.
+template <int ROWS, int COLUMNS, int WIDTH, int STRIDE>
 __device__ __forceinline__ void load_tile_async(fp16* tile, const fp16* mine, long long row_stride, int rows) {
     const int thread = thread_index();  // row and column are computed anew: kept from tile to tile, they would cost registers
-    const int row = my_row<STRIDE>(thread), column = my_column<STRIDE>(thread);
-    if (THREADS % CHUNKS<STRIDE> != 0 && row >= STEP<STRIDE>) return;  // threads that are left over
+    const int row = my_row<WIDTH>(thread), column = my_column<WIDTH>(thread);
+    if (THREADS % (WIDTH / 8) != 0 && row >= STEP<WIDTH>) return;  // threads that are left over
     fp16* to = tile + row * STRIDE + column;
 #pragma unroll
-    for (int r = 0; r < ROWS; r += STEP<STRIDE>) {
-        if (ROWS % STEP<STRIDE> == 0 || r + row < ROWS) cp_async_16(to + r * STRIDE, mine, r + row < rows && column < COLUMNS);
-        mine += STEP<STRIDE> * row_stride;
+    for (int r = 0; r < ROWS; r += STEP<WIDTH>) {
+        if (ROWS % STEP<WIDTH> == 0 || r + row < ROWS) cp_async_16(to + r * STRIDE, mine, r + row < rows && column < COLUMNS);
+        mine += STEP<WIDTH> * row_stride;
     }
 }
 
@@ -222,6 +222,10 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+struct alignas(16) Chunk {  // what a lane loads or stores at once
+    unsigned words[4];
+};
+
 // The rows and the head of a block. Blocks are numbered so that those that run together read the same keys and values from
 // L2, those of a section of heads; and of a section the last rows come first: under a causal mask they have most to do.
 struct Place {
@@ -230,8 +234,7 @@ struct Place {
 __device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     const int all_heads = blocks / q_blocks;  // of the whole batch
-    const long long sharing = L2_BYTES / ((long long)kv_len * ROW_BYTES + 1) * (q_heads / kv_heads);  // heads in L2 at once
-    const int section = (int)min((long long)all_heads, max(1LL, sharing));
+    const int section = min(all_heads, max(1, L2_ROWS / max(kv_len, 1)) * (q_heads / kv_heads));
     const int first = block / (section * q_blocks) * section;  // head of the section
     const int here = min(section, all_heads - first);
     const int in_section = block - first * q_blocks;
@@ -252,15 +255,15 @@ head_dim_80_fused(
     int q_heads, int kv_heads, int q_len, int kv_len)
 {
     extern __shared__ __align__(16) unsigned char smem[];
-    fp16* Q_smem = (fp16*)(smem + Q_SMEM);  // [BLOCK_Q][QK_STRIDE]
-    fp16* K_smem = (fp16*)(smem + K_SMEM);  // [1][BLOCK_KV][QK_STRIDE]
+    fp16* Q_smem = (fp16*)(smem + Q_SMEM);  // [BLOCK_Q][Q_STRIDE], in the end O
+    fp16* K_smem = (fp16*)(smem + K_SMEM);  // [1][BLOCK_KV][K_STRIDE]
     fp16* V_smem = (fp16*)(smem + V_SMEM);  // [1][BLOCK_KV][V_STRIDE]
 
     const Place place = place_of(block_index(), gridDim.x, q_heads, kv_heads, q_len, kv_len);
     const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, lane = thread_index() % 32;
     const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
     const int lane_row = warp_row + lane / 4;     // the first of this lane's rows; the others are 8, 16, ... further
 
@@ -272,32 +275,32 @@ head_dim_80_fused(
     int tile = range.begin / BLOCK_KV;
 
     // this thread's first element of Q, K and V in the tiles that the block loads
-    const fp16* q_mine = Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s + my_first<QK_STRIDE>(q_stride_s);
-    const fp16* k_mine = K + b_idx * k_stride_b + kv_h_idx * k_stride_h + my_first<QK_STRIDE>(k_stride_s);
-    const fp16* v_mine = V + b_idx * v_stride_b + kv_h_idx * v_stride_h + my_first<V_STRIDE>(v_stride_s);
+    const fp16* q_mine = Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
+    const fp16* k_mine = K + b_idx * k_stride_b + kv_h_idx * k_stride_h + my_first<QK_WIDTH>(k_stride_s);
+    const fp16* v_mine = V + b_idx * v_stride_b + kv_h_idx * v_stride_h + my_first<HEAD_DIM_V>(v_stride_s);
     const auto load_k = [&](int tile, int stage) {
         const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM, QK_STRIDE>(K_smem + stage * BLOCK_KV * QK_STRIDE, k_mine + kv_lo * k_stride_s,
-                                                       k_stride_s, kv_len - kv_lo);
+        load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
+                                                                k_mine + kv_lo * k_stride_s, k_stride_s, kv_len - kv_lo);
     };
     const auto load_v = [&](int tile, int stage) {
         const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE, v_mine + kv_lo * v_stride_s,
-                                                        v_stride_s, kv_len - kv_lo);
+        load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
+                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, kv_len - kv_lo);
     };
 
-    load_tile_async<BLOCK_Q, HEAD_DIM, QK_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
+    load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
     cp_async_commit();  // Q by itself: its fragments are read before the first tile is there
     if (tile < tile_end) load_k(tile, 0);
     cp_async_commit();
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
-    const fp16* q_fragment = Q_smem + (warp_row + lane % 16) * QK_STRIDE + lane / 16 * 8;
+    const fp16* q_fragment = Q_smem + (warp_row + lane % 16) * Q_STRIDE + lane / 16 * 8;
     cp_async_wait<1>();
     __syncthreads();  // Q is complete
     unsigned Q_frag[ROW_BLOCKS][K_STEPS][4];
     for (int m = 0; m < ROW_BLOCKS; ++m)
-        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * QK_STRIDE + 16 * step);
+        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 
     float O_frag[ROW_BLOCKS][HEAD_DIM_V / 8][4] = {};
     float row_max[2 * ROW_BLOCKS], row_sum[2 * ROW_BLOCKS];  // row_sum: this lane's keys only, until the end
@@ -319,13 +322,13 @@ head_dim_80_fused(
         // S = Q K^T. B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and
         // columns 8 * (l / 8 % 2)
         float S[ROW_BLOCKS][BLOCK_KV / 8][4] = {};
-        const fp16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * QK_STRIDE + lane / 8 % 2 * 8;
+        const fp16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; j += 2) {
                 unsigned k_frag[4];
-                ldmatrix_x4(k_frag, k_fragment + 8 * j * QK_STRIDE + 16 * step);
+                ldmatrix_x4(k_frag, k_fragment + 8 * j * K_STRIDE + 16 * step);
 #pragma unroll
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
                     mma_16x8x16(S[m][j], Q_frag[m][step], k_frag[0], k_frag[1]);
@@ -418,15 +421,24 @@ head_dim_80_fused(
         tile = following;
     }
 
-    const Place end = place_of(block_index(), gridDim.x, q_heads, kv_heads, q_len, kv_len);  // anew: see special_registers
+    // O goes through the warp's own rows of Q_smem, so that whole rows are written, 16 bytes a lane
+    const Place end = place_of(block_index(), gridDim.x, q_heads, kv_heads, q_len, kv_len);  // anew, see block_index
+    fp16* O_smem = Q_smem + warp_row * Q_STRIDE;
+    __syncthreads();  // where no tile was visited, Q is still being read
     for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
-        const int q_idx = end.q_block * BLOCK_Q + lane_row + 8 * r;
         row_sum[r] = quad_sum(row_sum[r]);
         const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
-        if (q_idx >= q_len) continue;
-        fp16* o_row = O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + q_idx * o_stride_s + lane % 4 * 2;
+        fp16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o_row + 8 * j) =
                 pack(O_frag[r / 2][j][r % 2 * 2] * inverse_sum, O_frag[r / 2][j][r % 2 * 2 + 1] * inverse_sum);
+    }
+    __syncwarp();
+    for (int i = lane; i < 16 * ROW_BLOCKS * (HEAD_DIM_V / 8); i += 32) {
+        const int row = i / (HEAD_DIM_V / 8), column = i % (HEAD_DIM_V / 8) * 8;
+        const int q_idx = end.q_block * BLOCK_Q + warp_row + row;
+        if (q_idx >= q_len) continue;
+        *(Chunk*)(O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + q_idx * o_stride_s + column) =
+            *(const Chunk*)(O_smem + row * Q_STRIDE + column);
     }
 }

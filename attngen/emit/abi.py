@@ -32,7 +32,7 @@ def tensor_specs(spec: AttentionSpec, plan: Plan, variant: Variant) -> tuple[Ten
     ]
     tensors += [TensorSpec(i.name, "input", i.dtype.name, tuple(_extent(spec, d) for d in i.dims)) for i in spec.inputs]
     output = ("batch", q_heads, "q_len", spec.head_dim_v)
-    tensors.append(TensorSpec("O", "output", dtype, output, 4 if vectors else 0, vectors))
+    tensors.append(TensorSpec("O", "output", dtype, output, 16 if vectors else 0, vectors))
     if spec.lse:
         tensors.append(TensorSpec("lse", "output", "fp32", ("batch", q_heads, "q_len")))
     if plan.rung != "fused":

@@ -199,16 +199,18 @@ class FusedMma(Fused):
                 if self.spec.normalize == "softmax"
                 else []
             ),
-            ConstantLine("long long", "L2_BYTES", "32 << 20", "of keys and values that blocks which run together share"),
-            ConstantLine("int", "ROW_BYTES", f"{self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V)", "of a key and its value"),
+            ConstantLine("int", "L2_ROWS", f"(32 << 20) / ({self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))", L2_ROWS),
             ConstantLine("int", "ROW_BLOCKS", f"BLOCK_Q / {16 * self.plan.warps}", "of 16 rows, of a warp"),
             ConstantLine("int", "K_STEPS", str(padded // 16), "mma steps of 16 over the head size"),
             ConstantLine("int", "PAD", str(fused_mma.PAD)),
-            ConstantLine("int", "QK_STRIDE", "16 * K_STEPS + PAD", what),
+            ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", what),
+            ConstantLine("int", "Q_STRIDE", "QK_WIDTH + PAD" if padded >= self.spec.head_dim_v else "HEAD_DIM_V + PAD"),
+            ConstantLine("int", "K_STRIDE", "QK_WIDTH + PAD"),
             ConstantLine("int", "V_STRIDE", "HEAD_DIM_V + PAD"),
         ]
 
 
+L2_ROWS = "keys and values that blocks share in L2"
 SUM_BLOCK = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
 
 FILES: dict[str, type[File]] = {

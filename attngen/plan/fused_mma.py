@@ -18,15 +18,15 @@ CAPTURED_REGISTERS = 10  # addresses of captured tensors
 RESERVED = 1024  # bytes of shared memory that the driver adds to each block
 BLOCKS = 2  # of an SM, where tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
 ROOMY_ROWS = 64
+TWO_STAGES_UP_TO = 225  # registers of a thread
 
 
 # Two row blocks a warp read each fragment of K and V once for 32 rows: shared memory is what 16 rows a warp wait for.
 PREFERRED = tuple(
-    Tile(*t)
-    for t in (
-        (128, 64, 1, 4), (128, 32, 1, 4), (64, 64, 1, 4), (64, 32, 1, 4), (32, 32, 1, 2), (16, 16, 1, 1),
-    )
-)  # fmt: skip
+    Tile(q, kv, stages, warps)
+    for q, kv, warps in ((128, 64, 4), (128, 32, 4), (64, 64, 4), (64, 32, 4), (32, 32, 2), (16, 16, 1))
+    for stages in (2, 1)
+)
 POSSIBLE = tuple(
     Tile(q, kv, stages, q // rows)
     for rows in (32, 16)
@@ -66,7 +66,7 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
 def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
     d, dv = padded_head_dim(spec) + PAD, spec.head_dim_v + PAD
     return {
-        "Q": 2 * tile.block_q * d,
+        "Q": 2 * tile.block_q * max(d, dv),
         "K": 2 * tile.stages * tile.block_kv * d,
         "V": 2 * tile.stages * tile.block_kv * dv,
     }
@@ -88,15 +88,23 @@ def blocks_of_an_sm(spec: AttentionSpec, arch: Arch, tile: Tile) -> int:
     return min(arch.shared_per_sm // (need.shared + RESERVED), arch.registers_per_sm // (need.registers * 32 * tile.warps))
 
 
+def is_roomy(spec: AttentionSpec, arch: Arch, tile: Tile) -> bool:
+    """Whether an SM has room for BLOCKS of them; with two stages, and leave a fifth of its shared memory and some registers."""
+    need = cost(spec, tile)
+    shared = BLOCKS * (need.shared + RESERVED)
+    spare = 5 * shared <= 4 * arch.shared_per_sm and need.registers <= TWO_STAGES_UP_TO
+    return blocks_of_an_sm(spec, arch, tile) >= BLOCKS and (tile.stages == 1 or spare)
+
+
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     """The preferred tile that fits; see the decisions for its reasons."""
-    roomy = [t for t in PREFERRED if t.block_q >= ROOMY_ROWS and blocks_of_an_sm(spec, arch, t) >= BLOCKS]
+    roomy = [t for t in PREFERRED if t.block_q >= ROOMY_ROWS and is_roomy(spec, arch, t)]
     tile = pick_tile(spec, arch, (*roomy, *PREFERRED), POSSIBLE, lambda t: cost(spec, t))
     sizes = shared_bytes(spec, tile)
     q, kv, stages = tile.block_q, tile.block_kv, tile.stages
     d, dv, t = padded_head_dim(spec), spec.head_dim_v, spec.dtype.name
     buffers = lay_out(
-        ("Q", sizes["Q"], f"{t} [{q}][{d} + {PAD}], the block's query rows"),
+        ("Q", sizes["Q"], f"{t} [{q}][{max(d, dv)} + {PAD}], the block's query rows, in the end its output"),
         ("K", sizes["K"], f"{t} [{stages}][{kv}][{d} + {PAD}], the keys of {_tiles(stages)}"),
         ("V", sizes["V"], f"{t} [{stages}][{kv}][{dv} + {PAD}], the values of {_tiles(stages)}"),
     )

@@ -33,15 +33,27 @@ def one_stage(name: str) -> AttentionSpec:
 def noticed(spec: AttentionSpec, rung: str, source: KernelSource, mutated: KernelSource) -> str:
     """How the mutation was noticed: the kind of finding, or "" where it was not."""
     one_head = replace(spec, q_heads=None, kv_heads=None)
-    problem = sample(one_head, Shape(1, 1, 1, 200, 200))
-    for seed in (0, 5):
-        try:
-            found = compare(*call(compile_text(spec, rung, mutated, seed), problem), truth(one_head, problem))
-        except EmulationError as error:
-            return error.kind
-        if not found.passed:
-            return "wrong result"
+    for kv_len in (200,) if reads_positions(spec) else (200, 0):  # and without any tile
+        problem = sample(one_head, Shape(1, 1, 1, 200, kv_len))
+        for seed in (0, 5):
+            try:
+                found = compare(*call(compile_text(spec, rung, mutated, seed), problem), truth(one_head, problem))
+            except EmulationError as error:
+                return error.kind
+            if not found.passed:
+                return "wrong result"
     return ""
+
+
+def reads_positions(spec: AttentionSpec) -> bool:
+    """Whether a captured tensor is as long as the keys: with queries there are keys then, and with keys a tile."""
+    return any("kv_len" in i.dims for i in spec.inputs)
+
+
+def without_tiles(source: KernelSource) -> range:
+    """Where fused_mma synchronizes for blocks that visit no tile."""
+    start = source.text.find("// O goes through")
+    return range(start, source.text.find("for (int r", start)) if start > 0 else range(0)
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -60,6 +72,8 @@ def test_every_barrier_is_needed_with_one_stage() -> None:
 def check_all(spec: AttentionSpec, rung: str, source: KernelSource) -> None:
     assert noticed(spec, rung, source, source) == ""
     for place in synchronizations(source):
+        if reads_positions(spec) and place.start() in without_tiles(source):
+            continue
         blank = " " * len(place[0])
         mutated = replace(source, text=source.text[: place.start()] + blank + source.text[place.end() :])
         line = source.text.count("\n", 0, place.start()) + 1
