@@ -334,6 +334,7 @@ alibi_fused(
 
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
+        const bool partial = tile < full_tile_begin || tile >= full_tile_end;
         const int following = tile + 1;
         cp_async_wait<0>();
         __syncthreads();  // K is complete, and everyone is done with the V of the tile before
@@ -380,7 +381,7 @@ alibi_fused(
                 }
 
         // a partial tile: the pairs that the mask forbids, and keys past the end
-        if (tile < full_tile_begin || tile >= full_tile_end) {
+        if (partial) {
 #pragma unroll
             for (int m = 0; m < ROW_BLOCKS; ++m)
 #pragma unroll

@@ -346,6 +346,7 @@ gpt_oss_sinks_fused(
     int stage = 0;
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
+        const bool partial = tile < full_tile_begin || tile >= full_tile_end;
         const int following = tile + 1;
         cp_async_wait<0>();
         __syncthreads();  // this tile is complete, and everyone is done with the one before it:
@@ -387,7 +388,7 @@ gpt_oss_sinks_fused(
                 }
 
         // a partial tile: the pairs that the mask forbids, and keys past the end
-        if (tile < full_tile_begin || tile >= full_tile_end) {
+        if (partial) {
 #pragma unroll
             for (int m = 0; m < ROW_BLOCKS; ++m)
 #pragma unroll

@@ -311,6 +311,7 @@ head_dim_80_fused(
 
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
+        const bool partial = tile < full_tile_begin || tile >= full_tile_end;
         const int following = tile + 1;
         cp_async_wait<0>();
         __syncthreads();  // K is complete, and everyone is done with the V of the tile before
@@ -343,7 +344,7 @@ head_dim_80_fused(
         cp_async_commit();
 
         // a partial tile: the pairs that the mask forbids, and keys past the end
-        if (tile < full_tile_begin || tile >= full_tile_end) {
+        if (partial) {
 #pragma unroll
             for (int m = 0; m < ROW_BLOCKS; ++m)
 #pragma unroll

@@ -215,8 +215,9 @@ __device__ __forceinline__ KvRange kv_range(int q_hi, int kv_len) {
 
 enum TileKind { EMPTY, PARTIAL, FULL };  // no pair allowed; some; every pair
 
-// The mask in interval arithmetic over a tile: what may hold for some pair, and what must hold for every pair.
-__device__ __forceinline__ TileKind classify(
+// The mask in interval arithmetic over a tile: what may hold for some pair, and what must hold for every pair. Called once for
+// 32 tiles: not inlined, so that it costs the loop no registers.
+__device__ __noinline__ TileKind classify(
     const Captured& in, int b_idx, int q_lo, int q_hi, int kv_lo, int kv_hi, int q_tile, int kv_tile)
 {
     const int t0 = document_q_min_at(in, b_idx, q_tile);
@@ -427,8 +428,22 @@ packed_documents_fused(
         const int kv_hi = min((tile + 1) * BLOCK_KV, kv_len) - 1;
         return classify(in, b_idx, q_lo, q_hi, kv_lo, kv_hi, q_tile, tile);
     };
+    // The lanes of a warp look at 32 tiles at once, from `window` on; a bit for each that is not empty, and for each that is full
+    int window = range.begin / BLOCK_KV - 32;
+    unsigned visited = 0, full = 0;
     const auto next_tile = [&](int tile) {  // the first one from `tile` on that is not empty
-        while (tile < tile_end && kind(tile) == EMPTY) ++tile;
+        while (tile < tile_end) {
+            if (tile >= window + 32) {
+                window = tile;
+                const int mine = tile + threadIdx.x % 32;
+                const TileKind its_kind = mine < tile_end ? kind(mine) : EMPTY;
+                visited = __ballot_sync(0xffffffff, its_kind != EMPTY);
+                full = __ballot_sync(0xffffffff, its_kind == FULL && mine < whole_tiles);
+            }
+            const unsigned rest = visited >> (tile - window);
+            if (rest != 0) return tile + __ffs(rest) - 1;
+            tile = window + 32;
+        }
         return tile;
     };
     int tile = next_tile(range.begin / BLOCK_KV);
@@ -464,6 +479,7 @@ packed_documents_fused(
 
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
+        const bool partial = (full >> (tile - window) & 1) == 0;
         const int following = next_tile(tile + 1);
         cp_async_wait<0>();
         __syncthreads();  // K is complete, and everyone is done with the V of the tile before
@@ -499,7 +515,7 @@ packed_documents_fused(
         cp_async_commit();
 
         // a partial tile: the pairs that the mask forbids, and keys past the end
-        if (tile >= whole_tiles || kind(tile) != FULL) {
+        if (partial) {
 #pragma unroll
             for (int m = 0; m < ROW_BLOCKS; ++m)
 #pragma unroll

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from attngen.bench.peers import flex_peer, torch_peers
 from attngen.bench.report import Measured
 from attngen.reference.problems import Shape, sample_inputs
 from attngen.reference.torch_oracle import allowed_pairs, to_torch, torch_attention
-from attngen.spec.attention import RUNGS, AttentionSpec
+from attngen.spec.attention import RUNGS, AttentionSpec, Rung
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES
 
@@ -76,21 +76,30 @@ def _without_mask(spec: AttentionSpec) -> AttentionSpec:
 
 
 def run(
-    todo: list[Case], params: Mapping[str, int | float], rounds: int, progress: Callable[[str], None]
+    todo: list[Case],
+    params: Mapping[str, int | float],
+    rounds: int,
+    progress: Callable[[str], None],
+    rungs: Sequence[Rung] = RUNGS,
 ) -> Iterator[Measured]:
-    """Measure every case, one result after the other. `progress` is told what is being done."""
+    """Measure every case, one result after the other: `rungs`, and the peers. `progress` is told what is being done."""
     highest: dict[str, Ceilings] = {}
     for number, case in enumerate(todo, 1):
         progress(f"[{number}/{len(todo)}] {case.title}")
         dtype = case.spec.dtype
         if dtype.name not in highest:
             highest[dtype.name] = ceilings(getattr(torch, dtype.torch))
-        yield from _case(case, params, rounds, highest[dtype.name], progress)
+        yield from _case(case, params, rounds, highest[dtype.name], progress, rungs)
         torch.cuda.empty_cache()
 
 
 def _case(
-    case: Case, params: Mapping[str, int | float], rounds: int, highest: Ceilings, progress: Callable[[str], None]
+    case: Case,
+    params: Mapping[str, int | float],
+    rounds: int,
+    highest: Ceilings,
+    progress: Callable[[str], None],
+    rungs: Sequence[Rung],
 ) -> Iterator[Measured]:
     spec = case.spec
     element = getattr(torch, spec.dtype.torch)
@@ -103,7 +112,7 @@ def _case(
     inputs = {n: to_torch(a, "cuda") for n, a in sample_inputs(spec, shape).items()}
     own = {p.name: params[p.name] for p in spec.params if p.name in params}
     calls: dict[str, Callable[[], Any]] = {}
-    for rung in RUNGS:
+    for rung in rungs:
         if rung == "fused" or case.length <= SLOW_RUNGS_UP_TO:
             kernel = compile(spec, kernel=rung, device="cuda")
             calls[f"attngen {rung}"] = partial(_call, kernel, (q, k, v), {**inputs, **own})

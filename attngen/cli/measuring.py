@@ -10,7 +10,16 @@ from typing import Any
 
 import click
 
-from attngen.cli.common import EPILOG, colored, guarded, load_specs, name_option, param_option, params_given
+from attngen.cli.common import (
+    EPILOG,
+    colored,
+    guarded,
+    load_specs,
+    name_option,
+    param_option,
+    params_given,
+)
+from attngen.spec.attention import RUNGS, Rung
 
 
 @click.command(epilog=EPILOG)
@@ -20,6 +29,7 @@ from attngen.cli.common import EPILOG, colored, guarded, load_specs, name_option
 @click.option("--head-dims", help="Head sizes; the spec's own by default.")
 @click.option("--full", is_flag=True, help="Each case also without its mask.")
 @click.option("--tokens", type=click.IntRange(1), default=16384, show_default=True, help="Batch times length.")
+@click.option("--kernel", type=click.Choice(RUNGS), help="One rung; all three by default, naive and tiled up to length 4096.")
 @click.option("--rounds", type=click.IntRange(2), default=21, show_default=True, help="Timings of each candidate.")
 @param_option
 @name_option
@@ -28,8 +38,9 @@ from attngen.cli.common import EPILOG, colored, guarded, load_specs, name_option
 @click.option("--from", "kept", type=click.Path(exists=True, path_type=Path), help="Measure nothing; read figures kept before.")
 @guarded
 def bench(
-    spec: str | None, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int, rounds: int,
-    given: tuple[str, ...], name: str | None, json_file: Path | None, plot: Path | None, kept: Path | None,
+    spec: str | None, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
+    kernel: Rung | None, rounds: int, given: tuple[str, ...], name: str | None,
+    json_file: Path | None, plot: Path | None, kept: Path | None,
 ) -> None:  # fmt: skip
     """Measure a spec on the GPU beside what one would use instead.
 
@@ -67,7 +78,9 @@ def bench(
             raise click.UsageError(
                 f"{spec} has several attentions, choose one by --name: {', '.join(o.spec.name for o in loaded)}"
             )
-        report = _measured(loaded[0].spec, lengths, dtypes, head_dims, full, tokens, rounds, params_given(given), json_file)
+        report = _measured(
+            loaded[0].spec, lengths, dtypes, head_dims, full, tokens, kernel, rounds, params_given(given), json_file
+        )
     click.echo(f"\n{report.where}; median of {report.rounds}, in brackets where four fifths of the timings lie")
     if plot is not None:
         from attngen.bench.plot import draw
@@ -77,8 +90,8 @@ def bench(
 
 
 def _measured(
-    spec: Any, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int, rounds: int,
-    params: dict[str, int | float], json_file: Path | None,
+    spec: Any, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
+    kernel: Rung | None, rounds: int, params: dict[str, int | float], json_file: Path | None,
 ) -> Any:  # fmt: skip
     """The sweep's report, its table printed as it comes; what was measured is kept in `json_file`, whatever comes."""
     try:
@@ -97,7 +110,7 @@ def _measured(
     todo = list(sweep.cases(spec, _whole(lengths), elements, _whole(head_dims), full, tokens))
     table = _BenchTable()
     report = Report(spec.name, sweep.where(), tokens, rounds, ())
-    for result in sweep.run(todo, params, rounds, lambda text: click.echo(text, err=True)):
+    for result in sweep.run(todo, params, rounds, lambda text: click.echo(text, err=True), (kernel,) if kernel else RUNGS):
         report = replace(report, results=(*report.results, result))
         table.add(result)
         if json_file is not None:

@@ -46,7 +46,9 @@ class CudaPrinter:
     names: Mapping[str, str]
     name_ranges: Mapping[str, Range]
     element_ranges: Mapping[str, Range]
+    replaced: Mapping[str, str] = field(default_factory=dict)  # operator -> the primitive that computes it here
     helpers: set[str] = field(default_factory=set)
+    primitives: set[str] = field(default_factory=set)
 
     def print(self, *roots: Expr, share: bool = True) -> CudaText:
         known: dict[Expr, Range] = {}
@@ -84,6 +86,10 @@ class CudaPrinter:
         raise AssertionError(node)
 
     def _apply(self, node: Apply, texts: Mapping[Expr, Text], known: Mapping[Expr, Range]) -> Text:
+        if node.op in self.replaced:
+            primitive = self.replaced[node.op]
+            self.primitives.add(primitive)
+            return f"{primitive}({', '.join(texts[a][0] for a in node.args)})", CALL
         row = TABLE[node.op]
         spelling = row.cuda[node.args[-1].type if node.op == "where" else node.args[0].type]
         operand_ranges = [known[a] for a in node.args if a.type is Type.INT]

@@ -182,6 +182,7 @@ class FusedMma(Fused):
             *self.conversions(elementwise=False),
             f"pack_{dtype}",
             *self.exponentials(),
+            *self.variant.primitives,
             "special_registers",
             "cp_async",
             "ldmatrix",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name
@@ -98,6 +98,7 @@ class Variant:
     reads_k: bool
     uses_batch: bool  # an expression uses the size `batch`, which kernels need for nothing else
     helpers: tuple[str, ...]
+    primitives: tuple[str, ...]
 
     @property
     def captures(self) -> bool:
@@ -108,7 +109,9 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     """The variant's functions. The fused rungs print the tile classification too."""
     bounds = plan.bounds if plan.rung == "fused" else TileBounds()
     spans = bounds.spans
-    printer = _printer(spec, spans)
+    # A result that is rounded to 16 bits may use the special function unit; an lse, which is not, must not
+    replaced = FAST if plan.schedule == "fused_mma" and not spec.lse else {}
+    printer = _printer(spec, spans, replaced)
     score = None if isinstance(spec.score, Name) else spec.score
     sink = spec.sink
     bound_exprs = [e for e in (bounds.kv_begin, bounds.kv_end, bounds.full_begin, bounds.full_end) if e is not None]
@@ -139,18 +142,22 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         reads_k=_reads(elementwise, "k"),
         uses_batch="batch" in names_in(*exprs),
         helpers=tuple(sorted(printer.helpers)),
+        primitives=tuple(sorted(printer.primitives)),
     )
     return variant
 
 
-def _printer(spec: AttentionSpec, spans: Iterable[Span]) -> CudaPrinter:
+FAST = {"tanh": "fast_tanh"}
+
+
+def _printer(spec: AttentionSpec, spans: Iterable[Span], replaced: Mapping[str, str]) -> CudaPrinter:
     elements = element_ranges(spec)
     for span in spans:
         if span.input in elements:
             elements |= {f"{span.name}.{end}": elements[span.input] for end in ("min", "max")}
     captured = (*spec.free_dims, *(p.name for p in spec.params))
     names = {n: f"in.{n}" for n in captured} | LOCALS
-    return CudaPrinter(names, name_ranges(spec) | TILE_RANGES, elements)
+    return CudaPrinter(names, name_ranges(spec) | TILE_RANGES, elements, replaced)
 
 
 def _function(printer: CudaPrinter, expr: Expr | None) -> Function | None:

@@ -74,6 +74,7 @@ inline unsigned ballot(int line, unsigned mask, bool vote) {
 #define __global__ __attribute__((noinline))
 #define __device__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static __attribute__((section("attngen_shared")))
@@ -90,6 +91,7 @@ inline unsigned ballot(int line, unsigned mask, bool vote) {
 #define __shfl_up_sync(mask, value, by) emulator::shuffle(__LINE__, mask, value, emulator::lane_index() - int(by) < 0 ? emulator::lane_index() : emulator::lane_index() - int(by))
 #define __shfl_down_sync(mask, value, by) emulator::shuffle(__LINE__, mask, value, emulator::lane_index() + int(by) > 31 ? emulator::lane_index() : emulator::lane_index() + int(by))
 #define __ballot_sync(mask, vote) emulator::ballot(__LINE__, mask, vote)
+#define __ffs __builtin_ffs
 #define __any_sync(mask, vote) (emulator::ballot(__LINE__, mask, vote) != 0)
 #define __all_sync(mask, vote) (emulator::ballot(__LINE__, mask, !(vote)) == 0)
 #define __cvta_generic_to_shared(pointer) emulator::shared_address(pointer)
