@@ -304,7 +304,7 @@ prefix_lm_fused(
         const int kv_hi = min((tile + 1) * BLOCK_KV, kv_len) - 1;
         return classify(in, b_idx, q_lo, q_hi, kv_lo, kv_hi);
     };
-    // The lanes of a warp look at 32 tiles at once, from `window` on; a bit for each that is not empty, and for each that is full
+    // The lanes of a warp look at 32 tiles at once, from `window` on: a bit for each that is not empty, and for each full one
     int window = range.begin / BLOCK_KV - 32;
     unsigned visited = 0, full = 0;
     const auto next_tile = [&](int tile) {  // the first one from `tile` on that is not empty
