@@ -11,6 +11,7 @@ scores written as Python functions. Everything is imported when first used.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "compile" and "torch" in sys.modules:
+        import_module("attngen.torch")  # so that compiled specs are callables of tensors
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     from attngen.spec.operators import FUNCTIONS

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from importlib import import_module
 from os import PathLike
-from typing import Any
+from typing import Any, Protocol
 
 from attngen.device.arrays import CPU, ArgumentError, ArrayView, empty_like_owner, view
 from attngen.device.binding import Bound, bind, check_params, measure, refuse_unknown, shapes_to_allocate
@@ -38,7 +37,7 @@ class CompiledAttention:
     kernel: Kernel
     device: Device
     captures: Mapping[str, Any] = field(default_factory=dict)
-    of_tensors: _OfTensors | None = field(default=None, repr=False, compare=False)
+    of_tensors: OfTensors | None = field(default=None, repr=False, compare=False)
 
     @property
     def source(self) -> KernelSource:
@@ -58,15 +57,14 @@ class CompiledAttention:
     ) -> Any:
         """Run on `stream` (a driver stream handle; the current stream of q's library by default).
 
-        Tensors of torch go through the operator of `attngen.torch`, unless `out`, `lse` or `stream` is given: such calls can
-        be traced by torch.compile and cost the host least.
+        Where torch was imported before the spec was compiled, its tensors go through the operator of `attngen.torch`, unless
+        `out`, `lse` or `stream` is given: such calls can be traced by torch.compile and cost the host least.
 
         Raises ArgumentError (a ValueError) or ArgumentTypeError (also a TypeError) that names the argument at fault.
         """
-        if self.of_tensors is not None and out is None and lse is None and stream is None:
-            call = self.of_tensors.ready()
-            if call is not None and call.takes(q):
-                return call(q, k, v, named)
+        direct = self.of_tensors if out is None and lse is None and stream is None else None
+        if direct is not None and direct.takes(q):
+            return direct(q, k, v, named)
         named = {**self.captures, **named}
         spec = self.spec
         params = {p.name: (str(p.type), p.default) for p in spec.params}
@@ -114,19 +112,21 @@ class CompiledAttention:
         return view(empty_like_owner(owner, shape, DTYPES[tensor.dtype], q.location), name)
 
 
-class _OfTensors:
-    """The way through torch's operator, taken only where the caller has imported torch."""
+class OfTensors(Protocol):
+    """A compiled spec as a function of tensors of one library."""
 
-    def __init__(self, *described: Any) -> None:
-        self._described = described
-        self._call: Any = None
-        self.ready()  # now, if torch is there: torch.compile could not follow an import
+    def takes(self, q: Any) -> bool: ...
 
-    def ready(self) -> Any:
-        if self._call is None and "torch" in sys.modules:
-            room = import_module("attngen.torch.compiled")  # a room above this one, which stands on it
-            self._call = room.OfTensors(*self._described)
-        return self._call
+    def __call__(self, q: Any, k: Any, v: Any, named: Mapping[str, Any]) -> Any: ...
+
+
+MakeOfTensors = Callable[[AttentionSpec, str | None, Mapping[str, Any], str], OfTensors]
+_of_tensors: list[MakeOfTensors] = []
+
+
+def register_of_tensors(make: MakeOfTensors) -> None:
+    """From now on compiled specs are made callable for a library's tensors by `make`: (spec, rung, captures, device)."""
+    _of_tensors.append(make)
 
 
 def _stream(stream: int | None, q: ArrayView) -> int | None:
@@ -198,8 +198,8 @@ def compile(
     plan = choose(spec, _arch(arch or place.arch), kernel)
     given = dict(captures or {})
     of_tensors = None
-    if isinstance(device, str) and arch is None and device != "emulated:fast":  # the operator knows no such wishes
-        of_tensors = _OfTensors(spec, kernel, given, place.name if place.name.startswith("cuda") else "cpu")
+    if _of_tensors and isinstance(device, str) and arch is None and device != "emulated:fast":  # those it cannot be told
+        of_tensors = _of_tensors[-1](spec, kernel, given, place.name if place.name.startswith("cuda") else "cpu")
     return CompiledAttention(spec, plan, place.compile(emit(spec, plan)), place, given, of_tensors)
 
 

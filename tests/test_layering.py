@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "device": SPEC | {"plan", "emit", "cache_directory"},
     "api": SPEC | {"language", "plan", "emit", "device"},
     "torch": SPEC | {"language", "plan", "emit", "device", "api"},
-    "bench": SPEC | {"plan", "emit", "device", "reference", "api"},
+    "bench": SPEC | {"torch", "plan", "emit", "device", "reference", "api"},
     "inspect": SPEC | {"language", "plan", "emit", "device", "reference", "api", "shipped"},
     "cli": SPEC | {"language", "plan", "emit", "device", "reference", "api", "inspect", "bench", "shipped"},
     "__main__": {"cli"},

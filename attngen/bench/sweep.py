@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+import attngen.torch  # noqa: F401  (kernels are then called through its operator, as users call them)
 from attngen.api import CompiledAttention, compile
 from attngen.bench.measure import Ceilings, ceilings, measure, peak_bytes
 from attngen.bench.peers import flex_peer, torch_peers

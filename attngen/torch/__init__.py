@@ -9,6 +9,7 @@ Everything works in eager mode, under `torch.compile(fullgraph=True)`, in `torch
 backward yet: an input that requires grad is an error.
 """
 
+from attngen.torch import compiled as compiled  # which makes compiled specs callable with tensors
 from attngen.torch.functional import attention
 from attngen.torch.module import Attention
 

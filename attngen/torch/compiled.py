@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from attngen.spec.attention import AttentionSpec, Rung
+from attngen.api import register_of_tensors
+from attngen.spec.attention import AttentionSpec
 from attngen.torch.arguments import NamedArguments, tensor
 from attngen.torch.description import fixed_text
 from attngen.torch.operator import attention_operator
@@ -19,7 +20,7 @@ class OfTensors:
     """`spec` as a function of tensors on `device`, as torch names it. `rung` overrides the spec's own statement, `captures`
     stand for inputs left out."""
 
-    def __init__(self, spec: AttentionSpec, rung: Rung | None, captures: Mapping[str, Any], device: str) -> None:
+    def __init__(self, spec: AttentionSpec, rung: str | None, captures: Mapping[str, Any], device: str) -> None:
         self._device = torch.device(device)
         self._text = fixed_text(spec, rung)
         self._arguments = NamedArguments(spec)
@@ -35,3 +36,6 @@ class OfTensors:
         k, v = tensor("k", k), tensor("v", v)
         output, lse = attention_operator(q, k, v, self._text, *self._arguments.lists(named, self._captures))
         return (output, lse) if self._lse else output
+
+
+register_of_tensors(OfTensors)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -117,6 +117,8 @@ def dtype_name(dtype: Any) -> str:
     return _NAMES[dtype]
 
 
-def fixed_text(spec: AttentionSpec, rung: Rung | None) -> str:
+def fixed_text(spec: AttentionSpec, rung: str | None) -> str:
     """The text of a spec that says its own types and sizes; `rung` overrides its own."""
-    return to_text(spec if rung is None else replace(spec, schedule=replace(spec.schedule, rung=rung)))
+    if rung is not None:
+        check_mode(rung)
+    return to_text(spec if rung is None else replace(spec, schedule=replace(spec.schedule, rung=cast(Rung, rung))))
