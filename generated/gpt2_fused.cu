@@ -234,7 +234,8 @@ struct Place {
 __device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     const int all_heads = blocks / q_blocks;  // of the whole batch
-    const int section = min(all_heads, max(1, L2_ROWS / max(kv_len, 1)) * (q_heads / kv_heads));
+    const long long sharing = (long long)max(1, L2_ROWS / max(kv_len, 1)) * (q_heads / kv_heads);  // heads whose keys L2 holds
+    const int section = (int)min((long long)all_heads, sharing);
     const int first = block / (section * q_blocks) * section;  // head of the section
     const int here = min(section, all_heads - first);
     const int in_section = block - first * q_blocks;
