@@ -57,14 +57,15 @@ class CompiledAttention:
     ) -> Any:
         """Run on `stream` (a driver stream handle; the current stream of q's library by default).
 
-        Where torch was imported before the spec was compiled, its tensors go through the operator of `attngen.torch`, unless
-        `out`, `lse` or `stream` is given: such calls can be traced by torch.compile and cost the host least.
+        O and lse are written to `out` and `lse` where these are given; they may not share memory with an input. Where
+        attngen.torch was imported before the spec was compiled, calls with its tensors cost the host least, and without `out`,
+        `lse` and `stream` they can be traced by torch.compile.
 
         Raises ArgumentError (a ValueError) or ArgumentTypeError (also a TypeError) that names the argument at fault.
         """
-        direct = self.of_tensors if out is None and lse is None and stream is None else None
+        direct = self.of_tensors
         if direct is not None and direct.takes(q):
-            return direct(q, k, v, named)
+            return direct(q, k, v, named, out, lse, stream)
         named = {**self.captures, **named}
         spec = self.spec
         params = {p.name: (str(p.type), p.default) for p in spec.params}
@@ -117,7 +118,9 @@ class OfTensors(Protocol):
 
     def takes(self, q: Any) -> bool: ...
 
-    def __call__(self, q: Any, k: Any, v: Any, named: Mapping[str, Any]) -> Any: ...
+    def __call__(
+        self, q: Any, k: Any, v: Any, named: Mapping[str, Any], out: Any | None, lse: Any | None, stream: int | None
+    ) -> Any: ...
 
 
 MakeOfTensors = Callable[[AttentionSpec, str | None, Mapping[str, Any], str], OfTensors]

@@ -21,12 +21,21 @@ class NamedArguments:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.inputs = tuple(i.name for i in spec.inputs)
+        self._input_names = set(self.inputs)
         self._params = {p.name: (str(p.type), p.default) for p in spec.params}
         self._ints = tuple(p.name for p in spec.params if p.type is Type.INT)
         self._floats = tuple(p.name for p in spec.params if p.type is Type.FLOAT)
         self._usual: Lists | None = None
         if all(p.default is not None for p in spec.params):
             self._usual = self._numbers({})
+
+    def said(self, named: Mapping[str, Any], captured: Mapping[str, Tensor]) -> tuple[list[Tensor], tuple[Any, ...] | None]:
+        """(inputs, params) as `EagerCalls` tells calls apart, unchecked; None for params that it could not tell apart."""
+        if named.keys() == self._input_names:
+            return [named[name] for name in self.inputs], ()
+        params = tuple((name, type(value), value) for name, value in named.items() if name not in self._input_names)
+        inputs = [named[name] if name in named else captured.get(name) for name in self.inputs]
+        return inputs, params if all(kind in (int, float) for _, kind, _ in params) else None
 
     def lists(self, named: Mapping[str, Any], captured: Mapping[str, Tensor]) -> Lists:
         """`named` after q, k, v and the spec's text in a call of the operator; `captured` stands for what is not named.
@@ -36,7 +45,7 @@ class NamedArguments:
         if self._usual is not None:
             if not named and not self.inputs:
                 return _trimmed(None, self._usual)
-            if len(named) == len(self.inputs) and all(name in named for name in self.inputs):
+            if named.keys() == self._input_names:
                 return _trimmed([tensor(name, named[name]) for name in self.inputs], self._usual)
         refuse_unknown(list(named), [*self.inputs, *self._params])
         inputs = []

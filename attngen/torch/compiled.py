@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from attngen.api import register_of_tensors
+from attngen.device.arrays import ArgumentError
 from attngen.spec.attention import AttentionSpec
 from attngen.torch.arguments import NamedArguments, tensor
 from attngen.torch.description import fixed_text
-from attngen.torch.operator import attention_operator
+from attngen.torch.eager import EagerCalls
+from attngen.torch.runtime import runtime
 
 Tensor = Any
 
@@ -26,16 +28,51 @@ class OfTensors:
         self._arguments = NamedArguments(spec)
         self._captures = dict(captures)
         self._lse = spec.lse
+        self._calls = EagerCalls()
 
     def takes(self, q: Any) -> bool:
         """Whether this is for arguments like `q`."""
         return isinstance(q, torch.Tensor) and q.device == self._device
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, named: Mapping[str, Any]) -> Any:
-        """O, or (O, lse). Raises ArgumentError."""
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        named: Mapping[str, Any],
+        out: Tensor | None,
+        lse: Tensor | None,
+        stream: int | None,
+    ) -> Any:
+        """O, or (O, lse), as `CompiledAttention` says. Raises ArgumentError."""
         k, v = tensor("k", k), tensor("v", v)
-        output, lse = attention_operator(q, k, v, self._text, *self._arguments.lists(named, self._captures))
-        return (output, lse) if self._lse else output
+        if out is not None or lse is not None or stream is not None:
+            return self._into(q, k, v, named, out, lse, stream)
+        inputs, said = self._arguments.said(named, self._captures)
+        result = self._calls.repeat(q, k, v, inputs, said)
+        if result is None:
+            arguments = (q, k, v, self._text, *self._arguments.lists(named, self._captures))
+            result = self._calls.make(q, k, v, inputs, said, arguments)
+        return result if self._lse else result[0]
+
+    def _into(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        named: Mapping[str, Any],
+        out: Tensor | None,
+        lse: Tensor | None,
+        stream: int | None,
+    ) -> Any:
+        """What writes to its arguments is no operator of torch, and runs beside its dispatcher."""
+        if lse is not None and not self._lse:
+            raise ArgumentError("`lse` was given, but the spec does not say `output lse`")
+        inputs, ints, floats = [*self._arguments.lists(named, self._captures), None, None, None][:3]
+        out = None if out is None else tensor("out", out)
+        lse = None if lse is None else tensor("lse", lse)
+        result = runtime(self._text, q.device)(q, k, v, inputs or (), ints or (), floats or (), out, lse, stream)
+        return result if self._lse else result[0]
 
 
 register_of_tensors(OfTensors)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from attngen.device.arrays import ArgumentError
 from attngen.spec.attention import Rung
 from attngen.torch.description import head_size, standard_text
-from attngen.torch.layout import four_dimensions, heads_first
-from attngen.torch.operator import attention_operator
+from attngen.torch.eager import EagerCalls
+from attngen.torch.layout import check_equal_heads, four_dimensions, heads_first
 
 Tensor = Any
 
@@ -40,16 +39,23 @@ def attention(
     Gives O, laid out as q, or with `return_lse` (O, lse [batch, q_heads, q_len] in fp32). Raises ArgumentError, which names the
     argument, and for inputs that require grad.
     """
-    q, k, v = heads_first(q, k, v, layout, copy)
-    if not enable_gqa and q.shape[1] != k.shape[1]:
-        raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
-    text = standard_text(
-        mode, is_causal, scale, return_lse, q.dtype, head_size(q), head_size(v), None if mask is None else mask.dtype
-    )
-    if mask is None:
-        output, lse = attention_operator(q, k, v, text)
-    else:
-        output, lse = attention_operator(q, k, v, text, [four_dimensions(mask)])
+    said = None if copy else (mode, is_causal, scale, enable_gqa, return_lse, layout)
+    inputs = () if mask is None else (mask,)
+    result = _calls.repeat(q, k, v, inputs, said)
+    if result is None:
+        queries, keys, values = heads_first(q, k, v, layout, copy)
+        if not enable_gqa:
+            check_equal_heads(queries, keys)
+        mask_dtype = None if mask is None else mask.dtype
+        text = standard_text(
+            mode, is_causal, scale, return_lse, queries.dtype, head_size(queries), head_size(values), mask_dtype
+        )
+        lists = () if mask is None else ([four_dimensions(mask)],)
+        result = _calls.make(q, k, v, inputs, said, (queries, keys, values, text, *lists))
+    output, lse = result
     if layout == "bshd":
         output = output.transpose(1, 2)
     return (output, lse) if return_lse else output
+
+
+_calls = EagerCalls()

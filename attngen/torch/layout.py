@@ -43,6 +43,12 @@ def _one(tensor: Tensor, name: str, layout: str, copy: bool) -> Tensor:
     return seen.clone(memory_format=torch.contiguous_format) if copy and not readable(seen) else seen
 
 
+def check_equal_heads(q: Tensor, k: Tensor) -> None:
+    """Raise ArgumentError where key/value heads would be shared."""
+    if q.shape[1] != k.shape[1]:
+        raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
+
+
 def readable(tensor: Tensor) -> bool:
     """Whether every rung can read `tensor` in place: whole rows, each at a multiple of 16 bytes."""
     size = tensor.element_size()

@@ -14,9 +14,9 @@ from attngen.device.binding import refuse_unknown
 from attngen.spec.attention import AttentionSpec, Rung
 from attngen.torch.arguments import NamedArguments
 from attngen.torch.description import Description, Written, check_mode, fixed_text, head_size, register, spec_text
+from attngen.torch.eager import EagerCalls
 from attngen.torch.functional import attention
-from attngen.torch.layout import check_layout, heads_first
-from attngen.torch.operator import attention_operator
+from attngen.torch.layout import check_equal_heads, check_layout, heads_first
 
 Tensor = Any
 NOTHING: Mapping[str, Tensor] = {}
@@ -62,7 +62,9 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         if normalize != "softmax":
             given["normalize"] = normalize
         self._text: str | None = None
-        self._number: int | None = None
+        self._description: Description | None = None
+        self._number = 0
+        self._calls = EagerCalls()
         self._arguments: NamedArguments | None = None
         self._captured: tuple[str, ...] = ()
         if spec is not None:
@@ -89,6 +91,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         for name, array in captured.items():
             self.register_buffer(name, torch.as_tensor(array), persistent=False)
         self._captured = tuple(captured)
+        self._description = description
         self._number = register(description)
         self._arguments = NamedArguments(spec)
 
@@ -102,18 +105,29 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             )  # fmt: skip
         if attn_mask is not None:
             raise ArgumentError("this attention says its own mask; declare a dense one as an input of the spec")
-        q, k, v = heads_first(q, k, v, self.layout, self.copy)
-        if not self.enable_gqa and q.shape[1] != k.shape[1]:
-            raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
-        text = self._text
-        if text is None:
-            assert self._number is not None
-            text = spec_text(self._number, q.dtype, head_size(q), head_size(v), None)
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
-        output, lse = attention_operator(q, k, v, text, *self._arguments.lists(named, captured))
+        inputs, said = self._arguments.said(named, captured)
+        if self.copy:
+            said = None
+        result = self._calls.repeat(q, k, v, inputs, said)
+        if result is None:
+            queries, keys, values = heads_first(q, k, v, self.layout, self.copy)
+            if not self.enable_gqa:
+                check_equal_heads(queries, keys)
+            text = self._text
+            if text is None:
+                text = spec_text(self._number, queries.dtype, head_size(queries), head_size(values), None)
+            arguments = (queries, keys, values, text, *self._arguments.lists(named, captured))
+            result = self._calls.make(q, k, v, inputs, said, arguments)
+        output, lse = result
         if self.layout == "bshd":
             output = output.transpose(1, 2)
         return (output, lse) if self.return_lse else output
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._description is not None:  # its number is that of the process that wrote it
+            self._number = register(self._description)
 
     def extra_repr(self) -> str:
         """What is printed between the parentheses."""

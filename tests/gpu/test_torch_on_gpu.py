@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 
 import pytest
@@ -15,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import attngen.torch  # noqa: E402
 from attngen import ArgumentError  # noqa: E402
-from attngen.torch import Attention, attention, operator  # noqa: E402
+from attngen.torch import Attention, attention, operator, runtime  # noqa: E402
 from attngen.torch.description import fixed_text  # noqa: E402
 from tests.torch.gpt import pair  # noqa: E402
 
@@ -59,25 +60,25 @@ def logits_error(models, run, length: int) -> None:
 
 
 def test_a_gpt_in_eager_mode(models) -> None:
-    before = len(operator._runtimes)
+    before = len(runtime.runtimes)
     for length in LENGTHS:
         logits_error(models, models[1], length)
-    assert len(operator._runtimes) - before <= 1
+    assert len(runtime.runtimes) - before <= 1
 
 
 def test_a_gpt_compiled_without_a_break(models) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(models[1], fullgraph=True, dynamic=True)
-    before = len(operator._runtimes)
+    before = len(runtime.runtimes)
     for length in LENGTHS:
         logits_error(models, compiled, length)
-    assert len(operator._runtimes) - before <= 1
+    assert len(runtime.runtimes) - before <= 1
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_a_gpt_replayed_from_cuda_graphs(models) -> None:
-    before = len(operator._runtimes)
+    before = len(runtime.runtimes)
     for length in LENGTHS:
         tokens = torch.randint(256, (2, length), device="cuda")
         models[1](tokens)  # the first call of a length checks and compiles
@@ -92,7 +93,7 @@ def test_a_gpt_replayed_from_cuda_graphs(models) -> None:
             return logits
 
         logits_error(models, replay, length)
-    assert len(operator._runtimes) - before <= 1
+    assert len(runtime.runtimes) - before <= 1
 
 
 def test_two_streams_at_once() -> None:
@@ -182,6 +183,92 @@ def test_mistakes_after_a_signature_was_seen_are_still_named() -> None:
         attention(memory[1 : 2 * 64 * 64 + 1].view(1, 2, 64, 64), q, q)
     with pytest.raises(ArgumentError, match="requires grad"):
         attention(q.clone().requires_grad_(), q, q)
+
+
+def test_calls_from_memory_are_what_the_operator_gives() -> None:
+    """Whatever torch must see or change on the way goes through its dispatcher, and nothing remembered hides a mistake."""
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(f"function {func}")
+            return func(*args, **(kwargs or {}))
+
+    class Dispatched(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(f"dispatch {func}")
+            return func(*args, **(kwargs or {}))
+
+    layer = Attention(
+        mask="causal", score="s + b * bias[h]", inputs={"bias": ("fp32", ("q_heads",))}, params={"b": ("float", 1.0)}
+    )
+    q = randn(1, 2, 70, 64, dtype=torch.float32)
+    bias = torch.tensor([1.0, -2.0], device="cuda")
+    calls = {
+        "attention": lambda q: attention(q, q, q, is_causal=True),
+        "layer": lambda q: layer(q, q, q, bias=bias),
+        "param": lambda q: layer(q, q, q, bias=bias, b=0.5),
+    }
+    for name, call in calls.items():
+        expected = call(q)
+        assert torch.equal(call(q), expected), name
+        for mode in (Functions, Dispatched):
+            seen.clear()
+            with mode():
+                assert torch.equal(call(q), expected), name
+            assert any("attngen.attention" in s for s in seen), (name, mode)
+        with torch.profiler.profile() as profile:
+            call(q)
+        assert any("attngen::attention" in e.key for e in profile.key_averages()), name
+        with pytest.raises(ArgumentError, match="requires grad"):
+            call(q.clone().requires_grad_())
+    assert not torch.equal(calls["param"](q), calls["layer"](q))
+    with torch.no_grad():
+        learned = bias.clone().requires_grad_()
+        layer(q, q, q, bias=learned)
+    with pytest.raises(ArgumentError, match="requires grad"):
+        layer(q, q, q, bias=learned)
+    for wrong in (True, "1", [1.0]):
+        with pytest.raises(ArgumentError, match="param `b`"):
+            layer(q, q, q, bias=bias, b=wrong)
+    copied = pickle.loads(pickle.dumps(layer))
+    assert torch.equal(copied(q, q, q, bias=bias), calls["layer"](q))
+    lazy = torch._neg_view(q)
+    assert torch.equal(attention(q, q, lazy), -attention(q, q, q))
+
+
+def test_outputs_given_are_written_and_checked() -> None:
+    spec = attngen.define(dtype="bf16", head_dim=64, mask="causal", lse=True)
+    kernel = attngen.compile(spec, device="cuda")
+    q, k, v = randn(3, 2, 4, 130, 64).unbind(0)
+    expected, sums = kernel(q, k, v)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for _ in range(2):  # checked, then from memory
+        out, lse = torch.empty_like(q), torch.empty_like(sums)
+        rows = torch.empty(2, 130, 4, 64, device="cuda", dtype=q.dtype).transpose(1, 2)
+        given = kernel(q, k, v, out=out, lse=lse)
+        assert given[0] is out
+        assert given[1] is lse
+        assert torch.equal(out, expected)
+        assert torch.equal(lse, sums)
+        assert torch.equal(kernel(q, k, v, out=rows)[0], expected)
+        packed = torch.stack((k, v, v), dim=3)  # interleaved, and apart
+        assert torch.equal(kernel(q, packed[:, :, :, 0], packed[:, :, :, 1], out=packed[:, :, :, 2])[0], expected)
+        other = kernel(q, k, v, stream=stream.cuda_stream)[0]
+        torch.cuda.synchronize()
+        assert torch.equal(other, expected)
+        for wrong, message in (
+            (v, "`out` and `v` share memory"),
+            (torch.empty(2, 4, 130, 32, device="cuda", dtype=q.dtype), "`out` is"),
+            (torch.empty(2, 4, 130, 64, device="cuda"), "`out` has elements of fp32"),
+            (q.new_empty(q.numel() + 1)[1:].view_as(q), "starts at an address"),
+        ):
+            with pytest.raises(ArgumentError, match=message):
+                kernel(q, k, v, out=wrong)
 
 
 def test_cupy_arrays() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import pickle
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -115,18 +118,18 @@ def test_opcheck() -> None:
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_compiled_without_a_break_for_every_length(layout: str) -> None:
-    from attngen.torch import operator
+    from attngen.torch import runtime
 
     def function(q, k, v):
         return attention(q * 2, k, v, is_causal=True, layout=layout, scale=0.31) + 1
 
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=BACKEND)
-    before = len(operator._runtimes)
+    before = len(runtime.runtimes)
     for length in (5, 9, 17, 64, 100):
         shape = (2, length, 4, 16) if layout == "bshd" else (2, 4, length, 16)
         q = randn(*shape)
         close(compiled(q, q, q), function(q, q, q), 1e-6)
-    assert len(operator._runtimes) - before <= 1
+    assert len(runtime.runtimes) - before <= 1
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
@@ -274,6 +277,34 @@ def test_compiled_specs_are_callables_of_tensors() -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             call()
+
+
+def test_an_output_on_an_input_is_refused() -> None:
+    kernel = attngen.compile(attngen.define(dtype="fp16", head_dim=16), kernel="naive", device="emulated")
+    memory = randn(4, 1, 1, 8, 16)
+    q, k, v = memory[:3]
+    for arrays in ((q, k, v), tuple(t.numpy() for t in (q, k, v))):
+        for out in arrays:
+            with pytest.raises(ArgumentError, match="share memory"):
+                kernel(*arrays, out=out)
+    with pytest.raises(ArgumentError, match="`out` and `v` share memory"):
+        kernel(q, k, v, out=memory.flatten()[264:392].view_as(q))
+
+
+def test_a_described_layer_is_itself_in_another_process() -> None:
+    """Descriptions are known by number, and the numbers of two processes differ."""
+    layer = Attention(mask="causal and q - k < 3")
+    text = f"""
+import pickle, sys, torch
+from attngen.torch import Attention
+Attention(mask="true")
+layer = pickle.loads(bytes.fromhex("{pickle.dumps(layer).hex()}"))
+q = torch.arange(320, dtype=torch.float32).view(1, 1, 20, 16) / 320
+sys.stdout.write(bytes(layer(q, q, q).numpy().tobytes()).hex())
+"""
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+    q = torch.arange(320, dtype=torch.float32).view(1, 1, 20, 16) / 320
+    assert found == layer(q, q, q).numpy().tobytes().hex()
 
 
 def test_the_operator_takes_one_attention() -> None:

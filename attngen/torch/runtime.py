@@ -1,0 +1,285 @@
+"""Kernels called with tensors, as the operator calls them: allocation, checks remembered by signature, launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+from threading import Lock
+from typing import Any
+
+import torch
+
+from attngen.api import CompiledAttention, compile
+from attngen.device.arrays import ArgumentError, ArrayView, view
+from attngen.device.binding import check_apart, occupied
+from attngen.language import load_text
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import Type
+
+Tensor = Any  # torch.Tensor; torch is imported without its types
+MOST_SIGNATURES = 4096  # call signatures remembered by one kernel: a length that was seen before costs no checks
+
+
+def output_like(q: Tensor, head_dim_v: Any) -> Tensor:
+    """An uninitialized O [batch, q_heads, q_len, head_dim_v] that lies in memory as q does."""
+    batch, heads, length, _ = q.shape
+    if q.stride(1) < q.stride(2):
+        return q.new_empty((batch, length, heads, head_dim_v)).transpose(1, 2)
+    return q.new_empty((batch, heads, length, head_dim_v))
+
+
+def lse_like(q: Tensor, wanted: bool) -> Tensor:
+    """An uninitialized lse [batch, q_heads, q_len] in fp32, or a tensor without elements."""
+    return q.new_empty(q.shape[:3] if wanted else (0,), dtype=torch.float32)
+
+
+@cache
+def no_lse(device: Any) -> Tensor:
+    """The one tensor without elements that stands for an lse that nobody asked for: making another costs a microsecond."""
+    return torch.empty((0,), dtype=torch.float32, device=device)
+
+
+def refuse_grad(q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor]) -> None:
+    """Raise ArgumentError where a gradient would be lost."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in (("q", q), ("k", k), ("v", v), *((f"inputs[{i}]", t) for i, t in enumerate(inputs))):
+        if tensor.requires_grad:
+            raise ArgumentError(
+                f"`{name}` requires grad, and there is no backward kernel yet; call under torch.no_grad(), or pass "
+                f"{name}.detach()"
+            )
+
+
+@lru_cache(maxsize=4096)
+def parsed(text: str) -> AttentionSpec:
+    """The one attention of `text`. Raises DiagnosticError, ArgumentError."""
+    specs = load_text(text, "<spec>")
+    if len(specs) != 1:
+        raise ArgumentError(f"the operator takes one attention, not {len(specs)}")
+    return specs[0]
+
+
+runtimes: dict[tuple[str, Any], Runtime] = {}
+_lock = Lock()
+
+
+def runtime(text: str, device: Any) -> Runtime:
+    """The kernel of a spec's text on a device, compiled when first asked for."""
+    found = runtimes.get((text, device))
+    if found is None:
+        with _lock:
+            found = runtimes.get((text, device))
+            if found is None:
+                place = f"cuda:{device.index or 0}" if device.type == "cuda" else "emulated"
+                kind = OnGpu if device.type == "cuda" else Emulated
+                found = runtimes[text, device] = kind(compile(parsed(text), device=place))
+    return found
+
+
+class Runtime:
+    """One compiled spec, called with tensors."""
+
+    def __init__(self, compiled: CompiledAttention) -> None:
+        self.compiled = compiled
+        spec = compiled.spec
+        self.input_names = tuple(i.name for i in spec.inputs)
+        self.int_names = tuple(p.name for p in spec.params if p.type is Type.INT)
+        self.float_names = tuple(p.name for p in spec.params if p.type is Type.FLOAT)
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        inputs: Sequence[Tensor],
+        ints: Sequence[int],
+        floats: Sequence[float],
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        stream: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(O, lse), written to `out` and `lse` where they are given, on the driver's `stream` (the current one by default)."""
+        raise NotImplementedError
+
+    def arrays(
+        self, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], out: Tensor | None, lse: Tensor | None
+    ) -> dict[str, ArrayView]:
+        """What the kernel's tensors are in this call, outputs freshly allocated. Raises ArgumentError."""
+        self._check_counts(inputs, self.input_names, "inputs")
+        named = zip(self.input_names, inputs, strict=True)
+        arrays = {"Q": view(q, "q"), "K": view(k, "k"), "V": view(v, "v"), **{n: view(t, n) for n, t in named}}
+        for array in arrays.values():
+            if array.name in ("q", "k", "v") and len(array.shape) != 4:
+                raise ArgumentError(
+                    f"`{array.name}` has {len(array.shape)} dimensions; expected [batch, heads, length, head size]"
+                )
+        arrays["O"] = view(output_like(q, v.shape[3]) if out is None else out, "out")
+        if self.compiled.spec.lse:
+            arrays["lse"] = view(lse_like(q, True) if lse is None else lse, "lse")
+        return arrays
+
+    def params(self, ints: Sequence[int], floats: Sequence[float]) -> dict[str, int | float]:
+        """Every param's value by name. Raises ArgumentError."""
+        self._check_counts(ints, self.int_names, "ints")
+        self._check_counts(floats, self.float_names, "floats")
+        return dict(zip(self.int_names, ints, strict=True)) | dict(zip(self.float_names, floats, strict=True))
+
+    def _check_counts(self, given: Sequence[Any], names: tuple[str, ...], what: str) -> None:
+        if len(given) != len(names):
+            raise ArgumentError(f"{len(given)} {what} were given; this attention takes {len(names)}: {', '.join(names)}")
+
+
+class Emulated(Runtime):
+    """On the CPU, as the emulated device runs it."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        inputs: Sequence[Tensor],
+        ints: Sequence[int],
+        floats: Sequence[float],
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        stream: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        refuse_grad(q, k, v, inputs)
+        arrays = self.arrays(q, k, v, inputs, out, lse)
+        bound = self.compiled.bind(arrays, self.params(ints, floats))
+        if bound.launches:
+            self.compiled.kernel.launch(bound.launches, bound.memory)
+        return arrays["O"].owner, arrays["lse"].owner if "lse" in arrays else no_lse(q.device)
+
+
+class OnGpu(Runtime):
+    """On a GPU. What a call is checked for and made of is remembered by its signature: shapes, strides, types, params."""
+
+    def __init__(self, compiled: CompiledAttention) -> None:
+        super().__init__(compiled)
+        self.calls = Remembered()
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        inputs: Sequence[Tensor],
+        ints: Sequence[int],
+        floats: Sequence[float],
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        stream: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        key = self._key(q, k, v, inputs, ints, floats)
+        if out is not None:
+            key += (out.shape, out.stride(), out.dtype, out.device, out.requires_grad)
+        if lse is not None:
+            key += ("lse", lse.shape, lse.stride(), lse.dtype, lse.device, lse.requires_grad)
+        call = self.calls.get(key)
+        result = call(q, k, v, inputs, out, lse, stream) if call is not None else None
+        if result is None:
+            refuse_grad(q, k, v, inputs)
+            params = self.params(ints, floats)
+            call = Call(self, self.arrays(q, k, v, inputs, out, lse), params)  # checks everything, and names what is wrong
+            self.calls[key] = call
+            result = call(q, k, v, inputs, out, lse, stream, checked=True)
+            assert result is not None
+        return result
+
+    def made(
+        self, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
+    ) -> Call | None:
+        """What is remembered of a call with these."""
+        return self.calls.get(self._key(q, k, v, inputs, ints, floats))
+
+    @staticmethod
+    def _key(
+        q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
+    ) -> tuple[Any, ...]:
+        key = signature(q, k, v, inputs)
+        return (*key, *ints, *map(float, floats)) if ints or floats else key
+
+
+def signature(q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+    """All that a call's checks and launches depend on, but for params and addresses."""
+    grad = q.requires_grad or k.requires_grad or v.requires_grad
+    key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, k.device, v.device)
+    for t in inputs:
+        key += (t.shape, t.stride(), t.dtype, t.device)  # type: ignore[assignment]
+        grad = grad or t.requires_grad
+    return (*key, True) if grad and torch.is_grad_enabled() else key
+
+
+class Remembered(dict[tuple[Any, ...], "Call"]):
+    """Calls by what they were called with; the oldest are forgotten."""
+
+    def __setitem__(self, key: tuple[Any, ...], call: Call) -> None:
+        while len(self) >= MOST_SIGNATURES:
+            self.pop(next(iter(self)), None)
+        super().__setitem__(key, call)
+
+
+class Call:
+    """The launches of one signature."""
+
+    def __init__(self, owner: OnGpu, arrays: dict[str, ArrayView], params: dict[str, int | float]) -> None:
+        compiled = owner.compiled
+        bound = compiled.bind(arrays, params)
+        q, o = arrays["Q"].owner, arrays["O"].owner
+        names = [*(["lse"] if compiled.spec.lse else []), *(t.name for t in compiled.source.tensors if t.role == "workspace")]
+        alignment = max(t.alignment for t in compiled.source.tensors if t.name in ("Q", "K", "V"))
+        self._misaligned = max(alignment - 1, 0)  # the bits of an address that must not be set
+        self._shape, self._strides = tuple(o.shape), tuple(o.stride())
+        self._others = tuple((tuple(arrays[n].owner.shape), arrays[n].owner.dtype) for n in names)
+        self._no_lse = None if compiled.spec.lse else no_lse(q.device)
+        self._device = q.device
+        self._index: int = q.device.index
+        order = ("Q", "K", "V", "O", *names, *owner.input_names)
+        self._views = [replace(arrays[n], owner=None) for n in order]
+        self._sizes = [occupied(v) for v in self._views]
+        self._repeat = None
+        if bound.launches:
+            self._repeat = compiled.kernel.repeat(bound.launches, order)  # type: ignore[attr-defined]
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        inputs: Sequence[Tensor],
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        stream: int | None = None,
+        *,
+        checked: bool = False,
+    ) -> tuple[Tensor, Tensor] | None:
+        """(O, lse), or None where an address is not aligned as the kernel's copies need and was not `checked`. Raises
+        ArgumentError where an output lies on an input."""
+        given = out is not None or lse is not None
+        if out is None:
+            out = q.new_empty_strided(self._shape, self._strides)
+        addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()]
+        if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & self._misaligned and not checked:
+            return None
+        if self._others:
+            made = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in self._others]
+            if lse is not None:
+                made[0] = lse
+            addresses += [t.data_ptr() for t in made]
+            lse = made[0] if self._no_lse is None else None
+        for t in inputs:
+            addresses.append(t.data_ptr())
+        if given:
+            check_apart(self._views, addresses, self._sizes)
+        if self._repeat is not None:
+            if stream is None:
+                stream = torch._C._cuda_getCurrentRawStream(self._index)
+            if torch._C._cuda_getDevice() == self._index:
+                self._repeat(addresses, stream)
+            else:
+                with torch.cuda.device(self._index):
+                    self._repeat(addresses, stream)
+        return out, self._no_lse if lse is None else lse
