@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any, Protocol
 
 from attngen.device.arrays import CPU, ArgumentError, ArrayView, empty_like_owner, view
-from attngen.device.binding import Bound, bind, check_params, measure, refuse_unknown, shapes_to_allocate
+from attngen.device.binding import Apart, Bound, bind, check_params, measure, refuse_unknown, shapes_to_allocate
 from attngen.device.protocol import Device, Kernel
 from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import KernelSource
@@ -83,6 +83,8 @@ class CompiledAttention:
                 raise ArgumentError("`lse` was given, but the spec does not say `output lse`")
             arrays["lse"] = view(lse, "lse")
         bound = self.bind(arrays, check_params(params, named))
+        if out is not None or lse is not None:
+            Apart(list(arrays.values())).check([array.pointer for array in arrays.values()])
         if bound.launches:
             self.kernel.launch(bound.launches, bound.memory, _stream(stream, arrays["Q"]))
         output = arrays["O"].owner

@@ -168,32 +168,35 @@ def bind(source: KernelSource, arrays: Mapping[str, ArrayView], sizes: dict[str,
             x, y, z = grid
             launches.append(Launch(entry, (x, y, z), tuple(argument(p) for p in entry.parameters)))
     memory = tuple(_memory(spec, arrays[spec.name]) for spec in source.tensors)
-    views = [arrays[spec.name] for spec in source.tensors]
-    check_apart(views, [view.pointer for view in views], [occupied(view) for view in views])
     return Bound(tuple(launches), memory)
 
 
 OUTPUTS = frozenset(("out", "lse"))
 
 
-def occupied(array: ArrayView) -> int:
+class Apart:
+    """What the outputs of a call may not lie on: blocks that come later would read their inputs overwritten.
+
+    Views that interleave are taken to be apart, unless one begins in the other.
+    """
+
+    def __init__(self, arrays: Sequence[ArrayView]) -> None:
+        self._names = [array.name for array in arrays]
+        self._sizes = [_occupied(array) for array in arrays]
+
+    def check(self, addresses: Sequence[int]) -> None:
+        """Raise ArgumentError where an output shares memory with another array. `addresses` are those of the arrays."""
+        every = list(zip(self._names, addresses, self._sizes, strict=True))
+        for written, start, size in every:
+            for other, address, extent in every if written in OUTPUTS else ():
+                if other != written and start < address + extent and address < start + size:
+                    raise ArgumentError(f"`{written}` and `{other}` share memory; pass an output of its own")
+
+
+def _occupied(array: ArrayView) -> int:
     """How many bytes from its address on belong to `array` alone: all of it where it is contiguous, else its first element."""
     dense = array.strides == contiguous_strides(array.shape)
     return array.dtype.bytes * (prod(array.shape) if dense else min(prod(array.shape), 1))
-
-
-def check_apart(arrays: Sequence[ArrayView], addresses: Sequence[int], sizes: Sequence[int]) -> None:
-    """Raise ArgumentError where an output lies on an input, which blocks that come later would read overwritten.
-
-    `addresses` and `sizes` (see `occupied`) are those of `arrays`, whose own may be of an earlier call. Views that interleave
-    are taken to be apart, unless one begins in the other.
-    """
-    for written, start, size in zip(arrays, addresses, sizes, strict=True):
-        if written.name not in OUTPUTS:
-            continue
-        for other, address, extent in zip(arrays, addresses, sizes, strict=True):
-            if other is not written and start < address + extent and address < start + size:
-                raise ArgumentError(f"`{written.name}` and `{other.name}` share memory; pass an output of its own")
 
 
 def _effective_strides(spec: TensorSpec, array: ArrayView, sizes: dict[str, int]) -> tuple[int, ...]:

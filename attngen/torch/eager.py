@@ -50,7 +50,7 @@ class EagerCalls:
         """
         if said is None or is_observed() or not are_plain((q, k, v, *inputs)):
             return None
-        call = self._calls.get((said, *signature(q, k, v, inputs)))
+        call = self._calls.get(signature(said, q, k, v, inputs))
         return None if call is None else call(q, k, v, inputs)
 
     def make(
@@ -65,7 +65,7 @@ class EagerCalls:
                 listed = [of or () for of in (*lists, None, None, None)[:3]]
                 call = found.made(queries, keys, values, *listed)
                 if call is not None:
-                    self._calls[said, *signature(q, k, v, inputs)] = call
+                    self._calls[signature(said, q, k, v, inputs)] = call
         return result
 
     def __reduce__(self) -> tuple[type[EagerCalls], tuple[()]]:

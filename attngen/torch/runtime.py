@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache, lru_cache
 from threading import Lock
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 from attngen.api import CompiledAttention, compile
 from attngen.device.arrays import ArgumentError, ArrayView, view
-from attngen.device.binding import check_apart, occupied
+from attngen.device.binding import Apart
 from attngen.language import load_text
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
@@ -149,6 +148,8 @@ class Emulated(Runtime):
         refuse_grad(q, k, v, inputs)
         arrays = self.arrays(q, k, v, inputs, out, lse)
         bound = self.compiled.bind(arrays, self.params(ints, floats))
+        if out is not None or lse is not None:
+            Apart(list(arrays.values())).check([array.pointer for array in arrays.values()])
         if bound.launches:
             self.compiled.kernel.launch(bound.launches, bound.memory)
         return arrays["O"].owner, arrays["lse"].owner if "lse" in arrays else no_lse(q.device)
@@ -183,7 +184,8 @@ class OnGpu(Runtime):
         if result is None:
             refuse_grad(q, k, v, inputs)
             params = self.params(ints, floats)
-            call = Call(self, self.arrays(q, k, v, inputs, out, lse), params)  # checks everything, and names what is wrong
+            given = out is not None or lse is not None
+            call = Call(self, self.arrays(q, k, v, inputs, out, lse), params, given)  # checks all, and names what is wrong
             self.calls[key] = call
             result = call(q, k, v, inputs, out, lse, stream, checked=True)
             assert result is not None
@@ -199,18 +201,21 @@ class OnGpu(Runtime):
     def _key(
         q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
     ) -> tuple[Any, ...]:
-        key = signature(q, k, v, inputs)
-        return (*key, *ints, *map(float, floats)) if ints or floats else key
+        said = (*ints, *map(float, floats)) if ints or floats else None
+        return signature(said, q, k, v, inputs)
 
 
-def signature(q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
-    """All that a call's checks and launches depend on, but for params and addresses."""
-    grad = q.requires_grad or k.requires_grad or v.requires_grad
-    key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, k.device, v.device)
+def signature(said: Any, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+    """All that a call's checks and launches depend on, but for addresses; `said` is what the tensors do not tell."""
+    key = (
+        said, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype,
+        q.device, k.device, v.device,
+    )  # fmt: skip
     for t in inputs:
         key += (t.shape, t.stride(), t.dtype, t.device)  # type: ignore[assignment]
-        grad = grad or t.requires_grad
-    return (*key, True) if grad and torch.is_grad_enabled() else key
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *inputs)):
+        key += (True,)  # type: ignore[assignment]
+    return key
 
 
 class Remembered(dict[tuple[Any, ...], "Call"]):
@@ -225,7 +230,8 @@ class Remembered(dict[tuple[Any, ...], "Call"]):
 class Call:
     """The launches of one signature."""
 
-    def __init__(self, owner: OnGpu, arrays: dict[str, ArrayView], params: dict[str, int | float]) -> None:
+    def __init__(self, owner: OnGpu, arrays: dict[str, ArrayView], params: dict[str, int | float], given: bool) -> None:
+        """`given`: some output is the caller's."""
         compiled = owner.compiled
         bound = compiled.bind(arrays, params)
         q, o = arrays["Q"].owner, arrays["O"].owner
@@ -238,8 +244,7 @@ class Call:
         self._device = q.device
         self._index: int = q.device.index
         order = ("Q", "K", "V", "O", *names, *owner.input_names)
-        self._views = [replace(arrays[n], owner=None) for n in order]
-        self._sizes = [occupied(v) for v in self._views]
+        self._apart = Apart([arrays[n] for n in order]) if given else None
         self._repeat = None
         if bound.launches:
             self._repeat = compiled.kernel.repeat(bound.launches, order)  # type: ignore[attr-defined]
@@ -258,7 +263,6 @@ class Call:
     ) -> tuple[Tensor, Tensor] | None:
         """(O, lse), or None where an address is not aligned as the kernel's copies need and was not `checked`. Raises
         ArgumentError where an output lies on an input."""
-        given = out is not None or lse is not None
         if out is None:
             out = q.new_empty_strided(self._shape, self._strides)
         addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()]
@@ -272,8 +276,8 @@ class Call:
             lse = made[0] if self._no_lse is None else None
         for t in inputs:
             addresses.append(t.data_ptr())
-        if given:
-            check_apart(self._views, addresses, self._sizes)
+        if self._apart is not None:
+            self._apart.check(addresses)
         if self._repeat is not None:
             if stream is None:
                 stream = torch._C._cuda_getCurrentRawStream(self._index)

@@ -173,6 +173,10 @@ def test_other_devices() -> None:
     assert error(found, scaled_dot_product_attention(q.double(), q.double(), q.double())) < 2e-2
     with pytest.raises(ArgumentError, match="cuda:1"):
         attention(q.to("cuda:0"), q, q)
+    near = q.to("cuda:0")
+    attention(near, near, near)
+    with pytest.raises(ArgumentError, match="cuda:1"):
+        attention(q, near, near)
 
 
 def test_mistakes_after_a_signature_was_seen_are_still_named() -> None:
@@ -203,14 +207,14 @@ def test_calls_from_memory_are_what_the_operator_gives() -> None:
             return func(*args, **(kwargs or {}))
 
     layer = Attention(
-        mask="causal", score="s + b * bias[h]", inputs={"bias": ("fp32", ("q_heads",))}, params={"b": ("float", 1.0)}
+        mask="causal", score="s + weight * bias[h]", inputs={"bias": ("fp32", ("q_heads",))}, params={"weight": ("float", 1.0)}
     )
     q = randn(1, 2, 70, 64, dtype=torch.float32)
     bias = torch.tensor([1.0, -2.0], device="cuda")
     calls = {
         "attention": lambda q: attention(q, q, q, is_causal=True),
         "layer": lambda q: layer(q, q, q, bias=bias),
-        "param": lambda q: layer(q, q, q, bias=bias, b=0.5),
+        "param": lambda q: layer(q, q, q, bias=bias, weight=0.5),
     }
     for name, call in calls.items():
         expected = call(q)
@@ -232,8 +236,8 @@ def test_calls_from_memory_are_what_the_operator_gives() -> None:
     with pytest.raises(ArgumentError, match="requires grad"):
         layer(q, q, q, bias=learned)
     for wrong in (True, "1", [1.0]):
-        with pytest.raises(ArgumentError, match="param `b`"):
-            layer(q, q, q, bias=bias, b=wrong)
+        with pytest.raises(ArgumentError, match="param `weight`"):
+            layer(q, q, q, bias=bias, weight=wrong)
     copied = pickle.loads(pickle.dumps(layer))
     assert torch.equal(copied(q, q, q, bias=bias), calls["layer"](q))
     lazy = torch._neg_view(q)

@@ -16,12 +16,9 @@ _FORMATS = {ctypes.c_void_p: "P", ctypes.c_longlong: "q", ctypes.c_int: "i", cty
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One launch: `template` holds its packed parameters, `slots` where addresses go: (offset, which address)."""
+    """One launch: `template` holds its packed parameters, `slots` where addresses go: (which eight bytes, which address)."""
 
-    function: Any
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
+    geometry: tuple[Any, int, int, int, int, int, int, int]  # function, grid, block, shared bytes: as the driver takes them
     template: bytes
     offsets: tuple[int, ...]
     slots: tuple[tuple[int, int], ...]
@@ -39,32 +36,28 @@ def pack(function: Any, launch: Launch, order: Sequence[str]) -> Step:
         buffer += bytes(-len(buffer) % size)
         offsets.append(len(buffer))
         if parameter.binding == "data" and parameter.of in order:
-            slots.append((len(buffer), order.index(parameter.of)))
+            slots.append((len(buffer) // 8, order.index(parameter.of)))
         buffer += struct.pack(_FORMATS[type(value)], value.value or 0)
     entry = launch.entry
-    return Step(function, launch.grid, entry.block, entry.shared_bytes, bytes(buffer), tuple(offsets), tuple(slots))
+    geometry = (function, *launch.grid, *entry.block, entry.shared_bytes)
+    return Step(geometry, bytes(buffer), tuple(offsets), tuple(slots))
 
 
 class _Buffers:
     """One thread's parameter memory for one step. The driver copies it before a launch returns."""
 
-    __slots__ = ("_arguments", "_bytes", "_keep", "address")
+    __slots__ = ("_arguments", "_keep", "address", "geometry", "slots", "words")
 
     def __init__(self, step: Step) -> None:
         memory = (ctypes.c_uint64 * (-(-len(step.template) // 8)))()  # uint64: aligned for every parameter
         start = ctypes.addressof(memory)
         self._arguments = (ctypes.c_void_p * len(step.offsets))(*(start + o for o in step.offsets))
-        self._bytes = memoryview(memory).cast("B")
-        self._bytes[: len(step.template)] = step.template
+        self.words = memoryview(memory).cast("B")
+        self.words[: len(step.template)] = step.template
+        self.words = self.words.cast("Q")
         self._keep = memory
         self.address = ctypes.addressof(self._arguments)
-
-    def fill(self, slots: tuple[tuple[int, int], ...], addresses: Sequence[int]) -> None:
-        for offset, which in slots:
-            _ADDRESS.pack_into(self._bytes, offset, addresses[which])
-
-
-_ADDRESS = struct.Struct("P")
+        self.geometry, self.slots = step.geometry, step.slots
 
 
 class Repeated:
@@ -82,13 +75,14 @@ class Repeated:
         except AttributeError:
             self._device.set_current()  # a thread that has not used the GPU yet
             buffers = self._threads.buffers = tuple(_Buffers(s) for s in self._steps)
-        place = _stream(stream)
-        for step, memory in zip(self._steps, buffers, strict=True):
-            memory.fill(step.slots, addresses)
-            gx, gy, gz = step.grid
-            bx, by, bz = step.block
-            (status,) = _launch(step.function, gx, gy, gz, bx, by, bz, step.shared_bytes, place, memory.address, 0)
+        place = _streams.get(stream) or _stream(stream)
+        for memory in buffers:
+            words = memory.words
+            for word, which in memory.slots:
+                words[word] = addresses[which]
+            (status,) = _launch(*memory.geometry, place, memory.address, 0)
             if status:
+                gx, gy, gz = memory.geometry[1:4]
                 raise DeviceError(f"the driver refused a launch of {gx} x {gy} x {gz} blocks: {status.name}")
 
 
@@ -96,11 +90,9 @@ _streams: dict[int, Any] = {}
 
 
 def _stream(handle: int) -> Any:
-    found = _streams.get(handle)
-    if found is None:
-        from cuda.bindings import driver
+    from cuda.bindings import driver
 
-        found = _streams[handle] = driver.CUstream(handle)
+    found = _streams[handle] = driver.CUstream(handle)
     return found
 
 
