@@ -136,7 +136,7 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_sm
                  : "memory");
 }
 
-// The same, each matrix transposed.
+// As ldmatrix_x4, each matrix transposed.
 __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* row_smem) {
     const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
@@ -333,9 +333,9 @@ gemma_softcap_fused(
         const bf16* K_tile = K_smem;
         const bf16* V_tile = V_smem;
 
-        // S = Q K^T. B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and
-        // columns 8 * (l / 8 % 2)
+        // S = Q K^T
         float S[ROW_BLOCKS][BLOCK_KV / 8][4] = {};
+        // B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and columns 8 * (l / 8 % 2)
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attngen.emit import abi
 from attngen.emit.file import ConstantLine, File, KernelText
 from attngen.emit.kernel_source import CeilDiv, Extent, Parameter
 from attngen.plan import fused_mma, fused_simt, tiled
+from attngen.plan.tiling import Tile
 
 
 class ThreeKernels(File):
@@ -107,7 +110,8 @@ class Fused(File):
             *self.captured(v.score, v.mask, v.sink, v.kv_range, v.classify),
         ]
         grid = self.head_grid(CeilDiv("q_len", self.plan.block_q))
-        return {"fused": self.kernel("fused", grid, parameters, shared=True)}
+        bounds = "THREADS, BLOCKS" if self.plan.blocks else "THREADS"
+        return {"fused": self.kernel("fused", grid, parameters, threads_name=bounds, shared=True)}
 
     def sections(self) -> dict[str, str]:
         prepass = {"tile_ranges": "Tile ranges of captured vectors"} if self.variant.spans else {}
@@ -177,21 +181,33 @@ class FusedMma(Fused):
 
     def primitives(self) -> list[str]:
         dtype = self.spec.dtype.name
-        odd = ["ldmatrix_x2"] if self.spec.head_dim_v % 16 else []
+        split = fused_mma.operands(self.spec).split
+        odd = ["ldmatrix_x2"] if self.spec.head_dim_v % 16 and not split else []
         return [
             *self.conversions(elementwise=False),
-            f"pack_{dtype}",
+            *([] if split else [f"pack_{dtype}"]),
             *self.exponentials(),
             *self.variant.primitives,
             "special_registers",
             "cp_async",
             "ldmatrix",
+            *([] if split else ["ldmatrix_trans"]),
             *odd,
-            f"mma_{dtype}",
+            *(["mma_tf32", "split_tf32"] if split else [f"mma_{dtype}"]),
         ]
 
+    def context(self) -> dict[str, Any]:
+        operands = fused_mma.operands(self.spec)
+        return super().context() | {
+            "chunk": fused_mma.chunk(self.spec),
+            "mma": "mma_16x8x8" if operands.split else "mma_16x8x16",
+            "split": operands.split,
+        }
+
     def constants(self) -> list[ConstantLine]:
-        padded = fused_mma.padded_head_dim(self.spec)
+        padded, wide = fused_mma.padded_head_dim(self.spec), fused_mma.width_of_v(self.spec)
+        split = fused_mma.operands(self.spec).split
+        v_width = "V_WIDTH" if split else "HEAD_DIM_V"
         what = "" if padded == self.spec.head_dim else f"{padded - self.spec.head_dim} zeros fill the last step of Q K^T"
         return [
             *self.fused_numbers(),
@@ -201,16 +217,31 @@ class FusedMma(Fused):
                 else []
             ),
             ConstantLine("int", "L2_ROWS", f"(32 << 20) / ({self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))", L2_ROWS),
+            *([ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []),
             ConstantLine("int", "ROW_BLOCKS", f"BLOCK_Q / {16 * self.plan.warps}", "of 16 rows, of a warp"),
-            ConstantLine("int", "K_STEPS", str(padded // 16), "mma steps of 16 over the head size"),
-            ConstantLine("int", "PAD", str(fused_mma.PAD)),
-            ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", what),
-            ConstantLine("int", "Q_STRIDE", "QK_WIDTH + PAD" if padded >= self.spec.head_dim_v else "HEAD_DIM_V + PAD"),
+            *([] if split else [ConstantLine("int", "K_STEPS", str(padded // 16), "mma steps of 16 over the head size")]),
+            ConstantLine("int", "PAD", str(fused_mma.chunk(self.spec))),
+            ConstantLine("int", "QK_WIDTH", str(padded) if split else "16 * K_STEPS", what),
+            *(self.split_constants() if split else []),
+            ConstantLine("int", "Q_STRIDE", "QK_WIDTH + PAD" if padded >= wide else f"{v_width} + PAD"),
             ConstantLine("int", "K_STRIDE", "QK_WIDTH + PAD"),
-            ConstantLine("int", "V_STRIDE", "HEAD_DIM_V + PAD"),
+            ConstantLine("int", "V_STRIDE", f"{v_width} + PAD"),
+        ]
+
+    def split_constants(self) -> list[ConstantLine]:
+        """Those of split operands."""
+        plan, wide = self.plan, fused_mma.width_of_v(self.spec)
+        tile = Tile(plan.block_q, plan.block_kv, plan.stages, plan.warps)
+        return [
+            ConstantLine("int", "SUM_STEPS", str(2), "mma of 8 columns each"),
+            ConstantLine("int", "V_STEPS", str(fused_mma.v_steps(tile)), "mma of 8 keys each"),
+            ConstantLine(
+                "int", "V_WIDTH", str(wide), "" if wide == self.spec.head_dim_v else "HEAD_DIM_V in whole pairs of mma"
+            ),
         ]
 
 
+BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 L2_ROWS = "keys and values that blocks share in L2"
 SUM_BLOCK = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
 

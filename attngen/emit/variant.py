@@ -110,7 +110,8 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     bounds = plan.bounds if plan.rung == "fused" else TileBounds()
     spans = bounds.spans
     # A result that is rounded to 16 bits may use the special function unit; an lse, which is not, must not
-    replaced = FAST if plan.schedule == "fused_mma" and not spec.lse else {}
+    short = plan.schedule == "fused_mma" and spec.dtype.bytes == 2
+    replaced = FAST if short and not spec.lse else {}
     printer = _printer(spec, spans, replaced)
     score = None if isinstance(spec.score, Name) else spec.score
     sink = spec.sink

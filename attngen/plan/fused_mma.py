@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.plan import Decision, Plan, lay_out
 from attngen.plan.tiles import tile_bounds
@@ -10,10 +12,26 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Gather, names_in, walk
 
 MMA_ROWS = 16  # the rows of one mma
-PAD = 8  # elements at the end of each row in shared memory: the 8 rows of an ldmatrix then lie in different banks
+CHUNK_BYTES = 16  # what a lane copies at once; a row in shared memory is padded by as much, see `propose`
 NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
-MMA = {"fp16": Feature.MMA_FP16, "bf16": Feature.MMA_BF16}
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """How numbers of a storage type enter the tensor cores."""
+
+    feature: Feature
+    split: bool = False  # each number as the sum of two, of which three products are summed
+
+
+OPERANDS = {
+    "fp16": Operands(Feature.MMA_FP16),
+    "bf16": Operands(Feature.MMA_BF16),
+    "fp32": Operands(Feature.MMA_TF32, split=True),
+}
 OTHER_REGISTERS = 60  # addresses, row state, fragments of K or V
+OTHER_SPLIT_REGISTERS = 95  # the same without V, where each fragment is two
+SPLIT_UP_TO = 225  # registers of a thread by the estimate: beyond, ptxas spills some
 CAPTURED_REGISTERS = 10  # addresses of captured tensors
 RESERVED = 1024  # bytes of shared memory that the driver adds to each block
 BLOCKS = 2  # of an SM, where tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
@@ -27,6 +45,8 @@ PREFERRED = tuple(
     for q, kv, warps in ((128, 64, 4), (128, 32, 4), (64, 64, 4), (64, 32, 4), (32, 32, 2), (16, 16, 1))
     for stages in (2, 1)
 )
+# Split operands need twice the registers: 16 rows a warp leave room for tiles of 64 keys.
+PREFERRED_SPLIT = tuple(Tile(q, kv, 1, q // 16) for q, kv in ((64, 64), (64, 32), (64, 16), (32, 16), (16, 16)))
 POSSIBLE = tuple(
     Tile(q, kv, stages, q // rows)
     for rows in (32, 16)
@@ -38,12 +58,26 @@ POSSIBLE = tuple(
 
 
 def suits(spec: AttentionSpec, arch: Arch) -> bool:
-    return spec.dtype.name in MMA and arch.has(*NEEDED, MMA[spec.dtype.name])
+    return spec.dtype.name in OPERANDS and arch.has(*NEEDED, OPERANDS[spec.dtype.name].feature)
+
+
+def operands(spec: AttentionSpec) -> Operands:
+    return OPERANDS[spec.dtype.name]
+
+
+def chunk(spec: AttentionSpec) -> int:
+    """Elements that a lane copies at once."""
+    return CHUNK_BYTES // spec.dtype.bytes
 
 
 def padded_head_dim(spec: AttentionSpec) -> int:
-    """The head size rounded up to the 16 elements that one mma sums over; the rest is zeros in shared memory."""
+    """The head size rounded up to the 16 elements that a step sums over; the rest is zeros in shared memory."""
     return -(-spec.head_dim // 16) * 16
+
+
+def width_of_v(spec: AttentionSpec) -> int:
+    """The head size of V as shared memory holds it: split operands are multiplied 16 columns at a time."""
+    return -(-spec.head_dim_v // 16) * 16 if operands(spec).split else spec.head_dim_v
 
 
 def row_blocks(tile: Tile) -> int:
@@ -53,22 +87,35 @@ def row_blocks(tile: Tile) -> int:
 
 def holds_q(spec: AttentionSpec, tile: Tile, limit: int = 250) -> bool:
     """Whether Q's fragments stay in registers: whether they find room beside the output and the scores."""
-    return registers(spec, tile) + row_blocks(tile) * padded_head_dim(spec) // 4 <= limit
+    return not operands(spec).split and registers(spec, tile) + q_registers(spec, tile) <= limit
+
+
+def q_registers(spec: AttentionSpec, tile: Tile) -> int:
+    """Of a thread, for Q's fragments."""
+    return row_blocks(tile) * padded_head_dim(spec) * spec.dtype.bytes // 8
 
 
 def registers(spec: AttentionSpec, tile: Tile) -> int:
     """What a thread needs without Q: output, scores, and the rest."""
     output, scores = row_blocks(tile) * spec.head_dim_v // 2, row_blocks(tile) * tile.block_kv // 2
+    if operands(spec).split:
+        output, scores = row_blocks(tile) * width_of_v(spec) // 2, 2 * scores
     captured = (CAPTURED_REGISTERS if spec.inputs else 0) + (scores if reads_pairs(spec) else 0)  # an element for each score
-    return output + scores + captured + OTHER_REGISTERS
+    return output + scores + captured + (OTHER_SPLIT_REGISTERS + 8 * v_steps(tile) if operands(spec).split else OTHER_REGISTERS)
+
+
+def v_steps(tile: Tile) -> int:
+    """Split operands: mma of 8 keys each whose sum is added to the output, and whose fragments of V are held at once."""
+    return min(4, tile.block_kv // 8)
 
 
 def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
-    d, dv = padded_head_dim(spec) + PAD, spec.head_dim_v + PAD
+    size, pad = spec.dtype.bytes, chunk(spec)
+    d, dv = padded_head_dim(spec) + pad, width_of_v(spec) + pad
     return {
-        "Q": 2 * tile.block_q * max(d, dv),
-        "K": 2 * tile.stages * tile.block_kv * d,
-        "V": 2 * tile.stages * tile.block_kv * dv,
+        "Q": size * tile.block_q * max(d, dv),
+        "K": size * tile.stages * tile.block_kv * d,
+        "V": size * tile.stages * tile.block_kv * dv,
     }
 
 
@@ -88,9 +135,20 @@ def blocks_of_an_sm(spec: AttentionSpec, arch: Arch, tile: Tile) -> int:
     return min(arch.shared_per_sm // (need.shared + RESERVED), arch.registers_per_sm // (need.registers * 32 * tile.warps))
 
 
+def blocks_told(spec: AttentionSpec, arch: Arch, tile: Tile) -> int:
+    """The blocks of an SM that the compiler is told of, 0 for none: split operands fare best with all registers of a thread,
+    which it does not give them unasked."""
+    if not operands(spec).split:
+        return 0
+    every = arch.registers_per_sm // ((arch.max_registers_per_thread + 1) * 32 * tile.warps)
+    return max(1, min(every, arch.shared_per_sm // (cost(spec, tile).shared + RESERVED)))
+
+
 def is_roomy(spec: AttentionSpec, arch: Arch, tile: Tile) -> bool:
     """Whether an SM has room for BLOCKS of them; with two stages, and leave a fifth of its shared memory and some registers."""
     need = cost(spec, tile)
+    if operands(spec).split:
+        return need.registers <= SPLIT_UP_TO
     shared = BLOCKS * (need.shared + RESERVED)
     spare = 5 * shared <= 4 * arch.shared_per_sm and need.registers <= TWO_STAGES_UP_TO
     return blocks_of_an_sm(spec, arch, tile) >= BLOCKS and (tile.stages == 1 or spare)
@@ -98,15 +156,16 @@ def is_roomy(spec: AttentionSpec, arch: Arch, tile: Tile) -> bool:
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     """The preferred tile that fits; see the decisions for its reasons."""
-    roomy = [t for t in PREFERRED if t.block_q >= ROOMY_ROWS and is_roomy(spec, arch, t)]
-    tile = pick_tile(spec, arch, (*roomy, *PREFERRED), POSSIBLE, lambda t: cost(spec, t))
+    preferred = PREFERRED_SPLIT if operands(spec).split else PREFERRED
+    roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(spec, arch, t)]
+    tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(spec, t))
     sizes = shared_bytes(spec, tile)
     q, kv, stages = tile.block_q, tile.block_kv, tile.stages
-    d, dv, t = padded_head_dim(spec), spec.head_dim_v, spec.dtype.name
+    d, dv, pad, t = padded_head_dim(spec), width_of_v(spec), chunk(spec), spec.dtype.name
     buffers = lay_out(
-        ("Q", sizes["Q"], f"{t} [{q}][{max(d, dv)} + {PAD}], the block's query rows, in the end its output"),
-        ("K", sizes["K"], f"{t} [{stages}][{kv}][{d} + {PAD}], the keys of {_tiles(stages)}"),
-        ("V", sizes["V"], f"{t} [{stages}][{kv}][{dv} + {PAD}], the values of {_tiles(stages)}"),
+        ("Q", sizes["Q"], f"{t} [{q}][{max(d, dv)} + {pad}], the block's query rows, in the end its output"),
+        ("K", sizes["K"], f"{t} [{stages}][{kv}][{d} + {pad}], the keys of {_tiles(stages)}"),
+        ("V", sizes["V"], f"{t} [{stages}][{kv}][{dv} + {pad}], the values of {_tiles(stages)}"),
     )
     why_stages = (
         "V is copied during Q K^T, the next K during the softmax and P V"
@@ -128,19 +187,39 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     )
     holds = holds_q(spec, tile)
     decisions = (
-        Decision("schedule", "fused_mma", f"{spec.dtype.name} on tensor cores (mma.sync, which {arch.name} has)"),
+        Decision("schedule", "fused_mma", f"{t} on tensor cores (mma.sync, which {arch.name} has)"),
+        *([Decision("products", "3xTF32", WHY_SPLIT)] if operands(spec).split else []),
         Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", why_tile),
         Decision("warps", str(tile.warps), why_warps),
         Decision("stages", str(stages), why_stages),
         Decision(
             "Q",
             "in registers" if holds else "in shared memory",
-            f"its fragments take {row_blocks(tile) * d // 4} registers a thread"
+            f"its fragments take {q_registers(spec, tile)} registers a thread"
             + ("" if holds else f", and output and scores already take {row_blocks(tile) * (dv + kv) // 2}"),
         ),
-        Decision("rows in shared memory", f"padded by {PAD}", "the 8 rows that ldmatrix reads lie in different banks"),
+        Decision("rows in shared memory", f"padded by {pad}", "the 8 rows that ldmatrix reads lie in different banks"),
     )
-    return Plan("fused", "fused_mma", arch, q, kv, tile.warps, stages, tile_bounds(spec), decisions, buffers, holds)
+    return Plan(
+        "fused",
+        "fused_mma",
+        arch,
+        q,
+        kv,
+        tile.warps,
+        stages,
+        tile_bounds(spec),
+        decisions,
+        buffers,
+        holds,
+        blocks_told(spec, arch, tile),
+    )
+
+
+WHY_SPLIT = (
+    "a number as the sum of two that tf32 holds, three products for one: as exact as fp32, and faster than the ordinary "
+    "arithmetic units"
+)
 
 
 def _tiles(stages: int) -> str:

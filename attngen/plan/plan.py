@@ -71,6 +71,7 @@ class Plan:
     decisions: tuple[Decision, ...]
     buffers: tuple[SharedBuffer, ...] = ()
     q_in_registers: bool = False
+    blocks: int = 0  # of an SM at once, as the compiler is told; 0: it is not told
 
     @property
     def threads(self) -> int:

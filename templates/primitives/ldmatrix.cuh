@@ -7,12 +7,3 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_sm
                  : "r"(row)
                  : "memory");
 }
-
-// The same, each matrix transposed.
-__device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* row_smem) {
-    const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(row)
-                 : "memory");
-}

@@ -98,16 +98,30 @@ def test_strides_and_broadcasts_are_read_in_place(rung: str) -> None:
 
 
 def test_transposed_last_dimension_where_the_hardware_allows() -> None:
-    spec = attngen.define(dtype="fp32", head_dim=16)
-    problem = sample(spec, Shape(1, 2, 2, 20, 20))
-    turned = replace(problem, k=np.ascontiguousarray(problem.k.swapaxes(2, 3)).swapaxes(2, 3))
-    for rung in RUNGS:
-        assert run(spec, rung, turned, truth(spec, problem)).passed
-    half = attngen.define(dtype="fp16", head_dim=16)
-    problem = sample(half, Shape(1, 2, 2, 20, 20))
-    turned = replace(problem, k=np.ascontiguousarray(problem.k.swapaxes(2, 3)).swapaxes(2, 3))
-    with pytest.raises(attngen.ArgumentError, match=r"`k` has stride 20 in its last dimension.*contiguous"):
-        run(half, "fused", turned, truth(half, problem))
+    for dtype in ("fp32", "fp16"):
+        spec = attngen.define(dtype=dtype, head_dim=16)
+        problem = sample(spec, Shape(1, 2, 2, 20, 20))
+        turned = replace(problem, k=np.ascontiguousarray(problem.k.swapaxes(2, 3)).swapaxes(2, 3))
+        expected = truth(spec, problem)
+        for rung in ("naive", "tiled"):
+            assert run(spec, rung, turned, expected).passed
+        on_turing = attngen.compile(spec, kernel="fused", device=EmulatedDevice(), arch="sm_75")
+        assert on_turing.plan.schedule == "fused_simt"
+        assert compare(*call(on_turing, turned), expected).passed
+        with pytest.raises(attngen.ArgumentError, match=r"`k` has stride 20 in its last dimension.*contiguous"):
+            run(spec, "fused", turned, expected)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_fused_rung_without_tensor_cores(name: str) -> None:
+    """Architectures before sm_80, and whoever wants to read it."""
+    for dtype, length in (("fp32", 130), ("fp16", 65)):
+        spec = small(name, dtype)
+        params = {"size": 50} if name == "mistral_window" else {}
+        problem = sample(spec, Shape(batch=1, q_heads=2, kv_heads=1, q_len=length, kv_len=length + 60))
+        compiled = attngen.compile(spec, kernel="fused", device=EmulatedDevice(), arch="sm_75")
+        assert compiled.plan.schedule == "fused_simt"
+        assert compare(*call(compiled, problem, **params), truth(spec, problem, params)).passed, (name, dtype)
 
 
 def test_causal_reads_only_tiles_on_and_below_the_diagonal() -> None:
