@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from os import PathLike
 from typing import Any, Protocol
@@ -12,9 +12,10 @@ from typing import Any, Protocol
 from attngen.device.arrays import CPU, ArgumentError, ArrayView, empty_like_owner, view
 from attngen.device.binding import Apart, Bound, bind, check_params, measure, refuse_unknown, shapes_to_allocate
 from attngen.device.protocol import Device, Kernel
+from attngen.device.tuned import Bucket, Winner, bucket_of, is_open, remembered
 from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import KernelSource
-from attngen.plan import Plan, choose, find_arch
+from attngen.plan import Decision, Plan, PlanRefusal, choose, find_arch
 from attngen.plan.arch import Arch
 from attngen.spec.attention import RUNGS, AttentionSpec
 from attngen.spec.check import check
@@ -38,6 +39,8 @@ class CompiledAttention:
     device: Device
     captures: Mapping[str, Any] = field(default_factory=dict)
     of_tensors: OfTensors | None = field(default=None, repr=False, compare=False)
+    tuned: Mapping[Bucket, Winner] = field(default_factory=dict, repr=False, compare=False)
+    _as_tuned: dict[Bucket, CompiledAttention] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def source(self) -> KernelSource:
@@ -82,13 +85,37 @@ class CompiledAttention:
             if not spec.lse:
                 raise ArgumentError("`lse` was given, but the spec does not say `output lse`")
             arrays["lse"] = view(lse, "lse")
-        bound = self.bind(arrays, check_params(params, named))
+        chosen = self.at(arrays)
+        bound = chosen.bind(arrays, check_params(params, named))
         if out is not None or lse is not None:
             Apart(list(arrays.values())).check([array.pointer for array in arrays.values()])
         if bound.launches:
-            self.kernel.launch(bound.launches, bound.memory, _stream(stream, arrays["Q"]))
+            chosen.kernel.launch(bound.launches, bound.memory, _stream(stream, arrays["Q"]))
         output = arrays["O"].owner
         return (output, arrays["lse"].owner) if spec.lse else output
+
+    def at(self, arrays: Mapping[str, ArrayView]) -> CompiledAttention:
+        """The same with the plan that tuning found for sizes like those of `arrays`; itself where it found none."""
+        if not self.tuned:
+            return self
+        bucket = bucket_of(measure(self.source, arrays))
+        winner = self.tuned.get(bucket)
+        if winner is None:
+            return self
+        if bucket not in self._as_tuned:
+            self._as_tuned[bucket] = self._with(winner)
+        return self._as_tuned[bucket]
+
+    def _with(self, winner: Winner) -> CompiledAttention:
+        try:
+            plan = choose(replace(self.spec, schedule=winner.schedule), self.plan.arch)
+        except PlanRefusal:  # another version of attngen found it
+            return self
+        times = f"{winner.milliseconds:.3f} ms, the planner's own choice {winner.planned_milliseconds:.3f}"
+        decisions = [replace(d, because=d.because.replace("as the spec asks", "as tuned")) for d in plan.decisions]
+        plan = replace(plan, decisions=(Decision("tuned", "by `attngen tune`", f"{times}, on {winner.where}"), *decisions))
+        kernel = self.device.compile(emit(self.spec, plan))
+        return CompiledAttention(self.spec, plan, kernel, self.device, self.captures)
 
     def bind(self, arrays: dict[str, ArrayView], params: Mapping[str, int | float]) -> Bound:
         """Check `arrays` (by the names of the source's tensors) and params, allocate into `arrays` what is not there, and
@@ -205,7 +232,8 @@ def compile(
     of_tensors = None
     if _of_tensors and isinstance(device, str) and arch is None and device != "emulated:fast":  # those it cannot be told
         of_tensors = _of_tensors[-1](spec, kernel, given, place.name if place.name.startswith("cuda") else "cpu")
-    return CompiledAttention(spec, plan, place.compile(emit(spec, plan)), place, given, of_tensors)
+    found = remembered(spec, plan.arch.name) if place.name.startswith("cuda") and plan.rung == "fused" and is_open(spec) else {}
+    return CompiledAttention(spec, plan, place.compile(emit(spec, plan)), place, given, of_tensors, found)
 
 
 def _arch(name: str) -> Arch:

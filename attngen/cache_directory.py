@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_directory(kind: str) -> Path:
-    """The directory for one kind of compiled kernel ("cuda" or "emulated"); `ATTNGEN_CACHE_DIR` overrides its root."""
+    """The directory for one kind of entry, such as "cuda" or "emulated"; `ATTNGEN_CACHE_DIR` overrides its root."""
     root = os.environ.get("ATTNGEN_CACHE_DIR")
     if root:
         return Path(root) / kind

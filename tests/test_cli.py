@@ -137,3 +137,13 @@ def test_every_command_has_help() -> None:
         result = invoke(command, "--help")
         assert result.exit_code == 0
         assert "Exit codes" in result.output
+
+
+def test_tune_needs_a_gpu_and_says_so() -> None:
+    from attngen.device.choose import has_gpu
+
+    if has_gpu():
+        pytest.skip("there is one here")
+    result = invoke("tune", "gpt2")
+    assert result.exit_code == 3
+    assert "no GPU" in result.stderr

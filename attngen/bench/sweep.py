@@ -103,15 +103,7 @@ def _case(
     rungs: Sequence[Rung],
 ) -> Iterator[Measured]:
     spec = case.spec
-    element = getattr(torch, spec.dtype.torch)
-
-    def randn(heads: int, size: int) -> torch.Tensor:
-        return torch.randn(case.batch, heads, case.length, size, device="cuda").to(element)
-
-    q, k, v = randn(case.q_heads, spec.head_dim), randn(case.kv_heads, spec.head_dim), randn(case.kv_heads, spec.head_dim_v)
-    shape = Shape(case.batch, case.q_heads, case.kv_heads, case.length, case.length)
-    inputs = {n: to_torch(a, "cuda") for n, a in sample_inputs(spec, shape).items()}
-    own = {p.name: params[p.name] for p in spec.params if p.name in params}
+    q, k, v, inputs, own = problem(case, params)
     calls: dict[str, Callable[[], Any]] = {}
     for rung in rungs:
         if rung == "fused" or case.length <= SLOW_RUNGS_UP_TO:
@@ -133,6 +125,23 @@ def _case(
             case.title, spec.dtype.name, spec.head_dim, case.heads, case.masked, case.length, name, timing, tflops,
             tflops / highest.matmul, moved / (timing.median * 1e9) / highest.copy, peaks[name], errors[name],
         )  # fmt: skip
+
+
+Tensors = dict[str, Any]
+
+
+def problem(case: Case, params: Mapping[str, int | float]) -> tuple[Any, Any, Any, Tensors, dict[str, int | float]]:
+    """(q, k, v, inputs, params) of a case, randn."""
+    spec = case.spec
+    element = getattr(torch, spec.dtype.torch)
+
+    def randn(heads: int, size: int) -> torch.Tensor:
+        return torch.randn(case.batch, heads, case.length, size, device="cuda").to(element)
+
+    q, k, v = randn(case.q_heads, spec.head_dim), randn(case.kv_heads, spec.head_dim), randn(case.kv_heads, spec.head_dim_v)
+    shape = Shape(case.batch, case.q_heads, case.kv_heads, case.length, case.length)
+    inputs = {n: to_torch(a, "cuda") for n, a in sample_inputs(spec, shape).items()}
+    return q, k, v, inputs, {p.name: params[p.name] for p in spec.params if p.name in params}
 
 
 def _call(kernel: CompiledAttention, tensors: tuple[torch.Tensor, ...], named: dict[str, Any]) -> Any:

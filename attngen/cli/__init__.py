@@ -18,6 +18,7 @@ def main() -> None:
     attngen check specs/gpt2.attn            run every rung against the oracle
     attngen explain specs/gpt2.attn          the plan, with its reasons
     attngen bench specs/gpt2.attn            beside what one would use instead
+    attngen tune specs/gpt2.attn             the fastest tiles on this GPU, remembered
     attngen doctor                           what this machine has
     attngen cache                            the kernels that were compiled
 
@@ -26,7 +27,7 @@ def main() -> None:
 
 
 for _command in (
-    road.build, road.show, road.explain, running.check, measuring.bench, surroundings.list_, surroundings.doctor,
-    surroundings.cache,
+    road.build, road.show, road.explain, running.check, measuring.bench, measuring.tune,
+    surroundings.list_, surroundings.doctor, surroundings.cache,
 ):  # fmt: skip
     main.add_command(_command)

@@ -1,10 +1,11 @@
-"""`bench`: a spec measured beside what one would use instead, or counted where there is no GPU."""
+"""`bench` and `tune`: a spec measured beside what one would use instead, or its schedules beside each other."""
 
 from __future__ import annotations
 
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,20 +74,77 @@ def bench(
         _count(spec, name, given)
         return
     else:
-        loaded = load_specs(spec, name)
-        if len(loaded) > 1:
-            raise click.UsageError(
-                f"{spec} has several attentions, choose one by --name: {', '.join(o.spec.name for o in loaded)}"
-            )
-        report = _measured(
-            loaded[0].spec, lengths, dtypes, head_dims, full, tokens, kernel, rounds, params_given(given), json_file
-        )
+        (one,) = _single(spec, name)
+        report = _measured(one.spec, lengths, dtypes, head_dims, full, tokens, kernel, rounds, params_given(given), json_file)
     click.echo(f"\n{report.where}; median of {report.rounds}, in brackets where four fifths of the timings lie")
     if plot is not None:
         from attngen.bench.plot import draw
 
         draw(report, plot)
         click.echo(f"wrote {plot}", err=True)
+
+
+@click.command(epilog=EPILOG)
+@click.argument("spec")
+@click.option("--lengths", default="512,2048,8192", show_default=True, help="Sequence lengths, each a case.")
+@click.option("--tokens", type=click.IntRange(1), default=16384, show_default=True, help="Batch times length.")
+@click.option("--rounds", type=click.IntRange(2), default=21, show_default=True, help="Timings of each finalist.")
+@param_option
+@name_option
+@guarded
+def tune(spec: str, lengths: str, tokens: int, rounds: int, given: tuple[str, ...], name: str | None) -> None:
+    """Try the tiles, stages and warps that fit a spec on the GPU, and remember the fastest.
+
+    \b
+    attngen tune specs/gpt2.attn
+    attngen tune llama_gqa --lengths 4096 --tokens 4096
+
+    The planner's own model says which schedules of the fused rung fit; all of them are compiled and timed, the best again and
+    longer. What is found is kept on disk for this variant, this architecture and these sizes, rounded up to powers of 2 (of the
+    keys, and of the rows of all heads and batches). `attngen.compile` uses it from then on, for calls of such sizes. A spec
+    that says `tile`, `stages` or `warps` itself is left alone. `attngen cache list --kind tuned` shows what there is.
+    """
+    from attngen.device.choose import has_gpu
+    from attngen.device.protocol import DeviceError
+    from attngen.device.tuned import is_open
+
+    (one,) = _single(spec, name)
+    if not has_gpu():
+        raise DeviceError(
+            "there is no GPU here, and no schedule can be timed without one; `attngen explain` says what is planned"
+        )
+    try:
+        from attngen.bench import sweep, tune
+    except ImportError as error:
+        raise click.UsageError("tuning needs torch: pip install 'attngen[torch]'") from error
+    if not is_open(one.spec):
+        raise click.UsageError(f"{one.spec.name} says its own kernel, tile, stages or warps: there is nothing left to find")
+    todo = list(sweep.cases(one.spec, _whole(lengths), [], [], False, tokens))
+    for number, case in enumerate(todo, 1):
+        click.echo(click.style(f"{case.title}", bold=True), color=colored(sys.stdout))
+        place = f"[{number}/{len(todo)}]"
+        found = tune.tune(case, params_given(given), rounds, partial(_progress, place))
+        planned = next(t for t in found.tried if t.planned)
+        for t in found.tried:
+            marks = ", ".join(
+                (*(["planned"] if t.planned else []), *(["remembered"] if t.schedule == found.winner.schedule else []))
+            )
+            speed = planned.timing.median / t.timing.median
+            line = f"  {t.title:<30} {t.timing.median:>8.3f} ms  x{speed:.2f}  {marks}".rstrip()
+            click.echo(click.style(line, bold="remembered" in marks), color=colored(sys.stdout))
+        click.echo(f"  the best of {found.of}" + ("" if found.kept else "; it could not be kept"))
+
+
+def _progress(place: str, text: str) -> None:
+    click.echo(f"{place} {text}", err=True)
+
+
+def _single(spec: str, name: str | None) -> list[Any]:
+    """The one attention of SPEC."""
+    loaded = load_specs(spec, name)
+    if len(loaded) > 1:
+        raise click.UsageError(f"{spec} has several attentions, choose one by --name: {', '.join(o.spec.name for o in loaded)}")
+    return loaded
 
 
 def _measured(

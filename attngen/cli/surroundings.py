@@ -48,25 +48,30 @@ def list_(as_json: bool) -> None:
 
 @click.command(epilog=EPILOG)
 @click.argument("action", type=click.Choice(["list", "size", "clear"]), default="size")
-@click.option("--kind", type=click.Choice(["cuda", "emulated"]), help="Only cubins, or only libraries of the emulated device.")
+@click.option(
+    "--kind",
+    type=click.Choice(["cuda", "emulated", "tuned"]),
+    help="Only cubins, libraries of the emulated device, or what tuning found.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @guarded
 def cache(action: str, kind: str | None, as_json: bool) -> None:
-    """Show or clear the compiled kernels kept on disk.
+    """Show or clear what is kept on disk: compiled kernels, and what tuning found.
 
     \b
     attngen cache            how many there are, how large, and where
     attngen cache list       each of them, the latest used first
-    attngen cache clear      remove them; they are compiled again when needed
+    attngen cache clear      remove the compiled ones; they are compiled again when needed
+    attngen cache clear --kind tuned   forget what tuning found
 
     ATTNGEN_CACHE_DIR moves the cache. A kind is kept below 1 GiB: what was not used for longest goes first.
     """
-    from attngen.device.kernel_cache import KINDS, KernelCache
+    from attngen.device.kernel_cache import KINDS, MADE_AGAIN, KernelCache
 
     caches = [KernelCache(k) for k in KINDS if kind in (None, k)]
     if action == "clear":
-        removed = {c.kind: c.clear() for c in caches}
-        click.echo(json.dumps(removed) if as_json else f"removed {sum(removed.values())} kernels")
+        removed = {c.kind: c.clear() for c in caches if kind is not None or c.kind in MADE_AGAIN}
+        click.echo(json.dumps(removed) if as_json else f"removed {sum(removed.values())} entries")
         return
     found = {c.kind: c.entries() for c in caches}
     if as_json:
@@ -75,7 +80,7 @@ def cache(action: str, kind: str | None, as_json: bool) -> None:
     for one in caches:
         entries = found[one.kind]
         click.echo(
-            f"{one.kind:<9} {len(entries):>5} kernels {sum(e.bytes for e in entries) / 2**20:>8.1f} MiB  {one.directory}"
+            f"{one.kind:<9} {len(entries):>5} entries {sum(e.bytes for e in entries) / 2**20:>8.1f} MiB  {one.directory}"
         )
         for entry in entries if action == "list" else ():
             used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")

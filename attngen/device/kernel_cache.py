@@ -19,7 +19,8 @@ from pathlib import Path
 
 from attngen.cache_directory import cache_directory
 
-KINDS = ("cuda", "emulated")
+KINDS = ("cuda", "emulated", "tuned")  # cubins, libraries of the emulated device, what `attngen tune` found
+MADE_AGAIN = ("cuda", "emulated")  # what costs but a compilation to lose
 DIGEST_BYTES = 32  # SHA-256, after the last byte that a loader of ELF files looks at
 MOST_BYTES = 2**30  # of one kind; the entries that were not used for longest go first
 STALE_SECONDS = 3600.0  # a temporary file this old was left by a process that was killed
@@ -41,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class KernelCache:
-    """The entries of one kind ("cuda" or "emulated"). Safe between threads and processes."""
+    """The entries of one kind, see KINDS. Safe between threads and processes."""
 
     kind: str
 
@@ -51,19 +52,19 @@ class KernelCache:
 
     def data(self, name: str, make: Callable[[], bytes]) -> bytes:
         """The entry `name`; made, and kept, where it is not there or damaged."""
-        found = self._read(self.directory / name)
+        found = self.find(name)
         if found is None:
             found = make()
-            self._write(name, found)
+            self.keep(name, found)
         return found
 
     def file(self, name: str, make: Callable[[], bytes]) -> Path:
         """A file that holds the entry `name`, as a loader wants it: of this directory, or of a temporary one."""
         path = self.directory / name
-        if self._read(path) is not None:
+        if self.find(name) is not None:
             return path
         made = make()
-        if self._write(name, made):
+        if self.keep(name, made):
             return path
         elsewhere = Path(_temporary_directory().name) / name
         elsewhere.write_bytes(made)
@@ -93,7 +94,9 @@ class KernelCache:
             except OSError:
                 continue  # another process removed it
 
-    def _read(self, path: Path) -> bytes | None:
+    def find(self, name: str) -> bytes | None:
+        """The entry `name`, where it is there and whole."""
+        path = self.directory / name
         try:
             stored = path.read_bytes()
         except FileNotFoundError:
@@ -115,8 +118,8 @@ class KernelCache:
         except OSError as error:
             _warn(self.directory, error)
 
-    def _write(self, name: str, data: bytes) -> bool:
-        """Whether the entry is kept now."""
+    def keep(self, name: str, data: bytes) -> bool:
+        """Put an entry there; whether it is kept now."""
         temporary: str | None = None
         try:
             self.directory.mkdir(parents=True, exist_ok=True)

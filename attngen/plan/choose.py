@@ -7,9 +7,11 @@ from collections.abc import Callable
 from attngen.plan import fused_mma, fused_simt, naive, tiled
 from attngen.plan.arch import Arch
 from attngen.plan.plan import Plan
-from attngen.spec.attention import AttentionSpec
+from attngen.plan.tiling import Tile
+from attngen.spec.attention import AttentionSpec, Schedule
 
 Proposer = Callable[[AttentionSpec, Arch], Plan]
+Tiles = Callable[[AttentionSpec, Arch], tuple[Tile, ...]]
 Suits = Callable[[AttentionSpec, Arch], bool]
 
 # In order of preference within a rung: (name, rung, whether it can take the spec on the architecture, proposer).
@@ -19,6 +21,15 @@ SCHEDULES: tuple[tuple[str, str, Suits, Proposer], ...] = (
     ("fused_mma", "fused", fused_mma.suits, fused_mma.propose),
     ("fused_simt", "fused", lambda spec, arch: True, fused_simt.propose),
 )
+
+
+TILES: dict[str, Tiles] = {"fused_mma": fused_mma.tiles, "fused_simt": fused_simt.tiles}
+
+
+def candidates(spec: AttentionSpec, arch: Arch) -> tuple[Schedule, ...]:
+    """What the fused rung could be asked for on `arch`, by the plan's own model of registers and shared memory."""
+    name = next(name for name, rung, suits, _ in SCHEDULES if rung == "fused" and suits(spec, arch))
+    return tuple(Schedule("fused", t.block_q, t.block_kv, t.stages, t.warps) for t in TILES[name](spec, arch))
 
 
 def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> Plan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.plan import Decision, Plan, lay_out
 from attngen.plan.tiles import tile_bounds
-from attngen.plan.tiling import Cost, Tile, pick_tile
+from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Gather, names_in, walk
 
@@ -152,6 +152,13 @@ def is_roomy(spec: AttentionSpec, arch: Arch, tile: Tile) -> bool:
     shared = BLOCKS * (need.shared + RESERVED)
     spare = 5 * shared <= 4 * arch.shared_per_sm and need.registers <= TWO_STAGES_UP_TO
     return blocks_of_an_sm(spec, arch, tile) >= BLOCKS and (tile.stages == 1 or spare)
+
+
+def tiles(spec: AttentionSpec, arch: Arch) -> tuple[Tile, ...]:
+    """The tiles that fit and give an SM four warps or more: one for each of its schedulers."""
+    preferred = PREFERRED_SPLIT if operands(spec).split else PREFERRED
+    fit = fitting(arch, (*preferred, *POSSIBLE), lambda t: cost(spec, t))
+    return tuple(t for t in fit if t.warps * blocks_of_an_sm(spec, arch, t) >= 4)
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:

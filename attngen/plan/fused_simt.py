@@ -5,7 +5,7 @@ from __future__ import annotations
 from attngen.plan.arch import Arch
 from attngen.plan.plan import Decision, Plan, lay_out
 from attngen.plan.tiles import tile_bounds
-from attngen.plan.tiling import Cost, Tile, kib, pick_tile
+from attngen.plan.tiling import Cost, Tile, fitting, kib, pick_tile
 from attngen.spec.attention import AttentionSpec
 
 WARPS = 4
@@ -32,6 +32,11 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     output = rows * spec.head_dim_v // COLUMN_THREADS
     operands = 4 * (rows + tile.block_kv // COLUMN_THREADS)
     return Cost(sum(shared_bytes(spec, tile).values()), 2 * scores + output + operands + 4 * rows + 56)
+
+
+def tiles(spec: AttentionSpec, arch: Arch) -> tuple[Tile, ...]:
+    """The tiles that fit."""
+    return fitting(arch, (*PREFERRED, *POSSIBLE), lambda t: cost(spec, t))
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:

@@ -67,7 +67,7 @@ def pick_tile(
     for tile in matching:
         if cost(tile).fits(arch, 32 * tile.warps):
             return tile
-    fitting = [t for t in possible if cost(t).fits(arch, 32 * t.warps)]
+    others = fitting(arch, possible, cost)
     wanted = ", ".join(f"{field} {_show(value)}" for field, value in overrides.items())
     why_not = "not among the tiles of this schedule"
     label = cost(matching[0]).why_not(arch, 32 * matching[0].warps) if matching else why_not
@@ -75,8 +75,13 @@ def pick_tile(
         "kernel",
         f"{wanted} does not fit {spec.dtype} with head size {_show_head(spec)} on {arch.name}",
         label,
-        f"use {_suggest(fitting, overrides)}",
+        f"use {_suggest(others, overrides)}",
     )
+
+
+def fitting(arch: Arch, tiles: Sequence[Tile], cost: Callable[[Tile], Cost]) -> tuple[Tile, ...]:
+    """Those of `tiles` that fit, each once."""
+    return tuple(t for t in dict.fromkeys(tiles) if cost(t).fits(arch, 32 * t.warps))
 
 
 def _has(tile: Tile, overrides: dict[str, object]) -> bool:
@@ -92,14 +97,14 @@ def _show_head(spec: AttentionSpec) -> str:
     return str(spec.head_dim) if spec.head_dim == spec.head_dim_v else f"{spec.head_dim}, v {spec.head_dim_v}"
 
 
-def _suggest(fitting: Sequence[Tile], overrides: dict[str, object]) -> str:
+def _suggest(those_that_fit: Sequence[Tile], overrides: dict[str, object]) -> str:
     """The choices of the first overridden field that fit, with the other overrides kept where that leaves any."""
     for field in overrides:
         others = {f: v for f, v in overrides.items() if f != field}
-        tiles = [t for t in fitting if _has(t, others)]
+        tiles = [t for t in those_that_fit if _has(t, others)]
         values = dict.fromkeys(
             {"tile": f"{t.block_q} x {t.block_kv}", "stages": str(t.stages), "warps": str(t.warps)}[field] for t in tiles
         )
         if values:
             return f"{field} {', '.join(values)}"
-    return ", ".join(dict.fromkeys(f"tile {t.block_q} x {t.block_kv}" for t in fitting))
+    return ", ".join(dict.fromkeys(f"tile {t.block_q} x {t.block_kv}" for t in those_that_fit))

@@ -232,7 +232,7 @@ class Call:
 
     def __init__(self, owner: OnGpu, arrays: dict[str, ArrayView], params: dict[str, int | float], given: bool) -> None:
         """`given`: some output is the caller's."""
-        compiled = owner.compiled
+        compiled = owner.compiled.at(arrays)
         bound = compiled.bind(arrays, params)
         q, o = arrays["Q"].owner, arrays["O"].owner
         names = [*(["lse"] if compiled.spec.lse else []), *(t.name for t in compiled.source.tensors if t.role == "workspace")]

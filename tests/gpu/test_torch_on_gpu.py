@@ -275,6 +275,26 @@ def test_outputs_given_are_written_and_checked() -> None:
                 kernel(q, k, v, out=wrong)
 
 
+def test_tuning_finds_and_remembers_and_is_used(tmp_path, monkeypatch) -> None:
+    from attngen.bench import sweep, tune
+
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))
+    spec = attngen.define(dtype="bf16", head_dim=64, mask="causal and q - k < n", params={"n": ("int", 100)})
+    (case,) = sweep.cases(spec, [256], [], [], False, 512)
+    said: list[str] = []
+    outcome = tune.tune(case, {}, 3, said.append)
+    assert outcome.of > 20
+    assert outcome.kept
+    assert any("compiled" in text for text in said)
+    assert sum(t.planned for t in outcome.tried) == 1
+    kernel = attngen.compile(spec, device="cuda")
+    assert kernel.tuned == {outcome.bucket: outcome.winner}
+    q = randn(2, 32, 256, 64)
+    assert torch.equal(kernel(q, q, q), kernel(q, q, q, out=torch.empty_like(q)))
+    exact = attngen.compile(spec, kernel="naive", device="cuda")(q, q, q)
+    assert error(kernel(q, q, q), exact.double()) < 2e-2
+
+
 def test_cupy_arrays() -> None:
     cupy = pytest.importorskip("cupy")
     q, k, v = (cupy.random.standard_normal((1, 2, 100, 64)).astype(cupy.float16) for _ in range(3))
