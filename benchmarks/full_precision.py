@@ -1,4 +1,4 @@
-"""fp32 at full precision, beside torch's fused and unfused kernels, in one process.
+"""fp32 at full precision, and at `precision high`, beside torch's fused and unfused kernels, in one process.
 
     python benchmarks/full_precision.py [--write docs/performance.md]
 
@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import attngen
 from attngen.bench.measure import measure
-from attngen.torch import attention
+from attngen.torch import Attention, attention
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 PUBLISHED = {128: 2.0, 256: 2.4, 512: 3.3, 1024: 4.4, 2048: 5.6, 4096: 6.6}  # of a teaching project, over unfused torch
@@ -35,8 +35,10 @@ def case(length: int, causal: bool, rounds: int) -> dict:
 
         return call
 
+    high = Attention(precision="high", is_causal=causal)
     candidates = {
         "attngen": lambda: attention(q, k, v, is_causal=causal),
+        "high": lambda: high(q, k, v),
         "efficient": of(SDPBackend.EFFICIENT_ATTENTION),
         "math": of(SDPBackend.MATH),
     }
@@ -60,8 +62,8 @@ def case(length: int, causal: bool, rounds: int) -> dict:
 def table(rows: list[dict]) -> str:
     lines = [
         "| fp32 B4 H8 D64 | attngen, ms | TFLOP/s | efficient, ms | ratio | math, ms | ratio | published "
-        "| error | of efficient | of math |",
-        "|" + "---|" * 11,
+        "| error | of efficient | of math | high, ms | math's ratio | error |",
+        "|" + "---|" * 14,
     ]
     for row in rows:
         ms, errors = row["ms"], row["errors"]
@@ -69,7 +71,8 @@ def table(rows: list[dict]) -> str:
         lines.append(
             f"| {row['case']} | {ms['attngen']:.3f} | {row['tflops']:.0f} | {ms['efficient']:.3f} | {ratios[0]:.2f} "
             f"| {ms['math']:.3f} | {ratios[1]:.2f} | {'' if row['causal'] else PUBLISHED[row['length']]} "
-            f"| {errors['attngen']:.1e} | {errors['efficient']:.1e} | {errors['math']:.1e} |"
+            f"| {errors['attngen']:.1e} | {errors['efficient']:.1e} | {errors['math']:.1e} "
+            f"| {ms['high']:.3f} | {ms['math'] / ms['high']:.2f} | {errors['high']:.1e} |"
         )
     for name, chosen in (("full", [r for r in rows if not r["causal"]]), ("causal", [r for r in rows if r["causal"]])):
         ratios = [r["ms"]["efficient"] / r["ms"]["attngen"] for r in chosen]

@@ -185,7 +185,7 @@ class FusedMma(Fused):
         odd = ["ldmatrix_x2"] if self.spec.head_dim_v % 16 and not split else []
         return [
             *self.conversions(elementwise=False),
-            *([] if split else [f"pack_{dtype}"]),
+            *([f"pack_{dtype}"] if not split else ["pack_bf16"] if split == "bf16" else []),
             *self.exponentials(),
             *self.variant.primitives,
             "special_registers",
@@ -193,14 +193,14 @@ class FusedMma(Fused):
             "ldmatrix",
             *([] if split else ["ldmatrix_trans"]),
             *odd,
-            *(["mma_tf32", "split_tf32"] if split else [f"mma_{dtype}"]),
+            *([f"mma_{split}", f"split_{split}"] if split else [f"mma_{dtype}"]),
         ]
 
     def context(self) -> dict[str, Any]:
         operands = fused_mma.operands(self.spec)
         return super().context() | {
             "chunk": fused_mma.chunk(self.spec),
-            "mma": "mma_16x8x8" if operands.split else "mma_16x8x16",
+            "mma": "mma_16x8x8" if operands.split == "tf32" else "mma_16x8x16",
             "split": operands.split,
         }
 
@@ -219,9 +219,9 @@ class FusedMma(Fused):
             ConstantLine("int", "L2_ROWS", f"(32 << 20) / ({self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))", L2_ROWS),
             *([ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []),
             ConstantLine("int", "ROW_BLOCKS", f"BLOCK_Q / {16 * self.plan.warps}", "of 16 rows, of a warp"),
-            *([] if split else [ConstantLine("int", "K_STEPS", str(padded // 16), "mma steps of 16 over the head size")]),
+            ConstantLine("int", "K_STEPS", str(padded // 16), "mma steps of 16 over the head size"),
             ConstantLine("int", "PAD", str(fused_mma.chunk(self.spec))),
-            ConstantLine("int", "QK_WIDTH", str(padded) if split else "16 * K_STEPS", what),
+            ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", what),
             *(self.split_constants() if split else []),
             ConstantLine("int", "Q_STRIDE", "QK_WIDTH + PAD" if padded >= wide else f"{v_width} + PAD"),
             ConstantLine("int", "K_STRIDE", "QK_WIDTH + PAD"),
@@ -233,10 +233,9 @@ class FusedMma(Fused):
         plan, wide = self.plan, fused_mma.width_of_v(self.spec)
         tile = Tile(plan.block_q, plan.block_kv, plan.stages, plan.warps)
         return [
-            ConstantLine("int", "SUM_STEPS", str(2), "mma of 8 columns each"),
-            ConstantLine("int", "V_STEPS", str(fused_mma.v_steps(tile)), "mma of 8 keys each"),
+            ConstantLine("int", "SUMMED", str(fused_mma.summed(tile)), "sixteens of keys whose terms are summed by themselves"),
             ConstantLine(
-                "int", "V_WIDTH", str(wide), "" if wide == self.spec.head_dim_v else "HEAD_DIM_V in whole pairs of mma"
+                "int", "V_WIDTH", str(wide), "" if wide == self.spec.head_dim_v else "HEAD_DIM_V in whole steps of 16"
             ),
         ]
 

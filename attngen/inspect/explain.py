@@ -87,6 +87,7 @@ def describe_spec(spec: AttentionSpec) -> str:
         "normalize": spec.normalize,
         "sink": "none" if spec.sink is None else expression_to_text(spec.sink),
         "lse": spec.lse,
+        "precision": spec.precision,
         "schedule": spec.schedule,
     }
     return "".join(f"{field:<11}{value}\n" for field, value in shown.items())

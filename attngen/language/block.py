@@ -12,7 +12,7 @@ from attngen.language.resolve import Definition, Resolver, Scope, Value, definit
 from attngen.language.syntax import Node
 from attngen.source import SourceFile, Span
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Input, Normalize, Param, Rung, S, Schedule
+from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Input, Normalize, Param, Precision, Rung, S, Schedule
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
 from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, name, names_in
@@ -90,6 +90,7 @@ class Block:
         self._raise_problems()
         given = {keyword: self._attempt(self._expression, keyword) for keyword in EXPRESSIONS}
         normalize = self._attempt(self._normalize)
+        precision = self._attempt(self._precision)
         lse = self._attempt(self._lse)
         schedule = self._attempt(self._schedule)
         self._raise_problems()
@@ -109,6 +110,7 @@ class Block:
             normalize=normalize or "softmax",
             sink=None if sink is None else as_float(sink),
             lse=bool(lse),
+            precision=precision or "highest",
             schedule=schedule or Schedule(),
         )
         try:
@@ -273,6 +275,18 @@ class Block:
                 return chosen
         raise DiagnosticError(
             mistakes.UnknownNormalize(span=node.span, found=node.value, hint=_near(node.value, get_args(Normalize)))
+        )
+
+    def _precision(self) -> Precision:
+        if "precision" not in self.single:
+            return "highest"
+        node = self.single["precision"].children[0]
+        for known in get_args(Precision):
+            if node.value == known:
+                chosen: Precision = known
+                return chosen
+        raise DiagnosticError(
+            mistakes.UnknownPrecision(span=node.span, found=node.value, hint=_near(node.value, get_args(Precision)))
         )
 
     def _lse(self) -> bool:

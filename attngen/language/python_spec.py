@@ -13,7 +13,7 @@ from attngen.language.syntax import parse
 from attngen.language.trace import CapturedArray, Tracer, trace
 from attngen.source import SourceFile
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Input, Normalize, Param, Rung, S, Schedule
+from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Input, Normalize, Param, Precision, Rung, S, Schedule
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
 from attngen.spec.expr import Expr, Type, constant, name
@@ -42,6 +42,7 @@ def traced(
     params: Mapping[str, Any] | None = None,
     normalize: Normalize = "softmax",
     lse: bool = False,
+    precision: Precision = "highest",
     kernel: Rung = "auto",
     tile: tuple[int, int] | None = None,
     stages: int | None = None,
@@ -85,6 +86,7 @@ def traced(
         normalize=normalize,
         sink=None if written_sink is None else as_float(written_sink),
         lse=lse,
+        precision=precision,
         schedule=Schedule(kernel, tile[0] if tile else None, tile[1] if tile else None, stages, warps),
     )
     check(result)

@@ -21,13 +21,28 @@ class Operands:
     """How numbers of a storage type enter the tensor cores."""
 
     feature: Feature
-    split: bool = False  # each number as the sum of two, of which three products are summed
+    split: str = ""  # "tf32" or "bf16": each number is the sum of two of these, and three products are summed for one
+    products: str = ""  # what that is called, and why it is done
+    because: str = ""
 
 
 OPERANDS = {
     "fp16": Operands(Feature.MMA_FP16),
     "bf16": Operands(Feature.MMA_BF16),
-    "fp32": Operands(Feature.MMA_TF32, split=True),
+    "fp32": Operands(
+        Feature.MMA_TF32,
+        "tf32",
+        "3xTF32",
+        "a number as the sum of two that tf32 holds, three products for one: as exact as fp32, and faster than the ordinary "
+        "arithmetic units",
+    ),
+    "fp32, precision high": Operands(
+        Feature.MMA_BF16,
+        "bf16",
+        "bf16x3",
+        "a number as the sum of two of bf16, three products for one, as `precision high` allows: errors of O up to 1e-4, and "
+        "up to 1e-3 of its largest element",
+    ),
 }
 OTHER_REGISTERS = 60  # addresses, row state, fragments of K or V
 OTHER_SPLIT_REGISTERS = 95  # the same without V, where each fragment is two
@@ -47,6 +62,10 @@ PREFERRED = tuple(
 )
 # Split operands need twice the registers: 16 rows a warp leave room for tiles of 64 keys.
 PREFERRED_SPLIT = tuple(Tile(q, kv, 1, q // 16) for q, kv in ((64, 64), (64, 32), (64, 16), (32, 16), (16, 16)))
+# 32 rows a warp where the operands' registers are few and no row has less to do than others.
+PREFERRED_SPLIT_FULL = (Tile(128, 32, 1, 4),)
+# Masks and scores that read an element for each pair hold as many: 16 rows a warp.
+PREFERRED_FOR_PAIRS = tuple(Tile(q, kv, 2, q // 16) for q, kv in ((64, 32), (32, 32)))
 POSSIBLE = tuple(
     Tile(q, kv, stages, q // rows)
     for rows in (32, 16)
@@ -58,11 +77,11 @@ POSSIBLE = tuple(
 
 
 def suits(spec: AttentionSpec, arch: Arch) -> bool:
-    return spec.dtype.name in OPERANDS and arch.has(*NEEDED, OPERANDS[spec.dtype.name].feature)
+    return arch.has(*NEEDED, operands(spec).feature)
 
 
 def operands(spec: AttentionSpec) -> Operands:
-    return OPERANDS[spec.dtype.name]
+    return OPERANDS["fp32, precision high" if spec.precision == "high" else spec.dtype.name]
 
 
 def chunk(spec: AttentionSpec) -> int:
@@ -99,14 +118,17 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
     """What a thread needs without Q: output, scores, and the rest."""
     output, scores = row_blocks(tile) * spec.head_dim_v // 2, row_blocks(tile) * tile.block_kv // 2
     if operands(spec).split:
-        output, scores = row_blocks(tile) * width_of_v(spec) // 2, 2 * scores
+        output, scores = row_blocks(tile) * width_of_v(spec) // 2, scores * (2 if operands(spec).split == "tf32" else 1)
     captured = (CAPTURED_REGISTERS if spec.inputs else 0) + (scores if reads_pairs(spec) else 0)  # an element for each score
-    return output + scores + captured + (OTHER_SPLIT_REGISTERS + 8 * v_steps(tile) if operands(spec).split else OTHER_REGISTERS)
+    if not operands(spec).split:
+        return output + scores + captured + OTHER_REGISTERS
+    wide = max(0, tile.block_kv - 32) // 4 if operands(spec).split == "bf16" else 0  # fragments of K
+    return output + scores + captured + wide + 16 * summed(tile) + OTHER_SPLIT_REGISTERS
 
 
-def v_steps(tile: Tile) -> int:
-    """Split operands: mma of 8 keys each whose sum is added to the output, and whose fragments of V are held at once."""
-    return min(4, tile.block_kv // 8)
+def summed(tile: Tile) -> int:
+    """Split operands: sixteens of keys whose terms are added to the output at once, their fragments of V held together."""
+    return min(2, tile.block_kv // 16)
 
 
 def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
@@ -154,20 +176,28 @@ def is_roomy(spec: AttentionSpec, arch: Arch, tile: Tile) -> bool:
     return blocks_of_an_sm(spec, arch, tile) >= BLOCKS and (tile.stages == 1 or spare)
 
 
+def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
+    """The tiles to be tried, the fastest first where they fit. Measured: `attngen tune`."""
+    if not operands(spec).split:
+        return (*PREFERRED_FOR_PAIRS, *PREFERRED) if reads_pairs(spec) else PREFERRED
+    full = operands(spec).split == "bf16" and spec.mask is None
+    return (*PREFERRED_SPLIT_FULL, *PREFERRED_SPLIT) if full else PREFERRED_SPLIT
+
+
 def tiles(spec: AttentionSpec, arch: Arch) -> tuple[Tile, ...]:
     """The tiles that fit and give an SM four warps or more: one for each of its schedulers."""
-    preferred = PREFERRED_SPLIT if operands(spec).split else PREFERRED
-    fit = fitting(arch, (*preferred, *POSSIBLE), lambda t: cost(spec, t))
+    fit = fitting(arch, (*preferred_tiles(spec), *POSSIBLE), lambda t: cost(spec, t))
     return tuple(t for t in fit if t.warps * blocks_of_an_sm(spec, arch, t) >= 4)
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     """The preferred tile that fits; see the decisions for its reasons."""
-    preferred = PREFERRED_SPLIT if operands(spec).split else PREFERRED
+    preferred = preferred_tiles(spec)
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(spec, arch, t)]
     tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(spec, t))
     sizes = shared_bytes(spec, tile)
     q, kv, stages = tile.block_q, tile.block_kv, tile.stages
+    numbers = operands(spec)
     d, dv, pad, t = padded_head_dim(spec), width_of_v(spec), chunk(spec), spec.dtype.name
     buffers = lay_out(
         ("Q", sizes["Q"], f"{t} [{q}][{max(d, dv)} + {pad}], the block's query rows, in the end its output"),
@@ -195,7 +225,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     holds = holds_q(spec, tile)
     decisions = (
         Decision("schedule", "fused_mma", f"{t} on tensor cores (mma.sync, which {arch.name} has)"),
-        *([Decision("products", "3xTF32", WHY_SPLIT)] if operands(spec).split else []),
+        *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
         Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", why_tile),
         Decision("warps", str(tile.warps), why_warps),
         Decision("stages", str(stages), why_stages),
@@ -221,12 +251,6 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         holds,
         blocks_told(spec, arch, tile),
     )
-
-
-WHY_SPLIT = (
-    "a number as the sum of two that tf32 holds, three products for one: as exact as fp32, and faster than the ordinary "
-    "arithmetic units"
-)
 
 
 def _tiles(stages: int) -> str:

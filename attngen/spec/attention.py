@@ -10,6 +10,7 @@ from attngen.spec.expr import Expr, Type, name
 
 Rung = Literal["auto", "naive", "tiled", "fused"]
 Normalize = Literal["softmax", "sigmoid", "none"]
+Precision = Literal["highest", "high"]
 
 RUNGS: tuple[Rung, ...] = ("naive", "tiled", "fused")
 
@@ -65,6 +66,9 @@ class AttentionSpec:
         O    = sum over k of P[k] * V[b, h // group_size, k]
         lse  = log(sum over k of exp(S[k]) [+ exp(sink)])
 
+    `precision` is of the products of an fp32 spec, in the words of torch.set_float32_matmul_precision: "highest" is fp32's own;
+    "high" lets each number be the sum of two of bf16, with errors of O up to 1e-4 and 1e-3 of its largest element.
+
     `mask` None allows every pair; `score` is `S` (the name `s`) by default; `scale` and `sink` are float expressions,
     `scale` of params only, `sink` of b, h and q. Build one with `attngen.language`, which checks it.
     """
@@ -83,6 +87,7 @@ class AttentionSpec:
     normalize: Normalize = "softmax"
     sink: Expr | None = None
     lse: bool = False
+    precision: Precision = "highest"
     schedule: Schedule = Schedule()
 
     def input(self, name: str) -> Input:

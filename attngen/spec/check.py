@@ -8,7 +8,7 @@ from typing import get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize
+from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize, Precision
 from attngen.spec.bounds import ranges
 from attngen.spec.dtypes import STORAGE_DTYPES
 from attngen.spec.expr import (
@@ -64,6 +64,11 @@ def _mistakes(spec: AttentionSpec) -> Iterator[Diagnostic]:
         yield from _dimensions(i.name, i.dims)
     yield from _names(spec)
     yield from _schedule(spec)
+    if spec.precision not in get_args(Precision):
+        hint = f"not one of {', '.join(get_args(Precision))}"
+        yield mistakes.UnknownPrecision(statement="precision", found=spec.precision, hint=hint)
+    elif spec.precision != "highest" and spec.dtype.name != "fp32":
+        yield mistakes.PrecisionNeedsFp32(statement="precision", dtype=spec.dtype.name)
     if spec.normalize not in get_args(Normalize):
         hint = f"not one of {', '.join(get_args(Normalize))}"
         yield mistakes.UnknownNormalize(statement="normalize", found=spec.normalize, hint=hint)

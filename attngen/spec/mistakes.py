@@ -295,6 +295,17 @@ class UnknownNormalize(Diagnostic):
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnknownPrecision(Diagnostic):
+    code: ClassVar[str] = "E123"
+    title: ClassVar[str] = "`{found}` is no precision"
+    label: ClassVar[str] = "{hint}"
+    help: ClassVar[str] = "use highest or high"
+
+    found: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class UnknownOutput(Diagnostic):
     code: ClassVar[str] = "E120"
     title: ClassVar[str] = "there is no output `{found}`"
@@ -538,6 +549,16 @@ class Unused(Diagnostic):
 
     what: str
     name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionNeedsFp32(Diagnostic):
+    code: ClassVar[str] = "E225"
+    title: ClassVar[str] = "a precision below the highest is for fp32"
+    label: ClassVar[str] = "elements are {dtype}"
+    help: ClassVar[str] = "remove `precision`, or use dtype fp32"
+
+    dtype: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,8 @@ def to_text(spec: AttentionSpec) -> str:
         lines.append(("normalize", spec.normalize))
     if spec.sink is not None:
         lines.append(("sink", expression_to_text(spec.sink)))
+    if spec.precision != "highest":
+        lines.append(("precision", spec.precision))
     if spec.lse:
         lines.append(("output", "lse"))
     if spec.schedule != Schedule():

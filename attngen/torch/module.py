@@ -44,6 +44,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         inputs: Mapping[str, tuple[str, tuple[int | str, ...]]] | None = None,
         params: Mapping[str, Any] | None = None,
         normalize: str = "softmax",
+        precision: str = "highest",
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
@@ -61,6 +62,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         given = {name: value for name, value in described.items() if value is not None}
         if normalize != "softmax":
             given["normalize"] = normalize
+        if precision != "highest":
+            given["precision"] = precision
         self._text: str | None = None
         self._description: Description | None = None
         self._number = 0
@@ -87,7 +90,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
                 raise ArgumentError("is_causal beside a function as mask: write (q >= k) into the function")
             given["mask"] = "q >= k" if mask is None else f"q >= k and ({mask})"
         description = Description(self.mode, False, scale, self.return_lse, given)
-        spec, captured = description.spec("fp16", 64, 64, None)  # mistakes show here, whatever the tensors will be
+        some = "fp32" if "precision" in given else "fp16"
+        spec, captured = description.spec(some, 64, 64, None)  # mistakes show here, whatever the tensors will be
         for name, array in captured.items():
             self.register_buffer(name, torch.as_tensor(array), persistent=False)
         self._captured = tuple(captured)

@@ -1,23 +1,33 @@
-// Fragments of STEPS mma, each number x = big + small up to one unit in its last place. Tensor cores ignore the last 13 bits, so that
-// half of what those count, added to the bits of x, rounds big; small, what is left, needs 11 bits and a sign, and mostly fits.
-// (A NaN may be a zero in big then; it is a NaN in small.)
-template <int STEPS, int N> struct Split {
-    unsigned big[STEPS][N], small[STEPS][N];
+// Fragments of 16 steps of a sum, which are two mma; each number x = big + small up to one unit in its last place. Tensor cores
+// ignore the last 13 bits, so that half of what those count, added to the bits of x, rounds big; small, what is left, needs 11 bits
+// and a sign, and mostly fits. (A NaN may be a zero in big then; it is a NaN in small.)
+struct SplitA {
+    unsigned big[2][4], small[2][4];
 };
-template <int STEPS, int N> __device__ __forceinline__ void split(float x, Split<STEPS, N>& to, int step, int i) {
-    to.big[step][i] = __float_as_uint(x) + 0x1000;
-    to.small[step][i] = __float_as_uint(x - __uint_as_float(to.big[step][i] & 0xffffe000));
+struct SplitB {
+    unsigned big[2][2], small[2][2];
+};
+__device__ __forceinline__ void split(float x, unsigned& big, unsigned& small) {
+    big = __float_as_uint(x) + 0x1000;
+    small = __float_as_uint(x - __uint_as_float(big & 0xffffe000));
+}
+__device__ __forceinline__ void split_a(SplitA& to, const float (&x)[2][4]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) split(x[i / 4][i % 4], to.big[i / 4][i % 4], to.small[i / 4][i % 4]);
+}
+__device__ __forceinline__ void split_b(SplitB& to, const float (&x)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) split(x[i], to.big[i / 2][i % 2], to.small[i / 2][i % 2]);
 }
 
-// D += A B over STEPS steps: all products but small by small, which is 2^-22 of the largest; small terms first. Ootomo and Yokota
-// 2022, "Recovering single precision accuracy from Tensor Cores".
-template <int STEPS>
-__device__ __forceinline__ void mma_split(float (&d)[4], const Split<STEPS, 4>& a, const Split<STEPS, 2>& b) {
+// D += A B: all products but small by small, which is 2^-22 of the largest; small terms first ("3xTF32"). Ootomo and Yokota 2022,
+// "Recovering single precision accuracy from Tensor Cores".
+template <int N> __device__ __forceinline__ void mma_split(float (&d)[4], const SplitA (&a)[N], const SplitB (&b)[N]) {
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        mma_16x8x8(d, a.small[step], b.big[step][0], b.big[step][1]);
-        mma_16x8x8(d, a.big[step], b.small[step][0], b.small[step][1]);
+    for (int i = 0; i < 2 * N; ++i) {
+        mma_16x8x8(d, a[i / 2].small[i % 2], b[i / 2].big[i % 2][0], b[i / 2].big[i % 2][1]);
+        mma_16x8x8(d, a[i / 2].big[i % 2], b[i / 2].small[i % 2][0], b[i / 2].small[i % 2][1]);
     }
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) mma_16x8x8(d, a.big[step], b.big[step][0], b.big[step][1]);
+    for (int i = 0; i < 2 * N; ++i) mma_16x8x8(d, a[i / 2].big[i % 2], b[i / 2].big[i % 2][0], b[i / 2].big[i % 2][1]);
 }

@@ -124,6 +124,36 @@ def test_the_fused_rung_without_tensor_cores(name: str) -> None:
         assert compare(*call(compiled, problem, **params), truth(spec, problem, params)).passed, (name, dtype)
 
 
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_fp32_by_split_operands_at_every_tile(precision: str) -> None:
+    """Rows and keys that are no multiple of the tile, one and two blocks of rows a warp, head sizes in and out of steps."""
+    for tile, warps, stages, sizes in (((64, 64), 4, 1, (64, 64)), ((128, 16), 4, 2, (40, 72)), ((32, 16), 1, 1, (24, 8))):
+        spec = attngen.define(
+            dtype="fp32", head_dim=sizes[0], head_dim_v=sizes[1], mask="causal", lse=True, precision=precision, tile=tile,
+            warps=warps, stages=stages,
+        )  # fmt: skip
+        problem = sample(spec, Shape(1, 2, 1, 150, 170))
+        expected = truth(spec, problem)
+        found = run(spec, "fused", problem, expected)
+        assert found.passed, (tile, found)
+        assert (found.error > 1e-6) == (precision == "high"), "neither idle nor exact"
+
+
+def test_what_is_no_number_stays_none() -> None:
+    """Split operands hide no NaN and no infinity."""
+    for precision in ("highest", "high"):
+        spec = attngen.define(dtype="fp32", head_dim=16, precision=precision)
+        for value in (np.nan, np.inf):
+            for name in "qkv":
+                problem = sample(spec, Shape(1, 1, 1, 40, 40))
+                getattr(problem, name)[0, 0, 3, 5] = value
+                output, _ = call(attngen.compile(spec, kernel="fused", device=EmulatedDevice()), problem)
+                rows = output[0, 0]
+                assert not np.isfinite(rows[3] if name == "q" else rows[:, 5] if name == "v" else rows).all(), (value, name)
+                if name == "q":
+                    assert np.isfinite(np.delete(rows, 3, axis=0)).all()
+
+
 def test_causal_reads_only_tiles_on_and_below_the_diagonal() -> None:
     """Counted: bytes of K that the kernel reads, on the emulated device."""
     spec = shipped("gpt2")
