@@ -22,24 +22,24 @@
 //     V    bf16 [batch, kv_heads, kv_len, 128]
 //     document int32 [batch, kv_len]
 //     O    bf16 [batch, q_heads, q_len, 128], written
-//     document_q_min int32 [batch, ceil(kv_len / 128)], workspace
-//     document_q_max int32 [batch, ceil(kv_len / 128)], workspace
-//     document_k_min int32 [batch, ceil(kv_len / 32)], workspace
-//     document_k_max int32 [batch, ceil(kv_len / 32)], workspace
+//     document_q_min int32 [batch, ceil(kv_len / 64)], workspace
+//     document_q_max int32 [batch, ceil(kv_len / 64)], workspace
+//     document_k_min int32 [batch, ceil(kv_len / 64)], workspace
+//     document_k_max int32 [batch, ceil(kv_len / 64)], workspace
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = fused_mma: bf16 on tensor cores (mma.sync, which sm_90a has)
-//     BLOCK_Q x BLOCK_KV = 128 x 32: the largest preferred tile that fits registers and shared memory; an SM has
-//         room for 2 such blocks
-//     warps = 4: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
-//     stages = 1: V is copied during Q K^T, the next K during the softmax and P V
-//     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 160
+//     BLOCK_Q x BLOCK_KV = 64 x 64: the largest preferred tile that fits registers and shared memory; an SM has room
+//         for 2 such blocks
+//     warps = 4: 16 rows each: no warp needs another's softmax
+//     stages = 2: the next K and V are copied while these are used
+//     Q = in registers: its fragments take 32 registers a thread
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
-// Shared memory of a block, 52224 bytes
-//          0  Q        bf16 [128][128 + 8], the block's query rows, in the end its output
-//      34816  K        bf16 [1][32][128 + 8], the keys of one tile
-//      43520  V        bf16 [1][32][128 + 8], the values of one tile
+// Shared memory of a block, 87040 bytes
+//          0  Q        bf16 [64][128 + 8], the block's query rows, in the end its output
+//      17408  K        bf16 [2][64][128 + 8], the keys of 2 tiles
+//      52224  V        bf16 [2][64][128 + 8], the values of 2 tiles
 //
 // Sections
 //     1. Numbers
@@ -58,12 +58,12 @@ constexpr int HEAD_DIM_V = 128;
 constexpr float softmax_scale = 0.08838834764831845f;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
-constexpr int BLOCK_Q = 128;  // query rows of a block
-constexpr int BLOCK_KV = 32;  // keys of a tile
+constexpr int BLOCK_Q = 64;  // query rows of a block
+constexpr int BLOCK_KV = 64;  // keys of a tile
 constexpr int THREADS = 128;
 constexpr int Q_SMEM = 0;
-constexpr int K_SMEM = 34816;
-constexpr int V_SMEM = 43520;
+constexpr int K_SMEM = 17408;
+constexpr int V_SMEM = 52224;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
 constexpr int ROW_BLOCKS = BLOCK_Q / 64;  // of 16 rows, of a warp
@@ -240,8 +240,8 @@ extern "C" __global__ void __launch_bounds__(32)
 packed_documents_document_q_ranges(
     const int* __restrict__ captured_document,  // [batch, kv_len]
     long long captured_document_stride_0, long long captured_document_stride_1,
-    int* document_q_min,  // [batch, ceil(kv_len / 128)]
-    int* document_q_max,  // [batch, ceil(kv_len / 128)]
+    int* document_q_min,  // [batch, ceil(kv_len / 64)]
+    int* document_q_max,  // [batch, ceil(kv_len / 64)]
     long long out_stride_0,
     int batch, int kv_len)
 {
@@ -274,8 +274,8 @@ extern "C" __global__ void __launch_bounds__(32)
 packed_documents_document_k_ranges(
     const int* __restrict__ captured_document,  // [batch, kv_len]
     long long captured_document_stride_0, long long captured_document_stride_1,
-    int* document_k_min,  // [batch, ceil(kv_len / 32)]
-    int* document_k_max,  // [batch, ceil(kv_len / 32)]
+    int* document_k_min,  // [batch, ceil(kv_len / 64)]
+    int* document_k_max,  // [batch, ceil(kv_len / 64)]
     long long out_stride_0,
     int batch, int kv_len)
 {
@@ -323,7 +323,7 @@ template <int ROWS, int COLUMNS, int WIDTH, int STRIDE>
 __device__ __forceinline__ void load_tile_async(bf16* tile, const bf16* mine, long long row_stride, int rows) {
     const int thread = thread_index();  // row and column are computed anew: kept from tile to tile, they would cost registers
     const int row = my_row<WIDTH>(thread), column = my_column<WIDTH>(thread);
-    if (THREADS % (WIDTH / 8) != 0 && row >= STEP<WIDTH>) return;  // threads that are left over
+    if (row >= STEP<WIDTH>) return;  // threads that are left over; also keeps ptxas from mixing this into the products
     bf16* to = tile + row * STRIDE + column;
 #pragma unroll
     for (int r = 0; r < ROWS; r += STEP<WIDTH>) {
@@ -390,19 +390,19 @@ packed_documents_fused(
     int q_heads, int kv_heads, int q_len, int kv_len,
     const int* __restrict__ captured_document,  // [batch, kv_len]
     long long captured_document_stride_0, long long captured_document_stride_1,
-    const int* __restrict__ captured_document_q_min,  // [batch, ceil(kv_len / 128)]
+    const int* __restrict__ captured_document_q_min,  // [batch, ceil(kv_len / 64)]
     long long captured_document_q_min_stride_0, long long captured_document_q_min_stride_1,
-    const int* __restrict__ captured_document_q_max,  // [batch, ceil(kv_len / 128)]
+    const int* __restrict__ captured_document_q_max,  // [batch, ceil(kv_len / 64)]
     long long captured_document_q_max_stride_0, long long captured_document_q_max_stride_1,
-    const int* __restrict__ captured_document_k_min,  // [batch, ceil(kv_len / 32)]
+    const int* __restrict__ captured_document_k_min,  // [batch, ceil(kv_len / 64)]
     long long captured_document_k_min_stride_0, long long captured_document_k_min_stride_1,
-    const int* __restrict__ captured_document_k_max,  // [batch, ceil(kv_len / 32)]
+    const int* __restrict__ captured_document_k_max,  // [batch, ceil(kv_len / 64)]
     long long captured_document_k_max_stride_0, long long captured_document_k_max_stride_1)
 {
     extern __shared__ __align__(16) unsigned char smem[];
     bf16* Q_smem = (bf16*)(smem + Q_SMEM);  // [BLOCK_Q][Q_STRIDE], in the end O
-    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [1][BLOCK_KV][K_STRIDE]
-    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [1][BLOCK_KV][V_STRIDE]
+    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [2][BLOCK_KV][K_STRIDE]
+    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [2][BLOCK_KV][V_STRIDE]
 
     const Place place = place_of(block_index(), gridDim.x, q_heads, kv_heads, q_len, kv_len);
     const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
@@ -465,11 +465,18 @@ packed_documents_fused(
     };
 
     load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
+    cp_async_commit();  // Q by itself: its fragments are read before the first tile is there
     if (tile < tile_end) load_k(tile, 0);
+    if (tile < tile_end) load_v(tile, 0);
     cp_async_commit();
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
     const bf16* q_fragment = Q_smem + (warp_row + lane % 16) * Q_STRIDE + lane / 16 * 8;
+    cp_async_wait<1>();
+    __syncthreads();  // Q is complete
+    unsigned Q_frag[ROW_BLOCKS][K_STEPS][4];
+    for (int m = 0; m < ROW_BLOCKS; ++m)
+        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 
     float O_frag[ROW_BLOCKS][HEAD_DIM_V / 8][4] = {};
     float row_max[2 * ROW_BLOCKS], row_sum[2 * ROW_BLOCKS];  // row_sum: this lane's keys only, until the end
@@ -478,16 +485,20 @@ packed_documents_fused(
         row_sum[r] = 0.0f;
     }
 
+    int stage = 0;
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
         const bool partial = (full >> (tile - window) & 1) == 0;
         const int following = next_tile(tile + 1);
         cp_async_wait<0>();
-        __syncthreads();  // K is complete, and everyone is done with the V of the tile before
-        load_v(tile, 0);
+        __syncthreads();  // this tile is complete, and everyone is done with the one before it:
+        if (following < tile_end) {  // the next one may take its place
+            load_k(following, stage ^ 1);
+            load_v(following, stage ^ 1);
+        }
         cp_async_commit();
-        const bf16* K_tile = K_smem;
-        const bf16* V_tile = V_smem;
+        const bf16* K_tile = K_smem + stage * BLOCK_KV * K_STRIDE;
+        const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
 
         // S = Q K^T
         float S[ROW_BLOCKS][BLOCK_KV / 8][4] = {};
@@ -495,25 +506,17 @@ packed_documents_fused(
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
-            unsigned q_frag[ROW_BLOCKS][4];
-#pragma unroll
-            for (int m = 0; m < ROW_BLOCKS; ++m) ldmatrix_x4(q_frag[m], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; j += 2) {
                 unsigned k_frag[4];
                 ldmatrix_x4(k_frag, k_fragment + 8 * j * K_STRIDE + 16 * step);
 #pragma unroll
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
-                    mma_16x8x16(S[m][j], q_frag[m], k_frag[0], k_frag[1]);
-                    mma_16x8x16(S[m][j + 1], q_frag[m], k_frag[2], k_frag[3]);
+                    mma_16x8x16(S[m][j], Q_frag[m][step], k_frag[0], k_frag[1]);
+                    mma_16x8x16(S[m][j + 1], Q_frag[m][step], k_frag[2], k_frag[3]);
                 }
             }
         }
-
-        cp_async_wait<0>();
-        __syncthreads();  // V is complete, and everyone is done with K: the next one may take its place
-        if (following < tile_end) load_k(following, 0);
-        cp_async_commit();
 
         // a partial tile: the pairs that the mask forbids, and keys past the end
         if (partial) {
@@ -591,14 +594,14 @@ packed_documents_fused(
                 }
             }
         }
+        stage ^= 1;
         tile = following;
     }
 
     // O goes through the warp's own rows of Q_smem, so that whole rows are written, 16 bytes a lane
     const Place end = place_of(block_index(), gridDim.x, q_heads, kv_heads, q_len, kv_len);  // anew, see block_index
     bf16* O_smem = Q_smem + warp_row * Q_STRIDE;
-    cp_async_wait<0>();
-    __syncthreads();  // where no tile was visited, Q is still on its way
+    __syncthreads();  // where no tile was visited, Q is still being read
     for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
         row_sum[r] = quad_sum(row_sum[r]);
         const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0

@@ -224,7 +224,8 @@ class File:
 
         def flush() -> None:
             if group:
-                lines.append(SignatureLine(", ".join(f"{p.ctype} {p.name}" for p in group), ""))
+                text = ", ".join(f"{p.ctype} {p.name}" for p in group)
+                lines.extend(SignatureLine(line.rstrip(","), "") for line in words.wrapped(text))
                 group.clear()
 
         for p in entry.parameters:

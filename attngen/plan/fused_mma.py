@@ -64,6 +64,8 @@ PREFERRED = tuple(
 PREFERRED_SPLIT = tuple(Tile(q, kv, 1, q // 16) for q, kv in ((64, 64), (64, 32), (64, 16), (32, 16), (16, 16)))
 # 32 rows a warp where the operands' registers are few and no row has less to do than others.
 PREFERRED_SPLIT_FULL = (Tile(128, 32, 1, 4),)
+# Masks that come with the tensors allow parts of many tiles: fewer rows waste less of them.
+PREFERRED_FOR_DATA = (Tile(64, 64, 2, 4),)
 # Masks and scores that read an element for each pair hold as many: 16 rows a warp.
 PREFERRED_FOR_PAIRS = tuple(Tile(q, kv, 2, q // 16) for q, kv in ((64, 32), (32, 32)))
 POSSIBLE = tuple(
@@ -179,7 +181,10 @@ def is_roomy(spec: AttentionSpec, arch: Arch, tile: Tile) -> bool:
 def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
     """The tiles to be tried, the fastest first where they fit. Measured: `attngen tune`."""
     if not operands(spec).split:
-        return (*PREFERRED_FOR_PAIRS, *PREFERRED) if reads_pairs(spec) else PREFERRED
+        if reads_pairs(spec):
+            return (*PREFERRED_FOR_PAIRS, *PREFERRED)
+        gathers = spec.mask is not None and any(isinstance(node, Gather) for node in walk(spec.mask))
+        return (*PREFERRED_FOR_DATA, *PREFERRED) if gathers else PREFERRED
     full = operands(spec).split == "bf16" and spec.mask is None
     return (*PREFERRED_SPLIT_FULL, *PREFERRED_SPLIT) if full else PREFERRED_SPLIT
 

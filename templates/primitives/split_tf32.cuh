@@ -1,6 +1,6 @@
-// Fragments of 16 steps of a sum, which are two mma; each number x = big + small up to one unit in its last place. Tensor cores
-// ignore the last 13 bits, so that half of what those count, added to the bits of x, rounds big; small, what is left, needs 11 bits
-// and a sign, and mostly fits. (A NaN may be a zero in big then; it is a NaN in small.)
+// Fragments of 16 steps of a sum, which are two mma; each number x = big + small up to one unit in its last place. Tensor
+// cores ignore the last 13 bits, so that half of what those count, added to the bits of x, rounds big; small, what is left,
+// needs 11 bits and a sign, and mostly fits. (A NaN may be a zero in big then; it is a NaN in small.)
 struct SplitA {
     unsigned big[2][4], small[2][4];
 };
@@ -20,8 +20,8 @@ __device__ __forceinline__ void split_b(SplitB& to, const float (&x)[4]) {
     for (int i = 0; i < 4; ++i) split(x[i], to.big[i / 2][i % 2], to.small[i / 2][i % 2]);
 }
 
-// D += A B: all products but small by small, which is 2^-22 of the largest; small terms first ("3xTF32"). Ootomo and Yokota 2022,
-// "Recovering single precision accuracy from Tensor Cores".
+// D += A B: all products but small by small, which is 2^-22 of the largest; small terms first ("3xTF32"). Ootomo and Yokota
+// 2022, "Recovering single precision accuracy from Tensor Cores".
 template <int N> __device__ __forceinline__ void mma_split(float (&d)[4], const SplitA (&a)[N], const SplitB (&b)[N]) {
 #pragma unroll
     for (int i = 0; i < 2 * N; ++i) {

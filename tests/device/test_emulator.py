@@ -200,6 +200,33 @@ def test_mma_multiplies_as_its_fragments_say(name: str) -> None:
     assert list(kernel.counters.instructions.values()) == [32]
 
 
+@pytest.mark.parametrize("pieces", ["tf32", "bf16"])
+def test_products_of_split_numbers(pieces: str) -> None:
+    """16 terms, the two halves of which lie in one lane as ldmatrix and the fragments of S hand them out."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s, dtype=np.float32) for s in ((16, 16), (8, 16)))  # b by columns
+    x = np.concatenate([a.ravel(), b.ravel()])
+    y = np.zeros((16, 8), np.float32)
+    body = """
+    const int l = threadIdx.x;
+    const float *a = x, *b = x + 256;
+    float xa[2][4], xb[4], d[4] = {};
+    for (int i = 0; i < 8; ++i) xa[i / 4][i % 4] = a[(l / 4 + 8 * (i % 2)) * 16 + l % 4 + 4 * (i / 2)];
+    for (int i = 0; i < 4; ++i) xb[i] = b[l / 4 * 16 + l % 4 + 4 * i];
+    SplitA fa[1]; SplitB fb[1];
+    split_a(fa[0], xa);
+    split_b(fb[0], xb);
+    mma_split(d, fa, fb);
+    for (int i = 0; i < 4; ++i) y[(l / 4 + 8 * (i / 2)) * 8 + l % 4 * 2 + i % 2] = d[i];
+    """
+    names = ["mma_tf32", "split_tf32"] if pieces == "tf32" else ["pack_bf16", "mma_bf16", "split_bf16"]
+    kernel = run(body, x, y, before="".join(primitives(n) for n in names), types=("float", "float"))
+    error = np.abs(y - a.astype(np.float64) @ b.T.astype(np.float64)).max()
+    assert error < (2e-6 if pieces == "tf32" else 1e-4)
+    assert pieces == "tf32" or error > 2e-6
+    assert 32 * (6 if pieces == "tf32" else 3) in kernel.counters.instructions.values()
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_ldmatrix_hands_out_rows(transposed: bool) -> None:
     x = np.arange(256, dtype=np.uint16)
@@ -213,7 +240,7 @@ def test_ldmatrix_hands_out_rows(transposed: bool) -> None:
     ldmatrix_x4{suffix}(r, tile[threadIdx.x]);
     for (int m = 0; m < 4; ++m) y[4 * threadIdx.x + m] = r[m];
     """
-    run(body, x, y, before=primitives("ldmatrix"), types=("unsigned short", "unsigned"))
+    run(body, x, y, before=primitives(f"ldmatrix{suffix}"), types=("unsigned short", "unsigned"))
     matrices = x.reshape(4, 8, 8)
     for lane in range(32):
         for m in range(4):

@@ -1,0 +1,69 @@
+"""Shared-memory bank conflicts of the default fused plans, counted by Nsight Compute.
+
+    python benchmarks/bank_conflicts.py [--write docs/performance.md]
+
+One call of each plan at B1 S2048, causal, under ncu, whose counters the GPU's owner must have opened to users. Beside the
+conflicts stands what they are of: wavefronts of shared memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+from markers import write_between
+
+METRICS = {
+    "conflicts of loads": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
+    "of ldmatrix": "sm__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_ldsm.sum",
+    "of cp.async": "sm__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_ldgsts.sum",
+    "of stores": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
+    "wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+}
+CASES = [(dtype, head_dim) for dtype in ("bf16", "fp32", "fp32 high") for head_dim in (64, 128)]
+
+
+def calls() -> None:
+    """What runs under ncu: the cases, in order."""
+    import torch
+
+    from attngen.torch import Attention
+
+    for dtype, head_dim in CASES:
+        element = torch.bfloat16 if dtype == "bf16" else torch.float32
+        q, k, v = torch.randn(3, 1, 2048 // head_dim, 2048, head_dim, device="cuda").to(element).unbind(0)
+        Attention(mask="causal", precision="high" if dtype.endswith("high") else "highest")(q, k, v)
+    torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, help="a Markdown file whose table between the markers is replaced")
+    parser.add_argument("--calls", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.calls:
+        calls()
+        return
+    command = ["ncu", "--csv", "--kernel-name", "regex:fused", "--metrics", ",".join(METRICS.values())]
+    done = subprocess.run([*command, sys.executable, __file__, "--calls"], capture_output=True, text=True, check=False)
+    start = done.stdout.find('"ID"')
+    if start < 0:
+        sys.exit(f"ncu measured nothing:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    found: dict[int, dict[str, str]] = {}
+    for row in csv.DictReader(io.StringIO(done.stdout[start:])):
+        found.setdefault(int(row["ID"]), {})[row["Metric Name"]] = row["Metric Value"]
+    lines = ["| plan | " + " | ".join(METRICS) + " |", "|---" * (len(METRICS) + 1) + "|"]
+    for (dtype, head_dim), (_, values) in zip(CASES, sorted(found.items()), strict=True):
+        lines.append(f"| {dtype} D{head_dim} | " + " | ".join(values.get(m, "-") for m in METRICS.values()) + " |")
+    text = "\n".join(lines)
+    print(text)
+    if options.write:
+        write_between(options.write, "bank_conflicts", text)
+
+
+if __name__ == "__main__":
+    main()
