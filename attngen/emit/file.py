@@ -224,8 +224,7 @@ class File:
 
         def flush() -> None:
             if group:
-                text = ", ".join(f"{p.ctype} {p.name}" for p in group)
-                lines.extend(SignatureLine(line.rstrip(","), "") for line in words.wrapped(text))
+                lines.extend(SignatureLine(line, "") for line in words.wrapped_list([f"{p.ctype} {p.name}" for p in group]))
                 group.clear()
 
         for p in entry.parameters:

@@ -73,6 +73,18 @@ def wrapped(text: str) -> list[str]:
     return wrap(text, HEADER_WIDTH - 8, break_long_words=False)
 
 
+def wrapped_list(items: list[str]) -> list[str]:
+    """`items` with commas between them, as lines that fit; no item is broken."""
+    lines = [items[0]]
+    for item in items[1:]:
+        longer = f"{lines[-1]}, {item}"
+        if len(longer) <= HEADER_WIDTH:
+            lines[-1] = longer
+        else:
+            lines.append(item)
+    return lines
+
+
 def decision_lines(decision: Decision) -> list[str]:
     """A decision as comment lines."""
     head = f"{decision.field} = {decision.value}: "
