@@ -161,7 +161,7 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4
 
 // S = 50.0 * tanh(s / 50.0)
 __device__ __forceinline__ float score(float s) {
-    return 50.0f * fast_tanh(s / 50.0f);
+    return 50.0f * fast_tanh(s * (1.0f / 50.0f));
 }
 
 // allowed: q >= k

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
-from attngen.spec.operator import CALL, TABLE, UNARY
+from attngen.spec.operator import CALL, MULTIPLY, TABLE, UNARY
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
@@ -46,7 +46,7 @@ class CudaPrinter:
     names: Mapping[str, str]
     name_ranges: Mapping[str, Range]
     element_ranges: Mapping[str, Range]
-    replaced: Mapping[str, str] = field(default_factory=dict)  # operator -> the primitive that computes it here
+    approximate: bool = False  # results are rounded to 16 bits: a few units in the last place of fp32 may be lost
     helpers: set[str] = field(default_factory=set)
     primitives: set[str] = field(default_factory=set)
 
@@ -86,10 +86,14 @@ class CudaPrinter:
         raise AssertionError(node)
 
     def _apply(self, node: Apply, texts: Mapping[Expr, Text], known: Mapping[Expr, Range]) -> Text:
-        if node.op in self.replaced:
-            primitive = self.replaced[node.op]
+        if self.approximate and node.op in FAST:
+            primitive = FAST[node.op]
             self.primitives.add(primitive)
             return f"{primitive}({', '.join(texts[a][0] for a in node.args)})", CALL
+        if self.approximate and node.op == "div" and _has_reciprocal(node.args[1]):
+            dividend = self._operand(texts[node.args[0]], MULTIPLY, 0)
+            divisor = parenthesize(texts[node.args[1]], UNARY)
+            return f"{dividend} * (1.0f / {divisor})", MULTIPLY  # an IEEE division costs twenty instructions
         row = TABLE[node.op]
         spelling = row.cuda[node.args[-1].type if node.op == "where" else node.args[0].type]
         operand_ranges = [known[a] for a in node.args if a.type is Type.INT]
@@ -115,6 +119,14 @@ class CudaPrinter:
             return text[0]
         right = position > 0  # a - (b - c) needs its parentheses; so does a second ?: for the reader's sake
         return parenthesize(text, outer + 1 if right or outer == UNARY else outer)
+
+
+FAST = {"tanh": "fast_tanh"}  # operators and the primitives that approximate them
+
+
+def _has_reciprocal(node: Expr) -> bool:
+    """Whether `node` is a constant whose reciprocal is a normal number of fp32."""
+    return isinstance(node, Const) and 1e-30 < abs(node.value) < 1e30
 
 
 def parenthesize(text: Text, least: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name
@@ -109,10 +109,9 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     """The variant's functions. The fused rungs print the tile classification too."""
     bounds = plan.bounds if plan.rung == "fused" else TileBounds()
     spans = bounds.spans
-    # A result that is rounded to 16 bits may use the special function unit; an lse, which is not, must not
-    short = plan.schedule == "fused_mma" and spec.dtype.bytes == 2
-    replaced = FAST if short and not spec.lse else {}
-    printer = _printer(spec, spans, replaced)
+    # A result that is rounded to 16 bits may be computed by approximations; an lse, which is not, must not
+    approximate = plan.schedule == "fused_mma" and spec.dtype.bytes == 2 and not spec.lse
+    printer = _printer(spec, spans, approximate)
     score = None if isinstance(spec.score, Name) else spec.score
     sink = spec.sink
     bound_exprs = [e for e in (bounds.kv_begin, bounds.kv_end, bounds.full_begin, bounds.full_end) if e is not None]
@@ -148,17 +147,14 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     return variant
 
 
-FAST = {"tanh": "fast_tanh"}
-
-
-def _printer(spec: AttentionSpec, spans: Iterable[Span], replaced: Mapping[str, str]) -> CudaPrinter:
+def _printer(spec: AttentionSpec, spans: Iterable[Span], approximate: bool) -> CudaPrinter:
     elements = element_ranges(spec)
     for span in spans:
         if span.input in elements:
             elements |= {f"{span.name}.{end}": elements[span.input] for end in ("min", "max")}
     captured = (*spec.free_dims, *(p.name for p in spec.params))
     names = {n: f"in.{n}" for n in captured} | LOCALS
-    return CudaPrinter(names, name_ranges(spec) | TILE_RANGES, elements, replaced)
+    return CudaPrinter(names, name_ranges(spec) | TILE_RANGES, elements, approximate)
 
 
 def _function(printer: CudaPrinter, expr: Expr | None) -> Function | None:

@@ -167,3 +167,22 @@ def test_literals_compile_as_they_are_meant() -> None:
 
 def emitted_text(spec) -> str:
     return emit(spec, choose(spec, ARCHES["sm_80"], "naive")).text
+
+
+def test_approximations_are_for_results_of_16_bits() -> None:
+    """tanh on the special function unit and division by a constant as a product: where nothing of it can be seen."""
+    softcap = {"head_dim": 64, "score": "softcap(20.0)"}
+    fast = "20.0f * fast_tanh(s * (1.0f / 20.0f))"
+    assert fast in emitted(attngen.define(dtype="bf16", **softcap), "fused").text
+    for spec, rung in (
+        (attngen.define(dtype="fp32", **softcap), "fused"),
+        (attngen.define(dtype="fp32", precision="high", **softcap), "fused"),
+        (attngen.define(dtype="bf16", lse=True, **softcap), "fused"),
+        (attngen.define(dtype="bf16", **softcap), "tiled"),
+    ):
+        text = emitted(spec, rung).text
+        assert "20.0f * tanhf(s / 20.0f)" in text
+        assert "fast_tanh" not in text
+    for divisor, printed in (("-3.0", "s * (1.0f / -3.0f)"), ("1e-35", "s / 1.0e-35f"), ("(1.0 + s)", "s / (1.0f + s)")):
+        text = emitted(attngen.define(dtype="fp16", head_dim=64, score=f"s / {divisor}"), "fused").text
+        assert printed in text, text[text.index("float score") :][:200]
