@@ -69,6 +69,12 @@ def test_every_barrier_is_needed_with_one_stage() -> None:
     check_all(spec, "fused", emitted(spec, "fused"))
 
 
+def test_every_barrier_is_needed_without_tensor_cores() -> None:
+    spec = replace(shipped("cross_attention"), q_heads=None, kv_heads=None)
+    assert choose(spec, ARCHES["sm_75"], "fused").schedule == "fused_simt"
+    check_all(spec, "fused", emitted(spec, "fused", "sm_75"))
+
+
 def check_all(spec: AttentionSpec, rung: str, source: KernelSource) -> None:
     assert noticed(spec, rung, source, source) == ""
     for place in synchronizations(source):
