@@ -89,8 +89,8 @@ class Block:
         self._lets()
         self._raise_problems()
         given = {keyword: self._attempt(self._expression, keyword) for keyword in EXPRESSIONS}
-        normalize = self._attempt(self._normalize)
-        precision = self._attempt(self._precision)
+        normalize = self._attempt(self._one_of, "normalize", get_args(Normalize), mistakes.UnknownNormalize)
+        precision = self._attempt(self._one_of, "precision", get_args(Precision), mistakes.UnknownPrecision)
         lse = self._attempt(self._lse)
         schedule = self._attempt(self._schedule)
         self._raise_problems()
@@ -265,29 +265,14 @@ class Block:
             return None
         return Resolver(self.globals).expression(self.single[keyword].children[0], self.scope)
 
-    def _normalize(self) -> Normalize:
-        if "normalize" not in self.single:
-            return "softmax"
-        node = self.single["normalize"].children[0]
-        for known in get_args(Normalize):
-            if node.value == known:
-                chosen: Normalize = known
-                return chosen
-        raise DiagnosticError(
-            mistakes.UnknownNormalize(span=node.span, found=node.value, hint=_near(node.value, get_args(Normalize)))
-        )
-
-    def _precision(self) -> Precision:
-        if "precision" not in self.single:
-            return "highest"
-        node = self.single["precision"].children[0]
-        for known in get_args(Precision):
-            if node.value == known:
-                chosen: Precision = known
-                return chosen
-        raise DiagnosticError(
-            mistakes.UnknownPrecision(span=node.span, found=node.value, hint=_near(node.value, get_args(Precision)))
-        )
+    def _one_of(self, keyword: str, known: tuple[str, ...], mistake: Callable[..., Diagnostic]) -> Any:
+        """The word of a statement that takes one of `known`, the first of them by default."""
+        if keyword not in self.single:
+            return known[0]
+        node = self.single[keyword].children[0]
+        if node.value not in known:
+            raise DiagnosticError(mistake(span=node.span, found=node.value, hint=_near(node.value, known)))
+        return str(node.value)
 
     def _lse(self) -> bool:
         if "output" not in self.single:

@@ -237,8 +237,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         Decision(
             "Q",
             "in registers" if holds else "in shared memory",
-            f"its fragments take {q_registers(spec, tile)} registers a thread"
-            + ("" if holds else f", and output and scores already take {row_blocks(tile) * (dv + kv) // 2}"),
+            _why_q(spec, tile, holds),
         ),
         Decision("rows in shared memory", f"padded by {pad}", "the 8 rows that ldmatrix reads lie in different banks"),
     )
@@ -256,6 +255,14 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         holds,
         blocks_told(spec, arch, tile),
     )
+
+
+def _why_q(spec: AttentionSpec, tile: Tile, holds: bool) -> str:
+    if operands(spec).split:
+        return f"split in two, its fragments would take {2 * q_registers(spec, tile)} registers a thread, which spills others"
+    others = row_blocks(tile) * (spec.head_dim_v + tile.block_kv) // 2
+    needed = f"its fragments take {q_registers(spec, tile)} registers a thread"
+    return needed if holds else f"{needed}, and output and scores already take {others}"
 
 
 def _tiles(stages: int) -> str:

@@ -60,11 +60,11 @@ def parsed(text: str) -> AttentionSpec:
     return specs[0]
 
 
-runtimes: dict[tuple[str, Any], Runtime] = {}
+runtimes: dict[tuple[str, Any], Emulated | OnGpu] = {}
 _lock = Lock()
 
 
-def runtime(text: str, device: Any) -> Runtime:
+def runtime(text: str, device: Any) -> Emulated | OnGpu:
     """The kernel of a spec's text on a device, compiled when first asked for."""
     found = runtimes.get((text, device))
     if found is None:
@@ -78,7 +78,8 @@ def runtime(text: str, device: Any) -> Runtime:
 
 
 class Runtime:
-    """One compiled spec, called with tensors."""
+    """One compiled spec. Its kinds are called with tensors, and give (O, lse), written to `out` and `lse` where these are
+    given, on the driver's `stream` (the current one by default)."""
 
     def __init__(self, compiled: CompiledAttention) -> None:
         self.compiled = compiled
@@ -86,21 +87,6 @@ class Runtime:
         self.input_names = tuple(i.name for i in spec.inputs)
         self.int_names = tuple(p.name for p in spec.params if p.type is Type.INT)
         self.float_names = tuple(p.name for p in spec.params if p.type is Type.FLOAT)
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        inputs: Sequence[Tensor],
-        ints: Sequence[int],
-        floats: Sequence[float],
-        out: Tensor | None = None,
-        lse: Tensor | None = None,
-        stream: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """(O, lse), written to `out` and `lse` where they are given, on the driver's `stream` (the current one by default)."""
-        raise NotImplementedError
 
     def arrays(
         self, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], out: Tensor | None, lse: Tensor | None
