@@ -323,6 +323,17 @@ def test_small_shapes_for_the_sanitizer(name: str) -> None:
             assert error(output, exact) <= 0.05 * (1 + float(exact.abs().max())), (rung, q_len, kv_len)
 
 
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
+def test_split_operands_for_the_sanitizer(head_dim: int, precision: str) -> None:
+    """fp32 on tensor cores at small odd shapes: run it under compute-sanitizer."""
+    spec = attngen.define(dtype="fp32", head_dim=head_dim, mask="causal", precision=precision)
+    for q_len, kv_len in ((1, 1), (7, 70), (200, 130)):
+        q, k, v = (randn(2, 2, n, head_dim, dtype=torch.float32) for n in (q_len, kv_len, kv_len))
+        exact = scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
+        assert error(attngen.compile(spec, kernel="fused", device="cuda")(q, k, v), exact) <= 1e-4, (q_len, kv_len)
+
+
 def test_bench_measures_what_it_says(tmp_path) -> None:
     """The command: every candidate in the table and the file, and every error small."""
     import json
