@@ -33,10 +33,11 @@
 //     Q = in registers: its fragments take 32 registers a thread
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
-// Shared memory of a block, 36864 bytes
+// Shared memory of a block, 36876 bytes
 //          0  Q        fp16 [128][64 + 8], the block's query rows, in the end its output
 //      18432  K        fp16 [1][64][64 + 8], the keys of one tile
 //      27648  V        fp16 [1][64][64 + 8], the values of one tile
+//      36864  PLACE    int [3], which rows and head the block computes
 //
 // Sections
 //     1. Numbers
@@ -60,6 +61,7 @@ constexpr int THREADS = 128;
 constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 18432;
 constexpr int V_SMEM = 27648;
+constexpr int PLACE_SMEM = 36864;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
 constexpr int ROW_BLOCKS = BLOCK_Q / 64;  // of 16 rows, of a warp
@@ -89,15 +91,10 @@ __device__ __forceinline__ float fast_exp2(float x) {
     return y;
 }
 
-// threadIdx.x and blockIdx.x, read anew at each call: what was computed from them before need not stay in a register.
+// threadIdx.x, read anew at each call: what was computed from it before need not stay in a register.
 __device__ __forceinline__ unsigned thread_index() {
     unsigned index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-    return index;
-}
-__device__ __forceinline__ unsigned block_index() {
-    unsigned index;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
     return index;
 }
 
@@ -150,13 +147,15 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4
 // 3. This variant's score and mask
 
 // What the functions below read besides indices and sizes.
+// A step is a stride in bytes; an int where its index changes from pair to pair, so that an address is one multiply-add.
 struct Captured {
     const float* slopes;  // fp32 [q_heads]
-    long long slopes_stride_0;
+    long long slopes_step_0;
 };
 
 __device__ __forceinline__ float slopes_at(const Captured& in, int i0) {
-    return in.slopes[i0 * in.slopes_stride_0];
+    const char* at = (const char*)in.slopes + i0 * in.slopes_step_0;
+    return *(const float*)at;
 }
 
 // S = s + slopes[h] * float(k - q)
@@ -273,30 +272,24 @@ alibi_fused(
     long long o_stride_b, long long o_stride_h, long long o_stride_s,
     int q_heads, int kv_heads, int q_len, int kv_len,
     const float* __restrict__ captured_slopes,  // [q_heads]
-    long long captured_slopes_stride_0)
+    long long captured_slopes_step_0)
 {
     extern __shared__ __align__(16) unsigned char smem[];
     fp16* Q_smem = (fp16*)(smem + Q_SMEM);  // [BLOCK_Q][Q_STRIDE], in the end O
     fp16* K_smem = (fp16*)(smem + K_SMEM);  // [1][BLOCK_KV][K_STRIDE]
     fp16* V_smem = (fp16*)(smem + V_SMEM);  // [1][BLOCK_KV][V_STRIDE]
 
-    const Place place = place_of(block_index(), gridDim.x, q_heads, kv_heads, q_len, kv_len);
+    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len, kv_len);
+    if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
     const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
-    const int warp = threadIdx.x / 32, lane = thread_index() % 32;
+    const int warp = thread_index() / 32, lane = thread_index() % 32;
     const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
-    const int lane_row = warp_row + lane / 4;     // the first of this lane's rows; the others are 8, 16, ... further
+    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; the others are 8, 16, ... further
     const Captured in = {
-        captured_slopes, captured_slopes_stride_0
+        captured_slopes, captured_slopes_step_0
     };
-
-    const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
-    const KvRange range = kv_range(q_lo, q_hi, kv_len);
-    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
-    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
-    const int full_tile_end = range.full_end / BLOCK_KV;
-    int tile = range.begin / BLOCK_KV;
 
     // this thread's first element of Q, K and V in the tiles that the block loads
     const fp16* q_mine = Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
@@ -315,11 +308,19 @@ alibi_fused(
 
     load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
     cp_async_commit();  // Q by itself: its fragments are read before the first tile is there
+
+    const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
+    const KvRange range = kv_range(q_lo, q_hi, kv_len);
+    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_end = range.full_end / BLOCK_KV;
+    int tile = range.begin / BLOCK_KV;
+
     if (tile < tile_end) load_k(tile, 0);
     cp_async_commit();
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
-    const fp16* q_fragment = Q_smem + (warp_row + lane % 16) * Q_STRIDE + lane / 16 * 8;
+    const fp16* q_fragment = Q_smem + (warp_row + thread_index() % 16) * Q_STRIDE + lane / 16 * 8;
     cp_async_wait<1>();
     __syncthreads();  // Q is complete
     unsigned Q_frag[ROW_BLOCKS][K_STEPS][4];
@@ -391,7 +392,8 @@ alibi_fused(
                     for (int e = 0; e < 4; ++e) {
                         const int q_idx = q_lo + lane_row + 16 * m + e / 2 * 8;
                         const int kv_idx = kv_lo + 8 * j + lane % 4 * 2 + e % 2;
-                        if (kv_idx >= kv_len || !mask(q_idx, kv_idx)) S[m][j][e] = -INF;
+                        const bool allowed = mask(q_idx, kv_idx);
+                        if (kv_idx >= kv_len || !allowed) S[m][j][e] = -INF;
                     }
         }
 
@@ -461,9 +463,9 @@ alibi_fused(
     }
 
     // O goes through the warp's own rows of Q_smem, so that whole rows are written, 16 bytes a lane
-    const Place end = place_of(block_index(), gridDim.x, q_heads, kv_heads, q_len, kv_len);  // anew, see block_index
     fp16* O_smem = Q_smem + warp_row * Q_STRIDE;
     __syncthreads();  // where no tile was visited, Q is still being read
+    const Place end = *(const Place*)(smem + PLACE_SMEM);
     for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
         row_sum[r] = quad_sum(row_sum[r]);
         const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0

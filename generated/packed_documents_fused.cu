@@ -24,22 +24,23 @@
 //     O    bf16 [batch, q_heads, q_len, 128], written
 //     document_q_min int32 [batch, ceil(kv_len / 64)], workspace
 //     document_q_max int32 [batch, ceil(kv_len / 64)], workspace
-//     document_k_min int32 [batch, ceil(kv_len / 64)], workspace
-//     document_k_max int32 [batch, ceil(kv_len / 64)], workspace
+//     document_k_min int32 [batch, ceil(kv_len / 32)], workspace
+//     document_k_max int32 [batch, ceil(kv_len / 32)], workspace
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = fused_mma: bf16 on tensor cores (mma.sync, which sm_90a has)
-//     BLOCK_Q x BLOCK_KV = 64 x 64: the largest preferred tile that fits registers and shared memory; an SM has room
-//         for 2 such blocks
-//     warps = 4: 16 rows each: no warp needs another's softmax
+//     BLOCK_Q x BLOCK_KV = 64 x 32: the largest preferred tile that fits registers and shared memory; an SM has room
+//         for 4 such blocks
+//     warps = 2: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
 //     stages = 2: the next K and V are copied while these are used
-//     Q = in registers: its fragments take 32 registers a thread
+//     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 160
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
-// Shared memory of a block, 87040 bytes
+// Shared memory of a block, 52236 bytes
 //          0  Q        bf16 [64][128 + 8], the block's query rows, in the end its output
-//      17408  K        bf16 [2][64][128 + 8], the keys of 2 tiles
-//      52224  V        bf16 [2][64][128 + 8], the values of 2 tiles
+//      17408  K        bf16 [2][32][128 + 8], the keys of 2 tiles
+//      34816  V        bf16 [2][32][128 + 8], the values of 2 tiles
+//      52224  PLACE    int [3], which rows and head the block computes
 //
 // Sections
 //     1. Numbers
@@ -59,14 +60,15 @@ constexpr float softmax_scale = 0.08838834764831845f;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
 constexpr int BLOCK_Q = 64;  // query rows of a block
-constexpr int BLOCK_KV = 64;  // keys of a tile
-constexpr int THREADS = 128;
+constexpr int BLOCK_KV = 32;  // keys of a tile
+constexpr int THREADS = 64;
 constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 17408;
-constexpr int V_SMEM = 52224;
+constexpr int V_SMEM = 34816;
+constexpr int PLACE_SMEM = 52224;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
-constexpr int ROW_BLOCKS = BLOCK_Q / 64;  // of 16 rows, of a warp
+constexpr int ROW_BLOCKS = BLOCK_Q / 32;  // of 16 rows, of a warp
 constexpr int K_STEPS = 8;  // mma steps of 16 over the head size
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 16 * K_STEPS;
@@ -93,15 +95,10 @@ __device__ __forceinline__ float fast_exp2(float x) {
     return y;
 }
 
-// threadIdx.x and blockIdx.x, read anew at each call: what was computed from them before need not stay in a register.
+// threadIdx.x, read anew at each call: what was computed from it before need not stay in a register.
 __device__ __forceinline__ unsigned thread_index() {
     unsigned index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-    return index;
-}
-__device__ __forceinline__ unsigned block_index() {
-    unsigned index;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
     return index;
 }
 
@@ -154,47 +151,55 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4
 // 3. This variant's score and mask
 
 // What the functions below read besides indices and sizes.
+// A step is a stride in bytes; an int where its index changes from pair to pair, so that an address is one multiply-add.
 struct Captured {
     const int* document;  // int32 [batch, kv_len]
-    long long document_stride_0;
-    long long document_stride_1;
+    long long document_step_0;
+    int document_step_1;
     const int* document_q_min;  // int32 [batch, tiles of q]
-    long long document_q_min_stride_0;
-    long long document_q_min_stride_1;
+    long long document_q_min_step_0;
+    int document_q_min_step_1;
     const int* document_q_max;  // int32 [batch, tiles of q]
-    long long document_q_max_stride_0;
-    long long document_q_max_stride_1;
+    long long document_q_max_step_0;
+    int document_q_max_step_1;
     const int* document_k_min;  // int32 [batch, tiles of k]
-    long long document_k_min_stride_0;
-    long long document_k_min_stride_1;
+    long long document_k_min_step_0;
+    int document_k_min_step_1;
     const int* document_k_max;  // int32 [batch, tiles of k]
-    long long document_k_max_stride_0;
-    long long document_k_max_stride_1;
+    long long document_k_max_step_0;
+    int document_k_max_step_1;
 };
 
 __device__ __forceinline__ int document_at(const Captured& in, int i0, int i1) {
-    return in.document[i0 * in.document_stride_0 + i1 * in.document_stride_1];
+    const char* at = (const char*)in.document + i0 * in.document_step_0 + (long long)i1 * in.document_step_1;
+    return *(const int*)at;
 }
 
 __device__ __forceinline__ int document_q_min_at(const Captured& in, int i0, int i1) {
-    return in.document_q_min[i0 * in.document_q_min_stride_0 + i1 * in.document_q_min_stride_1];
+    const char* at = (const char*)in.document_q_min + i0 * in.document_q_min_step_0 + (long long)i1 * in.document_q_min_step_1;
+    return *(const int*)at;
 }
 
 __device__ __forceinline__ int document_q_max_at(const Captured& in, int i0, int i1) {
-    return in.document_q_max[i0 * in.document_q_max_stride_0 + i1 * in.document_q_max_stride_1];
+    const char* at = (const char*)in.document_q_max + i0 * in.document_q_max_step_0 + (long long)i1 * in.document_q_max_step_1;
+    return *(const int*)at;
 }
 
 __device__ __forceinline__ int document_k_min_at(const Captured& in, int i0, int i1) {
-    return in.document_k_min[i0 * in.document_k_min_stride_0 + i1 * in.document_k_min_stride_1];
+    const char* at = (const char*)in.document_k_min + i0 * in.document_k_min_step_0 + (long long)i1 * in.document_k_min_step_1;
+    return *(const int*)at;
 }
 
 __device__ __forceinline__ int document_k_max_at(const Captured& in, int i0, int i1) {
-    return in.document_k_max[i0 * in.document_k_max_stride_0 + i1 * in.document_k_max_stride_1];
+    const char* at = (const char*)in.document_k_max + i0 * in.document_k_max_step_0 + (long long)i1 * in.document_k_max_step_1;
+    return *(const int*)at;
 }
 
 // allowed: q >= k and document[b, q] == document[b, k]
 __device__ __forceinline__ bool mask(const Captured& in, int b_idx, int q_idx, int kv_idx) {
-    return q_idx >= kv_idx && document_at(in, b_idx, q_idx) == document_at(in, b_idx, kv_idx);
+    const int t0 = document_at(in, b_idx, q_idx);
+    const int t1 = document_at(in, b_idx, kv_idx);
+    return q_idx >= kv_idx && t0 == t1;
 }
 
 // 4. Which tiles are visited
@@ -224,7 +229,6 @@ __device__ __noinline__ TileKind classify(
     const int t1 = document_k_max_at(in, b_idx, kv_tile);
     const int t2 = document_k_min_at(in, b_idx, kv_tile);
     const int t3 = document_q_max_at(in, b_idx, q_tile);
-
     const bool may = kv_lo <= q_hi && (t0 <= t1 && t2 <= t3);
     const bool must = kv_hi <= q_lo && (t0 == t3 && t2 == t1 && t0 == t2);
     return must ? FULL : may ? PARTIAL : EMPTY;
@@ -274,8 +278,8 @@ extern "C" __global__ void __launch_bounds__(32)
 packed_documents_document_k_ranges(
     const int* __restrict__ captured_document,  // [batch, kv_len]
     long long captured_document_stride_0, long long captured_document_stride_1,
-    int* document_k_min,  // [batch, ceil(kv_len / 64)]
-    int* document_k_max,  // [batch, ceil(kv_len / 64)]
+    int* document_k_min,  // [batch, ceil(kv_len / 32)]
+    int* document_k_max,  // [batch, ceil(kv_len / 32)]
     long long out_stride_0,
     int batch, int kv_len)
 {
@@ -323,7 +327,7 @@ template <int ROWS, int COLUMNS, int WIDTH, int STRIDE>
 __device__ __forceinline__ void load_tile_async(bf16* tile, const bf16* mine, long long row_stride, int rows) {
     const int thread = thread_index();  // row and column are computed anew: kept from tile to tile, they would cost registers
     const int row = my_row<WIDTH>(thread), column = my_column<WIDTH>(thread);
-    if (row >= STEP<WIDTH>) return;  // threads that are left over; also keeps ptxas from mixing this into the products
+    if (THREADS % (WIDTH / 8) != 0 && row >= STEP<WIDTH>) return;  // threads that are left over
     bf16* to = tile + row * STRIDE + column;
 #pragma unroll
     for (int r = 0; r < ROWS; r += STEP<WIDTH>) {
@@ -389,65 +393,36 @@ packed_documents_fused(
     long long o_stride_b, long long o_stride_h, long long o_stride_s,
     int q_heads, int kv_heads, int q_len, int kv_len,
     const int* __restrict__ captured_document,  // [batch, kv_len]
-    long long captured_document_stride_0, long long captured_document_stride_1,
+    long long captured_document_step_0, int captured_document_step_1,
     const int* __restrict__ captured_document_q_min,  // [batch, ceil(kv_len / 64)]
-    long long captured_document_q_min_stride_0, long long captured_document_q_min_stride_1,
+    long long captured_document_q_min_step_0, int captured_document_q_min_step_1,
     const int* __restrict__ captured_document_q_max,  // [batch, ceil(kv_len / 64)]
-    long long captured_document_q_max_stride_0, long long captured_document_q_max_stride_1,
-    const int* __restrict__ captured_document_k_min,  // [batch, ceil(kv_len / 64)]
-    long long captured_document_k_min_stride_0, long long captured_document_k_min_stride_1,
-    const int* __restrict__ captured_document_k_max,  // [batch, ceil(kv_len / 64)]
-    long long captured_document_k_max_stride_0, long long captured_document_k_max_stride_1)
+    long long captured_document_q_max_step_0, int captured_document_q_max_step_1,
+    const int* __restrict__ captured_document_k_min,  // [batch, ceil(kv_len / 32)]
+    long long captured_document_k_min_step_0, int captured_document_k_min_step_1,
+    const int* __restrict__ captured_document_k_max,  // [batch, ceil(kv_len / 32)]
+    long long captured_document_k_max_step_0, int captured_document_k_max_step_1)
 {
     extern __shared__ __align__(16) unsigned char smem[];
     bf16* Q_smem = (bf16*)(smem + Q_SMEM);  // [BLOCK_Q][Q_STRIDE], in the end O
     bf16* K_smem = (bf16*)(smem + K_SMEM);  // [2][BLOCK_KV][K_STRIDE]
     bf16* V_smem = (bf16*)(smem + V_SMEM);  // [2][BLOCK_KV][V_STRIDE]
 
-    const Place place = place_of(block_index(), gridDim.x, q_heads, kv_heads, q_len, kv_len);
+    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len, kv_len);
+    if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
     const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
-    const int warp = threadIdx.x / 32, lane = thread_index() % 32;
+    const int warp = thread_index() / 32, lane = thread_index() % 32;
     const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
-    const int lane_row = warp_row + lane / 4;     // the first of this lane's rows; the others are 8, 16, ... further
+    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; the others are 8, 16, ... further
     const Captured in = {
-        captured_document, captured_document_stride_0, captured_document_stride_1, captured_document_q_min,
-        captured_document_q_min_stride_0, captured_document_q_min_stride_1, captured_document_q_max,
-        captured_document_q_max_stride_0, captured_document_q_max_stride_1, captured_document_k_min,
-        captured_document_k_min_stride_0, captured_document_k_min_stride_1, captured_document_k_max,
-        captured_document_k_max_stride_0, captured_document_k_max_stride_1
+        captured_document, captured_document_step_0, captured_document_step_1, captured_document_q_min,
+        captured_document_q_min_step_0, captured_document_q_min_step_1, captured_document_q_max,
+        captured_document_q_max_step_0, captured_document_q_max_step_1, captured_document_k_min,
+        captured_document_k_min_step_0, captured_document_k_min_step_1, captured_document_k_max,
+        captured_document_k_max_step_0, captured_document_k_max_step_1
     };
-
-    const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
-    const int q_tile = q_block;
-    const KvRange range = kv_range(q_hi, kv_len);
-    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
-    const int whole_tiles = kv_len / BLOCK_KV;  // a tile that reaches past the last key is never full
-    const auto kind = [&](int tile) {
-        const int kv_lo = tile * BLOCK_KV;
-        const int kv_hi = min((tile + 1) * BLOCK_KV, kv_len) - 1;
-        return classify(in, b_idx, q_lo, q_hi, kv_lo, kv_hi, q_tile, tile);
-    };
-    // The lanes of a warp look at 32 tiles at once, from `window` on: a bit for each that is not empty, and for each full one
-    int window = range.begin / BLOCK_KV - 32;
-    unsigned visited = 0, full = 0;
-    const auto next_tile = [&](int tile) {  // the first one from `tile` on that is not empty
-        while (tile < tile_end) {
-            if (tile >= window + 32) {
-                window = tile;
-                const int mine = tile + threadIdx.x % 32;
-                const TileKind its_kind = mine < tile_end ? kind(mine) : EMPTY;
-                visited = __ballot_sync(0xffffffff, its_kind != EMPTY);
-                full = __ballot_sync(0xffffffff, its_kind == FULL && mine < whole_tiles);
-            }
-            const unsigned rest = visited >> (tile - window);
-            if (rest != 0) return tile + __ffs(rest) - 1;
-            tile = window + 32;
-        }
-        return tile;
-    };
-    int tile = next_tile(range.begin / BLOCK_KV);
 
     // this thread's first element of Q, K and V in the tiles that the block loads
     const bf16* q_mine = Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
@@ -465,18 +440,42 @@ packed_documents_fused(
     };
 
     load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
-    cp_async_commit();  // Q by itself: its fragments are read before the first tile is there
+
+    const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
+    const int q_tile = q_block;
+    const KvRange range = kv_range(q_hi, kv_len);
+    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
+    const int whole_tiles = kv_len / BLOCK_KV;  // a tile that reaches past the last key is never full
+    const auto kind = [&](int tile) {
+        const int kv_lo = tile * BLOCK_KV;
+        const int kv_hi = min((tile + 1) * BLOCK_KV, kv_len) - 1;
+        return classify(in, b_idx, q_lo, q_hi, kv_lo, kv_hi, q_tile, tile);
+    };
+    // The lanes of a warp look at 32 tiles at once, from `window` on: a bit for each that is still to be visited, and for each
+    // full one
+    int window = range.begin / BLOCK_KV - 32;
+    unsigned ahead = 0, full = 0;
+    const auto next_tile = [&] {
+        while (ahead == 0) {
+            window += 32;
+            if (window >= tile_end) return tile_end;
+            const int mine = window + threadIdx.x % 32;
+            const TileKind its_kind = mine < tile_end ? kind(mine) : EMPTY;
+            ahead = __ballot_sync(0xffffffff, its_kind != EMPTY);
+            full = __ballot_sync(0xffffffff, its_kind == FULL && mine < whole_tiles);
+        }
+        const int next = window + __ffs(ahead) - 1;
+        ahead &= ahead - 1;
+        return next;
+    };
+    int tile = next_tile();
+
     if (tile < tile_end) load_k(tile, 0);
     if (tile < tile_end) load_v(tile, 0);
     cp_async_commit();
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
-    const bf16* q_fragment = Q_smem + (warp_row + lane % 16) * Q_STRIDE + lane / 16 * 8;
-    cp_async_wait<1>();
-    __syncthreads();  // Q is complete
-    unsigned Q_frag[ROW_BLOCKS][K_STEPS][4];
-    for (int m = 0; m < ROW_BLOCKS; ++m)
-        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
+    const bf16* q_fragment = Q_smem + (warp_row + thread_index() % 16) * Q_STRIDE + lane / 16 * 8;
 
     float O_frag[ROW_BLOCKS][HEAD_DIM_V / 8][4] = {};
     float row_max[2 * ROW_BLOCKS], row_sum[2 * ROW_BLOCKS];  // row_sum: this lane's keys only, until the end
@@ -489,7 +488,7 @@ packed_documents_fused(
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
         const bool partial = (full >> (tile - window) & 1) == 0;
-        const int following = next_tile(tile + 1);
+        const int following = next_tile();
         cp_async_wait<0>();
         __syncthreads();  // this tile is complete, and everyone is done with the one before it:
         if (following < tile_end) {  // the next one may take its place
@@ -506,14 +505,17 @@ packed_documents_fused(
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
+            unsigned q_frag[ROW_BLOCKS][4];
+#pragma unroll
+            for (int m = 0; m < ROW_BLOCKS; ++m) ldmatrix_x4(q_frag[m], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; j += 2) {
                 unsigned k_frag[4];
                 ldmatrix_x4(k_frag, k_fragment + 8 * j * K_STRIDE + 16 * step);
 #pragma unroll
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
-                    mma_16x8x16(S[m][j], Q_frag[m][step], k_frag[0], k_frag[1]);
-                    mma_16x8x16(S[m][j + 1], Q_frag[m][step], k_frag[2], k_frag[3]);
+                    mma_16x8x16(S[m][j], q_frag[m], k_frag[0], k_frag[1]);
+                    mma_16x8x16(S[m][j + 1], q_frag[m], k_frag[2], k_frag[3]);
                 }
             }
         }
@@ -528,7 +530,8 @@ packed_documents_fused(
                     for (int e = 0; e < 4; ++e) {
                         const int q_idx = min(q_lo + lane_row + 16 * m + e / 2 * 8, q_len - 1);
                         const int kv_idx = kv_lo + 8 * j + lane % 4 * 2 + e % 2;
-                        if (kv_idx >= kv_len || !mask(in, b_idx, q_idx, min(kv_idx, kv_len - 1))) S[m][j][e] = -INF;
+                        const bool allowed = mask(in, b_idx, q_idx, min(kv_idx, kv_len - 1));
+                        if (kv_idx >= kv_len || !allowed) S[m][j][e] = -INF;
                     }
         }
 
@@ -599,9 +602,10 @@ packed_documents_fused(
     }
 
     // O goes through the warp's own rows of Q_smem, so that whole rows are written, 16 bytes a lane
-    const Place end = place_of(block_index(), gridDim.x, q_heads, kv_heads, q_len, kv_len);  // anew, see block_index
     bf16* O_smem = Q_smem + warp_row * Q_STRIDE;
-    __syncthreads();  // where no tile was visited, Q is still being read
+    cp_async_wait<0>();
+    __syncthreads();  // where no tile was visited, Q is still on its way
+    const Place end = *(const Place*)(smem + PLACE_SMEM);
     for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
         row_sum[r] = quad_sum(row_sum[r]);
         const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0

@@ -140,7 +140,7 @@ class Bound:
 def bind(source: KernelSource, arrays: Mapping[str, ArrayView], sizes: dict[str, int], params: Mapping[str, Number]) -> Bound:
     """Every entry point with its grid and arguments. `arrays` holds all tensors, workspaces included.
 
-    Raises ArgumentError where a grid is larger than CUDA allows.
+    Raises ArgumentError where a grid is larger than CUDA allows, or a stride is larger than the kernel's own type for it.
     """
     strides = {spec.name: _effective_strides(spec, arrays[spec.name], sizes) for spec in source.tensors}
 
@@ -150,6 +150,14 @@ def bind(source: KernelSource, arrays: Mapping[str, ArrayView], sizes: dict[str,
                 return ctypes.c_void_p(arrays[parameter.of].pointer)
             case "stride":
                 return ctypes.c_longlong(strides[parameter.of][parameter.dim])
+            case "step":
+                step = strides[parameter.of][parameter.dim] * arrays[parameter.of].dtype.bytes
+                if parameter.ctype == "int" and not -(2**31) <= step < 2**31:
+                    raise ArgumentError(
+                        f"`{arrays[parameter.of].name}` has a stride of {step} bytes in dimension {parameter.dim}; this kernel "
+                        f"takes at most {2**31 - 1} there. Pass a contiguous copy"
+                    )
+                return CTYPES[parameter.ctype](step)  # type: ignore[no-any-return]
             case "size":
                 return ctypes.c_int(sizes[parameter.of])
             case "param":

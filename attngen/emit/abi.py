@@ -81,17 +81,18 @@ def sizes(spec: AttentionSpec, *wanted: str) -> list[Parameter]:
     return [Parameter(n, "int", "size", n) for n in wanted if n not in fixed]
 
 
-def captured_tensor(tensor: Captured) -> list[Parameter]:
-    """The address of a captured tensor and the stride of each dimension."""
-    prefix = f"captured_{tensor.c_name}"
-    pointer = Parameter(prefix, f"const {tensor.dtype.cuda}*", "data", tensor.c_name)
-    steps = [Parameter(f"{prefix}_stride_{d}", "long long", "stride", tensor.c_name, d) for d in range(tensor.rank)]
-    return [pointer, *steps]
+def steps(tensor: Captured) -> list[Parameter]:
+    """The strides of a captured tensor in bytes."""
+    names = [f"captured_{tensor.c_name}_step_{d}" for d in range(tensor.rank)]
+    ctypes = ["int" if narrow else "long long" for narrow in tensor.narrow]
+    return [Parameter(n, c, "step", tensor.c_name, d) for d, (n, c) in enumerate(zip(names, ctypes, strict=True))]
 
 
 def captured(variant: Variant) -> list[Parameter]:
     """Everything that the variant's functions read besides indices and sizes."""
-    parameters = [p for t in variant.tensors for p in captured_tensor(t)]
+    parameters: list[Parameter] = []
+    for t in variant.tensors:
+        parameters += [Parameter(f"captured_{t.c_name}", f"const {t.dtype.cuda}*", "data", t.c_name), *steps(t)]
     for scalar in variant.scalars:
         binding: Binding = "size" if scalar.is_size else "param"
         parameters.append(Parameter(f"captured_{scalar.name}", scalar.ctype, binding, scalar.name))

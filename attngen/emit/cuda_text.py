@@ -58,9 +58,10 @@ class CudaPrinter:
         uses.update(roots)
         texts: dict[Expr, Text] = {}
         temporaries: list[Temporary] = []
+        skips = any(isinstance(node, Apply) and node.op in SKIPPING for node in walk(*roots))
         for node in walk(*roots):
             text = self._node(node, texts, known)
-            if share and uses[node] > 1 and node.args:
+            if share and ((uses[node] > 1 and node.args) or (skips and isinstance(node, Gather))):
                 name = f"t{len(temporaries)}"
                 temporaries.append(Temporary(ctype(node, known), name, text[0]))
                 text = name, CALL
@@ -121,6 +122,9 @@ class CudaPrinter:
         return parenthesize(text, outer + 1 if right or outer == UNARY else outer)
 
 
+# Operators that need not compute every operand. Elements are read before them: behind branches, each read would wait for
+# the one before.
+SKIPPING = ("and", "or", "where")
 FAST = {"tanh": "fast_tanh"}  # operators and the primitives that approximate them
 
 

@@ -42,9 +42,15 @@ def element_type(dtype: Any) -> str:
     return "float" if dtype.kind == "float" else str(dtype.cuda)
 
 
-def read_element(tensor: Captured) -> str:
-    address = " + ".join(f"i{d} * in.{tensor.c_name}_stride_{d}" for d in range(tensor.rank))
-    element = f"in.{tensor.c_name}[{address or 0}]"
+def address_terms(tensor: Captured) -> list[str]:
+    """Where the element at i0, i1, ... lies: the terms of a sum."""
+    steps = (f"{'(long long)' if narrow else ''}i{d} * in.{tensor.c_name}_step_{d}" for d, narrow in enumerate(tensor.narrow))
+    return [f"(const char*)in.{tensor.c_name}", *steps]
+
+
+def read_element(tensor: Captured, at: str) -> str:
+    """The element at the address `at`."""
+    element = f"*(const {tensor.dtype.cuda}*){at}"
     return f"to_float({element})" if tensor.dtype.name in ("fp16", "bf16") else element
 
 
@@ -61,6 +67,7 @@ def _environment() -> jinja2.Environment:
     filters = {
         "decision_lines": decision_lines,
         "element_type": element_type,
+        "address_terms": address_terms,
         "read_element": read_element,
     }
     environment.filters.update(filters)

@@ -8,7 +8,7 @@ from typing import Any
 from attngen.emit import abi, words
 from attngen.emit.cuda_text import c_name
 from attngen.emit.kernel_source import EntryPoint, Extent, Parameter, Product, TensorSpec
-from attngen.emit.variant import Captured, Function, Variant, range_dtype, range_tensors
+from attngen.emit.variant import Function, Variant, range_dtype, range_tensors
 from attngen.plan.plan import Plan
 from attngen.plan.tiles import Span
 from attngen.spec.attention import AttentionSpec
@@ -77,9 +77,7 @@ def captured_fields(variant: Variant) -> list[CapturedField]:
     for t in variant.tensors:
         shape = f"{t.dtype.name} [{', '.join(t.dims)}]"
         fields.append(CapturedField(f"const {t.dtype.cuda}*", t.c_name, f"captured_{t.c_name}", shape))
-        fields += [
-            CapturedField("long long", f"{t.c_name}_stride_{d}", f"captured_{t.c_name}_stride_{d}", "") for d in range(t.rank)
-        ]
+        fields += [CapturedField(p.ctype, f"{t.c_name}_step_{p.dim}", p.name, "") for p in abi.steps(t)]
     fields += [CapturedField(s.ctype, s.name, f"captured_{s.name}", "") for s in variant.scalars]
     return fields
 
@@ -233,10 +231,7 @@ class File:
                 restrict = " __restrict__" if p.ctype.startswith("const ") else ""
                 lines.append(SignatureLine(f"{p.ctype}{restrict} {p.name}", words.shape_text(self.tensors[p.of])))
             else:
-                if group and (group[-1].binding, group[-1].of if p.binding == "stride" else "") != (
-                    p.binding,
-                    p.of if p.binding == "stride" else "",
-                ):
+                if group and _line_of(group[-1]) != _line_of(p):
                     flush()
                 group.append(p)
         flush()
@@ -267,8 +262,9 @@ class File:
 
     def _range_kernel(self, span: Span) -> RangeKernel:
         source = self.spec.input(span.input)
-        captured = Captured(source.name, source.dtype, tuple(map(str, source.dims)))
-        parameters = abi.captured_tensor(captured)
+        vector = f"captured_{source.name}"
+        parameters = [Parameter(vector, f"const {source.dtype.cuda}*", "data", source.name)]
+        parameters += [Parameter(f"{vector}_stride_{d}", "long long", "stride", source.name, d) for d in range(span.rank)]
         low, high = range_tensors(self.spec, span)
         ctype = low.dtype.cuda
         parameters += [Parameter(t.c_name, f"{ctype}*", "data", t.c_name) for t in (low, high)]
@@ -280,13 +276,13 @@ class File:
             {
                 "axis": axis,
                 "size": str(source.dims[axis]),
-                "stride": f"captured_{source.name}_stride_{axis}",
+                "stride": f"{vector}_stride_{axis}",
                 "out_stride": f"out_stride_{position}",
             }
             for position, axis in reversed(list(enumerate(axes)))
         )
         extents = tuple(abi.range_specs(self.spec, self.plan, span)[0].shape)
-        element = f"vector[i * captured_{source.name}_stride_{span.axis}]"
+        element = f"vector[i * {vector}_stride_{span.axis}]"
         lowest, highest = RANGE_LIMITS[range_dtype(source).name]
         return RangeKernel(
             kernel=self.kernel(f"{c_name(span.name)}_ranges", extents[::-1], parameters, threads=32, threads_name="32"),
@@ -294,7 +290,7 @@ class File:
             block="BLOCK_Q" if span.index == "q" else "BLOCK_KV",
             others=others,
             element=source.dtype.cuda,
-            pointer=f"captured_{source.name}",
+            pointer=vector,
             read=f"to_float({element})" if source.dtype.name in ("fp16", "bf16") else element,
             ctype=ctype,
             lowest=lowest,
@@ -303,6 +299,11 @@ class File:
             min=low.c_name,
             max=high.c_name,
         )
+
+
+def _line_of(parameter: Parameter) -> tuple[str, str]:
+    """What parameters on one line of a signature have in common."""
+    return parameter.binding, parameter.of if parameter.binding in ("stride", "step") else ""
 
 
 RANGE_LIMITS = {

@@ -23,7 +23,7 @@ __all__ = [
     "evaluate_extent",
 ]
 
-Binding = Literal["data", "stride", "size", "param"]
+Binding = Literal["data", "stride", "step", "size", "param"]
 Role = Literal["input", "output", "workspace"]
 
 
@@ -71,6 +71,7 @@ class Parameter:
 
     binding "data":   the address of tensor `of`;
     binding "stride": the stride, in elements, of dimension `dim` of tensor `of` (0 where it is broadcast);
+    binding "step":   the same in bytes;
     binding "size":   the size of the dimension named `of`;
     binding "param":  the value of the spec's `param of`.
     """

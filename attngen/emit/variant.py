@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import or_
 
 from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name
 from attngen.plan.plan import Plan
 from attngen.plan.tiles import TILE_RANGES, Span, TileBounds
 from attngen.spec.attention import SIZES, AttentionSpec, Input
+from attngen.spec.bounds import ranges
 from attngen.spec.dtypes import DTYPES, DType
-from attngen.spec.expr import Const, Expr, Gather, Name, Type, names_in, walk
+from attngen.spec.expr import MAX_LENGTH, Const, Expr, Gather, Name, Type, inputs_in, names_in, walk
 from attngen.spec.operator import apply
 from attngen.spec.ranges import element_ranges, name_ranges
 
@@ -28,6 +30,8 @@ LOCALS = {
     "q.tile": "q_tile",
     "k.tile": "kv_tile",
 } | {size: size for size in SIZES}
+MOST_ROWS = 1024  # of a tile: more than any plan has
+OF_THE_BLOCK = {"b", "h", *SIZES}  # indices that all pairs of a block share
 LOCAL_TYPES = {"s": "float"}  # the others are int
 
 
@@ -38,6 +42,7 @@ class Captured:
     name: str
     dtype: DType
     dims: tuple[str, ...]
+    narrow: tuple[bool, ...]  # of each dimension, whether its index differs from pair to pair: its step is an int then
 
     @property
     def c_name(self) -> str:
@@ -94,7 +99,7 @@ class Variant:
     tensors: tuple[Captured, ...]
     scalars: tuple[Scalar, ...]
     spans: tuple[Span, ...]
-    reads_q: bool  # a captured tensor is indexed by q in score or mask: rows past the end must not be read
+    reads_q: bool  # score or mask would read outside a captured tensor for rows past the last one
     reads_k: bool
     uses_batch: bool  # an expression uses the size `batch`, which kernels need for nothing else
     helpers: tuple[str, ...]
@@ -138,8 +143,8 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         tensors=_tensors(spec, spans, exprs),
         scalars=_scalars(spec, exprs),
         spans=spans,
-        reads_q=_reads(elementwise, "q"),
-        reads_k=_reads(elementwise, "k"),
+        reads_q=_reads_past(spec, elementwise, "q"),
+        reads_k=_reads_past(spec, elementwise, "k"),
         uses_batch="batch" in names_in(*exprs),
         helpers=tuple(sorted(printer.helpers)),
         primitives=tuple(sorted(printer.primitives)),
@@ -170,8 +175,12 @@ def _functions(printer: CudaPrinter, exprs: list[Expr]) -> Function:
 
 
 def _tensors(spec: AttentionSpec, spans: tuple[Span, ...], exprs: list[Expr]) -> tuple[Captured, ...]:
-    read = {n.input for n in walk(*exprs) if isinstance(n, Gather)}
-    users = [Captured(i.name, i.dtype, tuple(map(str, i.dims))) for i in spec.inputs if i.name in read]
+    reads = [n for n in walk(*exprs) if isinstance(n, Gather)]
+    narrow: dict[str, tuple[bool, ...]] = {}
+    for node in reads:
+        differs = tuple(not names_in(a) <= OF_THE_BLOCK or bool(inputs_in(a)) for a in node.args)
+        narrow[node.input] = tuple(map(or_, differs, narrow.get(node.input, differs)))
+    users = [Captured(i.name, i.dtype, tuple(map(str, i.dims)), narrow[i.name]) for i in spec.inputs if i.name in narrow]
     return (*users, *(r for span in spans for r in range_tensors(spec, span)))
 
 
@@ -180,8 +189,8 @@ def range_tensors(spec: AttentionSpec, span: Span) -> tuple[Captured, Captured]:
     source = spec.input(span.input)
     others = tuple(map(str, (*source.dims[: span.axis], *source.dims[span.axis + 1 :])))
     dims = (*others, f"tiles of {span.index}")
-    dtype = range_dtype(source)
-    return Captured(f"{span.name}.min", dtype, dims), Captured(f"{span.name}.max", dtype, dims)
+    dtype, narrow = range_dtype(source), (*(False for _ in others), True)
+    return Captured(f"{span.name}.min", dtype, dims, narrow), Captured(f"{span.name}.max", dtype, dims, narrow)
 
 
 def range_dtype(source: Input) -> DType:
@@ -196,5 +205,13 @@ def _scalars(spec: AttentionSpec, exprs: list[Expr]) -> tuple[Scalar, ...]:
     return (*sizes, *params)
 
 
-def _reads(exprs: list[Expr], index: str) -> bool:
-    return any(isinstance(n, Gather) and index in names_in(*n.args) for n in walk(*exprs))
+def _reads_past(spec: AttentionSpec, exprs: list[Expr], index: str) -> bool:
+    """Whether a row or key past the last one, which tiles hold too, would read outside a captured tensor."""
+    every = name_ranges(spec) | dict.fromkeys(("q", "k"), (0, MAX_LENGTH + MOST_ROWS))
+    for node in walk(*exprs):
+        if isinstance(node, Gather):
+            for arg, dim in zip(node.args, spec.input(node.input).dims, strict=True):
+                low, high = ranges(arg, every, element_ranges(spec))[arg]
+                if index in names_in(arg) and not (isinstance(dim, int) and low >= 0 and high < dim):
+                    return True
+    return False

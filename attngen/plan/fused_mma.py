@@ -51,7 +51,7 @@ CAPTURED_REGISTERS = 10  # addresses of captured tensors
 RESERVED = 1024  # bytes of shared memory that the driver adds to each block
 BLOCKS = 2  # of an SM, where tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
 ROOMY_ROWS = 64
-TWO_STAGES_UP_TO = 225  # registers of a thread
+TWO_STAGES_UP_TO = 230  # registers of a thread
 
 
 # Two row blocks a warp read each fragment of K and V once for 32 rows: shared memory is what 16 rows a warp wait for.
@@ -65,7 +65,7 @@ PREFERRED_SPLIT = tuple(Tile(q, kv, 1, q // 16) for q, kv in ((64, 64), (64, 32)
 # 32 rows a warp where the operands' registers are few and no row has less to do than others.
 PREFERRED_SPLIT_FULL = (Tile(128, 32, 1, 4),)
 # Masks that come with the tensors allow parts of many tiles: fewer rows waste less of them.
-PREFERRED_FOR_DATA = (Tile(64, 64, 2, 4),)
+PREFERRED_FOR_DATA = (Tile(64, 64, 2, 2), Tile(64, 64, 1, 2), Tile(64, 32, 2, 2))
 # Masks and scores that read an element for each pair hold as many: 16 rows a warp.
 PREFERRED_FOR_PAIRS = tuple(Tile(q, kv, 2, q // 16) for q, kv in ((64, 32), (32, 32)))
 POSSIBLE = tuple(
@@ -140,6 +140,7 @@ def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
         "Q": size * tile.block_q * max(d, dv),
         "K": size * tile.stages * tile.block_kv * d,
         "V": size * tile.stages * tile.block_kv * dv,
+        "PLACE": 12,
     }
 
 
@@ -208,6 +209,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         ("Q", sizes["Q"], f"{t} [{q}][{max(d, dv)} + {pad}], the block's query rows, in the end its output"),
         ("K", sizes["K"], f"{t} [{stages}][{kv}][{d} + {pad}], the keys of {_tiles(stages)}"),
         ("V", sizes["V"], f"{t} [{stages}][{kv}][{dv} + {pad}], the values of {_tiles(stages)}"),
+        ("PLACE", sizes["PLACE"], "int [3], which rows and head the block computes"),
     )
     why_stages = (
         "V is copied during Q K^T, the next K during the softmax and P V"
