@@ -179,7 +179,7 @@ class EmulatedKernel:
             line = next(iter(lines_of(self.library, [code - base], file)), 0)
         if line in calls:
             calls = calls[calls.index(line) + 1 :]
-        callers = tuple((number, text(number)) for number in dict.fromkeys(calls) if number != line)
+        callers = tuple((number, text(number)) for number in dict.fromkeys(calls) if number != line and text(number))
         return Place(line, text(line), thread, callers)
 
     def _base(self) -> int:

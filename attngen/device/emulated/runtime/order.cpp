@@ -79,7 +79,15 @@ void meet_all(int first, int count, unsigned mask) {
     }
 }
 
-void proxy_fence() { current->proxy_fences.push_back(++current->clock[current->index]); }
-void mbarrier_init_fence() { current->init_fences.push_back(++current->clock[current->index]); }
+namespace {
+
+void fence(std::vector<unsigned>& fences) {
+    if (launch.checked) fences.push_back(++current->clock[current->index]);
+}
+
+}  // namespace
+
+void proxy_fence() { fence(current->proxy_fences); }
+void mbarrier_init_fence() { fence(current->init_fences); }
 
 }  // namespace emulator
