@@ -120,10 +120,11 @@ def attempt(correct: str, wrong: str, *, n: int = 64, seed: int = 0, threads: in
         ("wgmma_wait<0>();", "", "copy in flight"),
         ("wgmma_wait<0>();", "wgmma_wait<1>();", "copy in flight"),
         ("wgmma_commit();", "", "copy in flight"),
-        ("wgmma_commit();", "if (t < 64) wgmma_commit();", "deadlock"),
+        ("wgmma_commit();", "if (t < 64) wgmma_commit();", ("copy in flight", "deadlock")),
         ("wgmma_commit();", "d[3] *= 2; wgmma_commit();", "accumulator in use"),
-        ("wgmma_wait<0>();", "a[t] = 0; wgmma_wait<0>();", "copy in flight"),
-        ("wgmma_wait<0>();", "b[t] = 0; wgmma_wait<0>();", "copy in flight"),
+        ("wgmma_wait<0>();", "__syncthreads(); a[t] = 0; wgmma_wait<0>();", "copy in flight"),
+        ("wgmma_wait<0>();", "__syncthreads(); b[t] = 0; wgmma_wait<0>();", "copy in flight"),
+        ("wgmma_wait<0>();", "b[t] = 0; wgmma_wait<0>();", ("race", "copy in flight")),
         ("wgmma_wait<0>();", "wgmma_wait<0>(); a[t] = 0;", ""),
         ("step > 0", "step > 0 && t < 32", "divergent warpgroup"),
         ("smem_descriptor(b, 0, 1024)", "smem_descriptor(b, 0, 2048)", "out of bounds"),
@@ -147,7 +148,8 @@ def test_an_accumulator_is_not_there_before_the_wait() -> None:
 
 
 def test_a_deadlock_names_who_has_not_committed() -> None:
-    found = attempt("wgmma_commit();", "if (t < 64) wgmma_commit();")
+    found = attempt("wgmma_commit();", "if (t >= 64) named_barrier_sync(1, 128); wgmma_commit();")
+    assert "thread 64 waits for the named barrier 1, where 64 of 128 threads are" in str(found)
     assert "thread 0 waits for the other threads of its warpgroup to commit a group of wgmma" in str(found)
     assert "(wgmma_wait<0>();)" in str(found)
 
