@@ -55,31 +55,35 @@ void check_flight(const Cell& cell, const Access& a) {
         report(Kind::IN_FLIGHT, "an asynchronous copy into this memory has not been waited for", a.line, a.code, 0, nullptr, cell.in_flight, a.address, a.bytes);
 }
 
-// Of more readers than there is room for, and that are not ordered, one is forgotten: of the warp, then of the warpgroup, that has most
-// of them, but never one of the background.
-int least_telling(const Touch (&readers)[4]) {
-    int victim = 0, most = -1;
-    for (int i = 0; i < 4; ++i) {
-        if (agent_of(readers[i].thread)) continue;
-        int alike = 0;
-        for (const Touch& other : readers) {
-            const bool warpgroup = other.thread / 128 == readers[i].thread / 128, warp = other.thread / 32 == readers[i].thread / 32;
-            alike += warpgroup + 4 * warp;
-        }
-        if (alike > most) most = alike, victim = i;
-    }
-    return victim;
+// The thread's warpgroup; what works in the background is none.
+unsigned warpgroup_of(int thread) { return unsigned(thread) < thread_count ? unsigned(thread) / 128 : ~0u - thread; }
+
+// Of more unordered readers than there is room for one is forgotten: an early one of my own warpgroup, if another is left; else one of
+// those warpgroups that have several. What works in the background is kept.
+int least_telling(const Touch (&readers)[4], int thread) {
+    const unsigned mine = warpgroup_of(thread);
+    if (warpgroup_of(readers[3].thread) == mine && warpgroup_of(readers[2].thread) == mine) return 3;
+    int last = -1, count = 0;
+    for (int i = 0; i < 4; ++i)
+        if (warpgroup_of(readers[i].thread) == mine) last = i, ++count;
+    if (count > 1) return last;
+    for (int i = 3; i > 0; --i)
+        for (int j = 0; j < i; ++j)
+            if (warpgroup_of(readers[i].thread) == warpgroup_of(readers[j].thread)) return i;
+    return last < 0 ? 3 : last;
 }
 
 void remember_reader(Cell& cell, const Access& a) {
-    Touch(&readers)[4] = cell.readers;
-    for (Touch& reader : readers)
-        if (reader.thread == a.now.thread || ordered(reader, a.clock)) {
-            reader = a.now;
-            return;
-        }
-    const auto alike = [&](int i) { return readers[i].thread / 32 == a.now.thread / 32; };
-    readers[alike(0) && alike(1) ? 0 : least_telling(readers)] = a.now;
+    Touch(&readers)[4] = cell.readers;                // the latest first
+    const int thread = a.now.thread;
+    const auto of_my_warp = [&](const Touch& r) { return unsigned(r.thread) < thread_count && unsigned(r.thread) / 32 == unsigned(thread) / 32; };
+    if (readers[0].thread != thread && !(of_my_warp(readers[0]) && of_my_warp(readers[1]))) {
+        int place = 1;
+        while (place < 4 && readers[place].thread != thread) ++place;
+        if (place == 4) place = ordered(readers[3], a.clock) ? 3 : least_telling(readers, thread);
+        for (; place > 0; --place) readers[place] = readers[place - 1];
+    }
+    readers[0] = a.now;
 }
 
 void check_fenced(const Cell& cell, const Access& a) {

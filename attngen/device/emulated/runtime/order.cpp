@@ -46,8 +46,6 @@ int new_agent(Background kind, int thread) {
 
 const Agent* agent_of(int thread) { return thread >= int(fibers.size()) ? &agents[thread - fibers.size()] : nullptr; }
 
-bool ordered(const Touch& before, const unsigned* clock) { return before.thread < 0 || before.time <= clock[before.thread]; }
-
 // Whether TMA and wgmma see what a thread wrote: it has done a proxy fence since, and this is known too.
 bool fenced(const Touch& before, const unsigned* clock) {
     if (before.thread < 0 || agent_of(before.thread)) return true;
@@ -55,8 +53,6 @@ bool fenced(const Touch& before, const unsigned* clock) {
     const auto next = std::upper_bound(fences.begin(), fences.end(), before.time);
     return next != fences.end() && *next <= clock[before.thread];
 }
-
-Touch touch(int line, const void* code) { return {current->index, current->clock[current->index], code, line}; }
 
 void release(Clock& to) {
     join(to.data(), current->clock);

@@ -12,6 +12,7 @@ namespace emulator {
 Position* running;
 Launch launch;
 std::vector<Fiber> fibers;
+unsigned thread_count;
 Fiber* current;
 bool combining;
 
@@ -277,6 +278,7 @@ extern "C" int emulator_launch(void (*kernel)(void**), void** arguments, const u
         stacks.push_back((unsigned char*)memory);
     }
     fibers.resize(count);
+    thread_count = count;
     launch.checked = checked, launch.budget = budget, launch.finding = finding;
     launch.ranges = ranges, launch.range_count = range_count, launch.instruction_counts = instruction_counts;
     launch.shared_read = launch.shared_written = launch.barriers = 0;

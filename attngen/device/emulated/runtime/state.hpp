@@ -74,6 +74,7 @@ struct Fiber {
 };
 
 extern std::vector<Fiber> fibers;
+extern unsigned thread_count;      // fibers.size()
 extern Fiber* current;
 extern Position* running;
 extern bool combining;             // a Combine runs: what it touches are the lanes' own arguments
@@ -99,9 +100,9 @@ void begin_block_order();
 Clock new_clock();
 int new_agent(Background kind, int thread);
 const Agent* agent_of(int thread);                   // null: an ordinary thread
-bool ordered(const Touch& before, const unsigned* clock);
+inline bool ordered(const Touch& before, const unsigned* clock) { return before.thread < 0 || before.time <= clock[before.thread]; }
 bool fenced(const Touch& before, const unsigned* clock);
-Touch touch(int line, const void* code);
+inline Touch touch(int line, const void* code) { return {current->index, current->clock[current->index], code, line}; }
 void release(Clock& to);                             // what the current thread has done is known to whoever acquires `to`
 void acquire(Fiber& fiber, const Clock& from);
 void meet_all(int first, int count, unsigned mask);  // each of these threads knows what all have done
