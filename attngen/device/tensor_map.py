@@ -19,7 +19,7 @@ class TensorMapError(ArgumentError):
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A tensor in global memory and the box that one copy moves. Dimensions go from the innermost, which has stride 1, outwards.
+    """A tensor in global memory and the box that one copy moves. The innermost dimension, which has stride 1, comes first.
 
     `sizes` and `box` are in elements, `strides` in bytes, of all dimensions but the innermost. With `swizzled` a row of the box
     is 128 bytes, and its eight chunks of 16 bytes are permuted by exclusive or with the row's number modulo 8.
@@ -42,12 +42,14 @@ class TensorMap:
         assert row == SWIZZLE_BYTES if self.swizzled else row % ALIGNMENT == 0, self
         for axis, size in enumerate(self.sizes):
             if not 1 <= size <= MAX_SIZE:
-                raise TensorMapError(f"`{self.tensor}` has {size} elements in dimension {axis}, counted from the last; TMA takes 1 to 2^32")
+                raise TensorMapError(
+                    f"`{self.tensor}` has {size} elements in dimension {axis}, counted from the last; TMA takes 1 to 2^32"
+                )
         for axis, stride in enumerate(self.strides, 1):
             if stride % ALIGNMENT or not 0 <= stride < MAX_STRIDE:
                 raise TensorMapError(
-                    f"`{self.tensor}` has a stride of {stride} bytes in dimension {axis}, counted from the last; TMA needs a multiple of "
-                    f"{ALIGNMENT} bytes, not negative and below 2^40. {CURE}"
+                    f"`{self.tensor}` has a stride of {stride} bytes in dimension {axis}, counted from the last; TMA needs a "
+                    f"multiple of {ALIGNMENT} bytes, not negative and below 2^40. {CURE}"
                 )
 
     @property
@@ -62,7 +64,9 @@ class TensorMap:
     def check_address(self, pointer: int) -> None:
         """Raises TensorMapError where TMA cannot take the address."""
         if pointer % ALIGNMENT:
-            raise TensorMapError(f"`{self.tensor}` starts at an address that is not a multiple of {ALIGNMENT} bytes, which TMA needs. {CURE}")
+            raise TensorMapError(
+                f"`{self.tensor}` starts at an address that is not a multiple of {ALIGNMENT} bytes, which TMA needs. {CURE}"
+            )
 
 
 CURE = "Pass a contiguous copy, or use kernel tiled"

@@ -12,7 +12,7 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// After wgmma_wait: keeps the compiler from moving a use of the accumulators to before it (where ptxas then has to wait, C7517).
+// After wgmma_wait: keeps the compiler from moving a use of the accumulators to before it, where ptxas would have to wait too.
 template <int N> __device__ __forceinline__ void wgmma_received(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");

@@ -19,7 +19,17 @@ from attngen.emit.templates import template_directory
 from attngen.emit.wgmma import Wgmma
 
 CTYPES = {"float32": "float", "uint32": "unsigned", "uint16": "unsigned short", "int32": "int"}
-PRIMITIVES = ("mbarrier", "tma_load", "tma_store", "wgmma", "named_barrier", "setmaxnreg", "stmatrix", "proxy_fence", "pack_bf16")
+PRIMITIVES = (
+    "mbarrier",
+    "tma_load",
+    "tma_store",
+    "wgmma",
+    "named_barrier",
+    "setmaxnreg",
+    "stmatrix",
+    "proxy_fence",
+    "pack_bf16",
+)
 
 
 def primitives(*names: str) -> str:
@@ -43,7 +53,8 @@ class Arguments:
 def kernel_source(body: str, given: Arguments, *, before: str, threads: int, shared: int, blocks: int = 1) -> KernelSource:
     maps = [Parameter(n, "const __grid_constant__ TensorMap", "data", m.tensor) for n, m in given.maps.items()]
     pointers = [
-        Parameter(n, f"{'' if n in given.written else 'const '}{CTYPES[str(a.dtype)]}*", "data", n) for n, a in given.arrays.items()
+        Parameter(n, f"{'' if n in given.written else 'const '}{CTYPES[str(a.dtype)]}*", "data", n)
+        for n, a in given.arrays.items()
     ]
     parameters = ", ".join(f"{p.ctype} {p.name}" for p in (*maps, *pointers))
     text = f"""{before}
@@ -52,9 +63,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1) kernel({parameters}) 
 {body}
 }}
 """
-    entry = EntryPoint(
-        "kernel", (*maps, *pointers), (Product((blocks,)), Product(()), Product(())), (threads, 1, 1), shared
-    )
+    entry = EntryPoint("kernel", (*maps, *pointers), (Product((blocks,)), Product(()), Product(())), (threads, 1, 1), shared)
     return KernelSource("test", text, "sm_90a", (entry,), ())
 
 
@@ -84,7 +93,12 @@ def run(
     """Run `body` over `arrays`, whose names are the kernel's parameters, and `smem`, its dynamic shared memory."""
     given = Arguments(arrays, maps or {}, frozenset(written))
     text = primitives(*PRIMITIVES) + before
-    return launch(kernel_source(body, given, before=text, threads=threads, shared=shared, blocks=blocks), given, seed=seed, checked=checked)
+    return launch(
+        kernel_source(body, given, before=text, threads=threads, shared=shared, blocks=blocks),
+        given,
+        seed=seed,
+        checked=checked,
+    )
 
 
 def aligned(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

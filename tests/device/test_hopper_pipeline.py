@@ -1,4 +1,4 @@
-"""A producer and two consumer warpgroups, O = bf16(Q K^T) V: clean in any order of events, and every mistake in it is noticed."""
+"""A producer and two consumer warpgroups, O = bf16(Q K^T) V: clean in any order of events, and every mistake is noticed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.device.hopper import PRIMITIVES, Arguments, aligned, kernel_source, l
 
 TILES = 5
 BODY = f"""
-    constexpr int tiles = {TILES}, STAGES = 2, TILE_BYTES = 64 * 128, Q_BYTES = 128 * 128;
+    constexpr int tiles = {TILES}, STAGES = 2, TILE_BYTES = 64 * 128, Q_BYTES = 128 * 128, STAGE = TILE_BYTES / 16;
     unsigned char *const Q = smem, *const K = Q + Q_BYTES, *const V = K + STAGES * TILE_BYTES;
     unsigned long long* const q_full = (unsigned long long*)(V + STAGES * TILE_BYTES);
     unsigned long long *const k_full = q_full + 1, *const k_empty = k_full + STAGES;
@@ -66,7 +66,7 @@ BODY = f"""
         mbarrier_wait(k_full + stage, phase);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < 4; ++step) wgmma_qk(S, q_at + 2 * step, k_at + stage * (TILE_BYTES / 16) + 2 * step, step > 0);
+        for (int step = 0; step < 4; ++step) wgmma_qk(S, q_at + 2 * step, k_at + stage * STAGE + 2 * step, step > 0);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_received(S);
@@ -77,7 +77,7 @@ BODY = f"""
         mbarrier_wait(v_full + stage, phase);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < 4; ++step) wgmma_pv(O, P[step], v_at + stage * (TILE_BYTES / 16) + 128 * step, tile + step > 0);
+        for (int step = 0; step < 4; ++step) wgmma_pv(O, P[step], v_at + stage * STAGE + 128 * step, tile + step > 0);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_received(O);
@@ -161,8 +161,14 @@ MUTATIONS = {
     "if (thread == 0) mbarrier_arrive(k_empty + stage);": ("", "deadlock"),
     "if (thread == 0) mbarrier_arrive(v_empty + stage);": ("", "deadlock"),
     "mbarrier_expect_bytes(q_full, Q_BYTES);": ("", "deadlock"),
-    "mbarrier_expect_bytes(k_full + stage, TILE_BYTES);": ("mbarrier_expect_bytes(k_full + stage, 2 * TILE_BYTES);", "deadlock"),
-    "mbarrier_expect_bytes(v_full + stage, TILE_BYTES);": ("mbarrier_expect_bytes(v_full + stage, TILE_BYTES / 2);", "barrier misuse"),
+    "mbarrier_expect_bytes(k_full + stage, TILE_BYTES);": (
+        "mbarrier_expect_bytes(k_full + stage, 2 * TILE_BYTES);",
+        "deadlock",
+    ),
+    "mbarrier_expect_bytes(v_full + stage, TILE_BYTES);": (
+        "mbarrier_expect_bytes(v_full + stage, TILE_BYTES / 2);",
+        "barrier misuse",
+    ),
     "mbarrier_init(k_empty + stage, 2);": ("mbarrier_init(k_empty + stage, 1);", "copy in flight|barrier misuse|deadlock"),
     "mbarrier_init(v_empty + stage, 2);": ("mbarrier_init(v_empty + stage, 3);", "deadlock"),
     # loads

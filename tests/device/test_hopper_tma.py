@@ -7,7 +7,7 @@ import pytest
 
 from attngen.device.emulated import EmulationError
 from attngen.device.tensor_map import TensorMap, TensorMapError
-from tests.device.hopper import aligned, run, swizzled
+from tests.device.hopper import aligned, primitives, run, swizzled
 
 ROWS, SLABS, HEADS = 20, 2, 3
 HEAD_BYTES = ROWS * SLABS * 128
@@ -67,6 +67,29 @@ def test_a_load_brings_a_swizzled_box_with_zeros_outside(place: tuple[int, int, 
 def test_a_load_without_swizzle() -> None:
     _, x, y = load(4, 0, 1, swizzle=False)
     assert np.array_equal(y, box_of(x, 4, 0, 1))
+
+
+def test_five_dimensions_there_and_back() -> None:
+    x, y = (aligned(a) for a in (tensor(), np.zeros((HEADS, ROWS, SLABS * 64), np.uint16)))
+    sizes, strides = (64, ROWS, SLABS, HEADS, 1), (128 * SLABS, 128, HEAD_BYTES, HEADS * HEAD_BYTES)
+    maps = {f"{n}_map": TensorMap(n, "bf16", sizes, strides, (64, 8, 2, 1, 1)) for n in "xy"}
+    body = """
+    unsigned long long* const full = (unsigned long long*)(smem + 2048);
+    if (threadIdx.x == 0) {
+        mbarrier_init(full, 1);
+        mbarrier_init_fence();
+        mbarrier_expect_bytes(full, 2048);
+        tma_load(smem, &x_map, full, 0, 16, 0, 2, 0, L2_EVICT_FIRST);
+        mbarrier_wait(full, 0);
+        tma_store(&y_map, smem, 0, 8, 0, 1, 0);
+        tma_store_commit();
+        tma_store_wait<0>();
+    }
+    """
+    run(body, {"x": x, "y": y}, maps, before=primitives("tma_load_5d", "tma_store_5d"), shared=2056)
+    expected = np.zeros_like(y)
+    expected[1, 8:12] = x[2, 16:]
+    assert np.array_equal(y, expected)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])

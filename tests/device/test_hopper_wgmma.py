@@ -38,7 +38,8 @@ A_FRAGMENT = """
     unsigned p[4][4];
     for (int step = 0; step < 4; ++step)
         for (int i = 0; i < 4; ++i) {
-            const unsigned short* from = x + (16 * (t / 32) + t % 32 / 4 + 8 * (i % 2)) * 64 + 16 * step + t % 4 * 2 + 8 * (i / 2);
+            const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i % 2), column = 16 * step + t % 4 * 2 + 8 * (i / 2);
+            const unsigned short* from = x + row * 64 + column;
             p[step][i] = from[0] | from[1] << 16;
         }
 """

@@ -94,7 +94,7 @@ def runtimedigest() -> str:
 
 
 def lines_of(library: Path, offsets: Sequence[int], file: str) -> list[int]:
-    """The lines of `file` that the code before `offsets` was compiled from, innermost first: calls that were inlined give several."""
+    """The lines of `file` that the code before `offsets` was compiled from, innermost first: inlined calls give several."""
     tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
     if tool is None or not offsets:
         return []

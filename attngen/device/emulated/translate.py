@@ -107,9 +107,7 @@ def _instruction(text: str, values: list[str], line: int, instructions: list[str
         )
     if opcode not in instructions:
         instructions.append(opcode)
-    arguments = [
-        values[int(m[1])] if m[1] else m[2] or m[4] or _SPECIAL_REGISTERS[m[3]] for m in _OPERAND.finditer(operands)
-    ]
+    arguments = [values[int(m[1])] if m[1] else m[2] or m[4] or _SPECIAL_REGISTERS[m[3]] for m in _OPERAND.finditer(operands)]
     count = f"emulator::count_instruction({instructions.index(opcode)})"
     return f"{count}, ptx::{name}{template_arguments}({', '.join([str(line), *arguments])})"
 

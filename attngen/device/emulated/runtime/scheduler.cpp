@@ -21,7 +21,7 @@ namespace {
 constexpr size_t STACK_BYTES = 256 * 1024;
 std::vector<unsigned char*> stacks;
 void* scheduler_stack;
-bool failed;
+bool failed, tracing;
 void (*kernel)(void**);
 void** kernel_arguments;
 uint64_t random_state;
@@ -49,6 +49,7 @@ void start(Fiber& fiber, int index, dim3 block, dim3 block_size, dim3 grid) {
     fiber.warp = index / 32;
     fiber.lane = index % 32;
     fiber.state = State::READY;
+    memset(fiber.trace, 0, sizeof(fiber.trace));
     fiber.accesses = 0;
     fiber.uncommitted.clear();
     fiber.groups.clear();
@@ -103,6 +104,11 @@ void report_deadlock() {
         snprintf(w.text, sizeof(w.text), "%s", f.what);
         if (f.state == State::AT_MBARRIER) describe_mbarrier(f, w.text, sizeof(w.text));
         if (f.state == State::AT_NAMED_BARRIER) describe_named_barrier(f, w.text, sizeof(w.text));
+        if (f.state != State::AT_BLOCK_BARRIER && f.state != State::AT_WARP) {
+            tracing = true;
+            run(const_cast<Fiber&>(f));
+            tracing = false;
+        }
         memcpy(w.trace, f.trace, sizeof(w.trace));
     }
     char text[64] = "";
@@ -192,15 +198,17 @@ void wait_in(State state, const char* what, int line) {
     current->state = state;
     current->line = line;
     current->what = what;
-    trace_calls(current->trace);
     switch_to_scheduler();
+    if (tracing) {                  // a deadlock is being reported
+        trace_calls(current->trace);
+        switch_to_scheduler();
+    }
 }
 
 void block_barrier(int line) {
     current->state = State::AT_BLOCK_BARRIER;
     current->line = line;
     current->what = "the block barrier";
-    current->trace[0] = 0;
     switch_to_scheduler();
 }
 
@@ -209,7 +217,6 @@ void warp_collective(const char* what, int line, unsigned mask, const void* in, 
     self.state = State::AT_WARP;
     self.line = line;
     self.what = what;
-    self.trace[0] = 0;
     self.mask = mask;
     self.lane_arguments = {in, out};
     Fiber* const warp = &fibers[self.warp * 32];
