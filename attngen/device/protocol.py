@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from attngen.emit.kernel_source import EntryPoint, KernelSource
 
 CTypesScalar: TypeAlias = "ctypes._SimpleCData[Any]"
+OpaqueBytes: TypeAlias = "ctypes.Array[ctypes.c_ubyte]"  # a struct passed by value, as a tensor map is
 
 
 MAX_LOG = 4000  # characters of a compiler's output in a message; `log` holds all of it
@@ -36,7 +37,7 @@ class Launch:
 
     entry: EntryPoint
     grid: tuple[int, int, int]
-    arguments: tuple[CTypesScalar, ...]
+    arguments: tuple[CTypesScalar | OpaqueBytes, ...]
 
 
 @dataclass(frozen=True, slots=True)

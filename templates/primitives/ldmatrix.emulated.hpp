@@ -11,7 +11,7 @@ template <int MATRICES, bool TRANSPOSED> void load_matrices(emulator::Lane (&lan
     unsigned short element[MATRICES][8][8];
     for (int i = 0; i < 8 * MATRICES; ++i) {
         const void* row = emulator::shared_pointer(((const MatrixRows*)lanes[i].in)->row);
-        emulator::check_read(row, 16, line, i);
+        emulator::check_access(row, 16, false, line, i);
         memcpy(element[i / 8][i % 8], row, 16);
     }
     for (int l = 0; l < 32; ++l)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from attngen.device.protocol import CompilationError, DeviceError
 CURE = "install g++ (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or pip install ziglang"
 COMMON = ("-std=c++20", "-fPIC", "-w", "-gdwarf-4", "-ffp-contract=off", "-fno-strict-aliasing")
 FAST = ("-O2",)
+RUNTIME_FLAGS = ("-O3",)
 # Of the sanitizer only the compiler's calls before each access, its runtime is not linked; accesses keep their width.
 CHECKED = ("-O1", "-fsanitize=thread", "-fno-tree-sra")
 
@@ -37,7 +39,7 @@ def _link(text: str, name: str, flags: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory() as work:
         kernel, compiled, library = (Path(work) / f for f in (f"{name}.cpp", "kernel.o", "kernel.so"))
         kernel.write_text(text)
-        objects = [_object(f) for f in ("scheduler.cpp", "memory.cpp")]
+        objects = [_object(f.name) for f in sorted(RUNTIME.glob("*.cpp"))]
         _run([*flags, "-c", str(kernel), "-o", str(compiled)], name)
         _run(["-shared", str(compiled), *map(str, objects), "-o", str(library)], name)
         return library.read_bytes()
@@ -45,7 +47,7 @@ def _link(text: str, name: str, flags: tuple[str, ...]) -> bytes:
 
 def _object(file: str) -> Path:
     """One file of the runtime, compiled once."""
-    flags = (*COMMON, *FAST)
+    flags = (*COMMON, *RUNTIME_FLAGS)
     key = digest(file, *flags, runtimedigest(), compiler_identity())
     return CACHE.file(f"{file}-{key}.o", lambda: _compile_runtime(file, flags))
 
@@ -91,14 +93,11 @@ def runtimedigest() -> str:
     return digest(*(f.read_text() for f in files if f.is_file()))
 
 
-def line_of(library: Path, offset: int, file: str) -> int:
-    """The line of `file` that the code at `offset` was compiled from; 0 where that cannot be told."""
+def lines_of(library: Path, offsets: Sequence[int], file: str) -> list[int]:
+    """The lines of `file` that the code before `offsets` was compiled from, innermost first: inlined calls give several."""
     tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
-    if tool is None or not offset:
-        return 0
-    done = subprocess.run([tool, "-i", "-e", str(library), hex(offset - 1)], capture_output=True, text=True, check=False)
-    for found in done.stdout.splitlines():
-        match = re.search(rf"{re.escape(file)}:(\d+)", found)
-        if match:
-            return int(match[1])
-    return 0
+    if tool is None or not offsets:
+        return []
+    command = [tool, "-i", "-e", str(library), *(hex(o - 1) for o in offsets)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return [int(number) for number in re.findall(rf"{re.escape(file)}:(\d+)", done.stdout)]

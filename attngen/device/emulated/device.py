@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attngen.device.emulated.build import build_library, line_of
+from attngen.device.emulated.build import build_library, lines_of
 from attngen.device.emulated.findings import KINDS, EmulationError, Place
 from attngen.device.emulated.translate import Translated, translate
 from attngen.device.protocol import DeviceError, Launch, Memory
@@ -19,6 +20,20 @@ from attngen.emit.kernel_source import KernelSource
 
 ACCESS_BUDGET = 2**32  # accesses of one thread before it counts as an endless loop
 _lock = threading.Lock()  # the runtime of a library holds the state of one launch
+
+
+TRACE, WAITERS = 8, 8  # of runtime/state.hpp
+
+
+class _Waiter(ctypes.Structure):
+    """`Waiter` of runtime/state.hpp."""
+
+    _fields_ = (
+        ("thread", ctypes.c_int),
+        ("line", ctypes.c_int),
+        ("trace", ctypes.c_uint64 * TRACE),
+        ("text", ctypes.c_char * 192),
+    )
 
 
 class _Finding(ctypes.Structure):
@@ -35,6 +50,9 @@ class _Finding(ctypes.Structure):
         ("block", ctypes.c_uint * 3),
         ("address", ctypes.c_uint64),
         ("bytes", ctypes.c_int),
+        ("waiter_count", ctypes.c_int),
+        ("trace", ctypes.c_uint64 * TRACE),
+        ("waiters", _Waiter * WAITERS),
         ("text", ctypes.c_char * 256),
     )
 
@@ -131,21 +149,38 @@ class EmulatedKernel:
             raise self._error(one, finding)
 
     def _error(self, one: Launch, finding: _Finding) -> EmulationError:
-        at = self._place(finding.line, finding.code, finding.thread)
+        at = self._place(finding.line, finding.code, finding.thread, finding.trace)
         other = None
         if finding.other_thread >= 0:
             other = self._place(finding.other_line, finding.other_code, finding.other_thread)
-        text = finding.text.decode(errors="replace")
+        waiters = [self._waiter(w) for w in finding.waiters[: finding.waiter_count]]
+        text = "; ".join(filter(None, [*waiters, finding.text.decode(errors="replace")]))
         if finding.bytes:
             text += f" ({finding.bytes} bytes at {finding.address:#x})"
         x, y, z = finding.block
         return EmulationError(KINDS[finding.kind], text, one.entry.name, (x, y, z), at, other)
 
-    def _place(self, line: int, code: int, thread: int) -> Place:
-        if not line and code:
-            line = line_of(self.library, code - self._base(), f"{self.source.name}.cu")
+    def _waiter(self, waiter: _Waiter) -> str:
+        """Who waits for what; a primitive waits where it was called."""
+        place = self._place(waiter.line, 0, waiter.thread, waiter.trace)
+        line, text = place.callers[0] if place.callers else (place.line, "")
+        quoted = f" ({text.strip()})" if text else ""
+        return f"thread {waiter.thread} waits for {waiter.text.decode()} at line {line}{quoted}"
+
+    def _place(self, line: int, code: int, thread: int, trace: Sequence[int] = ()) -> Place:
         lines = self.source.text.splitlines()
-        return Place(line, lines[line - 1] if 0 < line <= len(lines) else "", thread)
+
+        def text(number: int) -> str:
+            return lines[number - 1] if 0 < number <= len(lines) else ""
+
+        base, file = self._base(), f"{self.source.name}.cu"
+        calls = lines_of(self.library, [address - base for address in trace if address > base], file)
+        if not line and code:
+            line = next(iter(lines_of(self.library, [code - base], file)), 0)
+        if line in calls:
+            calls = calls[calls.index(line) + 1 :]
+        callers = tuple((number, text(number)) for number in dict.fromkeys(calls) if number != line and text(number))
+        return Place(line, text(line), thread, callers)
 
     def _base(self) -> int:
         """Where the library was loaded."""

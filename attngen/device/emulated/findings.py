@@ -19,6 +19,13 @@ KINDS = (
     "divergent barrier",
     "deadlock",
     "runaway loop",
+    "missing proxy fence",
+    "missing wgmma fence",
+    "barrier misuse",
+    "accumulator in use",
+    "divergent warpgroup",
+    "too many registers",
+    "invalid operand",
 )
 
 
@@ -29,6 +36,7 @@ class Place:
     line: int
     text: str
     thread: int
+    callers: tuple[tuple[int, str], ...] = ()  # the calls that it is in, innermost first: line and text
 
 
 class EmulationError(DeviceError):
@@ -43,4 +51,5 @@ class EmulationError(DeviceError):
 
 
 def _show(place: Place) -> list[str]:
-    return [f"  line {place.line}: {place.text.strip()}"] if place.line else []
+    lines = [f"  line {place.line}: {place.text.strip()}"] if place.line else []
+    return [*lines, *(f"    called from line {line}: {text.strip()}" for line, text in place.callers)]

@@ -21,7 +21,9 @@ RUNTIME = Path(__file__).parent / "runtime"
 _ASM = re.compile(r"\basm\s*(volatile)?\s*\(")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?unsigned char (\w+)\[\];")
-_OPERAND = re.compile(r"%(\d+)|(?<![\w%])(\d+)(?!\w)|%%(\w+\.x)")
+_OPERAND = re.compile(r"%(\d+)|(?<![\w%])(\d+)(?!\w)|%%(\w+\.x)|(?<![\w%.])([a-z]\w*)")
+_BLOCK = re.compile(r"\{\s*\.reg \.pred (\w+);(.*)\}", re.DOTALL)
+_COLUMNS = re.compile(r"(m\d+)n(\d+)(k\d+)")
 _SPECIAL_REGISTERS = {"tid.x": "threadIdx.x", "ctaid.x": "blockIdx.x"}
 
 
@@ -82,9 +84,22 @@ def _closing(text: str, opening: int) -> int:
 
 
 def _call(statement: str, line: int, instructions: list[str]) -> str:
+    """A C++ expression for one asm statement: an instruction, or a block of some that share a predicate."""
     template, sections = _sections(statement)
-    opcode, _, operands = template.strip().rstrip(";").partition(" ")
-    name = re.sub(r"[.:]+", "_", opcode)
+    values = [e for section in sections[:2] for e in section]
+    block = _BLOCK.fullmatch(template.strip())
+    if block is None:
+        return f"({_instruction(template, values, line, instructions)})" if template.strip() else "((void)0)"
+    calls = [_instruction(one, values, line, instructions) for one in block[2].split(";") if one.strip()]
+    return f"([&] {{ bool {block[1]}; {'; '.join(calls)}; }}())"
+
+
+def _instruction(text: str, values: list[str], line: int, instructions: list[str]) -> str:
+    opcode, _, operands = text.strip().rstrip(";").partition(" ")
+    name, template_arguments = re.sub(r"[.:]+", "_", opcode), ""
+    columns = _COLUMNS.search(name)
+    if name not in known_instructions() and columns is not None:  # one meaning for every N
+        name, template_arguments = _COLUMNS.sub(r"\1nN\3", name), f"<{columns[2]}>"
     if name not in known_instructions():
         raise DeviceError(
             f"the emulated device does not know the instruction {opcode} of line {line}; run this kernel on a GPU, or give the "
@@ -92,10 +107,9 @@ def _call(statement: str, line: int, instructions: list[str]) -> str:
         )
     if opcode not in instructions:
         instructions.append(opcode)
-    values = [e for section in sections[:2] for e in section]
-    arguments = [values[int(m[1])] if m[1] else m[2] or _SPECIAL_REGISTERS[m[3]] for m in _OPERAND.finditer(operands)]
+    arguments = [values[int(m[1])] if m[1] else m[2] or m[4] or _SPECIAL_REGISTERS[m[3]] for m in _OPERAND.finditer(operands)]
     count = f"emulator::count_instruction({instructions.index(opcode)})"
-    return f"({count}, ptx::{name}({', '.join([str(line), *arguments])}))"
+    return f"{count}, ptx::{name}{template_arguments}({', '.join([str(line), *arguments])})"
 
 
 def _sections(statement: str) -> tuple[str, list[list[str]]]:

@@ -32,13 +32,54 @@ void warp_collective(const char* what, int line, unsigned mask, const void* in, 
 unsigned char* dynamic_shared();
 unsigned shared_address(const void* pointer);       // in the 32-bit window that PTX uses
 void* shared_pointer(unsigned address);
-void check_read(const void* address, int bytes, int line, int lane);  // for a Combine: by the lane that gave the address
+void check_access(const void* address, int bytes, bool write, int line, int lane);  // for a Combine: by the lane that gave the address
 
 // --- asynchronous copies (memory.cpp)
 
 void async_copy(unsigned to, const void* from, int bytes, int source_bytes, int line);
 void async_commit();
 void async_wait(int pending);
+
+// --- barriers in shared memory (mbarrier.cpp); an address is one of shared memory
+
+void mbarrier_init(unsigned address, unsigned arrivals, int line);
+void mbarrier_arrive(unsigned address, unsigned bytes, int line);
+void mbarrier_wait(unsigned address, unsigned parity, int line);
+void mbarrier_init_fence();         // order.cpp
+void proxy_fence();                 // order.cpp
+
+// --- barriers of some warps, and their registers (warpgroup.cpp)
+
+void named_barrier(unsigned id, unsigned threads, bool waits, int line);
+void set_registers(bool take, unsigned registers, int line);
+
+// --- tensor copies (tma.cpp); of five coordinates those past the tensor's rank are 0
+
+struct Coordinates { int at[5]; };
+void tma_load(int rank, unsigned to, const void* map, Coordinates coordinates, unsigned barrier, int line);
+void tma_store(int rank, const void* map, Coordinates coordinates, unsigned from, int line);
+void tma_store_commit();
+void tma_store_wait(int pending, bool only_read);
+
+// --- products of a warpgroup (wgmma.cpp)
+
+struct Wgmma {
+    int columns;
+    float* d;                       // of this thread: columns / 2 registers
+    bool a_in_registers;
+    unsigned a_registers[4];
+    unsigned long long a, b;        // descriptors
+    bool accumulate, a_transposed, b_transposed;
+    float (*to_float)(unsigned short);
+};
+void wgmma_fence();
+void wgmma_issue(const Wgmma& product, int line);
+void wgmma_commit(int line);
+void wgmma_wait(int pending, int line);
+
+// --- atomic updates of global memory (memory.cpp)
+
+unsigned atomic_update(unsigned* address, unsigned operand, unsigned (*update)(unsigned, unsigned), int line);
 
 // --- counting
 
@@ -76,6 +117,7 @@ inline unsigned ballot(int line, unsigned mask, bool vote) {
 #define __forceinline__ inline
 #define __noinline__
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static __attribute__((section("attngen_shared")))
 
@@ -95,6 +137,10 @@ inline unsigned ballot(int line, unsigned mask, bool vote) {
 #define __any_sync(mask, vote) (emulator::ballot(__LINE__, mask, vote) != 0)
 #define __all_sync(mask, vote) (emulator::ballot(__LINE__, mask, !(vote)) == 0)
 #define __cvta_generic_to_shared(pointer) emulator::shared_address(pointer)
+
+// The value before the update is the result.
+#define atomicAdd(address, by) emulator::atomic_update(address, by, [](unsigned a, unsigned b) { return a + b; }, __LINE__)
+#define atomicExch(address, value) emulator::atomic_update(address, value, [](unsigned, unsigned b) { return b; }, __LINE__)
 
 template <typename To, typename From> inline To bits_as(From from) {
     To to;

@@ -16,6 +16,7 @@ namespace {
 constexpr unsigned WINDOW = 0x1000;                 // PTX addresses of dynamic shared memory begin here
 constexpr size_t ALIGNMENT = 1024;
 constexpr int GRANULE = 2;                          // bytes of a Cell
+constexpr int MBARRIER = -2;                        // in_flight of a Cell that belongs to one
 constexpr unsigned char GARBAGE = 0xff;             // uninitialized memory reads as NaN where it is not checked
 
 std::vector<unsigned char> storage;
@@ -24,6 +25,8 @@ size_t dynamic_bytes;
 std::vector<Cell> dynamic_cells, static_cells;
 int last_range;
 
+// Static arrays come after dynamic ones: all addresses fit the 18 bits of a wgmma's operand.
+unsigned static_window() { return WINDOW + unsigned((dynamic_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT); }
 size_t static_bytes() { return __start_attngen_shared ? size_t(__stop_attngen_shared - __start_attngen_shared) : 0; }
 
 Cell* cells_of(const unsigned char* address, int bytes) {
@@ -33,62 +36,93 @@ Cell* cells_of(const unsigned char* address, int bytes) {
     return nullptr;
 }
 
-// Whether what `before` did is sure to have happened before what the current thread does now.
-bool ordered(const Touch& before) {
-    if (before.thread < 0 || before.thread == current->index || before.block_epoch < current->block_epoch) return true;
-    return before.thread / 32 == current->warp && before.warp_epoch < warp_epochs[current->warp];
+// `now` is an access of the current thread, or one of the background that is known to come after what `clock` knows.
+struct Access { const void* address; int bytes, line; const void* code; const unsigned* clock; Touch now; bool background; };
+
+// `other` is not sure to come before this access.
+[[noreturn]] void conflict(const char* text, const Touch& other, const Access& a) {
+    const Agent* agent = agent_of(other.thread);
+    if (!agent) report(Kind::RACE, text, a.line, a.code, other.line, other.code, other.thread, a.address, a.bytes);
+    const char* what = agent->kind == Background::TMA_LOAD    ? "a TMA load writes this memory, and no wait for its mbarrier comes before"
+                       : agent->kind == Background::TMA_STORE ? "a TMA store reads this memory, and no wait for it comes before"
+                                                              : "a wgmma reads this memory, and no wait for it comes before";
+    report(Kind::IN_FLIGHT, what, a.line, a.code, other.line, nullptr, agent->thread, a.address, a.bytes);
 }
 
-[[noreturn]] void race(const char* text, const Touch& other, const void* address, int bytes, int line, const void* code) {
-    report(Kind::RACE, text, line, code, other.line, other.code, other.thread, address, bytes);
-}
-
-void check_flight(const Cell& cell, const void* address, int bytes, int line, const void* code) {
+void check_flight(const Cell& cell, const Access& a) {
+    if (cell.in_flight == MBARRIER) report(Kind::BARRIER_MISUSE, "an mbarrier is read or written as if it were data", a.line, a.code, 0, nullptr, -1, a.address, a.bytes);
     if (cell.in_flight >= 0)
-        report(Kind::IN_FLIGHT, "an asynchronous copy into this memory has not been waited for", line, code, 0, nullptr, cell.in_flight, address, bytes);
+        report(Kind::IN_FLIGHT, "an asynchronous copy into this memory has not been waited for", a.line, a.code, 0, nullptr, cell.in_flight, a.address, a.bytes);
 }
 
-Touch touch(int line, const void* code) { return {current->index, current->block_epoch, warp_epochs[current->warp], code, line}; }
+// The thread's warpgroup; what works in the background is none.
+unsigned warpgroup_of(int thread) { return unsigned(thread) < thread_count ? unsigned(thread) / 128 : ~0u - thread; }
 
-void remember_reader(Cell& cell, const Touch& now) {
-    Touch(&readers)[3] = cell.readers;                // the latest; one of another warp; another one of the latest's warp
-    if (readers[0].thread == now.thread) {
-        readers[0] = now;
-    } else if (readers[0].thread >= 0 && readers[0].thread / 32 == now.thread / 32) {
-        readers[2] = readers[0];
-        readers[0] = now;
-    } else {
-        if (readers[0].thread >= 0) readers[1] = readers[0];
-        readers[2] = Touch();
-        readers[0] = now;
+// Of more unordered readers than there is room for one is forgotten: an early one of my own warpgroup, if another is left; else one of
+// those warpgroups that have several. What works in the background is kept.
+int least_telling(const Touch (&readers)[4], int thread) {
+    const unsigned mine = warpgroup_of(thread);
+    if (warpgroup_of(readers[3].thread) == mine && warpgroup_of(readers[2].thread) == mine) return 3;
+    int last = -1, count = 0;
+    for (int i = 0; i < 4; ++i)
+        if (warpgroup_of(readers[i].thread) == mine) last = i, ++count;
+    if (count > 1) return last;
+    for (int i = 3; i > 0; --i)
+        for (int j = 0; j < i; ++j)
+            if (warpgroup_of(readers[i].thread) == warpgroup_of(readers[j].thread)) return i;
+    return last < 0 ? 3 : last;
+}
+
+void remember_reader(Cell& cell, const Access& a) {
+    Touch(&readers)[4] = cell.readers;                // the latest first
+    const int thread = a.now.thread;
+    const auto of_my_warp = [&](const Touch& r) { return unsigned(r.thread) < thread_count && unsigned(r.thread) / 32 == unsigned(thread) / 32; };
+    if (readers[0].thread != thread && !(of_my_warp(readers[0]) && of_my_warp(readers[1]))) {
+        int place = 1;
+        while (place < 4 && readers[place].thread != thread) ++place;
+        if (place == 4) place = ordered(readers[3], a.clock) ? 3 : least_telling(readers, thread);
+        for (; place > 0; --place) readers[place] = readers[place - 1];
+    }
+    readers[0] = a.now;
+}
+
+void check_fenced(const Cell& cell, const Access& a) {
+    if (a.background && !fenced(cell.writer, a.clock))
+        report(Kind::PROXY_FENCE, "a thread wrote this memory, and no proxy fence of it comes before TMA or wgmma use it", a.line, a.code,
+               cell.writer.line, cell.writer.code, cell.writer.thread, a.address, a.bytes);
+}
+
+void shared_read(Cell* cell, const Access& a) {
+    launch.shared_read += a.bytes;
+    for (int i = 0; i < a.bytes; i += GRANULE, ++cell) {
+        check_flight(*cell, a);
+        if (!cell->initialized) report(Kind::UNINITIALIZED_SHARED, "shared memory is read that nothing has written", a.line, a.code, 0, nullptr, -1, a.address, a.bytes);
+        if (!ordered(cell->writer, a.clock)) conflict("a read and an earlier write of shared memory, with no barrier between them", cell->writer, a);
+        check_fenced(*cell, a);
+        remember_reader(*cell, a);
     }
 }
 
-void shared_read(Cell* cell, const void* address, int bytes, int line, const void* code) {
-    launch.shared_read += bytes;
-    const Touch now = touch(line, code);
-    for (int i = 0; i < bytes; i += GRANULE, ++cell) {
-        check_flight(*cell, address, bytes, line, code);
-        if (!cell->initialized) report(Kind::UNINITIALIZED_SHARED, "shared memory is read that nothing has written", line, code, 0, nullptr, -1, address, bytes);
-        if (!ordered(cell->writer)) race("a read and an earlier write of shared memory, with no barrier between them", cell->writer, address, bytes, line, code);
-        remember_reader(*cell, now);
-    }
-}
-
-void check_overwrite(const Cell& cell, const void* address, int bytes, int line, const void* code) {
-    check_flight(cell, address, bytes, line, code);
-    if (!ordered(cell.writer)) race("two writes of shared memory, with no barrier between them", cell.writer, address, bytes, line, code);
+void check_overwrite(const Cell& cell, const Access& a) {
+    check_flight(cell, a);
+    if (!ordered(cell.writer, a.clock)) conflict("two writes of shared memory, with no barrier between them", cell.writer, a);
     for (const Touch& reader : cell.readers)
-        if (!ordered(reader)) race("a write and an earlier read of shared memory, with no barrier between them", reader, address, bytes, line, code);
+        if (!ordered(reader, a.clock)) conflict("a write and an earlier read of shared memory, with no barrier between them", reader, a);
+    check_fenced(cell, a);
 }
 
-void shared_write(Cell* cell, const void* address, int bytes, int line, const void* code) {
-    launch.shared_written += bytes;
-    for (int i = 0; i < bytes; i += GRANULE, ++cell) {
-        check_overwrite(*cell, address, bytes, line, code);
-        cell->writer = touch(line, code);
+void shared_write(Cell* cell, const Access& a) {
+    launch.shared_written += a.bytes;
+    for (int i = 0; i < a.bytes; i += GRANULE, ++cell) {
+        check_overwrite(*cell, a);
+        cell->writer = a.now;
         cell->initialized = true;
     }
+}
+
+// An access of the current thread itself.
+Access own(const void* address, int bytes, int line, const void* code) {
+    return {address, bytes, line, code, current->clock, touch(line, code), false};
 }
 
 Range* range_of(const unsigned char* address, int bytes) {
@@ -106,6 +140,7 @@ uint64_t global_thread() {
 }
 
 constexpr int THREAD_BITS = 48;
+constexpr uint64_t ATOMIC = (1ull << THREAD_BITS) - 1;  // stands for the thread, where atomic updates have written
 
 void global_read(Range& range, const unsigned char* address, int bytes, int line, const void* code) {
     range.read += bytes;
@@ -139,7 +174,8 @@ void access(unsigned char* address, int bytes, bool write, int line, const void*
     if (++current->accesses > launch.budget) report(Kind::RUNAWAY, "a thread has made more accesses than its budget: an endless loop?", line, code);
     if (aligned && (uint64_t)address % bytes) report(Kind::MISALIGNED, "an address that is not a multiple of the access's size", line, code, 0, nullptr, -1, address, bytes);
     if (Cell* cells = cells_of(address, bytes)) {
-        write ? shared_write(cells, address, bytes, line, code) : shared_read(cells, address, bytes, line, code);
+        const Access a = own(address, bytes, line, code);
+        write ? shared_write(cells, a) : shared_read(cells, a);
     } else if (Range* range = range_of(address, bytes)) {
         write ? global_write(*range, address, bytes, line, code) : global_read(*range, address, bytes, line, code);
     } else {
@@ -170,22 +206,78 @@ unsigned char* dynamic_shared() { return dynamic_low; }
 unsigned shared_address(const void* pointer) {
     const auto* p = (const unsigned char*)pointer;
     if (p >= dynamic_low && p <= dynamic_low + dynamic_bytes) return unsigned(p - dynamic_low) + WINDOW;
-    if (static_bytes() && p >= __start_attngen_shared && p <= __stop_attngen_shared) return unsigned(p - __start_attngen_shared) + WINDOW + (1u << 24);
+    if (static_bytes() && p >= __start_attngen_shared && p <= __stop_attngen_shared) return unsigned(p - __start_attngen_shared) + static_window();
     report(Kind::OUT_OF_BOUNDS, "an address that is not in shared memory is taken for one", 0, __builtin_return_address(0), 0, nullptr, -1, pointer);
 }
 
 void* shared_pointer(unsigned address) {
-    address -= WINDOW;
-    return address >= 1u << 24 ? __start_attngen_shared + (address - (1u << 24)) : dynamic_low + address;
+    return address >= static_window() ? __start_attngen_shared + (address - static_window()) : dynamic_low + (address - WINDOW);
 }
 
-void check_read(const void* address, int bytes, int line, int lane) {
+void check_access(const void* address, int bytes, bool write, int line, int lane) {
     Fiber* const last = current;
     current = &fibers[last->warp * 32 + lane];
     combining = false;
-    access((unsigned char*)address, bytes, false, line, nullptr);
+    access((unsigned char*)address, bytes, write, line, nullptr);
     combining = true;
     current = last;
+}
+
+namespace {
+
+Cell* background_cells(unsigned address, int bytes, int line) {
+    const void* at = shared_pointer(address);
+    Cell* cells = cells_of((const unsigned char*)at, bytes);
+    if (!cells) report(Kind::OUT_OF_BOUNDS, "TMA or wgmma reach outside shared memory", line, nullptr, 0, nullptr, -1, at, bytes);
+    return cells;
+}
+
+}  // namespace
+
+void background_read(unsigned address, int bytes, int line, const unsigned* clock, const Touch& reader) {
+    if (launch.checked) shared_read(background_cells(address, bytes, line), {shared_pointer(address), bytes, line, nullptr, clock, reader, true});
+}
+
+void background_write(unsigned address, int bytes, int line, const unsigned* clock, const Touch& writer) {
+    if (launch.checked) shared_write(background_cells(address, bytes, line), {shared_pointer(address), bytes, line, nullptr, clock, writer, true});
+}
+
+void background_global(const void* address, int bytes, bool write, int line) {
+    if (!launch.checked) return;
+    Range* range = range_of((const unsigned char*)address, bytes);
+    if (!range) report(Kind::OUT_OF_BOUNDS, "a TMA copy reaches outside every tensor", line, nullptr, 0, nullptr, -1, address, bytes);
+    write ? global_write(*range, (unsigned char*)address, bytes, line, nullptr) : global_read(*range, (const unsigned char*)address, bytes, line, nullptr);
+}
+
+void keep_for_mbarrier(unsigned address, int line) {
+    if (!launch.checked) return;
+    Cell* cell = background_cells(address, 8, line);
+    const Access a = own(shared_pointer(address), 8, line, nullptr);
+    for (int i = 0; i < 8; i += GRANULE, ++cell) {
+        check_overwrite(*cell, a);
+        *cell = Cell();
+        cell->in_flight = MBARRIER;
+    }
+}
+
+unsigned atomic_update(unsigned* address, unsigned operand, unsigned (*update)(unsigned, unsigned), int line) {
+    if (launch.checked) {
+        Range* range = range_of((const unsigned char*)address, 4);
+        if (!range) report(Kind::OUT_OF_BOUNDS, "an atomic update outside every tensor", line, nullptr, 0, nullptr, -1, address, 4);
+        if ((uint64_t)address % 4) report(Kind::MISALIGNED, "an atomic update of an address that is not a multiple of 4", line, nullptr, 0, nullptr, -1, address, 4);
+        if (!range->writable) report(Kind::READ_ONLY, "an atomic update of a tensor that is only read", line, nullptr, 0, nullptr, -1, address, 4);
+        range->read += 4, range->written += 4;
+        auto& writers = launch.writers[range - launch.ranges];
+        const uint64_t mark = launch.sequence << THREAD_BITS | ATOMIC;
+        for (uint64_t i = ((uint64_t)address - range->pointer) / GRANULE, last = i + 4 / GRANULE; i < last; ++i) {
+            if (writers[i] >> THREAD_BITS == launch.sequence && writers[i] != mark)
+                report(Kind::RACE, "an atomic update of global memory that a thread of this launch has written", line, nullptr, 0, nullptr, -1, address, 4);
+            writers[i] = mark;
+        }
+    }
+    const unsigned before = *address;
+    *address = update(before, operand);
+    return before;
 }
 
 // The data arrives when its group is waited for, which is the latest that the hardware may deliver it.
@@ -195,11 +287,12 @@ void async_copy(unsigned to, const void* from, int bytes, int source_bytes, int 
         if ((uint64_t)target % bytes || (source_bytes && (uint64_t)from % bytes))
             report(Kind::MISALIGNED, "an asynchronous copy whose address is not a multiple of its size", line, nullptr, 0, nullptr, -1, from, bytes);
         if (source_bytes) access((unsigned char*)from, source_bytes, false, line, nullptr);
+        const Access a = own(target, bytes, line, nullptr);
         Cell* cell = cells_of(target, bytes);
         if (!cell) report(Kind::OUT_OF_BOUNDS, "an asynchronous copy to outside shared memory", line, nullptr, 0, nullptr, -1, target, bytes);
         launch.shared_written += bytes;
         for (int i = 0; i < bytes; i += GRANULE, ++cell) {
-            check_overwrite(*cell, target, bytes, line, nullptr);
+            check_overwrite(*cell, a);
             cell->in_flight = current->index;
         }
     }

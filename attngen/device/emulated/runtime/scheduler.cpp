@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstring>
 #include <sys/mman.h>
+#include <unwind.h>
 
 #include "state.hpp"
 #include "switch.hpp"
@@ -11,8 +12,8 @@ namespace emulator {
 Position* running;
 Launch launch;
 std::vector<Fiber> fibers;
+unsigned thread_count;
 Fiber* current;
-std::vector<unsigned> warp_epochs;
 bool combining;
 
 namespace {
@@ -20,7 +21,7 @@ namespace {
 constexpr size_t STACK_BYTES = 256 * 1024;
 std::vector<unsigned char*> stacks;
 void* scheduler_stack;
-bool failed;
+bool failed, tracing;
 void (*kernel)(void**);
 void** kernel_arguments;
 uint64_t random_state;
@@ -34,6 +35,8 @@ uint64_t next_random() {            // splitmix64 (Steele, Lea and Flood 2014)
 
 void fiber_main() {
     kernel(kernel_arguments);
+    end_thread_wgmma();
+    end_thread_tma();
     current->state = State::DONE;
     switch_to_scheduler();
     __builtin_unreachable();
@@ -46,7 +49,7 @@ void start(Fiber& fiber, int index, dim3 block, dim3 block_size, dim3 grid) {
     fiber.warp = index / 32;
     fiber.lane = index % 32;
     fiber.state = State::READY;
-    fiber.block_epoch = 0;
+    memset(fiber.trace, 0, sizeof(fiber.trace));
     fiber.accesses = 0;
     fiber.uncommitted.clear();
     fiber.groups.clear();
@@ -66,80 +69,89 @@ void shuffle_order(std::vector<int>& order, bool permute) {
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[next_random() % i]);
 }
 
+// The calls that the current thread is in, innermost first, as addresses in the library.
+void trace_calls(uint64_t (&trace)[TRACE]) {
+    struct Walk { uint64_t* next; uint64_t* end; } walk{trace, trace + TRACE};
+    memset(trace, 0, sizeof(trace));
+    _Unwind_Backtrace([](_Unwind_Context* frame, void* to) {
+        Walk& walk = *(Walk*)to;
+        if (walk.next == walk.end) return _URC_END_OF_STACK;
+        *walk.next++ = _Unwind_GetIP(frame);
+        return _URC_NO_REASON;
+    }, &walk);
+}
+
+bool waits_for_the_same(const Fiber& a, const Fiber& b) {
+    const bool at_barrier = a.state == State::AT_MBARRIER || a.state == State::AT_NAMED_BARRIER;
+    return a.state == b.state && a.line == b.line && (!at_barrier || (a.barrier == b.barrier && a.parity == b.parity));
+}
+
 // Nothing can run: say what each group of threads waits for.
 void report_deadlock() {
-    char text[256];
-    int used = 0;
-    const Fiber* first = nullptr;
+    const Fiber *first = nullptr, *ended = nullptr, *wants_registers = nullptr;
+    Waiter waiters[WAITERS] = {};
+    int count = 0;
     for (const Fiber& f : fibers) {
+        if (f.state == State::DONE) ended = &f;
+        if (f.state == State::AT_REGISTERS) wants_registers = &f;
         if (f.state == State::DONE) continue;
         if (!first) first = &f;
-        const bool seen = [&] {
-            for (const Fiber& g : fibers) {
-                if (&g == &f) return false;
-                if (g.state == f.state && g.line == f.line) return true;
-            }
-            return false;
-        }();
-        if (seen || used > 200) continue;
-        used += snprintf(text + used, sizeof(text) - used, "%sthread %d waits for %s at line %d", used ? "; " : "", f.index, f.what, f.line);
-    }
-    for (const Fiber& f : fibers)
-        if (f.state == State::DONE && used < 200) {
-            snprintf(text + used, sizeof(text) - used, "; thread %d has ended", f.index);
-            break;
+        const Fiber* group = &fibers[0];
+        while (group != &f && (group->state == State::DONE || !waits_for_the_same(*group, f))) ++group;
+        if (group != &f || count == WAITERS) continue;
+        Waiter& w = waiters[count++];
+        w.thread = f.index, w.line = f.line;
+        snprintf(w.text, sizeof(w.text), "%s", f.what);
+        if (f.state == State::AT_MBARRIER) describe_mbarrier(f, w.text, sizeof(w.text));
+        if (f.state == State::AT_NAMED_BARRIER) describe_named_barrier(f, w.text, sizeof(w.text));
+        if (f.state != State::AT_BLOCK_BARRIER && f.state != State::AT_WARP) {
+            tracing = true;
+            run(const_cast<Fiber&>(f));
+            tracing = false;
         }
-    current = const_cast<Fiber*>(first);
+        memcpy(w.trace, f.trace, sizeof(w.trace));
+    }
+    char text[64] = "";
+    if (ended) snprintf(text, sizeof(text), "thread %d has ended", ended->index);
+    current = const_cast<Fiber*>(wants_registers ? wants_registers : first);
+    record(wants_registers ? Kind::REGISTERS : Kind::DEADLOCK, text, current->line);
     Finding& finding = *launch.finding;
-    finding.kind = int(Kind::DEADLOCK);
-    finding.line = first->line;
-    finding.thread = first->index;
-    finding.other_thread = -1;
-    finding.block[0] = first->position.block.x, finding.block[1] = first->position.block.y, finding.block[2] = first->position.block.z;
-    snprintf(finding.text, sizeof(finding.text), "%s", text);
-    failed = true;
+    finding.waiter_count = count;
+    memcpy(finding.waiters, waiters, sizeof(waiters));
+    memcpy(finding.trace, current->trace, sizeof(finding.trace));
 }
 
 // Everybody has arrived at a block barrier, or ended: open it.
 void open_block_barrier() {
-    const Fiber* first = nullptr;
+    const Fiber *first = nullptr, *ended = nullptr;
     for (Fiber& f : fibers) {
+        if (f.state == State::DONE) ended = &f;
         if (f.state == State::DONE) continue;
         if (!first) first = &f;
-        if (f.line != first->line) {
-            current = &f;
-            Finding& finding = *launch.finding;
-            finding.kind = int(Kind::DIVERGENT_BARRIER);
-            finding.line = f.line, finding.thread = f.index;
-            finding.other_line = first->line, finding.other_thread = first->index;
-            finding.block[0] = f.position.block.x, finding.block[1] = f.position.block.y, finding.block[2] = f.position.block.z;
-            snprintf(finding.text, sizeof(finding.text), "threads of one block wait at different barriers");
-            failed = true;
-            return;
-        }
+        if (f.line == first->line) continue;
+        current = &f;
+        return record(Kind::DIVERGENT_BARRIER, "threads of one block wait at different barriers", f.line, nullptr, first->line, nullptr, first->index);
     }
-    for (Fiber& f : fibers)
-        if (f.state == State::DONE) {
-            Finding& finding = *launch.finding;
-            finding.kind = int(Kind::DIVERGENT_BARRIER);
-            finding.line = first->line, finding.thread = first->index, finding.other_thread = f.index;
-            finding.block[0] = f.position.block.x, finding.block[1] = f.position.block.y, finding.block[2] = f.position.block.z;
-            snprintf(finding.text, sizeof(finding.text), "thread %d waits at a block barrier and thread %d has ended", first->index, f.index);
-            failed = true;
-            return;
-        }
+    if (ended) {
+        char text[128];
+        snprintf(text, sizeof(text), "thread %d waits at a block barrier and thread %d has ended", first->index, ended->index);
+        current = const_cast<Fiber*>(first);
+        return record(Kind::DIVERGENT_BARRIER, text, first->line, nullptr, 0, nullptr, ended->index);
+    }
     ++launch.barriers;
-    for (Fiber& f : fibers) {
-        f.state = State::READY;
-        ++f.block_epoch;
-    }
+    if (launch.checked) meet_all(0, int(fibers.size()), ~0u);
+    for (Fiber& f : fibers) f.state = State::READY;
 }
 
 bool run_block(dim3 block, dim3 block_size, dim3 grid, size_t dynamic_bytes, bool permute) {
     const int count = block_size.x * block_size.y * block_size.z;
     begin_block_memory(dynamic_bytes);
-    warp_epochs.assign((count + 31) / 32, 0);
     for (int i = 0; i < count; ++i) start(fibers[i], i, block, block_size, grid);
+    if (launch.checked) begin_block_order();
+    begin_block_mbarriers();
+    begin_block_warpgroups();
+    begin_block_tma();
+    begin_block_wgmma();
     std::vector<int> order(count);
     for (int i = 0; i < count; ++i) order[i] = i;
     shuffle_order(order, permute);
@@ -151,18 +163,22 @@ bool run_block(dim3 block, dim3 block_size, dim3 grid, size_t dynamic_bytes, boo
                 moved = true;
                 run(fibers[i]);
                 if (failed) return false;
+                if (permute && next_random() % 8 == 0) land_one_load(next_random() | 1);
+                if (failed) return false;
             }
         }
         for (const Fiber& f : fibers) {
             done += f.state == State::DONE;
             at_barrier += f.state == State::AT_BLOCK_BARRIER;
         }
-        if (done == count) return true;
+        if (done == count) return end_block_tma() && end_block_warpgroups();
         if (at_barrier && done + at_barrier == count) {
             open_block_barrier();
             shuffle_order(order, permute);
-        } else if (!moved) {
+        } else if (!moved && !land_one_load(permute ? next_random() | 1 : 0)) {
             report_deadlock();
+        } else if (permute && uses_mbarriers()) {
+            shuffle_order(order, permute);
         }
     }
     return false;
@@ -178,10 +194,15 @@ int lane_index() { return current->lane; }
 
 void switch_to_scheduler() { emulator_switch(&current->stack_pointer, scheduler_stack); }
 
-void leave_block() {
-    failed = true;
+void wait_in(State state, const char* what, int line) {
+    current->state = state;
+    current->line = line;
+    current->what = what;
     switch_to_scheduler();
-    __builtin_unreachable();
+    if (tracing) {                  // a deadlock is being reported
+        trace_calls(current->trace);
+        switch_to_scheduler();
+    }
 }
 
 void block_barrier(int line) {
@@ -222,22 +243,32 @@ void warp_collective(const char* what, int line, unsigned mask, const void* in, 
 void warp_barrier(int line, unsigned mask) {
     char nothing = 0;
     warp_collective("the warp barrier", line, mask, &nothing, &nothing, [](Lane (&)[32], int) {
-        ++warp_epochs[current->warp];
+        const int first = current->warp * 32, left = int(fibers.size()) - first;
+        if (launch.checked) meet_all(first, left < 32 ? left : 32, current->mask);
         ++launch.barriers;
     });
 }
 
-void report(Kind kind, const char* text, int line, const void* code, int other_line, const void* other_code, int other_thread,
+void record(Kind kind, const char* text, int line, const void* code, int other_line, const void* other_code, int other_thread,
             const void* address, int bytes) {
     Finding& finding = *launch.finding;
+    const dim3 block = current->position.block;
     finding.kind = int(kind);
     finding.line = line, finding.other_line = other_line;
     finding.code = (uint64_t)code, finding.other_code = (uint64_t)other_code;
     finding.thread = current->index, finding.other_thread = other_thread;
-    finding.block[0] = running->block.x, finding.block[1] = running->block.y, finding.block[2] = running->block.z;
+    finding.block[0] = block.x, finding.block[1] = block.y, finding.block[2] = block.z;
     finding.address = (uint64_t)address, finding.bytes = bytes;
     snprintf(finding.text, sizeof(finding.text), "%s", text);
-    leave_block();
+    failed = true;
+}
+
+void report(Kind kind, const char* text, int line, const void* code, int other_line, const void* other_code, int other_thread,
+            const void* address, int bytes) {
+    record(kind, text, line, code, other_line, other_code, other_thread, address, bytes);
+    trace_calls(launch.finding->trace);
+    switch_to_scheduler();
+    __builtin_unreachable();
 }
 
 }  // namespace emulator
@@ -254,6 +285,7 @@ extern "C" int emulator_launch(void (*kernel)(void**), void** arguments, const u
         stacks.push_back((unsigned char*)memory);
     }
     fibers.resize(count);
+    thread_count = count;
     launch.checked = checked, launch.budget = budget, launch.finding = finding;
     launch.ranges = ranges, launch.range_count = range_count, launch.instruction_counts = instruction_counts;
     launch.shared_read = launch.shared_written = launch.barriers = 0;

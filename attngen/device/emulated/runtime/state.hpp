@@ -1,4 +1,5 @@
-// What the runtime's files share: the fibers of a block, the memory a launch may touch, and the first finding.
+// What the runtime's files share: the fibers of a block, the order of what they do, the memory a launch may touch, and the first
+// finding.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,8 +9,20 @@
 
 namespace emulator {
 
+// --- findings (scheduler.cpp)
+
 enum class Kind : int {
     NONE, OUT_OF_BOUNDS, READ_ONLY, UNINITIALIZED_SHARED, UNINITIALIZED_GLOBAL, RACE, IN_FLIGHT, MISALIGNED, DIVERGENT_BARRIER, DEADLOCK, RUNAWAY,
+    PROXY_FENCE, WGMMA_FENCE, BARRIER_MISUSE, ACCUMULATOR, DIVERGENT_WARPGROUP, REGISTERS, OPERAND,
+};
+
+constexpr int TRACE = 8, WAITERS = 8;
+
+// A group of threads that wait at one place for one thing, in a deadlock.
+struct Waiter {
+    int thread, line;
+    uint64_t trace[TRACE];          // addresses in the library, innermost first; 0: no more
+    char text[192];
 };
 
 // The first thing that went wrong. Python reads this struct (see device.py).
@@ -21,10 +34,22 @@ struct Finding {
     unsigned block[3];
     uint64_t address;
     int bytes;
+    int waiter_count;
+    uint64_t trace[TRACE];
+    Waiter waiters[WAITERS];
     char text[256];
 };
 
-enum class State : uint8_t { READY, AT_BLOCK_BARRIER, AT_WARP, DONE };
+// Fills in the finding, as of thread `current`, and fails the block.
+void record(Kind kind, const char* text, int line, const void* code = nullptr, int other_line = 0, const void* other_code = nullptr,
+            int other_thread = -1, const void* address = nullptr, int bytes = 0);
+// Records the finding and leaves the block: does not return.
+[[noreturn]] void report(Kind kind, const char* text, int line, const void* code = nullptr, int other_line = 0, const void* other_code = nullptr,
+                         int other_thread = -1, const void* address = nullptr, int bytes = 0);
+
+// --- fibers (scheduler.cpp)
+
+enum class State : uint8_t { READY, AT_BLOCK_BARRIER, AT_WARP, AT_MBARRIER, AT_NAMED_BARRIER, AT_WGMMA, AT_REGISTERS, DONE };
 
 struct Copy { unsigned char* to; const void* from; int bytes, source_bytes; };
 
@@ -34,16 +59,55 @@ struct Fiber {
     State state;
     int line;                       // where it waits
     const char* what;               // what it waits for
+    unsigned barrier, parity;       // which mbarrier (its address) or named barrier, which phase
+    uint64_t trace[TRACE];          // and the calls it is in
     unsigned mask;
     Lane lane_arguments;
     Combine combine;
-    unsigned block_epoch;
     uint64_t accesses;
+    unsigned* clock;                // see order.cpp
+    std::vector<unsigned> proxy_fences, init_fences;
     void* stack_pointer;
     unsigned char *stack_low, *stack_high;
     std::vector<Copy> uncommitted;
     std::vector<std::vector<Copy>> groups;
 };
+
+extern std::vector<Fiber> fibers;
+extern unsigned thread_count;      // fibers.size()
+extern Fiber* current;
+extern Position* running;
+extern bool combining;             // a Combine runs: what it touches are the lanes' own arguments
+
+void switch_to_scheduler();
+void wait_in(State state, const char* what, int line);  // until somebody makes the fiber READY
+template <typename Where> void wake(State state, Where where) {
+    for (Fiber& f : fibers)
+        if (f.state == state && where(f)) f.state = State::READY;
+}
+
+// --- order (order.cpp)
+
+// Something that reads or writes memory on behalf of threads, in the background: it has a clock's place of its own.
+enum class Background : uint8_t { TMA_LOAD, TMA_STORE, WGMMA };
+struct Agent { Background kind; int thread; };
+
+// An access. `thread` is a thread's number, or from the number of threads on an agent's.
+struct Touch { int thread = -1; unsigned time = 0; const void* code = nullptr; int line = 0; };
+using Clock = std::vector<unsigned>;
+
+void begin_block_order();
+Clock new_clock();
+int new_agent(Background kind, int thread);
+const Agent* agent_of(int thread);                   // null: an ordinary thread
+inline bool ordered(const Touch& before, const unsigned* clock) { return before.thread < 0 || before.time <= clock[before.thread]; }
+bool fenced(const Touch& before, const unsigned* clock);
+inline Touch touch(int line, const void* code) { return {current->index, current->clock[current->index], code, line}; }
+void release(Clock& to);                             // what the current thread has done is known to whoever acquires `to`
+void acquire(Fiber& fiber, const Clock& from);
+void meet_all(int first, int count, unsigned mask);  // each of these threads knows what all have done
+
+// --- memory (memory.cpp)
 
 struct Range {                      // one Memory of the protocol; Python writes the first four fields
     uint64_t pointer, bytes;
@@ -51,9 +115,8 @@ struct Range {                      // one Memory of the protocol; Python writes
     uint64_t read, written;         // counters, in bytes
 };
 
-// Who touched two bytes of shared memory last.
-struct Touch { int thread = -1; unsigned block_epoch = 0, warp_epoch = 0; const void* code = nullptr; int line = 0; };
-struct Cell { Touch writer, readers[3]; int in_flight = -1; bool initialized = false; };
+// Two bytes of shared memory: who touched them last.
+struct Cell { Touch writer, readers[4]; int in_flight = -1; bool initialized = false; };
 
 struct Launch {
     bool checked;
@@ -68,19 +131,38 @@ struct Launch {
 };
 
 extern Launch launch;
-extern std::vector<Fiber> fibers;
-extern Fiber* current;
-extern Position* running;
-extern std::vector<unsigned> warp_epochs;
-extern bool combining;             // a Combine runs: what it touches are the lanes' own arguments
 
 void begin_block_memory(size_t dynamic_bytes);
 void reserve_shared(size_t dynamic_bytes);
+// Accesses of the background to shared memory, known to be ordered after what `clock` knows.
+void background_read(unsigned address, int bytes, int line, const unsigned* clock, const Touch& reader);
+void background_write(unsigned address, int bytes, int line, const unsigned* clock, const Touch& writer);
+void background_global(const void* address, int bytes, bool write, int line);
+void keep_for_mbarrier(unsigned address, int line);  // 8 bytes that ordinary accesses must leave alone
+Touch last_writer(unsigned address);
 
-// Records the finding and leaves the block: does not return.
-[[noreturn]] void report(Kind kind, const char* text, int line, const void* code, int other_line = 0, const void* other_code = nullptr,
-                         int other_thread = -1, const void* address = nullptr, int bytes = 0);
-[[noreturn]] void leave_block();
-void switch_to_scheduler();
+// --- mbarriers (mbarrier.cpp)
+
+struct Ticket { unsigned barrier; unsigned phase; Touch writer; };  // a copy that will bring bytes in this phase
+void begin_block_mbarriers();
+bool uses_mbarriers();
+Ticket ticket(unsigned barrier, int line);
+bool bring_bytes(const Ticket& ticket, int bytes, int line);        // false: the block has failed
+void describe_mbarrier(const Fiber& fiber, char* text, size_t size);
+
+// --- named barriers and registers (warpgroup.cpp)
+
+void begin_block_warpgroups();
+void describe_named_barrier(const Fiber& fiber, char* text, size_t size);
+bool end_block_warpgroups();
+
+// --- the background (tma.cpp, wgmma.cpp)
+
+void begin_block_tma();
+bool land_one_load(uint64_t random);                 // false: none is under way
+bool end_block_tma();
+void end_thread_tma();
+void begin_block_wgmma();
+void end_thread_wgmma();
 
 }  // namespace emulator

@@ -1,0 +1,32 @@
+"""A `TensorMap` packed for the emulated device."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+from attngen.device.protocol import OpaqueBytes
+from attngen.device.tensor_map import MAX_RANK, TensorMap
+
+MAGIC = b"attnmap1"
+_LAYOUT = struct.Struct("<8sQ5Q4Q5HBBB")  # `Map` of runtime/tma.cpp
+
+
+def encode(tensor_map: TensorMap, pointer: int) -> OpaqueBytes:
+    """The 128 bytes that a kernel's parameter takes; `pointer` is the tensor's address. Raises TensorMapError."""
+    tensor_map.check_address(pointer)
+
+    def padded(values: tuple[int, ...], length: int) -> tuple[int, ...]:
+        return values + (1,) * (length - len(values))
+
+    packed = _LAYOUT.pack(
+        MAGIC,
+        pointer,
+        *padded(tensor_map.sizes, MAX_RANK),
+        *padded(tensor_map.strides, MAX_RANK - 1),
+        *padded(tensor_map.box, MAX_RANK),
+        len(tensor_map.sizes),
+        tensor_map.element_bytes,
+        tensor_map.swizzled,
+    )
+    return (ctypes.c_ubyte * 128).from_buffer_copy(packed.ljust(128, b"\0"))

@@ -1,0 +1,72 @@
+"""`TensorMap`: what TMA is told about a tensor, before any device has packed it into 128 bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from attngen.device.arrays import ArgumentError
+from attngen.spec.dtypes import DTYPES
+
+MAX_RANK, MAX_BOX, MAX_SIZE, MAX_STRIDE = 5, 256, 2**32, 2**40
+ALIGNMENT = 16  # bytes, of the address, of every stride, of a box's row
+SWIZZLE_BYTES = 128
+
+
+class TensorMapError(ArgumentError):
+    """TMA cannot copy from this tensor as it lies in memory. Names the tensor, what is in the way, and the cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A tensor in global memory and the box that one copy moves. The innermost dimension, which has stride 1, comes first.
+
+    `sizes` and `box` are in elements, `strides` in bytes, of all dimensions but the innermost. With `swizzled` a row of the box
+    is 128 bytes, and its eight chunks of 16 bytes are permuted by exclusive or with the row's number modulo 8.
+    Limits: CUDA driver API, cuTensorMapEncodeTiled. Raises TensorMapError where the tensor breaks one.
+    """
+
+    tensor: str  # its name: the address is that of an argument
+    dtype: str  # a name of `attngen.spec.dtypes.DTYPES`
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzled: bool = True
+
+    def __post_init__(self) -> None:
+        assert 1 <= len(self.sizes) <= MAX_RANK, self
+        assert len(self.strides) == len(self.sizes) - 1, self
+        assert len(self.box) == len(self.sizes), self
+        assert all(1 <= n <= MAX_BOX for n in self.box), self
+        row = self.box[0] * self.element_bytes
+        assert row == SWIZZLE_BYTES if self.swizzled else row % ALIGNMENT == 0, self
+        for axis, size in enumerate(self.sizes):
+            if not 1 <= size <= MAX_SIZE:
+                raise TensorMapError(
+                    f"`{self.tensor}` has {size} elements in dimension {axis}, counted from the last; TMA takes 1 to 2^32"
+                )
+        for axis, stride in enumerate(self.strides, 1):
+            if stride % ALIGNMENT or not 0 <= stride < MAX_STRIDE:
+                raise TensorMapError(
+                    f"`{self.tensor}` has a stride of {stride} bytes in dimension {axis}, counted from the last; TMA needs a "
+                    f"multiple of {ALIGNMENT} bytes, not negative and below 2^40. {CURE}"
+                )
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPES[self.dtype].bytes
+
+    @property
+    def box_bytes(self) -> int:
+        """What one copy brings, and announces at its mbarrier: elements outside the tensor count too."""
+        return prod(self.box) * self.element_bytes
+
+    def check_address(self, pointer: int) -> None:
+        """Raises TensorMapError where TMA cannot take the address."""
+        if pointer % ALIGNMENT:
+            raise TensorMapError(
+                f"`{self.tensor}` starts at an address that is not a multiple of {ALIGNMENT} bytes, which TMA needs. {CURE}"
+            )
+
+
+CURE = "Pass a contiguous copy, or use kernel tiled"

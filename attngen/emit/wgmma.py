@@ -1,0 +1,53 @@
+"""The products of a warpgroup that a kernel needs: the operand lists of `templates/parts/wgmma.cuh.j2`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Wgmma:
+    """One wrapper of wgmma.m64nNk16: fp32 sums of products of fp16 or bf16. Operand forms as PTX ISA, "wgmma.mma_async"."""
+
+    name: str
+    columns: int  # N: a multiple of 8, at most 256
+    dtype: str  # "fp16" or "bf16"
+    a_in_registers: bool = False  # else K-major in shared memory
+    b_transposed: bool = False  # B is MN-major in shared memory, else K-major
+
+    def __post_init__(self) -> None:
+        assert self.columns % 8 == 0, self
+        assert 8 <= self.columns <= 256, self
+
+    @property
+    def ptx_type(self) -> str:
+        return {"fp16": "f16", "bf16": "bf16"}[self.dtype]
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of D in each thread."""
+        return self.columns // 2
+
+    @property
+    def a_parameter(self) -> str:
+        return "const unsigned (&a)[4]" if self.a_in_registers else "unsigned long long a"
+
+    @property
+    def a_values(self) -> str:
+        return ", ".join(f'"r"(a[{i}])' for i in range(4)) if self.a_in_registers else '"l"(a)'
+
+    @property
+    def accumulate_operand(self) -> int:
+        return self.accumulators + self._a_operands + 1
+
+    @property
+    def other_operands(self) -> str:
+        """A, B, whether to accumulate, both signs, and for each operand in shared memory whether it is MN-major."""
+        a = [f"%{self.accumulators + i}" for i in range(self._a_operands)]
+        a_text = f"{{ {', '.join(a)}}}" if self.a_in_registers else a[0]
+        a_major = "" if self.a_in_registers else " 0,"
+        return f"{a_text}, %{self.accumulators + self._a_operands}, p, 1, 1,{a_major} {int(self.b_transposed)}"
+
+    @property
+    def _a_operands(self) -> int:
+        return 4 if self.a_in_registers else 1

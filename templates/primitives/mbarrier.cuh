@@ -1,0 +1,39 @@
+// An mbarrier: eight bytes of shared memory that count, in phases, threads that arrive and bytes that copies bring. A phase
+// completes when `arrivals` threads have arrived and all bytes that they announced are there; then the next one begins.
+
+// One thread does this once for each barrier, then mbarrier_init_fence(), then all meet at __syncthreads().
+__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier_smem, unsigned arrivals) {
+    const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Lets the copy engine see this thread's mbarrier_init.
+__device__ __forceinline__ void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Counts one arrival. What this thread did before is seen by whoever waits for the phase.
+__device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier_smem) {
+    const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Announces `bytes` that copies will bring in this phase, and counts one arrival.
+__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier_smem, unsigned bytes) {
+    const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before the first phase has ended the one
+// of parity 1 counts as ended: a producer's first wait for an empty buffer passes at once.
+__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, unsigned parity) {
+    const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
+    unsigned completed = 0;
+    while (!completed) {
+        asm volatile(
+            "{ .reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p; }"
+            : "=r"(completed)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+    }
+}

@@ -1,0 +1,20 @@
+// What the host says about a tensor in global memory: its address, sizes, strides, the box of one copy, its swizzle. A kernel
+// takes it as `const __grid_constant__ TensorMap` and passes its address on.
+struct alignas(64) TensorMap { unsigned char opaque[128]; };
+
+// What L2 does with the lines of a copy (createpolicy's constants).
+constexpr unsigned long long L2_EVICT_FIRST = 0x12F0000000000000;
+constexpr unsigned long long L2_EVICT_LAST = 0x14F0000000000000;
+
+// Copies the box at coordinates (c0, c1, c2, c3), c0 the innermost, to shared memory in the background, with zeros for what
+// lies outside the tensor; one thread issues it. Its bytes, those zeros too, count at `barrier_smem`.
+__device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, unsigned long long* barrier_smem, int c0, int c1,
+                                         int c2, int c3, unsigned long long l2_hint) {
+    const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
+    const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+        "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(l2_hint)
+        : "memory");
+}

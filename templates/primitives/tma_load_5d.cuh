@@ -1,0 +1,11 @@
+// As tma_load, of a tensor map of five dimensions.
+__device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, unsigned long long* barrier_smem, int c0, int c1,
+                                         int c2, int c3, int c4, unsigned long long l2_hint) {
+    const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
+    const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to),
+        "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier), "l"(l2_hint)
+        : "memory");
+}

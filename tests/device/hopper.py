@@ -1,0 +1,117 @@
+"""Small hand-written kernels with tensor maps, on the emulated device."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attngen.device.emulated import EmulatedDevice
+from attngen.device.emulated.device import EmulatedKernel
+from attngen.device.emulated.tensor_map import encode
+from attngen.device.protocol import Launch, Memory
+from attngen.device.tensor_map import TensorMap
+from attngen.emit.emitter import _environment
+from attngen.emit.kernel_source import EntryPoint, KernelSource, Parameter, Product
+from attngen.emit.templates import template_directory
+from attngen.emit.wgmma import Wgmma
+
+CTYPES = {"float32": "float", "uint32": "unsigned", "uint16": "unsigned short", "int32": "int"}
+PRIMITIVES = (
+    "mbarrier",
+    "tma_load",
+    "tma_store",
+    "wgmma",
+    "named_barrier",
+    "setmaxnreg",
+    "stmatrix",
+    "proxy_fence",
+    "pack_bf16",
+)
+
+
+def primitives(*names: str) -> str:
+    return "\n".join((template_directory() / "primitives" / f"{n}.cuh").read_text() for n in names)
+
+
+def products(*wanted: Wgmma) -> str:
+    template = _environment().get_template("parts/wgmma.cuh.j2")
+    return "\n".join(template.render(product=w) for w in wanted)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a kernel is given: tensor maps by name, then arrays; all but those `written` are read only."""
+
+    arrays: dict[str, np.ndarray[Any, Any]]
+    maps: dict[str, TensorMap]
+    written: frozenset[str]
+
+
+def kernel_source(body: str, given: Arguments, *, before: str, threads: int, shared: int, blocks: int = 1) -> KernelSource:
+    maps = [Parameter(n, "const __grid_constant__ TensorMap", "data", m.tensor) for n, m in given.maps.items()]
+    pointers = [
+        Parameter(n, f"{'' if n in given.written else 'const '}{CTYPES[str(a.dtype)]}*", "data", n)
+        for n, a in given.arrays.items()
+    ]
+    parameters = ", ".join(f"{p.ctype} {p.name}" for p in (*maps, *pointers))
+    text = f"""{before}
+extern "C" __global__ void __launch_bounds__({threads}, 1) kernel({parameters}) {{
+    extern __shared__ __align__(1024) unsigned char smem[];
+{body}
+}}
+"""
+    entry = EntryPoint("kernel", (*maps, *pointers), (Product((blocks,)), Product(()), Product(())), (threads, 1, 1), shared)
+    return KernelSource("test", text, "sm_90a", (entry,), ())
+
+
+def launch(source: KernelSource, given: Arguments, *, seed: int = 0, checked: bool = True) -> EmulatedKernel:
+    kernel = EmulatedDevice(checked=checked, seed=seed).compile(source)
+    entry = source.entry_points[0]
+    values = [encode(m, given.arrays[m.tensor].ctypes.data) for m in given.maps.values()]
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in given.arrays.values()]
+    memory = tuple(Memory(n, a.ctypes.data, a.nbytes, n in given.written) for n, a in given.arrays.items())
+    kernel.launch((Launch(entry, (entry.grid[0]({}), 1, 1), (*values, *pointers)),), memory)
+    return kernel
+
+
+def run(
+    body: str,
+    arrays: dict[str, np.ndarray[Any, Any]],
+    maps: dict[str, TensorMap] | None = None,
+    *,
+    written: tuple[str, ...] = ("y",),
+    before: str = "",
+    threads: int = 32,
+    shared: int = 0,
+    blocks: int = 1,
+    seed: int = 0,
+    checked: bool = True,
+) -> EmulatedKernel:
+    """Run `body` over `arrays`, whose names are the kernel's parameters, and `smem`, its dynamic shared memory."""
+    given = Arguments(arrays, maps or {}, frozenset(written))
+    text = primitives(*PRIMITIVES) + before
+    return launch(
+        kernel_source(body, given, before=text, threads=threads, shared=shared, blocks=blocks),
+        given,
+        seed=seed,
+        checked=checked,
+    )
+
+
+def aligned(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy whose address is a multiple of 16."""
+    memory = np.zeros(values.nbytes + 16, np.uint8)
+    start = -memory.ctypes.data % 16
+    copy = memory[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
+def swizzled(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Rows of 64 two-byte elements as they lie in shared memory: chunk c of row r is at chunk c ^ (r % 8)."""
+    chunks = rows.reshape(-1, 8, 8)
+    row, chunk = np.ogrid[: len(chunks), :8]
+    return chunks[row, chunk ^ (row % 8)].reshape(rows.shape)

@@ -1,0 +1,184 @@
+"""mbarriers, named barriers, setmaxnreg and atomic counters on the emulated device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attngen.device.emulated import EmulationError
+from tests.device.hopper import run
+
+
+def attempt(body: str, *, threads: int = 256, seed: int = 0, shared: int = 1024) -> np.ndarray | EmulationError:
+    y = np.zeros(512, np.uint32)
+    try:
+        run(body, {"y": y}, threads=threads, shared=shared, seed=seed)
+    except EmulationError as error:
+        return error
+    return y
+
+
+def kind(body: str, **options: int) -> str:
+    found = attempt(body, **options)
+    return found.kind if isinstance(found, EmulationError) else ""
+
+
+# Warpgroup 0 fills `data` three times, warpgroup 1 reads it, by one mbarrier for each direction.
+HANDOVER = """
+    unsigned long long *const full = (unsigned long long*)smem, *const empty = full + 1;
+    unsigned* const data = (unsigned*)(smem + 64);
+    const int t = threadIdx.x % 128;
+    if (threadIdx.x == 0) { mbarrier_init(full, 128); mbarrier_init(empty, 128); }
+    __syncthreads();
+    unsigned sum = 0;
+    for (int i = 0; i < 3; ++i) {
+        if (threadIdx.x < 128) {
+            mbarrier_wait(empty, i % 2 ^ 1);
+            data[t] = 100 * i + t;
+            mbarrier_arrive(full);
+        } else {
+            mbarrier_wait(full, i % 2);
+            sum += data[127 - t];
+            mbarrier_arrive(empty);
+        }
+    }
+    y[threadIdx.x] = sum;
+"""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mbarriers_order_a_handover(seed: int) -> None:
+    found = attempt(HANDOVER, seed=seed)
+    assert isinstance(found, np.ndarray)
+    assert np.array_equal(found[128:256], 300 + 3 * np.arange(127, -1, -1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("correct", "wrong", "kinds"),
+    [
+        ("mbarrier_wait(empty, i % 2 ^ 1);", "", ("race", "barrier misuse", "uninitialized shared read", "deadlock")),
+        ("mbarrier_wait(full, i % 2);", "", ("race", "uninitialized shared read", "barrier misuse")),
+        ("mbarrier_wait(full, i % 2);", "mbarrier_wait(full, 0);", ("race", "barrier misuse", "deadlock")),
+        ("mbarrier_arrive(full);", "", ("deadlock",)),
+        ("mbarrier_arrive(empty);", "if (t == 0) mbarrier_arrive(empty);", ("deadlock",)),
+        (
+            "mbarrier_arrive(full);",
+            "mbarrier_arrive(full); mbarrier_arrive(full);",
+            ("race", "barrier misuse", "deadlock", "uninitialized shared read"),
+        ),
+        ("mbarrier_init(empty, 128)", "mbarrier_init(empty, 1)", ("race", "barrier misuse", "deadlock")),
+        ("    __syncthreads();\n", "", ("race", "barrier misuse")),
+        ("mbarrier_init(full, 128);", "mbarrier_init((unsigned long long*)(smem + 4), 128);", ("misaligned access",)),
+        ("mbarrier_init(full, 128);", "mbarrier_init(full, 0);", ("barrier misuse",)),
+    ],
+)
+def test_mistakes_with_mbarriers(correct: str, wrong: str, kinds: tuple[str, ...], seed: int) -> None:
+    assert correct in HANDOVER
+    assert kind(HANDOVER.replace(correct, wrong), seed=seed) in kinds
+
+
+# Warpgroup 1 reads what warpgroup 0 wrote; then 0 may write again.
+NAMED = """
+    unsigned* const data = (unsigned*)smem;
+    const int t = threadIdx.x % 128;
+    if (threadIdx.x < 128) {
+        data[t] = 1 + t;
+        named_barrier_arrive(1, 256);
+        named_barrier_sync(2, 256);
+        data[t] = 7;
+    } else {
+        named_barrier_sync(1, 256);
+        y[t] = data[127 - t];
+        named_barrier_arrive(2, 256);
+    }
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_named_barriers_order_a_handover(seed: int) -> None:
+    found = attempt(NAMED, seed=seed)
+    assert isinstance(found, np.ndarray)
+    assert np.array_equal(found[:128], np.arange(128, 0, -1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("correct", "wrong", "kinds"),
+    [
+        ("named_barrier_arrive(1, 256);", "", ("deadlock",)),
+        ("named_barrier_sync(1, 256);", "", ("race", "uninitialized shared read")),
+        ("named_barrier_sync(2, 256);", "", ("race",)),
+        ("named_barrier_arrive(1, 256);", "named_barrier_arrive(1, 128);", ("divergent barrier", "race", "deadlock")),
+        ("named_barrier_arrive(1, 256);", "named_barrier_arrive(1, 250);", ("invalid operand",)),
+        ("named_barrier_arrive(1, 256);", "named_barrier_arrive(16, 256);", ("invalid operand",)),
+        (
+            "named_barrier_arrive(1, 256);",
+            "named_barrier_arrive(1, 256); named_barrier_arrive(1, 256);",
+            ("divergent barrier",),
+        ),
+        ("data[t] = 7;", "data[t] = 7; __syncthreads();", ("divergent barrier", "deadlock")),
+    ],
+)
+def test_mistakes_with_named_barriers(correct: str, wrong: str, kinds: tuple[str, ...], seed: int) -> None:
+    assert correct in NAMED
+    assert kind(NAMED.replace(correct, wrong), seed=seed) in kinds
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("if (threadIdx.x < 128) give_registers<40>(); else take_registers<232>();", ""),
+        ("if (threadIdx.x < 128) give_registers<24>(); else take_registers<240>();", ""),
+        ("if (threadIdx.x < 128) give_registers<40>(); else take_registers<240>();", "too many registers"),
+        ("if (threadIdx.x >= 128) take_registers<232>();", "too many registers"),
+        ("if (threadIdx.x < 96) give_registers<40>();", "divergent warpgroup"),
+        (
+            "if (threadIdx.x < 16) give_registers<40>(); else if (threadIdx.x < 128) give_registers<48>();",
+            "divergent warpgroup",
+        ),
+        ("give_registers<36>();", "invalid operand"),
+        ("give_registers<200>();", "invalid operand"),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_registers_move_within_the_pool(body: str, expected: str, seed: int) -> None:
+    assert kind(f"{body} y[threadIdx.x] = 1;", threads=384, seed=seed) == expected
+
+
+def test_too_many_registers_say_who_wants_them() -> None:
+    found = attempt("if (threadIdx.x >= 128) take_registers<232>();", threads=384)
+    assert "waits for registers that other warpgroups have not given" in str(found)
+    assert "take_registers<232>();" in str(found)
+
+
+COUNTER = """
+    unsigned* const tile_smem = (unsigned*)smem;
+    for (;;) {
+        __syncthreads();
+        if (threadIdx.x == 0) *tile_smem = atomicAdd(next, 1u);
+        __syncthreads();
+        const unsigned tile = *tile_smem;
+        if (tile >= 10) break;
+        if (threadIdx.x == 0) y[tile] = 1 + blockIdx.x;
+    }
+"""
+
+
+def test_an_atomic_counter_deals_out_tiles() -> None:
+    y, counter = np.zeros(10, np.uint32), np.zeros(1, np.uint32)
+    kernel = run(COUNTER, {"y": y, "next": counter}, written=("y", "next"), shared=16, blocks=3)
+    assert (y > 0).all()
+    assert counter[0] == 13
+    assert (kernel.counters.bytes_read["next"], kernel.counters.bytes_written["next"]) == (52, 52)
+
+
+def test_mistakes_with_a_counter() -> None:
+    def counted(body: str, *written: str) -> str:
+        with pytest.raises(EmulationError) as caught:
+            run(body, {"y": np.zeros(10, np.uint32), "next": np.zeros(1, np.uint32)}, written=written, shared=16)
+        return caught.value.kind
+
+    assert counted(COUNTER.replace("(next,", "((unsigned*)next,"), "y") == "write to a read-only tensor"
+    assert counted(COUNTER.replace("atomicAdd(next,", "atomicAdd(next + 1,"), "y", "next") == "out of bounds"
+    assert counted("atomicAdd(next, 1u); *next = 0;", "y", "next") == "race"
