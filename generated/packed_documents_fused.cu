@@ -220,8 +220,8 @@ __device__ __forceinline__ KvRange kv_range(int q_hi, int kv_len) {
 
 enum TileKind { EMPTY, PARTIAL, FULL };  // no pair allowed; some; every pair
 
-// The mask in interval arithmetic over a tile: what may hold for some pair, and what must hold for every pair. Called once for
-// 32 tiles: not inlined, so that it costs the loop no registers.
+// The mask in interval arithmetic over a tile: what may hold for some pair, and what must hold for every pair.
+// Called once for 32 tiles: not inlined, so that it costs the loop no registers.
 __device__ __noinline__ TileKind classify(
     const Captured& in, int b_idx, int q_lo, int q_hi, int kv_lo, int kv_hi, int q_tile, int kv_tile)
 {

@@ -10,7 +10,8 @@ from math import prod
 from typing import Any
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, contiguous_strides
-from attngen.device.protocol import CTypesScalar, Launch, Memory
+from attngen.device.protocol import Argument, CTypesScalar, Launch, Memory
+from attngen.device.tensor_map import MappedTensor, TensorMap
 from attngen.emit.kernel_source import Extent, KernelSource, Parameter, TensorSpec, evaluate_extent
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import MAX_INT_PARAM, MAX_LENGTH
@@ -23,6 +24,7 @@ CTYPES: dict[str, type[Any]] = {
     "float": ctypes.c_float,
     "bool": ctypes.c_bool,
 }
+ROW_BYTES = 128  # of a box that TMA swizzles
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
@@ -144,10 +146,12 @@ def bind(source: KernelSource, arrays: Mapping[str, ArrayView], sizes: dict[str,
     """
     strides = {spec.name: _effective_strides(spec, arrays[spec.name], sizes) for spec in source.tensors}
 
-    def argument(parameter: Parameter) -> CTypesScalar:
+    def argument(parameter: Parameter) -> Argument:
         match parameter.binding:
             case "data":
                 return ctypes.c_void_p(arrays[parameter.of].pointer)
+            case "map":
+                return _tensor_map(arrays[parameter.of], parameter)
             case "stride":
                 return ctypes.c_longlong(strides[parameter.of][parameter.dim])
             case "step":
@@ -177,6 +181,17 @@ def bind(source: KernelSource, arrays: Mapping[str, ArrayView], sizes: dict[str,
             launches.append(Launch(entry, (x, y, z), tuple(argument(p) for p in entry.parameters)))
     memory = tuple(_memory(spec, arrays[spec.name]) for spec in source.tensors)
     return Bound(tuple(launches), memory)
+
+
+def _tensor_map(array: ArrayView, parameter: Parameter) -> MappedTensor:
+    """A [batch, head, row, element] array as TMA sees it. Raises TensorMapError where it cannot."""
+    size = array.dtype.bytes
+    batch, heads, rows, width = (max(n, 1) for n in array.shape)  # of an empty tensor nothing is copied
+    steps = [stride * size if n > 1 else ROW_BYTES for n, stride in zip(array.shape[2::-1], array.strides[2::-1], strict=True)]
+    box = (ROW_BYTES // size, parameter.dim, 1, 1)
+    described = TensorMap(array.name, array.dtype.name, (width, rows, heads, batch), tuple(steps), box)
+    described.check_address(array.pointer)
+    return MappedTensor(described, array.pointer)
 
 
 OUTPUTS = frozenset(("out", "lse"))

@@ -10,11 +10,12 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from attngen.device.tensor_map import MappedTensor
 from attngen.emit.kernel_source import EntryPoint, KernelSource
 
 CTypesScalar: TypeAlias = "ctypes._SimpleCData[Any]"
 OpaqueBytes: TypeAlias = "ctypes.Array[ctypes.c_ubyte]"  # a struct passed by value, as a tensor map is
-
+Argument: TypeAlias = "CTypesScalar | OpaqueBytes | MappedTensor"
 
 MAX_LOG = 4000  # characters of a compiler's output in a message; `log` holds all of it
 
@@ -37,7 +38,7 @@ class Launch:
 
     entry: EntryPoint
     grid: tuple[int, int, int]
-    arguments: tuple[CTypesScalar | OpaqueBytes, ...]
+    arguments: tuple[Argument, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,4 +69,12 @@ class TensorMap:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class MappedTensor:
+    """A tensor map and the address it is for: what a device packs into 128 bytes."""
+
+    map: TensorMap
+    pointer: int
+
+
 CURE = "Pass a contiguous copy, or use kernel tiled"

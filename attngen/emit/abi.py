@@ -23,7 +23,7 @@ def tensor_specs(spec: AttentionSpec, plan: Plan, variant: Variant) -> tuple[Ten
     """Every tensor of the kernels: Q, K, V, captured inputs, O, lse, workspaces."""
     q_heads, kv_heads = head_counts(spec)
     dtype = spec.dtype.name
-    vectors = plan.schedule == "fused_mma"  # rows are copied 16 bytes at a time
+    vectors = plan.on_tensor_cores  # rows are copied 16 bytes at a time
     rows = {"alignment": 16 if vectors else 0, "unit_stride": vectors}
     tensors = [
         TensorSpec("Q", "input", dtype, ("batch", q_heads, "q_len", spec.head_dim), **rows),  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def tensor_specs(spec: AttentionSpec, plan: Plan, variant: Variant) -> tuple[Ten
     tensors.append(TensorSpec("O", "output", dtype, output, 16 if vectors else 0, vectors))
     if spec.lse:
         tensors.append(TensorSpec("lse", "output", "fp32", ("batch", q_heads, "q_len")))
-    if plan.rung != "fused":
+    if not plan.is_fused:
         tensors.append(TensorSpec("S", "workspace", "fp32", ("batch", q_heads, "q_len", "kv_len")))
     for span in variant.spans:
         tensors += range_specs(spec, plan, span)
@@ -68,6 +68,11 @@ def range_specs(spec: AttentionSpec, plan: Plan, span: Span) -> list[TensorSpec]
 
 def data(tensor: str, ctype: str, *, writable: bool = False, name: str | None = None) -> Parameter:
     return Parameter(name or tensor, f"{ctype}*" if writable else f"const {ctype}*", "data", tensor)
+
+
+def tensor_map(tensor: str, box_rows: int) -> Parameter:
+    """A tensor as TMA sees it: boxes of `box_rows` rows, 128 bytes each."""
+    return Parameter(f"{tensor.lower()}_map", "const __grid_constant__ TensorMap", "map", tensor, box_rows)
 
 
 def strides(tensor: str, axes: str = AXES) -> list[Parameter]:

@@ -9,6 +9,7 @@ from attngen.emit import abi, words
 from attngen.emit.cuda_text import c_name
 from attngen.emit.kernel_source import EntryPoint, Extent, Parameter, Product, TensorSpec
 from attngen.emit.variant import Function, Variant, range_dtype, range_tensors
+from attngen.emit.wgmma import Wgmma
 from attngen.plan.plan import Plan
 from attngen.plan.tiles import Span
 from attngen.spec.attention import AttentionSpec
@@ -108,6 +109,10 @@ class File:
     def sections(self) -> dict[str, str]:
         raise NotImplementedError
 
+    def products(self) -> list[Wgmma]:
+        """The products of warpgroups."""
+        return []
+
     # shared
 
     def launch_order(self) -> list[KernelText]:
@@ -129,6 +134,7 @@ class File:
             "constants": self.constants(),
             "primitives": self.primitives(),
             "variant": variant,
+            "products": self.products(),
             "has_variant_section": self._has_variant_section(),
             "captured_fields": captured_fields(variant),
             "captured_initializer": words.wrapped(", ".join(f.parameter for f in captured_fields(variant))),

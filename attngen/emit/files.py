@@ -7,7 +7,8 @@ from typing import Any
 from attngen.emit import abi
 from attngen.emit.file import ConstantLine, File, KernelText
 from attngen.emit.kernel_source import CeilDiv, Extent, Parameter
-from attngen.plan import fused_mma, fused_simt, tiled
+from attngen.emit.wgmma import Wgmma
+from attngen.plan import fused_mma, fused_simt, hopper, tiled
 from attngen.plan.tiling import Tile
 
 
@@ -240,6 +241,79 @@ class FusedMma(Fused):
         ]
 
 
+class Hopper(Fused):
+    def exponentials(self) -> list[str]:
+        return ["exp2_log2"] if self.spec.normalize == "softmax" else []
+
+    def kernels(self) -> dict[str, KernelText]:
+        lse = [Parameter("lse", "float*", "data", "lse"), *abi.strides("lse", "bhs")] if self.spec.lse else []
+        v = self.variant
+        parameters = [
+            abi.tensor_map("Q", self.plan.block_q),
+            abi.tensor_map("K", self.plan.block_kv),
+            abi.tensor_map("V", self.plan.block_kv),
+            self.pointer("O", writable=True),
+            *abi.strides("O", "bhs"),
+            *lse,
+            *self.sizes(),
+            *self.captured(v.score, v.mask, v.sink, v.kv_range, v.classify),
+        ]
+        grid = self.head_grid(CeilDiv("q_len", self.plan.block_q))
+        return {"hopper": self.kernel("hopper", grid, parameters, threads_name="THREADS, 1", shared=True)}
+
+    def sections(self) -> dict[str, str]:
+        sections = super().sections()
+        return {**sections, "fused": "The kernel: one warpgroup copies, the others multiply"}
+
+    def primitives(self) -> list[str]:
+        return [
+            *self.conversions(elementwise=False),
+            f"pack_{self.spec.dtype.name}",
+            *self.exponentials(),
+            *self.variant.primitives,
+            "mbarrier",
+            "tma_load",
+            "setmaxnreg",
+            "wgmma",
+        ]
+
+    def products(self) -> list[Wgmma]:
+        dtype = self.spec.dtype.name
+        return [
+            Wgmma("wgmma_qk", self.plan.block_kv, dtype),
+            Wgmma("wgmma_pv", self.spec.head_dim_v, dtype, a_in_registers=True, b_transposed=True),
+        ]
+
+    def constants(self) -> list[ConstantLine]:
+        plan, spec = self.plan, self.spec
+        assert plan.roles is not None
+        steps = -(-spec.head_dim // 16)
+        what = "" if spec.head_dim % 16 == 0 else "; zeros fill the last"
+        return [
+            *self.fused_numbers(),
+            *(
+                [ConstantLine("float", "SLACK", "8.0f", "powers of 2 by which a score may exceed the kept maximum")]
+                if spec.normalize == "softmax"
+                else []
+            ),
+            ConstantLine("int", "L2_ROWS", f"(32 << 20) / ({spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))", L2_ROWS),
+            ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
+            ConstantLine("int", "CONSUMERS", str(plan.roles.consumers), "warpgroups that multiply, 64 rows each"),
+            ConstantLine("int", "PRODUCER_REGISTERS", str(plan.roles.producer_registers), "of a thread"),
+            ConstantLine("int", "CONSUMER_REGISTERS", str(plan.roles.consumer_registers)),
+            ConstantLine("int", "ROW_BYTES", "128", "of 64 columns: a slab of a tile"),
+            ConstantLine("int", "QK_SLABS", str(hopper.slabs(spec.head_dim))),
+            ConstantLine("int", "V_SLABS", str(hopper.slabs(spec.head_dim_v))),
+            ConstantLine("int", "K_STEPS", str(steps), "wgmma steps of 16 over the head size" + what),
+            ConstantLine("int", "Q_SLAB", "BLOCK_Q * ROW_BYTES", "bytes"),
+            ConstantLine("int", "KV_SLAB", "BLOCK_KV * ROW_BYTES"),
+            ConstantLine("int", "END", "-1", "in the place of a tile: there is no other"),
+        ]
+
+    def context(self) -> dict[str, Any]:
+        return super().context() | {"chunk": 8}
+
+
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 L2_ROWS = "keys and values that blocks share in L2"
 SUM_BLOCK = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
@@ -249,4 +323,5 @@ FILES: dict[str, type[File]] = {
     "tiled": ThreeKernels,
     "fused_simt": FusedSimt,
     "fused_mma": FusedMma,
+    "hopper": Hopper,
 }

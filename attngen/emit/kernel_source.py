@@ -23,7 +23,7 @@ __all__ = [
     "evaluate_extent",
 ]
 
-Binding = Literal["data", "stride", "step", "size", "param"]
+Binding = Literal["data", "map", "stride", "step", "size", "param"]
 Role = Literal["input", "output", "workspace"]
 
 
@@ -70,6 +70,8 @@ class Parameter:
     """One parameter of an entry point, in the order of its signature.
 
     binding "data":   the address of tensor `of`;
+    binding "map":    a tensor map of `of` for TMA: [batch, head, row, element], the innermost first, in boxes of 128 bytes by
+                      `dim` rows with the 128-byte swizzle, zeros outside;
     binding "stride": the stride, in elements, of dimension `dim` of tensor `of` (0 where it is broadcast);
     binding "step":   the same in bytes;
     binding "size":   the size of the dimension named `of`;

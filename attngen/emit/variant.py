@@ -112,10 +112,10 @@ class Variant:
 
 def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     """The variant's functions. The fused rungs print the tile classification too."""
-    bounds = plan.bounds if plan.rung == "fused" else TileBounds()
+    bounds = plan.bounds if plan.is_fused else TileBounds()
     spans = bounds.spans
     # A result that is rounded to 16 bits may be computed by approximations; an lse, which is not, must not
-    approximate = plan.schedule == "fused_mma" and spec.dtype.bytes == 2 and not spec.lse
+    approximate = plan.on_tensor_cores and spec.dtype.bytes == 2 and not spec.lse
     printer = _printer(spec, spans, approximate)
     score = None if isinstance(spec.score, Name) else spec.score
     sink = spec.sink
@@ -124,7 +124,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     exprs = [e for e in (spec.mask, score, spec.scale, sink, *bound_exprs, *test_exprs) if e is not None]
     elementwise = [e for e in (spec.mask, score) if e is not None]
     folds = (
-        plan.schedule == "fused_mma"
+        plan.on_tensor_cores
         and score is None
         and sink is None
         and spec.normalize == "softmax"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attngen.plan import fused_mma, fused_simt, naive, tiled
+from attngen.plan import fused_mma, fused_simt, hopper, naive, tiled
 from attngen.plan.arch import Arch
 from attngen.plan.plan import Plan
 from attngen.plan.tiling import Tile
@@ -20,10 +20,11 @@ SCHEDULES: tuple[tuple[str, str, Suits, Proposer], ...] = (
     ("tiled", "tiled", lambda spec, arch: True, tiled.propose),
     ("fused_mma", "fused", fused_mma.suits, fused_mma.propose),
     ("fused_simt", "fused", lambda spec, arch: True, fused_simt.propose),
+    ("hopper", "hopper", lambda spec, arch: True, hopper.propose),  # refuses by itself what it cannot take
 )
 
 
-TILES: dict[str, Tiles] = {"fused_mma": fused_mma.tiles, "fused_simt": fused_simt.tiles}
+TILES: dict[str, Tiles] = {"fused_mma": fused_mma.tiles, "fused_simt": fused_simt.tiles, "hopper": hopper.tiles}
 
 
 def candidates(spec: AttentionSpec, arch: Arch) -> tuple[Schedule, ...]:

@@ -53,6 +53,15 @@ def refusal(statement: str, what: str, why: str, cure: str) -> PlanRefusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Roles:
+    """One warpgroup copies, `consumers` others multiply; registers are those of a thread."""
+
+    consumers: int
+    producer_registers: int
+    consumer_registers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """How: the schedule, its tiles and its use of a block's resources.
 
@@ -60,7 +69,7 @@ class Plan:
     K and V tiles go round `stages` buffers. `shared_bytes` counts dynamic shared memory.
     """
 
-    rung: str  # "naive", "tiled" or "fused"
+    rung: str  # "naive", "tiled", "fused" or "hopper"
     schedule: str  # the proposer's name, which is the kernel template's name too
     arch: Arch
     block_q: int
@@ -72,21 +81,31 @@ class Plan:
     buffers: tuple[SharedBuffer, ...] = ()
     q_in_registers: bool = False
     blocks: int = 0  # of an SM at once, as the compiler is told; 0: it is not told
+    roles: Roles | None = None  # where warpgroups have different work
 
     @property
     def threads(self) -> int:
         return 32 * self.warps
 
     @property
+    def is_fused(self) -> bool:
+        """Whether scores and weights stay on the chip, one tile at a time."""
+        return self.rung in ("fused", "hopper")
+
+    @property
+    def on_tensor_cores(self) -> bool:
+        return self.schedule in ("fused_mma", "hopper")
+
+    @property
     def shared_bytes(self) -> int:
         return max((b.offset + b.bytes for b in self.buffers), default=0)
 
 
-def lay_out(*wanted: tuple[str, int, str]) -> tuple[SharedBuffer, ...]:
-    """Buffers one after another, each at a multiple of 128 bytes: (name, bytes, what it is)."""
+def lay_out(*wanted: tuple[str, int, str], align: int = 128) -> tuple[SharedBuffer, ...]:
+    """Buffers one after another, each at a multiple of `align` bytes: (name, bytes, what it is)."""
     buffers: list[SharedBuffer] = []
     offset = 0
     for name, size, what in wanted:
         buffers.append(SharedBuffer(name, offset, size, what))
-        offset += -(-size // 128) * 128
+        offset += -(-size // align) * align
     return tuple(buffers)

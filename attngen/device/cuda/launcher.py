@@ -9,29 +9,63 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attngen.device.cuda.tensor_map import encode
 from attngen.device.protocol import DeviceError, Launch
+from attngen.device.tensor_map import MappedTensor, TensorMap
 
 _FORMATS = {ctypes.c_void_p: "P", ctypes.c_longlong: "q", ctypes.c_int: "i", ctypes.c_float: "f", ctypes.c_bool: "?"}
 
 
+MAP_WORDS = 16  # of eight bytes
+MOST_MAPS = 1024  # packed tensor maps that one parameter remembers
+
+
+class Maps:
+    """One tensor-map parameter, packed for each address it is called with: packing takes the driver some microseconds."""
+
+    def __init__(self, described: TensorMap) -> None:
+        self._described = described
+        self._packed: dict[int, memoryview] = {}
+
+    def __call__(self, address: int) -> memoryview:
+        """The map's words. Raises TensorMapError, DeviceError."""
+        found = self._packed.get(address)
+        if found is None:
+            while len(self._packed) >= MOST_MAPS:
+                self._packed.pop(next(iter(self._packed)), None)
+            found = self._packed[address] = memoryview(bytes(encode(self._described, address))).cast("Q")
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One launch: `template` holds its packed parameters, `slots` where addresses go: (which eight bytes, which address)."""
+    """One launch: `template` holds its packed parameters, `slots` where addresses go: (which eight bytes, which address), and
+    `maps` where the tensor maps of addresses do."""
 
     geometry: tuple[Any, int, int, int, int, int, int, int]  # function, grid, block, shared bytes: as the driver takes them
     template: bytes
     offsets: tuple[int, ...]
     slots: tuple[tuple[int, int], ...]
+    maps: tuple[tuple[int, int, Maps], ...]
 
 
 def pack(function: Any, launch: Launch, order: Sequence[str]) -> Step:
     """`launch` as a Step. `order` names the tensors whose addresses `Repeated` is called with; the others keep theirs.
 
-    Parameters lie at multiples of their own size, as the CUDA ABI lays them out.
+    Parameters lie at multiples of their own size, tensor maps of eight bytes: the driver is told where each begins.
     """
     buffer = bytearray()
-    offsets, slots = [], []
+    offsets, slots, maps = [], [], []
     for parameter, value in zip(launch.entry.parameters, launch.arguments, strict=True):
+        if isinstance(value, MappedTensor):
+            packed = Maps(value.map)
+            buffer += bytes(-len(buffer) % 8)
+            offsets.append(len(buffer))
+            if parameter.of in order:
+                maps.append((len(buffer) // 8, order.index(parameter.of), packed))
+            buffer += packed(value.pointer).tobytes()
+            continue
+        assert not isinstance(value, ctypes.Array)
         size = ctypes.sizeof(value)
         buffer += bytes(-len(buffer) % size)
         offsets.append(len(buffer))
@@ -40,13 +74,13 @@ def pack(function: Any, launch: Launch, order: Sequence[str]) -> Step:
         buffer += struct.pack(_FORMATS[type(value)], value.value or 0)
     entry = launch.entry
     geometry = (function, *launch.grid, *entry.block, entry.shared_bytes)
-    return Step(geometry, bytes(buffer), tuple(offsets), tuple(slots))
+    return Step(geometry, bytes(buffer), tuple(offsets), tuple(slots), tuple(maps))
 
 
 class _Buffers:
     """One thread's parameter memory for one step. The driver copies it before a launch returns."""
 
-    __slots__ = ("_arguments", "_keep", "address", "geometry", "slots", "words")
+    __slots__ = ("_arguments", "_keep", "address", "geometry", "maps", "slots", "words")
 
     def __init__(self, step: Step) -> None:
         memory = (ctypes.c_uint64 * (-(-len(step.template) // 8)))()  # uint64: aligned for every parameter
@@ -57,7 +91,7 @@ class _Buffers:
         self.words = self.words.cast("Q")
         self._keep = memory
         self.address = ctypes.addressof(self._arguments)
-        self.geometry, self.slots = step.geometry, step.slots
+        self.geometry, self.slots, self.maps = step.geometry, step.slots, step.maps
 
 
 class Repeated:
@@ -80,6 +114,8 @@ class Repeated:
             words = memory.words
             for word, which in memory.slots:
                 words[word] = addresses[which]
+            for word, which, packed in memory.maps:
+                words[word : word + MAP_WORDS] = packed(addresses[which])
             (status,) = _launch(*memory.geometry, place, memory.address, 0)
             if status:
                 gx, gy, gz = memory.geometry[1:4]

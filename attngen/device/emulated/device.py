@@ -14,8 +14,10 @@ from pathlib import Path
 
 from attngen.device.emulated.build import build_library, lines_of
 from attngen.device.emulated.findings import KINDS, EmulationError, Place
+from attngen.device.emulated.tensor_map import encode
 from attngen.device.emulated.translate import Translated, translate
 from attngen.device.protocol import DeviceError, Launch, Memory
+from attngen.device.tensor_map import MappedTensor
 from attngen.emit.kernel_source import KernelSource
 
 ACCESS_BUDGET = 2**32  # accesses of one thread before it counts as an endless loop
@@ -126,7 +128,8 @@ class EmulatedKernel:
     ) -> None:
         assert self._loaded is not None
         finding = _Finding()
-        addresses = (ctypes.c_void_p * max(1, len(one.arguments)))(*(ctypes.addressof(a) for a in one.arguments))
+        values = [encode(a.map, a.pointer) if isinstance(a, MappedTensor) else a for a in one.arguments]
+        addresses = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
         status = self._loaded.emulator_launch(
             ctypes.cast(getattr(self._loaded, f"attngen_call_{one.entry.name}"), ctypes.c_void_p),
             addresses,

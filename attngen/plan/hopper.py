@@ -1,0 +1,125 @@
+"""The rung for Hopper: warpgroups with roles, one that copies tiles by TMA and two or three that multiply them by wgmma."""
+
+from __future__ import annotations
+
+from attngen.plan.arch import Arch, Feature
+from attngen.plan.plan import Decision, Plan, Roles, lay_out, refusal
+from attngen.plan.tiles import tile_bounds
+from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
+from attngen.spec.attention import AttentionSpec
+
+NEEDED = (Feature.MBARRIER, Feature.TMA, Feature.WGMMA)
+DTYPES = ("fp16", "bf16")
+WARPGROUP_ROWS = 64  # of a wgmma
+SLAB = 64  # 16-bit columns of 128 bytes: what the swizzle permutes
+SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned
+ATOM_NAMES = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
+MAX_THREADS_OF_REGISTERS = 65536
+OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on their way
+# Registers of the producer's and of a consumer's threads, by the number of consumers: multiples of 8 within those of the launch.
+REGISTERS = {2: (24, 240), 3: (32, 160)}
+
+
+def tile(consumers: int, block_kv: int, stages: int) -> Tile:
+    return Tile(WARPGROUP_ROWS * consumers, block_kv, stages, 4 * (consumers + 1))
+
+
+# By the larger head size; the fastest first.
+PREFERRED: dict[int, tuple[Tile, ...]] = {
+    64: (tile(3, 128, 3),),
+    128: (tile(2, 128, 2),),
+    192: (tile(2, 96, 2),),
+    256: (tile(2, 64, 2),),
+}
+POSSIBLE = tuple(tile(c, kv, s) for c in (3, 2) for kv in (176, 160, 128, 112, 96, 80, 64) for s in (4, 3, 2))
+
+
+def consumers(tile: Tile) -> int:
+    """Warpgroups that multiply."""
+    return tile.warps // 4 - 1
+
+
+def slabs(head_dim: int) -> int:
+    """Slabs of SLAB columns that hold a head; zeros fill the last one."""
+    return -(-head_dim // SLAB)
+
+
+def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
+    d, dv = 2 * SLAB * slabs(spec.head_dim), 2 * SLAB * slabs(spec.head_dim_v)
+    return {
+        "Q": tile.block_q * max(d, dv),
+        "K": tile.stages * tile.block_kv * d,
+        "V": tile.stages * tile.block_kv * dv,
+        "BARRIERS": 8 * (1 + 4 * tile.stages),
+        "VISITS": 4 * tile.stages,
+    }
+
+
+def registers(spec: AttentionSpec, tile: Tile) -> int:
+    """What a consumer's thread needs: output, scores, weights of the tile before, and the rest."""
+    return spec.head_dim_v // 2 + tile.block_kv // 2 + tile.block_kv // 4 + OTHER_REGISTERS + (8 if spec.inputs else 0)
+
+
+def cost(spec: AttentionSpec, tile: Tile) -> Cost:
+    """Registers count as `pick_tile` compares them: with those of all threads, which the producer's few leave to the others."""
+    have = REGISTERS[consumers(tile)][1]
+    over = max(0, registers(spec, tile) - have)
+    return Cost(sum(shared_bytes(spec, tile).values()) + SWIZZLE_ATOM, MAX_THREADS_OF_REGISTERS // (32 * tile.warps) + over)
+
+
+def suits(spec: AttentionSpec, arch: Arch) -> bool:
+    return arch.has(*NEEDED) and spec.dtype.name in DTYPES
+
+
+def refuse(spec: AttentionSpec, arch: Arch) -> None:
+    """Raise PlanRefusal where the rung cannot be had."""
+    if not arch.has(*NEEDED):
+        raise refusal("kernel", f"kernel hopper on {arch.name}", "it needs TMA and wgmma", "use kernel fused, or --arch sm_90a")
+    if spec.dtype.name not in DTYPES:
+        raise refusal("kernel", f"kernel hopper of {spec.dtype}", "its products are of fp16 or bf16", "use kernel fused")
+
+
+def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
+    size = max(spec.head_dim, spec.head_dim_v)
+    return next(tiles for limit, tiles in PREFERRED.items() if size <= limit)
+
+
+def tiles(spec: AttentionSpec, arch: Arch) -> tuple[Tile, ...]:
+    return fitting(arch, (*preferred_tiles(spec), *POSSIBLE), lambda t: cost(spec, t))
+
+
+def propose(spec: AttentionSpec, arch: Arch) -> Plan:
+    """The preferred tile that fits; see the decisions for its reasons."""
+    refuse(spec, arch)
+    tile = pick_tile(spec, arch, preferred_tiles(spec), POSSIBLE, lambda t: cost(spec, t))
+    q, kv, stages, groups = tile.block_q, tile.block_kv, tile.stages, consumers(tile)
+    producer, consumer = REGISTERS[groups]
+    sizes, t = shared_bytes(spec, tile), spec.dtype.name
+    d, dv = slabs(spec.head_dim), slabs(spec.head_dim_v)
+    buffers = lay_out(
+        ("Q", sizes["Q"], f"{t} [{max(d, dv)}][{q}][{SLAB}], the block's query rows, in the end its output"),
+        ("K", sizes["K"], f"{t} [{stages}][{d}][{kv}][{SLAB}], the keys of {stages} tiles"),
+        ("V", sizes["V"], f"{t} [{stages}][{dv}][{kv}][{SLAB}], the values of {stages} tiles"),
+        ("BARRIERS", sizes["BARRIERS"], f"mbarrier [1 + 4 * {stages}], see the kernel"),
+        ("VISITS", sizes["VISITS"], f"int [{stages}], which tile a stage holds"),
+        align=SWIZZLE_ATOM,
+    )
+    decisions = (
+        Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
+        Decision(
+            "warpgroups", f"1 + {groups}", f"one copies; {groups} compute 64 rows each, one's softmax beside another's products"
+        ),
+        Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", "as the spec asks" if spec.schedule.block_q else WHY_TILE),
+        Decision("stages", str(stages), "the copies of later tiles are under way while these are used"),
+        Decision(
+            "registers",
+            f"{producer} and {consumer} a thread",
+            f"copying needs few; about {registers(spec, tile)} hold O, S and P",
+        ),
+        Decision("swizzle", "128 bytes", ATOM_NAMES + ", so that neither TMA nor wgmma meets a bank conflict"),
+    )
+    roles = Roles(groups, producer, consumer)
+    return Plan("hopper", "hopper", arch, q, kv, tile.warps, stages, tile_bounds(spec), decisions, buffers, roles=roles)
+
+
+WHY_TILE = "the largest whose O, S and P fit a consumer's registers, and whose stages fit shared memory"
