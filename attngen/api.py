@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from os import PathLike
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from attngen.device.arrays import CPU, ArgumentError, ArrayView, empty_like_owner, view
 from attngen.device.binding import Apart, Bound, bind, check_params, measure, refuse_unknown, shapes_to_allocate
@@ -17,7 +17,7 @@ from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import KernelSource
 from attngen.plan import Decision, Plan, PlanRefusal, choose, find_arch
 from attngen.plan.arch import Arch
-from attngen.spec.attention import RUNGS, AttentionSpec
+from attngen.spec.attention import AttentionSpec, Rung
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES
 
@@ -298,7 +298,7 @@ def _standard(
     mode: str,
     device: str,
 ) -> CompiledAttention:
-    if mode not in ("auto", *RUNGS):
+    if mode not in get_args(Rung):
         raise ArgumentError(f"mode is {mode!r}; expected naive, tiled, fused or auto")
     return compile(standard_spec(dtype, head_dim, head_dim_v, mask, is_causal, scale), kernel=mode, device=device)
 

@@ -16,7 +16,7 @@ SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned
 ATOM_NAMES = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
 MAX_THREADS_OF_REGISTERS = 65536
 OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on their way
-# Registers of the producer's and of a consumer's threads, by the number of consumers: multiples of 8 within those of the launch.
+# Registers of a producer's and of a consumer's thread, by the number of consumers: multiples of 8 within those of the launch.
 REGISTERS = {2: (24, 240), 3: (32, 160)}
 
 

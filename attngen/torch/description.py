@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import index
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 
 from attngen.api import standard_spec
 from attngen.device.arrays import ArgumentError
 from attngen.language import to_text, traced
-from attngen.spec.attention import RUNGS, AttentionSpec, Rung
+from attngen.spec.attention import AttentionSpec, Rung
 from attngen.spec.dtypes import DTYPES
 
 Written = str | Callable[..., Any] | None
-MODES = ("auto", *RUNGS)
+MODES: tuple[str, ...] = get_args(Rung)
 
 
 @dataclass(frozen=True, eq=False)
