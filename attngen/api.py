@@ -14,7 +14,7 @@ from attngen.device.binding import Apart, Bound, bind, check_params, measure, re
 from attngen.device.protocol import Device, Kernel
 from attngen.device.tuned import Bucket, Winner, bucket_of, is_open, remembered
 from attngen.emit.emitter import emit
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.kernel_source import MULTIPROCESSORS, KernelSource
 from attngen.plan import Decision, Plan, PlanRefusal, choose, find_arch
 from attngen.plan.arch import Arch
 from attngen.spec.attention import AttentionSpec, Rung
@@ -120,7 +120,7 @@ class CompiledAttention:
     def bind(self, arrays: dict[str, ArrayView], params: Mapping[str, int | float]) -> Bound:
         """Check `arrays` (by the names of the source's tensors) and params, allocate into `arrays` what is not there, and
         give the launches. Raises ArgumentError, ObligationError."""
-        sizes = measure(self.source, arrays)
+        sizes = measure(self.source, arrays) | {MULTIPROCESSORS: self.device.multiprocessors}
         self._check_place(arrays["Q"])
         _check_indices(self.spec, sizes, params)
         for name, shape in shapes_to_allocate(self.source, sizes).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import prod
 from typing import Any
@@ -171,9 +171,10 @@ def bind(source: KernelSource, arrays: Mapping[str, ArrayView], sizes: dict[str,
     launches = []
     for entry in source.entry_points:
         grid = tuple(component(sizes) for component in entry.grid)
-        if any(n > most for n, most in zip(grid, MAX_GRID, strict=True)):
+        whole = tuple(replace(component, at_most="")(sizes) for component in entry.grid)
+        if any(n > most for n, most in zip(whole, MAX_GRID, strict=True)):
             raise ArgumentError(
-                f"{entry.name} would need a grid of {_shape(grid)} blocks; CUDA has at most {_shape(MAX_GRID)}. "
+                f"{entry.name} would need a grid of {_shape(whole)} blocks; CUDA has at most {_shape(MAX_GRID)}. "
                 "Split the call over batch or heads"
             )
         if 0 not in grid:
@@ -239,7 +240,7 @@ def _memory(spec: TensorSpec, array: ArrayView) -> Memory:
     steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
     low, high = sum(min(s, 0) for s in steps), sum(max(s, 0) for s in steps)
     size = array.dtype.bytes
-    return Memory(spec.name, array.pointer + low * size, (high - low + 1) * size, spec.role != "input")
+    return Memory(spec.name, array.pointer + low * size, (high - low + 1) * size, spec.role != "input", spec.role == "counter")
 
 
 def check_params(source_params: Mapping[str, tuple[str, Number | None]], given: Mapping[str, Any]) -> dict[str, Number]:

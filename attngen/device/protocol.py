@@ -43,12 +43,16 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A range of memory that the launches may touch; the emulated device's checked mode reports anything outside."""
+    """A range of memory that the launches may touch; the emulated device's checked mode reports anything outside.
+
+    A counter is set to 0 before the first launch.
+    """
 
     name: str
     pointer: int
     bytes: int
     writable: bool
+    counter: bool = False
 
 
 class Kernel(Protocol):
@@ -58,7 +62,7 @@ class Kernel(Protocol):
     def source(self) -> KernelSource: ...
 
     def launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], stream: int | None = None) -> None:
-        """Run `launches` in order. `stream` is a driver stream handle (cuda); memory is read by the emulated device only."""
+        """Run `launches` in order. `stream` is a driver stream handle (cuda)."""
         ...
 
 
@@ -70,5 +74,8 @@ class Device(Protocol):
 
     @property
     def arch(self) -> str: ...
+
+    @property
+    def multiprocessors(self) -> int: ...
 
     def compile(self, source: KernelSource) -> Kernel: ...

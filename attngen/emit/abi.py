@@ -37,6 +37,8 @@ def tensor_specs(spec: AttentionSpec, plan: Plan, variant: Variant) -> tuple[Ten
         tensors.append(TensorSpec("lse", "output", "fp32", ("batch", q_heads, "q_len")))
     if not plan.is_fused:
         tensors.append(TensorSpec("S", "workspace", "fp32", ("batch", q_heads, "q_len", "kv_len")))
+    if plan.roles is not None:
+        tensors.append(TensorSpec("next_work", "counter", "int32", (1,)))
     for span in variant.spans:
         tensors += range_specs(spec, plan, span)
     return tuple(tensors)

@@ -211,11 +211,12 @@ class File:
         threads: int | None = None,
         threads_name: str = "THREADS",
         shared: bool = False,
+        at_most: str = "",
     ) -> KernelText:
         entry = EntryPoint(
             name=f"{self.spec.name}_{suffix}",
             parameters=tuple(parameters),
-            grid=(Product(grid), Product(()), Product(())),
+            grid=(Product(grid, at_most), Product(()), Product(())),
             block=(self.plan.threads if threads is None else threads, 1, 1),
             shared_bytes=self.plan.shared_bytes if shared else 0,
             shared_buffers=self.plan.buffers if shared else (),

@@ -6,7 +6,7 @@ from typing import Any
 
 from attngen.emit import abi
 from attngen.emit.file import ConstantLine, File, KernelText
-from attngen.emit.kernel_source import CeilDiv, Extent, Parameter
+from attngen.emit.kernel_source import MULTIPROCESSORS, CeilDiv, Extent, Parameter
 from attngen.emit.wgmma import Wgmma
 from attngen.plan import fused_mma, fused_simt, hopper, tiled
 from attngen.plan.tiling import Tile
@@ -255,11 +255,13 @@ class Hopper(Fused):
             self.pointer("O", writable=True),
             *abi.strides("O", "bhs"),
             *lse,
-            *self.sizes(),
+            Parameter("next_work", "unsigned*", "data", "next_work"),
+            *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
             *self.captured(v.score, v.mask, v.sink, v.kv_range, v.classify),
         ]
         grid = self.head_grid(CeilDiv("q_len", self.plan.block_q))
-        return {"hopper": self.kernel("hopper", grid, parameters, threads_name="THREADS, 1", shared=True)}
+        bounds = "THREADS, 1"
+        return {"hopper": self.kernel("hopper", grid, parameters, None, bounds, shared=True, at_most=MULTIPROCESSORS)}
 
     def sections(self) -> dict[str, str]:
         sections = super().sections()
@@ -271,10 +273,12 @@ class Hopper(Fused):
             f"pack_{self.spec.dtype.name}",
             *self.exponentials(),
             *self.variant.primitives,
+            "special_registers",
             "mbarrier",
             "tma_load",
             "setmaxnreg",
             "wgmma",
+            *([] if self._own_output() else ["proxy_fence"]),
         ]
 
     def products(self) -> list[Wgmma]:
@@ -307,11 +311,18 @@ class Hopper(Fused):
             ConstantLine("int", "K_STEPS", str(steps), "wgmma steps of 16 over the head size" + what),
             ConstantLine("int", "Q_SLAB", "BLOCK_Q * ROW_BYTES", "bytes"),
             ConstantLine("int", "KV_SLAB", "BLOCK_KV * ROW_BYTES"),
-            ConstantLine("int", "END", "-1", "in the place of a tile: there is no other"),
+            *([] if self._own_output() else [ConstantLine("int", "O_SMEM", "Q_SMEM", "after the last Q K^T")]),
         ]
 
     def context(self) -> dict[str, Any]:
-        return super().context() | {"chunk": 8}
+        return super().context() | {
+            "own_output": self._own_output(),
+            "tiles_read_captured": self.reads_captured(self.variant.kv_range, self.variant.classify, scale=False),
+        }
+
+    def _own_output(self) -> bool:
+        """Whether the output has a buffer by itself."""
+        return any(b.name == "O" for b in self.plan.buffers)
 
 
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Binding = Literal["data", "map", "stride", "step", "size", "param"]
-Role = Literal["input", "output", "workspace"]
+Role = Literal["input", "output", "workspace", "counter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,23 @@ def evaluate_extent(extent: Extent, sizes: dict[str, int]) -> int:
             return -(-sizes[size] // by)
 
 
+MULTIPROCESSORS = "multiprocessors"  # the size that says how many SMs the device has
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of extents: one component of a grid."""
+    """A product of extents, or the size named `at_most` where that is less: one component of a grid."""
 
     factors: tuple[Extent, ...]
+    at_most: str = ""
 
     def __call__(self, sizes: dict[str, int]) -> int:
-        return prod(evaluate_extent(f, sizes) for f in self.factors)
+        product = prod(evaluate_extent(f, sizes) for f in self.factors)
+        return min(product, sizes[self.at_most]) if self.at_most else product
 
     def __str__(self) -> str:
-        return " * ".join(map(str, self.factors)) or "1"
+        product = " * ".join(map(str, self.factors)) or "1"
+        return f"min({product}, {self.at_most})" if self.at_most else product
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,11 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor that the kernels read or write. Workspaces are contiguous; outputs are allocated contiguous if not given."""
+    """A tensor that the kernels read or write. Workspaces are contiguous; outputs are allocated contiguous if not given.
+
+    A counter is one number that must be 0 before a launch, and is 0 again after it; launches that may run at the same time
+    need one each.
+    """
 
     name: str
     role: Role

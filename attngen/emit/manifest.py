@@ -22,12 +22,13 @@ VERSION = 1
 
 
 def to_manifest(source: KernelSource) -> str:
-    """The manifest of `source`. A grid component is a product; an extent is a number, the name of a dimension, or
+    """The manifest of `source`. A grid component is a product, or
+    {"product": [...], "at_most": name}; an extent is a number, the name of a dimension, or
     {"ceil": name, "by": n} for ceil(name / n)."""
     entries = [
         {
             "name": e.name,
-            "grid": [[_extent(f) for f in component.factors] for component in e.grid],
+            "grid": [_component(component) for component in e.grid],
             "block": list(e.block),
             "shared_bytes": e.shared_bytes,
             "shared_buffers": [asdict(b) for b in e.shared_buffers],
@@ -63,7 +64,7 @@ def from_manifest(manifest: str, text: str) -> KernelSource:
 
 
 def _entry(e: dict[str, Any]) -> EntryPoint:
-    x, y, z = (Product(tuple(map(_read_extent, component))) for component in e["grid"])
+    x, y, z = map(_read_component, e["grid"])
     block_x, block_y, block_z = e["block"]
     return EntryPoint(
         name=e["name"],
@@ -73,6 +74,17 @@ def _entry(e: dict[str, Any]) -> EntryPoint:
         shared_bytes=e["shared_bytes"],
         shared_buffers=tuple(SharedBuffer(**b) for b in e["shared_buffers"]),
     )
+
+
+def _component(component: Product) -> Any:
+    factors = [_extent(f) for f in component.factors]
+    return {"product": factors, "at_most": component.at_most} if component.at_most else factors
+
+
+def _read_component(component: Any) -> Product:
+    if isinstance(component, dict):
+        return Product(tuple(map(_read_extent, component["product"])), component["at_most"])
+    return Product(tuple(map(_read_extent, component)))
 
 
 def _extent(extent: Extent) -> int | str | dict[str, int | str]:

@@ -27,7 +27,7 @@ def shape_text(tensor: TensorSpec) -> str:
 
 
 def shape_line(tensor: TensorSpec) -> str:
-    role = {"input": "", "output": ", written", "workspace": ", workspace"}[tensor.role]
+    role = {"input": "", "output": ", written", "workspace": ", workspace", "counter": ", counter"}[tensor.role]
     return f"{tensor.name:<4} {tensor.dtype} {shape_text(tensor)}{role}"
 
 

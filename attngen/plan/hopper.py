@@ -26,12 +26,12 @@ def tile(consumers: int, block_kv: int, stages: int) -> Tile:
 
 # By the larger head size; the fastest first.
 PREFERRED: dict[int, tuple[Tile, ...]] = {
-    64: (tile(3, 128, 3),),
-    128: (tile(2, 128, 2),),
-    192: (tile(2, 96, 2),),
-    256: (tile(2, 64, 2),),
+    64: (tile(3, 128, 3), tile(3, 96, 3), tile(2, 128, 3)),
+    128: (tile(3, 80, 3), tile(2, 128, 2), tile(2, 96, 2)),
+    192: (tile(2, 112, 2), tile(2, 96, 2), tile(2, 80, 2), tile(2, 64, 2)),
+    256: (tile(2, 80, 2), tile(2, 64, 2), tile(2, 48, 2)),
 }
-POSSIBLE = tuple(tile(c, kv, s) for c in (3, 2) for kv in (176, 160, 128, 112, 96, 80, 64) for s in (4, 3, 2))
+POSSIBLE = tuple(tile(c, kv, s) for c in (3, 2) for kv in (176, 160, 128, 112, 96, 80, 64, 48) for s in (4, 3, 2))
 
 
 def consumers(tile: Tile) -> int:
@@ -50,8 +50,9 @@ def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
         "Q": tile.block_q * max(d, dv),
         "K": tile.stages * tile.block_kv * d,
         "V": tile.stages * tile.block_kv * dv,
-        "BARRIERS": 8 * (1 + 4 * tile.stages),
+        "BARRIERS": 8 * (2 + 4 * tile.stages),
         "VISITS": 4 * tile.stages,
+        "WORK": 16,
     }
 
 
@@ -97,13 +98,21 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     sizes, t = shared_bytes(spec, tile), spec.dtype.name
     d, dv = slabs(spec.head_dim), slabs(spec.head_dim_v)
     buffers = lay_out(
-        ("Q", sizes["Q"], f"{t} [{max(d, dv)}][{q}][{SLAB}], the block's query rows, in the end its output"),
+        ("Q", sizes["Q"], f"{t} [{max(d, dv)}][{q}][{SLAB}], the query rows"),
         ("K", sizes["K"], f"{t} [{stages}][{d}][{kv}][{SLAB}], the keys of {stages} tiles"),
         ("V", sizes["V"], f"{t} [{stages}][{dv}][{kv}][{SLAB}], the values of {stages} tiles"),
-        ("BARRIERS", sizes["BARRIERS"], f"mbarrier [1 + 4 * {stages}], see the kernel"),
+        ("BARRIERS", sizes["BARRIERS"], f"mbarrier [2 + 4 * {stages}], see the kernel"),
         ("VISITS", sizes["VISITS"], f"int [{stages}], which tile a stage holds"),
+        ("WORK", sizes["WORK"], "which rows and head Q holds"),
         align=SWIZZLE_ATOM,
     )
+    own_output = sizes["Q"] + buffers[-1].offset + SWIZZLE_ATOM <= arch.shared_per_block
+    if own_output:
+        buffers = lay_out(
+            *((b.name, b.bytes, b.what) for b in buffers),
+            ("O", sizes["Q"], f"{t} [{dv}][{q}][{SLAB}], the block's output"),
+            align=SWIZZLE_ATOM,
+        )
     decisions = (
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
         Decision(
@@ -116,6 +125,12 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             f"{producer} and {consumer} a thread",
             f"copying needs few; about {registers(spec, tile)} hold O, S and P",
         ),
+        Decision(
+            "O in shared memory",
+            "by itself" if own_output else "in the place of Q",
+            "the next Q is copied meanwhile" if own_output else "there is no room for both",
+        ),
+        Decision("blocks", "one for each SM", "each takes rows from a counter, the longest first, and copies ahead for the next"),
         Decision("swizzle", "128 bytes", ATOM_NAMES + ", so that neither TMA nor wgmma meets a bank conflict"),
     )
     roles = Roles(groups, producer, consumer)

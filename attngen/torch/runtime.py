@@ -77,6 +77,25 @@ def runtime(text: str, device: Any) -> Emulated | OnGpu:
     return found
 
 
+_counters: dict[tuple[int, int], Tensor] = {}  # by device and stream
+
+
+def counter_of(device: Any, stream: int) -> Tensor:
+    """A zero in the device's memory for the launches on a stream, each of which leaves it zero. A graph that is being captured
+    gets one of its own, which the graph sets to zero: it may be replayed on any stream."""
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(1, dtype=torch.int32, device=device)
+    found = _counters.get((device.index, stream))
+    if found is None:
+        with _lock:
+            found = _counters.get((device.index, stream))
+            if found is None:
+                found = torch.zeros(1, dtype=torch.int32, device=device)
+                torch.cuda.current_stream(device).synchronize()  # `stream` may be another one
+                _counters[device.index, stream] = found
+    return found
+
+
 class Runtime:
     """One compiled spec. Its kinds are called with tensors, and give (O, lse), written to `out` and `lse` where these are
     given, on the driver's `stream` (the current one by default)."""
@@ -225,12 +244,14 @@ class Call:
         alignment = max(t.alignment for t in compiled.source.tensors if t.name in ("Q", "K", "V"))
         self._misaligned = max(alignment - 1, 0)  # the bits of an address that must not be set
         self._shape, self._strides = tuple(o.shape), tuple(o.stride())
+        self._counted = any(t.role == "counter" for t in compiled.source.tensors)
         self._others = tuple((tuple(arrays[n].owner.shape), arrays[n].owner.dtype) for n in names)
         self._no_lse = None if compiled.spec.lse else no_lse(q.device)
         self._device = q.device
         self._index: int = q.device.index
         order = ("Q", "K", "V", "O", *names, *owner.input_names)
         self._apart = Apart([arrays[n] for n in order]) if given else None
+        order += tuple(t.name for t in compiled.source.tensors if t.role == "counter")
         self._repeat = None
         if bound.launches:
             self._repeat = compiled.kernel.repeat(bound.launches, order)  # type: ignore[attr-defined]
@@ -267,6 +288,9 @@ class Call:
         if self._repeat is not None:
             if stream is None:
                 stream = torch._C._cuda_getCurrentRawStream(self._index)
+            if self._counted:
+                counter = counter_of(self._device, stream)
+                addresses.append(counter.data_ptr())
             if torch._C._cuda_getDevice() == self._index:
                 self._repeat(addresses, stream)
             else:

@@ -34,7 +34,13 @@ class CudaKernel:
 
         Raises DeviceError where the driver refuses.
         """
+        from cuda.bindings import driver
+
         self.device.set_current()
+        for counter in (m for m in memory if m.counter):
+            (status,) = driver.cuMemsetD32Async(counter.pointer, 0, counter.bytes // 4, stream or 0)
+            if status != driver.CUresult.CUDA_SUCCESS:
+                raise DeviceError(f"the driver could not set a counter to zero: {status.name}")
         self.repeat(launches, ())((), stream or 0)
 
     def repeat(self, launches: tuple[Launch, ...], order: tuple[str, ...]) -> Repeated:
@@ -79,6 +85,7 @@ class CudaDevice:
         self.arch = arch_name(major, minor)
         self.name = f"cuda:{ordinal}"
         self.description: str = self._device.name
+        self.multiprocessors: int = self._device.properties.multiprocessor_count
         self._kernels: dict[KernelSource, CudaKernel] = {}
         self._lock = Lock()
 

@@ -20,6 +20,7 @@ from attngen.device.protocol import DeviceError, Launch, Memory
 from attngen.device.tensor_map import MappedTensor
 from attngen.emit.kernel_source import KernelSource
 
+MULTIPROCESSORS = 2  # so that a block which takes work until there is none takes some more than once
 ACCESS_BUDGET = 2**32  # accesses of one thread before it counts as an endless loop
 _lock = threading.Lock()  # the runtime of a library holds the state of one launch
 
@@ -104,6 +105,8 @@ class EmulatedKernel:
     def _launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...]) -> None:
         if self._loaded is None:
             self._loaded = ctypes.CDLL(str(self.library))
+        for counter in (m for m in memory if m.counter):
+            ctypes.memset(counter.pointer, 0, counter.bytes)
         ranges = (_Range * len(memory))(*(_Range(m.pointer, m.bytes, int(m.writable)) for m in memory))
         counts = (ctypes.c_uint64 * max(1, len(self.translated.instructions)))()
         totals = (ctypes.c_uint64 * 3)()
@@ -204,6 +207,7 @@ class EmulatedDevice:
         self.arch = arch
         self.checked = checked
         self.seed = seed
+        self.multiprocessors = MULTIPROCESSORS
 
     def compile(self, source: KernelSource) -> EmulatedKernel:
         """The kernel of `source`, from the cache or the host compiler. Raises CompilationError, DeviceError."""

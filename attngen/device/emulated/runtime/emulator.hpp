@@ -140,6 +140,7 @@ inline unsigned ballot(int line, unsigned mask, bool vote) {
 
 // The value before the update is the result.
 #define atomicAdd(address, by) emulator::atomic_update(address, by, [](unsigned a, unsigned b) { return a + b; }, __LINE__)
+#define atomicInc(address, most) emulator::atomic_update(address, most, [](unsigned a, unsigned b) { return a >= b ? 0 : a + 1; }, __LINE__)
 #define atomicExch(address, value) emulator::atomic_update(address, value, [](unsigned, unsigned b) { return b; }, __LINE__)
 
 template <typename To, typename From> inline To bits_as(From from) {
