@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import re
 import shutil
 import subprocess
@@ -39,10 +40,16 @@ def _link(text: str, name: str, flags: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory() as work:
         kernel, compiled, library = (Path(work) / f for f in (f"{name}.cpp", "kernel.o", "kernel.so"))
         kernel.write_text(text)
-        objects = [_object(f.name) for f in sorted(RUNTIME.glob("*.cpp"))]
+        objects = _runtime_objects()
         _run([*flags, "-c", str(kernel), "-o", str(compiled)], name)
         _run(["-shared", str(compiled), *map(str, objects), "-o", str(library)], name)
         return library.read_bytes()
+
+
+def _runtime_objects() -> list[Path]:
+    """The runtime's files, compiled, by each process in an order of its own: those that start at once share the work."""
+    files = [f.name for f in RUNTIME.glob("*.cpp")]
+    return sorted(_object(f) for f in random.sample(files, len(files)))
 
 
 def _object(file: str) -> Path:

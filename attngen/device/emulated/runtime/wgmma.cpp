@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
-#include <memory>
+#include <list>
 
 #include "state.hpp"
 
@@ -31,10 +31,11 @@ struct ThreadState {
     size_t issued = 0;              // products
     unsigned committed = 0, received = 0;   // groups
     bool fenced = false;
-    std::deque<std::unique_ptr<Held>> held;
+    std::list<Held> held;
 };
 
 struct Warpgroup {
+    bool used = false;
     int agent = -1;
     size_t first_product = 0;       // the number of products.front()
     std::deque<Product> products;
@@ -43,7 +44,7 @@ struct Warpgroup {
     ThreadState threads[THREADS];
 };
 
-std::vector<std::unique_ptr<Warpgroup>> warpgroups;
+std::deque<Warpgroup> warpgroups;
 
 // An operand in shared memory: rows of 128 bytes, swizzled; descriptors as PTX ISA, "Matrix descriptor format".
 struct Operand {
@@ -69,12 +70,12 @@ Operand operand(unsigned long long descriptor, bool transposed, int line) {
 }
 
 Warpgroup& warpgroup() {
-    auto& found = warpgroups[current->index / THREADS];
-    if (found) return *found;
+    Warpgroup& g = warpgroups[current->index / THREADS];
+    if (g.used) return g;
     if (current->index / THREADS * THREADS + THREADS > int(fibers.size())) report(Kind::DIVERGENT_WARPGROUP, "wgmma needs four warps, of numbers from a multiple of four on", 0);
-    found = std::make_unique<Warpgroup>();
-    if (launch.checked) found->agent = new_agent(Background::WGMMA, current->index);
-    return *found;
+    g.used = true;
+    if (launch.checked) g.agent = new_agent(Background::WGMMA, current->index);
+    return g;
 }
 
 ThreadState& mine(Warpgroup& g) { return g.threads[current->index % THREADS]; }
@@ -95,15 +96,15 @@ void check_untouched(const Held& held, int line) {
 // Takes the accumulator from the thread, where no product under way has it already.
 Held* hold(ThreadState& t, const Wgmma& product, int line) {
     const size_t count = product.columns / 2;
-    for (auto& held : t.held) {
-        if (held->registers + held->values.size() <= product.d || product.d + count <= held->registers) continue;
-        if (held->registers != product.d || held->values.size() != count) report(Kind::ACCUMULATOR, "two wgmma under way have overlapping accumulators of different shapes", line);
-        check_untouched(*held, line);
-        return held.get();
+    for (Held& held : t.held) {
+        if (held.registers + held.values.size() <= product.d || product.d + count <= held.registers) continue;
+        if (held.registers != product.d || held.values.size() != count) report(Kind::ACCUMULATOR, "two wgmma under way have overlapping accumulators of different shapes", line);
+        check_untouched(held, line);
+        return &held;
     }
-    t.held.push_back(std::make_unique<Held>(Held{product.d, std::vector<float>(product.d, product.d + count), 0}));
+    t.held.push_back({product.d, std::vector<float>(product.d, product.d + count), 0});
     for (size_t i = 0; i < count; ++i) memcpy(product.d + i, &IN_FLIGHT, 4);
-    return t.held.back().get();
+    return &t.held.back();
 }
 
 void check_operands(const Warpgroup& g, const Product& p) {
@@ -212,20 +213,20 @@ void wgmma_wait(int pending, int line) {
     t.received = std::max(t.received, done);
     if (launch.checked) current->clock[g.agent] = std::max(current->clock[g.agent], done);
     for (auto held = t.held.begin(); held != t.held.end();) {
-        if ((*held)->last_group >= done) {
+        if (held->last_group >= done) {
             ++held;
             continue;
         }
-        check_untouched(**held, line);
-        memcpy((*held)->registers, (*held)->values.data(), (*held)->values.size() * sizeof(float));
+        check_untouched(*held, line);
+        memcpy(held->registers, held->values.data(), held->values.size() * sizeof(float));
         held = t.held.erase(held);
     }
 }
 
 void end_thread_wgmma() {
-    const auto& g = warpgroups[current->index / THREADS];
-    if (g && !g->threads[current->index % THREADS].held.empty())
-        report(Kind::IN_FLIGHT, "a thread ends while a wgmma of it has not been waited for", g->products.empty() ? 0 : g->products.front().line);
+    const Warpgroup& g = warpgroups[current->index / THREADS];
+    if (g.used && !g.threads[current->index % THREADS].held.empty())
+        report(Kind::IN_FLIGHT, "a thread ends while a wgmma of it has not been waited for", g.products.empty() ? 0 : g.products.front().line);
 }
 
 }  // namespace emulator
