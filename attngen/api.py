@@ -232,7 +232,8 @@ def compile(
     of_tensors = None
     if _of_tensors and isinstance(device, str) and arch is None and device != "emulated:fast":  # those it cannot be told
         of_tensors = _of_tensors[-1](spec, kernel, given, place.name if place.name.startswith("cuda") else "cpu")
-    found = remembered(spec, plan.arch.name) if place.name.startswith("cuda") and plan.rung == "fused" and is_open(spec) else {}
+    tunable = place.name.startswith("cuda") and plan.is_fused and is_open(spec)
+    found = remembered(spec, plan.arch.name, plan.rung) if tunable else {}
     return CompiledAttention(spec, plan, place.compile(emit(spec, plan)), place, given, of_tensors, found)
 
 

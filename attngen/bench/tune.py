@@ -19,7 +19,7 @@ from attngen.device.cuda.compiler import cubin
 from attngen.device.tuned import Bucket, Winner, bucket_of, remember
 from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import KernelSource
-from attngen.plan import Plan, candidates, choose
+from attngen.plan import Plan, automatic, candidates, choose
 from attngen.plan.arch import ARCHES
 from attngen.reference.compare import unit_in_last_place
 from attngen.reference.torch_oracle import torch_attention
@@ -60,17 +60,18 @@ class Outcome:
 
 
 def tune(case: Case, params: Mapping[str, int | float], rounds: int, progress: Callable[[str], None]) -> Outcome:
-    """Time every schedule of the fused rung that fits `case`, the most promising again and longer, and remember the fastest.
+    """Time every schedule of the automatic rung that fits, the most promising again and longer, and remember the fastest.
 
     Raises AssertionError where a candidate computes something else than the planner's choice does: a bug, never remembered.
     """
     spec = case.spec
     place = CudaDevice()
     arch = ARCHES[place.arch]
-    planned = choose(spec, arch, "fused")
-    own = Schedule("fused", planned.block_q, planned.block_kv, planned.stages, planned.warps)
+    rung = automatic(spec, arch)
+    planned = choose(spec, arch, rung)
+    own = Schedule(rung, planned.block_q, planned.block_kv, planned.stages, planned.warps)
     schedules = list(dict.fromkeys([own, *candidates(spec, arch)]))
-    plans = {s: choose(replace(spec, schedule=s), arch, "fused") for s in schedules}
+    plans = {s: choose(replace(spec, schedule=s), arch, rung) for s in schedules}
     sources = {s: emit(spec, plan) for s, plan in plans.items()}
     _compile_all(list(sources.values()), progress)
     kernels = {s: OnGpu(CompiledAttention(spec, plans[s], place.compile(sources[s]), place)) for s in schedules}

@@ -31,21 +31,22 @@ def bucket_of(sizes: Mapping[str, int]) -> Bucket:
 
 
 def is_open(spec: AttentionSpec) -> bool:
-    """Whether the spec leaves the schedule of the fused rung to be found."""
-    return replace(spec.schedule, rung="auto") == Schedule() and spec.schedule.rung in ("auto", "fused")
+    """Whether the spec leaves the schedule of a fused rung to be found."""
+    return replace(spec.schedule, rung="auto") == Schedule() and spec.schedule.rung in ("auto", "fused", "hopper")
 
 
 def remember(spec: AttentionSpec, arch: str, bucket: Bucket, winner: Winner) -> bool:
-    """Keep `winner` for this variant, whatever it is called; whether it is kept now."""
-    return CACHE.keep(f"{_variant(spec, arch)}-{bucket[0]}-{bucket[1]}.json", json.dumps(asdict(winner)).encode())
+    """Keep `winner` for this variant and rung, whatever it is called; whether it is kept now."""
+    variant = _variant(spec, arch, winner.schedule.rung)
+    return CACHE.keep(f"{variant}-{bucket[0]}-{bucket[1]}.json", json.dumps(asdict(winner)).encode())
 
 
-def remembered(spec: AttentionSpec, arch: str) -> dict[Bucket, Winner]:
-    """What was found for this variant."""
+def remembered(spec: AttentionSpec, arch: str, rung: str) -> dict[Bucket, Winner]:
+    """What was found for this variant and rung."""
     found: dict[Bucket, Winner] = {}
     for entry in CACHE.entries():
         variant, _, bucket = entry.name.removesuffix(".json").partition("-")
-        data = CACHE.find(entry.name) if variant == _variant(spec, arch) else None
+        data = CACHE.find(entry.name) if variant == _variant(spec, arch, rung) else None
         if data is not None:
             fields = json.loads(data)
             keys, rows = map(int, bucket.split("-"))
@@ -53,5 +54,5 @@ def remembered(spec: AttentionSpec, arch: str) -> dict[Bucket, Winner]:
     return found
 
 
-def _variant(spec: AttentionSpec, arch: str) -> str:
-    return digest(to_text(replace(spec, name="tuned", schedule=Schedule())), arch)
+def _variant(spec: AttentionSpec, arch: str, rung: str) -> str:
+    return digest(to_text(replace(spec, name="tuned", schedule=Schedule())), arch, rung)

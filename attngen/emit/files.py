@@ -277,14 +277,16 @@ class Hopper(Fused):
             "mbarrier",
             "tma_load",
             "setmaxnreg",
+            *(["named_barrier"] if self.plan.roles and self.plan.roles.turns else []),
             "wgmma",
             *([] if self._own_output() else ["proxy_fence"]),
+            *(["ldmatrix"] if self.plan.q_in_registers else []),
         ]
 
     def products(self) -> list[Wgmma]:
         dtype = self.spec.dtype.name
         return [
-            Wgmma("wgmma_qk", self.plan.block_kv, dtype),
+            Wgmma("wgmma_qk", self.plan.block_kv, dtype, a_in_registers=self.plan.q_in_registers),
             Wgmma("wgmma_pv", self.spec.head_dim_v, dtype, a_in_registers=True, b_transposed=True),
         ]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from attngen.plan import fused_mma, fused_simt, hopper, naive, tiled
 from attngen.plan.arch import Arch
 from attngen.plan.plan import Plan
 from attngen.plan.tiling import Tile
-from attngen.spec.attention import AttentionSpec, Schedule
+from attngen.spec.attention import RUNGS, AttentionSpec, Rung, Schedule
 
 Proposer = Callable[[AttentionSpec, Arch], Plan]
 Tiles = Callable[[AttentionSpec, Arch], tuple[Tile, ...]]
@@ -28,20 +29,31 @@ TILES: dict[str, Tiles] = {"fused_mma": fused_mma.tiles, "fused_simt": fused_sim
 
 
 def candidates(spec: AttentionSpec, arch: Arch) -> tuple[Schedule, ...]:
-    """What the fused rung could be asked for on `arch`, by the plan's own model of registers and shared memory."""
-    name = next(name for name, rung, suits, _ in SCHEDULES if rung == "fused" and suits(spec, arch))
-    return tuple(Schedule("fused", t.block_q, t.block_kv, t.stages, t.warps) for t in TILES[name](spec, arch))
+    """What "auto" could be asked for on `arch`, by the plan's own model of registers and shared memory."""
+    best = automatic(spec, arch)
+    name = next(name for name, rung, suits, _ in SCHEDULES if rung == best and suits(spec, arch))
+    return tuple(Schedule(best, t.block_q, t.block_kv, t.stages, t.warps) for t in TILES[name](spec, arch))
+
+
+def automatic(spec: AttentionSpec, arch: Arch) -> Rung:
+    """The rung that "auto" stands for: the least work and O(S) memory, for every spec of the language; the one for Hopper
+    where the architecture and the element type allow it, and the spec asks for no tile that only the other has."""
+    return "hopper" if hopper.suits(spec, arch) and replace(spec.schedule, rung="auto") == Schedule() else "fused"
+
+
+def rungs_for(spec: AttentionSpec, arch: Arch) -> tuple[Rung, ...]:
+    """Every rung that the spec can have on `arch`."""
+    return (*RUNGS, "hopper") if hopper.suits(spec, arch) else RUNGS
 
 
 def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> Plan:
-    """The plan for `spec` on `arch`. `rung` overrides the spec's own `kernel` statement.
+    """The plan for `spec` on `arch`. `rung` overrides the spec's own `kernel` statement; "auto" is what `automatic` says.
 
-    "auto" is the fused rung: it does the least work and needs O(S) memory for every spec of the language. Raises
-    PlanRefusal where an override of the spec does not fit.
+    Raises PlanRefusal where an override of the spec does not fit, or the architecture lacks what the rung needs.
     """
     wanted = rung or spec.schedule.rung
     if wanted == "auto":
-        wanted = "fused"
+        wanted = automatic(spec, arch)
     for _, of_rung, suits, propose in SCHEDULES:
         if of_rung == wanted and suits(spec, arch):
             return propose(spec, arch)

@@ -68,6 +68,11 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     return Cost(sum(shared_bytes(spec, tile).values()) + SWIZZLE_ATOM, MAX_THREADS_OF_REGISTERS // (32 * tile.warps) + over)
 
 
+def turns(spec: AttentionSpec, tile: Tile) -> str:
+    """What consumers do one after another, so that one's softmax falls beside another's products; see Roles."""
+    return "weights" if max(spec.head_dim, spec.head_dim_v) <= 64 else ""
+
+
 def suits(spec: AttentionSpec, arch: Arch) -> bool:
     return arch.has(*NEEDED) and spec.dtype.name in DTYPES
 
@@ -113,6 +118,8 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             ("O", sizes["Q"], f"{t} [{dv}][{q}][{SLAB}], the block's output"),
             align=SWIZZLE_ATOM,
         )
+    q_registers = -(-spec.head_dim // 16) * 4
+    holds = own_output and registers(spec, tile) + q_registers <= consumer
     decisions = (
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
         Decision(
@@ -126,15 +133,23 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             f"copying needs few; about {registers(spec, tile)} hold O, S and P",
         ),
         Decision(
+            "Q",
+            "in registers" if holds else "in shared memory",
+            f"its fragments take {q_registers} registers a thread" + ("; its buffer is free for the next" if holds else ""),
+        ),
+        Decision(
             "O in shared memory",
             "by itself" if own_output else "in the place of Q",
-            "the next Q is copied meanwhile" if own_output else "there is no room for both",
+            "the next Q comes meanwhile" if own_output else "there is no room for both",
         ),
-        Decision("blocks", "one for each SM", "each takes rows from a counter, the longest first, and copies ahead for the next"),
+        Decision(
+            "blocks", "one for each SM", "each takes rows from a counter, the longest first, and copies ahead for the next"
+        ),
         Decision("swizzle", "128 bytes", ATOM_NAMES + ", so that neither TMA nor wgmma meets a bank conflict"),
     )
-    roles = Roles(groups, producer, consumer)
-    return Plan("hopper", "hopper", arch, q, kv, tile.warps, stages, tile_bounds(spec), decisions, buffers, roles=roles)
+    roles = Roles(groups, producer, consumer, turns(spec, tile))
+    bounds = tile_bounds(spec)
+    return Plan("hopper", "hopper", arch, q, kv, tile.warps, stages, bounds, decisions, buffers, holds, roles=roles)
 
 
 WHY_TILE = "the largest whose O, S and P fit a consumer's registers, and whose stages fit shared memory"

@@ -1,4 +1,4 @@
-"""The hopper rung emulated: every shipped spec in 16 bits, head sizes, empty rows, thread orders; and what its SASS must not show."""
+"""The hopper rung emulated: every shipped spec in 16 bits, head sizes, empty rows, thread orders; and what its SASS shows."""
 
 from __future__ import annotations
 

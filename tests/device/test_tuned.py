@@ -37,16 +37,18 @@ def test_buckets_are_powers_of_two() -> None:
 
 def test_what_is_remembered_is_of_a_variant_and_an_architecture() -> None:
     spec = shipped("gpt2")
-    assert remembered(spec, "sm_80") == {}
+    assert remembered(spec, "sm_80", WINNER.schedule.rung) == {}
     assert remember(spec, "sm_80", (10, 13), WINNER)
     assert remember(spec, "sm_80", (11, 13), replace(WINNER, milliseconds=0.4))
-    assert remembered(replace(spec, name="other"), "sm_80") == {(10, 13): WINNER, (11, 13): replace(WINNER, milliseconds=0.4)}
-    assert remembered(spec, "sm_90a") == {}
-    assert remembered(shipped("alibi"), "sm_80") == {}
+    both = {(10, 13): WINNER, (11, 13): replace(WINNER, milliseconds=0.4)}
+    assert remembered(replace(spec, name="other"), "sm_80", WINNER.schedule.rung) == both
+    assert remembered(spec, "sm_80", "hopper") == {}
+    assert remembered(spec, "sm_90a", WINNER.schedule.rung) == {}
+    assert remembered(shipped("alibi"), "sm_80", WINNER.schedule.rung) == {}
     for entry in CACHE.entries():  # what is damaged was not found
         path = CACHE.directory / entry.name
         path.write_bytes(path.read_bytes()[:-5])
-    assert remembered(spec, "sm_80") == {}
+    assert remembered(spec, "sm_80", WINNER.schedule.rung) == {}
 
 
 def test_specs_that_say_their_schedule_are_left_alone() -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 import attngen
+from attngen.plan import ARCHES, rungs_for
 from attngen.reference.compare import lse_bound, unit_in_last_place
 from attngen.reference.problems import Shape, sample
 from attngen.reference.torch_oracle import to_torch, torch_attention, torch_math
@@ -61,7 +62,7 @@ def check(spec: AttentionSpec, kernels, shape: Shape, seed: int = 0) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_every_rung_against_float64(name: str, dtype: str) -> None:
     spec = spec_with(name, dtype)
-    kernels = [attngen.compile(spec, kernel=rung, device="cuda") for rung in RUNGS]
+    kernels = [attngen.compile(spec, kernel=rung, device="cuda") for rung in rungs_for(spec, ARCHES["sm_90a"])]
     heads = spec.q_heads or 4
     for length in LENGTHS:
         # Short rows come in numbers: the largest of a few errors would be an accident.
@@ -73,12 +74,13 @@ def test_every_rung_against_float64(name: str, dtype: str) -> None:
 @pytest.mark.parametrize(("q_len", "kv_len"), [(33, 500), (500, 33), (1, 1000)])
 def test_queries_and_keys_of_different_number(name: str, q_len: int, kv_len: int) -> None:
     spec = spec_with(name, "bf16")
-    kernels = [attngen.compile(spec, kernel=rung, device="cuda") for rung in RUNGS]
+    kernels = [attngen.compile(spec, kernel=rung, device="cuda") for rung in rungs_for(spec, ARCHES["sm_90a"])]
     check(spec, kernels, Shape(batch=16 if q_len == 1 else 2, q_heads=4, kv_heads=2, q_len=q_len, kv_len=kv_len))
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("rung", "dtype"), [(r, d) for d in ("fp16", "bf16", "fp32") for r in (*RUNGS, "hopper") if (r, d) != ("hopper", "fp32")]
+)
 def test_strided_and_expanded_tensors_are_read_in_place(rung: str, dtype: str) -> None:
     spec = spec_with("gpt2", dtype)
     kernel = attngen.compile(spec, kernel=rung, device="cuda")
@@ -93,7 +95,7 @@ def test_strided_and_expanded_tensors_are_read_in_place(rung: str, dtype: str) -
     assert max_error(out, exact) <= 2 * own + unit_in_last_place(float(exact.abs().max()), spec.dtype)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", [*RUNGS, "hopper"])
 def test_rows_with_no_key_give_zero_and_minus_infinity(rung: str) -> None:
     spec = attngen.define(dtype="bf16", head_dim=64, mask="k < q - 40", lse=True)
     q, k, v = torch.randn(3, 1, 2, 100, 64, device="cuda", dtype=torch.bfloat16)
@@ -114,7 +116,7 @@ def test_attention_function_agrees_with_torch() -> None:
             q.double(), k.double(), v.double(),
             **{names.get(n, n): (x.double() if n == "mask" and x.dtype != torch.bool else x) for n, x in kwargs.items()},
         )  # fmt: skip
-        for mode in ("auto", "naive", "tiled", "fused"):
+        for mode in ("auto", "naive", "tiled", "fused", "hopper"):
             assert max_error(attngen.attention(q, k, v, mode=mode, **kwargs), expected) < 4e-3
 
 

@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import attngen.torch  # noqa: E402
 from attngen import ArgumentError  # noqa: E402
+from attngen.plan import ARCHES, rungs_for  # noqa: E402
 from attngen.torch import Attention, attention, operator, runtime  # noqa: E402
 from attngen.torch.description import fixed_text  # noqa: E402
 from tests.torch.gpt import pair  # noqa: E402
@@ -317,7 +318,7 @@ def test_small_shapes_for_the_sanitizer(name: str) -> None:
         tensors = [to_torch(t, "cuda") for t in (problem.q, problem.k, problem.v)]
         inputs = {n: to_torch(t, "cuda") for n, t in problem.inputs.items()}
         exact, _ = torch_attention(spec, *tensors, inputs=inputs)
-        for rung in ("naive", "tiled", "fused"):
+        for rung in rungs_for(spec, ARCHES["sm_90a"]):
             result = attngen.compile(spec, kernel=rung, device="cuda")(*tensors, **inputs)
             output = result[0] if spec.lse else result
             assert error(output, exact) <= 0.05 * (1 + float(exact.abs().max())), (rung, q_len, kv_len)
