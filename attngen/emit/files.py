@@ -317,9 +317,11 @@ class Hopper(Fused):
         ]
 
     def context(self) -> dict[str, Any]:
+        v = self.variant
         return super().context() | {
             "own_output": self._own_output(),
-            "tiles_read_captured": self.reads_captured(self.variant.kv_range, self.variant.classify, scale=False),
+            "tiles_read_captured": self.reads_captured(v.kv_range, v.classify, scale=False),
+            "consumers_read_captured": self.reads_captured(v.score, v.mask, v.sink, None if v.classify else v.kv_range),
         }
 
     def _own_output(self) -> bool:

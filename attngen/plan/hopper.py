@@ -26,8 +26,8 @@ def tile(consumers: int, block_kv: int, stages: int) -> Tile:
 
 # By the larger head size; the fastest first.
 PREFERRED: dict[int, tuple[Tile, ...]] = {
-    64: (tile(3, 128, 3), tile(3, 96, 3), tile(2, 128, 3)),
-    128: (tile(3, 80, 3), tile(2, 128, 2), tile(2, 96, 2)),
+    64: (tile(2, 128, 3), tile(2, 96, 3)),
+    128: (tile(2, 128, 2), tile(2, 96, 2)),
     192: (tile(2, 112, 2), tile(2, 96, 2), tile(2, 80, 2), tile(2, 64, 2)),
     256: (tile(2, 80, 2), tile(2, 64, 2), tile(2, 48, 2)),
 }
@@ -51,8 +51,8 @@ def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
         "K": tile.stages * tile.block_kv * d,
         "V": tile.stages * tile.block_kv * dv,
         "BARRIERS": 8 * (2 + 4 * tile.stages),
-        "VISITS": 4 * tile.stages,
-        "WORK": 16,
+        "VISITS": 4 * (tile.stages + 1),
+        "PLACE": 12,
     }
 
 
@@ -70,7 +70,7 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
 
 def turns(spec: AttentionSpec, tile: Tile) -> str:
     """What consumers do one after another, so that one's softmax falls beside another's products; see Roles."""
-    return "weights" if max(spec.head_dim, spec.head_dim_v) <= 64 else ""
+    return ""
 
 
 def suits(spec: AttentionSpec, arch: Arch) -> bool:
@@ -102,13 +102,18 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     producer, consumer = REGISTERS[groups]
     sizes, t = shared_bytes(spec, tile), spec.dtype.name
     d, dv = slabs(spec.head_dim), slabs(spec.head_dim_v)
+    told = tile_bounds(spec).per_tile  # the producer classifies tiles, and tells the consumers
     buffers = lay_out(
         ("Q", sizes["Q"], f"{t} [{max(d, dv)}][{q}][{SLAB}], the query rows"),
         ("K", sizes["K"], f"{t} [{stages}][{d}][{kv}][{SLAB}], the keys of {stages} tiles"),
         ("V", sizes["V"], f"{t} [{stages}][{dv}][{kv}][{SLAB}], the values of {stages} tiles"),
         ("BARRIERS", sizes["BARRIERS"], f"mbarrier [2 + 4 * {stages}], see the kernel"),
-        ("VISITS", sizes["VISITS"], f"int [{stages}], which tile a stage holds"),
-        ("WORK", sizes["WORK"], "which rows and head Q holds"),
+        ("PLACE", sizes["PLACE"], "int [3], which rows and head Q holds"),
+        *(
+            [("VISITS", sizes["VISITS"], f"int [{stages} + 1], which tile a stage holds, and whether there is one")]
+            if told
+            else []
+        ),
         align=SWIZZLE_ATOM,
     )
     own_output = sizes["Q"] + buffers[-1].offset + SWIZZLE_ATOM <= arch.shared_per_block

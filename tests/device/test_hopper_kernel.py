@@ -18,7 +18,7 @@ from attngen.spec.dtypes import from_storage
 from tests.device.test_specs_emulated import small
 from tests.problems import SPECS, call, emitted
 
-LENGTHS = ((1, 1), (7, 7), (130, 290), (300, 200))
+LENGTHS = ((1, 1), (7, 7), (130, 290), (300, 300))
 
 
 def hopper(spec, seed: int = 0):
