@@ -113,7 +113,10 @@ class Tiled(ThreeKernels):
 
     def context(self) -> dict[str, Any]:
         v = self.variant
-        return super().context() | {
+        context = super().context()
+        return context | {
+            "partial": "its_kind != FULL || tile >= whole_tiles" if v.classify else "tile < full_tile_begin || tile >= full_tile_end",
+            "rows_of_block": bool({"q_lo", "q_hi", "q_tile"} & set(context["tile_arguments"])),
             "scores_read_captured": self.reads_captured(v.score, v.mask, v.kv_range, v.classify),
             "weights_read_captured": self.reads_captured(v.sink, v.kv_range, v.classify, scale=False),
             "tiles_read_captured": self.reads_captured(v.kv_range, v.classify, scale=False),
@@ -128,7 +131,6 @@ class Tiled(ThreeKernels):
                 "scores",
                 self.head_grid(CeilDiv("kv_len", self.plan.block_kv), q_blocks),
                 [*self.scores_parameters(), *self.captured(v.score, v.mask, v.kv_range, v.classify)],
-                threads_name="THREADS, BLOCKS",
             ),
             self.kernel(
                 self.spec.normalize,
@@ -151,15 +153,12 @@ class Tiled(ThreeKernels):
             ConstantLine("int", "BLOCK_KV", str(plan.block_kv), "keys of a tile"),
             ConstantLine("int", "BLOCK_DV", str(tiled.BLOCK_DV), "dimensions of O of a block"),
             ConstantLine("int", "THREADS", str(plan.threads)),
-            ConstantLine("int", "BLOCKS", str(plan.blocks), BLOCKS),
             ConstantLine("int", "ROW_THREADS", str(tiled.ROW_THREADS)),
-            ConstantLine("int", "COLUMN_THREADS", str(tiled.column_threads(plan.warps))),
+            ConstantLine("int", "COLUMN_THREADS", str(32 * plan.warps // tiled.ROW_THREADS)),
             ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
             ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
             ConstantLine("int", "DIMS", "BLOCK_DV / COLUMN_THREADS", "dimensions of O of a thread"),
-            ConstantLine("int", "VECTOR", str(tiled.VECTOR), "neighbouring dimensions of O that a thread has"),
-            ConstantLine("int", "SLICE_D", str(tiled.slice_d(self.spec)), "dimensions in shared memory at a time"),
-            ConstantLine("int", "SLICE_KV", str(tiled.SLICE_KV), "keys in shared memory at a time"),
+            ConstantLine("int", "SLICE", str(tiled.SLICE), "terms of the sums in shared memory at a time"),
             ConstantLine("int", "PAD", str(tiled.PAD), "floats at the end of each row of a transposed tile"),
             *([ConstantLine("int", "WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
         ]
