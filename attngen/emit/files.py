@@ -146,6 +146,7 @@ class Tiled(ThreeKernels):
 
     def constants(self) -> list[ConstantLine]:
         plan = self.plan
+        row_threads, column_threads = tiled.thread_grid(plan.warps)
         return [
             *self.infinity(),
             *self.numbers(),
@@ -153,12 +154,12 @@ class Tiled(ThreeKernels):
             ConstantLine("int", "BLOCK_KV", str(plan.block_kv), "keys of a tile"),
             ConstantLine("int", "BLOCK_DV", str(tiled.BLOCK_DV), "dimensions of O of a block"),
             ConstantLine("int", "THREADS", str(plan.threads)),
-            ConstantLine("int", "ROW_THREADS", str(tiled.ROW_THREADS)),
-            ConstantLine("int", "COLUMN_THREADS", str(32 * plan.warps // tiled.ROW_THREADS)),
+            ConstantLine("int", "ROW_THREADS", str(row_threads), "of the block's threads, as a grid over a tile"),
+            ConstantLine("int", "COLUMN_THREADS", str(column_threads)),
             ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
             ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
             ConstantLine("int", "DIMS", "BLOCK_DV / COLUMN_THREADS", "dimensions of O of a thread"),
-            ConstantLine("int", "SLICE", str(tiled.SLICE), "terms of the sums in shared memory at a time"),
+            ConstantLine("int", "SLICE", str(tiled.slice_of(self.spec)), "terms of the sums in shared memory at a time"),
             ConstantLine("int", "PAD", str(tiled.PAD), "floats at the end of each row of a transposed tile"),
             *([ConstantLine("int", "WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
         ]
