@@ -115,7 +115,6 @@ class Tiled(ThreeKernels):
         v = self.variant
         context = super().context()
         return context | {
-            "partial": "its_kind != FULL || tile >= whole_tiles" if v.classify else "tile < full_tile_begin || tile >= full_tile_end",
             "rows_of_block": bool({"q_lo", "q_hi", "q_tile"} & set(context["tile_arguments"])),
             "scores_read_captured": self.reads_captured(v.score, v.mask, v.kv_range, v.classify),
             "weights_read_captured": self.reads_captured(v.sink, v.kv_range, v.classify, scale=False),

@@ -1,4 +1,4 @@
-"""The tiled rung: the naive kernels with tiles in shared memory and in registers; tiles that the mask leaves empty are left out."""
+"""The tiled rung: the naive kernels with tiles in shared memory and in registers, and no tile that the mask leaves empty."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from attngen.spec.attention import AttentionSpec, Schedule
 
 BLOCK_DV = 64  # dimensions of O of a block
 PAD = 4  # floats at the end of each row of a transposed tile
+OTHER_REGISTERS = 30  # addresses, sizes, loops
 
 PREFERRED = (Tile(128, 64, 1, 4),)
 POSSIBLE = (*PREFERRED, Tile(64, 64, 1, 2), Tile(64, 64, 1, 4), Tile(128, 64, 1, 8), Tile(128, 128, 1, 8))
@@ -34,13 +35,17 @@ def outputs(tile: Tile) -> tuple[int, int, int]:
     return tile.block_q // rows, tile.block_kv // columns, BLOCK_DV // columns
 
 
+def fetched_ahead(spec: AttentionSpec, tile: Tile) -> int:
+    """Floats of the next slices that a thread holds while it multiplies; 16-bit numbers take less."""
+    return slice_of(spec) * (tile.block_q + max(tile.block_kv, BLOCK_DV)) // (32 * tile.warps)
+
+
 def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     """The larger of the two products' costs. A thread has every sum twice: that of a slice or a tile is made by itself."""
     rows, columns, dims = outputs(tile)
     columns, width = max(columns, dims), max(tile.block_kv, BLOCK_DV)
-    terms = slice_of(spec)
-    fetched = terms * (tile.block_q + width) // (32 * tile.warps)
-    return Cost(4 * terms * (tile.block_q + width + 2 * PAD), 2 * rows * columns + 2 * (rows + columns) + fetched + 30)
+    shared = 4 * slice_of(spec) * (tile.block_q + width + 2 * PAD)
+    return Cost(shared, 2 * rows * columns + 2 * (rows + columns) + fetched_ahead(spec, tile) + OTHER_REGISTERS)
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
@@ -49,7 +54,6 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     tile = pick_tile(asked, arch, PREFERRED, POSSIBLE, lambda t: cost(spec, t))
     rows, columns, dims = outputs(tile)
     grid = "{} x {}".format(*thread_grid(tile.warps))
-    terms = slice_of(spec)
     decisions = (
         Decision("scores", "in global memory", "the softmax needs whole rows; the fused rung removes this"),
         Decision(
@@ -65,6 +69,6 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             f"{grid} threads, each with {rows} x {columns} scores, and {rows} x {dims} outputs, in registers: {rows + columns} "
             f"floats from shared memory make {rows * columns} products",
         ),
-        Decision("SLICE", str(terms), f"what is fetched ahead takes {-(-terms * (tile.block_q + BLOCK_DV) // (32 * tile.warps))} registers a thread"),
+        Decision("SLICE", str(slice_of(spec)), f"a thread holds {fetched_ahead(spec, tile)} numbers of the next slices"),
     )
     return Plan("tiled", "tiled", arch, tile.block_q, tile.block_kv, tile.warps, 1, tile_bounds(spec), decisions)
