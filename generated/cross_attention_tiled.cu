@@ -26,8 +26,8 @@
 //
 // Plan, for sm_75 (Turing: T4, RTX 20)
 //     scores = in global memory: the softmax needs whole rows; the fused rung removes this
-//     BLOCK_Q x BLOCK_KV = 128 x 64: small blocks, so that an SM has several: one multiplies while another loads or
-//         stores
+//     BLOCK_Q x BLOCK_KV = 128 x 64: a multiprocessor has registers for two blocks: one multiplies while the other
+//         loads or stores
 //     THREADS = 128: 16 x 8 threads, each with 8 x 8 scores, and 8 x 8 outputs, in registers: 16 floats from shared
 //         memory make 64 products
 //     SLICE = 16: a thread holds 24 numbers of the next slices
@@ -270,11 +270,11 @@ cross_attention_scores(
         const int q_idx = q_lo + spread(ty, ROW_THREADS, i);
         if (q_idx >= q_len) continue;
         const long long row = ((long long)b_idx * q_heads + h_idx) * q_len + q_idx;
-        float* s_row = S + row * kv_blocks * BLOCK_KV + kv_lo;
+        FloatVector<4>* s_row = (FloatVector<4>*)&S[row * kv_blocks * BLOCK_KV + kv_lo];
         for (int j = 0; j < COLUMNS; j += 4) {
             FloatVector<4> s;
             for (int e = 0; e < 4; ++e) s.at[e] = S_frag[i][j + e];
-            *(FloatVector<4>*)&s_row[spread(tx, COLUMN_THREADS, j)] = s;
+            s_row[spread(tx, COLUMN_THREADS, j) / 4] = s;
         }
     }
 }

@@ -61,7 +61,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             f"{tile.block_q} x {tile.block_kv}",
             "as the spec asks"
             if asked.schedule.block_q
-            else "small blocks, so that an SM has several: one multiplies while another loads or stores",
+            else "a multiprocessor has registers for two blocks: one multiplies while the other loads or stores",
         ),
         Decision(
             "THREADS",
