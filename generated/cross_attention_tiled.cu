@@ -22,20 +22,24 @@
 //     V    fp32 [batch, kv_heads, kv_len, 64]
 //     O    fp32 [batch, q_heads, q_len, 64], written
 //     lse  fp32 [batch, q_heads, q_len], written
-//     S    fp32 [batch, q_heads, q_len, kv_len], workspace
+//     S    fp32 [batch, q_heads, q_len, ceil(kv_len / 64), 64], workspace
 //
 // Plan, for sm_75 (Turing: T4, RTX 20)
-//     BLOCK_Q x BLOCK_KV = 64 x 64: each element in shared memory is used 64 times
-//     THREADS = 256: 16 x 16 threads, each with 4 x 4 outputs in registers
 //     scores = in global memory: the softmax needs whole rows; the fused rung removes this
+//     BLOCK_Q x BLOCK_KV = 128 x 64: a multiprocessor has registers for two blocks: one multiplies while the other
+//         loads or stores
+//     THREADS = 128: 16 x 8 threads, each with 8 x 8 scores, and 8 x 8 outputs, in registers: 16 floats from shared
+//         memory make 64 products
+//     SLICE = 16: a thread holds 24 numbers of the next slices
 //
 // Sections
 //     1. Numbers
 //     2. Element types
-//     3. Tiles in shared memory
-//     4. Scores
-//     5. Softmax
-//     6. Weighted sum
+//     3. Which tiles are visited
+//     4. Loading tiles
+//     5. Scores
+//     6. Softmax
+//     7. Weighted sum
 
 // 1. Numbers
 
@@ -43,12 +47,18 @@ constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
 constexpr int HEAD_DIM = 64;
 constexpr int HEAD_DIM_V = 64;
 constexpr float softmax_scale = 0.125f;
-constexpr int THREADS = 256;
+constexpr int BLOCK_Q = 128;  // query rows of a block
+constexpr int BLOCK_KV = 64;  // keys of a tile
+constexpr int BLOCK_DV = 64;  // dimensions of O of a block
+constexpr int THREADS = 128;
+constexpr int ROW_THREADS = 16;  // of the block's threads, as a grid over a tile
+constexpr int COLUMN_THREADS = 8;
+constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
+constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
+constexpr int DIMS = BLOCK_DV / COLUMN_THREADS;  // dimensions of O of a thread
+constexpr int SLICE = 16;  // terms of the sums in shared memory at a time
+constexpr int PAD = 4;  // floats at the end of each row of a transposed tile
 constexpr int WARPS = THREADS / 32;
-constexpr int BLOCK_Q = 64;
-constexpr int BLOCK_KV = 64;
-constexpr int BLOCK_D = 16;  // terms of a sum in shared memory at a time
-constexpr int OUTPUTS = BLOCK_Q / 16;  // rows, and columns, of a thread
 
 // 2. Element types
 
@@ -56,91 +66,225 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 
 __device__ __forceinline__ float to_fp32(float x) { return x; }
 
-// 3. Tiles in shared memory
+// 3. Which tiles are visited
 //
-// The two products share their inner loop: a block computes BLOCK_Q x BLOCK_KV outputs from tiles of BLOCK_D terms in shared
-// memory, a thread OUTPUTS x OUTPUTS of them, at rows ty + 16 i and columns tx + 16 j. The terms of one tile are summed by
-// themselves: rounding errors grow with the partial sums (Higham 1993).
+// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
 
-// tile[r][c] = matrix[r][c] as fp32, zero from `rows` or `columns` on.
-template <int ROWS, int COLUMNS, typename T>
-__device__ __forceinline__ void load_tile(float (&tile)[ROWS][COLUMNS + 1], const T* matrix, long long row_stride,
-                                          long long column_stride, int rows, int columns) {
-    for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
-        const int r = i / COLUMNS, c = i % COLUMNS;
-        tile[r][c] = r < rows && c < columns ? to_float(matrix[r * row_stride + c * column_stride]) : 0.0f;
+struct KvRange {
+    int begin, end;
+    int full_begin, full_end;
+};
+
+// The range for rows q_lo to q_hi.
+__device__ __forceinline__ KvRange kv_range(int kv_len) {
+    return {
+        0,  // begin
+        kv_len,  // end
+        0,  // full_begin
+        kv_len,  // full_end
+    };
+}
+
+// 4. Loading tiles
+//
+// A block multiplies slices of two matrices, SLICE terms of every sum, that lie in shared memory as fp32. Meanwhile its threads
+// fetch the next slices into registers: it seldom waits for global memory. The terms of a slice of Q and K, and of a tile of P
+// and V, are summed by themselves: rounding errors grow with the partial sums (Higham 1993).
+
+template <typename T, int N> struct alignas(N * sizeof(T)) Vector { T at[N]; };
+template <int N> using FloatVector = Vector<float, N>;
+
+// Whether four neighbours of a row are one aligned vector in memory, in every row of `matrix`.
+template <typename T>
+__device__ __forceinline__ bool has_vectors(
+    const T* matrix, long long stride_b, long long stride_h, long long stride_s, long long stride_d)
+{
+    return stride_d == 1 && (stride_b | stride_h | stride_s) % 4 == 0 && (unsigned long long)matrix % sizeof(Vector<T, 4>) == 0;
+}
+
+// A thread fetches four neighbours of every STEP-th row of a slice, always of the same columns.
+template <int WIDTH> constexpr int STEP = THREADS / (WIDTH / 4);  // rows that the block fetches at once
+template <int ROWS, int WIDTH> constexpr int SHARE = (ROWS + STEP<WIDTH> - 1) / STEP<WIDTH>;  // rows of a thread
+template <int WIDTH> __device__ __forceinline__ int my_row() { return threadIdx.x / (WIDTH / 4); }
+template <int WIDTH> __device__ __forceinline__ int my_column() { return threadIdx.x % (WIDTH / 4) * 4; }
+template <int WIDTH> __device__ __forceinline__ long long my_first(long long row_stride, long long column_stride) {
+    return my_row<WIDTH>() * row_stride + my_column<WIDTH>() * column_stride;
+}
+
+// This thread's share of a slice of a matrix, zero from row `rows` and from column `columns` on. `mine` is where its first
+// element is, matrix + my_first; `vectors` is what has_vectors says of the matrix.
+template <int ROWS, int WIDTH, typename T>
+__device__ __forceinline__ void fetch_slice(
+    Vector<T, 4> (&share)[SHARE<ROWS, WIDTH>], const T* mine, long long row_stride, long long column_stride, bool vectors,
+    int rows, int columns = WIDTH)
+{
+#pragma unroll
+    for (int n = 0; n < SHARE<ROWS, WIDTH>; ++n) {
+        share[n] = {};
+        if (my_row<WIDTH>() + n * STEP<WIDTH> < min(rows, ROWS) && my_column<WIDTH>() < columns) {
+            if (vectors) share[n] = *(const Vector<T, 4>*)mine;
+            else for (int e = 0; e < 4; ++e) share[n].at[e] = mine[e * column_stride];
+        }
+        mine += STEP<WIDTH> * row_stride;
     }
 }
 
-// 4. Scores
+// tile[r][c] = slice[r][c], from the shares of all threads.
+template <int ROWS, int WIDTH, typename T>
+__device__ __forceinline__ void store_slice(float* tile, const Vector<T, 4> (&share)[SHARE<ROWS, WIDTH>]) {
+#pragma unroll
+    for (int n = 0; n < SHARE<ROWS, WIDTH>; ++n) {
+        const int r = my_row<WIDTH>() + n * STEP<WIDTH>;
+        FloatVector<4> x;
+        for (int e = 0; e < 4; ++e) x.at[e] = to_float(share[n].at[e]);
+        if (r < ROWS) *(FloatVector<4>*)&tile[r * WIDTH + my_column<WIDTH>()] = x;
+    }
+}
+
+// tile[c][r] = slice[r][c]: the terms of one step of all sums are neighbours. Rows of the tile are PAD floats longer than their
+// data, so that what a warp writes at once lies in different banks.
+template <int ROWS, int WIDTH, typename T>
+__device__ __forceinline__ void store_transposed(float* tile, const Vector<T, 4> (&share)[SHARE<ROWS, WIDTH>]) {
+#pragma unroll
+    for (int n = 0; n < SHARE<ROWS, WIDTH>; ++n) {
+        const int r = my_row<WIDTH>() + n * STEP<WIDTH>;
+        if (r < ROWS)
+            for (int e = 0; e < 4; ++e) tile[(my_column<WIDTH>() + e) * (ROWS + PAD) + r] = to_float(share[n].at[e]);
+    }
+}
+
+// The threads as a grid of ROW_THREADS x COLUMN_THREADS over a tile, each warp 4 x 8 of them. Of a lane's neighbours l ^ 1 and
+// l ^ 2 one is in its row and one in its column: so shared memory serves a warp that reads four floats a lane in two steps.
+__device__ __forceinline__ int thread_row() {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    return warp / (COLUMN_THREADS / 8) * 4 + lane / 16 * 2 + lane / 2 % 2;
+}
+__device__ __forceinline__ int thread_column() {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    return warp % (COLUMN_THREADS / 8) * 8 + lane / 4 % 4 * 2 + lane % 2;
+}
+
+// Where the i-th element of thread `t` is among those of `threads` threads, which have four neighbours each in turn.
+__device__ __forceinline__ int spread(int t, int threads, int i) { return i / 4 * threads * 4 + t * 4 + i % 4; }
+
+// x[i] = line[spread(t, threads, i)]
+template <int N> __device__ __forceinline__ void read_spread(float (&x)[N], const float* line, int t, int threads) {
+    for (int i = 0; i < N; i += 4) {
+        const FloatVector<4> four = *(const FloatVector<4>*)&line[spread(t, threads, i)];
+        for (int e = 0; e < 4; ++e) x[i + e] = four.at[e];
+    }
+}
+
+// 5. Scores
 //
 //     S[q, k] = s
 //     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
+//
+// A block computes a tile of S, thread (ty, tx) the rows spread(ty, ROW_THREADS, i) and the keys spread(tx, COLUMN_THREADS, j)
+// of it. In memory a row of S is a whole number of tiles.
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 cross_attention_scores(
     const float* __restrict__ Q,  // [batch, q_heads, q_len, 64]
     const float* __restrict__ K,  // [batch, kv_heads, kv_len, 64]
-    float* S,  // [batch, q_heads, q_len, kv_len]
+    float* S,  // [batch, q_heads, q_len, ceil(kv_len / 64), 64]
     long long q_stride_b, long long q_stride_h, long long q_stride_s, long long q_stride_d,
     long long k_stride_b, long long k_stride_h, long long k_stride_s, long long k_stride_d,
     int q_heads, int kv_heads, int q_len, int kv_len)
 {
-    __shared__ float Q_smem[BLOCK_Q][BLOCK_D + 1];  // one more: the 16 rows a warp reads lie in different banks
-    __shared__ float K_smem[BLOCK_KV][BLOCK_D + 1];
+    __shared__ __align__(16) float Q_smem[SLICE * (BLOCK_Q + PAD)];
+    __shared__ __align__(16) float K_smem[SLICE * (BLOCK_KV + PAD)];
 
     const int kv_blocks = (kv_len + BLOCK_KV - 1) / BLOCK_KV;
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     int block = blockIdx.x;
-    const int kv_lo = block % kv_blocks * BLOCK_KV;
+    const int tile = block % kv_blocks;
     block /= kv_blocks;
-    const int q_lo = block % q_blocks * BLOCK_Q;
+    const int q_block = block % q_blocks;
     block /= q_blocks;
     const int h_idx = block % q_heads;
     const int b_idx = block / q_heads;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
-    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    const int q_lo = q_block * BLOCK_Q, kv_lo = tile * BLOCK_KV;
+    const int tx = thread_column(), ty = thread_row();
 
-    const float* q_tile = Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s;
-    const float* k_tile = K + b_idx * k_stride_b + kv_h_idx * k_stride_h + kv_lo * k_stride_s;
+    const KvRange range = kv_range(kv_len);
+    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_end = range.full_end / BLOCK_KV;
 
-    float dot[OUTPUTS][OUTPUTS] = {};
-    for (int d0 = 0; d0 < HEAD_DIM; d0 += BLOCK_D) {
-        load_tile<BLOCK_Q, BLOCK_D>(Q_smem, q_tile + d0 * q_stride_d, q_stride_s, q_stride_d, q_len - q_lo, HEAD_DIM - d0);
-        load_tile<BLOCK_KV, BLOCK_D>(K_smem, k_tile + d0 * k_stride_d, k_stride_s, k_stride_d, kv_len - kv_lo, HEAD_DIM - d0);
-        __syncthreads();  // both tiles are complete
-        float part[OUTPUTS][OUTPUTS] = {};
-#pragma unroll 8
-        for (int d = 0; d < BLOCK_D; ++d) {
-            float q[OUTPUTS], k[OUTPUTS];
-            for (int i = 0; i < OUTPUTS; ++i) q[i] = Q_smem[ty + 16 * i][d];
-            for (int j = 0; j < OUTPUTS; ++j) k[j] = K_smem[tx + 16 * j][d];
-            for (int i = 0; i < OUTPUTS; ++i)
-                for (int j = 0; j < OUTPUTS; ++j) part[i][j] = fmaf(q[i], k[j], part[i][j]);
+    // this thread's first element of Q and K in the slices that the block fetches
+    const float* q_mine = Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s;
+    const float* k_mine = K + b_idx * k_stride_b + kv_h_idx * k_stride_h + kv_lo * k_stride_s;
+    q_mine += my_first<SLICE>(q_stride_s, q_stride_d);
+    k_mine += my_first<SLICE>(k_stride_s, k_stride_d);
+    const bool q_vectors = has_vectors(Q, q_stride_b, q_stride_h, q_stride_s, q_stride_d);
+    const bool k_vectors = has_vectors(K, k_stride_b, k_stride_h, k_stride_s, k_stride_d);
+    Vector<float, 4> q_share[SHARE<BLOCK_Q, SLICE>], k_share[SHARE<BLOCK_KV, SLICE>];
+    const auto fetch_next = [&] {
+        fetch_slice<BLOCK_Q, SLICE>(q_share, q_mine, q_stride_s, q_stride_d, q_vectors, q_len - q_lo);
+        fetch_slice<BLOCK_KV, SLICE>(k_share, k_mine, k_stride_s, k_stride_d, k_vectors, kv_len - kv_lo);
+        q_mine += SLICE * q_stride_d;
+        k_mine += SLICE * k_stride_d;
+    };
+
+    // S = Q K^T
+    float S_frag[ROWS][COLUMNS] = {};
+    fetch_next();
+#pragma unroll 1
+    for (int begin = 0; begin < HEAD_DIM; begin += SLICE) {
+        store_transposed<BLOCK_Q, SLICE>(Q_smem, q_share);
+        store_transposed<BLOCK_KV, SLICE>(K_smem, k_share);
+        __syncthreads();  // both slices are complete
+        if (begin + SLICE < HEAD_DIM) fetch_next();
+        float part[ROWS][COLUMNS] = {};
+#pragma unroll
+        for (int d = 0; d < SLICE; ++d) {
+            float q[ROWS], k[COLUMNS];
+            read_spread(q, Q_smem + d * (BLOCK_Q + PAD), ty, ROW_THREADS);
+            read_spread(k, K_smem + d * (BLOCK_KV + PAD), tx, COLUMN_THREADS);
+            for (int i = 0; i < ROWS; ++i)
+                for (int j = 0; j < COLUMNS; ++j) part[i][j] = fmaf(q[i], k[j], part[i][j]);
         }
-        for (int i = 0; i < OUTPUTS; ++i)
-            for (int j = 0; j < OUTPUTS; ++j) dot[i][j] += part[i][j];
+        for (int i = 0; i < ROWS; ++i)
+            for (int j = 0; j < COLUMNS; ++j) S_frag[i][j] += part[i][j];
         __syncthreads();  // everyone has read them: the next ones may replace them
     }
 
-    const long long head_row = ((long long)b_idx * q_heads + h_idx) * q_len;
-    for (int i = 0; i < OUTPUTS; ++i) {
-        const int q_idx = q_lo + ty + 16 * i;
-        for (int j = 0; j < OUTPUTS; ++j) {
-            const int kv_idx = kv_lo + tx + 16 * j;
-            if (q_idx >= q_len || kv_idx >= kv_len) continue;
-            const float s = dot[i][j] * softmax_scale;
-            S[(head_row + q_idx) * kv_len + kv_idx] = s;
+    // the score of every pair
+    for (int i = 0; i < ROWS; ++i)
+        for (int j = 0; j < COLUMNS; ++j) {
+            const float s = S_frag[i][j] * softmax_scale;
+            S_frag[i][j] = s;
+        }
+
+    // a partial tile: the pairs that the mask forbids, and keys past the end
+    if (tile < full_tile_begin || tile >= full_tile_end) {
+        for (int i = 0; i < ROWS; ++i)
+            for (int j = 0; j < COLUMNS; ++j) {
+                const int kv_idx = kv_lo + spread(tx, COLUMN_THREADS, j);
+                if (kv_idx >= kv_len) S_frag[i][j] = -INF;
+            }
+    }
+
+    for (int i = 0; i < ROWS; ++i) {
+        const int q_idx = q_lo + spread(ty, ROW_THREADS, i);
+        if (q_idx >= q_len) continue;
+        const long long row = ((long long)b_idx * q_heads + h_idx) * q_len + q_idx;
+        FloatVector<4>* s_row = (FloatVector<4>*)&S[row * kv_blocks * BLOCK_KV + kv_lo];
+        for (int j = 0; j < COLUMNS; j += 4) {
+            FloatVector<4> s;
+            for (int e = 0; e < 4; ++e) s.at[e] = S_frag[i][j + e];
+            s_row[spread(tx, COLUMN_THREADS, j) / 4] = s;
         }
     }
 }
 
-// 5. Softmax
+// 6. Softmax
 //
 //     P[k] = exp(S[k]) / (sum over k of exp(S[k]))
 //     lse  = log(sum over k of exp(S[k]))
 //
-// One block computes one row, in place.
+// One block computes one row, in place, a thread four neighbouring keys at a time.
 
 // `x` of all threads combined, known to all of them. `scratch` holds one value a warp.
 template <typename Combine> __device__ __forceinline__ float block_reduce(float x, float (&scratch)[WARPS], Combine combine) {
@@ -154,94 +298,146 @@ template <typename Combine> __device__ __forceinline__ float block_reduce(float 
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 cross_attention_softmax(
-    float* S,  // [batch, q_heads, q_len, kv_len]
+    float* S,  // [batch, q_heads, q_len, ceil(kv_len / 64), 64]
     float* lse,  // [batch, q_heads, q_len]
     long long lse_stride_b, long long lse_stride_h, long long lse_stride_s,
     int q_heads, int kv_heads, int q_len, int kv_len)
 {
+    __shared__ float max_smem[WARPS];
+    __shared__ float sum_smem[WARPS];
+
+    const int kv_blocks = (kv_len + BLOCK_KV - 1) / BLOCK_KV;
     int block = blockIdx.x;
     const int q_idx = block % q_len;
     block /= q_len;
     const int h_idx = block % q_heads;
     const int b_idx = block / q_heads;
 
-    float* row = S + (((long long)b_idx * q_heads + h_idx) * q_len + q_idx) * kv_len;
-    __shared__ float max_smem[WARPS];
-    __shared__ float sum_smem[WARPS];
+    const KvRange range = kv_range(kv_len);
+    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
+    float* row = S + (((long long)b_idx * q_heads + h_idx) * q_len + q_idx) * kv_blocks * BLOCK_KV;
+    const int first = range.begin / BLOCK_KV * BLOCK_KV + threadIdx.x * 4, end = tile_end * BLOCK_KV;  // of this thread's keys
 
-    float thread_max = -INF;
-    for (int k = threadIdx.x; k < kv_len; k += THREADS) thread_max = fmaxf(thread_max, row[k]);
-    const float row_max = block_reduce(thread_max, max_smem, [](float a, float b) { return fmaxf(a, b); });
+    // online: one reading gives the maximum of this thread's keys and their sum, rescaled whenever the maximum grows
+    float row_max = -INF;
+    float row_sum = 0.0f;
+#pragma unroll 4
+    for (int k = first; k < end; k += THREADS * 4) {
+        const FloatVector<4> s = *(const FloatVector<4>*)&row[k];
+        const float new_max = fmaxf(row_max, fmaxf(fmaxf(s.at[0], s.at[1]), fmaxf(s.at[2], s.at[3])));
+        const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
+        row_sum *= expf(row_max - shift);
+        row_max = new_max;
+        for (int e = 0; e < 4; ++e) row_sum += expf(s.at[e] - shift);
+    }
+
+    // of all threads
+    const float thread_max = row_max;
+    row_max = block_reduce(row_max, max_smem, [](float a, float b) { return fmaxf(a, b); });
     const float shift = row_max == -INF ? 0.0f : row_max;  // a row with no key: exp(-inf - 0) = 0, not NaN
-
-    float thread_sum = 0.0f;
-    for (int k = threadIdx.x; k < kv_len; k += THREADS) thread_sum += expf(row[k] - shift);
-    const float row_sum = block_reduce(thread_sum, sum_smem, [](float a, float b) { return a + b; });
+    row_sum *= expf(thread_max - shift);
+    row_sum = block_reduce(row_sum, sum_smem, [](float a, float b) { return a + b; });
 
     const float divisor = row_sum == 0.0f ? 1.0f : row_sum;
-    for (int k = threadIdx.x; k < kv_len; k += THREADS) row[k] = expf(row[k] - shift) / divisor;
+    const float inverse = 1.0f / divisor;
+#pragma unroll 4
+    for (int k = first; k < end; k += THREADS * 4) {
+        FloatVector<4> s = *(const FloatVector<4>*)&row[k];
+        for (int e = 0; e < 4; ++e) s.at[e] = expf(s.at[e] - shift) * inverse;
+        *(FloatVector<4>*)&row[k] = s;
+    }
 
     if (threadIdx.x == 0) lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s] = shift + logf(row_sum);
 }
 
-// 6. Weighted sum
+// 7. Weighted sum
 //
 //     O[q, d] = sum over k of P[q, k] * V[k, d]
 //
-// The columns of the output tile are dimensions here, and the sum runs over keys.
+// A block computes BLOCK_Q rows and BLOCK_DV dimensions of O, thread (ty, tx) the rows spread(ty, ROW_THREADS, i) and the
+// dimensions spread(tx, COLUMN_THREADS, c) of them.
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 cross_attention_weighted_sum(
-    const float* __restrict__ P,  // [batch, q_heads, q_len, kv_len]
+    const float* __restrict__ P,  // [batch, q_heads, q_len, ceil(kv_len / 64), 64]
     const float* __restrict__ V,  // [batch, kv_heads, kv_len, 64]
     float* O,  // [batch, q_heads, q_len, 64]
     long long v_stride_b, long long v_stride_h, long long v_stride_s, long long v_stride_d,
     long long o_stride_b, long long o_stride_h, long long o_stride_s, long long o_stride_d,
     int q_heads, int kv_heads, int q_len, int kv_len)
 {
-    __shared__ float P_smem[BLOCK_Q][BLOCK_D + 1];
-    __shared__ float V_smem[BLOCK_D][BLOCK_KV + 1];
+    __shared__ __align__(16) float P_smem[SLICE * (BLOCK_Q + PAD)];
+    __shared__ __align__(16) float V_smem[SLICE * BLOCK_DV];
 
-    const int d_blocks = (HEAD_DIM_V + BLOCK_KV - 1) / BLOCK_KV;
+    const int kv_blocks = (kv_len + BLOCK_KV - 1) / BLOCK_KV;
+    const int d_blocks = (HEAD_DIM_V + BLOCK_DV - 1) / BLOCK_DV;
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     int block = blockIdx.x;
-    const int d_lo = block % d_blocks * BLOCK_KV;
+    const int d_lo = block % d_blocks * BLOCK_DV;
     block /= d_blocks;
-    const int q_lo = block % q_blocks * BLOCK_Q;
+    const int q_block = q_blocks - 1 - block % q_blocks;  // under a causal mask the last rows have most to do: first
     block /= q_blocks;
     const int h_idx = block % q_heads;
     const int b_idx = block / q_heads;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
-    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    const int q_lo = q_block * BLOCK_Q;
+    const int tx = thread_column(), ty = thread_row();
 
-    const float* p_tile = P + (((long long)b_idx * q_heads + h_idx) * q_len + q_lo) * kv_len;
-    const float* v_tile = V + b_idx * v_stride_b + kv_h_idx * v_stride_h + d_lo * v_stride_d;
+    const KvRange range = kv_range(kv_len);
+    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
+    int tile = range.begin / BLOCK_KV;
 
-    float sum[OUTPUTS][OUTPUTS] = {};
-    for (int k0 = 0; k0 < kv_len; k0 += BLOCK_D) {
-        load_tile<BLOCK_Q, BLOCK_D>(P_smem, p_tile + k0, kv_len, 1, q_len - q_lo, kv_len - k0);
-        load_tile<BLOCK_D, BLOCK_KV>(V_smem, v_tile + k0 * v_stride_s, v_stride_s, v_stride_d, kv_len - k0, HEAD_DIM_V - d_lo);
-        __syncthreads();  // both tiles are complete
-        float part[OUTPUTS][OUTPUTS] = {};
-#pragma unroll 8
-        for (int k = 0; k < BLOCK_D; ++k) {
-            float p[OUTPUTS], v[OUTPUTS];
-            for (int i = 0; i < OUTPUTS; ++i) p[i] = P_smem[ty + 16 * i][k];
-            for (int j = 0; j < OUTPUTS; ++j) v[j] = V_smem[k][tx + 16 * j];
-            for (int i = 0; i < OUTPUTS; ++i)
-                for (int j = 0; j < OUTPUTS; ++j) part[i][j] = fmaf(p[i], v[j], part[i][j]);
+    // this thread's first element of P and V in the slices that the block fetches
+    const int p_stride_s = kv_blocks * BLOCK_KV;
+    const float* p_mine = P + (((long long)b_idx * q_heads + h_idx) * q_len + q_lo) * p_stride_s;
+    p_mine += my_first<SLICE>(p_stride_s, 1);
+    const float* v_mine = V + b_idx * v_stride_b + kv_h_idx * v_stride_h + d_lo * v_stride_d;
+    v_mine += my_first<BLOCK_DV>(v_stride_s, v_stride_d);
+    const bool v_vectors = has_vectors(V, v_stride_b, v_stride_h, v_stride_s, v_stride_d);
+    FloatVector<4> p_share[SHARE<BLOCK_Q, SLICE>];
+    Vector<float, 4> v_share[SHARE<SLICE, BLOCK_DV>];
+    const auto fetch_from = [&](int k) {
+        fetch_slice<BLOCK_Q, SLICE>(p_share, p_mine + k, p_stride_s, 1, true, q_len - q_lo);
+        fetch_slice<SLICE, BLOCK_DV>(v_share, v_mine + k * v_stride_s, v_stride_s, v_stride_d, v_vectors, kv_len - k,
+                                     HEAD_DIM_V - d_lo);
+    };
+
+    float O_frag[ROWS][DIMS] = {};
+    if (tile < tile_end) fetch_from(tile * BLOCK_KV);
+    while (tile < tile_end) {
+        const int kv_lo = tile * BLOCK_KV;
+        tile = tile + 1;
+
+        // O += P V
+        float part[ROWS][DIMS] = {};
+#pragma unroll 1
+        for (int begin = 0; begin < BLOCK_KV; begin += SLICE) {
+            store_transposed<BLOCK_Q, SLICE>(P_smem, p_share);
+            store_slice<SLICE, BLOCK_DV>(V_smem, v_share);
+            __syncthreads();  // both slices are complete
+            if (begin + SLICE < BLOCK_KV) fetch_from(kv_lo + begin + SLICE);
+            else if (tile < tile_end) fetch_from(tile * BLOCK_KV);
+#pragma unroll
+            for (int k = 0; k < SLICE; ++k) {
+                float p[ROWS], v[DIMS];
+                read_spread(p, P_smem + k * (BLOCK_Q + PAD), ty, ROW_THREADS);
+                read_spread(v, V_smem + k * BLOCK_DV, tx, COLUMN_THREADS);
+                for (int i = 0; i < ROWS; ++i)
+                    for (int c = 0; c < DIMS; ++c) part[i][c] = fmaf(p[i], v[c], part[i][c]);
+            }
+            __syncthreads();  // everyone has read them: the next ones may replace them
         }
-        for (int i = 0; i < OUTPUTS; ++i)
-            for (int j = 0; j < OUTPUTS; ++j) sum[i][j] += part[i][j];
-        __syncthreads();  // everyone has read them: the next ones may replace them
+        for (int i = 0; i < ROWS; ++i)
+            for (int c = 0; c < DIMS; ++c) O_frag[i][c] += part[i][c];
     }
 
-    float* o_head = O + b_idx * o_stride_b + h_idx * o_stride_h;
-    for (int i = 0; i < OUTPUTS; ++i) {
-        const int q_idx = q_lo + ty + 16 * i;
-        for (int j = 0; j < OUTPUTS; ++j) {
-            const int d = d_lo + tx + 16 * j;
-            if (q_idx < q_len && d < HEAD_DIM_V) o_head[q_idx * o_stride_s + d * o_stride_d] = to_fp32(sum[i][j]);
+    for (int i = 0; i < ROWS; ++i) {
+        const int q_idx = q_lo + spread(ty, ROW_THREADS, i);
+        if (q_idx >= q_len) continue;
+        float* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s;
+        for (int c = 0; c < DIMS; ++c) {
+            const int d = d_lo + spread(tx, COLUMN_THREADS, c);
+            if (d < HEAD_DIM_V) o_row[d * o_stride_d] = to_fp32(O_frag[i][c]);
         }
     }
 }

@@ -36,12 +36,17 @@ def tensor_specs(spec: AttentionSpec, plan: Plan, variant: Variant) -> tuple[Ten
     if spec.lse:
         tensors.append(TensorSpec("lse", "output", "fp32", ("batch", q_heads, "q_len")))
     if not plan.is_fused:
-        tensors.append(TensorSpec("S", "workspace", "fp32", ("batch", q_heads, "q_len", "kv_len")))
+        tensors.append(TensorSpec("S", "workspace", "fp32", ("batch", q_heads, "q_len", *_score_row(plan))))
     if plan.roles is not None:
         tensors.append(TensorSpec("next_work", "counter", "int32", (1,)))
     for span in variant.spans:
         tensors += range_specs(spec, plan, span)
     return tuple(tensors)
+
+
+def _score_row(plan: Plan) -> tuple[Extent, ...]:
+    """A row of S: the keys, in whole tiles where there are tiles."""
+    return ("kv_len",) if plan.rung == "naive" else (CeilDiv("kv_len", plan.block_kv), plan.block_kv)
 
 
 def _extent(spec: AttentionSpec, dim: int | str) -> Extent:

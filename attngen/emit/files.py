@@ -6,7 +6,7 @@ from typing import Any
 
 from attngen.emit import abi
 from attngen.emit.file import ConstantLine, File, KernelText
-from attngen.emit.kernel_source import MULTIPROCESSORS, CeilDiv, Extent, Parameter
+from attngen.emit.kernel_source import MULTIPROCESSORS, CeilDiv, Parameter
 from attngen.emit.wgmma import Wgmma
 from attngen.plan import fused_mma, fused_simt, hopper, tiled
 from attngen.plan.tiling import Tile
@@ -15,83 +15,154 @@ from attngen.plan.tiling import Tile
 class ThreeKernels(File):
     """The naive and the tiled rung: scores, row weights, weighted sum."""
 
+    def weights_section(self) -> dict[str, str]:
+        title = {"softmax": "Softmax", "sigmoid": "Sigmoid"}.get(self.spec.normalize)
+        return {} if title is None else {"weights": title}
+
+    def three_kernels(self, scores: KernelText, weights: KernelText, weighted_sum: KernelText) -> dict[str, KernelText]:
+        normalized = {} if self.spec.normalize == "none" else {"weights": weights}
+        return {"scores": scores} | normalized | {"weighted_sum": weighted_sum}
+
+    def scores_parameters(self) -> list[Parameter]:
+        return [
+            self.pointer("Q"),
+            self.pointer("K"),
+            Parameter("S", "float*", "data", "S"),
+            *abi.strides("Q"),
+            *abi.strides("K"),
+            *self.sizes(),
+        ]
+
+    def weights_parameters(self) -> list[Parameter]:
+        lse = [Parameter("lse", "float*", "data", "lse"), *abi.strides("lse", "bhs")] if self.spec.lse else []
+        return [Parameter("S", "float*", "data", "S"), *lse, *self.sizes()]
+
+    def weighted_sum_parameters(self) -> list[Parameter]:
+        return [
+            Parameter("P", "const float*", "data", "S"),
+            self.pointer("V"),
+            self.pointer("O", writable=True),
+            *abi.strides("V"),
+            *abi.strides("O"),
+            *self.sizes(),
+        ]
+
+    def primitives(self) -> list[str]:
+        return self.conversions()
+
+
+class Naive(ThreeKernels):
     def sections(self) -> dict[str, str]:
-        sections = {"numbers": "Numbers", "primitives": "Element types", "variant": "This variant's score and mask"}
-        if self.plan.rung == "tiled":
-            sections["tiles"] = "Tiles in shared memory"
-        weights = {"softmax": "Softmax", "sigmoid": "Sigmoid"}.get(self.spec.normalize)
-        sections["scores"] = "Scores"
-        if weights is not None:
-            sections["weights"] = weights
-        return sections | {"weighted_sum": "Weighted sum"}
+        return {
+            "numbers": "Numbers",
+            "primitives": "Element types",
+            "variant": "This variant's score and mask",
+            "scores": "Scores",
+            **self.weights_section(),
+            "weighted_sum": "Weighted sum",
+        }
 
     def kernels(self) -> dict[str, KernelText]:
-        naive = self.plan.rung == "naive"
-        threads = self.plan.threads
-        q_blocks: Extent = "q_len" if naive else CeilDiv("q_len", self.plan.block_q)
-        s = Parameter("S", "float*", "data", "S")
-        lse = [Parameter("lse", "float*", "data", "lse"), *abi.strides("lse", "bhs")] if self.spec.lse else []
-        v = self.variant
-        kernels = {
-            "scores": self.kernel(
+        v, threads = self.variant, self.plan.threads
+        return self.three_kernels(
+            self.kernel(
                 "scores",
-                self.head_grid(CeilDiv("kv_len", threads if naive else self.plan.block_kv), q_blocks),
-                [
-                    self.pointer("Q"),
-                    self.pointer("K"),
-                    s,
-                    *abi.strides("Q"),
-                    *abi.strides("K"),
-                    *self.sizes(),
-                    *self.captured(v.score, v.mask),
-                ],
-            )
-        }
-        if self.spec.normalize != "none":
-            kernels["weights"] = self.kernel(
+                self.head_grid(CeilDiv("kv_len", threads), "q_len"),
+                [*self.scores_parameters(), *self.captured(v.score, v.mask)],
+            ),
+            self.kernel(
                 self.spec.normalize,
-                self.head_grid(CeilDiv("q_len", threads) if naive else "q_len"),
-                [s, *lse, *self.sizes(), *self.captured(v.sink, scale=False)],
-            )
-        d_blocks = 1 if naive else -(-self.spec.head_dim_v // self.plan.block_kv)
-        kernels["weighted_sum"] = self.kernel(
-            "weighted_sum",
-            self.head_grid(d_blocks, q_blocks) if not naive else self.head_grid("q_len"),
-            [
-                Parameter("P", "const float*", "data", "S"),
-                self.pointer("V"),
-                self.pointer("O", writable=True),
-                *abi.strides("V"),
-                *abi.strides("O"),
-                *self.sizes(),
-            ],
-            threads=self._d_threads() if naive else None,
-            threads_name="THREADS_D" if naive else "THREADS",
+                self.head_grid(CeilDiv("q_len", threads)),
+                [*self.weights_parameters(), *self.captured(v.sink, scale=False)],
+            ),
+            self.kernel(
+                "weighted_sum",
+                self.head_grid("q_len"),
+                self.weighted_sum_parameters(),
+                threads=self._d_threads(),
+                threads_name="THREADS_D",
+            ),
         )
-        return kernels
 
     def _d_threads(self) -> int:
         return -(-self.spec.head_dim_v // 32) * 32
 
     def constants(self) -> list[ConstantLine]:
-        lines = [*self.infinity(), *self.numbers(), ConstantLine("int", "THREADS", str(self.plan.threads))]
-        if self.plan.rung == "naive":
-            lines += [
-                ConstantLine("int", "THREADS_D", str(self._d_threads()), "the head size of V in whole warps"),
-                ConstantLine("int", "SUM_BLOCK", "16", SUM_BLOCK),
-            ]
-        if self.plan.rung == "tiled":
-            lines += [
-                *([ConstantLine("int", "WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
-                ConstantLine("int", "BLOCK_Q", str(tiled.BLOCK)),
-                ConstantLine("int", "BLOCK_KV", str(tiled.BLOCK)),
-                ConstantLine("int", "BLOCK_D", "16", "terms of a sum in shared memory at a time"),
-                ConstantLine("int", "OUTPUTS", "BLOCK_Q / 16", "rows, and columns, of a thread"),
-            ]
-        return lines
+        return [
+            *self.infinity(),
+            *self.numbers(),
+            ConstantLine("int", "THREADS", str(self.plan.threads)),
+            ConstantLine("int", "THREADS_D", str(self._d_threads()), "the head size of V in whole warps"),
+            ConstantLine("int", "SUM_BLOCK", "16", SUM_BLOCK),
+        ]
 
-    def primitives(self) -> list[str]:
-        return self.conversions()
+
+class Tiled(ThreeKernels):
+    def sections(self) -> dict[str, str]:
+        prepass = {"tile_ranges": "Tile ranges of captured vectors"} if self.variant.spans else {}
+        return {
+            "numbers": "Numbers",
+            "primitives": "Element types",
+            "variant": "This variant's score and mask",
+            "tiles": "Which tiles are visited",
+            **prepass,
+            "loads": "Loading tiles",
+            "scores": "Scores",
+            **self.weights_section(),
+            "weighted_sum": "Weighted sum",
+        }
+
+    def context(self) -> dict[str, Any]:
+        v = self.variant
+        context = super().context()
+        return context | {
+            "rows_of_block": bool({"q_lo", "q_hi", "q_tile"} & set(context["tile_arguments"])),
+            "scores_read_captured": self.reads_captured(v.score, v.mask, v.kv_range, v.classify),
+            "weights_read_captured": self.reads_captured(v.sink, v.kv_range, v.classify, scale=False),
+            "tiles_read_captured": self.reads_captured(v.kv_range, v.classify, scale=False),
+        }
+
+    def kernels(self) -> dict[str, KernelText]:
+        v = self.variant
+        q_blocks = CeilDiv("q_len", self.plan.block_q)
+        d_blocks = -(-self.spec.head_dim_v // tiled.BLOCK_DV)
+        return self.three_kernels(
+            self.kernel(
+                "scores",
+                self.head_grid(CeilDiv("kv_len", self.plan.block_kv), q_blocks),
+                [*self.scores_parameters(), *self.captured(v.score, v.mask, v.kv_range, v.classify)],
+            ),
+            self.kernel(
+                self.spec.normalize,
+                self.head_grid("q_len"),
+                [*self.weights_parameters(), *self.captured(v.sink, v.kv_range, v.classify, scale=False)],
+            ),
+            self.kernel(
+                "weighted_sum",
+                self.head_grid(d_blocks, q_blocks),
+                [*self.weighted_sum_parameters(), *self.captured(v.kv_range, v.classify, scale=False)],
+            ),
+        )
+
+    def constants(self) -> list[ConstantLine]:
+        plan = self.plan
+        row_threads, column_threads = tiled.thread_grid(plan.warps)
+        return [
+            *self.infinity(),
+            *self.numbers(),
+            ConstantLine("int", "BLOCK_Q", str(plan.block_q), "query rows of a block"),
+            ConstantLine("int", "BLOCK_KV", str(plan.block_kv), "keys of a tile"),
+            ConstantLine("int", "BLOCK_DV", str(tiled.BLOCK_DV), "dimensions of O of a block"),
+            ConstantLine("int", "THREADS", str(plan.threads)),
+            ConstantLine("int", "ROW_THREADS", str(row_threads), "of the block's threads, as a grid over a tile"),
+            ConstantLine("int", "COLUMN_THREADS", str(column_threads)),
+            ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
+            ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
+            ConstantLine("int", "DIMS", "BLOCK_DV / COLUMN_THREADS", "dimensions of O of a thread"),
+            ConstantLine("int", "SLICE", str(tiled.slice_of(self.spec)), "terms of the sums in shared memory at a time"),
+            ConstantLine("int", "PAD", str(tiled.PAD), "floats at the end of each row of a transposed tile"),
+            *([ConstantLine("int", "WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
+        ]
 
 
 class Fused(File):
@@ -334,8 +405,8 @@ L2_ROWS = "keys and values that blocks share in L2"
 SUM_BLOCK = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
 
 FILES: dict[str, type[File]] = {
-    "naive": ThreeKernels,
-    "tiled": ThreeKernels,
+    "naive": Naive,
+    "tiled": Tiled,
     "fused_simt": FusedSimt,
     "fused_mma": FusedMma,
     "hopper": Hopper,

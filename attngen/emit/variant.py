@@ -111,8 +111,8 @@ class Variant:
 
 
 def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
-    """The variant's functions. The fused rungs print the tile classification too."""
-    bounds = plan.bounds if plan.is_fused else TileBounds()
+    """The variant's functions. The rungs that have tiles print their classification too."""
+    bounds = TileBounds() if plan.rung == "naive" else plan.bounds
     spans = bounds.spans
     # A result that is rounded to 16 bits may be computed by approximations; an lse, which is not, must not
     approximate = plan.on_tensor_cores and spec.dtype.bytes == 2 and not spec.lse

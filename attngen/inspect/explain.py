@@ -33,8 +33,8 @@ def explain_plan(spec: AttentionSpec, plan: Plan) -> str:
 def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: dict[str, Any]) -> str:
     """The closed-form bounds, and the tiles of one head drawn small. Captured tensors get sample values."""
     bounds = plan.bounds
-    if not plan.is_fused:
-        return "the naive and the tiled rung compute every pair\n"
+    if plan.rung == "naive":
+        return "the naive rung computes every pair\n"
     lines = [f"tiles of {plan.block_q} rows x {plan.block_kv} keys", f"  kv_begin = {_text(bounds.kv_begin)}"]
     lines.append(f"  kv_end   = {_text(bounds.kv_end)}")
     if bounds.full_begin is not None and bounds.full_end is not None:

@@ -1,4 +1,4 @@
-"""The classification of every tile of one problem: what the fused kernels decide, evaluated here on numbers."""
+"""The classification of every tile of one problem: what the kernels decide, evaluated here on numbers."""
 
 from __future__ import annotations
 

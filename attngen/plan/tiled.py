@@ -1,24 +1,74 @@
-"""The tiled rung: the naive kernels with tiles in shared memory, and a block per row of the softmax."""
+"""The tiled rung: the naive kernels with tiles in shared memory and in registers, and no tile that the mask leaves empty."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attngen.plan.arch import Arch
-from attngen.plan.naive import refuse_overrides
 from attngen.plan.plan import Decision, Plan
 from attngen.plan.tiles import tile_bounds
-from attngen.spec.attention import AttentionSpec
+from attngen.plan.tiling import Cost, Tile, pick_tile
+from attngen.spec.attention import AttentionSpec, Schedule
 
-BLOCK = 64
-WARPS = 8
+BLOCK_DV = 64  # dimensions of O of a block
+PAD = 4  # floats at the end of each row of a transposed tile
+OTHER_REGISTERS = 30  # addresses, sizes, loops
+
+PREFERRED = (Tile(128, 64, 1, 4),)
+POSSIBLE = (*PREFERRED, Tile(64, 64, 1, 2), Tile(64, 64, 1, 4), Tile(128, 64, 1, 8), Tile(128, 128, 1, 8))
+
+
+def thread_grid(warps: int) -> tuple[int, int]:
+    """The rows and columns of threads over a tile: each warp has 4 x 8 of it."""
+    rows = min(16, 4 * warps)
+    return rows, 32 * warps // rows
+
+
+def slice_of(spec: AttentionSpec) -> int:
+    """Terms of the sums in shared memory at a time; every head size and every tile is a multiple of it."""
+    return 16 if spec.head_dim % 16 == 0 else 8
+
+
+def outputs(tile: Tile) -> tuple[int, int, int]:
+    """The rows, keys of S and dimensions of O of a thread."""
+    rows, columns = thread_grid(tile.warps)
+    return tile.block_q // rows, tile.block_kv // columns, BLOCK_DV // columns
+
+
+def fetched_ahead(spec: AttentionSpec, tile: Tile) -> int:
+    """Floats of the next slices that a thread holds while it multiplies; 16-bit numbers take less."""
+    return slice_of(spec) * (tile.block_q + max(tile.block_kv, BLOCK_DV)) // (32 * tile.warps)
+
+
+def cost(spec: AttentionSpec, tile: Tile) -> Cost:
+    """The larger of the two products' costs. A thread has every sum twice: that of a slice or a tile is made by itself."""
+    rows, columns, dims = outputs(tile)
+    columns, width = max(columns, dims), max(tile.block_kv, BLOCK_DV)
+    shared = 4 * slice_of(spec) * (tile.block_q + width + 2 * PAD)
+    return Cost(shared, 2 * rows * columns + 2 * (rows + columns) + fetched_ahead(spec, tile) + OTHER_REGISTERS)
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
-    """The only tiled plan there is: 64 x 64 outputs a block, 4 x 4 a thread."""
-    if spec.schedule.rung == "tiled":
-        refuse_overrides(spec, "tiled")
+    """128 x 64 tiles, unless the spec's own `kernel tiled` asks for others."""
+    asked = spec if spec.schedule.rung == "tiled" else replace(spec, schedule=Schedule())
+    tile = pick_tile(asked, arch, PREFERRED, POSSIBLE, lambda t: cost(spec, t))
+    rows, columns, dims = outputs(tile)
+    grid = "{} x {}".format(*thread_grid(tile.warps))
     decisions = (
-        Decision("BLOCK_Q x BLOCK_KV", f"{BLOCK} x {BLOCK}", "each element in shared memory is used 64 times"),
-        Decision("THREADS", str(32 * WARPS), "16 x 16 threads, each with 4 x 4 outputs in registers"),
         Decision("scores", "in global memory", "the softmax needs whole rows; the fused rung removes this"),
+        Decision(
+            "BLOCK_Q x BLOCK_KV",
+            f"{tile.block_q} x {tile.block_kv}",
+            "as the spec asks"
+            if asked.schedule.block_q
+            else "a multiprocessor has registers for two blocks: one multiplies while the other loads or stores",
+        ),
+        Decision(
+            "THREADS",
+            str(32 * tile.warps),
+            f"{grid} threads, each with {rows} x {columns} scores, and {rows} x {dims} outputs, in registers: {rows + columns} "
+            f"floats from shared memory make {rows * columns} products",
+        ),
+        Decision("SLICE", str(slice_of(spec)), f"a thread holds {fetched_ahead(spec, tile)} numbers of the next slices"),
     )
-    return Plan("tiled", "tiled", arch, BLOCK, BLOCK, WARPS, 1, tile_bounds(spec), decisions)
+    return Plan("tiled", "tiled", arch, tile.block_q, tile.block_kv, tile.warps, 1, tile_bounds(spec), decisions)

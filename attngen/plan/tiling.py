@@ -1,4 +1,4 @@
-"""Choosing the tile of a fused schedule: the first candidate, in order of preference, that fits and was not ruled out."""
+"""Choosing the tile of a schedule: the first candidate, in order of preference, that fits and was not ruled out."""
 
 from __future__ import annotations
 

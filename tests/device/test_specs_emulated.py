@@ -9,6 +9,8 @@ import pytest
 
 import attngen
 from attngen.device.emulated import EmulatedDevice
+from attngen.plan import tiled
+from attngen.plan.tiling import Tile
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import RUNGS
@@ -112,6 +114,39 @@ def test_transposed_last_dimension_where_the_hardware_allows() -> None:
             run(spec, "fused", turned, expected)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_rows_that_no_vector_fits_are_read_element_by_element(dtype: str) -> None:
+    """The tiled rung reads four neighbours at once where they are aligned: here rows are an odd number of elements apart."""
+    spec = attngen.define(dtype=dtype, head_dim=24, head_dim_v=40, mask="causal")
+    problem = sample(spec, Shape(1, 2, 1, 70, 90))
+
+    def shifted(array: np.ndarray) -> np.ndarray:
+        wide = np.zeros((*array.shape[:3], array.shape[3] + 3), array.dtype)
+        wide[..., 1:-2] = array
+        return wide[..., 1:-2]
+
+    expected = truth(spec, problem)
+    for name in "qkv":
+        assert run(spec, "tiled", replace(problem, **{name: shifted(getattr(problem, name))}), expected).passed, name
+
+
+@pytest.mark.parametrize("tile", tiled.POSSIBLE, ids=str)
+def test_the_tiled_rung_at_every_tile(tile: Tile) -> None:
+    for dtype, sizes in (("fp32", (64, 64)), ("bf16", (24, 72))):
+        spec = attngen.define(
+            dtype=dtype, head_dim=sizes[0], head_dim_v=sizes[1], mask="q - k < 90 and q >= k", lse=True, kernel="tiled",
+            tile=(tile.block_q, tile.block_kv), warps=tile.warps,
+        )  # fmt: skip
+        problem = sample(spec, Shape(1, 2, 1, 150, 270))
+        assert run(spec, "tiled", problem, truth(spec, problem)).passed
+
+
+def test_the_tiled_rung_refuses_what_it_has_not() -> None:
+    for asked in ({"tile": (32, 32)}, {"warps": 3}, {"stages": 2}):
+        with pytest.raises(attngen.DiagnosticError, match="does not fit"):
+            attngen.compile(attngen.define(kernel="tiled", **asked), device=EmulatedDevice())
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_the_fused_rung_without_tensor_cores(name: str) -> None:
     """Architectures before sm_80, and whoever wants to read it."""
@@ -163,6 +198,18 @@ def test_causal_reads_only_tiles_on_and_below_the_diagonal() -> None:
     call(compiled, problem)
     tiles = sum((row + 1) * block_q // block_kv for row in range(length // block_q))
     assert compiled.kernel.counters.bytes_read["K"] == tiles * block_kv * 64 * 2
+
+
+def test_the_tiled_rung_neither_writes_nor_reads_empty_tiles() -> None:
+    """Counted, where the closed form tells and where every tile is tested. A pair of a visited tile has its score and weight
+    written, and is read for the maximum and the sum, for the weight, and for each of two blocks of dimensions."""
+    for mask, visited in (("causal", 2 + 4 + 6 + 8), ("q >= k and (k < 64 or q - k < 64)", 2 + 4 + 4 + 4)):
+        spec = attngen.define(dtype="fp32", head_dim=16, head_dim_v=72, mask=mask)
+        compiled = attngen.compile(spec, kernel="tiled", device=EmulatedDevice())
+        call(compiled, sample(spec, Shape(1, 1, 1, 512, 512)))
+        pairs = visited * compiled.plan.block_q * compiled.plan.block_kv
+        assert compiled.kernel.counters.bytes_written["S"] == 2 * 4 * pairs
+        assert compiled.kernel.counters.bytes_read["S"] == (2 + 2) * 4 * pairs
 
 
 def test_a_window_reads_only_its_tiles() -> None:
