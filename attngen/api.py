@@ -265,8 +265,8 @@ def attention(
     """softmax(scale * q k^T + mask) v, as torch's scaled_dot_product_attention.
 
     q [batch, q_heads, q_len, head_dim], k and v [batch, kv_heads, kv_len, ...]; `mask` is boolean (true: take part) or of q's
-    dtype (added), broadcastable to [batch, q_heads, q_len, kv_len]; `mode` is naive, tiled, fused or auto. Fewer key/value
-    heads than query heads need `enable_gqa`. Raises ArgumentError as a compiled spec does.
+    dtype (added), broadcastable to [batch, q_heads, q_len, kv_len]; `mode` is naive, tiled, fused, hopper or auto. Fewer
+    key/value heads than query heads need `enable_gqa`. Raises ArgumentError as a compiled spec does.
     """
     query, values = view(q, "q"), view(v, "v")
     for array in (query, values, view(k, "k")):
@@ -300,7 +300,7 @@ def _standard(
     device: str,
 ) -> CompiledAttention:
     if mode not in get_args(Rung):
-        raise ArgumentError(f"mode is {mode!r}; expected naive, tiled, fused or auto")
+        raise ArgumentError(f"mode is {mode!r}; expected naive, tiled, fused, hopper or auto")
     return compile(standard_spec(dtype, head_dim, head_dim_v, mask, is_causal, scale), kernel=mode, device=device)
 
 

@@ -54,15 +54,18 @@ def captured(name: str) -> dict[str, torch.Tensor]:
     return {name: torch.randn(16, 2049, device="cuda")} if name else {}
 
 
-def plain(dtype: str, head_dim: int, mask: str | None, length: int, rounds: int) -> dict[str, Any]:
+def plain(
+    dtype: str, head_dim: int, mask: str | None, length: int, rounds: int,
+    kernel: str = "fused", against: tuple[str, ...] = ("torch flash", "torch cuDNN"),
+) -> dict[str, Any]:  # fmt: skip
     """One cell: milliseconds, TFLOP/s and error of each candidate."""
     element = {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
     shape = (TOKENS // length, 2048 // head_dim, length, head_dim)
     q, k, v = (torch.randn(shape, device="cuda").to(element) for _ in range(3))
     spec = attngen.define(dtype=dtype, head_dim=head_dim, mask=mask)
-    kernel = attngen.compile(spec, kernel="fused", device="cuda")
+    compiled = attngen.compile(spec, kernel=kernel, device="cuda")
     peers = torch_peers(spec, q, k, v)
-    calls = {"attngen": lambda: kernel(q, k, v), **{n: peers[n] for n in ("torch flash", "torch cuDNN") if n in peers}}
+    calls = {"attngen": lambda: compiled(q, k, v), **{n: peers[n] for n in against if n in peers}}
     one = (slice(0, 1), slice(0, 2))  # errors of one batch's first two heads
     truth, _ = torch_attention(spec, q[one], k[one], v[one])
     errors = {name: float((call()[one].double() - truth).abs().max()) for name, call in calls.items()}
@@ -70,7 +73,7 @@ def plain(dtype: str, head_dim: int, mask: str | None, length: int, rounds: int)
     pairs = shape[0] * shape[1] * (length * (length + 1) / 2 if mask else length * length)
     tflops = {name: 4 * head_dim * pairs / (ms * 1e9) for name, ms in found.items()}
     title = f"{dtype} D{head_dim} {mask or 'full'} S{length}"
-    return {"case": title, "schedule": kernel.plan.schedule, "ms": found, "tflops": tflops, "errors": errors}
+    return {"case": title, "schedule": compiled.plan.schedule, "ms": found, "tflops": tflops, "errors": errors}
 
 
 def plain_table(cells: list[dict[str, Any]]) -> str:
@@ -107,7 +110,7 @@ def between_table(cells: list[dict[str, Any]], at_128: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
-def variant_table(rounds: int) -> tuple[str, list[dict[str, Any]]]:
+def variant_table(rounds: int, kernel: str = "fused") -> tuple[str, list[dict[str, Any]]]:
     lines = ["| TFLOP/s, B2 H16 S8192 D128 bf16 | attngen | of its own plain rate | FlexAttention | ratio |", "|---" * 5 + "|"]
     kept: list[dict[str, Any]] = []
     rates: dict[str, float] = {}
@@ -115,8 +118,8 @@ def variant_table(rounds: int) -> tuple[str, list[dict[str, Any]]]:
     for name, (keywords, reads) in VARIANTS.items():
         spec = attngen.define(name="variant", dtype="bf16", head_dim=128, **keywords)
         inputs = captured(reads)
-        kernel = attngen.compile(spec, kernel="fused", device="cuda", captures=inputs)
-        calls: dict[str, Any] = {"attngen": partial(kernel, q, k, v), **flex_peer(spec, q, k, v, inputs, {}, print)}
+        compiled = attngen.compile(spec, kernel=kernel, device="cuda", captures=inputs)
+        calls: dict[str, Any] = {"attngen": partial(compiled, q, k, v), **flex_peer(spec, q, k, v, inputs, {}, print)}
         difference = float((calls["attngen"]().float() - calls["FlexAttention"]().float()).abs().max())
         times = {c: t.median for c, t in measure(calls, rounds).items()}
         operations = 4 * 128 * allowed_pairs(spec, q, k, inputs)

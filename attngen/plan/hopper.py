@@ -16,6 +16,7 @@ SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned
 ATOM_NAMES = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
 MAX_THREADS_OF_REGISTERS = 65536
 OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on their way
+CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
 # Registers of a producer's and of a consumer's thread, by the number of consumers: multiples of 8 within those of the launch.
 REGISTERS = {2: (24, 240), 3: (32, 160)}
 
@@ -58,7 +59,8 @@ def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
 
 def registers(spec: AttentionSpec, tile: Tile) -> int:
     """What a consumer's thread needs: output, scores, weights of the tile before, and the rest."""
-    return spec.head_dim_v // 2 + tile.block_kv // 2 + tile.block_kv // 4 + OTHER_REGISTERS + (8 if spec.inputs else 0)
+    captured = CAPTURED_REGISTERS if spec.inputs else 0
+    return spec.head_dim_v // 2 + tile.block_kv // 2 + tile.block_kv // 4 + OTHER_REGISTERS + captured
 
 
 def cost(spec: AttentionSpec, tile: Tile) -> Cost:
