@@ -222,7 +222,8 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_sm
 //   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
 //   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
 // B is K-major in shared memory.
-__device__ __forceinline__ void wgmma_qk(float (&d)[64], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_qk(float (&d)[64], const unsigned (&a)[4], unsigned long long b,
+                                                   bool accumulate) {
     asm volatile(
         "{ .reg .pred p;\n"
         "setp.ne.b32 p, %69, 0;\n"
@@ -249,7 +250,8 @@ __device__ __forceinline__ void wgmma_qk(float (&d)[64], const unsigned (&a)[4],
 //   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
 //   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
 // B is MN-major in shared memory.
-__device__ __forceinline__ void wgmma_pv(float (&d)[32], const unsigned (&a)[4], unsigned long long b, bool accumulate) {
+__device__ __forceinline__ void wgmma_pv(float (&d)[32], const unsigned (&a)[4], unsigned long long b,
+                                                   bool accumulate) {
     asm volatile(
         "{ .reg .pred p;\n"
         "setp.ne.b32 p, %37, 0;\n"
@@ -520,11 +522,19 @@ gpt2_hopper(
         // 2^SLACK, and what was summed need not be rescaled
         float new_max[2];
         // The bits of floats that are not negative have the order of integers, of which the GPU compares three at once
-        int bits[2][2] = {__float_as_int(row_max[0]), __float_as_int(row_max[0]), __float_as_int(row_max[1]), __float_as_int(row_max[1])};
+        int bits[2][2];  // two chains a row
 #pragma unroll
-        for (int i = 0; i < BLOCK_KV / 2; ++i) bits[i / 2 % 2][i / 4 % 2] = max(bits[i / 2 % 2][i / 4 % 2], __float_as_int(S[i]));
+        for (int r = 0; r < 2; ++r) bits[r][0] = bits[r][1] = __float_as_int(row_max[r]);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) new_max[r] = __int_as_float(bits[r][0] = quad_max(max(bits[r][0], bits[r][1])));
+        for (int i = 0; i < BLOCK_KV / 2; ++i) {
+            int& most = bits[i / 2 % 2][i / 4 % 2];
+            most = max(most, __float_as_int(S[i]));
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            bits[r][0] = quad_max(max(bits[r][0], bits[r][1]));
+            new_max[r] = __int_as_float(bits[r][0]);
+        }
         if (__any_sync(0xffffffff, (bits[0][0] | bits[1][0]) < 0)) {  // a row of negative scores: as floats
             new_max[0] = row_max[0], new_max[1] = row_max[1];
 #pragma unroll

@@ -19,11 +19,11 @@ from attngen.device.cuda.compiler import cubin
 from attngen.device.tuned import Bucket, Winner, bucket_of, remember
 from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import KernelSource
-from attngen.plan import Plan, automatic, candidates, choose
+from attngen.plan import Plan, candidates, choose
 from attngen.plan.arch import ARCHES
 from attngen.reference.compare import unit_in_last_place
 from attngen.reference.torch_oracle import torch_attention
-from attngen.spec.attention import Schedule
+from attngen.spec.attention import Rung, Schedule
 from attngen.torch.arguments import NamedArguments
 from attngen.torch.runtime import OnGpu
 
@@ -60,17 +60,18 @@ class Outcome:
 
 
 def tune(case: Case, params: Mapping[str, int | float], rounds: int, progress: Callable[[str], None]) -> Outcome:
-    """Time every schedule of the automatic rung that fits, the most promising again and longer, and remember the fastest.
+    """Time every schedule of the fused rung that fits (of the hopper rung, where the spec says so), the most promising again
+    and longer, and remember the fastest.
 
     Raises AssertionError where a candidate computes something else than the planner's choice does: a bug, never remembered.
     """
     spec = case.spec
     place = CudaDevice()
     arch = ARCHES[place.arch]
-    rung = automatic(spec, arch)
+    rung: Rung = "hopper" if spec.schedule.rung == "hopper" else "fused"
     planned = choose(spec, arch, rung)
     own = Schedule(rung, planned.block_q, planned.block_kv, planned.stages, planned.warps)
-    schedules = list(dict.fromkeys([own, *candidates(spec, arch)]))
+    schedules = list(dict.fromkeys([own, *candidates(spec, arch, rung)]))
     plans = {s: choose(replace(spec, schedule=s), arch, rung) for s in schedules}
     sources = {s: emit(spec, plan) for s, plan in plans.items()}
     _compile_all(list(sources.values()), progress)

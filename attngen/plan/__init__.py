@@ -1,7 +1,7 @@
 """How: architectures, plans with their reasons, tile classification. `choose(spec, arch)` gives the plan."""
 
 from attngen.plan.arch import ARCHES, DEFAULT_ARCH, Arch, Feature, find_arch
-from attngen.plan.choose import SCHEDULES, automatic, candidates, choose, rungs_for
+from attngen.plan.choose import SCHEDULES, candidates, choose, rungs_for
 from attngen.plan.plan import Decision, Plan, PlanRefusal, SharedBuffer
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "Plan",
     "PlanRefusal",
     "SharedBuffer",
-    "automatic",
     "candidates",
     "choose",
     "find_arch",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from attngen.plan import fused_mma, fused_simt, hopper, naive, tiled
 from attngen.plan.arch import Arch
@@ -28,17 +27,13 @@ SCHEDULES: tuple[tuple[str, str, Suits, Proposer], ...] = (
 TILES: dict[str, Tiles] = {"fused_mma": fused_mma.tiles, "fused_simt": fused_simt.tiles, "hopper": hopper.tiles}
 
 
-def candidates(spec: AttentionSpec, arch: Arch) -> tuple[Schedule, ...]:
-    """What "auto" could be asked for on `arch`, by the plan's own model of registers and shared memory."""
-    best = automatic(spec, arch)
-    name = next(name for name, rung, suits, _ in SCHEDULES if rung == best and suits(spec, arch))
-    return tuple(Schedule(best, t.block_q, t.block_kv, t.stages, t.warps) for t in TILES[name](spec, arch))
+def candidates(spec: AttentionSpec, arch: Arch, rung: Rung = "fused") -> tuple[Schedule, ...]:
+    """What a fused rung could be asked for on `arch`, by the plan's own model of registers and shared memory."""
+    name = next(name for name, of_rung, suits, _ in SCHEDULES if of_rung == rung and suits(spec, arch))
+    return tuple(Schedule(rung, t.block_q, t.block_kv, t.stages, t.warps) for t in TILES[name](spec, arch))
 
 
-def automatic(spec: AttentionSpec, arch: Arch) -> Rung:
-    """The rung that "auto" stands for: the least work and O(S) memory, for every spec of the language; the one for Hopper
-    where the architecture and the element type allow it, and the spec asks for no tile that only the other has."""
-    return "hopper" if hopper.suits(spec, arch) and replace(spec.schedule, rung="auto") == Schedule() else "fused"
+AUTOMATIC: Rung = "fused"  # what "auto" stands for: the least work and O(S) memory, for every spec of the language
 
 
 def rungs_for(spec: AttentionSpec, arch: Arch) -> tuple[Rung, ...]:
@@ -47,13 +42,13 @@ def rungs_for(spec: AttentionSpec, arch: Arch) -> tuple[Rung, ...]:
 
 
 def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> Plan:
-    """The plan for `spec` on `arch`. `rung` overrides the spec's own `kernel` statement; "auto" is what `automatic` says.
+    """The plan for `spec` on `arch`. `rung` overrides the spec's own `kernel` statement; "auto" is AUTOMATIC.
 
     Raises PlanRefusal where an override of the spec does not fit, or the architecture lacks what the rung needs.
     """
     wanted = rung or spec.schedule.rung
     if wanted == "auto":
-        wanted = automatic(spec, arch)
+        wanted = AUTOMATIC
     for _, of_rung, suits, propose in SCHEDULES:
         if of_rung == wanted and suits(spec, arch):
             return propose(spec, arch)

@@ -34,13 +34,13 @@ TENSORS = frozenset(("Q", "K", "V", "O", "S", "P", "lse", "v", "out", "stream"))
 def derived_names(input: str, rank: int) -> Iterator[str]:
     """What generated code calls that belongs to the captured tensor `input`: accessor, strides, tile ranges."""
     yield f"{input}_at"
-    yield from (f"{input}_stride_{d}" for d in range(rank))
+    yield from (f"{input}_step_{d}" for d in range(rank))
     for index in ("q", "k"):
         for axis in ("", *map(str, range(rank))):
             for end in ("min", "max"):
                 yield f"{input}_{index}{axis}_{end}"
                 yield f"{input}_{index}{axis}_{end}_at"
-                yield from (f"{input}_{index}{axis}_{end}_stride_{d}" for d in range(rank))
+                yield from (f"{input}_{index}{axis}_{end}_step_{d}" for d in range(rank))
 
 
 def check_name(text: str, span: Span | None = None) -> None:

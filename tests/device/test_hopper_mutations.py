@@ -1,0 +1,66 @@
+"""Deleting any one wait, arrival, fence or barrier from an emitted hopper kernel must be noticed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import attngen
+from attngen.api import CompiledAttention
+from attngen.device.emulated import EmulatedDevice, EmulationError
+from attngen.emit.kernel_source import KernelSource
+from attngen.plan import ARCHES, choose
+from attngen.reference.compare import compare, truth
+from attngen.reference.problems import Shape, sample
+from attngen.spec.attention import AttentionSpec
+from tests.problems import call, emitted, shipped
+
+STEPS = re.compile(
+    r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit|release_q)\(\);"
+    r"|wgmma_wait<\d>\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);|multiplied\([^;]*\);"
+)
+# Q in registers; Q in shared memory and O in its place; tiles that the producer classifies
+SPECS: dict[str, AttentionSpec] = {
+    "plain": attngen.define(dtype="bf16", head_dim=64, mask="causal"),
+    "wide": attngen.define(dtype="bf16", head_dim=256),
+    "documents": replace(shipped("packed_documents"), q_heads=None, kv_heads=None),
+}
+LENGTH = 300
+NEEDED_BY_HARDWARE_ONLY: set[str] = set()
+
+
+def steps(source: KernelSource) -> list[re.Match[str]]:
+    """Every step between warps, in the kernel and what it calls of this file."""
+    start = source.text.index("load_tile_async(")
+    return [m for m in STEPS.finditer(source.text) if m.start() > start]
+
+
+def outcome(spec: AttentionSpec, source: KernelSource) -> str:
+    """The kind of finding, "wrong result", or "" where all is well, over two orders of threads and copies."""
+    problem = sample(spec, Shape(1, 2, 1, LENGTH, LENGTH))
+    for seed in (0, 5):
+        device = EmulatedDevice(arch="sm_90a", seed=seed)
+        compiled = CompiledAttention(spec, choose(spec, ARCHES["sm_90a"], "hopper"), device.compile(source), device)
+        try:
+            found = compare(*call(compiled, problem), truth(spec, problem))
+        except EmulationError as error:
+            return error.kind
+        if not found.passed:
+            return "wrong result"
+    return ""
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_step_between_warps_is_needed(name: str) -> None:
+    spec = SPECS[name]
+    source = emitted(spec, "hopper", "sm_90a")
+    assert outcome(spec, source) == ""
+    unnoticed = []
+    for step in steps(source):
+        text = source.text[: step.start()] + ";" + source.text[step.end() :]
+        if not outcome(spec, replace(source, text=text)) and step[0] not in NEEDED_BY_HARDWARE_ONLY:
+            line = source.text.count("\n", 0, step.start())
+            unnoticed.append(f"{line + 1}: {source.text.splitlines()[line].strip()}")
+    assert unnoticed == []
