@@ -28,7 +28,6 @@ SPECS: dict[str, AttentionSpec] = {
     "documents": replace(shipped("packed_documents"), q_heads=None, kv_heads=None),
 }
 LENGTH = 300
-NEEDED_BY_HARDWARE_ONLY: set[str] = set()
 
 
 def steps(source: KernelSource) -> list[re.Match[str]]:
@@ -60,7 +59,7 @@ def test_every_step_between_warps_is_needed(name: str) -> None:
     unnoticed = []
     for step in steps(source):
         text = source.text[: step.start()] + ";" + source.text[step.end() :]
-        if not outcome(spec, replace(source, text=text)) and step[0] not in NEEDED_BY_HARDWARE_ONLY:
+        if not outcome(spec, replace(source, text=text)):
             line = source.text.count("\n", 0, step.start())
             unnoticed.append(f"{line + 1}: {source.text.splitlines()[line].strip()}")
     assert unnoticed == []
