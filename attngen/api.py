@@ -15,7 +15,7 @@ from attngen.device.protocol import Device, Kernel
 from attngen.device.tuned import Bucket, Winner, bucket_of, is_open, remembered
 from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import MULTIPROCESSORS, KernelSource
-from attngen.plan import Decision, Plan, PlanRefusal, choose, find_arch
+from attngen.plan import Decision, Plan, PlanRefusal, choose, default_arch, find_arch
 from attngen.plan.arch import Arch
 from attngen.spec.attention import AttentionSpec, Rung
 from attngen.spec.check import check
@@ -227,7 +227,10 @@ def compile(
 
         for target in ahead:
             cubin(emit(spec, choose(spec, _arch(target), kernel)))
-    plan = choose(spec, _arch(arch or place.arch), kernel)
+    # an emulated device that is known by name only is whatever the kernel was made for
+    unnamed = isinstance(device, str) and not place.name.startswith("cuda")
+    usual = default_arch(kernel or spec.schedule.rung) if unnamed else place.arch
+    plan = choose(spec, _arch(arch or usual), kernel)
     given = dict(captures or {})
     of_tensors = None
     if _of_tensors and isinstance(device, str) and arch is None and device != "emulated:fast":  # those it cannot be told

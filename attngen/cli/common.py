@@ -23,7 +23,8 @@ RUNG_CHOICE = click.Choice(["auto", "naive", "tiled", "fused", "hopper"])
 spec_argument = click.argument("spec")
 name_option = click.option("--name", help="Only the attention of this name, where the file holds several.")
 arch_option = click.option(
-    "--arch", default="sm_80", show_default=True, help="Architectures, separated by commas; `attngen list` names them."
+    "--arch",
+    help="Architectures, separated by commas; `attngen list` names them.  [default: sm_80; for kernel hopper sm_90a]",
 )
 param_option = click.option(
     "--param", "given", multiple=True, metavar="NAME=NUMBER", help="A param's value; its default otherwise."
@@ -100,11 +101,12 @@ def load_specs(spec: str, name: str | None) -> list[Loaded]:
     return chosen
 
 
-def arches_named(names: str) -> list[Arch]:
+def arches_named(names: str | None, kernel: str | None) -> list[Arch]:
+    from attngen.plan import default_arch
     from attngen.plan.arch import ARCHES, find_arch
 
     found = []
-    for name in names.split(","):
+    for name in (names or default_arch(kernel)).split(","):
         arch = find_arch(name.strip())
         if arch is None:
             raise click.BadParameter(f"no architecture is called {name}; there are {', '.join(ARCHES)}", param_hint="--arch")
@@ -140,15 +142,16 @@ def params_given(given: tuple[str, ...]) -> dict[str, int | float]:
     return values
 
 
-def devices_named(device: str, thread_orders: int, fast: bool) -> tuple[Any, ...]:
+def devices_named(device: str, thread_orders: int, fast: bool, kernel: str | None = None) -> tuple[Any, ...]:
     from attngen.device.choose import device_by_name, has_gpu
+    from attngen.plan import default_arch
 
     if device == "auto":
         device = "cuda" if has_gpu() else "emulated"
     if device == "emulated":
         from attngen.device.emulated import EmulatedDevice
 
-        return tuple(EmulatedDevice(checked=not fast, seed=order) for order in range(thread_orders))
+        return tuple(EmulatedDevice(not fast, order, default_arch(kernel)) for order in range(thread_orders))
     try:
         return (device_by_name(device),)
     except ValueError as error:

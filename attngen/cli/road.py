@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 @click.option("--cubin", is_flag=True, help="Compile too: a .cubin beside each file, and into the cache. Needs no GPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 @guarded
-def build(spec: str, output: Path, kernel: str | None, arch: str, name: str | None, cubin: bool, as_json: bool) -> None:
+def build(spec: str, output: Path, kernel: str | None, arch: str | None, name: str | None, cubin: bool, as_json: bool) -> None:
     """Write CUDA, and a JSON manifest that says how to launch it.
 
     \b
@@ -57,7 +57,7 @@ def build(spec: str, output: Path, kernel: str | None, arch: str, name: str | No
     """
     from attngen.emit.manifest import to_manifest
 
-    arches = arches_named(arch)
+    arches = arches_named(arch, kernel)
     todo = [(target, rung, one) for one in load_specs(spec, name) for rung in rungs_named(kernel) for target in arches]
     sources = [(target, source_of(one, target, rung)[1]) for target, rung, one in todo]
     output.mkdir(parents=True, exist_ok=True)
@@ -92,14 +92,14 @@ def _write(path: Path, data: bytes) -> None:
 @arch_option
 @name_option
 @guarded
-def show(spec: str, stage: str, kernel: str, arch: str, name: str | None) -> None:
+def show(spec: str, stage: str, kernel: str, arch: str | None, name: str | None) -> None:
     """Print one stage of the road from text to machine code.
 
     \b
     tree  the syntax tree          spec  what is meant       plan  how it is computed
     cuda  the generated file       ptx   NVRTC's output      sass  the machine code
     """
-    (target, *_) = arches_named(arch)
+    (target, *_) = arches_named(arch, kernel)
     if stage == "tree":
         from attngen.inspect.explain import describe_tree
         from attngen.language.syntax import parse
@@ -150,12 +150,12 @@ def _highlighted(text: str) -> str:
 @name_option
 @guarded
 def explain(
-    spec: str, kernel: str, arch: str, q_len: int, kv_len: int | None, given: tuple[str, ...], name: str | None
+    spec: str, kernel: str, arch: str | None, q_len: int, kv_len: int | None, given: tuple[str, ...], name: str | None
 ) -> None:
     """Say why: every decision with its reason, the memory map, and the tiles that are visited."""
     from attngen.inspect.explain import explain_plan, explain_tiles
 
-    (target, *_) = arches_named(arch)
+    (target, *_) = arches_named(arch, kernel)
     for one in load_specs(spec, name):
         plan, _ = source_of(one, target, kernel)
         click.echo(explain_plan(one.spec, plan))

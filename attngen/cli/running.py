@@ -73,7 +73,7 @@ def check(
     from attngen.reference.problems import Shape
     from attngen.spec.dtypes import DTYPES
 
-    devices = devices_named(device, thread_orders, fast)
+    devices = devices_named(device, thread_orders, fast, kernel)
     shape = Shape(batch, heads, kv_heads or heads, q_len, q_len if kv_len is None else kv_len)
     results = []
     table = None if as_json else _CheckTable()

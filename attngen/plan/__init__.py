@@ -1,7 +1,7 @@
 """How: architectures, plans with their reasons, tile classification. `choose(spec, arch)` gives the plan."""
 
 from attngen.plan.arch import ARCHES, DEFAULT_ARCH, Arch, Feature, find_arch
-from attngen.plan.choose import SCHEDULES, candidates, choose, rungs_for
+from attngen.plan.choose import SCHEDULES, candidates, choose, default_arch, rungs_for
 from attngen.plan.plan import Decision, Plan, PlanRefusal, SharedBuffer
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "SharedBuffer",
     "candidates",
     "choose",
+    "default_arch",
     "find_arch",
     "rungs_for",
 ]

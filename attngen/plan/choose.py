@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attngen.plan import fused_mma, fused_simt, hopper, naive, tiled
-from attngen.plan.arch import Arch
+from attngen.plan.arch import DEFAULT_ARCH, Arch
 from attngen.plan.plan import Plan
 from attngen.plan.tiling import Tile
 from attngen.spec.attention import RUNGS, AttentionSpec, Rung, Schedule
@@ -34,6 +34,11 @@ def candidates(spec: AttentionSpec, arch: Arch, rung: Rung = "fused") -> tuple[S
 
 
 AUTOMATIC: Rung = "fused"  # what "auto" stands for: the least work and O(S) memory, for every spec of the language
+
+
+def default_arch(rung: str | None) -> str:
+    """The architecture to plan for where none is named: that of the most GPUs, and for the hopper rung the one that has it."""
+    return "sm_90a" if rung == "hopper" else DEFAULT_ARCH
 
 
 def rungs_for(spec: AttentionSpec, arch: Arch) -> tuple[Rung, ...]:

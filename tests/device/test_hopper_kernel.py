@@ -102,3 +102,9 @@ def test_waits_for_products_are_those_that_were_written() -> None:
 def test_what_the_rung_cannot_take_is_refused(arch: str, dtype: str) -> None:
     with pytest.raises(PlanRefusal, match="kernel fused"):
         choose(replace(attngen.define(dtype=dtype, head_dim=64)), ARCHES[arch], "hopper")
+
+
+def test_the_emulated_device_needs_no_architecture_to_be_named() -> None:
+    compiled = attngen.compile(attngen.define(dtype="bf16", head_dim=64), kernel="hopper", device="emulated")
+    assert (compiled.plan.schedule, compiled.plan.arch.name) == ("hopper", "sm_90a")
+    assert attngen.compile(attngen.define(dtype="bf16", head_dim=64), device="emulated").plan.arch.name == "sm_80"
