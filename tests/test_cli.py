@@ -147,3 +147,12 @@ def test_tune_needs_a_gpu_and_says_so() -> None:
     result = invoke("tune", "gpt2")
     assert result.exit_code == 3
     assert "no GPU" in result.stderr
+
+
+def test_kernel_hopper_is_planned_for_the_architecture_that_has_it(tmp_path: Path) -> None:
+    result = invoke("build", "gpt2", "--kernel", "hopper", "-o", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "wgmma.mma_async" in (tmp_path / "gpt2_hopper.cu").read_text()
+    refused = invoke("build", "gpt2", "--kernel", "hopper", "--arch", "sm_80", "-o", str(tmp_path))
+    assert refused.exit_code == 2
+    assert "use kernel fused, or --arch sm_90a" in refused.output
