@@ -415,8 +415,9 @@ gpt2_hopper(
     const int works = (q_len + BLOCK_Q - 1) / BLOCK_Q * q_heads * batch;  // pieces of work: BLOCK_Q rows of a head each
     // the same for all lanes of a warp, which the compiler cannot know of threadIdx.x
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-    if (warpgroup == 0) {
-        give_registers<PRODUCER_REGISTERS>();
+
+    // The producer: one warp copies Q, K and V of every piece of work, and ends when there is no more
+    const auto produce = [&] {
         if (threadIdx.x >= 32) return;
         const bool elected = threadIdx.x == 0;
 
@@ -468,6 +469,10 @@ gpt2_hopper(
             q_place->q_block = END;
             mbarrier_arrive(q_full);
         }
+    };
+    if (warpgroup == 0) {
+        give_registers<PRODUCER_REGISTERS>();
+        produce();
         return;
     }
 
@@ -602,6 +607,33 @@ gpt2_hopper(
         round_weights();
     };
 
+    // The rows are done: O = O / l
+    const auto finish = [&](const Place& place) {
+        // What depends on the lane is computed anew: until here it would cost registers
+        const int lane = thread_index() % 32, warp_row = thread_index() / 32 * 16 - 64, lane_row = warp_row + lane / 4;
+        // O goes through the warp's own rows of O_smem, which no other warp's products read, so that whole rows are written, 16
+        // bytes a lane; with the swizzle, so that the lanes' banks differ
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            row_sum[r] = quad_sum(row_sum[r]);
+            const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
+            const int row = lane_row + 8 * r;
+#pragma unroll
+            for (int j = 0; j < HEAD_DIM_V / 8; ++j)
+                *(unsigned*)(O_smem + j / 8 * Q_SLAB + row * ROW_BYTES + (j % 8 ^ row % 8) * 16 + lane % 4 * 4) =
+                    pack(O_frag[4 * j + 2 * r] * inverse_sum, O_frag[4 * j + 2 * r + 1] * inverse_sum);
+        }
+        __syncwarp();
+        for (int i = lane; i < 16 * (HEAD_DIM_V / 8); i += 32) {
+            const int row = warp_row + i / (HEAD_DIM_V / 8), j = i % (HEAD_DIM_V / 8);
+            const int q_idx = place.q_block * BLOCK_Q + row;
+            if (q_idx >= q_len) continue;
+            *(Chunk*)(O + place.b_idx * o_stride_b + place.h_idx * o_stride_h + q_idx * o_stride_s + 8 * j) =
+                *(const Chunk*)(O_smem + j / 8 * Q_SLAB + row * ROW_BYTES + (j % 8 ^ row % 8) * 16);
+        }
+    };
+
+    // The consumers: every piece of work, tile by tile
     while (true) {
         mbarrier_wait(q_full, q_phase);
         q_phase ^= 1;
@@ -660,27 +692,6 @@ gpt2_hopper(
         }
         const Place place = {q_block, h_idx, b_idx};
 
-        // What depends on the lane is computed anew: until here it would cost registers
-        const int lane = thread_index() % 32, warp_row = thread_index() / 32 * 16 - 64, lane_row = warp_row + lane / 4;
-        // O goes through the warp's own rows of O_smem, which no other warp's products read, so that whole rows are written, 16
-        // bytes a lane; with the swizzle, so that the lanes' banks differ
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            row_sum[r] = quad_sum(row_sum[r]);
-            const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
-            const int row = lane_row + 8 * r;
-#pragma unroll
-            for (int j = 0; j < HEAD_DIM_V / 8; ++j)
-                *(unsigned*)(O_smem + j / 8 * Q_SLAB + row * ROW_BYTES + (j % 8 ^ row % 8) * 16 + lane % 4 * 4) =
-                    pack(O_frag[4 * j + 2 * r] * inverse_sum, O_frag[4 * j + 2 * r + 1] * inverse_sum);
-        }
-        __syncwarp();
-        for (int i = lane; i < 16 * (HEAD_DIM_V / 8); i += 32) {
-            const int row = warp_row + i / (HEAD_DIM_V / 8), j = i % (HEAD_DIM_V / 8);
-            const int q_idx = place.q_block * BLOCK_Q + row;
-            if (q_idx >= q_len) continue;
-            *(Chunk*)(O + place.b_idx * o_stride_b + place.h_idx * o_stride_h + q_idx * o_stride_s + 8 * j) =
-                *(const Chunk*)(O_smem + j / 8 * Q_SLAB + row * ROW_BYTES + (j % 8 ^ row % 8) * 16);
-        }
+        finish(place);
     }
 }
