@@ -2,8 +2,8 @@
 // written. One thread issues it, when all writers of the box have done async_proxy_fence() and then met it at a barrier.
 __device__ __forceinline__ void tma_store(const TensorMap* map, const void* from_smem, int c0, int c1, int c2, int c3) {
     const unsigned from = (unsigned)__cvta_generic_to_shared(from_smem);
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, { %1, %2, %3, %4}], [%5];" ::"l"(map), "r"(c0),
-                 "r"(c1), "r"(c2), "r"(c3), "r"(from)
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, { %1, %2, %3, %4}], [%5];" ::"l"(map),
+                 "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
                  : "memory");
 }
 
