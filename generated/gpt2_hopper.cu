@@ -223,7 +223,7 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_sm
 //   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
 // B is K-major in shared memory.
 __device__ __forceinline__ void wgmma_qk(float (&d)[64], const unsigned (&a)[4], unsigned long long b,
-                                                   bool accumulate) {
+                                         bool accumulate) {
     asm volatile(
         "{ .reg .pred p;\n"
         "setp.ne.b32 p, %69, 0;\n"
@@ -251,7 +251,7 @@ __device__ __forceinline__ void wgmma_qk(float (&d)[64], const unsigned (&a)[4],
 //   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
 // B is MN-major in shared memory.
 __device__ __forceinline__ void wgmma_pv(float (&d)[32], const unsigned (&a)[4], unsigned long long b,
-                                                   bool accumulate) {
+                                         bool accumulate) {
     asm volatile(
         "{ .reg .pred p;\n"
         "setp.ne.b32 p, %37, 0;\n"

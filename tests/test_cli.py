@@ -156,3 +156,17 @@ def test_kernel_hopper_is_planned_for_the_architecture_that_has_it(tmp_path: Pat
     refused = invoke("build", "gpt2", "--kernel", "hopper", "--arch", "sm_80", "-o", str(tmp_path))
     assert refused.exit_code == 2
     assert "use kernel fused, or --arch sm_90a" in refused.output
+
+
+def test_the_rung_that_a_spec_states_is_the_one_it_gets(tmp_path: Path) -> None:
+    """And its tile is no other rung's."""
+    spec = tmp_path / "mine.attn"
+    spec.write_text("attention mine {\n dtype bf16\n head_dim 64\n kernel hopper { tile 192 x 128 }\n}\n")
+    assert invoke("build", str(spec), "-o", str(tmp_path)).exit_code == 0
+    assert "constexpr int BLOCK_Q = 192;" in (tmp_path / "mine_hopper.cu").read_text()
+    assert "constexpr int BLOCK_Q = 128;" in (tmp_path / "mine_fused.cu").read_text()
+    assert "// mine, hopper" in invoke("show", str(spec)).output
+    spec.write_text("attention mine {\n dtype fp32\n head_dim 64\n kernel hopper\n}\n")
+    refused = invoke("build", str(spec), "-o", str(tmp_path))
+    assert refused.exit_code == 2
+    assert "its products are of fp16 or bf16" in refused.output

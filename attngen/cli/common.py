@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import click
 if TYPE_CHECKING:
     from attngen.language import Loaded
     from attngen.plan.arch import Arch
+    from attngen.spec.attention import AttentionSpec
 
 OK, FAILED, USAGE, DEVICE = 0, 1, 2, 3
 EPILOG = "Exit codes: 0 done; 1 a check failed; 2 a mistake in the spec or the command; 3 the device cannot do it."
@@ -101,12 +102,13 @@ def load_specs(spec: str, name: str | None) -> list[Loaded]:
     return chosen
 
 
-def arches_named(names: str | None, kernel: str | None) -> list[Arch]:
+def arches_named(names: str | None, kernel: str | None, loaded: Sequence[Loaded]) -> list[Arch]:
+    """Those of `names`; by default the one that has the rung asked for, here or by a spec."""
     from attngen.plan import default_arch
     from attngen.plan.arch import ARCHES, find_arch
 
     found = []
-    for name in (names or default_arch(kernel)).split(","):
+    for name in (names or default_arch(rung_asked(kernel, loaded))).split(","):
         arch = find_arch(name.strip())
         if arch is None:
             raise click.BadParameter(f"no architecture is called {name}; there are {', '.join(ARCHES)}", param_hint="--arch")
@@ -127,8 +129,13 @@ def source_of(one: Loaded, arch: Arch, kernel: str | None) -> Any:
     return plan, emit(one.spec, plan)
 
 
-def rungs_named(kernel: str | None) -> tuple[str, ...]:
-    return ("naive", "tiled", "fused") if kernel is None else (kernel,)
+def rungs_named(kernel: str | None, spec: AttentionSpec) -> tuple[str, ...]:
+    """The one asked for, else those that every architecture has, and the spec's own."""
+    from attngen.spec.attention import RUNGS
+
+    if kernel is not None:
+        return (kernel,)
+    return (*RUNGS, "hopper") if spec.schedule.rung == "hopper" else RUNGS
 
 
 def params_given(given: tuple[str, ...]) -> dict[str, int | float]:
@@ -140,6 +147,11 @@ def params_given(given: tuple[str, ...]) -> dict[str, int | float]:
         except ValueError:
             raise click.BadParameter(f"{text!r} is not NAME=NUMBER", param_hint="--param") from None
     return values
+
+
+def rung_asked(kernel: str | None, loaded: Sequence[Loaded]) -> str | None:
+    """The rung that decides what to plan for where nothing says it: `kernel`, else hopper where a spec states it."""
+    return kernel or ("hopper" if any(one.spec.schedule.rung == "hopper" for one in loaded) else None)
 
 
 def devices_named(device: str, thread_orders: int, fast: bool, kernel: str | None = None) -> tuple[Any, ...]:

@@ -57,8 +57,9 @@ def build(spec: str, output: Path, kernel: str | None, arch: str | None, name: s
     """
     from attngen.emit.manifest import to_manifest
 
-    arches = arches_named(arch, kernel)
-    todo = [(target, rung, one) for one in load_specs(spec, name) for rung in rungs_named(kernel) for target in arches]
+    loaded = load_specs(spec, name)
+    arches = arches_named(arch, kernel, loaded)
+    todo = [(target, rung, one) for one in loaded for rung in rungs_named(kernel, one.spec) for target in arches]
     sources = [(target, source_of(one, target, rung)[1]) for target, rung, one in todo]
     output.mkdir(parents=True, exist_ok=True)
     written = []
@@ -88,18 +89,19 @@ def _write(path: Path, data: bytes) -> None:
 @click.command(epilog=EPILOG)
 @spec_argument
 @click.option("--stage", type=click.Choice(["tree", "spec", "plan", "cuda", "ptx", "sass"]), default="cuda", show_default=True)
-@click.option("--kernel", type=RUNG_CHOICE, default="auto", show_default=True)
+@click.option("--kernel", type=RUNG_CHOICE, help="A rung; the spec's own by default.")
 @arch_option
 @name_option
 @guarded
-def show(spec: str, stage: str, kernel: str, arch: str | None, name: str | None) -> None:
+def show(spec: str, stage: str, kernel: str | None, arch: str | None, name: str | None) -> None:
     """Print one stage of the road from text to machine code.
 
     \b
     tree  the syntax tree          spec  what is meant       plan  how it is computed
     cuda  the generated file       ptx   NVRTC's output      sass  the machine code
     """
-    (target, *_) = arches_named(arch, kernel)
+    loaded = load_specs(spec, name)
+    (target, *_) = arches_named(arch, kernel, loaded)
     if stage == "tree":
         from attngen.inspect.explain import describe_tree
         from attngen.language.syntax import parse
@@ -109,11 +111,11 @@ def show(spec: str, stage: str, kernel: str, arch: str | None, name: str | None)
         path = find_spec(spec)
         click.echo(describe_tree(parse(SourceFile(str(path), path.read_text()))), nl=False)
         return
-    for one in load_specs(spec, name):
+    for one in loaded:
         click.echo(_stage(one, stage, kernel, target), nl=False)
 
 
-def _stage(one: Loaded, stage: str, kernel: str, target: Arch) -> str:
+def _stage(one: Loaded, stage: str, kernel: str | None, target: Arch) -> str:
     from attngen.inspect.explain import describe_spec, explain_plan
 
     if stage == "spec":
@@ -142,7 +144,7 @@ def _highlighted(text: str) -> str:
 
 @click.command(epilog=EPILOG)
 @spec_argument
-@click.option("--kernel", type=RUNG_CHOICE, default="auto", show_default=True)
+@click.option("--kernel", type=RUNG_CHOICE, help="A rung; the spec's own by default.")
 @arch_option
 @click.option("--q-len", type=click.IntRange(1), default=2048, show_default=True)
 @click.option("--kv-len", type=click.IntRange(1), help="As q-len by default.")
@@ -150,13 +152,14 @@ def _highlighted(text: str) -> str:
 @name_option
 @guarded
 def explain(
-    spec: str, kernel: str, arch: str | None, q_len: int, kv_len: int | None, given: tuple[str, ...], name: str | None
+    spec: str, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None, given: tuple[str, ...], name: str | None
 ) -> None:
     """Say why: every decision with its reason, the memory map, and the tiles that are visited."""
     from attngen.inspect.explain import explain_plan, explain_tiles
 
-    (target, *_) = arches_named(arch, kernel)
-    for one in load_specs(spec, name):
+    loaded = load_specs(spec, name)
+    (target, *_) = arches_named(arch, kernel, loaded)
+    for one in loaded:
         plan, _ = source_of(one, target, kernel)
         click.echo(explain_plan(one.spec, plan))
         click.echo(explain_tiles(one.spec, plan, q_len, q_len if kv_len is None else kv_len, params_given(given)))

@@ -19,6 +19,7 @@ from attngen.cli.common import (
     load_specs,
     name_option,
     params_given,
+    rung_asked,
     rungs_named,
     spec_argument,
 )
@@ -73,13 +74,14 @@ def check(
     from attngen.reference.problems import Shape
     from attngen.spec.dtypes import DTYPES
 
-    devices = devices_named(device, thread_orders, fast, kernel)
+    loaded = load_specs(spec, name)
+    devices = devices_named(device, thread_orders, fast, rung_asked(kernel, loaded))
     shape = Shape(batch, heads, kv_heads or heads, q_len, q_len if kv_len is None else kv_len)
     results = []
     table = None if as_json else _CheckTable()
-    for one in load_specs(spec, name):
+    for one in loaded:
         wanted = one.spec if dtype is None else replace(one.spec, dtype=DTYPES[dtype])
-        for result in check_spec(wanted, rungs_named(kernel), devices, shape, params_given(given), seed):
+        for result in check_spec(wanted, rungs_named(kernel, wanted), devices, shape, params_given(given), seed):
             results.append(result)
             if table is not None:
                 table.add(result)

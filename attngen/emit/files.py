@@ -348,7 +348,6 @@ class Hopper(Fused):
             "mbarrier",
             "tma_load",
             "setmaxnreg",
-            *(["named_barrier"] if self.plan.roles and self.plan.roles.turns else []),
             "wgmma",
             *([] if self._own_output() else ["proxy_fence"]),
             *(["ldmatrix"] if self.plan.q_in_registers else []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from attngen.plan import fused_mma, fused_simt, hopper, naive, tiled
 from attngen.plan.arch import DEFAULT_ARCH, Arch
@@ -47,13 +48,15 @@ def rungs_for(spec: AttentionSpec, arch: Arch) -> tuple[Rung, ...]:
 
 
 def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> Plan:
-    """The plan for `spec` on `arch`. `rung` overrides the spec's own `kernel` statement; "auto" is AUTOMATIC.
+    """The plan for `spec` on `arch`. `rung` overrides the spec's own `kernel` statement, whose tile, stages and warps are
+    for its own rung only; "auto" is AUTOMATIC.
 
     Raises PlanRefusal where an override of the spec does not fit, or the architecture lacks what the rung needs.
     """
-    wanted = rung or spec.schedule.rung
-    if wanted == "auto":
-        wanted = AUTOMATIC
+    stated = AUTOMATIC if spec.schedule.rung == "auto" else spec.schedule.rung
+    wanted = stated if rung is None else AUTOMATIC if rung == "auto" else rung
+    if wanted != stated:  # tile, stages and warps were said of another rung
+        spec = replace(spec, schedule=Schedule())
     for _, of_rung, suits, propose in SCHEDULES:
         if of_rung == wanted and suits(spec, arch):
             return propose(spec, arch)

@@ -13,7 +13,7 @@ DTYPES = ("fp16", "bf16")
 WARPGROUP_ROWS = 64  # of a wgmma
 SLAB = 64  # 16-bit columns of 128 bytes: what the swizzle permutes
 SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned
-ATOM_NAMES = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
+LAYOUT = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
 MAX_THREADS_OF_REGISTERS = 65536
 OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on their way
 CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
@@ -68,11 +68,6 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     have = REGISTERS[consumers(tile)][1]
     over = max(0, registers(spec, tile) - have)
     return Cost(sum(shared_bytes(spec, tile).values()) + SWIZZLE_ATOM, MAX_THREADS_OF_REGISTERS // (32 * tile.warps) + over)
-
-
-def turns(spec: AttentionSpec, tile: Tile) -> str:
-    """What consumers do one after another, so that one's softmax falls beside another's products; see Roles."""
-    return ""
 
 
 def suits(spec: AttentionSpec, arch: Arch) -> bool:
@@ -152,9 +147,9 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         Decision(
             "blocks", "one for each SM", "each takes rows from a counter, the longest first, and copies ahead for the next"
         ),
-        Decision("swizzle", "128 bytes", ATOM_NAMES + ", so that neither TMA nor wgmma meets a bank conflict"),
+        Decision("swizzle", "128 bytes", LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
     )
-    roles = Roles(groups, producer, consumer, turns(spec, tile))
+    roles = Roles(groups, producer, consumer)
     bounds = tile_bounds(spec)
     return Plan("hopper", "hopper", arch, q, kv, tile.warps, stages, bounds, decisions, buffers, holds, roles=roles)
 

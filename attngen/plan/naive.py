@@ -10,18 +10,17 @@ from attngen.spec.attention import AttentionSpec
 THREADS = 128
 
 
-def refuse_overrides(spec: AttentionSpec, rung: str) -> None:
+def refuse_overrides(spec: AttentionSpec) -> None:
     """Raise PlanRefusal where the spec sets what this rung does not have."""
     asked = spec.schedule
     for field, value in (("tile", asked.block_q), ("stages", asked.stages), ("warps", asked.warps)):
         if value is not None:
-            raise refusal("kernel", f"the {rung} kernels take no `{field}`", f"{field} {value} asked for", f"remove `{field}`")
+            raise refusal("kernel", f"the naive kernels take no `{field}`", f"{field} {value} asked for", f"remove `{field}`")
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     """The only naive plan there is."""
-    if spec.schedule.rung == "naive":
-        refuse_overrides(spec, "naive")
+    refuse_overrides(spec)
     decisions = (
         Decision("kernels", "3", "scores, row weights and weighted sum, each as its equation reads"),
         Decision("THREADS", str(THREADS), "enough warps to hide latency; the kernels share nothing between threads"),

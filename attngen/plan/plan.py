@@ -54,15 +54,11 @@ def refusal(statement: str, what: str, why: str, cure: str) -> PlanRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """One warpgroup copies, `consumers` others multiply; registers are those of a thread.
-
-    `turns` is what consumers do one after another: issue their "products", compute their "weights", or nothing.
-    """
+    """One warpgroup copies, `consumers` others multiply; registers are those of a thread."""
 
     consumers: int
     producer_registers: int
     consumer_registers: int
-    turns: str = ""
 
 
 @dataclass(frozen=True, slots=True)

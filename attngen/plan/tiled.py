@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from attngen.plan.arch import Arch
 from attngen.plan.plan import Decision, Plan
 from attngen.plan.tiles import tile_bounds
 from attngen.plan.tiling import Cost, Tile, pick_tile
-from attngen.spec.attention import AttentionSpec, Schedule
+from attngen.spec.attention import AttentionSpec
 
 BLOCK_DV = 64  # dimensions of O of a block
 PAD = 4  # floats at the end of each row of a transposed tile
@@ -49,9 +47,8 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
-    """128 x 64 tiles, unless the spec's own `kernel tiled` asks for others."""
-    asked = spec if spec.schedule.rung == "tiled" else replace(spec, schedule=Schedule())
-    tile = pick_tile(asked, arch, PREFERRED, POSSIBLE, lambda t: cost(spec, t))
+    """128 x 64 tiles, unless the spec asks for others."""
+    tile = pick_tile(spec, arch, PREFERRED, POSSIBLE, lambda t: cost(spec, t))
     rows, columns, dims = outputs(tile)
     grid = "{} x {}".format(*thread_grid(tile.warps))
     decisions = (
@@ -60,7 +57,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             "BLOCK_Q x BLOCK_KV",
             f"{tile.block_q} x {tile.block_kv}",
             "as the spec asks"
-            if asked.schedule.block_q
+            if spec.schedule.block_q
             else "a multiprocessor has registers for two blocks: one multiplies while the other loads or stores",
         ),
         Decision(
