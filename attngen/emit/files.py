@@ -401,7 +401,7 @@ class Hopper(Fused):
     def context(self) -> dict[str, Any]:
         v = self.variant
         return super().context() | {
-            "partial_first": self.plan.bounds.full_begin not in (None, ZERO),
+            "partial_below": self.plan.bounds.full_begin not in (None, ZERO),
             "tiles_read_captured": self.reads_captured(v.kv_range, v.classify, scale=False),
             "consumers_read_captured": self.reads_captured(v.score, v.mask, v.sink, None if v.classify else v.kv_range),
         }
