@@ -9,6 +9,7 @@ from attngen.emit.file import ConstantLine, File, KernelText
 from attngen.emit.kernel_source import MULTIPROCESSORS, CeilDiv, Parameter
 from attngen.emit.wgmma import Wgmma
 from attngen.plan import fused_mma, fused_simt, hopper, tiled
+from attngen.plan.tiles import KV_LEN
 from attngen.plan.tiling import Tile
 from attngen.spec.operator import ZERO
 
@@ -379,7 +380,7 @@ class Hopper(Fused):
             *(
                 [
                     ConstantLine("float", "SLACK", "8.0f", "powers of 2 by which a score may exceed the kept maximum"),
-                    ConstantLine("int", "MAX_CHAINS", "4", "running maxima of a row: comparisons that need not wait for others"),
+                    ConstantLine("int", "MAX_CHAINS", "4", "maxima of a row at once: comparisons that need not wait"),
                 ]
                 if spec.normalize == "softmax"
                 else []
@@ -402,8 +403,11 @@ class Hopper(Fused):
         v = self.variant
         return super().context() | {
             "partial_below": self.plan.bounds.full_begin not in (None, ZERO),
+            "partial_above": self.plan.bounds.full_end not in (None, KV_LEN),
             "tiles_read_captured": self.reads_captured(v.kv_range, v.classify, scale=False),
-            "consumers_read_captured": self.reads_captured(v.score, v.mask, v.sink, None if v.classify else v.kv_range),
+            "consumers_read_captured": self.reads_captured(
+                v.score, v.mask, v.sink, v.kv_range if self.plan.bounds.by_row else None
+            ),
         }
 
 

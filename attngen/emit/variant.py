@@ -89,7 +89,7 @@ class Variant:
     """The device functions of one spec under one plan, and everything that they capture."""
 
     score: Function | None  # None: the score is s
-    mask: Function | None  # None: every pair is allowed
+    mask: Function | None  # None: every pair is allowed, or kv_range of a single row tells which
     scale: str  # an expression of constants and captured numbers
     scale_is_constant: bool
     fold_scale: bool  # the scale joins the exponent's factor instead of multiplying every score
@@ -114,6 +114,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     """The variant's functions. The rungs that have tiles print their classification too."""
     bounds = TileBounds() if plan.rung == "naive" else plan.bounds
     spans = bounds.spans
+    by_row = plan.roles is not None and bounds.by_row
     # A result that is rounded to 16 bits may be computed by approximations; an lse, which is not, must not
     approximate = plan.on_tensor_cores and spec.dtype.bytes == 2 and not spec.lse
     printer = _printer(spec, spans, approximate)
@@ -133,7 +134,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     )
     variant = Variant(
         score=_function(printer, score),
-        mask=_function(printer, spec.mask),
+        mask=None if by_row else _function(printer, spec.mask),
         scale=printer.print(apply("float", spec.scale), share=False).results[0],
         scale_is_constant=isinstance(spec.scale, Const),
         fold_scale=folds,

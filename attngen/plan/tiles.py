@@ -118,10 +118,23 @@ class TileBounds:
         return self.full_begin is None
 
     @property
+    def by_row(self) -> bool:
+        """Whether the mask allows each row one range of keys, which the closed forms give for a block of that row alone."""
+        if self.per_tile:
+            return False
+        ends = (self.kv_begin, self.kv_end, self.full_begin, self.full_end)
+        begin, end, full_begin, full_end = (rewrite(e, _of_one_row) for e in ends if e is not None)
+        return (begin, end) == (full_begin, full_end) and Q_TILE.name not in names_in(begin, end)
+
+    @property
     def even(self) -> bool:
         """Whether every block of rows has the same keys to visit, as far as the closed forms tell."""
         read = names_in(self.kv_begin, self.kv_end)
         return not self.per_tile and not read & {Q_LO.name, Q_HI.name, Q_TILE.name}
+
+
+def _of_one_row(node: Expr) -> Expr | None:
+    return Q if node in (Q_LO, Q_HI) else None
 
 
 def tile_bounds(spec: AttentionSpec) -> TileBounds:
