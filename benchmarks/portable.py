@@ -4,8 +4,8 @@
 
 Three tables: plain attention, fp16 and bf16, 16384 tokens, heads 2048 / D; head sizes between the powers of two, beside what
 their share of D = 128's work predicts; and the variants that FlexAttention is used for. Times by CUDA events, L2 flushed
-before each call, candidates in random order, medians; TFLOP/s of the pairs that the mask keeps; errors are the largest against
-float64.
+before each call, candidates in random order, medians, of variants those of bursts and of the ratios within each round; TFLOP/s
+of the pairs that the mask keeps; errors are the largest against float64.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ import torch
 from markers import write_between
 
 import attngen
-from attngen.bench.measure import measure
+from attngen.bench.measure import measure, measure_bursts
 from attngen.bench.peers import flex_peer, torch_peers
 from attngen.bench.sweep import where
 from attngen.reference.torch_oracle import allowed_pairs, torch_attention
 
 TOKENS = 16384
+PEERS = ("torch flash", "torch cuDNN")
 PLAIN = [(t, d, m, s) for t in ("bf16", "fp16") for d in (64, 128, 256) for m in (None, "causal") for s in (1024, 4096, 16384)]
 BETWEEN = [(d, mask) for d in (80, 96, 160, 192) for mask in (None, "causal")]
 # name: (keywords of attngen.define, the captured tensor)
@@ -54,18 +56,14 @@ def captured(name: str) -> dict[str, torch.Tensor]:
     return {name: torch.randn(16, 2049, device="cuda")} if name else {}
 
 
-def plain(
-    dtype: str, head_dim: int, mask: str | None, length: int, rounds: int,
-    kernel: str = "fused", against: tuple[str, ...] = ("torch flash", "torch cuDNN"),
-) -> dict[str, Any]:  # fmt: skip
+def plain(dtype: str, head_dim: int, mask: str | None, length: int, rounds: int) -> dict[str, Any]:
     """One cell: milliseconds, TFLOP/s and error of each candidate."""
     element = {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
     shape = (TOKENS // length, 2048 // head_dim, length, head_dim)
     q, k, v = (torch.randn(shape, device="cuda").to(element) for _ in range(3))
     spec = attngen.define(dtype=dtype, head_dim=head_dim, mask=mask)
-    compiled = attngen.compile(spec, kernel=kernel, device="cuda")
-    peers = torch_peers(spec, q, k, v)
-    calls = {"attngen": lambda: compiled(q, k, v), **{n: peers[n] for n in against if n in peers}}
+    compiled = attngen.compile(spec, kernel="fused", device="cuda")
+    calls = {"attngen": lambda: compiled(q, k, v), **torch_peers(spec, q, k, v, only=PEERS)}
     one = (slice(0, 1), slice(0, 2))  # errors of one batch's first two heads
     truth, _ = torch_attention(spec, q[one], k[one], v[one])
     errors = {name: float((call()[one].double() - truth).abs().max()) for name, call in calls.items()}
@@ -110,27 +108,36 @@ def between_table(cells: list[dict[str, Any]], at_128: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
-def variant_table(rounds: int, kernel: str = "fused") -> tuple[str, list[dict[str, Any]]]:
-    lines = ["| TFLOP/s, B2 H16 S8192 D128 bf16 | attngen | of its own plain rate | FlexAttention | ratio |", "|---" * 5 + "|"]
-    kept: list[dict[str, Any]] = []
-    rates: dict[str, float] = {}
+def variant_rows(rounds: int, kernel: str = "fused") -> Iterator[dict[str, Any]]:
+    """One variant after the other, each in the same rounds as the kernel without it: `share` is of that rate."""
     q, k, v = (torch.randn(2, 16, 8192, 128, device="cuda").bfloat16() for _ in range(3))
+    plain: dict[bool, tuple[Any, int]] = {}  # by whether there is a mask, full or causal: the call and its operations
     for name, (keywords, reads) in VARIANTS.items():
         spec = attngen.define(name="variant", dtype="bf16", head_dim=128, **keywords)
         inputs = captured(reads)
-        compiled = attngen.compile(spec, kernel=kernel, device="cuda", captures=inputs)
-        calls: dict[str, Any] = {"attngen": partial(compiled, q, k, v), **flex_peer(spec, q, k, v, inputs, {}, print)}
-        difference = float((calls["attngen"]().float() - calls["FlexAttention"]().float()).abs().max())
-        times = {c: t.median for c, t in measure(calls, rounds).items()}
+        ours = partial(attngen.compile(spec, kernel=kernel, device="cuda", captures=inputs), q, k, v)
         operations = 4 * 128 * allowed_pairs(spec, q, k, inputs)
-        rate = {c: operations / (ms * 1e9) for c, ms in times.items()}
-        kept.append({"variant": name, "ms": times, "tflops": rate, "difference": difference})
-        print(json.dumps(kept[-1]), flush=True)
-        rates[name] = own = rate["attngen"]
-        base = rates["full"] if spec.mask is None else rates["causal"]
-        flex = rate["FlexAttention"]
-        lines.append(f"| {name} | {own:.0f} | {own / base:.0%} | {flex:.0f} | {own / flex:.2f} |")
-    return "\n".join(lines), kept
+        base, base_operations = plain.setdefault(spec.mask is not None, (ours, operations))
+        calls = {"attngen": ours, "plain": base, **flex_peer(spec, q, k, v, inputs, {}, print)}
+        difference = float((ours().float() - calls["FlexAttention"]().float()).abs().max())
+        found = measure_bursts(calls, rounds)
+        ms = found.medians()
+        yield {
+            "case": name,
+            "ms": ms,
+            "tflops": {c: operations / (ms[c] * 1e9) for c in ("attngen", "FlexAttention")},
+            "share": found.ratio("attngen", "plain") * operations / base_operations,
+            "ratio": found.ratio("attngen", "FlexAttention"),
+            "difference": difference,
+        }
+
+
+def variant_table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| TFLOP/s, B2 H16 S8192 D128 bf16 | attngen | of its own plain rate | FlexAttention | ratio |", "|---" * 5 + "|"]
+    for r in rows:
+        t = r["tflops"]
+        lines.append(f"| {r['case']} | {t['attngen']:.0f} | {r['share']:.0%} | {t['FlexAttention']:.0f} | {r['ratio']:.2f} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -145,12 +152,15 @@ def main() -> None:
         print(json.dumps(cells[-1]), flush=True)
     at_128 = {m: c["ms"]["attngen"] for c in cells for m in ("full", "causal") if c["case"] == f"bf16 D128 {m} S4096"}
     between = [plain("bf16", d, mask, 4096, options.rounds) for d, mask in BETWEEN]
-    variants, kept = variant_table(options.rounds)
-    tables = [plain_table(cells), between_table(between, at_128), variants]
+    variants = []
+    for row in variant_rows(options.rounds):
+        variants.append(row)
+        print(json.dumps(row), flush=True)
+    tables = [plain_table(cells), between_table(between, at_128), variant_table(variants)]
     text = "\n\n".join([f"{where()}, median of {options.rounds}; schedule {cells[0]['schedule']}", *tables])
     print(text)
     if options.json:
-        options.json.write_text(json.dumps({"plain": cells, "between": between, "variants": kept}, indent=1))
+        options.json.write_text(json.dumps({"plain": cells, "between": between, "variants": variants}, indent=1))
     if options.write:
         write_between(options.write, "portable", text)
 

@@ -1,9 +1,13 @@
-"""Times by CUDA events: the L2 cache flushed before each call, candidates in random order, medians."""
+"""Times by CUDA events: the L2 cache flushed before each call, candidates in random order, medians.
+
+`measure` times a call at a time. `measure_bursts` times calls that keep the GPU busy, so that its clocks under the power cap
+are those of real work, and keeps the rounds apart, so that candidates can be compared within each.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median, quantiles
 
@@ -13,6 +17,7 @@ from attngen.bench.report import Timing
 
 FLUSH_BYTES = 2**28  # more than any GPU's L2 cache
 WARM_UP = 3
+BURST = 12.0  # milliseconds
 
 
 def measure(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
@@ -44,6 +49,62 @@ def _summary(values: list[float]) -> Timing:
         return Timing(values[0], values[0], values[0])
     tenths = quantiles(values, n=10)
     return Timing(median(values), tenths[0], tenths[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Milliseconds of a call of each candidate, in each round."""
+
+    each: tuple[Mapping[str, float], ...]
+
+    def medians(self) -> dict[str, float]:
+        """Of each candidate, over the rounds."""
+        return {name: median(one[name] for one in self.each) for name in sorted(self.each[0])}
+
+    def ratio(self, name: str, to: str) -> float:
+        """How many times faster `name` is than `to`: the median of the ratios within each round, which clocks that change from
+        one round to the next leave alone."""
+        return median(one[to] / one[name] for one in self.each)
+
+
+def measure_bursts(candidates: Mapping[str, Callable[[], object]], rounds: int, milliseconds: float = BURST) -> Rounds:
+    """`rounds` rounds after `WARM_UP` more; each times every candidate by the median of a burst of calls.
+
+    A burst is as many calls as take about `milliseconds`, queued at once, the L2 cache flushed before each.
+    """
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    calls = {name: calls_in(milliseconds, _warm(function, flush)) for name, function in candidates.items()}
+    return in_rounds(candidates, rounds, lambda name: median(_burst(candidates[name], calls[name], flush)))
+
+
+def in_rounds(names: Iterable[str], rounds: int, timed: Callable[[str], float]) -> Rounds:
+    """Every candidate timed once in each of `rounds` rounds, in random order; `WARM_UP` rounds before them do not count."""
+    ordered = sorted(names)
+    each = [{name: timed(name) for name in random.sample(ordered, len(ordered))} for _ in range(WARM_UP + rounds)]
+    return Rounds(tuple(each[WARM_UP:]))
+
+
+def calls_in(milliseconds: float, one: float) -> int:
+    """How many calls of `one` millisecond each come nearest to `milliseconds`, at least one."""
+    return max(1, round(milliseconds / one))
+
+
+def _warm(function: Callable[[], object], flush: torch.Tensor) -> float:
+    """Milliseconds of a call once what the first one prepares is there."""
+    function()
+    return median(_burst(function, WARM_UP, flush))
+
+
+def _burst(function: Callable[[], object], calls: int, flush: torch.Tensor) -> list[float]:
+    """Milliseconds of each call, by events of its own; the host waits for the last alone, so that the GPU never does."""
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
+    for start, end in events:
+        flush.zero_()
+        start.record()
+        function()
+        end.record()
+    torch.cuda.synchronize()
+    return [float(start.elapsed_time(end)) for start, end in events]
 
 
 def peak_bytes(function: Callable[[], object]) -> int:

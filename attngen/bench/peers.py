@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,8 +27,11 @@ Call = Callable[[], torch.Tensor]
 Environment = Mapping[str, Any]
 
 
-def torch_peers(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
-    """Each backend of scaled_dot_product_attention that takes these tensors; none where torch cannot say the spec."""
+def torch_peers(
+    spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, only: Collection[str] = tuple(BACKENDS)
+) -> dict[str, Call]:
+    """Each backend of scaled_dot_product_attention, of those named in `only`, that takes these tensors; none where torch
+    cannot say the spec."""
     plain = isinstance(spec.score, Name) and spec.normalize == "softmax" and spec.sink is None and isinstance(spec.scale, Const)
     if not plain or spec.mask not in (None, CAUSAL):
         return {}
@@ -40,7 +43,7 @@ def torch_peers(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.
         with sdpa_kernel(backend):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
 
-    return _those_that_run({title: partial(call, backend) for title, backend in BACKENDS.items()})
+    return _those_that_run({title: partial(call, BACKENDS[title]) for title in only})
 
 
 def _those_that_run(calls: dict[str, Call]) -> dict[str, Call]:

@@ -1,0 +1,57 @@
+"""Calls back to back for half a second, cuDNN before and after: what the clocks of long work leave of the rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from attngen.bench.measure import calls_in
+from hopper_parts.cell import CUDNN, Call, Cell, Row, beside_cudnn, rates, square
+from hopper_parts.words import geometric_mean, least, markdown
+
+EACH = 1.08
+WARMING, LASTING = 250.0, 500.0  # milliseconds
+BEFORE, AFTER = "cuDNN before", "cuDNN after"
+CELLS: list[Cell] = [square("bf16", d, m, s) for d, s in ((128, 16384), (64, 4096), (256, 4096)) for m in (None, "causal")]
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    """One measurement a cell, whatever `rounds` says: half a second is many calls."""
+    for cell in CELLS:
+        tensors = cell.randn()
+        calls = beside_cudnn(cell, tensors)
+        ms = {name: sustained(calls[call]) for name, call in ((BEFORE, CUDNN), ("attngen", "attngen"), (AFTER, CUDNN))}
+        yield {"case": cell.title, "ms": ms, "tflops": rates(cell.operations(tensors), ms), "ratio": ratio(ms)}
+
+
+def ratio(milliseconds: dict[str, float]) -> float:
+    """How many times faster than the mean of cuDNN's two."""
+    return (milliseconds[BEFORE] + milliseconds[AFTER]) / 2 / milliseconds["attngen"]
+
+
+def sustained(call: Call) -> float:
+    """Milliseconds of a call among LASTING of them back to back, after WARMING of the same; no flush."""
+    call()
+    one = _together(call, 5)
+    for _ in range(calls_in(WARMING, one)):
+        call()
+    return _together(call, calls_in(LASTING, one))
+
+
+def _together(call: Call, calls: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / calls
+
+
+def table(rows: list[Row]) -> str:
+    names = (BEFORE, "attngen", AFTER)
+    lines = ([r["case"], *(f"{r['tflops'][name]:.0f}" for name in names), f"{r['ratio']:.3f}"] for r in rows)
+    mean = geometric_mean([r["ratio"] for r in rows])
+    seen = f"geometric mean {mean:.3f}, least {least(rows, lambda r: r['ratio'])}"
+    return f"{markdown(('TFLOP/s', *names, 'ratio'), lines)}\n\nAsked: each ratio {EACH:.2f}. Seen: {seen}."

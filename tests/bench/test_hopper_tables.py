@@ -1,0 +1,149 @@
+"""The tables of `benchmarks/hopper.py`, from made-up figures, and where they are written."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+torch = pytest.importorskip("torch")
+
+CASES = ("bf16 one", "bf16 two", "fp16 one")
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
+
+def part(name: str) -> ModuleType:
+    return importlib.import_module(f"hopper_parts.{name}")
+
+
+def compared(case: str, ratio: float, **more: Any) -> dict[str, Any]:
+    rates = {"attngen": 100 * ratio, "torch cuDNN": 100.0, "FlexAttention": 100.0, "equal": 100.0}
+    return {"case": case, "tflops": rates, "ratio": ratio, "share": ratio, **more}
+
+
+def test_plain_says_mean_and_least_of_each_type() -> None:
+    text = part("plain").table([compared(c, r) for c, r in zip(CASES, (1.0, 1.44, 1.1), strict=True)])
+    assert "| bf16 two | 144 | 100 | 1.440 |" in text
+    asked = "Asked: geometric mean of the ratios 1.20, each 1.07."
+    seen = "Seen: bf16 geometric mean 1.200, least 1.000 (bf16 one); fp16 geometric mean 1.100, least 1.100 (fp16 one)."
+    assert text.endswith(f"{asked} {seen}")
+
+
+def test_sustained_compares_with_the_mean_of_before_and_after() -> None:
+    sustained = part("sustained")
+    assert sustained.ratio({"cuDNN before": 1.0, "attngen": 2.0, "cuDNN after": 2.0}) == 0.75
+    rates = {"cuDNN before": 500.0, "attngen": 600.0, "cuDNN after": 480.0}
+    text = sustained.table([{"case": "one", "tflops": rates, "ratio": 1.2}, {"case": "two", "tflops": rates, "ratio": 1.1}])
+    assert "| one | 500 | 600 | 480 | 1.200 |" in text
+    assert text.endswith("Asked: each ratio 1.08. Seen: geometric mean 1.149, least 1.100 (two).")
+
+
+def test_grouped_has_no_figure_where_cudnn_takes_none() -> None:
+    row = compared("one", 0.95, equal="other")
+    alone = {**row, "case": "two", "share": 0.9, "tflops": {"attngen": 90.0, "equal": 100.0}}
+    text = part("grouped").table([row, alone])
+    assert "| one | 95 | 100 | other | 100 | 95.0% |" in text
+    assert "| two | 90 | - | other | 100 | 90.0% |" in text
+    assert "0.900 (two)" in text
+
+
+def test_grouped_compares_as_much_work() -> None:
+    for cell, equal in part("grouped").PAIRS:
+        pairs = [c.operations(tuple(torch.empty(c.batch, c.heads, n, 1, device="meta") for n in (c.q_len, c.kv_len)))
+                 if c.mask is None else c.batch * c.heads * sum(kept(c, i) for i in range(c.q_len)) * 4 * c.head_dim
+                 for c in (cell, equal)]  # fmt: skip
+        assert pairs[0] == pytest.approx(pairs[1], rel=0.07)
+
+
+def kept(cell: Any, row: int) -> int:
+    last = row + (cell.kv_len - cell.q_len if cell.mask == "causal_bottom_right" else 0)
+    return min(max(last + 1, 0), cell.kv_len)
+
+
+def test_variants_look_at_masks_alone_for_their_share() -> None:
+    variants = part("variants")
+    shares = {"ALiBi": 0.5, "window 1024": 0.9, "documents of 1024": 0.86, "prefix 1024": 0.95}
+    text = variants.table([compared(name, share) for name, share in shares.items()])
+    assert set(variants.MASKED) < set(importlib.import_module("portable").VARIANTS)
+    assert "| documents of 1024 | 86 | 86% | 100 | 0.86 |" in text
+    assert "the least share 0.860 (documents of 1024); over FlexAttention 0.500 (ALiBi)" in text
+
+
+def test_changing_says_the_ratio() -> None:
+    rows = [{"case": "one", "ms": {"attngen": 0.5, "FlexAttention": 2.0}, "ratio": 4.1}]
+    text = part("changing").table(rows)
+    assert "| one | 0.500 | 2.000 | 4.10 |" in text
+    assert text.endswith("Asked: 3 times. Seen: 4.10 times.")
+
+
+def test_sizes_are_predicted_on_straight_lines() -> None:
+    sizes = part("sizes")
+    known = {64: 400.0, 128: 600.0, 256: 800.0}
+    assert [sizes.predicted(d, known) for d in (64, 96, 128, 160, 256)] == [400, 500, 600, 650, 800]
+    with pytest.raises(ValueError, match="288"):
+        sizes.predicted(288, known)
+    square = part("cell").square
+    assert sizes.mean_size(square("bf16", 192, None, 4096, 128)) == 160
+    assert sizes.mean_size(square("bf16", 80, None, 4096)) == 80
+    text = sizes.table([{"case": "one", "tflops": 450.0, "predicted": 500.0, "share": 0.9}])
+    assert "| one | 450 | 500 | 90.0% |" in text
+    assert "the least share 0.900 (one)" in text
+
+
+def test_errors_and_growing_maxima() -> None:
+    errors = part("errors")
+    compared = [errors.compared("one", {"attngen": 3e-4, "torch cuDNN": 2e-4}) | {"zero": True}]
+    compared.append(errors.compared("two", {"attngen": 1e-4, "torch cuDNN": 2e-4}) | {"zero": False})
+    slower = {"case": "three", "ms": {"randn": 1.0, "x": 1.1, "y": 1.2}, "slower": {"x": 1.1, "y": 1.2}}
+    text = errors.table([*compared, slower])
+    assert "| one | 3.0e-04 | 2.0e-04 | 1.50 |" in text
+    assert "Seen: 1.500 (one); not all are." in text
+    assert "| three | 1.000 | 1.100 | 1.200 | 1.100 | 1.200 |" in text
+    assert text.endswith("Seen: 1.200 (three).")
+    exact = torch.zeros(3, dtype=torch.float64)
+    assert errors.largest(torch.tensor([0.0, -0.5, 0.25]), exact) == 0.5
+    assert errors.largest(torch.tensor([0.0, math.nan, 0.25]), exact) == math.inf
+
+
+def test_first_calls_by_rung() -> None:
+    first_call = importlib.import_module("first_call")
+    found = {"cold, first": {"fused": 70.0, "hopper": 900.0}, "warm, first": {"fused": 5.0, "hopper": 3000.0}}
+    text = first_call.table(found)
+    assert "| cold, first | 70 | 900 |" in text
+    assert text.endswith("Asked: a cold call, compile included, within 2000 ms. Seen: at most 900.")
+
+
+def test_a_part_replaces_its_own_table_alone(tmp_path: Path) -> None:
+    markers = importlib.import_module("markers")
+    hopper = importlib.import_module("hopper")
+    page = tmp_path / "performance.md"
+    page.write_text((ROOT / "docs" / "performance.md").read_text())
+    for name in hopper.PARTS:
+        before = page.read_text()
+        markers.write_between(page, "hopper", f"figures of {name}", name)
+        after = page.read_text()
+        start = after.index(f"<!-- hopper {name}: begin (python benchmarks/hopper.py --only {name} ")
+        stop = after.index(f"<!-- hopper {name}: end -->")
+        assert f"figures of {name}" in after[start:stop]
+        assert before.startswith(after[:start])
+        assert before.endswith(after[stop:])
+    with pytest.raises(ValueError, match="hopper other"):
+        markers.write_between(page, "hopper", "", "other")
+
+
+def test_parts_are_asked_for_by_name() -> None:
+    hopper = importlib.import_module("hopper")
+    assert hopper.chosen("plain,errors") == ["plain", "errors"]
+    with pytest.raises(argparse.ArgumentTypeError, match=r"no part is called speed; there are plain, sustained"):
+        hopper.chosen("plain,speed")
