@@ -86,9 +86,12 @@ def _write(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx", "sass")
+
+
 @click.command(epilog=EPILOG)
 @spec_argument
-@click.option("--stage", type=click.Choice(["tree", "spec", "plan", "cuda", "ptx", "sass"]), default="cuda", show_default=True)
+@click.option("--stage", type=click.Choice(STAGES), default="cuda", show_default=True)
 @click.option("--kernel", type=RUNG_CHOICE, help="A rung; the spec's own by default.")
 @arch_option
 @name_option
@@ -97,8 +100,9 @@ def show(spec: str, stage: str, kernel: str | None, arch: str | None, name: str 
     """Print one stage of the road from text to machine code.
 
     \b
-    tree  the syntax tree          spec  what is meant       plan  how it is computed
-    cuda  the generated file       ptx   NVRTC's output      sass  the machine code
+    tree   the syntax tree         spec  what is meant       plan  how it is computed
+    loops  the loop nest           cuda  the generated file
+    ptx    NVRTC's output          sass  the machine code    each instruction under the CUDA and the spec it came from
     """
     loaded = load_specs(spec, name)
     (target, *_) = arches_named(arch, kernel, loaded)
@@ -125,11 +129,14 @@ def _stage(one: Loaded, stage: str, kernel: str | None, target: Arch) -> str:
         return explain_plan(one.spec, plan)
     if stage == "cuda":
         return _highlighted(source.text)
-    from attngen.device.cuda.compiler import compile_text, disassemble
+    from attngen.inspect.machine_text import annotated, describe_loops
 
-    if stage == "ptx":
-        return compile_text(source, "ptx").code.decode().rstrip("\0")
-    return disassemble(compile_text(source).code)
+    if stage == "loops":
+        return describe_loops(one, plan, source)
+    from attngen.device.cuda.line_table import ptx_code, sass_code
+
+    code = ptx_code(source) if stage == "ptx" else sass_code(source)
+    return "\n".join(annotated(one, plan, source, code)) + "\n"
 
 
 def _highlighted(text: str) -> str:
