@@ -149,6 +149,16 @@ def params_given(given: tuple[str, ...]) -> dict[str, int | float]:
     return values
 
 
+def known_params(spec: AttentionSpec, given: tuple[str, ...]) -> dict[str, int | float]:
+    """Those of `given`, which must be params of `spec`. Raises ArgumentError for one that is not, or of the wrong type."""
+    from attngen.device.binding import check_params, refuse_unknown
+
+    values = params_given(given)
+    declared = {p.name: (str(p.type), p.default) for p in spec.params if p.name in values}
+    refuse_unknown(list(values), [p.name for p in spec.params])
+    return check_params(declared, values)
+
+
 def rung_asked(kernel: str | None, loaded: Sequence[Loaded]) -> str | None:
     """The rung that decides what to plan for where nothing says it: `kernel`, else hopper where a spec states it."""
     return kernel or ("hopper" if any(one.spec.schedule.rung == "hopper" for one in loaded) else None)

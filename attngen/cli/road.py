@@ -17,9 +17,10 @@ from attngen.cli.common import (
     arches_named,
     colored,
     guarded,
+    known_params,
     load_specs,
     name_option,
-    params_given,
+    param_option,
     rungs_named,
     source_of,
     spec_argument,
@@ -155,18 +156,36 @@ def _highlighted(text: str) -> str:
 @arch_option
 @click.option("--q-len", type=click.IntRange(1), default=2048, show_default=True)
 @click.option("--kv-len", type=click.IntRange(1), help="As q-len by default.")
-@click.option("--param", "given", multiple=True, metavar="NAME=NUMBER", help="A param's value; its default otherwise.")
+@param_option
 @name_option
 @guarded
 def explain(
     spec: str, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None, given: tuple[str, ...], name: str | None
 ) -> None:
-    """Say why: every decision with its reason, the memory map, and the tiles that are visited."""
+    """Say why: every decision with its reason, the memory map, registers, work, and the tiles that are visited.
+
+    \b
+    attngen explain gpt2
+    attngen explain mistral_window --q-len 8192 --param size=1024     and what that changes
+    attngen explain gpt2 --kernel naive --arch sm_90a
+
+    Registers and spills are what NVRTC says, which needs no GPU. The roofline is that of one GPU of the architecture, by its
+    data sheet. Operations and bytes are of one batch; of one head where the spec leaves heads open.
+    """
     from attngen.inspect.explain import explain_plan, explain_tiles
+    from attngen.inspect.explain_work import explain_changes, explain_work
+    from attngen.inspect.occupancy import explain_occupancy
 
     loaded = load_specs(spec, name)
     (target, *_) = arches_named(arch, kernel, loaded)
+    lengths = (q_len, q_len if kv_len is None else kv_len)
     for one in loaded:
-        plan, _ = source_of(one, target, kernel)
+        plan, source = source_of(one, target, kernel)
+        params = known_params(one.spec, given)
         click.echo(explain_plan(one.spec, plan))
-        click.echo(explain_tiles(one.spec, plan, q_len, q_len if kv_len is None else kv_len, params_given(given)))
+        click.echo(explain_occupancy(source, target))
+        click.echo(explain_work(one.spec, plan, *lengths, params))
+        click.echo(explain_tiles(one.spec, plan, *lengths, params))
+        changes = explain_changes(one.spec, plan, *lengths, params)
+        if changes:
+            click.echo(changes)

@@ -23,13 +23,14 @@ SASS_CURE = "pip install nvidia-cuda-nvdisasm, or put a CUDA toolkit's nvdisasm 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What ptxas gave one entry point. Bytes are of local memory: a spill is a register that did not fit."""
+    """What ptxas gave one entry point. Stack and spills are bytes of local memory: a spill is a register that did not fit."""
 
     entry: str
     registers: int
     stack_bytes: int
     spill_store_bytes: int
     spill_load_bytes: int
+    static_shared_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def nvrtc_version() -> str:
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_USED = re.compile(r"Used (\d+) registers")
+_USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 
 def parse_resources(log: str) -> tuple[Resources, ...]:
@@ -124,7 +125,8 @@ def parse_resources(log: str) -> tuple[Resources, ...]:
         assert entry is not None, block
         assert frame is not None, block
         assert used is not None, block
-        found.append(Resources(entry[1], int(used[1]), *(int(n) for n in frame.groups())))
+        stack, stores, loads = (int(n) for n in frame.groups())
+        found.append(Resources(entry[1], int(used[1]), stack, stores, loads, int(used[2] or 0)))
     return tuple(found)
 
 
