@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -178,3 +179,13 @@ def devices_named(device: str, thread_orders: int, fast: bool, kernel: str | Non
         return (device_by_name(device),)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--device") from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """All of it, or nothing: a reader never sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from attngen.cli.common import (
     rungs_named,
     source_of,
     spec_argument,
+    write_whole,
 )
 
 if TYPE_CHECKING:
@@ -72,19 +72,9 @@ def build(spec: str, output: Path, kernel: str | None, arch: str | None, name: s
 
             files[".cubin"] = compiler.cubin(source)
         for suffix, data in files.items():
-            _write(output / f"{stem}{suffix}", data)
+            write_whole(output / f"{stem}{suffix}", data)
             written.append(str(output / f"{stem}{suffix}"))
     click.echo(json.dumps({"written": written}) if as_json else "\n".join(written))
-
-
-def _write(path: Path, data: bytes) -> None:
-    """All of it, or nothing: a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx", "sass")

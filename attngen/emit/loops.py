@@ -169,7 +169,11 @@ def _fused_simt(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
                         f"Q, K: shared; {rows} x {keys} of S: registers",
                         "d < begin + SUM_BLOCK; d += 4",
                     ),
-                    Loop("softmax, rows", str(rows), "thread", "S: registers; P: shared", "i < ROWS; ++i) {"),
+                    *(
+                        [Loop("softmax, rows", str(rows), "thread", "S: registers; P: shared", "i < ROWS; ++i) {")]
+                        if spec.normalize == "softmax"
+                        else []
+                    ),
                     Loop(
                         "O += P V, k",
                         f"{plan.block_kv} / 4 = {plan.block_kv // 4}",

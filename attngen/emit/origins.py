@@ -61,6 +61,8 @@ def _rules(spec: AttentionSpec, plan: Plan) -> Iterator[Rule]:
             yield re.compile(rf"\bconstexpr \w+ {constant} ="), statement
     if (plan.block_q, plan.block_kv) == (spec.schedule.block_q, spec.schedule.block_kv):
         yield re.compile(r"\bconstexpr \w+ BLOCK_(Q|KV) ="), "kernel"
+    if spec.mask is not None:
+        yield re.compile(r"\ballowed\b"), "mask"  # what the mask's function said
     yield re.compile(r"\bsoftmax_scale\b"), "scale"
     if spec.lse:
         yield re.compile(r"\blse(_stride_\w)?\b"), "output"
