@@ -1,7 +1,9 @@
-"""Fixtures and the choice of tests: those marked gpu are deselected where there is no GPU."""
+"""Fixtures and the choice of tests: those marked gpu are deselected where there is no GPU, those marked browser where there is
+no Chromium; unless ATTNGEN_NEEDS_BROWSER says that there must be one."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from attngen.device.choose import has_gpu
+    from tests.browser import find_browser
 
-    if has_gpu():
-        return
-    wants_gpu = [item for item in items if "gpu" in item.keywords]
-    if wants_gpu:
-        config.hook.pytest_deselected(items=wants_gpu)
-        items[:] = [item for item in items if "gpu" not in item.keywords]
+    absent = set() if has_gpu() else {"gpu"}
+    if find_browser() is None:
+        if os.environ.get("ATTNGEN_NEEDS_BROWSER"):
+            raise pytest.UsageError("no Chromium, and ATTNGEN_NEEDS_BROWSER is set; apt-get install chromium")
+        absent.add("browser")
+    left_out = [item for item in items if absent & set(item.keywords)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not absent & set(item.keywords)]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,8 +34,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, worker_cache: None) -> 
 @pytest.fixture(scope="session")
 def worker_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One cache of compiled kernels for all workers of a run, empty at its start."""
-    import os
-
     if "ATTNGEN_TEST_CACHE" in os.environ:
         root = Path(os.environ["ATTNGEN_TEST_CACHE"])
     else:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -149,6 +150,16 @@ def params_given(given: tuple[str, ...]) -> dict[str, int | float]:
     return values
 
 
+def known_params(spec: AttentionSpec, given: tuple[str, ...]) -> dict[str, int | float]:
+    """Those of `given`, which must be params of `spec`. Raises ArgumentError for one that is not, or of the wrong type."""
+    from attngen.device.binding import check_params, refuse_unknown
+
+    values = params_given(given)
+    declared = {p.name: (str(p.type), p.default) for p in spec.params if p.name in values}
+    refuse_unknown(list(values), [p.name for p in spec.params])
+    return check_params(declared, values)
+
+
 def rung_asked(kernel: str | None, loaded: Sequence[Loaded]) -> str | None:
     """The rung that decides what to plan for where nothing says it: `kernel`, else hopper where a spec states it."""
     return kernel or ("hopper" if any(one.spec.schedule.rung == "hopper" for one in loaded) else None)
@@ -168,3 +179,13 @@ def devices_named(device: str, thread_orders: int, fast: bool, kernel: str | Non
         return (device_by_name(device),)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--device") from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """All of it, or nothing: a reader never sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

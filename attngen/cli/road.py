@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +16,14 @@ from attngen.cli.common import (
     arches_named,
     colored,
     guarded,
+    known_params,
     load_specs,
     name_option,
-    params_given,
+    param_option,
     rungs_named,
     source_of,
     spec_argument,
+    write_whole,
 )
 
 if TYPE_CHECKING:
@@ -71,24 +72,17 @@ def build(spec: str, output: Path, kernel: str | None, arch: str | None, name: s
 
             files[".cubin"] = compiler.cubin(source)
         for suffix, data in files.items():
-            _write(output / f"{stem}{suffix}", data)
+            write_whole(output / f"{stem}{suffix}", data)
             written.append(str(output / f"{stem}{suffix}"))
     click.echo(json.dumps({"written": written}) if as_json else "\n".join(written))
 
 
-def _write(path: Path, data: bytes) -> None:
-    """All of it, or nothing: a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx", "sass")
 
 
 @click.command(epilog=EPILOG)
 @spec_argument
-@click.option("--stage", type=click.Choice(["tree", "spec", "plan", "cuda", "ptx", "sass"]), default="cuda", show_default=True)
+@click.option("--stage", type=click.Choice(STAGES), default="cuda", show_default=True)
 @click.option("--kernel", type=RUNG_CHOICE, help="A rung; the spec's own by default.")
 @arch_option
 @name_option
@@ -97,8 +91,9 @@ def show(spec: str, stage: str, kernel: str | None, arch: str | None, name: str 
     """Print one stage of the road from text to machine code.
 
     \b
-    tree  the syntax tree          spec  what is meant       plan  how it is computed
-    cuda  the generated file       ptx   NVRTC's output      sass  the machine code
+    tree   the syntax tree         spec  what is meant       plan  how it is computed
+    loops  the loop nest           cuda  the generated file
+    ptx    NVRTC's output          sass  the machine code    each instruction under the CUDA and the spec it came from
     """
     loaded = load_specs(spec, name)
     (target, *_) = arches_named(arch, kernel, loaded)
@@ -125,11 +120,14 @@ def _stage(one: Loaded, stage: str, kernel: str | None, target: Arch) -> str:
         return explain_plan(one.spec, plan)
     if stage == "cuda":
         return _highlighted(source.text)
-    from attngen.device.cuda.compiler import compile_text, disassemble
+    from attngen.inspect.machine_text import annotated, describe_loops
 
-    if stage == "ptx":
-        return compile_text(source, "ptx").code.decode().rstrip("\0")
-    return disassemble(compile_text(source).code)
+    if stage == "loops":
+        return describe_loops(one, plan, source)
+    from attngen.device.cuda.line_table import ptx_code, sass_code
+
+    code = ptx_code(source) if stage == "ptx" else sass_code(source)
+    return "\n".join(annotated(one, plan, source, code)) + "\n"
 
 
 def _highlighted(text: str) -> str:
@@ -148,18 +146,36 @@ def _highlighted(text: str) -> str:
 @arch_option
 @click.option("--q-len", type=click.IntRange(1), default=2048, show_default=True)
 @click.option("--kv-len", type=click.IntRange(1), help="As q-len by default.")
-@click.option("--param", "given", multiple=True, metavar="NAME=NUMBER", help="A param's value; its default otherwise.")
+@param_option
 @name_option
 @guarded
 def explain(
     spec: str, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None, given: tuple[str, ...], name: str | None
 ) -> None:
-    """Say why: every decision with its reason, the memory map, and the tiles that are visited."""
+    """Say why: every decision with its reason, the memory map, registers, work, and the tiles that are visited.
+
+    \b
+    attngen explain gpt2
+    attngen explain mistral_window --q-len 8192 --param size=1024     and what that changes
+    attngen explain gpt2 --kernel naive --arch sm_90a
+
+    Registers and spills are what NVRTC says, which needs no GPU. The roofline is that of one GPU of the architecture, by its
+    data sheet. Operations and bytes are of one batch; of one head where the spec leaves heads open.
+    """
     from attngen.inspect.explain import explain_plan, explain_tiles
+    from attngen.inspect.explain_work import explain_changes, explain_work
+    from attngen.inspect.occupancy import explain_occupancy
 
     loaded = load_specs(spec, name)
     (target, *_) = arches_named(arch, kernel, loaded)
+    lengths = (q_len, q_len if kv_len is None else kv_len)
     for one in loaded:
-        plan, _ = source_of(one, target, kernel)
+        plan, source = source_of(one, target, kernel)
+        params = known_params(one.spec, given)
         click.echo(explain_plan(one.spec, plan))
-        click.echo(explain_tiles(one.spec, plan, q_len, q_len if kv_len is None else kv_len, params_given(given)))
+        click.echo(explain_occupancy(source, target))
+        click.echo(explain_work(one.spec, plan, *lengths, params))
+        click.echo(explain_tiles(one.spec, plan, *lengths, params))
+        changes = explain_changes(one.spec, plan, *lengths, params)
+        if changes:
+            click.echo(changes)

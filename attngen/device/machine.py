@@ -90,7 +90,7 @@ def _nvdisasm() -> Finding:
     from attngen.device.cuda.compiler import SASS_CURE, find_nvdisasm
 
     path = find_nvdisasm()
-    return Finding("nvdisasm", path is not None, str(path or "not found"), "`show --stage sass`", SASS_CURE)
+    return Finding("nvdisasm", path is not None, str(path or "not found"), "`show --stage sass`, and `report`", SASS_CURE)
 
 
 def _package(name: str, needed: str, cure: str) -> Finding:

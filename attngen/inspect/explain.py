@@ -6,11 +6,12 @@ from textwrap import wrap
 from typing import Any
 
 from attngen.emit.cuda_text import c_name
+from attngen.inspect.explain_work import defaults
+from attngen.inspect.work import tile_kinds
 from attngen.plan import Plan
-from attngen.plan.tile_map import EMPTY, FULL, PARTIAL, classify_tiles
+from attngen.plan.tile_map import EMPTY, FULL, PARTIAL
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import from_storage
 from attngen.spec.print_attn import expression_to_text
 
 GLYPHS = {EMPTY: ".", PARTIAL: "/", FULL: "#"}
@@ -33,7 +34,9 @@ def explain_plan(spec: AttentionSpec, plan: Plan) -> str:
 def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: dict[str, Any]) -> str:
     """The closed-form bounds, and the tiles of one head drawn small. Captured tensors get sample values."""
     bounds = plan.bounds
-    if plan.rung == "naive":
+    shape = Shape(batch=1, q_len=q_len, kv_len=kv_len)
+    kinds = tile_kinds(spec, plan, sample(spec, shape), {**shape.sizes(spec), **defaults(spec), **params})
+    if kinds is None:
         return "the naive rung computes every pair\n"
     lines = [f"tiles of {plan.block_q} rows x {plan.block_kv} keys", f"  kv_begin = {_text(bounds.kv_begin)}"]
     lines.append(f"  kv_end   = {_text(bounds.kv_end)}")
@@ -44,10 +47,6 @@ def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, para
             f"  a tile may hold a pair where  {_text(bounds.may)}",
             f"  every pair is allowed where   {_text(bounds.must)}",
         ]
-    shape = Shape(batch=1, q_len=q_len, kv_len=kv_len)
-    problem = sample(spec, shape)
-    names = {**shape.sizes(spec), **_defaults(spec), **params, "b": 0, "h": 0}
-    kinds = classify_tiles(bounds, plan.block_q, plan.block_kv, names, {n: from_storage(a) for n, a in problem.inputs.items()})
     counts = {kind: int((kinds == kind).sum()) for kind in GLYPHS}
     note = " (captured tensors: sample values)" if spec.inputs else ""
     lines += ["", f"q_len {q_len}, kv_len {kv_len}, batch 0, head 0{note}; one row a block, one column a tile:"]
@@ -64,11 +63,6 @@ def _text(expr: Any) -> str:
     for symbol in ("q.lo", "q.hi", "k.lo", "k.hi", "q.tile", "k.tile"):
         text = text.replace(symbol, {"k": "kv"}.get(symbol[0], symbol[0]) + "_" + symbol[2:])
     return c_name(text) if "." in text and not any(c.isdigit() for c in text) else text
-
-
-def _defaults(spec: AttentionSpec) -> dict[str, int | float]:
-    """Every param's default, or 1 where it has none."""
-    return {p.name: 1 if p.default is None else p.default for p in spec.params}
 
 
 def describe_spec(spec: AttentionSpec) -> str:

@@ -23,13 +23,14 @@ SASS_CURE = "pip install nvidia-cuda-nvdisasm, or put a CUDA toolkit's nvdisasm 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What ptxas gave one entry point. Bytes are of local memory: a spill is a register that did not fit."""
+    """What ptxas gave one entry point. Stack and spills are bytes of local memory: a spill is a register that did not fit."""
 
     entry: str
     registers: int
     stack_bytes: int
     spill_store_bytes: int
     spill_load_bytes: int
+    static_shared_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,23 @@ def compile_text(source: KernelSource, target: str = "cubin") -> Compiled:
 
     Raises CompilationError with the log.
     """
+    kind = "sm" if target == "cubin" else "compute"
+    (code,), log = _compile(source, (target,), f"--gpu-architecture={source.arch.replace('sm', kind)}", "--ptxas-options=-v")
+    return Compiled(code, log)
+
+
+def compile_with_lines(source: KernelSource) -> tuple[bytes, str]:
+    """The cubin and the PTX of one compilation, with the line of the text that each instruction is from.
+
+    The instructions are those of `compile_text`: line tables lie beside them. For looking, not for running: nothing of it is
+    kept in the cache. Raises CompilationError with the log.
+    """
+    (cubin, ptx), _ = _compile(source, ("cubin", "ptx"), f"--gpu-architecture={source.arch}", "--generate-line-info")
+    return cubin, ptx.decode().rstrip("\0")
+
+
+def _compile(source: KernelSource, targets: tuple[str, ...], *options: str) -> tuple[list[bytes], str]:
+    """What NVRTC makes of `source`, one result for each of `targets`, and its log."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
@@ -59,22 +77,21 @@ def compile_text(source: KernelSource, target: str = "cubin") -> Compiled:
             raise DeviceError(f"NVRTC failed: {status.name}")
         return results[0] if results else None
 
+    def result(size_of: Any, get: Any) -> bytes:
+        code: bytes = b" " * checked(*size_of(program))
+        checked(*get(program, code))
+        return code
+
     program = checked(*nvrtc.nvrtcCreateProgram(source.text.encode(), f"{source.name}.cu".encode(), 0, [], []))
-    kind = "sm" if target == "cubin" else "compute"
-    options = [f"--gpu-architecture={source.arch.replace('sm', kind)}".encode(), b"--ptxas-options=-v"]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = b" " * checked(*nvrtc.nvrtcGetProgramLogSize(program))
-    checked(*nvrtc.nvrtcGetProgramLog(program, log))
-    text = log.decode(errors="replace").rstrip("\0 ")
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+    log = result(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace").rstrip("\0 ")
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise CompilationError(f"NVRTC could not compile {source.name} for {source.arch}", text)
-    size_of, get = {
+        raise CompilationError(f"NVRTC could not compile {source.name} for {source.arch}", log)
+    getters = {
         "cubin": (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
         "ptx": (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX),
-    }[target]
-    code = b" " * checked(*size_of(program))
-    checked(*get(program, code))
-    return Compiled(code, text)
+    }
+    return [result(*getters[target]) for target in targets], log
 
 
 def cubin(source: KernelSource) -> bytes:
@@ -97,7 +114,7 @@ def nvrtc_version() -> str:
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_USED = re.compile(r"Used (\d+) registers")
+_USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 
 def parse_resources(log: str) -> tuple[Resources, ...]:
@@ -108,19 +125,20 @@ def parse_resources(log: str) -> tuple[Resources, ...]:
         assert entry is not None, block
         assert frame is not None, block
         assert used is not None, block
-        found.append(Resources(entry[1], int(used[1]), *(int(n) for n in frame.groups())))
+        stack, stores, loads = (int(n) for n in frame.groups())
+        found.append(Resources(entry[1], int(used[1]), stack, stores, loads, int(used[2] or 0)))
     return tuple(found)
 
 
-def disassemble(cubin: bytes) -> str:
-    """SASS of a cubin. Raises DeviceError where no nvdisasm is to be found."""
+def disassemble(cubin: bytes, *options: str) -> str:
+    """SASS of a cubin; `options` are nvdisasm's. Raises DeviceError where no nvdisasm is to be found."""
     tool = find_nvdisasm()
     if tool is None:
         raise DeviceError(f"nvdisasm was not found; {SASS_CURE}")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([str(tool), "-c", file.name], capture_output=True, text=True, check=False)
+        done = subprocess.run([str(tool), "-c", *options, file.name], capture_output=True, text=True, check=False)
     if done.returncode:
         raise DeviceError(f"nvdisasm failed: {done.stderr.strip()}")
     return done.stdout

@@ -1,0 +1,98 @@
+"""`report`: one page about a kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attngen.cli.common import (
+    EPILOG,
+    RUNG_CHOICE,
+    arch_option,
+    arches_named,
+    guarded,
+    known_params,
+    load_specs,
+    name_option,
+    param_option,
+    source_of,
+    spec_argument,
+    write_whole,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from attngen.inspect.checking import Checked
+    from attngen.plan import Plan
+    from attngen.spec.attention import AttentionSpec
+
+CHECKED_LENGTH = 130  # rows and keys of the problem that is checked: two blocks, and a part of one
+SHARE_OF_LINES = "{mapped} of {all} SASS instructions with a line of CUDA"
+
+
+@click.command(epilog=EPILOG)
+@spec_argument
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The page; NAME_KERNEL.html by default.")
+@click.option("--kernel", type=RUNG_CHOICE, help="A rung; the spec's own by default.")
+@arch_option
+@click.option("--q-len", type=click.IntRange(1), default=1024, show_default=True, help="Of the map of tiles and the roofline.")
+@click.option("--kv-len", type=click.IntRange(1), help="As q-len by default.")
+@param_option
+@click.option(
+    "--check/--no-check", default=True, show_default=True, help="Run every rung on the emulated device for its errors."
+)
+@name_option
+@guarded
+def report(
+    spec: str, output: Path | None, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None,
+    given: tuple[str, ...], check: bool, name: str | None,
+) -> None:  # fmt: skip
+    """Write one page: spec, plan, CUDA, PTX and SASS side by side, every line linked with what it became.
+
+    \b
+    attngen report gpt2
+    attngen report mistral_window --kernel hopper -o page.html
+    attngen report gpt2 --arch sm_86 --q-len 8192
+
+    The page stands by itself: it opens without a network. Beside the code it has the loop nest, the tiles, the layout of
+    shared memory by banks, the pipeline, the roofline, the instructions by class and the errors. Needs no GPU; nvdisasm, which
+    `attngen doctor` looks for, and for the errors a C++ compiler.
+    """
+    from attngen.inspect.report.page import Problem
+    from attngen.inspect.report.page import report as page_about
+
+    loaded = load_specs(spec, name)
+    if len(loaded) > 1:
+        raise click.BadParameter(f"{spec} has {', '.join(one.spec.name for one in loaded)}; say which by --name")
+    (target, *_) = arches_named(arch, kernel, loaded)
+    plan, source = source_of(loaded[0], target, kernel)
+    params = known_params(loaded[0].spec, given)
+    errors = _errors(loaded[0].spec, plan, params) if check else "--no-check was given"
+    page = page_about(loaded[0], plan, source, Problem(q_len, kv_len or q_len, params), errors)
+    path = output or Path(f"{source.name}.html")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = page.html.encode()
+    write_whole(path, data)
+    if isinstance(errors, str):
+        click.echo(f"without a table of errors: {errors}", err=True)
+    share = SHARE_OF_LINES.format(mapped=page.mapped, all=page.instructions)
+    click.echo(f"{path}  {len(data) / 2**20:.2f} MiB  {share}")
+
+
+def _errors(spec: AttentionSpec, plan: Plan, params: Mapping[str, int | float]) -> list[Checked] | str:
+    """The errors of every rung, or why there are none."""
+    from attngen.device.emulated import EmulatedDevice
+    from attngen.device.protocol import DeviceError
+    from attngen.inspect.checking import check_spec
+    from attngen.inspect.report.pictures import plans_beside
+    from attngen.reference.problems import Shape
+
+    device = EmulatedDevice(checked=False, arch=plan.arch.name)
+    shape = Shape(1, 2, 2, CHECKED_LENGTH, CHECKED_LENGTH)
+    try:
+        return list(check_spec(spec, tuple(plans_beside(spec, plan)), (device,), shape, params, 0))
+    except DeviceError as error:
+        return str(error)

@@ -1,0 +1,66 @@
+"""How many blocks a multiprocessor holds at once, from what the compiler gave each kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from attngen.device.cuda.compiler import Resources, compile_text, nvrtc_version
+from attngen.device.protocol import DeviceError
+from attngen.emit.kernel_source import EntryPoint, KernelSource
+from attngen.plan.arch import Arch
+
+REGISTER_UNIT = 256  # registers of a warp are given in multiples of it
+SCHEDULERS = 4  # of a multiprocessor, each with its quarter of the registers
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """`blocks` of a multiprocessor at once, `warps` of the `most` it can hold, and what allows no more."""
+
+    blocks: int
+    warps: int
+    most: int
+    limit: str
+
+
+def occupancy(arch: Arch, threads: int, registers: int, shared_bytes: int) -> Occupancy:
+    """As NVIDIA's occupancy calculator: for blocks of `threads`, with `registers` a thread and `shared_bytes` a block, static
+    and dynamic together."""
+    warps = -(-threads // 32)
+    of_a_warp = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
+    of_a_block = shared_bytes + arch.shared_reserved
+    limits = {
+        "threads": arch.max_threads_per_sm // (32 * warps),
+        "blocks": arch.max_blocks_per_sm,
+        "registers": arch.registers_per_sm // SCHEDULERS // of_a_warp * SCHEDULERS // warps,
+        "shared memory": arch.shared_per_sm // of_a_block if of_a_block else arch.max_blocks_per_sm,
+    }
+    blocks = min(limits.values())
+    limit = next(name for name, n in limits.items() if n == blocks)
+    return Occupancy(blocks, blocks * warps, arch.max_threads_per_sm // 32, limit)
+
+
+def explain_occupancy(source: KernelSource, arch: Arch) -> str:
+    """Registers, spills, shared memory and occupancy of every kernel of `source`, or why they cannot be known here."""
+    try:
+        version = nvrtc_version()
+    except DeviceError as error:
+        return f"registers and occupancy are the compiler's to say, and it is not here: {error}\n"
+    found = {r.entry: r for r in compile_text(source).resources()}
+    lines = [f"registers and occupancy, by NVRTC {version} for {arch.name}"]
+    for entry in source.entry_points:
+        lines += _kernel(entry, found[entry.name], arch)
+    return "\n".join(lines) + "\n"
+
+
+def _kernel(entry: EntryPoint, r: Resources, arch: Arch) -> list[str]:
+    threads, shared = prod(entry.block), entry.shared_bytes + r.static_shared_bytes
+    spills = r.spill_store_bytes + r.spill_load_bytes
+    spilled = f"spills of {spills} bytes" if spills else "no spills"
+    o = occupancy(arch, threads, r.registers, shared)
+    blocks = "1 block" if o.blocks == 1 else f"{o.blocks} blocks"
+    return [
+        f"  {entry.name}: {threads} threads, {r.registers} registers each, {spilled}, {shared} bytes of shared memory",
+        f"      {blocks} of a multiprocessor at once: {o.warps} of {o.most} warps; {o.limit} allow no more",
+    ]

@@ -1,0 +1,1 @@
+"""The report: one self-contained page about one kernel, from its spec to its machine code."""

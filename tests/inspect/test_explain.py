@@ -1,0 +1,109 @@
+"""`explain`: occupancy, work, roofline, and what a param changes."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from attngen.cli import main
+from attngen.device.protocol import DeviceError
+from attngen.inspect import occupancy as of_kernels
+from attngen.inspect.explain_work import costs
+from attngen.inspect.occupancy import occupancy
+from attngen.inspect.work import roofline
+from attngen.plan import ARCHES, choose
+from tests.problems import shipped
+
+
+def explained(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["explain", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize(
+    ("arch", "threads", "registers", "shared", "blocks", "limit"),
+    [
+        ("sm_80", 256, 64, 0, 4, "registers"),  # 64 registers a thread: half of the warps
+        ("sm_80", 256, 32, 0, 8, "threads"),
+        ("sm_80", 32, 32, 0, 32, "blocks"),
+        ("sm_80", 128, 168, 55296, 2, "shared memory"),  # 2 (54 + 1) KiB of 164
+        ("sm_75", 64, 32, 32 * 1024, 2, "shared memory"),  # nothing is reserved there
+        ("sm_90a", 384, 168, 133120, 1, "registers"),  # 168 * 384 of 65536 registers
+        ("sm_86", 1024, 33, 0, 1, "threads"),
+        ("sm_80", 128, 33, 0, 12, "registers"),  # a warp's 1056 registers are given as 1280
+    ],
+)
+def test_occupancy(arch: str, threads: int, registers: int, shared: int, blocks: int, limit: str) -> None:
+    found = occupancy(ARCHES[arch], threads, registers, shared)
+    assert (found.blocks, found.limit) == (blocks, limit)
+    assert found.warps == blocks * threads // 32
+
+
+def test_work_of_causal_attention() -> None:
+    """n (n + 1) / 2 pairs of 4 * 64 operations; Q, K, V and O once; the tiles on the diagonal count whole."""
+    spec, n = shipped("gpt2"), 512
+    plan = choose(spec, ARCHES["sm_80"], "fused")
+    work = costs(spec, plan, n, n, {}).work
+    assert work.operations == n * (n + 1) // 2 * 4 * 64
+    assert work.least_bytes == 4 * n * 64 * 2
+    blocks = n // plan.block_q
+    tiles = sum((i + 1) * plan.block_q // plan.block_kv for i in range(blocks))
+    assert work.visited_pairs == tiles * plan.block_q * plan.block_kv
+    assert work.read == n * 64 * 2 + 2 * tiles * plan.block_kv * 64 * 2
+
+
+def test_naive_is_bound_by_memory_and_fused_by_arithmetic() -> None:
+    spec, arch = shipped("gpt2"), ARCHES["sm_80"]
+    bounds = {}
+    for rung in ("naive", "fused"):
+        plan = choose(spec, arch, rung)
+        bounds[rung] = roofline(spec, plan, costs(spec, plan, 2048, 2048, {}).work)
+    assert bounds["naive"].by_memory
+    assert not bounds["fused"].by_memory
+    assert bounds["fused"].reachable == arch.tensor_tflops * 1e12
+    assert bounds["naive"].reachable < arch.fp32_tflops * 1e12
+    assert bounds["naive"].ridge == pytest.approx(arch.fp32_tflops / arch.bandwidth_tb_s)
+
+
+def test_split_operands_have_a_third_of_the_rate() -> None:
+    spec, arch = shipped("gpt2", "fp32"), ARCHES["sm_80"]
+    plan = choose(spec, arch, "fused")
+    roof = roofline(spec, plan, costs(spec, plan, 256, 256, {}).work)
+    assert roof.peak == pytest.approx(arch.tensor_tflops * 1e12 / 2 / 3)  # tf32 has half the rate of fp16
+
+
+def test_explain_says_registers_and_occupancy_of_every_kernel() -> None:
+    text = explained("gpt2", "--kernel", "tiled")
+    for kernel in ("scores", "softmax", "weighted_sum"):
+        assert f"gpt2_{kernel}: 128 threads, " in text
+    assert "12800 bytes of shared memory" in text  # static, as the compiler counts it
+    assert "of a multiprocessor at once" in text
+
+
+def test_explain_without_nvrtc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> str:
+        raise DeviceError("NVRTC cannot be loaded; pip install nvidia-cuda-nvrtc")
+
+    monkeypatch.setattr(of_kernels, "nvrtc_version", absent)
+    text = explained("gpt2")
+    assert "registers and occupancy are the compiler's to say, and it is not here: NVRTC cannot be loaded" in text
+    assert "roofline" in text
+
+
+def test_explain_says_what_a_param_changes() -> None:
+    text = explained("mistral_window", "--q-len", "512", "--kv-len", "512", "--param", "size=128")
+    lines = text[text.index("what size = 128 (4096 by default) changes") :].splitlines()
+    found = {line[2:16].strip(): line[17:] for line in lines[1:]}
+    before, after = 512 * 513 // 2, 128 * 129 // 2 + (512 - 128) * 128  # of each of 32 heads
+    assert found["allowed pairs"].startswith(f"{32 * before} -> {32 * after} ")
+    assert found["empty tiles"].startswith("12 -> ")
+    assert found["full tiles"].endswith("%)")
+    assert "what size" not in explained("mistral_window", "--q-len", "512", "--param", "size=4096")
+
+
+@pytest.mark.parametrize(("given", "words"), [("sise=3", "did you mean `size`?"), ("size=1.5", "expected an int")])
+def test_explain_refuses_params_that_are_none(given: str, words: str) -> None:
+    result = CliRunner().invoke(main, ["explain", "mistral_window", "--param", given])
+    assert result.exit_code == 2
+    assert words in result.output

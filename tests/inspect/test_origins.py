@@ -1,0 +1,222 @@
+"""Where machine code comes from: line tables change nothing, cover nearly all of it, and lead back to the right statements."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+from click.testing import CliRunner
+
+from attngen.cli import main
+from attngen.device.cuda.compiler import CACHE, compile_text, compile_with_lines, disassemble
+from attngen.device.cuda.line_table import MachineLine, machine_code, read_ptx, read_sass
+from attngen.diagnostics import DiagnosticError
+from attngen.emit.emitter import emit
+from attngen.emit.loops import PlacedLoop, loop_nest
+from attngen.emit.origins import origins
+from attngen.emit.variant import build_variant
+from attngen.inspect.ladder import ladder
+from attngen.inspect.machine_text import spec_lines
+from attngen.language import load_source
+from attngen.language.load import load_path
+from attngen.plan import ARCHES, choose
+from attngen.source import SourceFile
+from tests.conftest import ROOT
+from tests.problems import SPECS, emitted, shipped
+
+LADDER = ladder()
+EVERYWHERE = [("naive", "sm_75"), ("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("hopper", "sm_90a")]
+
+
+@pytest.mark.parametrize("name", ["gpt2_naive.cu", "gpt2_fused.cu", "gpt2_hopper.cu", "cross_attention_fused.cu"])
+def test_line_tables_change_no_instruction_and_no_cache(name: str) -> None:
+    before = {e.name for e in CACHE.entries()}
+    source = LADDER[name]
+    assert disassemble(compile_with_lines(source)[0]) == disassemble(compile_text(source).code)
+    assert {e.name for e in CACHE.entries()} == before
+
+
+@pytest.mark.parametrize("name", LADDER)
+def test_instructions_have_a_line_of_cuda(name: str) -> None:
+    source = LADDER[name]
+    code = machine_code(source)
+    mapped, instructions = code.mapped
+    plain = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP)\S", disassemble(compile_text(source).code), re.M)
+    assert instructions >= len(plain) - len(source.entry_points)  # padding: NOPs, and each kernel's branch to itself
+    assert mapped >= 0.95 * instructions
+    last = source.text.count("\n")
+    assert all(1 <= line <= last for row in (*code.ptx, *code.sass) for line in row.cuda)
+    assert all(row.ptx <= len(code.ptx) for row in code.sass)
+    own = [row for row in code.ptx if row.is_code]
+    assert sum(bool(row.cuda) for row in own) >= 0.95 * len(own)
+
+
+def test_instructions_lead_to_the_lines_that_say_what_they_do() -> None:
+    """Tensor cores to mma, exponentials to fast_exp2, barriers to __syncthreads: by the text of the line itself."""
+    source = LADDER["gpt2_fused.cu"]
+    lines = source.text.splitlines()
+    code = machine_code(source)
+    for opcode, words in (
+        ("HMMA", "mma.sync"),
+        ("MUFU.EX2", "ex2.approx"),
+        ("BAR.SYNC", "__syncthreads"),
+        ("LDSM", "ldmatrix"),
+    ):
+        found = [row for row in code.sass if re.search(rf"\b{opcode}", row.text)]
+        assert found, opcode
+        for row in found:
+            inner = "\n".join(lines[row.cuda[0] - 2 : row.cuda[0] + 2])  # an asm statement is of several lines
+            assert words in inner, (row, inner)
+            assert code.ptx[row.ptx - 1].cuda[0] == row.cuda[0]
+
+
+def test_an_inlined_function_keeps_the_place_of_its_call() -> None:
+    source = emitted(shipped("alibi"), "fused")
+    lines = source.text.splitlines()
+    called = [row.cuda for row in machine_code(source).sass if row.cuda and "slopes_at(in, h_idx)" in lines[row.cuda[0] - 1]]
+    assert called
+    assert all("s = score(in, s" in lines[chain[1] - 1] for chain in called)
+
+
+def test_routines_of_the_compiler_belong_to_the_lines_that_call_them() -> None:
+    source = LADDER["gpt2_fused.cu"]
+    rows = machine_code(source).sass
+    start = next(i for i, row in enumerate(rows) if row.text.startswith("$__internal"))
+    assert {source.text.splitlines()[line - 1].split("=")[0].strip() for row in rows[start:] for line in row.cuda} == {
+        "const float inverse_sum"
+    }
+
+
+def test_what_the_compiler_did_not_place_has_no_line() -> None:
+    sass = [
+        "\t.section\t.text.k,\"ax\"", "k:", "        /*0000*/ MOV R1, R2 ;",
+        '\t//## File "/x/k.cu", line 7 inlined at "/x/k.cu", line 9',
+        '\t//## File "/x/k.cu", line 9', '\t//## File ".nv_debug_ptx_txt", line 3', "        /*0010*/ EXIT ;", ".L_x_0:",
+        "        /*0020*/ BRA `(.L_x_0);", "        /*0030*/ NOP;",
+    ]  # fmt: skip
+    rows = list(read_sass("\n".join(sass), ("k",)))
+    assert [(row.cuda, row.ptx) for row in rows if row.is_code] == [((), 0), ((7, 9), 3)]
+    ptx = [
+        "{",
+        "\tmov.u32 %r1, 0;",
+        "\t.loc\t1 9 5",
+        "\t.loc\t1 7 5, function_name $L__info_string0, inlined_at 1 9 5",
+        "\tret;",
+        "}",
+    ]
+    assert [row for row in read_ptx("\n".join(ptx)) if row.is_code] == [
+        MachineLine("\tmov.u32 %r1, 0;", (), is_code=True),
+        MachineLine("\tret;", (7, 9), is_code=True),
+    ]
+
+
+@pytest.mark.parametrize(("rung", "arch"), EVERYWHERE)
+@pytest.mark.parametrize("name", SPECS)
+def test_every_line_of_a_users_expression_has_its_statement(name: str, rung: str, arch: str) -> None:
+    (loaded,) = load_path(ROOT / "specs" / f"{name}.attn")
+    spec = loaded.spec
+    try:
+        plan = choose(spec, ARCHES[arch], rung)
+    except DiagnosticError:
+        return  # the rung cannot be had
+    source = emit(spec, plan)
+    lines, found = source.text.splitlines(), origins(spec, plan, source)
+    of_spec = spec_lines(loaded, plan, source)
+    variant = build_variant(spec, plan)
+    functions = {"mask": variant.mask, "score": variant.score, "sink": variant.sink}
+    for statement, function in functions.items():
+        if function is None:
+            continue
+        texts = [f"{t.name} = {t.text};" for t in function.temporaries] + [f"return {function.result};"]
+        body = [i for i, line in enumerate(lines, 1) if found.get(i, ("",))[0] == statement and not line.startswith("//")]
+        assert all(any(text in lines[i - 1] for i in body) for text in texts), (statement, texts)
+        call = re.compile(rf"= {statement}\(|{statement}\(.*\) \?")
+        calls = [i for i, line in enumerate(lines, 1) if call.search(line.split("//")[0])]
+        assert calls
+        for i in (*body, *calls):
+            assert statement in found[i]
+            assert loaded.spans[statement].line in of_spec[i]
+            assert loaded.source.line(of_spec[i][0]).split()[0] == statement or found[i][0] != statement
+    for declared in (*spec.inputs, *spec.params):
+        kind = "input" if declared in spec.inputs else "param"
+        reads = [i for i, line in enumerate(lines, 1) if re.search(rf"\bin\.{declared.name}\b|\b{declared.name}_at\(", line)]
+        for i in reads:
+            assert f"{kind} {declared.name}" in found[i], lines[i - 1]
+            assert loaded.spans[f"{kind} {declared.name}"].line in of_spec[i]
+
+
+def test_statements_bring_the_definitions_that_they_use() -> None:
+    text = """def near(d) = q - k < d
+attention a {
+    dtype fp16
+    head_dim 64
+    let size = 100
+    mask causal and
+         near(size)
+}
+"""
+    (loaded,) = load_source(SourceFile("a.attn", text))
+    plan = choose(loaded.spec, ARCHES["sm_80"], "naive")
+    source = emit(loaded.spec, plan)
+    of_spec = spec_lines(loaded, plan, source)
+    lines = source.text.splitlines()
+    assert of_spec[next(i for i, line in enumerate(lines, 1) if "bool mask(" in line)] == (6, 7, 1, 5)
+    assert of_spec[next(i for i, line in enumerate(lines, 1) if "float softmax_scale =" in line)] == (4,)  # its default
+
+
+@pytest.mark.parametrize(("rung", "arch"), EVERYWHERE)
+def test_loop_nests_are_those_of_the_files(rung: str, arch: str) -> None:
+    """Every loop's line is there, below that of its kernel, and its fixed ranges are the file's own constants."""
+    for name in SPECS:
+        try:
+            plan = choose(shipped(name), ARCHES[arch], rung)
+        except DiagnosticError:
+            continue
+        source = emit(shipped(name), plan)
+        lines = source.text.splitlines()
+        nest = loop_nest(shipped(name), plan, source)
+        assert 3 <= len(nest) <= 12
+        launched = {e.name for e in source.entry_points if not e.name.endswith("_ranges")}
+        assert {lines[p.line - 1] for p in nest if p.depth == 0} == {f"{entry}(" for entry in launched}
+        for p in nest:
+            assert p.loop.anchor in lines[p.line - 1]
+        _check_ranges(nest, source.text)
+
+
+def _check_ranges(nest: tuple[PlacedLoop, ...], text: str) -> None:
+    constants: dict[str, int] = {}
+    for name, value in re.findall(r"^constexpr int (\w+) = ([^;,]+);", text, re.M):
+        constants[name] = eval(value.replace("/", "//"), {}, constants)
+    for p in nest:
+        bound = re.search(r"< (?:begin \+ )?([A-Z_ /0-9]+);(?! \w+ \+= SUM)", text.splitlines()[p.line - 1])
+        if bound is None or "SUM_BLOCK" in bound[1]:
+            continue
+        step = re.search(r"\+= (\w+)\)", text.splitlines()[p.line - 1])
+        by = 1 if step is None else constants.get(step[1], 0) or int(step[1])
+        trips = eval(bound[1].replace("/", "//"), {}, constants) // by
+        assert int(re.findall(r"\d+", p.loop.range)[-1]) == trips, (p.loop, bound[1])
+
+
+def test_nests_go_inwards() -> None:
+    for rung, arch in EVERYWHERE:
+        source = emitted(shipped("gpt2"), rung, arch)
+        nest = loop_nest(shipped("gpt2"), choose(shipped("gpt2"), ARCHES[arch], rung), source)
+        assert nest[0].depth == 0
+        assert all(after.depth <= before.depth + 1 for before, after in pairwise(nest))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--stage", "loops"), "pipeline stage, 1 of 2"),
+        (("--stage", "loops", "--kernel", "hopper"), "producer: pieces of work"),
+        (("--stage", "sass"), "// spec    5: mask"),
+        (("--stage", "ptx", "--kernel", "naive"), "// spec    5: mask"),
+    ],
+)
+def test_show_says_where_code_is_from(arguments: tuple[str, ...], words: str) -> None:
+    result = CliRunner().invoke(main, ["show", "gpt2", *arguments])
+    assert result.exit_code == 0, result.output
+    assert words in result.output
+    assert str(ROOT) not in result.output

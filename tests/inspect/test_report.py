@@ -1,0 +1,229 @@
+"""The report without a browser: its data, its pictures' facts, its size, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from attngen.cli import main
+from attngen.device.cuda import compiler
+from attngen.device.cuda.line_table import sass_code
+from attngen.diagnostics import DiagnosticError
+from attngen.emit.emitter import emit
+from attngen.emit.files import FILES
+from attngen.emit.loops import NESTS
+from attngen.inspect.ladder import LADDER, ladder
+from attngen.inspect.opcodes import OTHER, class_of, histogram, opcode
+from attngen.inspect.report.page import Problem, Report, report
+from attngen.inspect.report.timeline import COPY, PRODUCT, SOFTMAX, TIMELINES, timeline
+from attngen.language import Loaded, load_source
+from attngen.language.load import load_path
+from attngen.plan import ARCHES, choose
+from attngen.plan.shared_layout import LAYOUTS, layouts
+from attngen.source import SourceFile
+from tests.conftest import ROOT
+from tests.problems import SPECS, emitted, shipped
+
+MIB = 2**20
+HOPPER = [(name, "hopper", "sm_90a") for name in ("mistral_window", "packed_documents", "gpt_oss_sinks", "gemma_softcap")]
+SCHEDULES = [("naive", "sm_80"), ("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("hopper", "sm_90a")]
+
+
+def loaded(name: str) -> Loaded:
+    (one,) = load_path(ROOT / "specs" / f"{name}.attn")
+    return one
+
+
+def page(one: Loaded, rung: str, arch: str, length: int = 512) -> Report:
+    plan = choose(one.spec, ARCHES[arch], rung)
+    return report(one, plan, emit(one.spec, plan), Problem(length, length, {}), "not in this test")
+
+
+def data_of(html: str) -> dict[str, Any]:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
+    return dict(json.loads(found))
+
+
+@pytest.mark.parametrize(("name", "rung", "arch"), [*LADDER, *HOPPER])
+def test_a_page_is_small_whole_and_linked(name: str, rung: str, arch: str) -> None:
+    made = page(loaded(name), rung, arch)
+    assert len(made.html.encode()) < 3 * MIB
+    assert made.mapped >= 0.95 * made.instructions
+    assert not re.search(r'\b(src|href)="(?!#|data:,)|url\(|@import|https?://', made.html.replace("http-equiv", ""))
+    data = data_of(made.html)
+    columns, source = data["columns"], emitted(shipped(name), rung, arch)
+    assert len(columns["cuda"]) == source.text.count("\n")
+    plain = [re.sub(r"<[^>]*>", "", line) for line in columns["cuda"]]
+    assert [_unescaped(line) for line in plain] == source.text.splitlines()
+    for column in ("ptx", "sass"):
+        assert len(data["places"][column]) == len(columns[column])
+    linked = sum(bool(data["chains"][place]) for place in data["places"]["sass"])
+    assert linked == made.mapped
+    spec_lines = {n for numbers in data["specOfCuda"].values() for n in numbers}
+    assert spec_lines <= set(range(1, len(columns["spec"]) + 1))
+
+
+def _unescaped(text: str) -> str:
+    from html import unescape
+
+    return unescape(text)
+
+
+def test_the_text_of_a_spec_is_text_whatever_it_says() -> None:
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}"
+    text = f"# {hostile}\nattention a {{\n dtype fp16\n head_dim 64\n mask causal # {hostile}\n}}\n"
+    (one,) = load_source(SourceFile("</title><b>.attn", text))
+    made = page(one, "naive", "sm_80").html
+    assert "<script>alert" not in made
+    assert "<img" not in made
+    assert "<b>.attn" not in made
+    assert "{{ 7 * 7 }}" in "".join(data_of(made)["columns"]["spec"])
+    assert made.count("<script") == 2
+
+
+@pytest.mark.parametrize(("rung", "arch"), SCHEDULES)
+@pytest.mark.parametrize("name", ["gpt2", "head_dim_80", "cross_attention"])
+def test_layouts_are_those_of_the_file(name: str, rung: str, arch: str) -> None:
+    """Rows as far apart as the emitted constants say, as many as a tile has, free of conflicts where they are read at once."""
+    spec = shipped(name)
+    try:
+        plan = choose(spec, ARCHES[arch], rung)
+    except DiagnosticError:
+        return  # the rung cannot be had
+    constants: dict[str, int] = {}
+    for constant, value in re.findall(r"^constexpr int (\w+) = ([^;,]+);", emit(spec, plan).text, re.M):
+        constants[constant] = eval(value.replace("/", "//"), {}, constants)
+    found = {one.name.removeprefix("a slab of ")[0]: one for one in layouts(spec, plan)}
+    size = {"tiled": 4, "fused_simt": 4}.get(plan.schedule, spec.dtype.bytes)
+    strides = {
+        "naive": {},
+        "tiled": {"Q": "BLOCK_Q + PAD", "K": "BLOCK_KV + PAD", "P": "BLOCK_Q + PAD", "V": "BLOCK_DV"},
+        "fused_simt": {"Q": "QK_STRIDE", "K": "QK_STRIDE", "V": "V_STRIDE", "P": "P_STRIDE"},
+        "fused_mma": {"Q": "Q_STRIDE", "K": "K_STRIDE", "V": "V_STRIDE"},
+        "hopper": {"Q": "ROW_BYTES // 2", "K": "ROW_BYTES // 2", "V": "ROW_BYTES // 2"},
+    }[plan.schedule]
+    assert set(found) == set(strides)
+    for tile, stride in strides.items():
+        assert found[tile].row_bytes == size * eval(stride, {}, constants)
+        assert found[tile].data_bytes <= found[tile].row_bytes
+        assert found[tile].groups_read() in ({0, 8} if spec.dtype.name == "fp32" else {8})
+        buffer = next((b for b in plan.buffers if b.name == tile), None)
+        if buffer is not None and plan.schedule != "hopper":
+            assert buffer.bytes % (found[tile].rows * found[tile].row_bytes) == 0
+
+
+def test_every_schedule_is_described() -> None:
+    assert set(FILES) == set(NESTS) == set(LAYOUTS) == set(TIMELINES)
+
+
+def test_the_swizzle_is_that_of_tma() -> None:
+    """The bits 4 to 6 of an address, exclusive or with its bits 7 to 9: eight rows of 128 bytes (CUDA driver API)."""
+    (slab, *_) = layouts(shipped("gpt2"), choose(shipped("gpt2"), ARCHES["sm_90a"], "hopper"))
+    for row in range(16):
+        for chunk in range(8):
+            address = row * 128 + chunk * 16
+            assert slab.bank_group(row, chunk) == (address ^ (address >> 7 & 7) << 4) // 16 % 8
+    assert slab.groups_read() == 8
+
+
+def test_every_instruction_of_the_ladder_has_a_class() -> None:
+    for name, source in ladder().items():
+        code = [row.text for row in sass_code(source) if row.is_code]
+        assert not [opcode(text) for text in code if class_of(text) == OTHER], name
+        counts = histogram(code)
+        assert sum(counts.values()) == len(code)
+        assert ("tensor cores" in counts) == ("mma" in source.text), name
+
+
+@pytest.mark.parametrize(
+    ("instruction", "name"),
+    [
+        ("/*0010*/                   HMMA.16816.F32 R4, R8, R12, R4 ;", "tensor cores"),
+        ("/*0010*/              @!P0 LDGSTS.E.BYPASS.128 [R1], [R2.64] ;", "global to shared"),
+        ("/*0010*/                   IMAD.MOV.U32 R1, RZ, RZ, R2 ;", "moves"),
+        ("/*0010*/             @!UP0 UIADD3 UR4, UR4, 0x1, URZ ;", "integer"),
+        ("/*0010*/                   LDS.128 R4, [R2] ;", "shared memory"),
+        ("/*0010*/                   LDL R4, [R1] ;", "local memory"),
+        ("/*0010*/                   UNHEARD.OF R4 ;", OTHER),
+    ],
+)
+def test_classes_are_read_off_the_opcode(instruction: str, name: str) -> None:
+    assert class_of(instruction) == name
+
+
+@pytest.mark.parametrize(("rung", "arch"), SCHEDULES)
+@pytest.mark.parametrize("name", SPECS)
+def test_timelines_could_happen(name: str, rung: str, arch: str) -> None:
+    """No lane does two things at once, nothing is used before it is copied, and no copy overwrites what is still needed."""
+    try:
+        plan = choose(shipped(name), ARCHES[arch], rung)
+    except DiagnosticError:
+        return
+    drawn = timeline(shipped(name), plan)
+    for bars in drawn.lanes.values():
+        for before, after in pairwise(bars):
+            assert before.end <= after.start + 1e-9
+    if not plan.is_fused:
+        return
+    bars = [bar for lane in drawn.lanes.values() for bar in lane]
+    copied = {tile: bar for bar in bars if bar.kind == COPY for tile in bar.label.split(", ")}
+    products = [bar for bar in bars if bar.kind == PRODUCT]
+    for bar in products:
+        assert copied[bar.label.split()[1]].end <= bar.start + 1e-9
+    for tile, copy in copied.items():
+        earlier = f"{tile[0]}{int(tile[1:]) - plan.stages}"
+        assert all(bar.end <= copy.start + 1e-9 for bar in products if bar.label.split()[1] == earlier)
+    named = {bar.label.split()[0] for bar in bars if bar.kind == SOFTMAX}
+    assert named == {{"none": "score"}.get(shipped(name).normalize, shipped(name).normalize)}
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(main, ["report", *arguments])
+
+
+def test_the_command_writes_the_page_and_says_where(tmp_path: Path) -> None:
+    result = invoke("gpt2", "-o", str(tmp_path / "new" / "out.html"), "--kernel", "naive")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"out\.html  0\.\d\d MiB  1270 of 1270 SASS instructions with a line of CUDA", result.output)
+    html = (tmp_path / "new" / "out.html").read_text()
+    assert re.search(r'<tr class="own"><td>naive</td><td>\d\.\d\de-\d\d</td>.*?<td class="passed">ok</td></tr>', html)
+    assert "tiled</td>" in html
+    assert "fused by fused_mma</td>" in html
+
+
+def test_without_a_compiler_the_page_says_that_nothing_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attngen.device.emulated import build
+    from attngen.device.protocol import DeviceError
+
+    def missing() -> None:
+        raise DeviceError("no C++ compiler was found")
+
+    monkeypatch.setattr(build, "compiler", missing)
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "empty"))
+    result = invoke("gpt2", "-o", str(tmp_path / "out.html"))
+    assert result.exit_code == 0, result.output
+    assert "without a table of errors: no C++ compiler" in result.stderr
+    assert "Not checked: no C++ compiler was found" in (tmp_path / "out.html").read_text()
+
+
+def test_without_nvdisasm_there_is_no_page_but_a_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "find_nvdisasm", lambda: None)
+    result = invoke("gpt2", "--no-check", "-o", str(tmp_path / "out.html"))
+    assert result.exit_code == 3
+    assert compiler.SASS_CURE in result.stderr
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_what_cannot_be_is_refused_with_what_could(tmp_path: Path) -> None:
+    refused = invoke("gpt2", "--kernel", "hopper", "--arch", "sm_80")
+    assert refused.exit_code == 2
+    assert "use kernel fused, or --arch sm_90a" in refused.output
+    (tmp_path / "two.attn").write_text("".join(f"attention {n} {{ dtype fp16 head_dim 64 }}\n" for n in ("one", "two")))
+    assert "say which by --name" in invoke(str(tmp_path / "two.attn")).output
+    assert invoke("gpt2", "--param", "size=3").exit_code == 2
