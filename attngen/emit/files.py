@@ -51,6 +51,17 @@ class ThreeKernels(File):
         return self.conversions()
 
 
+def thread_grid(row_threads: int, column_threads: int, dims: str) -> list[ConstantLine]:
+    """A block's threads as a grid over a tile of S, and over its rows of O, of which a block has `dims` dimensions."""
+    return [
+        ConstantLine("int", "ROW_THREADS", str(row_threads), "of the block's threads, as a grid over a tile"),
+        ConstantLine("int", "COLUMN_THREADS", str(column_threads)),
+        ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
+        ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
+        ConstantLine("int", "DIMS", f"{dims} / COLUMN_THREADS", "dimensions of O of a thread"),
+    ]
+
+
 class Naive(ThreeKernels):
     def sections(self) -> dict[str, str]:
         return {
@@ -154,11 +165,7 @@ class Tiled(ThreeKernels):
             ConstantLine("int", "BLOCK_KV", str(plan.block_kv), "keys of a tile"),
             ConstantLine("int", "BLOCK_DV", str(tiled.BLOCK_DV), "dimensions of O of a block"),
             ConstantLine("int", "THREADS", str(plan.threads)),
-            ConstantLine("int", "ROW_THREADS", str(row_threads), "of the block's threads, as a grid over a tile"),
-            ConstantLine("int", "COLUMN_THREADS", str(column_threads)),
-            ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
-            ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
-            ConstantLine("int", "DIMS", "BLOCK_DV / COLUMN_THREADS", "dimensions of O of a thread"),
+            *thread_grid(row_threads, column_threads, "BLOCK_DV"),
             ConstantLine("int", "SLICE", str(tiled.slice_of(self.spec)), "terms of the sums in shared memory at a time"),
             ConstantLine("int", "PAD", str(tiled.PAD), "floats at the end of each row of a transposed tile"),
             *([ConstantLine("int", "WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
@@ -232,10 +239,7 @@ class FusedSimt(Fused):
         vector = next(n for n in (4, 2, 1) if per_thread % n == 0)
         return [
             *self.fused_numbers(),
-            ConstantLine("int", "ROW_THREADS", str(fused_simt.ROW_THREADS)),
-            ConstantLine("int", "COLUMN_THREADS", str(fused_simt.COLUMN_THREADS)),
-            ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
-            ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
+            *thread_grid(fused_simt.ROW_THREADS, fused_simt.COLUMN_THREADS, "HEAD_DIM_V"),
             ConstantLine("int", "SUM_BLOCK", str(16 if self.spec.head_dim % 16 == 0 else 8), SUM_BLOCK),
             ConstantLine("int", "VECTOR", str(vector), "neighbouring dimensions of O that a thread has"),
             ConstantLine("int", "QK_STRIDE", f"HEAD_DIM + {fused_simt.PAD}", "floats from row to row in shared memory"),
@@ -290,11 +294,12 @@ class FusedMma(Fused):
             ),
             ConstantLine("int", "L2_ROWS", f"(32 << 20) / ({self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))", L2_ROWS),
             *([ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []),
-            ConstantLine("int", "ROW_BLOCKS", f"BLOCK_Q / {16 * self.plan.warps}", "of 16 rows, of a warp"),
+            *(self.split_constants() if split else []),
+            *thread_grid(8 * self.plan.warps, 4, v_width),
+            ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp"),
             ConstantLine("int", "K_STEPS", str(padded // 16), "mma steps of 16 over the head size"),
             ConstantLine("int", "PAD", str(fused_mma.chunk(self.spec))),
             ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", what),
-            *(self.split_constants() if split else []),
             ConstantLine("int", "Q_STRIDE", "QK_WIDTH + PAD" if padded >= wide else f"{v_width} + PAD"),
             ConstantLine("int", "K_STRIDE", "QK_WIDTH + PAD"),
             ConstantLine("int", "V_STRIDE", f"{v_width} + PAD"),

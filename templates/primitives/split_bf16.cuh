@@ -23,9 +23,9 @@ __device__ __forceinline__ void split_b(SplitB& to, const float (&x)[4]) {
 template <int N> __device__ __forceinline__ void mma_split(float (&d)[4], const SplitA (&a)[N], const SplitB (&b)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        mma_16x8x16(d, a[i].small, b[i].big[0], b[i].big[1]);
-        mma_16x8x16(d, a[i].big, b[i].small[0], b[i].small[1]);
+        mma_16x8x16(d, d + 2, a[i].small, b[i].big[0], b[i].big[1]);
+        mma_16x8x16(d, d + 2, a[i].big, b[i].small[0], b[i].small[1]);
     }
 #pragma unroll
-    for (int i = 0; i < N; ++i) mma_16x8x16(d, a[i].big, b[i].big[0], b[i].big[1]);
+    for (int i = 0; i < N; ++i) mma_16x8x16(d, d + 2, a[i].big, b[i].big[0], b[i].big[1]);
 }

@@ -25,9 +25,9 @@ __device__ __forceinline__ void split_b(SplitB& to, const float (&x)[4]) {
 template <int N> __device__ __forceinline__ void mma_split(float (&d)[4], const SplitA (&a)[N], const SplitB (&b)[N]) {
 #pragma unroll
     for (int i = 0; i < 2 * N; ++i) {
-        mma_16x8x8(d, a[i / 2].small[i % 2], b[i / 2].big[i % 2][0], b[i / 2].big[i % 2][1]);
-        mma_16x8x8(d, a[i / 2].big[i % 2], b[i / 2].small[i % 2][0], b[i / 2].small[i % 2][1]);
+        mma_16x8x8(d, d + 2, a[i / 2].small[i % 2], b[i / 2].big[i % 2][0], b[i / 2].big[i % 2][1]);
+        mma_16x8x8(d, d + 2, a[i / 2].big[i % 2], b[i / 2].small[i % 2][0], b[i / 2].small[i % 2][1]);
     }
 #pragma unroll
-    for (int i = 0; i < 2 * N; ++i) mma_16x8x8(d, a[i / 2].big[i % 2], b[i / 2].big[i % 2][0], b[i / 2].big[i % 2][1]);
+    for (int i = 0; i < 2 * N; ++i) mma_16x8x8(d, d + 2, a[i / 2].big[i % 2], b[i / 2].big[i % 2][0], b[i / 2].big[i % 2][1]);
 }
