@@ -203,6 +203,10 @@ class File:
                 primitives.append(f"to_{name}")
         return primitives
 
+    def reductions(self) -> list[str]:
+        """What combines the lanes that share a row, where a softmax needs it."""
+        return ["lane_reduce"] if self.spec.normalize == "softmax" else []
+
     def kernel(
         self,
         suffix: str,

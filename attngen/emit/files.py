@@ -66,7 +66,7 @@ class Naive(ThreeKernels):
     def sections(self) -> dict[str, str]:
         return {
             "numbers": "Numbers",
-            "primitives": "Element types",
+            "primitives": "Primitives",
             "variant": "This variant's score and mask",
             "scores": "Scores",
             **self.weights_section(),
@@ -104,16 +104,19 @@ class Naive(ThreeKernels):
             *self.numbers(),
             ConstantLine("int", "THREADS", str(self.plan.threads)),
             ConstantLine("int", "THREADS_D", str(self._d_threads()), "the head size of V in whole warps"),
-            ConstantLine("int", "SUM_BLOCK", "16", SUM_BLOCK),
+            ConstantLine("int", "SLICE", "16", SLICE),
         ]
 
 
 class Tiled(ThreeKernels):
+    def primitives(self) -> list[str]:
+        return [*super().primitives(), *self.reductions()]
+
     def sections(self) -> dict[str, str]:
         prepass = {"tile_ranges": "Tile ranges of captured vectors"} if self.variant.spans else {}
         return {
             "numbers": "Numbers",
-            "primitives": "Element types",
+            "primitives": "Primitives",
             "variant": "This variant's score and mask",
             "tiles": "Which tiles are visited",
             **prepass,
@@ -166,8 +169,8 @@ class Tiled(ThreeKernels):
             ConstantLine("int", "BLOCK_DV", str(tiled.BLOCK_DV), "dimensions of O of a block"),
             ConstantLine("int", "THREADS", str(plan.threads)),
             *thread_grid(row_threads, column_threads, "BLOCK_DV"),
-            ConstantLine("int", "SLICE", str(tiled.slice_of(self.spec)), "terms of the sums in shared memory at a time"),
-            ConstantLine("int", "PAD", str(tiled.PAD), "floats at the end of each row of a transposed tile"),
+            ConstantLine("int", "SLICE", str(tiled.slice_of(self.spec)), SLICE),
+            ConstantLine("int", "PAD", str(tiled.PAD), PAD),
             *([ConstantLine("int", "WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
         ]
 
@@ -232,7 +235,7 @@ class FusedSimt(Fused):
         return self.fused_kernel("bhsd")
 
     def primitives(self) -> list[str]:
-        return self.conversions()
+        return [*self.conversions(), *self.reductions()]
 
     def constants(self) -> list[ConstantLine]:
         per_thread = self.spec.head_dim_v // fused_simt.COLUMN_THREADS
@@ -240,11 +243,12 @@ class FusedSimt(Fused):
         return [
             *self.fused_numbers(),
             *thread_grid(fused_simt.ROW_THREADS, fused_simt.COLUMN_THREADS, "HEAD_DIM_V"),
-            ConstantLine("int", "SUM_BLOCK", str(16 if self.spec.head_dim % 16 == 0 else 8), SUM_BLOCK),
+            ConstantLine("int", "SLICE", str(16 if self.spec.head_dim % 16 == 0 else 8), SLICE),
             ConstantLine("int", "VECTOR", str(vector), "neighbouring dimensions of O that a thread has"),
-            ConstantLine("int", "QK_STRIDE", f"HEAD_DIM + {fused_simt.PAD}", "floats from row to row in shared memory"),
-            ConstantLine("int", "V_STRIDE", f"HEAD_DIM_V + {fused_simt.PAD}"),
-            ConstantLine("int", "P_STRIDE", f"BLOCK_KV + {fused_simt.PAD}"),
+            ConstantLine("int", "PAD", str(fused_simt.PAD), PAD),
+            ConstantLine("int", "QK_STRIDE", "HEAD_DIM + PAD", "floats from row to row in shared memory"),
+            ConstantLine("int", "V_STRIDE", "HEAD_DIM_V + PAD"),
+            ConstantLine("int", "P_STRIDE", "BLOCK_KV + PAD"),
         ]
 
 
@@ -406,7 +410,8 @@ class Hopper(Fused):
 
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 L2_ROWS = "keys and values that blocks share in L2"
-SUM_BLOCK = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
+PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"
+SLICE = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
 
 FILES: dict[str, type[File]] = {
     "naive": Naive,

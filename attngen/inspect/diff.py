@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 MOVED_LINES = 3  # with a word in them, at least: fewer are a coincidence
 WORDS = re.compile(r"\w+")
-LIKE = 0.5  # what part of their words two lines share that one is called the other, changed
+LIKE = 0.55  # what part of their words two lines share that one is called the other, changed
 ADJACENT = 1.0  # what it counts that a line's neighbour stayed too: whole passages are matched before lone brackets
 
 
