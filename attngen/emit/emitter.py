@@ -76,4 +76,3 @@ def _environment() -> jinja2.Environment:
     }
     environment.filters.update(filters)
     return environment
-

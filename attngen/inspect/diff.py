@@ -1,7 +1,7 @@
 """Two generated files beside each other: what stayed, what moved, what is new. Pure: texts in, a `Comparison` out.
 
-Lines are equal where they are equal but for their indentation and the number of spaces; blank lines are left out. What stands in
-both files in the same order is *unchanged*; of what is left, a run of lines that stands elsewhere in the other file is *moved*.
+Lines are equal where they are but for their indentation and the number of spaces; blank ones are left out. What stands in both
+files in the same order is *unchanged*; of what is left, a run of lines that stands elsewhere in the other file is *moved*.
 """
 
 from __future__ import annotations
@@ -67,24 +67,21 @@ def compare(left: str, right: str) -> Comparison:
     ours, theirs = _lines(left), _lines(right)
     same = align(len(ours), len(theirs), _equality(ours, theirs))
     moves = _moves(ours, theirs, same)
-    block_of = {side: {} for side in "lr"}  # type: dict[str, dict[int, int]]
+    left_block, right_block = ({}, {})  # type: tuple[dict[int, int], dict[int, int]]
     for number, (i, j, size) in enumerate(moves, 1):
-        block_of["l"].update(dict.fromkeys(range(i, i + size), number))
-        block_of["r"].update(dict.fromkeys(range(j, j + size), number))
+        left_block.update(dict.fromkeys(range(i, i + size), number))
+        right_block.update(dict.fromkeys(range(j, j + size), number))
     rows: list[Row] = []
     i = j = 0
     for a, b in [*same, (len(ours), len(theirs))]:
-        rows += _gap(
-            [(ours[n], block_of["l"].get(n)) for n in range(i, a)], [(theirs[n], block_of["r"].get(n)) for n in range(j, b)]
-        )
+        gap = [(ours[n], left_block.get(n)) for n in range(i, a)], [(theirs[n], right_block.get(n)) for n in range(j, b)]
+        rows += _gap(*gap)
         if a < len(ours):
             rows.append(Row(ours[a], theirs[b]))
         i, j = a + 1, b + 1
     return Comparison(
         rows=tuple(rows),
-        blocks=tuple(
-            Block((ours[i].number, ours[i + n - 1].number), (theirs[j].number, theirs[j + n - 1].number)) for i, j, n in moves
-        ),
+        blocks=tuple(Block(_numbers(ours[i : i + n]), _numbers(theirs[j : j + n])) for i, j, n in moves),
         lines=min(len(ours), len(theirs)),
         unchanged=len(same),
         moved=sum(size for _, _, size in moves),
@@ -116,6 +113,10 @@ def align(rows: int, columns: int, score: Callable[[int, int], float]) -> list[t
         else:
             j -= 1
     return pairs[::-1]
+
+
+def _numbers(lines: list[Line]) -> tuple[int, int]:
+    return lines[0].number, lines[-1].number
 
 
 def _lines(text: str) -> list[Line]:
