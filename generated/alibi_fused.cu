@@ -370,8 +370,9 @@ alibi_fused(
                 ldmatrix_x4(k_frag, k_fragment + 8 * j * K_STRIDE + 16 * step);
 #pragma unroll
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
-                    mma_16x8x16(&S_frag[2 * m][2 * j], &S_frag[2 * m + 1][2 * j], Q_frag[m][step], k_frag[0], k_frag[1]);
-                    mma_16x8x16(&S_frag[2 * m][2 * j + 2], &S_frag[2 * m + 1][2 * j + 2], Q_frag[m][step], k_frag[2], k_frag[3]);
+                    float *upper = &S_frag[2 * m][2 * j], *lower = &S_frag[2 * m + 1][2 * j];
+                    mma_16x8x16(upper, lower, Q_frag[m][step], k_frag[0], k_frag[1]);
+                    mma_16x8x16(upper + 2, lower + 2, Q_frag[m][step], k_frag[2], k_frag[3]);
                 }
             }
         }
@@ -445,16 +446,19 @@ alibi_fused(
 #pragma unroll
             for (int m = 0; m < ROW_BLOCKS; ++m)
 #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    p_frag[m][i] = pack(S_frag[2 * m + i % 2][4 * step + i / 2 * 2], S_frag[2 * m + i % 2][4 * step + i / 2 * 2 + 1]);
+                for (int i = 0; i < 4; ++i) {
+                    const float* pair = &S_frag[2 * m + i % 2][4 * step + i / 2 * 2];
+                    p_frag[m][i] = pack(pair[0], pair[1]);
+                }
 #pragma unroll
             for (int j = 0; j < HEAD_DIM_V / 16 * 2; j += 2) {
                 unsigned v_frag[4];
                 ldmatrix_x4_trans(v_frag, v_fragment + 16 * step * V_STRIDE + 8 * j);
 #pragma unroll
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
-                    mma_16x8x16(&O_frag[2 * m][2 * j], &O_frag[2 * m + 1][2 * j], p_frag[m], v_frag[0], v_frag[1]);
-                    mma_16x8x16(&O_frag[2 * m][2 * j + 2], &O_frag[2 * m + 1][2 * j + 2], p_frag[m], v_frag[2], v_frag[3]);
+                    float *upper = &O_frag[2 * m][2 * j], *lower = &O_frag[2 * m + 1][2 * j];
+                    mma_16x8x16(upper, lower, p_frag[m], v_frag[0], v_frag[1]);
+                    mma_16x8x16(upper + 2, lower + 2, p_frag[m], v_frag[2], v_frag[3]);
                 }
             }
         }

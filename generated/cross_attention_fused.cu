@@ -141,8 +141,8 @@ __device__ __forceinline__ int spread(int t, int threads, int i) { return t + th
 // A block computes BLOCK_Q rows, thread (ty, tx) the rows row_of(r) and the keys column_of(j) of every tile of S, and VECTOR
 // neighbouring dimensions of O at a time. The products of a tile are summed by themselves.
 
-// One step of an online softmax: the maximum of a row becomes `x`, if that is more. Returns what a sum that was made under the old
-// maximum must be multiplied by.
+// One step of an online softmax: the maximum of a row becomes `x`, if that is more. Returns the factor of a sum that was made
+// under the old maximum.
 __device__ __forceinline__ float raise_max(float& row_max, float x) {
     const float new_max = fmaxf(row_max, x);
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN

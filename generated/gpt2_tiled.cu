@@ -204,7 +204,8 @@ template <int N> __device__ __forceinline__ void read_spread(float (&x)[N], cons
 //     S[q, k] = s  where q >= k, else -inf
 //     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
 //
-// A block computes a tile of S, thread (ty, tx) the rows row_of(r) and the keys column_of(j) of it. In memory a row of S is a whole number of tiles; what the mask leaves empty is neither written nor read.
+// A block computes a tile of S, thread (ty, tx) the rows row_of(r) and the keys column_of(j) of it. In memory a row of S is a
+// whole number of tiles; what the mask leaves empty is neither written nor read.
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 gpt2_scores(
@@ -318,8 +319,8 @@ gpt2_scores(
 //
 // One block computes one row, in place, a thread four neighbouring keys at a time.
 
-// One step of an online softmax: the maximum of a row becomes `x`, if that is more. Returns what a sum that was made under the old
-// maximum must be multiplied by.
+// One step of an online softmax: the maximum of a row becomes `x`, if that is more. Returns the factor of a sum that was made
+// under the old maximum.
 __device__ __forceinline__ float raise_max(float& row_max, float x) {
     const float new_max = fmaxf(row_max, x);
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
@@ -392,8 +393,8 @@ gpt2_softmax(
 //
 //     O[q, d] = sum over k of P[q, k] * V[k, d]
 //
-// A block computes BLOCK_Q rows and BLOCK_DV dimensions of O, thread (ty, tx) the rows row_of(r) and the
-// dimensions column_of(c) of them.
+// A block computes BLOCK_Q rows and BLOCK_DV dimensions of O, thread (ty, tx) the rows row_of(r) and the dimensions
+// column_of(c) of them.
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 gpt2_weighted_sum(
