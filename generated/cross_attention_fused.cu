@@ -271,7 +271,8 @@ cross_attention_fused(
                 Vector<float, 4> p[ROWS];
                 for (int r = 0; r < ROWS; ++r) p[r] = *(const Vector<float, 4>*)&P_smem[row_of(r) * P_STRIDE + k];
                 for (int e = 0; e < 4; ++e) {
-                    const auto v = *(const Vector<float, VECTOR>*)&V_smem[(k + e) * V_STRIDE + tx * VECTOR + c * COLUMN_THREADS];
+                    const float* v_row = V_smem + (k + e) * V_STRIDE;
+                    const auto v = *(const Vector<float, VECTOR>*)&v_row[tx * VECTOR + c * COLUMN_THREADS];
                     for (int r = 0; r < ROWS; ++r)
                         for (int n = 0; n < VECTOR; ++n) part[r][n] = fmaf(p[r].at[e], v.at[n], part[r][n]);
                 }
