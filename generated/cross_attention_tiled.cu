@@ -267,8 +267,7 @@ cross_attention_scores(
             S_frag[r][j] = s;
         }
 
-    // a partial tile: the pairs that the mask forbids, and keys past the end
-    if (partial) {
+    if (partial) {  // the pairs that the mask forbids, and keys past the end
         for (int r = 0; r < ROWS; ++r)
             for (int j = 0; j < COLUMNS; ++j) {
                 const int kv_idx = kv_lo + column_of(j);

@@ -316,7 +316,7 @@ head_dim_80_fused(
         for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 
     float O_frag[ROWS][DIMS] = {};
-    float row_max[ROWS], row_sum[ROWS];  // row_sum: this lane's keys only, until the end
+    float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: this lane's keys only, until the end
     for (int r = 0; r < ROWS; ++r) {
         row_max[r] = -INF;
         row_sum[r] = 0.0f;
@@ -357,8 +357,7 @@ head_dim_80_fused(
         if (following < tile_end) load_k(following, 0);
         cp_async_commit();
 
-        // a partial tile: the pairs that the mask forbids, and keys past the end
-        if (partial) {
+        if (partial) {  // the pairs that the mask forbids, and keys past the end
             for (int r = 0; r < ROWS; ++r)
                 for (int j = 0; j < COLUMNS; ++j) {
                     const int q_idx = q_lo + row_of(r);
@@ -380,15 +379,16 @@ head_dim_80_fused(
             new_max[r] = quad_max(tile_max);
             kept &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= SLACK);
         }
-        if (!__all_sync(0xffffffff, kept)) {
+        const bool rescale = !__all_sync(0xffffffff, kept);
+        if (rescale) {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
-                const float alpha = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
+                alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
                 row_max[r] = new_max[r];
-                row_sum[r] *= alpha;
+                row_sum[r] *= alpha[r];
 #pragma unroll
-                for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha;
+                for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha[r];
             }
         }
         // the weights P take the place of S

@@ -362,7 +362,7 @@ prefix_lm_fused(
     const bf16* q_fragment = Q_smem + (warp_row + thread_index() % 16) * Q_STRIDE + lane / 16 * 8;
 
     float O_frag[ROWS][DIMS] = {};
-    float row_max[ROWS], row_sum[ROWS];  // row_sum: this lane's keys only, until the end
+    float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: this lane's keys only, until the end
     for (int r = 0; r < ROWS; ++r) {
         row_max[r] = -INF;
         row_sum[r] = 0.0f;
@@ -405,8 +405,7 @@ prefix_lm_fused(
             }
         }
 
-        // a partial tile: the pairs that the mask forbids, and keys past the end
-        if (partial) {
+        if (partial) {  // the pairs that the mask forbids, and keys past the end
             for (int r = 0; r < ROWS; ++r)
                 for (int j = 0; j < COLUMNS; ++j) {
                     const int q_idx = q_lo + row_of(r);
@@ -428,15 +427,16 @@ prefix_lm_fused(
             new_max[r] = quad_max(tile_max);
             kept &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= SLACK);
         }
-        if (!__all_sync(0xffffffff, kept)) {
+        const bool rescale = !__all_sync(0xffffffff, kept);
+        if (rescale) {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
-                const float alpha = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
+                alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
                 row_max[r] = new_max[r];
-                row_sum[r] *= alpha;
+                row_sum[r] *= alpha[r];
 #pragma unroll
-                for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha;
+                for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha[r];
             }
         }
         // the weights P take the place of S

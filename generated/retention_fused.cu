@@ -362,8 +362,7 @@ retention_fused(
                 S_frag[r][j] = s;
             }
 
-        // a partial tile: the pairs that the mask forbids, and keys past the end
-        if (partial) {
+        if (partial) {  // the pairs that the mask forbids, and keys past the end
             for (int r = 0; r < ROWS; ++r)
                 for (int j = 0; j < COLUMNS; ++j) {
                     const int q_idx = q_lo + row_of(r);

@@ -42,8 +42,10 @@ def at_level(text: str, level: Comments) -> str:
 
 
 def _taught(lines: list[str]) -> Iterator[str]:
-    for margin, run in groupby(lines, key=lambda line: found["margin"] if (found := TEACHING.match(line)) else None):
-        yield from run if margin is None else _filled(margin, [found for line in run if (found := TEACHING.match(line))])
+    found = ((line, TEACHING.match(line)) for line in lines)
+    for margin, run in groupby(found, key=lambda one: one[1]["margin"] if one[1] else None):
+        group = list(run)
+        yield from (line for line, _ in group) if margin is None else _filled(margin, [match for _, match in group if match])
 
 
 def _filled(margin: str, lines: list[re.Match[str]]) -> Iterator[str]:

@@ -77,7 +77,7 @@ def test_the_levels_differ_in_comments_alone(spec: AttentionSpec, rung: str, arc
     try:
         plan = choose(spec, ARCHES[arch], rung)
     except DiagnosticError:
-        assert rung == "hopper"  # noqa: PT017
+        assert rung == "hopper"
         return
     none, brief, teach = (emit(spec, plan, level) for level in LEVELS)
     assert strip_comments(none.text) == strip_comments(brief.text) == strip_comments(teach.text)
@@ -118,7 +118,10 @@ def test_every_level_compiles_to_the_same_machine_code(name: str, rung: str, arc
     assert len(cubins) == 1
 
 
-@pytest.mark.parametrize(("rung", "arch"), [("naive", "sm_80"), ("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("hopper", "sm_90a")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rung", "arch"),
+    [("naive", "sm_80"), ("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("hopper", "sm_90a")],
+)
 @pytest.mark.parametrize("name", ["gpt2", "packed_documents", "sigmoid_attention", "retention"])
 def test_every_section_is_taught(name: str, rung: str, arch: str) -> None:
     """Each has more to say than at the brief level, and so has the header: what the rung before did instead."""

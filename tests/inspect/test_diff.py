@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,8 @@ GPT2 = str(ROOT / "specs" / "gpt2.attn")
 KEPT = [
     ("naive", "tiled", 0.60, 0.60),
     ("tiled", "fused", 0.60, 0.58),
-    ("fused@sm_75", "fused@sm_80", 0.52, 0.46),
-    ("fused", "hopper", 0.45, 0.41),
+    ("fused@sm_75", "fused@sm_80", 0.51, 0.44),
+    ("fused", "hopper", 0.45, 0.42),
 ]
 
 
@@ -46,7 +46,7 @@ def total(pairs: list[tuple[int, int]], score: list[list[int]]) -> float:
 @given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), max_size=4))
 def test_no_alignment_is_better(score: list[list[int]]) -> None:
     found = align(len(score), 4, lambda i, j: score[i][j])
-    assert all(a[0] < b[0] and a[1] < b[1] for a, b in zip(found, found[1:], strict=False))
+    assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(found))
     assert all(score[i][j] for i, j in found)
     best = 0.0
     for size in range(min(len(score), 4) + 1):
