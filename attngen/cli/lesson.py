@@ -67,7 +67,7 @@ def diff(
     attngen diff gpt2 fused hopper               TMA, wgmma, a warpgroup that copies
 
     Without an architecture it is the plainest that has both rungs: tiled beside fused is for sm_75, where both multiply on
-    ordinary units, so that nothing else differs.
+    ordinary units and the fusion is what differs.
 
     The last lines say what part of the shorter file is kept. Lines are compared without indentation and blank ones are left
     out. Unchanged is what stands in both files in the same order; moved are runs of at least three lines of what is left that
@@ -87,7 +87,8 @@ def diff(
         click.echo(diff_text(compared, titles, columns, None if full else context, colored(sys.stdout)))
         click.echo(summary(compared, "lines of the shorter file"))
         click.echo(summary(code, "lines of its code"))
-        click.echo("".join(_elsewhere(one, side) for side in (plan, other_plan)), nl=False)
+        if plan.rung != other_plan.rung:
+            click.echo("".join(_elsewhere(spec, one, side) for side in (plan, other_plan)), nl=False)
     if as_json:
         click.echo(json.dumps(numbers))
 
@@ -108,7 +109,7 @@ def _title(source: KernelSource, plan: Plan) -> str:
     return f"{source.name}, by {plan.schedule} for {plan.arch.name} ({plan.arch.what})"
 
 
-def _elsewhere(one: Loaded, plan: Plan) -> str:
+def _elsewhere(spec: str, one: Loaded, plan: Plan) -> str:
     """Where to look on, if the architecture that one plans for by default has another schedule for this rung."""
     from attngen.plan import default_arch
 
@@ -116,9 +117,8 @@ def _elsewhere(one: Loaded, plan: Plan) -> str:
     schedule = source_of(one, usual, plan.rung)[0].schedule
     if schedule == plan.schedule:
         return ""
-    return (
-        f"for {usual.name} {plan.rung} is {schedule}: attngen diff SPEC {plan.rung}@{plan.arch.name} {plan.rung}@{usual.name}\n"
-    )
+    step = f"attngen diff {spec} {plan.rung}@{plan.arch.name} {plan.rung}@{usual.name}"
+    return f"for {usual.name} {plan.rung} is {schedule}: {step}\n"
 
 
 def _sides(
