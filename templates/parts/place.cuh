@@ -1,8 +1,8 @@
 // The rows and the head of a block. Blocks are numbered so that those that run together read the same keys and values from
 // L2, those of a section of heads; and of a section the last rows come first: under a causal mask they have most to do.
-//: L2 holds some tens of MB and is shared by all multiprocessors; keys and values of a head are read once by each block of rows. If
-//: blocks that run at the same time have the same heads, all but the first find them in L2. And whoever starts last should have
-//: the least to do: the long rows first, so that multiprocessors finish together.
+//: L2 holds some tens of MB and is shared by all multiprocessors; keys and values of a head are read once by each block of
+//: rows. If blocks that run at the same time have the same heads, all but the first find them in L2. And whoever starts
+//: last should have the least to do: the long rows first, so that multiprocessors finish together.
 struct Place {
     int q_block, h_idx, b_idx;
 };
