@@ -28,20 +28,20 @@
 //     BLOCK_Q x BLOCK_KV = 128 x 128: the largest whose O, S and P fit a consumer's registers, and whose stages fit
 //         shared memory
 //     stages = 3: the copies of later tiles are under way while these are used
-//     registers = 24 and 240 a thread: copying needs few; about 158 hold O, S and P
+//     registers = 40 and 232 a thread: copying needs few; about 158 hold O, S and P
 //     Q = in registers: its fragments take 16 registers a thread; its buffer is free for the next
-//     O in shared memory = by itself: the next Q comes meanwhile
+//     O in shared memory = 1 of 1 slabs a warp: copied out in the background
 //     blocks = one for each SM: each takes rows from a counter, the longest first, and copies ahead for the next
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
 //         that neither TMA nor wgmma meets a bank conflict
 //
-// Shared memory of a block, 133120 bytes
+// Shared memory of a block, 132120 bytes
 //          0  Q        fp16 [1][128][64], the query rows
 //      16384  K        fp16 [3][1][128][64], the keys of 3 tiles
 //      65536  V        fp16 [3][1][128][64], the values of 3 tiles
-//     114688  BARRIERS mbarrier [2 + 4 * 3], see the kernel
-//     115712  PLACE    int [3], which rows and head Q holds
-//     116736  O        fp16 [1][128][64], the block's output
+//     114688  O        fp16 [8][1][16][64], output rows of each warp on their way
+//     131072  BARRIERS mbarrier [2 + 4 * 3], see the kernel
+//     132096  PLACES   int [2][3], which rows and head Q holds, and held before
 //
 // Sections
 //     1. Numbers
@@ -65,18 +65,20 @@ constexpr int THREADS = 384;
 constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 16384;
 constexpr int V_SMEM = 65536;
-constexpr int BARRIERS_SMEM = 114688;
-constexpr int PLACE_SMEM = 115712;
-constexpr int O_SMEM = 116736;
+constexpr int O_SMEM = 114688;
+constexpr int BARRIERS_SMEM = 131072;
+constexpr int PLACES_SMEM = 132096;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr int MAX_CHAINS = 4;  // running maxima of a row: comparisons that need not wait for others
 constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
 constexpr int STAGES = 3;  // tiles of K, and of V, in shared memory
 constexpr int CONSUMERS = 2;  // warpgroups that multiply, 64 rows each
-constexpr int PRODUCER_REGISTERS = 24;  // of a thread
-constexpr int CONSUMER_REGISTERS = 240;
+constexpr int PRODUCER_REGISTERS = 40;  // of a thread
+constexpr int CONSUMER_REGISTERS = 232;
 constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
 constexpr int QK_SLABS = 1;
 constexpr int V_SLABS = 1;
+constexpr int OUTPUT_SLABS = 1;  // of a warp's rows on their way to global memory
 constexpr int K_STEPS = 4;  // wgmma steps of 16 over the head size
 constexpr int Q_SLAB = BLOCK_Q * ROW_BYTES;  // bytes
 constexpr int KV_SLAB = BLOCK_KV * ROW_BYTES;
@@ -167,6 +169,39 @@ __device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, un
         "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(l2_hint)
         : "memory");
 }
+
+// Copies a box from shared memory to the tensor at (c0, c1, c2, c3) in the background; what lies outside the tensor is not
+// written. One thread issues it, when all writers of the box have done async_proxy_fence() and then met it at a barrier.
+__device__ __forceinline__ void tma_store(const TensorMap* map, const void* from_smem, int c0, int c1, int c2, int c3) {
+    const unsigned from = (unsigned)__cvta_generic_to_shared(from_smem);
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, { %1, %2, %3, %4}], [%5];" ::"l"(map),
+                 "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
+                 : "memory");
+}
+
+// Closes a group of this thread's stores.
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until at most PENDING of this thread's latest groups still read shared memory, which may then be written again.
+template <int PENDING> __device__ __forceinline__ void tma_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Waits until at most PENDING of this thread's latest groups are still under way; what the others wrote can be seen then.
+template <int PENDING> __device__ __forceinline__ void tma_store_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements to shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and, of
+// each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+__device__ __forceinline__ void stmatrix_x4(void* row_smem, unsigned a, unsigned b, unsigned c, unsigned d) {
+    const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+// TMA and wgmma do not see what threads wrote to shared memory before the writers do this, and then meet at a barrier.
+__device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Moves registers between warpgroups: a producer gives what consumers take. All four warps of a warpgroup do it; taking waits
 // until enough have been given.
@@ -335,7 +370,8 @@ constexpr int END = -1;  // in the place of a block of rows: there is no more wo
 // Warpgroup 0 copies; each of the others multiplies 64 rows, and while the tensor cores work on Q K^T of the next tile and on
 // P V of this one, its threads compute the softmax that comes between:
 //
-//     producer     K0  V0  K1  V1  K2  V2 ...                             each as soon as a stage is empty
+//     producer     K0  K1  K2 ...                                         each as soon as a stage is empty
+//                  V0  V1  V2 ...
 //     products     Q K0 | Q K1, P0 V0 | Q K2, P1 V1 | ... | Pn Vn
 //     softmax             P0 |          P1 |          P2 ...
 //
@@ -347,18 +383,10 @@ __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
-__device__ __forceinline__ int quad_max(int x) {
-    x = max(x, __shfl_xor_sync(0xffffffff, x, 1));
-    return max(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
-
-struct alignas(16) Chunk {  // what a lane loads or stores at once
-    unsigned words[4];
-};
 
 // The rows and the head of a block. Blocks are numbered so that those that run together read the same keys and values from
 // L2, those of a section of heads; and of a section the last rows come first: under a causal mask they have most to do.
@@ -380,9 +408,7 @@ __device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, in
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 gpt2_hopper(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
-    const __grid_constant__ TensorMap v_map,
-    fp16* O,  // [batch, q_heads, q_len, 64]
-    long long o_stride_b, long long o_stride_h, long long o_stride_s,
+    const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
     unsigned* next_work,  // [1]
     int batch, int q_heads, int kv_heads, int q_len, int kv_len)
 {
@@ -390,18 +416,19 @@ gpt2_hopper(
     unsigned char* Q_smem = smem + Q_SMEM;  // [QK_SLABS][BLOCK_Q][64]
     unsigned char* K_smem = smem + K_SMEM;  // [STAGES][QK_SLABS][BLOCK_KV][64]
     unsigned char* V_smem = smem + V_SMEM;  // [STAGES][V_SLABS][BLOCK_KV][64]
-    unsigned char* O_smem = smem + O_SMEM;  // [V_SLABS][BLOCK_Q][64]
-    volatile Place* q_place = (volatile Place*)(smem + PLACE_SMEM);  // whose rows Q_smem holds
+    unsigned char* O_smem = smem + O_SMEM;  // [4 * CONSUMERS][OUTPUT_SLABS][16][64], the rows of each warp
+    volatile Place* places = (volatile Place*)(smem + PLACES_SMEM);  // [2], of the rows in Q_smem: by the parity of their phase
 
     // full: the producer arrives once, with the bytes of its copies; a consumer waits before it reads.
     // empty: a thread of a consumer arrives when its products have read the stage, for Q each warp; the producer waits
     // before it copies.
+    // The output leaves by copies of each warp's own: it waits until they have read O_smem before it writes there again.
     unsigned long long *q_full = (unsigned long long*)(smem + BARRIERS_SMEM), *q_empty = q_full + 1;
     unsigned long long *k_full = q_empty + 1, *k_empty = k_full + STAGES;  // [STAGES] each
     unsigned long long *v_full = k_empty + STAGES, *v_empty = v_full + STAGES;
     if (threadIdx.x == 0) {
         mbarrier_init(q_full, 1);
-        mbarrier_init(q_empty, 4 * CONSUMERS);
+        mbarrier_init(q_empty, 4 * CONSUMERS + 1);
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(k_full + stage, 1);
             mbarrier_init(v_full + stage, 1);
@@ -416,12 +443,9 @@ gpt2_hopper(
     // the same for all lanes of a warp, which the compiler cannot know of threadIdx.x
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 
-    // The producer: one warp copies Q, K and V of every piece of work, and ends when there is no more
-    const auto produce = [&] {
-        if (threadIdx.x >= 32) return;
-        const bool elected = threadIdx.x == 0;
-
-        Stage k = {0, 0}, v = {0, 0};
+    // The producer's first thread copies Q and K of every piece of work, and says whose they are
+    const auto produce_keys = [&] {
+        Stage k = {0, 0};
         unsigned q_phase = 0;
         int work = blockIdx.x;
         while (work < works) {
@@ -429,50 +453,60 @@ gpt2_hopper(
             const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
             const int kv_h_idx = h_idx / (q_heads / kv_heads);
             const int q_lo = q_block * BLOCK_Q;
-            if (elected) work = gridDim.x + atomicInc(next_work, works - 1);  // after all have been taken it is zero again
+            work = gridDim.x + atomicInc(next_work, works - 1);  // after all have been taken it is zero again
             const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
             const KvRange range = kv_range(q_lo, q_hi, kv_len);
+            const int tile_begin = range.begin / BLOCK_KV;
             const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
-            const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
-            const int full_tile_end = range.full_end / BLOCK_KV;
-            int tile = range.begin / BLOCK_KV;
 
-            bool q_is_due = true;  // after the first tile of K and V: their stages are empty sooner
             const auto load_q = [&] {
                 mbarrier_wait(q_empty, q_phase ^ 1);
-                q_place->q_block = q_block, q_place->h_idx = h_idx, q_place->b_idx = b_idx;
+                places[q_phase].q_block = q_block, places[q_phase].h_idx = h_idx, places[q_phase].b_idx = b_idx;
                 load_tile_async<BLOCK_Q, QK_SLABS>(Q_smem, &q_map, q_full, q_lo, h_idx, b_idx, L2_EVICT_FIRST);
-                q_is_due = false;
             };
-            while (tile < tile_end) {
-                const int following = tile + 1;
-                if (elected) {
-                    const int kv_lo = tile * BLOCK_KV;
-                    mbarrier_wait(k_empty + k.index, k.phase ^ 1);
-                    load_tile_async<BLOCK_KV, QK_SLABS>(K_smem + k.index * QK_SLABS * KV_SLAB, &k_map, k_full + k.index, kv_lo,
-                                                        kv_h_idx, b_idx, L2_EVICT_LAST);
-                    mbarrier_wait(v_empty + v.index, v.phase ^ 1);
-                    load_tile_async<BLOCK_KV, V_SLABS>(V_smem + v.index * V_SLABS * KV_SLAB, &v_map, v_full + v.index, kv_lo,
-                                                       kv_h_idx, b_idx, L2_EVICT_LAST);
-                    if (q_is_due) load_q();
-                }
+            load_q();
+            const auto load_keys = [&](int tile) {
+                mbarrier_wait(k_empty + k.index, k.phase ^ 1);
+                load_tile_async<BLOCK_KV, QK_SLABS>(K_smem + k.index * QK_SLABS * KV_SLAB, &k_map, k_full + k.index,
+                                                    tile * BLOCK_KV, kv_h_idx, b_idx, L2_EVICT_LAST);
                 k.advance();
-                v.advance();
-                tile = following;
-            }
-            if (elected && q_is_due) load_q();
+            };
+            for (int tile = tile_end - 1; tile >= tile_begin; --tile) load_keys(tile);
             q_phase ^= 1;
-            work = __shfl_sync(0xffffffff, work, 0);
         }
-        if (elected) {
-            mbarrier_wait(q_empty, q_phase ^ 1);
-            q_place->q_block = END;
-            mbarrier_arrive(q_full);
+        mbarrier_wait(q_empty, q_phase ^ 1);
+        places[q_phase].q_block = END;
+        mbarrier_arrive(q_full);
+    };
+    // A thread of its second warp copies V
+    const auto produce_values = [&] {
+        Stage v = {0, 0};
+        for (unsigned q_phase = 0;; q_phase ^= 1) {
+            mbarrier_wait(q_full, q_phase);
+            const int q_block = places[q_phase].q_block;
+            if (q_block == END) break;
+            const int h_idx = places[q_phase].h_idx, b_idx = places[q_phase].b_idx;
+            mbarrier_arrive(q_empty);
+            const int kv_h_idx = h_idx / (q_heads / kv_heads);
+            const auto load_values = [&](int tile) {
+                mbarrier_wait(v_empty + v.index, v.phase ^ 1);
+                load_tile_async<BLOCK_KV, V_SLABS>(V_smem + v.index * V_SLABS * KV_SLAB, &v_map, v_full + v.index,
+                                                   tile * BLOCK_KV, kv_h_idx, b_idx, L2_EVICT_LAST);
+                v.advance();
+            };
+            const int q_lo = q_block * BLOCK_Q;
+            const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
+            const KvRange range = kv_range(q_lo, q_hi, kv_len);
+            const int tile_begin = range.begin / BLOCK_KV;
+            const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
+
+            for (int tile = tile_end - 1; tile >= tile_begin; --tile) load_values(tile);
         }
     };
     if (warpgroup == 0) {
         give_registers<PRODUCER_REGISTERS>();
-        produce();
+        if (threadIdx.x == 0) produce_keys();
+        if (threadIdx.x == 32) produce_values();
         return;
     }
 
@@ -524,45 +558,47 @@ gpt2_hopper(
             }
         }
         // online softmax. An old maximum serves as long as no score of the row exceeds it by much: exp2 then stays below
-        // 2^SLACK, and what was summed need not be rescaled
-        float new_max[2];
-        // The bits of floats that are not negative have the order of integers, of which the GPU compares three at once
-        int bits[2][2];  // two chains a row
-#pragma unroll
-        for (int r = 0; r < 2; ++r) bits[r][0] = bits[r][1] = __float_as_int(row_max[r]);
+        // 2^SLACK, and what was summed need not be rescaled. Each lane looks at its own scores; the bits of floats that are not
+        // negative have the order of integers, of which the GPU compares three at once
+        int most[2][MAX_CHAINS];
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; ++i) {
-            int& most = bits[i / 2 % 2][i / 4 % 2];
-            most = max(most, __float_as_int(S[i]));
+            int& chain = most[i / 2 % 2][i / 4 % MAX_CHAINS];
+            chain = i < 4 * MAX_CHAINS && i % 2 == 0 ? __float_as_int(S[i]) : max(chain, __float_as_int(S[i]));
         }
+        bool exceeds = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            bits[r][0] = quad_max(max(bits[r][0], bits[r][1]));
-            new_max[r] = __int_as_float(bits[r][0]);
+            int largest = __float_as_int(row_max[r]);
+#pragma unroll
+            for (int chain = 0; chain < MAX_CHAINS; ++chain) largest = max(largest, most[r][chain]);
+            exceeds |= largest < 0 || (__int_as_float(largest) - row_max[r]) * EXPONENT_SCALE > SLACK;
         }
-        if (__any_sync(0xffffffff, (bits[0][0] | bits[1][0]) < 0)) {  // a row of negative scores: as floats
-            new_max[0] = row_max[0], new_max[1] = row_max[1];
+        bool rescale = false;
+        if (__any_sync(0xffffffff, exceeds)) {  // or all are negative: as floats, of the whole row
+            float new_max[2] = {row_max[0], row_max[1]};
 #pragma unroll
             for (int i = 0; i < BLOCK_KV / 2; ++i) new_max[i / 2 % 2] = fmaxf(new_max[i / 2 % 2], S[i]);
-            new_max[0] = quad_max(new_max[0]), new_max[1] = quad_max(new_max[1]);
-        }
-        bool kept = true;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            kept &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= SLACK);
-        }
-        const bool rescale = !__all_sync(0xffffffff, kept);
-        if (rescale) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
+                new_max[r] = quad_max(new_max[r]);
+                rescale |= (new_max[r] - row_max[r]) * EXPONENT_SCALE > SLACK;  // not where both are -INF
+            }
+            rescale = __any_sync(0xffffffff, rescale);
+#pragma unroll
+            for (int r = 0; r < 2 && rescale; ++r) {
                 const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
                 alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
                 row_max[r] = new_max[r];
                 row_sum[r] *= alpha[r];
             }
         }
-        const float shift[2] = {(row_max[0] == -INF ? 0.0f : row_max[0]) * EXPONENT_SCALE,
-                                (row_max[1] == -INF ? 0.0f : row_max[1]) * EXPONENT_SCALE};
+        float shift[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const bool no_key_yet = partial && row_max[r] == -INF;
+            shift[r] = no_key_yet ? 0.0f : row_max[r] * EXPONENT_SCALE;
+        }
         float sums[2][2] = {};  // two chains of additions a row
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; ++i) {
@@ -581,13 +617,14 @@ gpt2_hopper(
     const auto multiplied = [&](unsigned long long* empty) {  // products have read a stage
         if (thread == 0) mbarrier_arrive(empty);
     };
-    const auto release_q = [&] {  // this warp has read Q and its place
+    const auto release_q = [&] {  // this warp has read Q
         __syncwarp();
         if (lane == 0) mbarrier_arrive(q_empty);
     };
 
     // One tile further: Q K^T of the next tile beside P V of this one, then the next tile's weights
     const auto step = [&](int tile, bool partial) {
+        mbarrier_wait(k_full + k.index, k.phase);
         issue_qk(k.index);
         mbarrier_wait(v_full + v.index, v.phase);
         issue_pv(v.index);
@@ -607,55 +644,57 @@ gpt2_hopper(
         round_weights();
     };
 
-    // The rows are done: O = O / l
+    // The rows are done: O = O / l, and lse
     const auto finish = [&](const Place& place) {
         // What depends on the lane is computed anew: until here it would cost registers
-        const int lane = thread_index() % 32, warp_row = thread_index() / 32 * 16 - 64, lane_row = warp_row + lane / 4;
-        // O goes through the warp's own rows of O_smem, which no other warp's products read, so that whole rows are written, 16
-        // bytes a lane; with the swizzle, so that the lanes' banks differ
+        const int lane = thread_index() % 32, warp = thread_index() / 32 - 4;
+        const int first_row = place.q_block * BLOCK_Q + 16 * warp;
+        float inverse_sum[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             row_sum[r] = quad_sum(row_sum[r]);
-            const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
-            const int row = lane_row + 8 * r;
-#pragma unroll
-            for (int j = 0; j < HEAD_DIM_V / 8; ++j)
-                *(unsigned*)(O_smem + j / 8 * Q_SLAB + row * ROW_BYTES + (j % 8 ^ row % 8) * 16 + lane % 4 * 4) =
-                    pack(O_frag[4 * j + 2 * r] * inverse_sum, O_frag[4 * j + 2 * r + 1] * inverse_sum);
+            inverse_sum[r] = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
         }
-        __syncwarp();
-        for (int i = lane; i < 16 * (HEAD_DIM_V / 8); i += 32) {
-            const int row = warp_row + i / (HEAD_DIM_V / 8), j = i % (HEAD_DIM_V / 8);
-            const int q_idx = place.q_block * BLOCK_Q + row;
-            if (q_idx >= q_len) continue;
-            *(Chunk*)(O + place.b_idx * o_stride_b + place.h_idx * o_stride_h + q_idx * o_stride_s + 8 * j) =
-                *(const Chunk*)(O_smem + j / 8 * Q_SLAB + row * ROW_BYTES + (j % 8 ^ row % 8) * 16);
+        const auto out = [&](int i) { return pack(O_frag[i] * inverse_sum[i / 2 % 2], O_frag[i + 1] * inverse_sum[i / 2 % 2]); };
+        // Slab by slab through the warp's rows of O_smem, swizzled as TMA reads them; it writes no row past the last one
+        unsigned char* const rows = O_smem + warp * (OUTPUT_SLABS * 16 * ROW_BYTES);
+#pragma unroll
+        for (int slab = 0; slab < V_SLABS; ++slab) {
+            unsigned char* const strip = rows + slab % OUTPUT_SLABS * (16 * ROW_BYTES);
+            if (lane == 0) tma_store_wait_read<OUTPUT_SLABS - 1>();
+            __syncwarp();
+#pragma unroll
+            for (int i = 32 * slab; i < min(32 * slab + 32, HEAD_DIM_V / 2); i += 8) {  // 16 columns each
+                const int row = lane % 16, chunk = i % 32 / 4 + lane / 16;
+                const bool both = i + 4 < HEAD_DIM_V / 2;
+                stmatrix_x4(strip + row * ROW_BYTES + (chunk ^ row % 8) * 16, out(i), out(i + 2), both ? out(i + 4) : 0,
+                            both ? out(i + 6) : 0);
+            }
+            async_proxy_fence();
+            __syncwarp();
+            if (lane == 0) {
+                tma_store(&o_map, strip, 64 * slab, first_row, place.h_idx, place.b_idx);
+                tma_store_commit();
+            }
         }
     };
 
     // The consumers: every piece of work, tile by tile
     while (true) {
         mbarrier_wait(q_full, q_phase);
-        q_phase ^= 1;
-        const int q_block = q_place->q_block;
-        h_idx = q_place->h_idx, b_idx = q_place->b_idx;
+        const int q_block = places[q_phase].q_block;
         if (q_block == END) break;
+        h_idx = places[q_phase].h_idx, b_idx = places[q_phase].b_idx;
         q_lo = q_block * BLOCK_Q;
         const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
         const KvRange range = kv_range(q_lo, q_hi, kv_len);
+        const int tile_begin = range.begin / BLOCK_KV;
         const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
         const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
         const int full_tile_end = range.full_end / BLOCK_KV;
-        int tile = range.begin / BLOCK_KV;
 
-        --tile;
-        bool partial;
-        const auto next = [&] {  // whether there is another tile; then its keys are there
-            if (++tile >= tile_end) return false;
-            mbarrier_wait(k_full + k.index, k.phase);
-            partial = tile < full_tile_begin || tile >= full_tile_end;
-            return true;
-        };
+        int tile = tile_end - 1;
+        const bool any = tile >= tile_begin;
         // Q as A operands: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
@@ -669,7 +708,9 @@ gpt2_hopper(
             row_max[r] = -INF;
             row_sum[r] = 0.0f;
         }
-        if (next()) {
+        if (any) {
+            const bool partial = tile < full_tile_begin || tile >= full_tile_end;
+            mbarrier_wait(k_full + k.index, k.phase);
             issue_qk(k.index);
             wgmma_wait<0>();
             wgmma_received(S);
@@ -678,11 +719,11 @@ gpt2_hopper(
             if (partial) weigh(tile, true);
             else weigh(tile, false);
             round_weights();
+            --tile;
 #pragma unroll 1
-            while (next()) {
-                if (partial) step(tile, true);
-                else step(tile, false);
-            }
+            for (; tile >= max(full_tile_end, tile_begin); --tile) step(tile, true);
+#pragma unroll 1
+            for (; tile >= tile_begin; --tile) step(tile, false);
             mbarrier_wait(v_full + v.index, v.phase);
             issue_pv(v.index);
             wgmma_wait<0>();
@@ -690,8 +731,9 @@ gpt2_hopper(
             multiplied(v_empty + v.index);
             v.advance();
         }
-        const Place place = {q_block, h_idx, b_idx};
-
-        finish(place);
+        // its place anew: until here it would cost registers
+        finish({places[q_phase].q_block, places[q_phase].h_idx, places[q_phase].b_idx});
+        q_phase ^= 1;
     }
+    if (lane == 0) tma_store_wait<0>();  // shared memory is the block's as long as it runs
 }

@@ -10,6 +10,7 @@ from attngen.emit.kernel_source import MULTIPROCESSORS, CeilDiv, Parameter
 from attngen.emit.wgmma import Wgmma
 from attngen.plan import fused_mma, fused_simt, hopper, tiled
 from attngen.plan.tiling import Tile
+from attngen.spec.operator import ZERO
 
 
 class ThreeKernels(File):
@@ -229,6 +230,13 @@ class Fused(File):
         """The primitives of a softmax in base 2."""
         return []
 
+    def sharing(self) -> list[ConstantLine]:
+        """What the order of blocks goes by, where some rows have more keys to visit than others."""
+        if self.plan.bounds.even:
+            return []
+        rows = f"(32 << 20) / ({self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))"
+        return [ConstantLine("int", "L2_ROWS", rows, "keys and values that blocks share in L2")]
+
 
 class FusedSimt(Fused):
     def kernels(self) -> dict[str, KernelText]:
@@ -296,7 +304,7 @@ class FusedMma(Fused):
                 if self.spec.normalize == "softmax"
                 else []
             ),
-            ConstantLine("int", "L2_ROWS", f"(32 << 20) / ({self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))", L2_ROWS),
+            *self.sharing(),
             *([ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []),
             *(self.split_constants() if split else []),
             *thread_grid(8 * self.plan.warps, 4, v_width),
@@ -332,8 +340,7 @@ class Hopper(Fused):
             abi.tensor_map("Q", self.plan.block_q),
             abi.tensor_map("K", self.plan.block_kv),
             abi.tensor_map("V", self.plan.block_kv),
-            self.pointer("O", writable=True),
-            *abi.strides("O", "bhs"),
+            abi.tensor_map("O", WARP_ROWS),
             *lse,
             Parameter("next_work", "unsigned*", "data", "next_work"),
             *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
@@ -356,9 +363,11 @@ class Hopper(Fused):
             "special_registers",
             "mbarrier",
             "tma_load",
+            "tma_store",
+            "stmatrix",
+            "proxy_fence",
             "setmaxnreg",
             "wgmma",
-            *([] if self._own_output() else ["proxy_fence"]),
             *(["ldmatrix"] if self.plan.q_in_registers else []),
         ]
 
@@ -377,11 +386,16 @@ class Hopper(Fused):
         return [
             *self.fused_numbers(),
             *(
-                [ConstantLine("float", "SLACK", "8.0f", "powers of 2 by which a score may exceed the kept maximum")]
+                [
+                    ConstantLine("float", "SLACK", "8.0f", "powers of 2 by which a score may exceed the kept maximum"),
+                    ConstantLine(
+                        "int", "MAX_CHAINS", "4", "running maxima of a row: comparisons that need not wait for others"
+                    ),
+                ]
                 if spec.normalize == "softmax"
                 else []
             ),
-            ConstantLine("int", "L2_ROWS", f"(32 << 20) / ({spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))", L2_ROWS),
+            *self.sharing(),
             ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
             ConstantLine("int", "CONSUMERS", str(plan.roles.consumers), "warpgroups that multiply, 64 rows each"),
             ConstantLine("int", "PRODUCER_REGISTERS", str(plan.roles.producer_registers), "of a thread"),
@@ -389,27 +403,23 @@ class Hopper(Fused):
             ConstantLine("int", "ROW_BYTES", "128", "of 64 columns: a slab of a tile"),
             ConstantLine("int", "QK_SLABS", str(hopper.slabs(spec.head_dim))),
             ConstantLine("int", "V_SLABS", str(hopper.slabs(spec.head_dim_v))),
+            ConstantLine("int", "OUTPUT_SLABS", str(plan.roles.output_slabs), "of a warp's rows on their way to global memory"),
             ConstantLine("int", "K_STEPS", str(steps), "wgmma steps of 16 over the head size" + what),
             ConstantLine("int", "Q_SLAB", "BLOCK_Q * ROW_BYTES", "bytes"),
             ConstantLine("int", "KV_SLAB", "BLOCK_KV * ROW_BYTES"),
-            *([] if self._own_output() else [ConstantLine("int", "O_SMEM", "Q_SMEM", "after the last Q K^T")]),
         ]
 
     def context(self) -> dict[str, Any]:
         v = self.variant
         return super().context() | {
-            "own_output": self._own_output(),
+            "partial_below": self.plan.bounds.full_begin not in (None, ZERO),
             "tiles_read_captured": self.reads_captured(v.kv_range, v.classify, scale=False),
             "consumers_read_captured": self.reads_captured(v.score, v.mask, v.sink, None if v.classify else v.kv_range),
         }
 
-    def _own_output(self) -> bool:
-        """Whether the output has a buffer by itself."""
-        return any(b.name == "O" for b in self.plan.buffers)
-
 
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
-L2_ROWS = "keys and values that blocks share in L2"
+WARP_ROWS = 16  # of a warpgroup's 64
 PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"
 SLICE = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
 

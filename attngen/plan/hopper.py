@@ -18,7 +18,7 @@ MAX_THREADS_OF_REGISTERS = 65536
 OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on their way
 CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
 # Registers of a producer's and of a consumer's thread, by the number of consumers: multiples of 8 within those of the launch.
-REGISTERS = {2: (24, 240), 3: (32, 160)}
+REGISTERS = {2: (40, 232), 3: (32, 160)}
 
 
 def tile(consumers: int, block_kv: int, stages: int) -> Tile:
@@ -29,8 +29,8 @@ def tile(consumers: int, block_kv: int, stages: int) -> Tile:
 PREFERRED: dict[int, tuple[Tile, ...]] = {
     64: (tile(2, 128, 3), tile(2, 96, 3)),
     128: (tile(2, 128, 2), tile(2, 96, 2)),
-    192: (tile(2, 112, 2), tile(2, 96, 2), tile(2, 80, 2), tile(2, 64, 2)),
-    256: (tile(2, 80, 2), tile(2, 64, 2), tile(2, 48, 2)),
+    192: (tile(2, 96, 2), tile(2, 80, 2), tile(2, 64, 2)),
+    256: (tile(2, 64, 2), tile(2, 48, 2)),
 }
 POSSIBLE = tuple(tile(c, kv, s) for c in (3, 2) for kv in (176, 160, 128, 112, 96, 80, 64, 48) for s in (4, 3, 2))
 
@@ -45,16 +45,29 @@ def slabs(head_dim: int) -> int:
     return -(-head_dim // SLAB)
 
 
-def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
+def shared_bytes(spec: AttentionSpec, tile: Tile, output_slabs: int = 1) -> dict[str, int]:
     d, dv = 2 * SLAB * slabs(spec.head_dim), 2 * SLAB * slabs(spec.head_dim_v)
     return {
-        "Q": tile.block_q * max(d, dv),
+        "Q": tile.block_q * d,
         "K": tile.stages * tile.block_kv * d,
         "V": tile.stages * tile.block_kv * dv,
+        "O": tile.block_q * 2 * SLAB * output_slabs,
         "BARRIERS": 8 * (2 + 4 * tile.stages),
         "VISITS": 4 * (tile.stages + 1),
-        "PLACE": 12,
+        "PLACES": 24,
     }
+
+
+def output_slabs(spec: AttentionSpec, arch: Arch, tile: Tile) -> int:
+    """Slabs of the output that are on their way at once: all of them, or the largest part of them that there is room for."""
+    dv = slabs(spec.head_dim_v)
+    parts = [n for n in range(dv, 1, -1) if dv % n == 0]
+    return next((n for n in parts if _needs(spec, tile, n) <= arch.shared_per_block), 1)
+
+
+def _needs(spec: AttentionSpec, tile: Tile, output_slabs: int = 1) -> int:
+    """Bytes of shared memory, the small buffers rounded up to the alignment of tiles."""
+    return sum(-(-n // SWIZZLE_ATOM) * SWIZZLE_ATOM for n in shared_bytes(spec, tile, output_slabs).values())
 
 
 def registers(spec: AttentionSpec, tile: Tile) -> int:
@@ -67,7 +80,7 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     """Registers count as `pick_tile` compares them: with those of all threads, which the producer's few leave to the others."""
     have = REGISTERS[consumers(tile)][1]
     over = max(0, registers(spec, tile) - have)
-    return Cost(sum(shared_bytes(spec, tile).values()) + SWIZZLE_ATOM, MAX_THREADS_OF_REGISTERS // (32 * tile.warps) + over)
+    return Cost(_needs(spec, tile), MAX_THREADS_OF_REGISTERS // (32 * tile.warps) + over)
 
 
 def suits(spec: AttentionSpec, arch: Arch) -> bool:
@@ -97,15 +110,17 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     tile = pick_tile(spec, arch, preferred_tiles(spec), POSSIBLE, lambda t: cost(spec, t))
     q, kv, stages, groups = tile.block_q, tile.block_kv, tile.stages, consumers(tile)
     producer, consumer = REGISTERS[groups]
-    sizes, t = shared_bytes(spec, tile), spec.dtype.name
+    out = output_slabs(spec, arch, tile)
+    sizes, t = shared_bytes(spec, tile, out), spec.dtype.name
     d, dv = slabs(spec.head_dim), slabs(spec.head_dim_v)
     told = tile_bounds(spec).per_tile  # the producer classifies tiles, and tells the consumers
     buffers = lay_out(
-        ("Q", sizes["Q"], f"{t} [{max(d, dv)}][{q}][{SLAB}], the query rows"),
+        ("Q", sizes["Q"], f"{t} [{d}][{q}][{SLAB}], the query rows"),
         ("K", sizes["K"], f"{t} [{stages}][{d}][{kv}][{SLAB}], the keys of {stages} tiles"),
         ("V", sizes["V"], f"{t} [{stages}][{dv}][{kv}][{SLAB}], the values of {stages} tiles"),
+        ("O", sizes["O"], f"{t} [{4 * groups}][{out}][16][{SLAB}], output rows of each warp on their way"),
         ("BARRIERS", sizes["BARRIERS"], f"mbarrier [2 + 4 * {stages}], see the kernel"),
-        ("PLACE", sizes["PLACE"], "int [3], which rows and head Q holds"),
+        ("PLACES", sizes["PLACES"], "int [2][3], which rows and head Q holds, and held before"),
         *(
             [("VISITS", sizes["VISITS"], f"int [{stages} + 1], which tile a stage holds, and whether there is one")]
             if told
@@ -113,15 +128,8 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         ),
         align=SWIZZLE_ATOM,
     )
-    own_output = sizes["Q"] + buffers[-1].offset + SWIZZLE_ATOM <= arch.shared_per_block
-    if own_output:
-        buffers = lay_out(
-            *((b.name, b.bytes, b.what) for b in buffers),
-            ("O", sizes["Q"], f"{t} [{dv}][{q}][{SLAB}], the block's output"),
-            align=SWIZZLE_ATOM,
-        )
     q_registers = -(-spec.head_dim // 16) * 4
-    holds = own_output and registers(spec, tile) + q_registers <= consumer
+    holds = registers(spec, tile) + q_registers <= consumer
     decisions = (
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
         Decision(
@@ -141,15 +149,15 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         ),
         Decision(
             "O in shared memory",
-            "by itself" if own_output else "in the place of Q",
-            "the next Q comes meanwhile" if own_output else "there is no room for both",
+            f"{out} of {dv} slabs a warp",
+            "copied out in the background" + ("" if out == dv else "; there is no room for more"),
         ),
         Decision(
             "blocks", "one for each SM", "each takes rows from a counter, the longest first, and copies ahead for the next"
         ),
         Decision("swizzle", "128 bytes", LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
     )
-    roles = Roles(groups, producer, consumer)
+    roles = Roles(groups, producer, consumer, out)
     bounds = tile_bounds(spec)
     return Plan("hopper", "hopper", arch, q, kv, tile.warps, stages, bounds, decisions, buffers, holds, roles=roles)
 

@@ -54,11 +54,15 @@ def refusal(statement: str, what: str, why: str, cure: str) -> PlanRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """One warpgroup copies, `consumers` others multiply; registers are those of a thread."""
+    """One warpgroup copies, `consumers` others multiply; registers are those of a thread.
+
+    A warp's output leaves by copies of slabs, `output_slabs` of which have room in shared memory.
+    """
 
     consumers: int
     producer_registers: int
     consumer_registers: int
+    output_slabs: int
 
 
 @dataclass(frozen=True, slots=True)

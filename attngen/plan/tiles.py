@@ -117,6 +117,12 @@ class TileBounds:
         """Whether the loop has to test each tile, because full tiles are not one closed-form range."""
         return self.full_begin is None
 
+    @property
+    def even(self) -> bool:
+        """Whether every block of rows has the same keys to visit, as far as the closed forms tell."""
+        read = names_in(self.kv_begin, self.kv_end)
+        return not self.per_tile and not read & {Q_LO.name, Q_HI.name, Q_TILE.name}
+
 
 def tile_bounds(spec: AttentionSpec) -> TileBounds:
     """The classification of `spec`'s mask."""

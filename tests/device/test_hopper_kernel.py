@@ -92,10 +92,11 @@ def test_default_plans_are_not_serialized_and_spill_nothing(head_dim: int, mask:
     assert (resources.spill_store_bytes, resources.stack_bytes) == (0, 0)
 
 
-def test_waits_for_products_are_those_that_were_written() -> None:
-    """One wait for the first scores, two in each of the two steps, one at the end: more would mean that ptxas serialized."""
-    compiled = compile_text(emitted(attngen.define(dtype="bf16", head_dim=128), "hopper", "sm_90a"))
-    assert disassemble(compiled.code).count("WARPGROUP.DEPBAR") == 6
+@pytest.mark.parametrize(("mask", "loops"), [(None, 1), ("causal", 2), ("causal and window(1024)", 3)])
+def test_waits_for_products_are_those_that_were_written(mask: str | None, loops: int) -> None:
+    """One wait for the first scores, two in the step of each loop, one at the end: more would mean that ptxas serialized."""
+    compiled = compile_text(emitted(attngen.define(dtype="bf16", head_dim=128, mask=mask), "hopper", "sm_90a"))
+    assert disassemble(compiled.code).count("WARPGROUP.DEPBAR") == 2 + 2 * loops
 
 
 @pytest.mark.parametrize(("arch", "dtype"), [("sm_80", "bf16"), ("sm_100a", "fp16"), ("sm_90a", "fp32")])
