@@ -55,21 +55,29 @@ constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 17408;
 constexpr int V_SMEM = 26112;
 constexpr int P_SMEM = 34816;
-constexpr int ROW_THREADS = 16;
+constexpr int ROW_THREADS = 16;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 8;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
 constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
-constexpr int SUM_BLOCK = 16;  // terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)
+constexpr int DIMS = HEAD_DIM_V / COLUMN_THREADS;  // dimensions of O of a thread
+constexpr int SLICE = 16;  // terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)
 constexpr int VECTOR = 4;  // neighbouring dimensions of O that a thread has
-constexpr int QK_STRIDE = HEAD_DIM + 4;  // floats from row to row in shared memory
-constexpr int V_STRIDE = HEAD_DIM_V + 4;
-constexpr int P_STRIDE = BLOCK_KV + 4;
+constexpr int PAD = 4;  // floats at the end of each row in shared memory: its neighbours start in other banks
+constexpr int QK_STRIDE = HEAD_DIM + PAD;  // floats from row to row in shared memory
+constexpr int V_STRIDE = HEAD_DIM_V + PAD;
+constexpr int P_STRIDE = BLOCK_KV + PAD;
 
 // 2. Primitives
 
 __device__ __forceinline__ float to_float(float x) { return x; }
 
 __device__ __forceinline__ float to_fp32(float x) { return x; }
+
+// `x` of WIDTH neighbouring lanes combined, known to all of them.
+template <int WIDTH, typename Combine> __device__ __forceinline__ float lane_reduce(float x, Combine combine) {
+    for (int lanes = WIDTH / 2; lanes > 0; lanes /= 2) x = combine(x, __shfl_xor_sync(0xffffffff, x, lanes));
+    return x;
+}
 
 // 3. Which tiles are visited
 //
@@ -92,7 +100,7 @@ __device__ __forceinline__ KvRange kv_range(int kv_len) {
 
 // 4. Loading tiles
 
-template <int N> struct alignas(4 * N) FloatVector { float at[N]; };
+template <typename T, int N> struct alignas(N * sizeof(T)) Vector { T at[N]; };
 
 // tile[r][c] = matrix[r][c] as fp32, zero from row `rows` on; rows of the tile are STRIDE floats apart.
 template <int ROWS, int COLUMNS, int STRIDE, typename T>
@@ -105,7 +113,21 @@ __device__ __forceinline__ void load_tile(
     }
 }
 
+// The threads as a grid of ROW_THREADS x COLUMN_THREADS over a tile.
+__device__ __forceinline__ int thread_row() {
+    return threadIdx.x / COLUMN_THREADS;
+}
+__device__ __forceinline__ int thread_column() {
+    return threadIdx.x % COLUMN_THREADS;
+}
+
+// Where the i-th element of thread `t` is among those of `threads` threads.
+__device__ __forceinline__ int spread(int t, int threads, int i) { return t + threads * i; }
+
 // 5. The fused kernel
+//
+//     S[q, k] = s
+//     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
 //
 //     m = -inf, l = 0, O = 0; for every tile of keys:
 //         S  = score(Q K^T)                     -inf where the mask forbids
@@ -116,8 +138,18 @@ __device__ __forceinline__ void load_tile(
 //         m  = m'
 //     O = O / l;  lse = m + log(l)
 //
-// A block computes BLOCK_Q rows. Its threads form a grid of ROW_THREADS x COLUMN_THREADS over every tile: thread (ty, tx) has
-// the rows ty + ROW_THREADS i, the keys tx + COLUMN_THREADS j of S, and VECTOR neighbouring dimensions of O at a time.
+// A block computes BLOCK_Q rows, thread (ty, tx) the rows row_of(r) and the keys column_of(j) of every tile of S, and VECTOR
+// neighbouring dimensions of O at a time. The products of a tile are summed by themselves.
+
+// One step of an online softmax: the maximum of a row becomes `x`, if that is more. Returns the factor of a sum that was made
+// under the old maximum.
+__device__ __forceinline__ float raise_max(float& row_max, float x) {
+    const float new_max = fmaxf(row_max, x);
+    const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
+    const float alpha = expf(row_max - shift);
+    row_max = new_max;
+    return alpha;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 cross_attention_fused(
@@ -140,12 +172,16 @@ cross_attention_fused(
     float* P_smem = (float*)(smem + P_SMEM);  // [BLOCK_Q][P_STRIDE]
 
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int q_block = q_blocks - 1 - blockIdx.x % q_blocks;  // under a causal mask the last rows have most to do: first
-    const int h_idx = blockIdx.x / q_blocks % q_heads;
-    const int b_idx = blockIdx.x / q_blocks / q_heads;
+    unsigned block = blockIdx.x;
+    const int q_block = q_blocks - 1 - block % q_blocks;  // under a causal mask the last rows have most to do: first
+    block /= q_blocks;
+    const int h_idx = block % q_heads;
+    const int b_idx = block / q_heads;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
-    const int tx = threadIdx.x % COLUMN_THREADS, ty = threadIdx.x / COLUMN_THREADS;
+    const int tx = thread_column(), ty = thread_row();
+    const auto row_of = [&](int r) { return spread(ty, ROW_THREADS, r); };  // where the elements of S_frag are
+    const auto column_of = [&](int j) { return spread(tx, COLUMN_THREADS, j); };
 
     const KvRange range = kv_range(kv_len);
     const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
@@ -153,17 +189,17 @@ cross_attention_fused(
     const int full_tile_end = range.full_end / BLOCK_KV;
     int tile = range.begin / BLOCK_KV;
 
+    const float* q_head = Q + b_idx * q_stride_b + h_idx * q_stride_h;
     const float* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
     const float* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
 
-    load_tile<BLOCK_Q, HEAD_DIM, QK_STRIDE>(Q_smem, Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s,
-                                            q_stride_s, q_stride_d, q_len - q_lo);
+    load_tile<BLOCK_Q, HEAD_DIM, QK_STRIDE>(Q_smem, q_head + q_lo * q_stride_s, q_stride_s, q_stride_d, q_len - q_lo);
 
-    float O_frag[ROWS][HEAD_DIM_V / COLUMN_THREADS] = {};
+    float O_frag[ROWS][DIMS] = {};
     float row_max[ROWS], row_sum[ROWS];  // row_sum: this thread's keys only, until the end
-    for (int i = 0; i < ROWS; ++i) {
-        row_max[i] = -INF;
-        row_sum[i] = 0.0f;
+    for (int r = 0; r < ROWS; ++r) {
+        row_max[r] = -INF;
+        row_sum[r] = 0.0f;
     }
 
     while (tile < tile_end) {
@@ -175,90 +211,88 @@ cross_attention_fused(
         // S = Q K^T
         float S_frag[ROWS][COLUMNS] = {};
 #pragma unroll 1
-        for (int begin = 0; begin < HEAD_DIM; begin += SUM_BLOCK) {
+        for (int begin = 0; begin < HEAD_DIM; begin += SLICE) {
             float part[ROWS][COLUMNS] = {};
 #pragma unroll
-            for (int d = begin; d < begin + SUM_BLOCK; d += 4) {
-                FloatVector<4> q[ROWS], k[COLUMNS];
-                for (int i = 0; i < ROWS; ++i) q[i] = *(const FloatVector<4>*)&Q_smem[(ty + ROW_THREADS * i) * QK_STRIDE + d];
+            for (int d = begin; d < begin + SLICE; d += 4) {
+                Vector<float, 4> q[ROWS], k[COLUMNS];
+                for (int r = 0; r < ROWS; ++r) q[r] = *(const Vector<float, 4>*)&Q_smem[row_of(r) * QK_STRIDE + d];
                 for (int j = 0; j < COLUMNS; ++j)
-                    k[j] = *(const FloatVector<4>*)&K_smem[(tx + COLUMN_THREADS * j) * QK_STRIDE + d];
-                for (int i = 0; i < ROWS; ++i)
+                    k[j] = *(const Vector<float, 4>*)&K_smem[column_of(j) * QK_STRIDE + d];
+                for (int r = 0; r < ROWS; ++r)
                     for (int j = 0; j < COLUMNS; ++j)
-                        for (int e = 0; e < 4; ++e) part[i][j] = fmaf(q[i].at[e], k[j].at[e], part[i][j]);
+                        for (int e = 0; e < 4; ++e) part[r][j] = fmaf(q[r].at[e], k[j].at[e], part[r][j]);
             }
-            for (int i = 0; i < ROWS; ++i)
-                for (int j = 0; j < COLUMNS; ++j) S_frag[i][j] += part[i][j];
+            for (int r = 0; r < ROWS; ++r)
+                for (int j = 0; j < COLUMNS; ++j) S_frag[r][j] += part[r][j];
         }
 
+        const bool partial = tile < full_tile_begin || tile >= full_tile_end;
+
         // the score of every pair
-        for (int i = 0; i < ROWS; ++i)
+        for (int r = 0; r < ROWS; ++r)
             for (int j = 0; j < COLUMNS; ++j) {
-                const float s = S_frag[i][j] * softmax_scale;
-                S_frag[i][j] = s;
+                const float s = S_frag[r][j] * softmax_scale;
+                S_frag[r][j] = s;
             }
 
-        // a partial tile: the pairs that the mask forbids, and keys past the end
-        if (tile < full_tile_begin || tile >= full_tile_end) {
-            for (int i = 0; i < ROWS; ++i)
+        if (partial) {  // the pairs that the mask forbids, and keys past the end
+            for (int r = 0; r < ROWS; ++r)
                 for (int j = 0; j < COLUMNS; ++j) {
-                    const int kv_idx = kv_lo + tx + COLUMN_THREADS * j;
-                    if (kv_idx >= kv_len) S_frag[i][j] = -INF;
+                    const int kv_idx = kv_lo + column_of(j);
+                    if (kv_idx >= kv_len) S_frag[r][j] = -INF;
                 }
         }
 
-        // online softmax: rescale what was summed under the old maximum
-        for (int i = 0; i < ROWS; ++i) {
-            float tile_max = S_frag[i][0];
-            for (int j = 1; j < COLUMNS; ++j) tile_max = fmaxf(tile_max, S_frag[i][j]);
-            for (int lanes = COLUMN_THREADS / 2; lanes > 0; lanes /= 2)
-                tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffff, tile_max, lanes));
-            const float new_max = fmaxf(row_max[i], tile_max);
-            const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
-            const float alpha = expf(row_max[i] - shift);
-            row_max[i] = new_max;
-            row_sum[i] *= alpha;
-            for (int c = 0; c < HEAD_DIM_V / COLUMN_THREADS; ++c) O_frag[i][c] *= alpha;
+        // online softmax: what was summed is rescaled whenever the maximum grows
+        for (int r = 0; r < ROWS; ++r) {
+            float tile_max = S_frag[r][0];
+            for (int j = 1; j < COLUMNS; ++j) tile_max = fmaxf(tile_max, S_frag[r][j]);
+            tile_max = lane_reduce<COLUMN_THREADS>(tile_max, [](float a, float b) { return fmaxf(a, b); });
+            const float alpha = raise_max(row_max[r], tile_max);
+            const float shift = row_max[r] == -INF ? 0.0f : row_max[r];
+            row_sum[r] *= alpha;
+            for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha;
             for (int j = 0; j < COLUMNS; ++j) {
-                const float p = expf(S_frag[i][j] - shift);
-                row_sum[i] += p;
-                P_smem[(ty + ROW_THREADS * i) * P_STRIDE + tx + COLUMN_THREADS * j] = p;
+                const float p = expf(S_frag[r][j] - shift);
+                row_sum[r] += p;
+                P_smem[row_of(r) * P_STRIDE + column_of(j)] = p;
             }
         }
         __syncwarp();  // the weights of a row are written and read by the same warp
 
-        // O += P V, the products of one tile summed by themselves
+        // O += P V
 #pragma unroll
-        for (int c = 0; c < HEAD_DIM_V / COLUMN_THREADS; c += VECTOR) {
+        for (int c = 0; c < DIMS; c += VECTOR) {
             float part[ROWS][VECTOR] = {};
 #pragma unroll 2
             for (int k = 0; k < BLOCK_KV; k += 4) {
-                FloatVector<4> p[ROWS];
-                for (int i = 0; i < ROWS; ++i) p[i] = *(const FloatVector<4>*)&P_smem[(ty + ROW_THREADS * i) * P_STRIDE + k];
+                Vector<float, 4> p[ROWS];
+                for (int r = 0; r < ROWS; ++r) p[r] = *(const Vector<float, 4>*)&P_smem[row_of(r) * P_STRIDE + k];
                 for (int e = 0; e < 4; ++e) {
-                    const auto v = *(const FloatVector<VECTOR>*)&V_smem[(k + e) * V_STRIDE + tx * VECTOR + c * COLUMN_THREADS];
-                    for (int i = 0; i < ROWS; ++i)
-                        for (int n = 0; n < VECTOR; ++n) part[i][n] = fmaf(p[i].at[e], v.at[n], part[i][n]);
+                    const float* v_row = V_smem + (k + e) * V_STRIDE;
+                    const auto v = *(const Vector<float, VECTOR>*)&v_row[tx * VECTOR + c * COLUMN_THREADS];
+                    for (int r = 0; r < ROWS; ++r)
+                        for (int n = 0; n < VECTOR; ++n) part[r][n] = fmaf(p[r].at[e], v.at[n], part[r][n]);
                 }
             }
-            for (int i = 0; i < ROWS; ++i)
-                for (int n = 0; n < VECTOR; ++n) O_frag[i][c + n] += part[i][n];
+            for (int r = 0; r < ROWS; ++r)
+                for (int n = 0; n < VECTOR; ++n) O_frag[r][c + n] += part[r][n];
         }
-        __syncthreads();  // everyone is done with the tile: the next one may replace it
+        __syncthreads();  // everyone is done: the next may take its place
         tile = tile + 1;
     }
 
-    for (int i = 0; i < ROWS; ++i) {
-        const int q_idx = q_lo + ty + ROW_THREADS * i;
-        for (int lanes = COLUMN_THREADS / 2; lanes > 0; lanes /= 2)
-            row_sum[i] += __shfl_xor_sync(0xffffffff, row_sum[i], lanes);
-        const float divisor = row_sum[i] == 0.0f ? 1.0f : row_sum[i];  // a row with no key gives 0
+    for (int r = 0; r < ROWS; ++r) {
+        const int q_idx = q_lo + row_of(r);
+        row_sum[r] = lane_reduce<COLUMN_THREADS>(row_sum[r], [](float a, float b) { return a + b; });
+        const float divisor = row_sum[r] == 0.0f ? 1.0f : row_sum[r];  // a row with no key gives 0
         if (q_idx >= q_len) continue;
         float* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s;
-        for (int c = 0; c < HEAD_DIM_V / COLUMN_THREADS; c += VECTOR)
+        for (int c = 0; c < DIMS; c += VECTOR)
             for (int n = 0; n < VECTOR; ++n)
-                o_row[(tx * VECTOR + c * COLUMN_THREADS + n) * o_stride_d] = to_fp32(O_frag[i][c + n] / divisor);
+                o_row[(tx * VECTOR + c * COLUMN_THREADS + n) * o_stride_d] = to_fp32(O_frag[r][c + n] / divisor);
         if (tx == 0)
-            lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s] = row_max[i] + logf(row_sum[i]);
+            lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s] = row_max[r] + logf(row_sum[r]);
     }
 }

@@ -34,7 +34,7 @@
 //
 // Sections
 //     1. Numbers
-//     2. Element types
+//     2. Primitives
 //     3. Which tiles are visited
 //     4. Loading tiles
 //     5. Scores
@@ -56,15 +56,21 @@ constexpr int COLUMN_THREADS = 8;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
 constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
 constexpr int DIMS = BLOCK_DV / COLUMN_THREADS;  // dimensions of O of a thread
-constexpr int SLICE = 16;  // terms of the sums in shared memory at a time
-constexpr int PAD = 4;  // floats at the end of each row of a transposed tile
+constexpr int SLICE = 16;  // terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)
+constexpr int PAD = 4;  // floats at the end of each row in shared memory: its neighbours start in other banks
 constexpr int WARPS = THREADS / 32;
 
-// 2. Element types
+// 2. Primitives
 
 __device__ __forceinline__ float to_float(float x) { return x; }
 
 __device__ __forceinline__ float to_fp32(float x) { return x; }
+
+// `x` of WIDTH neighbouring lanes combined, known to all of them.
+template <int WIDTH, typename Combine> __device__ __forceinline__ float lane_reduce(float x, Combine combine) {
+    for (int lanes = WIDTH / 2; lanes > 0; lanes /= 2) x = combine(x, __shfl_xor_sync(0xffffffff, x, lanes));
+    return x;
+}
 
 // 3. Which tiles are visited
 //
@@ -92,7 +98,6 @@ __device__ __forceinline__ KvRange kv_range(int kv_len) {
 // and V, are summed by themselves: rounding errors grow with the partial sums (Higham 1993).
 
 template <typename T, int N> struct alignas(N * sizeof(T)) Vector { T at[N]; };
-template <int N> using FloatVector = Vector<float, N>;
 
 // Whether four neighbours of a row are one aligned vector in memory, in every row of `matrix`.
 template <typename T>
@@ -135,9 +140,9 @@ __device__ __forceinline__ void store_slice(float* tile, const Vector<T, 4> (&sh
 #pragma unroll
     for (int n = 0; n < SHARE<ROWS, WIDTH>; ++n) {
         const int r = my_row<WIDTH>() + n * STEP<WIDTH>;
-        FloatVector<4> x;
+        Vector<float, 4> x;
         for (int e = 0; e < 4; ++e) x.at[e] = to_float(share[n].at[e]);
-        if (r < ROWS) *(FloatVector<4>*)&tile[r * WIDTH + my_column<WIDTH>()] = x;
+        if (r < ROWS) *(Vector<float, 4>*)&tile[r * WIDTH + my_column<WIDTH>()] = x;
     }
 }
 
@@ -164,13 +169,13 @@ __device__ __forceinline__ int thread_column() {
     return warp % (COLUMN_THREADS / 8) * 8 + lane / 4 % 4 * 2 + lane % 2;
 }
 
-// Where the i-th element of thread `t` is among those of `threads` threads, which have four neighbours each in turn.
+// Where the i-th element of thread `t` is among those of `threads` threads.
 __device__ __forceinline__ int spread(int t, int threads, int i) { return i / 4 * threads * 4 + t * 4 + i % 4; }
 
 // x[i] = line[spread(t, threads, i)]
 template <int N> __device__ __forceinline__ void read_spread(float (&x)[N], const float* line, int t, int threads) {
     for (int i = 0; i < N; i += 4) {
-        const FloatVector<4> four = *(const FloatVector<4>*)&line[spread(t, threads, i)];
+        const Vector<float, 4> four = *(const Vector<float, 4>*)&line[spread(t, threads, i)];
         for (int e = 0; e < 4; ++e) x[i + e] = four.at[e];
     }
 }
@@ -180,8 +185,8 @@ template <int N> __device__ __forceinline__ void read_spread(float (&x)[N], cons
 //     S[q, k] = s
 //     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
 //
-// A block computes a tile of S, thread (ty, tx) the rows spread(ty, ROW_THREADS, i) and the keys spread(tx, COLUMN_THREADS, j)
-// of it. In memory a row of S is a whole number of tiles.
+// A block computes a tile of S, thread (ty, tx) the rows row_of(r) and the keys column_of(j) of it. In memory a row of S is a
+// whole number of tiles.
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 cross_attention_scores(
@@ -205,18 +210,21 @@ cross_attention_scores(
     const int h_idx = block % q_heads;
     const int b_idx = block / q_heads;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
-    const int q_lo = q_block * BLOCK_Q, kv_lo = tile * BLOCK_KV;
+    const int q_lo = q_block * BLOCK_Q;
+    const int kv_lo = tile * BLOCK_KV;
     const int tx = thread_column(), ty = thread_row();
+    const auto row_of = [&](int r) { return spread(ty, ROW_THREADS, r); };  // where the elements of S_frag are
+    const auto column_of = [&](int j) { return spread(tx, COLUMN_THREADS, j); };
 
     const KvRange range = kv_range(kv_len);
     const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
     const int full_tile_end = range.full_end / BLOCK_KV;
 
+    const float* q_head = Q + b_idx * q_stride_b + h_idx * q_stride_h;
+    const float* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
     // this thread's first element of Q and K in the slices that the block fetches
-    const float* q_mine = Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s;
-    const float* k_mine = K + b_idx * k_stride_b + kv_h_idx * k_stride_h + kv_lo * k_stride_s;
-    q_mine += my_first<SLICE>(q_stride_s, q_stride_d);
-    k_mine += my_first<SLICE>(k_stride_s, k_stride_d);
+    const float* q_mine = q_head + q_lo * q_stride_s + my_first<SLICE>(q_stride_s, q_stride_d);
+    const float* k_mine = k_head + kv_lo * k_stride_s + my_first<SLICE>(k_stride_s, k_stride_d);
     const bool q_vectors = has_vectors(Q, q_stride_b, q_stride_h, q_stride_s, q_stride_d);
     const bool k_vectors = has_vectors(K, k_stride_b, k_stride_h, k_stride_s, k_stride_d);
     Vector<float, 4> q_share[SHARE<BLOCK_Q, SLICE>], k_share[SHARE<BLOCK_KV, SLICE>];
@@ -242,39 +250,40 @@ cross_attention_scores(
             float q[ROWS], k[COLUMNS];
             read_spread(q, Q_smem + d * (BLOCK_Q + PAD), ty, ROW_THREADS);
             read_spread(k, K_smem + d * (BLOCK_KV + PAD), tx, COLUMN_THREADS);
-            for (int i = 0; i < ROWS; ++i)
-                for (int j = 0; j < COLUMNS; ++j) part[i][j] = fmaf(q[i], k[j], part[i][j]);
+            for (int r = 0; r < ROWS; ++r)
+                for (int j = 0; j < COLUMNS; ++j) part[r][j] = fmaf(q[r], k[j], part[r][j]);
         }
-        for (int i = 0; i < ROWS; ++i)
-            for (int j = 0; j < COLUMNS; ++j) S_frag[i][j] += part[i][j];
-        __syncthreads();  // everyone has read them: the next ones may replace them
+        for (int r = 0; r < ROWS; ++r)
+            for (int j = 0; j < COLUMNS; ++j) S_frag[r][j] += part[r][j];
+        __syncthreads();  // everyone is done: the next may take its place
     }
 
+    const bool partial = tile < full_tile_begin || tile >= full_tile_end;
+
     // the score of every pair
-    for (int i = 0; i < ROWS; ++i)
+    for (int r = 0; r < ROWS; ++r)
         for (int j = 0; j < COLUMNS; ++j) {
-            const float s = S_frag[i][j] * softmax_scale;
-            S_frag[i][j] = s;
+            const float s = S_frag[r][j] * softmax_scale;
+            S_frag[r][j] = s;
         }
 
-    // a partial tile: the pairs that the mask forbids, and keys past the end
-    if (tile < full_tile_begin || tile >= full_tile_end) {
-        for (int i = 0; i < ROWS; ++i)
+    if (partial) {  // the pairs that the mask forbids, and keys past the end
+        for (int r = 0; r < ROWS; ++r)
             for (int j = 0; j < COLUMNS; ++j) {
-                const int kv_idx = kv_lo + spread(tx, COLUMN_THREADS, j);
-                if (kv_idx >= kv_len) S_frag[i][j] = -INF;
+                const int kv_idx = kv_lo + column_of(j);
+                if (kv_idx >= kv_len) S_frag[r][j] = -INF;
             }
     }
 
-    for (int i = 0; i < ROWS; ++i) {
-        const int q_idx = q_lo + spread(ty, ROW_THREADS, i);
+    for (int r = 0; r < ROWS; ++r) {
+        const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;
         const long long row = ((long long)b_idx * q_heads + h_idx) * q_len + q_idx;
-        FloatVector<4>* s_row = (FloatVector<4>*)&S[row * kv_blocks * BLOCK_KV + kv_lo];
+        Vector<float, 4>* s_row = (Vector<float, 4>*)&S[row * kv_blocks * BLOCK_KV + kv_lo];
         for (int j = 0; j < COLUMNS; j += 4) {
-            FloatVector<4> s;
-            for (int e = 0; e < 4; ++e) s.at[e] = S_frag[i][j + e];
-            s_row[spread(tx, COLUMN_THREADS, j) / 4] = s;
+            Vector<float, 4> s;
+            for (int e = 0; e < 4; ++e) s.at[e] = S_frag[r][j + e];
+            s_row[column_of(j) / 4] = s;
         }
     }
 }
@@ -286,9 +295,19 @@ cross_attention_scores(
 //
 // One block computes one row, in place, a thread four neighbouring keys at a time.
 
+// One step of an online softmax: the maximum of a row becomes `x`, if that is more. Returns the factor of a sum that was made
+// under the old maximum.
+__device__ __forceinline__ float raise_max(float& row_max, float x) {
+    const float new_max = fmaxf(row_max, x);
+    const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
+    const float alpha = expf(row_max - shift);
+    row_max = new_max;
+    return alpha;
+}
+
 // `x` of all threads combined, known to all of them. `scratch` holds one value a warp.
 template <typename Combine> __device__ __forceinline__ float block_reduce(float x, float (&scratch)[WARPS], Combine combine) {
-    for (int lanes = 16; lanes > 0; lanes /= 2) x = combine(x, __shfl_xor_sync(0xffffffff, x, lanes));
+    x = lane_reduce<32>(x, combine);
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
     __syncthreads();  // every warp's value is there
     float all = scratch[0];
@@ -318,16 +337,14 @@ cross_attention_softmax(
     float* row = S + (((long long)b_idx * q_heads + h_idx) * q_len + q_idx) * kv_blocks * BLOCK_KV;
     const int first = range.begin / BLOCK_KV * BLOCK_KV + threadIdx.x * 4, end = tile_end * BLOCK_KV;  // of this thread's keys
 
-    // online: one reading gives the maximum of this thread's keys and their sum, rescaled whenever the maximum grows
+    // online softmax: what was summed is rescaled whenever the maximum grows
     float row_max = -INF;
     float row_sum = 0.0f;
 #pragma unroll 4
     for (int k = first; k < end; k += THREADS * 4) {
-        const FloatVector<4> s = *(const FloatVector<4>*)&row[k];
-        const float new_max = fmaxf(row_max, fmaxf(fmaxf(s.at[0], s.at[1]), fmaxf(s.at[2], s.at[3])));
-        const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
-        row_sum *= expf(row_max - shift);
-        row_max = new_max;
+        const Vector<float, 4> s = *(const Vector<float, 4>*)&row[k];
+        row_sum *= raise_max(row_max, fmaxf(fmaxf(s.at[0], s.at[1]), fmaxf(s.at[2], s.at[3])));
+        const float shift = row_max == -INF ? 0.0f : row_max;
         for (int e = 0; e < 4; ++e) row_sum += expf(s.at[e] - shift);
     }
 
@@ -342,9 +359,9 @@ cross_attention_softmax(
     const float inverse = 1.0f / divisor;
 #pragma unroll 4
     for (int k = first; k < end; k += THREADS * 4) {
-        FloatVector<4> s = *(const FloatVector<4>*)&row[k];
+        Vector<float, 4> s = *(const Vector<float, 4>*)&row[k];
         for (int e = 0; e < 4; ++e) s.at[e] = expf(s.at[e] - shift) * inverse;
-        *(FloatVector<4>*)&row[k] = s;
+        *(Vector<float, 4>*)&row[k] = s;
     }
 
     if (threadIdx.x == 0) lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s] = shift + logf(row_sum);
@@ -354,8 +371,8 @@ cross_attention_softmax(
 //
 //     O[q, d] = sum over k of P[q, k] * V[k, d]
 //
-// A block computes BLOCK_Q rows and BLOCK_DV dimensions of O, thread (ty, tx) the rows spread(ty, ROW_THREADS, i) and the
-// dimensions spread(tx, COLUMN_THREADS, c) of them.
+// A block computes BLOCK_Q rows and BLOCK_DV dimensions of O, thread (ty, tx) the rows row_of(r) and the dimensions
+// column_of(c) of them.
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 cross_attention_weighted_sum(
@@ -382,19 +399,21 @@ cross_attention_weighted_sum(
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
     const int tx = thread_column(), ty = thread_row();
+    const auto row_of = [&](int r) { return spread(ty, ROW_THREADS, r); };  // where the elements of O_frag are
+    const auto column_of = [&](int j) { return spread(tx, COLUMN_THREADS, j); };
 
     const KvRange range = kv_range(kv_len);
     const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
     int tile = range.begin / BLOCK_KV;
 
+    const float* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
     // this thread's first element of P and V in the slices that the block fetches
     const int p_stride_s = kv_blocks * BLOCK_KV;
     const float* p_mine = P + (((long long)b_idx * q_heads + h_idx) * q_len + q_lo) * p_stride_s;
     p_mine += my_first<SLICE>(p_stride_s, 1);
-    const float* v_mine = V + b_idx * v_stride_b + kv_h_idx * v_stride_h + d_lo * v_stride_d;
-    v_mine += my_first<BLOCK_DV>(v_stride_s, v_stride_d);
+    const float* v_mine = v_head + d_lo * v_stride_d + my_first<BLOCK_DV>(v_stride_s, v_stride_d);
     const bool v_vectors = has_vectors(V, v_stride_b, v_stride_h, v_stride_s, v_stride_d);
-    FloatVector<4> p_share[SHARE<BLOCK_Q, SLICE>];
+    Vector<float, 4> p_share[SHARE<BLOCK_Q, SLICE>];
     Vector<float, 4> v_share[SHARE<SLICE, BLOCK_DV>];
     const auto fetch_from = [&](int k) {
         fetch_slice<BLOCK_Q, SLICE>(p_share, p_mine + k, p_stride_s, 1, true, q_len - q_lo);
@@ -422,22 +441,22 @@ cross_attention_weighted_sum(
                 float p[ROWS], v[DIMS];
                 read_spread(p, P_smem + k * (BLOCK_Q + PAD), ty, ROW_THREADS);
                 read_spread(v, V_smem + k * BLOCK_DV, tx, COLUMN_THREADS);
-                for (int i = 0; i < ROWS; ++i)
-                    for (int c = 0; c < DIMS; ++c) part[i][c] = fmaf(p[i], v[c], part[i][c]);
+                for (int r = 0; r < ROWS; ++r)
+                    for (int c = 0; c < DIMS; ++c) part[r][c] = fmaf(p[r], v[c], part[r][c]);
             }
-            __syncthreads();  // everyone has read them: the next ones may replace them
+            __syncthreads();  // everyone is done: the next may take its place
         }
-        for (int i = 0; i < ROWS; ++i)
-            for (int c = 0; c < DIMS; ++c) O_frag[i][c] += part[i][c];
+        for (int r = 0; r < ROWS; ++r)
+            for (int c = 0; c < DIMS; ++c) O_frag[r][c] += part[r][c];
     }
 
-    for (int i = 0; i < ROWS; ++i) {
-        const int q_idx = q_lo + spread(ty, ROW_THREADS, i);
+    for (int r = 0; r < ROWS; ++r) {
+        const int q_idx = q_lo + row_of(r);
         if (q_idx >= q_len) continue;
         float* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s;
         for (int c = 0; c < DIMS; ++c) {
-            const int d = d_lo + spread(tx, COLUMN_THREADS, c);
-            if (d < HEAD_DIM_V) o_row[d * o_stride_d] = to_fp32(O_frag[i][c]);
+            const int d = d_lo + column_of(c);
+            if (d < HEAD_DIM_V) o_row[d * o_stride_d] = to_fp32(O_frag[r][c]);
         }
     }
 }

@@ -29,7 +29,7 @@
 //
 // Sections
 //     1. Numbers
-//     2. Element types
+//     2. Primitives
 //     3. This variant's score and mask
 //     4. Scores
 //     5. Softmax
@@ -43,9 +43,9 @@ constexpr int HEAD_DIM_V = 64;
 constexpr float softmax_scale = 0.125f;
 constexpr int THREADS = 128;
 constexpr int THREADS_D = 64;  // the head size of V in whole warps
-constexpr int SUM_BLOCK = 16;  // terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)
+constexpr int SLICE = 16;  // terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)
 
-// 2. Element types
+// 2. Primitives
 
 // fp16: 1 sign, 5 exponent, 10 fraction bits.
 struct fp16 { unsigned short bits; };
@@ -96,12 +96,14 @@ gpt2_scores(
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     if (kv_idx >= kv_len) return;
 
-    const fp16* q_row = Q + b_idx * q_stride_b + h_idx * q_stride_h + q_idx * q_stride_s;
-    const fp16* k_row = K + b_idx * k_stride_b + kv_h_idx * k_stride_h + kv_idx * k_stride_s;
+    const fp16* q_head = Q + b_idx * q_stride_b + h_idx * q_stride_h;
+    const fp16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
+    const fp16* q_row = q_head + q_idx * q_stride_s;
+    const fp16* k_row = k_head + kv_idx * k_stride_s;
     float dot = 0.0f;
-    for (int begin = 0; begin < HEAD_DIM; begin += SUM_BLOCK) {
+    for (int begin = 0; begin < HEAD_DIM; begin += SLICE) {
         float part = 0.0f;
-        for (int d = begin; d < min(begin + SUM_BLOCK, HEAD_DIM); ++d)
+        for (int d = begin; d < min(begin + SLICE, HEAD_DIM); ++d)
             part = fmaf(to_float(q_row[d * q_stride_d]), to_float(k_row[d * k_stride_d]), part);
         dot += part;
     }
@@ -137,9 +139,9 @@ gpt2_softmax(
     const float shift = row_max == -INF ? 0.0f : row_max;  // a row with no key: exp(-inf - 0) = 0, not NaN
 
     float row_sum = 0.0f;
-    for (int begin = 0; begin < kv_len; begin += SUM_BLOCK) {
+    for (int begin = 0; begin < kv_len; begin += SLICE) {
         float part = 0.0f;
-        for (int k = begin; k < min(begin + SUM_BLOCK, kv_len); ++k) part += expf(row[k] - shift);
+        for (int k = begin; k < min(begin + SLICE, kv_len); ++k) part += expf(row[k] - shift);
         row_sum += part;
     }
 
@@ -172,13 +174,15 @@ gpt2_weighted_sum(
     if (d >= HEAD_DIM_V) return;
 
     const float* p_row = P + (((long long)b_idx * q_heads + h_idx) * q_len + q_idx) * kv_len;
-    const fp16* v_column = V + b_idx * v_stride_b + kv_h_idx * v_stride_h + d * v_stride_d;
+    const fp16* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
+    const fp16* v_column = v_head + d * v_stride_d;
     float sum = 0.0f;
-    for (int begin = 0; begin < kv_len; begin += SUM_BLOCK) {
+    for (int begin = 0; begin < kv_len; begin += SLICE) {
         float part = 0.0f;
-        for (int k = begin; k < min(begin + SUM_BLOCK, kv_len); ++k)
+        for (int k = begin; k < min(begin + SLICE, kv_len); ++k)
             part = fmaf(p_row[k], to_float(v_column[k * v_stride_s]), part);
         sum += part;
     }
-    O[b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s + d * o_stride_d] = to_fp16(sum);
+    fp16* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s;
+    o_row[d * o_stride_d] = to_fp16(sum);
 }

@@ -63,7 +63,12 @@ constexpr int V_SMEM = 34816;
 constexpr int PLACE_SMEM = 52224;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
-constexpr int ROW_BLOCKS = BLOCK_Q / 32;  // of 16 rows, of a warp
+constexpr int ROW_THREADS = 16;  // of the block's threads, as a grid over a tile
+constexpr int COLUMN_THREADS = 4;
+constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
+constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
+constexpr int DIMS = HEAD_DIM_V / COLUMN_THREADS;  // dimensions of O of a thread
+constexpr int ROW_BLOCKS = ROWS / 2;  // of 16 rows, of a warp
 constexpr int K_STEPS = 8;  // mma steps of 16 over the head size
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 16 * K_STEPS;
@@ -134,12 +139,12 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* 
 // D += A B for one warp: A is 16x16 (rows x k), B is 16x8 (k x columns), D is 16x8 in fp32.
 //   a[0..3]: A[lane / 4 + 8 * (i % 2)][2 * (lane % 4) + 8 * (i / 2)] and the next column
 //   b[0..1]: B[2 * (lane % 4) + 8 * i][lane / 4] and the next row
-//   d[0..3]: D[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2]
-__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+//   upper[0..1], lower[0..1]: D[lane / 4][2 * (lane % 4) + i] and the same 8 rows further
+__device__ __forceinline__ void mma_16x8x16(float* upper, float* lower, const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "+f"(upper[0]), "+f"(upper[1]), "+f"(lower[0]), "+f"(lower[1])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
@@ -222,6 +227,9 @@ __device__ __forceinline__ void load_tile_async(bf16* tile, const bf16* mine, lo
 
 // 6. The fused kernel
 //
+//     S[q, k] = s  where k < prefix_length[b] or q >= k, else -inf
+//     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
+//
 //     m = -inf, l = 0, O = 0; for every tile of keys:
 //         S  = score(Q K^T)                     -inf where the mask forbids
 //         m' = max(m, row maximum of S)
@@ -292,14 +300,19 @@ prefix_lm_fused(
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
     const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; the others are 8, 16, ... further
+    const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
+    const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
     const Captured in = {
         captured_prefix_length, captured_prefix_length_step_0
     };
 
+    const bf16* q_head = Q + b_idx * q_stride_b + h_idx * q_stride_h;
+    const bf16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
+    const bf16* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
     // this thread's first element of Q, K and V in the tiles that the block loads
-    const bf16* q_mine = Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
-    const bf16* k_mine = K + b_idx * k_stride_b + kv_h_idx * k_stride_h + my_first<QK_WIDTH>(k_stride_s);
-    const bf16* v_mine = V + b_idx * v_stride_b + kv_h_idx * v_stride_h + my_first<HEAD_DIM_V>(v_stride_s);
+    const bf16* q_mine = q_head + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
+    const bf16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);
+    const bf16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);
     const auto load_k = [&](int tile, int stage) {
         const int kv_lo = tile * BLOCK_KV;
         load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
@@ -348,9 +361,9 @@ prefix_lm_fused(
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
     const bf16* q_fragment = Q_smem + (warp_row + thread_index() % 16) * Q_STRIDE + lane / 16 * 8;
 
-    float O_frag[ROW_BLOCKS][HEAD_DIM_V / 8][4] = {};
-    float row_max[2 * ROW_BLOCKS], row_sum[2 * ROW_BLOCKS];  // row_sum: this lane's keys only, until the end
-    for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
+    float O_frag[ROWS][DIMS] = {};
+    float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: this lane's keys only, until the end
+    for (int r = 0; r < ROWS; ++r) {
         row_max[r] = -INF;
         row_sum[r] = 0.0f;
     }
@@ -371,7 +384,7 @@ prefix_lm_fused(
         const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
 
         // S = Q K^T
-        float S[ROW_BLOCKS][BLOCK_KV / 8][4] = {};
+        float S_frag[ROWS][COLUMNS] = {};
         // B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and columns 8 * (l / 8 % 2)
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
@@ -385,65 +398,56 @@ prefix_lm_fused(
                 ldmatrix_x4(k_frag, k_fragment + 8 * j * K_STRIDE + 16 * step);
 #pragma unroll
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
-                    mma_16x8x16(S[m][j], q_frag[m], k_frag[0], k_frag[1]);
-                    mma_16x8x16(S[m][j + 1], q_frag[m], k_frag[2], k_frag[3]);
+                    float *upper = &S_frag[2 * m][2 * j], *lower = &S_frag[2 * m + 1][2 * j];
+                    mma_16x8x16(upper, lower, q_frag[m], k_frag[0], k_frag[1]);
+                    mma_16x8x16(upper + 2, lower + 2, q_frag[m], k_frag[2], k_frag[3]);
                 }
             }
         }
 
-        // a partial tile: the pairs that the mask forbids, and keys past the end
-        if (partial) {
-#pragma unroll
-            for (int m = 0; m < ROW_BLOCKS; ++m)
-#pragma unroll
-                for (int j = 0; j < BLOCK_KV / 8; ++j)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int q_idx = q_lo + lane_row + 16 * m + e / 2 * 8;
-                        const int kv_idx = kv_lo + 8 * j + lane % 4 * 2 + e % 2;
-                        const bool allowed = mask(in, b_idx, q_idx, kv_idx);
-                        if (kv_idx >= kv_len || !allowed) S[m][j][e] = -INF;
-                    }
+        if (partial) {  // the pairs that the mask forbids, and keys past the end
+            for (int r = 0; r < ROWS; ++r)
+                for (int j = 0; j < COLUMNS; ++j) {
+                    const int q_idx = q_lo + row_of(r);
+                    const int kv_idx = kv_lo + column_of(j);
+                    const bool allowed = mask(in, b_idx, q_idx, kv_idx);
+                    if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
+                }
         }
 
         // online softmax. An old maximum serves as long as no score of the row exceeds it by much: exp2 then stays below
         // 2^SLACK, and what was summed need not be rescaled
         bool kept = true;
-        float new_max[2 * ROW_BLOCKS];
+        float new_max[ROWS];
 #pragma unroll
-        for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
+        for (int r = 0; r < ROWS; ++r) {
             float tile_max = row_max[r];
 #pragma unroll
-            for (int j = 0; j < BLOCK_KV / 8; ++j)
-                tile_max = fmaxf(tile_max, fmaxf(S[r / 2][j][r % 2 * 2], S[r / 2][j][r % 2 * 2 + 1]));
+            for (int j = 0; j < COLUMNS; j += 2) tile_max = fmaxf(tile_max, fmaxf(S_frag[r][j], S_frag[r][j + 1]));
             new_max[r] = quad_max(tile_max);
             kept &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= SLACK);
         }
-        if (!__all_sync(0xffffffff, kept)) {
+        const bool rescale = !__all_sync(0xffffffff, kept);
+        if (rescale) {
 #pragma unroll
-            for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
+            for (int r = 0; r < ROWS; ++r) {
                 const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
-                const float alpha = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
+                alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
                 row_max[r] = new_max[r];
-                row_sum[r] *= alpha;
+                row_sum[r] *= alpha[r];
 #pragma unroll
-                for (int j = 0; j < HEAD_DIM_V / 8; ++j) {
-                    O_frag[r / 2][j][r % 2 * 2] *= alpha;
-                    O_frag[r / 2][j][r % 2 * 2 + 1] *= alpha;
-                }
+                for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha[r];
             }
         }
         // the weights P take the place of S
 #pragma unroll
-        for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
+        for (int r = 0; r < ROWS; ++r) {
             const float shift = row_max[r] == -INF ? 0.0f : row_max[r] * EXPONENT_SCALE;
 #pragma unroll
-            for (int j = 0; j < BLOCK_KV / 8; ++j)
-#pragma unroll
-                for (int e = r % 2 * 2; e < r % 2 * 2 + 2; ++e) {
-                    S[r / 2][j][e] = fast_exp2(S[r / 2][j][e] * EXPONENT_SCALE - shift);
-                    row_sum[r] += S[r / 2][j][e];
-                }
+            for (int j = 0; j < COLUMNS; ++j) {
+                S_frag[r][j] = fast_exp2(S_frag[r][j] * EXPONENT_SCALE - shift);
+                row_sum[r] += S_frag[r][j];
+            }
         }
 
         // O += P V. The D fragment of two neighbouring S blocks is the A fragment of P: no lane needs another's weights.
@@ -455,16 +459,19 @@ prefix_lm_fused(
 #pragma unroll
             for (int m = 0; m < ROW_BLOCKS; ++m)
 #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    p_frag[m][i] = pack(S[m][2 * step + i / 2][i % 2 * 2], S[m][2 * step + i / 2][i % 2 * 2 + 1]);
+                for (int i = 0; i < 4; ++i) {
+                    const float* pair = &S_frag[2 * m + i % 2][4 * step + i / 2 * 2];
+                    p_frag[m][i] = pack(pair[0], pair[1]);
+                }
 #pragma unroll
             for (int j = 0; j < HEAD_DIM_V / 16 * 2; j += 2) {
                 unsigned v_frag[4];
                 ldmatrix_x4_trans(v_frag, v_fragment + 16 * step * V_STRIDE + 8 * j);
 #pragma unroll
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
-                    mma_16x8x16(O_frag[m][j], p_frag[m], v_frag[0], v_frag[1]);
-                    mma_16x8x16(O_frag[m][j + 1], p_frag[m], v_frag[2], v_frag[3]);
+                    float *upper = &O_frag[2 * m][2 * j], *lower = &O_frag[2 * m + 1][2 * j];
+                    mma_16x8x16(upper, lower, p_frag[m], v_frag[0], v_frag[1]);
+                    mma_16x8x16(upper + 2, lower + 2, p_frag[m], v_frag[2], v_frag[3]);
                 }
             }
         }
@@ -477,13 +484,14 @@ prefix_lm_fused(
     cp_async_wait<0>();
     __syncthreads();  // where no tile was visited, Q is still on its way
     const Place end = *(const Place*)(smem + PLACE_SMEM);
-    for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
         row_sum[r] = quad_sum(row_sum[r]);
         const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
         bf16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o_row + 8 * j) =
-                pack(O_frag[r / 2][j][r % 2 * 2] * inverse_sum, O_frag[r / 2][j][r % 2 * 2 + 1] * inverse_sum);
+                pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
     }
     __syncwarp();
     for (int i = lane; i < 16 * ROW_BLOCKS * (HEAD_DIM_V / 8); i += 32) {

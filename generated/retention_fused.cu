@@ -61,7 +61,12 @@ constexpr int K_SMEM = 18432;
 constexpr int V_SMEM = 36864;
 constexpr int PLACE_SMEM = 55296;
 constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
-constexpr int ROW_BLOCKS = BLOCK_Q / 64;  // of 16 rows, of a warp
+constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
+constexpr int COLUMN_THREADS = 4;
+constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
+constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
+constexpr int DIMS = HEAD_DIM_V / COLUMN_THREADS;  // dimensions of O of a thread
+constexpr int ROW_BLOCKS = ROWS / 2;  // of 16 rows, of a warp
 constexpr int K_STEPS = 4;  // mma steps of 16 over the head size
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 16 * K_STEPS;
@@ -125,12 +130,12 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* 
 // D += A B for one warp: A is 16x16 (rows x k), B is 16x8 (k x columns), D is 16x8 in fp32.
 //   a[0..3]: A[lane / 4 + 8 * (i % 2)][2 * (lane % 4) + 8 * (i / 2)] and the next column
 //   b[0..1]: B[2 * (lane % 4) + 8 * i][lane / 4] and the next row
-//   d[0..3]: D[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2]
-__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+//   upper[0..1], lower[0..1]: D[lane / 4][2 * (lane % 4) + i] and the same 8 rows further
+__device__ __forceinline__ void mma_16x8x16(float* upper, float* lower, const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "+f"(upper[0]), "+f"(upper[1]), "+f"(lower[0]), "+f"(lower[1])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
@@ -207,6 +212,9 @@ __device__ __forceinline__ void load_tile_async(bf16* tile, const bf16* mine, lo
 
 // 6. The fused kernel
 //
+//     S[q, k] = s * exp2(decay[h] * float(q - k))  where q >= k, else 0
+//     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
+//
 //     for every tile of keys:
 //         S = score(Q K^T);  P = weights of S;  O += P V
 //
@@ -262,14 +270,19 @@ retention_fused(
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
     const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; the others are 8, 16, ... further
+    const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
+    const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
     const Captured in = {
         captured_decay, captured_decay_step_0
     };
 
+    const bf16* q_head = Q + b_idx * q_stride_b + h_idx * q_stride_h;
+    const bf16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
+    const bf16* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
     // this thread's first element of Q, K and V in the tiles that the block loads
-    const bf16* q_mine = Q + b_idx * q_stride_b + h_idx * q_stride_h + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
-    const bf16* k_mine = K + b_idx * k_stride_b + kv_h_idx * k_stride_h + my_first<QK_WIDTH>(k_stride_s);
-    const bf16* v_mine = V + b_idx * v_stride_b + kv_h_idx * v_stride_h + my_first<HEAD_DIM_V>(v_stride_s);
+    const bf16* q_mine = q_head + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
+    const bf16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);
+    const bf16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);
     const auto load_k = [&](int tile, int stage) {
         const int kv_lo = tile * BLOCK_KV;
         load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
@@ -303,7 +316,7 @@ retention_fused(
     for (int m = 0; m < ROW_BLOCKS; ++m)
         for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 
-    float O_frag[ROW_BLOCKS][HEAD_DIM_V / 8][4] = {};
+    float O_frag[ROWS][DIMS] = {};
 
     int stage = 0;
     while (tile < tile_end) {
@@ -321,7 +334,7 @@ retention_fused(
         const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
 
         // S = Q K^T
-        float S[ROW_BLOCKS][BLOCK_KV / 8][4] = {};
+        float S_frag[ROWS][COLUMNS] = {};
         // B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and columns 8 * (l / 8 % 2)
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
@@ -332,39 +345,31 @@ retention_fused(
                 ldmatrix_x4(k_frag, k_fragment + 8 * j * K_STRIDE + 16 * step);
 #pragma unroll
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
-                    mma_16x8x16(S[m][j], Q_frag[m][step], k_frag[0], k_frag[1]);
-                    mma_16x8x16(S[m][j + 1], Q_frag[m][step], k_frag[2], k_frag[3]);
+                    float *upper = &S_frag[2 * m][2 * j], *lower = &S_frag[2 * m + 1][2 * j];
+                    mma_16x8x16(upper, lower, Q_frag[m][step], k_frag[0], k_frag[1]);
+                    mma_16x8x16(upper + 2, lower + 2, Q_frag[m][step], k_frag[2], k_frag[3]);
                 }
             }
         }
 
         // the score of every pair
-#pragma unroll
-        for (int m = 0; m < ROW_BLOCKS; ++m)
-#pragma unroll
-            for (int j = 0; j < BLOCK_KV / 8; ++j)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const int q_idx = q_lo + lane_row + 16 * m + e / 2 * 8;
-                    const int kv_idx = kv_lo + 8 * j + lane % 4 * 2 + e % 2;
-                    float s = S[m][j][e] * softmax_scale;
-                    s = score(in, s, h_idx, q_idx, kv_idx);
-                    S[m][j][e] = s;
-                }
+        for (int r = 0; r < ROWS; ++r)
+            for (int j = 0; j < COLUMNS; ++j) {
+                const int q_idx = q_lo + row_of(r);
+                const int kv_idx = kv_lo + column_of(j);
+                float s = S_frag[r][j] * softmax_scale;
+                s = score(in, s, h_idx, q_idx, kv_idx);
+                S_frag[r][j] = s;
+            }
 
-        // a partial tile: the pairs that the mask forbids, and keys past the end
-        if (partial) {
-#pragma unroll
-            for (int m = 0; m < ROW_BLOCKS; ++m)
-#pragma unroll
-                for (int j = 0; j < BLOCK_KV / 8; ++j)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int q_idx = q_lo + lane_row + 16 * m + e / 2 * 8;
-                        const int kv_idx = kv_lo + 8 * j + lane % 4 * 2 + e % 2;
-                        const bool allowed = mask(q_idx, kv_idx);
-                        if (kv_idx >= kv_len || !allowed) S[m][j][e] = 0.0f;
-                    }
+        if (partial) {  // the pairs that the mask forbids, and keys past the end
+            for (int r = 0; r < ROWS; ++r)
+                for (int j = 0; j < COLUMNS; ++j) {
+                    const int q_idx = q_lo + row_of(r);
+                    const int kv_idx = kv_lo + column_of(j);
+                    const bool allowed = mask(q_idx, kv_idx);
+                    if (kv_idx >= kv_len || !allowed) S_frag[r][j] = 0.0f;
+                }
         }
 
         // O += P V. The D fragment of two neighbouring S blocks is the A fragment of P: no lane needs another's weights.
@@ -376,16 +381,19 @@ retention_fused(
 #pragma unroll
             for (int m = 0; m < ROW_BLOCKS; ++m)
 #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    p_frag[m][i] = pack(S[m][2 * step + i / 2][i % 2 * 2], S[m][2 * step + i / 2][i % 2 * 2 + 1]);
+                for (int i = 0; i < 4; ++i) {
+                    const float* pair = &S_frag[2 * m + i % 2][4 * step + i / 2 * 2];
+                    p_frag[m][i] = pack(pair[0], pair[1]);
+                }
 #pragma unroll
             for (int j = 0; j < HEAD_DIM_V / 16 * 2; j += 2) {
                 unsigned v_frag[4];
                 ldmatrix_x4_trans(v_frag, v_fragment + 16 * step * V_STRIDE + 8 * j);
 #pragma unroll
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
-                    mma_16x8x16(O_frag[m][j], p_frag[m], v_frag[0], v_frag[1]);
-                    mma_16x8x16(O_frag[m][j + 1], p_frag[m], v_frag[2], v_frag[3]);
+                    float *upper = &O_frag[2 * m][2 * j], *lower = &O_frag[2 * m + 1][2 * j];
+                    mma_16x8x16(upper, lower, p_frag[m], v_frag[0], v_frag[1]);
+                    mma_16x8x16(upper + 2, lower + 2, p_frag[m], v_frag[2], v_frag[3]);
                 }
             }
         }
@@ -397,11 +405,12 @@ retention_fused(
     bf16* O_smem = Q_smem + warp_row * Q_STRIDE;
     __syncthreads();  // where no tile was visited, Q is still being read
     const Place end = *(const Place*)(smem + PLACE_SMEM);
-    for (int r = 0; r < 2 * ROW_BLOCKS; ++r) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
         bf16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o_row + 8 * j) =
-                pack(O_frag[r / 2][j][r % 2 * 2], O_frag[r / 2][j][r % 2 * 2 + 1]);
+                pack(O_frag[r][2 * j], O_frag[r][2 * j + 1]);
     }
     __syncwarp();
     for (int i = lane; i < 16 * ROW_BLOCKS * (HEAD_DIM_V / 8); i += 32) {

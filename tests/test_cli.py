@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from attngen.cli import main
+from attngen.emit.comments import strip_comments
 from attngen.emit.manifest import from_manifest
 from tests.conftest import ROOT
 from tests.problems import emitted, shipped
@@ -35,6 +36,22 @@ def test_build_writes_cuda_and_manifests(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == names
     text = (tmp_path / "gpt2_fused.cu").read_text()
     assert from_manifest((tmp_path / "gpt2_fused.json").read_text(), text) == emitted(shipped("gpt2"), "fused")
+
+
+@pytest.mark.parametrize("level", ["none", "teach"])
+def test_comments_change_the_text_and_nothing_else(level: str, tmp_path: Path) -> None:
+    """Not the manifest, and not what is compiled: a kernel is in the cache once."""
+    cache = tmp_path / "cache"
+    for name in ("brief", level):
+        arguments = ("build", GPT2, "--kernel", "naive", "--comments", name, "--cubin", "-o", str(tmp_path / name))
+        assert process(*arguments, ATTNGEN_CACHE_DIR=str(cache)).returncode == 0
+    assert len(list(cache.rglob("*.cubin"))) == 1
+    for name in ("gpt2_naive.json", "gpt2_naive.cubin"):
+        assert (tmp_path / "brief" / name).read_bytes() == (tmp_path / level / name).read_bytes()
+    written, brief = ((tmp_path / name / "gpt2_naive.cu").read_text() for name in (level, "brief"))
+    assert strip_comments(written) == strip_comments(brief)
+    assert (len(written) > len(brief)) == (level == "teach")
+    assert invoke("show", GPT2, "--kernel", "naive", "--comments", level).output == written
 
 
 def test_build_gives_the_same_bytes_every_time(tmp_path: Path) -> None:

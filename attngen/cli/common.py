@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from attngen.emit.comments import Comments
+    from attngen.emit.kernel_source import KernelSource
     from attngen.language import Loaded
+    from attngen.plan import Plan
     from attngen.plan.arch import Arch
     from attngen.spec.attention import AttentionSpec
 
@@ -27,6 +30,13 @@ name_option = click.option("--name", help="Only the attention of this name, wher
 arch_option = click.option(
     "--arch",
     help="Architectures, separated by commas; `attngen list` names them.  [default: sm_80; for kernel hopper sm_90a]",
+)
+comments_option = click.option(
+    "--comments",
+    type=click.Choice(["none", "brief", "teach"]),
+    default="brief",
+    show_default=True,
+    help="How much the file explains; the code is the same.",
 )
 param_option = click.option(
     "--param", "given", multiple=True, metavar="NAME=NUMBER", help="A param's value; its default otherwise."
@@ -117,7 +127,7 @@ def arches_named(names: str | None, kernel: str | None, loaded: Sequence[Loaded]
     return found
 
 
-def source_of(one: Loaded, arch: Arch, kernel: str | None) -> Any:
+def source_of(one: Loaded, arch: Arch, kernel: str | None, comments: Comments = "brief") -> tuple[Plan, KernelSource]:
     """(plan, KernelSource) of one attention; refusals of the planner point at the spec's text."""
     from attngen.diagnostics import DiagnosticError
     from attngen.emit.emitter import emit
@@ -127,7 +137,7 @@ def source_of(one: Loaded, arch: Arch, kernel: str | None) -> Any:
         plan = choose(one.spec, arch, kernel)
     except DiagnosticError as error:
         raise error.located(one.spans) from None
-    return plan, emit(one.spec, plan)
+    return plan, emit(one.spec, plan, comments)
 
 
 def rungs_named(kernel: str | None, spec: AttentionSpec) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from attngen.cli.common import (
     arch_option,
     arches_named,
     colored,
+    comments_option,
     guarded,
     known_params,
     load_specs,
@@ -27,6 +28,7 @@ from attngen.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from attngen.emit.comments import Comments
     from attngen.language import Loaded
     from attngen.plan.arch import Arch
 
@@ -43,16 +45,27 @@ if TYPE_CHECKING:
 @click.option("--kernel", type=RUNG_CHOICE, help="One rung; all three by default.")
 @arch_option
 @name_option
+@comments_option
 @click.option("--cubin", is_flag=True, help="Compile too: a .cubin beside each file, and into the cache. Needs no GPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 @guarded
-def build(spec: str, output: Path, kernel: str | None, arch: str | None, name: str | None, cubin: bool, as_json: bool) -> None:
+def build(
+    spec: str,
+    output: Path,
+    kernel: str | None,
+    arch: str | None,
+    name: str | None,
+    comments: Comments,
+    cubin: bool,
+    as_json: bool,
+) -> None:
     """Write CUDA, and a JSON manifest that says how to launch it.
 
     \b
     attngen build specs/gpt2.attn                      naive, tiled and fused, for sm_80
     attngen build gpt2 --kernel fused --arch sm_90 -o out
     attngen build gpt2 --cubin --arch sm_80,sm_90      compiled ahead, for machines that will serve
+    attngen build gpt2 --comments teach                every section explained, step by step
 
     Needs no GPU and no CUDA. The same spec gives the same bytes every time.
     """
@@ -61,16 +74,16 @@ def build(spec: str, output: Path, kernel: str | None, arch: str | None, name: s
     loaded = load_specs(spec, name)
     arches = arches_named(arch, kernel, loaded)
     todo = [(target, rung, one) for one in loaded for rung in rungs_named(kernel, one.spec) for target in arches]
-    sources = [(target, source_of(one, target, rung)[1]) for target, rung, one in todo]
+    sources = [source_of(one, target, rung, comments)[1] for target, rung, one in todo]
     output.mkdir(parents=True, exist_ok=True)
     written = []
-    for target, source in sources:
+    for (target, rung, one), source in zip(todo, sources, strict=True):
         stem = source.name if len(arches) == 1 else f"{source.name}_{target.name}"
         files = {".cu": source.text.encode(), ".json": to_manifest(source).encode()}
         if cubin:
             from attngen.device.cuda import compiler
 
-            files[".cubin"] = compiler.cubin(source)
+            files[".cubin"] = compiler.cubin(source_of(one, target, rung)[1])  # of the text that is compiled to be run
         for suffix, data in files.items():
             write_whole(output / f"{stem}{suffix}", data)
             written.append(str(output / f"{stem}{suffix}"))
@@ -86,8 +99,9 @@ STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx", "sass")
 @click.option("--kernel", type=RUNG_CHOICE, help="A rung; the spec's own by default.")
 @arch_option
 @name_option
+@comments_option
 @guarded
-def show(spec: str, stage: str, kernel: str | None, arch: str | None, name: str | None) -> None:
+def show(spec: str, stage: str, kernel: str | None, arch: str | None, name: str | None, comments: Comments) -> None:
     """Print one stage of the road from text to machine code.
 
     \b
@@ -107,10 +121,10 @@ def show(spec: str, stage: str, kernel: str | None, arch: str | None, name: str 
         click.echo(describe_tree(parse(SourceFile(str(path), path.read_text()))), nl=False)
         return
     for one in loaded:
-        click.echo(_stage(one, stage, kernel, target), nl=False)
+        click.echo(_stage(one, stage, kernel, target, comments), nl=False)
 
 
-def _stage(one: Loaded, stage: str, kernel: str | None, target: Arch) -> str:
+def _stage(one: Loaded, stage: str, kernel: str | None, target: Arch, comments: Comments) -> str:
     from attngen.inspect.explain import describe_spec, explain_plan
 
     if stage == "spec":
@@ -119,7 +133,7 @@ def _stage(one: Loaded, stage: str, kernel: str | None, target: Arch) -> str:
     if stage == "plan":
         return explain_plan(one.spec, plan)
     if stage == "cuda":
-        return _highlighted(source.text)
+        return _highlighted(source_of(one, target, kernel, comments)[1].text)
     from attngen.inspect.machine_text import annotated, describe_loops
 
     if stage == "loops":

@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 
 from attngen.emit import abi
+from attngen.emit.comments import Comments, at_level
 from attngen.emit.files import FILES
 from attngen.emit.kernel_source import KernelSource
 from attngen.emit.templates import template_directory
@@ -17,14 +18,17 @@ from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
 
 
-def emit(spec: AttentionSpec, plan: Plan) -> KernelSource:
-    """The CUDA of `spec` under `plan`, and its ABI. Pure: the same text for the same spec and plan."""
+def emit(spec: AttentionSpec, plan: Plan, comments: Comments = "brief") -> KernelSource:
+    """The CUDA of `spec` under `plan`, and its ABI. Pure: the same text for the same spec, plan and level of comments.
+
+    What is compiled to be run is the brief text, whatever is shown: a kernel is in the cache once.
+    """
     variant = build_variant(spec, plan)
     file = FILES[plan.schedule](spec, plan, variant)
     text = _environment().get_template(f"kernels/{plan.schedule}.cu.j2").render(file.context())
     return KernelSource(
         name=f"{spec.name}_{plan.rung}",
-        text=_tidy(text),
+        text=at_level(text, comments),
         arch=plan.arch.name,
         entry_points=tuple(k.entry for k in file.launch_order()),
         tensors=abi.tensor_specs(spec, plan, variant),
@@ -72,12 +76,3 @@ def _environment() -> jinja2.Environment:
     }
     environment.filters.update(filters)
     return environment
-
-
-def _tidy(text: str) -> str:
-    """No trailing spaces, no two blank lines in a row, none after an opening brace."""
-    lines: list[str] = []
-    for line in (raw.rstrip() for raw in text.splitlines()):
-        if line or (lines and lines[-1] and not lines[-1].endswith("{")):
-            lines.append(line)
-    return "\n".join(lines).rstrip() + "\n"

@@ -129,6 +129,9 @@ class File:
             "equations": words.equations(spec),
             "shapes": [words.shape_line(t) for t in self.tensors.values()],
             "plan": self.plan,
+            "head_dim": spec.head_dim,
+            "head_dim_v": spec.head_dim_v,
+            "element_bytes": spec.dtype.bytes,
             "sections": list(sections.values()),
             "section": numbers.__getitem__,
             "constants": self.constants(),
@@ -202,6 +205,10 @@ class File:
             if elementwise and name == own:
                 primitives.append(f"to_{name}")
         return primitives
+
+    def reductions(self) -> list[str]:
+        """What combines the lanes that share a row, where a softmax needs it."""
+        return ["lane_reduce"] if self.spec.normalize == "softmax" else []
 
     def kernel(
         self,

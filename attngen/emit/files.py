@@ -53,11 +53,22 @@ class ThreeKernels(File):
         return self.conversions()
 
 
+def thread_grid(row_threads: int, column_threads: int, dims: str) -> list[ConstantLine]:
+    """A block's threads as a grid over a tile of S, and over its rows of O, of which a block has `dims` dimensions."""
+    return [
+        ConstantLine("int", "ROW_THREADS", str(row_threads), "of the block's threads, as a grid over a tile"),
+        ConstantLine("int", "COLUMN_THREADS", str(column_threads)),
+        ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
+        ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
+        ConstantLine("int", "DIMS", f"{dims} / COLUMN_THREADS", "dimensions of O of a thread"),
+    ]
+
+
 class Naive(ThreeKernels):
     def sections(self) -> dict[str, str]:
         return {
             "numbers": "Numbers",
-            "primitives": "Element types",
+            "primitives": "Primitives",
             "variant": "This variant's score and mask",
             "scores": "Scores",
             **self.weights_section(),
@@ -95,16 +106,19 @@ class Naive(ThreeKernels):
             *self.numbers(),
             ConstantLine("int", "THREADS", str(self.plan.threads)),
             ConstantLine("int", "THREADS_D", str(self._d_threads()), "the head size of V in whole warps"),
-            ConstantLine("int", "SUM_BLOCK", "16", SUM_BLOCK),
+            ConstantLine("int", "SLICE", "16", SLICE),
         ]
 
 
 class Tiled(ThreeKernels):
+    def primitives(self) -> list[str]:
+        return [*super().primitives(), *self.reductions()]
+
     def sections(self) -> dict[str, str]:
         prepass = {"tile_ranges": "Tile ranges of captured vectors"} if self.variant.spans else {}
         return {
             "numbers": "Numbers",
-            "primitives": "Element types",
+            "primitives": "Primitives",
             "variant": "This variant's score and mask",
             "tiles": "Which tiles are visited",
             **prepass,
@@ -156,13 +170,9 @@ class Tiled(ThreeKernels):
             ConstantLine("int", "BLOCK_KV", str(plan.block_kv), "keys of a tile"),
             ConstantLine("int", "BLOCK_DV", str(tiled.BLOCK_DV), "dimensions of O of a block"),
             ConstantLine("int", "THREADS", str(plan.threads)),
-            ConstantLine("int", "ROW_THREADS", str(row_threads), "of the block's threads, as a grid over a tile"),
-            ConstantLine("int", "COLUMN_THREADS", str(column_threads)),
-            ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
-            ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
-            ConstantLine("int", "DIMS", "BLOCK_DV / COLUMN_THREADS", "dimensions of O of a thread"),
-            ConstantLine("int", "SLICE", str(tiled.slice_of(self.spec)), "terms of the sums in shared memory at a time"),
-            ConstantLine("int", "PAD", str(tiled.PAD), "floats at the end of each row of a transposed tile"),
+            *thread_grid(row_threads, column_threads, "BLOCK_DV"),
+            ConstantLine("int", "SLICE", str(tiled.slice_of(self.spec)), SLICE),
+            ConstantLine("int", "PAD", str(tiled.PAD), PAD),
             *([ConstantLine("int", "WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
         ]
 
@@ -234,22 +244,20 @@ class FusedSimt(Fused):
         return self.fused_kernel("bhsd")
 
     def primitives(self) -> list[str]:
-        return self.conversions()
+        return [*self.conversions(), *self.reductions()]
 
     def constants(self) -> list[ConstantLine]:
         per_thread = self.spec.head_dim_v // fused_simt.COLUMN_THREADS
         vector = next(n for n in (4, 2, 1) if per_thread % n == 0)
         return [
             *self.fused_numbers(),
-            ConstantLine("int", "ROW_THREADS", str(fused_simt.ROW_THREADS)),
-            ConstantLine("int", "COLUMN_THREADS", str(fused_simt.COLUMN_THREADS)),
-            ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
-            ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
-            ConstantLine("int", "SUM_BLOCK", str(16 if self.spec.head_dim % 16 == 0 else 8), SUM_BLOCK),
+            *thread_grid(fused_simt.ROW_THREADS, fused_simt.COLUMN_THREADS, "HEAD_DIM_V"),
+            ConstantLine("int", "SLICE", str(16 if self.spec.head_dim % 16 == 0 else 8), SLICE),
             ConstantLine("int", "VECTOR", str(vector), "neighbouring dimensions of O that a thread has"),
-            ConstantLine("int", "QK_STRIDE", f"HEAD_DIM + {fused_simt.PAD}", "floats from row to row in shared memory"),
-            ConstantLine("int", "V_STRIDE", f"HEAD_DIM_V + {fused_simt.PAD}"),
-            ConstantLine("int", "P_STRIDE", f"BLOCK_KV + {fused_simt.PAD}"),
+            ConstantLine("int", "PAD", str(fused_simt.PAD), PAD),
+            ConstantLine("int", "QK_STRIDE", "HEAD_DIM + PAD", "floats from row to row in shared memory"),
+            ConstantLine("int", "V_STRIDE", "HEAD_DIM_V + PAD"),
+            ConstantLine("int", "P_STRIDE", "BLOCK_KV + PAD"),
         ]
 
 
@@ -299,11 +307,12 @@ class FusedMma(Fused):
             ),
             *self.sharing(),
             *([ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []),
-            ConstantLine("int", "ROW_BLOCKS", f"BLOCK_Q / {16 * self.plan.warps}", "of 16 rows, of a warp"),
+            *(self.split_constants() if split else []),
+            *thread_grid(8 * self.plan.warps, 4, v_width),
+            ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp"),
             ConstantLine("int", "K_STEPS", str(padded // 16), "mma steps of 16 over the head size"),
             ConstantLine("int", "PAD", str(fused_mma.chunk(self.spec))),
             ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", what),
-            *(self.split_constants() if split else []),
             ConstantLine("int", "Q_STRIDE", "QK_WIDTH + PAD" if padded >= wide else f"{v_width} + PAD"),
             ConstantLine("int", "K_STRIDE", "QK_WIDTH + PAD"),
             ConstantLine("int", "V_STRIDE", f"{v_width} + PAD"),
@@ -413,7 +422,8 @@ class Hopper(Fused):
 
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 WARP_ROWS = 16  # of a warpgroup's 64
-SUM_BLOCK = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
+PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"
+SLICE = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
 
 FILES: dict[str, type[File]] = {
     "naive": Naive,

@@ -20,12 +20,14 @@ __device__ __forceinline__ void split_b(SplitB& to, const float (&x)[4]) {
 }
 
 // D += A B: all products but small by small, which is 2^-16 of the largest; small terms first ("bf16x3").
+//: (A + a)(B + b) = AB + Ab + aB + ab: three mma for the first three, and the last is left out. Small ones are added
+//: first, while the sum is small itself.
 template <int N> __device__ __forceinline__ void mma_split(float (&d)[4], const SplitA (&a)[N], const SplitB (&b)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        mma_16x8x16(d, a[i].small, b[i].big[0], b[i].big[1]);
-        mma_16x8x16(d, a[i].big, b[i].small[0], b[i].small[1]);
+        mma_16x8x16(d, d + 2, a[i].small, b[i].big[0], b[i].big[1]);
+        mma_16x8x16(d, d + 2, a[i].big, b[i].small[0], b[i].small[1]);
     }
 #pragma unroll
-    for (int i = 0; i < N; ++i) mma_16x8x16(d, a[i].big, b[i].big[0], b[i].big[1]);
+    for (int i = 0; i < N; ++i) mma_16x8x16(d, d + 2, a[i].big, b[i].big[0], b[i].big[1]);
 }

@@ -22,12 +22,14 @@ __device__ __forceinline__ void split_b(SplitB& to, const float (&x)[4]) {
 
 // D += A B: all products but small by small, which is 2^-22 of the largest; small terms first ("3xTF32"). Ootomo and Yokota
 // 2022, "Recovering single precision accuracy from Tensor Cores".
+//: (A + a)(B + b) = AB + Ab + aB + ab: three mma for the first three, and the last is left out. Small ones are added
+//: first, while the sum is small itself.
 template <int N> __device__ __forceinline__ void mma_split(float (&d)[4], const SplitA (&a)[N], const SplitB (&b)[N]) {
 #pragma unroll
     for (int i = 0; i < 2 * N; ++i) {
-        mma_16x8x8(d, a[i / 2].small[i % 2], b[i / 2].big[i % 2][0], b[i / 2].big[i % 2][1]);
-        mma_16x8x8(d, a[i / 2].big[i % 2], b[i / 2].small[i % 2][0], b[i / 2].small[i % 2][1]);
+        mma_16x8x8(d, d + 2, a[i / 2].small[i % 2], b[i / 2].big[i % 2][0], b[i / 2].big[i % 2][1]);
+        mma_16x8x8(d, d + 2, a[i / 2].big[i % 2], b[i / 2].small[i % 2][0], b[i / 2].small[i % 2][1]);
     }
 #pragma unroll
-    for (int i = 0; i < 2 * N; ++i) mma_16x8x8(d, a[i / 2].big[i % 2], b[i / 2].big[i % 2][0], b[i / 2].big[i % 2][1]);
+    for (int i = 0; i < 2 * N; ++i) mma_16x8x8(d, d + 2, a[i / 2].big[i % 2], b[i / 2].big[i % 2][0], b[i / 2].big[i % 2][1]);
 }

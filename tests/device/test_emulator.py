@@ -192,7 +192,7 @@ def test_mma_multiplies_as_its_fragments_say(name: str) -> None:
     const unsigned *a = (const unsigned*)x, *b = (const unsigned*)(x + 256);
     unsigned af[4]; float d[4] = {0, 0, 0, 0};
     for (int i = 0; i < 4; ++i) af[i] = a[(l / 4 + 8 * (i % 2)) * 8 + l % 4 + 4 * (i / 2)];
-    mma_16x8x16(d, af, b[l / 4 * 8 + l % 4], b[l / 4 * 8 + l % 4 + 4]);
+    mma_16x8x16(d, d + 2, af, b[l / 4 * 8 + l % 4], b[l / 4 * 8 + l % 4 + 4]);
     for (int i = 0; i < 4; ++i) y[(l / 4 + 8 * (i / 2)) * 8 + l % 4 * 2 + i % 2] = d[i];
     """
     kernel = run(body, x, y, before=primitives(f"mma_{name}"), types=("unsigned short", "float"))
