@@ -71,6 +71,8 @@ struct Fiber {
     unsigned char *stack_low, *stack_high;
     std::vector<Copy> uncommitted;
     std::vector<std::vector<Copy>> groups;
+    std::vector<uint64_t> call_hashes;  // tracing: of the calls that it is in, outermost first
+    int phase, epoch, order;        // tracing: see Step
 };
 
 extern std::vector<Fiber> fibers;
@@ -78,6 +80,7 @@ extern unsigned thread_count;      // fibers.size()
 extern Fiber* current;
 extern Position* running;
 extern bool combining;             // a Combine runs: what it touches are the lanes' own arguments
+extern const void* collective_code; // and from where its warp came to it
 
 void switch_to_scheduler();
 void wait_in(State state, const char* what, int line);  // until somebody makes the fiber READY
@@ -119,7 +122,7 @@ struct Range {                      // one Memory of the protocol; Python writes
 struct Cell { Touch writer, readers[4]; int in_flight = -1; bool initialized = false; };
 
 struct Launch {
-    bool checked;
+    bool checked, traced;           // traced: checked too
     uint64_t budget;
     Finding* finding;
     Range* ranges;
@@ -132,12 +135,14 @@ struct Launch {
 
 extern Launch launch;
 
+constexpr unsigned SHARED_WINDOW = 0x1000;           // PTX addresses of dynamic shared memory begin here
+unsigned static_window();                            // those of static arrays
 void begin_block_memory(size_t dynamic_bytes);
 void reserve_shared(size_t dynamic_bytes);
 // Accesses of the background to shared memory, known to be ordered after what `clock` knows.
 void background_read(unsigned address, int bytes, int line, const unsigned* clock, const Touch& reader);
 void background_write(unsigned address, int bytes, int line, const unsigned* clock, const Touch& writer);
-void background_global(const void* address, int bytes, bool write, int line);
+const Range* background_global(const void* address, int bytes, bool write, int line);
 void keep_for_mbarrier(unsigned address, int line);  // 8 bytes that ordinary accesses must leave alone
 Touch last_writer(unsigned address);
 
