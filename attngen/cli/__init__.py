@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from attngen.cli import measuring, road, running, surroundings
+from attngen.cli import measuring, road, running, surroundings, tracing
 from attngen.cli.common import EPILOG
 
 
@@ -17,6 +17,7 @@ def main() -> None:
     attngen build specs/gpt2.attn -o out     write CUDA and a manifest
     attngen check specs/gpt2.attn            run every rung against the oracle
     attngen explain specs/gpt2.attn          the plan, with its reasons
+    attngen trace specs/gpt2.attn            what each rung does to memory, counted and step by step
     attngen bench specs/gpt2.attn            beside what one would use instead
     attngen tune specs/gpt2.attn             the fastest tiles on this GPU, remembered
     attngen doctor                           what this machine has
@@ -27,7 +28,7 @@ def main() -> None:
 
 
 for _command in (
-    road.build, road.show, road.explain, running.check, measuring.bench, measuring.tune,
+    road.build, road.show, road.explain, running.check, tracing.trace, measuring.bench, measuring.tune,
     surroundings.list_, surroundings.doctor, surroundings.cache,
 ):  # fmt: skip
     main.add_command(_command)

@@ -30,6 +30,12 @@ class NamedBuffer:
     def is_shared(self) -> bool:
         return self.tensor < 0
 
+    @property
+    def label(self) -> str:
+        """The name as the generated code spells it."""
+        planned = self.is_shared and not self.is_static and self.name != SHARED
+        return f"{self.name}_smem" if planned else self.name
+
 
 def buffers_of(entry: EntryPoint, memory: Sequence[Memory], library: Path) -> tuple[NamedBuffer, ...]:
     """Everything that a launch of `entry` may touch; of those that hold an address the first names it."""

@@ -17,7 +17,7 @@ from attngen.device.emulated.build import build_library, calls_of
 from attngen.device.emulated.findings import KINDS, BufferPlace, EmulationError, Place
 from attngen.device.emulated.tensor_map import encode
 from attngen.device.emulated.tracing import Call, Traced, Watch
-from attngen.device.emulated.translate import Translated, translate
+from attngen.device.emulated.translate import Translated, primitive_lines, translate
 from attngen.device.protocol import DeviceError, Launch, Memory
 from attngen.device.tensor_map import MappedTensor
 from attngen.emit.kernel_source import KernelSource
@@ -190,18 +190,19 @@ class EmulatedKernel:
         if not kind:
             return None
         buffer = find(buffers_of(one.entry, memory, self.library), kind == 2, offset.value)
-        return BufferPlace(buffer.name, offset.value - buffer.offset)
+        return BufferPlace(buffer.label, offset.value - buffer.offset)
 
     def _calls(self, stacks: Sequence[Sequence[int]]) -> list[tuple[Call, ...]]:
         """The lines of the generated file that each stack of addresses of the library stands for, innermost first."""
         lines = self.source.text.splitlines()
+        in_ptx = primitive_lines(self.source.text)
         base = self._base()
         known = calls_of(self.library, [a - base for stack in stacks for a in stack if a > base], f"{self.source.name}.cu")
         found = []
         for stack in stacks:
             numbers = [n for address in stack for n in known.get(address - base, [])]
             numbers = [n for i, n in enumerate(numbers) if 0 < n <= len(lines) and (i == 0 or numbers[i - 1] != n)]
-            found.append(tuple(Call(n, lines[n - 1].strip()) for n in numbers))
+            found.append(tuple(Call(n, lines[n - 1].strip(), n in in_ptx) for n in numbers))
         return found
 
     def _waiter(self, waiter: _Waiter) -> str:

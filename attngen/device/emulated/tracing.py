@@ -22,7 +22,7 @@ BY_LANE = ("load", "store", "atomic", "cp.async")
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Whose steps are wanted: at most `limit` of each of `threads` of block `block`, both by their linear index."""
+    """Whose steps are wanted: at most `limit` a launch of each of `threads` of block `block`, both linear."""
 
     block: int = 0
     threads: tuple[int, ...] = (0,)
@@ -34,10 +34,11 @@ NOBODY = Watch(threads=(), limit=0)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A line of the generated file."""
+    """A line of the generated file; `primitive`: of a function that is written in PTX."""
 
     line: int
     text: str
+    primitive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +70,25 @@ class AccessSite:
         return self.wavefronts - self.phases
 
     @property
+    def counts_lanes(self) -> bool:
+        """Whether lanes that take no part are idle: not at a cp.async's reads, where they copy zeros."""
+        return self.what in BY_LANE and (self.writes or self.what != "cp.async")
+
+    @property
     def idle_lanes(self) -> int:
-        """Lanes that take no part, over all executions. A lane that copies nothing but zeros reads nothing, and is not idle."""
-        counts = self.what in BY_LANE and self.buffer is not None and (self.writes or self.what != "cp.async")
-        return LANES * self.executions - self.lanes if counts else 0
+        """Lanes that take no part, over all executions."""
+        return LANES * self.executions - self.lanes if self.counts_lanes else 0
 
     @property
     def place(self) -> Call:
         """The line to name: that of the statement, or where its primitive is called."""
-        outside = [call for call in self.calls if "asm" not in call.text]
-        return outside[0] if outside else Call(0, "")
+        return next((call for call in self.calls if not call.primitive), Call(0, ""))
+
+    @property
+    def callers(self) -> tuple[Call, ...]:
+        """The calls that `place` is in, innermost first."""
+        outside = [call for call in self.calls if not call.primitive]
+        return tuple(outside[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +124,7 @@ class _Site(ctypes.Structure):
         ("calls", ctypes.c_uint64 * CALLS),
         ("what", ctypes.c_char_p),
         ("launch", ctypes.c_int),
+        ("statement", ctypes.c_int),
         ("write", ctypes.c_int),
         ("buffer", ctypes.c_int),
         ("executions", ctypes.c_uint64),
@@ -182,15 +193,15 @@ def collect(
     order = [s.launch for s in raw]
     watched = [(order[s.site], _step(s, found[s.site])) for s in steps[: step_count.value]]
     watched.sort(key=lambda e: (e[0], e[1].phase, e[1].thread // LANES, e[1].epoch, e[1].order, e[1].thread))
-    return Traced(_merged([s for s in found if s.executions]), tuple(step for _, step in watched))
+    first_executed = sorted(zip(raw, found, strict=True), key=lambda pair: pair[0].statement)
+    return Traced(_merged([s for _, s in first_executed if s.executions]), tuple(step for _, step in watched))
 
 
 def _site(s: Any, kernel: str, buffers: Sequence[NamedBuffer], calls: tuple[Call, ...]) -> AccessSite:
     buffer = buffers[s.buffer] if s.buffer >= 0 else None
-    return AccessSite(
-        kernel, s.what.decode(), bool(s.write), buffer, calls, s.executions, s.lanes, s.bytes, s.phases, s.wavefronts,
-        s.sectors, s.degree, s.width,
-    )  # fmt: skip
+    what = s.what.decode().removeprefix("the ")
+    numbers = (s.executions, s.lanes, s.bytes, s.phases, s.wavefronts, s.sectors, s.degree, s.width)
+    return AccessSite(kernel, what, bool(s.write), buffer, calls, *numbers)
 
 
 def _step(s: Any, site: AccessSite) -> Step:

@@ -16,6 +16,7 @@ unsigned thread_count;
 Fiber* current;
 bool combining;
 const void* collective_code;
+Fiber* collective_last;
 
 namespace {
 
@@ -243,7 +244,7 @@ void warp_collective(const char* what, int line, unsigned mask, const void* in, 
     Lane all[32] = {};
     for (int i = 0; i < lanes; ++i)
         if (mask >> i & 1) all[i] = warp[i].lane_arguments;
-    collective_code = __builtin_return_address(0);
+    collective_code = __builtin_return_address(0), collective_last = &self;
     combining = true;
     combine(all, line);
     combining = false;

@@ -80,7 +80,8 @@ extern unsigned thread_count;      // fibers.size()
 extern Fiber* current;
 extern Position* running;
 extern bool combining;             // a Combine runs: what it touches are the lanes' own arguments
-extern const void* collective_code; // and from where its warp came to it
+extern const void* collective_code; // from where the warp came to it,
+extern Fiber* collective_last;      // and the lane that came last: the one that runs it
 
 void switch_to_scheduler();
 void wait_in(State state, const char* what, int line);  // until somebody makes the fiber READY

@@ -33,7 +33,7 @@ std::vector<Buffer> buffers;
 
 std::vector<Step> steps;
 std::vector<int> step_counts;       // of each thread
-int watched_block, step_limit;
+int watched_block, step_limit;      // of a thread in a launch
 std::vector<unsigned char> watched_threads;
 bool accessed_together;             // the lanes of a warp, as ldmatrix does: that is traced, and not that they have met
 int open_write = -1;                // the step whose value is still to be written
@@ -52,7 +52,7 @@ uint64_t mixed(uint64_t a, uint64_t b) {
 int new_site(const char* what, bool write, int buffer, const uint64_t* calls) {
     Site site = {};
     memcpy(site.calls, calls, sizeof(site.calls));
-    site.launch = int(launch.sequence) - 1;
+    site.launch = int(launch.sequence) - 1, site.statement = int(statements.size());
     site.what = what, site.write = write, site.buffer = buffer;
     sites.push_back(site);
     return int(sites.size()) - 1;
@@ -70,7 +70,10 @@ int statement_of(const char* what, bool write, uint64_t key) {
     return last_statement = known_statements[key] = int(statements.size()) - 1;
 }
 
-uint64_t here(const void* code) { return mixed(current->call_hashes.empty() ? 0 : current->call_hashes.back(), (uint64_t)code); }
+uint64_t here(const void* code) {
+    const auto& calls = (code == collective_code ? collective_last : current)->call_hashes;
+    return mixed(calls.empty() ? 0 : calls.back(), (uint64_t)code);
+}
 
 // Its site that accesses no memory, or `buffer`.
 int site_of(int statement, int buffer) {
@@ -80,6 +83,7 @@ int site_of(int statement, int buffer) {
         if (sites[site].buffer == buffer) return site;
     const Site like = sites[s.first_site];
     s.sites.push_back(new_site(like.what, like.write, buffer, like.calls));
+    sites.back().statement = statement;
     return s.sites.back();
 }
 
@@ -278,10 +282,11 @@ extern "C" void emulator_trace(int first, const emulator::Buffer* table, int cou
                                int thread_count, int limit) {
     using namespace emulator;
     if (first) {
-        sites.clear(), statements.clear(), known_statements.clear(), steps.clear(), step_counts.clear(), warps.clear();
+        sites.clear(), statements.clear(), known_statements.clear(), steps.clear(), warps.clear();
         last_statement = open_write = -1;
         accessed_together = false;
     }
+    step_counts.clear();
     buffers.assign(table, table + count);
     watched_block = block, step_limit = limit;
     watched_threads.assign(threads, threads + thread_count);

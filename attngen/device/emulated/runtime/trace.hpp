@@ -10,8 +10,9 @@ constexpr int CALLS = 24;           // addresses of a statement's calls that are
 // A statement, by the calls that it is in (addresses in the library, innermost first), what it does, and to which buffer.
 struct Site {
     uint64_t calls[CALLS];
-    const char* what;               // "load", "store", "cp.async", "ldmatrix", "mma", "the block barrier", ...
+    const char* what;               // "load", "store", "cp.async", "ldmatrix", "mma", "block barrier", ...
     int launch;                     // of the call: from 0
+    int statement;                  // in the order of their first execution
     int write, buffer;              // buffer: of the table that Python gave; -1: no memory is accessed
     uint64_t executions;            // by a warp; TMA and wgmma, which are one instruction for many threads: by those
     uint64_t lanes;                 // that took part
