@@ -27,7 +27,7 @@ ACCESS_BUDGET = 2**32  # accesses of one thread before it counts as an endless l
 _lock = threading.Lock()  # the runtime of a library holds the state of one launch
 
 
-TRACE, WAITERS = 8, 8  # of runtime/state.hpp
+TRACE, WAITERS = 16, 8  # of runtime/state.hpp
 TRACED = 2  # of the modes of emulator_launch: 0 is fast, 1 checked
 
 
@@ -221,7 +221,7 @@ class EmulatedKernel:
         base, file = self._base(), f"{self.source.name}.cu"
         addresses = [address - base for address in (code, *trace) if address > base]
         known = calls_of(self.library, addresses, file)
-        calls = [number for address in trace for number in known.get(address - base, [])]
+        calls = [number for address in trace or (code,) for number in known.get(address - base, [])]
         if not line and code:
             line = next(iter(known.get(code - base, [])), 0)
         if line in calls:

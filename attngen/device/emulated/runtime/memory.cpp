@@ -46,10 +46,23 @@ struct Access { const void* address; int bytes, line; const void* code; const un
     report(Kind::IN_FLIGHT, what, a.line, a.code, other.line, nullptr, agent->thread, a.address, a.bytes);
 }
 
+// From where the copy into this memory was issued that is still under way.
+const void* code_of_copy(const Fiber& fiber, const unsigned char* address, int bytes) {
+    const void* code = nullptr;
+    const auto look = [&](const std::vector<Copy>& copies) {
+        for (const Copy& c : copies)
+            if (c.to < address + bytes && address < c.to + c.bytes) code = c.code;
+    };
+    for (const auto& group : fiber.groups) look(group);
+    look(fiber.uncommitted);
+    return code;
+}
+
 void check_flight(const Cell& cell, const Access& a) {
     if (cell.in_flight == MBARRIER) report(Kind::BARRIER_MISUSE, "an mbarrier is read or written as if it were data", a.line, a.code, 0, nullptr, -1, a.address, a.bytes);
     if (cell.in_flight >= 0)
-        report(Kind::IN_FLIGHT, "an asynchronous copy into this memory has not been waited for", a.line, a.code, 0, nullptr, cell.in_flight, a.address, a.bytes);
+        report(Kind::IN_FLIGHT, "an asynchronous copy into this memory has not been waited for", a.line, a.code, 0,
+               code_of_copy(fibers[cell.in_flight], (const unsigned char*)a.address, a.bytes), cell.in_flight, a.address, a.bytes);
 }
 
 // The thread's warpgroup; what works in the background is none.
@@ -289,10 +302,10 @@ unsigned atomic_update(unsigned* address, unsigned operand, unsigned (*update)(u
 // The data arrives when its group is waited for, which is the latest that the hardware may deliver it.
 void async_copy(unsigned to, const void* from, int bytes, int source_bytes, int line) {
     auto* target = (unsigned char*)shared_pointer(to);
+    const void* code = __builtin_return_address(0);
     if (launch.checked) {
         if ((uint64_t)target % bytes || (source_bytes && (uint64_t)from % bytes))
             report(Kind::MISALIGNED, "an asynchronous copy whose address is not a multiple of its size", line, nullptr, 0, nullptr, -1, from, bytes);
-        const void* code = __builtin_return_address(0);
         if (source_bytes) access((unsigned char*)from, source_bytes, false, line, code, true, "cp.async");
         const Access a = own(target, bytes, line, nullptr);
         Cell* cell = cells_of(target, bytes);
@@ -304,7 +317,7 @@ void async_copy(unsigned to, const void* from, int bytes, int source_bytes, int 
         }
         if (launch.traced) trace_access("cp.async", true, target, bytes, nullptr, code);
     }
-    current->uncommitted.push_back({target, from, bytes, source_bytes});
+    current->uncommitted.push_back({target, from, bytes, source_bytes, code});
 }
 
 void async_commit() {
@@ -323,7 +336,7 @@ void async_wait(int pending) {
             for (int i = 0; i < copy.bytes; i += GRANULE, ++cell) {
                 cell->in_flight = -1;
                 cell->initialized = true;
-                cell->writer = touch(0, nullptr);
+                cell->writer = touch(0, copy.code);
             }
         }
         groups.erase(groups.begin());

@@ -16,7 +16,7 @@ enum class Kind : int {
     PROXY_FENCE, WGMMA_FENCE, BARRIER_MISUSE, ACCUMULATOR, DIVERGENT_WARPGROUP, REGISTERS, OPERAND,
 };
 
-constexpr int TRACE = 8, WAITERS = 8;
+constexpr int TRACE = 16, WAITERS = 8;
 
 // A group of threads that wait at one place for one thing, in a deadlock.
 struct Waiter {
@@ -51,7 +51,7 @@ void record(Kind kind, const char* text, int line, const void* code = nullptr, i
 
 enum class State : uint8_t { READY, AT_BLOCK_BARRIER, AT_WARP, AT_MBARRIER, AT_NAMED_BARRIER, AT_WGMMA, AT_REGISTERS, DONE };
 
-struct Copy { unsigned char* to; const void* from; int bytes, source_bytes; };
+struct Copy { unsigned char* to; const void* from; int bytes, source_bytes; const void* code; };
 
 struct Fiber {
     Position position;
