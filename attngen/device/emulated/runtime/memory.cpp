@@ -178,8 +178,7 @@ void global_write(Range& range, unsigned char* address, int bytes, int line, con
     }
 }
 
-// `what`: the instruction, where it is not an ordinary load or store.
-void access(unsigned char* address, int bytes, bool write, int line, const void* code, bool aligned = true, const char* what = nullptr) {
+void access(unsigned char* address, int bytes, bool write, int line, const void* code, bool aligned = true) {
     if (!launch.checked || combining) return;
     if (address >= current->stack_low && address < current->stack_high) return;
     if (++current->accesses > launch.budget) report(Kind::RUNAWAY, "a thread has made more accesses than its budget: an endless loop?", line, code);
@@ -187,15 +186,20 @@ void access(unsigned char* address, int bytes, bool write, int line, const void*
     if (Cell* cells = cells_of(address, bytes)) {
         const Access a = own(address, bytes, line, code);
         write ? shared_write(cells, a) : shared_read(cells, a);
-        if (launch.traced) trace_access(what ? what : write ? "store" : "load", write, address, bytes, nullptr, code);
     } else if (Range* range = range_of(address, bytes)) {
         write ? global_write(*range, address, bytes, line, code) : global_read(*range, address, bytes, line, code);
-        if (launch.traced) trace_access(what ? what : write ? "store" : "load", write, address, bytes, range, code);
     } else {
         Dl_info info;
         if (!write && dladdr(address, &info) && info.dli_fbase) return;  // a constant of the library itself
         report(Kind::OUT_OF_BOUNDS, write ? "a write outside every tensor and shared buffer" : "a read outside every tensor and shared buffer", line, code, 0, nullptr, -1, address, bytes);
     }
+}
+
+// An access of the current thread, if it is one to be traced. Apart from what the checked mode runs through each time.
+__attribute__((noinline, cold)) void trace(const char* what, unsigned char* address, int bytes, bool write, const void* code) {
+    if (combining || (address >= current->stack_low && address < current->stack_high)) return;
+    const Range* range = cells_of(address, bytes) ? nullptr : range_of(address, bytes);
+    if (range || cells_of(address, bytes)) trace_access(what, write, address, bytes, range, code);
 }
 
 }  // namespace
@@ -234,7 +238,8 @@ void check_access(const void* address, int bytes, bool write, int line, int lane
     Fiber* const last = current;
     current = &fibers[last->warp * 32 + lane];
     combining = false;
-    access((unsigned char*)address, bytes, write, line, collective_code, true, last->what);
+    access((unsigned char*)address, bytes, write, line, collective_code);
+    if (launch.traced) trace(last->what, (unsigned char*)address, bytes, write, collective_code);
     combining = true;
     current = last;
 }
@@ -306,7 +311,8 @@ void async_copy(unsigned to, const void* from, int bytes, int source_bytes, int 
     if (launch.checked) {
         if ((uint64_t)target % bytes || (source_bytes && (uint64_t)from % bytes))
             report(Kind::MISALIGNED, "an asynchronous copy whose address is not a multiple of its size", line, nullptr, 0, nullptr, -1, from, bytes);
-        if (source_bytes) access((unsigned char*)from, source_bytes, false, line, code, true, "cp.async");
+        if (source_bytes) access((unsigned char*)from, source_bytes, false, line, code);
+        if (source_bytes && launch.traced) trace("cp.async", (unsigned char*)from, source_bytes, false, code);
         const Access a = own(target, bytes, line, nullptr);
         Cell* cell = cells_of(target, bytes);
         if (!cell) report(Kind::OUT_OF_BOUNDS, "an asynchronous copy to outside shared memory", line, nullptr, 0, nullptr, -1, target, bytes);
@@ -358,8 +364,14 @@ extern "C" int emulator_shared_offset(uint64_t address, uint64_t* offset) {
 }
 
 // What -fsanitize=thread calls. The names are the compiler's.
-#define ACCESS(name, bytes, write, aligned) \
-    extern "C" void name(void* address) { emulator::access((unsigned char*)address, bytes, write, 0, __builtin_return_address(0), aligned); }
+#define CHECK(bytes, write, aligned)                                                                              \
+    {                                                                                                             \
+        using namespace emulator;                                                                                 \
+        auto* const at = (unsigned char*)address;                                                                 \
+        if (launch.traced) trace(write ? "store" : "load", at, bytes, write, __builtin_return_address(0));         \
+        access(at, bytes, write, 0, __builtin_return_address(0), aligned); /* last: a jump */                     \
+    }
+#define ACCESS(name, bytes, write, aligned) extern "C" void name(void* address) CHECK(bytes, write, aligned)
 ACCESS(__tsan_read1, 1, false, true)
 ACCESS(__tsan_read2, 2, false, true)
 ACCESS(__tsan_read4, 4, false, true)
@@ -378,8 +390,8 @@ ACCESS(__tsan_unaligned_write2, 2, true, false)
 ACCESS(__tsan_unaligned_write4, 4, true, false)
 ACCESS(__tsan_unaligned_write8, 8, true, false)
 ACCESS(__tsan_unaligned_write16, 16, true, false)
-extern "C" void __tsan_read_range(void* address, unsigned long bytes) { emulator::access((unsigned char*)address, int(bytes), false, 0, __builtin_return_address(0), false); }
-extern "C" void __tsan_write_range(void* address, unsigned long bytes) { emulator::access((unsigned char*)address, int(bytes), true, 0, __builtin_return_address(0), false); }
+extern "C" void __tsan_read_range(void* address, unsigned long bytes) CHECK(int(bytes), false, false)
+extern "C" void __tsan_write_range(void* address, unsigned long bytes) CHECK(int(bytes), true, false)
 extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
 extern "C" void __tsan_init() {}

@@ -298,13 +298,27 @@ extern "C" void emulator_traced(const emulator::Site** found_sites, int* site_co
     *found_steps = steps.data(), *step_count = int(steps.size());
 }
 
-extern "C" void __tsan_func_entry(void* from) {
-    using namespace emulator;
-    if (!launch.traced || !current) return;
+namespace emulator {
+
+namespace {
+
+// Apart from what the checked mode runs through at each call.
+__attribute__((noinline, cold)) void enter(void* from) {
+    if (!current) return;
     auto& hashes = current->call_hashes;
     hashes.push_back(mixed(hashes.empty() ? 0 : hashes.back(), (uint64_t)from));
 }
+__attribute__((noinline, cold)) void leave() {
+    if (current && !current->call_hashes.empty()) current->call_hashes.pop_back();
+}
+
+}  // namespace
+
+}  // namespace emulator
+
+extern "C" void __tsan_func_entry(void* from) {
+    if (emulator::launch.traced) emulator::enter(from);
+}
 extern "C" void __tsan_func_exit() {
-    using namespace emulator;
-    if (launch.traced && current && !current->call_hashes.empty()) current->call_hashes.pop_back();
+    if (emulator::launch.traced) emulator::leave();
 }
