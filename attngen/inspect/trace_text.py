@@ -82,6 +82,8 @@ def _site_line(s: AccessSite) -> str:
 
 def steps_text(trace: RungTrace, block: int) -> str:
     """The steps that were watched, one a line."""
+    if not trace.steps:
+        return f"no kernel has a block {block} with such threads that does anything\n"
     lines = [f"steps of block {block} (phase: block barriers passed; step: the thread's own)"]
     kernel, numbers = "", dict[tuple[str, int], int]()
     for s in trace.steps:

@@ -14,11 +14,13 @@ from attngen.cli import main
 from attngen.device.emulated import EmulationError
 from attngen.device.emulated.tracing import Watch
 from attngen.inspect.coordinates import Layout, planned
+from attngen.inspect.trace_text import totals_line
 from attngen.inspect.tracing import RungTrace, trace_spec
 from attngen.inspect.work import requested, tile_kinds
 from attngen.plan import ARCHES, PlanRefusal, choose
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import RUNGS, AttentionSpec
+from tests.conftest import ROOT
 from tests.problems import SPECS, emitted, shipped
 
 ONE = Shape(1, 1, 1, 256, 256)
@@ -277,6 +279,23 @@ def test_trace_as_json() -> None:
     assert found["global_read"] == sum(found["read"].values()) == 3 * 64 * 128
     assert {"kernel", "line", "buffer", "conflicts", "idle_lanes"} <= set(found["sites"][0])
     assert [s["element"] for s in found["steps"]] == ["[0:3]", "[0, 0, 0, 0:8]", "[0, 0:8]"]
+
+
+def test_threads_that_are_not_there_have_no_steps() -> None:
+    assert "no kernel has a block 99" in invoke("trace", "gpt2", "--q-len", "64", "--steps", "--block", "99", exit_code=0)
+
+
+def test_the_documents_show_what_is_counted() -> None:
+    page = (ROOT / "docs" / "trace.md").read_text()
+    for rung in RUNGS:
+        counted = totals_line(traced(shipped("gpt2"), rung))
+        assert counted[: counted.rindex("%") + 1] in page
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_check_of_a_kernel_compiled_for_gdb(rung: str) -> None:
+    small = ("gpt2", "--device", "emulated", "--kernel", rung, "--q-len", "40", "--debug")
+    assert "ok" in invoke("check", *small, exit_code=0)
 
 
 @pytest.mark.parametrize(
