@@ -150,13 +150,13 @@ def test_a_planted_bank_conflict_is_named() -> None:
 
 def test_a_planted_bank_conflict_without_the_swizzle_is_named() -> None:
     text = emitted(shipped("gpt2"), "hopper", "sm_90a").text
-    planted = text.replace("(j % 8 ^ row % 8) * 16", "(j % 8) * 16")
-    assert planted.count("(j % 8) * 16") == 2
+    planted = text.replace("(chunk ^ row % 8) * 16", "chunk * 16")
+    assert planted != text
     found = [s for s in traced(shipped("gpt2"), "hopper", text=planted).sites if s.conflicts]
-    (store,) = (s for s in found if s.writes)
-    assert store.buffer is not None
-    assert (store.what, store.buffer.label, store.degree) == ("store", "O_smem", 8)
-    assert "O_smem + j / 8 * Q_SLAB" in store.place.text
+    (read,) = (s for s in found if not s.writes and s.what == "ldmatrix")
+    assert read.buffer is not None
+    assert (read.what, read.buffer.label, read.degree) == ("ldmatrix", "Q_smem", 8)
+    assert "ldmatrix_x4(Q_frag[step]" in read.place.text
 
 
 @pytest.mark.parametrize(

@@ -169,12 +169,14 @@ void tma_store(int rank, const void* map, Coordinates coordinates, unsigned from
     Stores& mine = stores_of_current();
     if (launch.checked && mine.agent < 0) mine.agent = new_agent(Background::TMA_STORE, current->index);
     const Touch reader{mine.agent, mine.committed + 1, nullptr, line};
-    if (launch.traced) trace_bulk("tma store", false, shared_pointer(from), box.bytes(), nullptr);
+    int bytes = 0;
     for (int row = 0; row < box.rows(); ++row) {
         const Run run = run_of(box, row);
         const int low = run.first * box.map.element_bytes / CHUNK * CHUNK, high = run.last * box.map.element_bytes;
         for (int i = low; i < high; i += CHUNK) background_read(place(box, row * box.row_bytes() + i), CHUNK, line, current->clock, reader);
+        bytes += high > low ? (high - low + CHUNK - 1) / CHUNK * CHUNK : 0;
     }
+    if (launch.traced && bytes) trace_bulk("tma store", false, shared_pointer(from), bytes, nullptr);
     check_global(box, true);
     mine.open.push_back({box, {}});
 }
