@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from attngen.cli import lesson, measuring, reporting, road, running, surroundings
+from attngen.cli import lesson, measuring, reporting, road, running, surroundings, tracing
 from attngen.cli.common import EPILOG
 
 
@@ -19,6 +19,7 @@ def main() -> None:
     attngen explain specs/gpt2.attn          the plan, with its reasons
     attngen diff specs/gpt2.attn tiled fused what one rung does differently
     attngen report specs/gpt2.attn           a page: every line of spec, CUDA, PTX and SASS, linked
+    attngen trace specs/gpt2.attn            what each rung does to memory, counted and step by step
     attngen bench specs/gpt2.attn            beside what one would use instead
     attngen tune specs/gpt2.attn             the fastest tiles on this GPU, remembered
     attngen doctor                           what this machine has
@@ -29,7 +30,8 @@ def main() -> None:
 
 
 for _command in (
-    road.build, road.show, road.explain, lesson.diff, reporting.report, running.check, measuring.bench, measuring.tune,
+    road.build, road.show, road.explain, lesson.diff, reporting.report, running.check, tracing.trace, measuring.bench,
+    measuring.tune,
     surroundings.list_, surroundings.doctor, surroundings.cache,
 ):  # fmt: skip
     main.add_command(_command)

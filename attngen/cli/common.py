@@ -42,6 +42,12 @@ param_option = click.option(
     "--param", "given", multiple=True, metavar="NAME=NUMBER", help="A param's value; its default otherwise."
 )
 
+source_option = click.option(
+    "--source",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A changed file of `attngen build` in the place of the kernel.",
+)
+
 
 @contextmanager
 def reported() -> Iterator[None]:
@@ -66,11 +72,14 @@ def reported() -> Iterator[None]:
 
 def _classified(error: Exception) -> None:
     from attngen.device.arrays import ArgumentError
+    from attngen.device.emulated.findings import EmulationError
     from attngen.device.protocol import DeviceError
     from attngen.spec.obligations import ObligationError
 
     if isinstance(error, (ArgumentError, ObligationError, DeviceError)):
         click.echo(f"error: {error}", err=True)
+        if isinstance(error, EmulationError):  # the device can do it; the kernel must not
+            sys.exit(FAILED)
         sys.exit(DEVICE if isinstance(error, DeviceError) else USAGE)
     _internal(error)
 
@@ -149,6 +158,14 @@ def rungs_named(kernel: str | None, spec: AttentionSpec) -> tuple[str, ...]:
     return (*RUNGS, "hopper") if spec.schedule.rung == "hopper" else RUNGS
 
 
+def rung_of_text(path: Path, spec: AttentionSpec) -> str:
+    """The rung that a file of `attngen build` holds, by its name; else the spec's own."""
+    from attngen.spec.attention import RUNGS
+
+    named = [rung for rung in (*RUNGS, "hopper") if path.stem.startswith(f"{spec.name}_{rung}")]
+    return named[0] if named else spec.schedule.rung
+
+
 def params_given(given: tuple[str, ...]) -> dict[str, int | float]:
     values: dict[str, int | float] = {}
     for text in given:
@@ -175,7 +192,9 @@ def rung_asked(kernel: str | None, loaded: Sequence[Loaded]) -> str | None:
     return kernel or ("hopper" if any(one.spec.schedule.rung == "hopper" for one in loaded) else None)
 
 
-def devices_named(device: str, thread_orders: int, fast: bool, kernel: str | None = None) -> tuple[Any, ...]:
+def devices_named(
+    device: str, thread_orders: int, fast: bool, kernel: str | None = None, debug: bool = False
+) -> tuple[Any, ...]:
     from attngen.device.choose import device_by_name, has_gpu
     from attngen.plan import default_arch
 
@@ -184,7 +203,7 @@ def devices_named(device: str, thread_orders: int, fast: bool, kernel: str | Non
     if device == "emulated":
         from attngen.device.emulated import EmulatedDevice
 
-        return tuple(EmulatedDevice(not fast, order, default_arch(kernel)) for order in range(thread_orders))
+        return tuple(EmulatedDevice(not fast, order, default_arch(kernel), debug=debug) for order in range(thread_orders))
     try:
         return (device_by_name(device),)
     except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +21,9 @@ from attngen.cli.common import (
     name_option,
     params_given,
     rung_asked,
+    rung_of_text,
     rungs_named,
+    source_option,
     spec_argument,
 )
 
@@ -51,12 +54,15 @@ from attngen.cli.common import (
     help="Emulated: orders in which threads run.",
 )
 @click.option("--fast", is_flag=True, help="Emulated: do not watch memory accesses.")
+@click.option("--debug", is_flag=True, help="Emulated: compile for gdb; see docs/trace.md.")
+@source_option
 @name_option
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @guarded
 def check(
     spec: str, device: str, kernel: str | None, dtype: str | None, batch: int, heads: int, kv_heads: int | None, q_len: int,
-    kv_len: int | None, given: tuple[str, ...], seed: int, thread_orders: int, fast: bool, name: str | None, as_json: bool,
+    kv_len: int | None, given: tuple[str, ...], seed: int, thread_orders: int, fast: bool, debug: bool,
+    source: Path | None, name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run every rung against the oracle (numpy in float64) and print the errors.
 
@@ -64,6 +70,7 @@ def check(
     attngen check specs/gpt2.attn
     attngen check alibi --q-len 300 --heads 4
     attngen check specs/gpt2.attn --device emulated --thread-orders 3
+    attngen check gpt2 --source out/gpt2_fused.cu     a file of `attngen build` that was changed
 
     The bound is twice the error of the same computation in torch's way (fp32 arithmetic, output rounded to the spec's type)
     plus one unit in the last place. On the emulated device every memory access is watched too.
@@ -75,13 +82,16 @@ def check(
     from attngen.spec.dtypes import DTYPES
 
     loaded = load_specs(spec, name)
-    devices = devices_named(device, thread_orders, fast, rung_asked(kernel, loaded))
+    if source is not None and kernel is None:
+        kernel = rung_of_text(source, loaded[0].spec)
+    text = source.read_text() if source else None
+    devices = devices_named(device, thread_orders, fast, rung_asked(kernel, loaded), debug)
     shape = Shape(batch, heads, kv_heads or heads, q_len, q_len if kv_len is None else kv_len)
     results = []
     table = None if as_json else _CheckTable()
     for one in loaded:
         wanted = one.spec if dtype is None else replace(one.spec, dtype=DTYPES[dtype])
-        for result in check_spec(wanted, rungs_named(kernel, wanted), devices, shape, params_given(given), seed):
+        for result in check_spec(wanted, rungs_named(kernel, wanted), devices, shape, params_given(given), seed, text):
             results.append(result)
             if table is not None:
                 table.add(result)

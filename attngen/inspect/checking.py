@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from attngen.api import CompiledAttention, compile
+from attngen.api import CompiledAttention
 from attngen.device.protocol import Device
+from attngen.inspect.changed import compile_text
 from attngen.reference.compare import Comparison, Truth, compare, truth
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
@@ -36,25 +37,33 @@ def check_spec(
     shape: Shape,
     params: Mapping[str, int | float],
     seed: int,
+    text: str | None = None,
 ) -> Iterator[Checked]:
-    """Run every rung on every device, one result at a time. Raises what compiling and running raise."""
+    """Run every rung on every device, one result at a time; `text` in the place of the CUDA text. Raises what compiling and
+    running raise."""
     problem = sample(spec, shape, seed)
     expected = truth(spec, problem, params)
     for rung in rungs:
         for device in devices:
-            yield _run(spec, rung, device, problem, expected, params)
+            start = perf_counter()
+            compiled = compile_text(spec, rung, device, text)
+            yield _run(compiled, rung, problem, expected, params, perf_counter() - start)
 
 
 def _run(
-    spec: AttentionSpec, rung: str, device: Device, problem: Sample, expected: Truth, params: Mapping[str, int | float]
+    compiled: CompiledAttention,
+    rung: str,
+    problem: Sample,
+    expected: Truth,
+    params: Mapping[str, int | float],
+    compile_seconds: float,
 ) -> Checked:
     start = perf_counter()
-    compiled = compile(spec, kernel=rung, device=device)
-    ready = perf_counter()
     output, lse = _call(compiled, problem, params)
     done = perf_counter()
     comparison = compare(output, lse, expected)
-    return Checked(spec.name, rung, compiled.plan.schedule, device.name, comparison, ready - start, done - ready)
+    device = compiled.device.name
+    return Checked(compiled.spec.name, rung, compiled.plan.schedule, device, comparison, compile_seconds, done - start)
 
 
 def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int | float]) -> tuple[Any, Any]:

@@ -19,7 +19,19 @@ def primitives(*names: str) -> str:
     return "\n".join((template_directory() / "primitives" / f"{n}.cuh").read_text() for n in names)
 
 
-def run(body: str, x, y, *, before: str = "", threads: int = 32, blocks: int = 1, shared: int = 0, seed: int = 0, types=None):
+def run(
+    body: str,
+    x,
+    y,
+    *,
+    before: str = "",
+    threads: int = 32,
+    blocks: int = 1,
+    shared: int = 0,
+    seed: int = 0,
+    types=None,
+    watch=None,
+):
     """Run `body` as a kernel over arrays x (read) and y (written); gives the kernel."""
     ctypes_ = types or ("float", "float")
     text = f"""{before}
@@ -34,7 +46,7 @@ extern "C" __global__ void kernel(const {ctypes_[0]}* x, {ctypes_[1]}* y) {{
         (threads, 1, 1),
         shared,
     )
-    kernel = EmulatedDevice(seed=seed).compile(KernelSource("test", text, "sm_80", (entry,), ()))
+    kernel = EmulatedDevice(seed=seed, watch=watch).compile(KernelSource("test", text, "sm_80", (entry,), ()))
     arguments = (ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data))
     memory = (Memory("x", x.ctypes.data, x.nbytes, False), Memory("y", y.ctypes.data, y.nbytes, True))
     kernel.launch((Launch(entry, (blocks, 1, 1), arguments),), memory)

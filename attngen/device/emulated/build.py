@@ -24,14 +24,15 @@ FAST = ("-O2",)
 RUNTIME_FLAGS = ("-O3",)
 # Of the sanitizer only the compiler's calls before each access, its runtime is not linked; accesses keep their width.
 CHECKED = ("-O1", "-fsanitize=thread", "-fno-tree-sra")
-
+# For a debugger: every variable where the source has it.
+DEBUG = ("-O0", "-g3")
 
 CACHE = KernelCache("emulated")
 
 
-def build_library(text: str, name: str, checked: bool) -> Path:
+def build_library(text: str, name: str, checked: bool, debug: bool = False) -> Path:
     """The library of a translated kernel: taken from the cache, or compiled. Raises CompilationError, DeviceError."""
-    flags = (*COMMON, *(CHECKED if checked else FAST))
+    flags = (*COMMON, *(CHECKED if checked else FAST), *(DEBUG if debug else ()))
     key = digest(text, *flags, runtimedigest(), compiler_identity())
     return CACHE.file(f"{name}-{key}.so", lambda: _link(text, name, flags))
 
@@ -100,11 +101,17 @@ def runtimedigest() -> str:
     return digest(*(f.read_text() for f in files if f.is_file()))
 
 
-def lines_of(library: Path, offsets: Sequence[int], file: str) -> list[int]:
-    """The lines of `file` that the code before `offsets` was compiled from, innermost first: inlined calls give several."""
+def calls_of(library: Path, addresses: Sequence[int], file: str) -> dict[int, list[int]]:
+    """The lines of `file` that the code before each address was compiled from, innermost first: inlined calls give several.
+    Addresses are offsets into the library."""
     tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
-    if tool is None or not offsets:
-        return []
-    command = [tool, "-i", "-e", str(library), *(hex(o - 1) for o in offsets)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return [int(number) for number in re.findall(rf"{re.escape(file)}:(\d+)", done.stdout)]
+    distinct = sorted(set(addresses))
+    if tool is None or not distinct:
+        return {address: [] for address in distinct}
+    command = [tool, "-i", "-a", "-e", str(library)]
+    places = "\n".join(hex(address - 1) for address in distinct)
+    done = subprocess.run(command, input=places, capture_output=True, text=True, check=False)
+    parts = re.split(r"^0x[0-9a-f]+$", done.stdout, flags=re.MULTILINE)[1:]
+    line = re.compile(rf"{re.escape(file)}:(\d+)")
+    found = [[int(number) for number in line.findall(part)] for part in parts]
+    return dict(zip(distinct, found, strict=True)) if len(found) == len(distinct) else {a: [] for a in distinct}

@@ -1,7 +1,6 @@
 """`EmulatedDevice`: runs generated CUDA on the CPU, thread by thread, and in its checked mode watches every access.
 
-To step through a kernel with gdb: `gdb --args python -m attngen check SPEC --device emulated`, then `break NAME_fused` (it is
-a function of the library that is loaded later) and `run`; the lines are those of the generated file.
+`docs/trace.md` says how to trace a kernel, and how to step through it with gdb.
 """
 
 from __future__ import annotations
@@ -12,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attngen.device.emulated.build import build_library, lines_of
-from attngen.device.emulated.findings import KINDS, EmulationError, Place
+from attngen.device.emulated import tracing
+from attngen.device.emulated.buffers import buffers_of, find
+from attngen.device.emulated.build import build_library, calls_of
+from attngen.device.emulated.findings import KINDS, BufferPlace, EmulationError, Place
 from attngen.device.emulated.tensor_map import encode
-from attngen.device.emulated.translate import Translated, translate
+from attngen.device.emulated.tracing import Call, Traced, Watch
+from attngen.device.emulated.translate import Translated, primitive_lines, translate
 from attngen.device.protocol import DeviceError, Launch, Memory
 from attngen.device.tensor_map import MappedTensor
 from attngen.emit.kernel_source import KernelSource
@@ -25,7 +27,8 @@ ACCESS_BUDGET = 2**32  # accesses of one thread before it counts as an endless l
 _lock = threading.Lock()  # the runtime of a library holds the state of one launch
 
 
-TRACE, WAITERS = 8, 8  # of runtime/state.hpp
+TRACE, WAITERS = 16, 8  # of runtime/state.hpp
+TRACED = 2  # of the modes of emulator_launch: 0 is fast, 1 checked
 
 
 class _Waiter(ctypes.Structure):
@@ -87,13 +90,15 @@ class Counters:
 
 @dataclass(slots=True)
 class EmulatedKernel:
-    """A library loaded into this process. `counters` are of the latest call."""
+    """A library loaded into this process. `counters`, and `traced` where the device traces, are of the latest call."""
 
     source: KernelSource
     library: Path
     translated: Translated
     checked: bool
     seed: int
+    watch: Watch | None = None
+    traced: Traced | None = None
     counters: Counters = field(default_factory=Counters)
     _loaded: ctypes.CDLL | None = None
 
@@ -110,8 +115,14 @@ class EmulatedKernel:
         ranges = (_Range * len(memory))(*(_Range(m.pointer, m.bytes, int(m.writable)) for m in memory))
         counts = (ctypes.c_uint64 * max(1, len(self.translated.instructions)))()
         totals = (ctypes.c_uint64 * 3)()
+        buffers = [buffers_of(one.entry, memory, self.library) for one in launches]
         for position, one in enumerate(launches):
-            self._one(one, position == 0, ranges, counts, totals)
+            if self.watch is not None:
+                tracing.begin(self._loaded, position == 0, buffers[position], self.watch)
+            self._one(one, position == 0, memory, ranges, counts, totals)
+        if self.watch is not None:
+            kernels = [one.entry.name for one in launches]
+            self.traced = tracing.collect(self._loaded, kernels, buffers, self._calls)
         self.counters = Counters(
             {m.name: r.read for m, r in zip(memory, ranges, strict=True)},
             {m.name: r.written for m, r in zip(memory, ranges, strict=True) if m.writable},
@@ -125,6 +136,7 @@ class EmulatedKernel:
         self,
         one: Launch,
         first: bool,
+        memory: tuple[Memory, ...],
         ranges: ctypes.Array[_Range],
         counts: ctypes.Array[ctypes.c_uint64],
         totals: ctypes.Array[ctypes.c_uint64],
@@ -142,7 +154,7 @@ class EmulatedKernel:
             ranges,
             len(ranges),
             ctypes.c_uint64(self.seed),
-            int(self.checked),
+            TRACED if self.watch is not None else int(self.checked),
             ctypes.c_uint64(ACCESS_BUDGET),
             int(first),
             counts,
@@ -152,19 +164,46 @@ class EmulatedKernel:
         if status == 2:
             raise DeviceError("no memory for the stacks of the emulated threads")
         if status:
-            raise self._error(one, finding)
+            raise self._error(one, memory, finding)
 
-    def _error(self, one: Launch, finding: _Finding) -> EmulationError:
+    def _error(self, one: Launch, memory: tuple[Memory, ...], finding: _Finding) -> EmulationError:
         at = self._place(finding.line, finding.code, finding.thread, finding.trace)
         other = None
         if finding.other_thread >= 0:
             other = self._place(finding.other_line, finding.other_code, finding.other_thread)
         waiters = [self._waiter(w) for w in finding.waiters[: finding.waiter_count]]
         text = "; ".join(filter(None, [*waiters, finding.text.decode(errors="replace")]))
+        where = self._where(one, memory, finding.address) if finding.bytes else None
         if finding.bytes:
-            text += f" ({finding.bytes} bytes at {finding.address:#x})"
+            text += f" ({finding.bytes} bytes at {where or hex(finding.address)})"
         x, y, z = finding.block
-        return EmulationError(KINDS[finding.kind], text, one.entry.name, (x, y, z), at, other)
+        return EmulationError(KINDS[finding.kind], text, one.entry.name, (x, y, z), at, other, where)
+
+    def _where(self, one: Launch, memory: tuple[Memory, ...], address: int) -> BufferPlace | None:
+        """Which buffer holds an address, and where in it that is."""
+        for tensor in memory:
+            if tensor.pointer <= address < tensor.pointer + tensor.bytes:
+                return BufferPlace(tensor.name, address - tensor.pointer)
+        assert self._loaded is not None
+        offset = ctypes.c_uint64()
+        kind = self._loaded.emulator_shared_offset(ctypes.c_uint64(address), ctypes.byref(offset))
+        if not kind:
+            return None
+        buffer = find(buffers_of(one.entry, memory, self.library), kind == 2, offset.value)
+        return BufferPlace(buffer.label, offset.value - buffer.offset)
+
+    def _calls(self, stacks: Sequence[Sequence[int]]) -> list[tuple[Call, ...]]:
+        """The lines of the generated file that each stack of addresses of the library stands for, innermost first."""
+        lines = self.source.text.splitlines()
+        in_ptx = primitive_lines(self.source.text)
+        base = self._base()
+        known = calls_of(self.library, [a - base for stack in stacks for a in stack if a > base], f"{self.source.name}.cu")
+        found = []
+        for stack in stacks:
+            numbers = [n for address in stack for n in known.get(address - base, [])]
+            numbers = [n for i, n in enumerate(numbers) if 0 < n <= len(lines) and (i == 0 or numbers[i - 1] != n)]
+            found.append(tuple(Call(n, lines[n - 1].strip(), n in in_ptx) for n in numbers))
+        return found
 
     def _waiter(self, waiter: _Waiter) -> str:
         """Who waits for what; a primitive waits where it was called."""
@@ -180,9 +219,11 @@ class EmulatedKernel:
             return lines[number - 1] if 0 < number <= len(lines) else ""
 
         base, file = self._base(), f"{self.source.name}.cu"
-        calls = lines_of(self.library, [address - base for address in trace if address > base], file)
+        addresses = [address - base for address in (code, *trace) if address > base]
+        known = calls_of(self.library, addresses, file)
+        calls = [number for address in trace or (code,) for number in known.get(address - base, [])]
         if not line and code:
-            line = next(iter(lines_of(self.library, [code - base], file)), 0)
+            line = next(iter(known.get(code - base, [])), 0)
         if line in calls:
             calls = calls[calls.index(line) + 1 :]
         callers = tuple((number, text(number)) for number in dict.fromkeys(calls) if number != line and text(number))
@@ -200,17 +241,24 @@ class EmulatedDevice:
 
     `checked` watches every access (see EmulationError) and counts bytes; without it kernels run several times faster. `seed`
     other than 0 permutes the order in which the threads of a block run, anew after every barrier. `arch` is what to plan for.
+    `watch`, of a checked device only, traces every access too, and the steps of the threads that it names. `debug` compiles for
+    a debugger.
     """
 
-    def __init__(self, checked: bool = True, seed: int = 0, arch: str = "sm_80") -> None:
+    def __init__(
+        self, checked: bool = True, seed: int = 0, arch: str = "sm_80", watch: Watch | None = None, debug: bool = False
+    ) -> None:
+        assert checked or watch is None
         self.name = "emulated" if checked else "emulated:fast"
         self.arch = arch
         self.checked = checked
         self.seed = seed
+        self.watch = watch
+        self.debug = debug
         self.multiprocessors = MULTIPROCESSORS
 
     def compile(self, source: KernelSource) -> EmulatedKernel:
         """The kernel of `source`, from the cache or the host compiler. Raises CompilationError, DeviceError."""
         translated = translate(source)
-        library = build_library(translated.text, source.name, self.checked)
-        return EmulatedKernel(source, library, translated, self.checked, self.seed)
+        library = build_library(translated.text, source.name, self.checked, self.debug)
+        return EmulatedKernel(source, library, translated, self.checked, self.seed, self.watch)

@@ -39,15 +39,36 @@ class Place:
     callers: tuple[tuple[int, str], ...] = ()  # the calls that it is in, innermost first: line and text
 
 
-class EmulationError(DeviceError):
-    """A kernel did what it must not. `kind` is one of KINDS; `at` and, where two threads are involved, `other` are places."""
+@dataclass(frozen=True, slots=True)
+class BufferPlace:
+    """A byte of a tensor, or of a part of shared memory."""
 
-    def __init__(self, kind: str, what: str, kernel: str, block: tuple[int, int, int], at: Place, other: Place | None) -> None:
+    buffer: str
+    offset: int
+
+    def __str__(self) -> str:
+        return f"byte {self.offset} of {self.buffer}"
+
+
+class EmulationError(DeviceError):
+    """A kernel did what it must not. `kind` is one of KINDS; `at` and, where two threads are involved, `other` are places;
+    `where` is the memory that it is about, where there is some that has a name."""
+
+    def __init__(
+        self,
+        kind: str,
+        what: str,
+        kernel: str,
+        block: tuple[int, int, int],
+        at: Place,
+        other: Place | None,
+        where: BufferPlace | None = None,
+    ) -> None:
         lines = [f"{kind} in {kernel}, block {block}, thread {at.thread}: {what}", *_show(at)]
         if other is not None:
             lines += [f"the other is thread {other.thread}", *_show(other)]
         super().__init__("\n".join(lines))
-        self.kind, self.kernel, self.block, self.at, self.other = kind, kernel, block, at, other
+        self.kind, self.kernel, self.block, self.at, self.other, self.where = kind, kernel, block, at, other, where
 
 
 def _show(place: Place) -> list[str]:

@@ -67,6 +67,21 @@ def known_instructions() -> frozenset[str]:
     return frozenset(re.findall(r"(?:inline void |MMA\()(\w+)\b", text))
 
 
+def primitive_lines(text: str) -> frozenset[int]:
+    """The lines of the device functions of `text` that are written in PTX."""
+    lines = text.splitlines()
+    found: set[int] = set()
+    start = 0
+    for number, line in enumerate(lines, 1):
+        if line and not line[0].isspace() and line[0] not in "}/#":
+            start = number
+        ends = line.startswith("}") or (start == number and line.endswith("}"))
+        function = lines[start - 1 : number] if ends else []
+        if any(_ASM.search(one) for one in function) and not any("__global__" in one for one in function):
+            found.update(range(start, number + 1))
+    return frozenset(found)
+
+
 def _closing(text: str, opening: int) -> int:
     """The position of the parenthesis that closes the one at `opening`, strings skipped."""
     depth, i = 0, opening

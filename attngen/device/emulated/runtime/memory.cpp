@@ -4,7 +4,7 @@
 #include <cstring>
 #include <dlfcn.h>
 
-#include "state.hpp"
+#include "trace.hpp"
 
 // The linker's names for the ends of the section that holds static __shared__ arrays; absent where a kernel has none.
 extern "C" __attribute__((weak)) unsigned char __start_attngen_shared[], __stop_attngen_shared[];
@@ -13,7 +13,6 @@ namespace emulator {
 
 namespace {
 
-constexpr unsigned WINDOW = 0x1000;                 // PTX addresses of dynamic shared memory begin here
 constexpr size_t ALIGNMENT = 1024;
 constexpr int GRANULE = 2;                          // bytes of a Cell
 constexpr int MBARRIER = -2;                        // in_flight of a Cell that belongs to one
@@ -25,8 +24,6 @@ size_t dynamic_bytes;
 std::vector<Cell> dynamic_cells, static_cells;
 int last_range;
 
-// Static arrays come after dynamic ones: all addresses fit the 18 bits of a wgmma's operand.
-unsigned static_window() { return WINDOW + unsigned((dynamic_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT); }
 size_t static_bytes() { return __start_attngen_shared ? size_t(__stop_attngen_shared - __start_attngen_shared) : 0; }
 
 Cell* cells_of(const unsigned char* address, int bytes) {
@@ -49,10 +46,23 @@ struct Access { const void* address; int bytes, line; const void* code; const un
     report(Kind::IN_FLIGHT, what, a.line, a.code, other.line, nullptr, agent->thread, a.address, a.bytes);
 }
 
+// From where the copy into this memory was issued that is still under way.
+const void* code_of_copy(const Fiber& fiber, const unsigned char* address, int bytes) {
+    const void* code = nullptr;
+    const auto look = [&](const std::vector<Copy>& copies) {
+        for (const Copy& c : copies)
+            if (c.to < address + bytes && address < c.to + c.bytes) code = c.code;
+    };
+    for (const auto& group : fiber.groups) look(group);
+    look(fiber.uncommitted);
+    return code;
+}
+
 void check_flight(const Cell& cell, const Access& a) {
     if (cell.in_flight == MBARRIER) report(Kind::BARRIER_MISUSE, "an mbarrier is read or written as if it were data", a.line, a.code, 0, nullptr, -1, a.address, a.bytes);
     if (cell.in_flight >= 0)
-        report(Kind::IN_FLIGHT, "an asynchronous copy into this memory has not been waited for", a.line, a.code, 0, nullptr, cell.in_flight, a.address, a.bytes);
+        report(Kind::IN_FLIGHT, "an asynchronous copy into this memory has not been waited for", a.line, a.code, 0,
+               code_of_copy(fibers[cell.in_flight], (const unsigned char*)a.address, a.bytes), cell.in_flight, a.address, a.bytes);
 }
 
 // The thread's warpgroup; what works in the background is none.
@@ -185,7 +195,17 @@ void access(unsigned char* address, int bytes, bool write, int line, const void*
     }
 }
 
+// An access of the current thread, if it is one to be traced. Apart from what the checked mode runs through each time.
+__attribute__((noinline, cold)) void trace(const char* what, unsigned char* address, int bytes, bool write, const void* code) {
+    if (combining || (address >= current->stack_low && address < current->stack_high)) return;
+    const Range* range = cells_of(address, bytes) ? nullptr : range_of(address, bytes);
+    if (range || cells_of(address, bytes)) trace_access(what, write, address, bytes, range, code);
+}
+
 }  // namespace
+
+// Static arrays come after dynamic ones: all addresses fit the 18 bits of a wgmma's operand.
+unsigned static_window() { return SHARED_WINDOW + unsigned((dynamic_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT); }
 
 void reserve_shared(size_t bytes) {
     storage.resize(bytes + 2 * ALIGNMENT);
@@ -205,20 +225,21 @@ unsigned char* dynamic_shared() { return dynamic_low; }
 
 unsigned shared_address(const void* pointer) {
     const auto* p = (const unsigned char*)pointer;
-    if (p >= dynamic_low && p <= dynamic_low + dynamic_bytes) return unsigned(p - dynamic_low) + WINDOW;
+    if (p >= dynamic_low && p <= dynamic_low + dynamic_bytes) return unsigned(p - dynamic_low) + SHARED_WINDOW;
     if (static_bytes() && p >= __start_attngen_shared && p <= __stop_attngen_shared) return unsigned(p - __start_attngen_shared) + static_window();
     report(Kind::OUT_OF_BOUNDS, "an address that is not in shared memory is taken for one", 0, __builtin_return_address(0), 0, nullptr, -1, pointer);
 }
 
 void* shared_pointer(unsigned address) {
-    return address >= static_window() ? __start_attngen_shared + (address - static_window()) : dynamic_low + (address - WINDOW);
+    return address >= static_window() ? __start_attngen_shared + (address - static_window()) : dynamic_low + (address - SHARED_WINDOW);
 }
 
 void check_access(const void* address, int bytes, bool write, int line, int lane) {
     Fiber* const last = current;
     current = &fibers[last->warp * 32 + lane];
     combining = false;
-    access((unsigned char*)address, bytes, write, line, nullptr);
+    access((unsigned char*)address, bytes, write, line, collective_code);
+    if (launch.traced) trace(last->what, (unsigned char*)address, bytes, write, collective_code);
     combining = true;
     current = last;
 }
@@ -242,11 +263,12 @@ void background_write(unsigned address, int bytes, int line, const unsigned* clo
     if (launch.checked) shared_write(background_cells(address, bytes, line), {shared_pointer(address), bytes, line, nullptr, clock, writer, true});
 }
 
-void background_global(const void* address, int bytes, bool write, int line) {
-    if (!launch.checked) return;
+const Range* background_global(const void* address, int bytes, bool write, int line) {
+    if (!launch.checked) return nullptr;
     Range* range = range_of((const unsigned char*)address, bytes);
     if (!range) report(Kind::OUT_OF_BOUNDS, "a TMA copy reaches outside every tensor", line, nullptr, 0, nullptr, -1, address, bytes);
     write ? global_write(*range, (unsigned char*)address, bytes, line, nullptr) : global_read(*range, (const unsigned char*)address, bytes, line, nullptr);
+    return range;
 }
 
 void keep_for_mbarrier(unsigned address, int line) {
@@ -267,6 +289,8 @@ unsigned atomic_update(unsigned* address, unsigned operand, unsigned (*update)(u
         if ((uint64_t)address % 4) report(Kind::MISALIGNED, "an atomic update of an address that is not a multiple of 4", line, nullptr, 0, nullptr, -1, address, 4);
         if (!range->writable) report(Kind::READ_ONLY, "an atomic update of a tensor that is only read", line, nullptr, 0, nullptr, -1, address, 4);
         range->read += 4, range->written += 4;
+        if (launch.traced)
+            for (bool write : {false, true}) trace_access("atomic", write, address, 4, range, __builtin_return_address(0));
         auto& writers = launch.writers[range - launch.ranges];
         const uint64_t mark = launch.sequence << THREAD_BITS | ATOMIC;
         for (uint64_t i = ((uint64_t)address - range->pointer) / GRANULE, last = i + 4 / GRANULE; i < last; ++i) {
@@ -283,10 +307,12 @@ unsigned atomic_update(unsigned* address, unsigned operand, unsigned (*update)(u
 // The data arrives when its group is waited for, which is the latest that the hardware may deliver it.
 void async_copy(unsigned to, const void* from, int bytes, int source_bytes, int line) {
     auto* target = (unsigned char*)shared_pointer(to);
+    const void* code = __builtin_return_address(0);
     if (launch.checked) {
         if ((uint64_t)target % bytes || (source_bytes && (uint64_t)from % bytes))
             report(Kind::MISALIGNED, "an asynchronous copy whose address is not a multiple of its size", line, nullptr, 0, nullptr, -1, from, bytes);
-        if (source_bytes) access((unsigned char*)from, source_bytes, false, line, nullptr);
+        if (source_bytes) access((unsigned char*)from, source_bytes, false, line, code);
+        if (source_bytes && launch.traced) trace("cp.async", (unsigned char*)from, source_bytes, false, code);
         const Access a = own(target, bytes, line, nullptr);
         Cell* cell = cells_of(target, bytes);
         if (!cell) report(Kind::OUT_OF_BOUNDS, "an asynchronous copy to outside shared memory", line, nullptr, 0, nullptr, -1, target, bytes);
@@ -295,8 +321,9 @@ void async_copy(unsigned to, const void* from, int bytes, int source_bytes, int 
             check_overwrite(*cell, a);
             cell->in_flight = current->index;
         }
+        if (launch.traced) trace_access("cp.async", true, target, bytes, nullptr, code);
     }
-    current->uncommitted.push_back({target, from, bytes, source_bytes});
+    current->uncommitted.push_back({target, from, bytes, source_bytes, code});
 }
 
 void async_commit() {
@@ -315,7 +342,7 @@ void async_wait(int pending) {
             for (int i = 0; i < copy.bytes; i += GRANULE, ++cell) {
                 cell->in_flight = -1;
                 cell->initialized = true;
-                cell->writer = touch(0, nullptr);
+                cell->writer = touch(0, copy.code);
             }
         }
         groups.erase(groups.begin());
@@ -326,9 +353,25 @@ void count_instruction(int which) { ++launch.instruction_counts[which]; }
 
 }  // namespace emulator
 
+// For Python: where in shared memory an address lies. 0: nowhere; 1: in dynamic, 2: in static memory, at `offset`.
+extern "C" int emulator_shared_offset(uint64_t address, uint64_t* offset) {
+    using namespace emulator;
+    const auto* p = (const unsigned char*)address;
+    const bool is_dynamic = p >= dynamic_low && p < dynamic_low + dynamic_bytes;
+    const bool is_static = static_bytes() && p >= __start_attngen_shared && p < __stop_attngen_shared;
+    *offset = is_dynamic ? p - dynamic_low : is_static ? p - __start_attngen_shared : 0;
+    return is_dynamic ? 1 : is_static ? 2 : 0;
+}
+
 // What -fsanitize=thread calls. The names are the compiler's.
-#define ACCESS(name, bytes, write, aligned) \
-    extern "C" void name(void* address) { emulator::access((unsigned char*)address, bytes, write, 0, __builtin_return_address(0), aligned); }
+#define CHECK(bytes, write, aligned)                                                                              \
+    {                                                                                                             \
+        using namespace emulator;                                                                                 \
+        auto* const at = (unsigned char*)address;                                                                 \
+        if (launch.traced) trace(write ? "store" : "load", at, bytes, write, __builtin_return_address(0));         \
+        access(at, bytes, write, 0, __builtin_return_address(0), aligned); /* last: a jump */                     \
+    }
+#define ACCESS(name, bytes, write, aligned) extern "C" void name(void* address) CHECK(bytes, write, aligned)
 ACCESS(__tsan_read1, 1, false, true)
 ACCESS(__tsan_read2, 2, false, true)
 ACCESS(__tsan_read4, 4, false, true)
@@ -347,10 +390,8 @@ ACCESS(__tsan_unaligned_write2, 2, true, false)
 ACCESS(__tsan_unaligned_write4, 4, true, false)
 ACCESS(__tsan_unaligned_write8, 8, true, false)
 ACCESS(__tsan_unaligned_write16, 16, true, false)
-extern "C" void __tsan_read_range(void* address, unsigned long bytes) { emulator::access((unsigned char*)address, int(bytes), false, 0, __builtin_return_address(0), false); }
-extern "C" void __tsan_write_range(void* address, unsigned long bytes) { emulator::access((unsigned char*)address, int(bytes), true, 0, __builtin_return_address(0), false); }
+extern "C" void __tsan_read_range(void* address, unsigned long bytes) CHECK(int(bytes), false, false)
+extern "C" void __tsan_write_range(void* address, unsigned long bytes) CHECK(int(bytes), true, false)
 extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
-extern "C" void __tsan_func_entry(void*) {}
-extern "C" void __tsan_func_exit() {}
 extern "C" void __tsan_init() {}

@@ -4,8 +4,8 @@
 #include <sys/mman.h>
 #include <unwind.h>
 
-#include "state.hpp"
 #include "switch.hpp"
+#include "trace.hpp"
 
 namespace emulator {
 
@@ -15,6 +15,8 @@ std::vector<Fiber> fibers;
 unsigned thread_count;
 Fiber* current;
 bool combining;
+const void* collective_code;
+Fiber* collective_last;
 
 namespace {
 
@@ -69,17 +71,7 @@ void shuffle_order(std::vector<int>& order, bool permute) {
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[next_random() % i]);
 }
 
-// The calls that the current thread is in, innermost first, as addresses in the library.
-void trace_calls(uint64_t (&trace)[TRACE]) {
-    struct Walk { uint64_t* next; uint64_t* end; } walk{trace, trace + TRACE};
-    memset(trace, 0, sizeof(trace));
-    _Unwind_Backtrace([](_Unwind_Context* frame, void* to) {
-        Walk& walk = *(Walk*)to;
-        if (walk.next == walk.end) return _URC_END_OF_STACK;
-        *walk.next++ = _Unwind_GetIP(frame);
-        return _URC_NO_REASON;
-    }, &walk);
-}
+void trace_calls(uint64_t (&trace)[TRACE]) { walk_calls(trace, TRACE); }
 
 bool waits_for_the_same(const Fiber& a, const Fiber& b) {
     const bool at_barrier = a.state == State::AT_MBARRIER || a.state == State::AT_NAMED_BARRIER;
@@ -140,6 +132,7 @@ void open_block_barrier() {
     }
     ++launch.barriers;
     if (launch.checked) meet_all(0, int(fibers.size()), ~0u);
+    if (launch.traced) trace_block_meeting();
     for (Fiber& f : fibers) f.state = State::READY;
 }
 
@@ -148,6 +141,7 @@ bool run_block(dim3 block, dim3 block_size, dim3 grid, size_t dynamic_bytes, boo
     begin_block_memory(dynamic_bytes);
     for (int i = 0; i < count; ++i) start(fibers[i], i, block, block_size, grid);
     if (launch.checked) begin_block_order();
+    if (launch.traced) begin_block_trace();
     begin_block_mbarriers();
     begin_block_warpgroups();
     begin_block_tma();
@@ -171,7 +165,10 @@ bool run_block(dim3 block, dim3 block_size, dim3 grid, size_t dynamic_bytes, boo
             done += f.state == State::DONE;
             at_barrier += f.state == State::AT_BLOCK_BARRIER;
         }
-        if (done == count) return end_block_tma() && end_block_warpgroups();
+        if (done == count) {
+            if (launch.traced) end_block_trace();
+            return end_block_tma() && end_block_warpgroups();
+        }
         if (at_barrier && done + at_barrier == count) {
             open_block_barrier();
             shuffle_order(order, permute);
@@ -185,6 +182,19 @@ bool run_block(dim3 block, dim3 block_size, dim3 grid, size_t dynamic_bytes, boo
 }
 
 }  // namespace
+
+// The calls that the current thread is in, innermost first, as addresses in the library; 0 where there are no more.
+int walk_calls(uint64_t* to, int most) {
+    struct Walk { uint64_t* next; uint64_t* end; } walk{to, to + most};
+    memset(to, 0, most * sizeof(*to));
+    _Unwind_Backtrace([](_Unwind_Context* frame, void* to) {
+        Walk& walk = *(Walk*)to;
+        if (walk.next == walk.end) return _URC_END_OF_STACK;
+        *walk.next++ = _Unwind_GetIP(frame);
+        return _URC_NO_REASON;
+    }, &walk);
+    return int(walk.next - to);
+}
 
 dim3 thread_position() { return running->thread; }
 dim3 block_position() { return running->block; }
@@ -206,6 +216,7 @@ void wait_in(State state, const char* what, int line) {
 }
 
 void block_barrier(int line) {
+    if (launch.traced) trace_event("block barrier", current->index == 0, __builtin_return_address(0));
     current->state = State::AT_BLOCK_BARRIER;
     current->line = line;
     current->what = "the block barrier";
@@ -233,9 +244,11 @@ void warp_collective(const char* what, int line, unsigned mask, const void* in, 
     Lane all[32] = {};
     for (int i = 0; i < lanes; ++i)
         if (mask >> i & 1) all[i] = warp[i].lane_arguments;
+    collective_code = __builtin_return_address(0), collective_last = &self;
     combining = true;
     combine(all, line);
     combining = false;
+    if (launch.traced) trace_meeting(what, mask, line, collective_code);
     for (int i = 0; i < lanes; ++i)
         if (mask >> i & 1) warp[i].state = State::READY;
 }
@@ -275,7 +288,7 @@ void report(Kind kind, const char* text, int line, const void* code, int other_l
 
 // The entry from Python: run one launch. Returns 0, or 1 with `finding` filled in.
 extern "C" int emulator_launch(void (*kernel)(void**), void** arguments, const unsigned* grid, const unsigned* block, size_t shared_bytes,
-                               emulator::Range* ranges, int range_count, uint64_t seed, int checked, uint64_t budget, int first_of_call,
+                               emulator::Range* ranges, int range_count, uint64_t seed, int mode, uint64_t budget, int first_of_call,
                                uint64_t* instruction_counts, uint64_t* totals, emulator::Finding* finding) {
     using namespace emulator;
     const unsigned count = block[0] * block[1] * block[2];
@@ -286,7 +299,8 @@ extern "C" int emulator_launch(void (*kernel)(void**), void** arguments, const u
     }
     fibers.resize(count);
     thread_count = count;
-    launch.checked = checked, launch.budget = budget, launch.finding = finding;
+    const bool checked = mode >= 1;                    // 0: neither watched nor counted; 2: traced too
+    launch.checked = checked, launch.traced = mode == 2, launch.budget = budget, launch.finding = finding;
     launch.ranges = ranges, launch.range_count = range_count, launch.instruction_counts = instruction_counts;
     launch.shared_read = launch.shared_written = launch.barriers = 0;
     launch.sequence = first_of_call ? 1 : launch.sequence + 1;

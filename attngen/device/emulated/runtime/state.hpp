@@ -16,7 +16,7 @@ enum class Kind : int {
     PROXY_FENCE, WGMMA_FENCE, BARRIER_MISUSE, ACCUMULATOR, DIVERGENT_WARPGROUP, REGISTERS, OPERAND,
 };
 
-constexpr int TRACE = 8, WAITERS = 8;
+constexpr int TRACE = 16, WAITERS = 8;
 
 // A group of threads that wait at one place for one thing, in a deadlock.
 struct Waiter {
@@ -51,7 +51,7 @@ void record(Kind kind, const char* text, int line, const void* code = nullptr, i
 
 enum class State : uint8_t { READY, AT_BLOCK_BARRIER, AT_WARP, AT_MBARRIER, AT_NAMED_BARRIER, AT_WGMMA, AT_REGISTERS, DONE };
 
-struct Copy { unsigned char* to; const void* from; int bytes, source_bytes; };
+struct Copy { unsigned char* to; const void* from; int bytes, source_bytes; const void* code; };
 
 struct Fiber {
     Position position;
@@ -71,6 +71,8 @@ struct Fiber {
     unsigned char *stack_low, *stack_high;
     std::vector<Copy> uncommitted;
     std::vector<std::vector<Copy>> groups;
+    std::vector<uint64_t> call_hashes;  // tracing: of the calls that it is in, outermost first
+    int phase, epoch, order;        // tracing: see Step
 };
 
 extern std::vector<Fiber> fibers;
@@ -78,6 +80,8 @@ extern unsigned thread_count;      // fibers.size()
 extern Fiber* current;
 extern Position* running;
 extern bool combining;             // a Combine runs: what it touches are the lanes' own arguments
+extern const void* collective_code; // from where the warp came to it,
+extern Fiber* collective_last;      // and the lane that came last: the one that runs it
 
 void switch_to_scheduler();
 void wait_in(State state, const char* what, int line);  // until somebody makes the fiber READY
@@ -119,7 +123,7 @@ struct Range {                      // one Memory of the protocol; Python writes
 struct Cell { Touch writer, readers[4]; int in_flight = -1; bool initialized = false; };
 
 struct Launch {
-    bool checked;
+    bool checked, traced;           // traced: checked too
     uint64_t budget;
     Finding* finding;
     Range* ranges;
@@ -132,12 +136,14 @@ struct Launch {
 
 extern Launch launch;
 
+constexpr unsigned SHARED_WINDOW = 0x1000;           // PTX addresses of dynamic shared memory begin here
+unsigned static_window();                            // those of static arrays
 void begin_block_memory(size_t dynamic_bytes);
 void reserve_shared(size_t dynamic_bytes);
 // Accesses of the background to shared memory, known to be ordered after what `clock` knows.
 void background_read(unsigned address, int bytes, int line, const unsigned* clock, const Touch& reader);
 void background_write(unsigned address, int bytes, int line, const unsigned* clock, const Touch& writer);
-void background_global(const void* address, int bytes, bool write, int line);
+const Range* background_global(const void* address, int bytes, bool write, int line);
 void keep_for_mbarrier(unsigned address, int line);  // 8 bytes that ordinary accesses must leave alone
 Touch last_writer(unsigned address);
 

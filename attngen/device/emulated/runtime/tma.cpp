@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "state.hpp"
+#include "trace.hpp"
 
 namespace emulator {
 
@@ -94,10 +94,18 @@ Box checked_box(int rank, unsigned shared, const void* map, const Coordinates& a
 }
 
 void check_global(const Box& box, bool write) {
+    const Range* range = nullptr;
+    const void* first = nullptr;
+    int bytes = 0;
     for (int row = 0; row < box.rows(); ++row) {
         const Run run = run_of(box, row);
-        if (run.first < run.last) background_global(run.address, (run.last - run.first) * box.map.element_bytes, write, box.line);
+        if (run.first >= run.last) continue;
+        const int of_row = (run.last - run.first) * box.map.element_bytes;
+        range = background_global(run.address, of_row, write, box.line);
+        if (!first) first = run.address;
+        bytes += of_row;
     }
+    if (launch.traced && bytes) trace_bulk(write ? "tma store" : "tma load", write, first, bytes, range);
 }
 
 Stores& stores_of_current() {
@@ -145,6 +153,7 @@ void tma_load(int rank, unsigned to, const void* map, Coordinates coordinates, u
     const Ticket t = ticket(barrier, line);
     check_global(box, false);
     background_write(to, box.bytes(), line, current->clock, t.writer);
+    if (launch.traced) trace_bulk("tma load", true, shared_pointer(to), box.bytes(), nullptr);
     loads.push_back({box, t});
 }
 
@@ -160,11 +169,14 @@ void tma_store(int rank, const void* map, Coordinates coordinates, unsigned from
     Stores& mine = stores_of_current();
     if (launch.checked && mine.agent < 0) mine.agent = new_agent(Background::TMA_STORE, current->index);
     const Touch reader{mine.agent, mine.committed + 1, nullptr, line};
+    int bytes = 0;
     for (int row = 0; row < box.rows(); ++row) {
         const Run run = run_of(box, row);
         const int low = run.first * box.map.element_bytes / CHUNK * CHUNK, high = run.last * box.map.element_bytes;
         for (int i = low; i < high; i += CHUNK) background_read(place(box, row * box.row_bytes() + i), CHUNK, line, current->clock, reader);
+        bytes += high > low ? (high - low + CHUNK - 1) / CHUNK * CHUNK : 0;
     }
+    if (launch.traced && bytes) trace_bulk("tma store", false, shared_pointer(from), bytes, nullptr);
     check_global(box, true);
     mine.open.push_back({box, {}});
 }

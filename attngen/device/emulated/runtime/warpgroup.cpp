@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "state.hpp"
+#include "trace.hpp"
 
 namespace emulator {
 
@@ -47,6 +47,7 @@ void named_barrier(unsigned id, unsigned threads, bool waits, int line) {
     if (!threads || threads % 32 || threads > (fibers.size() + 31) / 32 * 32)
         report(Kind::OPERAND, "a named barrier of a number of threads that is not a multiple of 32, or more than the block has", line);
     NamedBarrier& b = named[id];
+    if (launch.traced) trace_event(waits ? "named barrier" : "named barrier, arrive", current->lane == 0, __builtin_return_address(0));
     if (b.expected && b.expected != threads)
         report(Kind::DIVERGENT_BARRIER, "threads come to one named barrier with different counts", line, nullptr, 0, nullptr, b.here[0]);
     if (std::count(b.here.begin(), b.here.end(), current->index))

@@ -6,7 +6,7 @@
 #include <deque>
 #include <list>
 
-#include "state.hpp"
+#include "trace.hpp"
 
 namespace emulator {
 
@@ -110,6 +110,7 @@ Held* hold(ThreadState& t, const Wgmma& product, int line) {
 void check_operands(const Warpgroup& g, const Product& p) {
     const Touch reader{g.agent, p.group + 1, nullptr, p.line};
     const auto check = [&](const Operand& o, int size) {
+        if (launch.traced) trace_bulk("wgmma", false, shared_pointer(o.start), size * STEP * 2, nullptr);
         o.each_chunk(size, [&](int, int, unsigned address) { background_read(address, 16, p.line, p.known.data(), reader); });
     };
     if (!p.shape.a_in_registers) check(operand(p.shape.a, p.shape.a_transposed, p.line), ROWS);

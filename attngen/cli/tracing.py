@@ -1,0 +1,154 @@
+"""`trace`: what a kernel does to memory, counted exactly, and step by step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attngen.cli.common import (
+    EPILOG,
+    RUNG_CHOICE,
+    guarded,
+    known_params,
+    load_specs,
+    name_option,
+    param_option,
+    rung_of_text,
+    rungs_named,
+    source_option,
+    spec_argument,
+)
+
+LENGTH, LENGTH_OF_MANY_HEADS = 256, 64  # counts of the naive rung in seconds
+LENGTH_HELP = f"[default: {LENGTH}; {LENGTH_OF_MANY_HEADS} where the spec has many heads]"
+
+
+@click.command(epilog=EPILOG)
+@spec_argument
+@click.option("--kernel", type=RUNG_CHOICE, help="One rung, with all its access sites; the sums of all by default.")
+@click.option("--arch", help="What to plan for.  [default: sm_80; for kernel hopper sm_90a]")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--heads", type=click.IntRange(1), default=1, show_default=True, help="Where the spec leaves them open.")
+@click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads; as many as query heads by default.")
+@click.option("--q-len", type=click.IntRange(1), help=LENGTH_HELP)
+@click.option("--kv-len", type=click.IntRange(1), help="As q-len by default.")
+@param_option
+@click.option("--sites", is_flag=True, help="All access sites of every rung.")
+@click.option("--steps", is_flag=True, help="What threads do, step by step.")
+@click.option("--block", type=click.IntRange(0), default=0, show_default=True, help="Whose steps: the block.")
+@click.option("--thread", default="0", show_default=True, help="Whose steps: threads, as 0 or 0,4,32-35.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Steps of each thread of each kernel.")
+@source_option
+@name_option
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+@guarded
+def trace(
+    spec: str, kernel: str | None, arch: str | None, batch: int, heads: int, kv_heads: int | None, q_len: int | None,
+    kv_len: int | None, given: tuple[str, ...], sites: bool, steps: bool, block: int, thread: str, limit: int,
+    source: Path | None, name: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Count what every rung does, exactly, on the emulated device: by access site, or step by step.
+
+    \b
+    attngen trace gpt2                                   naive, tiled and fused beside each other
+    attngen trace gpt2 --kernel fused                    and every access site of one of them
+    attngen trace gpt2 --kernel fused --steps --thread 0,1 --limit 40
+    attngen build gpt2 -o out; (change a file) attngen trace gpt2 --source out/gpt2_fused.cu
+
+    Counted are bytes that instructions ask for, before any cache, wavefronts of shared memory and bank conflicts, barriers,
+    matrix products and idle lanes. Missing barriers and other mistakes are found and named. docs/trace.md defines each count.
+    """
+    from attngen.device.emulated.tracing import NOBODY, Watch
+    from attngen.inspect.trace_text import as_json as to_json
+    from attngen.inspect.tracing import trace_spec
+    from attngen.plan import default_arch
+
+    watch = Watch(block, _threads(thread), limit) if steps else NOBODY
+    everything = []
+    for one in load_specs(spec, name):
+        rungs = _rungs(one.spec, kernel, source, steps)
+        shape = _shape(one.spec, batch, heads, kv_heads, q_len, kv_len)
+        target = arch or default_arch(rungs[-1] if rungs[-1] != "auto" else one.spec.schedule.rung)
+        show = None if as_json else _Shown(one.spec.name, shape.sizes(one.spec), sites or len(rungs) == 1, watch)
+        text = source.read_text() if source else None
+        for result in trace_spec(one.spec, rungs, _known(target), shape, known_params(one.spec, given), watch, text):
+            everything.append((one.spec.name, result))
+            if show is not None:
+                show.add(result)
+        if show is not None:
+            show.finish()
+    if as_json:
+        click.echo(json.dumps([{"attention": name, **to_json([t])[0]} for name, t in everything], indent=2))
+
+
+def _rungs(spec: Any, kernel: str | None, source: Path | None, steps: bool) -> tuple[str, ...]:
+    """Those to trace: one where a file or steps are asked for."""
+    if kernel is None and source is not None:
+        return (rung_of_text(source, spec),)
+    return (spec.schedule.rung,) if kernel is None and steps else rungs_named(kernel, spec)
+
+
+def _shape(spec: Any, batch: int, heads: int, kv_heads: int | None, q_len: int | None, kv_len: int | None) -> Any:
+    from attngen.reference.problems import Shape
+
+    length = q_len or (LENGTH if (spec.q_heads or heads) * batch <= 4 else LENGTH_OF_MANY_HEADS)
+    return Shape(batch, heads, kv_heads or heads, length, kv_len or length)
+
+
+def _known(arch: str) -> str:
+    from attngen.plan.arch import ARCHES, find_arch
+
+    found = find_arch(arch)
+    if found is None:
+        raise click.BadParameter(f"no architecture is called {arch}; there are {', '.join(ARCHES)}", param_hint="--arch")
+    return found.name
+
+
+def _threads(text: str) -> tuple[int, ...]:
+    """The numbers of "0,4,32-35"."""
+    threads: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        try:
+            threads += range(int(first), int(last or first) + 1)
+        except ValueError:
+            raise click.BadParameter(f"{part!r} is neither a thread nor a range of them", param_hint="--thread") from None
+    if not threads or max(threads) >= 1024:
+        raise click.BadParameter("a block has the threads 0 to 1023", param_hint="--thread")
+    return tuple(dict.fromkeys(threads))
+
+
+class _Shown:
+    """Rungs as they come, a line each; what else is to be said of them after the last."""
+
+    def __init__(self, name: str, sizes: dict[str, int], sites: bool, watch: Any) -> None:
+        from attngen.inspect.trace_text import TOTALS_HEADER
+
+        self.sites, self.watch = sites, watch
+        self.results: list[Any] = []
+        shape = ", ".join(f"{size} {value}" for size, value in sizes.items())
+        click.echo(f"{name}: {shape}\n\n{TOTALS_HEADER}")
+        sys.stdout.flush()
+
+    def add(self, result: Any) -> None:
+        from attngen.inspect.trace_text import totals_line
+
+        self.results.append(result)
+        click.echo(totals_line(result))
+        sys.stdout.flush()
+
+    def finish(self) -> None:
+        from attngen.inspect.trace_text import conflicts_text, sites_text, steps_text
+
+        click.echo("\nBytes are those that instructions ask for, before any cache.\n")
+        for result in self.results:
+            click.echo(conflicts_text(result), nl=False)
+        for result in self.results:
+            if self.watch.threads:
+                click.echo("\n" + steps_text(result, self.watch.block), nl=False)
+            elif self.sites:
+                click.echo(sites_text(result), nl=False)

@@ -1,0 +1,66 @@
+"""The names of what a launch may touch: its tensors, and the parts of shared memory, dynamic and static."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from attngen.device.protocol import Memory
+from attngen.emit.kernel_source import EntryPoint
+
+SHARED = "shared memory"  # what no name is known of
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBuffer:
+    """`tensor` is the number of a Memory of the launch, or -1; `offset` is into dynamic or static shared memory."""
+
+    name: str
+    tensor: int
+    is_static: bool
+    offset: int
+    bytes: int
+
+    @property
+    def is_shared(self) -> bool:
+        return self.tensor < 0
+
+    @property
+    def label(self) -> str:
+        """The name as the generated code spells it."""
+        planned = self.is_shared and not self.is_static and self.name != SHARED
+        return f"{self.name}_smem" if planned else self.name
+
+
+def buffers_of(entry: EntryPoint, memory: Sequence[Memory], library: Path) -> tuple[NamedBuffer, ...]:
+    """Everything that a launch of `entry` may touch; of those that hold an address the first names it."""
+    tensors = [NamedBuffer(m.name, i, False, 0, m.bytes) for i, m in enumerate(memory)]
+    dynamic = [NamedBuffer(b.name, -1, False, b.offset, b.bytes) for b in entry.shared_buffers]
+    whole = [NamedBuffer(SHARED, -1, is_static, 0, 2**32) for is_static in (False, True)]
+    return (*tensors, *dynamic, *static_arrays(library), *whole)
+
+
+@lru_cache(maxsize=64)
+def static_arrays(library: Path) -> tuple[NamedBuffer, ...]:
+    """The `__shared__` arrays of a library by the names they have in the source; none where the machine has no nm."""
+    tool = shutil.which("nm") or shutil.which("llvm-nm")
+    if tool is None:
+        return ()
+    done = subprocess.run([tool, "-C", "-S", str(library)], capture_output=True, text=True, check=False)
+    ends = {name: int(at, 16) for at, name in re.findall(r"^(\w+) \w (__st\w+_attngen_shared)$", done.stdout, re.MULTILINE)}
+    if len(ends) < 2:
+        return ()
+    low, high = ends["__start_attngen_shared"], ends["__stop_attngen_shared"]
+    sized = re.findall(r"^(\w+) (\w+) [bBdD] (.+)$", done.stdout, re.MULTILINE)
+    found = [(int(at, 16), int(size, 16), name.rpartition("::")[2]) for at, size, name in sized]
+    return tuple(NamedBuffer(name, -1, True, at - low, size) for at, size, name in sorted(found) if low <= at < high)
+
+
+def find(buffers: Sequence[NamedBuffer], is_static: bool, offset: int) -> NamedBuffer:
+    """The shared buffer that holds `offset`."""
+    return next(b for b in buffers if b.is_shared and b.is_static == is_static and b.offset <= offset < b.offset + b.bytes)
