@@ -226,8 +226,8 @@ def compile(
 ) -> CompiledAttention:
     """Compile a spec, or the one in an `.attn` file, into a callable.
 
-    `kernel` (naive, tiled, fused, hopper, auto) overrides the spec's own statement; `device` is "cuda", "emulated", "auto" (cuda
-    where there is a usable GPU) or a Device; `arch` is for planning only and is the device's own by default. `captures` are
+    `kernel` (naive, tiled, fused, hopper, auto) overrides the spec's own statement; `device` is "cuda", "emulated", "auto"
+    (cuda where there is a GPU) or a Device; `arch` is for planning only and is the device's own by default. `captures` are
     arrays by name for inputs that calls leave out. `ahead` names architectures whose cubins are compiled into the cache on disk
     now, with or without a GPU, so that a process that serves finds them there. Raises DiagnosticError for mistakes in the text,
     PlanRefusal for overrides that do not fit, DeviceError where the device cannot compile.

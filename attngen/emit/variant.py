@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import or_
+from typing import Literal
 
 from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name
 from attngen.plan.plan import Plan
+from attngen.plan.precision import rough_functions
 from attngen.plan.tiles import TILE_RANGES, Span, TileBounds
 from attngen.spec.attention import SIZES, AttentionSpec, Input
 from attngen.spec.bounds import ranges
@@ -116,8 +118,8 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     spans = bounds.spans
     by_row = plan.roles is not None and bounds.by_row
     # A result that is rounded to 16 bits may be computed by approximations; an lse, which is not, must not
-    approximate = plan.on_tensor_cores and spec.dtype.bytes == 2 and not spec.lse
-    printer = _printer(spec, spans, approximate)
+    approximable = plan.on_tensor_cores and spec.dtype.bytes == 2 and not spec.lse
+    printer = _printer(spec, spans, "" if not approximable else "rough" if rough_functions(spec) else "fast")
     score = None if isinstance(spec.score, Name) else spec.score
     sink = spec.sink
     bound_exprs = [e for e in (bounds.kv_begin, bounds.kv_end, bounds.full_begin, bounds.full_end) if e is not None]
@@ -153,7 +155,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     return variant
 
 
-def _printer(spec: AttentionSpec, spans: Iterable[Span], approximate: bool) -> CudaPrinter:
+def _printer(spec: AttentionSpec, spans: Iterable[Span], approximate: Literal["", "fast", "rough"]) -> CudaPrinter:
     elements = element_ranges(spec)
     for span in spans:
         if span.input in elements:

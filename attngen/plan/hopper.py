@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.plan import Decision, Plan, Roles, lay_out, refusal
+from attngen.plan.precision import precision_decisions
 from attngen.plan.problem import Problem
 from attngen.plan.tiles import tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
@@ -190,6 +191,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
     holds = registers(spec, tile) + q_registers <= consumer
     decisions = (
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
+        *precision_decisions(spec),
         Decision(
             "warpgroups", f"1 + {groups}", f"one copies; {groups} compute 64 rows each, one's softmax beside another's products"
         ),
