@@ -57,7 +57,7 @@ constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
 constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
 constexpr int DIMS = BLOCK_DV / COLUMN_THREADS;  // dimensions of O of a thread
 constexpr int SLICE = 16;  // terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)
-constexpr int PAD = 8;  // floats after every fourth row of a transposed tile: what a warp writes at once lies in different banks
+constexpr int PAD = 8;  // floats after every fourth row of a transposed tile: what a warp writes lies in different banks
 constexpr int WARPS = THREADS / 32;
 
 // 2. Primitives

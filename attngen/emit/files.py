@@ -423,7 +423,7 @@ class Hopper(Fused):
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 WARP_ROWS = 16  # of a warpgroup's 64
 PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"
-TRANSPOSED_PAD = "floats after every fourth row of a transposed tile: what a warp writes at once lies in different banks"
+TRANSPOSED_PAD = "floats after every fourth row of a transposed tile: what a warp writes lies in different banks"
 SLICE = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
 
 FILES: dict[str, type[File]] = {
