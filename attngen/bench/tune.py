@@ -60,7 +60,7 @@ class Outcome:
 
 
 def tune(case: Case, params: Mapping[str, int | float], rounds: int, progress: Callable[[str], None]) -> Outcome:
-    """Time every schedule of the fused rung that fits (of the hopper rung, where the spec says so), the most promising again
+    """Time every schedule that fits of the rung that `auto` or the spec itself means, the most promising again
     and longer, and remember the fastest.
 
     Raises AssertionError where a candidate computes something else than the planner's choice does: a bug, never remembered.
@@ -68,7 +68,7 @@ def tune(case: Case, params: Mapping[str, int | float], rounds: int, progress: C
     spec = case.spec
     place = CudaDevice()
     arch = ARCHES[place.arch]
-    rung: Rung = "hopper" if spec.schedule.rung == "hopper" else "fused"
+    rung: Rung = "hopper" if choose(spec, arch).rung == "hopper" else "fused"
     planned = choose(spec, arch, rung)
     own = Schedule(rung, planned.block_q, planned.block_kv, planned.stages, planned.warps)
     schedules = list(dict.fromkeys([own, *candidates(spec, arch, rung)]))

@@ -253,7 +253,7 @@ class FusedSimt(Fused):
         return [
             *self.fused_numbers(),
             *thread_grid(fused_simt.ROW_THREADS, fused_simt.COLUMN_THREADS, "HEAD_DIM_V"),
-            ConstantLine("int", "SLICE", str(16 if self.spec.head_dim % 16 == 0 else 8), SLICE),
+            ConstantLine("int", "SLICE", str(fused_simt.slice_of(self.spec)), SLICE),
             ConstantLine("int", "VECTOR", str(vector), "neighbouring dimensions of O that a thread has"),
             ConstantLine("int", "PAD", str(fused_simt.PAD), PAD),
             ConstantLine("int", "QK_STRIDE", "HEAD_DIM + PAD", "floats from row to row in shared memory"),

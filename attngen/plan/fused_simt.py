@@ -39,6 +39,11 @@ def tiles(spec: AttentionSpec, arch: Arch) -> tuple[Tile, ...]:
     return fitting(arch, (*PREFERRED, *POSSIBLE), lambda t: cost(spec, t))
 
 
+def slice_of(spec: AttentionSpec) -> int:
+    """Terms of Q K^T that are summed by themselves."""
+    return 16 if spec.head_dim % 16 == 0 else 8
+
+
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     """The largest tile that fits: a thread reuses each operand from shared memory for `rows` or `columns` products."""
     tile = pick_tile(spec, arch, PREFERRED, POSSIBLE, lambda t: cost(spec, t))

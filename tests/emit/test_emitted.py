@@ -172,20 +172,22 @@ def emitted_text(spec) -> str:
 def test_approximations_are_for_results_of_16_bits() -> None:
     """tanh on the special function unit and division by a constant as a product: where nothing of it can be seen."""
     softcap = {"head_dim": 64, "score": "softcap(20.0)"}
-    fast = "20.0f * fast_tanh(s * (1.0f / 20.0f))"
-    assert fast in emitted(attngen.define(dtype="bf16", **softcap), "fused").text
+    fast = emitted(attngen.define(dtype="bf16", **softcap), "fused").text
+    assert f"return fast_tanh(s * {0.125 / 20}f);" in fast  # the scale, 1 / sqrt(64), is in the constant
+    assert "EXPONENT_SCALE = 20.0f * LOG2_E" in fast
     for spec, rung in (
         (attngen.define(dtype="fp32", **softcap), "fused"),
         (attngen.define(dtype="fp32", precision="high", **softcap), "fused"),
-        (attngen.define(dtype="bf16", lse=True, **softcap), "fused"),
         (attngen.define(dtype="bf16", **softcap), "tiled"),
     ):
         text = emitted(spec, rung).text
         assert "20.0f * tanhf(s / 20.0f)" in text
         assert "fast_tanh" not in text
+    text = emitted(attngen.define(dtype="bf16", lse=True, **softcap), "fused").text  # an lse is fp32
+    assert "return tanhf(s / 20.0f);" in text
     rough = emitted(attngen.define(dtype="bf16", precision="high", **softcap), "fused").text
-    assert "20.0f * rough_tanh(s * (1.0f / 20.0f))" in rough
+    assert f"return rough_tanh(s * {0.125 / 20}f);" in rough
     assert "wrong by up to 2^-11" in rough
     for divisor, printed in (("-3.0", "s * (1.0f / -3.0f)"), ("1e-35", "s / 1.0e-35f"), ("(1.0 + s)", "s / (1.0f + s)")):
-        text = emitted(attngen.define(dtype="fp16", head_dim=64, score=f"s / {divisor}"), "fused").text
+        text = emitted(attngen.define(dtype="fp16", head_dim=64, score=f"s / {divisor} + 0.1 * s * s"), "fused").text
         assert printed in text, text[text.index("float score") :][:200]

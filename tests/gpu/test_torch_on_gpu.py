@@ -151,7 +151,8 @@ def test_calls_wait_for_nothing() -> None:
 
 
 def test_the_fused_kernel_allocates_its_outputs_alone() -> None:
-    """At 32768 keys: O and lse, each rounded up to the allocator's 512 bytes, and nothing more."""
+    """At 32768 keys: O and lse, each rounded up to the allocator's 512 bytes; where blocks take their work from a counter, that
+    of the signature's first call besides; and nothing more."""
     for dtype in (torch.bfloat16, torch.float32):
         q = randn(1, 8, 32768, 64, dtype=dtype)
         attention(q[:, :, :64], q, q, is_causal=True, return_lse=True)
@@ -161,7 +162,8 @@ def test_the_fused_kernel_allocates_its_outputs_alone() -> None:
         output, lse = attention(q, q, q, is_causal=True, return_lse=True)
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
-        assert peak == output.nbytes + lse.nbytes, (dtype, peak)
+        counter = 512 if dtype is torch.bfloat16 else 0
+        assert peak == output.nbytes + lse.nbytes + counter, (dtype, peak)
 
 
 def test_other_devices() -> None:

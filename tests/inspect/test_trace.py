@@ -176,7 +176,11 @@ def test_a_planted_bank_conflict_without_the_swizzle_is_named() -> None:
     ("rung", "barrier", "buffers"),
     [
         ("fused", "__syncthreads();  // this tile is complete", {"K_smem", "V_smem"}),
-        ("tiled", "__syncthreads();  // everyone has read them", {"Q_smem", "K_smem", "P_smem", "V_smem"}),
+        (
+            "tiled",
+            "__syncthreads();  // everyone is done: the next may take its place",
+            {"Q_smem", "K_smem", "P_smem", "V_smem"},
+        ),
     ],
 )
 def test_a_planted_missing_barrier_is_named(rung: str, barrier: str, buffers: set[str]) -> None:
@@ -206,7 +210,7 @@ def test_a_changed_file_is_traced_and_checked_on_the_command_line(tmp_path: Path
     small = ("gpt2", "--q-len", "64", "--source", str(path))
     assert invoke("trace", *small, exit_code=0).startswith("gpt2: ")
     assert "tiled" in invoke("check", *small, "--device", "emulated", exit_code=0)
-    path.write_text(changed(source.text, "const float s = S_frag[i][j] * softmax_scale;", "const float s = S_frag[i][j];"))
+    path.write_text(changed(source.text, "const float s = S_frag[r][j] * softmax_scale;", "const float s = S_frag[r][j];"))
     assert "FAILED" in invoke("check", *small, "--device", "emulated", exit_code=1)
     place = source.text.index("__syncthreads();  // both slices are complete")
     path.write_text(source.text[:place] + source.text[place + len("__syncthreads();") :])
