@@ -144,7 +144,7 @@ def timed(rows: Mapping[str, Row], rounds: int) -> Iterator[tuple[str, float, fl
 
 
 def compiled(row: Row) -> CompiledAttention:
-    """The row's kernel as the GPU's own plan has it; the one of ordinary units as Turing's plan has it, compiled for the GPU."""
+    """The row's kernel as planned for the GPU; the one of ordinary units as planned for Turing, and compiled for the GPU."""
     if row.arch != TURING:
         return attngen.compile(row.spec(), kernel=row.rung, device="cuda")
     device = device_by_name("cuda")

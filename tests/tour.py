@@ -1,7 +1,7 @@
 """The tour of docs/: its commands and what they print, its broken kernels, its notebook.
 
-`python -m tests.tour` writes all three anew: outputs into the chapters, exercises/*.cu and solutions/*.diff from what is emitted
-now, and tour.ipynb from the chapters. tests/test_tour.py holds that nothing would change.
+`python -m tests.tour` writes all three anew: outputs into the chapters, exercises/*.cu and solutions/*.diff from what is
+emitted now, and tour.ipynb from the chapters. tests/test_tour.py holds that nothing would change.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def renewed(page: str) -> str:
 
 FIRST_TEXT = """# A tour of attention kernels
 
-From one thread a row to the Hopper pipeline. No GPU is needed: the generated CUDA runs on an emulated device, which needs a C++ compiler
-(`g++`; Colab has it). Where there is a GPU, leave `--device emulated` out, and the same files run there.
+From one thread a row to the Hopper pipeline. No GPU is needed: the generated CUDA runs on an emulated device, which needs
+a C++ compiler (`g++`; Colab has it). Where there is a GPU, leave `--device emulated` out, and the same files run there.
 
 `!` runs a command as a terminal does. The files of the exercises are written by the cell at the beginning of each chapter."""
 INSTALL = """import importlib.util
