@@ -42,8 +42,8 @@ class Row:
     arch: str = "sm_80"
 
     def spec(self) -> AttentionSpec:
-        """Of fp16 and heads of 64, as gpt2."""
-        (spec,) = load_text(f"attention tour {{\n dtype fp16\n head_dim {HEAD_DIM}\n {self.statements}\n}}")
+        """gpt2 with these statements: fp16 and heads of 64."""
+        (spec,) = load_text(f"attention gpt2 {{\n dtype fp16\n head_dim {HEAD_DIM}\n {self.statements}\n}}")
         return spec
 
 

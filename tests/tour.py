@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,10 +152,10 @@ Path("exercises").mkdir(exist_ok=True)
 Path("solutions").mkdir(exist_ok=True)"""
 
 
-def notebook() -> Any:
-    """The chapters as cells: text, the files of the exercises, the commands with what the chapters show."""
+def notebook(pages: Sequence[Path] = CHAPTERS) -> Any:
+    """Chapters as cells: text, the files of the exercises, the commands with what the chapters show."""
     cells = [new_markdown_cell(FIRST_TEXT), new_code_cell(INSTALL), new_code_cell(PREPARE)]
-    for page in CHAPTERS:
+    for page in pages:
         parts = SESSION.split(page.read_text())
         for i, part in enumerate(parts):
             if i % 2:
