@@ -15,7 +15,7 @@ from attngen.device.protocol import Device, Kernel
 from attngen.device.tuned import Bucket, Winner, bucket_of, is_open, remembered
 from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import MULTIPROCESSORS, KernelSource
-from attngen.plan import Decision, Plan, PlanRefusal, choose, default_arch, find_arch
+from attngen.plan import Decision, Plan, PlanRefusal, Problem, choose, default_arch, depends_on_sizes, find_arch, plans_for
 from attngen.plan.arch import Arch
 from attngen.spec.attention import AttentionSpec, Rung
 from attngen.spec.check import check
@@ -40,7 +40,8 @@ class CompiledAttention:
     captures: Mapping[str, Any] = field(default_factory=dict)
     of_tensors: OfTensors | None = field(default=None, repr=False, compare=False)
     tuned: Mapping[Bucket, Winner] = field(default_factory=dict, repr=False, compare=False)
-    _as_tuned: dict[Bucket, CompiledAttention] = field(default_factory=dict, repr=False, compare=False)
+    by_sizes: bool = field(default=False, repr=False, compare=False)  # other plans serve other sizes better
+    _others: dict[Any, CompiledAttention] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def source(self) -> KernelSource:
@@ -95,27 +96,45 @@ class CompiledAttention:
         return (output, arrays["lse"].owner) if spec.lse else output
 
     def at(self, arrays: Mapping[str, ArrayView]) -> CompiledAttention:
-        """The same with the plan that tuning found for sizes like those of `arrays`; itself where it found none."""
-        if not self.tuned:
-            return self
-        bucket = bucket_of(measure(self.source, arrays))
-        winner = self.tuned.get(bucket)
-        if winner is None:
-            return self
-        if bucket not in self._as_tuned:
-            self._as_tuned[bucket] = self._with(winner)
-        return self._as_tuned[bucket]
+        """The same, planned for the sizes of `arrays`: what tuning found, else the planner's choice, which may be its own plan.
 
-    def _with(self, winner: Winner) -> CompiledAttention:
+        A plan that no call has needed before is compiled now.
+        """
+        if not self.tuned and not self.by_sizes:
+            return self
+        sizes = measure(self.source, arrays)
+        bucket = bucket_of(sizes)
+        winner = self.tuned.get(bucket)
+        if winner is not None:
+            if bucket not in self._others:
+                self._others[bucket] = self._as_tuned(winner)
+            return self._others[bucket]
+        if not self.by_sizes:
+            return self
+        heads = sizes["batch"] * arrays["Q"].shape[1]
+        problem = Problem(heads, sizes["q_len"], sizes["kv_len"], self.device.multiprocessors)
+        plan = choose(self.spec, self.plan.arch, self.plan.rung, problem)
+        tile = (plan.block_q, plan.block_kv)
+        if tile == (self.plan.block_q, self.plan.block_kv):
+            return self
+        if tile not in self._others:
+            self._others[tile] = self._with(plan)
+        return self._others[tile]
+
+    def _with(self, plan: Plan) -> CompiledAttention:
+        kernel = self.device.compile(emit(self.spec, plan))
+        return CompiledAttention(self.spec, plan, kernel, self.device, self.captures)
+
+    def _as_tuned(self, winner: Winner) -> CompiledAttention:
         try:
             plan = choose(replace(self.spec, schedule=winner.schedule), self.plan.arch)
         except PlanRefusal:  # another version of attngen found it
             return self
         times = f"{winner.milliseconds:.3f} ms, the planner's own choice {winner.planned_milliseconds:.3f}"
         decisions = [replace(d, because=d.because.replace("as the spec asks", "as tuned")) for d in plan.decisions]
-        plan = replace(plan, decisions=(Decision("tuned", "by `attngen tune`", f"{times}, on {winner.where}"), *decisions))
-        kernel = self.device.compile(emit(self.spec, plan))
-        return CompiledAttention(self.spec, plan, kernel, self.device, self.captures)
+        return self._with(
+            replace(plan, decisions=(Decision("tuned", "by `attngen tune`", f"{times}, on {winner.where}"), *decisions))
+        )
 
     def bind(self, arrays: dict[str, ArrayView], params: Mapping[str, int | float]) -> Bound:
         """Check `arrays` (by the names of the source's tensors) and params, allocate into `arrays` what is not there, and
@@ -207,11 +226,11 @@ def compile(
 ) -> CompiledAttention:
     """Compile a spec, or the one in an `.attn` file, into a callable.
 
-    `kernel` (naive, tiled, fused, auto) overrides the spec's own statement; `device` is "cuda", "emulated", "auto" (cuda where
-    there is a usable GPU) or a Device; `arch` is for planning only and is the device's own by default. `captures` are arrays by
-    name for inputs that calls leave out. `ahead` names architectures whose cubins are compiled into the cache on disk now, with
-    or without a GPU, so that a process that serves finds them there. Raises DiagnosticError
-    for mistakes in the text, PlanRefusal for overrides that do not fit, DeviceError where the device cannot compile.
+    `kernel` (naive, tiled, fused, hopper, auto) overrides the spec's own statement; `device` is "cuda", "emulated", "auto"
+    (cuda where there is a GPU) or a Device; `arch` is for planning only and is the device's own by default. `captures` are
+    arrays by name for inputs that calls leave out. `ahead` names architectures whose cubins are compiled into the cache on disk
+    now, with or without a GPU, so that a process that serves finds them there. Raises DiagnosticError for mistakes in the text,
+    PlanRefusal for overrides that do not fit, DeviceError where the device cannot compile.
     """
     if not isinstance(spec, AttentionSpec):
         loaded = load(spec)
@@ -226,7 +245,8 @@ def compile(
         from attngen.device.cuda.compiler import cubin
 
         for target in ahead:
-            cubin(emit(spec, choose(spec, _arch(target), kernel)))
+            for plan in plans_for(spec, _arch(target), kernel):
+                cubin(emit(spec, plan))
     # an emulated device that is known by name only is whatever the kernel was made for
     unnamed = isinstance(device, str) and not place.name.startswith("cuda")
     usual = default_arch(kernel or spec.schedule.rung) if unnamed else place.arch
@@ -237,7 +257,8 @@ def compile(
         of_tensors = _of_tensors[-1](spec, kernel, given, place.name if place.name.startswith("cuda") else "cpu")
     tunable = place.name.startswith("cuda") and plan.is_fused and is_open(spec)
     found = remembered(spec, plan.arch.name, plan.rung) if tunable else {}
-    return CompiledAttention(spec, plan, place.compile(emit(spec, plan)), place, given, of_tensors, found)
+    by_sizes = depends_on_sizes(spec, plan)
+    return CompiledAttention(spec, plan, place.compile(emit(spec, plan)), place, given, of_tensors, found, by_sizes)
 
 
 def _arch(name: str) -> Arch:

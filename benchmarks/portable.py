@@ -37,6 +37,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
     "causal": ({"mask": "causal"}, ""),
     "ALiBi": ({"mask": "causal", "score": "alibi(slopes)", "inputs": {"slopes": ("fp32", ("heads",))}}, "slopes"),
     "soft-cap 20": ({"mask": "causal", "score": "softcap(20.0)"}, ""),
+    "soft-cap 20, precision high": ({"mask": "causal", "score": "softcap(20.0)", "precision": "high"}, ""),
     "window 1024": ({"mask": "causal and window(1024)"}, ""),
     "documents of 1024": (
         {"mask": "causal and same_document(ids)", "inputs": {"ids": ("int32", ("batch", "kv_len"))}},

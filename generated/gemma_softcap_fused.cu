@@ -53,9 +53,8 @@ constexpr int HEAD_DIM = 256;
 constexpr int HEAD_DIM_V = 256;
 constexpr int q_heads = 16;
 constexpr int kv_heads = 8;
-constexpr float softmax_scale = 0.0625f;
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float EXPONENT_SCALE = LOG2_E;  // exp(x) = 2^(x log2(e))
+constexpr float EXPONENT_SCALE = 50.0f * LOG2_E;  // exp(x) = 2^(x log2(e)); 50.0f joins the factor
 constexpr int BLOCK_Q = 64;  // query rows of a block
 constexpr int BLOCK_KV = 32;  // keys of a tile
 constexpr int THREADS = 128;
@@ -162,8 +161,10 @@ __device__ __forceinline__ void mma_16x8x16(float* upper, float* lower, const un
 // 3. This variant's score and mask
 
 // S = 50.0 * tanh(s / 50.0)
+// s: an element of Q K^T as it is, softmax_scale is in the constants
+// without the factor 50.0f, which joins that of the exponent
 __device__ __forceinline__ float score(float s) {
-    return 50.0f * fast_tanh(s * (1.0f / 50.0f));
+    return fast_tanh(s * 0.00125f);
 }
 
 // allowed: q >= k
@@ -375,7 +376,7 @@ gemma_softcap_fused(
         // the score of every pair
         for (int r = 0; r < ROWS; ++r)
             for (int j = 0; j < COLUMNS; ++j) {
-                float s = S_frag[r][j] * softmax_scale;
+                float s = S_frag[r][j];
                 s = score(s);
                 S_frag[r][j] = s;
             }

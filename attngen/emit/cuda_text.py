@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
@@ -46,7 +47,7 @@ class CudaPrinter:
     names: Mapping[str, str]
     name_ranges: Mapping[str, Range]
     element_ranges: Mapping[str, Range]
-    approximate: bool = False  # results are rounded to 16 bits: a few units in the last place of fp32 may be lost
+    approximate: Literal["", "fast", "rough"] = ""  # by the columns of operators; "fast": results are rounded to 16 bits
     helpers: set[str] = field(default_factory=set)
     primitives: set[str] = field(default_factory=set)
 
@@ -87,8 +88,8 @@ class CudaPrinter:
         raise AssertionError(node)
 
     def _apply(self, node: Apply, texts: Mapping[Expr, Text], known: Mapping[Expr, Range]) -> Text:
-        if self.approximate and node.op in FAST:
-            primitive = FAST[node.op]
+        primitive = {"": "", "fast": TABLE[node.op].fast, "rough": TABLE[node.op].rough}[self.approximate]
+        if primitive:
             self.primitives.add(primitive)
             return f"{primitive}({', '.join(texts[a][0] for a in node.args)})", CALL
         if self.approximate and node.op == "div" and _has_reciprocal(node.args[1]):
@@ -125,7 +126,6 @@ class CudaPrinter:
 # Operators that need not compute every operand. Elements are read before them: behind branches, each read would wait for
 # the one before.
 SKIPPING = ("and", "or", "where")
-FAST = {"tanh": "fast_tanh"}  # operators and the primitives that approximate them
 
 
 def _has_reciprocal(node: Expr) -> bool:

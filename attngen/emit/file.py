@@ -174,7 +174,7 @@ class File:
                 ConstantLine("int", "q_heads", str(spec.q_heads)),
                 ConstantLine("int", "kv_heads", str(spec.kv_heads)),
             ]
-        if variant.scale_is_constant:
+        if variant.scale_is_constant and not variant.raw_scores:
             lines.append(ConstantLine("float", "softmax_scale", variant.scale))
         return lines
 

@@ -211,8 +211,9 @@ class Fused(File):
 
     def fused_numbers(self) -> list[ConstantLine]:
         plan = self.plan
-        exponent = "softmax_scale * LOG2_E" if self.variant.fold_scale else "LOG2_E"
-        what = "exp(x) = 2^(x log2(e)); softmax_scale joins the factor" if self.variant.fold_scale else "exp(x) = 2^(x log2(e))"
+        factor = self.variant.factor
+        exponent = f"{factor} * LOG2_E" if factor else "LOG2_E"
+        what = f"exp(x) = 2^(x log2(e)); {factor} joins the factor" if factor else "exp(x) = 2^(x log2(e))"
         softmax = [
             ConstantLine("float", "LOG2_E", "1.4426950408889634f"),
             ConstantLine("float", "EXPONENT_SCALE", exponent, what),

@@ -5,15 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import or_
+from typing import Literal
 
-from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name
+from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name, literal
 from attngen.plan.plan import Plan
+from attngen.plan.precision import rough_functions
 from attngen.plan.tiles import TILE_RANGES, Span, TileBounds
 from attngen.spec.attention import SIZES, AttentionSpec, Input
 from attngen.spec.bounds import ranges
 from attngen.spec.dtypes import DTYPES, DType
-from attngen.spec.expr import MAX_LENGTH, Const, Expr, Gather, Name, Type, inputs_in, names_in, walk
-from attngen.spec.operator import apply
+from attngen.spec.expr import (
+    MAX_LENGTH,
+    Apply,
+    Const,
+    Expr,
+    Gather,
+    Name,
+    Type,
+    constant,
+    inputs_in,
+    name,
+    names_in,
+    rewrite,
+    walk,
+)
+from attngen.spec.operator import apply, mul
 from attngen.spec.ranges import element_ranges, name_ranges
 
 # How the names of expressions are spelled in kernels. Names not listed are members of `in`, the captured values.
@@ -32,6 +48,7 @@ LOCALS = {
 } | {size: size for size in SIZES}
 MOST_ROWS = 1024  # of a tile: more than any plan has
 OF_THE_BLOCK = {"b", "h", *SIZES}  # indices that all pairs of a block share
+SCORE = name("s", Type.FLOAT)
 LOCAL_TYPES = {"s": "float"}  # the others are int
 
 
@@ -92,7 +109,8 @@ class Variant:
     mask: Function | None  # None: every pair is allowed, or kv_range of a single row tells which
     scale: str  # an expression of constants and captured numbers
     scale_is_constant: bool
-    fold_scale: bool  # the scale joins the exponent's factor instead of multiplying every score
+    factor: str  # of all scores, where it joins the exponent's factor instead of multiplying each: kept scores lack it
+    raw_scores: bool  # `score` takes Q K^T as it is; the scale is in its constants
     sink: Function | None
     kv_range: Function  # kv_begin, kv_end and, in closed form, full_begin, full_end
     classify: Function | None  # may, must; None where the closed forms tell all
@@ -106,6 +124,11 @@ class Variant:
     primitives: tuple[str, ...]
 
     @property
+    def fold_scale(self) -> bool:
+        """Whether the factor is the scale."""
+        return self.factor == "softmax_scale"
+
+    @property
     def captures(self) -> bool:
         return bool(self.tensors or self.scalars)
 
@@ -116,28 +139,23 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     spans = bounds.spans
     by_row = plan.roles is not None and bounds.by_row
     # A result that is rounded to 16 bits may be computed by approximations; an lse, which is not, must not
-    approximate = plan.on_tensor_cores and spec.dtype.bytes == 2 and not spec.lse
-    printer = _printer(spec, spans, approximate)
+    approximable = plan.on_tensor_cores and spec.dtype.bytes == 2 and not spec.lse
+    printer = _printer(spec, spans, "" if not approximable else "rough" if rough_functions(spec) else "fast")
     score = None if isinstance(spec.score, Name) else spec.score
     sink = spec.sink
     bound_exprs = [e for e in (bounds.kv_begin, bounds.kv_end, bounds.full_begin, bounds.full_end) if e is not None]
     test_exprs = [bounds.may, bounds.must] if bounds.per_tile else []
     exprs = [e for e in (spec.mask, score, spec.scale, sink, *bound_exprs, *test_exprs) if e is not None]
     elementwise = [e for e in (spec.mask, score) if e is not None]
-    folds = (
-        plan.on_tensor_cores
-        and score is None
-        and sink is None
-        and spec.normalize == "softmax"
-        and isinstance(spec.scale, Const)
-        and spec.scale.value > 0
-    )
+    factor, score = _without_factor(spec, score) if plan.on_tensor_cores else ("", score)
+    raw = _of_raw_scores(score, spec.scale) if approximable else None
     variant = Variant(
-        score=_function(printer, score),
+        score=_function(printer, raw or score),
         mask=None if by_row else _function(printer, spec.mask),
         scale=printer.print(apply("float", spec.scale), share=False).results[0],
         scale_is_constant=isinstance(spec.scale, Const),
-        fold_scale=folds,
+        factor=factor,
+        raw_scores=raw is not None,
         sink=_function(printer, sink),
         kv_range=_functions(printer, bound_exprs),
         classify=_functions(printer, test_exprs) if test_exprs else None,
@@ -153,7 +171,39 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     return variant
 
 
-def _printer(spec: AttentionSpec, spans: Iterable[Span], approximate: bool) -> CudaPrinter:
+def _without_factor(spec: AttentionSpec, score: Expr | None) -> tuple[str, Expr | None]:
+    """A positive constant by which all scores are multiplied, as text, and the score without it."""
+    if spec.sink is not None or spec.normalize != "softmax":
+        return "", score
+    if score is None:
+        return ("softmax_scale" if isinstance(spec.scale, Const) and spec.scale.value > 0 else ""), None
+    if spec.dtype.bytes == 2 and isinstance(score, Apply) and score.op == "mul":
+        for constant, rest in (score.args, score.args[::-1]):
+            if isinstance(constant, Const) and constant.value > 0:
+                return literal(constant)[0], rest
+    return "", score
+
+
+def _of_raw_scores(score: Expr | None, scale: Expr) -> Expr | None:
+    """`score` of an `s` that the scale has not multiplied, where every `s` meets a constant that can take it; else None."""
+    if score is None or not isinstance(scale, Const):
+        return None
+    taken = 0
+
+    def take(node: Expr) -> Expr | None:
+        nonlocal taken
+        if isinstance(node, Apply) and node.op in ("mul", "div") and node.args[0] is SCORE and isinstance(node.args[1], Const):
+            by = float(node.args[1].value)
+            taken += 1
+            return mul(SCORE, constant(float(scale.value) * by if node.op == "mul" else float(scale.value) / by))
+        return None
+
+    found = rewrite(score, take)
+    parents = sum(node.args.count(SCORE) for node in walk(score))
+    return found if taken == parents > 0 else None
+
+
+def _printer(spec: AttentionSpec, spans: Iterable[Span], approximate: Literal["", "fast", "rough"]) -> CudaPrinter:
     elements = element_ranges(spec)
     for span in spans:
         if span.input in elements:

@@ -8,23 +8,30 @@ from dataclasses import replace
 from attngen.plan import fused_mma, fused_simt, hopper, naive, tiled
 from attngen.plan.arch import DEFAULT_ARCH, Arch
 from attngen.plan.plan import Plan
+from attngen.plan.problem import Problem
 from attngen.plan.tiling import Tile
 from attngen.spec.attention import RUNGS, AttentionSpec, Rung, Schedule
 
-Proposer = Callable[[AttentionSpec, Arch], Plan]
+Proposer = Callable[[AttentionSpec, Arch, Problem | None], Plan]
 Tiles = Callable[[AttentionSpec, Arch], tuple[Tile, ...]]
 Suits = Callable[[AttentionSpec, Arch], bool]
 
+
+def _of_any_size(propose: Callable[[AttentionSpec, Arch], Plan]) -> Proposer:
+    return lambda spec, arch, problem: propose(spec, arch)
+
+
 # In order of preference within a rung: (name, rung, whether it can take the spec on the architecture, proposer).
 SCHEDULES: tuple[tuple[str, str, Suits, Proposer], ...] = (
-    ("naive", "naive", lambda spec, arch: True, naive.propose),
-    ("tiled", "tiled", lambda spec, arch: True, tiled.propose),
-    ("fused_mma", "fused", fused_mma.suits, fused_mma.propose),
-    ("fused_simt", "fused", lambda spec, arch: True, fused_simt.propose),
+    ("naive", "naive", lambda spec, arch: True, _of_any_size(naive.propose)),
+    ("tiled", "tiled", lambda spec, arch: True, _of_any_size(tiled.propose)),
+    ("fused_mma", "fused", fused_mma.suits, _of_any_size(fused_mma.propose)),
+    ("fused_simt", "fused", lambda spec, arch: True, _of_any_size(fused_simt.propose)),
     ("hopper", "hopper", lambda spec, arch: True, hopper.propose),  # refuses by itself what it cannot take
 )
 
 
+MANY = 1 << 20  # rows, keys, heads: more than any tile needs to pay
 TILES: dict[str, Tiles] = {"fused_mma": fused_mma.tiles, "fused_simt": fused_simt.tiles, "hopper": hopper.tiles}
 
 
@@ -34,7 +41,9 @@ def candidates(spec: AttentionSpec, arch: Arch, rung: Rung = "fused") -> tuple[S
     return tuple(Schedule(rung, t.block_q, t.block_kv, t.stages, t.warps) for t in TILES[name](spec, arch))
 
 
-AUTOMATIC: Rung = "fused"  # what "auto" stands for: the least work and O(S) memory, for every spec of the language
+def automatic(spec: AttentionSpec, arch: Arch) -> Rung:
+    """What "auto" stands for: the least work and O(S) memory, by the instructions that `arch` has for the spec."""
+    return "hopper" if hopper.suits(spec, arch) else "fused"
 
 
 def default_arch(rung: str | None) -> str:
@@ -47,17 +56,30 @@ def rungs_for(spec: AttentionSpec, arch: Arch) -> tuple[Rung, ...]:
     return (*RUNGS, "hopper") if hopper.suits(spec, arch) else RUNGS
 
 
-def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> Plan:
-    """The plan for `spec` on `arch`. `rung` overrides the spec's own `kernel` statement, whose tile, stages and warps are
-    for its own rung only; "auto" is AUTOMATIC.
+def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None, problem: Problem | None = None) -> Plan:
+    """The plan for `spec` on `arch`, and for the sizes of `problem` where these are known. `rung` overrides the spec's own
+    `kernel` statement, whose tile, stages and warps are for its own rung only; "auto" is `automatic`.
 
     Raises PlanRefusal where an override of the spec does not fit, or the architecture lacks what the rung needs.
     """
-    stated = AUTOMATIC if spec.schedule.rung == "auto" else spec.schedule.rung
-    wanted = stated if rung is None else AUTOMATIC if rung == "auto" else rung
+    stated = automatic(spec, arch) if spec.schedule.rung == "auto" else spec.schedule.rung
+    wanted = stated if rung is None else automatic(spec, arch) if rung == "auto" else rung
     if wanted != stated:  # tile, stages and warps were said of another rung
         spec = replace(spec, schedule=Schedule())
     for _, of_rung, suits, propose in SCHEDULES:
         if of_rung == wanted and suits(spec, arch):
-            return propose(spec, arch)
+            return propose(spec, arch, problem)
     raise AssertionError(wanted)
+
+
+def plans_for(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> tuple[Plan, ...]:
+    """Every plan that `choose` may give for `spec`, whatever the sizes of a call."""
+    usual = choose(spec, arch, rung)
+    if not depends_on_sizes(spec, usual):
+        return (usual,)
+    return usual, choose(spec, arch, rung, Problem(MANY, MANY, MANY, 1))
+
+
+def depends_on_sizes(spec: AttentionSpec, plan: Plan) -> bool:
+    """Whether `choose` may give another plan than `plan`, which it gave for `spec`, once the sizes of a call are known."""
+    return plan.rung == "hopper" and hopper.depends_on_lengths(spec)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.plan import Decision, Plan, lay_out
+from attngen.plan.precision import precision_decisions
 from attngen.plan.tiles import tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
 from attngen.spec.attention import AttentionSpec
@@ -83,7 +84,7 @@ def suits(spec: AttentionSpec, arch: Arch) -> bool:
 
 
 def operands(spec: AttentionSpec) -> Operands:
-    return OPERANDS["fp32, precision high" if spec.precision == "high" else spec.dtype.name]
+    return OPERANDS["fp32, precision high" if (spec.dtype.name, spec.precision) == ("fp32", "high") else spec.dtype.name]
 
 
 def chunk(spec: AttentionSpec) -> int:
@@ -232,6 +233,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     holds = holds_q(spec, tile)
     decisions = (
         Decision("schedule", "fused_mma", f"{t} on tensor cores (mma.sync, which {arch.name} has)"),
+        *precision_decisions(spec),
         *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
         Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", why_tile),
         Decision("warps", str(tile.warps), why_warps),

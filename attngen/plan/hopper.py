@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.plan import Decision, Plan, Roles, lay_out, refusal
+from attngen.plan.precision import precision_decisions
+from attngen.plan.problem import Problem
 from attngen.plan.tiles import tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import AttentionSpec, Schedule
+from attngen.spec.expr import Name
+from attngen.spec.operator import ZERO
 
 NEEDED = (Feature.MBARRIER, Feature.TMA, Feature.WGMMA)
 DTYPES = ("fp16", "bf16")
@@ -25,13 +31,30 @@ def tile(consumers: int, block_kv: int, stages: int) -> Tile:
     return Tile(WARPGROUP_ROWS * consumers, block_kv, stages, 4 * (consumers + 1))
 
 
-# By the larger head size; the fastest first.
+# By the larger head size; the fastest first, over all lengths.
 PREFERRED: dict[int, tuple[Tile, ...]] = {
     64: (tile(2, 128, 3), tile(2, 96, 3)),
     128: (tile(2, 128, 2), tile(2, 96, 2)),
     192: (tile(2, 96, 2), tile(2, 80, 2), tile(2, 64, 2)),
     256: (tile(2, 64, 2), tile(2, 48, 2)),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """A tile of three consumers, which is faster where rows are long: how much by, and what a piece of work costs on top.
+
+    Measured on an H200 at S = 512 to 16384 (docs/performance.md): `rate` is that of the steady loop, and where rows have
+    unequal work, a block of either tile costs as much as so many keys more than it visits.
+    """
+
+    tile: Tile
+    rate: float  # pairs a time, of the preferred tile's
+    overhead: int  # keys
+    overhead_of_preferred: int
+
+
+WIDE = {64: Wide(tile(3, 128, 3), 1.155, 222, 100), 128: Wide(tile(3, 80, 3), 1.075, 200, 100)}
 POSSIBLE = tuple(tile(c, kv, s) for c in (3, 2) for kv in (176, 160, 128, 112, 96, 80, 64, 48) for s in (4, 3, 2))
 
 
@@ -100,14 +123,50 @@ def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
     return next(tiles for limit, tiles in PREFERRED.items() if size <= limit)
 
 
+def wide(spec: AttentionSpec) -> Wide | None:
+    """The tile for long rows, where one was measured to be faster: of plain scores and masks that bound keys from above."""
+    size, bounds = max(spec.head_dim, spec.head_dim_v), tile_bounds(spec)
+    plain = spec.normalize == "softmax" and isinstance(spec.score, Name) and spec.sink is None
+    if not plain or bounds.per_tile or bounds.kv_begin is not ZERO:
+        return None
+    return next((w for limit, w in WIDE.items() if size <= limit), None)
+
+
+def depends_on_lengths(spec: AttentionSpec) -> bool:
+    """Whether the tile is chosen anew for the lengths of a call."""
+    return replace(spec.schedule, rung="auto") == Schedule() and wide(spec) is not None
+
+
+def wide_is_faster(spec: AttentionSpec, problem: Problem) -> bool:
+    """By the model of `Wide`: keys that each block of rows visits, times its rows, times rounds of blocks."""
+    candidate = wide(spec)
+    if candidate is None:
+        return False
+    even = tile_bounds(spec).even
+
+    def time(tile: Tile, rate: float, overhead: int) -> float:
+        blocks = -(-problem.rows // tile.block_q) * problem.heads
+        visited = problem.keys if even else problem.keys / 2 + (tile.block_q + tile.block_kv) / 2 + overhead
+        rounds = blocks / problem.multiprocessors
+        return tile.block_q * visited / rate * (-(-rounds // 1) if even else max(rounds, 1.0))
+
+    usual = time(preferred_tiles(spec)[0], 1.0, candidate.overhead_of_preferred)
+    return time(candidate.tile, candidate.rate, candidate.overhead) < usual
+
+
 def tiles(spec: AttentionSpec, arch: Arch) -> tuple[Tile, ...]:
     return fitting(arch, (*preferred_tiles(spec), *POSSIBLE), lambda t: cost(spec, t))
 
 
-def propose(spec: AttentionSpec, arch: Arch) -> Plan:
-    """The preferred tile that fits; see the decisions for its reasons."""
+def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> Plan:
+    """The preferred tile that fits, for the lengths of `problem` where it is given; see the decisions for its reasons."""
     refuse(spec, arch)
-    tile = pick_tile(spec, arch, preferred_tiles(spec), POSSIBLE, lambda t: cost(spec, t))
+    preferred, why_tile = preferred_tiles(spec), WHY_TILE
+    if problem is not None and depends_on_lengths(spec) and wide_is_faster(spec, problem):
+        longer = wide(spec)
+        assert longer is not None
+        preferred, why_tile = (longer.tile, *preferred), WHY_WIDE
+    tile = pick_tile(spec, arch, preferred, POSSIBLE, lambda t: cost(spec, t))
     q, kv, stages, groups = tile.block_q, tile.block_kv, tile.stages, consumers(tile)
     producer, consumer = REGISTERS[groups]
     out = output_slabs(spec, arch, tile)
@@ -132,10 +191,11 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     holds = registers(spec, tile) + q_registers <= consumer
     decisions = (
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
+        *precision_decisions(spec),
         Decision(
             "warpgroups", f"1 + {groups}", f"one copies; {groups} compute 64 rows each, one's softmax beside another's products"
         ),
-        Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", "as the spec asks" if spec.schedule.block_q else WHY_TILE),
+        Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", "as the spec asks" if spec.schedule.block_q else why_tile),
         Decision("stages", str(stages), "the copies of later tiles are under way while these are used"),
         Decision(
             "registers",
@@ -162,4 +222,5 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     return Plan("hopper", "hopper", arch, q, kv, tile.warps, stages, bounds, decisions, buffers, holds, roles=roles)
 
 
+WHY_WIDE = "for rows of this length: three consumers hide more of each other's softmax, and fewer blocks read the same keys"
 WHY_TILE = "the largest whose O, S and P fit a consumer's registers, and whose stages fit shared memory"

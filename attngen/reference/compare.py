@@ -74,10 +74,13 @@ def bound(error: float, exact: Array, dtype: DType) -> float:
 
 
 def precision_allows(spec: AttentionSpec, exact: Array) -> float:
-    """What `precision high` may cost: 1e-4, or that of the largest element where it exceeds 1, and 1e-3 of the largest."""
+    """What `precision high` may cost: 1e-4, or that of the largest element where it exceeds 1, and 1e-3 of the largest; with
+    elements of 16 bits, 1e-2 of the largest."""
     if spec.precision == "highest":
         return 0.0
     largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))
+    if spec.dtype.bytes == 2:
+        return 1e-2 * largest
     return min(1e-4 * max(1.0, largest), 1e-3 * largest)
 
 

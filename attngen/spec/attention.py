@@ -67,7 +67,8 @@ class AttentionSpec:
         lse  = log(sum over k of exp(S[k]) [+ exp(sink)])
 
     `precision` is of the products of an fp32 spec, in the words of torch.set_float32_matmul_precision: "highest" is fp32's own;
-    "high" lets each number be the sum of two of bf16, with errors of O up to 1e-4 and 1e-3 of its largest element.
+    "high" lets each number be the sum of two of bf16, with errors of O up to 1e-4 and 1e-3 of its largest element. For elements
+    of 16 bits it lets a score's tanh be the GPU's own approximation, with errors of O up to 1e-2 of its largest element.
 
     `mask` None allows every pair; `score` is `S` (the name `s`) by default; `scale` and `sink` are float expressions,
     `scale` of params only, `sink` of b, h and q. Build one with `attngen.language`, which checks it.

@@ -16,6 +16,7 @@ from attngen.spec.expr import (
     MAX_FLOAT,
     MAX_INT_PARAM,
     MAX_LENGTH,
+    Apply,
     Const,
     Expr,
     ExpressionError,
@@ -26,6 +27,7 @@ from attngen.spec.expr import (
 )
 from attngen.spec.names import derived_names, name_mistakes
 from attngen.spec.obligations import static_mistakes
+from attngen.spec.operator import TABLE
 from attngen.spec.ranges import element_ranges, name_ranges
 
 MAX_DIMENSIONS = 8
@@ -41,6 +43,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sink": ("b", "h", "q"),
     "scale": (),
 }
+
+
+def _has_rough_operator(spec: AttentionSpec) -> bool:
+    """Whether the score uses an operator that a lower precision makes faster."""
+    return any(isinstance(node, Apply) and TABLE[node.op].rough for node in walk(spec.score))
 
 
 def check(spec: AttentionSpec) -> None:
@@ -67,8 +74,8 @@ def _mistakes(spec: AttentionSpec) -> Iterator[Diagnostic]:
     if spec.precision not in get_args(Precision):
         hint = f"not one of {', '.join(get_args(Precision))}"
         yield mistakes.UnknownPrecision(statement="precision", found=spec.precision, hint=hint)
-    elif spec.precision != "highest" and spec.dtype.name != "fp32":
-        yield mistakes.PrecisionNeedsFp32(statement="precision", dtype=spec.dtype.name)
+    elif spec.precision != "highest" and spec.dtype.name != "fp32" and not _has_rough_operator(spec):
+        yield mistakes.PrecisionHasNoEffect(statement="precision", dtype=spec.dtype.name)
     if spec.normalize not in get_args(Normalize):
         hint = f"not one of {', '.join(get_args(Normalize))}"
         yield mistakes.UnknownNormalize(statement="normalize", found=spec.normalize, hint=hint)

@@ -552,10 +552,10 @@ class Unused(Diagnostic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecisionNeedsFp32(Diagnostic):
+class PrecisionHasNoEffect(Diagnostic):
     code: ClassVar[str] = "E225"
-    title: ClassVar[str] = "a precision below the highest is for fp32"
-    label: ClassVar[str] = "elements are {dtype}"
+    title: ClassVar[str] = "a precision below the highest has no effect here"
+    label: ClassVar[str] = "products of {dtype} are what they are, and the score has no tanh"
     help: ClassVar[str] = "remove `precision`, or use dtype fp32"
 
     dtype: str

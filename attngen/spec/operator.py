@@ -63,7 +63,8 @@ Bounds = Callable[..., Interval]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """One row. `nonnegative` is a shorter CUDA text that is right when no operand is negative; `helpers` are device
-    functions that the CUDA text calls (`templates/parts/integer_math.cuh.j2`)."""
+    functions that the CUDA text calls (`templates/parts/integer_math.cuh.j2`). `fast` and `rough` are primitives that
+    approximate it: so well that results of 16 bits do not show it, and as `precision high` allows."""
 
     name: str
     typing: Typing
@@ -74,6 +75,8 @@ class Operator:
     infix: Infix | None = None
     nonnegative: Spelling | None = None
     helpers: tuple[str, ...] = ()
+    fast: str = ""
+    rough: str = ""
     what: str = ""
 
 

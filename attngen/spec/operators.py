@@ -136,7 +136,7 @@ ROWS: tuple[Operator, ...] = (
              what="1 / sqrt(x)"),
     Operator(name="tanh", typing=floats(1), cuda=as_float("tanhf({0})"), array=lambda xp, a: xp.tanh(a),
              derivative=lambda g, out, a: (mul(g, sub(FLOAT_ONE, mul(out, out))),), bounds=unbounded(FLOAT),
-             what="the hyperbolic tangent"),
+             fast="fast_tanh", rough="rough_tanh", what="the hyperbolic tangent"),
     Operator(name="sigmoid", typing=floats(1), cuda=as_float("1.0f / (1.0f + expf(-({0})))", MULTIPLY),
              array=lambda xp, a: 0.5 * (1.0 + xp.tanh(0.5 * a)),
              derivative=lambda g, out, a: (mul(g, mul(out, sub(FLOAT_ONE, out))),), bounds=unbounded(FLOAT),

@@ -74,6 +74,12 @@ def test_the_order_of_threads_and_copies_does_not_matter() -> None:
     assert len(results) == 1
 
 
+def test_rough_functions_stay_within_what_is_promised() -> None:
+    """The emulated tanh is as wrong as it may be."""
+    spec = attngen.define(dtype="bf16", head_dim=64, mask="causal", score="softcap(20.0)", precision="high")
+    check(spec, Shape(1, 2, 1, 200, 200))
+
+
 def test_a_maximum_that_keeps_growing() -> None:
     """Each tile's scores exceed the last one's by more than the kept maximum allows: O is rescaled at every tile."""
     spec = attngen.define(dtype="bf16", head_dim=64, score="s + 0.5 * k", lse=True)

@@ -183,6 +183,9 @@ def test_approximations_are_for_results_of_16_bits() -> None:
         text = emitted(spec, rung).text
         assert "20.0f * tanhf(s / 20.0f)" in text
         assert "fast_tanh" not in text
+    rough = emitted(attngen.define(dtype="bf16", precision="high", **softcap), "fused").text
+    assert "20.0f * rough_tanh(s * (1.0f / 20.0f))" in rough
+    assert "wrong by up to 2^-11" in rough
     for divisor, printed in (("-3.0", "s * (1.0f / -3.0f)"), ("1e-35", "s / 1.0e-35f"), ("(1.0 + s)", "s / (1.0f + s)")):
         text = emitted(attngen.define(dtype="fp16", head_dim=64, score=f"s / {divisor}"), "fused").text
         assert printed in text, text[text.index("float score") :][:200]

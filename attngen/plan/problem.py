@@ -1,0 +1,15 @@
+"""`Problem`: the sizes of a call, as far as a plan may depend on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One call: `rows` query rows and `keys` key rows for each of `heads` query heads (those of the whole batch)."""
+
+    heads: int
+    rows: int
+    keys: int
+    multiprocessors: int  # of the device
