@@ -72,7 +72,7 @@ def _tiles(plan: Plan) -> str:
 
 
 def _naive(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    keys = Loop("k", "kv_len", "thread", "S: global", "k < min(begin + SUM_BLOCK, kv_len)")
+    keys = Loop("k", "kv_len", "thread", "S: global", "k < min(begin + SLICE, kv_len)")
     return {
         "scores": _kernel(
             "Q, K: global",
@@ -82,7 +82,7 @@ def _naive(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
                 "thread",
                 "S: registers, then global",
                 "threadIdx.x",
-                (Loop("d", str(spec.head_dim), "thread", "Q, K: global", "d < min(begin + SUM_BLOCK, HEAD_DIM)"),),
+                (Loop("d", str(spec.head_dim), "thread", "Q, K: global", "d < min(begin + SLICE, HEAD_DIM)"),),
             ),
         ),
         spec.normalize: _kernel(
@@ -104,7 +104,7 @@ def _naive(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
                 "thread",
                 "O: registers, then global",
                 "threadIdx.x",
-                (Loop("k", "kv_len", "thread", "P, V: global", "k < min(begin + SUM_BLOCK, kv_len)"),),
+                (Loop("k", "kv_len", "thread", "P, V: global", "k < min(begin + SLICE, kv_len)"),),
             ),
         ),
     }
@@ -121,7 +121,7 @@ def _tiled(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     slices = tiled.slice_of(spec)
 
     def product(terms: str, count: int, operands: str, result: str, own: int, condition: str) -> Loop:
-        products = Loop("products", f"{own_rows} x {own}", "thread, unrolled", f"{result}: registers", "part[i][")
+        products = Loop("products", f"{own_rows} x {own}", "thread, unrolled", f"{result}: registers", "part[r][")
         moved = f"{operands}: shared, to registers"
         one_slice = Loop(terms, str(slices), "thread", moved, f"int {terms} = 0; {terms} < SLICE", (products,))
         moved = f"{operands}: global, by way of registers, to shared"
@@ -167,10 +167,10 @@ def _fused_simt(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
                         f"{spec.head_dim} / 4 = {spec.head_dim // 4}",
                         "thread",
                         f"Q, K: shared; {rows} x {keys} of S: registers",
-                        "d < begin + SUM_BLOCK; d += 4",
+                        "d < begin + SLICE; d += 4",
                     ),
                     *(
-                        [Loop("softmax, rows", str(rows), "thread", "S: registers; P: shared", "i < ROWS; ++i) {")]
+                        [Loop("softmax, rows", str(rows), "thread", "S: registers; P: shared", "r < ROWS; ++r) {")]
                         if spec.normalize == "softmax"
                         else []
                     ),
@@ -220,7 +220,7 @@ def _fused_mma(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
                                 "step < K_STEPS; ++step) {",
                             ),
                             *(
-                                [Loop("softmax, rows", str(rows // 8), "thread", "S: registers", "r < 2 * ROW_BLOCKS; ++r) {")]
+                                [Loop("softmax, rows", str(rows // 8), "thread", "S: registers", "r < ROWS; ++r) {")]
                                 if spec.normalize == "softmax"
                                 else []
                             ),
@@ -271,6 +271,9 @@ def _hopper(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
             "step < BLOCK_KV / 16; ++step)",
         ),
     )
+    copied, multiplied = "--tile) load_keys(tile)", "--tile) step(tile"
+    if plan.bounds.per_tile:  # the producer classifies tiles one by one, and tells the others
+        copied, multiplied = "while (tile < tile_end)", "while (next())"
     work = "from a counter"
     rows = f"Q: {plan.block_q} rows"
     return {
@@ -282,15 +285,15 @@ def _hopper(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
                 "one warp",
                 f"{rows}, global to shared by TMA",
                 "while (work < works)",
-                (Loop("keys", _tiles(plan), stages, "K, V: global to shared by TMA", "while (tile < tile_end)"),),
+                (Loop("keys", _tiles(plan), stages, "K, V: global to shared by TMA", copied),),
             ),
             Loop(
                 "consumers: pieces of work",
                 work,
                 f"{consumers} warpgroups",
                 "O: 64 rows a warpgroup, registers to shared to global",
-                "while (true)",
-                (Loop("keys", _tiles(plan), stages, "K, V: shared", "while (next())", products),),
+                "while (q_block != END)",
+                (Loop("keys", _tiles(plan), stages, "K, V: shared", multiplied, products),),
             ),
         )
     }
