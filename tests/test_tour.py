@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from attngen.language import load_text
 from tests import tour
 from tests.conftest import ROOT
 from tests.tour import CHAPTERS, TOUR
@@ -64,6 +65,15 @@ def test_an_exercise_is_refused_and_its_solution_is_not(name: str) -> None:
     assert not any(is_refused[solved:])
     assert any(re.search(r" ok$|^fused ", output, re.M) for output in judged[solved:])
     assert {path.suffix for path in TOUR.glob(f"solutions/{name}.*")} in ({".attn"}, {".diff"})
+
+
+@pytest.mark.parametrize("page", [TOUR / "README.md", *CHAPTERS], ids=lambda page: page.stem)
+def test_links_lead_somewhere_and_specs_are_right(page: Path) -> None:
+    text = tour.SESSION.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / target).exists(), target
+    for spec in re.findall(r"^```\n(attention .*?)^```", text, re.M | re.S):
+        assert load_text(spec)
 
 
 def test_broken_kernels_are_those_that_are_emitted_now() -> None:
