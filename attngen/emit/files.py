@@ -172,7 +172,7 @@ class Tiled(ThreeKernels):
             ConstantLine("int", "THREADS", str(plan.threads)),
             *thread_grid(row_threads, column_threads, "BLOCK_DV"),
             ConstantLine("int", "SLICE", str(tiled.slice_of(self.spec)), SLICE),
-            ConstantLine("int", "PAD", str(tiled.PAD), PAD),
+            ConstantLine("int", "PAD", str(tiled.pad_of(self.spec)), TRANSPOSED_PAD),
             *([ConstantLine("int", "WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
         ]
 
@@ -424,6 +424,7 @@ class Hopper(Fused):
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 WARP_ROWS = 16  # of a warpgroup's 64
 PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"
+TRANSPOSED_PAD = "floats after every fourth row of a transposed tile: what a warp writes lies in different banks"
 SLICE = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
 
 FILES: dict[str, type[File]] = {

@@ -18,7 +18,7 @@ COLUMN, ROW, NEITHER = "column", "row", ""
 class Layout:
     """A tile in shared memory: `rows` of `data_bytes` each, one every `row_bytes`. `swizzled`: the chunks of a row of 128 bytes
     are permuted by exclusive or with the row's number modulo 8. `read`: which eight chunks are read at once, at most: a COLUMN
-    of eight rows, neighbours in a ROW, or neither."""
+    of eight rows, neighbours in a ROW, or neither. `gap`: after every `gap[0]` rows, `gap[1]` bytes are left free."""
 
     name: str
     rows: int
@@ -26,6 +26,7 @@ class Layout:
     row_bytes: int
     read: str
     swizzled: bool = False
+    gap: tuple[int, int] = (1, 0)
 
     @property
     def chunks(self) -> int:
@@ -35,7 +36,8 @@ class Layout:
     def bank_group(self, row: int, chunk: int) -> int:
         """Which four of the 32 banks hold the logical `chunk` of `row`, 0 to 7."""
         within = chunk ^ row % BANK_GROUPS if self.swizzled else chunk
-        return (row * self.chunks + within) % BANK_GROUPS
+        every, free = self.gap
+        return (row * self.chunks + row // every * (free // CHUNK) + within) % BANK_GROUPS
 
     def groups_read(self) -> int:
         """How many groups of banks eight chunks that are read at once lie in: 8 means without a conflict. 0: not known."""
@@ -54,9 +56,9 @@ def layouts(spec: AttentionSpec, plan: Plan) -> tuple[Layout, ...]:
 
 def _tiled(spec: AttentionSpec, plan: Plan) -> tuple[Layout, ...]:
     """Slices of SLICE terms, transposed but for V: a row holds what the threads of a warp read in one step."""
-    terms, pad = tiled.slice_of(spec), 4 * tiled.PAD
+    terms, gap = tiled.slice_of(spec), (tiled.ROWS_PER_PAD, 4 * tiled.pad_of(spec))
     widths = {"Q": plan.block_q, "K": plan.block_kv, "P": plan.block_q}
-    padded = [Layout(f"{name}, transposed", terms, 4 * width, 4 * width + pad, ROW) for name, width in widths.items()]
+    padded = [Layout(f"{name}, transposed", terms, 4 * width, 4 * width, ROW, gap=gap) for name, width in widths.items()]
     return (*padded, Layout("V", terms, 4 * tiled.BLOCK_DV, 4 * tiled.BLOCK_DV, ROW))
 
 

@@ -9,7 +9,7 @@ from attngen.plan.tiling import Cost, Tile, pick_tile
 from attngen.spec.attention import AttentionSpec
 
 BLOCK_DV = 64  # dimensions of O of a block
-PAD = 4  # floats at the end of each row of a transposed tile
+ROWS_PER_PAD = 4  # of a transposed tile: the terms that a thread fetches at once
 OTHER_REGISTERS = 30  # addresses, sizes, loops
 
 PREFERRED = (Tile(128, 64, 1, 4),)
@@ -27,6 +27,11 @@ def slice_of(spec: AttentionSpec) -> int:
     return 16 if spec.head_dim % 16 == 0 else 8
 
 
+def pad_of(spec: AttentionSpec) -> int:
+    """Floats left free after every ROWS_PER_PAD rows of a transposed tile: as many as a warp writes of one row at once."""
+    return 32 * ROWS_PER_PAD // slice_of(spec)
+
+
 def outputs(tile: Tile) -> tuple[int, int, int]:
     """The rows, keys of S and dimensions of O of a thread."""
     rows, columns = thread_grid(tile.warps)
@@ -42,7 +47,8 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     """The larger of the two products' costs. A thread has every sum twice: that of a slice or a tile is made by itself."""
     rows, columns, dims = outputs(tile)
     columns, width = max(columns, dims), max(tile.block_kv, BLOCK_DV)
-    shared = 4 * slice_of(spec) * (tile.block_q + width + 2 * PAD)
+    padding = 2 * slice_of(spec) // ROWS_PER_PAD * pad_of(spec)
+    shared = 4 * (slice_of(spec) * (tile.block_q + width) + padding)
     return Cost(shared, 2 * rows * columns + 2 * (rows + columns) + fetched_ahead(spec, tile) + OTHER_REGISTERS)
 
 

@@ -103,7 +103,7 @@ def test_layouts_are_those_of_the_file(name: str, rung: str, arch: str) -> None:
     size = {"tiled": 4, "fused_simt": 4}.get(plan.schedule, spec.dtype.bytes)
     strides = {
         "naive": {},
-        "tiled": {"Q": "BLOCK_Q + PAD", "K": "BLOCK_KV + PAD", "P": "BLOCK_Q + PAD", "V": "BLOCK_DV"},
+        "tiled": {"Q": "BLOCK_Q", "K": "BLOCK_KV", "P": "BLOCK_Q", "V": "BLOCK_DV"},
         "fused_simt": {"Q": "QK_STRIDE", "K": "QK_STRIDE", "V": "V_STRIDE", "P": "P_STRIDE"},
         "fused_mma": {"Q": "Q_STRIDE", "K": "K_STRIDE", "V": "V_STRIDE"},
         "hopper": {"Q": "ROW_BYTES // 2", "K": "ROW_BYTES // 2", "V": "ROW_BYTES // 2"},
@@ -112,6 +112,7 @@ def test_layouts_are_those_of_the_file(name: str, rung: str, arch: str) -> None:
     for tile, stride in strides.items():
         assert found[tile].row_bytes == size * eval(stride, {}, constants)
         assert found[tile].data_bytes <= found[tile].row_bytes
+        assert found[tile].gap == ((4, size * constants["PAD"]) if plan.schedule == "tiled" and tile != "V" else (1, 0))
         assert found[tile].groups_read() in ({0, 8} if spec.dtype.name == "fp32" else {8})
         buffer = next((b for b in plan.buffers if b.name == tile), None)
         if buffer is not None and plan.schedule != "hopper":

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from attngen import define
 from attngen.cli import main
 from attngen.device.emulated import EmulationError
 from attngen.device.emulated.tracing import Watch
@@ -122,6 +123,18 @@ def test_every_line_of_a_site_has_what_it_is_said_to_do() -> None:
 def test_kernels_on_tensor_cores_have_no_bank_conflict(name: str, dtype: str, rung: str) -> None:
     found = traced(open_heads(name, dtype), rung, Shape(1, 1, 1, 130, 130))
     assert [(s.place, s.degree) for s in found.sites if s.conflicts] == []
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "q", "kv", "warps"), [(64, 128, 64, 4), (72, 64, 64, 2), (80, 64, 64, 4), (32, 128, 128, 8)]
+)
+def test_tiled_kernels_have_no_bank_conflict(head_dim: int, q: int, kv: int, warps: int) -> None:
+    """Stores of a transposed slice and reads of four floats a lane, whether a slice has 8 terms or 16."""
+    spec = define(dtype="fp32", head_dim=head_dim, mask="causal", kernel="tiled", tile=(q, kv), warps=warps)
+    found = traced(spec, "tiled", Shape(1, 1, 1, 130, 130))
+    assert [(s.place, s.degree) for s in found.sites if s.conflicts] == []
+    plan = choose(spec, ARCHES["sm_80"], "tiled")
+    assert (plan.block_q, plan.block_kv, plan.warps) == (q, kv, warps)
 
 
 # --- planted mistakes
