@@ -56,7 +56,7 @@ constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
 constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
 constexpr int DIMS = BLOCK_DV / COLUMN_THREADS;  // dimensions of O of a thread
 constexpr int SLICE = 16;  // terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)
-constexpr int PAD = 4;  // floats at the end of each row in shared memory: its neighbours start in other banks
+constexpr int PAD = 8;  // floats after every fourth row of a transposed tile: what a warp writes lies in different banks
 constexpr int WARPS = THREADS / 32;
 
 // 2. Primitives
@@ -165,15 +165,18 @@ __device__ __forceinline__ void store_slice(float* tile, const Vector<T, 4> (&sh
     }
 }
 
-// tile[c][r] = slice[r][c]: the terms of one step of all sums are neighbours. Rows of the tile are PAD floats longer than their
-// data, so that what a warp writes at once lies in different banks.
+// Where row c of a transposed tile begins, and how many floats all of its rows take: PAD are left free after every fourth.
+template <int ROWS> __device__ constexpr int transposed_at(int c) { return c * ROWS + c / 4 * PAD; }
+template <int ROWS> constexpr int TRANSPOSED = transposed_at<ROWS>(SLICE);
+
+// tile[c][r] = slice[r][c]: the terms of one step of all sums are neighbours.
 template <int ROWS, int WIDTH, typename T>
 __device__ __forceinline__ void store_transposed(float* tile, const Vector<T, 4> (&share)[SHARE<ROWS, WIDTH>]) {
 #pragma unroll
     for (int n = 0; n < SHARE<ROWS, WIDTH>; ++n) {
         const int r = my_row<WIDTH>() + n * STEP<WIDTH>;
         if (r < ROWS)
-            for (int e = 0; e < 4; ++e) tile[(my_column<WIDTH>() + e) * (ROWS + PAD) + r] = to_float(share[n].at[e]);
+            for (int e = 0; e < 4; ++e) tile[transposed_at<ROWS>(my_column<WIDTH>() + e) + r] = to_float(share[n].at[e]);
     }
 }
 
@@ -216,8 +219,8 @@ gpt2_scores(
     long long k_stride_b, long long k_stride_h, long long k_stride_s, long long k_stride_d,
     int q_heads, int kv_heads, int q_len, int kv_len)
 {
-    __shared__ __align__(16) float Q_smem[SLICE * (BLOCK_Q + PAD)];
-    __shared__ __align__(16) float K_smem[SLICE * (BLOCK_KV + PAD)];
+    __shared__ __align__(16) float Q_smem[TRANSPOSED<BLOCK_Q>];
+    __shared__ __align__(16) float K_smem[TRANSPOSED<BLOCK_KV>];
 
     const int kv_blocks = (kv_len + BLOCK_KV - 1) / BLOCK_KV;
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
@@ -270,8 +273,8 @@ gpt2_scores(
 #pragma unroll
         for (int d = 0; d < SLICE; ++d) {
             float q[ROWS], k[COLUMNS];
-            read_spread(q, Q_smem + d * (BLOCK_Q + PAD), ty, ROW_THREADS);
-            read_spread(k, K_smem + d * (BLOCK_KV + PAD), tx, COLUMN_THREADS);
+            read_spread(q, Q_smem + transposed_at<BLOCK_Q>(d), ty, ROW_THREADS);
+            read_spread(k, K_smem + transposed_at<BLOCK_KV>(d), tx, COLUMN_THREADS);
             for (int r = 0; r < ROWS; ++r)
                 for (int j = 0; j < COLUMNS; ++j) part[r][j] = fmaf(q[r], k[j], part[r][j]);
         }
@@ -403,7 +406,7 @@ gpt2_weighted_sum(
     long long o_stride_b, long long o_stride_h, long long o_stride_s, long long o_stride_d,
     int q_heads, int kv_heads, int q_len, int kv_len)
 {
-    __shared__ __align__(16) float P_smem[SLICE * (BLOCK_Q + PAD)];
+    __shared__ __align__(16) float P_smem[TRANSPOSED<BLOCK_Q>];
     __shared__ __align__(16) float V_smem[SLICE * BLOCK_DV];
 
     const int kv_blocks = (kv_len + BLOCK_KV - 1) / BLOCK_KV;
@@ -460,7 +463,7 @@ gpt2_weighted_sum(
 #pragma unroll
             for (int k = 0; k < SLICE; ++k) {
                 float p[ROWS], v[DIMS];
-                read_spread(p, P_smem + k * (BLOCK_Q + PAD), ty, ROW_THREADS);
+                read_spread(p, P_smem + transposed_at<BLOCK_Q>(k), ty, ROW_THREADS);
                 read_spread(v, V_smem + k * BLOCK_DV, tx, COLUMN_THREADS);
                 for (int r = 0; r < ROWS; ++r)
                     for (int c = 0; c < DIMS; ++c) part[r][c] = fmaf(p[r], v[c], part[r][c]);
