@@ -189,8 +189,8 @@ def _check_ranges(nest: tuple[PlacedLoop, ...], text: str) -> None:
     for name, value in re.findall(r"^constexpr int (\w+) = ([^;,]+);", text, re.M):
         constants[name] = eval(value.replace("/", "//"), {}, constants)
     for p in nest:
-        bound = re.search(r"< (?:begin \+ )?([A-Z_ /0-9]+);(?! \w+ \+= SUM)", text.splitlines()[p.line - 1])
-        if bound is None or "SUM_BLOCK" in bound[1]:
+        bound = re.search(r"< ([A-Z_ /0-9]+);", text.splitlines()[p.line - 1])
+        if bound is None:
             continue
         step = re.search(r"\+= (\w+)\)", text.splitlines()[p.line - 1])
         by = 1 if step is None else constants.get(step[1], 0) or int(step[1])

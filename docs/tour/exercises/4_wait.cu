@@ -1,0 +1,455 @@
+// gpt2, fused
+// ===========
+//
+//     attention gpt2 {
+//         dtype     fp16
+//         head_dim  64
+//         scale     0.125
+//         mask      q >= k
+//     }
+//
+// For batch b, query head h and query row q, with the key/value head h / group_size:
+//
+//     s    = 0.125 * sum over d of Q[q, d] * K[k, d]
+//     S[k] = s where q >= k, else -inf
+//     P[k] = exp(S[k]) / (sum over k of exp(S[k]))
+//     O[d] = sum over k of P[k] * V[k, d]
+//
+// Shapes
+//     Q    fp16 [batch, q_heads, q_len, 64]
+//     K    fp16 [batch, kv_heads, kv_len, 64]
+//     V    fp16 [batch, kv_heads, kv_len, 64]
+//     O    fp16 [batch, q_heads, q_len, 64], written
+//
+// Plan, for sm_80 (Ampere: A100)
+//     schedule = fused_mma: fp16 on tensor cores (mma.sync, which sm_80 has)
+//     BLOCK_Q x BLOCK_KV = 128 x 64: the largest preferred tile that fits registers and shared memory; an SM has
+//         room for 2 such blocks
+//     warps = 4: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
+//     stages = 2: the next K and V are copied while these are used
+//     Q = in registers: its fragments take 32 registers a thread
+//     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
+//
+// Shared memory of a block, 55308 bytes
+//          0  Q        fp16 [128][64 + 8], the block's query rows, in the end its output
+//      18432  K        fp16 [2][64][64 + 8], the keys of 2 tiles
+//      36864  V        fp16 [2][64][64 + 8], the values of 2 tiles
+//      55296  PLACE    int [3], which rows and head the block computes
+//
+// Sections
+//     1. Numbers
+//     2. Primitives
+//     3. This variant's score and mask
+//     4. Which tiles are visited
+//     5. Loading tiles
+//     6. The fused kernel
+
+// 1. Numbers
+
+constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
+constexpr int HEAD_DIM = 64;
+constexpr int HEAD_DIM_V = 64;
+constexpr float softmax_scale = 0.125f;
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
+constexpr int BLOCK_Q = 128;  // query rows of a block
+constexpr int BLOCK_KV = 64;  // keys of a tile
+constexpr int THREADS = 128;
+constexpr int Q_SMEM = 0;
+constexpr int K_SMEM = 18432;
+constexpr int V_SMEM = 36864;
+constexpr int PLACE_SMEM = 55296;
+constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
+constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
+constexpr int COLUMN_THREADS = 4;
+constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
+constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
+constexpr int DIMS = HEAD_DIM_V / COLUMN_THREADS;  // dimensions of O of a thread
+constexpr int ROW_BLOCKS = ROWS / 2;  // of 16 rows, of a warp
+constexpr int K_STEPS = 4;  // mma steps of 16 over the head size
+constexpr int PAD = 8;
+constexpr int QK_WIDTH = 16 * K_STEPS;
+constexpr int Q_STRIDE = QK_WIDTH + PAD;
+constexpr int K_STRIDE = QK_WIDTH + PAD;
+constexpr int V_STRIDE = HEAD_DIM_V + PAD;
+
+// 2. Primitives
+
+// fp16: 1 sign, 5 exponent, 10 fraction bits.
+struct fp16 { unsigned short bits; };
+
+// Two neighbouring elements of a fragment in one register, `low` in the lower half.
+__device__ __forceinline__ unsigned pack(float low, float high) {
+    unsigned packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+// 2^x on the special function unit; a denormal counts as 0. Relative error at most 2^-22 (PTX ISA, ex2.approx).
+__device__ __forceinline__ float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// threadIdx.x, read anew at each call: what was computed from it before need not stay in a register.
+__device__ __forceinline__ unsigned thread_index() {
+    unsigned index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+}
+
+// Copies 16 bytes from global to shared memory in the background; zeros where `inside` is false, and nothing is read then.
+__device__ __forceinline__ void cp_async_16(void* to_smem, const void* from_gmem, bool inside) {
+    const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
+    const int bytes = inside ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes) : "memory");
+}
+
+// Closes a group of this thread's copies.
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most PENDING of this thread's latest groups are still under way.
+template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and
+// receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_smem) {
+    const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// As ldmatrix_x4, each matrix transposed.
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* row_smem) {
+    const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// D += A B for one warp: A is 16x16 (rows x k), B is 16x8 (k x columns), D is 16x8 in fp32.
+//   a[0..3]: A[lane / 4 + 8 * (i % 2)][2 * (lane % 4) + 8 * (i / 2)] and the next column
+//   b[0..1]: B[2 * (lane % 4) + 8 * i][lane / 4] and the next row
+//   upper[0..1], lower[0..1]: D[lane / 4][2 * (lane % 4) + i] and the same 8 rows further
+__device__ __forceinline__ void mma_16x8x16(float* upper, float* lower, const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+        : "+f"(upper[0]), "+f"(upper[1]), "+f"(lower[0]), "+f"(lower[1])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// 3. This variant's score and mask
+
+// allowed: q >= k
+__device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
+    return q_idx >= kv_idx;
+}
+
+// 4. Which tiles are visited
+//
+// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
+
+struct KvRange {
+    int begin, end;
+    int full_begin, full_end;
+};
+
+// The range for rows q_lo to q_hi, solved from q >= k.
+__device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
+    return {
+        0,  // begin
+        min(kv_len, q_hi + 1),  // end
+        0,  // full_begin
+        min(kv_len, q_lo + 1),  // full_end
+    };
+}
+
+// 5. Loading tiles
+//
+// A tile in shared memory is rows of fp16, PAD elements longer than their data, so that the eight rows that an ldmatrix
+// reads at once start in different banks: a row is an odd number of 16-byte chunks.
+
+// A thread copies 16 bytes of every STEP-th row of a tile, always of the same columns.
+template <int WIDTH> constexpr int STEP = THREADS / (WIDTH / 8);  // rows that the block copies at once
+template <int WIDTH> __device__ __forceinline__ int my_row(int thread) { return thread / (WIDTH / 8); }
+template <int WIDTH> __device__ __forceinline__ int my_column(int thread) { return thread % (WIDTH / 8) * 8; }
+template <int WIDTH> __device__ __forceinline__ long long my_first(long long row_stride) {
+    return my_row<WIDTH>(threadIdx.x) * row_stride + my_column<WIDTH>(threadIdx.x);
+}
+
+// tile[r][c] = matrix[r][c] for WIDTH columns, copied in the background; zero from row `rows` and from column COLUMNS on.
+// `mine` is where this thread's first elements are, matrix + my_first.
+template <int ROWS, int COLUMNS, int WIDTH, int STRIDE>
+__device__ __forceinline__ void load_tile_async(fp16* tile, const fp16* mine, long long row_stride, int rows) {
+    const int thread = thread_index();  // row and column are computed anew: kept from tile to tile, they would cost registers
+    const int row = my_row<WIDTH>(thread), column = my_column<WIDTH>(thread);
+    if (THREADS % (WIDTH / 8) != 0 && row >= STEP<WIDTH>) return;  // threads that are left over
+    fp16* to = tile + row * STRIDE + column;
+#pragma unroll
+    for (int r = 0; r < ROWS; r += STEP<WIDTH>) {
+        if (ROWS % STEP<WIDTH> == 0 || r + row < ROWS) cp_async_16(to + r * STRIDE, mine, r + row < rows && column < COLUMNS);
+        mine += STEP<WIDTH> * row_stride;
+    }
+}
+
+// 6. The fused kernel
+//
+//     S[q, k] = s  where q >= k, else -inf
+//     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
+//
+//     m = -inf, l = 0, O = 0; for every tile of keys:
+//         S  = score(Q K^T)                     -inf where the mask forbids
+//         m' = max(m, row maximum of S)
+//         P  = exp(S - m')
+//         l  = l * exp(m - m') + row sum of P
+//         O  = O * exp(m - m') + P V
+//         m  = m'
+//     O = O / l
+//
+// A block computes BLOCK_Q rows, a warp ROW_BLOCKS times 16 of them. In the fragments of 16 rows (see mma_16x8x16), lane l has
+// the rows l / 4 and l / 4 + 8 and, of every 8 columns, 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
+
+// The largest, and the sum, over the four lanes that share a row.
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+struct alignas(16) Chunk {  // what a lane loads or stores at once
+    unsigned words[4];
+};
+
+// The rows and the head of a block. Blocks are numbered so that those that run together read the same keys and values from
+// L2, those of a section of heads; and of a section the last rows come first: under a causal mask they have most to do.
+struct Place {
+    int q_block, h_idx, b_idx;
+};
+__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
+    const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
+    const int all_heads = blocks / q_blocks;  // of the whole batch
+    const long long sharing = (long long)max(1, L2_ROWS / max(kv_len, 1)) * (q_heads / kv_heads);  // heads whose keys L2 holds
+    const int section = (int)min((long long)all_heads, sharing);
+    const int first = block / (section * q_blocks) * section;  // head of the section
+    const int here = min(section, all_heads - first);
+    const int in_section = block - first * q_blocks;
+    const int head = first + in_section % here;
+    return {q_blocks - 1 - in_section / here, head % q_heads, head / q_heads};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+gpt2_fused(
+    const fp16* __restrict__ Q,  // [batch, q_heads, q_len, 64]
+    const fp16* __restrict__ K,  // [batch, kv_heads, kv_len, 64]
+    const fp16* __restrict__ V,  // [batch, kv_heads, kv_len, 64]
+    fp16* O,  // [batch, q_heads, q_len, 64]
+    long long q_stride_b, long long q_stride_h, long long q_stride_s,
+    long long k_stride_b, long long k_stride_h, long long k_stride_s,
+    long long v_stride_b, long long v_stride_h, long long v_stride_s,
+    long long o_stride_b, long long o_stride_h, long long o_stride_s,
+    int q_heads, int kv_heads, int q_len, int kv_len)
+{
+    extern __shared__ __align__(16) unsigned char smem[];
+    fp16* Q_smem = (fp16*)(smem + Q_SMEM);  // [BLOCK_Q][Q_STRIDE], in the end O
+    fp16* K_smem = (fp16*)(smem + K_SMEM);  // [2][BLOCK_KV][K_STRIDE]
+    fp16* V_smem = (fp16*)(smem + V_SMEM);  // [2][BLOCK_KV][V_STRIDE]
+
+    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len, kv_len);
+    if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
+    const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
+    const int kv_h_idx = h_idx / (q_heads / kv_heads);
+    const int q_lo = q_block * BLOCK_Q;
+    const int warp = thread_index() / 32, lane = thread_index() % 32;
+    const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
+    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; the others are 8, 16, ... further
+    const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
+    const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
+
+    const fp16* q_head = Q + b_idx * q_stride_b + h_idx * q_stride_h;
+    const fp16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
+    const fp16* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
+    // this thread's first element of Q, K and V in the tiles that the block loads
+    const fp16* q_mine = q_head + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
+    const fp16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);
+    const fp16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);
+    const auto load_k = [&](int tile, int stage) {
+        const int kv_lo = tile * BLOCK_KV;
+        load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
+                                                                k_mine + kv_lo * k_stride_s, k_stride_s, kv_len - kv_lo);
+    };
+    const auto load_v = [&](int tile, int stage) {
+        const int kv_lo = tile * BLOCK_KV;
+        load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
+                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, kv_len - kv_lo);
+    };
+
+    load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
+    cp_async_commit();  // Q by itself: its fragments are read before the first tile is there
+
+    const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
+    const KvRange range = kv_range(q_lo, q_hi, kv_len);
+    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_end = range.full_end / BLOCK_KV;
+    int tile = range.begin / BLOCK_KV;
+
+    if (tile < tile_end) load_k(tile, 0);
+    if (tile < tile_end) load_v(tile, 0);
+    cp_async_commit();
+
+    // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
+    const fp16* q_fragment = Q_smem + (warp_row + thread_index() % 16) * Q_STRIDE + lane / 16 * 8;
+    cp_async_wait<1>();
+    __syncthreads();  // Q is complete
+    unsigned Q_frag[ROW_BLOCKS][K_STEPS][4];
+    for (int m = 0; m < ROW_BLOCKS; ++m)
+        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
+
+    float O_frag[ROWS][DIMS] = {};
+    float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: this lane's keys only, until the end
+    for (int r = 0; r < ROWS; ++r) {
+        row_max[r] = -INF;
+        row_sum[r] = 0.0f;
+    }
+
+    int stage = 0;
+    while (tile < tile_end) {
+        const int kv_lo = tile * BLOCK_KV;
+        const bool partial = tile < full_tile_begin || tile >= full_tile_end;
+        const int following = tile + 1;
+        cp_async_wait<1>();
+        __syncthreads();  // this tile is complete, and everyone is done with the one before it:
+        if (following < tile_end) {  // the next one may take its place
+            load_k(following, stage ^ 1);
+            load_v(following, stage ^ 1);
+        }
+        cp_async_commit();
+        const fp16* K_tile = K_smem + stage * BLOCK_KV * K_STRIDE;
+        const fp16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
+
+        // S = Q K^T
+        float S_frag[ROWS][COLUMNS] = {};
+        // B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and columns 8 * (l / 8 % 2)
+        const fp16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
+#pragma unroll
+        for (int step = 0; step < K_STEPS; ++step) {
+#pragma unroll
+            for (int j = 0; j < BLOCK_KV / 8; j += 2) {
+                unsigned k_frag[4];
+                ldmatrix_x4(k_frag, k_fragment + 8 * j * K_STRIDE + 16 * step);
+#pragma unroll
+                for (int m = 0; m < ROW_BLOCKS; ++m) {
+                    float *upper = &S_frag[2 * m][2 * j], *lower = &S_frag[2 * m + 1][2 * j];
+                    mma_16x8x16(upper, lower, Q_frag[m][step], k_frag[0], k_frag[1]);
+                    mma_16x8x16(upper + 2, lower + 2, Q_frag[m][step], k_frag[2], k_frag[3]);
+                }
+            }
+        }
+
+        if (partial) {  // the pairs that the mask forbids, and keys past the end
+            for (int r = 0; r < ROWS; ++r)
+                for (int j = 0; j < COLUMNS; ++j) {
+                    const int q_idx = q_lo + row_of(r);
+                    const int kv_idx = kv_lo + column_of(j);
+                    const bool allowed = mask(q_idx, kv_idx);
+                    if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
+                }
+        }
+
+        // online softmax. An old maximum serves as long as no score of the row exceeds it by much: exp2 then stays below
+        // 2^SLACK, and what was summed need not be rescaled
+        bool kept = true;
+        float new_max[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            float tile_max = row_max[r];
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j += 2) tile_max = fmaxf(tile_max, fmaxf(S_frag[r][j], S_frag[r][j + 1]));
+            new_max[r] = quad_max(tile_max);
+            kept &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= SLACK);
+        }
+        const bool rescale = !__all_sync(0xffffffff, kept);
+        if (rescale) {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
+                alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
+                row_max[r] = new_max[r];
+                row_sum[r] *= alpha[r];
+#pragma unroll
+                for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha[r];
+            }
+        }
+        // the weights P take the place of S
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const float shift = row_max[r] == -INF ? 0.0f : row_max[r] * EXPONENT_SCALE;
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+                S_frag[r][j] = fast_exp2(S_frag[r][j] * EXPONENT_SCALE - shift);
+                row_sum[r] += S_frag[r][j];
+            }
+        }
+
+        // O += P V. The D fragment of two neighbouring S blocks is the A fragment of P: no lane needs another's weights.
+        // B fragments of V: lane l points at key l % 16, columns 8 * (l / 16) of 16 keys x 16 columns, read transposed
+        const fp16* v_fragment = V_tile + lane % 16 * V_STRIDE + lane / 16 * 8;
+#pragma unroll
+        for (int step = 0; step < BLOCK_KV / 16; ++step) {
+            unsigned p_frag[ROW_BLOCKS][4];
+#pragma unroll
+            for (int m = 0; m < ROW_BLOCKS; ++m)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float* pair = &S_frag[2 * m + i % 2][4 * step + i / 2 * 2];
+                    p_frag[m][i] = pack(pair[0], pair[1]);
+                }
+#pragma unroll
+            for (int j = 0; j < HEAD_DIM_V / 16 * 2; j += 2) {
+                unsigned v_frag[4];
+                ldmatrix_x4_trans(v_frag, v_fragment + 16 * step * V_STRIDE + 8 * j);
+#pragma unroll
+                for (int m = 0; m < ROW_BLOCKS; ++m) {
+                    float *upper = &O_frag[2 * m][2 * j], *lower = &O_frag[2 * m + 1][2 * j];
+                    mma_16x8x16(upper, lower, p_frag[m], v_frag[0], v_frag[1]);
+                    mma_16x8x16(upper + 2, lower + 2, p_frag[m], v_frag[2], v_frag[3]);
+                }
+            }
+        }
+        stage ^= 1;
+        tile = following;
+    }
+
+    // O goes through the warp's own rows of Q_smem, so that whole rows are written, 16 bytes a lane
+    fp16* O_smem = Q_smem + warp_row * Q_STRIDE;
+    __syncthreads();  // where no tile was visited, Q is still being read
+    const Place end = *(const Place*)(smem + PLACE_SMEM);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        row_sum[r] = quad_sum(row_sum[r]);
+        const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
+        fp16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
+        for (int j = 0; j < HEAD_DIM_V / 8; ++j)
+            *(unsigned*)(o_row + 8 * j) =
+                pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
+    }
+    __syncwarp();
+    for (int i = lane; i < 16 * ROW_BLOCKS * (HEAD_DIM_V / 8); i += 32) {
+        const int row = i / (HEAD_DIM_V / 8), column = i % (HEAD_DIM_V / 8) * 8;
+        const int q_idx = end.q_block * BLOCK_Q + warp_row + row;
+        if (q_idx >= q_len) continue;
+        *(Chunk*)(O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + q_idx * o_stride_s + column) =
+            *(const Chunk*)(O_smem + row * Q_STRIDE + column);
+    }
+}

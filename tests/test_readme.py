@@ -1,0 +1,79 @@
+"""What the README says to type works: its commands, its Python, its installation."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from attngen.cli import main
+from tests.conftest import ROOT
+from tests.tour import environment
+
+PAGE = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
+LINES = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines()]
+COMMANDS = [part.strip() for line in LINES for part in line.split("&&")]
+RUN = [command.removeprefix(".venv/bin/") for command in COMMANDS if re.match(r"(\.venv/bin/)?attngen ", command)]
+MENTIONED = re.findall(r"`(attngen [^`\n]+)`", PAGE)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with specs/ and the reader's own mine.attn."""
+    shutil.copytree(ROOT / "specs", tmp_path / "specs")
+    mine = re.search(r"^```\n(attention mine .*?)^```", PAGE, re.M | re.S)
+    assert mine is not None
+    (tmp_path / "mine.attn").write_text(mine[1])
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_commands_run(command: str, checkout: Path) -> None:
+    done = subprocess.run(shlex.split(command), cwd=checkout, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", MENTIONED)
+def test_commands_that_are_mentioned_can_be_said(command: str) -> None:
+    """Those that measure need a GPU: their words are parsed, and nothing is run."""
+    name, *words = shlex.split(command)[1:]
+    if words:
+        main.commands[name].make_context(name, words)
+    else:
+        assert name in main.commands
+
+
+def test_what_is_installed_is_there() -> None:
+    """Every command is one of those that are run, or makes an environment, or installs extras that exist, or runs the tests."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    others = [command for command in COMMANDS if command and command.removeprefix(".venv/bin/") not in RUN]
+    for command in others:
+        if command.startswith(".venv/bin/pip install"):
+            for named in re.findall(r"\.\[(.*?)\]", command):
+                assert set(named.split(",")) <= set(extras)
+            for constraints in re.findall(r"-c (\S+)", command):
+                assert (ROOT / constraints).exists()
+        else:
+            assert command in ("python3 -m venv .venv", ".venv/bin/python -m pytest -n auto")
+
+
+def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks one after another, each with tensors as its comments say."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(ROOT)
+    names: dict[str, object] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    shapes = [(32, 8, 128, torch.bfloat16), (2, 1, 80, torch.float16), (2, 2, 64, torch.float16)]
+    for i, (block, (heads, kv_heads, head_dim, dtype)) in enumerate(zip(blocks, shapes, strict=True)):
+        names |= {"q": torch.randn(1, heads, 20, head_dim).to(dtype)}
+        names |= {name: torch.randn(1, kv_heads, 20, head_dim).to(dtype) for name in "kv"}
+        path = tmp_path / f"block_{i}.py"  # a file, so that functions of the page have a source
+        path.write_text(block)
+        exec(compile(block, str(path), "exec"), names)
+        assert tuple(names["o"].shape) == (1, heads, 20, head_dim)  # type: ignore[attr-defined]

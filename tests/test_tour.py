@@ -1,0 +1,106 @@
+"""The tour is what it says: its commands print what is shown, its figures are current, exercises fail and solutions do not.
+
+`python -m tests.tour` and `python benchmarks/tour.py --only counts --write docs/tour/[0-9]_*.md` renew it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from attngen.language import load_text
+from tests import tour
+from tests.conftest import ROOT
+from tests.tour import CHAPTERS, TOUR
+
+NAMES = [page.stem for page in CHAPTERS]
+nbclient = pytest.importorskip("nbclient")
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmarks/tour.py."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("tour")
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=NAMES)
+def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
+    """The cells of a chapter, executed by themselves in an empty folder and without a GPU."""
+    shown, done = tour.notebook([page]), tour.notebook([page])
+    place = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(done, timeout=120, resources=place).execute(env=tour.environment())
+    for old, new in zip(shown.cells, done.cells, strict=True):
+        if old.cell_type == "code":
+            assert tour.printed(new) == tour.printed(old), old.source
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=NAMES)
+def test_every_line_of_a_session_is_a_command_or_its_output(page: Path) -> None:
+    for session in tour.SESSION.findall(page.read_text()):
+        assert "".join(f"$ {step.command}\n{step.output}" for step in tour.steps(session)) == session
+
+
+def test_the_notebook_is_the_chapters() -> None:
+    """Cell by cell: written anew from the chapters it is the one that is stored."""
+    import nbformat
+
+    assert nbformat.read(tour.NOTEBOOK, as_version=4) == tour.notebook()
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in (TOUR / "exercises").iterdir()}))
+def test_an_exercise_is_refused_and_its_solution_is_not(name: str) -> None:
+    """In the outputs that were executed above. A spec is judged against the kernel of its solution, or by the checker."""
+    (page,) = (page for page in CHAPTERS if page.name[0] == name[0])
+    steps = [step for session in tour.SESSION.findall(page.read_text()) for step in tour.steps(session)]
+    judging = [step for step in steps if f"/{name}." in step.command and step.command.startswith("attngen ")]
+    judged = [step.output for step in judging if not step.command.startswith("attngen build")]
+    is_refused = [bool(re.search(r"^error|FAILED$", output, re.M)) for output in judged]
+    solved = is_refused.index(False)
+    assert solved >= 1
+    assert not any(is_refused[solved:])
+    assert any(re.search(r" ok$|^fused ", output, re.M) for output in judged[solved:])
+    assert {path.suffix for path in TOUR.glob(f"solutions/{name}.*")} in ({".attn"}, {".diff"})
+
+
+@pytest.mark.parametrize("page", [TOUR / "README.md", *CHAPTERS], ids=lambda page: page.stem)
+def test_links_lead_somewhere_and_specs_are_right(page: Path) -> None:
+    text = tour.SESSION.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / target).exists(), target
+    for spec in re.findall(r"^```\n(attention .*?)^```", text, re.M | re.S):
+        assert load_text(spec)
+
+
+def test_broken_kernels_are_those_that_are_emitted_now() -> None:
+    for path, text in tour.broken_files().items():
+        assert path.read_text() == text, path
+    assert sorted(path.stem for path in (TOUR / "exercises").glob("*.cu")) == sorted(tour.BROKEN)
+
+
+def test_seconds_are_left_out() -> None:
+    assert tour.without_times("a    0.04s    12.33s  ok\n1.5s\n") == "a      ...       ...  ok\n ...\n"
+
+
+def test_counts_are_current(figures: ModuleType) -> None:
+    for number, page in enumerate(CHAPTERS, 1):
+        shown = re.search(r"<!-- tour counts: begin .*-->\n(.*?)\n<!-- tour counts: end -->", page.read_text(), re.S)
+        assert shown is not None
+        assert figures.counts_table(figures.CHAPTERS[number]) == shown[1]
+        assert "<!-- tour rates: begin" in page.read_text()
+
+
+def test_tables_of_rates(figures: ModuleType) -> None:
+    """From made-up figures: rungs without a mask before those with one, the share of the ceiling."""
+    rows = figures.both(figures.CHAPTERS[2].timed)
+    found = {figures.key(row): (float(i + 1), 100.0 * i) for i, row in enumerate(rows)}
+    assert figures.rates_table("H200.", figures.CHAPTERS[2], found, 800.0).splitlines()[4:] == [
+        "| naive, every pair | 1.000 | 0.0 | 0.0% |",
+        "| tiled, every pair | 2.000 | 100.0 | 12.5% |",
+        "| naive, causal | 3.000 | 200.0 | 25.0% |",
+        "| tiled, causal | 4.000 | 300.0 | 37.5% |",
+    ]

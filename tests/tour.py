@@ -1,0 +1,210 @@
+"""The tour of docs/: its commands and what they print, its broken kernels, its notebook.
+
+`python -m tests.tour` writes all three anew: outputs into the chapters, exercises/*.cu and solutions/*.diff from what is
+emitted now, and tour.ipynb from the chapters. tests/test_tour.py holds that nothing would change.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from tests.conftest import ROOT
+from tests.problems import emitted, shipped
+
+TOUR = ROOT / "docs" / "tour"
+CHAPTERS = tuple(sorted(TOUR.glob("[0-9]_*.md")))
+NOTEBOOK = TOUR / "tour.ipynb"
+SESSION = re.compile(r"^```console\n(.*?)^```\n", re.M | re.S)
+SECONDS = re.compile(r" *\d+\.\d+s\b")
+
+
+# --- broken kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A kernel of gpt2 with one statement changed: the first `old` becomes `new`."""
+
+    rung: str
+    arch: str
+    old: str
+    new: str = ""
+
+    def intact(self) -> str:
+        """As it is emitted."""
+        return emitted(shipped("gpt2"), self.rung, self.arch).text
+
+    def text(self) -> str:
+        """As the exercise has it."""
+        assert self.old in self.intact(), self.old
+        return self.intact().replace(self.old, self.new, 1)
+
+    def repair(self, name: str) -> str:
+        """The solution: what `patch` makes the intact file of."""
+        lines = (text.splitlines(keepends=True) for text in (self.text(), self.intact()))
+        return "".join(difflib.unified_diff(*lines, f"exercises/{name}.cu", f"exercises/{name}.cu"))
+
+
+BROKEN = {
+    "2_barrier": Broken("tiled", "sm_80", "        __syncthreads();  // everyone is done: the next may take its place\n"),
+    "3_barrier": Broken(
+        "fused", "sm_75", "        __syncwarp();  // the weights of a row are written and read by the same warp\n"
+    ),
+    "4_wait": Broken("fused", "sm_80", "cp_async_wait<0>();", "cp_async_wait<1>();"),
+    "7_deadlock": Broken("hopper", "sm_90a", "        if (thread == 0) mbarrier_arrive(empty);\n"),
+    "7_fence": Broken("hopper", "sm_90a", "            async_proxy_fence();\n"),
+}
+
+
+def broken_files() -> dict[Path, str]:
+    """What the files of the broken kernels and of their repairs should hold."""
+    exercises = {TOUR / "exercises" / f"{name}.cu": broken.text() for name, broken in BROKEN.items()}
+    return exercises | {TOUR / "solutions" / f"{name}.diff": broken.repair(name) for name, broken in BROKEN.items()}
+
+
+# --- commands and what they print
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command of a chapter, and what is shown below it."""
+
+    command: str
+    output: str
+
+
+def steps(session: str) -> Iterator[Step]:
+    """The commands of a session: lines from `$ ` on, with those that a backslash continues, and then what is printed."""
+    for found in re.finditer(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", session, re.M):
+        yield Step(found[1], found[2])
+
+
+def without_times(output: str) -> str:
+    """With `...` of the same width where seconds stand, and no space at the ends of lines."""
+    hidden = SECONDS.sub(lambda found: "...".rjust(len(found[0])), output)
+    return "".join(line.rstrip() + "\n" for line in hidden.splitlines())
+
+
+def environment() -> dict[str, str]:
+    """In which `attngen` is this checkout's, for this Python, and prints no colours."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "100"}
+
+
+def run(command: str, directory: Path) -> str:
+    """What the command prints, errors too, as a chapter shows it."""
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=directory, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    return without_times(done.stdout)
+
+
+def workplace(directory: Path) -> Path:
+    """`directory`, with copies of what the chapters' commands read."""
+    for name in ("exercises", "solutions"):
+        shutil.copytree(TOUR / name, directory / name)
+    return directory
+
+
+def renewed(page: str) -> str:
+    """A chapter with what its commands print now."""
+
+    def session(found: re.Match[str]) -> str:
+        shown = "".join(f"$ {step.command}\n{run(step.command, directory)}" for step in steps(found[1]))
+        return f"```console\n{shown}```\n"
+
+    with tempfile.TemporaryDirectory() as place:
+        directory = workplace(Path(place))
+        return SESSION.sub(session, page)
+
+
+# --- the notebook
+
+FIRST_TEXT = """# A tour of attention kernels
+
+From one thread a row to the Hopper pipeline. No GPU is needed: the generated CUDA runs on an emulated device, which needs
+a C++ compiler (`g++`; Colab has it). Where there is a GPU, leave `--device emulated` out, and the same files run there.
+
+`!` runs a command as a terminal does. The files of the exercises are written by the cell at the beginning of each chapter."""
+INSTALL = """import importlib.util
+
+if importlib.util.find_spec("attngen") is None:
+    %pip install -q attngen"""
+PREPARE = """import os
+from pathlib import Path
+
+os.environ["NO_COLOR"] = "1"
+os.environ["COLUMNS"] = "100"
+Path("exercises").mkdir(exist_ok=True)
+Path("solutions").mkdir(exist_ok=True)"""
+
+
+def notebook(pages: Sequence[Path] = CHAPTERS) -> Any:
+    """Chapters as cells: text, the files of the exercises, the commands with what the chapters show."""
+    cells = [new_markdown_cell(FIRST_TEXT), new_code_cell(INSTALL), new_code_cell(PREPARE)]
+    for page in pages:
+        parts = SESSION.split(page.read_text())
+        for i, part in enumerate(parts):
+            if i % 2:
+                cells += [_command_cell(step) for step in steps(part)]
+            elif part.strip():
+                cells.append(new_markdown_cell(_for_notebook(part)))
+            if i == 0:
+                cells += [_file_cell(path) for path in _files_of(page)]
+    for i, cell in enumerate(cells):
+        cell["id"] = f"cell-{i}"
+    about = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return new_notebook(cells=cells, metadata=about)
+
+
+def _files_of(page: Path) -> list[Path]:
+    return [path for name in ("exercises", "solutions") for path in sorted((TOUR / name).glob(f"{page.name[0]}_*"))]
+
+
+def _for_notebook(part: str) -> str:
+    """Without the links from page to page, the markers of figures, and the boxes that hide answers."""
+    text = re.sub(r"^(<!-- .* -->|</?details>|\[Next: .*)\n", "", part, flags=re.M)
+    text = re.sub(r"^<summary>(.*)</summary>$", r"**\1**", text, flags=re.M)
+    return re.sub(r"(?<!!)\[([^]]*)\]\((?!http)[^)]*\)", r"\1", text).strip()
+
+
+def _file_cell(path: Path) -> Any:
+    name = path.relative_to(TOUR).as_posix()
+    hidden = {"cellView": "form", "jupyter": {"source_hidden": True}} if path.suffix == ".cu" or "solutions" in name else {}
+    return new_code_cell(f"#@title {name}\nPath({name!r}).write_text(r'''{path.read_text()}''');", metadata=hidden)
+
+
+def _command_cell(step: Step) -> Any:
+    shown = [new_output("stream", name="stdout", text=step.output)] if step.output else []
+    return new_code_cell(f"!{step.command}", outputs=shown)
+
+
+def printed(cell: Any) -> str:
+    """What a cell printed."""
+    return without_times("".join(o.get("text", "") for o in cell.get("outputs", ())).replace("\r\n", "\n"))
+
+
+def main() -> None:
+    """Write all that is generated."""
+    for path, text in broken_files().items():
+        path.write_text(text)
+    for page in CHAPTERS:
+        page.write_text(renewed(page.read_text()))
+    nbformat.write(notebook(), NOTEBOOK)
+
+
+if __name__ == "__main__":
+    main()
