@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import attngen
 from attngen import define
 from attngen.cli import main
-from attngen.device.emulated import EmulationError
+from attngen.device.emulated import EmulatedDevice, EmulationError
 from attngen.device.emulated.tracing import Watch
 from attngen.inspect.coordinates import Layout, planned
 from attngen.inspect.trace_text import totals_line
@@ -22,7 +25,7 @@ from attngen.plan import ARCHES, PlanRefusal, choose
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import RUNGS, AttentionSpec
 from tests.conftest import ROOT
-from tests.problems import SPECS, emitted, shipped
+from tests.problems import SPECS, call, emitted, shipped
 
 ONE = Shape(1, 1, 1, 256, 256)
 
@@ -109,6 +112,17 @@ def test_sites_add_up_to_the_totals(name: str, rung: str) -> None:
     met = ("block barrier", "warp barrier")
     if rung != "hopper":
         assert sum(s.executions for s in found.sites if s.what in met) == t.barriers
+
+
+def test_lines_are_found_although_another_process_has_made_the_library_anew(tmp_path: Path) -> None:
+    compiled = attngen.compile(shipped("gpt2"), kernel="naive", device=EmulatedDevice())
+    problem = sample(compiled.spec, ONE, 0)
+    call(compiled, problem)  # loads it
+    library = compiled.kernel.library
+    before = compiled.kernel._base()
+    shutil.copy(library, tmp_path / "same.so")
+    os.replace(tmp_path / "same.so", library)
+    assert compiled.kernel._base() == before > 0
 
 
 def test_every_line_of_a_site_has_what_it_is_said_to_do() -> None:

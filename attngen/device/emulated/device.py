@@ -230,9 +230,10 @@ class EmulatedKernel:
         return Place(line, text(line), thread, callers)
 
     def _base(self) -> int:
-        """Where the library was loaded."""
+        """Where the library was loaded; its file may have been replaced since, by another process that made the same."""
+        names = (str(self.library), f"{self.library} (deleted)")
         with open("/proc/self/maps") as maps:
-            starts = [int(row.split("-", 1)[0], 16) for row in maps if row.rstrip().endswith(str(self.library))]
+            starts = [int(row.split("-", 1)[0], 16) for row in maps if row.rstrip().endswith(names)]
         return min(starts, default=0)
 
 
