@@ -412,8 +412,8 @@ gpt2_hopper(
     volatile Place* places = (volatile Place*)(smem + PLACES_SMEM);  // [2], of the rows in Q_smem: by the parity of their phase
 
     // full: the producer arrives once, with the bytes of its copies; a consumer waits before it reads.
-    // empty: a thread of a consumer arrives when its products have read the stage, for Q each warp; the producer waits
-    // before it copies.
+    // empty: a thread of a consumer arrives when its products have read the stage. For Q each warp does
+    // and the thread that copies V, which reads whose rows they are. The producer waits before it copies.
     // The output leaves by copies of each warp's own: it waits until they have read O_smem before it writes there again.
     unsigned long long *q_full = (unsigned long long*)(smem + BARRIERS_SMEM), *q_empty = q_full + 1;
     unsigned long long *k_full = q_empty + 1, *k_empty = k_full + STAGES;  // [STAGES] each
@@ -435,7 +435,7 @@ gpt2_hopper(
     // the same for all lanes of a warp, which the compiler cannot know of threadIdx.x
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 
-    // The tiles to visit for a block of rows, from the last to the first: [begin, end), and those [full_begin, full_end) are full
+    // The tiles to visit for a block of rows, from the last to the first: [begin, end); those [full_begin, full_end) are full
     struct Tiles {
         int begin, end, full_begin, full_end;
     };
@@ -447,7 +447,8 @@ gpt2_hopper(
         const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
         const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
         const int full_tile_end = range.full_end / BLOCK_KV;
-return {tile_begin, tile_end, full_tile_begin, full_tile_end};
+
+        return {tile_begin, tile_end, full_tile_begin, full_tile_end};
     };
     // The producer's first thread copies Q and K of every piece of work, and says whose they are
     const auto produce_keys = [&] {
@@ -667,7 +668,9 @@ return {tile_begin, tile_end, full_tile_begin, full_tile_end};
             row_sum[r] = quad_sum(row_sum[r]);
             inverse_sum[r] = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
         }
-        const auto out = [&](int i) { return pack(O_frag[i] * inverse_sum[i / 2 % 2], O_frag[i + 1] * inverse_sum[i / 2 % 2]); };
+        const auto out = [&](int i) {
+            return pack(O_frag[i] * inverse_sum[i / 2 % 2], O_frag[i + 1] * inverse_sum[i / 2 % 2]);
+        };
         // Through the warp's rows of O_smem, swizzled as TMA reads them; it writes no row past the last one
         unsigned char* const rows = O_smem + warp * (OUTPUT_SLABS * 16 * ROW_BYTES);
 #pragma unroll
@@ -740,8 +743,8 @@ return {tile_begin, tile_end, full_tile_begin, full_tile_end};
         for (; tile >= max(tiles.full_end, tiles.begin); --tile) step(tile, true);
 #pragma unroll 1
         for (; tile >= tiles.begin; --tile) step(tile, false);
-        // The last P V of these rows, and beside it the first Q K^T of the next, under which O leaves. Both ways are written out
-        // from issue to wait, without which ptxas lets no product run beside another
+        // The last P V of these rows, and beside it the first Q K^T of the next, under which O leaves. Both ways are
+        // written out from issue to wait, without which ptxas lets no product run beside another
         begin();
         mbarrier_wait(v_full + v.index, v.phase);
         scored = any;
