@@ -17,10 +17,19 @@ from tests.tour import environment
 
 PAGE = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
-LINES = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines()]
-COMMANDS = [part.strip() for line in LINES for part in line.split("&&")]
-RUN = [command.removeprefix(".venv/bin/") for command in COMMANDS if re.match(r"(\.venv/bin/)?attngen ", command)]
 MENTIONED = re.findall(r"`(attngen [^`\n]+)`", PAGE)
+
+
+def commands(block: str) -> list[str]:
+    lines = [line.split("#")[0] for line in block.splitlines()]
+    return [part.strip() for line in lines for part in line.split("&&") if part.strip()]
+
+
+def is_ours(command: str) -> bool:
+    return re.match(r"(\.venv/bin/)?attngen ", command) is not None
+
+
+RUN = [ours for block in BLOCKS if (ours := list(filter(is_ours, commands(block))))]
 
 
 @pytest.fixture
@@ -33,10 +42,13 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", RUN)
-def test_commands_run(command: str, checkout: Path) -> None:
-    done = subprocess.run(shlex.split(command), cwd=checkout, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("block", RUN, ids=lambda block: block[0])
+def test_commands_run(block: list[str], checkout: Path) -> None:
+    """Those of a block one after another: what one writes the next ones read."""
+    for command in block:
+        words = shlex.split(command.removeprefix(".venv/bin/"))
+        done = subprocess.run(words, cwd=checkout, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("command", MENTIONED)
@@ -52,8 +64,8 @@ def test_commands_that_are_mentioned_can_be_said(command: str) -> None:
 def test_what_is_installed_is_there() -> None:
     """Every command is one of those that are run, or makes an environment, or installs extras that exist, or runs the tests."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    others = [command for command in COMMANDS if command and command.removeprefix(".venv/bin/") not in RUN]
-    for command in others:
+    others = [command for block in BLOCKS for command in commands(block) if not is_ours(command)]
+    for command in others + re.findall(r"`(\.venv/bin/pip [^`\n]+)`", PAGE):
         if command.startswith(".venv/bin/pip install"):
             for named in re.findall(r"\.\[(.*?)\]", command):
                 assert set(named.split(",")) <= set(extras)
