@@ -32,6 +32,7 @@ SPECS: dict[str, AttentionSpec] = {
         inputs={"ids": ("int32", ("batch", "kv_len"))},
     ),
 }
+ORDERS = (0, 3)  # of threads and copies; in the second, lanes that nothing holds together drift apart
 SHAPES = {"causal": Shape(1, 4, 4, 300, 300), "documents": Shape(1, 4, 4, 300, 300)}
 OTHERWISE = Shape(1, 2, 1, 300, 300)
 
@@ -43,10 +44,10 @@ def steps(source: KernelSource) -> list[re.Match[str]]:
 
 
 def outcome(name: str, source: KernelSource) -> str:
-    """The kind of finding, "wrong result", or "" where all is well, over two orders of threads and copies."""
+    """The kind of finding, "wrong result", or "" where all is well, over all of ORDERS."""
     spec = SPECS[name]
     problem = sample(spec, SHAPES.get(name, OTHERWISE))
-    for seed in (0, 5):
+    for seed in ORDERS:
         device = EmulatedDevice(arch="sm_90a", seed=seed)
         compiled = CompiledAttention(spec, choose(spec, ARCHES["sm_90a"], "hopper"), device.compile(source), device)
         try:
