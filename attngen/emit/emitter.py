@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import jinja2
 
@@ -12,7 +11,7 @@ from attngen.emit.comments import Comments, at_level
 from attngen.emit.files import FILES
 from attngen.emit.kernel_source import KernelSource
 from attngen.emit.templates import template_directory
-from attngen.emit.variant import Captured, build_variant
+from attngen.emit.variant import Captured, build_variant, element_type
 from attngen.emit.words import decision_lines
 from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
@@ -39,11 +38,6 @@ def preload() -> None:
     """Read every template now, so that the first file costs no more than the others."""
     for schedule in FILES:
         _environment().get_template(f"kernels/{schedule}.cu.j2")
-
-
-def element_type(dtype: Any) -> str:
-    """The C type of an element once read."""
-    return "float" if dtype.kind == "float" else str(dtype.cuda)
 
 
 def address_terms(tensor: Captured) -> list[str]:

@@ -346,7 +346,7 @@ class Hopper(Fused):
             *lse,
             Parameter("next_work", "unsigned*", "data", "next_work"),
             *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
-            *self.captured(v.score, v.mask, v.sink, v.kv_range, v.classify),
+            *(abi.captured(v) if v.key_vectors else self.captured(v.score, v.mask, v.sink, v.kv_range, v.classify)),
         ]
         grid = self.head_grid(CeilDiv("q_len", self.plan.block_q))
         bounds = "THREADS, 1"
@@ -369,6 +369,7 @@ class Hopper(Fused):
             "stmatrix",
             "proxy_fence",
             "setmaxnreg",
+            *(["anew"] if self.variant.key_vectors else []),
             "wgmma",
             *(["ldmatrix"] if self.plan.q_in_registers else []),
         ]
@@ -407,17 +408,31 @@ class Hopper(Fused):
             ConstantLine("int", "K_STEPS", str(steps), "wgmma steps of 16 over the head size" + what),
             ConstantLine("int", "Q_SLAB", "BLOCK_Q * ROW_BYTES", "bytes"),
             ConstantLine("int", "KV_SLAB", "BLOCK_KV * ROW_BYTES"),
+            *(self.staging_constants() if plan.staged.keys else []),
+        ]
+
+    def staging_constants(self) -> list[ConstantLine]:
+        lane_keys = -(-self.plan.block_kv // 32)
+        return [
+            ConstantLine("int", "SLOTS", "STAGES + 1", "tiles whose key vectors are in shared memory"),
+            ConstantLine("int", "LANE_KEYS", str(lane_keys), "keys of a tile whose elements a lane of the producer reads"),
         ]
 
     def context(self) -> dict[str, Any]:
         v = self.variant
+        tiles_read_captured = self.reads_captured(v.kv_range, v.classify, scale=False)
         return super().context() | {
             "partial_below": self.plan.bounds.full_begin not in (None, ZERO),
+            "row_begins": v.by_row and self.plan.bounds.kv_begin is not ZERO,
             "partial_above": self.plan.bounds.full_end not in (None, KV_LEN),
-            "tiles_read_captured": self.reads_captured(v.kv_range, v.classify, scale=False),
-            "consumers_read_captured": self.reads_captured(
-                v.score, v.mask, v.sink, v.kv_range if self.plan.bounds.by_row else None
-            ),
+            "tiles_read_captured": tiles_read_captured,
+            "producer_reads_captured": bool(v.key_vectors) or (v.classify is not None and tiles_read_captured),
+            "consumers_read_captured": bool(v.row_elements)
+            or self.reads_captured(v.score, v.mask, v.sink, v.kv_range if v.by_row else None),
+            "warp_copies_keys": v.classify is not None or bool(v.key_vectors),
+            "lanes_work": " and ".join(["look for tiles"] * bool(v.classify) + ["read key vectors"] * bool(v.key_vectors)),
+            "mask_vectors": any(not e.in_score for e in v.key_vectors),
+            "key_vector_indices": sorted(frozenset().union(*(e.indices for e in v.key_vectors))),
         }
 
 

@@ -68,7 +68,8 @@ def _rules(spec: AttentionSpec, plan: Plan) -> Iterator[Rule]:
         yield re.compile(r"\blse(_stride_\w)?\b"), "output"
     yield re.compile(rf"\bstruct {spec.dtype.cuda} "), "dtype"
     for statement, name in _captured(spec):
-        yield re.compile(rf"\b(in\.|captured_){name}\b|\b{name}_at\(|^ +(const )?\w+\*? {name};"), statement
+        read = rf"\b(in\.|captured_){name}\b|\b{name}_at\(|^ +(const )?\w+\*? {name};|\b{name}_of_[kq]\d*\b"
+        yield re.compile(read), statement
 
 
 def _is_stated(spec: AttentionSpec, statement: str) -> bool:

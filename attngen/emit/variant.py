@@ -10,9 +10,10 @@ from typing import Literal
 from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name, literal
 from attngen.plan.plan import Plan
 from attngen.plan.precision import rough_functions
+from attngen.plan.staging import Element
 from attngen.plan.tiles import TILE_RANGES, Span, TileBounds
 from attngen.spec.attention import SIZES, AttentionSpec, Input
-from attngen.spec.bounds import ranges
+from attngen.spec.bounds import Range, ranges
 from attngen.spec.dtypes import DTYPES, DType
 from attngen.spec.expr import (
     MAX_LENGTH,
@@ -30,7 +31,8 @@ from attngen.spec.expr import (
     walk,
 )
 from attngen.spec.operator import apply, mul
-from attngen.spec.ranges import element_ranges, name_ranges
+from attngen.spec.print_attn import expression_to_text
+from attngen.spec.ranges import dtype_range, element_ranges, name_ranges
 
 # How the names of expressions are spelled in kernels. Names not listed are members of `in`, the captured values.
 LOCALS = {
@@ -83,7 +85,8 @@ class Scalar:
 class Function:
     """A `__device__` function printed from one or more expressions."""
 
-    arguments: tuple[str, ...]  # names of LOCALS' spellings, in their order; `in` first where captured values are read
+    arguments: tuple[str, ...]  # names of LOCALS' spellings, in their order, then staged elements; `in` first where it is read
+    signature: str
     temporaries: tuple[Temporary, ...]
     results: tuple[str, ...]
 
@@ -92,13 +95,18 @@ class Function:
         (only,) = self.results
         return only
 
-    @property
-    def signature(self) -> str:
-        return ", ".join(_declare(a) for a in self.arguments)
 
+@dataclass(frozen=True, slots=True)
+class StagedElement:
+    """An element that a key or a row has for itself, as kernels see it."""
 
-def _declare(argument: str) -> str:
-    return "const Captured& in" if argument == "in" else f"{LOCAL_TYPES.get(argument, 'int')} {argument}"
+    name: str
+    ctype: str
+    stored: str  # its C type in shared memory
+    read: str  # from the captured tensor, of the kernel's own b_idx, h_idx and q_idx or kv_idx
+    indices: frozenset[str]  # of b_idx and h_idx, those that `read` has
+    what: str  # as the language writes it
+    in_score: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,8 @@ class Variant:
     """The device functions of one spec under one plan, and everything that they capture."""
 
     score: Function | None  # None: the score is s
-    mask: Function | None  # None: every pair is allowed, or kv_range of a single row tells which
+    mask: Function | None  # None: every pair is allowed, or kv_range of a single row tells which; `asked`: what it is of
+    asked: str
     scale: str  # an expression of constants and captured numbers
     scale_is_constant: bool
     factor: str  # of all scores, where it joins the exponent's factor instead of multiplying each: kept scores lack it
@@ -117,6 +126,9 @@ class Variant:
     tensors: tuple[Captured, ...]
     scalars: tuple[Scalar, ...]
     spans: tuple[Span, ...]
+    by_row: bool  # each row's range of keys is compared with; `mask` is what it does not say
+    key_vectors: tuple[StagedElement, ...]
+    row_elements: tuple[StagedElement, ...]
     reads_q: bool  # score or mask would read outside a captured tensor for rows past the last one
     reads_k: bool
     uses_batch: bool  # an expression uses the size `batch`, which kernels need for nothing else
@@ -137,21 +149,26 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     """The variant's functions. The rungs that have tiles print their classification too."""
     bounds = TileBounds() if plan.rung == "naive" else plan.bounds
     spans = bounds.spans
-    by_row = plan.roles is not None and bounds.by_row
+    rest = bounds.rest if plan.staged.keys else None
+    by_row = plan.roles is not None and (bounds.by_row or rest is not None)
     # A result that is rounded to 16 bits may be computed by approximations; an lse, which is not, must not
     approximable = plan.on_tensor_cores and spec.dtype.bytes == 2 and not spec.lse
-    printer = _printer(spec, spans, "" if not approximable else "rough" if rough_functions(spec) else "fast")
-    score = None if isinstance(spec.score, Name) else spec.score
+    staged = plan.staged
+    printer = _printer(spec, spans, staged.elements, "" if not approximable else "rough" if rough_functions(spec) else "fast")
+    asked = rest if by_row else spec.mask
+    mask = None if asked is None else staged.named(asked)
+    score = None if isinstance(spec.score, Name) else staged.named(spec.score)
     sink = spec.sink
     bound_exprs = [e for e in (bounds.kv_begin, bounds.kv_end, bounds.full_begin, bounds.full_end) if e is not None]
     test_exprs = [bounds.may, bounds.must] if bounds.per_tile else []
-    exprs = [e for e in (spec.mask, score, spec.scale, sink, *bound_exprs, *test_exprs) if e is not None]
-    elementwise = [e for e in (spec.mask, score) if e is not None]
+    exprs = [e for e in (spec.mask, spec.score, spec.scale, sink, *bound_exprs, *test_exprs) if e is not None]
+    elementwise = [e for e in (mask, score) if e is not None]
     factor, score = _without_factor(spec, score) if plan.on_tensor_cores else ("", score)
     raw = _of_raw_scores(score, spec.scale) if approximable else None
     variant = Variant(
-        score=_function(printer, raw or score),
-        mask=None if by_row else _function(printer, spec.mask),
+        score=_function(printer, raw or score, staged.elements),
+        mask=_function(printer, mask, staged.elements),
+        asked="" if asked is None else expression_to_text(asked),
         scale=printer.print(apply("float", spec.scale), share=False).results[0],
         scale_is_constant=isinstance(spec.scale, Const),
         factor=factor,
@@ -162,8 +179,11 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         tensors=_tensors(spec, spans, exprs),
         scalars=_scalars(spec, exprs),
         spans=spans,
-        reads_q=_reads_past(spec, elementwise, "q"),
-        reads_k=_reads_past(spec, elementwise, "k"),
+        by_row=by_row,
+        key_vectors=tuple(_staged(printer, e) for e in staged.keys),
+        row_elements=tuple(_staged(printer, e) for e in staged.rows),
+        reads_q=_reads_past(spec, elementwise, "q", staged.elements),
+        reads_k=_reads_past(spec, elementwise, "k", staged.elements),
         uses_batch="batch" in names_in(*exprs),
         helpers=tuple(sorted(printer.helpers)),
         primitives=tuple(sorted(printer.primitives)),
@@ -203,26 +223,48 @@ def _of_raw_scores(score: Expr | None, scale: Expr) -> Expr | None:
     return found if taken == parents > 0 else None
 
 
-def _printer(spec: AttentionSpec, spans: Iterable[Span], approximate: Literal["", "fast", "rough"]) -> CudaPrinter:
+def _printer(
+    spec: AttentionSpec, spans: Iterable[Span], staged: tuple[Element, ...], approximate: Literal["", "fast", "rough"]
+) -> CudaPrinter:
     elements = element_ranges(spec)
     for span in spans:
         if span.input in elements:
             elements |= {f"{span.name}.{end}": elements[span.input] for end in ("min", "max")}
     captured = (*spec.free_dims, *(p.name for p in spec.params))
-    names = {n: f"in.{n}" for n in captured} | LOCALS
-    return CudaPrinter(names, name_ranges(spec) | TILE_RANGES, elements, approximate)
+    names = {n: f"in.{n}" for n in captured} | LOCALS | {e.symbol.name: e.name for e in staged}
+    return CudaPrinter(names, name_ranges(spec) | TILE_RANGES | staged_ranges(staged), elements, approximate)
 
 
-def _function(printer: CudaPrinter, expr: Expr | None) -> Function | None:
-    return None if expr is None else _functions(printer, [expr])
+def _function(printer: CudaPrinter, expr: Expr | None, staged: tuple[Element, ...] = ()) -> Function | None:
+    return None if expr is None else _functions(printer, [expr], staged)
 
 
-def _functions(printer: CudaPrinter, exprs: list[Expr]) -> Function:
+def _functions(printer: CudaPrinter, exprs: list[Expr], staged: tuple[Element, ...] = ()) -> Function:
     text = printer.print(*exprs)
     used = names_in(*exprs)
-    reads_captured = any(isinstance(n, Gather) or (isinstance(n, Name) and n.name not in LOCALS) for n in walk(*exprs))
-    arguments = (("in",) if reads_captured else ()) + tuple(c for n, c in LOCALS.items() if n in used)
-    return Function(arguments, text.temporaries, text.results)
+    ctypes = {n: (c, LOCAL_TYPES.get(c, "int")) for n, c in LOCALS.items()}
+    ctypes |= {e.symbol.name: (e.name, element_type(e.dtype)) for e in staged}
+    reads_captured = any(isinstance(n, Gather) or (isinstance(n, Name) and n.name not in ctypes) for n in walk(*exprs))
+    declared = {"in": "const Captured& in"} if reads_captured else {}
+    declared |= {argument: f"{ctype} {argument}" for n, (argument, ctype) in ctypes.items() if n in used}
+    return Function(tuple(declared), ", ".join(declared.values()), text.temporaries, text.results)
+
+
+def _staged(printer: CudaPrinter, element: Element) -> StagedElement:
+    (read,) = printer.print(element.gather, share=False).results
+    indices = frozenset(LOCALS[n] for n in names_in(element.gather) & {"b", "h"})
+    what = expression_to_text(element.gather)
+    return StagedElement(element.name, element_type(element.dtype), element.stored.cuda, read, indices, what, element.in_score)
+
+
+def staged_ranges(staged: tuple[Element, ...]) -> dict[str, Range]:
+    """The ranges of staged integers, by the names that stand for them; what is staged for keys past the end is 0."""
+    return {e.symbol.name: known for e in staged if (known := dtype_range(e.dtype)) is not None}
+
+
+def element_type(dtype: DType) -> str:
+    """The C type of an element once read."""
+    return "float" if dtype.kind == "float" else dtype.cuda
 
 
 def _tensors(spec: AttentionSpec, spans: tuple[Span, ...], exprs: list[Expr]) -> tuple[Captured, ...]:
@@ -256,9 +298,9 @@ def _scalars(spec: AttentionSpec, exprs: list[Expr]) -> tuple[Scalar, ...]:
     return (*sizes, *params)
 
 
-def _reads_past(spec: AttentionSpec, exprs: list[Expr], index: str) -> bool:
+def _reads_past(spec: AttentionSpec, exprs: list[Expr], index: str, staged: tuple[Element, ...]) -> bool:
     """Whether a row or key past the last one, which tiles hold too, would read outside a captured tensor."""
-    every = name_ranges(spec) | dict.fromkeys(("q", "k"), (0, MAX_LENGTH + MOST_ROWS))
+    every = name_ranges(spec) | dict.fromkeys(("q", "k"), (0, MAX_LENGTH + MOST_ROWS)) | staged_ranges(staged)
     for node in walk(*exprs):
         if isinstance(node, Gather):
             for arg, dim in zip(node.args, spec.input(node.input).dims, strict=True):

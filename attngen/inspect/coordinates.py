@@ -18,7 +18,7 @@ from attngen.spec.dtypes import DTYPES, from_storage
 # What the planner says of a buffer begins with its element type and its dimensions; `+ n` is padding.
 _LAYOUT = re.compile(r"(\w+) ((?:\[[\d +*]+\])+)")
 _ARRAY = re.compile(r"__shared__\s+(?:__align__\(\d+\)\s+)?(\w+) (\w+)\[")
-_BYTES = {"int": 4, "float": 4, "unsigned": 4, "mbarrier": 8}
+_BYTES = {"int": 4, "float": 4, "unsigned": 4, "mbarrier": 8, "byte": 1}
 _NUMPY = {"int": np.int32, "float": np.float32, "unsigned": np.uint32}
 ROW_BYTES = 128  # of a swizzled slab
 

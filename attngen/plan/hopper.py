@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.plan import Decision, Plan, Roles, lay_out, refusal
 from attngen.plan.precision import precision_decisions
 from attngen.plan.problem import Problem
+from attngen.plan.staging import Staged, staged
 from attngen.plan.tiles import tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
 from attngen.spec.attention import AttentionSpec, Schedule
-from attngen.spec.expr import Name
+from attngen.spec.expr import Gather, Name, walk
 from attngen.spec.operator import ZERO
+from attngen.spec.print_attn import expression_to_text
 
 NEEDED = (Feature.MBARRIER, Feature.TMA, Feature.WGMMA)
 DTYPES = ("fp16", "bf16")
@@ -25,6 +28,9 @@ OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on th
 CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
 # Registers of a producer's and of a consumer's thread, by the number of consumers: multiples of 8 within those of the launch.
 REGISTERS = {2: (40, 232), 3: (32, 160)}
+STAGING_REGISTERS = {2: (56, 224), 3: (56, 152)}  # where the producer reads key vectors
+CLASSIFYING_REGISTERS = {2: (72, 216), 3: (56, 152)}  # and classifies tiles too, where consumers can do with so many
+DESCRIPTOR_REGISTERS = 4  # of Q in shared memory
 
 
 def tile(consumers: int, block_kv: int, stages: int) -> Tile:
@@ -78,7 +84,13 @@ def shared_bytes(spec: AttentionSpec, tile: Tile, output_slabs: int = 1) -> dict
         "BARRIERS": 8 * (2 + 4 * tile.stages),
         "VISITS": 4 * (tile.stages + 1),
         "PLACES": 24,
+        "KEY_VECTORS": key_vector_slots(tile) * tile.block_kv * staged(spec).key_bytes,
     }
+
+
+def key_vector_slots(tile: Tile) -> int:
+    """Tiles whose key vectors are kept: those in the stages of K, and the one that is being weighed."""
+    return tile.stages + 1
 
 
 def output_slabs(spec: AttentionSpec, arch: Arch, tile: Tile) -> int:
@@ -95,13 +107,38 @@ def _needs(spec: AttentionSpec, tile: Tile, output_slabs: int = 1) -> int:
 
 def registers(spec: AttentionSpec, tile: Tile) -> int:
     """What a consumer's thread needs: output, scores, weights of the tile before, and the rest."""
-    captured = CAPTURED_REGISTERS if spec.inputs else 0
-    return spec.head_dim_v // 2 + tile.block_kv // 2 + tile.block_kv // 4 + OTHER_REGISTERS + captured
+    return spec.head_dim_v // 2 + tile.block_kv // 2 + tile.block_kv // 4 + OTHER_REGISTERS + captured_registers(spec)
+
+
+def captured_registers(spec: AttentionSpec) -> int:
+    """What captured tensors take of them: with key vectors, the elements of two rows, and what is not staged."""
+    own = staged(spec)
+    if not own.keys:
+        return CAPTURED_REGISTERS if spec.inputs else 0
+    read = {n for e in (spec.score, spec.mask, spec.sink) if e is not None for n in walk(e) if isinstance(n, Gather)}
+    return 2 * len(own.rows) + (CAPTURED_REGISTERS if read - {e.gather for e in own.elements} else 0)
+
+
+def register_split(spec: AttentionSpec, tile: Tile) -> tuple[int, int]:
+    """Registers of a producer's and of a consumer's thread."""
+    groups = consumers(tile)
+    if not staged(spec).keys:
+        return REGISTERS[groups]
+    split, without_q = STAGING_REGISTERS[groups], registers(spec, tile)
+    with_q = without_q + q_registers(spec)
+    need = with_q if with_q <= split[1] else without_q + DESCRIPTOR_REGISTERS
+    leaves = tile_bounds(spec).per_tile and need <= CLASSIFYING_REGISTERS[groups][1]
+    return CLASSIFYING_REGISTERS[groups] if leaves else split
+
+
+def q_registers(spec: AttentionSpec) -> int:
+    """What the fragments of Q take."""
+    return -(-spec.head_dim // 16) * 4
 
 
 def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     """Registers count as `pick_tile` compares them: with those of all threads, which the producer's few leave to the others."""
-    have = REGISTERS[consumers(tile)][1]
+    have = register_split(spec, tile)[1]
     over = max(0, registers(spec, tile) - have)
     return Cost(_needs(spec, tile), MAX_THREADS_OF_REGISTERS // (32 * tile.warps) + over)
 
@@ -168,9 +205,11 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
         preferred, why_tile = (longer.tile, *preferred), WHY_WIDE
     tile = pick_tile(spec, arch, preferred, POSSIBLE, lambda t: cost(spec, t))
     q, kv, stages, groups = tile.block_q, tile.block_kv, tile.stages, consumers(tile)
-    producer, consumer = REGISTERS[groups]
+    producer, consumer = register_split(spec, tile)
+    own = staged(spec)
     out = output_slabs(spec, arch, tile)
     sizes, t = shared_bytes(spec, tile, out), spec.dtype.name
+    fragments = q_registers(spec)
     d, dv = slabs(spec.head_dim), slabs(spec.head_dim_v)
     told = tile_bounds(spec).per_tile  # the producer classifies tiles, and tells the consumers
     buffers = lay_out(
@@ -185,10 +224,10 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
             if told
             else []
         ),
+        *([("KEY_VECTORS", sizes["KEY_VECTORS"], key_vector_layout(own, tile))] if own.keys else []),
         align=SWIZZLE_ATOM,
     )
-    q_registers = -(-spec.head_dim // 16) * 4
-    holds = registers(spec, tile) + q_registers <= consumer
+    holds = registers(spec, tile) + fragments <= consumer
     decisions = (
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
         *precision_decisions(spec),
@@ -205,7 +244,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
         Decision(
             "Q",
             "in registers" if holds else "in shared memory",
-            f"its fragments take {q_registers} registers a thread" + ("; its buffer is free for the next" if holds else ""),
+            f"its fragments take {fragments} registers a thread" + ("; its buffer is free for the next" if holds else ""),
         ),
         Decision(
             "O in shared memory",
@@ -216,11 +255,32 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
             "blocks", "one for each SM", "each takes rows from a counter, the longest first, and copies ahead for the next"
         ),
         Decision("swizzle", "128 bytes", LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
+        *staging_decisions(own),
     )
     roles = Roles(groups, producer, consumer, out)
     bounds = tile_bounds(spec)
-    return Plan("hopper", "hopper", arch, q, kv, tile.warps, stages, bounds, decisions, buffers, holds, roles=roles)
+    return Plan("hopper", "hopper", arch, q, kv, tile.warps, stages, bounds, decisions, buffers, holds, roles=roles, staged=own)
 
 
+def key_vector_layout(own: Staged, tile: Tile) -> str:
+    dtypes = {e.stored.name for e in own.keys}
+    slots, kv = key_vector_slots(tile), tile.block_kv
+    vectors = f"[{len(own.keys)}][{kv}]" if len(dtypes) == 1 else f"[{own.key_bytes * kv}]"
+    return f"{dtypes.pop() if len(dtypes) == 1 else 'byte'} [{slots}]{vectors}, the key vectors of {slots} tiles"
+
+
+def staging_decisions(own: Staged) -> Iterator[Decision]:
+    if own.keys:
+        vectors = ", ".join(expression_to_text(e.gather) for e in own.keys)
+        yield Decision("key vectors", vectors, WHY_KEYS)
+    if own.rows:
+        elements = ", ".join(expression_to_text(e.gather) for e in own.rows)
+        yield Decision("row elements", elements, "each thread has two rows: it reads theirs once, under the first product")
+
+
+WHY_KEYS = (
+    "in shared memory: the producer reads them while it waits for a stage, where a consumer would read each pair's from global "
+    "memory between its products"
+)
 WHY_WIDE = "for rows of this length: three consumers hide more of each other's softmax, and fewer blocks read the same keys"
 WHY_TILE = "the largest whose O, S and P fit a consumer's registers, and whose stages fit shared memory"

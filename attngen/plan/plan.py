@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.plan.arch import Arch
+from attngen.plan.staging import NOTHING, Staged
 from attngen.plan.tiles import TileBounds
 
 
@@ -86,6 +87,7 @@ class Plan:
     q_in_registers: bool = False
     blocks: int = 0  # of an SM at once, as the compiler is told; 0: it is not told
     roles: Roles | None = None  # where warpgroups have different work
+    staged: Staged = NOTHING  # elements of captured tensors that are not read pair by pair
 
     @property
     def threads(self) -> int:

@@ -19,6 +19,7 @@ partial that is not; it never calls one empty or full that is not.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Literal, NamedTuple
 
 from attngen.spec.attention import AttentionSpec
@@ -111,6 +112,7 @@ class TileBounds:
     may: Expr = TRUE
     must: Expr = TRUE
     spans: tuple[Span, ...] = ()
+    rest: Expr | None = None  # of a mask per tile: what is left to ask of a pair whose key is in the hull of its row alone
 
     @property
     def per_tile(self) -> bool:
@@ -120,11 +122,9 @@ class TileBounds:
     @property
     def by_row(self) -> bool:
         """Whether the mask allows each row one range of keys, which the closed forms give for a block of that row alone."""
-        if self.per_tile:
+        if self.full_begin is None or self.full_end is None:
             return False
-        ends = (self.kv_begin, self.kv_end, self.full_begin, self.full_end)
-        begin, end, full_begin, full_end = (rewrite(e, _of_one_row) for e in ends if e is not None)
-        return (begin, end) == (full_begin, full_end) and Q_TILE.name not in names_in(begin, end)
+        return _is_row_range(Solved(KRange(self.kv_begin, self.kv_end), KRange(self.full_begin, self.full_end)))
 
     @property
     def even(self) -> bool:
@@ -154,7 +154,8 @@ class _Classifier:
         hull, full = self._solve(mask)
         begin, end = self._index(maximum(ZERO, hull.begin)), self._index(minimum(KV_LEN, hull.end))
         if full is None:
-            return TileBounds(begin, end, None, None, may_must.hi, may_must.lo, tuple(self.spans))
+            spans = tuple(self.spans)
+            return TileBounds(begin, end, None, None, may_must.hi, may_must.lo, spans, self._rest(mask))
         full_begin, full_end = self._index(maximum(ZERO, full.begin)), self._index(minimum(KV_LEN, full.end))
         self.spans = {}
         self._solve(mask)  # only the spans that the closed forms read
@@ -204,6 +205,11 @@ class _Classifier:
             if solved is not None and self._fits(solved):
                 return solved
         return Solved(ALL_KEYS, None)
+
+    def _rest(self, mask: Expr) -> Expr:
+        """What of `mask`, which has no closed form, the hull of a single row does not say already."""
+        rest = [term for term in _conjuncts(mask) if not _is_row_range(self._solve(term))]
+        return reduce(lambda left, right: apply("and", left, right), rest)
 
     def _solve_comparison(self, expr: Apply) -> Solved | None:
         form = affine_form(sub_affine(affine_form(expr.args[0]), affine_form(expr.args[1])))
@@ -261,6 +267,21 @@ class _Classifier:
         if high > MAX_LENGTH:
             end = minimum(end, KV_LEN)
         return maximum(end, ZERO) if low < -MAX_LENGTH else end
+
+
+def _conjuncts(mask: Expr) -> list[Expr]:
+    """The conditions that `mask` joins by `and`, in their order."""
+    if isinstance(mask, Apply) and mask.op == "and":
+        return [term for operand in mask.args for term in _conjuncts(operand)]
+    return [mask]
+
+
+def _is_row_range(solved: Solved) -> bool:
+    """Whether a single row is allowed the keys of the hull, and no others."""
+    if solved.full is None:
+        return False
+    hull, full = ([rewrite(e, _of_one_row) for e in keys] for keys in (solved.hull, solved.full))
+    return hull == full and Q_TILE.name not in names_in(*hull)
 
 
 def _combine(op: str, left: Solved, right: Solved) -> Solved:

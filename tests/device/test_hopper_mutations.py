@@ -21,7 +21,7 @@ STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit|release_q)\(\);"
     r"|(?:wgmma_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);|tma_store_commit\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);|multiplied\([^;]*\);"
 )
-# Q in registers; Q in shared memory; tiles that the producer classifies
+# Q in registers; Q in shared memory; tiles that the producer classifies, and key vectors; key vectors without that
 SPECS: dict[str, AttentionSpec] = {
     "causal": attngen.define(dtype="bf16", head_dim=64, mask="causal and h % 2 == 0"),  # heads without a tile between others
     "wide": attngen.define(dtype="bf16", head_dim=256, mask="k + 200 <= q"),  # rows of no tile, of one, of more
@@ -30,6 +30,9 @@ SPECS: dict[str, AttentionSpec] = {
         head_dim=128,
         mask="causal and same_document(ids) and h % 2 == 0",
         inputs={"ids": ("int32", ("batch", "kv_len"))},
+    ),
+    "bias": attngen.define(
+        dtype="bf16", head_dim=256, mask="k + 200 <= q", score="s + bias[h, k]", inputs={"bias": ("fp16", ("heads", "kv_len"))}
     ),
 }
 ORDERS = (0, 3)  # of threads and copies; in the second, lanes that nothing holds together drift apart

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 import attngen
+from attngen.reference.problems import Shape, sample
+from attngen.reference.torch_oracle import to_torch
+from tests.device.test_key_vectors import described
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
@@ -31,6 +34,20 @@ def test_the_same_inputs_give_the_same_bits(mask: str | None, head_dim: int, len
         again, again_lse = kernel(q, k, v)
         assert torch.equal(again, output), run
         assert torch.equal(again_lse, lse), run
+
+
+@pytest.mark.parametrize("name", ["documents", "bias, causal", "documents and a bias"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_key_vectors_are_never_those_of_another_tile(name: str, head_dim: int) -> None:
+    spec = described(name, head_dim=head_dim)
+    kernel = attngen.compile(spec, kernel="hopper", device="cuda")
+    given = sample(spec, Shape(2, 2048 // head_dim, 2048 // head_dim, 4000, 4000))
+    q, k, v = (to_torch(t, "cuda") for t in (given.q, given.k, given.v))
+    inputs = {n: to_torch(t, "cuda") for n, t in given.inputs.items()}
+    first = kernel(q, k, v, **inputs)
+    for run in range(RUNS):
+        again = kernel(q, k, v, **inputs)
+        assert torch.equal(again[0] if spec.lse else again, first[0] if spec.lse else first), run
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attngen.language import load_text
 from attngen.plan.tile_map import EMPTY, FULL, PARTIAL, classify_tiles
-from attngen.plan.tiles import tile_bounds
+from attngen.plan.tiles import TileBounds, tile_bounds
 from attngen.spec.attention import AttentionSpec, Input, Param
 from attngen.spec.dtypes import FP16, INT32
 from attngen.spec.evaluate import evaluate
@@ -35,18 +35,13 @@ def brute_force(mask: Expr, names: dict, doc: np.ndarray, q_len: int, kv_len: in
     return kinds
 
 
+def bounds_of(mask: Expr) -> TileBounds:
+    doc, window = Input("doc", INT32, ("kv_len",)), Param("window", Type.INT)
+    return tile_bounds(AttentionSpec("t", FP16, 64, 64, constant(0.125), inputs=(doc,), params=(window,), mask=mask))
+
+
 def classified(mask: Expr, names: dict, doc: np.ndarray) -> np.ndarray:
-    spec = AttentionSpec(
-        "t",
-        FP16,
-        64,
-        64,
-        constant(0.125),
-        inputs=(Input("doc", INT32, ("kv_len",)),),
-        params=(Param("window", Type.INT),),
-        mask=mask,
-    )
-    return classify_tiles(tile_bounds(spec), BLOCK_Q, BLOCK_KV, names, {"doc": doc})
+    return classify_tiles(bounds_of(mask), BLOCK_Q, BLOCK_KV, names, {"doc": doc})
 
 
 def assert_never_wrong(mask: Expr, q_len: int, kv_len: int, window: int, doc: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -63,6 +58,37 @@ def test_random_masks_are_never_called_full_or_empty_wrongly(mask: Expr, q_len, 
     doc = np.arange(64) // run
     with contextlib.suppress(ExpressionError):
         assert_never_wrong(mask, q_len, kv_len, window, doc)
+
+
+@settings(max_examples=400, deadline=None)
+@given(booleans(), st.integers(1, 20), st.integers(1, 30), st.integers(-5, 30), st.integers(1, 9))
+def test_the_range_of_a_row_and_the_rest_of_the_mask_are_the_mask(mask: Expr, q_len, kv_len, window, run) -> None:
+    names = {"q_len": q_len, "kv_len": kv_len, "window": window, "b": 0, "h": 0, "batch": 1, "q_heads": 1, "kv_heads": 1}
+    doc, k = np.arange(64) // run, np.arange(kv_len)
+    try:
+        bounds = bounds_of(mask)
+    except ExpressionError:
+        return
+    if bounds.rest is None:
+        return
+
+    def read(name: str, at: tuple) -> np.ndarray:
+        if name == "doc":
+            return doc[np.asarray(at[-1])]
+        reduce = np.min if name.endswith(".min") else np.max
+        return reduce(doc[at[-1] * BLOCK_Q : (at[-1] + 1) * BLOCK_Q])
+
+    for q in range(q_len):
+        row = {**names, "q.lo": q, "q.hi": q, "q.tile": q // BLOCK_Q}
+        begin, end = (evaluate(e, row, read, np) for e in (bounds.kv_begin, bounds.kv_end))
+        pair = {**names, "q": q, "k": k}
+        rest, allowed = (np.broadcast_to(evaluate(e, pair, read, np), kv_len) for e in (bounds.rest, mask))
+        assert np.array_equal((k >= begin) & (k < end) & rest, allowed), (mask, bounds, q)
+
+
+def test_what_a_row_s_range_says_is_not_asked_again() -> None:
+    assert bounds_of(named_mask("causal and doc[q] == doc[k] and k > 3")).rest is named_mask("doc[q] == doc[k]")
+    assert bounds_of(named_mask("causal or doc[q] == doc[k]")).rest is named_mask("causal or doc[q] == doc[k]")
 
 
 NAMED = {
