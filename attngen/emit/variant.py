@@ -8,6 +8,7 @@ from operator import or_
 from typing import Literal
 
 from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name, literal
+from attngen.plan.one_score import one_score
 from attngen.plan.plan import Plan
 from attngen.plan.precision import rough_functions
 from attngen.plan.staging import Element
@@ -114,6 +115,7 @@ class Variant:
     """The device functions of one spec under one plan, and everything that they capture."""
 
     score: Function | None  # None: the score is s
+    one_score: Function | None  # whether `score` of a tile's first pair is that of all of them; None: never
     mask: Function | None  # None: every pair is allowed, or kv_range of a single row tells which; `asked`: what it is of
     asked: str
     scale: str  # an expression of constants and captured numbers
@@ -167,6 +169,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     raw = _of_raw_scores(score, spec.scale) if approximable else None
     variant = Variant(
         score=_function(printer, raw or score, staged.elements),
+        one_score=None if plan.rung == "naive" else _function(printer, one_score(spec)),
         mask=_function(printer, mask, staged.elements),
         asked="" if asked is None else expression_to_text(asked),
         scale=printer.print(apply("float", spec.scale), share=False).results[0],

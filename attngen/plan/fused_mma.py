@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.plan.arch import Arch, Feature
+from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import Decision, Plan, lay_out
 from attngen.plan.precision import precision_decisions
 from attngen.plan.tiles import tile_bounds
@@ -234,6 +235,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     decisions = (
         Decision("schedule", "fused_mma", f"{t} on tensor cores (mma.sync, which {arch.name} has)"),
         *precision_decisions(spec),
+        *one_score_decisions(spec),
         *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
         Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", why_tile),
         Decision("warps", str(tile.warps), why_warps),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attngen.plan.arch import Arch
+from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import Decision, Plan, lay_out
 from attngen.plan.tiles import tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, kib, pick_tile
@@ -58,6 +59,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     why_not_mma = "fp32 is true fp32" if spec.dtype.name == "fp32" else f"{arch.name} lacks what fused_mma needs"
     decisions = (
         Decision("schedule", "fused_simt", f"{why_not_mma}: products on the ordinary arithmetic units"),
+        *one_score_decisions(spec),
         Decision(
             "BLOCK_Q x BLOCK_KV",
             f"{q} x {kv}",

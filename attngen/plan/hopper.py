@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from attngen.plan.arch import Arch, Feature
+from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import Decision, Plan, Roles, lay_out, refusal
 from attngen.plan.precision import precision_decisions
 from attngen.plan.problem import Problem
@@ -231,6 +232,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
     decisions = (
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
         *precision_decisions(spec),
+        *one_score_decisions(spec),
         Decision(
             "warpgroups", f"1 + {groups}", f"one copies; {groups} compute 64 rows each, one's softmax beside another's products"
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attngen.plan.arch import Arch
+from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import Decision, Plan
 from attngen.plan.tiles import tile_bounds
 from attngen.plan.tiling import Cost, Tile, pick_tile
@@ -59,6 +60,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     grid = "{} x {}".format(*thread_grid(tile.warps))
     decisions = (
         Decision("scores", "in global memory", "the softmax needs whole rows; the fused rung removes this"),
+        *one_score_decisions(spec),
         Decision(
             "BLOCK_Q x BLOCK_KV",
             f"{tile.block_q} x {tile.block_kv}",
