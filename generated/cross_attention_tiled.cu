@@ -26,11 +26,11 @@
 //
 // Plan, for sm_75 (Turing: T4, RTX 20)
 //     scores = in global memory: the softmax needs whole rows; the fused rung removes this
-//     BLOCK_Q x BLOCK_KV = 128 x 64: a multiprocessor has registers for two blocks: one multiplies while the other
-//         loads or stores
-//     THREADS = 128: 16 x 8 threads, each with 8 x 8 scores, and 8 x 8 outputs, in registers: 16 floats from shared
-//         memory make 64 products
-//     SLICE = 16: a thread holds 24 numbers of the next slices
+//     BLOCK_Q x BLOCK_KV = 64 x 64: a multiprocessor has registers for several blocks: some multiply while others
+//         load or store
+//     THREADS = 128: 16 x 8 threads, each with 4 x 8 scores, and 4 x 8 outputs, in registers: 12 floats from shared
+//         memory make 32 products
+//     SLICE = 16: a thread holds 16 numbers of the next slices
 //
 // Sections
 //     1. Numbers
@@ -47,7 +47,7 @@ constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
 constexpr int HEAD_DIM = 64;
 constexpr int HEAD_DIM_V = 64;
 constexpr float softmax_scale = 0.125f;
-constexpr int BLOCK_Q = 128;  // query rows of a block
+constexpr int BLOCK_Q = 64;  // query rows of a block
 constexpr int BLOCK_KV = 64;  // keys of a tile
 constexpr int BLOCK_DV = 64;  // dimensions of O of a block
 constexpr int THREADS = 128;

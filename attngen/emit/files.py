@@ -129,9 +129,13 @@ class Tiled(ThreeKernels):
         }
 
     def context(self) -> dict[str, Any]:
-        v = self.variant
+        v, plan = self.variant, self.plan
+        rows, columns, _ = tiled.outputs(Tile(plan.block_q, plan.block_kv, plan.stages, plan.warps))
         context = super().context()
         return context | {
+            "rows": rows,
+            "columns": columns,
+            "slice": tiled.slice_of(self.spec),
             "rows_of_block": bool({"q_lo", "q_hi", "q_tile"} & set(context["tile_arguments"])),
             "scores_read_captured": self.reads_captured(v.score, v.mask, v.kv_range, v.classify),
             "weights_read_captured": self.reads_captured(v.sink, v.kv_range, v.classify, scale=False),

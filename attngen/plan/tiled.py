@@ -13,8 +13,8 @@ BLOCK_DV = 64  # dimensions of O of a block
 ROWS_PER_PAD = 4  # of a transposed tile: the terms that a thread fetches at once
 OTHER_REGISTERS = 30  # addresses, sizes, loops
 
-PREFERRED = (Tile(128, 64, 1, 4),)
-POSSIBLE = (*PREFERRED, Tile(64, 64, 1, 2), Tile(64, 64, 1, 4), Tile(128, 64, 1, 8), Tile(128, 128, 1, 8))
+PREFERRED = (Tile(64, 64, 1, 4),)
+POSSIBLE = (*PREFERRED, Tile(64, 64, 1, 2), Tile(128, 64, 1, 4), Tile(128, 64, 1, 8), Tile(128, 128, 1, 8))
 
 
 def thread_grid(warps: int) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
-    """128 x 64 tiles, unless the spec asks for others."""
+    """64 x 64 tiles, unless the spec asks for others."""
     tile = pick_tile(spec, arch, PREFERRED, POSSIBLE, lambda t: cost(spec, t))
     rows, columns, dims = outputs(tile)
     grid = "{} x {}".format(*thread_grid(tile.warps))
@@ -66,7 +66,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             f"{tile.block_q} x {tile.block_kv}",
             "as the spec asks"
             if spec.schedule.block_q
-            else "a multiprocessor has registers for two blocks: one multiplies while the other loads or stores",
+            else "a multiprocessor has registers for several blocks: some multiply while others load or store",
         ),
         Decision(
             "THREADS",

@@ -51,6 +51,15 @@ def test_generated_files_compile_without_spills(manifest: Path) -> None:
         assert resources.registers * threads <= ARCHES[source.arch].registers_per_sm
 
 
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+def test_a_multiprocessor_has_registers_for_several_blocks_of_the_tiled_rung(arch: str) -> None:
+    """What the plan gives as the reason for its tile."""
+    source = emitted(shipped("gpt2"), "tiled", arch)
+    threads = {e.name: e.block[0] for e in source.entry_points}
+    for resources in compile_text(source).resources():
+        assert ARCHES[arch].registers_per_sm // (resources.registers * threads[resources.entry]) >= 4, resources
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
 def test_the_fused_kernel_uses_tensor_cores_and_wide_loads(arch: str) -> None:
     sass = disassemble(compile_text(emitted(shipped("llama_gqa"), "fused", arch)).code)

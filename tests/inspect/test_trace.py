@@ -49,9 +49,10 @@ def test_gpt2_at_256_by_hand() -> None:
     naive, tiled, fused, hopper = (traced(shipped("gpt2"), rung) for rung in (*RUNGS, "hopper"))
     scores, passes, dims = 4 * n * n, 3, 64
     assert naive.totals.global_read == 2 * n * n * row + passes * scores + dims * (scores + n * n * 2)
-    tiles = 2 + 4  # 128 rows x 64 keys: two left of the first diagonal block's end, four of the second's
-    of_scores = tiles * 128 * 64 * 4
-    assert tiled.totals.global_read == tiles * (128 + 64 + 64) * row + (2 + 1) * of_scores
+    tiles = 1 + 2 + 3 + 4  # 64 rows x 64 keys: of each block of rows, those left of the diagonal's end
+    of_scores = tiles * 64 * 64 * 4
+    assert tiled.totals.global_read == tiles * (64 + 64 + 64) * row + (2 + 1) * of_scores
+    tiles = 2 + 4  # 128 rows x 64 keys
     assert fused.totals.global_read == n * row + tiles * 2 * 64 * row
     assert hopper.totals.global_read == n * row + (1 + 2) * 2 * 128 * row + 2 * 4  # tiles of 128 x 128; and a counter
     assert fused.totals.global_read < tiled.totals.global_read < naive.totals.global_read
