@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 
 import torch
-from hopper_parts import changing, errors, grouped, plain, sizes, sustained, variants
+from hopper_parts import changing, errors, grouped, plain, sizes, sustained, variants, wide
 from markers import write_between
 
 from attngen.bench.sweep import where
@@ -27,6 +27,7 @@ PARTS = {
     "variants": variants,
     "changing": changing,
     "sizes": sizes,
+    "wide": wide,
     "errors": errors,
 }
 

@@ -9,6 +9,7 @@ from attngen.emit.file import ConstantLine, File, KernelText
 from attngen.emit.kernel_source import MULTIPROCESSORS, CeilDiv, Parameter
 from attngen.emit.wgmma import Wgmma
 from attngen.plan import fused_mma, fused_simt, hopper, tiled
+from attngen.plan.plan import RowSums
 from attngen.plan.tiles import KV_LEN
 from attngen.plan.tiling import Tile
 from attngen.spec.operator import ZERO
@@ -368,6 +369,7 @@ class Hopper(Fused):
             *self.variant.primitives,
             "special_registers",
             "mbarrier",
+            *([] if self.row_sums() == "products" else ["mbarrier_init_fence"]),
             "tma_load",
             "tma_store",
             "stmatrix",
@@ -375,6 +377,7 @@ class Hopper(Fused):
             "setmaxnreg",
             *(["anew"] if self.variant.key_vectors else []),
             "wgmma",
+            *([f"unpack_{self.spec.dtype.name}"] if self.row_sums() == "weights, the heaviest rounded" else []),
             *(["ldmatrix"] if self.plan.q_in_registers else []),
         ]
 
@@ -382,8 +385,18 @@ class Hopper(Fused):
         dtype = self.spec.dtype.name
         return [
             Wgmma("wgmma_qk", self.plan.block_kv, dtype, a_in_registers=self.plan.q_in_registers),
-            Wgmma("wgmma_pv", self.spec.head_dim_v, dtype, a_in_registers=True, b_transposed=True),
+            Wgmma(
+                "wgmma_pv",
+                self.spec.head_dim_v + (hopper.ONES if self.row_sums() == "products" else 0),
+                dtype,
+                a_in_registers=True,
+                b_transposed=True,
+            ),
         ]
+
+    def row_sums(self) -> RowSums:
+        assert self.plan.roles is not None
+        return self.plan.roles.row_sums
 
     def constants(self) -> list[ConstantLine]:
         plan, spec = self.plan, self.spec
@@ -392,14 +405,7 @@ class Hopper(Fused):
         what = "" if spec.head_dim % 16 == 0 else "; zeros fill the last"
         return [
             *self.fused_numbers(),
-            *(
-                [
-                    ConstantLine("float", "SLACK", "8.0f", "powers of 2 by which a score may exceed the kept maximum"),
-                    ConstantLine("int", "MAX_CHAINS", "4", "maxima of a row at once: comparisons that need not wait"),
-                ]
-                if spec.normalize == "softmax"
-                else []
-            ),
+            *(self.softmax_constants() if spec.normalize == "softmax" else []),
             *self.sharing(),
             ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
             ConstantLine("int", "CONSUMERS", str(plan.roles.consumers), "warpgroups that multiply, 64 rows each"),
@@ -412,7 +418,34 @@ class Hopper(Fused):
             ConstantLine("int", "K_STEPS", str(steps), "wgmma steps of 16 over the head size" + what),
             ConstantLine("int", "Q_SLAB", "BLOCK_Q * ROW_BYTES", "bytes"),
             ConstantLine("int", "KV_SLAB", "BLOCK_KV * ROW_BYTES"),
+            *self.stage_constants(),
             *(self.staging_constants() if plan.staged.keys else []),
+        ]
+
+    def softmax_constants(self) -> list[ConstantLine]:
+        slack = "powers of 2 by which a score may exceed the kept maximum" + (
+            ", at most" if hopper.adapts_slack(self.spec) else ""
+        )
+        return [
+            ConstantLine("float", "SLACK", "8.0f", slack),
+            *(
+                [
+                    ConstantLine("float", "HEAVY", "0.5f", "of a tile's weights: rounding one of so much would show in O"),
+                    ConstantLine("int", "SAMPLE", "32", "keys by which a tile's weights are judged"),
+                ]
+                if hopper.adapts_slack(self.spec)
+                else []
+            ),
+            ConstantLine("int", "MAX_CHAINS", "4", "maxima of a row at once: comparisons that need not wait"),
+        ]
+
+    def stage_constants(self) -> list[ConstantLine]:
+        if self.row_sums() != "products":
+            return [ConstantLine("int", "V_STAGE", "V_SLABS * KV_SLAB")]
+        return [
+            ConstantLine("int", "V_STAGE", "(V_SLABS + 1) * KV_SLAB", "with a slab of ones"),
+            ConstantLine("int", "ONES", str(hopper.ONES), "columns of ones beside V, the fewest that wgmma multiplies"),
+            ConstantLine("unsigned", "TWO_ONES", TWO_ONES[self.spec.dtype.name], f"1.0 twice, in {self.spec.dtype.name}"),
         ]
 
     def staging_constants(self) -> list[ConstantLine]:
@@ -426,6 +459,7 @@ class Hopper(Fused):
         v = self.variant
         tiles_read_captured = self.reads_captured(v.kv_range, v.classify, scale=False)
         return super().context() | {
+            "adapts_slack": hopper.adapts_slack(self.spec),
             "partial_below": self.plan.bounds.full_begin not in (None, ZERO),
             "row_begins": v.by_row and self.plan.bounds.kv_begin is not ZERO,
             "partial_above": self.plan.bounds.full_end not in (None, KV_LEN),
@@ -440,6 +474,7 @@ class Hopper(Fused):
         }
 
 
+TWO_ONES = {"fp16": "0x3c003c00", "bf16": "0x3f803f80"}
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 WARP_ROWS = 16  # of a warpgroup's 64
 PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"

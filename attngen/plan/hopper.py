@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.one_score import one_score_decisions
-from attngen.plan.plan import Decision, Plan, Roles, lay_out, refusal
+from attngen.plan.plan import ALIGN, Decision, Plan, Roles, RowSums, lay_out, refusal
 from attngen.plan.precision import precision_decisions
 from attngen.plan.problem import Problem
 from attngen.plan.staging import Staged, staged
@@ -22,7 +22,7 @@ NEEDED = (Feature.MBARRIER, Feature.TMA, Feature.WGMMA)
 DTYPES = ("fp16", "bf16")
 WARPGROUP_ROWS = 64  # of a wgmma
 SLAB = 64  # 16-bit columns of 128 bytes: what the swizzle permutes
-SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned
+SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned; their sizes are multiples of it
 LAYOUT = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
 MAX_THREADS_OF_REGISTERS = 65536
 OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on their way
@@ -32,6 +32,10 @@ REGISTERS = {2: (40, 232), 3: (32, 160)}
 STAGING_REGISTERS = {2: (56, 224), 3: (56, 152)}  # where the producer reads key vectors
 CLASSIFYING_REGISTERS = {2: (72, 216), 3: (56, 152)}  # and classifies tiles too, where consumers can do with so many
 DESCRIPTOR_REGISTERS = 4  # of Q in shared memory
+ONES = 8  # columns beside V: the step of a wgmma's N
+SUM_REGISTERS = 2  # what threads add up in
+MAX_COLUMNS = 256  # N of a wgmma
+TENSOR_BOUND = 512  # head sizes of Q K^T and P V together from which products hide a few more instructions of a softmax
 
 
 def tile(consumers: int, block_kv: int, stages: int) -> Tile:
@@ -51,17 +55,19 @@ PREFERRED: dict[int, tuple[Tile, ...]] = {
 class Wide:
     """A tile of three consumers, which is faster where rows are long: how much by, and what a piece of work costs on top.
 
-    Measured on an H200 at S = 512 to 16384 (docs/performance.md): `rate` is that of the steady loop, and where rows have
-    unequal work, a block of either tile costs as much as so many keys more than it visits.
+    Measured on an H200 at S = 512 to 16384 (`benchmarks/hopper.py --only wide`): `rate` is that of the steady loop, and a block
+    of rows costs as much as so many keys more than it visits: of the preferred tile and of this one, where rows have unequal
+    work; where they have equal work, of this one only, and less.
     """
 
     tile: Tile
     rate: float  # pairs a time, of the preferred tile's
     overhead: int  # keys
-    overhead_of_preferred: int
+    overhead_of_even: int
+    overhead_of_preferred: int = 100
 
 
-WIDE = {64: Wide(tile(3, 128, 3), 1.155, 222, 100), 128: Wide(tile(3, 80, 3), 1.075, 200, 100)}
+WIDE = {64: Wide(tile(3, 128, 3), 1.108, 340, 130), 128: Wide(tile(3, 80, 3), 1.075, 380, 130)}
 POSSIBLE = tuple(tile(c, kv, s) for c in (3, 2) for kv in (176, 160, 128, 112, 96, 80, 64, 48) for s in (4, 3, 2))
 
 
@@ -75,12 +81,12 @@ def slabs(head_dim: int) -> int:
     return -(-head_dim // SLAB)
 
 
-def shared_bytes(spec: AttentionSpec, tile: Tile, output_slabs: int = 1) -> dict[str, int]:
+def shared_bytes(spec: AttentionSpec, tile: Tile, output_slabs: int = 1, ones: bool = False) -> dict[str, int]:
     d, dv = 2 * SLAB * slabs(spec.head_dim), 2 * SLAB * slabs(spec.head_dim_v)
     return {
         "Q": tile.block_q * d,
         "K": tile.stages * tile.block_kv * d,
-        "V": tile.stages * tile.block_kv * dv,
+        "V": tile.stages * tile.block_kv * (dv + (2 * SLAB if ones else 0)),
         "O": tile.block_q * 2 * SLAB * output_slabs,
         "BARRIERS": 8 * (2 + 4 * tile.stages),
         "VISITS": 4 * (tile.stages + 1),
@@ -89,21 +95,44 @@ def shared_bytes(spec: AttentionSpec, tile: Tile, output_slabs: int = 1) -> dict
     }
 
 
+def adapts_slack(spec: AttentionSpec) -> bool:
+    """Whether a row's slack is found from its first tile, so that its heaviest weights are exact: where all have the same keys.
+
+    Elsewhere rows of few keys have the largest errors, which no slack changes.
+    """
+    return spec.normalize == "softmax" and spec.mask is None
+
+
+def row_sums(spec: AttentionSpec, arch: Arch, tile: Tile) -> RowSums:
+    """Of what a row's sum is.
+
+    Counting the heaviest weights as P has them keeps their rounding out of O; but lse is of the weights themselves.
+    """
+    if spec.normalize != "softmax" or spec.lse:
+        return "weights"
+    columns = spec.head_dim_v % SLAB == 0 and spec.head_dim_v + ONES <= MAX_COLUMNS
+    held = registers(spec, tile) + (q_registers(spec) if q_in_registers(spec, tile) else 0)
+    fits = held + ONES // 2 - SUM_REGISTERS <= register_split(spec, tile)[1]
+    if columns and fits and _needs(spec, tile, ones=True) <= arch.shared_per_block:
+        return "products"
+    hidden = spec.head_dim + spec.head_dim_v >= TENSOR_BOUND
+    return "weights, the heaviest rounded" if hidden and not adapts_slack(spec) else "weights"
+
+
 def key_vector_slots(tile: Tile) -> int:
     """Tiles whose key vectors are kept: those in the stages of K, and the one that is being weighed."""
     return tile.stages + 1
 
 
-def output_slabs(spec: AttentionSpec, arch: Arch, tile: Tile) -> int:
+def output_slabs(spec: AttentionSpec, arch: Arch, tile: Tile, ones: bool) -> int:
     """Slabs of the output that are on their way at once: all of them, or the largest part of them that there is room for."""
     dv = slabs(spec.head_dim_v)
     parts = [n for n in range(dv, 1, -1) if dv % n == 0]
-    return next((n for n in parts if _needs(spec, tile, n) <= arch.shared_per_block), 1)
+    return next((n for n in parts if _needs(spec, tile, n, ones) <= arch.shared_per_block), 1)
 
 
-def _needs(spec: AttentionSpec, tile: Tile, output_slabs: int = 1) -> int:
-    """Bytes of shared memory, the small buffers rounded up to the alignment of tiles."""
-    return sum(-(-n // SWIZZLE_ATOM) * SWIZZLE_ATOM for n in shared_bytes(spec, tile, output_slabs).values())
+def _needs(spec: AttentionSpec, tile: Tile, output_slabs: int = 1, ones: bool = False) -> int:
+    return sum(-(-n // ALIGN) * ALIGN for n in shared_bytes(spec, tile, output_slabs, ones).values())
 
 
 def registers(spec: AttentionSpec, tile: Tile) -> int:
@@ -135,6 +164,10 @@ def register_split(spec: AttentionSpec, tile: Tile) -> tuple[int, int]:
 def q_registers(spec: AttentionSpec) -> int:
     """What the fragments of Q take."""
     return -(-spec.head_dim // 16) * 4
+
+
+def q_in_registers(spec: AttentionSpec, tile: Tile) -> bool:
+    return registers(spec, tile) + q_registers(spec) <= register_split(spec, tile)[1]
 
 
 def cost(spec: AttentionSpec, tile: Tile) -> Cost:
@@ -184,12 +217,12 @@ def wide_is_faster(spec: AttentionSpec, problem: Problem) -> bool:
 
     def time(tile: Tile, rate: float, overhead: int) -> float:
         blocks = -(-problem.rows // tile.block_q) * problem.heads
-        visited = problem.keys if even else problem.keys / 2 + (tile.block_q + tile.block_kv) / 2 + overhead
+        visited = problem.keys if even else problem.keys / 2 + (tile.block_q + tile.block_kv) / 2
         rounds = blocks / problem.multiprocessors
-        return tile.block_q * visited / rate * (-(-rounds // 1) if even else max(rounds, 1.0))
+        return tile.block_q * (visited + overhead) / rate * (-(-rounds // 1) if even else max(rounds, 1.0))
 
-    usual = time(preferred_tiles(spec)[0], 1.0, candidate.overhead_of_preferred)
-    return time(candidate.tile, candidate.rate, candidate.overhead) < usual
+    usual = time(preferred_tiles(spec)[0], 1.0, 0 if even else candidate.overhead_of_preferred)
+    return time(candidate.tile, candidate.rate, candidate.overhead_of_even if even else candidate.overhead) < usual
 
 
 def tiles(spec: AttentionSpec, arch: Arch) -> tuple[Tile, ...]:
@@ -208,15 +241,18 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
     q, kv, stages, groups = tile.block_q, tile.block_kv, tile.stages, consumers(tile)
     producer, consumer = register_split(spec, tile)
     own = staged(spec)
-    out = output_slabs(spec, arch, tile)
-    sizes, t = shared_bytes(spec, tile, out), spec.dtype.name
+    sums = row_sums(spec, arch, tile)
+    ones = sums == "products"
+    out = output_slabs(spec, arch, tile, ones)
+    sizes, t = shared_bytes(spec, tile, out, ones), spec.dtype.name
+    assert all(sizes[name] % SWIZZLE_ATOM == 0 for name in "QKVO"), sizes
     fragments = q_registers(spec)
     d, dv = slabs(spec.head_dim), slabs(spec.head_dim_v)
     told = tile_bounds(spec).per_tile  # the producer classifies tiles, and tells the consumers
     buffers = lay_out(
         ("Q", sizes["Q"], f"{t} [{d}][{q}][{SLAB}], the query rows"),
         ("K", sizes["K"], f"{t} [{stages}][{d}][{kv}][{SLAB}], the keys of {stages} tiles"),
-        ("V", sizes["V"], f"{t} [{stages}][{dv}][{kv}][{SLAB}], the values of {stages} tiles"),
+        ("V", sizes["V"], f"{t} [{stages}][{dv + ones}][{kv}][{SLAB}], the values of {stages} tiles" + ", and ones" * ones),
         ("O", sizes["O"], f"{t} [{4 * groups}][{out}][16][{SLAB}], output rows of each warp on their way"),
         ("BARRIERS", sizes["BARRIERS"], f"mbarrier [2 + 4 * {stages}], see the kernel"),
         ("PLACES", sizes["PLACES"], "int [2][3], which rows and head Q holds, and held before"),
@@ -226,9 +262,8 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
             else []
         ),
         *([("KEY_VECTORS", sizes["KEY_VECTORS"], key_vector_layout(own, tile))] if own.keys else []),
-        align=SWIZZLE_ATOM,
     )
-    holds = registers(spec, tile) + fragments <= consumer
+    holds = q_in_registers(spec, tile)
     decisions = (
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
         *precision_decisions(spec),
@@ -248,6 +283,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
             "in registers" if holds else "in shared memory",
             f"its fragments take {fragments} registers a thread" + ("; its buffer is free for the next" if holds else ""),
         ),
+        *([Decision("row sums", *WHY_SUMS[sums])] if spec.normalize == "softmax" else []),
         Decision(
             "O in shared memory",
             f"{out} of {dv} slabs a warp",
@@ -259,7 +295,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
         Decision("swizzle", "128 bytes", LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
         *staging_decisions(own),
     )
-    roles = Roles(groups, producer, consumer, out)
+    roles = Roles(groups, producer, consumer, out, sums)
     bounds = tile_bounds(spec)
     return Plan("hopper", "hopper", arch, q, kv, tile.warps, stages, bounds, decisions, buffers, holds, roles=roles, staged=own)
 
@@ -280,6 +316,11 @@ def staging_decisions(own: Staged) -> Iterator[Decision]:
         yield Decision("row elements", elements, "each thread has two rows: it reads theirs once, under the first product")
 
 
+WHY_SUMS: dict[RowSums, tuple[str, str]] = {
+    "products": ("of P V", "columns of ones beside V: an addition less for each weight, which counts as it is rounded in P"),
+    "weights, the heaviest rounded": ("by threads", "of the weights, but for a lane's heaviest: rounding that moves O the less"),
+    "weights": ("by threads", "of the weights before they are rounded"),
+}
 WHY_KEYS = (
     "in shared memory: the producer reads them while it waits for a stage, where a consumer would read each pair's from global "
     "memory between its products"

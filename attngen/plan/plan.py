@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.plan.arch import Arch
@@ -53,17 +53,22 @@ def refusal(statement: str, what: str, why: str, cure: str) -> PlanRefusal:
     return PlanRefusal(DoesNotFit(statement=statement, what=what, why=why, cure=cure))
 
 
+RowSums = Literal["products", "weights, the heaviest rounded", "weights"]
+
+
 @dataclass(frozen=True, slots=True)
 class Roles:
     """One warpgroup copies, `consumers` others multiply; registers are those of a thread.
 
-    A warp's output leaves by copies of slabs, `output_slabs` of which have room in shared memory.
+    A warp's output leaves by copies of slabs, `output_slabs` of which have room in shared memory. `row_sums` says what the sums
+    of a softmax are: "products" of P with columns of ones beside V, or of "weights" that the threads add.
     """
 
     consumers: int
     producer_registers: int
     consumer_registers: int
     output_slabs: int
+    row_sums: RowSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +112,14 @@ class Plan:
         return max((b.offset + b.bytes for b in self.buffers), default=0)
 
 
-def lay_out(*wanted: tuple[str, int, str], align: int = 128) -> tuple[SharedBuffer, ...]:
-    """Buffers one after another, each at a multiple of `align` bytes: (name, bytes, what it is)."""
+ALIGN = 128  # bytes
+
+
+def lay_out(*wanted: tuple[str, int, str]) -> tuple[SharedBuffer, ...]:
+    """Buffers one after another, each at a multiple of ALIGN: (name, bytes, what it is)."""
     buffers: list[SharedBuffer] = []
     offset = 0
     for name, size, what in wanted:
         buffers.append(SharedBuffer(name, offset, size, what))
-        offset += -(-size // align) * align
+        offset += -(-size // ALIGN) * ALIGN
     return tuple(buffers)

@@ -4,14 +4,11 @@
 //: number in shared memory, as many as one likes: here two for each buffer, "full" and "empty". And copies can arrive at
 //: it, which no __syncthreads can wait for: it counts their bytes.
 
-// One thread does this once for each barrier, then mbarrier_init_fence(), then all meet at __syncthreads().
+// One thread does this once for each barrier, then a fence for the copy engine, then all meet at __syncthreads().
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier_smem, unsigned arrivals) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-
-// Lets the copy engine see this thread's mbarrier_init.
-__device__ __forceinline__ void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Counts one arrival. What this thread did before is seen by whoever waits for the phase.
 __device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier_smem) {
