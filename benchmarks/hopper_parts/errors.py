@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from cell import CUDNN, Cell, Row, Tensors, beside_cudnn, kernel, square
+from words import markdown, most
 
 from attngen.bench.measure import measure_bursts
 from attngen.bench.peers import torch_peers
 from attngen.reference.torch_oracle import torch_attention
 from hopper_parts import plain
-from hopper_parts.cell import CUDNN, Cell, Row, Tensors, beside_cudnn, kernel, square
-from hopper_parts.words import markdown, most
 
 TIMES_CUDNN, SLOWER = 1.2, 1.15
 MIDDLE = [square("bf16", d, m, 4096) for d in (64, 128, 256) for m in (None, "causal")]
