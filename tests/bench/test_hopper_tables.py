@@ -93,16 +93,18 @@ def test_sizes_are_predicted_on_straight_lines() -> None:
     assert "the least share 0.900 (one)" in text
 
 
-def test_errors_and_growing_maxima() -> None:
+def test_errors_and_sloping_maxima() -> None:
     errors = part("errors")
     compared = [errors.compared("one", {"attngen": 3e-4, "torch cuDNN": 2e-4}) | {"zero": True}]
     compared.append(errors.compared("two", {"attngen": 1e-4, "torch cuDNN": 2e-4}) | {"zero": False})
-    slower = {"case": "three", "ms": {"randn": 1.0, "x": 1.1, "y": 1.2}, "slower": {"x": 1.1, "y": 1.2}}
-    text = errors.table([*compared, slower])
+    times = [("three, growing", 1.1), ("three, falling", 1.2), ("four, growing", 1.0)]
+    slower = [{"case": case, "ms": {"randn": 2.0, "sloping": 2 * ratio}, "slower": ratio} for case, ratio in times]
+    text = errors.table([*compared, *slower])
     assert "| one | 3.0e-04 | 2.0e-04 | 1.50 |" in text
     assert "Seen: 1.500 (one); not all are." in text
-    assert "| three | 1.000 | 1.100 | 1.200 | 1.100 | 1.200 |" in text
-    assert text.endswith("Seen: 1.200 (three).")
+    assert "| three, growing | 2.200 | 2.000 | 1.100 |" in text
+    asked = "Asked: growing and falling maxima at most 1.15 of randn's time."
+    assert text.endswith(f"{asked} Seen: 1.200 (three, falling).")
     exact = torch.zeros(3, dtype=torch.float64)
     assert errors.largest(torch.tensor([0.0, -0.5, 0.25]), exact) == 0.5
     assert errors.largest(torch.tensor([0.0, math.nan, 0.25]), exact) == math.inf
