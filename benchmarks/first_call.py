@@ -77,7 +77,9 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as cache:
                 for disk in ("cold", "warm"):
                     for which, value in child(cache, rung).items():
-                        times.setdefault(f"{disk}, {which}", {}).setdefault(rung, []).append(value)
+                        name = f"{disk}, {which}"
+                        times.setdefault(name, {}).setdefault(rung, []).append(value)
+                        print(json.dumps({"case": name, "rung": rung, "ms": value}), flush=True)
     found = {name: {rung: median(values) for rung, values in by_rung.items()} for name, by_rung in times.items()}
     import torch
 

@@ -10,12 +10,11 @@ def write_between(path: Path, script: str, text: str, part: str | None = None) -
 
     Raises ValueError where `path` has none.
     """
-    name, only = (f"{script} {part}", f" --only {part}") if part else (script, "")
-    begin = f"<!-- {name}: begin (python benchmarks/{script}.py{only} --write {path.name}) -->"
-    end = f"<!-- {name}: end -->"
+    name = f"{script} {part}" if part else script
     page = path.read_text()
     start = page.find(f"<!-- {name}: begin")
-    stop = page.find(end)
+    stop = page.find(f"<!-- {name}: end -->")
     if start < 0 or stop < start:
         raise ValueError(f"{path} has no markers of {name}")
-    path.write_text(f"{page[:start]}{begin}\n{text}\n{page[stop:]}")
+    first = page.index("\n", start) + 1
+    path.write_text(f"{page[:first]}{text}\n{page[stop:]}")

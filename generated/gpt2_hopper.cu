@@ -30,18 +30,20 @@
 //     stages = 3: the copies of later tiles are under way while these are used
 //     registers = 40 and 232 a thread: copying needs few; about 158 hold O, S and P
 //     Q = in registers: its fragments take 16 registers a thread; its buffer is free for the next
+//     row sums = of P V: columns of ones beside V: an addition less for each weight, which counts as it is rounded
+//         in P
 //     O in shared memory = 1 of 1 slabs a warp: copied out in the background
 //     blocks = one for each SM: each takes rows from a counter, the longest first, and copies ahead for the next
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
 //         that neither TMA nor wgmma meets a bank conflict
 //
-// Shared memory of a block, 132120 bytes
+// Shared memory of a block, 180376 bytes
 //          0  Q        fp16 [1][128][64], the query rows
 //      16384  K        fp16 [3][1][128][64], the keys of 3 tiles
-//      65536  V        fp16 [3][1][128][64], the values of 3 tiles
-//     114688  O        fp16 [8][1][16][64], output rows of each warp on their way
-//     131072  BARRIERS mbarrier [2 + 4 * 3], see the kernel
-//     132096  PLACES   int [2][3], which rows and head Q holds, and held before
+//      65536  V        fp16 [3][2][128][64], the values of 3 tiles, and ones
+//     163840  O        fp16 [8][1][16][64], output rows of each warp on their way
+//     180224  BARRIERS mbarrier [2 + 4 * 3], see the kernel
+//     180352  PLACES   int [2][3], which rows and head Q holds, and held before
 //
 // Sections
 //     1. Numbers
@@ -64,9 +66,9 @@ constexpr int THREADS = 384;
 constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 16384;
 constexpr int V_SMEM = 65536;
-constexpr int O_SMEM = 114688;
-constexpr int BARRIERS_SMEM = 131072;
-constexpr int PLACES_SMEM = 132096;
+constexpr int O_SMEM = 163840;
+constexpr int BARRIERS_SMEM = 180224;
+constexpr int PLACES_SMEM = 180352;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int MAX_CHAINS = 4;  // maxima of a row at once: comparisons that need not wait
 constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
@@ -81,6 +83,9 @@ constexpr int OUTPUT_SLABS = 1;  // of a warp's rows on their way to global memo
 constexpr int K_STEPS = 4;  // wgmma steps of 16 over the head size
 constexpr int Q_SLAB = BLOCK_Q * ROW_BYTES;  // bytes
 constexpr int KV_SLAB = BLOCK_KV * ROW_BYTES;
+constexpr int V_STAGE = (V_SLABS + 1) * KV_SLAB;  // with a slab of ones
+constexpr int ONES = 8;  // columns of ones beside V, the fewest that wgmma multiplies
+constexpr unsigned TWO_ONES = 0x3c003c00;  // 1.0 twice, in fp16
 
 // 2. Primitives
 
@@ -111,14 +116,11 @@ __device__ __forceinline__ unsigned thread_index() {
 // An mbarrier: eight bytes of shared memory that count, in phases, threads that arrive and bytes that copies bring. A phase
 // completes when `arrivals` threads have arrived and all bytes that they announced are there; then the next one begins.
 
-// One thread does this once for each barrier, then mbarrier_init_fence(), then all meet at __syncthreads().
+// One thread does this once for each barrier, then a fence for the copy engine, then all meet at __syncthreads().
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier_smem, unsigned arrivals) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-
-// Lets the copy engine see this thread's mbarrier_init.
-__device__ __forceinline__ void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Counts one arrival. What this thread did before is seen by whoever waits for the phase.
 __device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier_smem) {
@@ -280,24 +282,25 @@ __device__ __forceinline__ void wgmma_qk(float (&d)[64], const unsigned (&a)[4],
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
-// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
+// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x72, D in fp32. Thread t of the warpgroup has in
 //   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
 //   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
 // B is MN-major in shared memory.
-__device__ __forceinline__ void wgmma_pv(float (&d)[32], const unsigned (&a)[4], unsigned long long b,
+__device__ __forceinline__ void wgmma_pv(float (&d)[36], const unsigned (&a)[4], unsigned long long b,
                                          bool accumulate) {
     asm volatile(
         "{ .reg .pred p;\n"
-        "setp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "setp.ne.b32 p, %41, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 "
         "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
         "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
-        "%24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{ %32, %33, %34, %35}, %36, p, 1, 1, 1; }"
+        "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35}, "
+        "{ %36, %37, %38, %39}, %40, p, 1, 1, 1; }"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
@@ -407,7 +410,7 @@ gpt2_hopper(
     extern __shared__ __align__(1024) unsigned char smem[];
     unsigned char* Q_smem = smem + Q_SMEM;  // [QK_SLABS][BLOCK_Q][64]
     unsigned char* K_smem = smem + K_SMEM;  // [STAGES][QK_SLABS][BLOCK_KV][64]
-    unsigned char* V_smem = smem + V_SMEM;  // [STAGES][V_SLABS][BLOCK_KV][64]
+    unsigned char* V_smem = smem + V_SMEM;  // [STAGES][V_SLABS + 1][BLOCK_KV][64], the last slab of a stage ones
     unsigned char* O_smem = smem + O_SMEM;  // [4 * CONSUMERS][OUTPUT_SLABS][16][64], the rows of each warp
     volatile Place* places = (volatile Place*)(smem + PLACES_SMEM);  // [2], of the rows in Q_smem: by the parity of their phase
 
@@ -427,9 +430,12 @@ gpt2_hopper(
             mbarrier_init(k_empty + stage, CONSUMERS);
             mbarrier_init(v_empty + stage, CONSUMERS);
         }
-        mbarrier_init_fence();
     }
-    __syncthreads();  // the barriers are there; after this no wait is for the whole block
+    for (int stage = 0; stage < STAGES; ++stage)
+        for (int i = threadIdx.x; i < KV_SLAB / 4; i += THREADS)
+            ((unsigned*)(V_smem + stage * V_STAGE + V_SLABS * KV_SLAB))[i] = TWO_ONES;
+    async_proxy_fence();  // TMA and wgmma are to see barriers and ones
+    __syncthreads();  // the barriers and the ones are there; after this no wait is for the whole block
 
     const int works = (q_len + BLOCK_Q - 1) / BLOCK_Q * q_heads * batch;  // pieces of work: BLOCK_Q rows of a head each
     // the same for all lanes of a warp, which the compiler cannot know of threadIdx.x
@@ -492,7 +498,7 @@ gpt2_hopper(
             const int kv_h_idx = h_idx / (q_heads / kv_heads);
             const auto load_values = [&](int tile) {
                 mbarrier_wait(v_empty + v.index, v.phase ^ 1);
-                load_tile_async<BLOCK_KV, V_SLABS>(V_smem + v.index * V_SLABS * KV_SLAB, &v_map, v_full + v.index,
+                load_tile_async<BLOCK_KV, V_SLABS>(V_smem + v.index * V_STAGE, &v_map, v_full + v.index,
                                                    tile * BLOCK_KV, kv_h_idx, b_idx, L2_EVICT_LAST);
                 v.advance();
             };
@@ -516,10 +522,11 @@ gpt2_hopper(
     const unsigned long long k_at = smem_descriptor(K_smem, 0, 8 * ROW_BYTES);
     const unsigned long long v_at = smem_descriptor(V_smem, KV_SLAB, 8 * ROW_BYTES);
 
-    float O_frag[HEAD_DIM_V / 2], S[BLOCK_KV / 2];
+    float O_frag[(HEAD_DIM_V + ONES) / 2], S[BLOCK_KV / 2];
     unsigned P_frag[BLOCK_KV / 16][4];
     unsigned Q_frag[K_STEPS][4];
-    float row_max[2], row_sum[2], alpha[2];  // row_sum: this lane's keys only, until the end
+    float row_max[2], alpha[2];
+    float limit[2];  // what a score may be under the maximum that is kept
     Stage k = {0, 0}, v = {0, 0};
     unsigned q_phase = 1;  // of the rows at hand
     int q_block, q_lo, h_idx, b_idx, tile;
@@ -535,9 +542,9 @@ gpt2_hopper(
             wgmma_qk(S, Q_frag[step], k_tile + step / 4 * (KV_SLAB / 16) + step % 4 * 2, step > 0);
         wgmma_commit();
     };
-    // O += P V, issued
+    // O += P V, issued, and in the columns of ones the sums of P's rows
     const auto issue_pv = [&](int stage) {
-        const unsigned long long v_tile = v_at + stage * (V_SLABS * KV_SLAB / 16);
+        const unsigned long long v_tile = v_at + stage * (V_STAGE / 16);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step)
@@ -574,20 +581,24 @@ gpt2_hopper(
         bool exceeds = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            int largest = __float_as_int(row_max[r]);
 #pragma unroll
-            for (int chain = 0; chain < MAX_CHAINS; ++chain) largest = max(largest, most[r][chain]);
-            exceeds |= largest < 0 || (__int_as_float(largest) - row_max[r]) * EXPONENT_SCALE > SLACK;
+            for (int chain = 1; chain < MAX_CHAINS; ++chain) most[r][0] = max(most[r][0], most[r][chain]);
+            exceeds |= most[r][0] > __float_as_int(limit[r]) || limit[r] < 0.0f;
         }
         bool rescale = false;
-        if (first || __any_sync(0xffffffff, exceeds)) {  // or all are negative: as floats, of the whole row
+        if (first || __any_sync(0xffffffff, exceeds)) {  // or the limit is negative: as floats, of the whole row
             float new_max[2] = {row_max[0], row_max[1]};
+            if (first || __any_sync(0xffffffff, min(most[0][0], most[1][0]) < 0)) {
 #pragma unroll
-            for (int i = 0; i < BLOCK_KV / 2; ++i) new_max[i / 2 % 2] = fmaxf(new_max[i / 2 % 2], S[i]);
+                for (int i = 0; i < BLOCK_KV / 2; ++i) new_max[i / 2 % 2] = fmaxf(new_max[i / 2 % 2], S[i]);
+            } else {
+#pragma unroll
+                for (int r = 0; r < 2; ++r) new_max[r] = fmaxf(new_max[r], __int_as_float(most[r][0]));
+            }
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 new_max[r] = quad_max(new_max[r]);
-                rescale |= (new_max[r] - row_max[r]) * EXPONENT_SCALE > SLACK;  // not where both are -INF
+                rescale |= new_max[r] > limit[r];  // not where both are -INF
             }
             rescale = __any_sync(0xffffffff, rescale);
 #pragma unroll
@@ -595,7 +606,7 @@ gpt2_hopper(
                 const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
                 alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
                 row_max[r] = new_max[r];
-                row_sum[r] *= alpha[r];
+                limit[r] = new_max[r] + SLACK / EXPONENT_SCALE;
             }
         }
         float shift[2];
@@ -604,14 +615,8 @@ gpt2_hopper(
             const bool no_key_yet = partial && row_max[r] == -INF;
             shift[r] = no_key_yet ? 0.0f : row_max[r] * EXPONENT_SCALE;
         }
-        float sums[2][2] = {};  // two chains of additions a row
 #pragma unroll
-        for (int i = 0; i < BLOCK_KV / 2; ++i) {
-            S[i] = fast_exp2(S[i] * EXPONENT_SCALE - shift[i / 2 % 2]);
-            sums[i / 2 % 2][i % 2] += S[i];
-        }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) row_sum[r] += sums[r][0] + sums[r][1];
+        for (int i = 0; i < BLOCK_KV / 2; ++i) S[i] = fast_exp2(S[i] * EXPONENT_SCALE - shift[i / 2 % 2]);
         return rescale;
     };
     // P as the A operand of P V: the fragments of S, rounded
@@ -651,7 +656,7 @@ gpt2_hopper(
         v.advance();
         if (rescale) {
 #pragma unroll
-            for (int i = 0; i < HEAD_DIM_V / 2; ++i) O_frag[i] *= alpha[i / 2 % 2];
+            for (int i = 0; i < (HEAD_DIM_V + ONES) / 2; ++i) O_frag[i] *= alpha[i / 2 % 2];
         }
         round_weights();
     };
@@ -665,8 +670,8 @@ gpt2_hopper(
         float inverse_sum[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            row_sum[r] = quad_sum(row_sum[r]);
-            inverse_sum[r] = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
+            const float row_sum = O_frag[HEAD_DIM_V / 2 + 2 * r];
+            inverse_sum[r] = row_sum == 0.0f ? 0.0f : 1.0f / row_sum;  // a row with no key gives 0
         }
         const auto out = [&](int i) {
             return pack(O_frag[i] * inverse_sum[i / 2 % 2], O_frag[i + 1] * inverse_sum[i / 2 % 2]);
@@ -721,10 +726,10 @@ gpt2_hopper(
     while (q_block != END) {
         release_q();  // the next may come
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM_V / 2; ++i) O_frag[i] = 0.0f;
+        for (int i = 0; i < (HEAD_DIM_V + ONES) / 2; ++i) O_frag[i] = 0.0f;
         for (int r = 0; r < 2; ++r) {
             row_max[r] = -INF;
-            row_sum[r] = 0.0f;
+            limit[r] = row_max[r];
         }
         if (!any) {
             finish(places[q_phase]);

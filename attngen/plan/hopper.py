@@ -318,7 +318,10 @@ def staging_decisions(own: Staged) -> Iterator[Decision]:
 
 WHY_SUMS: dict[RowSums, tuple[str, str]] = {
     "products": ("of P V", "columns of ones beside V: an addition less for each weight, which counts as it is rounded in P"),
-    "weights, the heaviest rounded": ("by threads", "of the weights, but for a lane's heaviest: rounding that moves O the less"),
+    "weights, the heaviest rounded": (
+        "by threads",
+        "of the weights, but for a lane's heaviest: rounding that moves O the less",
+    ),
     "weights": ("by threads", "of the weights before they are rounded"),
 }
 WHY_KEYS = (

@@ -12,12 +12,12 @@ from functools import partial
 from statistics import median
 
 import torch
+from cell import Cell, Row, Tensors
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from words import markdown
 
 import attngen
 from attngen.bench.measure import in_rounds
-from hopper_parts.cell import Cell, Row, Tensors
-from hopper_parts.words import markdown
 
 LEAST = 3.0
 CELL = Cell("bf16", 128, "causal and same_document(ids)", batch=2, heads=16, q_len=8192, kv_len=8192)

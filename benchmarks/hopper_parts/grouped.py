@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cell import CUDNN, Cell, Row, beside_cudnn, kernel, rates
+from words import least, markdown
+
 from attngen.bench.measure import measure_bursts
-from hopper_parts.cell import CUDNN, Cell, Row, beside_cudnn, kernel, rates
-from hopper_parts.words import least, markdown
 
 ALIGNED = "causal_bottom_right"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cell import CUDNN, Cell, Row, beside_cudnn, rates, square
+from words import geometric_mean, least, markdown
+
 from attngen.bench.measure import measure_bursts
-from hopper_parts.cell import CUDNN, Cell, Row, beside_cudnn, rates, square
-from hopper_parts.words import geometric_mean, least, markdown
 
 MEAN, EACH = 1.20, 1.07
 HEAD_DIMS = (64, 128, 256)

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from statistics import median
 
+from cell import Cell, Row, kernel, square
+from words import least, markdown
+
 from attngen.bench.measure import measure_bursts
-from hopper_parts.cell import Cell, Row, kernel, square
-from hopper_parts.words import least, markdown
 
 SHARE = 0.90
 KNOWN = (64, 128, 256)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from cell import CUDNN, Call, Cell, Row, beside_cudnn, rates, square
+from words import geometric_mean, least, markdown
 
 from attngen.bench.measure import calls_in
-from hopper_parts.cell import CUDNN, Call, Cell, Row, beside_cudnn, rates, square
-from hopper_parts.words import geometric_mean, least, markdown
 
 EACH = 1.08
 WARMING, LASTING = 250.0, 500.0  # milliseconds

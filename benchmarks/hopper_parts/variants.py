@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portable import variant_rows, variant_table
-
-from hopper_parts.cell import Row
-from hopper_parts.words import least
+from cell import Row
+from portable_parts import variants
+from words import least
 
 SHARE = 0.85
 MASKED = ("window 1024", "documents of 1024", "prefix 1024")
 
 
 def rows(rounds: int) -> Iterator[Row]:
-    yield from variant_rows(rounds, kernel="hopper")
+    yield from variants.rows(rounds, kernel="hopper")
 
 
 def table(rows: list[Row]) -> str:
     masked = [r for r in rows if r["case"] in MASKED]
     seen = f"the least share {least(masked, lambda r: r['share'])}; over FlexAttention {least(rows, lambda r: r['ratio'])}"
     asked = f"{', '.join(MASKED)} at least {SHARE:.0%} of the causal rate per kept pair"
-    return f"{variant_table(rows)}\n\nAsked: {asked}. Seen: {seen}."
+    return f"{variants.table(rows)}\n\nAsked: {asked}. Seen: {seen}."

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from cell import Call, Cell, Row, Tensors, rates, square
+from words import markdown, most
 
 import attngen
 from attngen.bench.measure import measure_bursts
@@ -14,8 +16,6 @@ from attngen.plan.hopper import WIDE, preferred_tiles, wide_is_faster
 from attngen.plan.problem import Problem
 from attngen.plan.tiling import Tile
 from attngen.spec.attention import Schedule
-from hopper_parts.cell import Call, Cell, Row, Tensors, rates, square
-from hopper_parts.words import markdown, most
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 CELLS = [square("bf16", d, mask, s) for d in WIDE for mask in (None, "causal") for s in LENGTHS]

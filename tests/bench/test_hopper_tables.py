@@ -1,26 +1,18 @@
-"""The tables of `benchmarks/hopper.py`, from made-up figures, and where they are written."""
+"""The tables of `benchmarks/hopper.py`, from made-up figures."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import math
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
-
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("benchmarks")
 
 CASES = ("bf16 one", "bf16 two", "fp16 one")
-
-
-@pytest.fixture(autouse=True)
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
 
 
 def part(name: str) -> ModuleType:
@@ -75,7 +67,7 @@ def test_variants_look_at_masks_alone_for_their_share() -> None:
     variants = part("variants")
     shares = {"ALiBi": 0.5, "window 1024": 0.9, "documents of 1024": 0.86, "prefix 1024": 0.95}
     text = variants.table([compared(name, share) for name, share in shares.items()])
-    assert set(variants.MASKED) < set(importlib.import_module("portable").VARIANTS)
+    assert set(variants.MASKED) < set(importlib.import_module("portable_parts.variants").VARIANTS)
     assert "| documents of 1024 | 86 | 86% | 100 | 0.86 |" in text
     assert "the least share 0.860 (documents of 1024); over FlexAttention 0.500 (ALiBi)" in text
 
@@ -93,7 +85,7 @@ def test_sizes_are_predicted_on_straight_lines() -> None:
     assert [sizes.predicted(d, known) for d in (64, 96, 128, 160, 256)] == [400, 500, 600, 650, 800]
     with pytest.raises(ValueError, match="288"):
         sizes.predicted(288, known)
-    square = part("cell").square
+    square = importlib.import_module("cell").square
     assert sizes.mean_size(square("bf16", 192, None, 4096, 128)) == 160
     assert sizes.mean_size(square("bf16", 80, None, 4096)) == 80
     text = sizes.table([{"case": "one", "tflops": 450.0, "predicted": 500.0, "share": 0.9}])
@@ -101,49 +93,18 @@ def test_sizes_are_predicted_on_straight_lines() -> None:
     assert "the least share 0.900 (one)" in text
 
 
-def test_errors_and_growing_maxima() -> None:
+def test_errors_and_sloping_maxima() -> None:
     errors = part("errors")
     compared = [errors.compared("one", {"attngen": 3e-4, "torch cuDNN": 2e-4}) | {"zero": True}]
     compared.append(errors.compared("two", {"attngen": 1e-4, "torch cuDNN": 2e-4}) | {"zero": False})
-    slower = {"case": "three", "ms": {"randn": 1.0, "x": 1.1, "y": 1.2}, "slower": {"x": 1.1, "y": 1.2}}
-    text = errors.table([*compared, slower])
+    times = [("three, growing", 1.1), ("three, falling", 1.2), ("four, growing", 1.0)]
+    slower = [{"case": case, "ms": {"randn": 2.0, "sloping": 2 * ratio}, "slower": ratio} for case, ratio in times]
+    text = errors.table([*compared, *slower])
     assert "| one | 3.0e-04 | 2.0e-04 | 1.50 |" in text
     assert "Seen: 1.500 (one); not all are." in text
-    assert "| three | 1.000 | 1.100 | 1.200 | 1.100 | 1.200 |" in text
-    assert text.endswith("Seen: 1.200 (three).")
+    assert "| three, growing | 2.200 | 2.000 | 1.100 |" in text
+    asked = "Asked: growing and falling maxima at most 1.15 of randn's time."
+    assert text.endswith(f"{asked} Seen: 1.200 (three, falling).")
     exact = torch.zeros(3, dtype=torch.float64)
     assert errors.largest(torch.tensor([0.0, -0.5, 0.25]), exact) == 0.5
     assert errors.largest(torch.tensor([0.0, math.nan, 0.25]), exact) == math.inf
-
-
-def test_first_calls_by_rung() -> None:
-    first_call = importlib.import_module("first_call")
-    found = {"cold, first": {"fused": 70.0, "hopper": 900.0}, "warm, first": {"fused": 5.0, "hopper": 3000.0}}
-    text = first_call.table(found)
-    assert "| cold, first | 70 | 900 |" in text
-    assert text.endswith("Asked: a cold call, compile included, within 2000 ms. Seen: at most 900.")
-
-
-def test_a_part_replaces_its_own_table_alone(tmp_path: Path) -> None:
-    markers = importlib.import_module("markers")
-    hopper = importlib.import_module("hopper")
-    page = tmp_path / "performance.md"
-    page.write_text((ROOT / "docs" / "performance.md").read_text())
-    for name in hopper.PARTS:
-        before = page.read_text()
-        markers.write_between(page, "hopper", f"figures of {name}", name)
-        after = page.read_text()
-        start = after.index(f"<!-- hopper {name}: begin (python benchmarks/hopper.py --only {name} ")
-        stop = after.index(f"<!-- hopper {name}: end -->")
-        assert f"figures of {name}" in after[start:stop]
-        assert before.startswith(after[:start])
-        assert before.endswith(after[stop:])
-    with pytest.raises(ValueError, match="hopper other"):
-        markers.write_between(page, "hopper", "", "other")
-
-
-def test_parts_are_asked_for_by_name() -> None:
-    hopper = importlib.import_module("hopper")
-    assert hopper.chosen("plain,errors") == ["plain", "errors"]
-    with pytest.raises(argparse.ArgumentTypeError, match=r"no part is called speed; there are plain, sustained"):
-        hopper.chosen("plain,speed")

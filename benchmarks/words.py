@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from hopper_parts.cell import Row
+from cell import Row
 
 
 def markdown(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -1,0 +1,66 @@
+"""Benchmarks of several parts: `--only` names those to run, and each has a table of its own.
+
+A part is a module with `rows(rounds)`, which measures, and `table(rows)`, which says it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from cell import Row
+from markers import write_between
+
+from attngen.bench.sweep import where
+
+
+class Part(Protocol):
+    def rows(self, rounds: int) -> Iterator[Row]: ...
+
+    def table(self, rows: list[Row]) -> str: ...
+
+
+def chosen(parts: Mapping[str, Part], text: str) -> list[str]:
+    """The parts that `--only` names. Raises ArgumentTypeError where there is no such part."""
+    names = text.split(",")
+    for name in names:
+        if name not in parts:
+            raise argparse.ArgumentTypeError(f"no part is called {name}; there are {', '.join(parts)}")
+    return names
+
+
+def run(script: str, description: str | None, parts: Mapping[str, Part], rounds: int) -> None:
+    """The command line of `benchmarks/SCRIPT.py`: each row is printed as it is found, each table written as soon as its part
+    is done, and parts that are left out keep their tables."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=partial(chosen, parts), default=list(parts), help=f"parts, of {','.join(parts)}")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--write", type=Path, help="a Markdown file whose tables between the markers of a part are replaced")
+    options = parser.parse_args()
+    kept = {}
+    for name in options.only:
+        rows = measured(name, parts[name], options.rounds)
+        text = f"{where()}, {options.rounds} rounds\n\n{parts[name].table(rows)}"
+        print(text, flush=True)
+        kept[name] = rows
+        if options.json:
+            options.json.write_text(json.dumps(kept, indent=1))
+        if options.write:
+            write_between(options.write, script, text, name)
+
+
+def measured(name: str, part: Part, rounds: int) -> list[Row]:
+    torch.manual_seed(0)  # a part has the same inputs, whichever ran before
+    rows = []
+    with torch.no_grad():
+        for row in part.rows(rounds):
+            rows.append(row)
+            print(json.dumps({"part": name, **row}), flush=True)
+    torch.cuda.empty_cache()
+    return rows

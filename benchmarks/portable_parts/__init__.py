@@ -1,0 +1,1 @@
+"""The parts of `benchmarks/portable.py`, a module each (see `parts.py`)."""

@@ -1,0 +1,31 @@
+"""`benchmarks/first_call.py` from made-up figures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("benchmarks")
+
+
+def test_first_calls_by_rung() -> None:
+    first_call = importlib.import_module("first_call")
+    found = {"cold, first": {"fused": 70.0, "hopper": 900.0}, "warm, first": {"fused": 5.0, "hopper": 3000.0}}
+    text = first_call.table(found)
+    assert "| cold, first | 70 | 900 |" in text
+    assert text.endswith("Asked: a cold call, compile included, within 2000 ms. Seen: at most 900.")
+
+
+def test_each_figure_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    first_call = importlib.import_module("first_call")
+    monkeypatch.setattr(first_call, "child", lambda cache, rung: {"first": 20.0, "next": 10.0})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(sys, "argv", ["first_call.py", "--rounds", "3"])
+    first_call.main()
+    figures = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert len(figures) == 3 * len(first_call.RUNGS) * 4
+    assert figures[0] == {"case": "cold, first", "rung": "fused", "ms": 20.0}
