@@ -430,7 +430,9 @@ class Hopper(Fused):
             ConstantLine("float", "SLACK", "8.0f", slack),
             *(
                 [
-                    ConstantLine("float", "HEAVY", "0.5f", "of a tile's weights: rounding one of so much would show in O"),
+                    ConstantLine(
+                        "float", "HEAVY", f"{hopper.heavy_keys(self.spec)}.0f", "keys: a weight like all theirs is not rounded"
+                    ),
                     ConstantLine("int", "SAMPLE", "32", "keys by which a tile's weights are judged"),
                 ]
                 if hopper.adapts_slack(self.spec)

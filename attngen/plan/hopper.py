@@ -103,6 +103,18 @@ def adapts_slack(spec: AttentionSpec) -> bool:
     return spec.normalize == "softmax" and spec.mask is None
 
 
+def heavy_keys(spec: AttentionSpec) -> int:
+    """How many usual keys weigh as much as one whose score becomes the row's maximum, where slacks adapt.
+
+    The fewer, the smaller the errors, and the more often O is rescaled; measured by `benchmarks/hopper.py --only plain,errors`.
+    """
+    return 32 if tensor_bound(spec) else 64
+
+
+def tensor_bound(spec: AttentionSpec) -> bool:
+    return spec.head_dim + spec.head_dim_v >= TENSOR_BOUND
+
+
 def row_sums(spec: AttentionSpec, arch: Arch, tile: Tile) -> RowSums:
     """Of what a row's sum is.
 
@@ -115,8 +127,7 @@ def row_sums(spec: AttentionSpec, arch: Arch, tile: Tile) -> RowSums:
     fits = held + ONES // 2 - SUM_REGISTERS <= register_split(spec, tile)[1]
     if columns and fits and _needs(spec, tile, ones=True) <= arch.shared_per_block:
         return "products"
-    hidden = spec.head_dim + spec.head_dim_v >= TENSOR_BOUND
-    return "weights, the heaviest rounded" if hidden and not adapts_slack(spec) else "weights"
+    return "weights, the heaviest rounded" if tensor_bound(spec) and not adapts_slack(spec) else "weights"
 
 
 def key_vector_slots(tile: Tile) -> int:
