@@ -585,8 +585,8 @@ gpt2_hopper(
             for (int chain = 1; chain < MAX_CHAINS; ++chain) most[r][0] = max(most[r][0], most[r][chain]);
             exceeds |= most[r][0] > __float_as_int(limit[r]) || limit[r] < 0.0f;
         }
-        bool rescale = false;
-        if (first || __any_sync(0xffffffff, exceeds)) {  // or the limit is negative: as floats, of the whole row
+        const bool rescale = first || __any_sync(0xffffffff, exceeds);
+        if (rescale) {  // with the maximum of the whole row
             float new_max[2] = {row_max[0], row_max[1]};
             if (first || __any_sync(0xffffffff, min(most[0][0], most[1][0]) < 0)) {
 #pragma unroll
@@ -598,11 +598,6 @@ gpt2_hopper(
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 new_max[r] = quad_max(new_max[r]);
-                rescale |= new_max[r] > limit[r];  // not where both are -INF
-            }
-            rescale = __any_sync(0xffffffff, rescale);
-#pragma unroll
-            for (int r = 0; r < 2 && rescale; ++r) {
                 const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
                 alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
                 row_max[r] = new_max[r];
