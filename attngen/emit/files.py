@@ -433,7 +433,9 @@ class Hopper(Fused):
                     ConstantLine(
                         "float", "HEAVY", f"{hopper.heavy_keys(self.spec)}.0f", "keys: a weight like all theirs is not rounded"
                     ),
-                    ConstantLine("int", "SAMPLE", "32", "keys by which a tile's weights are judged"),
+                    ConstantLine(
+                        "int", "SAMPLE", str(min(64, self.plan.block_kv)), "keys by which a tile's weights are judged"
+                    ),
                 ]
                 if hopper.adapts_slack(self.spec)
                 else []
