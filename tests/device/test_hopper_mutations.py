@@ -35,7 +35,7 @@ SPECS: dict[str, AttentionSpec] = {
         dtype="bf16", head_dim=256, mask="k + 200 <= q", score="s + bias[h, k]", inputs={"bias": ("fp16", ("heads", "kv_len"))}
     ),
 }
-ORDERS = (0, 3, 4)  # of threads and copies; in the last two, lanes that nothing holds together drift apart
+ORDERS = (0, 3, 4, 8)  # of threads and copies; in the last three, lanes that nothing holds together drift apart
 SHAPES = {"causal": Shape(1, 4, 4, 300, 300), "documents": Shape(1, 4, 4, 300, 300)}
 OTHERWISE = Shape(1, 2, 1, 300, 300)
 

@@ -69,7 +69,7 @@ def test_a_call_runs_the_plan_of_its_sizes() -> None:
     """On two SMs: 384 rows are three blocks of 128, in two rounds, or two blocks of 192 in one."""
     compiled = attngen.compile(PLAIN, kernel="hopper", device=EmulatedDevice(arch="sm_90a"))
     for length, rows in ((384, 192), (128, 128), (384, 192)):
-        problem = sample(PLAIN, Shape(1, 1, 1, length, 150))
+        problem = sample(PLAIN, Shape(1, 1, 1, length, 320))
         views = {name: view(getattr(problem, name.lower()), name) for name in "QKV"}
         assert compiled.at(views).plan.block_q == rows
         assert compare(*call(compiled, problem), truth(PLAIN, problem)).passed
