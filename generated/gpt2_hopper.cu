@@ -569,9 +569,9 @@ gpt2_hopper(
                 if (key >= upto[r]) S[i] = -INF;
             }
         }
-        // online softmax. An old maximum serves as long as no score of the row exceeds it by much: exp2 then stays below
+        // online softmax. An old maximum serves as long as no score of the row exceeds its limit: exp2 then stays below
         // 2^SLACK, and what was summed need not be rescaled. Each lane looks at its own scores; the bits of floats that are not
-        // negative have the order of integers, of which the GPU compares three at once
+        // negative have the order of integers, of which the GPU compares three at once. With a negative limit floats are asked
         int most[2][MAX_CHAINS];
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; ++i) {
