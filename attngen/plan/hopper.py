@@ -295,6 +295,11 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
             f"its fragments take {fragments} registers a thread" + ("; its buffer is free for the next" if holds else ""),
         ),
         *([Decision("row sums", *WHY_SUMS[sums])] if spec.normalize == "softmax" else []),
+        *(
+            [Decision("slack", f"a row's own, up to the weight of {heavy_keys(spec)} keys", WHY_SLACK)]
+            if adapts_slack(spec)
+            else []
+        ),
         Decision(
             "O in shared memory",
             f"{out} of {dv} slabs a warp",
@@ -335,6 +340,7 @@ WHY_SUMS: dict[RowSums, tuple[str, str]] = {
     ),
     "weights": ("by threads", "of the weights before they are rounded"),
 }
+WHY_SLACK = "a score that would weigh more becomes the maximum: its weight is 1 then, which rounding leaves alone"
 WHY_KEYS = (
     "in shared memory: the producer reads them while it waits for a stage, where a consumer would read each pair's from global "
     "memory between its products"
