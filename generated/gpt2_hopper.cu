@@ -373,10 +373,14 @@ constexpr int END = -1;  // in the place of a block of rows: there is no more wo
 // In the fragments of S and O (see wgmma_qk), thread t of a warpgroup has the rows 16 * (t / 32) + t % 32 / 4 and the one 8
 // further, and of every 8 columns 2 * (t % 4) and the next; the four lanes with one t / 4 share a row.
 
-// The largest over the four lanes that share a row.
+// The largest, and the sum, over the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
 // The rows and the head of a block. Blocks are numbered so that those that run together read the same keys and values from
