@@ -431,7 +431,7 @@ class Hopper(Fused):
             *(
                 [
                     ConstantLine(
-                        "float", "HEAVY", f"{hopper.heavy_keys(self.spec)}.0f", "keys: a weight like all theirs is not rounded"
+                        "float", "HEAVY", f"{hopper.heavy(self.spec)}.0f", "roots of kv_len: a weight of so many keys is not rounded"
                     ),
                     ConstantLine(
                         "int", "SAMPLE", str(min(64, self.plan.block_kv)), "keys by which a tile's weights are judged"

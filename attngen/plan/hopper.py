@@ -103,12 +103,14 @@ def adapts_slack(spec: AttentionSpec) -> bool:
     return spec.normalize == "softmax" and spec.mask is None
 
 
-def heavy_keys(spec: AttentionSpec) -> int:
-    """How many usual keys weigh as much as one whose score becomes the row's maximum, where slacks adapt.
+def heavy(spec: AttentionSpec) -> int:
+    """How many times sqrt(kv_len) usual keys weigh as much as one whose score becomes the row's maximum, where slacks adapt.
 
     The fewer, the smaller the errors, and the more often O is rescaled; measured by `benchmarks/hopper.py --only plain,errors`.
+    The root, because the rounding errors of kv_len like weights add up to so many times that of one. Sums of rounded weights
+    bear twice as much.
     """
-    return 32 if tensor_bound(spec) else 64
+    return 1 if tensor_bound(spec) else 2
 
 
 def tensor_bound(spec: AttentionSpec) -> bool:
@@ -296,7 +298,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
         ),
         *([Decision("row sums", *WHY_SUMS[sums])] if spec.normalize == "softmax" else []),
         *(
-            [Decision("slack", f"a row's own, up to the weight of {heavy_keys(spec)} keys", WHY_SLACK)]
+            [Decision("slack", f"a row's own, up to the weight of {heavy(spec)} sqrt(kv_len) keys", WHY_SLACK)]
             if adapts_slack(spec)
             else []
         ),
