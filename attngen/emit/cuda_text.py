@@ -91,6 +91,8 @@ class CudaPrinter:
         primitive = {"": "", "fast": TABLE[node.op].fast, "rough": TABLE[node.op].rough}[self.approximate]
         if primitive:
             self.primitives.add(primitive)
+            if self.approximate == "fast" and (scaled := times_constant(node.args[0])) is not None:
+                return f"{primitive}({texts[scaled[0]][0]}, {literal(scaled[1])[0]})", CALL
             return f"{primitive}({', '.join(texts[a][0] for a in node.args)})", CALL
         if self.approximate and node.op == "div" and _has_reciprocal(node.args[1]):
             dividend = self._operand(texts[node.args[0]], MULTIPLY, 0)
@@ -131,6 +133,13 @@ SKIPPING = ("and", "or", "where")
 def _has_reciprocal(node: Expr) -> bool:
     """Whether `node` is a constant whose reciprocal is a normal number of fp32."""
     return isinstance(node, Const) and 1e-30 < abs(node.value) < 1e30
+
+
+def times_constant(node: Expr) -> tuple[Expr, Const] | None:
+    """The operands of `expression * constant`."""
+    if isinstance(node, Apply) and node.op == "mul" and isinstance(node.args[1], Const):
+        return node.args[0], node.args[1]
+    return None
 
 
 def parenthesize(text: Text, least: int) -> str:

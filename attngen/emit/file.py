@@ -150,7 +150,7 @@ class File:
             "kernels": self.kernels(),
             "range_kernels": self.range_kernels(),
             "weights_equations": words.weights_equations(spec),
-            "fused_equations": words.fused_equations(spec),
+            "fused_equations": words.fused_equations(spec, self.plan.is_bounded),
             "score_each": variant.score is not None or not variant.fold_scale,
             "tile_arguments": arguments,
             "scores_read_captured": self.reads_captured(variant.score, variant.mask),

@@ -8,7 +8,7 @@ from attngen.emit import abi
 from attngen.emit.file import ConstantLine, File, KernelText
 from attngen.emit.kernel_source import MULTIPROCESSORS, CeilDiv, Parameter
 from attngen.emit.wgmma import Wgmma
-from attngen.plan import fused_mma, fused_simt, hopper, tiled
+from attngen.plan import bounded, fused_mma, fused_simt, hopper, tiled
 from attngen.plan.plan import RowSums
 from attngen.plan.tiles import KV_LEN
 from attngen.plan.tiling import Tile
@@ -423,6 +423,10 @@ class Hopper(Fused):
         ]
 
     def softmax_constants(self) -> list[ConstantLine]:
+        assert self.plan.roles is not None
+        if self.plan.roles.shift is not None:
+            what = f"of exponents, in place of a maximum: weights stay between 2^{bounded.LEAST:.0f} and 2^{bounded.MOST:.0f}"
+            return [ConstantLine("float", "SHIFT", f"{self.plan.roles.shift}f", what)]
         slack = "powers of 2 by which a score may exceed the kept maximum" + (
             ", at most" if hopper.adapts_slack(self.spec) else ""
         )
@@ -431,7 +435,10 @@ class Hopper(Fused):
             *(
                 [
                     ConstantLine(
-                        "float", "HEAVY", f"{hopper.heavy(self.spec)}.0f", "roots of kv_len: a weight of so many keys is not rounded"
+                        "float",
+                        "HEAVY",
+                        f"{hopper.heavy(self.spec)}.0f",
+                        "roots of kv_len: a weight of so many keys is not rounded",
                     ),
                     ConstantLine(
                         "int", "SAMPLE", str(min(64, self.plan.block_kv)), "keys by which a tile's weights are judged"
@@ -463,6 +470,7 @@ class Hopper(Fused):
         v = self.variant
         tiles_read_captured = self.reads_captured(v.kv_range, v.classify, scale=False)
         return super().context() | {
+            "keeps_maximum": self.spec.normalize == "softmax" and not self.plan.is_bounded,
             "adapts_slack": hopper.adapts_slack(self.spec),
             "partial_below": self.plan.bounds.full_begin not in (None, ZERO),
             "row_begins": v.by_row and self.plan.bounds.kv_begin is not ZERO,

@@ -17,7 +17,7 @@ from attngen.spec.attention import AttentionSpec
 Statements = tuple[str, ...]
 Rule = tuple[re.Pattern[str], str]
 
-FUNCTIONS = {"mask": "mask", "score": "score", "sink": "sink", "kv_range": "mask", "classify": "mask"}
+FUNCTIONS = {"mask": "mask", "score": "score", "score_of_two": "score", "sink": "sink", "kv_range": "mask", "classify": "mask"}
 CONSTANTS = {
     "HEAD_DIM": "head_dim",
     "HEAD_DIM_V": "head_dim",

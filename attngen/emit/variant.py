@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import or_
 from typing import Literal
 
-from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name, literal
+from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name, literal, times_constant
 from attngen.plan.one_score import one_score
 from attngen.plan.plan import Plan
 from attngen.plan.precision import rough_functions
@@ -31,7 +31,7 @@ from attngen.spec.expr import (
     rewrite,
     walk,
 )
-from attngen.spec.operator import apply, mul
+from attngen.spec.operator import TABLE, apply, mul
 from attngen.spec.print_attn import expression_to_text
 from attngen.spec.ranges import dtype_range, element_ranges, name_ranges
 
@@ -115,6 +115,7 @@ class Variant:
     """The device functions of one spec under one plan, and everything that they capture."""
 
     score: Function | None  # None: the score is s
+    score_of_two: str  # a call that replaces s0 and s1, of two keys of a row, by their scores; "": there is none
     one_score: Function | None  # whether `score` of a tile's first pair is that of all of them; None: never
     mask: Function | None  # None: every pair is allowed, or kv_range of a single row tells which; `asked`: what it is of
     asked: str
@@ -169,6 +170,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     raw = _of_raw_scores(score, spec.scale) if approximable else None
     variant = Variant(
         score=_function(printer, raw or score, staged.elements),
+        score_of_two=_score_of_two(printer, raw) if plan.roles is not None else "",
         one_score=None if plan.rung == "naive" else _function(printer, one_score(spec)),
         mask=_function(printer, mask, staged.elements),
         asked="" if asked is None else expression_to_text(asked),
@@ -224,6 +226,17 @@ def _of_raw_scores(score: Expr | None, scale: Expr) -> Expr | None:
     found = rewrite(score, take)
     parents = sum(node.args.count(SCORE) for node in walk(score))
     return found if taken == parents > 0 else None
+
+
+def _score_of_two(printer: CudaPrinter, score: Expr | None) -> str:
+    """The call that computes two scores of raw ones for less than twice one; "" where their outermost operator has none."""
+    if printer.approximate != "fast" or not isinstance(score, Apply):
+        return ""
+    primitive, operand = TABLE[score.op].fast_of_two, times_constant(score.args[0])
+    if not primitive or operand is None or operand[0] is not SCORE:
+        return ""
+    printer.primitives.add(primitive)
+    return f"{primitive}(s0, s1, {literal(operand[1])[0]})"
 
 
 def _printer(

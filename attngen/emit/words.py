@@ -51,9 +51,19 @@ def weights_equations(spec: AttentionSpec) -> list[str]:
     return [f"P[k] = exp(S[k]) / (sum over k of exp(S[k]){sink})", *lse]
 
 
-def fused_equations(spec: AttentionSpec) -> list[str]:
+def fused_equations(spec: AttentionSpec, bounded: bool = False) -> list[str]:
+    """The loop of a fused kernel; `bounded`: a constant is subtracted from all scores, not a maximum."""
     if spec.normalize != "softmax":
         return ["for every tile of keys:", "    S = score(Q K^T);  P = weights of S;  O += P V"]
+    if bounded:
+        return [
+            "l = 0, O = 0; for every tile of keys:",
+            "    S = score(Q K^T)                      -inf where the mask forbids",
+            "    P = exp(S - a constant)               which all weights of a row have, and O / l does not",
+            "    l = l + row sum of P",
+            "    O = O + P V",
+            "O = O / l",
+        ]
     return [
         "m = -inf, l = 0, O = 0; for every tile of keys:"
         if spec.sink is None

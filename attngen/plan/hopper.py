@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from attngen.plan.arch import Arch, Feature
+from attngen.plan.bounded import bounded_decisions, shift
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import ALIGN, Decision, Plan, Roles, RowSums, lay_out, refusal
 from attngen.plan.precision import precision_decisions
@@ -100,7 +101,7 @@ def adapts_slack(spec: AttentionSpec) -> bool:
 
     Elsewhere rows of few keys have the largest errors, which no slack changes.
     """
-    return spec.normalize == "softmax" and spec.mask is None
+    return spec.normalize == "softmax" and spec.mask is None and shift(spec) is None
 
 
 def heavy(spec: AttentionSpec) -> int:
@@ -129,7 +130,8 @@ def row_sums(spec: AttentionSpec, arch: Arch, tile: Tile) -> RowSums:
     fits = held + ONES // 2 - SUM_REGISTERS <= register_split(spec, tile)[1]
     if columns and fits and _needs(spec, tile, ones=True) <= arch.shared_per_block:
         return "products"
-    return "weights, the heaviest rounded" if tensor_bound(spec) and not adapts_slack(spec) else "weights"
+    keeps_slack = not adapts_slack(spec) and shift(spec) is None
+    return "weights, the heaviest rounded" if tensor_bound(spec) and keeps_slack else "weights"
 
 
 def key_vector_slots(tile: Tile) -> int:
@@ -281,6 +283,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
         *precision_decisions(spec),
         *one_score_decisions(spec),
+        *bounded_decisions(spec),
         Decision(
             "warpgroups", f"1 + {groups}", f"one copies; {groups} compute 64 rows each, one's softmax beside another's products"
         ),
@@ -313,7 +316,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
         Decision("swizzle", "128 bytes", LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
         *staging_decisions(own),
     )
-    roles = Roles(groups, producer, consumer, out, sums)
+    roles = Roles(groups, producer, consumer, out, sums, shift(spec))
     bounds = tile_bounds(spec)
     return Plan("hopper", "hopper", arch, q, kv, tile.warps, stages, bounds, decisions, buffers, holds, roles=roles, staged=own)
 

@@ -61,7 +61,8 @@ class Roles:
     """One warpgroup copies, `consumers` others multiply; registers are those of a thread.
 
     A warp's output leaves by copies of slabs, `output_slabs` of which have room in shared memory. `row_sums` says what the sums
-    of a softmax are: "products" of P with columns of ones beside V, or of "weights" that the threads add.
+    of a softmax are: "products" of P with columns of ones beside V, or of "weights" that the threads add. `shift` is subtracted
+    from the exponents (of 2) of all scores in place of a row's maximum; None: there is a maximum.
     """
 
     consumers: int
@@ -69,6 +70,7 @@ class Roles:
     consumer_registers: int
     output_slabs: int
     row_sums: RowSums
+    shift: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,11 @@ class Plan:
     @property
     def on_tensor_cores(self) -> bool:
         return self.schedule in ("fused_mma", "hopper")
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a softmax does without maxima: a constant keeps its weights in range."""
+        return self.roles is not None and self.roles.shift is not None
 
     @property
     def shared_bytes(self) -> int:

@@ -64,7 +64,8 @@ Bounds = Callable[..., Interval]
 class Operator:
     """One row. `nonnegative` is a shorter CUDA text that is right when no operand is negative; `helpers` are device
     functions that the CUDA text calls (`templates/parts/integer_math.cuh.j2`). `fast` and `rough` are primitives that
-    approximate it: so well that results of 16 bits do not show it, and as `precision high` allows."""
+    approximate it: so well that results of 16 bits do not show it, and as `precision high` allows. `fast` takes a factor of its
+    operand too; `fast_of_two` replaces two operands by what `fast` gives of each, for less. All results lie `within`."""
 
     name: str
     typing: Typing
@@ -77,6 +78,8 @@ class Operator:
     helpers: tuple[str, ...] = ()
     fast: str = ""
     rough: str = ""
+    fast_of_two: str = ""
+    within: tuple[float, float] | None = None
     what: str = ""
 
 

@@ -12,4 +12,6 @@ inline void rcp_approx_ftz_f32(int, float& d, float a) { d = flushed(1.0f / flus
 // As wrong as the PTX ISA allows, 2^-11 of the result: what passes here does not depend on the hardware's better luck.
 inline void tanh_approx_f32(int, float& d, float a) { d = tanhf(a) * (1.0f + (signbit(a) ? -1.0f : 1.0f) * 0.00048828125f); }
 
+inline void min_NaN_f32(int, float& d, float a, float b) { d = isnan(a) ? a : isnan(b) ? b : fminf(a, b); }
+
 }  // namespace ptx
