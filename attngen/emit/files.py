@@ -9,7 +9,7 @@ from attngen.emit.file import ConstantLine, File, KernelText
 from attngen.emit.kernel_source import MULTIPROCESSORS, CeilDiv, Parameter
 from attngen.emit.wgmma import Wgmma
 from attngen.plan import bounded, fused_mma, fused_simt, hopper, tiled
-from attngen.plan.plan import RowSums
+from attngen.plan.plan import Roles
 from attngen.plan.tiles import KV_LEN
 from attngen.plan.tiling import Tile
 from attngen.spec.operator import ZERO
@@ -366,10 +366,11 @@ class Hopper(Fused):
             *self.conversions(elementwise=False),
             f"pack_{self.spec.dtype.name}",
             *self.exponentials(),
+            *(["fast_log2"] if hopper.adapts_slack(self.spec) else []),
             *self.variant.primitives,
             "special_registers",
             "mbarrier",
-            *([] if self.row_sums() == "products" else ["mbarrier_init_fence"]),
+            *([] if self.roles.row_sums == "products" else ["mbarrier_init_fence"]),
             "tma_load",
             "tma_store",
             "stmatrix",
@@ -377,7 +378,7 @@ class Hopper(Fused):
             "setmaxnreg",
             *(["anew"] if self.variant.key_vectors else []),
             "wgmma",
-            *([f"unpack_{self.spec.dtype.name}"] if self.row_sums() == "weights, the heaviest rounded" else []),
+            *([f"unpack_{self.spec.dtype.name}"] if self.roles.row_sums == "weights, the heaviest rounded" else []),
             *(["ldmatrix"] if self.plan.q_in_registers else []),
         ]
 
@@ -387,20 +388,20 @@ class Hopper(Fused):
             Wgmma("wgmma_qk", self.plan.block_kv, dtype, a_in_registers=self.plan.q_in_registers),
             Wgmma(
                 "wgmma_pv",
-                self.spec.head_dim_v + (hopper.ONES if self.row_sums() == "products" else 0),
+                self.spec.head_dim_v + (hopper.ONES if self.roles.row_sums == "products" else 0),
                 dtype,
                 a_in_registers=True,
                 b_transposed=True,
             ),
         ]
 
-    def row_sums(self) -> RowSums:
+    @property
+    def roles(self) -> Roles:
         assert self.plan.roles is not None
-        return self.plan.roles.row_sums
+        return self.plan.roles
 
     def constants(self) -> list[ConstantLine]:
         plan, spec = self.plan, self.spec
-        assert plan.roles is not None
         steps = -(-spec.head_dim // 16)
         what = "" if spec.head_dim % 16 == 0 else "; zeros fill the last"
         return [
@@ -408,13 +409,13 @@ class Hopper(Fused):
             *(self.softmax_constants() if spec.normalize == "softmax" else []),
             *self.sharing(),
             ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
-            ConstantLine("int", "CONSUMERS", str(plan.roles.consumers), "warpgroups that multiply, 64 rows each"),
-            ConstantLine("int", "PRODUCER_REGISTERS", str(plan.roles.producer_registers), "of a thread"),
-            ConstantLine("int", "CONSUMER_REGISTERS", str(plan.roles.consumer_registers)),
+            ConstantLine("int", "CONSUMERS", str(self.roles.consumers), "warpgroups that multiply, 64 rows each"),
+            ConstantLine("int", "PRODUCER_REGISTERS", str(self.roles.producer_registers), "of a thread"),
+            ConstantLine("int", "CONSUMER_REGISTERS", str(self.roles.consumer_registers)),
             ConstantLine("int", "ROW_BYTES", "128", "of 64 columns: a slab of a tile"),
             ConstantLine("int", "QK_SLABS", str(hopper.slabs(spec.head_dim))),
             ConstantLine("int", "V_SLABS", str(hopper.slabs(spec.head_dim_v))),
-            ConstantLine("int", "OUTPUT_SLABS", str(plan.roles.output_slabs), "of a warp's rows on their way to global memory"),
+            ConstantLine("int", "OUTPUT_SLABS", str(self.roles.output_slabs), "of a warp's rows on their way to global memory"),
             ConstantLine("int", "K_STEPS", str(steps), "wgmma steps of 16 over the head size" + what),
             ConstantLine("int", "Q_SLAB", "BLOCK_Q * ROW_BYTES", "bytes"),
             ConstantLine("int", "KV_SLAB", "BLOCK_KV * ROW_BYTES"),
@@ -423,10 +424,9 @@ class Hopper(Fused):
         ]
 
     def softmax_constants(self) -> list[ConstantLine]:
-        assert self.plan.roles is not None
-        if self.plan.roles.shift is not None:
+        if self.roles.shift is not None:
             what = f"of exponents, in place of a maximum: weights stay between 2^{bounded.LEAST:.0f} and 2^{bounded.MOST:.0f}"
-            return [ConstantLine("float", "SHIFT", f"{self.plan.roles.shift}f", what)]
+            return [ConstantLine("float", "SHIFT", f"{self.roles.shift}f", what)]
         slack = "powers of 2 by which a score may exceed the kept maximum" + (
             ", at most" if hopper.adapts_slack(self.spec) else ""
         )
@@ -437,8 +437,8 @@ class Hopper(Fused):
                     ConstantLine(
                         "float",
                         "HEAVY",
-                        f"{hopper.heavy(self.spec)}.0f",
-                        "roots of kv_len: a weight of so many keys is not rounded",
+                        f"{hopper.heavy(self.roles.row_sums)}.0f",
+                        "keys: a weight like all theirs is not rounded",
                     ),
                     ConstantLine(
                         "int", "SAMPLE", str(min(64, self.plan.block_kv)), "keys by which a tile's weights are judged"
@@ -451,7 +451,7 @@ class Hopper(Fused):
         ]
 
     def stage_constants(self) -> list[ConstantLine]:
-        if self.row_sums() != "products":
+        if self.roles.row_sums != "products":
             return [ConstantLine("int", "V_STAGE", "V_SLABS * KV_SLAB")]
         return [
             ConstantLine("int", "V_STAGE", "(V_SLABS + 1) * KV_SLAB", "with a slab of ones"),

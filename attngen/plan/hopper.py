@@ -104,18 +104,22 @@ def adapts_slack(spec: AttentionSpec) -> bool:
     return spec.normalize == "softmax" and spec.mask is None and shift(spec) is None
 
 
-def heavy(spec: AttentionSpec) -> int:
-    """How many times sqrt(kv_len) usual keys weigh as much as one whose score becomes the row's maximum, where slacks adapt.
+def heavy(row_sums: RowSums) -> int:
+    """How many usual keys weigh as much as one whose score becomes the row's maximum, where slacks adapt.
 
     The fewer, the smaller the errors, and the more often O is rescaled; measured by `benchmarks/hopper.py --only plain,errors`.
-    The root, because the rounding errors of kv_len like weights add up to so many times that of one. Sums of rounded weights
-    bear twice as much.
+    Sums of rounded weights bear more. So do long rows, whose other errors add up to the root of the number of keys.
     """
-    return 1 if tensor_bound(spec) else 2
+    return 64 if row_sums == "products" else 32
 
 
 def tensor_bound(spec: AttentionSpec) -> bool:
     return spec.head_dim + spec.head_dim_v >= TENSOR_BOUND
+
+
+def products_cost_most(spec: AttentionSpec, tile: Tile) -> bool:
+    """Whether three consumers hide so much of each other's softmax that an addition costs less than a product's share."""
+    return consumers(tile) == 3 and 2 * (spec.head_dim + spec.head_dim_v) >= TENSOR_BOUND
 
 
 def row_sums(spec: AttentionSpec, arch: Arch, tile: Tile) -> RowSums:
@@ -128,7 +132,8 @@ def row_sums(spec: AttentionSpec, arch: Arch, tile: Tile) -> RowSums:
     columns = spec.head_dim_v % SLAB == 0 and spec.head_dim_v + ONES <= MAX_COLUMNS
     held = registers(spec, tile) + (q_registers(spec) if q_in_registers(spec, tile) else 0)
     fits = held + ONES // 2 - SUM_REGISTERS <= register_split(spec, tile)[1]
-    if columns and fits and _needs(spec, tile, ones=True) <= arch.shared_per_block:
+    exact = adapts_slack(spec) and products_cost_most(spec, tile)  # heavy weights are exact: sums need not be of rounded ones
+    if columns and fits and not exact and _needs(spec, tile, ones=True) <= arch.shared_per_block:
         return "products"
     keeps_slack = not adapts_slack(spec) and shift(spec) is None
     return "weights, the heaviest rounded" if tensor_bound(spec) and keeps_slack else "weights"
@@ -301,7 +306,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
         ),
         *([Decision("row sums", *WHY_SUMS[sums])] if spec.normalize == "softmax" else []),
         *(
-            [Decision("slack", f"a row's own, up to the weight of {heavy(spec)} sqrt(kv_len) keys", WHY_SLACK)]
+            [Decision("slack", f"a row's own, up to the weight of {heavy(sums)} keys, or more where there are many", WHY_SLACK)]
             if adapts_slack(spec)
             else []
         ),

@@ -588,7 +588,7 @@ gpt2_hopper(
         const bool rescale = first || __any_sync(0xffffffff, exceeds);
         if (rescale) {  // with the maximum of the whole row
             float new_max[2] = {row_max[0], row_max[1]};
-            if (first || __any_sync(0xffffffff, min(most[0][0], most[1][0]) < 0)) {
+            if ((first && partial) || __any_sync(0xffffffff, min(most[0][0], most[1][0]) < 0)) {
 #pragma unroll
                 for (int i = 0; i < BLOCK_KV / 2; ++i) new_max[i / 2 % 2] = fmaxf(new_max[i / 2 % 2], S[i]);
             } else {
