@@ -73,10 +73,11 @@ def test_variants_look_at_masks_alone_for_their_share() -> None:
 
 
 def test_changing_says_the_ratio() -> None:
-    rows = [{"case": "one", "ms": {"attngen": 0.5, "FlexAttention": 2.0}, "ratio": 4.1}]
-    text = part("changing").table(rows)
-    assert "| one | 0.500 | 2.000 | 4.10 |" in text
-    assert text.endswith("Asked: 3 times. Seen: 4.10 times.")
+    changing = part("changing")
+    ms = {"attngen": 0.5, changing.EAGER: 2.0, changing.COMPILED: 0.75}
+    text = changing.table([{"case": "one", "ms": ms, "ratios": {changing.EAGER: 4.1, changing.COMPILED: 1.5}}])
+    assert "| one | 0.500 | 2.000 | 4.10 | 0.750 | 1.50 |" in text
+    assert text.endswith(f"Asked: 3 times. Seen: 4.10 times {changing.EAGER}, 1.50 times {changing.COMPILED}.")
 
 
 def test_sizes_are_predicted_on_straight_lines() -> None:
