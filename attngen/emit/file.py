@@ -151,7 +151,7 @@ class File:
             "range_kernels": self.range_kernels(),
             "weights_equations": words.weights_equations(spec),
             "fused_equations": words.fused_equations(spec, self.plan.is_bounded),
-            "score_each": variant.score is not None or not variant.fold_scale,
+            "score_each": variant.score is not None or bool(variant.score_of_two) or not variant.fold_scale,
             "tile_arguments": arguments,
             "scores_read_captured": self.reads_captured(variant.score, variant.mask),
             "sink_reads_captured": self.reads_captured(variant.sink, scale=False),
@@ -160,7 +160,7 @@ class File:
 
     def _has_variant_section(self) -> bool:
         v = self.variant
-        return bool(v.captures or v.score or v.mask or v.sink)
+        return bool(v.captures or v.score or v.score_of_two or v.mask or v.sink)
 
     def numbers(self) -> list[ConstantLine]:
         """The constants that every schedule has."""

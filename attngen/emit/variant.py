@@ -114,7 +114,7 @@ class StagedElement:
 class Variant:
     """The device functions of one spec under one plan, and everything that they capture."""
 
-    score: Function | None  # None: the score is s
+    score: Function | None  # None: the score is s, or two are computed at once
     score_of_two: str  # a call that replaces s0 and s1, of two keys of a row, by their scores; "": there is none
     one_score: Function | None  # whether `score` of a tile's first pair is that of all of them; None: never
     mask: Function | None  # None: every pair is allowed, or kv_range of a single row tells which; `asked`: what it is of
@@ -168,9 +168,10 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     elementwise = [e for e in (mask, score) if e is not None]
     factor, score = _without_factor(spec, score) if plan.on_tensor_cores else ("", score)
     raw = _of_raw_scores(score, spec.scale) if approximable else None
+    of_two = _score_of_two(printer, raw) if plan.roles is not None else ""
     variant = Variant(
-        score=_function(printer, raw or score, staged.elements),
-        score_of_two=_score_of_two(printer, raw) if plan.roles is not None else "",
+        score=None if of_two else _function(printer, raw or score, staged.elements),
+        score_of_two=of_two,
         one_score=None if plan.rung == "naive" else _function(printer, one_score(spec)),
         mask=_function(printer, mask, staged.elements),
         asked="" if asked is None else expression_to_text(asked),

@@ -1,5 +1,6 @@
-// fast_tanh of x0 and x1, in their place: one reciprocal, of a product, serves both. Powers beyond 2^30, where tanh is 1 to the
-// last bit, are cut off so that the product stays finite. A NaN makes both NaN.
+// tanh(factor x) = 1 - 2 / (e^(2 factor x) + 1) of x0 and x1, in their place, on the special function unit: one reciprocal, of a
+// product, serves both. Absolute error at most 2^-21, which 16 bits do not show. Powers beyond 2^30, where tanh is 1 to the last
+// bit, are cut off so that the product stays finite. A NaN makes both NaN.
 __device__ __forceinline__ void fast_tanh_of_two(float& x0, float& x1, float factor) {
     constexpr float TWO_LOG2_E = 2.8853900817779268f;
     float exponent0, exponent1, power0, power1, inverse;

@@ -126,12 +126,15 @@ def test_every_line_of_a_users_expression_has_its_statement(name: str, rung: str
     variant = build_variant(spec, plan)
     functions = {"mask": variant.mask, "score": variant.score, "sink": variant.sink}
     for statement, function in functions.items():
-        if function is None:
+        if function is not None:
+            texts = [f"{t.name} = {t.text};" for t in function.temporaries] + [f"return {function.result};"]
+        elif statement == "score" and variant.score_of_two:
+            texts = [f"{variant.score_of_two};"]
+        else:
             continue
-        texts = [f"{t.name} = {t.text};" for t in function.temporaries] + [f"return {function.result};"]
         body = [i for i, line in enumerate(lines, 1) if found.get(i, ("",))[0] == statement and not line.startswith("//")]
         assert all(any(text in lines[i - 1] for i in body) for text in texts), (statement, texts)
-        call = re.compile(rf"= {statement}\(|{statement}\(.*\) \?")
+        call = re.compile(rf"= {statement}\(|{statement}\(.*\) \?|\) {statement}_of_two\(")
         calls = [i for i, line in enumerate(lines, 1) if call.search(line.split("//")[0])]
         assert calls
         for i in (*body, *calls):
