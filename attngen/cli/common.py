@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OK, FAILED, USAGE, DEVICE = 0, 1, 2, 3
 EPILOG = "Exit codes: 0 done; 1 a check failed; 2 a mistake in the spec or the command; 3 the device cannot do it."
-RUNG_CHOICE = click.Choice(["auto", "naive", "tiled", "fused", "hopper"])
+RUNG_CHOICE = click.Choice(["auto", "naive", "tiled", "fused", "wgmma", "hopper"])
 
 spec_argument = click.argument("spec")
 name_option = click.option("--name", help="Only the attention of this name, where the file holds several.")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from attngen.plan import Plan
     from attngen.plan.arch import Arch
 
-RUNGS = ("naive", "tiled", "fused", "hopper")
+RUNGS = ("naive", "tiled", "fused", "wgmma", "hopper")
 
 
 @click.command(epilog=EPILOG)

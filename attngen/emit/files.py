@@ -306,11 +306,7 @@ class FusedMma(Fused):
         what = "" if padded == self.spec.head_dim else f"{padded - self.spec.head_dim} zeros fill the last step of Q K^T"
         return [
             *self.fused_numbers(),
-            *(
-                [ConstantLine("float", "SLACK", "8.0f", "powers of 2 by which a score may exceed the kept maximum")]
-                if self.spec.normalize == "softmax"
-                else []
-            ),
+            *([ConstantLine("float", "SLACK", "8.0f", SLACK)] if self.spec.normalize == "softmax" else []),
             *self.sharing(),
             *([ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []),
             *(self.split_constants() if split else []),
@@ -333,6 +329,69 @@ class FusedMma(Fused):
             ConstantLine(
                 "int", "V_WIDTH", str(wide), "" if wide == self.spec.head_dim_v else "HEAD_DIM_V in whole steps of 16"
             ),
+        ]
+
+
+class FusedWgmma(Fused):
+    def exponentials(self) -> list[str]:
+        return ["exp2_log2"] if self.spec.normalize == "softmax" else []
+
+    def kernels(self) -> dict[str, KernelText]:
+        lse = [Parameter("lse", "float*", "data", "lse"), *abi.strides("lse", "bhs")] if self.spec.lse else []
+        v = self.variant
+        parameters = [
+            abi.tensor_map("Q", self.plan.block_q),
+            abi.tensor_map("K", self.plan.block_kv),
+            abi.tensor_map("V", self.plan.block_kv),
+            self.pointer("O", writable=True),
+            *abi.strides("O", "bhs"),
+            *lse,
+            *self.sizes(),
+            *self.captured(v.score, v.mask, v.sink, v.kv_range, v.classify),
+        ]
+        grid = self.head_grid(CeilDiv("q_len", self.plan.block_q))
+        bounds = "THREADS, BLOCKS" if self.plan.blocks else "THREADS"
+        return {"wgmma": self.kernel("wgmma", grid, parameters, threads_name=bounds, shared=True)}
+
+    def primitives(self) -> list[str]:
+        return [
+            *self.conversions(elementwise=False),
+            f"pack_{self.spec.dtype.name}",
+            *self.exponentials(),
+            *self.variant.primitives,
+            "special_registers",
+            "mbarrier",
+            "mbarrier_wait",
+            "mbarrier_init_fence",
+            "tma_load",
+            "wgmma",
+            *(["ldmatrix"] if self.plan.q_in_registers else []),
+        ]
+
+    def products(self) -> list[Wgmma]:
+        dtype, in_registers = self.spec.dtype.name, self.plan.q_in_registers
+        return [
+            Wgmma("wgmma_qk", self.plan.block_kv, dtype, a_in_registers=in_registers),
+            Wgmma("wgmma_pv", self.spec.head_dim_v, dtype, a_in_registers=True, b_transposed=True),
+        ]
+
+    def constants(self) -> list[ConstantLine]:
+        plan, spec = self.plan, self.spec
+        steps = -(-spec.head_dim // 16)
+        what = "" if spec.head_dim % 16 == 0 else "; zeros fill the last"
+        return [
+            *self.fused_numbers(),
+            *([ConstantLine("float", "SLACK", "8.0f", SLACK)] if spec.normalize == "softmax" else []),
+            *self.sharing(),
+            *([ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []),
+            *thread_grid(8 * plan.warps, 4, "HEAD_DIM_V"),
+            ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
+            ConstantLine("int", "ROW_BYTES", "128", "of 64 columns: a slab of a tile"),
+            ConstantLine("int", "QK_SLABS", str(hopper.slabs(spec.head_dim))),
+            ConstantLine("int", "V_SLABS", str(hopper.slabs(spec.head_dim_v))),
+            ConstantLine("int", "K_STEPS", str(steps), "wgmma steps of 16 over the head size" + what),
+            ConstantLine("int", "Q_SLAB", "BLOCK_Q * ROW_BYTES", "bytes"),
+            ConstantLine("int", "KV_SLAB", "BLOCK_KV * ROW_BYTES"),
         ]
 
 
@@ -369,6 +428,8 @@ class Hopper(Fused):
             *self.variant.primitives,
             "special_registers",
             "mbarrier",
+            "mbarrier_arrive",
+            "mbarrier_wait",
             *([] if self.row_sums() == "products" else ["mbarrier_init_fence"]),
             "tma_load",
             "tma_store",
@@ -423,11 +484,8 @@ class Hopper(Fused):
         ]
 
     def softmax_constants(self) -> list[ConstantLine]:
-        slack = "powers of 2 by which a score may exceed the kept maximum" + (
-            ", at most" if hopper.adapts_slack(self.spec) else ""
-        )
         return [
-            ConstantLine("float", "SLACK", "8.0f", slack),
+            ConstantLine("float", "SLACK", "8.0f", SLACK + (", at most" if hopper.adapts_slack(self.spec) else "")),
             *(
                 [
                     ConstantLine(
@@ -478,6 +536,7 @@ class Hopper(Fused):
         }
 
 
+SLACK = "powers of 2 by which a score may exceed the kept maximum"
 TWO_ONES = {"fp16": "0x3c003c00", "bf16": "0x3f803f80"}
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 WARP_ROWS = 16  # of a warpgroup's 64
@@ -490,5 +549,6 @@ FILES: dict[str, type[File]] = {
     "tiled": Tiled,
     "fused_simt": FusedSimt,
     "fused_mma": FusedMma,
+    "wgmma": FusedWgmma,
     "hopper": Hopper,
 }

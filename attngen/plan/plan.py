@@ -79,7 +79,7 @@ class Plan:
     K and V tiles go round `stages` buffers. `shared_bytes` counts dynamic shared memory.
     """
 
-    rung: str  # "naive", "tiled", "fused" or "hopper"
+    rung: str  # "naive", "tiled", "fused", "wgmma" or "hopper"
     schedule: str  # the proposer's name, which is the kernel template's name too
     arch: Arch
     block_q: int
@@ -101,11 +101,11 @@ class Plan:
     @property
     def is_fused(self) -> bool:
         """Whether scores and weights stay on the chip, one tile at a time."""
-        return self.rung in ("fused", "hopper")
+        return self.rung in ("fused", "wgmma", "hopper")
 
     @property
     def on_tensor_cores(self) -> bool:
-        return self.schedule in ("fused_mma", "hopper")
+        return self.schedule in ("fused_mma", "wgmma", "hopper")
 
     @property
     def shared_bytes(self) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 from attngen.spec.dtypes import DType
 from attngen.spec.expr import Expr, Type, name
 
-Rung = Literal["auto", "naive", "tiled", "fused", "hopper"]
+Rung = Literal["auto", "naive", "tiled", "fused", "wgmma", "hopper"]
 Normalize = Literal["softmax", "sigmoid", "none"]
 Precision = Literal["highest", "high"]
 
