@@ -1,5 +1,5 @@
-"""The rung between fused and hopper: the fused kernel with the instructions of Hopper. TMA brings the tiles, warpgroups multiply
-by wgmma, and every thread does everything; no warpgroup has a role of its own."""
+"""The rung between fused and hopper: the fused kernel with Hopper's instructions. TMA brings the tiles, warpgroups multiply by
+wgmma, and none has a role of its own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
 from attngen.spec.attention import AttentionSpec
 
 STAGES = 2  # one is multiplied, the other is on its way
-RESERVED = 1024  # bytes of shared memory that the driver adds to each block
-BLOCKS = 2  # of an SM, where there is room: one computes softmax while the other multiplies
 OTHER_REGISTERS = 40  # addresses, row state, the exponents on their way
 CAPTURED_REGISTERS = 10  # addresses of captured tensors
 
@@ -24,7 +22,13 @@ def tile(warpgroups: int, block_kv: int) -> Tile:
     return Tile(hopper.WARPGROUP_ROWS * warpgroups, block_kv, STAGES, 4 * warpgroups)
 
 
-PREFERRED = (tile(2, 64), tile(2, 48), tile(2, 32))
+# By the larger head size. Up to 64 an SM has registers for two such blocks, then for one of larger tiles.
+PREFERRED: dict[int, tuple[Tile, ...]] = {
+    64: (tile(2, 64), tile(2, 48)),
+    128: (tile(2, 128), tile(2, 96), tile(2, 80)),
+    192: (tile(2, 96), tile(2, 80), tile(2, 64)),
+    256: (tile(2, 64), tile(2, 48), tile(2, 32)),
+}
 POSSIBLE = tuple(tile(groups, kv) for groups in (2, 1, 3) for kv in (128, 96, 80, 64, 48, 32, 16))
 
 
@@ -54,14 +58,19 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     return Cost(sum(-(-n // ALIGN) * ALIGN for n in shared_bytes(spec, tile).values()), registers(spec, tile))
 
 
+def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
+    size = max(spec.head_dim, spec.head_dim_v)
+    return next(tiles for limit, tiles in PREFERRED.items() if size <= limit)
+
+
 def tiles(spec: AttentionSpec, arch: Arch) -> tuple[Tile, ...]:
-    return fitting(arch, (*PREFERRED, *POSSIBLE), lambda t: cost(spec, t))
+    return fitting(arch, (*preferred_tiles(spec), *POSSIBLE), lambda t: cost(spec, t))
 
 
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     """The preferred tile that fits; see the decisions for its reasons."""
     hopper.refuse(spec, arch, "wgmma")
-    tile = pick_tile(spec, arch, PREFERRED, POSSIBLE, lambda t: cost(spec, t))
+    tile = pick_tile(spec, arch, preferred_tiles(spec), POSSIBLE, lambda t: cost(spec, t))
     q, kv, stages, t = tile.block_q, tile.block_kv, tile.stages, spec.dtype.name
     sizes = shared_bytes(spec, tile)
     assert all(sizes[name] % hopper.SWIZZLE_ATOM == 0 for name in "QKV"), sizes
