@@ -352,6 +352,9 @@ constexpr int END = -1;  // in the place of a block of rows: there is no more wo
 
 // 5. The kernel: one warpgroup copies, the others multiply
 //
+//     S[q, k] = s  where q >= k, else -inf
+//     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
+//
 //     m = -inf, l = 0, O = 0; for every tile of keys:
 //         S  = score(Q K^T)                     -inf where the mask forbids
 //         m' = max(m, row maximum of S)
@@ -370,8 +373,8 @@ constexpr int END = -1;  // in the place of a block of rows: there is no more wo
 //     products     Q K0 | Q K1, P0 V0 | Q K2, P1 V1 | ... | Pn Vn
 //     softmax             P0 |          P1 |          P2 ...
 //
-// In the fragments of S and O (see wgmma_qk), thread t of a warpgroup has the rows 16 * (t / 32) + t % 32 / 4 and the one 8
-// further, and of every 8 columns 2 * (t % 4) and the next; the four lanes with one t / 4 share a row.
+// In the fragments of S and O lane l has, of the 16 rows that a product gives its warp, l / 4 and l / 4 + 8, and of every 8
+// columns 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
 
 // The largest, and the sum, over the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {

@@ -10,7 +10,7 @@ from attngen.plan.arch import DEFAULT_ARCH, Arch
 from attngen.plan.plan import Plan
 from attngen.plan.problem import Problem
 from attngen.plan.tiling import Tile
-from attngen.spec.attention import RUNGS, AttentionSpec, Rung, Schedule
+from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec, Rung, Schedule
 
 Proposer = Callable[[AttentionSpec, Arch, Problem | None], Plan]
 Tiles = Callable[[AttentionSpec, Arch], tuple[Tile, ...]]
@@ -53,13 +53,13 @@ def automatic(spec: AttentionSpec, arch: Arch) -> Rung:
 
 
 def default_arch(rung: str | None) -> str:
-    """The architecture to plan for where none is named: that of the most GPUs, and for the hopper rung the one that has it."""
-    return "sm_90a" if rung in ("wgmma", "hopper") else DEFAULT_ARCH
+    """The architecture to plan for where none is named: that of the most GPUs, or the one that has the rungs of Hopper."""
+    return "sm_90a" if rung in HOPPER_RUNGS else DEFAULT_ARCH
 
 
 def rungs_for(spec: AttentionSpec, arch: Arch) -> tuple[Rung, ...]:
     """Every rung that the spec can have on `arch`."""
-    return (*RUNGS, "wgmma", "hopper") if hopper.suits(spec, arch) else RUNGS
+    return (*RUNGS, *HOPPER_RUNGS) if hopper.suits(spec, arch) else RUNGS
 
 
 def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None, problem: Problem | None = None) -> Plan:

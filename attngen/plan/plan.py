@@ -101,11 +101,16 @@ class Plan:
     @property
     def is_fused(self) -> bool:
         """Whether scores and weights stay on the chip, one tile at a time."""
-        return self.rung in ("fused", "wgmma", "hopper")
+        return self.rung not in ("naive", "tiled")
 
     @property
     def on_tensor_cores(self) -> bool:
-        return self.schedule in ("fused_mma", "wgmma", "hopper")
+        return self.schedule == "fused_mma" or self.by_tma
+
+    @property
+    def by_tma(self) -> bool:
+        """Whether TMA copies the tiles, which then lie swizzled in shared memory."""
+        return self.schedule in ("wgmma", "hopper")
 
     @property
     def shared_bytes(self) -> int:

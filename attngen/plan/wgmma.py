@@ -22,7 +22,7 @@ def tile(warpgroups: int, block_kv: int) -> Tile:
     return Tile(hopper.WARPGROUP_ROWS * warpgroups, block_kv, STAGES, 4 * warpgroups)
 
 
-# By the larger head size. Up to 64 an SM has registers for two such blocks, then for one of larger tiles.
+# By the larger head size.
 PREFERRED: dict[int, tuple[Tile, ...]] = {
     64: (tile(2, 64), tile(2, 48)),
     128: (tile(2, 128), tile(2, 96), tile(2, 80)),
@@ -91,7 +91,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         Decision(
             "BLOCK_Q x BLOCK_KV",
             f"{q} x {kv}",
-            "as the spec asks" if spec.schedule.block_q else "the largest preferred tile that fits registers and shared memory",
+            _why_tile(spec),
         ),
         Decision(
             "warps", str(tile.warps), "four are a warpgroup, which multiplies 64 rows; a warp has the softmax of 16 of them"
@@ -102,3 +102,11 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     )
     bounds = tile_bounds(spec)
     return Plan("wgmma", "wgmma", arch, q, kv, tile.warps, stages, bounds, decisions, buffers, holds)
+
+
+def _why_tile(spec: AttentionSpec) -> str:
+    if spec.schedule.block_q:
+        return "as the spec asks"
+    if preferred_tiles(spec) == PREFERRED[64]:
+        return "few enough registers for two blocks of an SM: one computes softmax while the other multiplies"
+    return "the largest whose O, S and P fit a thread's registers, and whose stages fit shared memory"

@@ -6,7 +6,8 @@ __device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrie
 
 // Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before the first phase has ended the one
 // of parity 1 counts as ended: a producer's first wait for an empty buffer passes at once.
-//: A phase has no number, only a parity: who waits must not be two phases behind, which the pair full and empty sees to.
+//: A phase has no number, only a parity: who waits must not be two phases behind. So a buffer is filled again only when all
+//: have waited for what was in it.
 //: try_wait suspends the thread in hardware for a while; the loop is for the rare case that this was not long enough.
 __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, unsigned parity) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);

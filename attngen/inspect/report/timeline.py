@@ -97,6 +97,25 @@ def _fused_mma(plan: Plan, weights: str) -> Timeline:
     return Timeline(lanes, says)
 
 
+def _wgmma(plan: Plan, weights: str) -> Timeline:
+    """As fused with two stages; a product is in the background, but its warpgroup waits for it."""
+    copies: list[Bar] = []
+    work: list[Bar] = []
+    for n in range(TILES):
+        start = 1 + 3 * n
+        work += _of_a_tile(start, n, weights)
+        if n + 1 < TILES:
+            copies.append(Bar(start, 1.4, f"K{n + 1}, V{n + 1}", COPY))
+    products = tuple(bar for bar in work if bar.kind == PRODUCT)
+    between = tuple(bar for bar in work if bar.kind == SOFTMAX)
+    lanes = {"TMA": (Bar(0, 1, "K0, V0", COPY), *copies), "wgmma": products, f"{weights}, the same warps": between}
+    says = (
+        "TMA copies the next K and V into the other stage while this one is used. Tensor cores and threads take turns: each "
+        "waits for the other."
+    )
+    return Timeline(lanes, says)
+
+
 def _hopper(plan: Plan, weights: str) -> Timeline:
     """The consumers take turns on the tensor cores; a copy starts when its stage is empty."""
     assert plan.roles is not None
@@ -134,5 +153,6 @@ TIMELINES: dict[str, Callable[[Plan, str], Timeline]] = {
     "tiled": _tiled,
     "fused_simt": _fused_simt,
     "fused_mma": _fused_mma,
+    "wgmma": _wgmma,
     "hopper": _hopper,
 }
