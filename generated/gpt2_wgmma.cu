@@ -73,7 +73,7 @@ constexpr int STAGES = 2;  // tiles of K, and of V, in shared memory
 constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
 constexpr int QK_SLABS = 1;
 constexpr int V_SLABS = 1;
-constexpr int K_STEPS = 4;  // wgmma steps of 16 over the head size
+constexpr int K_STEPS = HEAD_DIM / 16;  // wgmma steps of 16 over the head size
 constexpr int Q_SLAB = BLOCK_Q * ROW_BYTES;  // bytes
 constexpr int KV_SLAB = BLOCK_KV * ROW_BYTES;
 

@@ -267,6 +267,9 @@ class File:
         in_scale = scale and not self.variant.scale_is_constant
         return in_scale or any("in" in f.arguments for f in functions if f is not None)
 
+    def lse_parameters(self) -> list[Parameter]:
+        return [Parameter("lse", "float*", "data", "lse"), *abi.strides("lse", "bhs")] if self.spec.lse else []
+
     def pointer(self, tensor: str, *, writable: bool = False, name: str | None = None) -> Parameter:
         return abi.data(tensor, self.spec.dtype.cuda, writable=writable, name=name)
 
