@@ -376,14 +376,10 @@ constexpr int END = -1;  // in the place of a block of rows: there is no more wo
 // In the fragments of S and O lane l has, of the 16 rows that a product gives its warp, l / 4 and l / 4 + 8, and of every 8
 // columns 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
 
-// The largest, and the sum, over the four lanes that share a row.
+// The largest over the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
 // The rows and the head of a block. Blocks are numbered so that those that run together read the same keys and values from
@@ -417,7 +413,7 @@ gpt2_hopper(
     unsigned char* O_smem = smem + O_SMEM;  // [4 * CONSUMERS][OUTPUT_SLABS][16][64], the rows of each warp
     volatile Place* places = (volatile Place*)(smem + PLACES_SMEM);  // [2], of the rows in Q_smem: by the parity of their phase
 
-    // full: the producer arrives once, with the bytes of its copies; a consumer waits before it reads.
+    // full: who copies arrives once, with the bytes of its copies; who multiplies waits before it reads.
     // empty: a thread of a consumer arrives when its products have read the stage. For Q each warp does
     // and the thread that copies V, which reads whose rows they are. The producer waits before it copies.
     // The output leaves by copies of each warp's own: it waits until they have read O_smem before it writes there again.

@@ -359,11 +359,11 @@ gpt2_wgmma(
     int q_heads, int kv_heads, int q_len, int kv_len)
 {
     extern __shared__ __align__(1024) unsigned char smem[];
-    unsigned char* Q_smem = smem + Q_SMEM;  // [QK_SLABS][BLOCK_Q][64], in the end O
+    unsigned char* Q_smem = smem + Q_SMEM;  // [QK_SLABS][BLOCK_Q][64]
     unsigned char* K_smem = smem + K_SMEM;  // [STAGES][QK_SLABS][BLOCK_KV][64]
     unsigned char* V_smem = smem + V_SMEM;  // [STAGES][V_SLABS][BLOCK_KV][64]
 
-    // full: thread 0 arrives once, with the bytes of its copies; everyone waits before it reads.
+    // full: who copies arrives once, with the bytes of its copies; who multiplies waits before it reads.
     unsigned long long* q_full = (unsigned long long*)(smem + BARRIERS_SMEM);
     unsigned long long *k_full = q_full + 1, *v_full = k_full + STAGES;  // [STAGES] each
     if (threadIdx.x == 0) {
@@ -383,7 +383,7 @@ gpt2_wgmma(
     const int q_lo = q_block * BLOCK_Q;
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const int warp_row = 16 * warp;  // of the block
-    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; the other is 8 further
+    const int lane_row = warp_row + lane / 4;  // this lane's first row; the other is 8 further
     const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
     const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
 
@@ -500,6 +500,7 @@ gpt2_wgmma(
 
         // O += P V. The D fragment of two neighbouring S blocks is the A fragment of P: no lane needs another's weights.
         unsigned P_frag[BLOCK_KV / 16][4];
+        // P as the A operand of P V: the fragments of S, rounded
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 4; ++i) P_frag[i / 4][i % 4] = pack(S_frag.d[2 * i], S_frag.d[2 * i + 1]);
         const unsigned long long v_tile = v_at + stage.index * (V_SLABS * KV_SLAB / 16);
