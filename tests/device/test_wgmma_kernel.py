@@ -12,11 +12,13 @@ import pytest
 import attngen
 from attngen.device.cuda.compiler import compile_text, disassemble
 from attngen.device.emulated import EmulatedDevice
+from attngen.language import load_text
 from attngen.plan import ARCHES, Plan, PlanRefusal, candidates, choose
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec, Schedule
 from attngen.spec.dtypes import from_storage
+from attngen.spec.print_attn import to_text
 from tests.device.test_specs_emulated import small
 from tests.problems import call, emitted, shipped
 
@@ -98,6 +100,21 @@ def test_tiles_that_are_asked_for(head_dim: int) -> None:
         check(one, Shape(1, 1, 1, 130, 150))
     with pytest.raises(PlanRefusal, match="stages 3 does not fit"):
         choose(replace(spec, schedule=Schedule("wgmma", stages=3)), ARCHES["sm_90a"])
+
+
+def test_strides_and_broadcasts_are_read_in_place() -> None:
+    spec = attngen.define(dtype="fp16", head_dim=64, mask="causal")
+    packed = np.random.default_rng(0).standard_normal((2, 40, 3, 4, 64), dtype=np.float32).astype(np.float16)
+    q, k, v = (packed[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    problem = replace(sample(spec, Shape(2, 4, 4, 40, 40)), q=q, k=np.broadcast_to(k[:, :1], k.shape), v=v)
+    assert compare(*call(compiled(spec), problem), truth(spec, problem)).passed
+
+
+def test_the_language_asks_for_it() -> None:
+    (spec,) = load_text("attention a { dtype bf16 head_dim 64 mask causal kernel wgmma { tile 64 x 128 } }")
+    plan = choose(spec, ARCHES["sm_90a"])
+    assert (plan.rung, plan.block_q, plan.block_kv, plan.warps) == ("wgmma", 64, 128, 4)
+    assert load_text(to_text(spec)) == (spec,)
 
 
 @pytest.mark.parametrize(("arch", "dtype"), [("sm_80", "bf16"), ("sm_100a", "fp16"), ("sm_90a", "fp32")])
