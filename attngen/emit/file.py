@@ -153,7 +153,8 @@ class File:
             "fused_equations": words.fused_equations(spec),
             "score_each": variant.score is not None or not variant.fold_scale,
             "tile_arguments": arguments,
-            "sums_lanes": True,  # whether the lanes of a row add up
+            "maximum_of_lanes": spec.normalize == "softmax",
+            "sum_of_lanes": spec.normalize == "softmax",
             "inline_classify": bool(self.products()),  # a call would hold up what runs in the background
             "scores_read_captured": self.reads_captured(variant.score, variant.mask),
             "sink_reads_captured": self.reads_captured(variant.sink, scale=False),

@@ -514,7 +514,8 @@ class Hopper(ByTma):
         tiles_read_captured = self.reads_captured(v.kv_range, v.classify, scale=False)
         return super().context() | {
             "adapts_slack": hopper.adapts_slack(self.spec),
-            "sums_lanes": self.row_sums() != "products" or hopper.adapts_slack(self.spec),
+            "sum_of_lanes": self.spec.normalize == "softmax"
+            and (self.row_sums() != "products" or hopper.adapts_slack(self.spec)),
             "partial_below": self.plan.bounds.full_begin not in (None, ZERO),
             "row_begins": v.by_row and self.plan.bounds.kv_begin is not ZERO,
             "partial_above": self.plan.bounds.full_end not in (None, KV_LEN),
