@@ -23,8 +23,8 @@
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = wgmma: fp16 on tensor cores by wgmma, tiles copied by TMA, which sm_90a has
-//     BLOCK_Q x BLOCK_KV = 128 x 64: few enough registers for two blocks of an SM: one computes softmax while the
-//         other multiplies
+//     BLOCK_Q x BLOCK_KV = 128 x 64: of few registers, so that an SM holds two blocks: one computes softmax while
+//         the other multiplies
 //     warps = 8: four are a warpgroup, which multiplies 64 rows; a warp has the softmax of 16 of them
 //     stages = 2: the next K and V are copied while these are used
 //     Q = in registers: its fragments take 16 registers a thread
@@ -383,7 +383,7 @@ gpt2_wgmma(
     const int q_lo = q_block * BLOCK_Q;
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const int warp_row = 16 * warp;  // of the block
-    const int lane_row = warp_row + lane / 4;  // this lane's first row; the other is 8 further
+    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; the other is 8 further
     const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
     const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
 

@@ -16,6 +16,7 @@ from attngen.spec.attention import AttentionSpec
 STAGES = 2  # one is multiplied, the other is on its way
 OTHER_REGISTERS = 40  # addresses, row state, the exponents on their way
 CAPTURED_REGISTERS = 10  # addresses of captured tensors
+HOLDS_Q_UP_TO = 250  # registers of a thread, those of Q's fragments among them
 
 
 def tile(warpgroups: int, block_kv: int) -> Tile:
@@ -51,7 +52,7 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
 
 
 def q_in_registers(spec: AttentionSpec, tile: Tile) -> bool:
-    return registers(spec, tile) + hopper.q_registers(spec) <= 250
+    return registers(spec, tile) + hopper.q_registers(spec) <= HOLDS_Q_UP_TO
 
 
 def cost(spec: AttentionSpec, tile: Tile) -> Cost:
@@ -108,5 +109,5 @@ def _why_tile(spec: AttentionSpec) -> str:
     if spec.schedule.block_q:
         return "as the spec asks"
     if preferred_tiles(spec) == PREFERRED[64]:
-        return "few enough registers for two blocks of an SM: one computes softmax while the other multiplies"
+        return "of few registers, so that an SM holds two blocks: one computes softmax while the other multiplies"
     return "the largest whose O, S and P fit a thread's registers, and whose stages fit shared memory"

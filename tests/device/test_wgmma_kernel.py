@@ -165,7 +165,7 @@ def test_default_plans_are_not_serialized_and_spill_nothing(head_dim: int, mask:
 def test_a_multiprocessor_has_registers_for_as_many_blocks_as_the_plan_says() -> None:
     plan, registers, _ = resources(shipped("gpt2"))
     (reason,) = (d.because for d in plan.decisions if d.field == "BLOCK_Q x BLOCK_KV")
-    assert "two blocks" in reason
+    assert "holds two blocks" in reason
     assert registers * plan.threads * 2 <= plan.arch.registers_per_sm
 
 
