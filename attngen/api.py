@@ -226,11 +226,11 @@ def compile(
 ) -> CompiledAttention:
     """Compile a spec, or the one in an `.attn` file, into a callable.
 
-    `kernel` (naive, tiled, fused, hopper, auto) overrides the spec's own statement; `device` is "cuda", "emulated", "auto"
-    (cuda where there is a GPU) or a Device; `arch` is for planning only and is the device's own by default. `captures` are
-    arrays by name for inputs that calls leave out. `ahead` names architectures whose cubins are compiled into the cache on disk
-    now, with or without a GPU, so that a process that serves finds them there. Raises DiagnosticError for mistakes in the text,
-    PlanRefusal for overrides that do not fit, DeviceError where the device cannot compile.
+    `kernel` (naive, tiled, fused, wgmma, hopper, auto) overrides the spec's own statement; `device` is "cuda", "emulated",
+    "auto" (cuda where there is a GPU) or a Device; `arch` is for planning only and is the device's own by default. `captures`
+    are arrays by name for inputs that calls leave out. `ahead` names architectures whose cubins are compiled into the cache on
+    disk now, with or without a GPU, so that a process that serves finds them there. Raises DiagnosticError for mistakes in the
+    text, PlanRefusal for overrides that do not fit, DeviceError where the device cannot compile.
     """
     if not isinstance(spec, AttentionSpec):
         loaded = load(spec)
@@ -289,7 +289,7 @@ def attention(
     """softmax(scale * q k^T + mask) v, as torch's scaled_dot_product_attention.
 
     q [batch, q_heads, q_len, head_dim], k and v [batch, kv_heads, kv_len, ...]; `mask` is boolean (true: take part) or of q's
-    dtype (added), broadcastable to [batch, q_heads, q_len, kv_len]; `mode` is naive, tiled, fused, hopper or auto. Fewer
+    dtype (added), broadcastable to [batch, q_heads, q_len, kv_len]; `mode` is naive, tiled, fused, wgmma, hopper or auto. Fewer
     key/value heads than query heads need `enable_gqa`. Raises ArgumentError as a compiled spec does.
     """
     query, values = view(q, "q"), view(v, "v")
@@ -324,7 +324,7 @@ def _standard(
     device: str,
 ) -> CompiledAttention:
     if mode not in get_args(Rung):
-        raise ArgumentError(f"mode is {mode!r}; expected naive, tiled, fused, hopper or auto")
+        raise ArgumentError(f"mode is {mode!r}; expected naive, tiled, fused, wgmma, hopper or auto")
     return compile(standard_spec(dtype, head_dim, head_dim_v, mask, is_causal, scale), kernel=mode, device=device)
 
 

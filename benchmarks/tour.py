@@ -54,6 +54,7 @@ RUNGS = (
     Row("tiled", rung="tiled"),
     Row("fused, ordinary units", arch=TURING),
     Row("fused, tensor cores"),
+    Row("wgmma", rung="wgmma", arch="sm_90a"),
     Row("hopper", rung="hopper", arch="sm_90a"),
 )
 ALL = Row("every pair", "")

@@ -80,7 +80,7 @@ constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
 constexpr int QK_SLABS = 1;
 constexpr int V_SLABS = 1;
 constexpr int OUTPUT_SLABS = 1;  // of a warp's rows on their way to global memory
-constexpr int K_STEPS = 4;  // wgmma steps of 16 over the head size
+constexpr int K_STEPS = HEAD_DIM / 16;  // wgmma steps of 16 over the head size
 constexpr int Q_SLAB = BLOCK_Q * ROW_BYTES;  // bytes
 constexpr int KV_SLAB = BLOCK_KV * ROW_BYTES;
 constexpr int V_STAGE = (V_SLABS + 1) * KV_SLAB;  // with a slab of ones
@@ -352,6 +352,9 @@ constexpr int END = -1;  // in the place of a block of rows: there is no more wo
 
 // 5. The kernel: one warpgroup copies, the others multiply
 //
+//     S[q, k] = s  where q >= k, else -inf
+//     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
+//
 //     m = -inf, l = 0, O = 0; for every tile of keys:
 //         S  = score(Q K^T)                     -inf where the mask forbids
 //         m' = max(m, row maximum of S)
@@ -370,17 +373,13 @@ constexpr int END = -1;  // in the place of a block of rows: there is no more wo
 //     products     Q K0 | Q K1, P0 V0 | Q K2, P1 V1 | ... | Pn Vn
 //     softmax             P0 |          P1 |          P2 ...
 //
-// In the fragments of S and O (see wgmma_qk), thread t of a warpgroup has the rows 16 * (t / 32) + t % 32 / 4 and the one 8
-// further, and of every 8 columns 2 * (t % 4) and the next; the four lanes with one t / 4 share a row.
+// In the fragments of S and O lane l has, of the 16 rows that a product gives its warp, l / 4 and l / 4 + 8, and of every 8
+// columns 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
 
-// The largest, and the sum, over the four lanes that share a row.
+// The largest over the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
 // The rows and the head of a block. Blocks are numbered so that those that run together read the same keys and values from
@@ -414,7 +413,7 @@ gpt2_hopper(
     unsigned char* O_smem = smem + O_SMEM;  // [4 * CONSUMERS][OUTPUT_SLABS][16][64], the rows of each warp
     volatile Place* places = (volatile Place*)(smem + PLACES_SMEM);  // [2], of the rows in Q_smem: by the parity of their phase
 
-    // full: the producer arrives once, with the bytes of its copies; a consumer waits before it reads.
+    // full: who copies arrives once, with the bytes of its copies; who multiplies waits before it reads.
     // empty: a thread of a consumer arrives when its products have read the stage. For Q each warp does
     // and the thread that copies V, which reads whose rows they are. The producer waits before it copies.
     // The output leaves by copies of each warp's own: it waits until they have read O_smem before it writes there again.

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from attngen.cli import main
 from attngen.emit.comments import strip_comments
 from attngen.emit.manifest import from_manifest
+from attngen.spec.attention import HOPPER_RUNGS
 from tests.conftest import ROOT
 from tests.problems import emitted, shipped
 
@@ -166,11 +167,12 @@ def test_tune_needs_a_gpu_and_says_so() -> None:
     assert "no GPU" in result.stderr
 
 
-def test_kernel_hopper_is_planned_for_the_architecture_that_has_it(tmp_path: Path) -> None:
-    result = invoke("build", "gpt2", "--kernel", "hopper", "-o", str(tmp_path))
+@pytest.mark.parametrize("rung", HOPPER_RUNGS)
+def test_the_rungs_of_hopper_are_planned_for_the_architecture_that_has_them(rung: str, tmp_path: Path) -> None:
+    result = invoke("build", "gpt2", "--kernel", rung, "-o", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert "wgmma.mma_async" in (tmp_path / "gpt2_hopper.cu").read_text()
-    refused = invoke("build", "gpt2", "--kernel", "hopper", "--arch", "sm_80", "-o", str(tmp_path))
+    assert "wgmma.mma_async" in (tmp_path / f"gpt2_{rung}.cu").read_text()
+    refused = invoke("build", "gpt2", "--kernel", rung, "--arch", "sm_80", "-o", str(tmp_path))
     assert refused.exit_code == 2
     assert "use kernel fused, or --arch sm_90a" in refused.output
 

@@ -23,7 +23,7 @@ from attngen.plan import Plan, candidates, choose
 from attngen.plan.arch import ARCHES
 from attngen.reference.compare import unit_in_last_place
 from attngen.reference.torch_oracle import torch_attention
-from attngen.spec.attention import Rung, Schedule
+from attngen.spec.attention import HOPPER_RUNGS, Rung, Schedule
 from attngen.torch.arguments import NamedArguments
 from attngen.torch.runtime import OnGpu
 
@@ -68,7 +68,7 @@ def tune(case: Case, params: Mapping[str, int | float], rounds: int, progress: C
     spec = case.spec
     place = CudaDevice()
     arch = ARCHES[place.arch]
-    rung: Rung = "hopper" if choose(spec, arch).rung == "hopper" else "fused"
+    rung: Rung = next((r for r in HOPPER_RUNGS if r == choose(spec, arch).rung), "fused")
     planned = choose(spec, arch, rung)
     own = Schedule(rung, planned.block_q, planned.block_kv, planned.stages, planned.warps)
     schedules = list(dict.fromkeys([own, *candidates(spec, arch, rung)]))

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 OK, FAILED, USAGE, DEVICE = 0, 1, 2, 3
 EPILOG = "Exit codes: 0 done; 1 a check failed; 2 a mistake in the spec or the command; 3 the device cannot do it."
-RUNG_CHOICE = click.Choice(["auto", "naive", "tiled", "fused", "hopper"])
+RUNG_CHOICE = click.Choice(["auto", "naive", "tiled", "fused", "wgmma", "hopper"])
 
 spec_argument = click.argument("spec")
 name_option = click.option("--name", help="Only the attention of this name, where the file holds several.")
 arch_option = click.option(
     "--arch",
-    help="Architectures, separated by commas; `attngen list` names them.  [default: sm_80; for kernel hopper sm_90a]",
+    help="Architectures, separated by commas; `attngen list` names them.  [default: sm_80; for wgmma and hopper sm_90a]",
 )
 comments_option = click.option(
     "--comments",
@@ -151,18 +151,18 @@ def source_of(one: Loaded, arch: Arch, kernel: str | None, comments: Comments = 
 
 def rungs_named(kernel: str | None, spec: AttentionSpec) -> tuple[str, ...]:
     """The one asked for, else those that every architecture has, and the spec's own."""
-    from attngen.spec.attention import RUNGS
+    from attngen.spec.attention import HOPPER_RUNGS, RUNGS
 
     if kernel is not None:
         return (kernel,)
-    return (*RUNGS, "hopper") if spec.schedule.rung == "hopper" else RUNGS
+    return (*RUNGS, *(rung for rung in HOPPER_RUNGS if rung == spec.schedule.rung))
 
 
 def rung_of_text(path: Path, spec: AttentionSpec) -> str:
     """The rung that a file of `attngen build` holds, by its name; else the spec's own."""
-    from attngen.spec.attention import RUNGS
+    from attngen.spec.attention import HOPPER_RUNGS, RUNGS
 
-    named = [rung for rung in (*RUNGS, "hopper") if path.stem.startswith(f"{spec.name}_{rung}")]
+    named = [rung for rung in (*RUNGS, *HOPPER_RUNGS) if path.stem.startswith(f"{spec.name}_{rung}")]
     return named[0] if named else spec.schedule.rung
 
 
@@ -188,8 +188,10 @@ def known_params(spec: AttentionSpec, given: tuple[str, ...]) -> dict[str, int |
 
 
 def rung_asked(kernel: str | None, loaded: Sequence[Loaded]) -> str | None:
-    """The rung that decides what to plan for where nothing says it: `kernel`, else hopper where a spec states it."""
-    return kernel or ("hopper" if any(one.spec.schedule.rung == "hopper" for one in loaded) else None)
+    """The rung that decides what to plan for where nothing says it: `kernel`, else one of Hopper where a spec states it."""
+    from attngen.spec.attention import HOPPER_RUNGS
+
+    return kernel or next((one.spec.schedule.rung for one in loaded if one.spec.schedule.rung in HOPPER_RUNGS), None)
 
 
 def devices_named(

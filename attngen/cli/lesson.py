@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from attngen.plan import Plan
     from attngen.plan.arch import Arch
 
-RUNGS = ("naive", "tiled", "fused", "hopper")
+RUNGS = ("naive", "tiled", "fused", "wgmma", "hopper")
 
 
 @click.command(epilog=EPILOG)
@@ -64,7 +64,8 @@ def diff(
     attngen diff gpt2 naive tiled                tiles in shared memory, sums in registers
     attngen diff gpt2 tiled fused                no S in memory: the online softmax
     attngen diff gpt2 fused@sm_75 fused@sm_80    tensor cores, copies in the background
-    attngen diff gpt2 fused hopper               TMA, wgmma, a warpgroup that copies
+    attngen diff gpt2 fused wgmma                TMA, products of four warps at once
+    attngen diff gpt2 wgmma hopper               a warpgroup that copies, blocks that stay
 
     Without an architecture it is the plainest that has both rungs: tiled beside fused is for sm_75, where both multiply on
     ordinary units and the fusion is what differs.
@@ -147,6 +148,7 @@ def _common_arch(one: Loaded, rungs: tuple[str, str]) -> str:
     from attngen.plan import default_arch
     from attngen.plan.arch import ARCHES
     from attngen.plan.choose import rungs_for
+    from attngen.spec.attention import HOPPER_RUNGS
 
     has: list[Arch] = [arch for arch in ARCHES.values() if set(rungs) <= set(rungs_for(one.spec, arch))]
-    return has[0].name if has else default_arch("hopper" if "hopper" in rungs else None)
+    return has[0].name if has else default_arch(next((rung for rung in rungs if rung in HOPPER_RUNGS), None))

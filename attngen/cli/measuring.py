@@ -20,7 +20,7 @@ from attngen.cli.common import (
     param_option,
     params_given,
 )
-from attngen.spec.attention import RUNGS, Rung
+from attngen.spec.attention import HOPPER_RUNGS, RUNGS, Rung
 
 
 @click.command(epilog=EPILOG)
@@ -30,7 +30,11 @@ from attngen.spec.attention import RUNGS, Rung
 @click.option("--head-dims", help="Head sizes; the spec's own by default.")
 @click.option("--full", is_flag=True, help="Each case also without its mask.")
 @click.option("--tokens", type=click.IntRange(1), default=16384, show_default=True, help="Batch times length.")
-@click.option("--kernel", type=click.Choice([*RUNGS, "hopper"]), help="One rung, else all: naive and tiled up to length 4096.")
+@click.option(
+    "--kernel",
+    type=click.Choice([*RUNGS, *HOPPER_RUNGS]),
+    help="One rung, else those of every architecture: naive and tiled up to length 4096.",
+)
 @click.option("--rounds", type=click.IntRange(2), default=21, show_default=True, help="Timings of each candidate.")
 @param_option
 @name_option

@@ -30,7 +30,7 @@ LENGTH_HELP = f"[default: {LENGTH}; {LENGTH_OF_MANY_HEADS} where the spec has ma
 @click.command(epilog=EPILOG)
 @spec_argument
 @click.option("--kernel", type=RUNG_CHOICE, help="One rung, with all its access sites; the sums of all by default.")
-@click.option("--arch", help="What to plan for.  [default: sm_80; for kernel hopper sm_90a]")
+@click.option("--arch", help="What to plan for.  [default: sm_80; for wgmma and hopper sm_90a]")
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--heads", type=click.IntRange(1), default=1, show_default=True, help="Where the spec leaves them open.")
 @click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads; as many as query heads by default.")

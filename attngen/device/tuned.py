@@ -32,7 +32,7 @@ def bucket_of(sizes: Mapping[str, int]) -> Bucket:
 
 def is_open(spec: AttentionSpec) -> bool:
     """Whether the spec leaves the schedule of a fused rung to be found."""
-    return replace(spec.schedule, rung="auto") == Schedule() and spec.schedule.rung in ("auto", "fused", "hopper")
+    return replace(spec.schedule, rung="auto") == Schedule() and spec.schedule.rung not in ("naive", "tiled")
 
 
 def remember(spec: AttentionSpec, arch: str, bucket: Bucket, winner: Winner) -> bool:

@@ -153,6 +153,9 @@ class File:
             "fused_equations": words.fused_equations(spec, self.plan.is_bounded),
             "score_each": variant.score is not None or bool(variant.score_of_two) or not variant.fold_scale,
             "tile_arguments": arguments,
+            "maximum_of_lanes": spec.normalize == "softmax",
+            "sum_of_lanes": spec.normalize == "softmax",
+            "inline_classify": bool(self.products()),  # a call would hold up what runs in the background
             "scores_read_captured": self.reads_captured(variant.score, variant.mask),
             "sink_reads_captured": self.reads_captured(variant.sink, scale=False),
             "odd_v": spec.head_dim_v % 16 != 0,
@@ -265,6 +268,9 @@ class File:
     def reads_captured(self, *functions: Function | None, scale: bool = True) -> bool:
         in_scale = scale and not self.variant.scale_is_constant
         return in_scale or any("in" in f.arguments for f in functions if f is not None)
+
+    def lse_parameters(self) -> list[Parameter]:
+        return [Parameter("lse", "float*", "data", "lse"), *abi.strides("lse", "bhs")] if self.spec.lse else []
 
     def pointer(self, tensor: str, *, writable: bool = False, name: str | None = None) -> Parameter:
         return abi.data(tensor, self.spec.dtype.cuda, writable=writable, name=name)

@@ -37,8 +37,7 @@ class ThreeKernels(File):
         ]
 
     def weights_parameters(self) -> list[Parameter]:
-        lse = [Parameter("lse", "float*", "data", "lse"), *abi.strides("lse", "bhs")] if self.spec.lse else []
-        return [Parameter("S", "float*", "data", "S"), *lse, *self.sizes()]
+        return [Parameter("S", "float*", "data", "S"), *self.lse_parameters(), *self.sizes()]
 
     def weighted_sum_parameters(self) -> list[Parameter]:
         return [
@@ -183,10 +182,9 @@ class Tiled(ThreeKernels):
 
 
 class Fused(File):
-    """What both fused schedules share."""
+    """What the schedules share that keep a tile of scores in registers."""
 
     def fused_kernel(self, axes: str) -> dict[str, KernelText]:
-        lse = [Parameter("lse", "float*", "data", "lse"), *abi.strides("lse", "bhs")] if self.spec.lse else []
         v = self.variant
         parameters = [
             self.pointer("Q"),
@@ -194,7 +192,7 @@ class Fused(File):
             self.pointer("V"),
             self.pointer("O", writable=True),
             *(p for t in "QKVO" for p in abi.strides(t, axes)),
-            *lse,
+            *self.lse_parameters(),
             *self.sizes(),
             *self.captured(v.score, v.mask, v.sink, v.kv_range, v.classify),
         ]
@@ -234,8 +232,8 @@ class Fused(File):
         ]
 
     def exponentials(self) -> list[str]:
-        """The primitives of a softmax in base 2."""
-        return []
+        """The primitives of a softmax in base 2, which comes with tensor cores."""
+        return ["exp2_log2"] if self.plan.on_tensor_cores and self.spec.normalize == "softmax" else []
 
     def sharing(self) -> list[ConstantLine]:
         """What the order of blocks goes by, where some rows have more keys to visit than others."""
@@ -268,9 +266,6 @@ class FusedSimt(Fused):
 
 
 class FusedMma(Fused):
-    def exponentials(self) -> list[str]:
-        return ["exp2_log2"] if self.spec.normalize == "softmax" else []
-
     def kernels(self) -> dict[str, KernelText]:
         return self.fused_kernel("bhs")
 
@@ -306,11 +301,7 @@ class FusedMma(Fused):
         what = "" if padded == self.spec.head_dim else f"{padded - self.spec.head_dim} zeros fill the last step of Q K^T"
         return [
             *self.fused_numbers(),
-            *(
-                [ConstantLine("float", "SLACK", "8.0f", "powers of 2 by which a score may exceed the kept maximum")]
-                if self.spec.normalize == "softmax"
-                else []
-            ),
+            *([ConstantLine("float", "SLACK", "8.0f", SLACK)] if self.spec.normalize == "softmax" else []),
             *self.sharing(),
             *([ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []),
             *(self.split_constants() if split else []),
@@ -336,19 +327,83 @@ class FusedMma(Fused):
         ]
 
 
-class Hopper(Fused):
-    def exponentials(self) -> list[str]:
-        return ["exp2_log2"] if self.spec.normalize == "softmax" else []
+class ByTma(Fused):
+    """What the rungs of Hopper share: TMA copies slabs of tiles, warpgroups multiply them."""
 
+    def maps(self) -> list[Parameter]:
+        """Q, K and V, a tile at a time."""
+        return [abi.tensor_map(t, self.plan.block_q if t == "Q" else self.plan.block_kv) for t in "QKV"]
+
+    def slab_constants(self, *more: ConstantLine) -> list[ConstantLine]:
+        """Of the tiles in shared memory; `more` beside the numbers of slabs."""
+        spec = self.spec
+        steps, what = ("HEAD_DIM / 16", "") if spec.head_dim % 16 == 0 else ("(HEAD_DIM + 15) / 16", "; zeros fill the last")
+        return [
+            ConstantLine("int", "ROW_BYTES", "128", "of 64 columns: a slab of a tile"),
+            ConstantLine("int", "QK_SLABS", str(hopper.slabs(spec.head_dim))),
+            ConstantLine("int", "V_SLABS", str(hopper.slabs(spec.head_dim_v))),
+            *more,
+            ConstantLine("int", "K_STEPS", steps, "wgmma steps of 16 over the head size" + what),
+            ConstantLine("int", "Q_SLAB", "BLOCK_Q * ROW_BYTES", "bytes"),
+            ConstantLine("int", "KV_SLAB", "BLOCK_KV * ROW_BYTES"),
+        ]
+
+
+class FusedWgmma(ByTma):
     def kernels(self) -> dict[str, KernelText]:
-        lse = [Parameter("lse", "float*", "data", "lse"), *abi.strides("lse", "bhs")] if self.spec.lse else []
         v = self.variant
         parameters = [
-            abi.tensor_map("Q", self.plan.block_q),
-            abi.tensor_map("K", self.plan.block_kv),
-            abi.tensor_map("V", self.plan.block_kv),
+            *self.maps(),
+            self.pointer("O", writable=True),
+            *abi.strides("O", "bhs"),
+            *self.lse_parameters(),
+            *self.sizes(),
+            *self.captured(v.score, v.mask, v.sink, v.kv_range, v.classify),
+        ]
+        grid = self.head_grid(CeilDiv("q_len", self.plan.block_q))
+        return {"wgmma": self.kernel("wgmma", grid, parameters, shared=True)}
+
+    def primitives(self) -> list[str]:
+        return [
+            *self.conversions(elementwise=False),
+            f"pack_{self.spec.dtype.name}",
+            *self.exponentials(),
+            *self.variant.primitives,
+            "special_registers",
+            "mbarrier",
+            "mbarrier_wait",
+            "mbarrier_init_fence",
+            "tma_load",
+            "wgmma",
+            *(["ldmatrix"] if self.plan.q_in_registers else []),
+        ]
+
+    def products(self) -> list[Wgmma]:
+        dtype, in_registers = self.spec.dtype.name, self.plan.q_in_registers
+        return [
+            Wgmma("wgmma_qk", self.plan.block_kv, dtype, a_in_registers=in_registers),
+            Wgmma("wgmma_pv", self.spec.head_dim_v, dtype, a_in_registers=True, b_transposed=True),
+        ]
+
+    def constants(self) -> list[ConstantLine]:
+        plan, spec = self.plan, self.spec
+        return [
+            *self.fused_numbers(),
+            *([ConstantLine("float", "SLACK", "8.0f", SLACK)] if spec.normalize == "softmax" else []),
+            *self.sharing(),
+            *thread_grid(8 * plan.warps, 4, "HEAD_DIM_V"),
+            ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
+            *self.slab_constants(),
+        ]
+
+
+class Hopper(ByTma):
+    def kernels(self) -> dict[str, KernelText]:
+        v = self.variant
+        parameters = [
+            *self.maps(),
             abi.tensor_map("O", WARP_ROWS),
-            *lse,
+            *self.lse_parameters(),
             Parameter("next_work", "unsigned*", "data", "next_work"),
             *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
             *(abi.captured(v) if v.key_vectors else self.captured(v.score, v.mask, v.sink, v.kv_range, v.classify)),
@@ -370,6 +425,8 @@ class Hopper(Fused):
             *self.variant.primitives,
             "special_registers",
             "mbarrier",
+            "mbarrier_arrive",
+            "mbarrier_wait",
             *([] if self.roles.row_sums == "products" else ["mbarrier_init_fence"]),
             "tma_load",
             "tma_store",
@@ -402,8 +459,6 @@ class Hopper(Fused):
 
     def constants(self) -> list[ConstantLine]:
         plan, spec = self.plan, self.spec
-        steps = -(-spec.head_dim // 16)
-        what = "" if spec.head_dim % 16 == 0 else "; zeros fill the last"
         return [
             *self.fused_numbers(),
             *(self.softmax_constants() if spec.normalize == "softmax" else []),
@@ -412,13 +467,11 @@ class Hopper(Fused):
             ConstantLine("int", "CONSUMERS", str(self.roles.consumers), "warpgroups that multiply, 64 rows each"),
             ConstantLine("int", "PRODUCER_REGISTERS", str(self.roles.producer_registers), "of a thread"),
             ConstantLine("int", "CONSUMER_REGISTERS", str(self.roles.consumer_registers)),
-            ConstantLine("int", "ROW_BYTES", "128", "of 64 columns: a slab of a tile"),
-            ConstantLine("int", "QK_SLABS", str(hopper.slabs(spec.head_dim))),
-            ConstantLine("int", "V_SLABS", str(hopper.slabs(spec.head_dim_v))),
-            ConstantLine("int", "OUTPUT_SLABS", str(self.roles.output_slabs), "of a warp's rows on their way to global memory"),
-            ConstantLine("int", "K_STEPS", str(steps), "wgmma steps of 16 over the head size" + what),
-            ConstantLine("int", "Q_SLAB", "BLOCK_Q * ROW_BYTES", "bytes"),
-            ConstantLine("int", "KV_SLAB", "BLOCK_KV * ROW_BYTES"),
+            *self.slab_constants(
+                ConstantLine(
+                    "int", "OUTPUT_SLABS", str(self.roles.output_slabs), "of a warp's rows on their way to global memory"
+                )
+            ),
             *self.stage_constants(),
             *(self.staging_constants() if plan.staged.keys else []),
         ]
@@ -427,11 +480,8 @@ class Hopper(Fused):
         if self.roles.shift is not None:
             what = f"of exponents, in place of a maximum: weights stay between 2^{bounded.LEAST:.0f} and 2^{bounded.MOST:.0f}"
             return [ConstantLine("float", "SHIFT", f"{self.roles.shift}f", what)]
-        slack = "powers of 2 by which a score may exceed the kept maximum" + (
-            ", at most" if hopper.adapts_slack(self.spec) else ""
-        )
         return [
-            ConstantLine("float", "SLACK", "8.0f", slack),
+            ConstantLine("float", "SLACK", "8.0f", SLACK + (", at most" if hopper.adapts_slack(self.spec) else "")),
             *(
                 [
                     ConstantLine(
@@ -472,6 +522,9 @@ class Hopper(Fused):
         return super().context() | {
             "keeps_maximum": self.spec.normalize == "softmax" and not self.plan.is_bounded,
             "adapts_slack": hopper.adapts_slack(self.spec),
+            "maximum_of_lanes": self.spec.normalize == "softmax" and not self.plan.is_bounded,
+            "sum_of_lanes": self.spec.normalize == "softmax"
+            and (self.roles.row_sums != "products" or hopper.adapts_slack(self.spec)),
             "partial_below": self.plan.bounds.full_begin not in (None, ZERO),
             "row_begins": v.by_row and self.plan.bounds.kv_begin is not ZERO,
             "partial_above": self.plan.bounds.full_end not in (None, KV_LEN),
@@ -486,6 +539,7 @@ class Hopper(Fused):
         }
 
 
+SLACK = "powers of 2 by which a score may exceed the kept maximum"
 TWO_ONES = {"fp16": "0x3c003c00", "bf16": "0x3f803f80"}
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 WARP_ROWS = 16  # of a warpgroup's 64
@@ -498,5 +552,6 @@ FILES: dict[str, type[File]] = {
     "tiled": Tiled,
     "fused_simt": FusedSimt,
     "fused_mma": FusedMma,
+    "wgmma": FusedWgmma,
     "hopper": Hopper,
 }

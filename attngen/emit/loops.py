@@ -243,19 +243,57 @@ def _tile(plan: Plan) -> Tile:
     return Tile(plan.block_q, plan.block_kv, plan.stages, plan.warps)
 
 
+def _wgmma(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
+    return {
+        "wgmma": _kernel(
+            f"Q: global to shared by TMA, {plan.block_q} rows",
+            Loop(
+                "rows",
+                f"{plan.warps // 4} x 64",
+                "warpgroup",
+                "O, maximum and sum: registers",
+                "const int warp_row =",
+                (
+                    Loop(
+                        "keys",
+                        _tiles(plan),
+                        f"pipeline stage, 1 of {plan.stages}",
+                        "K, V: global to shared by TMA, in the background",
+                        "while (tile < tile_end)",
+                        (
+                            _qk_by_wgmma(spec, plan),
+                            *(
+                                [Loop("softmax, rows", "2", "thread", "S: registers", "r < ROWS; ++r) {")]
+                                if spec.normalize == "softmax"
+                                else []
+                            ),
+                            _pv_by_wgmma(plan),
+                        ),
+                    ),
+                ),
+            ),
+        )
+    }
+
+
+def _qk_by_wgmma(spec: AttentionSpec, plan: Plan) -> Loop:
+    q = "Q: registers" if plan.q_in_registers else "Q: shared"
+    steps = str(-(-spec.head_dim // 16))
+    return Loop("S = Q K^T, 16 d a step", steps, "warpgroup", f"{q}; K: shared; S: registers", "step < K_STEPS; ++step)")
+
+
+def _pv_by_wgmma(plan: Plan) -> Loop:
+    steps = str(plan.block_kv // 16)
+    what = "P: registers; V: shared; O: registers"
+    return Loop("O += P V, 16 keys a step", steps, "warpgroup", what, "step < BLOCK_KV / 16; ++step)")
+
+
 def _hopper(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     assert plan.roles is not None
     consumers = plan.roles.consumers
-    q = "Q: registers" if plan.q_in_registers else "Q: shared"
     stages = f"pipeline stage, 1 of {plan.stages}"
     products = (
-        Loop(
-            "S = Q K^T, 16 d a step",
-            str(-(-spec.head_dim // 16)),
-            "warpgroup",
-            f"{q}; K: shared; S: registers",
-            "step < K_STEPS; ++step)",
-        ),
+        _qk_by_wgmma(spec, plan),
         Loop(
             "the weights of S",
             f"{plan.block_kv // 2} of a thread",
@@ -263,13 +301,7 @@ def _hopper(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
             "S: registers, P in their place",
             "const auto weigh =",
         ),
-        Loop(
-            "O += P V, 16 keys a step",
-            str(plan.block_kv // 16),
-            "warpgroup",
-            "P: registers; V: shared; O: registers",
-            "step < BLOCK_KV / 16; ++step)",
-        ),
+        _pv_by_wgmma(plan),
     )
     work = "from a counter"
     rows = f"Q: {plan.block_q} rows"
@@ -296,4 +328,11 @@ def _hopper(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     }
 
 
-NESTS = {"naive": _naive, "tiled": _tiled, "fused_simt": _fused_simt, "fused_mma": _fused_mma, "hopper": _hopper}
+NESTS = {
+    "naive": _naive,
+    "tiled": _tiled,
+    "fused_simt": _fused_simt,
+    "fused_mma": _fused_mma,
+    "wgmma": _wgmma,
+    "hopper": _hopper,
+}

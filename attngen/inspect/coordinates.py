@@ -59,7 +59,7 @@ def layouts(source: KernelSource, plan: Plan, sizes: Mapping[str, int]) -> dict[
     """The layout of every tensor (taken to be contiguous), by its name, and of every shared buffer, by its label."""
     found = {t.name: Layout(t.dtype, tuple(evaluate_extent(e, dict(sizes)) for e in t.shape)) for t in source.tensors}
     for buffer in plan.buffers:
-        layout = planned(buffer.what, plan.schedule == "hopper" and buffer.name in "QKVO")
+        layout = planned(buffer.what, plan.by_tma and buffer.name in "QKVO")
         if layout is not None:
             found[NamedBuffer(buffer.name, -1, False, 0, 0).label] = layout
     arrays = {name: element for element, name in _ARRAY.findall(source.text) if element in DTYPES or element in _BYTES}

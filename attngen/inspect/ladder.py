@@ -20,6 +20,7 @@ LADDER: tuple[tuple[str, str, str], ...] = (
     ("gpt2", "naive", "sm_80"),
     ("gpt2", "tiled", "sm_80"),
     ("gpt2", "fused", "sm_80"),
+    ("gpt2", "wgmma", "sm_90a"),
     ("gpt2", "hopper", "sm_90a"),
     ("cross_attention", "naive", "sm_75"),
     ("cross_attention", "tiled", "sm_75"),

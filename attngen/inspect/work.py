@@ -49,7 +49,7 @@ def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, kinds: A
     reading it, and an element of V, for each dimension of O.
     tiled: as whole tiles: rows of Q and of K for each tile that is visited, scores written and read a tile at a time, P read
     again for every BLOCK_DV dimensions of O.
-    fused and hopper: Q once, and K and V of each tile that is visited; no scores.
+    fused, wgmma and hopper: Q once, and K and V of each tile that is visited; no scores.
     """
     e, d, dv = spec.dtype.bytes, spec.head_dim, spec.head_dim_v
     passes, rewritten = _passes(spec, plan)

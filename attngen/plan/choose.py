@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from attngen.plan import fused_mma, fused_simt, hopper, naive, tiled
+from attngen.plan import fused_mma, fused_simt, hopper, naive, tiled, wgmma
 from attngen.plan.arch import DEFAULT_ARCH, Arch
 from attngen.plan.plan import Plan
 from attngen.plan.problem import Problem
 from attngen.plan.tiling import Tile
-from attngen.spec.attention import RUNGS, AttentionSpec, Rung, Schedule
+from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec, Rung, Schedule
 
 Proposer = Callable[[AttentionSpec, Arch, Problem | None], Plan]
 Tiles = Callable[[AttentionSpec, Arch], tuple[Tile, ...]]
@@ -27,12 +27,18 @@ SCHEDULES: tuple[tuple[str, str, Suits, Proposer], ...] = (
     ("tiled", "tiled", lambda spec, arch: True, _of_any_size(tiled.propose)),
     ("fused_mma", "fused", fused_mma.suits, _of_any_size(fused_mma.propose)),
     ("fused_simt", "fused", lambda spec, arch: True, _of_any_size(fused_simt.propose)),
-    ("hopper", "hopper", lambda spec, arch: True, hopper.propose),  # refuses by itself what it cannot take
+    ("wgmma", "wgmma", lambda spec, arch: True, _of_any_size(wgmma.propose)),  # this one and the next
+    ("hopper", "hopper", lambda spec, arch: True, hopper.propose),  # refuse by themselves what they cannot take
 )
 
 
 MANY = 1 << 20  # rows, keys, heads: more than any tile needs to pay
-TILES: dict[str, Tiles] = {"fused_mma": fused_mma.tiles, "fused_simt": fused_simt.tiles, "hopper": hopper.tiles}
+TILES: dict[str, Tiles] = {
+    "fused_mma": fused_mma.tiles,
+    "fused_simt": fused_simt.tiles,
+    "wgmma": wgmma.tiles,
+    "hopper": hopper.tiles,
+}
 
 
 def candidates(spec: AttentionSpec, arch: Arch, rung: Rung = "fused") -> tuple[Schedule, ...]:
@@ -47,13 +53,13 @@ def automatic(spec: AttentionSpec, arch: Arch) -> Rung:
 
 
 def default_arch(rung: str | None) -> str:
-    """The architecture to plan for where none is named: that of the most GPUs, and for the hopper rung the one that has it."""
-    return "sm_90a" if rung == "hopper" else DEFAULT_ARCH
+    """The architecture to plan for where none is named: that of the most GPUs, or the one that has the rungs of Hopper."""
+    return "sm_90a" if rung in HOPPER_RUNGS else DEFAULT_ARCH
 
 
 def rungs_for(spec: AttentionSpec, arch: Arch) -> tuple[Rung, ...]:
     """Every rung that the spec can have on `arch`."""
-    return (*RUNGS, "hopper") if hopper.suits(spec, arch) else RUNGS
+    return (*RUNGS, *HOPPER_RUNGS) if hopper.suits(spec, arch) else RUNGS
 
 
 def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None, problem: Problem | None = None) -> Plan:

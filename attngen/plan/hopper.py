@@ -14,7 +14,7 @@ from attngen.plan.problem import Problem
 from attngen.plan.staging import Staged, staged
 from attngen.plan.tiles import tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
-from attngen.spec.attention import AttentionSpec, Schedule
+from attngen.spec.attention import AttentionSpec, Rung, Schedule
 from attngen.spec.expr import Gather, Name, walk
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text
@@ -201,12 +201,12 @@ def suits(spec: AttentionSpec, arch: Arch) -> bool:
     return arch.has(*NEEDED) and spec.dtype.name in DTYPES
 
 
-def refuse(spec: AttentionSpec, arch: Arch) -> None:
-    """Raise PlanRefusal where the rung cannot be had."""
+def refuse(spec: AttentionSpec, arch: Arch, rung: Rung = "hopper") -> None:
+    """Raise PlanRefusal where a rung of these instructions cannot be had."""
     if not arch.has(*NEEDED):
-        raise refusal("kernel", f"kernel hopper on {arch.name}", "it needs TMA and wgmma", "use kernel fused, or --arch sm_90a")
+        raise refusal("kernel", f"kernel {rung} on {arch.name}", "it needs TMA and wgmma", "use kernel fused, or --arch sm_90a")
     if spec.dtype.name not in DTYPES:
-        raise refusal("kernel", f"kernel hopper of {spec.dtype}", "its products are of fp16 or bf16", "use kernel fused")
+        raise refusal("kernel", f"kernel {rung} of {spec.dtype}", "its products are of fp16 or bf16", "use kernel fused")
 
 
 def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:

@@ -81,7 +81,7 @@ class Plan:
     K and V tiles go round `stages` buffers. `shared_bytes` counts dynamic shared memory.
     """
 
-    rung: str  # "naive", "tiled", "fused" or "hopper"
+    rung: str  # "naive", "tiled", "fused", "wgmma" or "hopper"
     schedule: str  # the proposer's name, which is the kernel template's name too
     arch: Arch
     block_q: int
@@ -103,11 +103,16 @@ class Plan:
     @property
     def is_fused(self) -> bool:
         """Whether scores and weights stay on the chip, one tile at a time."""
-        return self.rung in ("fused", "hopper")
+        return self.rung not in ("naive", "tiled")
 
     @property
     def on_tensor_cores(self) -> bool:
-        return self.schedule in ("fused_mma", "hopper")
+        return self.schedule == "fused_mma" or self.by_tma
+
+    @property
+    def by_tma(self) -> bool:
+        """Whether TMA copies the tiles, which then lie swizzled in shared memory."""
+        return self.schedule in ("wgmma", "hopper")
 
     @property
     def is_bounded(self) -> bool:

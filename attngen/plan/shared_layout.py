@@ -86,9 +86,10 @@ def _fused_mma(spec: AttentionSpec, plan: Plan) -> tuple[Layout, ...]:
     )
 
 
-def _hopper(spec: AttentionSpec, plan: Plan) -> tuple[Layout, ...]:
+def _by_tma(spec: AttentionSpec, plan: Plan) -> tuple[Layout, ...]:
     row = 2 * hopper.SLAB
-    rows = {"a slab of Q": plan.block_q, "a slab of K": plan.block_kv, "a slab of V": plan.block_kv}
+    q = "a slab of Q" if plan.roles else "a slab of Q, in the end O"
+    rows = {q: plan.block_q, "a slab of K": plan.block_kv, "a slab of V": plan.block_kv}
     return tuple(Layout(name, count, row, row, COLUMN, swizzled=True) for name, count in rows.items())
 
 
@@ -97,5 +98,6 @@ LAYOUTS: dict[str, Callable[[AttentionSpec, Plan], tuple[Layout, ...]]] = {
     "tiled": _tiled,
     "fused_simt": _fused_simt,
     "fused_mma": _fused_mma,
-    "hopper": _hopper,
+    "wgmma": _by_tma,
+    "hopper": _by_tma,
 }

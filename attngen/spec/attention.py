@@ -8,11 +8,12 @@ from typing import Literal
 from attngen.spec.dtypes import DType
 from attngen.spec.expr import Expr, Type, name
 
-Rung = Literal["auto", "naive", "tiled", "fused", "hopper"]
+Rung = Literal["auto", "naive", "tiled", "fused", "wgmma", "hopper"]
 Normalize = Literal["softmax", "sigmoid", "none"]
 Precision = Literal["highest", "high"]
 
-RUNGS: tuple[Rung, ...] = ("naive", "tiled", "fused")
+RUNGS: tuple[Rung, ...] = ("naive", "tiled", "fused")  # of every architecture
+HOPPER_RUNGS: tuple[Rung, ...] = ("wgmma", "hopper")  # where there are TMA and wgmma
 
 MAX_HEAD_DIM = 256
 

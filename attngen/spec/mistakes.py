@@ -320,7 +320,7 @@ class UnknownRung(Diagnostic):
     code: ClassVar[str] = "E121"
     title: ClassVar[str] = "there is no kernel `{found}`"
     label: ClassVar[str] = "{hint}"
-    help: ClassVar[str] = "use naive, tiled, fused, hopper or auto"
+    help: ClassVar[str] = "use naive, tiled, fused, wgmma, hopper or auto"
 
     found: str
     hint: str

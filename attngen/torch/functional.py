@@ -34,7 +34,7 @@ def attention(
 
     `mask` is boolean (true: take part) or a float tensor that is added, broadcastable to [batch, q_heads, q_len, kv_len].
     `is_causal` lets query i see keys up to i. `scale` is 1 / sqrt(head_dim) by default. Fewer key/value heads than query
-    heads need `enable_gqa`. `mode` is naive, tiled, fused, hopper or auto.
+    heads need `enable_gqa`. `mode` is naive, tiled, fused, wgmma, hopper or auto.
 
     Gives O, laid out as q, or with `return_lse` (O, lse [batch, q_heads, q_len] in fp32). Raises ArgumentError, which names the
     argument, and for inputs that require grad.

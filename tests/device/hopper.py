@@ -21,6 +21,8 @@ from attngen.emit.wgmma import Wgmma
 CTYPES = {"float32": "float", "uint32": "unsigned", "uint16": "unsigned short", "int32": "int"}
 PRIMITIVES = (
     "mbarrier",
+    "mbarrier_arrive",
+    "mbarrier_wait",
     "mbarrier_init_fence",
     "tma_load",
     "tma_store",

@@ -15,7 +15,7 @@ from tests.device.test_hopper_pipeline import pipeline
 SMEM = "extern __shared__ __align__(1024) unsigned char smem[];"
 BARRIER = "unsigned long long* const barrier = (unsigned long long*)smem;"
 USES = {
-    "mbarrier mbarrier_init_fence": BARRIER
+    "mbarrier mbarrier_arrive mbarrier_wait mbarrier_init_fence": BARRIER
     + """mbarrier_init(barrier, 2); mbarrier_init_fence(); __syncthreads();
         mbarrier_expect_bytes(barrier, 16); mbarrier_arrive(barrier); mbarrier_wait(barrier, 0);""",
     "tma_load": BARRIER

@@ -249,7 +249,7 @@ def test_attention_function_refuses_what_it_cannot_mean() -> None:
     kv = np.zeros((1, 2, 8, 16), np.float32)
     with pytest.raises(attngen.ArgumentError, match="enable_gqa=True"):
         attngen.attention(q, kv, kv)
-    with pytest.raises(attngen.ArgumentError, match="expected naive, tiled, fused, hopper or auto"):
+    with pytest.raises(attngen.ArgumentError, match="expected naive, tiled, fused, wgmma, hopper or auto"):
         attngen.attention(q, q, q, mode="fast")
     with pytest.raises(attngen.ArgumentError, match="3 dimensions"):
         attngen.attention(q[0], q[0], q[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,10 @@ from attngen.emit.kernel_source import KernelSource
 from attngen.emit.templates import template_directory
 from attngen.inspect.ladder import LADDER, ladder
 from attngen.plan import ARCHES, choose
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
 from tests.conftest import ROOT
 from tests.problems import SPECS, shipped
 
-RUNGS = ("naive", "tiled", "fused", "hopper")
 SECTION = re.compile(r"^// (\d+\. .+)$", re.M)
 
 
@@ -67,7 +67,7 @@ def plans() -> Iterator[tuple[str, AttentionSpec, str, str]]:
     """Every schedule of every shipped spec, with split operands too."""
     for name in SPECS:
         for dtype in (None, "fp32"):
-            for rung in RUNGS:
+            for rung in (*RUNGS, *HOPPER_RUNGS):
                 for arch in ("sm_75", "sm_90a") if rung == "fused" else ("sm_90a",):
                     yield f"{name}-{dtype or 'own'}-{rung}-{arch}", shipped(name, dtype), rung, arch
 
@@ -77,7 +77,7 @@ def test_the_levels_differ_in_comments_alone(spec: AttentionSpec, rung: str, arc
     try:
         plan = choose(spec, ARCHES[arch], rung)
     except DiagnosticError:
-        assert rung == "hopper"
+        assert rung in HOPPER_RUNGS
         return
     none, brief, teach = (emit(spec, plan, level) for level in LEVELS)
     assert strip_comments(none.text) == strip_comments(brief.text) == strip_comments(teach.text)
@@ -108,6 +108,7 @@ def test_generated_files_are_the_brief_level_of_the_same_code(path: Path) -> Non
         ("gpt2", "tiled", "sm_80"),
         ("gpt2", "fused", "sm_75"),
         ("gpt2", "fused", "sm_80"),
+        ("gpt2", "wgmma", "sm_90a"),
         ("gpt2", "hopper", "sm_90a"),
         ("packed_documents", "fused", "sm_80"),
     ],
@@ -120,7 +121,7 @@ def test_every_level_compiles_to_the_same_machine_code(name: str, rung: str, arc
 
 @pytest.mark.parametrize(
     ("rung", "arch"),
-    [("naive", "sm_80"), ("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("hopper", "sm_90a")],
+    [("naive", "sm_80"), ("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")],
 )
 @pytest.mark.parametrize("name", ["gpt2", "packed_documents", "sigmoid_attention", "retention"])
 def test_every_section_is_taught(name: str, rung: str, arch: str) -> None:
@@ -130,7 +131,8 @@ def test_every_section_is_taught(name: str, rung: str, arch: str) -> None:
     assert list(brief) == list(teach)
     for title, text in teach.items():
         assert text.count("//") > brief[title].count("//"), title
-    before = {"naive": "the first of the ladder", "tiled": "after naive", "fused": "after tiled", "hopper": "after fused"}
+    order = (*RUNGS, *HOPPER_RUNGS)
+    before = {after: f"after {rung}" for rung, after in pairwise(order)} | {order[0]: "the first of the ladder"}
     assert f"// This rung: {rung}, {before[rung]}\n" in teach[""]
 
 

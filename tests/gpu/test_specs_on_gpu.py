@@ -14,7 +14,7 @@ from attngen.plan import ARCHES, rungs_for
 from attngen.reference.compare import lse_bound, unit_in_last_place
 from attngen.reference.problems import Shape, sample
 from attngen.reference.torch_oracle import to_torch, torch_attention, torch_math
-from attngen.spec.attention import RUNGS, AttentionSpec
+from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
 from attngen.spec.dtypes import DTYPES
 from tests.conftest import ROOT
 from tests.device.test_key_vectors import DESCRIBED, described
@@ -89,7 +89,8 @@ def test_queries_and_keys_of_different_number(name: str, q_len: int, kv_len: int
 
 
 @pytest.mark.parametrize(
-    ("rung", "dtype"), [(r, d) for d in ("fp16", "bf16", "fp32") for r in (*RUNGS, "hopper") if (r, d) != ("hopper", "fp32")]
+    ("rung", "dtype"),
+    [*((r, d) for d in ("fp16", "bf16", "fp32") for r in RUNGS), *((r, d) for d in ("fp16", "bf16") for r in HOPPER_RUNGS)],
 )
 def test_strided_and_expanded_tensors_are_read_in_place(rung: str, dtype: str) -> None:
     spec = spec_with("gpt2", dtype)
@@ -105,7 +106,7 @@ def test_strided_and_expanded_tensors_are_read_in_place(rung: str, dtype: str) -
     assert max_error(out, exact) <= 2 * own + unit_in_last_place(float(exact.abs().max()), spec.dtype)
 
 
-@pytest.mark.parametrize("rung", [*RUNGS, "hopper"])
+@pytest.mark.parametrize("rung", [*RUNGS, *HOPPER_RUNGS])
 def test_rows_with_no_key_give_zero_and_minus_infinity(rung: str) -> None:
     spec = attngen.define(dtype="bf16", head_dim=64, mask="k < q - 40", lse=True)
     q, k, v = torch.randn(3, 1, 2, 100, 64, device="cuda", dtype=torch.bfloat16)

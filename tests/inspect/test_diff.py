@@ -24,7 +24,9 @@ KEPT = [
     ("naive", "tiled", 0.60, 0.60),
     ("tiled", "fused", 0.60, 0.58),
     ("fused@sm_75", "fused@sm_80", 0.51, 0.44),
-    ("fused", "hopper", 0.40, 0.36),
+    ("fused", "wgmma", 0.60, 0.58),
+    ("fused@sm_80", "wgmma", 0.60, 0.58),
+    ("wgmma", "hopper", 0.60, 0.58),
 ]
 
 
@@ -187,7 +189,7 @@ def test_the_levels_of_comments_are_compared_as_asked() -> None:
     [
         ((GPT2, "naive", "naive"), "both are naive for sm_75; name two rungs"),
         ((GPT2, "fused@sm_80", "fused@sm_80"), "both are fused for sm_80"),
-        ((GPT2, "naive", "flash"), "no rung is called flash; there are naive, tiled, fused, hopper"),
+        ((GPT2, "naive", "flash"), "no rung is called flash; there are naive, tiled, fused, wgmma, hopper"),
         ((GPT2, "naive", "tiled@sm_10"), "no architecture is called sm_10"),
         ((GPT2, "naive", "tiled", "--name", "other"), "has no attention other"),
         (("cross_attention", "fused", "hopper"), "its products are of fp16 or bf16"),

@@ -26,10 +26,14 @@ from tests.conftest import ROOT
 from tests.problems import SPECS, emitted, shipped
 
 LADDER = ladder()
-EVERYWHERE = [("naive", "sm_75"), ("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("hopper", "sm_90a")]
+EVERYWHERE = [
+    ("naive", "sm_75"), ("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["gpt2_naive.cu", "gpt2_fused.cu", "gpt2_hopper.cu", "cross_attention_fused.cu"])
+@pytest.mark.parametrize(
+    "name", ["gpt2_naive.cu", "gpt2_fused.cu", "gpt2_wgmma.cu", "gpt2_hopper.cu", "cross_attention_fused.cu"]
+)
 def test_line_tables_change_no_instruction_and_no_cache(name: str) -> None:
     before = {e.name for e in CACHE.entries()}
     source = LADDER[name]
@@ -213,6 +217,7 @@ def test_nests_go_inwards() -> None:
     ("arguments", "words"),
     [
         (("--stage", "loops"), "pipeline stage, 1 of 2"),
+        (("--stage", "loops", "--kernel", "wgmma"), "by TMA, in the background"),
         (("--stage", "loops", "--kernel", "hopper"), "producer: pieces of work"),
         (("--stage", "sass"), "// spec    5: mask"),
         (("--stage", "ptx", "--kernel", "naive"), "// spec    5: mask"),

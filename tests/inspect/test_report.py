@@ -27,12 +27,15 @@ from attngen.language.load import load_path
 from attngen.plan import ARCHES, choose
 from attngen.plan.shared_layout import LAYOUTS, layouts
 from attngen.source import SourceFile
+from attngen.spec.attention import HOPPER_RUNGS
 from tests.conftest import ROOT
 from tests.problems import SPECS, emitted, shipped
 
 MIB = 2**20
 HOPPER = [(name, "hopper", "sm_90a") for name in ("mistral_window", "packed_documents", "gpt_oss_sinks", "gemma_softcap")]
-SCHEDULES = [("naive", "sm_80"), ("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("hopper", "sm_90a")]
+SCHEDULES = [
+    ("naive", "sm_80"), ("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a"),
+]  # fmt: skip
 
 
 def loaded(name: str) -> Loaded:
@@ -106,7 +109,7 @@ def test_layouts_are_those_of_the_file(name: str, rung: str, arch: str) -> None:
         "tiled": {"Q": "BLOCK_Q", "K": "BLOCK_KV", "P": "BLOCK_Q", "V": "BLOCK_DV"},
         "fused_simt": {"Q": "QK_STRIDE", "K": "QK_STRIDE", "V": "V_STRIDE", "P": "P_STRIDE"},
         "fused_mma": {"Q": "Q_STRIDE", "K": "K_STRIDE", "V": "V_STRIDE"},
-        "hopper": {"Q": "ROW_BYTES // 2", "K": "ROW_BYTES // 2", "V": "ROW_BYTES // 2"},
+        **{by_tma: dict.fromkeys("QKV", "ROW_BYTES // 2") for by_tma in HOPPER_RUNGS},
     }[plan.schedule]
     assert set(found) == set(strides)
     for tile, stride in strides.items():
@@ -115,7 +118,7 @@ def test_layouts_are_those_of_the_file(name: str, rung: str, arch: str) -> None:
         assert found[tile].gap == ((4, size * constants["PAD"]) if plan.schedule == "tiled" and tile != "V" else (1, 0))
         assert found[tile].groups_read() in ({0, 8} if spec.dtype.name == "fp32" else {8})
         buffer = next((b for b in plan.buffers if b.name == tile), None)
-        if buffer is not None and plan.schedule != "hopper":
+        if buffer is not None and not plan.by_tma:
             assert buffer.bytes % (found[tile].rows * found[tile].row_bytes) == 0
 
 

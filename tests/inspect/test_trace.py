@@ -21,9 +21,9 @@ from attngen.inspect.coordinates import Layout, planned
 from attngen.inspect.trace_text import totals_line
 from attngen.inspect.tracing import RungTrace, trace_spec
 from attngen.inspect.work import requested, tile_kinds
-from attngen.plan import ARCHES, PlanRefusal, choose
+from attngen.plan import ARCHES, PlanRefusal, choose, default_arch
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import RUNGS, AttentionSpec
+from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
 from tests.conftest import ROOT
 from tests.problems import SPECS, call, emitted, shipped
 
@@ -31,8 +31,7 @@ ONE = Shape(1, 1, 1, 256, 256)
 
 
 def traced(spec: AttentionSpec, rung: str, shape: Shape = ONE, **options) -> RungTrace:
-    arch = "sm_90a" if rung == "hopper" else "sm_80"
-    (found,) = trace_spec(spec, (rung,), arch, shape, options.pop("params", {}), **options)
+    (found,) = trace_spec(spec, (rung,), default_arch(rung), shape, options.pop("params", {}), **options)
     return found
 
 
@@ -46,7 +45,7 @@ def open_heads(name: str, dtype: str | None = None) -> AttentionSpec:
 def test_gpt2_at_256_by_hand() -> None:
     """Every number as one would count it on paper: n = 256 rows and keys of 64 elements of 2 bytes, scores of 4 bytes."""
     n, row = 256, 64 * 2
-    naive, tiled, fused, hopper = (traced(shipped("gpt2"), rung) for rung in (*RUNGS, "hopper"))
+    naive, tiled, fused, wgmma, hopper = (traced(shipped("gpt2"), rung) for rung in (*RUNGS, *HOPPER_RUNGS))
     scores, passes, dims = 4 * n * n, 3, 64
     assert naive.totals.global_read == 2 * n * n * row + passes * scores + dims * (scores + n * n * 2)
     tiles = 1 + 2 + 3 + 4  # 64 rows x 64 keys: of each block of rows, those left of the diagonal's end
@@ -54,11 +53,12 @@ def test_gpt2_at_256_by_hand() -> None:
     assert tiled.totals.global_read == tiles * (64 + 64 + 64) * row + (2 + 1) * of_scores
     tiles = 2 + 4  # 128 rows x 64 keys
     assert fused.totals.global_read == n * row + tiles * 2 * 64 * row
+    assert wgmma.totals.global_read == fused.totals.global_read  # the same tiles
     assert hopper.totals.global_read == n * row + (1 + 2) * 2 * 128 * row + 2 * 4  # tiles of 128 x 128; and a counter
     assert fused.totals.global_read < tiled.totals.global_read < naive.totals.global_read
     assert (naive.totals.global_written, tiled.totals.global_written) == (2 * scores + n * row, 2 * of_scores + n * row)
-    assert fused.totals.global_written == n * row
-    assert fused.totals.mma_operations == tiles * 128 * 64 * 2 * (64 + 64)
+    assert fused.totals.global_written == wgmma.totals.global_written == n * row
+    assert fused.totals.mma_operations == wgmma.totals.mma_operations == tiles * 128 * 64 * 2 * (64 + 64)
     assert hopper.totals.mma_operations == tiles * 128 * 64 * 2 * (64 + 64 + 8)  # and 8 columns of ones
     assert (naive.totals.mma, naive.totals.shared_read, naive.totals.barriers) == (0, 0, 0)
 
@@ -82,7 +82,7 @@ CASES = [
 def test_bytes_are_those_of_the_closed_formula(name: str, dtype: str | None, shape: Shape, params: dict[str, int]) -> None:
     spec = open_heads(name, dtype)
     problem = sample(spec, shape)
-    for rung in (*RUNGS, *(("hopper",) if spec.dtype.bytes == 2 else ())):
+    for rung in (*RUNGS, *(HOPPER_RUNGS if spec.dtype.bytes == 2 else ())):
         found = traced(spec, rung, shape, params=params)
         names = {**shape.sizes(spec), **{p.name: p.default for p in spec.params if p.default is not None}, **params}
         read, written = dict.fromkeys("QKVS", 0), dict.fromkeys("SO", 0)
@@ -96,7 +96,7 @@ def test_bytes_are_those_of_the_closed_formula(name: str, dtype: str | None, sha
         assert {t: found.written.get(t, 0) for t in "SO"} == written, rung
 
 
-@pytest.mark.parametrize("rung", [*RUNGS, "hopper"])
+@pytest.mark.parametrize("rung", [*RUNGS, *HOPPER_RUNGS])
 @pytest.mark.parametrize("name", ["gpt2", "packed_documents"])
 def test_sites_add_up_to_the_totals(name: str, rung: str) -> None:
     found = traced(shipped(name), rung, Shape(1, 2, 2, 150, 150))
@@ -112,7 +112,7 @@ def test_sites_add_up_to_the_totals(name: str, rung: str) -> None:
         assert s.place.line, s
         assert s.buffer is None or s.buffer.name != "shared memory"  # every buffer has a name
     met = ("block barrier", "warp barrier")
-    if rung != "hopper":
+    if rung not in HOPPER_RUNGS:
         assert sum(s.executions for s in found.sites if s.what in met) == t.barriers
 
 
@@ -133,7 +133,7 @@ def test_every_line_of_a_site_has_what_it_is_said_to_do() -> None:
         assert words.get(s.what, "") in s.place.text, s.place
 
 
-@pytest.mark.parametrize("rung", ["fused", "hopper"])
+@pytest.mark.parametrize("rung", ["fused", *HOPPER_RUNGS])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
 def test_kernels_on_tensor_cores_have_no_bank_conflict(name: str, dtype: str, rung: str) -> None:
@@ -253,7 +253,7 @@ def test_layouts_name_elements() -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_the_planners_words_for_a_buffer_begin_with_its_layout(name: str) -> None:
     for arch in ("sm_75", "sm_80", "sm_90a"):
-        for rung in (*RUNGS, "hopper"):
+        for rung in (*RUNGS, *HOPPER_RUNGS):
             try:
                 plan = choose(shipped(name), ARCHES[arch], rung)
             except PlanRefusal:

@@ -11,7 +11,7 @@ import pytest
 from attngen import define
 from attngen.inspect.coordinates import planned
 from attngen.plan import ARCHES, Plan, PlanRefusal, choose, hopper
-from attngen.spec.attention import Schedule
+from attngen.spec.attention import HOPPER_RUNGS, Schedule
 from tests.problems import SPECS, shipped
 
 SIZES = (8, 64, 72, 128, 136, 192, 200, 256)
@@ -26,7 +26,7 @@ def check(plan: Plan) -> None:
     assert plan.shared_bytes <= plan.arch.shared_per_block
 
 
-@pytest.mark.parametrize("rung", ["fused", "hopper"])
+@pytest.mark.parametrize("rung", ["fused", *HOPPER_RUNGS])
 @pytest.mark.parametrize("name", SPECS)
 def test_of_shipped_specs(name: str, rung: str) -> None:
     planned_for = 0
@@ -36,7 +36,7 @@ def test_of_shipped_specs(name: str, rung: str) -> None:
         except PlanRefusal:
             continue
         planned_for += 1
-    assert planned_for or (rung == "hopper" and not hopper.suits(shipped(name), ARCHES["sm_90a"]))
+    assert planned_for or (rung in HOPPER_RUNGS and not hopper.suits(shipped(name), ARCHES["sm_90a"]))
 
 
 @pytest.mark.parametrize("head_dim_v", SIZES)

@@ -65,7 +65,7 @@ def test_a_score_that_is_never_one_has_no_test(score: str) -> None:
     assert one_score(spec_of(score)) is None
 
 
-@pytest.mark.parametrize("rung", ["tiled", "fused", "hopper"])
+@pytest.mark.parametrize("rung", ["tiled", "fused", "wgmma", "hopper"])
 def test_far_tiles_read_one_element(rung: str) -> None:
     """Lengths at which most tiles are far from the diagonal, on both of its sides."""
     spec = spec_of(STOPS["by distance"], 64)

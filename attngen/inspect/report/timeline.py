@@ -75,24 +75,40 @@ def _fused_simt(plan: Plan, weights: str) -> Timeline:
     return Timeline(lanes, "One block: it waits for each tile; other blocks of the multiprocessor compute meanwhile.")
 
 
-def _fused_mma(plan: Plan, weights: str) -> Timeline:
-    copies: list[Bar] = []
-    work: list[Bar] = []
+def _copies_of(stages: int) -> tuple[Bar, ...]:
+    """Beside tiles that start at 1, 4, 7, ...: with one stage V under its own Q K^T, then the next K; with two both at once."""
+    copies = [Bar(0, 1, "K0" if stages == 1 else "K0, V0", COPY)]
     for n in range(TILES):
         start = 1 + 3 * n
-        work += _of_a_tile(start, n, weights)
-        if plan.stages == 1:
+        if stages == 1:
             copies.append(Bar(start, 1, f"V{n}", COPY))
             if n + 1 < TILES:
                 copies.append(Bar(start + 1, 1, f"K{n + 1}", COPY))
         elif n + 1 < TILES:
             copies.append(Bar(start, 1.4, f"K{n + 1}, V{n + 1}", COPY))
-    first = "K0" if plan.stages == 1 else "K0, V0"
-    lanes = {"cp.async": (Bar(0, 1, first, COPY), *copies), "warps": tuple(work)}
+    return tuple(copies)
+
+
+def _fused_mma(plan: Plan, weights: str) -> Timeline:
+    work = [bar for n in range(TILES) for bar in _of_a_tile(1 + 3 * n, n, weights)]
+    lanes = {"cp.async": _copies_of(plan.stages), "warps": tuple(work)}
     says = (
         f"V is copied during Q K^T, the next K during the {weights} and P V: one buffer for each."
         if plan.stages == 1
         else "The next K and V are copied into the other stage while this one is used."
+    )
+    return Timeline(lanes, says)
+
+
+def _wgmma(plan: Plan, weights: str) -> Timeline:
+    """As fused with two stages; a product is in the background, but its warpgroup waits for it."""
+    work = [bar for n in range(TILES) for bar in _of_a_tile(1 + 3 * n, n, weights)]
+    products = tuple(bar for bar in work if bar.kind == PRODUCT)
+    between = tuple(bar for bar in work if bar.kind == SOFTMAX)
+    lanes = {"TMA": _copies_of(plan.stages), "wgmma": products, f"{weights}, the same warps": between}
+    says = (
+        "TMA copies the next K and V into the other stage while this one is used. Tensor cores and threads take turns: each "
+        "waits for the other."
     )
     return Timeline(lanes, says)
 
@@ -134,5 +150,6 @@ TIMELINES: dict[str, Callable[[Plan, str], Timeline]] = {
     "tiled": _tiled,
     "fused_simt": _fused_simt,
     "fused_mma": _fused_mma,
+    "wgmma": _wgmma,
     "hopper": _hopper,
 }

@@ -214,8 +214,9 @@ __device__ __forceinline__ void load_tile_async(fp16* tile, const fp16* mine, lo
 //         m  = m'
 //     O = O / l
 //
-// A block computes BLOCK_Q rows, a warp ROW_BLOCKS times 16 of them. In the fragments of 16 rows (see mma_16x8x16), lane l has
-// the rows l / 4 and l / 4 + 8 and, of every 8 columns, 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
+// A block computes BLOCK_Q rows, a warp ROW_BLOCKS times 16 of them.
+// In the fragments of S and O lane l has, of the 16 rows that a product gives its warp, l / 4 and l / 4 + 8, and of every 8
+// columns 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
 
 // The largest, and the sum, over the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {

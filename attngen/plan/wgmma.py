@@ -1,0 +1,113 @@
+"""The rung between fused and hopper: the fused kernel with Hopper's instructions. TMA brings the tiles, warpgroups multiply by
+wgmma, and none has a role of its own."""
+
+from __future__ import annotations
+
+from attngen.plan import hopper
+from attngen.plan.arch import Arch
+from attngen.plan.fused_mma import reads_pairs
+from attngen.plan.one_score import one_score_decisions
+from attngen.plan.plan import ALIGN, Decision, Plan, lay_out
+from attngen.plan.precision import precision_decisions
+from attngen.plan.tiles import tile_bounds
+from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
+from attngen.spec.attention import AttentionSpec
+
+STAGES = 2  # one is multiplied, the other is on its way
+OTHER_REGISTERS = 40  # addresses, row state, the exponents on their way
+CAPTURED_REGISTERS = 10  # addresses of captured tensors
+HOLDS_Q_UP_TO = 250  # registers of a thread, those of Q's fragments among them
+
+
+def tile(warpgroups: int, block_kv: int) -> Tile:
+    return Tile(hopper.WARPGROUP_ROWS * warpgroups, block_kv, STAGES, 4 * warpgroups)
+
+
+# By the larger head size.
+PREFERRED: dict[int, tuple[Tile, ...]] = {
+    64: (tile(2, 64), tile(2, 48)),
+    128: (tile(2, 128), tile(2, 96), tile(2, 80)),
+    192: (tile(2, 96), tile(2, 80), tile(2, 64)),
+    256: (tile(2, 64), tile(2, 48), tile(2, 32)),
+}
+POSSIBLE = tuple(tile(groups, kv) for groups in (2, 1, 3) for kv in (128, 96, 80, 64, 48, 32, 16))
+
+
+def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
+    d, dv = (2 * hopper.SLAB * hopper.slabs(n) for n in (spec.head_dim, spec.head_dim_v))
+    return {
+        "Q": tile.block_q * max(d, dv),
+        "K": tile.stages * tile.block_kv * d,
+        "V": tile.stages * tile.block_kv * dv,
+        "BARRIERS": 8 * (1 + 2 * tile.stages),
+        "PLACE": 12,
+    }
+
+
+def registers(spec: AttentionSpec, tile: Tile) -> int:
+    """What a thread needs without Q: output, scores, weights, and the rest."""
+    scores = tile.block_kv // 2
+    captured = (CAPTURED_REGISTERS if spec.inputs else 0) + (scores if reads_pairs(spec) else 0)  # an element for each score
+    return spec.head_dim_v // 2 + scores + scores // 2 + captured + OTHER_REGISTERS
+
+
+def q_in_registers(spec: AttentionSpec, tile: Tile) -> bool:
+    return registers(spec, tile) + hopper.q_registers(spec) <= HOLDS_Q_UP_TO
+
+
+def cost(spec: AttentionSpec, tile: Tile) -> Cost:
+    return Cost(sum(-(-n // ALIGN) * ALIGN for n in shared_bytes(spec, tile).values()), registers(spec, tile))
+
+
+def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
+    size = max(spec.head_dim, spec.head_dim_v)
+    return next(tiles for limit, tiles in PREFERRED.items() if size <= limit)
+
+
+def tiles(spec: AttentionSpec, arch: Arch) -> tuple[Tile, ...]:
+    return fitting(arch, (*preferred_tiles(spec), *POSSIBLE), lambda t: cost(spec, t))
+
+
+def propose(spec: AttentionSpec, arch: Arch) -> Plan:
+    """The preferred tile that fits; see the decisions for its reasons."""
+    hopper.refuse(spec, arch, "wgmma")
+    tile = pick_tile(spec, arch, preferred_tiles(spec), POSSIBLE, lambda t: cost(spec, t))
+    q, kv, stages, t = tile.block_q, tile.block_kv, tile.stages, spec.dtype.name
+    sizes = shared_bytes(spec, tile)
+    assert all(sizes[name] % hopper.SWIZZLE_ATOM == 0 for name in "QKV"), sizes
+    d, dv = hopper.slabs(spec.head_dim), hopper.slabs(spec.head_dim_v)
+    buffers = lay_out(
+        ("Q", sizes["Q"], f"{t} [{max(d, dv)}][{q}][{hopper.SLAB}], the block's query rows, in the end its output"),
+        ("K", sizes["K"], f"{t} [{stages}][{d}][{kv}][{hopper.SLAB}], the keys of {stages} tiles"),
+        ("V", sizes["V"], f"{t} [{stages}][{dv}][{kv}][{hopper.SLAB}], the values of {stages} tiles"),
+        ("BARRIERS", sizes["BARRIERS"], f"mbarrier [1 + 2 * {stages}], see the kernel"),
+        ("PLACE", sizes["PLACE"], "int [3], which rows and head the block computes"),
+    )
+    holds = q_in_registers(spec, tile)
+    fragments = hopper.q_registers(spec)
+    decisions = (
+        Decision("schedule", "wgmma", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
+        *precision_decisions(spec),
+        *one_score_decisions(spec),
+        Decision(
+            "BLOCK_Q x BLOCK_KV",
+            f"{q} x {kv}",
+            _why_tile(spec),
+        ),
+        Decision(
+            "warps", str(tile.warps), "four are a warpgroup, which multiplies 64 rows; a warp has the softmax of 16 of them"
+        ),
+        Decision("stages", str(stages), "the next K and V are copied while these are used"),
+        Decision("Q", "in registers" if holds else "in shared memory", f"its fragments take {fragments} registers a thread"),
+        Decision("swizzle", "128 bytes", hopper.LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
+    )
+    bounds = tile_bounds(spec)
+    return Plan("wgmma", "wgmma", arch, q, kv, tile.warps, stages, bounds, decisions, buffers, holds)
+
+
+def _why_tile(spec: AttentionSpec) -> str:
+    if spec.schedule.block_q:
+        return "as the spec asks"
+    if preferred_tiles(spec) == PREFERRED[64]:
+        return "of few registers, so that an SM holds two blocks: one computes softmax while the other multiplies"
+    return "the largest whose O, S and P fit a thread's registers, and whose stages fit shared memory"

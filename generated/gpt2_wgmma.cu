@@ -1,0 +1,540 @@
+// gpt2, wgmma
+// ===========
+//
+//     attention gpt2 {
+//         dtype     fp16
+//         head_dim  64
+//         scale     0.125
+//         mask      q >= k
+//     }
+//
+// For batch b, query head h and query row q, with the key/value head h / group_size:
+//
+//     s    = 0.125 * sum over d of Q[q, d] * K[k, d]
+//     S[k] = s where q >= k, else -inf
+//     P[k] = exp(S[k]) / (sum over k of exp(S[k]))
+//     O[d] = sum over k of P[k] * V[k, d]
+//
+// Shapes
+//     Q    fp16 [batch, q_heads, q_len, 64]
+//     K    fp16 [batch, kv_heads, kv_len, 64]
+//     V    fp16 [batch, kv_heads, kv_len, 64]
+//     O    fp16 [batch, q_heads, q_len, 64], written
+//
+// Plan, for sm_90a (Hopper: H100, H200)
+//     schedule = wgmma: fp16 on tensor cores by wgmma, tiles copied by TMA, which sm_90a has
+//     BLOCK_Q x BLOCK_KV = 128 x 64: of few registers, so that an SM holds two blocks: one computes softmax while
+//         the other multiplies
+//     warps = 8: four are a warpgroup, which multiplies 64 rows; a warp has the softmax of 16 of them
+//     stages = 2: the next K and V are copied while these are used
+//     Q = in registers: its fragments take 16 registers a thread
+//     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
+//         that neither TMA nor wgmma meets a bank conflict
+//
+// Shared memory of a block, 49292 bytes
+//          0  Q        fp16 [1][128][64], the block's query rows, in the end its output
+//      16384  K        fp16 [2][1][64][64], the keys of 2 tiles
+//      32768  V        fp16 [2][1][64][64], the values of 2 tiles
+//      49152  BARRIERS mbarrier [1 + 2 * 2], see the kernel
+//      49280  PLACE    int [3], which rows and head the block computes
+//
+// Sections
+//     1. Numbers
+//     2. Primitives
+//     3. This variant's score and mask
+//     4. Which tiles are visited
+//     5. Loading tiles
+//     6. The fused kernel
+
+// 1. Numbers
+
+constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
+constexpr int HEAD_DIM = 64;
+constexpr int HEAD_DIM_V = 64;
+constexpr float softmax_scale = 0.125f;
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
+constexpr int BLOCK_Q = 128;  // query rows of a block
+constexpr int BLOCK_KV = 64;  // keys of a tile
+constexpr int THREADS = 256;
+constexpr int Q_SMEM = 0;
+constexpr int K_SMEM = 16384;
+constexpr int V_SMEM = 32768;
+constexpr int BARRIERS_SMEM = 49152;
+constexpr int PLACE_SMEM = 49280;
+constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
+constexpr int ROW_THREADS = 64;  // of the block's threads, as a grid over a tile
+constexpr int COLUMN_THREADS = 4;
+constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
+constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
+constexpr int DIMS = HEAD_DIM_V / COLUMN_THREADS;  // dimensions of O of a thread
+constexpr int STAGES = 2;  // tiles of K, and of V, in shared memory
+constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
+constexpr int QK_SLABS = 1;
+constexpr int V_SLABS = 1;
+constexpr int K_STEPS = HEAD_DIM / 16;  // wgmma steps of 16 over the head size
+constexpr int Q_SLAB = BLOCK_Q * ROW_BYTES;  // bytes
+constexpr int KV_SLAB = BLOCK_KV * ROW_BYTES;
+
+// 2. Primitives
+
+// fp16: 1 sign, 5 exponent, 10 fraction bits.
+struct fp16 { unsigned short bits; };
+
+// Two neighbouring elements of a fragment in one register, `low` in the lower half.
+__device__ __forceinline__ unsigned pack(float low, float high) {
+    unsigned packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+// 2^x on the special function unit; a denormal counts as 0. Relative error at most 2^-22 (PTX ISA, ex2.approx).
+__device__ __forceinline__ float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// threadIdx.x, read anew at each call: what was computed from it before need not stay in a register.
+__device__ __forceinline__ unsigned thread_index() {
+    unsigned index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+}
+
+// An mbarrier: eight bytes of shared memory that count, in phases, threads that arrive and bytes that copies bring. A phase
+// completes when `arrivals` threads have arrived and all bytes that they announced are there; then the next one begins.
+
+// One thread does this once for each barrier, then a fence for the copy engine, then all meet at __syncthreads().
+__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier_smem, unsigned arrivals) {
+    const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Announces `bytes` that copies will bring in this phase, and counts one arrival.
+__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier_smem, unsigned bytes) {
+    const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before the first phase has ended the one
+// of parity 1 counts as ended: a producer's first wait for an empty buffer passes at once.
+__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, unsigned parity) {
+    const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
+    unsigned completed = 0;
+    while (!completed) {
+        asm volatile(
+            "{ .reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p; }"
+            : "=r"(completed)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+    }
+}
+
+// Lets the copy engine see this thread's mbarrier_init.
+__device__ __forceinline__ void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// What the host says about a tensor in global memory: its address, sizes, strides, the box of one copy, its swizzle. A kernel
+// takes it as `const __grid_constant__ TensorMap` and passes its address on.
+struct alignas(64) TensorMap { unsigned char opaque[128]; };
+
+// What L2 does with the lines of a copy (createpolicy's constants).
+constexpr unsigned long long L2_EVICT_FIRST = 0x12F0000000000000;
+constexpr unsigned long long L2_EVICT_LAST = 0x14F0000000000000;
+
+// Copies the box at coordinates (c0, c1, c2, c3), c0 the innermost, to shared memory in the background, with zeros for what
+// lies outside the tensor; one thread issues it. Its bytes, those zeros too, count at `barrier_smem`.
+__device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, unsigned long long* barrier_smem, int c0, int c1,
+                                         int c2, int c3, unsigned long long l2_hint) {
+    const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
+    const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, { %2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+        "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(l2_hint)
+        : "memory");
+}
+
+// Products of a warpgroup run in the background, in groups. From the issue of a product until its group has been waited for,
+// its accumulators belong to it: no thread may read or write them.
+
+// Before the first product, and after any other access to the registers of one: orders them.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Closes a group of products.
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most PENDING of the latest groups are still under way.
+template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// After wgmma_wait: keeps the compiler from moving a use of the accumulators to before it, where ptxas would have to wait too.
+template <int N> __device__ __forceinline__ void wgmma_received(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// Where an operand lies, in rows of 128 bytes with the 128-byte swizzle (the tile begins at a multiple of 1024 bytes).
+// `stride_bytes`: from one group of eight rows to the next, 1024. `leading_bytes`: of an MN-major operand, from 64 of its rows
+// or columns to the next 64; of a K-major one it is not used. Adding bytes / 16 to a descriptor moves it.
+__device__ __forceinline__ unsigned long long smem_descriptor(const void* tile_smem, unsigned leading_bytes,
+                                                              unsigned stride_bytes) {
+    constexpr unsigned long long SWIZZLE_128_BYTES = 1ull << 62;
+    const unsigned address = (unsigned)__cvta_generic_to_shared(tile_smem);
+    const unsigned low = (leading_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
+    return SWIZZLE_128_BYTES | (unsigned long long)(stride_bytes >> 4) << 32 | low;
+}
+
+// Four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and
+// receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_smem) {
+    const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
+//   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
+//   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
+// B is K-major in shared memory.
+__device__ __forceinline__ void wgmma_qk(float (&d)[32], const unsigned (&a)[4], unsigned long long b,
+                                         bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "setp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
+        "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{ %32, %33, %34, %35}, %36, p, 1, 1, 0; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
+}
+
+// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
+//   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
+//   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
+// B is MN-major in shared memory.
+__device__ __forceinline__ void wgmma_pv(float (&d)[32], const unsigned (&a)[4], unsigned long long b,
+                                         bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "setp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
+        "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{ %32, %33, %34, %35}, %36, p, 1, 1, 1; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
+}
+
+// 3. This variant's score and mask
+
+// allowed: q >= k
+__device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
+    return q_idx >= kv_idx;
+}
+
+// 4. Which tiles are visited
+//
+// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
+
+struct KvRange {
+    int begin, end;
+    int full_begin, full_end;
+};
+
+// The range for rows q_lo to q_hi, solved from q >= k.
+__device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
+    return {
+        0,  // begin
+        min(kv_len, q_hi + 1),  // end
+        0,  // full_begin
+        min(kv_len, q_lo + 1),  // full_end
+    };
+}
+
+// 5. Loading tiles
+//
+// A tile in shared memory is slabs of 64 columns. A slab is rows of ROW_BYTES; the eight 16-byte chunks of a row are permuted
+// by exclusive or with the row's number modulo 8, as TMA writes and wgmma reads them: the swizzle of 128 bytes.
+
+// The rows of one head from `row` on, copied in the background; their bytes count at `full`. Columns past the head size and
+// rows past the last one arrive as zeros.
+template <int ROWS, int SLABS>
+__device__ __forceinline__ void load_tile_async(unsigned char* tile, const TensorMap* map, unsigned long long* full, int row,
+                                                int h_idx, int b_idx, unsigned long long l2_hint) {
+    mbarrier_expect_bytes(full, SLABS * ROWS * ROW_BYTES);
+#pragma unroll
+    for (int slab = 0; slab < SLABS; ++slab)
+        tma_load(tile + slab * ROWS * ROW_BYTES, map, full, 64 * slab, row, h_idx, b_idx, l2_hint);
+}
+
+// A stage of K or V, and the parity of the phase that its barriers are in: both change as tiles go round.
+struct Stage {
+    int index;
+    unsigned phase;
+    __device__ __forceinline__ void advance() {
+        if (++index == STAGES) index = 0, phase ^= 1;
+    }
+};
+
+// 6. The fused kernel
+//
+//     S[q, k] = s  where q >= k, else -inf
+//     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
+//
+//     m = -inf, l = 0, O = 0; for every tile of keys:
+//         S  = score(Q K^T)                     -inf where the mask forbids
+//         m' = max(m, row maximum of S)
+//         P  = exp(S - m')
+//         l  = l * exp(m - m') + row sum of P
+//         O  = O * exp(m - m') + P V
+//         m  = m'
+//     O = O / l
+//
+// A block computes BLOCK_Q rows, a warpgroup 64 of them.
+// In the fragments of S and O lane l has, of the 16 rows that a product gives its warp, l / 4 and l / 4 + 8, and of every 8
+// columns 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
+
+// The largest, and the sum, over the four lanes that share a row.
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// A thread's elements of S or O: [r][j] is the one in its row r and its column j. `d` has them in the order of wgmma.
+template <int COLUMNS> struct Fragment {
+    struct Row {
+        float* d;
+        __device__ __forceinline__ float& operator[](int j) const { return d[j / 2 * 4 + j % 2]; }
+    };
+    float d[ROWS * COLUMNS];
+    __device__ __forceinline__ Row operator[](int r) { return {d + 2 * r}; }
+};
+struct alignas(16) Chunk {  // what a lane loads or stores at once
+    unsigned words[4];
+};
+
+// The rows and the head of a block. Blocks are numbered so that those that run together read the same keys and values from
+// L2, those of a section of heads; and of a section the last rows come first: under a causal mask they have most to do.
+struct Place {
+    int q_block, h_idx, b_idx;
+};
+__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
+    const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
+    const int all_heads = blocks / q_blocks;  // of the whole batch
+    const long long sharing = (long long)max(1, L2_ROWS / max(kv_len, 1)) * (q_heads / kv_heads);  // heads whose keys L2 holds
+    const int section = (int)min((long long)all_heads, sharing);
+    const int first = block / (section * q_blocks) * section;  // head of the section
+    const int here = min(section, all_heads - first);
+    const int in_section = block - first * q_blocks;
+    const int head = first + in_section % here;
+    return {q_blocks - 1 - in_section / here, head % q_heads, head / q_heads};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+gpt2_wgmma(
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+    const __grid_constant__ TensorMap v_map,
+    fp16* O,  // [batch, q_heads, q_len, 64]
+    long long o_stride_b, long long o_stride_h, long long o_stride_s,
+    int q_heads, int kv_heads, int q_len, int kv_len)
+{
+    extern __shared__ __align__(1024) unsigned char smem[];
+    unsigned char* Q_smem = smem + Q_SMEM;  // [QK_SLABS][BLOCK_Q][64]
+    unsigned char* K_smem = smem + K_SMEM;  // [STAGES][QK_SLABS][BLOCK_KV][64]
+    unsigned char* V_smem = smem + V_SMEM;  // [STAGES][V_SLABS][BLOCK_KV][64]
+
+    // full: who copies arrives once, with the bytes of its copies; who multiplies waits before it reads.
+    unsigned long long* q_full = (unsigned long long*)(smem + BARRIERS_SMEM);
+    unsigned long long *k_full = q_full + 1, *v_full = k_full + STAGES;  // [STAGES] each
+    if (threadIdx.x == 0) {
+        mbarrier_init(q_full, 1);
+        for (int stage = 0; stage < STAGES; ++stage) {
+            mbarrier_init(k_full + stage, 1);
+            mbarrier_init(v_full + stage, 1);
+        }
+        mbarrier_init_fence();
+    }
+
+    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len, kv_len);
+    if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
+    __syncthreads();  // the barriers are there
+    const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
+    const int kv_h_idx = h_idx / (q_heads / kv_heads);
+    const int q_lo = q_block * BLOCK_Q;
+    const int warp = thread_index() / 32, lane = thread_index() % 32;
+    const int warp_row = 16 * warp;  // of the block
+    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; the other is 8 further
+    const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
+    const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
+
+    const auto load_k = [&](int tile, int stage) {
+        if (threadIdx.x == 0)  // asks for the whole tile
+            load_tile_async<BLOCK_KV, QK_SLABS>(K_smem + stage * QK_SLABS * KV_SLAB, &k_map, k_full + stage,
+                                                tile * BLOCK_KV, kv_h_idx, b_idx, L2_EVICT_LAST);
+    };
+    const auto load_v = [&](int tile, int stage) {
+        if (threadIdx.x == 0)
+            load_tile_async<BLOCK_KV, V_SLABS>(V_smem + stage * V_SLABS * KV_SLAB, &v_map, v_full + stage,
+                                               tile * BLOCK_KV, kv_h_idx, b_idx, L2_EVICT_LAST);
+    };
+
+    if (threadIdx.x == 0)
+        load_tile_async<BLOCK_Q, QK_SLABS>(Q_smem, &q_map, q_full, q_lo, h_idx, b_idx, L2_EVICT_FIRST);
+
+    const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
+    const KvRange range = kv_range(q_lo, q_hi, kv_len);
+    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_end = range.full_end / BLOCK_KV;
+    int tile = range.begin / BLOCK_KV;
+
+    if (tile < tile_end) load_k(tile, 0);
+    if (tile < tile_end) load_v(tile, 0);
+
+    // descriptors count in 16 bytes
+    const unsigned long long k_at = smem_descriptor(K_smem, 0, 8 * ROW_BYTES);
+    const unsigned long long v_at = smem_descriptor(V_smem, KV_SLAB, 8 * ROW_BYTES);
+    mbarrier_wait(q_full, 0);  // Q is complete
+    unsigned Q_frag[K_STEPS][4];
+    // Q as A operands: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
+#pragma unroll
+    for (int step = 0; step < K_STEPS; ++step) {
+        const int row = warp_row + lane % 16, chunk = step % 4 * 2 + lane / 16;
+        ldmatrix_x4(Q_frag[step], Q_smem + step / 4 * Q_SLAB + row * ROW_BYTES + (chunk ^ row % 8) * 16);
+    }
+
+    Fragment<DIMS> O_frag = {};
+    float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: this lane's keys only, until the end
+    for (int r = 0; r < ROWS; ++r) {
+        row_max[r] = -INF;
+        row_sum[r] = 0.0f;
+    }
+
+    Stage stage = {0, 0};
+    while (tile < tile_end) {
+        const int kv_lo = tile * BLOCK_KV;
+        const bool partial = tile < full_tile_begin || tile >= full_tile_end;
+        const int following = tile + 1;
+        __syncthreads();  // everyone is done with the tile before:
+        if (following < tile_end) {  // the next one may take its place
+            load_k(following, stage.index ^ 1);
+            load_v(following, stage.index ^ 1);
+        }
+
+        // S = Q K^T
+        Fragment<COLUMNS> S_frag;
+        const unsigned long long k_tile = k_at + stage.index * (QK_SLABS * KV_SLAB / 16);
+        mbarrier_wait(k_full + stage.index, stage.phase);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < K_STEPS; ++step)
+            wgmma_qk(S_frag.d, Q_frag[step], k_tile + step / 4 * (KV_SLAB / 16) + step % 4 * 2, step > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_received(S_frag.d);
+
+        if (partial) {  // the pairs that the mask forbids, and keys past the end
+            for (int r = 0; r < ROWS; ++r)
+                for (int j = 0; j < COLUMNS; ++j) {
+                    const int q_idx = q_lo + row_of(r);
+                    const int kv_idx = kv_lo + column_of(j);
+                    const bool allowed = mask(q_idx, kv_idx);
+                    if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
+                }
+        }
+
+        // online softmax. An old maximum serves as long as no score of the row exceeds it by much: exp2 then stays below
+        // 2^SLACK, and what was summed need not be rescaled
+        bool kept = true;
+        float new_max[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            float tile_max = row_max[r];
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j += 2) tile_max = fmaxf(tile_max, fmaxf(S_frag[r][j], S_frag[r][j + 1]));
+            new_max[r] = quad_max(tile_max);
+            kept &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= SLACK);
+        }
+        const bool rescale = !__all_sync(0xffffffff, kept);
+        if (rescale) {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
+                alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
+                row_max[r] = new_max[r];
+                row_sum[r] *= alpha[r];
+#pragma unroll
+                for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha[r];
+            }
+        }
+        // the weights P take the place of S
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const float shift = row_max[r] == -INF ? 0.0f : row_max[r] * EXPONENT_SCALE;
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+                S_frag[r][j] = fast_exp2(S_frag[r][j] * EXPONENT_SCALE - shift);
+                row_sum[r] += S_frag[r][j];
+            }
+        }
+
+        // O += P V. The D fragment of two neighbouring S blocks is the A fragment of P: no lane needs another's weights.
+        unsigned P_frag[BLOCK_KV / 16][4];
+        // P as the A operand of P V: the fragments of S, rounded
+#pragma unroll
+        for (int i = 0; i < BLOCK_KV / 4; ++i) P_frag[i / 4][i % 4] = pack(S_frag.d[2 * i], S_frag.d[2 * i + 1]);
+        const unsigned long long v_tile = v_at + stage.index * (V_SLABS * KV_SLAB / 16);
+        mbarrier_wait(v_full + stage.index, stage.phase);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < BLOCK_KV / 16; ++step)
+            wgmma_pv(O_frag.d, P_frag[step], v_tile + step * (16 * ROW_BYTES / 16), true);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_received(O_frag.d);
+        stage.advance();
+        tile = following;
+    }
+
+    // O goes through the warp's own rows of Q_smem, so that whole rows are written, 16 bytes a lane
+    unsigned char* O_smem = Q_smem + warp_row * ROW_BYTES;
+    __syncthreads();  // where no tile was visited, Q is still being read
+    const Place end = *(const Place*)(smem + PLACE_SMEM);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        row_sum[r] = quad_sum(row_sum[r]);
+        const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
+        unsigned char* o_row = O_smem + (lane / 4 + 8 * r) * ROW_BYTES + lane % 4 * 4;
+        for (int j = 0; j < HEAD_DIM_V / 8; ++j)
+            *(unsigned*)(o_row + j / 8 * Q_SLAB + (j ^ lane / 4) % 8 * 16) =
+                pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
+    }
+    __syncwarp();
+    for (int i = lane; i < 16 * (HEAD_DIM_V / 8); i += 32) {
+        const int row = i / (HEAD_DIM_V / 8), column = i % (HEAD_DIM_V / 8) * 8;
+        const int q_idx = end.q_block * BLOCK_Q + warp_row + row;
+        if (q_idx >= q_len) continue;
+        *(Chunk*)(O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + q_idx * o_stride_s + column) =
+            *(const Chunk*)(O_smem + column / 64 * Q_SLAB + row * ROW_BYTES + (column / 8 ^ row) % 8 * 16);
+    }
+}
