@@ -8,10 +8,11 @@ from attngen.plan.arch import Arch, Feature
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import Decision, Plan, lay_out
 from attngen.plan.precision import precision_decisions
-from attngen.plan.tiles import tile_bounds
+from attngen.plan.tiles import K, Q, tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import Gather, names_in, walk
+from attngen.spec.expr import Expr, Gather, Type, name, names_in, rewrite, walk
+from attngen.spec.operator import sub
 
 MMA_ROWS = 16  # the rows of one mma
 CHUNK_BYTES = 16  # what a lane copies at once; a row in shared memory is padded by as much, see `propose`
@@ -133,7 +134,7 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
     output, scores = row_blocks(tile) * spec.head_dim_v // 2, row_blocks(tile) * tile.block_kv // 2
     if operands(spec).split:
         output, scores = row_blocks(tile) * width_of_v(spec) // 2, scores * (2 if operands(spec).split == "tf32" else 1)
-    captured = (CAPTURED_REGISTERS if spec.inputs else 0) + (scores if reads_pairs(spec) else 0)  # an element for each score
+    captured = (CAPTURED_REGISTERS if spec.inputs else 0) + _elements(spec, scores)
     if not operands(spec).split:
         return output + scores + captured + OTHER_REGISTERS
     wide = max(0, tile.block_kv - 32) // 4 if operands(spec).split == "bf16" else 0  # fragments of K
@@ -157,9 +158,27 @@ def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
 
 
 def reads_pairs(spec: AttentionSpec) -> bool:
-    """Whether an element of a captured tensor is read for each pair of a query and a key."""
+    """Whether each pair of a query and a key has an element of a captured tensor for itself. Read by their distance,
+    elements repeat along the diagonals of a thread's pairs."""
+    return any(names_in(*(rewrite(index, _distance) for index in node.args)) & {"q", "k"} for node in _pair_gathers(spec))
+
+
+def _pair_gathers(spec: AttentionSpec) -> list[Gather]:
+    """Elements of captured tensors that change with both the query and the key."""
     gathers = [node for e in (spec.mask, spec.score) if e is not None for node in walk(e) if isinstance(node, Gather)]
-    return any({"q", "k"} <= names_in(*node.args) for node in gathers)
+    return [node for node in gathers if {"q", "k"} <= names_in(*node.args)]
+
+
+def _distance(node: Expr) -> Expr | None:
+    """A name in the place of `k - q` or `q - k`."""
+    return name("q.k", Type.INT) if node in (sub(K, Q), sub(Q, K)) else None
+
+
+def _elements(spec: AttentionSpec, scores: int) -> int:
+    """Registers of a thread for elements of pairs: one for each score, or of wide tiles for some diagonals."""
+    if reads_pairs(spec):
+        return scores
+    return max(0, scores - 32) // 3 if _pair_gathers(spec) else 0
 
 
 def cost(spec: AttentionSpec, tile: Tile) -> Cost:

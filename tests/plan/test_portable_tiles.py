@@ -1,0 +1,58 @@
+"""What the portable fused kernel's tiles go by, beside the head size: how a spec reads captured tensors, and what Q takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from attngen import define
+from attngen.emit.emitter import emit
+from attngen.plan import ARCHES, choose
+from attngen.plan.plan import Plan
+from attngen.spec.attention import AttentionSpec
+
+H200 = ARCHES["sm_90a"]
+BY_DISTANCE = {"score": "relative_bias(table, 1024)", "inputs": {"table": ("fp32", ("heads", 2049))}}
+DENSE = {"score": "s + bias[h, q, k]", "inputs": {"bias": ("fp32", ("heads", "q_len", "kv_len"))}}
+
+
+def fused(spec: AttentionSpec) -> Plan:
+    plan = choose(spec, H200, "fused")
+    assert plan.schedule == "fused_mma"
+    return plan
+
+
+def rows_of_a_warp(plan: Plan) -> int:
+    return plan.block_q // plan.warps
+
+
+def test_a_bias_by_distance_leaves_room_for_32_rows_a_warp() -> None:
+    assert rows_of_a_warp(fused(define(dtype="bf16", head_dim=128, **BY_DISTANCE))) == 32
+
+
+def test_a_bias_of_each_pair_does_not() -> None:
+    assert rows_of_a_warp(fused(define(dtype="bf16", head_dim=128, **DENSE))) == 16
+
+
+def test_a_distance_beside_another_index_is_one_of_each_pair() -> None:
+    spec = define(
+        dtype="bf16", head_dim=128, score="s + table[q, clamp(k - q, -8, 8) + 8]", inputs={"table": ("fp32", ("q_len", 17))}
+    )
+    assert rows_of_a_warp(fused(spec)) == 16
+
+
+@pytest.mark.parametrize("mask", ["true", "causal"])
+def test_some_of_q_stays_in_registers_where_all_of_it_does_not(mask: str) -> None:
+    """Of warps of 16 rows, which wait for shared memory."""
+    spec = define(dtype="bf16", head_dim=256, mask=mask)
+    plan = fused(spec)
+    assert rows_of_a_warp(plan) == 16
+    assert not plan.q_in_registers
+    assert 0 < plan.q_steps < spec.head_dim // 16
+    assert f"constexpr int HELD_STEPS = {plan.q_steps};" in emit(spec, plan).text
+
+
+@pytest.mark.parametrize(("head_dim", "once"), [(64, True), (192, False)])
+def test_q_is_split_once_where_that_costs_no_block(head_dim: int, once: bool) -> None:
+    plan = fused(define(dtype="fp32", head_dim=head_dim))
+    assert any(b.name == "Q_SMALL" for b in plan.buffers) == once
+    assert plan.blocks * (plan.shared_bytes + 1024) <= H200.shared_per_sm
