@@ -8,6 +8,7 @@ from attngen.plan.arch import Arch, Feature
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import Decision, Plan, lay_out
 from attngen.plan.precision import precision_decisions
+from attngen.plan.staging import NOTHING, Staged, staged
 from attngen.plan.tiles import K, Q, tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
 from attngen.spec.attention import AttentionSpec
@@ -83,6 +84,9 @@ POSSIBLE = tuple(
 )
 
 
+WHY_KEYS = "of partial tiles: each key's elements are read once, under Q K^T, not by each thread that meets the key"
+
+
 def suits(spec: AttentionSpec, arch: Arch) -> bool:
     return arch.has(*NEEDED, operands(spec).feature)
 
@@ -134,7 +138,8 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
     output, scores = row_blocks(tile) * spec.head_dim_v // 2, row_blocks(tile) * tile.block_kv // 2
     if operands(spec).split:
         output, scores = row_blocks(tile) * width_of_v(spec) // 2, scores * (2 if operands(spec).split == "tf32" else 1)
-    captured = (CAPTURED_REGISTERS if spec.inputs else 0) + _elements(spec, scores)
+    addressed = spec.inputs and not staged_of(spec, tile).keys
+    captured = (CAPTURED_REGISTERS if addressed else 0) + _elements(spec, scores)
     if not operands(spec).split:
         return output + scores + captured + OTHER_REGISTERS
     wide = max(0, tile.block_kv - 32) // 4 if operands(spec).split == "bf16" else 0  # fragments of K
@@ -154,7 +159,16 @@ def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
         "K": size * tile.stages * tile.block_kv * d,
         "V": size * tile.stages * tile.block_kv * dv,
         "PLACE": 12,
+        "KEY_VECTORS": staged_of(spec, tile).key_bytes * tile.block_kv,
     }
+
+
+def staged_of(spec: AttentionSpec, tile: Tile) -> Staged:
+    """What the mask alone reads of each key and of each row, for tiles of many keys: where one stage leaves a barrier between
+    Q K^T and the mask, and there are more threads than keys."""
+    own = staged(spec)
+    fits = tile.stages == 1 and 64 <= tile.block_kv < 32 * tile.warps and not operands(spec).split
+    return own if fits and not any(e.in_score for e in own.elements) else NOTHING
 
 
 def reads_pairs(spec: AttentionSpec) -> bool:
@@ -242,7 +256,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(spec, arch, t)]
     tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(spec, t))
     sizes = shared_bytes(spec, tile)
-    once = splits_q_once(spec, arch, tile)
+    once, own = splits_q_once(spec, arch, tile), staged_of(spec, tile)
     q, kv, stages = tile.block_q, tile.block_kv, tile.stages
     numbers = operands(spec)
     d, dv, pad, t = padded_head_dim(spec), width_of_v(spec), chunk(spec), spec.dtype.name
@@ -251,6 +265,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         ("K", sizes["K"], f"{t} [{stages}][{kv}][{d} + {pad}], the keys of {_tiles(stages)}"),
         ("V", sizes["V"], f"{t} [{stages}][{kv}][{dv} + {pad}], the values of {_tiles(stages)}"),
         ("PLACE", sizes["PLACE"], "int [3], which rows and head the block computes"),
+        *([("KEY_VECTORS", sizes["KEY_VECTORS"], _key_vectors(own, kv))] if own.keys else []),
         *([("Q_SMALL", sizes["Q"], f"{t} [{q}][{max(d, dv)} + {pad}], the small parts of Q")] if once else []),
     )
     why_stages = (
@@ -285,6 +300,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             "in registers" if holds else "in shared memory, split once" if once else _where_q(spec, steps),
             _why_q(spec, tile, holds),
         ),
+        *([Decision("key vectors", "in shared memory", WHY_KEYS)] if own.keys else []),
         Decision("rows in shared memory", f"padded by {pad}", "the 8 rows that ldmatrix reads lie in different banks"),
     )
     return Plan(
@@ -301,7 +317,14 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         holds,
         steps,
         blocks_told(spec, arch, tile),
+        staged=own,
     )
+
+
+def _key_vectors(own: Staged, block_kv: int) -> str:
+    dtypes = {e.stored.name for e in own.keys}
+    shape = f"[{len(own.keys)}][{block_kv}]" if len(dtypes) == 1 else f"[{own.key_bytes * block_kv}]"
+    return f"{dtypes.pop() if len(dtypes) == 1 else 'byte'} {shape}, what each key of a tile has for itself"
 
 
 def _where_q(spec: AttentionSpec, steps: int) -> str:
