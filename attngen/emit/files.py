@@ -318,7 +318,6 @@ class FusedMma(Fused):
             *thread_grid(8 * self.plan.warps, 4, v_width),
             ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp"),
             ConstantLine("int", "K_STEPS", str(padded // 16), "mma steps of 16 over the head size"),
-            *([ConstantLine("int", "HELD_STEPS", str(self.plan.q_steps), HELD_STEPS)] if self.plan.q_steps else []),
             ConstantLine("int", "PAD", str(fused_mma.chunk(self.spec))),
             ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", what),
             ConstantLine("int", "Q_STRIDE", "QK_WIDTH + PAD" if padded >= wide else f"{v_width} + PAD"),
@@ -482,7 +481,6 @@ class Hopper(Fused):
 
 TWO_ONES = {"fp16": "0x3c003c00", "bf16": "0x3f803f80"}
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
-HELD_STEPS = "of these, those whose fragments of Q stay in registers"
 WARP_ROWS = 16  # of a warpgroup's 64
 PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"
 TRANSPOSED_PAD = "floats after every fourth row of a transposed tile: what a warp writes lies in different banks"

@@ -192,7 +192,7 @@ def _fused_mma(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     rows = plan.block_q // plan.warps
     steps, keys = fused_mma.padded_head_dim(spec) // 16, plan.block_kv // 16
     wide = fused_mma.width_of_v(spec)
-    q = "Q: registers" if plan.q_in_registers else "Q: registers, shared" if plan.q_steps else "Q: shared"
+    q = "Q: registers" if plan.q_in_registers else "Q: shared"
     pv = "part < BLOCK_KV / 16 / SUMMED" if operands.split else "step < BLOCK_KV / 16"
     per_product = fused_mma.summed(_tile(plan)) if operands.split else 1
     return {

@@ -56,8 +56,6 @@ RESERVED = 1024  # bytes of shared memory that the driver adds to each block
 BLOCKS = 2  # of an SM, where tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
 ROOMY_ROWS = 64
 TWO_STAGES_UP_TO = 230  # registers of a thread
-HOLD_UP_TO = 250  # the same, with fragments of Q
-REGISTERS_OF_A_STEP = 4  # an A fragment of 16 rows
 
 
 # Two row blocks a warp read each fragment of K and V once for 32 rows: shared memory is what 16 rows a warp wait for.
@@ -115,17 +113,9 @@ def row_blocks(tile: Tile) -> int:
     return tile.block_q // (MMA_ROWS * tile.warps)
 
 
-def holds_q(spec: AttentionSpec, tile: Tile) -> bool:
+def holds_q(spec: AttentionSpec, tile: Tile, limit: int = 250) -> bool:
     """Whether Q's fragments stay in registers: whether they find room beside the output and the scores."""
-    return not operands(spec).split and registers(spec, tile) + q_registers(spec, tile) <= HOLD_UP_TO
-
-
-def steps_held(spec: AttentionSpec, tile: Tile) -> int:
-    """Where not all of Q's fragments find room: of how many steps of 16 columns they do, of 16 rows a warp, which wait for
-    shared memory."""
-    if operands(spec).split or row_blocks(tile) > 1 or holds_q(spec, tile):
-        return 0
-    return max(0, HOLD_UP_TO - registers(spec, tile)) // REGISTERS_OF_A_STEP
+    return not operands(spec).split and registers(spec, tile) + q_registers(spec, tile) <= limit
 
 
 def q_registers(spec: AttentionSpec, tile: Tile) -> int:
@@ -286,7 +276,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     why_warps = f"{rows} rows each: no warp needs another's softmax" + (
         ", and a fragment of K or V serves two products" if rows > MMA_ROWS else ""
     )
-    holds, steps = holds_q(spec, tile), steps_held(spec, tile)
+    holds = holds_q(spec, tile)
     decisions = (
         Decision("schedule", "fused_mma", f"{t} on tensor cores (mma.sync, which {arch.name} has)"),
         *precision_decisions(spec),
@@ -297,7 +287,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         Decision("stages", str(stages), why_stages),
         Decision(
             "Q",
-            "in registers" if holds else "in shared memory, split once" if once else _where_q(spec, steps),
+            "in registers" if holds else "in shared memory, split once" if once else "in shared memory",
             _why_q(spec, tile, holds),
         ),
         *([Decision("key vectors", "in shared memory", WHY_KEYS)] if own.keys else []),
@@ -315,7 +305,6 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         decisions,
         buffers,
         holds,
-        steps,
         blocks_told(spec, arch, tile),
         staged=own,
     )
@@ -325,10 +314,6 @@ def _key_vectors(own: Staged, block_kv: int) -> str:
     dtypes = {e.stored.name for e in own.keys}
     shape = f"[{len(own.keys)}][{block_kv}]" if len(dtypes) == 1 else f"[{own.key_bytes * block_kv}]"
     return f"{dtypes.pop() if len(dtypes) == 1 else 'byte'} {shape}, what each key of a tile has for itself"
-
-
-def _where_q(spec: AttentionSpec, steps: int) -> str:
-    return f"in shared memory, {16 * steps} of {padded_head_dim(spec)} columns in registers" if steps else "in shared memory"
 
 
 def _why_q(spec: AttentionSpec, tile: Tile, holds: bool) -> str:

@@ -90,7 +90,6 @@ class Plan:
     decisions: tuple[Decision, ...]
     buffers: tuple[SharedBuffer, ...] = ()
     q_in_registers: bool = False
-    q_steps: int = 0  # of 16 columns of Q that stay in registers, where not all of them do
     blocks: int = 0  # of an SM at once, as the compiler is told; 0: it is not told
     roles: Roles | None = None  # where warpgroups have different work
     staged: Staged = NOTHING  # elements of captured tensors that are not read pair by pair

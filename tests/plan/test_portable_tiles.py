@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from attngen import define
-from attngen.emit.emitter import emit
 from attngen.plan import ARCHES, choose
 from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
@@ -38,17 +37,6 @@ def test_a_distance_beside_another_index_is_one_of_each_pair() -> None:
         dtype="bf16", head_dim=128, score="s + table[q, clamp(k - q, -8, 8) + 8]", inputs={"table": ("fp32", ("q_len", 17))}
     )
     assert rows_of_a_warp(fused(spec)) == 16
-
-
-@pytest.mark.parametrize("mask", ["true", "causal"])
-def test_some_of_q_stays_in_registers_where_all_of_it_does_not(mask: str) -> None:
-    """Of warps of 16 rows, which wait for shared memory."""
-    spec = define(dtype="bf16", head_dim=256, mask=mask)
-    plan = fused(spec)
-    assert rows_of_a_warp(plan) == 16
-    assert not plan.q_in_registers
-    assert 0 < plan.q_steps < spec.head_dim // 16
-    assert f"constexpr int HELD_STEPS = {plan.q_steps};" in emit(spec, plan).text
 
 
 @pytest.mark.parametrize(("head_dim", "once"), [(64, True), (192, False)])
