@@ -297,7 +297,6 @@ class FusedMma(Fused):
             "chunk": fused_mma.chunk(self.spec),
             "mma": "mma_16x8x8" if operands.split == "tf32" else "mma_16x8x16",
             "split": operands.split,
-            "q_split_once": any(b.name == "Q_SMALL" for b in self.plan.buffers),
         }
 
     def constants(self) -> list[ConstantLine]:

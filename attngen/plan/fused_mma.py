@@ -204,15 +204,6 @@ def blocks_told(spec: AttentionSpec, arch: Arch, tile: Tile) -> int:
     return max(1, min(every, arch.shared_per_sm // (cost(spec, tile).shared + RESERVED)))
 
 
-def splits_q_once(spec: AttentionSpec, arch: Arch, tile: Tile) -> bool:
-    """Whether shared memory holds both parts of Q, so that no tile has to split it: where that costs no block of an SM."""
-    if operands(spec).split != "tf32":
-        return False
-    sizes = shared_bytes(spec, tile)
-    shared = sum(sizes.values()) + sizes["Q"]
-    return shared <= arch.shared_per_block and blocks_told(spec, arch, tile) * (shared + RESERVED) <= arch.shared_per_sm
-
-
 def is_roomy(spec: AttentionSpec, arch: Arch, tile: Tile) -> bool:
     """Whether an SM has room for BLOCKS of them; with two stages, and leave a fifth of its shared memory and some registers."""
     need = cost(spec, tile)
@@ -246,7 +237,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(spec, arch, t)]
     tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(spec, t))
     sizes = shared_bytes(spec, tile)
-    once, own = splits_q_once(spec, arch, tile), staged_of(spec, tile)
+    own = staged_of(spec, tile)
     q, kv, stages = tile.block_q, tile.block_kv, tile.stages
     numbers = operands(spec)
     d, dv, pad, t = padded_head_dim(spec), width_of_v(spec), chunk(spec), spec.dtype.name
@@ -256,7 +247,6 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         ("V", sizes["V"], f"{t} [{stages}][{kv}][{dv} + {pad}], the values of {_tiles(stages)}"),
         ("PLACE", sizes["PLACE"], "int [3], which rows and head the block computes"),
         *([("KEY_VECTORS", sizes["KEY_VECTORS"], _key_vectors(own, kv))] if own.keys else []),
-        *([("Q_SMALL", sizes["Q"], f"{t} [{q}][{max(d, dv)} + {pad}], the small parts of Q")] if once else []),
     )
     why_stages = (
         "V is copied during Q K^T, the next K during the softmax and P V"
@@ -287,7 +277,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         Decision("stages", str(stages), why_stages),
         Decision(
             "Q",
-            "in registers" if holds else "in shared memory, split once" if once else "in shared memory",
+            "in registers" if holds else "in shared memory",
             _why_q(spec, tile, holds),
         ),
         *([Decision("key vectors", "in shared memory", WHY_KEYS)] if own.keys else []),
