@@ -11,7 +11,7 @@ from attngen.plan.precision import precision_decisions
 from attngen.plan.staging import NOTHING, Staged, staged
 from attngen.plan.tiles import K, Q, tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import AttentionSpec, S
 from attngen.spec.expr import Expr, Gather, Type, name, names_in, rewrite, walk
 from attngen.spec.operator import sub
 
@@ -52,6 +52,7 @@ OTHER_REGISTERS = 60  # addresses, row state, fragments of K or V
 OTHER_SPLIT_REGISTERS = 95  # the same without V, where each fragment is two
 SPLIT_UP_TO = 225  # registers of a thread by the estimate: beyond, ptxas spills some
 CAPTURED_REGISTERS = 10  # addresses of captured tensors
+KEY_REGISTERS = 2  # the address of an element that a thread reads of one key
 RESERVED = 1024  # bytes of shared memory that the driver adds to each block
 BLOCKS = 2  # of an SM, where tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
 ROOMY_ROWS = 64
@@ -68,8 +69,9 @@ PREFERRED = tuple(
 PREFERRED_SPLIT = tuple(Tile(q, kv, 1, q // 16) for q, kv in ((64, 64), (64, 32), (64, 16), (32, 16), (16, 16)))
 # 32 rows a warp where the operands' registers are few and no row has less to do than others.
 PREFERRED_SPLIT_FULL = (Tile(128, 32, 1, 4),)
-# Masks that come with the tensors allow parts of many tiles: fewer rows waste less of them.
-PREFERRED_FOR_DATA = (Tile(64, 64, 2, 2), Tile(64, 64, 1, 2), Tile(64, 32, 2, 2))
+# Masks that come with the tensors allow parts of many tiles: fewer rows waste less of them. 128 are for masks that
+# compare a key's element with a row's, which shared memory hands on.
+PREFERRED_FOR_DATA = (Tile(64, 64, 2, 2), Tile(128, 64, 1, 4), Tile(64, 64, 1, 2), Tile(64, 32, 2, 2))
 # Masks and scores that read an element for each pair hold as many: 16 rows a warp.
 PREFERRED_FOR_PAIRS = tuple(Tile(q, kv, 2, q // 16) for q, kv in ((64, 32), (32, 32)))
 POSSIBLE = tuple(
@@ -128,8 +130,7 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
     output, scores = row_blocks(tile) * spec.head_dim_v // 2, row_blocks(tile) * tile.block_kv // 2
     if operands(spec).split:
         output, scores = row_blocks(tile) * width_of_v(spec) // 2, scores * (2 if operands(spec).split == "tf32" else 1)
-    addressed = spec.inputs and not staged_of(spec, tile).keys
-    captured = (CAPTURED_REGISTERS if addressed else 0) + _elements(spec, scores)
+    captured = _captured_registers(spec, tile, scores)
     if not operands(spec).split:
         return output + scores + captured + OTHER_REGISTERS
     wide = max(0, tile.block_kv - 32) // 4 if operands(spec).split == "bf16" else 0  # fragments of K
@@ -178,6 +179,19 @@ def _distance(node: Expr) -> Expr | None:
     return name("q.k", Type.INT) if node in (sub(K, Q), sub(Q, K)) else None
 
 
+def _captured_registers(spec: AttentionSpec, tile: Tile, scores: int) -> int:
+    """For elements of captured tensors and their addresses. A thread that reads elements of one key holds these during Q K^T,
+    and counts closer: a score of its own, weights without a softmax and LSE take one more each."""
+    own = staged_of(spec, tile)
+    elements = _elements(spec, scores)
+    if not own.keys:
+        return (CAPTURED_REGISTERS if spec.inputs else 0) + elements
+    others = {i.name for i in spec.inputs} - {e.gather.input for e in own.elements}
+    held = sum(KEY_REGISTERS + e.stored.bytes // 4 for e in own.keys)
+    more = (spec.score != S) + (spec.normalize != "softmax") + spec.lse
+    return (CAPTURED_REGISTERS if others else 0) + held + more + elements
+
+
 def _elements(spec: AttentionSpec, scores: int) -> int:
     """Registers of a thread for elements of pairs: one for each score, or of wide tiles for some diagonals."""
     if reads_pairs(spec):
@@ -220,7 +234,8 @@ def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
         if reads_pairs(spec):
             return (*PREFERRED_FOR_PAIRS, *PREFERRED)
         gathers = spec.mask is not None and any(isinstance(node, Gather) for node in walk(spec.mask))
-        return (*PREFERRED_FOR_DATA, *PREFERRED) if gathers else PREFERRED
+        for_data = (t for t in PREFERRED_FOR_DATA if t.block_q <= ROOMY_ROWS or staged_of(spec, t).rows)
+        return (*for_data, *PREFERRED) if gathers else PREFERRED
     full = operands(spec).split == "bf16" and spec.mask is None
     return (*PREFERRED_SPLIT_FULL, *PREFERRED_SPLIT) if full else PREFERRED_SPLIT
 
