@@ -29,8 +29,7 @@
 //         for 2 such blocks
 //     warps = 4: 16 rows each: no warp needs another's softmax
 //     stages = 1: V is copied during Q K^T, the next K during the softmax and P V
-//     Q = in shared memory, 176 of 256 columns in registers: its fragments take 64 registers a thread, and output
-//         and scores already take 144
+//     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 144
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
 // Shared memory of a block, 67596 bytes
@@ -72,7 +71,6 @@ constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a til
 constexpr int DIMS = HEAD_DIM_V / COLUMN_THREADS;  // dimensions of O of a thread
 constexpr int ROW_BLOCKS = ROWS / 2;  // of 16 rows, of a warp
 constexpr int K_STEPS = 16;  // mma steps of 16 over the head size
-constexpr int HELD_STEPS = 11;  // of these, those whose fragments of Q stay in registers
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 16 * K_STEPS;
 constexpr int Q_STRIDE = QK_WIDTH + PAD;
@@ -316,7 +314,6 @@ gemma_softcap_fused(
     };
 
     load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
-    cp_async_commit();  // Q by itself: its fragments are read before the first tile is there
 
     const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
     const KvRange range = kv_range(q_lo, q_hi, kv_len);
@@ -330,11 +327,6 @@ gemma_softcap_fused(
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
     const bf16* q_fragment = Q_smem + (warp_row + thread_index() % 16) * Q_STRIDE + lane / 16 * 8;
-    cp_async_wait<1>();
-    __syncthreads();  // Q is complete
-    unsigned Q_frag[ROW_BLOCKS][HELD_STEPS][4];
-    for (int m = 0; m < ROW_BLOCKS; ++m)
-        for (int step = 0; step < HELD_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 
     float O_frag[ROWS][DIMS] = {};
     float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: this lane's keys only, until the end
@@ -362,9 +354,7 @@ gemma_softcap_fused(
         for (int step = 0; step < K_STEPS; ++step) {
             unsigned q_frag[ROW_BLOCKS][4];
 #pragma unroll
-            for (int m = 0; m < ROW_BLOCKS; ++m)
-                if (step >= HELD_STEPS) ldmatrix_x4(q_frag[m], q_fragment + 16 * m * Q_STRIDE + 16 * step);
-                else for (int i = 0; i < 4; ++i) q_frag[m][i] = Q_frag[m][step][i];
+            for (int m = 0; m < ROW_BLOCKS; ++m) ldmatrix_x4(q_frag[m], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; j += 2) {
                 unsigned k_frag[4];
@@ -466,7 +456,8 @@ gemma_softcap_fused(
 
     // O goes through the warp's own rows of Q_smem, so that whole rows are written, 16 bytes a lane
     bf16* O_smem = Q_smem + warp_row * Q_STRIDE;
-    __syncthreads();  // where no tile was visited, Q is still being read
+    cp_async_wait<0>();
+    __syncthreads();  // where no tile was visited, Q is still on its way
     const Place end = *(const Place*)(smem + PLACE_SMEM);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
