@@ -22,25 +22,28 @@
 //     V    bf16 [batch, kv_heads, kv_len, 128]
 //     document int32 [batch, kv_len]
 //     O    bf16 [batch, q_heads, q_len, 128], written
-//     document_q_min int32 [batch, ceil(kv_len / 64)], workspace
-//     document_q_max int32 [batch, ceil(kv_len / 64)], workspace
-//     document_k_min int32 [batch, ceil(kv_len / 32)], workspace
-//     document_k_max int32 [batch, ceil(kv_len / 32)], workspace
+//     document_q_min int32 [batch, ceil(kv_len / 128)], workspace
+//     document_q_max int32 [batch, ceil(kv_len / 128)], workspace
+//     document_k_min int32 [batch, ceil(kv_len / 64)], workspace
+//     document_k_max int32 [batch, ceil(kv_len / 64)], workspace
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = fused_mma: bf16 on tensor cores (mma.sync, which sm_90a has)
-//     BLOCK_Q x BLOCK_KV = 64 x 32: the largest preferred tile that fits registers and shared memory; an SM has room
-//         for 4 such blocks
-//     warps = 2: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
-//     stages = 2: the next K and V are copied while these are used
-//     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 160
+//     BLOCK_Q x BLOCK_KV = 128 x 64: the largest preferred tile that fits registers and shared memory; an SM has
+//         room for 2 such blocks
+//     warps = 4: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
+//     stages = 1: V is copied during Q K^T, the next K during the softmax and P V
+//     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 192
+//     key vectors = in shared memory: of partial tiles: each key's elements are read once, under Q K^T, not by each
+//         thread that meets the key
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
-// Shared memory of a block, 52236 bytes
-//          0  Q        bf16 [64][128 + 8], the block's query rows, in the end its output
-//      17408  K        bf16 [2][32][128 + 8], the keys of 2 tiles
-//      34816  V        bf16 [2][32][128 + 8], the values of 2 tiles
-//      52224  PLACE    int [3], which rows and head the block computes
+// Shared memory of a block, 70016 bytes
+//          0  Q        bf16 [128][128 + 8], the block's query rows, in the end its output
+//      34816  K        bf16 [1][64][128 + 8], the keys of one tile
+//      52224  V        bf16 [1][64][128 + 8], the values of one tile
+//      69632  PLACE    int [3], which rows and head the block computes
+//      69760  KEY_VECTORS int32 [1][64], what each key of a tile has for itself
 //
 // Sections
 //     1. Numbers
@@ -59,16 +62,17 @@ constexpr int HEAD_DIM_V = 128;
 constexpr float softmax_scale = 0.08838834764831845f;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
-constexpr int BLOCK_Q = 64;  // query rows of a block
-constexpr int BLOCK_KV = 32;  // keys of a tile
-constexpr int THREADS = 64;
+constexpr int BLOCK_Q = 128;  // query rows of a block
+constexpr int BLOCK_KV = 64;  // keys of a tile
+constexpr int THREADS = 128;
 constexpr int Q_SMEM = 0;
-constexpr int K_SMEM = 17408;
-constexpr int V_SMEM = 34816;
-constexpr int PLACE_SMEM = 52224;
+constexpr int K_SMEM = 34816;
+constexpr int V_SMEM = 52224;
+constexpr int PLACE_SMEM = 69632;
+constexpr int KEY_VECTORS_SMEM = 69760;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
-constexpr int ROW_THREADS = 16;  // of the block's threads, as a grid over a tile
+constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
 constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
@@ -201,10 +205,8 @@ __device__ __forceinline__ int document_k_max_at(const Captured& in, int i0, int
 }
 
 // allowed: q >= k and document[b, q] == document[b, k]
-__device__ __forceinline__ bool mask(const Captured& in, int b_idx, int q_idx, int kv_idx) {
-    const int t0 = document_at(in, b_idx, q_idx);
-    const int t1 = document_at(in, b_idx, kv_idx);
-    return q_idx >= kv_idx && t0 == t1;
+__device__ __forceinline__ bool mask(int q_idx, int kv_idx, int document_of_k, int document_of_q) {
+    return q_idx >= kv_idx && document_of_q == document_of_k;
 }
 
 // 4. Which tiles are visited
@@ -249,8 +251,8 @@ extern "C" __global__ void __launch_bounds__(32)
 packed_documents_document_q_ranges(
     const int* __restrict__ captured_document,  // [batch, kv_len]
     long long captured_document_stride_0, long long captured_document_stride_1,
-    int* document_q_min,  // [batch, ceil(kv_len / 64)]
-    int* document_q_max,  // [batch, ceil(kv_len / 64)]
+    int* document_q_min,  // [batch, ceil(kv_len / 128)]
+    int* document_q_max,  // [batch, ceil(kv_len / 128)]
     long long out_stride_0,
     int batch, int kv_len)
 {
@@ -283,8 +285,8 @@ extern "C" __global__ void __launch_bounds__(32)
 packed_documents_document_k_ranges(
     const int* __restrict__ captured_document,  // [batch, kv_len]
     long long captured_document_stride_0, long long captured_document_stride_1,
-    int* document_k_min,  // [batch, ceil(kv_len / 32)]
-    int* document_k_max,  // [batch, ceil(kv_len / 32)]
+    int* document_k_min,  // [batch, ceil(kv_len / 64)]
+    int* document_k_max,  // [batch, ceil(kv_len / 64)]
     long long out_stride_0,
     int batch, int kv_len)
 {
@@ -373,6 +375,11 @@ struct alignas(16) Chunk {  // what a lane loads or stores at once
     unsigned words[4];
 };
 
+// The elements of captured tensors that each key of a tile has for itself, in shared memory.
+struct KeyVectors {
+    int document_of_k[BLOCK_KV];  // document[b, k]
+};
+
 // The rows and the head of a block. Blocks are numbered so that those that run together read the same keys and values from
 // L2, those of a section of heads; and of a section the last rows come first: under a causal mask they have most to do.
 struct Place {
@@ -403,19 +410,20 @@ packed_documents_fused(
     int q_heads, int kv_heads, int q_len, int kv_len,
     const int* __restrict__ captured_document,  // [batch, kv_len]
     long long captured_document_step_0, int captured_document_step_1,
-    const int* __restrict__ captured_document_q_min,  // [batch, ceil(kv_len / 64)]
+    const int* __restrict__ captured_document_q_min,  // [batch, ceil(kv_len / 128)]
     long long captured_document_q_min_step_0, int captured_document_q_min_step_1,
-    const int* __restrict__ captured_document_q_max,  // [batch, ceil(kv_len / 64)]
+    const int* __restrict__ captured_document_q_max,  // [batch, ceil(kv_len / 128)]
     long long captured_document_q_max_step_0, int captured_document_q_max_step_1,
-    const int* __restrict__ captured_document_k_min,  // [batch, ceil(kv_len / 32)]
+    const int* __restrict__ captured_document_k_min,  // [batch, ceil(kv_len / 64)]
     long long captured_document_k_min_step_0, int captured_document_k_min_step_1,
-    const int* __restrict__ captured_document_k_max,  // [batch, ceil(kv_len / 32)]
+    const int* __restrict__ captured_document_k_max,  // [batch, ceil(kv_len / 64)]
     long long captured_document_k_max_step_0, int captured_document_k_max_step_1)
 {
     extern __shared__ __align__(16) unsigned char smem[];
     bf16* Q_smem = (bf16*)(smem + Q_SMEM);  // [BLOCK_Q][Q_STRIDE], in the end O
-    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [2][BLOCK_KV][K_STRIDE]
-    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [2][BLOCK_KV][V_STRIDE]
+    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [1][BLOCK_KV][K_STRIDE]
+    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [1][BLOCK_KV][V_STRIDE]
+    KeyVectors* keys = (KeyVectors*)(smem + KEY_VECTORS_SMEM);  // of the tile
 
     const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len, kv_len);
     if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
@@ -485,7 +493,6 @@ packed_documents_fused(
     int tile = next_tile();
 
     if (tile < tile_end) load_k(tile, 0);
-    if (tile < tile_end) load_v(tile, 0);
     cp_async_commit();
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
@@ -498,20 +505,22 @@ packed_documents_fused(
         row_sum[r] = 0.0f;
     }
 
-    int stage = 0;
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
         const bool partial = (full >> (tile - window) & 1) == 0;
         const int following = next_tile();
         cp_async_wait<0>();
-        __syncthreads();  // this tile is complete, and everyone is done with the one before it:
-        if (following < tile_end) {  // the next one may take its place
-            load_k(following, stage ^ 1);
-            load_v(following, stage ^ 1);
-        }
+        __syncthreads();  // K is complete, and everyone is done with the V of the tile before
+        load_v(tile, 0);
         cp_async_commit();
-        const bf16* K_tile = K_smem + stage * BLOCK_KV * K_STRIDE;
-        const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
+        const bf16* K_tile = K_smem;
+        const bf16* V_tile = V_smem;
+        // what the mask reads of a key, asked for by one thread: it is there after Q K^T
+        int my_document_of_k = 0;
+        if (partial && thread_index() < BLOCK_KV) {
+            const int kv_idx = min(kv_lo + (int)thread_index(), kv_len - 1);
+            my_document_of_k = document_at(in, b_idx, kv_idx);
+        }
 
         // S = Q K^T
         float S_frag[ROWS][COLUMNS] = {};
@@ -535,12 +544,27 @@ packed_documents_fused(
             }
         }
 
+        if (partial && thread_index() < BLOCK_KV) {
+            keys->document_of_k[thread_index()] = my_document_of_k;
+        }
+        cp_async_wait<0>();
+        __syncthreads();  // V is complete, and everyone is done with K: the next one may take its place
+        if (following < tile_end) load_k(following, 0);
+        cp_async_commit();
+
         if (partial) {  // the pairs that the mask forbids, and keys past the end
+            int document_of_q_each[ROWS];
+            for (int r = 0; r < ROWS; ++r) {
+                const int q_idx = min(q_lo + row_of(r), q_len - 1);
+                document_of_q_each[r] = document_at(in, b_idx, q_idx);
+            }
             for (int r = 0; r < ROWS; ++r)
                 for (int j = 0; j < COLUMNS; ++j) {
-                    const int q_idx = min(q_lo + row_of(r), q_len - 1);
+                    const int q_idx = q_lo + row_of(r);
                     const int kv_idx = kv_lo + column_of(j);
-                    const bool allowed = mask(in, b_idx, q_idx, min(kv_idx, kv_len - 1));
+                    const int document_of_k = keys->document_of_k[column_of(j)];
+                    const int document_of_q = document_of_q_each[r];
+                    const bool allowed = mask(q_idx, kv_idx, document_of_k, document_of_q);
                     if (kv_idx >= kv_len || !allowed) S_frag[r][j] = -INF;
                 }
         }
@@ -605,7 +629,6 @@ packed_documents_fused(
                 }
             }
         }
-        stage ^= 1;
         tile = following;
     }
 

@@ -194,7 +194,7 @@ class Fused(File):
             *(p for t in "QKVO" for p in abi.strides(t, axes)),
             *self.lse_parameters(),
             *self.sizes(),
-            *self.captured(v.score, v.mask, v.sink, v.kv_range, v.classify),
+            *(abi.captured(v) if v.key_vectors else self.captured(v.score, v.mask, v.sink, v.kv_range, v.classify)),
         ]
         grid = self.head_grid(CeilDiv("q_len", self.plan.block_q))
         bounds = "THREADS, BLOCKS" if self.plan.blocks else "THREADS"

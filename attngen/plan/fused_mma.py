@@ -8,10 +8,12 @@ from attngen.plan.arch import Arch, Feature
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import Decision, Plan, lay_out
 from attngen.plan.precision import precision_decisions
-from attngen.plan.tiles import tile_bounds
+from attngen.plan.staging import NOTHING, Staged, staged
+from attngen.plan.tiles import K, Q, tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
-from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import Gather, names_in, walk
+from attngen.spec.attention import AttentionSpec, S
+from attngen.spec.expr import Expr, Gather, Type, name, names_in, rewrite, walk
+from attngen.spec.operator import sub
 
 MMA_ROWS = 16  # the rows of one mma
 CHUNK_BYTES = 16  # what a lane copies at once; a row in shared memory is padded by as much, see `propose`
@@ -50,6 +52,7 @@ OTHER_REGISTERS = 60  # addresses, row state, fragments of K or V
 OTHER_SPLIT_REGISTERS = 95  # the same without V, where each fragment is two
 SPLIT_UP_TO = 225  # registers of a thread by the estimate: beyond, ptxas spills some
 CAPTURED_REGISTERS = 10  # addresses of captured tensors
+KEY_REGISTERS = 2  # the address of an element that a thread reads of one key
 RESERVED = 1024  # bytes of shared memory that the driver adds to each block
 BLOCKS = 2  # of an SM, where tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
 ROOMY_ROWS = 64
@@ -66,8 +69,9 @@ PREFERRED = tuple(
 PREFERRED_SPLIT = tuple(Tile(q, kv, 1, q // 16) for q, kv in ((64, 64), (64, 32), (64, 16), (32, 16), (16, 16)))
 # 32 rows a warp where the operands' registers are few and no row has less to do than others.
 PREFERRED_SPLIT_FULL = (Tile(128, 32, 1, 4),)
-# Masks that come with the tensors allow parts of many tiles: fewer rows waste less of them.
-PREFERRED_FOR_DATA = (Tile(64, 64, 2, 2), Tile(64, 64, 1, 2), Tile(64, 32, 2, 2))
+# Masks that come with the tensors allow parts of many tiles: fewer rows waste less of them. 128 are for masks that
+# compare a key's element with a row's, which shared memory hands on.
+PREFERRED_FOR_DATA = (Tile(64, 64, 2, 2), Tile(128, 64, 1, 4), Tile(64, 64, 1, 2), Tile(64, 32, 2, 2))
 # Masks and scores that read an element for each pair hold as many: 16 rows a warp.
 PREFERRED_FOR_PAIRS = tuple(Tile(q, kv, 2, q // 16) for q, kv in ((64, 32), (32, 32)))
 POSSIBLE = tuple(
@@ -78,6 +82,9 @@ POSSIBLE = tuple(
     for kv in (128, 64, 32, 16)
     for stages in (1, 2)
 )
+
+
+WHY_KEYS = "of partial tiles: each key's elements are read once, under Q K^T, not by each thread that meets the key"
 
 
 def suits(spec: AttentionSpec, arch: Arch) -> bool:
@@ -123,7 +130,7 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
     output, scores = row_blocks(tile) * spec.head_dim_v // 2, row_blocks(tile) * tile.block_kv // 2
     if operands(spec).split:
         output, scores = row_blocks(tile) * width_of_v(spec) // 2, scores * (2 if operands(spec).split == "tf32" else 1)
-    captured = (CAPTURED_REGISTERS if spec.inputs else 0) + (scores if reads_pairs(spec) else 0)  # an element for each score
+    captured = _captured_registers(spec, tile, scores)
     if not operands(spec).split:
         return output + scores + captured + OTHER_REGISTERS
     wide = max(0, tile.block_kv - 32) // 4 if operands(spec).split == "bf16" else 0  # fragments of K
@@ -143,13 +150,53 @@ def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
         "K": size * tile.stages * tile.block_kv * d,
         "V": size * tile.stages * tile.block_kv * dv,
         "PLACE": 12,
+        "KEY_VECTORS": staged_of(spec, tile).key_bytes * tile.block_kv,
     }
 
 
+def staged_of(spec: AttentionSpec, tile: Tile) -> Staged:
+    """What the mask alone reads of each key and of each row, for tiles of many keys: where one stage leaves a barrier between
+    Q K^T and the mask, and there are more threads than keys."""
+    own = staged(spec)
+    fits = tile.stages == 1 and 64 <= tile.block_kv < 32 * tile.warps and not operands(spec).split
+    return own if fits and not any(e.in_score for e in own.elements) else NOTHING
+
+
 def reads_pairs(spec: AttentionSpec) -> bool:
-    """Whether an element of a captured tensor is read for each pair of a query and a key."""
+    """Whether each pair of a query and a key has an element of a captured tensor for itself. Read by their distance,
+    elements repeat along the diagonals of a thread's pairs."""
+    return any(names_in(*(rewrite(index, _distance) for index in node.args)) & {"q", "k"} for node in _pair_gathers(spec))
+
+
+def _pair_gathers(spec: AttentionSpec) -> list[Gather]:
+    """Elements of captured tensors that change with both the query and the key."""
     gathers = [node for e in (spec.mask, spec.score) if e is not None for node in walk(e) if isinstance(node, Gather)]
-    return any({"q", "k"} <= names_in(*node.args) for node in gathers)
+    return [node for node in gathers if {"q", "k"} <= names_in(*node.args)]
+
+
+def _distance(node: Expr) -> Expr | None:
+    """A name in the place of `k - q` or `q - k`."""
+    return name("q.k", Type.INT) if node in (sub(K, Q), sub(Q, K)) else None
+
+
+def _captured_registers(spec: AttentionSpec, tile: Tile, scores: int) -> int:
+    """For elements of captured tensors and their addresses. A thread that reads elements of one key holds these during Q K^T,
+    and counts closer: a score of its own, weights without a softmax and LSE take one more each."""
+    own = staged_of(spec, tile)
+    elements = _elements(spec, scores)
+    if not own.keys:
+        return (CAPTURED_REGISTERS if spec.inputs else 0) + elements
+    others = {i.name for i in spec.inputs} - {e.gather.input for e in own.elements}
+    held = sum(KEY_REGISTERS + e.stored.bytes // 4 for e in own.keys)
+    more = (spec.score != S) + (spec.normalize != "softmax") + spec.lse
+    return (CAPTURED_REGISTERS if others else 0) + held + more + elements
+
+
+def _elements(spec: AttentionSpec, scores: int) -> int:
+    """Registers of a thread for elements of pairs: one for each score, or of wide tiles for some diagonals."""
+    if reads_pairs(spec):
+        return scores
+    return max(0, scores - 32) // 3 if _pair_gathers(spec) else 0
 
 
 def cost(spec: AttentionSpec, tile: Tile) -> Cost:
@@ -187,7 +234,8 @@ def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
         if reads_pairs(spec):
             return (*PREFERRED_FOR_PAIRS, *PREFERRED)
         gathers = spec.mask is not None and any(isinstance(node, Gather) for node in walk(spec.mask))
-        return (*PREFERRED_FOR_DATA, *PREFERRED) if gathers else PREFERRED
+        for_data = (t for t in PREFERRED_FOR_DATA if t.block_q <= ROOMY_ROWS or staged_of(spec, t).rows)
+        return (*for_data, *PREFERRED) if gathers else PREFERRED
     full = operands(spec).split == "bf16" and spec.mask is None
     return (*PREFERRED_SPLIT_FULL, *PREFERRED_SPLIT) if full else PREFERRED_SPLIT
 
@@ -204,6 +252,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(spec, arch, t)]
     tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(spec, t))
     sizes = shared_bytes(spec, tile)
+    own = staged_of(spec, tile)
     q, kv, stages = tile.block_q, tile.block_kv, tile.stages
     numbers = operands(spec)
     d, dv, pad, t = padded_head_dim(spec), width_of_v(spec), chunk(spec), spec.dtype.name
@@ -212,6 +261,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         ("K", sizes["K"], f"{t} [{stages}][{kv}][{d} + {pad}], the keys of {_tiles(stages)}"),
         ("V", sizes["V"], f"{t} [{stages}][{kv}][{dv} + {pad}], the values of {_tiles(stages)}"),
         ("PLACE", sizes["PLACE"], "int [3], which rows and head the block computes"),
+        *([("KEY_VECTORS", sizes["KEY_VECTORS"], _key_vectors(own, kv))] if own.keys else []),
     )
     why_stages = (
         "V is copied during Q K^T, the next K during the softmax and P V"
@@ -245,6 +295,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             "in registers" if holds else "in shared memory",
             _why_q(spec, tile, holds),
         ),
+        *([Decision("key vectors", "in shared memory", WHY_KEYS)] if own.keys else []),
         Decision("rows in shared memory", f"padded by {pad}", "the 8 rows that ldmatrix reads lie in different banks"),
     )
     return Plan(
@@ -260,7 +311,14 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         buffers,
         holds,
         blocks_told(spec, arch, tile),
+        staged=own,
     )
+
+
+def _key_vectors(own: Staged, block_kv: int) -> str:
+    dtypes = {e.stored.name for e in own.keys}
+    shape = f"[{len(own.keys)}][{block_kv}]" if len(dtypes) == 1 else f"[{own.key_bytes * block_kv}]"
+    return f"{dtypes.pop() if len(dtypes) == 1 else 'byte'} {shape}, what each key of a tile has for itself"
 
 
 def _why_q(spec: AttentionSpec, tile: Tile, holds: bool) -> str:

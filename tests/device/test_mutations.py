@@ -13,7 +13,7 @@ from attngen.inspect.ladder import ladder
 from attngen.plan import ARCHES, choose
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
+from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec, Schedule
 from tests.problems import call, compile_text, emitted, shipped
 
 SYNCHRONIZATION = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|cp_async_wait<\d>\(\);|(?<!void )cp_async_commit\(\);")
@@ -67,6 +67,14 @@ def test_every_barrier_is_needed_with_one_stage() -> None:
     spec = one_stage("gpt2")
     assert choose(spec, ARCHES["sm_80"]).stages == 1
     check_all(spec, "fused", emitted(spec, "fused"))
+
+
+def test_every_barrier_is_needed_with_key_vectors() -> None:
+    asked = Schedule("fused", block_q=128, block_kv=64, stages=1, warps=4)
+    spec = replace(shipped("packed_documents"), q_heads=None, kv_heads=None, schedule=asked)
+    source = emitted(spec, "fused")
+    assert "keys->document_of_k" in source.text
+    check_all(spec, "fused", source)
 
 
 def test_every_barrier_is_needed_without_tensor_cores() -> None:
