@@ -11,11 +11,6 @@ __device__ __forceinline__ void split(float x, unsigned& big, unsigned& small) {
     big = __float_as_uint(x) + 0x1000;
     small = __float_as_uint(x - __uint_as_float(big & 0xffffe000));
 }
-// The same with big cut off instead of rounded, an instruction less: small then lacks up to three units in the last place of x.
-__device__ __forceinline__ void cut(float x, unsigned& big, unsigned& small) {
-    big = __float_as_uint(x);
-    small = __float_as_uint(x - __uint_as_float(big & 0xffffe000));
-}
 __device__ __forceinline__ void split_a(SplitA& to, const float (&x)[2][4]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) split(x[i / 4][i % 4], to.big[i / 4][i % 4], to.small[i / 4][i % 4]);
@@ -24,13 +19,9 @@ __device__ __forceinline__ void split_b(SplitB& to, const float (&x)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) split(x[i], to.big[i / 2][i % 2], to.small[i / 2][i % 2]);
 }
-__device__ __forceinline__ void cut_b(SplitB& to, const float (&x)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) cut(x[i], to.big[i / 2][i % 2], to.small[i / 2][i % 2]);
-}
 
-// D += A B: all products but small by small, which is 2^-21 of the largest at most; small terms first ("3xTF32"). Ootomo and
-// Yokota 2022, "Recovering single precision accuracy from Tensor Cores".
+// D += A B: all products but small by small, which is 2^-22 of the largest; small terms first ("3xTF32"). Ootomo and Yokota
+// 2022, "Recovering single precision accuracy from Tensor Cores".
 //: (A + a)(B + b) = AB + Ab + aB + ab: three mma for the first three, and the last is left out. Small ones are added
 //: first, while the sum is small itself.
 template <int N> __device__ __forceinline__ void mma_split(float (&d)[4], const SplitA (&a)[N], const SplitB (&b)[N]) {
