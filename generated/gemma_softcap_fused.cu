@@ -70,7 +70,7 @@ constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
 constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
 constexpr int DIMS = HEAD_DIM_V / COLUMN_THREADS;  // dimensions of O of a thread
 constexpr int ROW_BLOCKS = ROWS / 2;  // of 16 rows, of a warp
-constexpr int K_STEPS = 16;  // mma steps of 16 over the head size
+constexpr int K_STEPS = HEAD_DIM / 16;  // steps of 16 over the head size
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 16 * K_STEPS;
 constexpr int Q_STRIDE = QK_WIDTH + PAD;
@@ -234,7 +234,7 @@ __device__ __forceinline__ void load_tile_async(bf16* tile, const bf16* mine, lo
 //         m  = m'
 //     O = O / l
 //
-// A block computes BLOCK_Q rows, a warp ROW_BLOCKS times 16 of them.
+// A block computes BLOCK_Q rows, each warp its share of them.
 // In the fragments of S and O lane l has, of the 16 rows that a product gives its warp, l / 4 and l / 4 + 8, and of every 8
 // columns 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
 
@@ -293,7 +293,7 @@ gemma_softcap_fused(
     const int q_lo = q_block * BLOCK_Q;
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
-    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; the others are 8, 16, ... further
+    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; each other is 8 further
     const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
     const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
 
@@ -341,7 +341,7 @@ gemma_softcap_fused(
         const int kv_lo = tile * BLOCK_KV;
         const bool partial = tile < full_tile_begin || tile >= full_tile_end;
         const int following = tile + 1;
-        cp_async_wait<0>();
+        cp_async_wait<0>();  // what this thread copied of the tile is there, and after the barrier all of it
         __syncthreads();  // K is complete, and everyone is done with the V of the tile before
         load_v(tile, 0);
         cp_async_commit();

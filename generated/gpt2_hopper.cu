@@ -80,7 +80,7 @@ constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
 constexpr int QK_SLABS = 1;
 constexpr int V_SLABS = 1;
 constexpr int OUTPUT_SLABS = 1;  // of a warp's rows on their way to global memory
-constexpr int K_STEPS = HEAD_DIM / 16;  // wgmma steps of 16 over the head size
+constexpr int K_STEPS = HEAD_DIM / 16;  // steps of 16 over the head size
 constexpr int Q_SLAB = BLOCK_Q * ROW_BYTES;  // bytes
 constexpr int KV_SLAB = BLOCK_KV * ROW_BYTES;
 constexpr int V_STAGE = (V_SLABS + 1) * KV_SLAB;  // with a slab of ones
@@ -433,7 +433,7 @@ gpt2_hopper(
     for (int stage = 0; stage < STAGES; ++stage)
         for (int i = threadIdx.x; i < KV_SLAB / 4; i += THREADS)
             ((unsigned*)(V_smem + stage * V_STAGE + V_SLABS * KV_SLAB))[i] = TWO_ONES;
-    async_proxy_fence();  // TMA and wgmma are to see barriers and ones
+    async_proxy_fence();  // TMA and wgmma are to see what threads wrote
     __syncthreads();  // the barriers and the ones are there; after this no wait is for the whole block
 
     const int works = (q_len + BLOCK_Q - 1) / BLOCK_Q * q_heads * batch;  // pieces of work: BLOCK_Q rows of a head each

@@ -23,20 +23,20 @@
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = wgmma: fp16 on tensor cores by wgmma, tiles copied by TMA, which sm_90a has
-//     BLOCK_Q x BLOCK_KV = 128 x 64: of few registers, so that an SM holds two blocks: one computes softmax while
+//     BLOCK_Q x BLOCK_KV = 128 x 112: of few registers, so that an SM holds two blocks: one computes softmax while
 //         the other multiplies
 //     warps = 8: four are a warpgroup, which multiplies 64 rows; a warp has the softmax of 16 of them
 //     stages = 2: the next K and V are copied while these are used
-//     Q = in registers: its fragments take 16 registers a thread
+//     Q = in shared memory: wgmma reads it there, as it does K and V
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
 //         that neither TMA nor wgmma meets a bank conflict
 //
-// Shared memory of a block, 49292 bytes
+// Shared memory of a block, 73868 bytes
 //          0  Q        fp16 [1][128][64], the block's query rows, in the end its output
-//      16384  K        fp16 [2][1][64][64], the keys of 2 tiles
-//      32768  V        fp16 [2][1][64][64], the values of 2 tiles
-//      49152  BARRIERS mbarrier [1 + 2 * 2], see the kernel
-//      49280  PLACE    int [3], which rows and head the block computes
+//      16384  K        fp16 [2][1][112][64], the keys of 2 tiles
+//      45056  V        fp16 [2][1][112][64], the values of 2 tiles
+//      73728  BARRIERS mbarrier [1 + 2 * 2], see the kernel
+//      73856  PLACE    int [3], which rows and head the block computes
 //
 // Sections
 //     1. Numbers
@@ -55,13 +55,13 @@ constexpr float softmax_scale = 0.125f;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
 constexpr int BLOCK_Q = 128;  // query rows of a block
-constexpr int BLOCK_KV = 64;  // keys of a tile
+constexpr int BLOCK_KV = 112;  // keys of a tile
 constexpr int THREADS = 256;
 constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 16384;
-constexpr int V_SMEM = 32768;
-constexpr int BARRIERS_SMEM = 49152;
-constexpr int PLACE_SMEM = 49280;
+constexpr int V_SMEM = 45056;
+constexpr int BARRIERS_SMEM = 73728;
+constexpr int PLACE_SMEM = 73856;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
 constexpr int ROW_THREADS = 64;  // of the block's threads, as a grid over a tile
@@ -73,7 +73,7 @@ constexpr int STAGES = 2;  // tiles of K, and of V, in shared memory
 constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
 constexpr int QK_SLABS = 1;
 constexpr int V_SLABS = 1;
-constexpr int K_STEPS = HEAD_DIM / 16;  // wgmma steps of 16 over the head size
+constexpr int K_STEPS = HEAD_DIM / 16;  // steps of 16 over the head size
 constexpr int Q_SLAB = BLOCK_Q * ROW_BYTES;  // bytes
 constexpr int KV_SLAB = BLOCK_KV * ROW_BYTES;
 
@@ -134,9 +134,6 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, 
     }
 }
 
-// Lets the copy engine see this thread's mbarrier_init.
-__device__ __forceinline__ void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
 // What the host says about a tensor in global memory: its address, sizes, strides, the box of one copy, its swizzle. A kernel
 // takes it as `const __grid_constant__ TensorMap` and passes its address on.
 struct alignas(64) TensorMap { unsigned char opaque[128]; };
@@ -157,6 +154,9 @@ __device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, un
         "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(l2_hint)
         : "memory");
 }
+
+// TMA and wgmma do not see what threads wrote to shared memory before the writers do this, and then meet at a barrier.
+__device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Products of a warpgroup run in the background, in groups. From the issue of a product until its group has been waited for,
 // its accumulators belong to it: no thread may read or write them.
@@ -189,35 +189,30 @@ __device__ __forceinline__ unsigned long long smem_descriptor(const void* tile_s
     return SWIZZLE_128_BYTES | (unsigned long long)(stride_bytes >> 4) << 32 | low;
 }
 
-// Four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and
-// receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
-__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_smem) {
-    const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(row)
-                 : "memory");
-}
-
-// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
+// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x112, D in fp32. Thread t of the warpgroup has in
 //   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
-//   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
+// A is K-major in shared memory.
 // B is K-major in shared memory.
-__device__ __forceinline__ void wgmma_qk(float (&d)[32], const unsigned (&a)[4], unsigned long long b,
+__device__ __forceinline__ void wgmma_qk(float (&d)[56], unsigned long long a, unsigned long long b,
                                          bool accumulate) {
     asm volatile(
         "{ .reg .pred p;\n"
-        "setp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "setp.ne.b32 p, %58, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n112k16.f32.f16.f16 "
         "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
         "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
-        "%24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{ %32, %33, %34, %35}, %36, p, 1, 1, 0; }"
+        "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
+        "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55}, "
+        "%56, %57, p, 1, 1, 0, 0; }"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+        : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
 // D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
@@ -306,7 +301,7 @@ struct Stage {
 //         m  = m'
 //     O = O / l
 //
-// A block computes BLOCK_Q rows, a warpgroup 64 of them.
+// A block computes BLOCK_Q rows, each warp its share of them.
 // In the fragments of S and O lane l has, of the 16 rows that a product gives its warp, l / 4 and l / 4 + 8, and of every 8
 // columns 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
 
@@ -372,8 +367,8 @@ gpt2_wgmma(
             mbarrier_init(k_full + stage, 1);
             mbarrier_init(v_full + stage, 1);
         }
-        mbarrier_init_fence();
     }
+    async_proxy_fence();  // TMA and wgmma are to see what threads wrote
 
     const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len, kv_len);
     if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
@@ -383,7 +378,7 @@ gpt2_wgmma(
     const int q_lo = q_block * BLOCK_Q;
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const int warp_row = 16 * warp;  // of the block
-    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; the other is 8 further
+    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; each other is 8 further
     const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
     const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
 
@@ -412,16 +407,10 @@ gpt2_wgmma(
     if (tile < tile_end) load_v(tile, 0);
 
     // descriptors count in 16 bytes
+    const unsigned long long q_at = smem_descriptor(Q_smem + 64 * ROW_BYTES * (warp / 4), 0, 8 * ROW_BYTES);
     const unsigned long long k_at = smem_descriptor(K_smem, 0, 8 * ROW_BYTES);
     const unsigned long long v_at = smem_descriptor(V_smem, KV_SLAB, 8 * ROW_BYTES);
     mbarrier_wait(q_full, 0);  // Q is complete
-    unsigned Q_frag[K_STEPS][4];
-    // Q as A operands: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
-#pragma unroll
-    for (int step = 0; step < K_STEPS; ++step) {
-        const int row = warp_row + lane % 16, chunk = step % 4 * 2 + lane / 16;
-        ldmatrix_x4(Q_frag[step], Q_smem + step / 4 * Q_SLAB + row * ROW_BYTES + (chunk ^ row % 8) * 16);
-    }
 
     Fragment<DIMS> O_frag = {};
     float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: this lane's keys only, until the end
@@ -448,7 +437,7 @@ gpt2_wgmma(
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)
-            wgmma_qk(S_frag.d, Q_frag[step], k_tile + step / 4 * (KV_SLAB / 16) + step % 4 * 2, step > 0);
+            wgmma_qk(S_frag.d, q_at + step / 4 * (Q_SLAB / 16) + step % 4 * 2, k_tile + step / 4 * (KV_SLAB / 16) + step % 4 * 2, step > 0);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_received(S_frag.d);
@@ -518,7 +507,6 @@ gpt2_wgmma(
 
     // O goes through the warp's own rows of Q_smem, so that whole rows are written, 16 bytes a lane
     unsigned char* O_smem = Q_smem + warp_row * ROW_BYTES;
-    __syncthreads();  // where no tile was visited, Q is still being read
     const Place end = *(const Place*)(smem + PLACE_SMEM);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {

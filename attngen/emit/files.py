@@ -307,7 +307,12 @@ class FusedMma(Fused):
             *(self.split_constants() if split else []),
             *thread_grid(8 * self.plan.warps, 4, v_width),
             ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp"),
-            ConstantLine("int", "K_STEPS", str(padded // 16), "mma steps of 16 over the head size"),
+            ConstantLine(
+                "int",
+                "K_STEPS",
+                "HEAD_DIM / 16" if padded == self.spec.head_dim else str(padded // 16),
+                "steps of 16 over the head size",
+            ),
             ConstantLine("int", "PAD", str(fused_mma.chunk(self.spec))),
             ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", what),
             ConstantLine("int", "Q_STRIDE", "QK_WIDTH + PAD" if padded >= wide else f"{v_width} + PAD"),
@@ -343,7 +348,7 @@ class ByTma(Fused):
             ConstantLine("int", "QK_SLABS", str(hopper.slabs(spec.head_dim))),
             ConstantLine("int", "V_SLABS", str(hopper.slabs(spec.head_dim_v))),
             *more,
-            ConstantLine("int", "K_STEPS", steps, "wgmma steps of 16 over the head size" + what),
+            ConstantLine("int", "K_STEPS", steps, "steps of 16 over the head size" + what),
             ConstantLine("int", "Q_SLAB", "BLOCK_Q * ROW_BYTES", "bytes"),
             ConstantLine("int", "KV_SLAB", "BLOCK_KV * ROW_BYTES"),
         ]
@@ -372,16 +377,15 @@ class FusedWgmma(ByTma):
             "special_registers",
             "mbarrier",
             "mbarrier_wait",
-            "mbarrier_init_fence",
             "tma_load",
+            "proxy_fence",
             "wgmma",
-            *(["ldmatrix"] if self.plan.q_in_registers else []),
         ]
 
     def products(self) -> list[Wgmma]:
-        dtype, in_registers = self.spec.dtype.name, self.plan.q_in_registers
+        dtype = self.spec.dtype.name
         return [
-            Wgmma("wgmma_qk", self.plan.block_kv, dtype, a_in_registers=in_registers),
+            Wgmma("wgmma_qk", self.plan.block_kv, dtype, a_in_registers=False),
             Wgmma("wgmma_pv", self.spec.head_dim_v, dtype, a_in_registers=True, b_transposed=True),
         ]
 
