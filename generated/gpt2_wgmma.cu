@@ -437,7 +437,8 @@ gpt2_wgmma(
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)
-            wgmma_qk(S_frag.d, q_at + step / 4 * (Q_SLAB / 16) + step % 4 * 2, k_tile + step / 4 * (KV_SLAB / 16) + step % 4 * 2, step > 0);
+            wgmma_qk(S_frag.d, q_at + step / 4 * (Q_SLAB / 16) + step % 4 * 2,
+                     k_tile + step / 4 * (KV_SLAB / 16) + step % 4 * 2, step > 0);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_received(S_frag.d);

@@ -495,6 +495,9 @@ class Hopper(ByTma):
                         "keys: a weight like all theirs is not rounded",
                     ),
                     ConstantLine(
+                        "float", "HEAVY_OF_ROOT", f"{hopper.HEAVY_OF_ROOT}f", "of the root of kv_len, if that is more"
+                    ),
+                    ConstantLine(
                         "int", "SAMPLE", str(min(64, self.plan.block_kv)), "keys by which a tile's weights are judged"
                     ),
                 ]

@@ -34,6 +34,7 @@ STAGING_REGISTERS = {2: (56, 224), 3: (56, 152)}  # where the producer reads key
 CLASSIFYING_REGISTERS = {2: (72, 216), 3: (56, 152)}  # and classifies tiles too, where consumers can do with so many
 DESCRIPTOR_REGISTERS = 4  # of Q in shared memory
 ONES = 8  # columns beside V: the step of a wgmma's N
+HEAVY_OF_ROOT = 0.75  # a row's limit in long rows: of the root of the number of keys, to which their rounding errors add up
 SUM_REGISTERS = 2  # what threads add up in
 MAX_COLUMNS = 256  # N of a wgmma
 TENSOR_BOUND = 512  # head sizes of Q K^T and P V together from which products hide a few more instructions of a softmax
