@@ -83,6 +83,17 @@ def captured_fields(variant: Variant) -> list[CapturedField]:
     return fields
 
 
+def thread_grid(row_threads: int, column_threads: int, dims: str) -> list[ConstantLine]:
+    """A block's threads as a grid over a tile of S, and over its rows of O, of which a block has `dims` dimensions."""
+    return [
+        ConstantLine("int", "ROW_THREADS", str(row_threads), "of the block's threads, as a grid over a tile"),
+        ConstantLine("int", "COLUMN_THREADS", str(column_threads)),
+        ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
+        ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
+        ConstantLine("int", "DIMS", f"{dims} / COLUMN_THREADS", "dimensions of O of a thread"),
+    ]
+
+
 @dataclass(slots=True)
 class File:
     """One file to be: what all schedules share. A subclass says which kernels, numbers and primitives it has."""
@@ -160,6 +171,11 @@ class File:
             "sink_reads_captured": self.reads_captured(variant.sink, scale=False),
             "odd_v": spec.head_dim_v % 16 != 0,
         }
+
+    def tile_sections(self) -> dict[str, str]:
+        """The sections before the kernels, where tiles are visited."""
+        prepass = {"tile_ranges": "Tile ranges of captured vectors"} if self.variant.spans else {}
+        return {**FIRST_SECTIONS, "tiles": "Which tiles are visited", **prepass, "loads": "Loading tiles"}
 
     def _has_variant_section(self) -> bool:
         v = self.variant
@@ -333,5 +349,6 @@ RANGE_LIMITS = {
     "bool": ("false", "true"),
 }
 
-
+FIRST_SECTIONS = {"numbers": "Numbers", "primitives": "Primitives", "variant": "This variant's score and mask"}
+SLICE = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
 INFINITY = ConstantLine("float", "INF", "__builtin_bit_cast(float, 0x7f800000)")

@@ -1,0 +1,175 @@
+"""The files of the fused schedules, and what those of Hopper have in common with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attngen.emit import abi
+from attngen.emit.file import SLICE, ConstantLine, File, KernelText, thread_grid
+from attngen.emit.kernel_source import CeilDiv, Extent, Parameter
+from attngen.plan import fused_mma, fused_simt
+from attngen.plan.tiling import Tile
+
+
+class Fused(File):
+    """What the schedules share that keep a tile of scores in registers."""
+
+    def fused_kernel(self, axes: str) -> dict[str, KernelText]:
+        parameters = [
+            self.pointer("Q"),
+            self.pointer("K"),
+            self.pointer("V"),
+            self.pointer("O", writable=True),
+            *(p for t in "QKVO" for p in abi.strides(t, axes)),
+            *self.lse_parameters(),
+            *self.sizes(),
+            *self.captured_anywhere(),
+        ]
+        bounds = "THREADS, BLOCKS" if self.plan.blocks else "THREADS"
+        return {"fused": self.kernel("fused", self.q_block_grid(), parameters, threads_name=bounds, shared=True)}
+
+    def q_block_grid(self) -> tuple[Extent, ...]:
+        """One for each BLOCK_Q rows of a head."""
+        return self.head_grid(CeilDiv("q_len", self.plan.block_q))
+
+    def captured_anywhere(self) -> list[Parameter]:
+        """The captured values, where any part of a kernel that is the only one reads one."""
+        v = self.variant
+        return abi.captured(v) if v.key_vectors else self.captured(v.score, v.mask, v.sink, v.kv_range, v.classify)
+
+    def sections(self) -> dict[str, str]:
+        return {**self.tile_sections(), "fused": "The fused kernel"}
+
+    def fused_numbers(self) -> list[ConstantLine]:
+        plan = self.plan
+        factor = self.variant.factor
+        exponent = f"{factor} * LOG2_E" if factor else "LOG2_E"
+        what = f"exp(x) = 2^(x log2(e)); {factor} joins the factor" if factor else "exp(x) = 2^(x log2(e))"
+        softmax = [
+            ConstantLine("float", "LOG2_E", "1.4426950408889634f"),
+            ConstantLine("float", "EXPONENT_SCALE", exponent, what),
+        ]
+        return [
+            *self.infinity(),
+            *self.numbers(),
+            *(softmax if self.exponentials() else []),
+            ConstantLine("int", "BLOCK_Q", str(plan.block_q), "query rows of a block"),
+            ConstantLine("int", "BLOCK_KV", str(plan.block_kv), "keys of a tile"),
+            ConstantLine("int", "THREADS", str(plan.threads)),
+            *(ConstantLine("int", f"{b.name}_SMEM", str(b.offset)) for b in plan.buffers),
+        ]
+
+    def first_primitives(self, packed: str | None) -> list[str]:
+        """What every fused schedule on tensor cores has; `packed` is the type of operands that are made in pairs."""
+        return [
+            *self.conversions(elementwise=False),
+            *([f"pack_{packed}"] if packed else []),
+            *self.exponentials(),
+            *self.variant.primitives,
+            "special_registers",
+        ]
+
+    def slack(self, what: str = "") -> list[ConstantLine]:
+        """By how much a score may exceed a softmax's kept maximum; `what` is added to the comment."""
+        return [ConstantLine("float", "SLACK", "8.0f", SLACK + what)] if self.spec.normalize == "softmax" else []
+
+    def exponentials(self) -> list[str]:
+        """The primitives of a softmax in base 2, which comes with tensor cores."""
+        return ["exp2_log2"] if self.plan.on_tensor_cores and self.spec.normalize == "softmax" else []
+
+    def sharing(self) -> list[ConstantLine]:
+        """What the order of blocks goes by, where some rows have more keys to visit than others."""
+        if self.plan.bounds.even:
+            return []
+        rows = f"(32 << 20) / ({self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))"
+        return [ConstantLine("int", "L2_ROWS", rows, "keys and values that blocks share in L2")]
+
+
+class FusedSimt(Fused):
+    def kernels(self) -> dict[str, KernelText]:
+        return self.fused_kernel("bhsd")
+
+    def primitives(self) -> list[str]:
+        return [*self.conversions(), *self.reductions()]
+
+    def constants(self) -> list[ConstantLine]:
+        per_thread = self.spec.head_dim_v // fused_simt.COLUMN_THREADS
+        vector = next(n for n in (4, 2, 1) if per_thread % n == 0)
+        return [
+            *self.fused_numbers(),
+            *thread_grid(fused_simt.ROW_THREADS, fused_simt.COLUMN_THREADS, "HEAD_DIM_V"),
+            ConstantLine("int", "SLICE", str(fused_simt.slice_of(self.spec)), SLICE),
+            ConstantLine("int", "VECTOR", str(vector), "neighbouring dimensions of O that a thread has"),
+            ConstantLine("int", "PAD", str(fused_simt.PAD), PAD),
+            ConstantLine("int", "QK_STRIDE", "HEAD_DIM + PAD", "floats from row to row in shared memory"),
+            ConstantLine("int", "V_STRIDE", "HEAD_DIM_V + PAD"),
+            ConstantLine("int", "P_STRIDE", "BLOCK_KV + PAD"),
+        ]
+
+
+class FusedMma(Fused):
+    def kernels(self) -> dict[str, KernelText]:
+        return self.fused_kernel("bhs")
+
+    def primitives(self) -> list[str]:
+        dtype = self.spec.dtype.name
+        split = fused_mma.operands(self.spec).split
+        odd = ["ldmatrix_x2"] if self.spec.head_dim_v % 16 and not split else []
+        return [
+            *self.first_primitives(None if split == "tf32" else split or dtype),
+            "cp_async",
+            "ldmatrix",
+            *([] if split else ["ldmatrix_trans"]),
+            *odd,
+            *([f"mma_{split}", f"split_{split}"] if split else [f"mma_{dtype}"]),
+        ]
+
+    def context(self) -> dict[str, Any]:
+        operands = fused_mma.operands(self.spec)
+        return super().context() | {
+            "chunk": fused_mma.chunk(self.spec),
+            "mma": "mma_16x8x8" if operands.split == "tf32" else "mma_16x8x16",
+            "split": operands.split,
+        }
+
+    def constants(self) -> list[ConstantLine]:
+        padded, wide = fused_mma.padded_head_dim(self.spec), fused_mma.width_of_v(self.spec)
+        split = fused_mma.operands(self.spec).split
+        v_width = "V_WIDTH" if split else "HEAD_DIM_V"
+        what = "" if padded == self.spec.head_dim else f"{padded - self.spec.head_dim} zeros fill the last step of Q K^T"
+        return [
+            *self.fused_numbers(),
+            *self.slack(),
+            *self.sharing(),
+            *([ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []),
+            *(self.split_constants() if split else []),
+            *thread_grid(8 * self.plan.warps, 4, v_width),
+            ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp"),
+            ConstantLine(
+                "int",
+                "K_STEPS",
+                "HEAD_DIM / 16" if padded == self.spec.head_dim else str(padded // 16),
+                "steps of 16 over the head size",
+            ),
+            ConstantLine("int", "PAD", str(fused_mma.chunk(self.spec))),
+            ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", what),
+            ConstantLine("int", "Q_STRIDE", "QK_WIDTH + PAD" if padded >= wide else f"{v_width} + PAD"),
+            ConstantLine("int", "K_STRIDE", "QK_WIDTH + PAD"),
+            ConstantLine("int", "V_STRIDE", f"{v_width} + PAD"),
+        ]
+
+    def split_constants(self) -> list[ConstantLine]:
+        """Those of split operands."""
+        plan, wide = self.plan, fused_mma.width_of_v(self.spec)
+        tile = Tile(plan.block_q, plan.block_kv, plan.stages, plan.warps)
+        return [
+            ConstantLine("int", "SUMMED", str(fused_mma.summed(tile)), "sixteens of keys whose terms are summed by themselves"),
+            ConstantLine(
+                "int", "V_WIDTH", str(wide), "" if wide == self.spec.head_dim_v else "HEAD_DIM_V in whole steps of 16"
+            ),
+        ]
+
+
+SLACK = "powers of 2 by which a score may exceed the kept maximum"
+BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
+PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"
