@@ -109,12 +109,26 @@ def test_a_mistake_is_a_diagnostic_with_exit_code_2(tmp_path: Path) -> None:
         (("check", GPT2, "--device", "tpu"), "no device is called 'tpu'"),
         (("check", "dilated", "--device", "emulated", "--param", "step=0"), "can be zero"),
         (("check", "dilated", "--param", "step"), "is not NAME=NUMBER"),
+        (("check", GPT2, "--device", "emulated", "--kernel", "hopper", "--dtype", "fp32"), "its products are of fp16 or bf16"),
+        (("check", GPT2, "--device", "emulated", "--kernel", "wgmma", "--dtype", "fp32"), "its products are of fp16 or bf16"),
     ],
 )
-def test_bad_commands_are_refused_with_words(arguments: tuple[str, ...], words: str) -> None:
+def test_bad_commands_are_refused_with_words_alone(arguments: tuple[str, ...], words: str) -> None:
     done = process(*arguments)
     assert done.returncode == 2
     assert words in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("statements", ["dtype fp16 kernel fused { tile 256 x 256 stages 2 }", "dtype fp32 kernel hopper"])
+def test_check_plans_everything_before_it_runs_anything(statements: str, tmp_path: Path) -> None:
+    """What refuses is another attention of the file, or its last rung."""
+    path = tmp_path / "two.attn"
+    path.write_text(f"attention one {{ head_dim 64 dtype fp16 }}\nattention two {{ head_dim 64 {statements} }}\n")
+    done = process("check", str(path), "--device", "emulated", "--q-len", "20")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "two.attn:2:" in done.stderr
 
 
 def test_a_plan_that_does_not_fit_points_at_the_spec(tmp_path: Path) -> None:

@@ -138,15 +138,23 @@ def arches_named(names: str | None, kernel: str | None, loaded: Sequence[Loaded]
 
 def source_of(one: Loaded, arch: Arch, kernel: str | None, comments: Comments = "brief") -> tuple[Plan, KernelSource]:
     """(plan, KernelSource) of one attention; refusals of the planner point at the spec's text."""
-    from attngen.diagnostics import DiagnosticError
     from attngen.emit.emitter import emit
     from attngen.plan import choose
 
-    try:
+    with pointing_at(one):
         plan = choose(one.spec, arch, kernel)
+    return plan, emit(one.spec, plan, comments)
+
+
+@contextmanager
+def pointing_at(one: Loaded) -> Iterator[None]:
+    """Refusals of the planner point at the spec's text."""
+    from attngen.diagnostics import DiagnosticError
+
+    try:
+        yield
     except DiagnosticError as error:
         raise error.located(one.spans) from None
-    return plan, emit(one.spec, plan, comments)
 
 
 def rungs_named(kernel: str | None, spec: AttentionSpec) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from attngen.cli.common import (
     load_specs,
     name_option,
     params_given,
+    pointing_at,
     rung_asked,
     rung_of_text,
     rungs_named,
@@ -76,6 +77,7 @@ def check(
     plus one unit in the last place. On the emulated device every memory access is watched too.
     """
     from dataclasses import replace
+    from itertools import chain
 
     from attngen.inspect.checking import check_spec
     from attngen.reference.problems import Shape
@@ -87,15 +89,20 @@ def check(
     text = source.read_text() if source else None
     devices = devices_named(device, thread_orders, fast, rung_asked(kernel, loaded), debug)
     shape = Shape(batch, heads, kv_heads or heads, q_len, q_len if kv_len is None else kv_len)
-    results = []
-    table = None if as_json else _CheckTable()
+    params = params_given(given)
+    checks = []  # all are planned before the first is run: a refusal comes alone
     for one in loaded:
         wanted = one.spec if dtype is None else replace(one.spec, dtype=DTYPES[dtype])
-        for result in check_spec(wanted, rungs_named(kernel, wanted), devices, shape, params_given(given), seed, text):
-            results.append(result)
-            if table is not None:
-                table.add(result)
-    if table is None:
+        with pointing_at(one):
+            checks.append(check_spec(wanted, rungs_named(kernel, wanted), devices, shape, params, seed, text))
+    results = []
+    table = None
+    for result in chain.from_iterable(checks):
+        results.append(result)
+        if not as_json:
+            table = table or _CheckTable()  # its head comes with the first result
+            table.add(result)
+    if as_json:
         click.echo(json.dumps([_check_json(r) for r in results], indent=2))
     sys.exit(OK if all(r.comparison.passed for r in results) else FAILED)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 
 from attngen.api import CompiledAttention
 from attngen.device.protocol import Device
-from attngen.inspect.changed import compile_text
+from attngen.inspect.changed import compile_text, plan_for
+from attngen.plan import Plan
 from attngen.reference.compare import Comparison, Truth, compare, truth
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
@@ -39,15 +40,28 @@ def check_spec(
     seed: int,
     text: str | None = None,
 ) -> Iterator[Checked]:
-    """Run every rung on every device, one result at a time; `text` in the place of the CUDA text. Raises what compiling and
-    running raise."""
+    """Run every rung on every device, one result at a time; `text` in the place of the CUDA text.
+
+    Raises PlanRefusal at once, before anything is run; the results raise what compiling and running raise.
+    """
+    planned = [(rung, plan_for(spec, rung, device), device) for rung in rungs for device in devices]
+    return _results(spec, planned, shape, params, seed, text)
+
+
+def _results(
+    spec: AttentionSpec,
+    planned: Sequence[tuple[str, Plan, Device]],
+    shape: Shape,
+    params: Mapping[str, int | float],
+    seed: int,
+    text: str | None,
+) -> Iterator[Checked]:
     problem = sample(spec, shape, seed)
     expected = truth(spec, problem, params)
-    for rung in rungs:
-        for device in devices:
-            start = perf_counter()
-            compiled = compile_text(spec, rung, device, text)
-            yield _run(compiled, rung, problem, expected, params, perf_counter() - start)
+    for rung, plan, device in planned:
+        start = perf_counter()
+        compiled = compile_text(spec, plan, device, text)
+        yield _run(compiled, rung, problem, expected, params, perf_counter() - start)
 
 
 def _run(

@@ -12,7 +12,7 @@ from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.device import Counters
 from attngen.device.emulated.tracing import LANES, NOBODY, AccessSite, Step, Watch
 from attngen.emit.kernel_source import MULTIPROCESSORS
-from attngen.inspect.changed import compile_text
+from attngen.inspect.changed import compile_text, plan_for
 from attngen.inspect.coordinates import Layout, layouts
 from attngen.plan import Plan
 from attngen.reference.problems import Shape, sample
@@ -71,7 +71,8 @@ def trace_spec(
     does that it must not, and what compiling raises."""
     problem = sample(spec, shape)
     for rung in rungs:
-        compiled = compile_text(spec, rung, EmulatedDevice(arch=arch, watch=watch, seed=seed), text)
+        device = EmulatedDevice(arch=arch, watch=watch, seed=seed)
+        compiled = compile_text(spec, plan_for(spec, rung, device), device, text)
         start = perf_counter()
         named: dict[str, Any] = {**problem.inputs, **params}
         compiled(problem.q, problem.k, problem.v, **named)
