@@ -23,20 +23,20 @@
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = wgmma: fp16 on tensor cores by wgmma, tiles copied by TMA, which sm_90a has
-//     BLOCK_Q x BLOCK_KV = 128 x 112: of few registers, so that an SM holds two blocks: one computes softmax while
-//         the other multiplies
+//     BLOCK_Q x BLOCK_KV = 128 x 128: the largest whose O, S and P fit a thread's registers, and whose stages fit
+//         shared memory; of 2 blocks on an SM one computes softmax while the other multiplies
 //     warps = 8: four are a warpgroup, which multiplies 64 rows; a warp has the softmax of 16 of them
 //     stages = 2: the next K and V are copied while these are used
 //     Q = in shared memory: wgmma reads it there, as it does K and V
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
 //         that neither TMA nor wgmma meets a bank conflict
 //
-// Shared memory of a block, 73868 bytes
+// Shared memory of a block, 82060 bytes
 //          0  Q        fp16 [1][128][64], the block's query rows, in the end its output
-//      16384  K        fp16 [2][1][112][64], the keys of 2 tiles
-//      45056  V        fp16 [2][1][112][64], the values of 2 tiles
-//      73728  BARRIERS mbarrier [1 + 2 * 2], see the kernel
-//      73856  PLACE    int [3], which rows and head the block computes
+//      16384  K        fp16 [2][1][128][64], the keys of 2 tiles
+//      49152  V        fp16 [2][1][128][64], the values of 2 tiles
+//      81920  BARRIERS mbarrier [1 + 2 * 2], see the kernel
+//      82048  PLACE    int [3], which rows and head the block computes
 //
 // Sections
 //     1. Numbers
@@ -55,15 +55,16 @@ constexpr float softmax_scale = 0.125f;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
 constexpr int BLOCK_Q = 128;  // query rows of a block
-constexpr int BLOCK_KV = 112;  // keys of a tile
+constexpr int BLOCK_KV = 128;  // keys of a tile
 constexpr int THREADS = 256;
 constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 16384;
-constexpr int V_SMEM = 45056;
-constexpr int BARRIERS_SMEM = 73728;
-constexpr int PLACE_SMEM = 73856;
+constexpr int V_SMEM = 49152;
+constexpr int BARRIERS_SMEM = 81920;
+constexpr int PLACE_SMEM = 82048;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
+constexpr int BLOCKS = 2;  // that an SM is to hold at once: the compiler may use the registers of so many
 constexpr int ROW_THREADS = 64;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
@@ -189,29 +190,31 @@ __device__ __forceinline__ unsigned long long smem_descriptor(const void* tile_s
     return SWIZZLE_128_BYTES | (unsigned long long)(stride_bytes >> 4) << 32 | low;
 }
 
-// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x112, D in fp32. Thread t of the warpgroup has in
+// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x128, D in fp32. Thread t of the warpgroup has in
 //   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
 // A is K-major in shared memory.
 // B is K-major in shared memory.
-__device__ __forceinline__ void wgmma_qk(float (&d)[56], unsigned long long a, unsigned long long b,
+__device__ __forceinline__ void wgmma_qk(float (&d)[64], unsigned long long a, unsigned long long b,
                                          bool accumulate) {
     asm volatile(
         "{ .reg .pred p;\n"
-        "setp.ne.b32 p, %58, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n112k16.f32.f16.f16 "
+        "setp.ne.b32 p, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
         "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
         "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
         "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
         "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55}, "
-        "%56, %57, p, 1, 1, 0, 0; }"
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
+        "%60, %61, %62, %63}, "
+        "%64, %65, p, 1, 1, 0, 0; }"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
           "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
           "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
@@ -345,7 +348,7 @@ __device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, in
     return {q_blocks - 1 - in_section / here, head % q_heads, head / q_heads};
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gpt2_wgmma(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map,
@@ -383,14 +386,16 @@ gpt2_wgmma(
     const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
 
     const auto load_k = [&](int tile, int stage) {
+        const int kv_lo = tile * BLOCK_KV;
         if (threadIdx.x == 0)  // asks for the whole tile
             load_tile_async<BLOCK_KV, QK_SLABS>(K_smem + stage * QK_SLABS * KV_SLAB, &k_map, k_full + stage,
-                                                tile * BLOCK_KV, kv_h_idx, b_idx, L2_EVICT_LAST);
+                                                kv_lo, kv_h_idx, b_idx, L2_EVICT_LAST);
     };
     const auto load_v = [&](int tile, int stage) {
+        const int kv_lo = tile * BLOCK_KV;
         if (threadIdx.x == 0)
             load_tile_async<BLOCK_KV, V_SLABS>(V_smem + stage * V_SLABS * KV_SLAB, &v_map, v_full + stage,
-                                               tile * BLOCK_KV, kv_h_idx, b_idx, L2_EVICT_LAST);
+                                               kv_lo, kv_h_idx, b_idx, L2_EVICT_LAST);
     };
 
     if (threadIdx.x == 0)

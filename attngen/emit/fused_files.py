@@ -25,8 +25,14 @@ class Fused(File):
             *self.sizes(),
             *self.captured_anywhere(),
         ]
-        bounds = "THREADS, BLOCKS" if self.plan.blocks else "THREADS"
-        return {"fused": self.kernel("fused", self.q_block_grid(), parameters, threads_name=bounds, shared=True)}
+        return {"fused": self.kernel("fused", self.q_block_grid(), parameters, threads_name=self.launch_bounds(), shared=True)}
+
+    def launch_bounds(self) -> str:
+        return "THREADS, BLOCKS" if self.plan.blocks else "THREADS"
+
+    def blocks(self) -> list[ConstantLine]:
+        """Of an SM, where the compiler is told."""
+        return [ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []
 
     def q_block_grid(self) -> tuple[Extent, ...]:
         """One for each BLOCK_Q rows of a head."""
@@ -141,7 +147,7 @@ class FusedMma(Fused):
             *self.fused_numbers(),
             *self.slack(),
             *self.sharing(),
-            *([ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []),
+            *self.blocks(),
             *(self.split_constants() if split else []),
             *thread_grid(8 * self.plan.warps, 4, v_width),
             ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp"),

@@ -58,7 +58,7 @@ class FusedWgmma(ByTma):
             *self.sizes(),
             *self.captured_anywhere(),
         ]
-        return {"wgmma": self.kernel("wgmma", self.q_block_grid(), parameters, shared=True)}
+        return {"wgmma": self.kernel("wgmma", self.q_block_grid(), parameters, threads_name=self.launch_bounds(), shared=True)}
 
     def primitives(self) -> list[str]:
         return [
@@ -76,6 +76,7 @@ class FusedWgmma(ByTma):
             *self.fused_numbers(),
             *self.slack(),
             *self.sharing(),
+            *self.blocks(),
             *thread_grid(8 * plan.warps, 4, "HEAD_DIM_V"),
             ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
             *self.slab_constants(),

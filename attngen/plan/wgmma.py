@@ -9,11 +9,13 @@ from attngen.plan.fused_mma import reads_pairs
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import ALIGN, Decision, Plan, lay_out
 from attngen.plan.precision import precision_decisions
-from attngen.plan.tiles import tile_bounds
+from attngen.plan.tiles import TileBounds, tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import AttentionSpec, S
+from attngen.spec.operator import ZERO
 
 STAGES = 2  # one is multiplied, the other is on its way
+BLOCKS = 2  # of an SM, at head sizes up to 64
 OTHER_REGISTERS = 40  # addresses, row state, the exponents on their way
 CAPTURED_REGISTERS = 10  # addresses of captured tensors
 
@@ -24,7 +26,7 @@ def tile(warpgroups: int, block_kv: int) -> Tile:
 
 # By the larger head size.
 PREFERRED: dict[int, tuple[Tile, ...]] = {
-    64: (tile(2, 112), tile(2, 64), tile(2, 48)),
+    64: (tile(2, 128), tile(2, 64), tile(2, 48)),
     128: (tile(2, 128), tile(2, 96), tile(2, 80)),
     192: (tile(2, 96), tile(2, 80), tile(2, 64)),
     256: (tile(2, 64), tile(2, 48), tile(2, 32)),
@@ -71,6 +73,8 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     sizes = shared_bytes(spec, tile)
     assert all(sizes[name] % hopper.SWIZZLE_ATOM == 0 for name in "QKV"), sizes
     d, dv = hopper.slabs(spec.head_dim), hopper.slabs(spec.head_dim_v)
+    bounds = tile_bounds(spec)
+    blocks = _blocks(spec, bounds, tile)
     buffers = lay_out(
         ("Q", sizes["Q"], f"{t} [{max(d, dv)}][{q}][{hopper.SLAB}], the block's query rows, in the end its output"),
         ("K", sizes["K"], f"{t} [{stages}][{d}][{kv}][{hopper.SLAB}], the keys of {stages} tiles"),
@@ -85,7 +89,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         Decision(
             "BLOCK_Q x BLOCK_KV",
             f"{q} x {kv}",
-            _why_tile(spec),
+            _why_tile(spec, blocks),
         ),
         Decision(
             "warps", str(tile.warps), "four are a warpgroup, which multiplies 64 rows; a warp has the softmax of 16 of them"
@@ -95,13 +99,18 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         Decision("Q", "in shared memory", "wgmma reads it there, as it does K and V"),
         Decision("swizzle", "128 bytes", hopper.LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
     )
-    bounds = tile_bounds(spec)
-    return Plan("wgmma", "wgmma", arch, q, kv, tile.warps, stages, bounds, decisions, buffers)
+    return Plan("wgmma", "wgmma", arch, q, kv, tile.warps, stages, bounds, decisions, buffers, blocks=blocks)
 
 
-def _why_tile(spec: AttentionSpec) -> str:
+def _blocks(spec: AttentionSpec, bounds: TileBounds, tile: Tile) -> int:
+    """The blocks of an SM that the compiler is told of, 0 for none: untold it takes a few registers too many for two.
+    What a score, a captured tensor or another mask takes would spill."""
+    plain = spec.score == S and not spec.inputs and not bounds.per_tile and bounds.kv_begin == ZERO
+    return BLOCKS if plain and tile in PREFERRED[64] and preferred_tiles(spec) == PREFERRED[64] else 0
+
+
+def _why_tile(spec: AttentionSpec, blocks: int) -> str:
     if spec.schedule.block_q:
         return "as the spec asks"
-    if preferred_tiles(spec) == PREFERRED[64]:
-        return "of few registers, so that an SM holds two blocks: one computes softmax while the other multiplies"
-    return "the largest whose O, S and P fit a thread's registers, and whose stages fit shared memory"
+    fits = "the largest whose O, S and P fit a thread's registers, and whose stages fit shared memory"
+    return f"{fits}; of {blocks} blocks on an SM one computes softmax while the other multiplies" if blocks else fits

@@ -163,10 +163,11 @@ def test_default_plans_are_not_serialized_and_spill_nothing(head_dim: int, mask:
 
 
 def test_a_multiprocessor_has_registers_for_as_many_blocks_as_the_plan_says() -> None:
-    plan, registers, _ = resources(shipped("gpt2"))
-    (reason,) = (d.because for d in plan.decisions if d.field == "BLOCK_Q x BLOCK_KV")
-    assert "holds two blocks" in reason
-    assert registers * plan.threads * 2 <= plan.arch.registers_per_sm
+    for mask in (None, "causal", "causal_bottom_right"):
+        plan, registers, _ = resources(attngen.define(dtype="fp16", head_dim=64, mask=mask))
+        (reason,) = (d.because for d in plan.decisions if d.field == "BLOCK_Q x BLOCK_KV")
+        assert "of 2 blocks on an SM" in reason
+        assert registers * plan.threads * 2 <= plan.arch.registers_per_sm
 
 
 @pytest.mark.parametrize("name", ["packed_documents", "dense_bias", "gpt_oss_sinks", "sigmoid_attention"])
