@@ -9,13 +9,10 @@ conflicts stands what they are of: wavefronts of shared memory.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import subprocess
-import sys
 from pathlib import Path
 
 from markers import write_between
+from ncu import counted
 
 METRICS = {
     "conflicts of loads": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
@@ -48,16 +45,9 @@ def main() -> None:
     if options.calls:
         calls()
         return
-    command = ["ncu", "--csv", "--kernel-name", "regex:fused", "--metrics", ",".join(METRICS.values())]
-    done = subprocess.run([*command, sys.executable, __file__, "--calls"], capture_output=True, text=True, check=False)
-    start = done.stdout.find('"ID"')
-    if start < 0:
-        sys.exit(f"ncu measured nothing:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    found: dict[int, dict[str, str]] = {}
-    for row in csv.DictReader(io.StringIO(done.stdout[start:])):
-        found.setdefault(int(row["ID"]), {})[row["Metric Name"]] = row["Metric Value"]
+    found = counted(__file__, "fused", METRICS.values())
     lines = ["| plan | " + " | ".join(METRICS) + " |", "|---" * (len(METRICS) + 1) + "|"]
-    for (dtype, head_dim), (_, values) in zip(CASES, sorted(found.items()), strict=True):
+    for (dtype, head_dim), values in zip(CASES, found, strict=True):
         lines.append(f"| {dtype} D{head_dim} | " + " | ".join(values.get(m, "-") for m in METRICS.values()) + " |")
     text = "\n".join(lines)
     print(text)

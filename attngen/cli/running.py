@@ -96,13 +96,12 @@ def check(
         with pointing_at(one):
             checks.append(check_spec(wanted, rungs_named(kernel, wanted), devices, shape, params, seed, text))
     results = []
-    table = None
+    table = None if as_json else _CheckTable()
     for result in chain.from_iterable(checks):
         results.append(result)
-        if not as_json:
-            table = table or _CheckTable()  # its head comes with the first result
+        if table is not None:
             table.add(result)
-    if as_json:
+    if table is None:
         click.echo(json.dumps([_check_json(r) for r in results], indent=2))
     sys.exit(OK if all(r.comparison.passed for r in results) else FAILED)
 

@@ -17,6 +17,7 @@ from attngen.cli.common import (
     load_specs,
     name_option,
     param_option,
+    pointing_at,
     rung_of_text,
     rungs_named,
     source_option,
@@ -73,9 +74,11 @@ def trace(
         rungs = _rungs(one.spec, kernel, source, steps)
         shape = _shape(one.spec, batch, heads, kv_heads, q_len, kv_len)
         target = arch or default_arch(rungs[-1] if rungs[-1] != "auto" else one.spec.schedule.rung)
-        show = None if as_json else _Shown(one.spec.name, shape.sizes(one.spec), sites or len(rungs) == 1, watch)
         text = source.read_text() if source else None
-        for result in trace_spec(one.spec, rungs, _known(target), shape, known_params(one.spec, given), watch, text):
+        with pointing_at(one):
+            results = trace_spec(one.spec, rungs, _known(target), shape, known_params(one.spec, given), watch, text)
+        show = None if as_json else _Shown(one.spec.name, shape.sizes(one.spec), sites or len(rungs) == 1, watch)
+        for result in results:
             everything.append((one.spec.name, result))
             if show is not None:
                 show.add(result)

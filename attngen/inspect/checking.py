@@ -11,7 +11,7 @@ import numpy as np
 
 from attngen.api import CompiledAttention
 from attngen.device.protocol import Device
-from attngen.inspect.changed import compile_text, plan_for
+from attngen.inspect.prepare import check_call, compile_text, plan_for
 from attngen.plan import Plan
 from attngen.reference.compare import Comparison, Truth, compare, truth
 from attngen.reference.problems import Sample, Shape, sample
@@ -42,8 +42,10 @@ def check_spec(
 ) -> Iterator[Checked]:
     """Run every rung on every device, one result at a time; `text` in the place of the CUDA text.
 
-    Raises PlanRefusal at once, before anything is run; the results raise what compiling and running raise.
+    Raises PlanRefusal, ArgumentError and ObligationError at once, before anything is run; the results raise what compiling and
+    running raise.
     """
+    check_call(spec, shape, params)
     planned = [(rung, plan_for(spec, rung, device), device) for rung in rungs for device in devices]
     return _results(spec, planned, shape, params, seed, text)
 

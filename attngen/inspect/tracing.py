@@ -12,8 +12,8 @@ from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.device import Counters
 from attngen.device.emulated.tracing import LANES, NOBODY, AccessSite, Step, Watch
 from attngen.emit.kernel_source import MULTIPROCESSORS
-from attngen.inspect.changed import compile_text, plan_for
 from attngen.inspect.coordinates import Layout, layouts
+from attngen.inspect.prepare import check_call, compile_text, plan_for
 from attngen.plan import Plan
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec
@@ -67,12 +67,27 @@ def trace_spec(
     text: str | None = None,
     seed: int = 0,
 ) -> Iterator[RungTrace]:
-    """Trace every rung, one result at a time; `text` in the place of the CUDA text. Raises EmulationError for what a kernel
-    does that it must not, and what compiling raises."""
+    """Trace every rung, one result at a time; `text` in the place of the CUDA text.
+
+    Raises PlanRefusal, ArgumentError and ObligationError at once, before anything is run; the results raise EmulationError for
+    what a kernel does that it must not, and what compiling raises.
+    """
+    check_call(spec, shape, params)
+    devices = [EmulatedDevice(arch=arch, watch=watch, seed=seed) for _ in rungs]
+    planned = [(rung, plan_for(spec, rung, device), device) for rung, device in zip(rungs, devices, strict=True)]
+    return _traced(spec, planned, shape, params, text)
+
+
+def _traced(
+    spec: AttentionSpec,
+    planned: Sequence[tuple[str, Plan, EmulatedDevice]],
+    shape: Shape,
+    params: Mapping[str, int | float],
+    text: str | None,
+) -> Iterator[RungTrace]:
     problem = sample(spec, shape)
-    for rung in rungs:
-        device = EmulatedDevice(arch=arch, watch=watch, seed=seed)
-        compiled = compile_text(spec, plan_for(spec, rung, device), device, text)
+    for rung, plan, device in planned:
+        compiled = compile_text(spec, plan, device, text)
         start = perf_counter()
         named: dict[str, Any] = {**problem.inputs, **params}
         compiled(problem.q, problem.k, problem.v, **named)

@@ -1,14 +1,19 @@
-"""A generated file that somebody has changed, in the place of the kernel that its spec and plan give."""
+"""What `check` and `trace` do before they run a kernel: plan it, refuse what no call takes, and compile it, or a file that
+somebody has changed in its place."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from attngen.api import CompiledAttention
+from attngen.device.binding import check_params, refuse_unknown
 from attngen.device.protocol import Device
 from attngen.emit.emitter import emit
 from attngen.plan import Plan, choose, find_arch
+from attngen.reference.problems import Shape
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.obligations import check_obligations
 
 
 def plan_for(spec: AttentionSpec, rung: str, device: Device) -> Plan:
@@ -16,6 +21,16 @@ def plan_for(spec: AttentionSpec, rung: str, device: Device) -> Plan:
     arch = find_arch(device.arch)
     assert arch is not None, device.arch
     return choose(spec, arch, rung)
+
+
+def check_call(spec: AttentionSpec, shape: Shape, params: Mapping[str, int | float]) -> None:
+    """Refuse what every call of `spec` with these sizes and params refuses, before anything is compiled.
+
+    Raises ArgumentError for a param and ObligationError for an index or a divisor out of range.
+    """
+    refuse_unknown(list(params), [p.name for p in spec.params])
+    values = check_params({p.name: (str(p.type), p.default) for p in spec.params}, params)
+    check_obligations(spec, shape.sizes(spec), values)
 
 
 def compile_text(spec: AttentionSpec, plan: Plan, device: Device, text: str | None) -> CompiledAttention:
