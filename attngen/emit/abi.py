@@ -59,7 +59,7 @@ def _extent(spec: AttentionSpec, dim: int | str) -> Extent:
 def tile_count(spec: AttentionSpec, plan: Plan, span: Span) -> Extent:
     """How many tiles the ranged dimension of `span` has."""
     dim = _extent(spec, spec.input(span.input).dims[span.axis])
-    block = plan.block_q if span.index == "q" else plan.block_kv
+    block = plan.block_q if span.index == "q" else plan.block_kv  # where of both, these are as long
     return -(-dim // block) if isinstance(dim, int) else CeilDiv(str(dim), block)
 
 

@@ -298,7 +298,7 @@ def range_tensors(spec: AttentionSpec, span: Span) -> tuple[Captured, Captured]:
     """The two tensors that the pre-pass writes for `span`."""
     source = spec.input(span.input)
     others = tuple(map(str, (*source.dims[: span.axis], *source.dims[span.axis + 1 :])))
-    dims = (*others, f"tiles of {span.index}")
+    dims = (*others, f"tiles of {' and '.join(span.index)}")
     dtype, narrow = range_dtype(source), (*(False for _ in others), True)
     return Captured(f"{span.name}.min", dtype, dims, narrow), Captured(f"{span.name}.max", dtype, dims, narrow)
 

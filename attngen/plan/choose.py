@@ -74,7 +74,8 @@ def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None, problem: Pr
         spec = replace(spec, schedule=Schedule())
     for _, of_rung, suits, propose in SCHEDULES:
         if of_rung == wanted and suits(spec, arch):
-            return propose(spec, arch, problem)
+            plan = propose(spec, arch, problem)
+            return replace(plan, bounds=plan.bounds.ranged_once()) if plan.block_q == plan.block_kv else plan
     raise AssertionError(wanted)
 
 

@@ -28,7 +28,7 @@ def classify_tiles(
     """
     q_len, kv_len = int(names["q_len"]), int(names["kv_len"])
     q_blocks, kv_tiles = -(-q_len // block_q), -(-kv_len // block_kv)
-    reader = _Reader(dict(inputs or {}), bounds.spans, {"q": block_q, "k": block_kv})
+    reader = _Reader(dict(inputs or {}), bounds.spans, {"q": block_q, "k": block_kv, "qk": block_kv})
     kinds = np.full((q_blocks, kv_tiles), EMPTY)
     for block in range(q_blocks):
         row = {**names, "q.lo": block * block_q, "q.hi": min((block + 1) * block_q, q_len) - 1, "q.tile": block}

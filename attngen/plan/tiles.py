@@ -18,9 +18,9 @@ partial that is not; it never calls one empty or full that is not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.bounds import Range, interval, ranges
@@ -56,7 +56,7 @@ from attngen.spec.operator import (
 )
 from attngen.spec.ranges import element_ranges, name_ranges
 
-Index = Literal["q", "k"]
+Index = Literal["q", "k", "qk"]  # the last where tiles of both are as long
 
 # Symbols of a tile; the dot keeps them apart from every name that a spec may use.
 Q_LO, Q_HI, K_LO, K_HI = (name(n, Type.INT) for n in ("q.lo", "q.hi", "k.lo", "k.hi"))
@@ -69,8 +69,8 @@ TILE_RANGES = {n.name: (0, MAX_LENGTH - 1) for n in (Q_LO, Q_HI, K_LO, K_HI, Q_T
 class Span:
     """The least and greatest element of a captured vector over each tile: what the pre-pass computes.
 
-    `input` is read at dimension `axis` by the index q or k itself; its other indices do not depend on q or k. The pre-pass
-    writes tensors `<name>.min` and `<name>.max` of shape [the other dimensions..., number of tiles].
+    `input` is read at dimension `axis` by the index q or k itself, or by both; its other indices depend on neither. The
+    pre-pass writes tensors `<name>.min` and `<name>.max` of shape [the other dimensions..., number of tiles].
     """
 
     input: str
@@ -125,6 +125,22 @@ class TileBounds:
         if self.full_begin is None or self.full_end is None:
             return False
         return _is_row_range(Solved(KRange(self.kv_begin, self.kv_end), KRange(self.full_begin, self.full_end)))
+
+    def ranged_once(self) -> TileBounds:
+        """The same where tiles have as many rows as keys: a vector that q and k index alike is ranged once for both."""
+        once = {
+            s: replace(s, index="qk") for s in self.spans if {replace(s, index="q"), replace(s, index="k")} <= {*self.spans}
+        }
+        if not once:
+            return self
+        names = {f"{s.name}.{end}": f"{joint.name}.{end}" for s, joint in once.items() for end in ("min", "max")}
+
+        def renamed(node: Expr) -> Expr | None:
+            return gather(names[node.input], node.type, node.args) if isinstance(node, Gather) and node.input in names else None
+
+        exprs: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "spans"}
+        exprs = {field: None if expr is None else rewrite(expr, renamed) for field, expr in exprs.items()}
+        return TileBounds(**exprs, spans=tuple(dict.fromkeys(once.get(s, s) for s in self.spans)))
 
     @property
     def even(self) -> bool:

@@ -35,7 +35,7 @@ def derived_names(input: str, rank: int) -> Iterator[str]:
     """What generated code calls that belongs to the captured tensor `input`: accessor, strides, tile ranges."""
     yield f"{input}_at"
     yield from (f"{input}_step_{d}" for d in range(rank))
-    for index in ("q", "k"):
+    for index in ("q", "k", "qk"):
         for axis in ("", *map(str, range(rank))):
             for end in ("min", "max"):
                 yield f"{input}_{index}{axis}_{end}"

@@ -145,7 +145,7 @@ def test_names_of_users_never_meet_those_of_generated_code(rung: str) -> None:
         compile_text(emit(spec, choose(spec, ARCHES["sm_80"], rung)))
 
 
-@pytest.mark.parametrize("other", ["ids_at", "ids_step_0", "ids_k_min", "ids_q_max_step_0"])
+@pytest.mark.parametrize("other", ["ids_at", "ids_step_0", "ids_k_min", "ids_q_max_step_0", "ids_qk_max"])
 def test_a_name_that_generated_code_derives_from_another_is_refused(other: str) -> None:
     with pytest.raises(DiagnosticError, match=f"`{other}` is taken"):
         load_text(f"""attention twins {{ dtype fp16 head_dim 16 input ids: int32[batch, kv_len] input {other}: fp32[heads]

@@ -151,8 +151,8 @@ def test_calls_wait_for_nothing() -> None:
 
 
 def test_the_fused_kernel_allocates_its_outputs_alone() -> None:
-    """At 32768 keys: O and lse, each rounded up to the allocator's 512 bytes, and nothing more. A stream's first call of a kernel
-    whose blocks take their work from a counter allocates that too, once."""
+    """At 32768 keys: O and lse, each rounded up to the allocator's 512 bytes, and nothing more. The first call on a stream of a
+    kernel whose blocks take their work from a counter allocates that too, once."""
     for dtype in (torch.bfloat16, torch.float32):
         q = randn(1, 8, 32768, 64, dtype=dtype)
         attention(q, q, q, is_causal=True, return_lse=True)

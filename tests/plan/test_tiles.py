@@ -91,6 +91,23 @@ def test_what_a_row_s_range_says_is_not_asked_again() -> None:
     assert bounds_of(named_mask("causal or doc[q] == doc[k]")).rest is named_mask("causal or doc[q] == doc[k]")
 
 
+def test_tiles_of_as_many_rows_as_keys_are_ranged_once() -> None:
+    """A vector that q and k index alike; one that only one of them indexes stays as it is, and so does the classification."""
+    names = {"b": 0, "h": 0, "q_len": 60, "kv_len": 60, "window": 0}
+    doc = np.sort(np.random.default_rng(0).integers(0, 6, 60)).astype(np.int32)
+    for text, once in (
+        ("doc[q] == doc[k]", ["doc.qk"]),
+        ("causal and doc[q] == doc[k] and doc[k] > 1", ["doc.qk"]),
+        ("doc[k] > 1", ["doc.k"]),
+    ):
+        bounds = bounds_of(named_mask(text))
+        joint = bounds.ranged_once()
+        assert [s.name for s in joint.spans] == once
+        for size in (8, 16):
+            kinds = (classify_tiles(b, size, size, names, {"doc": doc}) for b in (bounds, joint))
+            assert np.array_equal(*kinds), text
+
+
 NAMED = {
     "causal": "causal",
     "bottom right": "causal_bottom_right",
