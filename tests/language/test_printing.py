@@ -76,7 +76,7 @@ def specs(draw) -> AttentionSpec:
     )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(specs())
 def test_printing_and_parsing_gives_the_equal_spec(spec: AttentionSpec) -> None:
     try:
