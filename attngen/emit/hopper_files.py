@@ -11,7 +11,8 @@ from attngen.emit.kernel_source import MULTIPROCESSORS, Parameter
 from attngen.emit.wgmma import Wgmma
 from attngen.plan import bounded, hopper
 from attngen.plan.plan import Roles
-from attngen.plan.tiles import KV_LEN
+from attngen.plan.tiles import KV_LEN, Q_HI, Q_LO
+from attngen.spec.expr import names_in
 from attngen.spec.operator import ZERO
 
 
@@ -19,8 +20,10 @@ class ByTma(Fused):
     """What the rungs of Hopper share: TMA copies slabs of tiles, warpgroups multiply them."""
 
     def maps(self) -> list[Parameter]:
-        """Q, K and V, a tile at a time."""
-        return [abi.tensor_map(t, self.plan.block_q if t == "Q" else self.plan.block_kv) for t in "QKV"]
+        """Q, K and V, a tile at a time; Q a consumer's rows at a time where these are not in their order."""
+        own_tiles = self.plan.roles is not None and self.plan.roles.own_tiles
+        q_rows = hopper.WARPGROUP_ROWS if own_tiles else self.plan.block_q
+        return [abi.tensor_map("Q", q_rows), *(abi.tensor_map(t, self.plan.block_kv) for t in "KV")]
 
     def products(self) -> list[Wgmma]:
         dtype = self.spec.dtype.name
@@ -137,6 +140,7 @@ class Hopper(ByTma):
             *self.sharing(),
             ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
             ConstantLine("int", "CONSUMERS", str(self.roles.consumers), "warpgroups that multiply, 64 rows each"),
+            *([ConstantLine("int", "WARPGROUP_ROWS", str(hopper.WARPGROUP_ROWS))] if self.roles.own_tiles else []),
             ConstantLine("int", "PRODUCER_REGISTERS", str(self.roles.producer_registers), "of a thread"),
             ConstantLine("int", "CONSUMER_REGISTERS", str(self.roles.consumer_registers)),
             *self.slab_constants(
@@ -195,12 +199,18 @@ class Hopper(ByTma):
         v = self.variant
         keeps_maximum = self.spec.normalize == "softmax" and not self.plan.is_bounded
         tiles_read_captured = self.reads_captured(v.kv_range, v.classify, scale=False)
+        warp_copies_keys = v.classify is not None or bool(v.key_vectors)
+        # tiles of the block below a consumer's own stand between its last P V and the next rows
+        passes_below = self.roles.own_tiles and bool(names_in(self.plan.bounds.kv_begin) & {Q_LO.name, Q_HI.name})
         return super().context() | {
             "keeps_maximum": keeps_maximum,
             "adapts_slack": hopper.adapts_slack(self.spec),
             "maximum_of_lanes": keeps_maximum,
             "sum_of_lanes": self.spec.normalize == "softmax"
             and (self.roles.row_sums != "products" or hopper.adapts_slack(self.spec)),
+            "own_tiles": self.roles.own_tiles,
+            "passes_below": passes_below,
+            "scores_ahead": self.plan.q_in_registers and not passes_below,
             "partial_below": self.plan.bounds.full_begin not in (None, ZERO),
             "row_begins": v.by_row and self.plan.bounds.kv_begin is not ZERO,
             "partial_above": self.plan.bounds.full_end not in (None, KV_LEN),
@@ -208,7 +218,8 @@ class Hopper(ByTma):
             "producer_reads_captured": bool(v.key_vectors) or (v.classify is not None and tiles_read_captured),
             "consumers_read_captured": bool(v.row_elements)
             or self.reads_captured(v.score, v.mask, v.sink, v.kv_range if v.by_row else None),
-            "warp_copies_keys": v.classify is not None or bool(v.key_vectors),
+            "warp_copies_keys": warp_copies_keys,
+            "each_warp_arrives": warp_copies_keys or self.roles.own_tiles,
             "lanes_work": " and ".join(["look for tiles"] * bool(v.classify) + ["read key vectors"] * bool(v.key_vectors)),
             "mask_vectors": any(not e.in_score for e in v.key_vectors),
             "key_vector_indices": sorted(frozenset().union(*(e.indices for e in v.key_vectors))),

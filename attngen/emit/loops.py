@@ -303,6 +303,8 @@ def _hopper(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         ),
         _pv_by_wgmma(plan),
     )
+    visited = _tiles(plan)
+    own = f"{visited}, of its own {plan.tile_rows} rows" if plan.tile_rows < plan.block_q else visited
     work = "from a counter"
     rows = f"Q: {plan.block_q} rows"
     return {
@@ -314,7 +316,7 @@ def _hopper(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
                 "one warp",
                 f"{rows}, global to shared by TMA",
                 "while (work < works)",
-                (Loop("keys", _tiles(plan), stages, "K, and V by another warp: global to shared by TMA", "load_keys(tile"),),
+                (Loop("keys", visited, stages, "K, and V by another warp: global to shared by TMA", "load_keys(tile"),),
             ),
             Loop(
                 "consumers: pieces of work",
@@ -322,7 +324,7 @@ def _hopper(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
                 f"{consumers} warpgroups",
                 "O: 64 rows a warpgroup, registers to shared to global",
                 "while (q_block != END)",
-                (Loop("keys", _tiles(plan), stages, "K, V: shared", "step(tile, false", products),),
+                (Loop("keys", own, stages, "K, V: shared", "step(tile, false", products),),
             ),
         )
     }

@@ -35,7 +35,8 @@ def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, para
     """The closed-form bounds, and the tiles of one head drawn small. Captured tensors get sample values."""
     bounds = plan.bounds
     shape = Shape(batch=1, q_len=q_len, kv_len=kv_len)
-    kinds = tile_kinds(spec, plan, sample(spec, shape), {**shape.sizes(spec), **defaults(spec), **params})
+    problem, names = sample(spec, shape), {**shape.sizes(spec), **defaults(spec), **params}
+    kinds = tile_kinds(spec, plan, problem, names)
     if kinds is None:
         return "the naive rung computes every pair\n"
     lines = [f"tiles of {plan.block_q} rows x {plan.block_kv} keys", f"  kv_begin = {_text(bounds.kv_begin)}"]
@@ -54,6 +55,15 @@ def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, para
     if max(kinds.shape, default=0) > MAX_MAP:
         lines.append(f"  (the first {MAX_MAP} rows and columns)")
     lines.append(f"  {counts[FULL]} full (#), {counts[PARTIAL]} partial (/), {counts[EMPTY]} empty and never loaded (.)")
+    own = tile_kinds(spec, plan, problem, names, rows=plan.tile_rows)
+    if own is not None and plan.tile_rows < plan.block_q:
+        loaded = int((kinds != EMPTY).sum()) * plan.block_q // plan.tile_rows
+        lines += wrap(
+            f"a consumer multiplies those with keys for its own {plan.tile_rows} rows: of {loaded} tiles of "
+            f"{plan.tile_rows} x {plan.block_kv} that are loaded {int((own == FULL).sum())} are full, "
+            f"{int((own == PARTIAL).sum())} partial",
+            WIDTH, initial_indent="  ", subsequent_indent="  ",
+        )  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

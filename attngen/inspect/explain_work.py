@@ -64,7 +64,9 @@ def explain_work(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, param
 
 
 def _what_is_visited(plan: Plan) -> str:
-    return "the whole matrix" if plan.rung == "naive" else "the tiles that are not empty"
+    if plan.rung == "naive":
+        return "the whole matrix"
+    return "the tiles that are not empty" + (f" for {plan.tile_rows} rows" if plan.tile_rows < plan.block_q else "")
 
 
 def explain_changes(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Params) -> str:

@@ -32,14 +32,14 @@ class Traffic:
 
 
 def tile_kinds(
-    spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, int | float], b: int = 0, h: int = 0
+    spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, int | float], b: int = 0, h: int = 0, rows: int = 0
 ) -> Array | None:
     """The kind of every tile of one head: [q block, kv tile]; None on the naive rung, which has none. `names` are sizes and
-    params."""
+    params; a tile has the rows of a block, or `rows`."""
     if plan.rung == "naive":
         return None
     inputs = {n: from_storage(a) for n, a in problem.inputs.items()}
-    return classify_tiles(plan.bounds, plan.block_q, plan.block_kv, {**names, "b": b, "h": h}, inputs)
+    return classify_tiles(plan.bounds, rows or plan.block_q, plan.block_kv, {**names, "b": b, "h": h}, inputs)
 
 
 def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, kinds: Array | None) -> Traffic:
@@ -103,8 +103,8 @@ def _integers(array: Array) -> Array:
 class Work:
     """One call of one rung, batch 1, every head taken to be like head 0.
 
-    `operations` are those of the two products over the pairs that the mask allows, `computed` over all pairs that are visited.
-    `least_bytes` is what the launches move if each touches each of its tensors once.
+    `operations` are those of the two products over the pairs that the mask allows, `computed` over all pairs that are
+    multiplied. `least_bytes` is what the launches move if each touches each of its tensors once.
     """
 
     allowed_pairs: int
@@ -126,7 +126,8 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
     q_len, kv_len = problem.q.shape[2], problem.k.shape[2]
     heads, kv_heads = problem.q.shape[1], problem.k.shape[1]
     kinds = tile_kinds(spec, plan, problem, names)
-    visited = _visited(plan, q_len, kv_len, kinds)
+    multiplied = tile_kinds(spec, plan, problem, names, rows=plan.tile_rows)
+    visited = _visited(plan, q_len, kv_len, multiplied)
     allowed = allowed_pairs(spec, problem, {p.name: names[p.name] for p in spec.params})
     asked = requested(spec, plan, q_len, kv_len, kinds)
     of_a_pair = 2 * (spec.head_dim + spec.head_dim_v)
@@ -143,12 +144,12 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
 
 
 def _visited(plan: Plan, q_len: int, kv_len: int, kinds: Array | None, whole: bool = False) -> int:
-    """Pairs of the tiles that are visited; `whole`: keys past the end too."""
+    """Pairs of the tiles that are not empty, of a block's rows or of a consumer's; `whole`: keys past the end too."""
     if kinds is None:
         return q_len * kv_len
     visited = kinds != EMPTY
     keys = np.full(visited.shape[1], plan.block_kv) if whole else _extents(kv_len, plan.block_kv)
-    return int(_extents(q_len, plan.block_q) @ visited @ keys)
+    return int(_extents(q_len, plan.tile_rows) @ visited @ keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from attngen.plan.plan import ALIGN, Decision, Plan, Roles, RowSums, lay_out, re
 from attngen.plan.precision import precision_decisions
 from attngen.plan.problem import Problem
 from attngen.plan.staging import Staged, staged
-from attngen.plan.tiles import tile_bounds
+from attngen.plan.tiles import Q_TILE, tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
 from attngen.spec.attention import AttentionSpec, Rung, Schedule
-from attngen.spec.expr import Gather, Name, walk
+from attngen.spec.expr import Gather, Name, names_in, walk
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text
 
@@ -92,7 +92,7 @@ def shared_bytes(spec: AttentionSpec, tile: Tile, output_slabs: int = 1, ones: b
         "O": tile.block_q * 2 * SLAB * output_slabs,
         "BARRIERS": 8 * (2 + 4 * tile.stages),
         "VISITS": 4 * (tile.stages + 1),
-        "PLACES": 24,
+        "PLACES": 2 * 4 * place_words(spec, tile),
         "KEY_VECTORS": key_vector_slots(tile) * tile.block_kv * staged(spec).key_bytes,
     }
 
@@ -143,6 +143,20 @@ def row_sums(spec: AttentionSpec, arch: Arch, tile: Tile) -> RowSums:
 def key_vector_slots(tile: Tile) -> int:
     """Tiles whose key vectors are kept: those in the stages of K, and the one that is being weighed."""
     return tile.stages + 1
+
+
+def own_tiles(spec: AttentionSpec, tile: Tile) -> bool:
+    """Whether a consumer may have fewer tiles than its block: the mask bounds a row's keys, and a tile's are fewer than a
+    block's rows."""
+    bounds = tile_bounds(spec)
+    read = names_in(*(e for e in (bounds.kv_begin, bounds.kv_end, bounds.full_begin, bounds.full_end) if e is not None))
+    by_row = not bounds.even and Q_TILE.name not in read  # ranges of captured vectors are those of whole blocks
+    return by_row and not bounds.per_tile and tile.block_kv < tile.block_q
+
+
+def place_words(spec: AttentionSpec, tile: Tile) -> int:
+    """What tells a piece of work: its rows and head, and whose turn it is where consumers take turns."""
+    return 3 + own_tiles(spec, tile)
 
 
 def output_slabs(spec: AttentionSpec, arch: Arch, tile: Tile, ones: bool) -> int:
@@ -276,7 +290,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
         ("V", sizes["V"], f"{t} [{stages}][{dv + ones}][{kv}][{SLAB}], the values of {stages} tiles" + ", and ones" * ones),
         ("O", sizes["O"], f"{t} [{4 * groups}][{out}][16][{SLAB}], output rows of each warp on their way"),
         ("BARRIERS", sizes["BARRIERS"], f"mbarrier [2 + 4 * {stages}], see the kernel"),
-        ("PLACES", sizes["PLACES"], "int [2][3], which rows and head Q holds, and held before"),
+        ("PLACES", sizes["PLACES"], f"int [2][{place_words(spec, tile)}], which rows and head Q holds, and held before"),
         *(
             [("VISITS", sizes["VISITS"], f"int [{stages} + 1], which tile a stage holds, and whether there is one")]
             if told
@@ -305,6 +319,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
             "in registers" if holds else "in shared memory",
             f"its fragments take {fragments} registers a thread" + ("; its buffer is free for the next" if holds else ""),
         ),
+        *([Decision("consumers' tiles", "each its own", WHY_OWN)] if own_tiles(spec, tile) else []),
         *([Decision("row sums", *WHY_SUMS[sums])] if spec.normalize == "softmax" else []),
         *(
             [Decision("slack", f"a row's own, up to the weight of {heavy(sums)} keys, or more where there are many", WHY_SLACK)]
@@ -322,7 +337,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
         Decision("swizzle", "128 bytes", LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
         *staging_decisions(own),
     )
-    roles = Roles(groups, producer, consumer, out, sums, shift(spec))
+    roles = Roles(groups, producer, consumer, out, sums, shift(spec), own_tiles(spec, tile))
     bounds = tile_bounds(spec)
     return Plan("hopper", "hopper", arch, q, kv, tile.warps, stages, bounds, decisions, buffers, holds, roles=roles, staged=own)
 
@@ -351,6 +366,10 @@ WHY_SUMS: dict[RowSums, tuple[str, str]] = {
     ),
     "weights": ("by threads", "of the weights before they are rounded"),
 }
+WHY_OWN = (
+    "a tile has fewer keys than a block rows, so that some have none for a consumer's 64: it passes over these; consumers take "
+    "turns with the rows, so that each has as much to do"
+)
 WHY_SLACK = "a score that would weigh more becomes the maximum: its weight is 1 then, which rounding leaves alone"
 WHY_KEYS = (
     "in shared memory: the producer reads them while it waits for a stage, where a consumer would read each pair's from global "

@@ -62,7 +62,8 @@ class Roles:
 
     A warp's output leaves by copies of slabs, `output_slabs` of which have room in shared memory. `row_sums` says what the sums
     of a softmax are: "products" of P with columns of ones beside V, or of "weights" that the threads add. `shift` is subtracted
-    from the exponents (of 2) of all scores in place of a row's maximum; None: there is a maximum.
+    from the exponents (of 2) of all scores in place of a row's maximum; None: there is a maximum. `own_tiles`: a
+    consumer multiplies the tiles that have keys for its own rows, not all of the block's.
     """
 
     consumers: int
@@ -71,6 +72,7 @@ class Roles:
     output_slabs: int
     row_sums: RowSums
     shift: float | None
+    own_tiles: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,11 @@ class Plan:
     @property
     def threads(self) -> int:
         return 32 * self.warps
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows that are multiplied with the same tiles: those of a block, or of a consumer."""
+        return self.block_q // self.roles.consumers if self.roles is not None and self.roles.own_tiles else self.block_q
 
     @property
     def is_fused(self) -> bool:

@@ -14,14 +14,16 @@ from attngen.emit.kernel_source import KernelSource
 from attngen.plan import ARCHES, choose
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import AttentionSpec, Schedule
 from tests.problems import call, emitted
 
 STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit|release_q)\(\);"
     r"|(?:wgmma_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);|tma_store_commit\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);|multiplied\([^;]*\);"
+    r"|pass_over(?:_keys|_values|_above|_last_values)?\([^;]*\);"
 )
-# Q in registers; Q in shared memory; tiles that the producer classifies, and key vectors; key vectors without that
+# Q in registers; Q in shared memory; tiles that the producer classifies, and key vectors; key vectors without that.
+# In "wide" consumers pass over tiles above their own
 SPECS: dict[str, AttentionSpec] = {
     "causal": attngen.define(dtype="bf16", head_dim=64, mask="causal and h % 2 == 0"),  # heads without a tile between others
     "wide": attngen.define(dtype="bf16", head_dim=256, mask="k + 200 <= q"),  # rows of no tile, of one, of more
@@ -32,15 +34,33 @@ SPECS: dict[str, AttentionSpec] = {
         inputs={"ids": ("int32", ("batch", "kv_len"))},
     ),
     "bias": attngen.define(
-        dtype="bf16", head_dim=256, mask="k + 200 <= q", score="s + bias[h, k]", inputs={"bias": ("fp16", ("heads", "kv_len"))}
+        dtype="bf16",
+        head_dim=128,
+        mask="k + 200 <= q",
+        score="s * gate[h, q] + bias[h, k] + shift[h, q]",  # of a row two elements: Q's fragments find no room beside them
+        inputs={
+            "bias": ("fp16", ("heads", "kv_len")),
+            "gate": ("fp16", ("heads", "q_len")),
+            "shift": ("fp16", ("heads", "q_len")),
+        },
     ),
+    # consumers that pass over tiles above their own, below, and all; and above with Q in registers
+    "band": attngen.define(dtype="bf16", head_dim=256, mask="k + 120 <= q and q < k + 250 and h % 2 == 0"),
+    "narrow": replace(attngen.define(dtype="bf16", head_dim=64, mask="causal"), schedule=Schedule("hopper", 128, 64, 2)),
     # Q in shared memory, and blocks of no tile, of two, of three: one more than the wgmma rung has stages
     "far": attngen.define(dtype="bf16", head_dim=256, mask="k + 150 <= q"),
 }
-BY_RUNG = {"hopper": ("causal", "wide", "documents", "bias"), "wgmma": ("causal", "far")}
-ORDERS = (0, 3, 4, 8)  # of threads and copies; in the last three, lanes that nothing holds together drift apart
-SHAPES = {"causal": Shape(1, 4, 4, 300, 300), "documents": Shape(1, 4, 4, 300, 300), "far": Shape(1, 1, 1, 300, 300)}
-OTHERWISE = Shape(1, 2, 1, 300, 300)
+BY_RUNG = {"hopper": ("causal", "wide", "documents", "bias", "band", "narrow"), "wgmma": ("causal", "far")}
+ORDERS = (0, 3, 4, 8, 7)  # of threads and copies; in all but the first, lanes that nothing holds together drift apart
+SHAPES = {
+    "causal": Shape(1, 4, 4, 300, 300),
+    "wide": Shape(1, 4, 1, 400, 400),
+    "documents": Shape(1, 4, 4, 300, 300),
+    "bias": Shape(1, 4, 1, 400, 400),
+    "band": Shape(1, 4, 4, 420, 420),
+    "narrow": Shape(1, 3, 3, 400, 400),
+    "far": Shape(1, 1, 1, 300, 300),
+}
 
 
 def steps(source: KernelSource) -> list[re.Match[str]]:
@@ -52,7 +72,7 @@ def steps(source: KernelSource) -> list[re.Match[str]]:
 def outcome(name: str, rung: str, source: KernelSource) -> str:
     """The kind of finding, "wrong result", or "" where all is well, over all of ORDERS."""
     spec = SPECS[name]
-    problem = sample(spec, SHAPES.get(name, OTHERWISE))
+    problem = sample(spec, SHAPES[name])
     for seed in ORDERS:
         device = EmulatedDevice(arch="sm_90a", seed=seed)
         compiled = CompiledAttention(spec, choose(spec, ARCHES["sm_90a"], rung), device.compile(source), device)

@@ -17,6 +17,7 @@ from attngen.reference.torch_oracle import to_torch, torch_attention, torch_math
 from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
 from attngen.spec.dtypes import DTYPES
 from tests.conftest import ROOT
+from tests.device.test_consumers_tiles import CASES
 from tests.device.test_key_vectors import DESCRIBED, described
 
 pytestmark = pytest.mark.gpu
@@ -69,6 +70,14 @@ def test_every_rung_against_float64(name: str, dtype: str) -> None:
         # Short rows come in numbers: the largest of a few errors would be an accident.
         batch = 32 if length < 10 else 1 if length >= 1000 and heads > 8 else 2
         check(spec, kernels, Shape(batch=batch, q_heads=heads, kv_heads=2, q_len=length, kv_len=length), seed=length)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_consumers_that_pass_over_tiles(name: str) -> None:
+    spec, _ = CASES[name]
+    kernel = attngen.compile(spec, kernel="hopper", device="cuda")
+    for q_len, kv_len in ((300, 1000), (1000, 300), (1000, 1000), (4096, 4096)):
+        check(spec, [kernel], Shape(batch=2, q_heads=4, kv_heads=2, q_len=q_len, kv_len=kv_len), seed=q_len)
 
 
 @pytest.mark.parametrize("name", DESCRIBED)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
+from attngen import define
 from attngen.cli import main
 from attngen.device.protocol import DeviceError
+from attngen.emit.emitter import emit
+from attngen.emit.loops import loop_nest
 from attngen.inspect import occupancy as of_kernels
-from attngen.inspect.explain_work import costs
+from attngen.inspect.explain import explain_tiles
+from attngen.inspect.explain_work import costs, explain_work
 from attngen.inspect.occupancy import occupancy
 from attngen.inspect.work import roofline
 from attngen.plan import ARCHES, choose
@@ -51,6 +55,21 @@ def test_work_of_causal_attention() -> None:
     tiles = sum((i + 1) * plan.block_q // plan.block_kv for i in range(blocks))
     assert work.visited_pairs == tiles * plan.block_q * plan.block_kv
     assert work.read == n * 64 * 2 + 2 * tiles * plan.block_kv * 64 * 2
+
+
+def test_work_of_consumers_that_pass_over_tiles() -> None:
+    """Blocks of 128 rows load 2, 4, 6 and 8 tiles of 64 keys; of 64 rows those with 1, 2, ... 8 are multiplied."""
+    spec, n = define(dtype="bf16", head_dim=256, mask="causal"), 512
+    plan = choose(spec, ARCHES["sm_90a"], "hopper")
+    work = costs(spec, plan, n, n, {}).work
+    assert work.visited_pairs == sum(range(1, 9)) * 64 * 64
+    assert work.read == n * 256 * 2 + 2 * (2 + 4 + 6 + 8) * 64 * 256 * 2
+    assert "those of the tiles that are not empty for 64 rows" in explain_work(spec, plan, n, n, {})
+    tiles = " ".join(explain_tiles(spec, plan, n, n, {}).split())
+    assert "12 full (#), 8 partial (/), 12 empty" in tiles
+    assert "its own 64 rows: of 40 tiles of 64 x 64 that are loaded 28 are full, 8 partial" in tiles
+    (keys,) = [p.loop for p in loop_nest(spec, plan, emit(spec, plan)) if "own 64 rows" in p.loop.range]
+    assert keys.name == "keys"
 
 
 def test_naive_is_bound_by_memory_and_fused_by_arithmetic() -> None:

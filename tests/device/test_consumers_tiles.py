@@ -1,0 +1,151 @@
+"""Consumers of the hopper rung that pass over tiles of their block: which plans do, results, counts, and whose turn it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import attngen
+from attngen.device.cuda.compiler import compile_text
+from attngen.device.emulated import EmulatedDevice
+from attngen.device.emulated.tracing import Watch
+from attngen.emit.emitter import emit
+from attngen.inspect.tracing import RungTrace, trace_spec
+from attngen.inspect.work import tile_kinds
+from attngen.plan import ARCHES, Problem, choose, hopper
+from attngen.plan.tile_map import EMPTY
+from attngen.reference.compare import compare, truth
+from attngen.reference.problems import Shape, sample
+from attngen.spec.attention import AttentionSpec, Schedule
+from tests.problems import call
+
+
+def spec_of(mask: str | None, head_dim: int = 256, tile: tuple[int, ...] = (), **described) -> AttentionSpec:
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask, **described)
+    return replace(spec, schedule=Schedule("hopper", *tile)) if tile else spec
+
+
+IDS = {"ids": ("int32", ("batch", "kv_len"))}
+BIAS = {"bias": ("fp16", ("heads", "kv_len"))}
+FIRST = {"first": ("int32", ("q_len",))}
+
+
+@pytest.mark.parametrize(
+    ("spec", "own"),
+    [
+        (spec_of("causal"), True),
+        (spec_of("causal", 128), False),  # 128 x 128: a tile has the keys of a block's rows
+        (spec_of("causal", 128, (128, 64)), True),
+        (spec_of("causal", 64, (192, 128)), True),
+        (spec_of("q - k < 100 and k < 50"), True),
+        (spec_of(None), False),
+        (spec_of("k < 100"), False),  # the same keys for every row
+        (spec_of("causal and same_document(ids)", inputs=IDS), False),  # tile by tile
+        (spec_of("causal and k >= first[q]", inputs=FIRST), False),  # of a captured vector blocks know their range
+    ],
+)
+def test_which_plans_have_consumers_with_tiles_of_their_own(spec: AttentionSpec, own: bool) -> None:
+    plan = choose(spec, ARCHES["sm_90a"], "hopper")
+    assert plan.roles is not None
+    assert plan.roles.own_tiles == own
+    assert any(d.field == "consumers' tiles" for d in plan.decisions) == own
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_long_causal_rows_do_and_spill_nothing(head_dim: int) -> None:
+    spec = spec_of("causal", head_dim)
+    plan = choose(spec, ARCHES["sm_90a"], "hopper", Problem(32, 16384, 16384, 132))
+    assert plan.roles is not None
+    assert (plan.roles.consumers, plan.roles.own_tiles) == (3, True)
+    compiled = compile_text(emit(spec, plan))
+    assert not re.findall(r"C75\d\d", compiled.log)
+    (resources,) = compiled.resources()
+    assert (resources.spill_store_bytes, resources.stack_bytes) == (0, 0)
+
+
+# Q in shared memory and in registers; two consumers and three; tiles above a consumer's own, below, none at all; more of
+# them than stages; rows past the last one for a whole consumer
+CASES = {
+    "causal": (spec_of("causal", lse=True), Shape(1, 4, 2, 300, 300)),
+    "fewer rows than keys": (spec_of("causal_bottom_right", lse=True), Shape(1, 2, 1, 200, 333)),
+    "rows without keys": (spec_of("causal_bottom_right", lse=True), Shape(1, 2, 1, 333, 200)),
+    "fewer rows than a consumer's": (spec_of("causal", lse=True), Shape(3, 2, 1, 40, 300)),
+    "window": (spec_of("causal and window(100)"), Shape(1, 2, 2, 400, 400)),
+    "window on both sides": (spec_of("q - k < 70 and k - q < 50"), Shape(1, 2, 2, 400, 300)),
+    "heads without tiles": (spec_of("causal and window(100) and h % 2 == 0"), Shape(1, 4, 4, 300, 300)),
+    "steep": (spec_of("k <= 6 * q and k >= 5 * q"), Shape(1, 2, 2, 200, 1000)),
+    "far": (spec_of("k + 150 <= q"), Shape(1, 2, 2, 400, 400)),
+    "key vectors": (spec_of("causal and window(70)", score="s + bias[h, k]", inputs=BIAS), Shape(1, 2, 2, 400, 400)),
+    "table": (
+        spec_of("causal", score="relative_bias(table, 50)", inputs={"table": ("fp32", ("heads", 101))}),
+        Shape(1, 2, 2, 300, 300),
+    ),
+    "sink": (spec_of("causal", sink="sinks[h]", inputs={"sinks": ("fp32", ("heads",))}), Shape(1, 2, 1, 300, 300)),
+    "sigmoid": (spec_of("causal", normalize="sigmoid"), Shape(1, 2, 1, 300, 300)),
+    "three": (spec_of("causal", 128, (192, 80)), Shape(1, 4, 2, 500, 500)),
+    "three, heads without tiles": (spec_of("causal and h % 2 == 0", 64, (192, 128)), Shape(1, 4, 2, 500, 500)),
+    "three, window": (spec_of("causal and window(40)", 128, (192, 48, 2)), Shape(1, 4, 2, 500, 500)),
+    "three, steep": (spec_of("k <= 6 * q and k >= 5 * q", 128, (192, 48, 2)), Shape(1, 2, 2, 300, 1500)),
+    "registers": (spec_of("causal", 64, (128, 64, 2)), Shape(1, 4, 2, 500, 500)),
+    "registers, window": (spec_of("causal and window(70)", 160), Shape(1, 4, 2, 500, 500)),
+    "registers, steep": (spec_of("k <= 6 * q and k >= 5 * q", 64, (128, 48, 2)), Shape(1, 2, 2, 200, 1000)),
+}
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_against_the_oracle(name: str, seed: int) -> None:
+    spec, shape = CASES[name]
+    compiled = attngen.compile(spec, kernel="hopper", device=EmulatedDevice(arch="sm_90a", seed=seed))
+    assert compiled.plan.roles is not None
+    assert compiled.plan.roles.own_tiles
+    problem = sample(spec, shape, seed)
+    assert compare(*call(compiled, problem), truth(spec, problem)).passed
+
+
+def traced(spec: AttentionSpec, shape: Shape, **options) -> RungTrace:
+    (found,) = trace_spec(spec, ("hopper",), "sm_90a", shape, {}, **options)
+    return found
+
+
+def test_products_of_a_causal_mask_by_hand() -> None:
+    """256 rows, 64 x 64 pairs a product: of four times 64 rows those with 1, 2, 3 and 4 tiles of keys. Blocks copy 2 and 4."""
+    n, row = 256, 256 * 2
+    found = traced(spec_of("causal"), Shape(1, 1, 1, n, n))
+    assert found.totals.mma_operations == (1 + 2 + 3 + 4) * 64 * 64 * 2 * (256 + 256)
+    assert found.totals.global_read == n * row + (2 + 4) * 2 * 64 * row + 2 * 4  # and a counter
+
+
+@pytest.mark.parametrize("name", ["window", "window on both sides", "far", "steep", "three", "three, window", "registers"])
+def test_products_are_those_of_the_tiles_with_keys_for_a_consumers_rows(name: str) -> None:
+    spec, shape = CASES[name]
+    found = traced(spec, shape)
+    plan, roles = found.plan, found.plan.roles
+    assert roles is not None
+    problem, names = sample(spec, shape), shape.sizes(spec)
+    of_blocks, of_consumers = (tile_kinds(spec, plan, problem, names, rows=rows) for rows in (plan.block_q, plan.tile_rows))
+    assert of_blocks is not None
+    assert of_consumers is not None
+    visited = int((of_consumers != EMPTY).sum())
+    assert visited < roles.consumers * int((of_blocks != EMPTY).sum())
+    columns = spec.head_dim + spec.head_dim_v + (hopper.ONES if roles.row_sums == "products" else 0)
+    assert found.totals.mma_operations == shape.batch * shape.q_heads * visited * 64 * plan.block_kv * 2 * columns
+
+
+@pytest.mark.parametrize(("tile", "consumers"), [((128, 64), 2), ((192, 80), 3)])
+def test_consumers_take_turns_with_the_rows_of_a_block(tile: tuple[int, int], consumers: int) -> None:
+    """The rows whose lse the first thread of each consumer writes, of one piece of work after the other."""
+    first = tuple(128 * (1 + c) for c in range(consumers))
+    spec = spec_of("causal", 128, tile, lse=True)
+    found = traced(spec, Shape(1, 1, 1, 6 * tile[0], 6 * tile[0]), watch=Watch(threads=first, limit=100000))
+    written: dict[int, list[int]] = {thread: [] for thread in first}
+    for s in found.steps:
+        if s.site.buffer is not None and s.site.buffer.label == "lse" and s.site.writes:
+            written[s.thread].append(s.offset // 4)
+    groups = {thread: [row % tile[0] // 64 for row in rows if row % 16 == 0] for thread, rows in written.items()}
+    pieces = len(groups[first[0]])
+    assert pieces > consumers
+    for c, thread in enumerate(first):
+        assert groups[thread] == [(c + piece + 1) % consumers for piece in range(pieces)]
