@@ -69,7 +69,7 @@ class Wide:
     overhead_of_preferred: int = 100
 
 
-WIDE = {64: Wide(tile(3, 128, 3), 1.108, 340, 130), 128: Wide(tile(3, 80, 3), 1.075, 380, 130)}
+WIDE = {64: Wide(tile(3, 128, 3), 1.108, 190, 130), 128: Wide(tile(3, 80, 3), 1.075, 230, 130)}
 POSSIBLE = tuple(tile(c, kv, s) for c in (3, 2) for kv in (176, 160, 128, 112, 96, 80, 64, 48) for s in (4, 3, 2))
 
 
@@ -252,7 +252,8 @@ def wide_is_faster(spec: AttentionSpec, problem: Problem) -> bool:
 
     def time(tile: Tile, rate: float, overhead: int) -> float:
         blocks = -(-problem.rows // tile.block_q) * problem.heads
-        visited = problem.keys if even else problem.keys / 2 + (tile.block_q + tile.block_kv) / 2
+        rows = WARPGROUP_ROWS if own_tiles(spec, tile) else tile.block_q  # that visit the same keys
+        visited = problem.keys if even else problem.keys / 2 + (rows + tile.block_kv) / 2
         rounds = blocks / problem.multiprocessors
         return tile.block_q * (visited + overhead) / rate * (-(-rounds // 1) if even else max(rounds, 1.0))
 
