@@ -444,7 +444,7 @@ gpt2_hopper(
     struct Tiles {
         int begin, end, full_begin, full_end;
     };
-    const auto tiles_of = [&](int q_block, int h_idx, int b_idx) -> Tiles {
+    const auto tiles_of = [&](int q_block) -> Tiles {
         const int q_lo = q_block * BLOCK_Q;
         const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
         const KvRange range = kv_range(q_lo, q_hi, kv_len);
@@ -465,7 +465,7 @@ gpt2_hopper(
             const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
             const int kv_h_idx = h_idx / (q_heads / kv_heads);
             work = gridDim.x + atomicInc(next_work, works - 1);  // after all have been taken it is zero again
-            const Tiles tiles = tiles_of(q_block, h_idx, b_idx);
+            const Tiles tiles = tiles_of(q_block);
             const auto load_q = [&] {
                 mbarrier_wait(q_empty, q_phase ^ 1);
                 places[q_phase].q_block = q_block, places[q_phase].h_idx = h_idx, places[q_phase].b_idx = b_idx;
@@ -501,7 +501,7 @@ gpt2_hopper(
                                                    tile * BLOCK_KV, kv_h_idx, b_idx, L2_EVICT_LAST);
                 v.advance();
             };
-            const Tiles tiles = tiles_of(q_block, h_idx, b_idx);
+            const Tiles tiles = tiles_of(q_block);
             for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) load_values(tile);
         }
     };
@@ -528,7 +528,7 @@ gpt2_hopper(
     float limit[2];  // what a score may be under the maximum that is kept
     Stage k = {0, 0}, v = {0, 0};
     unsigned q_phase = 1;  // of the rows at hand
-    int q_block, q_lo, h_idx, b_idx, tile;
+    int q_block, q_lo, tile;
     bool any;  // whether there is a tile to visit
     Tiles tiles;
 
@@ -701,9 +701,8 @@ gpt2_hopper(
         q_block = places[q_phase].q_block;
         any = false;
         if (q_block == END) return;
-        h_idx = places[q_phase].h_idx, b_idx = places[q_phase].b_idx;
         q_lo = q_block * BLOCK_Q;
-        tiles = tiles_of(q_block, h_idx, b_idx);
+        tiles = tiles_of(q_block);
         tile = tiles.end - 1;
         any = tile >= tiles.begin;
         // Q as A operands: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block

@@ -202,7 +202,12 @@ class Hopper(ByTma):
         warp_copies_keys = v.classify is not None or bool(v.key_vectors)
         # tiles of the block below a consumer's own stand between its last P V and the next rows
         passes_below = self.roles.own_tiles and bool(names_in(self.plan.bounds.kv_begin) & {Q_LO.name, Q_HI.name})
+        of_rows = v.kv_range.arguments if v.by_row or v.classify is None else ()
+        asked = {n for f in (v.score, v.one_score, v.mask, v.sink) if f is not None for n in f.arguments}.union(of_rows)
+        asked |= {n for e in v.row_elements for n in e.indices}
         return super().context() | {
+            "tile_indices": [n for n in OF_HEAD if v.classify is None and n in v.kv_range.arguments],
+            "consumer_indices": [n for n in OF_HEAD if n in asked],
             "keeps_maximum": keeps_maximum,
             "adapts_slack": hopper.adapts_slack(self.spec),
             "maximum_of_lanes": keeps_maximum,
@@ -228,3 +233,4 @@ class Hopper(ByTma):
 
 TWO_ONES = {"fp16": "0x3c003c00", "bf16": "0x3f803f80"}
 WARP_ROWS = 16  # of a warpgroup's 64
+OF_HEAD = ("h_idx", "b_idx")
