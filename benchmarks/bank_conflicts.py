@@ -8,11 +8,9 @@ conflicts stands what they are of: wavefronts of shared memory.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from collections.abc import Sequence
 
-from markers import write_between
-from ncu import counted
+from ncu import Counts, run
 
 METRICS = {
     "conflicts of loads": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
@@ -37,23 +35,12 @@ def calls() -> None:
     torch.cuda.synchronize()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, help="a Markdown file whose table between the markers is replaced")
-    parser.add_argument("--calls", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.calls:
-        calls()
-        return
-    found = counted(__file__, "fused", METRICS.values())
+def table(found: Sequence[Counts]) -> str:
     lines = ["| plan | " + " | ".join(METRICS) + " |", "|---" * (len(METRICS) + 1) + "|"]
     for (dtype, head_dim), values in zip(CASES, found, strict=True):
         lines.append(f"| {dtype} D{head_dim} | " + " | ".join(values.get(m, "-") for m in METRICS.values()) + " |")
-    text = "\n".join(lines)
-    print(text)
-    if options.write:
-        write_between(options.write, "bank_conflicts", text)
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    run(__file__, __doc__, calls, "fused", METRICS.values(), table)

@@ -70,6 +70,7 @@ constexpr int COLUMN_THREADS = 4;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
 constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
 constexpr int DIMS = HEAD_DIM_V / COLUMN_THREADS;  // dimensions of O of a thread
+constexpr int ROW_BLOCKS = ROWS / 2;  // of 16 rows, of a warp
 constexpr int STAGES = 2;  // tiles of K, and of V, in shared memory
 constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
 constexpr int QK_SLABS = 1;
@@ -380,7 +381,7 @@ gpt2_wgmma(
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
     const int warp = thread_index() / 32, lane = thread_index() % 32;
-    const int warp_row = 16 * warp;  // of the block
+    const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
     const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; each other is 8 further
     const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
     const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
@@ -524,7 +525,7 @@ gpt2_wgmma(
                 pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
     }
     __syncwarp();
-    for (int i = lane; i < 16 * (HEAD_DIM_V / 8); i += 32) {
+    for (int i = lane; i < 16 * ROW_BLOCKS * (HEAD_DIM_V / 8); i += 32) {
         const int row = i / (HEAD_DIM_V / 8), column = i % (HEAD_DIM_V / 8) * 8;
         const int q_idx = end.q_block * BLOCK_Q + warp_row + row;
         if (q_idx >= q_len) continue;

@@ -150,7 +150,7 @@ class FusedMma(Fused):
             *self.blocks(),
             *(self.split_constants() if split else []),
             *thread_grid(8 * self.plan.warps, 4, v_width),
-            ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp"),
+            ROW_BLOCKS,
             ConstantLine(
                 "int",
                 "K_STEPS",
@@ -178,4 +178,5 @@ class FusedMma(Fused):
 
 SLACK = "powers of 2 by which a score may exceed the kept maximum"
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
+ROW_BLOCKS = ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp")
 PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"

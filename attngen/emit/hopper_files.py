@@ -6,7 +6,7 @@ from typing import Any
 
 from attngen.emit import abi
 from attngen.emit.file import ConstantLine, KernelText, thread_grid
-from attngen.emit.fused_files import Fused
+from attngen.emit.fused_files import ROW_BLOCKS, Fused
 from attngen.emit.kernel_source import MULTIPROCESSORS, Parameter
 from attngen.emit.wgmma import Wgmma
 from attngen.plan import bounded, hopper
@@ -81,6 +81,7 @@ class FusedWgmma(ByTma):
             *self.sharing(),
             *self.blocks(),
             *thread_grid(8 * plan.warps, 4, "HEAD_DIM_V"),
+            ROW_BLOCKS,
             ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
             *self.slab_constants(),
         ]
