@@ -10,7 +10,7 @@ flushed before each, and ratios are the medians of those within each round. TFLO
 
 from __future__ import annotations
 
-from hopper_parts import changing, errors, grouped, plain, sizes, sustained, variants, wide
+from hopper_parts import changing, errors, grouped, lengths, plain, sizes, sustained, variants
 from parts import run
 
 PARTS = {
@@ -20,7 +20,7 @@ PARTS = {
     "variants": variants,
     "changing": changing,
     "sizes": sizes,
-    "wide": wide,
+    "lengths": lengths,
     "errors": errors,
 }
 

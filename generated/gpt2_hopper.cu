@@ -106,6 +106,13 @@ __device__ __forceinline__ float fast_exp2(float x) {
     return y;
 }
 
+// 1 / x on the special function unit: within 1 in the last place (PTX ISA, rcp.approx); x is no denormal.
+__device__ __forceinline__ float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // threadIdx.x, read anew at each call: what was computed from it before need not stay in a register.
 __device__ __forceinline__ unsigned thread_index() {
     unsigned index;
@@ -541,14 +548,16 @@ gpt2_hopper(
             wgmma_qk(S, Q_frag[step], k_tile + step / 4 * (KV_SLAB / 16) + step % 4 * 2, step > 0);
         wgmma_commit();
     };
+    bool begun;  // whether O has a product of these rows
     // O += P V, issued, and in the columns of ones the sums of P's rows
     const auto issue_pv = [&](int stage) {
         const unsigned long long v_tile = v_at + stage * (V_STAGE / 16);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step)
-            wgmma_pv(O_frag, P_frag[step], v_tile + step * (16 * ROW_BYTES / 16), true);
+            wgmma_pv(O_frag, P_frag[step], v_tile + step * (16 * ROW_BYTES / 16), begun || step > 0);
         wgmma_commit();
+        begun = true;
     };
     // The weights of a tile take the place of its scores. Returns whether O must be multiplied by alpha first.
     const auto weigh = [&](int tile, bool partial, bool first = false) {
@@ -665,7 +674,7 @@ gpt2_hopper(
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float row_sum = O_frag[HEAD_DIM_V / 2 + 2 * r];
-            inverse_sum[r] = row_sum == 0.0f ? 0.0f : 1.0f / row_sum;  // a row with no key gives 0
+            inverse_sum[r] = row_sum == 0.0f ? 0.0f : fast_reciprocal(row_sum);  // a row with no key gives 0
         }
         const auto out = [&](int i) {
             return pack(O_frag[i] * inverse_sum[i / 2 % 2], O_frag[i + 1] * inverse_sum[i / 2 % 2]);
@@ -718,13 +727,14 @@ gpt2_hopper(
     bool scored = false;  // whether S has the scores of the first tile
     while (q_block != END) {
         release_q();  // the next may come
-#pragma unroll
-        for (int i = 0; i < (HEAD_DIM_V + ONES) / 2; ++i) O_frag[i] = 0.0f;
+        begun = false;
         for (int r = 0; r < 2; ++r) {
             row_max[r] = -INF;
             limit[r] = row_max[r];
         }
         if (!any) {
+#pragma unroll
+            for (int i = 0; i < (HEAD_DIM_V + ONES) / 2; ++i) O_frag[i] = 0.0f;
             finish(places[q_phase]);
             begin();
             continue;

@@ -10,6 +10,7 @@ from attngen.emit.fused_files import ROW_BLOCKS, Fused
 from attngen.emit.kernel_source import MULTIPROCESSORS, Parameter
 from attngen.emit.wgmma import Wgmma
 from attngen.plan import bounded, hopper
+from attngen.plan.hopper_tiles import WARPGROUP_ROWS
 from attngen.plan.plan import Roles
 from attngen.plan.tiles import KV_LEN, Q_HI, Q_LO
 from attngen.spec.expr import names_in
@@ -22,7 +23,7 @@ class ByTma(Fused):
     def maps(self) -> list[Parameter]:
         """Q, K and V, a tile at a time; Q a consumer's rows at a time where these are not in their order."""
         own_tiles = self.plan.roles is not None and self.plan.roles.own_tiles
-        q_rows = hopper.WARPGROUP_ROWS if own_tiles else self.plan.block_q
+        q_rows = WARPGROUP_ROWS if own_tiles else self.plan.block_q
         return [abi.tensor_map("Q", q_rows), *(abi.tensor_map(t, self.plan.block_kv) for t in "KV")]
 
     def products(self) -> list[Wgmma]:
@@ -123,7 +124,8 @@ class Hopper(ByTma):
         ]
 
     def exponentials(self) -> list[str]:
-        return [*super().exponentials(), *(["fast_log2"] if hopper.adapts_slack(self.spec) else [])]
+        more = ["fast_reciprocal"] if self.spec.normalize == "softmax" else []
+        return [*super().exponentials(), *more, *(["fast_log2"] if hopper.adapts_slack(self.spec) else [])]
 
     def v_columns(self) -> int:
         return self.spec.head_dim_v + (hopper.ONES if self.roles.row_sums == "products" else 0)
@@ -141,7 +143,7 @@ class Hopper(ByTma):
             *self.sharing(),
             ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
             ConstantLine("int", "CONSUMERS", str(self.roles.consumers), "warpgroups that multiply, 64 rows each"),
-            *([ConstantLine("int", "WARPGROUP_ROWS", str(hopper.WARPGROUP_ROWS))] if self.roles.own_tiles else []),
+            *([ConstantLine("int", "WARPGROUP_ROWS", str(WARPGROUP_ROWS))] if self.roles.own_tiles else []),
             ConstantLine("int", "PRODUCER_REGISTERS", str(self.roles.producer_registers), "of a thread"),
             ConstantLine("int", "CONSUMER_REGISTERS", str(self.roles.consumer_registers)),
             *self.slab_constants(
@@ -206,11 +208,14 @@ class Hopper(ByTma):
         of_rows = v.kv_range.arguments if v.by_row or v.classify is None else ()
         asked = {n for f in (v.score, v.one_score, v.mask, v.sink) if f is not None for n in f.arguments}.union(of_rows)
         asked |= {n for e in v.row_elements for n in e.indices}
+        sink_in_output = v.sink is not None and self.roles.row_sums == "products"
+        short_of_registers = self.plan.is_bounded or any(e.in_score for e in v.key_vectors)  # one more, and they spill
         return super().context() | {
             "tile_indices": [n for n in OF_HEAD if v.classify is None and n in v.kv_range.arguments],
             "consumer_indices": [n for n in OF_HEAD if n in asked],
             "keeps_maximum": keeps_maximum,
             "adapts_slack": hopper.adapts_slack(self.spec),
+            "replaces_output": not sink_in_output and not short_of_registers,
             "maximum_of_lanes": keeps_maximum,
             "sum_of_lanes": self.spec.normalize == "softmax"
             and (self.roles.row_sums != "products" or hopper.adapts_slack(self.spec)),

@@ -32,7 +32,6 @@ SCHEDULES: tuple[tuple[str, str, Suits, Proposer], ...] = (
 )
 
 
-MANY = 1 << 20  # rows, keys, heads: more than any tile needs to pay
 TILES: dict[str, Tiles] = {
     "fused_mma": fused_mma.tiles,
     "fused_simt": fused_simt.tiles,
@@ -74,9 +73,13 @@ def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None, problem: Pr
         spec = replace(spec, schedule=Schedule())
     for _, of_rung, suits, propose in SCHEDULES:
         if of_rung == wanted and suits(spec, arch):
-            plan = propose(spec, arch, problem)
-            return replace(plan, bounds=plan.bounds.ranged_once()) if plan.block_q == plan.block_kv else plan
+            return _with_ranges_shared(propose(spec, arch, problem))
     raise AssertionError(wanted)
+
+
+def _with_ranges_shared(plan: Plan) -> Plan:
+    """`plan`, with one pre-pass for the ranges of rows and of keys where its tiles have as many of both."""
+    return replace(plan, bounds=plan.bounds.ranged_once()) if plan.block_q == plan.block_kv else plan
 
 
 def plans_for(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> tuple[Plan, ...]:
@@ -84,7 +87,8 @@ def plans_for(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> tuple
     usual = choose(spec, arch, rung)
     if not depends_on_sizes(spec, usual):
         return (usual,)
-    return usual, choose(spec, arch, rung, Problem(MANY, MANY, MANY, 1))
+    by_lengths = (_with_ranges_shared(plan) for plan in hopper.proposals(spec, arch))
+    return usual, *(p for p in by_lengths if (p.block_q, p.block_kv) != (usual.block_q, usual.block_kv))
 
 
 def depends_on_sizes(spec: AttentionSpec, plan: Plan) -> bool:

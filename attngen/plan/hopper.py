@@ -1,12 +1,13 @@
-"""The rung for Hopper: warpgroups with roles, one that copies tiles by TMA and two or three that multiply them by wgmma."""
+"""The rung for Hopper: warpgroups with roles, one that copies tiles by TMA and two to four that multiply them by wgmma."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.bounded import bounded_decisions, shift
+from attngen.plan.hopper_tiles import PACES, POSSIBLE, PREFERRED, WARPGROUP_ROWS, Pace, consumers
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import ALIGN, Decision, Plan, Roles, RowSums, lay_out, refusal
 from attngen.plan.precision import precision_decisions
@@ -14,68 +15,31 @@ from attngen.plan.problem import Problem
 from attngen.plan.staging import Staged, staged
 from attngen.plan.tiles import Q_TILE, tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
-from attngen.spec.attention import AttentionSpec, Rung, Schedule
-from attngen.spec.expr import Gather, Name, names_in, walk
+from attngen.spec.attention import AttentionSpec, Rung, S, Schedule
+from attngen.spec.expr import Gather, names_in, walk
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text
 
 NEEDED = (Feature.MBARRIER, Feature.TMA, Feature.WGMMA)
 DTYPES = ("fp16", "bf16")
-WARPGROUP_ROWS = 64  # of a wgmma
 SLAB = 64  # 16-bit columns of 128 bytes: what the swizzle permutes
 SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned; their sizes are multiples of it
 LAYOUT = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
 MAX_THREADS_OF_REGISTERS = 65536
 OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on their way
 CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
+PAIR_REGISTERS = 32  # of a score, or a mask that is asked of each pair: more than four consumers' threads have to spare
 # Registers of a producer's and of a consumer's thread, by the number of consumers: multiples of 8 within those of the launch.
-REGISTERS = {2: (40, 232), 3: (32, 160)}
-STAGING_REGISTERS = {2: (56, 224), 3: (56, 152)}  # where the producer reads key vectors
-CLASSIFYING_REGISTERS = {2: (72, 216), 3: (56, 152)}  # and classifies tiles too, where consumers can do with so many
+REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
+STAGING_REGISTERS = {2: (56, 224), 3: (56, 152), 4: (56, 104)}  # where the producer reads key vectors
+CLASSIFYING_REGISTERS = {2: (72, 216), 3: (56, 152), 4: (56, 104)}  # and classifies tiles too, where so many suffice
 DESCRIPTOR_REGISTERS = 4  # of Q in shared memory
 ONES = 8  # columns beside V: the step of a wgmma's N
 HEAVY_OF_ROOT = 0.75  # a row's limit in long rows: of the root of the number of keys, to which their rounding errors add up
 SUM_REGISTERS = 2  # what threads add up in
 MAX_COLUMNS = 256  # N of a wgmma
+MOST_CONSUMERS = 4
 TENSOR_BOUND = 512  # head sizes of Q K^T and P V together from which products hide a few more instructions of a softmax
-
-
-def tile(consumers: int, block_kv: int, stages: int) -> Tile:
-    return Tile(WARPGROUP_ROWS * consumers, block_kv, stages, 4 * (consumers + 1))
-
-
-# By the larger head size; the fastest first, over all lengths.
-PREFERRED: dict[int, tuple[Tile, ...]] = {
-    64: (tile(2, 128, 3), tile(2, 96, 3)),
-    128: (tile(2, 128, 2), tile(2, 96, 2)),
-    192: (tile(2, 96, 2), tile(2, 80, 2), tile(2, 64, 2)),
-    256: (tile(2, 64, 2), tile(2, 48, 2)),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Wide:
-    """A tile of three consumers, which is faster where rows are long: how much by, and what a piece of work costs on top.
-
-    Measured on an H200 at S = 512 to 16384 (`benchmarks/hopper.py --only wide`): `rate` is that of the steady loop, and a block
-    of rows costs as much as so many keys more than it visits: of the preferred tile and of this one, where rows have unequal
-    work; where they have equal work, of this one only, and less.
-    """
-
-    tile: Tile
-    rate: float  # pairs a time, of the preferred tile's
-    overhead: int  # keys
-    overhead_of_even: int
-    overhead_of_preferred: int = 100
-
-
-WIDE = {64: Wide(tile(3, 128, 3), 1.108, 190, 130), 128: Wide(tile(3, 80, 3), 1.075, 230, 130)}
-POSSIBLE = tuple(tile(c, kv, s) for c in (3, 2) for kv in (176, 160, 128, 112, 96, 80, 64, 48) for s in (4, 3, 2))
-
-
-def consumers(tile: Tile) -> int:
-    """Warpgroups that multiply."""
-    return tile.warps // 4 - 1
 
 
 def slabs(head_dim: int) -> int:
@@ -172,7 +136,10 @@ def _needs(spec: AttentionSpec, tile: Tile, output_slabs: int = 1, ones: bool = 
 
 def registers(spec: AttentionSpec, tile: Tile) -> int:
     """What a consumer's thread needs: output, scores, weights of the tile before, and the rest."""
-    return spec.head_dim_v // 2 + tile.block_kv // 2 + tile.block_kv // 4 + OTHER_REGISTERS + captured_registers(spec)
+    output, scores = spec.head_dim_v // 2, tile.block_kv // 2
+    asks_pairs = spec.score != S or not tile_bounds(spec).by_row
+    pairs = PAIR_REGISTERS if asks_pairs and consumers(tile) == MOST_CONSUMERS else 0
+    return output + scores + scores // 2 + OTHER_REGISTERS + captured_registers(spec) + pairs
 
 
 def captured_registers(spec: AttentionSpec) -> int:
@@ -224,41 +191,45 @@ def refuse(spec: AttentionSpec, arch: Arch, rung: Rung = "hopper") -> None:
         raise refusal("kernel", f"kernel {rung} of {spec.dtype}", "its products are of fp16 or bf16", "use kernel fused")
 
 
+def is_plain(spec: AttentionSpec) -> bool:
+    """Whether the spec is a softmax of scores as they are, under a mask that bounds keys from above, if any."""
+    bounds = tile_bounds(spec)
+    unchanged = spec.normalize == "softmax" and spec.score == S and spec.sink is None
+    return unchanged and not bounds.per_tile and bounds.kv_begin is ZERO
+
+
+def measured(spec: AttentionSpec) -> tuple[Pace, ...]:
+    """Of its head size."""
+    size = max(spec.head_dim, spec.head_dim_v)
+    return next((paces for limit, paces in PACES.items() if size <= limit), ())
+
+
 def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
     size = max(spec.head_dim, spec.head_dim_v)
-    return next(tiles for limit, tiles in PREFERRED.items() if size <= limit)
+    tiles = next(tiles for limit, tiles in PREFERRED.items() if size <= limit)
+    for_plain = () if is_plain(spec) else tuple(p.tile for p in measured(spec) if p.plain)
+    return tuple(t for t in tiles if t not in for_plain)
 
 
-def wide(spec: AttentionSpec) -> Wide | None:
-    """The tile for long rows, where one was measured to be faster: of plain scores and masks that bound keys from above."""
-    size, bounds = max(spec.head_dim, spec.head_dim_v), tile_bounds(spec)
-    plain = spec.normalize == "softmax" and isinstance(spec.score, Name) and spec.sink is None
-    if not plain or bounds.per_tile or bounds.kv_begin is not ZERO:
-        return None
-    return next((w for limit, w in WIDE.items() if size <= limit), None)
+def paces(spec: AttentionSpec) -> tuple[Pace, ...]:
+    """The tiles among which the lengths of a call decide: those that were measured, and whose registers the spec leaves."""
+    of_size = [p for p in measured(spec) if is_plain(spec) or not p.plain]
+    return tuple(p for p in of_size if registers(spec, p.tile) <= register_split(spec, p.tile)[1])
 
 
 def depends_on_lengths(spec: AttentionSpec) -> bool:
     """Whether the tile is chosen anew for the lengths of a call."""
-    return replace(spec.schedule, rung="auto") == Schedule() and wide(spec) is not None
+    return replace(spec.schedule, rung="auto") == Schedule() and len(paces(spec)) > 1
 
 
-def wide_is_faster(spec: AttentionSpec, problem: Problem) -> bool:
-    """By the model of `Wide`: keys that each block of rows visits, times its rows, times rounds of blocks."""
-    candidate = wide(spec)
-    if candidate is None:
-        return False
+def fastest(spec: AttentionSpec, problem: Problem) -> Tile:
+    """Of the tiles of `paces` the one for these lengths, by the model of `Pace`."""
     even = tile_bounds(spec).even
 
-    def time(tile: Tile, rate: float, overhead: int) -> float:
-        blocks = -(-problem.rows // tile.block_q) * problem.heads
-        rows = WARPGROUP_ROWS if own_tiles(spec, tile) else tile.block_q  # that visit the same keys
-        visited = problem.keys if even else problem.keys / 2 + (rows + tile.block_kv) / 2
-        rounds = blocks / problem.multiprocessors
-        return tile.block_q * (visited + overhead) / rate * (-(-rounds // 1) if even else max(rounds, 1.0))
+    def time(pace: Pace) -> float:
+        return pace.time(problem, even, WARPGROUP_ROWS if own_tiles(spec, pace.tile) else pace.tile.block_q)
 
-    usual = time(preferred_tiles(spec)[0], 1.0, 0 if even else candidate.overhead_of_preferred)
-    return time(candidate.tile, candidate.rate, candidate.overhead_of_even if even else candidate.overhead) < usual
+    return min(paces(spec), key=time).tile
 
 
 def tiles(spec: AttentionSpec, arch: Arch) -> tuple[Tile, ...]:
@@ -266,14 +237,21 @@ def tiles(spec: AttentionSpec, arch: Arch) -> tuple[Tile, ...]:
 
 
 def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> Plan:
-    """The preferred tile that fits, for the lengths of `problem` where it is given; see the decisions for its reasons."""
+    """The preferred tile that fits, or the one for the lengths of `problem` where these are given; the decisions say why."""
     refuse(spec, arch)
-    preferred, why_tile = preferred_tiles(spec), WHY_TILE
-    if problem is not None and depends_on_lengths(spec) and wide_is_faster(spec, problem):
-        longer = wide(spec)
-        assert longer is not None
-        preferred, why_tile = (longer.tile, *preferred), WHY_WIDE
-    tile = pick_tile(spec, arch, preferred, POSSIBLE, lambda t: cost(spec, t))
+    if problem is not None and depends_on_lengths(spec):
+        return with_tile(spec, arch, fastest(spec, problem), WHY_LENGTHS)
+    tile = pick_tile(spec, arch, preferred_tiles(spec), POSSIBLE, lambda t: cost(spec, t))
+    return with_tile(spec, arch, tile, "as the spec asks" if spec.schedule.block_q else WHY_TILE)
+
+
+def proposals(spec: AttentionSpec, arch: Arch) -> tuple[Plan, ...]:
+    """What `propose` may give once lengths are known."""
+    return tuple(with_tile(spec, arch, p.tile, WHY_LENGTHS) for p in paces(spec)) if depends_on_lengths(spec) else ()
+
+
+def with_tile(spec: AttentionSpec, arch: Arch, tile: Tile, why: str) -> Plan:
+    """The plan of a tile that fits, and what else follows from it."""
     q, kv, stages, groups = tile.block_q, tile.block_kv, tile.stages, consumers(tile)
     producer, consumer = register_split(spec, tile)
     own = staged(spec)
@@ -308,7 +286,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
         Decision(
             "warpgroups", f"1 + {groups}", f"one copies; {groups} compute 64 rows each, one's softmax beside another's products"
         ),
-        Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", "as the spec asks" if spec.schedule.block_q else why_tile),
+        Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", why),
         Decision("stages", str(stages), "the copies of later tiles are under way while these are used"),
         Decision(
             "registers",
@@ -376,5 +354,5 @@ WHY_KEYS = (
     "in shared memory: the producer reads them while it waits for a stage, where a consumer would read each pair's from global "
     "memory between its products"
 )
-WHY_WIDE = "for rows of this length: three consumers hide more of each other's softmax, and fewer blocks read the same keys"
+WHY_LENGTHS = "for these lengths the fastest, by its rate in the loop and what a block of rows costs on top"
 WHY_TILE = "the largest whose O, S and P fit a consumer's registers, and whose stages fit shared memory"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from attngen.plan import hopper
 from attngen.plan.arch import Arch
 from attngen.plan.fused_mma import reads_pairs
+from attngen.plan.hopper_tiles import WARPGROUP_ROWS
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import ALIGN, Decision, Plan, lay_out
 from attngen.plan.precision import precision_decisions
@@ -21,7 +22,7 @@ CAPTURED_REGISTERS = 10  # addresses of captured tensors
 
 
 def tile(warpgroups: int, block_kv: int) -> Tile:
-    return Tile(hopper.WARPGROUP_ROWS * warpgroups, block_kv, STAGES, 4 * warpgroups)
+    return Tile(WARPGROUP_ROWS * warpgroups, block_kv, STAGES, 4 * warpgroups)
 
 
 # By the larger head size.

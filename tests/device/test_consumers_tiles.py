@@ -39,6 +39,7 @@ FIRST = {"first": ("int32", ("q_len",))}
         (spec_of("causal", 128), False),  # 128 x 128: a tile has the keys of a block's rows
         (spec_of("causal", 128, (128, 64)), True),
         (spec_of("causal", 64, (192, 128)), True),
+        (spec_of("causal", 64, (256, 64)), True),
         (spec_of("q - k < 100 and k < 50"), True),
         (spec_of(None), False),
         (spec_of("k < 100"), False),  # the same keys for every row
@@ -53,12 +54,12 @@ def test_which_plans_have_consumers_with_tiles_of_their_own(spec: AttentionSpec,
     assert any(d.field == "consumers' tiles" for d in plan.decisions) == own
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_long_causal_rows_do_and_spill_nothing(head_dim: int) -> None:
+@pytest.mark.parametrize(("head_dim", "consumers"), [(64, 4), (128, 3)])
+def test_long_causal_rows_do_and_spill_nothing(head_dim: int, consumers: int) -> None:
     spec = spec_of("causal", head_dim)
     plan = choose(spec, ARCHES["sm_90a"], "hopper", Problem(32, 16384, 16384, 132))
     assert plan.roles is not None
-    assert (plan.roles.consumers, plan.roles.own_tiles) == (3, True)
+    assert (plan.roles.consumers, plan.roles.own_tiles) == (consumers, True)
     compiled = compile_text(emit(spec, plan))
     assert not re.findall(r"C75\d\d", compiled.log)
     (resources,) = compiled.resources()
@@ -88,6 +89,8 @@ CASES = {
     "three, heads without tiles": (spec_of("causal and h % 2 == 0", 64, (192, 128)), Shape(1, 4, 2, 500, 500)),
     "three, window": (spec_of("causal and window(40)", 128, (192, 48, 2)), Shape(1, 4, 2, 500, 500)),
     "three, steep": (spec_of("k <= 6 * q and k >= 5 * q", 128, (192, 48, 2)), Shape(1, 2, 2, 300, 1500)),
+    "four": (spec_of("causal", 64, (256, 64)), Shape(1, 4, 2, 600, 600)),
+    "four, steep": (spec_of("k <= 6 * q and k >= 5 * q", 32, (256, 64)), Shape(1, 2, 2, 300, 1500)),
     "registers": (spec_of("causal", 64, (128, 64, 2)), Shape(1, 4, 2, 500, 500)),
     "registers, window": (spec_of("causal and window(70)", 160), Shape(1, 4, 2, 500, 500)),
     "registers, steep": (spec_of("k <= 6 * q and k >= 5 * q", 64, (128, 48, 2)), Shape(1, 2, 2, 200, 1000)),

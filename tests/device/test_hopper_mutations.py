@@ -46,11 +46,13 @@ SPECS: dict[str, AttentionSpec] = {
     ),
     # consumers that pass over tiles above their own, below, and all; and above with Q in registers
     "band": attngen.define(dtype="bf16", head_dim=256, mask="k + 120 <= q and q < k + 250 and h % 2 == 0"),
+    # four consumers, of which each passes over tiles of the others
+    "four": replace(attngen.define(dtype="bf16", head_dim=64, mask="k + 200 <= q"), schedule=Schedule("hopper", 256, 64)),
     "narrow": replace(attngen.define(dtype="bf16", head_dim=64, mask="causal"), schedule=Schedule("hopper", 128, 64, 2)),
     # Q in shared memory, and blocks of no tile, of two, of three: one more than the wgmma rung has stages
     "far": attngen.define(dtype="bf16", head_dim=256, mask="k + 150 <= q"),
 }
-BY_RUNG = {"hopper": ("causal", "wide", "documents", "bias", "band", "narrow"), "wgmma": ("causal", "far")}
+BY_RUNG = {"hopper": ("causal", "wide", "documents", "bias", "band", "four", "narrow"), "wgmma": ("causal", "far")}
 ORDERS = (0, 3, 4, 8, 7)  # of threads and copies; in all but the first, lanes that nothing holds together drift apart
 SHAPES = {
     "causal": Shape(1, 4, 4, 300, 300),
@@ -58,6 +60,7 @@ SHAPES = {
     "documents": Shape(1, 4, 4, 300, 300),
     "bias": Shape(1, 4, 1, 400, 400),
     "band": Shape(1, 4, 4, 420, 420),
+    "four": Shape(1, 4, 4, 300, 300),
     "narrow": Shape(1, 3, 3, 400, 400),
     "far": Shape(1, 1, 1, 300, 300),
 }
@@ -96,3 +99,10 @@ def test_every_step_between_warps_is_needed(name: str, rung: str) -> None:
             line = source.text.count("\n", 0, step.start())
             unnoticed.append(f"{line + 1}: {source.text.splitlines()[line].strip()}")
     assert unnoticed == []
+
+
+@pytest.mark.parametrize("statement", ["begun = false;", "begun = true;"])
+def test_the_first_product_of_rows_replaces_what_the_ones_before_have_left(statement: str) -> None:
+    source = emitted(SPECS["narrow"], "hopper", "sm_90a")
+    assert source.text.count(statement) == 1
+    assert outcome("narrow", "hopper", replace(source, text=source.text.replace(statement, ";"))) == "wrong result"

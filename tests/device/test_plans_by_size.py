@@ -23,19 +23,24 @@ def rows_of_a_block(spec, length: int, heads: int) -> int:
     return choose(spec, ARCHES["sm_90a"], "hopper", Problem(heads, length, length, SMS)).block_q
 
 
-@pytest.mark.parametrize(("head_dim", "mask"), [(64, None), (64, "causal"), (128, None), (128, "causal")])
-def test_long_rows_take_three_consumers(head_dim: int, mask: str | None) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "mask", "rows"),
+    [(32, None, 256), (64, None, 192), (64, "causal", 256), (80, "causal", 192), (128, None, 192), (128, "causal", 192)],
+)
+def test_long_rows_take_more_consumers(head_dim: int, mask: str | None, rows: int) -> None:
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask)
     assert rows_of_a_block(spec, 128, 512) == 128
-    assert rows_of_a_block(spec, 16384, 32) == 192
+    assert rows_of_a_block(spec, 16384, 32) == rows
     if mask is not None:  # (rows of equal work are counted in whole rounds of blocks too)
-        chosen = [rows_of_a_block(spec, length, 256) for length in range(384, 20000, 384)]
-        assert chosen == sorted(chosen)  # whole blocks of either kind: from some length on the wide one
+        chosen = [rows_of_a_block(spec, length, 256) == rows for length in range(768, 20000, 768)]
+        assert chosen == sorted(chosen)  # whole blocks of either kind: from some length on this one
 
 
 def test_a_few_blocks_are_not_made_fewer() -> None:
     spec = attngen.define(dtype="bf16", head_dim=128)
     assert rows_of_a_block(spec, 4096, 4) == 128  # 128 blocks run at once; 88 would leave a third of the SMs idle
+    gpt2 = attngen.define(dtype="bf16", head_dim=64, mask="causal")
+    assert (rows_of_a_block(gpt2, 1024, 12), rows_of_a_block(gpt2, 1024, 12 * 16)) == (128, 256)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +48,10 @@ def test_a_few_blocks_are_not_made_fewer() -> None:
     [
         {"head_dim": 256},
         {"head_dim": 64, "score": "softcap(20.0)"},
-        {"head_dim": 64, "mask": "causal and window(100)"},
+        {"head_dim": 128, "mask": "causal and window(100)"},
+        {"head_dim": 80, "mask": "causal and window(100)"},
         {"head_dim": 64, "mask": "prefix(10) or causal"},
-        {"head_dim": 64, "normalize": "sigmoid"},
+        {"head_dim": 128, "normalize": "sigmoid"},
     ],
 )
 def test_others_have_one_plan(described) -> None:
@@ -66,14 +72,14 @@ def test_auto_is_the_best_that_the_architecture_has() -> None:
 
 
 def test_a_call_runs_the_plan_of_its_sizes() -> None:
-    """On two SMs: 384 rows are three blocks of 128, in two rounds, or two blocks of 192 in one."""
+    """On two SMs: 256 rows of two heads are four blocks of 128, in two rounds, or two of 256 in one; 128 rows fill half."""
     compiled = attngen.compile(PLAIN, kernel="hopper", device=EmulatedDevice(arch="sm_90a"))
-    for length, rows in ((384, 192), (128, 128), (384, 192)):
-        problem = sample(PLAIN, Shape(1, 1, 1, length, 320))
+    for length, rows in ((256, 256), (128, 128), (256, 256)):
+        problem = sample(PLAIN, Shape(1, 2, 2, length, 1280))
         views = {name: view(getattr(problem, name.lower()), name) for name in "QKV"}
         assert compiled.at(views).plan.block_q == rows
         assert compare(*call(compiled, problem), truth(PLAIN, problem)).passed
 
 
-def test_a_process_that_serves_can_have_both_compiled_ahead() -> None:
-    assert [p.block_q for p in plans_for(PLAIN, ARCHES["sm_90a"])] == [128, 192]
+def test_a_process_that_serves_can_have_all_compiled_ahead() -> None:
+    assert [p.block_q for p in plans_for(PLAIN, ARCHES["sm_90a"])] == [128, 256, 192]

@@ -1,0 +1,90 @@
+"""The tiles of the Hopper kernel: which are preferred, and which of them suits the lengths of a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.plan.problem import Problem
+from attngen.plan.tiling import Tile
+
+WARPGROUP_ROWS = 64  # of a wgmma
+
+
+def tile(consumers: int, block_kv: int, stages: int) -> Tile:
+    return Tile(WARPGROUP_ROWS * consumers, block_kv, stages, 4 * (consumers + 1))
+
+
+def consumers(tile: Tile) -> int:
+    """Warpgroups that multiply."""
+    return tile.warps // 4 - 1
+
+
+# By the larger head size; the first that fits is taken where the lengths of a call are not known.
+PREFERRED: dict[int, tuple[Tile, ...]] = {
+    64: (tile(2, 128, 3), tile(2, 96, 3)),
+    80: (tile(3, 80, 3), tile(2, 128, 2), tile(2, 96, 2)),
+    96: (tile(3, 64, 3), tile(2, 128, 2), tile(2, 96, 2)),
+    128: (tile(2, 128, 2), tile(2, 96, 2)),
+    192: (tile(2, 96, 2), tile(2, 80, 2), tile(2, 64, 2)),
+    256: (tile(2, 64, 2), tile(2, 48, 2)),
+}
+POSSIBLE = (
+    *(tile(c, kv, s) for c in (3, 2) for kv in (176, 160, 128, 112, 96, 80, 64, 48) for s in (4, 3, 2)),
+    *(tile(4, kv, s) for kv in (80, 64, 48) for s in (4, 3, 2)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a tile is, beside the others of its head size: by the keys that a block of rows visits, and its cost on top.
+
+    Measured on an H200 at S = 512 to 16384 (`benchmarks/hopper.py --only lengths`).
+    """
+
+    tile: Tile
+    rate: float  # of the steady loop: pairs a time
+    overhead: int  # of a block of rows, as if it visited so many keys more
+    even_rate: float  # the same where all rows have the same keys
+    even_overhead: int
+    plain: bool = False  # whether it was only measured to be faster with plain scores, and masks that bound keys from above
+
+    def time(self, problem: Problem, even: bool, rows: int) -> float:
+        """Of a call, to compare it with that of other tiles; `rows` are those that visit the same keys."""
+        blocks = -(-problem.rows // self.tile.block_q) * problem.heads
+        rounds = blocks / problem.multiprocessors
+        if even:
+            return self.tile.block_q * (problem.keys + self.even_overhead) / self.even_rate * -(-rounds // 1)
+        visited = problem.keys / 2 + (rows + self.tile.block_kv) / 2
+        return self.tile.block_q * (visited + self.overhead) / self.rate * max(rounds, 1.0)
+
+
+PACES: dict[int, tuple[Pace, ...]] = {
+    40: (
+        Pace(tile(4, 64, 4), 1.0, 100, 1.0, 60),
+        Pace(tile(2, 128, 3), 0.87, 80, 0.83, 0),
+    ),
+    56: (  # threads that add the weights of a row would spill with four consumers
+        Pace(tile(2, 128, 3), 1.0, 100, 1.0, 0),
+        Pace(tile(3, 128, 3), 1.108, 190, 1.108, 130, plain=True),
+    ),
+    64: (
+        Pace(tile(4, 64, 4), 1.0, 100, 1.0, 60),
+        Pace(tile(2, 128, 3), 0.925, 47, 0.956, 32),
+        Pace(tile(3, 128, 3), 0.991, 157, 1.048, 228, plain=True),
+    ),
+    80: (
+        Pace(tile(3, 80, 3), 1.0, 134, 1.0, 29, plain=True),
+        Pace(tile(2, 128, 2), 0.83, 21, 0.785, 0),
+        Pace(tile(3, 112, 2), 0.987, 157, 1.106, 200, plain=True),
+        Pace(tile(4, 48, 4), 0.94, 156, 0.992, 132, plain=True),
+    ),
+    96: (
+        Pace(tile(3, 64, 3), 1.0, 94, 1.0, 44, plain=True),
+        Pace(tile(2, 128, 2), 0.874, 33, 0.817, 18),
+        Pace(tile(3, 96, 2), 0.948, 101, 1.029, 90, plain=True),
+    ),
+    128: (
+        Pace(tile(2, 128, 2), 1.0, 100, 1.0, 0),
+        Pace(tile(3, 80, 3), 1.035, 255, 1.075, 130, plain=True),
+    ),
+}
