@@ -73,10 +73,10 @@ PACES: dict[int, tuple[Pace, ...]] = {
         Pace(tile(3, 128, 3), 0.991, 157, 1.048, 228, plain=True),
     ),
     80: (
-        Pace(tile(3, 80, 3), 1.0, 134, 1.0, 29, plain=True),
-        Pace(tile(2, 128, 2), 0.83, 21, 0.785, 0),
-        Pace(tile(3, 112, 2), 0.987, 157, 1.106, 200, plain=True),
-        Pace(tile(4, 48, 4), 0.94, 156, 0.992, 132, plain=True),
+        Pace(tile(3, 80, 3), 1.0, 134, 1.0, 140, plain=True),
+        Pace(tile(2, 128, 2), 0.83, 21, 0.747, 15),
+        Pace(tile(3, 112, 2), 0.987, 157, 1.076, 303, plain=True),
+        Pace(tile(4, 48, 4), 0.94, 156, 0.997, 289, plain=True),
     ),
     96: (
         Pace(tile(3, 64, 3), 1.0, 94, 1.0, 44, plain=True),

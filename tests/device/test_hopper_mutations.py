@@ -47,7 +47,7 @@ SPECS: dict[str, AttentionSpec] = {
     # consumers that pass over tiles above their own, below, and all; and above with Q in registers
     "band": attngen.define(dtype="bf16", head_dim=256, mask="k + 120 <= q and q < k + 250 and h % 2 == 0"),
     # four consumers, of which each passes over tiles of the others
-    "four": replace(attngen.define(dtype="bf16", head_dim=64, mask="k + 200 <= q"), schedule=Schedule("hopper", 256, 64)),
+    "four": replace(attngen.define(dtype="bf16", head_dim=64, mask="k + 200 <= q"), schedule=Schedule("hopper", 256, 64, 2)),
     "narrow": replace(attngen.define(dtype="bf16", head_dim=64, mask="causal"), schedule=Schedule("hopper", 128, 64, 2)),
     # Q in shared memory, and blocks of no tile, of two, of three: one more than the wgmma rung has stages
     "far": attngen.define(dtype="bf16", head_dim=256, mask="k + 150 <= q"),
@@ -60,7 +60,7 @@ SHAPES = {
     "documents": Shape(1, 4, 4, 300, 300),
     "bias": Shape(1, 4, 1, 400, 400),
     "band": Shape(1, 4, 4, 420, 420),
-    "four": Shape(1, 4, 4, 300, 300),
+    "four": Shape(1, 4, 1, 500, 500),
     "narrow": Shape(1, 3, 3, 400, 400),
     "far": Shape(1, 1, 1, 300, 300),
 }
