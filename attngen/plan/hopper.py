@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.bounded import bounded_decisions, shift
-from attngen.plan.hopper_tiles import PACES, POSSIBLE, PREFERRED, WARPGROUP_ROWS, Pace, consumers
+from attngen.plan.hopper_tiles import PACES, POSSIBLE, PREFERRED, WARPGROUP_ROWS, Kind, Pace, consumers
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import ALIGN, Decision, Plan, Roles, RowSums, lay_out, refusal
 from attngen.plan.precision import precision_decisions
@@ -19,6 +20,8 @@ from attngen.spec.attention import AttentionSpec, Rung, S, Schedule
 from attngen.spec.expr import Gather, names_in, walk
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text
+
+T = TypeVar("T")
 
 NEEDED = (Feature.MBARRIER, Feature.TMA, Feature.WGMMA)
 DTYPES = ("fp16", "bf16")
@@ -191,30 +194,28 @@ def refuse(spec: AttentionSpec, arch: Arch, rung: Rung = "hopper") -> None:
         raise refusal("kernel", f"kernel {rung} of {spec.dtype}", "its products are of fp16 or bf16", "use kernel fused")
 
 
-def is_plain(spec: AttentionSpec) -> bool:
-    """Whether the spec is a softmax of scores as they are, under a mask that bounds keys from above, if any."""
+def kind(spec: AttentionSpec) -> Kind:
     bounds = tile_bounds(spec)
     unchanged = spec.normalize == "softmax" and spec.score == S and spec.sink is None
-    return unchanged and not bounds.per_tile and bounds.kv_begin is ZERO
+    if unchanged and not bounds.per_tile and bounds.kv_begin is ZERO:
+        return "plain"
+    return "window" if unchanged and bounds.by_row else "other"
 
 
-def measured(spec: AttentionSpec) -> tuple[Pace, ...]:
-    """Of its head size."""
+def of_head_size(spec: AttentionSpec, table: Mapping[int, tuple[T, ...]]) -> tuple[T, ...]:
     size = max(spec.head_dim, spec.head_dim_v)
-    return next((paces for limit, paces in PACES.items() if size <= limit), ())
+    return next((row for limit, row in table.items() if size <= limit), ())
 
 
 def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
-    size = max(spec.head_dim, spec.head_dim_v)
-    tiles = next(tiles for limit, tiles in PREFERRED.items() if size <= limit)
-    for_plain = () if is_plain(spec) else tuple(p.tile for p in measured(spec) if p.plain)
-    return tuple(t for t in tiles if t not in for_plain)
+    slower = [p.tile for p in of_head_size(spec, PACES) if kind(spec) not in p.measured]
+    return tuple(t for t in of_head_size(spec, PREFERRED) if t not in slower)
 
 
 def paces(spec: AttentionSpec) -> tuple[Pace, ...]:
     """The tiles among which the lengths of a call decide: those that were measured, and whose registers the spec leaves."""
-    of_size = [p for p in measured(spec) if is_plain(spec) or not p.plain]
-    return tuple(p for p in of_size if registers(spec, p.tile) <= register_split(spec, p.tile)[1])
+    measured = [p for p in of_head_size(spec, PACES) if kind(spec) in p.measured]
+    return tuple(p for p in measured if registers(spec, p.tile) <= register_split(spec, p.tile)[1])
 
 
 def depends_on_lengths(spec: AttentionSpec) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from attngen.plan.problem import Problem
 from attngen.plan.tiling import Tile
@@ -34,6 +35,14 @@ POSSIBLE = (
 )
 
 
+# A softmax of scores as they are, under no mask or one that bounds keys from above; under one that allows each row a range of
+# keys; any other attention.
+Kind = Literal["plain", "window", "other"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+PLAIN: tuple[Kind, ...] = ("plain",)
+WINDOWS_TOO: tuple[Kind, ...] = ("plain", "window")
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How fast a tile is, beside the others of its head size: by the keys that a block of rows visits, and its cost on top.
@@ -46,7 +55,7 @@ class Pace:
     overhead: int  # of a block of rows, as if it visited so many keys more
     even_rate: float  # the same where all rows have the same keys
     even_overhead: int
-    plain: bool = False  # whether it was only measured to be faster with plain scores, and masks that bound keys from above
+    measured: tuple[Kind, ...] = KINDS  # of the attentions for which it was found faster than others
 
     def time(self, problem: Problem, even: bool, rows: int) -> float:
         """Of a call, to compare it with that of other tiles; `rows` are those that visit the same keys."""
@@ -65,26 +74,27 @@ PACES: dict[int, tuple[Pace, ...]] = {
     ),
     56: (  # threads that add the weights of a row would spill with four consumers
         Pace(tile(2, 128, 3), 1.0, 100, 1.0, 0),
-        Pace(tile(3, 128, 3), 1.108, 190, 1.108, 130, plain=True),
+        Pace(tile(3, 128, 3), 1.108, 190, 1.108, 130, PLAIN),
     ),
     64: (
         Pace(tile(4, 64, 4), 1.0, 100, 1.0, 60),
         Pace(tile(2, 128, 3), 0.925, 47, 0.956, 32),
-        Pace(tile(3, 128, 3), 0.991, 157, 1.048, 228, plain=True),
+        Pace(tile(3, 128, 3), 0.991, 157, 1.048, 228, PLAIN),
     ),
     80: (
-        Pace(tile(3, 80, 3), 1.0, 134, 1.0, 140, plain=True),
+        Pace(tile(3, 80, 3), 1.0, 134, 1.0, 140, WINDOWS_TOO),
         Pace(tile(2, 128, 2), 0.83, 21, 0.747, 15),
-        Pace(tile(3, 112, 2), 0.987, 157, 1.076, 303, plain=True),
-        Pace(tile(4, 48, 4), 0.94, 156, 0.997, 289, plain=True),
+        Pace(tile(3, 112, 2), 0.987, 157, 1.076, 303, PLAIN),
+        Pace(tile(4, 48, 4), 0.94, 156, 0.997, 289, PLAIN),
     ),
     96: (
-        Pace(tile(3, 64, 3), 1.0, 94, 1.0, 44, plain=True),
+        Pace(tile(3, 64, 3), 1.0, 94, 1.0, 44, WINDOWS_TOO),
         Pace(tile(2, 128, 2), 0.874, 33, 0.817, 18),
-        Pace(tile(3, 96, 2), 0.948, 101, 1.029, 90, plain=True),
+        Pace(tile(3, 96, 2), 0.948, 101, 1.029, 90, PLAIN),
     ),
     128: (
         Pace(tile(2, 128, 2), 1.0, 100, 1.0, 0),
-        Pace(tile(3, 80, 3), 1.035, 255, 1.075, 130, plain=True),
+        Pace(tile(3, 80, 3), 1.035, 255, 1.075, 130, PLAIN),
+        Pace(tile(3, 64, 3), 1.04, 156, 1.0, 0, ("window",)),
     ),
 }

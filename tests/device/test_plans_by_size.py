@@ -48,8 +48,8 @@ def test_a_few_blocks_are_not_made_fewer() -> None:
     [
         {"head_dim": 256},
         {"head_dim": 64, "score": "softcap(20.0)"},
-        {"head_dim": 128, "mask": "causal and window(100)"},
-        {"head_dim": 80, "mask": "causal and window(100)"},
+        {"head_dim": 128, "score": "softcap(20.0)", "mask": "causal and window(100)"},
+        {"head_dim": 80, "mask": "prefix(10) or causal"},
         {"head_dim": 64, "mask": "prefix(10) or causal"},
         {"head_dim": 128, "normalize": "sigmoid"},
     ],
@@ -57,6 +57,13 @@ def test_a_few_blocks_are_not_made_fewer() -> None:
 def test_others_have_one_plan(described) -> None:
     spec = attngen.define(dtype="bf16", **described)
     assert len(plans_for(spec, ARCHES["sm_90a"], "hopper")) == 1
+
+
+def test_windows_have_tiles_of_their_own() -> None:
+    for head_dim, rows in ((64, 256), (80, 192), (96, 192), (128, 192)):
+        spec = attngen.define(dtype="bf16", head_dim=head_dim, mask="causal and window(100)")
+        assert (rows_of_a_block(spec, 8192, 32), rows_of_a_block(spec, 1024, 12)) == (rows, 128)
+    assert choose(spec, ARCHES["sm_90a"], "hopper", Problem(32, 8192, 8192, SMS)).block_kv == 64  # 80 where a mask is plain
 
 
 def test_a_stated_tile_is_kept() -> None:
