@@ -243,7 +243,11 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
     if problem is not None and depends_on_lengths(spec):
         return with_tile(spec, arch, fastest(spec, problem), WHY_LENGTHS)
     tile = pick_tile(spec, arch, preferred_tiles(spec), POSSIBLE, lambda t: cost(spec, t))
-    return with_tile(spec, arch, tile, "as the spec asks" if spec.schedule.block_q else WHY_TILE)
+    plan = with_tile(spec, arch, tile, "as the spec asks" if spec.schedule.block_q else WHY_TILE)
+    others = ", ".join(f"{p.tile.block_q} x {p.tile.block_kv}" for p in paces(spec) if p.tile != tile)
+    if not depends_on_lengths(spec) or not others:
+        return plan
+    return replace(plan, decisions=(*plan.decisions, Decision("other tiles", others, WHY_OTHERS)))
 
 
 def proposals(spec: AttentionSpec, arch: Arch) -> tuple[Plan, ...]:
@@ -356,4 +360,5 @@ WHY_KEYS = (
     "memory between its products"
 )
 WHY_LENGTHS = "for these lengths the fastest, by its rate in the loop and what a block of rows costs on top"
+WHY_OTHERS = "a call takes one of these instead where its lengths make it faster"
 WHY_TILE = "the largest whose O, S and P fit a consumer's registers, and whose stages fit shared memory"

@@ -88,5 +88,13 @@ def test_a_call_runs_the_plan_of_its_sizes() -> None:
         assert compare(*call(compiled, problem), truth(PLAIN, problem)).passed
 
 
+def test_the_plan_of_unknown_lengths_names_the_others() -> None:
+    spec = attngen.define(dtype="bf16", head_dim=64)
+    (said,) = [d for d in choose(spec, ARCHES["sm_90a"], "hopper").decisions if d.field == "other tiles"]
+    assert said.value == "256 x 64, 192 x 128"
+    called = choose(spec, ARCHES["sm_90a"], "hopper", Problem(512, 1024, 1024, SMS))
+    assert not [d for d in called.decisions if d.field == "other tiles"]
+
+
 def test_a_process_that_serves_can_have_all_compiled_ahead() -> None:
     assert [p.block_q for p in plans_for(PLAIN, ARCHES["sm_90a"])] == [128, 256, 192]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import attngen.torch  # noqa: E402
 from attngen import ArgumentError  # noqa: E402
-from attngen.plan import ARCHES, rungs_for  # noqa: E402
+from attngen.plan import ARCHES, plans_for, rungs_for  # noqa: E402
+from attngen.spec.attention import Schedule  # noqa: E402
 from attngen.torch import Attention, attention, operator, runtime  # noqa: E402
 from attngen.torch.description import fixed_text  # noqa: E402
 from tests.torch.gpt import pair  # noqa: E402
@@ -323,6 +325,24 @@ def test_small_shapes_for_the_sanitizer(name: str) -> None:
             result = attngen.compile(spec, kernel=rung, device="cuda")(*tensors, **inputs)
             output = result[0] if spec.lse else result
             assert error(output, exact) <= 0.05 * (1 + float(exact.abs().max())), (rung, q_len, kv_len)
+
+
+@pytest.mark.parametrize("mask", [None, "causal", "causal and window(100)"])
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128])
+def test_tiles_for_the_sanitizer(head_dim: int, mask: str | None) -> None:
+    """Every tile that lengths may decide for, at odd shapes that would take another: run it under compute-sanitizer."""
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask)
+    from attngen.reference.torch_oracle import torch_attention
+
+    plans = plans_for(spec, ARCHES["sm_90a"], "hopper")
+    assert len(plans) > 1
+    for q_len, kv_len in ((7, 70), (300, 460)):
+        q, k, v = (randn(2, 3, n, head_dim).bfloat16() for n in (q_len, kv_len, kv_len))
+        exact, _ = torch_attention(spec, q, k, v)
+        for plan in plans:
+            stated = replace(spec, schedule=Schedule("hopper", plan.block_q, plan.block_kv, plan.stages))
+            found = attngen.compile(stated, device="cuda")(q, k, v)
+            assert error(found, exact) <= 0.01 * (1 + float(exact.abs().max())), (plan.block_q, plan.block_kv, q_len, kv_len)
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])

@@ -36,6 +36,7 @@
 //     blocks = one for each SM: each takes rows from a counter, the longest first, and copies ahead for the next
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
 //         that neither TMA nor wgmma meets a bank conflict
+//     other tiles = 256 x 64, 192 x 128: a call takes one of these instead where its lengths make it faster
 //
 // Shared memory of a block, 180376 bytes
 //          0  Q        fp16 [1][128][64], the query rows
