@@ -208,13 +208,13 @@ def of_head_size(spec: AttentionSpec, table: Mapping[int, tuple[T, ...]]) -> tup
 
 
 def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
-    slower = [p.tile for p in of_head_size(spec, PACES) if kind(spec) not in p.measured]
+    slower = [p.tile for p in of_head_size(spec, PACES) if kind(spec) not in p.serves]
     return tuple(t for t in of_head_size(spec, PREFERRED) if t not in slower)
 
 
 def paces(spec: AttentionSpec) -> tuple[Pace, ...]:
     """The tiles among which the lengths of a call decide: those that were measured, and whose registers the spec leaves."""
-    measured = [p for p in of_head_size(spec, PACES) if kind(spec) in p.measured]
+    measured = [p for p in of_head_size(spec, PACES) if kind(spec) in p.serves]
     return tuple(p for p in measured if registers(spec, p.tile) <= register_split(spec, p.tile)[1])
 
 

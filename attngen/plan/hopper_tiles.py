@@ -55,7 +55,7 @@ class Pace:
     overhead: int  # of a block of rows, as if it visited so many keys more
     even_rate: float  # the same where all rows have the same keys
     even_overhead: int
-    measured: tuple[Kind, ...] = KINDS  # of the attentions for which it was found faster than others
+    serves: tuple[Kind, ...] = KINDS  # attentions for which it was found faster than others, or that have no faster one
 
     def time(self, problem: Problem, even: bool, rows: int) -> float:
         """Of a call, to compare it with that of other tiles; `rows` are those that visit the same keys."""
@@ -95,6 +95,6 @@ PACES: dict[int, tuple[Pace, ...]] = {
     128: (
         Pace(tile(2, 128, 2), 1.0, 100, 1.0, 0),
         Pace(tile(3, 80, 3), 1.035, 255, 1.075, 130, PLAIN),
-        Pace(tile(3, 64, 3), 1.04, 156, 1.0, 0, ("window",)),
+        Pace(tile(3, 64, 3), 1.04, 156, 1.04, 156, ("window",)),
     ),
 }
