@@ -28,7 +28,6 @@ DTYPES = ("fp16", "bf16")
 SLAB = 64  # 16-bit columns of 128 bytes: what the swizzle permutes
 SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned; their sizes are multiples of it
 LAYOUT = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
-MAX_THREADS_OF_REGISTERS = 65536
 OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on their way
 CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
 PAIR_REGISTERS = 32  # of a score, or a mask that is asked of each pair: more than four consumers' threads have to spare
@@ -176,10 +175,8 @@ def q_in_registers(spec: AttentionSpec, tile: Tile) -> bool:
 
 
 def cost(spec: AttentionSpec, tile: Tile) -> Cost:
-    """Registers count as `pick_tile` compares them: with those of all threads, which the producer's few leave to the others."""
-    have = register_split(spec, tile)[1]
-    over = max(0, registers(spec, tile) - have)
-    return Cost(_needs(spec, tile), MAX_THREADS_OF_REGISTERS // (32 * tile.warps) + over)
+    """Of a consumer's thread: the producer's few registers leave it more than an even share."""
+    return Cost(_needs(spec, tile), registers(spec, tile), register_split(spec, tile)[1])
 
 
 def suits(spec: AttentionSpec, arch: Arch) -> bool:

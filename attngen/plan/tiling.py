@@ -22,10 +22,14 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a tile takes: shared memory in bytes for a block, registers for a thread (an estimate of what must be live)."""
+    """What a tile takes: shared memory in bytes for a block, registers for a thread (an estimate of what must be live).
+
+    `have` registers are to be had where threads have different numbers of them; elsewhere those of an SM, shared evenly.
+    """
 
     shared: int
     registers: int
+    have: int | None = None
 
     def fits(self, arch: Arch, threads: int) -> bool:
         return not self.why_not(arch, threads)
@@ -34,7 +38,7 @@ class Cost:
         """Why it does not fit, in words; empty where it does."""
         if self.shared > arch.shared_per_block:
             return f"needs {kib(self.shared)} of shared memory, and a block of {arch.name} has {kib(arch.shared_per_block)}"
-        limit = min(arch.max_registers_per_thread, arch.registers_per_sm // threads)
+        limit = self.have or min(arch.max_registers_per_thread, arch.registers_per_sm // threads)
         if self.registers > limit:
             return f"needs about {self.registers} registers a thread, and {limit} are to be had"
         return ""
