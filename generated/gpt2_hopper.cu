@@ -665,7 +665,7 @@ gpt2_hopper(
         round_weights();
     };
 
-    // The rows are done: O = O / l, and lse
+    // The rows are done: O = O / l. O leaves
     const auto finish = [&](const volatile Place& its_place) {
         const Place place = {its_place.q_block, its_place.h_idx, its_place.b_idx};
         // What depends on the lane is computed anew: until here it would cost registers

@@ -331,9 +331,9 @@ def test_small_shapes_for_the_sanitizer(name: str) -> None:
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128])
 def test_tiles_for_the_sanitizer(head_dim: int, mask: str | None) -> None:
     """Every tile that lengths may decide for, at odd shapes that would take another: run it under compute-sanitizer."""
-    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask)
     from attngen.reference.torch_oracle import torch_attention
 
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask)
     plans = plans_for(spec, ARCHES["sm_90a"], "hopper")
     assert len(plans) > 1
     for q_len, kv_len in ((7, 70), (300, 460)):
