@@ -21,10 +21,11 @@ class ByTma(Fused):
     """What the rungs of Hopper share: TMA copies slabs of tiles, warpgroups multiply them."""
 
     def maps(self) -> list[Parameter]:
-        """Q, K and V, a tile at a time; Q a consumer's rows at a time where these are not in their order."""
-        own_tiles = self.plan.roles is not None and self.plan.roles.own_tiles
-        q_rows = WARPGROUP_ROWS if own_tiles else self.plan.block_q
-        return [abi.tensor_map("Q", q_rows), *(abi.tensor_map(t, self.plan.block_kv) for t in "KV")]
+        """Q, K and V, as many rows as are copied at a time."""
+        return [abi.tensor_map("Q", self.q_rows()), *(abi.tensor_map(t, self.plan.block_kv) for t in "KV")]
+
+    def q_rows(self) -> int:
+        return self.plan.block_q
 
     def products(self) -> list[Wgmma]:
         dtype = self.spec.dtype.name
@@ -37,6 +38,9 @@ class ByTma(Fused):
         """Of what P is multiplied with."""
         return self.spec.head_dim_v
 
+    def q_slab_rows(self) -> str:
+        return "BLOCK_Q"
+
     def slab_constants(self, *more: ConstantLine) -> list[ConstantLine]:
         """Of the tiles in shared memory; `more` beside the numbers of slabs."""
         spec = self.spec
@@ -47,7 +51,7 @@ class ByTma(Fused):
             ConstantLine("int", "V_SLABS", str(hopper.slabs(spec.head_dim_v))),
             *more,
             ConstantLine("int", "K_STEPS", steps, "steps of 16 over the head size" + what),
-            ConstantLine("int", "Q_SLAB", "BLOCK_Q * ROW_BYTES", "bytes"),
+            ConstantLine("int", "Q_SLAB", f"{self.q_slab_rows()} * ROW_BYTES", "bytes"),
             ConstantLine("int", "KV_SLAB", "BLOCK_KV * ROW_BYTES"),
         ]
 
@@ -127,6 +131,17 @@ class Hopper(ByTma):
         more = ["fast_reciprocal"] if self.spec.normalize == "softmax" else []
         return [*super().exponentials(), *more, *(["fast_log2"] if hopper.adapts_slack(self.spec) else [])]
 
+    @property
+    def names_rows(self) -> bool:
+        """Whether the text asks for the rows of one consumer."""
+        return self.roles.own_tiles or not self.plan.q_in_registers
+
+    def q_rows(self) -> int:
+        return WARPGROUP_ROWS if self.names_rows else self.plan.block_q
+
+    def q_slab_rows(self) -> str:
+        return "BLOCK_Q" if self.plan.q_in_registers else "WARPGROUP_ROWS"
+
     def v_columns(self) -> int:
         return self.spec.head_dim_v + (hopper.ONES if self.roles.row_sums == "products" else 0)
 
@@ -143,7 +158,7 @@ class Hopper(ByTma):
             *self.sharing(),
             ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
             ConstantLine("int", "CONSUMERS", str(self.roles.consumers), "warpgroups that multiply, 64 rows each"),
-            *([ConstantLine("int", "WARPGROUP_ROWS", str(WARPGROUP_ROWS))] if self.roles.own_tiles else []),
+            *([ConstantLine("int", "WARPGROUP_ROWS", str(WARPGROUP_ROWS))] if self.names_rows else []),
             ConstantLine("int", "PRODUCER_REGISTERS", str(self.roles.producer_registers), "of a thread"),
             ConstantLine("int", "CONSUMER_REGISTERS", str(self.roles.consumer_registers)),
             *self.slab_constants(
@@ -222,6 +237,9 @@ class Hopper(ByTma):
             "own_tiles": self.roles.own_tiles,
             "passes_below": passes_below,
             "scores_ahead": self.plan.q_in_registers and not passes_below,
+            "begins_early": not self.plan.q_in_registers and not passes_below,
+            # before its V come the rows of a consumer: with more than two, that would hold up those which are ahead
+            "values_after_q": self.plan.q_in_registers or self.roles.consumers == 2,
             "partial_below": self.plan.bounds.full_begin not in (None, ZERO),
             "row_begins": v.by_row and self.plan.bounds.kv_begin is not ZERO,
             "partial_above": self.plan.bounds.full_end not in (None, KV_LEN),

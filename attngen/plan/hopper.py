@@ -56,8 +56,8 @@ def shared_bytes(spec: AttentionSpec, tile: Tile, output_slabs: int = 1, ones: b
         "K": tile.stages * tile.block_kv * d,
         "V": tile.stages * tile.block_kv * (dv + (2 * SLAB if ones else 0)),
         "O": tile.block_q * 2 * SLAB * output_slabs,
-        "BARRIERS": 8 * (2 + 4 * tile.stages),
-        "VISITS": 4 * (tile.stages + 1),
+        "BARRIERS": 8 * (q_barriers(spec, tile) + 4 * tile.stages),
+        "VISITS": 4 * (tile.stages + 2),
         "PLACES": 2 * 4 * place_words(spec, tile),
         "KEY_VECTORS": key_vector_slots(tile) * tile.block_kv * staged(spec).key_bytes,
     }
@@ -174,6 +174,11 @@ def q_in_registers(spec: AttentionSpec, tile: Tile) -> bool:
     return registers(spec, tile) + q_registers(spec) <= register_split(spec, tile)[1]
 
 
+def q_barriers(spec: AttentionSpec, tile: Tile) -> int:
+    """Full and empty: of Q, with whose rows it holds; or of those, and of each consumer's rows of Q."""
+    return 2 if q_in_registers(spec, tile) else 2 + 2 * consumers(tile)
+
+
 def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     """Of a consumer's thread: the producer's few registers leave it more than an even share."""
     return Cost(_needs(spec, tile), registers(spec, tile), register_split(spec, tile)[1])
@@ -193,10 +198,13 @@ def refuse(spec: AttentionSpec, arch: Arch, rung: Rung = "hopper") -> None:
 
 def kind(spec: AttentionSpec) -> Kind:
     bounds = tile_bounds(spec)
-    unchanged = spec.normalize == "softmax" and spec.score == S and spec.sink is None
-    if unchanged and not bounds.per_tile and bounds.kv_begin is ZERO:
+    if spec.normalize != "softmax" or spec.sink is not None:
+        return "other"
+    if spec.score != S:
+        return "other" if bounds.per_tile or shift(spec) is not None else "scored"
+    if not bounds.per_tile and bounds.kv_begin is ZERO:
         return "plain"
-    return "window" if unchanged and bounds.by_row else "other"
+    return "window" if bounds.by_row else "other"
 
 
 def of_head_size(spec: AttentionSpec, table: Mapping[int, tuple[T, ...]]) -> tuple[T, ...]:
@@ -262,24 +270,29 @@ def with_tile(spec: AttentionSpec, arch: Arch, tile: Tile, why: str) -> Plan:
     out = output_slabs(spec, arch, tile, ones)
     sizes, t = shared_bytes(spec, tile, out, ones), spec.dtype.name
     assert all(sizes[name] % SWIZZLE_ATOM == 0 for name in "QKVO"), sizes
-    fragments = q_registers(spec)
+    holds, fragments = q_in_registers(spec, tile), q_registers(spec)
     d, dv = slabs(spec.head_dim), slabs(spec.head_dim_v)
     told = tile_bounds(spec).per_tile  # the producer classifies tiles, and tells the consumers
     buffers = lay_out(
-        ("Q", sizes["Q"], f"{t} [{d}][{q}][{SLAB}], the query rows"),
+        (
+            "Q",
+            sizes["Q"],
+            f"{t} [{d}][{q}][{SLAB}], the query rows"
+            if holds
+            else f"{t} [{groups}][{d}][{WARPGROUP_ROWS}][{SLAB}], the query rows of each consumer",
+        ),
         ("K", sizes["K"], f"{t} [{stages}][{d}][{kv}][{SLAB}], the keys of {stages} tiles"),
         ("V", sizes["V"], f"{t} [{stages}][{dv + ones}][{kv}][{SLAB}], the values of {stages} tiles" + ", and ones" * ones),
         ("O", sizes["O"], f"{t} [{4 * groups}][{out}][16][{SLAB}], output rows of each warp on their way"),
-        ("BARRIERS", sizes["BARRIERS"], f"mbarrier [2 + 4 * {stages}], see the kernel"),
+        ("BARRIERS", sizes["BARRIERS"], f"mbarrier [{q_barriers(spec, tile)} + 4 * {stages}], see the kernel"),
         ("PLACES", sizes["PLACES"], f"int [2][{place_words(spec, tile)}], which rows and head Q holds, and held before"),
         *(
-            [("VISITS", sizes["VISITS"], f"int [{stages} + 1], which tile a stage holds, and whether there is one")]
+            [("VISITS", sizes["VISITS"], f"int [{stages} + 2], which tile comes after that of a stage, and which comes first")]
             if told
             else []
         ),
         *([("KEY_VECTORS", sizes["KEY_VECTORS"], key_vector_layout(own, tile))] if own.keys else []),
     )
-    holds = q_in_registers(spec, tile)
     decisions = (
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
         *precision_decisions(spec),

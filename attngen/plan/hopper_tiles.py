@@ -36,11 +36,12 @@ POSSIBLE = (
 
 
 # A softmax of scores as they are, under no mask or one that bounds keys from above; under one that allows each row a range of
-# keys; any other attention.
-Kind = Literal["plain", "window", "other"]
+# keys; a softmax of scores that are changed without a bound; any other attention.
+Kind = Literal["plain", "window", "scored", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PLAIN: tuple[Kind, ...] = ("plain",)
 WINDOWS_TOO: tuple[Kind, ...] = ("plain", "window")
+SCORED: tuple[Kind, ...] = ("scored",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +78,25 @@ PACES: dict[int, tuple[Pace, ...]] = {
         Pace(tile(3, 128, 3), 1.108, 190, 1.108, 130, PLAIN),
     ),
     64: (
-        Pace(tile(4, 64, 4), 1.0, 100, 1.0, 60),
+        Pace(tile(4, 64, 4), 1.0, 65, 1.0, 30),
         Pace(tile(2, 128, 3), 0.925, 47, 0.956, 32),
         Pace(tile(3, 128, 3), 0.991, 157, 1.048, 228, PLAIN),
+        Pace(tile(3, 64, 3), 1.137, 127, 1.17, 160, SCORED),
     ),
     80: (
         Pace(tile(3, 80, 3), 1.0, 134, 1.0, 140, WINDOWS_TOO),
-        Pace(tile(2, 128, 2), 0.83, 21, 0.747, 15),
-        Pace(tile(3, 112, 2), 0.987, 157, 1.076, 303, PLAIN),
-        Pace(tile(4, 48, 4), 0.94, 156, 0.997, 289, PLAIN),
+        Pace(tile(2, 128, 2), 0.83, 40, 0.747, 15),
+        Pace(tile(3, 112, 2), 1.036, 236, 1.076, 303, PLAIN),
+        Pace(tile(4, 48, 4), 0.94, 156, 0.94, 110, PLAIN),
     ),
     96: (
         Pace(tile(3, 64, 3), 1.0, 94, 1.0, 44, WINDOWS_TOO),
         Pace(tile(2, 128, 2), 0.874, 33, 0.817, 18),
-        Pace(tile(3, 96, 2), 0.948, 101, 1.029, 90, PLAIN),
+        Pace(tile(3, 96, 2), 1.028, 152, 1.029, 228, PLAIN),
     ),
     128: (
         Pace(tile(2, 128, 2), 1.0, 100, 1.0, 0),
         Pace(tile(3, 80, 3), 1.035, 255, 1.075, 130, PLAIN),
-        Pace(tile(3, 64, 3), 1.04, 156, 1.04, 156, ("window",)),
+        Pace(tile(3, 64, 3), 1.035, 85, 1.06, 130, (*WINDOWS_TOO, *SCORED)),
     ),
 }

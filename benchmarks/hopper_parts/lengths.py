@@ -22,6 +22,7 @@ LENGTHS = (512, 1024, 4096, 16384)
 FEW = (1, 12, 1024)  # batch, heads, length: fewer blocks of rows than multiprocessors
 CELLS = [square("bf16", d, mask, s) for d in HEAD_DIMS for mask in (None, "causal") for s in LENGTHS]
 CELLS += [Cell("bf16", d, mask, *FEW, FEW[-1]) for d in HEAD_DIMS for mask in (None, "causal")]
+CELLS += [square("bf16", d, "causal and window(1024)", 4096) for d in HEAD_DIMS]
 
 
 def rows(rounds: int) -> Iterator[Row]:

@@ -54,9 +54,12 @@ def test_which_plans_have_consumers_with_tiles_of_their_own(spec: AttentionSpec,
     assert any(d.field == "consumers' tiles" for d in plan.decisions) == own
 
 
-@pytest.mark.parametrize(("head_dim", "consumers"), [(64, 4), (128, 3)])
-def test_long_causal_rows_do_and_spill_nothing(head_dim: int, consumers: int) -> None:
-    spec = spec_of("causal", head_dim)
+ALIBI = {"score": "alibi(slopes)", "inputs": {"slopes": ("fp32", ("heads",))}}
+
+
+@pytest.mark.parametrize(("head_dim", "consumers", "described"), [(64, 4, {}), (128, 3, {}), (64, 3, ALIBI), (128, 3, ALIBI)])
+def test_long_causal_rows_do_and_spill_nothing(head_dim: int, consumers: int, described: dict) -> None:
+    spec = spec_of("causal", head_dim, **described)
     plan = choose(spec, ARCHES["sm_90a"], "hopper", Problem(32, 16384, 16384, 132))
     assert plan.roles is not None
     assert (plan.roles.consumers, plan.roles.own_tiles) == (consumers, True)
@@ -70,6 +73,7 @@ def test_long_causal_rows_do_and_spill_nothing(head_dim: int, consumers: int) ->
 # them than stages; rows past the last one for a whole consumer
 CASES = {
     "causal": (spec_of("causal", lse=True), Shape(1, 4, 2, 300, 300)),
+    "a score": (spec_of("causal", 64, (192, 64), **ALIBI), Shape(1, 4, 2, 300, 300)),
     "fewer rows than keys": (spec_of("causal_bottom_right", lse=True), Shape(1, 2, 1, 200, 333)),
     "rows without keys": (spec_of("causal_bottom_right", lse=True), Shape(1, 2, 1, 333, 200)),
     "fewer rows than a consumer's": (spec_of("causal", lse=True), Shape(3, 2, 1, 40, 300)),

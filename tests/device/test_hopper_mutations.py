@@ -45,7 +45,7 @@ SPECS: dict[str, AttentionSpec] = {
         },
     ),
     # consumers that pass over tiles above their own, below, and all; and above with Q in registers
-    "band": attngen.define(dtype="bf16", head_dim=256, mask="k + 120 <= q and q < k + 250 and h % 2 == 0"),
+    "band": attngen.define(dtype="bf16", head_dim=256, mask="k + 120 <= q and q < k + 250"),
     # four consumers, of which each passes over tiles of the others
     "four": replace(attngen.define(dtype="bf16", head_dim=64, mask="k + 200 <= q"), schedule=Schedule("hopper", 256, 64, 2)),
     "narrow": replace(attngen.define(dtype="bf16", head_dim=64, mask="causal"), schedule=Schedule("hopper", 128, 64, 2)),
@@ -53,7 +53,7 @@ SPECS: dict[str, AttentionSpec] = {
     "far": attngen.define(dtype="bf16", head_dim=256, mask="k + 150 <= q"),
 }
 BY_RUNG = {"hopper": ("causal", "wide", "documents", "bias", "band", "four", "narrow"), "wgmma": ("causal", "far")}
-ORDERS = (0, 3, 4, 8, 7)  # of threads and copies; in all but the first, lanes that nothing holds together drift apart
+ORDERS = (0, 3, 4, 8, 7, 9)  # of threads and copies; in all but the first, lanes that nothing holds together drift apart
 SHAPES = {
     "causal": Shape(1, 4, 4, 300, 300),
     "wide": Shape(1, 4, 1, 400, 400),

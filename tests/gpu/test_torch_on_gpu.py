@@ -327,13 +327,15 @@ def test_small_shapes_for_the_sanitizer(name: str) -> None:
             assert error(output, exact) <= 0.05 * (1 + float(exact.abs().max())), (rung, q_len, kv_len)
 
 
-@pytest.mark.parametrize("mask", [None, "causal", "causal and window(100)"])
-@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128])
-def test_tiles_for_the_sanitizer(head_dim: int, mask: str | None) -> None:
+TILED = [(d, m, None) for d in (32, 64, 80, 96, 128) for m in (None, "causal", "causal and window(100)")]
+
+
+@pytest.mark.parametrize(("head_dim", "mask", "score"), [*TILED, *((d, "causal", "s - 0.1 * (q - k)") for d in (64, 128))])
+def test_tiles_for_the_sanitizer(head_dim: int, mask: str | None, score: str | None) -> None:
     """Every tile that lengths may decide for, at odd shapes that would take another: run it under compute-sanitizer."""
     from attngen.reference.torch_oracle import torch_attention
 
-    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask)
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask, score=score)
     plans = plans_for(spec, ARCHES["sm_90a"], "hopper")
     assert len(plans) > 1
     for q_len, kv_len in ((7, 70), (300, 460)):
