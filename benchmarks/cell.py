@@ -25,7 +25,7 @@ Call = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Sizes of one call. `kv_heads` and `head_dim_v` are `heads` and `head_dim` where they are None."""
+    """One call. `kv_heads` and `head_dim_v` are `heads` and `head_dim` where they are None; `score` reads no input."""
 
     dtype: str
     head_dim: int
@@ -36,6 +36,7 @@ class Cell:
     kv_len: int
     kv_heads: int | None = None
     head_dim_v: int | None = None
+    score: str | None = None
 
     @property
     def sizes(self) -> str:
@@ -46,11 +47,14 @@ class Cell:
     def title(self) -> str:
         heads = f" B{self.batch} H{self.heads} over {self.kv_heads}" if self.kv_heads else ""
         lengths = f"S{self.q_len}" if self.q_len == self.kv_len else f"{self.q_len} x {self.kv_len}"
-        return f"{self.dtype} {self.sizes} {self.mask or 'full'}{heads} {lengths}"
+        score = f" {self.score}" if self.score else ""
+        return f"{self.dtype} {self.sizes} {self.mask or 'full'}{score}{heads} {lengths}"
 
     @property
     def spec(self) -> AttentionSpec:
-        return attngen.define(dtype=self.dtype, head_dim=self.head_dim, head_dim_v=self.head_dim_v, mask=self.mask)
+        return attngen.define(
+            dtype=self.dtype, head_dim=self.head_dim, head_dim_v=self.head_dim_v, mask=self.mask, score=self.score
+        )
 
     def randn(self) -> Tensors:
         """q, k, v."""

@@ -81,7 +81,7 @@ PACES: dict[int, tuple[Pace, ...]] = {
         Pace(tile(4, 64, 4), 1.0, 65, 1.0, 30),
         Pace(tile(2, 128, 3), 0.925, 47, 0.956, 32),
         Pace(tile(3, 128, 3), 0.991, 157, 1.048, 228, PLAIN),
-        Pace(tile(3, 64, 3), 1.137, 127, 1.17, 160, SCORED),
+        Pace(tile(3, 64, 3), 1.137, 127, 0.9, 60, SCORED),
     ),
     80: (
         Pace(tile(3, 80, 3), 1.0, 134, 1.0, 140, WINDOWS_TOO),

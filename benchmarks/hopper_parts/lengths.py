@@ -23,6 +23,8 @@ FEW = (1, 12, 1024)  # batch, heads, length: fewer blocks of rows than multiproc
 CELLS = [square("bf16", d, mask, s) for d in HEAD_DIMS for mask in (None, "causal") for s in LENGTHS]
 CELLS += [Cell("bf16", d, mask, *FEW, FEW[-1]) for d in HEAD_DIMS for mask in (None, "causal")]
 CELLS += [square("bf16", d, "causal and window(1024)", 4096) for d in HEAD_DIMS]
+DISTANCE = "s - 0.1 * (q - k)"
+CELLS += [replace(square("bf16", d, "causal", s), score=DISTANCE) for d in (64, 128) for s in LENGTHS if s != 512]
 
 
 def rows(rounds: int) -> Iterator[Row]:
