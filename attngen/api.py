@@ -11,6 +11,7 @@ from typing import Any, Protocol, get_args
 
 from attngen.device.arrays import CPU, ArgumentError, ArrayView, empty_like_owner, view
 from attngen.device.binding import Apart, Bound, bind, check_params, measure, refuse_unknown, shapes_to_allocate
+from attngen.device.deferred import DeferredKernel
 from attngen.device.protocol import Device, Kernel
 from attngen.device.tuned import Bucket, Winner, bucket_of, is_open, remembered
 from attngen.emit.emitter import emit
@@ -229,8 +230,11 @@ def compile(
     `kernel` (naive, tiled, fused, wgmma, hopper, auto) overrides the spec's own statement; `device` is "cuda", "emulated",
     "auto" (cuda where there is a GPU) or a Device; `arch` is for planning only and is the device's own by default. `captures`
     are arrays by name for inputs that calls leave out. `ahead` names architectures whose cubins are compiled into the cache on
-    disk now, with or without a GPU, so that a process that serves finds them there. Raises DiagnosticError for mistakes in the
-    text, PlanRefusal for overrides that do not fit, DeviceError where the device cannot compile.
+    disk now, with or without a GPU, so that a process that serves finds them there. Where the sizes of a call decide which plan
+    it takes (`attngen explain` names them), each is compiled by the first call that takes it; others are compiled now.
+
+    Raises DiagnosticError for mistakes in the text, PlanRefusal for overrides that do not fit, DeviceError where the device
+    cannot compile.
     """
     if not isinstance(spec, AttentionSpec):
         loaded = load(spec)
@@ -258,7 +262,9 @@ def compile(
     tunable = place.name.startswith("cuda") and plan.is_fused and is_open(spec)
     found = remembered(spec, plan.arch.name, plan.rung) if tunable else {}
     by_sizes = depends_on_sizes(spec, plan)
-    return CompiledAttention(spec, plan, place.compile(emit(spec, plan)), place, given, of_tensors, found, by_sizes)
+    source = emit(spec, plan)
+    made = DeferredKernel(place, source) if by_sizes or found else place.compile(source)
+    return CompiledAttention(spec, plan, made, place, given, of_tensors, found, by_sizes)
 
 
 def _arch(name: str) -> Arch:

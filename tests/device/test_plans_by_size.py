@@ -78,6 +78,32 @@ def test_auto_is_the_best_that_the_architecture_has() -> None:
         assert choose(spec, ARCHES[arch]).rung == choose(spec, ARCHES[arch], "auto").rung == rung
 
 
+class Counting:
+    """A device that says how often it compiled."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self.device, self.compiled = device, 0
+        self.name, self.arch, self.multiprocessors = device.name, device.arch, device.multiprocessors
+
+    def compile(self, source):
+        self.compiled += 1
+        return self.device.compile(source)
+
+
+def test_a_plan_that_no_call_takes_is_not_compiled() -> None:
+    device = Counting(EmulatedDevice(arch="sm_90a"))
+    compiled = attngen.compile(PLAIN, kernel="hopper", device=device)
+    assert (compiled.plan.block_q, device.compiled) == (128, 0)
+    assert "BLOCK_Q = 128" in compiled.source.text  # it is there to be read
+    for length, kernels in ((256, 1), (256, 1), (128, 2), (128, 2)):
+        problem = sample(PLAIN, Shape(1, 2, 2, length, 1280))
+        assert compare(*call(compiled, problem), truth(PLAIN, problem)).passed
+        assert device.compiled == kernels
+    stated = replace(PLAIN, schedule=Schedule("hopper", 128, 128))
+    attngen.compile(stated, device=device)
+    assert device.compiled == 3
+
+
 def test_a_call_runs_the_plan_of_its_sizes() -> None:
     """On two SMs: 256 rows of two heads are four blocks of 128, in two rounds, or two of 256 in one; 128 rows fill half."""
     compiled = attngen.compile(PLAIN, kernel="hopper", device=EmulatedDevice(arch="sm_90a"))

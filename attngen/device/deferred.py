@@ -1,0 +1,31 @@
+"""A kernel that is compiled when it is first run: a plan that no call takes costs no compilation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attngen.device.protocol import Device, Kernel, Launch, Memory
+from attngen.emit.kernel_source import KernelSource
+
+
+@dataclass(slots=True)
+class DeferredKernel:
+    """`source`, which `device` compiles when something else is first asked of it. Raises what its compilation raises."""
+
+    device: Device
+    source: KernelSource
+    _compiled: Kernel | None = None
+
+    def launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], stream: int | None = None) -> None:
+        self.compiled.launch(launches, memory, stream)
+
+    @property
+    def compiled(self) -> Kernel:
+        if self._compiled is None:
+            self._compiled = self.device.compile(self.source)
+        return self._compiled
+
+    def __getattr__(self, name: str) -> Any:
+        """What only kernels of this device have."""
+        return getattr(self.compiled, name)
