@@ -104,6 +104,16 @@ def test_a_plan_that_no_call_takes_is_not_compiled() -> None:
     assert device.compiled == 3
 
 
+def test_what_only_kernels_of_one_device_have_is_asked_of_the_compiled_one() -> None:
+    device = Counting(EmulatedDevice(arch="sm_90a"))
+    kernel = attngen.compile(PLAIN, kernel="hopper", device=device).kernel
+    assert device.compiled == 0
+    assert kernel.counters is kernel.compiled.counters
+    assert device.compiled == 1
+    with pytest.raises(AttributeError, match="repeat"):  # which only those of a GPU have
+        _ = kernel.repeat
+
+
 def test_a_call_runs_the_plan_of_its_sizes() -> None:
     """On two SMs: 256 rows of two heads are four blocks of 128, in two rounds, or two of 256 in one; 128 rows fill half."""
     compiled = attngen.compile(PLAIN, kernel="hopper", device=EmulatedDevice(arch="sm_90a"))
