@@ -41,6 +41,7 @@ HEAVY_OF_ROOT = 0.75  # a row's limit in long rows: of the root of the number of
 SUM_REGISTERS = 2  # what threads add up in
 MAX_COLUMNS = 256  # N of a wgmma
 MOST_CONSUMERS = 4
+WHOSE = {True: "Q holds, and held before", False: "are at hand, and were before"}  # by whether Q goes to registers at once
 TENSOR_BOUND = 512  # head sizes of Q K^T and P V together from which products hide a few more instructions of a softmax
 
 
@@ -285,7 +286,7 @@ def with_tile(spec: AttentionSpec, arch: Arch, tile: Tile, why: str) -> Plan:
         ("V", sizes["V"], f"{t} [{stages}][{dv + ones}][{kv}][{SLAB}], the values of {stages} tiles" + ", and ones" * ones),
         ("O", sizes["O"], f"{t} [{4 * groups}][{out}][16][{SLAB}], output rows of each warp on their way"),
         ("BARRIERS", sizes["BARRIERS"], f"mbarrier [{q_barriers(spec, tile)} + 4 * {stages}], see the kernel"),
-        ("PLACES", sizes["PLACES"], f"int [2][{place_words(spec, tile)}], which rows and head Q holds, and held before"),
+        ("PLACES", sizes["PLACES"], f"int [2][{place_words(spec, tile)}], which rows and head " + WHOSE[holds]),
         *(
             [("VISITS", sizes["VISITS"], f"int [{stages} + 2], which tile comes after that of a stage, and which comes first")]
             if told
