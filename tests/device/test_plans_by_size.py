@@ -63,7 +63,7 @@ def test_windows_have_tiles_of_their_own() -> None:
     for head_dim, rows in ((64, 256), (80, 192), (96, 192), (128, 192)):
         spec = attngen.define(dtype="bf16", head_dim=head_dim, mask="causal and window(100)")
         assert (rows_of_a_block(spec, 8192, 32), rows_of_a_block(spec, 1024, 12)) == (rows, 128)
-    assert choose(spec, ARCHES["sm_90a"], "hopper", Problem(32, 8192, 8192, SMS)).block_kv == 64  # 80 where a mask is plain
+    assert choose(spec, ARCHES["sm_90a"], "hopper", Problem(32, 8192, 8192, SMS)).block_kv == 64  # 80 without a mask
 
 
 def test_a_stated_tile_is_kept() -> None:
