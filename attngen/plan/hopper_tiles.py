@@ -60,43 +60,44 @@ class Pace:
 
     def time(self, problem: Problem, even: bool, rows: int) -> float:
         """Of a call, to compare it with that of other tiles; `rows` are those that visit the same keys."""
-        blocks = -(-problem.rows // self.tile.block_q) * problem.heads
-        rounds = blocks / problem.multiprocessors
+        blocks = max(-(-problem.rows // self.tile.block_q), 1)
+        rounds = blocks * problem.heads / problem.multiprocessors
         if even:
             return self.tile.block_q * (problem.keys + self.even_overhead) / self.even_rate * -(-rounds // 1)
         visited = problem.keys / 2 + (rows + self.tile.block_kv) / 2
-        return self.tile.block_q * (visited + self.overhead) / self.rate * max(rounds, 1.0)
+        filled = -(-problem.rows // rows) * rows / (blocks * self.tile.block_q)  # a consumer without rows visits none
+        return self.tile.block_q * (filled * visited + self.overhead) / self.rate * max(rounds, 1.0)
 
 
 PACES: dict[int, tuple[Pace, ...]] = {
     40: (
         Pace(tile(4, 64, 4), 1.0, 100, 1.0, 60),
-        Pace(tile(2, 128, 3), 0.87, 80, 0.83, 0),
+        Pace(tile(2, 128, 3), 0.889, 71, 0.83, 0),
     ),
     56: (  # threads that add the weights of a row would spill with four consumers
         Pace(tile(2, 128, 3), 1.0, 100, 1.0, 0),
         Pace(tile(3, 128, 3), 1.108, 190, 1.108, 130, PLAIN),
     ),
     64: (
-        Pace(tile(4, 64, 4), 1.0, 65, 1.0, 30),
-        Pace(tile(2, 128, 3), 0.925, 47, 0.956, 32),
-        Pace(tile(3, 128, 3), 0.991, 157, 1.048, 228, PLAIN),
-        Pace(tile(3, 64, 3), 1.137, 127, 0.9, 60, SCORED),
+        Pace(tile(4, 64, 4), 1.0, 103, 1.0, 30),
+        Pace(tile(2, 128, 3), 0.951, 87, 0.956, 32),
+        Pace(tile(3, 128, 3), 0.99, 123, 1.048, 228, PLAIN),
+        Pace(tile(3, 64, 3), 1.131, 198, 0.9, 60, SCORED),
     ),
     80: (
-        Pace(tile(3, 80, 3), 1.0, 134, 1.0, 140, WINDOWS_TOO),
-        Pace(tile(2, 128, 2), 0.83, 40, 0.747, 15),
-        Pace(tile(3, 112, 2), 1.036, 236, 1.076, 303, PLAIN),
-        Pace(tile(4, 48, 4), 0.94, 156, 0.94, 110, PLAIN),
+        Pace(tile(3, 80, 3), 1.0, 215, 1.0, 140, WINDOWS_TOO),
+        Pace(tile(2, 128, 2), 0.838, 109, 0.747, 15),
+        Pace(tile(3, 112, 2), 1.008, 247, 1.076, 303, PLAIN),
+        Pace(tile(4, 48, 4), 0.949, 205, 0.94, 110, PLAIN),
     ),
     96: (
-        Pace(tile(3, 64, 3), 1.0, 94, 1.0, 44, WINDOWS_TOO),
-        Pace(tile(2, 128, 2), 0.874, 33, 0.817, 18),
-        Pace(tile(3, 96, 2), 1.028, 152, 1.029, 228, PLAIN),
+        Pace(tile(3, 64, 3), 1.0, 114, 1.0, 44, WINDOWS_TOO),
+        Pace(tile(2, 128, 2), 0.923, 68, 0.817, 18),
+        Pace(tile(3, 96, 2), 1.036, 161, 1.029, 228, PLAIN),
     ),
     128: (
-        Pace(tile(2, 128, 2), 1.0, 100, 1.0, 0),
-        Pace(tile(3, 80, 3), 1.035, 255, 1.075, 130, PLAIN),
-        Pace(tile(3, 64, 3), 1.035, 85, 1.06, 130, (*WINDOWS_TOO, *SCORED)),
+        Pace(tile(2, 128, 2), 1.0, 179, 1.0, 0),
+        Pace(tile(3, 80, 3), 1.016, 206, 1.075, 130, PLAIN),
+        Pace(tile(3, 64, 3), 1.025, 195, 1.06, 130, (*WINDOWS_TOO, *SCORED)),
     ),
 }

@@ -70,7 +70,7 @@ def test_long_causal_rows_do_and_spill_nothing(head_dim: int, consumers: int, de
 
 
 # Q in shared memory and in registers; two consumers and three; tiles above a consumer's own, below, none at all; more of
-# them than stages; rows past the last one for a whole consumer
+# them than stages; rows before the first for a whole consumer
 CASES = {
     "causal": (spec_of("causal", lse=True), Shape(1, 4, 2, 300, 300)),
     "a score": (spec_of("causal", 64, (192, 64), **ALIBI), Shape(1, 4, 2, 300, 300)),
@@ -123,6 +123,13 @@ def test_products_of_a_causal_mask_by_hand() -> None:
     found = traced(spec_of("causal"), Shape(1, 1, 1, n, n))
     assert found.totals.mma_operations == (1 + 2 + 3 + 4) * 64 * 64 * 2 * (256 + 256)
     assert found.totals.global_read == n * row + (2 + 4) * 2 * 64 * row + 2 * 4  # and a counter
+
+
+def test_the_first_block_is_the_one_that_lacks_rows() -> None:
+    """400 rows in blocks of 192: 64, 192 and 144, whose keys are 1, 4 and 7 tiles of 64. From row 0 on: 3, 6 and 7."""
+    found = traced(spec_of("causal", 128, (192, 64)), Shape(1, 1, 1, 400, 400))
+    keys = 1 * 64 + 4 * 64 + 400
+    assert found.totals.global_read == (400 + 2 * keys) * 128 * 2 + 3 * 4  # and a counter
 
 
 @pytest.mark.parametrize("name", ["window", "window on both sides", "far", "steep", "three", "three, window", "registers"])

@@ -26,7 +26,7 @@ STEPS = re.compile(
 # In "wide" consumers pass over tiles above their own
 SPECS: dict[str, AttentionSpec] = {
     "causal": attngen.define(dtype="bf16", head_dim=64, mask="causal and h % 2 == 0"),  # heads without a tile between others
-    "wide": attngen.define(dtype="bf16", head_dim=256, mask="k + 200 <= q"),  # rows of no tile, of one, of more
+    "wide": attngen.define(dtype="bf16", head_dim=256, mask="k + 610 <= 3 * q"),  # blocks of no tile, consumers of none
     "documents": attngen.define(
         dtype="bf16",
         head_dim=128,
@@ -45,10 +45,10 @@ SPECS: dict[str, AttentionSpec] = {
         },
     ),
     # consumers that pass over tiles above their own, below, and all; and above with Q in registers
-    "band": attngen.define(dtype="bf16", head_dim=256, mask="k + 120 <= q and q < k + 250"),
+    "band": attngen.define(dtype="bf16", head_dim=256, mask="k + 120 <= 3 * q and 3 * q < k + 250"),
     # four consumers, of which each passes over tiles of the others
     "four": replace(attngen.define(dtype="bf16", head_dim=64, mask="k + 200 <= q"), schedule=Schedule("hopper", 256, 64, 2)),
-    "narrow": replace(attngen.define(dtype="bf16", head_dim=64, mask="causal"), schedule=Schedule("hopper", 128, 64, 2)),
+    "narrow": replace(attngen.define(dtype="bf16", head_dim=64, mask="k <= 2 * q"), schedule=Schedule("hopper", 128, 64, 2)),
     # Q in shared memory, and blocks of no tile, of two, of three: one more than the wgmma rung has stages
     "far": attngen.define(dtype="bf16", head_dim=256, mask="k + 150 <= q"),
 }
@@ -56,10 +56,10 @@ BY_RUNG = {"hopper": ("causal", "wide", "documents", "bias", "band", "four", "na
 ORDERS = (0, 3, 4, 8, 7, 9)  # of threads and copies; in all but the first, lanes that nothing holds together drift apart
 SHAPES = {
     "causal": Shape(1, 4, 4, 300, 300),
-    "wide": Shape(1, 4, 1, 400, 400),
+    "wide": Shape(1, 4, 1, 380, 600),
     "documents": Shape(1, 4, 4, 300, 300),
     "bias": Shape(1, 4, 1, 400, 400),
-    "band": Shape(1, 4, 4, 420, 420),
+    "band": Shape(1, 4, 4, 300, 600),
     "four": Shape(1, 4, 1, 500, 500),
     "narrow": Shape(1, 3, 3, 400, 400),
     "far": Shape(1, 1, 1, 300, 300),

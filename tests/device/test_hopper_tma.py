@@ -191,6 +191,7 @@ def test_a_store_writes_what_lies_inside(seed: int) -> None:
         ("tma_store_commit();", "", "copy in flight"),
         ("    }\n    __syncwarp();", "    }", ("copy in flight", "race")),
         ("tma_store(&y_map, smem,", "tma_store(&y_map, smem + 2048,", "out of bounds"),
+        ("smem, 0, 12, 1, 2)", "smem, 0, -16, 1, 2)", "out of bounds"),  # a load may
     ],
 )
 def test_mistakes_with_a_store(correct: str, wrong: str, kind: str | tuple[str, ...], seed: int) -> None:

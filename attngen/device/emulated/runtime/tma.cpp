@@ -166,6 +166,8 @@ bool land_one_load(uint64_t random) {
 
 void tma_store(int rank, const void* map, Coordinates coordinates, unsigned from, int line) {
     const Box box = checked_box(rank, from, map, coordinates, line);
+    for (int d = 0; d < rank; ++d)
+        if (box.at.at[d] < 0) report(Kind::OUT_OF_BOUNDS, "a TMA store of a box that begins before its tensor: a GPU stops there with an illegal instruction", line);
     Stores& mine = stores_of_current();
     if (launch.checked && mine.agent < 0) mine.agent = new_agent(Background::TMA_STORE, current->index);
     const Touch reader{mine.agent, mine.committed + 1, nullptr, line};
