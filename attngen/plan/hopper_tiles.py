@@ -26,7 +26,8 @@ PREFERRED: dict[int, tuple[Tile, ...]] = {
     80: (tile(3, 80, 3), tile(2, 128, 2), tile(2, 96, 2)),
     96: (tile(3, 64, 3), tile(2, 128, 2), tile(2, 96, 2)),
     128: (tile(2, 128, 2), tile(2, 96, 2)),
-    192: (tile(2, 96, 2), tile(2, 80, 2), tile(2, 64, 2)),
+    160: (tile(3, 64, 2), tile(2, 96, 2), tile(2, 80, 2)),
+    192: (tile(2, 128, 2), tile(2, 96, 2), tile(2, 80, 2), tile(2, 64, 2)),
     256: (tile(2, 64, 2), tile(2, 48, 2)),
 }
 POSSIBLE = (
@@ -99,5 +100,9 @@ PACES: dict[int, tuple[Pace, ...]] = {
         Pace(tile(2, 128, 2), 1.0, 179, 1.0, 0),
         Pace(tile(3, 80, 3), 1.016, 206, 1.075, 130, PLAIN),
         Pace(tile(3, 64, 3), 1.025, 195, 1.06, 130, (*WINDOWS_TOO, *SCORED)),
+    ),
+    160: (
+        Pace(tile(3, 64, 2), 1.0, 150, 1.0, 60, WINDOWS_TOO),
+        Pace(tile(2, 96, 2), 0.925, 132, 0.909, 144),
     ),
 }

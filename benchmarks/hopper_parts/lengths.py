@@ -17,7 +17,7 @@ from attngen.plan.problem import Problem
 from attngen.plan.tiling import Tile
 from attngen.spec.attention import Schedule
 
-HEAD_DIMS = (32, 64, 80, 96, 128)
+HEAD_DIMS = (32, 64, 80, 96, 128, 160)
 LENGTHS = (512, 1024, 4096, 16384)
 FEW = (1, 12, 1024)  # batch, heads, length: fewer blocks of rows than multiprocessors
 CELLS = [square("bf16", d, mask, s) for d in HEAD_DIMS for mask in (None, "causal") for s in LENGTHS]

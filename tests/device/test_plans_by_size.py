@@ -25,7 +25,15 @@ def rows_of_a_block(spec, length: int, heads: int) -> int:
 
 @pytest.mark.parametrize(
     ("head_dim", "mask", "rows"),
-    [(32, None, 256), (64, None, 192), (64, "causal", 256), (80, "causal", 192), (128, None, 192), (128, "causal", 192)],
+    [
+        (32, None, 256),
+        (64, None, 192),
+        (64, "causal", 256),
+        (80, "causal", 192),
+        (128, None, 192),
+        (128, "causal", 192),
+        (160, "causal", 192),
+    ],
 )
 def test_long_rows_take_more_consumers(head_dim: int, mask: str | None, rows: int) -> None:
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask)
@@ -60,7 +68,7 @@ def test_others_have_one_plan(described) -> None:
 
 
 def test_windows_have_tiles_of_their_own() -> None:
-    for head_dim, rows in ((64, 256), (80, 192), (96, 192), (128, 192)):
+    for head_dim, rows in ((64, 256), (80, 192), (96, 192), (160, 192), (128, 192)):
         spec = attngen.define(dtype="bf16", head_dim=head_dim, mask="causal and window(100)")
         assert (rows_of_a_block(spec, 8192, 32), rows_of_a_block(spec, 1024, 12)) == (rows, 128)
     assert choose(spec, ARCHES["sm_90a"], "hopper", Problem(32, 8192, 8192, SMS)).block_kv == 64  # 80 without a mask

@@ -327,7 +327,7 @@ def test_small_shapes_for_the_sanitizer(name: str) -> None:
             assert error(output, exact) <= 0.05 * (1 + float(exact.abs().max())), (rung, q_len, kv_len)
 
 
-TILED = [(d, m, None) for d in (32, 64, 80, 96, 128) for m in (None, "causal", "causal and window(100)")]
+TILED = [(d, m, None) for d in (32, 64, 80, 96, 128, 160) for m in (None, "causal", "causal and window(100)")]
 
 
 @pytest.mark.parametrize(("head_dim", "mask", "score"), [*TILED, *((d, "causal", "s - 0.1 * (q - k)") for d in (64, 128))])
