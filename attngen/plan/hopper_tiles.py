@@ -27,7 +27,7 @@ PREFERRED: dict[int, tuple[Tile, ...]] = {
     96: (tile(3, 64, 3), tile(2, 128, 2), tile(2, 96, 2)),
     128: (tile(2, 128, 2), tile(2, 96, 2)),
     160: (tile(3, 64, 2), tile(2, 96, 2), tile(2, 80, 2)),
-    192: (tile(2, 128, 2), tile(2, 96, 2), tile(2, 80, 2), tile(2, 64, 2)),
+    192: (tile(2, 96, 2), tile(2, 80, 2), tile(2, 64, 2)),
     256: (tile(2, 64, 2), tile(2, 48, 2)),
 }
 POSSIBLE = (
