@@ -179,7 +179,7 @@ __device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, un
         : "memory");
 }
 
-// Copies a box from shared memory to the tensor at (c0, c1, c2, c3) in the background; what lies outside the tensor is not
+// Copies a box from shared memory to the tensor at (c0, c1, c2, c3) in the background; what lies past the tensor's end is not
 // written. One thread issues it, when all writers of the box have done async_proxy_fence() and then met it at a barrier.
 __device__ __forceinline__ void tma_store(const TensorMap* map, const void* from_smem, int c0, int c1, int c2, int c3) {
     const unsigned from = (unsigned)__cvta_generic_to_shared(from_smem);
