@@ -57,7 +57,8 @@ def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, para
     lines.append(f"  {counts[FULL]} full (#), {counts[PARTIAL]} partial (/), {counts[EMPTY]} empty and never loaded (.)")
     own = tile_kinds(spec, plan, problem, names, rows=plan.tile_rows)
     if own is not None and plan.tile_rows < plan.block_q:
-        loaded = int((kinds != EMPTY).sum()) * plan.block_q // plan.tile_rows
+        of_blocks = (kinds != EMPTY).sum(1)
+        loaded = (int(of_blocks.sum()) * plan.block_q - int(of_blocks[:1].sum()) * plan.missing_rows(q_len)) // plan.tile_rows
         lines += wrap(
             f"a consumer multiplies those with keys for its own {plan.tile_rows} rows: of {loaded} tiles of "
             f"{plan.tile_rows} x {plan.block_kv} that are loaded {int((own == FULL).sum())} are full, "

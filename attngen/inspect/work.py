@@ -39,7 +39,9 @@ def tile_kinds(
     if plan.rung == "naive":
         return None
     inputs = {n: from_storage(a) for n, a in problem.inputs.items()}
-    return classify_tiles(plan.bounds, rows or plan.block_q, plan.block_kv, {**names, "b": b, "h": h}, inputs)
+    of_block = rows in (0, plan.block_q)
+    missing = plan.missing_rows(int(names["q_len"])) if of_block else 0
+    return classify_tiles(plan.bounds, rows or plan.block_q, plan.block_kv, {**names, "b": b, "h": h}, inputs, missing)
 
 
 def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, kinds: Array | None) -> Traffic:

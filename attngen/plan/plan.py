@@ -107,6 +107,12 @@ class Plan:
         """Rows that are multiplied with the same tiles: those of a block, or of a consumer."""
         return self.block_q // self.roles.consumers if self.roles is not None and self.roles.own_tiles else self.block_q
 
+    def missing_rows(self, q_len: int) -> int:
+        """Rows that the first block has not: where consumers have tiles of their own, blocks are counted from the last row, in
+        whole consumers. Other plans count them from the first."""
+        own = self.roles is not None and self.roles.own_tiles
+        return -q_len % self.block_q // self.tile_rows * self.tile_rows if own else 0
+
     @property
     def is_fused(self) -> bool:
         """Whether scores and weights stay on the chip, one tile at a time."""

@@ -21,17 +21,20 @@ def classify_tiles(
     block_kv: int,
     names: Mapping[str, int | float],
     inputs: Mapping[str, Array] | None = None,
+    missing: int = 0,
 ) -> Array:
     """EMPTY, PARTIAL or FULL for each tile [q block, kv tile] of one batch and head.
 
-    `names` gives b, h, sizes and params; `inputs` the captured tensors as numpy arrays of their declared shapes.
+    `names` gives b, h, sizes and params; `inputs` the captured tensors as numpy arrays of their declared shapes. The first
+    block lacks `missing` rows.
     """
     q_len, kv_len = int(names["q_len"]), int(names["kv_len"])
     q_blocks, kv_tiles = -(-q_len // block_q), -(-kv_len // block_kv)
     reader = _Reader(dict(inputs or {}), bounds.spans, {"q": block_q, "k": block_kv, "qk": block_kv})
     kinds = np.full((q_blocks, kv_tiles), EMPTY)
     for block in range(q_blocks):
-        row = {**names, "q.lo": block * block_q, "q.hi": min((block + 1) * block_q, q_len) - 1, "q.tile": block}
+        first = block * block_q - missing
+        row = {**names, "q.lo": max(first, 0), "q.hi": min(first + block_q, q_len) - 1, "q.tile": block}
 
         def value(expr: Expr, at: dict[str, Any]) -> int:
             return int(evaluate(expr, at, reader, np))

@@ -13,7 +13,7 @@ from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.tracing import Watch
 from attngen.emit.emitter import emit
 from attngen.inspect.tracing import RungTrace, trace_spec
-from attngen.inspect.work import tile_kinds
+from attngen.inspect.work import tile_kinds, work
 from attngen.plan import ARCHES, Problem, choose, hopper
 from attngen.plan.tile_map import EMPTY
 from attngen.reference.compare import compare, truth
@@ -130,6 +130,17 @@ def test_the_first_block_is_the_one_that_lacks_rows() -> None:
     found = traced(spec_of("causal", 128, (192, 64)), Shape(1, 1, 1, 400, 400))
     keys = 1 * 64 + 4 * 64 + 400
     assert found.totals.global_read == (400 + 2 * keys) * 128 * 2 + 3 * 4  # and a counter
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "window on both sides", "far", "three", "three, window", "four"])
+def test_what_is_read_is_said_beforehand(name: str) -> None:
+    """Blocks that rows do not fill: the bytes that `explain` says, and a counter's."""
+    spec, shape = CASES[name]
+    found = traced(spec, shape)
+    problem = sample(spec, shape)
+    said = work(spec, found.plan, problem, shape.sizes(spec)).read * shape.batch
+    pieces = -(-shape.q_len // found.plan.block_q) * shape.q_heads * shape.batch
+    assert found.totals.global_read == said + 4 * pieces
 
 
 @pytest.mark.parametrize("name", ["window", "window on both sides", "far", "steep", "three", "three, window", "registers"])

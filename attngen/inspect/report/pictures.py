@@ -47,13 +47,15 @@ def tile_map(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[st
     if kinds is None:
         return None
     drawn = kinds[:MOST_TILES, :MOST_TILES]
+    missing = plan.missing_rows(int(names["q_len"]))
     runs = []
     for row, line in enumerate(drawn):
         for kind, group in groupby(enumerate(line), key=lambda pair: int(pair[1])):
             first, *others = [column for column, _ in group]
             count = 1 + len(others)
             keys = f"keys {first * plan.block_kv} to {(first + count) * plan.block_kv - 1}"
-            says = f"rows {row * plan.block_q} to {(row + 1) * plan.block_q - 1}, {keys}: {KINDS[kind]}"
+            first_row = row * plan.block_q - missing
+            says = f"rows {max(first_row, 0)} to {first_row + plan.block_q - 1}, {keys}: {KINDS[kind]}"
             runs.append(Run(row, first, count, KINDS[kind], says))
     counts = {name: int((kinds == kind).sum()) for kind, name in KINDS.items()}
     rows, columns = drawn.shape
