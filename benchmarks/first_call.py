@@ -3,8 +3,8 @@
     python benchmarks/first_call.py [--write docs/performance.md]
 
 Each line is the median of fresh processes. Torch, attngen.torch and the GPU are ready before the clock starts; the cache on
-disk is empty (cold) or filled by another process (warm). `first` is the first call of the process, `next` the first call of
-another variant after it.
+disk is empty (cold) or filled by another process (warm); NVRTC's own is never asked. `first` is the first call of the
+process, `next` the first call of another variant after it.
 """
 
 from __future__ import annotations

@@ -66,7 +66,10 @@ def compile_with_lines(source: KernelSource) -> tuple[bytes, str]:
 
 
 def _compile(source: KernelSource, targets: tuple[str, ...], *options: str) -> tuple[list[bytes], str]:
-    """What NVRTC makes of `source`, one result for each of `targets`, and its log."""
+    """What NVRTC makes of `source`, one result for each of `targets`, and its log.
+
+    NVRTC's own cache (12.9 and later, where there is a driver) is not asked: what it keeps has no word of ptxas's report.
+    """
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
@@ -83,6 +86,7 @@ def _compile(source: KernelSource, targets: tuple[str, ...], *options: str) -> t
         return code
 
     program = checked(*nvrtc.nvrtcCreateProgram(source.text.encode(), f"{source.name}.cu".encode(), 0, [], []))
+    options = (*options, "--no-cache")
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
     log = result(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace").rstrip("\0 ")
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
