@@ -347,6 +347,16 @@ def test_tiles_for_the_sanitizer(head_dim: int, mask: str | None, score: str | N
             assert error(found, exact) <= 0.01 * (1 + float(exact.abs().max())), (plan.block_q, plan.block_kv, q_len, kv_len)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_three_pieces_of_work_for_the_sanitizer(head_dim: int) -> None:
+    """As many heads as give each block three, so that all buffers and places are used again: run it under compute-sanitizer."""
+    heads = 3 * torch.cuda.get_device_properties(0).multi_processor_count
+    q, k, v = (randn(1, heads, n, head_dim).bfloat16() for n in (7, 70, 70))
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask="causal")
+    exact = scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
+    assert error(attngen.compile(spec, kernel="hopper", device="cuda")(q, k, v), exact) <= 0.05
+
+
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
 def test_split_operands_for_the_sanitizer(head_dim: int, precision: str) -> None:
