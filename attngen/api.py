@@ -200,7 +200,7 @@ def _check_indices(spec: AttentionSpec, sizes: dict[str, int], params: Mapping[s
 
 
 def preload() -> None:
-    """Make the compiler ready now (about 0.1 s), so that the first kernel costs no more than the others."""
+    """Make the compiler ready now (about 0.2 s), so that the first kernel costs no more than the others."""
     from attngen.emit import emitter
     from attngen.language.prelude import prelude
 

@@ -35,9 +35,9 @@ def emit(spec: AttentionSpec, plan: Plan, comments: Comments = "brief") -> Kerne
 
 
 def preload() -> None:
-    """Read every template now, so that the first file costs no more than the others."""
-    for schedule in FILES:
-        _environment().get_template(f"kernels/{schedule}.cu.j2")
+    """Read every template now, those that kernels include too, so that the first file costs no more than the others."""
+    for name in _environment().list_templates(extensions=["j2", "cuh"]):
+        _environment().get_template(name)
 
 
 def address_terms(tensor: Captured) -> list[str]:

@@ -14,10 +14,13 @@ pytestmark = pytest.mark.usefixtures("benchmarks")
 
 def test_first_calls_by_rung() -> None:
     first_call = importlib.import_module("first_call")
-    found = {"cold, first": {"fused": 70.0, "hopper": 900.0}, "warm, first": {"fused": 5.0, "hopper": 3000.0}}
+    found = {
+        "cold, first": {"fused": [70.0, 60.0, 80.0], "hopper": [900.0, 100.0, 2100.0]},
+        "warm, first": {"fused": [5.0], "hopper": [3000.0]},
+    }
     text = first_call.table(found)
     assert "| cold, first | 70 | 900 |" in text
-    assert text.endswith("Asked: a cold call, compile included, within 2000 ms. Seen: at most 900.")
+    assert text.endswith("Asked: a cold call, compile included, within 2000 ms. Seen: at most 900; in one process 2100.")
 
 
 def test_each_figure_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import attngen
 from attngen.device.cuda.compiler import compile_text, disassemble
 from attngen.device.emulated import EmulatedDevice
 from attngen.diagnostics import DiagnosticError
+from attngen.emit import emitter
 from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import KernelSource
 from attngen.emit.manifest import from_manifest, to_manifest
@@ -21,6 +22,7 @@ from attngen.language import load_text
 from attngen.plan import ARCHES, choose
 from attngen.reference.compare import truth
 from attngen.reference.problems import Shape, sample
+from attngen.spec.attention import HOPPER_RUNGS, RUNGS
 from tests.conftest import ROOT
 from tests.problems import SPECS, emitted, run, shipped
 
@@ -200,3 +202,13 @@ def test_approximations_are_for_results_of_16_bits() -> None:
     for divisor, printed in (("-3.0", "s * (1.0f / -3.0f)"), ("1e-35", "s / 1.0e-35f"), ("(1.0 + s)", "s / (1.0f + s)")):
         text = emitted(attngen.define(dtype="fp16", head_dim=64, score=f"s / {divisor} + 0.1 * s * s"), "fused").text
         assert printed in text, text[text.index("float score") :][:200]
+
+
+def test_preload_reads_all_that_kernels_include() -> None:
+    """No call is the first to read a template."""
+    emitter._environment.cache_clear()
+    emitter.preload()
+    read = len(emitter._environment().cache)
+    for rung in (*RUNGS, *HOPPER_RUNGS):
+        emitted(shipped("packed_documents"), rung, "sm_90a")
+    assert len(emitter._environment().cache) == read
