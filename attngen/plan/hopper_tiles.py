@@ -46,6 +46,15 @@ SCORED: tuple[Kind, ...] = ("scored",)
 
 
 @dataclass(frozen=True, slots=True)
+class Visited:
+    """How many keys the rows of a call visit: all of them as many (`even`), or so many at least and on average."""
+
+    even: bool
+    least: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """How fast a tile is, beside the others of its head size: by the keys that a block of rows visits, and its cost on top.
 
@@ -59,15 +68,20 @@ class Pace:
     even_overhead: int
     serves: tuple[Kind, ...] = KINDS  # attentions for which it was found faster than others, or that have no faster one
 
-    def time(self, problem: Problem, even: bool, rows: int) -> float:
-        """Of a call, to compare it with that of other tiles; `rows` are those that visit the same keys."""
+    def time(self, problem: Problem, visited: Visited, rows: int) -> float:
+        """Of a call, to compare it with that of other tiles; `rows` are those that visit the same keys.
+
+        What all blocks of rows visit takes whole rounds of the multiprocessors; what only some do fills the last round.
+        """
         blocks = max(-(-problem.rows // self.tile.block_q), 1)
         rounds = blocks * problem.heads / problem.multiprocessors
-        if even:
-            return self.tile.block_q * (problem.keys + self.even_overhead) / self.even_rate * -(-rounds // 1)
-        visited = problem.keys / 2 + (rows + self.tile.block_kv) / 2
+        whole_rounds = -(-rounds // 1)
+        if visited.even:
+            return self.tile.block_q * (problem.keys + self.even_overhead) / self.even_rate * whole_rounds
+        more = visited.mean - visited.least + (rows + self.tile.block_kv) / 2
         filled = -(-problem.rows // rows) * rows / (blocks * self.tile.block_q)  # a consumer without rows visits none
-        return self.tile.block_q * (filled * visited + self.overhead) / self.rate * max(rounds, 1.0)
+        keys = visited.least * whole_rounds + (filled * more + self.overhead) * max(rounds, 1.0)
+        return self.tile.block_q * keys / self.rate
 
 
 PACES: dict[int, tuple[Pace, ...]] = {

@@ -10,6 +10,8 @@ import attngen
 from attngen.device.arrays import view
 from attngen.device.emulated import EmulatedDevice
 from attngen.plan import ARCHES, Problem, choose, depends_on_sizes, plans_for
+from attngen.plan.tile_map import keys_of_rows
+from attngen.plan.tiles import tile_bounds
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import Schedule
@@ -49,6 +51,28 @@ def test_a_few_blocks_are_not_made_fewer() -> None:
     assert rows_of_a_block(spec, 4096, 4) == 128  # 128 blocks run at once; 88 would leave a third of the SMs idle
     gpt2 = attngen.define(dtype="bf16", head_dim=64, mask="causal")
     assert (rows_of_a_block(gpt2, 1024, 12), rows_of_a_block(gpt2, 1024, 12 * 16)) == (128, 256)
+
+
+@pytest.mark.parametrize(("mask", "rows"), [("causal_bottom_right", 128), ("causal", 192)])
+def test_what_all_rows_visit_takes_whole_rounds(mask: str, rows: int) -> None:
+    """1024 rows of 64 heads are 512 blocks of 128 rows, four rounds of 132, or 384 of 192, three rounds: 512 rows or 576."""
+    spec = attngen.define(dtype="bf16", head_dim=128, mask=mask)
+    assert choose(spec, ARCHES["sm_90a"], "hopper", Problem(64, 1024, 8192, SMS)).block_q == rows
+
+
+@pytest.mark.parametrize(
+    ("mask", "params", "keys"),
+    [
+        ("causal", {}, (1, 500, 1000)),
+        ("causal_bottom_right", {}, (2001, 2500, 3000)),
+        ("causal and window(100)", {}, (1, 100, 100)),
+        ("k >= q", {}, (3000, 2501, 2001)),
+        ("causal and window(n)", {"n": ("int", 100)}, ()),
+    ],
+)
+def test_keys_of_rows(mask: str, params: dict, keys: tuple[int, ...]) -> None:
+    spec = attngen.define(dtype="bf16", head_dim=128, mask=mask, params=params)
+    assert keys_of_rows(tile_bounds(spec), (0, 499, 999), 1000, 3000) == keys
 
 
 @pytest.mark.parametrize(
