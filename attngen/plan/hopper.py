@@ -14,7 +14,6 @@ from attngen.plan.plan import ALIGN, Decision, Plan, Roles, RowSums, lay_out, re
 from attngen.plan.precision import precision_decisions
 from attngen.plan.problem import Problem
 from attngen.plan.staging import Staged, staged
-from attngen.plan.tile_map import keys_of_rows
 from attngen.plan.tiles import Q_TILE, tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
 from attngen.spec.attention import AttentionSpec, Rung, S, Schedule
@@ -232,6 +231,8 @@ def depends_on_lengths(spec: AttentionSpec) -> bool:
 
 def visited(spec: AttentionSpec, problem: Problem) -> Visited:
     """By the closed forms for the first, the middle and the last row; half of all keys where a form reads params or inputs."""
+    from attngen.plan.tile_map import keys_of_rows  # it computes with numpy, which a build without lengths does not import
+
     bounds = tile_bounds(spec)
     found = keys_of_rows(bounds, (0, problem.rows // 2, problem.rows - 1), problem.rows, problem.keys)
     if bounds.even or not found:
