@@ -234,9 +234,11 @@ def visited(spec: AttentionSpec, problem: Problem) -> Visited:
     from attngen.plan.tile_map import keys_of_rows  # it computes with numpy, which a build without lengths does not import
 
     bounds = tile_bounds(spec)
+    if bounds.even:
+        return Visited(True, problem.keys, problem.keys)
     found = keys_of_rows(bounds, (0, problem.rows // 2, problem.rows - 1), problem.rows, problem.keys)
-    if bounds.even or not found:
-        return Visited(bounds.even, 0, problem.keys / 2)
+    if not found:
+        return Visited(False, 0, problem.keys / 2)
     first, middle, last = found
     return Visited(False, min(found), (first + 4 * middle + last) / 6)  # Simpson's rule
 

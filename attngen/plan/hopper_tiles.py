@@ -77,7 +77,7 @@ class Pace:
         rounds = blocks * problem.heads / problem.multiprocessors
         whole_rounds = -(-rounds // 1)
         if visited.even:
-            return self.tile.block_q * (problem.keys + self.even_overhead) / self.even_rate * whole_rounds
+            return self.tile.block_q * (visited.mean + self.even_overhead) / self.even_rate * whole_rounds
         more = visited.mean - visited.least + (rows + self.tile.block_kv) / 2
         filled = -(-problem.rows // rows) * rows / (blocks * self.tile.block_q)  # a consumer without rows visits none
         keys = visited.least * whole_rounds + (filled * more + self.overhead) * max(rounds, 1.0)
