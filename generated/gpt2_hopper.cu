@@ -422,15 +422,16 @@ gpt2_hopper(
     volatile Place* places = (volatile Place*)(smem + PLACES_SMEM);  // [2], of the rows in Q_smem: by the parity of their phase
 
     // full: who copies arrives once, with the bytes of its copies; who multiplies waits before it reads.
-    // empty: a thread of a consumer arrives when its products have read the stage. For Q each warp does
-    // and the thread that copies V, which reads whose rows they are. The producer waits before it copies.
+    // empty: a thread of a consumer arrives when its products have read the stage. For Q each
+    // thread of a consumer does, and the one that copies V, which reads whose rows they are. The producer waits
+    // before it copies.
     // The output leaves by copies of each warp's own: it waits until they have read O_smem before it writes there again.
     unsigned long long *q_full = (unsigned long long*)(smem + BARRIERS_SMEM), *q_empty = q_full + 1;
     unsigned long long *k_full = q_empty + 1, *k_empty = k_full + STAGES;  // [STAGES] each
     unsigned long long *v_full = k_empty + STAGES, *v_empty = v_full + STAGES;
     if (threadIdx.x == 0) {
         mbarrier_init(q_full, 1);
-        mbarrier_init(q_empty, 4 * CONSUMERS + 1);
+        mbarrier_init(q_empty, 128 * CONSUMERS + 1);
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(k_full + stage, 1);
             mbarrier_init(v_full + stage, 1);
@@ -631,10 +632,6 @@ gpt2_hopper(
     const auto multiplied = [&](unsigned long long* empty) {  // products have read a stage
         if (thread == 0) mbarrier_arrive(empty);
     };
-    const auto release_q = [&] {  // this warp has read Q
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(q_empty);
-    };
 
     // Q K^T of the first tile, by itself
     const auto first_scores = [&] {
@@ -727,7 +724,7 @@ gpt2_hopper(
     begin();
     bool scored = false;  // whether S has the scores of the first tile
     while (q_block != END) {
-        release_q();  // the next may come
+        mbarrier_arrive(q_empty);  // each lane: it has read Q and the place. The next may come
         begun = false;
         for (int r = 0; r < 2; ++r) {
             row_max[r] = -INF;
