@@ -64,7 +64,7 @@ constexpr int K_SMEM = 17408;
 constexpr int V_SMEM = 26112;
 constexpr int PLACE_SMEM = 34816;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
-constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
+constexpr int SECTION = 16384 / (HEAD_DIM + HEAD_DIM_V);  // heads of K and V whose blocks are numbered together
 constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
@@ -97,11 +97,24 @@ __device__ __forceinline__ float fast_exp2(float x) {
     return y;
 }
 
+// 1 / x on the special function unit: within 1 in the last place (PTX ISA, rcp.approx); x is no denormal.
+__device__ __forceinline__ float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // threadIdx.x, read anew at each call: what was computed from it before need not stay in a register.
 __device__ __forceinline__ unsigned thread_index() {
     unsigned index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
     return index;
+}
+
+// x, of which the compiler forgets how it came about: what was computed from it before need not stay in a register.
+__device__ __forceinline__ int anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
 // Copies 16 bytes from global to shared memory in the background; zeros where `inside` is false, and nothing is read then.
@@ -241,16 +254,16 @@ struct alignas(16) Chunk {  // what a lane loads or stores at once
     unsigned words[4];
 };
 
-// The rows and the head of a block. Blocks are numbered so that those that run together read the same keys and values from
-// L2, those of a section of heads; and of a section the last rows come first: under a causal mask they have most to do.
+// The rows and the head of a block. Blocks are numbered by sections of heads, so that those that run together are neighbours
+// in a few heads, and read the same keys and values from L2; and of a section the last rows come first: under a causal mask
+// they have most to do.
 struct Place {
     int q_block, h_idx, b_idx;
 };
-__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
+__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     const int all_heads = blocks / q_blocks;  // of the whole batch
-    const long long sharing = (long long)max(1, L2_ROWS / max(kv_len, 1)) * (q_heads / kv_heads);  // heads whose keys L2 holds
-    const int section = (int)min((long long)all_heads, sharing);
+    const int section = (int)min((long long)all_heads, (long long)SECTION * (q_heads / kv_heads));
     const int first = block / (section * q_blocks) * section;  // head of the section
     const int here = min(section, all_heads - first);
     const int in_section = block - first * q_blocks;
@@ -276,7 +289,7 @@ mistral_window_fused(
     bf16* K_smem = (bf16*)(smem + K_SMEM);  // [1][BLOCK_KV][K_STRIDE]
     bf16* V_smem = (bf16*)(smem + V_SMEM);  // [1][BLOCK_KV][V_STRIDE]
 
-    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len, kv_len);
+    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len);
     if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
     const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
@@ -451,18 +464,22 @@ mistral_window_fused(
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         row_sum[r] = quad_sum(row_sum[r]);
-        const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];  // a row with no key gives 0
+        const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : fast_reciprocal(row_sum[r]);  // a row with no key gives 0
         bf16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o_row + 8 * j) =
                 pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
     }
     __syncwarp();
-    for (int i = lane; i < 16 * ROW_BLOCKS * (HEAD_DIM_V / 8); i += 32) {
-        const int row = i / (HEAD_DIM_V / 8), column = i % (HEAD_DIM_V / 8) * 8;
-        const int q_idx = end.q_block * BLOCK_Q + warp_row + row;
-        if (q_idx >= q_len) continue;
-        *(Chunk*)(O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + q_idx * o_stride_s + column) =
-            *(const Chunk*)(O_smem + row * Q_STRIDE + column);
+    // A lane stores 16 bytes of every ROWS_AT_ONCE-th row, always of the same columns
+    constexpr int ROW_LANES = HEAD_DIM_V / 8, ROWS_AT_ONCE = 32 / ROW_LANES;
+    const int my_lane = anew(lane), my_row = my_lane / ROW_LANES, first_row = end.q_block * BLOCK_Q + warp_row;
+    const int rows = min(16 * ROW_BLOCKS, q_len - first_row);
+    const int column = 8 * (my_lane % ROW_LANES);
+    bf16* mine = O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + (first_row + my_row) * o_stride_s + column;
+#pragma unroll
+    for (int row = 0; row < 16 * ROW_BLOCKS; row += ROWS_AT_ONCE) {
+        if (row + my_row < rows) *(Chunk*)mine = *(const Chunk*)(O_smem + (row + my_row) * Q_STRIDE + column);
+        mine += ROWS_AT_ONCE * o_stride_s;
     }
 }

@@ -81,14 +81,16 @@ class Fused(File):
 
     def exponentials(self) -> list[str]:
         """The primitives of a softmax in base 2, which comes with tensor cores."""
-        return ["exp2_log2"] if self.plan.on_tensor_cores and self.spec.normalize == "softmax" else []
+        if not self.plan.on_tensor_cores or self.spec.normalize != "softmax":
+            return []
+        return ["exp2_log2", *(["fast_reciprocal"] if self.spec.dtype.bytes == 2 else [])]
 
     def sharing(self) -> list[ConstantLine]:
         """What the order of blocks goes by, where some rows have more keys to visit than others."""
         if self.plan.bounds.even:
             return []
-        rows = f"(32 << 20) / ({self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))"
-        return [ConstantLine("int", "L2_ROWS", rows, "keys and values that blocks share in L2")]
+        heads = "16384 / (HEAD_DIM + HEAD_DIM_V)"
+        return [ConstantLine("int", "SECTION", heads, "heads of K and V whose blocks are numbered together")]
 
 
 class FusedSimt(Fused):
@@ -123,6 +125,7 @@ class FusedMma(Fused):
         odd = ["ldmatrix_x2"] if self.spec.head_dim_v % 16 and not split else []
         return [
             *self.first_primitives(None if split == "tf32" else split or dtype),
+            "anew",
             "cp_async",
             "ldmatrix",
             *([] if split else ["ldmatrix_trans"]),

@@ -75,6 +75,7 @@ class FusedWgmma(ByTma):
             "mbarrier_wait",
             "tma_load",
             "proxy_fence",
+            "anew",
             "wgmma",
         ]
 
@@ -128,8 +129,7 @@ class Hopper(ByTma):
         ]
 
     def exponentials(self) -> list[str]:
-        more = ["fast_reciprocal"] if self.spec.normalize == "softmax" else []
-        return [*super().exponentials(), *more, *(["fast_log2"] if hopper.adapts_slack(self.spec) else [])]
+        return [*super().exponentials(), *(["fast_log2"] if hopper.adapts_slack(self.spec) else [])]
 
     @property
     def names_rows(self) -> bool:

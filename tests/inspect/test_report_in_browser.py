@@ -291,7 +291,8 @@ def test_pictures_show_what_they_say(gemma: Reader) -> None:
 
 def _is_of_tanh(row: MachineLine, lines: list[str]) -> bool:
     """Whether it is the reciprocal in fast_tanh, by the text of its line."""
-    return "MUFU.RCP" in row.text and "rcp.approx" in lines[row.cuda[0] - 1]
+    line = lines[row.cuda[0] - 1] if row.cuda else ""
+    return "MUFU.RCP" in row.text and "rcp.approx" in line and "power" in line
 
 
 def _source() -> list[str]:

@@ -72,7 +72,7 @@ constexpr int BARRIERS_SMEM = 180224;
 constexpr int PLACES_SMEM = 180352;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int MAX_CHAINS = 4;  // maxima of a row at once: comparisons that need not wait
-constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that blocks share in L2
+constexpr int SECTION = 16384 / (HEAD_DIM + HEAD_DIM_V);  // heads of K and V whose blocks are numbered together
 constexpr int STAGES = 3;  // tiles of K, and of V, in shared memory
 constexpr int CONSUMERS = 2;  // warpgroups that multiply, 64 rows each
 constexpr int PRODUCER_REGISTERS = 40;  // of a thread
@@ -390,16 +390,16 @@ __device__ __forceinline__ float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
 
-// The rows and the head of a block. Blocks are numbered so that those that run together read the same keys and values from
-// L2, those of a section of heads; and of a section the last rows come first: under a causal mask they have most to do.
+// The rows and the head of a block. Blocks are numbered by sections of heads, so that those that run together are neighbours
+// in a few heads, and read the same keys and values from L2; and of a section the last rows come first: under a causal mask
+// they have most to do.
 struct Place {
     int q_block, h_idx, b_idx;
 };
-__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
+__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     const int all_heads = blocks / q_blocks;  // of the whole batch
-    const long long sharing = (long long)max(1, L2_ROWS / max(kv_len, 1)) * (q_heads / kv_heads);  // heads whose keys L2 holds
-    const int section = (int)min((long long)all_heads, sharing);
+    const int section = (int)min((long long)all_heads, (long long)SECTION * (q_heads / kv_heads));
     const int first = block / (section * q_blocks) * section;  // head of the section
     const int here = min(section, all_heads - first);
     const int in_section = block - first * q_blocks;
@@ -470,7 +470,7 @@ gpt2_hopper(
         unsigned q_phase = 0;
         int work = blockIdx.x;
         while (work < works) {
-            const Place place = place_of(work, works, q_heads, kv_heads, q_len, kv_len);
+            const Place place = place_of(work, works, q_heads, kv_heads, q_len);
             const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
             const int kv_h_idx = h_idx / (q_heads / kv_heads);
             work = gridDim.x + atomicInc(next_work, works - 1);  // after all have been taken it is zero again
