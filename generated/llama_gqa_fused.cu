@@ -66,7 +66,9 @@ constexpr int K_SMEM = 34816;
 constexpr int V_SMEM = 52224;
 constexpr int PLACE_SMEM = 69632;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
-constexpr int SECTION = 16384 / (HEAD_DIM + HEAD_DIM_V);  // heads of K and V whose blocks are numbered together
+constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that L2 holds
+constexpr int LEAST_HEADS = 32;  // of K and V, of which a section has the blocks
+constexpr int MOST_HEADS = 64;
 constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
@@ -257,10 +259,11 @@ struct alignas(16) Chunk {  // what a lane loads or stores at once
 struct Place {
     int q_block, h_idx, b_idx;
 };
-__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len) {
+__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     const int all_heads = blocks / q_blocks;  // of the whole batch
-    const int section = (int)min((long long)all_heads, (long long)SECTION * (q_heads / kv_heads));
+    const long long sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));
+    const int section = (int)min((long long)all_heads, sharing * (q_heads / kv_heads));
     const int first = block / (section * q_blocks) * section;  // head of the section
     const int here = min(section, all_heads - first);
     const int in_section = block - first * q_blocks;
@@ -287,7 +290,7 @@ llama_gqa_fused(
     bf16* K_smem = (bf16*)(smem + K_SMEM);  // [1][BLOCK_KV][K_STRIDE]
     bf16* V_smem = (bf16*)(smem + V_SMEM);  // [1][BLOCK_KV][V_STRIDE]
 
-    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len);
+    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len, kv_len);
     if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
     const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);

@@ -89,8 +89,15 @@ class Fused(File):
         """What the order of blocks goes by, where some rows have more keys to visit than others."""
         if self.plan.bounds.even:
             return []
-        heads = "16384 / (HEAD_DIM + HEAD_DIM_V)"
-        return [ConstantLine("int", "SECTION", heads, "heads of K and V whose blocks are numbered together")]
+        rows = f"(32 << 20) / ({self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))"
+        width = self.spec.head_dim + self.spec.head_dim_v
+        return [
+            ConstantLine("int", "L2_ROWS", rows, "keys and values that L2 holds"),
+            ConstantLine(
+                "int", "LEAST_HEADS", str(min(32, max(8192 // width, 1))), "of K and V, of which a section has the blocks"
+            ),
+            ConstantLine("int", "MOST_HEADS", str(max(64, 16384 // width))),
+        ]
 
 
 class FusedSimt(Fused):

@@ -72,7 +72,9 @@ constexpr int BARRIERS_SMEM = 180224;
 constexpr int PLACES_SMEM = 180352;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int MAX_CHAINS = 4;  // maxima of a row at once: comparisons that need not wait
-constexpr int SECTION = 16384 / (HEAD_DIM + HEAD_DIM_V);  // heads of K and V whose blocks are numbered together
+constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that L2 holds
+constexpr int LEAST_HEADS = 32;  // of K and V, of which a section has the blocks
+constexpr int MOST_HEADS = 128;
 constexpr int STAGES = 3;  // tiles of K, and of V, in shared memory
 constexpr int CONSUMERS = 2;  // warpgroups that multiply, 64 rows each
 constexpr int PRODUCER_REGISTERS = 40;  // of a thread
@@ -396,10 +398,11 @@ __device__ __forceinline__ float quad_max(float x) {
 struct Place {
     int q_block, h_idx, b_idx;
 };
-__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len) {
+__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     const int all_heads = blocks / q_blocks;  // of the whole batch
-    const int section = (int)min((long long)all_heads, (long long)SECTION * (q_heads / kv_heads));
+    const long long sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));
+    const int section = (int)min((long long)all_heads, sharing * (q_heads / kv_heads));
     const int first = block / (section * q_blocks) * section;  // head of the section
     const int here = min(section, all_heads - first);
     const int in_section = block - first * q_blocks;
@@ -470,7 +473,7 @@ gpt2_hopper(
         unsigned q_phase = 0;
         int work = blockIdx.x;
         while (work < works) {
-            const Place place = place_of(work, works, q_heads, kv_heads, q_len);
+            const Place place = place_of(work, works, q_heads, kv_heads, q_len, kv_len);
             const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
             const int kv_h_idx = h_idx / (q_heads / kv_heads);
             work = gridDim.x + atomicInc(next_work, works - 1);  // after all have been taken it is zero again
