@@ -356,7 +356,7 @@ struct Place {
 __device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     const int all_heads = blocks / q_blocks;  // of the whole batch
-    const long long sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));
+    const long long sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));  // heads of K and V
     const int section = (int)min((long long)all_heads, sharing * (q_heads / kv_heads));
     const int first = block / (section * q_blocks) * section;  // head of the section
     const int here = min(section, all_heads - first);

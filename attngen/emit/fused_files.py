@@ -86,16 +86,18 @@ class Fused(File):
         return ["exp2_log2", *(["fast_reciprocal"] if self.spec.dtype.bytes == 2 else [])]
 
     def sharing(self) -> list[ConstantLine]:
-        """What the order of blocks goes by, where some rows have more keys to visit than others."""
+        """What the order of blocks goes by, where some rows have more keys to visit than others.
+
+        The bounds were found by measurement (docs/performance.md, "Experiments"): more heads at once leave no two blocks of a
+        head together, fewer leave those of long rows far from each other. A wider head has fewer rows in a block.
+        """
         if self.plan.bounds.even:
             return []
         rows = f"(32 << 20) / ({self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))"
         width = self.spec.head_dim + self.spec.head_dim_v
         return [
             ConstantLine("int", "L2_ROWS", rows, "keys and values that L2 holds"),
-            ConstantLine(
-                "int", "LEAST_HEADS", str(min(32, max(8192 // width, 1))), "of K and V, of which a section has the blocks"
-            ),
+            ConstantLine("int", "LEAST_HEADS", str(min(32, 8192 // width)), "of K and V, of which a section has the blocks"),
             ConstantLine("int", "MOST_HEADS", str(max(64, 16384 // width))),
         ]
 

@@ -401,7 +401,7 @@ struct Place {
 __device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     const int all_heads = blocks / q_blocks;  // of the whole batch
-    const long long sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));
+    const long long sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));  // heads of K and V
     const int section = (int)min((long long)all_heads, sharing * (q_heads / kv_heads));
     const int first = block / (section * q_blocks) * section;  // head of the section
     const int here = min(section, all_heads - first);
@@ -425,16 +425,16 @@ gpt2_hopper(
     volatile Place* places = (volatile Place*)(smem + PLACES_SMEM);  // [2], of the rows in Q_smem: by the parity of their phase
 
     // full: who copies arrives once, with the bytes of its copies; who multiplies waits before it reads.
-    // empty: a thread of a consumer arrives when its products have read the stage. For Q each
-    // thread of a consumer does, and the one that copies V, which reads whose rows they are. The producer waits
-    // before it copies.
+    // empty: a thread of a consumer arrives when its products have read the stage. For Q each thread of the
+    // consumers does, and the one that copies V, which reads whose rows they are. The producer waits before it
+    // copies.
     // The output leaves by copies of each warp's own: it waits until they have read O_smem before it writes there again.
     unsigned long long *q_full = (unsigned long long*)(smem + BARRIERS_SMEM), *q_empty = q_full + 1;
     unsigned long long *k_full = q_empty + 1, *k_empty = k_full + STAGES;  // [STAGES] each
     unsigned long long *v_full = k_empty + STAGES, *v_empty = v_full + STAGES;
     if (threadIdx.x == 0) {
         mbarrier_init(q_full, 1);
-        mbarrier_init(q_empty, 128 * CONSUMERS + 1);
+        mbarrier_init(q_empty, 128 * CONSUMERS + 1);  // threads that multiply, and who copies V
         for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(k_full + stage, 1);
             mbarrier_init(v_full + stage, 1);
