@@ -31,6 +31,8 @@
 //     warps = 4: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
 //     stages = 1: V is copied during Q K^T, the next K during the softmax and P V
 //     Q = in registers: its fragments take 32 registers a thread
+//     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
+//         while addresses are computed
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
 // Shared memory of a block, 36876 bytes
@@ -66,6 +68,7 @@ constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the ke
 constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that L2 holds
 constexpr int LEAST_HEADS = 32;  // of K and V, of which a section has the blocks
 constexpr int MOST_HEADS = 128;
+constexpr int HALF_KV = BLOCK_KV / 2;  // keys or values that are copied at once between steps of products
 constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
@@ -226,7 +229,6 @@ template <int ROWS, int COLUMNS, int WIDTH, int STRIDE>
 __device__ __forceinline__ void load_tile_async(fp16* tile, const fp16* mine, long long row_stride, int rows) {
     const int thread = thread_index();  // row and column are computed anew: kept from tile to tile, they would cost registers
     const int row = my_row<WIDTH>(thread), column = my_column<WIDTH>(thread);
-    if (THREADS % (WIDTH / 8) != 0 && row >= STEP<WIDTH>) return;  // threads that are left over
     fp16* to = tile + row * STRIDE + column;
 #pragma unroll
     for (int r = 0; r < ROWS; r += STEP<WIDTH>) {
@@ -325,16 +327,6 @@ alibi_fused(
     const fp16* q_mine = q_head + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
     const fp16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);
     const fp16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);
-    const auto load_k = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
-                                                                k_mine + kv_lo * k_stride_s, k_stride_s, kv_len - kv_lo);
-    };
-    const auto load_v = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
-                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, kv_len - kv_lo);
-    };
 
     load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
     cp_async_commit();  // Q by itself: its fragments are read before the first tile is there
@@ -346,7 +338,18 @@ alibi_fused(
     const int full_tile_end = range.full_end / BLOCK_KV;
     int tile = range.begin / BLOCK_KV;
 
-    if (tile < tile_end) load_k(tile, 0);
+    // Half of a tile's keys, zeros where there is no such tile; half of its values
+    const auto load_k = [&](int tile, int half) {
+        const int first = tile * BLOCK_KV + half * HALF_KV, rows = tile < tile_end ? kv_len - first : 0;
+        load_tile_async<HALF_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + half * HALF_KV * K_STRIDE,
+                                                               k_mine + first * k_stride_s, k_stride_s, rows);
+    };
+    const auto load_v = [&](int tile, int half) {
+        const int first = tile * BLOCK_KV + half * HALF_KV;
+        load_tile_async<HALF_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + half * HALF_KV * V_STRIDE,
+                                                                   v_mine + first * v_stride_s, v_stride_s, kv_len - first);
+    };
+    for (int half = 0; half < 2; ++half) load_k(tile, half);
     cp_async_commit();
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
@@ -370,8 +373,6 @@ alibi_fused(
         const int following = tile + 1;
         cp_async_wait<0>();  // what this thread copied of the tile is there, and after the barrier all of it
         __syncthreads();  // K is complete, and everyone is done with the V of the tile before
-        load_v(tile, 0);
-        cp_async_commit();
         const fp16* K_tile = K_smem;
         const fp16* V_tile = V_smem;
 
@@ -381,6 +382,9 @@ alibi_fused(
         const fp16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
+            // copies of this tile's values, while the tensor cores have the products of the step before
+            if (step == 1 || step == 2) load_v(tile, step - 1);
+            if (step == 2) cp_async_commit();
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; j += 2) {
                 unsigned k_frag[4];
@@ -396,8 +400,6 @@ alibi_fused(
 
         cp_async_wait<0>();
         __syncthreads();  // V is complete, and everyone is done with K: the next one may take its place
-        if (following < tile_end) load_k(following, 0);
-        cp_async_commit();
 
         // the score of every pair
         for (int r = 0; r < ROWS; ++r)
@@ -459,6 +461,9 @@ alibi_fused(
         const fp16* v_fragment = V_tile + lane % 16 * V_STRIDE + lane / 16 * 8;
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step) {
+            // the next keys, while the tensor cores are at work
+            if (step < 2) load_k(following, step);
+            if (step == 1) cp_async_commit();
             unsigned p_frag[ROW_BLOCKS][4];
 #pragma unroll
             for (int m = 0; m < ROW_BLOCKS; ++m)

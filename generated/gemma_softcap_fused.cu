@@ -320,16 +320,6 @@ gemma_softcap_fused(
     const bf16* q_mine = q_head + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
     const bf16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);
     const bf16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);
-    const auto load_k = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
-                                                                k_mine + kv_lo * k_stride_s, k_stride_s, kv_len - kv_lo);
-    };
-    const auto load_v = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
-                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, kv_len - kv_lo);
-    };
 
     load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
 
@@ -340,6 +330,16 @@ gemma_softcap_fused(
     const int full_tile_end = range.full_end / BLOCK_KV;
     int tile = range.begin / BLOCK_KV;
 
+    const auto load_k = [&](int tile, int stage) {
+        const int kv_lo = tile * BLOCK_KV;
+        load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
+                                                                k_mine + kv_lo * k_stride_s, k_stride_s, kv_len - kv_lo);
+    };
+    const auto load_v = [&](int tile, int stage) {
+        const int kv_lo = tile * BLOCK_KV;
+        load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
+                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, kv_len - kv_lo);
+    };
     if (tile < tile_end) load_k(tile, 0);
     cp_async_commit();
 

@@ -402,6 +402,16 @@ gpt2_wgmma(
     const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
     const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
 
+    if (threadIdx.x == 0)
+        load_tile_async<BLOCK_Q, QK_SLABS>(Q_smem, &q_map, q_full, q_lo, h_idx, b_idx, L2_EVICT_FIRST);
+
+    const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
+    const KvRange range = kv_range(q_lo, q_hi, kv_len);
+    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_end = range.full_end / BLOCK_KV;
+    int tile = range.begin / BLOCK_KV;
+
     const auto load_k = [&](int tile, int stage) {
         const int kv_lo = tile * BLOCK_KV;
         if (threadIdx.x == 0)  // asks for the whole tile
@@ -414,17 +424,6 @@ gpt2_wgmma(
             load_tile_async<BLOCK_KV, V_SLABS>(V_smem + stage * V_SLABS * KV_SLAB, &v_map, v_full + stage,
                                                kv_lo, kv_h_idx, b_idx, L2_EVICT_LAST);
     };
-
-    if (threadIdx.x == 0)
-        load_tile_async<BLOCK_Q, QK_SLABS>(Q_smem, &q_map, q_full, q_lo, h_idx, b_idx, L2_EVICT_FIRST);
-
-    const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
-    const KvRange range = kv_range(q_lo, q_hi, kv_len);
-    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
-    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
-    const int full_tile_end = range.full_end / BLOCK_KV;
-    int tile = range.begin / BLOCK_KV;
-
     if (tile < tile_end) load_k(tile, 0);
     if (tile < tile_end) load_v(tile, 0);
 

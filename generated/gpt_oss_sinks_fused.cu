@@ -35,6 +35,8 @@
 //     warps = 4: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
 //     stages = 2: the next K and V are copied while these are used
 //     Q = in registers: its fragments take 32 registers a thread
+//     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
+//         while addresses are computed
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
 // Shared memory of a block, 55308 bytes
@@ -234,7 +236,6 @@ template <int ROWS, int COLUMNS, int WIDTH, int STRIDE>
 __device__ __forceinline__ void load_tile_async(bf16* tile, const bf16* mine, long long row_stride, int rows) {
     const int thread = thread_index();  // row and column are computed anew: kept from tile to tile, they would cost registers
     const int row = my_row<WIDTH>(thread), column = my_column<WIDTH>(thread);
-    if (THREADS % (WIDTH / 8) != 0 && row >= STEP<WIDTH>) return;  // threads that are left over
     bf16* to = tile + row * STRIDE + column;
 #pragma unroll
     for (int r = 0; r < ROWS; r += STEP<WIDTH>) {
@@ -335,16 +336,6 @@ gpt_oss_sinks_fused(
     const bf16* q_mine = q_head + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
     const bf16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);
     const bf16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);
-    const auto load_k = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
-                                                                k_mine + kv_lo * k_stride_s, k_stride_s, kv_len - kv_lo);
-    };
-    const auto load_v = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
-                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, kv_len - kv_lo);
-    };
 
     load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
     cp_async_commit();  // Q by itself: its fragments are read before the first tile is there
@@ -356,8 +347,19 @@ gpt_oss_sinks_fused(
     const int full_tile_end = range.full_end / BLOCK_KV;
     int tile = range.begin / BLOCK_KV;
 
-    if (tile < tile_end) load_k(tile, 0);
-    if (tile < tile_end) load_v(tile, 0);
+    // The keys, and the values, of a tile; zeros where there is no such tile
+    const auto load_k = [&](int tile, int stage) {
+        const int kv_lo = tile * BLOCK_KV, rows = tile < tile_end ? kv_len - kv_lo : 0;
+        load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
+                                                                k_mine + kv_lo * k_stride_s, k_stride_s, rows);
+    };
+    const auto load_v = [&](int tile, int stage) {
+        const int kv_lo = tile * BLOCK_KV, rows = tile < tile_end ? kv_len - kv_lo : 0;
+        load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
+                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, rows);
+    };
+    load_k(tile, 0);
+    load_v(tile, 0);
     cp_async_commit();
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
@@ -381,12 +383,7 @@ gpt_oss_sinks_fused(
         const bool partial = tile < full_tile_begin || tile >= full_tile_end;
         const int following = tile + 1;
         cp_async_wait<0>();  // what this thread copied of the tile is there, and after the barrier all of it
-        __syncthreads();  // everyone is done with the tile before:
-        if (following < tile_end) {  // the next one may take its place
-            load_k(following, stage ^ 1);
-            load_v(following, stage ^ 1);
-        }
-        cp_async_commit();
+        __syncthreads();  // everyone is done with the tile before: the next one may take its place
         const bf16* K_tile = K_smem + stage * BLOCK_KV * K_STRIDE;
         const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
 
@@ -396,6 +393,10 @@ gpt_oss_sinks_fused(
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
+            // copies of the next tile, while the tensor cores have the products of the step before
+            if (step == 1) load_k(following, stage ^ 1);
+            if (step == 2) load_v(following, stage ^ 1);
+            if (step == 2) cp_async_commit();
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; j += 2) {
                 unsigned k_frag[4];

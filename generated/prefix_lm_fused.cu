@@ -30,13 +30,16 @@
 //     warps = 2: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
 //     stages = 2: the next K and V are copied while these are used
 //     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 160
+//     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
+//         while addresses are computed
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
-// Shared memory of a block, 52236 bytes
+// Shared memory of a block, 52368 bytes
 //          0  Q        bf16 [64][128 + 8], the block's query rows, in the end its output
 //      17408  K        bf16 [2][32][128 + 8], the keys of 2 tiles
 //      34816  V        bf16 [2][32][128 + 8], the values of 2 tiles
 //      52224  PLACE    int [3], which rows and head the block computes
+//      52352  TILES    unsigned [2][2], a bit for each tile that is to be visited, and for each full one
 //
 // Sections
 //     1. Numbers
@@ -61,6 +64,7 @@ constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 17408;
 constexpr int V_SMEM = 34816;
 constexpr int PLACE_SMEM = 52224;
+constexpr int TILES_SMEM = 52352;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that L2 holds
 constexpr int LEAST_HEADS = 32;  // of K and V, of which a section has the blocks
@@ -202,8 +206,7 @@ __device__ __forceinline__ KvRange kv_range(const Captured& in, int b_idx, int q
 enum TileKind { EMPTY, PARTIAL, FULL };  // no pair allowed; some; every pair
 
 // The mask in interval arithmetic over a tile: what may hold for some pair, and what must hold for every pair.
-// Called once for 32 tiles: not inlined, so that it costs the loop no registers.
-__device__ __noinline__ TileKind classify(
+__device__ __forceinline__ TileKind classify(
     const Captured& in, int b_idx, int q_lo, int q_hi, int kv_lo, int kv_hi)
 {
     const int t0 = prefix_length_at(in, b_idx);
@@ -231,7 +234,6 @@ template <int ROWS, int COLUMNS, int WIDTH, int STRIDE>
 __device__ __forceinline__ void load_tile_async(bf16* tile, const bf16* mine, long long row_stride, int rows) {
     const int thread = thread_index();  // row and column are computed anew: kept from tile to tile, they would cost registers
     const int row = my_row<WIDTH>(thread), column = my_column<WIDTH>(thread);
-    if (THREADS % (WIDTH / 8) != 0 && row >= STEP<WIDTH>) return;  // threads that are left over
     bf16* to = tile + row * STRIDE + column;
 #pragma unroll
     for (int r = 0; r < ROWS; r += STEP<WIDTH>) {
@@ -330,21 +332,12 @@ prefix_lm_fused(
     const bf16* q_mine = q_head + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
     const bf16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);
     const bf16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);
-    const auto load_k = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
-                                                                k_mine + kv_lo * k_stride_s, k_stride_s, kv_len - kv_lo);
-    };
-    const auto load_v = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
-                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, kv_len - kv_lo);
-    };
 
     load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
 
     const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
     const KvRange range = kv_range(in, b_idx, q_hi, kv_len);
+    const int tile_begin = range.begin / BLOCK_KV;
     const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
     const int whole_tiles = kv_len / BLOCK_KV;  // a tile that reaches past the last key is never full
     const auto kind = [&](int tile) {
@@ -352,18 +345,31 @@ prefix_lm_fused(
         const int kv_hi = min((tile + 1) * BLOCK_KV, kv_len) - 1;
         return classify(in, b_idx, q_lo, q_hi, kv_lo, kv_hi);
     };
-    // The lanes of a warp look at 32 tiles at once, from `window` on: a bit for each that is still to be visited, and for each
-    // full one
-    int window = range.begin / BLOCK_KV - 32;
-    unsigned ahead = 0, full = 0;
+    // The block's threads look at THREADS tiles at once, one each, and tell each other: a bit for each tile that is to be
+    // visited, and for each full one, 32 tiles a word
+    unsigned* const to_visit = (unsigned*)(smem + TILES_SMEM);  // [THREADS / 32]
+    unsigned* const found_full = to_visit + THREADS / 32;  // [THREADS / 32]
+    int window = tile_begin / THREADS * THREADS - 32;
+    unsigned ahead = 0, full = 0;  // of the 32 tiles from `window` on
     const auto next_tile = [&] {
         while (ahead == 0) {
             window += 32;
             if (window >= tile_end) return tile_end;
-            const int mine = window + threadIdx.x % 32;
-            const TileKind its_kind = mine < tile_end ? kind(mine) : EMPTY;
-            ahead = __ballot_sync(0xffffffff, its_kind != EMPTY);
-            full = __ballot_sync(0xffffffff, its_kind == FULL && mine < whole_tiles);
+            const int word = window % THREADS / 32;
+            if (word == 0) {
+                __syncthreads();  // everyone has read the words of the tiles before
+                const int mine = window + threadIdx.x;
+                const TileKind its_kind = mine >= tile_begin && mine < tile_end ? kind(mine) : EMPTY;
+                const unsigned visited_here = __ballot_sync(0xffffffff, its_kind != EMPTY);
+                const unsigned full_here = __ballot_sync(0xffffffff, its_kind == FULL && mine < whole_tiles);
+                if (threadIdx.x % 32 == 0) {
+                    to_visit[threadIdx.x / 32] = visited_here;
+                    found_full[threadIdx.x / 32] = full_here;
+                }
+                __syncthreads();
+            }
+            ahead = to_visit[word];
+            full = found_full[word];
         }
         const int next = window + __ffs(ahead) - 1;
         ahead &= ahead - 1;
@@ -371,8 +377,19 @@ prefix_lm_fused(
     };
     int tile = next_tile();
 
-    if (tile < tile_end) load_k(tile, 0);
-    if (tile < tile_end) load_v(tile, 0);
+    // The keys, and the values, of a tile; zeros where there is no such tile
+    const auto load_k = [&](int tile, int stage) {
+        const int kv_lo = tile * BLOCK_KV, rows = tile < tile_end ? kv_len - kv_lo : 0;
+        load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
+                                                                k_mine + kv_lo * k_stride_s, k_stride_s, rows);
+    };
+    const auto load_v = [&](int tile, int stage) {
+        const int kv_lo = tile * BLOCK_KV, rows = tile < tile_end ? kv_len - kv_lo : 0;
+        load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
+                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, rows);
+    };
+    load_k(tile, 0);
+    load_v(tile, 0);
     cp_async_commit();
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
@@ -391,12 +408,7 @@ prefix_lm_fused(
         const bool partial = (full >> (tile - window) & 1) == 0;
         const int following = next_tile();
         cp_async_wait<0>();  // what this thread copied of the tile is there, and after the barrier all of it
-        __syncthreads();  // everyone is done with the tile before:
-        if (following < tile_end) {  // the next one may take its place
-            load_k(following, stage ^ 1);
-            load_v(following, stage ^ 1);
-        }
-        cp_async_commit();
+        __syncthreads();  // everyone is done with the tile before: the next one may take its place
         const bf16* K_tile = K_smem + stage * BLOCK_KV * K_STRIDE;
         const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
 
@@ -406,6 +418,10 @@ prefix_lm_fused(
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
+            // copies of the next tile, while the tensor cores have the products of the step before
+            if (step == 1) load_k(following, stage ^ 1);
+            if (step == 2) load_v(following, stage ^ 1);
+            if (step == 2) cp_async_commit();
             unsigned q_frag[ROW_BLOCKS][4];
 #pragma unroll
             for (int m = 0; m < ROW_BLOCKS; ++m) ldmatrix_x4(q_frag[m], q_fragment + 16 * m * Q_STRIDE + 16 * step);

@@ -146,9 +146,14 @@ class FusedMma(Fused):
         operands = fused_mma.operands(self.spec)
         return super().context() | {
             "chunk": fused_mma.chunk(self.spec),
+            "left_over": fused_mma.left_over(self.spec, self.tile()),
+            "inline_classify": True,  # what it costs in registers is free again before the tiles
             "mma": "mma_16x8x8" if operands.split == "tf32" else "mma_16x8x16",
             "split": operands.split,
         }
+
+    def tile(self) -> Tile:
+        return Tile(self.plan.block_q, self.plan.block_kv, self.plan.stages, self.plan.warps)
 
     def constants(self) -> list[ConstantLine]:
         padded, wide = fused_mma.padded_head_dim(self.spec), fused_mma.width_of_v(self.spec)
@@ -161,6 +166,7 @@ class FusedMma(Fused):
             *self.sharing(),
             *self.blocks(),
             *(self.split_constants() if split else []),
+            *([HALF_KV] if self.plan.copies_between_steps and self.plan.stages == 1 else []),
             *thread_grid(8 * self.plan.warps, 4, v_width),
             ROW_BLOCKS,
             ConstantLine(
@@ -178,8 +184,7 @@ class FusedMma(Fused):
 
     def split_constants(self) -> list[ConstantLine]:
         """Those of split operands."""
-        plan, wide = self.plan, fused_mma.width_of_v(self.spec)
-        tile = Tile(plan.block_q, plan.block_kv, plan.stages, plan.warps)
+        tile, wide = self.tile(), fused_mma.width_of_v(self.spec)
         return [
             ConstantLine("int", "SUMMED", str(fused_mma.summed(tile)), "sixteens of keys whose terms are summed by themselves"),
             ConstantLine(
@@ -191,4 +196,5 @@ class FusedMma(Fused):
 SLACK = "powers of 2 by which a score may exceed the kept maximum"
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 ROW_BLOCKS = ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp")
+HALF_KV = ConstantLine("int", "HALF_KV", "BLOCK_KV / 2", "keys or values that are copied at once between steps of products")
 PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"

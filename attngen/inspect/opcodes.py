@@ -15,7 +15,7 @@ CLASSES: tuple[tuple[str, str], ...] = (
     ("global memory", r"LDG?|STG?|ATOMG?|U?RED|CCTL"),
     ("local memory", r"LDL|STL"),
     ("special functions", r"MUFU"),
-    ("conversions", r"F2\w+|I2\w+|FRND"),
+    ("conversions", r"F2\w+|U?I2\w+|FRND"),
     ("fp32", r"F(ADD|MUL|FMA|SEL|SET|SETP|MNMX|CHK|SWZADD)\w*"),
     ("fp16", r"H(ADD|MUL|FMA|SET|SETP|MNMX)2\w*"),
     ("between threads", r"SHFL|U?VOTEU?|C?REDUX|MATCH|ELECT|ENDCOLLECTIVE"),

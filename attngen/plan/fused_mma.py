@@ -84,6 +84,10 @@ POSSIBLE = tuple(
 )
 
 
+BETWEEN_UP_TO = 128  # head size: by measurement, wider ones are not faster with copies between products
+TILE_WORDS = 2  # of 32 tiles each, that a warp has classified: which are visited, which are full
+WHAT_TILES = "a bit for each tile that is to be visited, and for each full one"
+WHY_BETWEEN = "asked for when the first products of a tile are queued: the tensor cores have work while addresses are computed"
 WHY_KEYS = "of partial tiles: each key's elements are read once, under Q K^T, not by each thread that meets the key"
 
 
@@ -120,6 +124,20 @@ def holds_q(spec: AttentionSpec, tile: Tile, limit: int = 250) -> bool:
     return not operands(spec).split and registers(spec, tile) + q_registers(spec, tile) <= limit
 
 
+def copies_between_steps(spec: AttentionSpec, tile: Tile) -> bool:
+    """Whether copies are asked for between the steps of products, not before them: where there are steps enough, each of two
+    row blocks, and where it is not slower."""
+    steps, last = padded_head_dim(spec) // MMA_ROWS, tile.block_kv // MMA_ROWS
+    narrow = max(spec.head_dim, spec.head_dim_v) <= BETWEEN_UP_TO
+    return steps >= 3 and last >= 2 and row_blocks(tile) == 2 and narrow and not operands(spec).split
+
+
+def left_over(spec: AttentionSpec, tile: Tile) -> bool:
+    """Whether some threads copy nothing: the chunks of a row of 16-bit numbers do not divide their number."""
+    widths = (padded_head_dim(spec), width_of_v(spec))
+    return not operands(spec).split and any(32 * tile.warps % (width // chunk(spec)) for width in widths)
+
+
 def q_registers(spec: AttentionSpec, tile: Tile) -> int:
     """Of a thread, for Q's fragments."""
     return row_blocks(tile) * padded_head_dim(spec) * spec.dtype.bytes // 8
@@ -150,6 +168,7 @@ def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
         "K": size * tile.stages * tile.block_kv * d,
         "V": size * tile.stages * tile.block_kv * dv,
         "PLACE": 12,
+        "TILES": TILE_WORDS * 4 * tile.warps if tile_bounds(spec).per_tile else 0,
         "KEY_VECTORS": staged_of(spec, tile).key_bytes * tile.block_kv,
     }
 
@@ -261,6 +280,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         ("K", sizes["K"], f"{t} [{stages}][{kv}][{d} + {pad}], the keys of {_tiles(stages)}"),
         ("V", sizes["V"], f"{t} [{stages}][{kv}][{dv} + {pad}], the values of {_tiles(stages)}"),
         ("PLACE", sizes["PLACE"], "int [3], which rows and head the block computes"),
+        *([("TILES", sizes["TILES"], f"unsigned [{TILE_WORDS}][{tile.warps}], {WHAT_TILES}")] if sizes["TILES"] else []),
         *([("KEY_VECTORS", sizes["KEY_VECTORS"], _key_vectors(own, kv))] if own.keys else []),
     )
     why_stages = (
@@ -295,6 +315,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             "in registers" if holds else "in shared memory",
             _why_q(spec, tile, holds),
         ),
+        *([Decision("copies", "between products", WHY_BETWEEN)] if copies_between_steps(spec, tile) else []),
         *([Decision("key vectors", "in shared memory", WHY_KEYS)] if own.keys else []),
         Decision("rows in shared memory", f"padded by {pad}", "the 8 rows that ldmatrix reads lie in different banks"),
     )
@@ -310,6 +331,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         decisions,
         buffers,
         holds,
+        copies_between_steps(spec, tile),
         blocks_told(spec, arch, tile),
         staged=own,
     )

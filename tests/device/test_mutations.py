@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from attngen import define
 from attngen.device.emulated import EmulationError
 from attngen.emit.kernel_source import KernelSource
 from attngen.inspect.ladder import ladder
@@ -88,10 +90,38 @@ def check_all(spec: AttentionSpec, rung: str, source: KernelSource) -> None:
     for place in synchronizations(source):
         if reads_positions(spec) and place.start() in without_tiles(source):
             continue
-        blank = " " * len(place[0])
-        mutated = replace(source, text=source.text[: place.start()] + blank + source.text[place.end() :])
+        if place.start() == second_look(source):  # has a test of its own
+            continue
         line = source.text.count("\n", 0, place.start()) + 1
-        assert noticed(spec, rung, source, mutated), f"{source.name} line {line}: {place[0]} could be deleted unnoticed"
+        found = noticed(spec, rung, source, without(place, source))
+        assert found, f"{source.name} line {line}: {place[0]} could be deleted unnoticed"
+
+
+def without(place: re.Match[str], source: KernelSource) -> KernelSource:
+    nothing = " " * (len(place[0]) - 1) + ";"  # what an `if` before it is left with
+    return replace(source, text=source.text[: place.start()] + nothing + source.text[place.end() :])
+
+
+def second_look(source: KernelSource) -> int:
+    """Where a block that has classified as many tiles as it has threads waits before it classifies the next; -1 if nowhere."""
+    return source.text.find("__syncthreads();  // everyone has read the words")
+
+
+def test_the_barrier_before_a_second_look_is_needed() -> None:
+    """64 threads, so 1024 keys at once: none of these are the rows' own, and nothing else holds back who is done with them."""
+    inputs = {"row_ids": ("int32", ("batch", "q_len")), "key_ids": ("int32", ("batch", "kv_len"))}
+    spec = define(dtype="fp16", head_dim=16, mask="row_ids[b, q] == key_ids[b, k]", inputs=inputs)
+    spec = replace(spec, schedule=Schedule("fused", block_q=32, block_kv=16, stages=1, warps=2))
+    source = emitted(spec, "fused")
+    problem = sample(spec, Shape(1, 1, 1, 40, 2100), 0)
+    problem = replace(
+        problem, inputs={"row_ids": np.ones((1, 40), np.int32), "key_ids": (np.arange(2100)[None] >= 1100).astype(np.int32)}
+    )
+    assert compare(*call(compile_text(spec, "fused", source, 0), problem), truth(spec, problem)).passed
+    (place,) = [p for p in synchronizations(source) if p.start() == second_look(source)]
+    with pytest.raises(EmulationError, match="race") as error:
+        call(compile_text(spec, "fused", without(place, source), 0), problem)
+    assert "TILES" in str(error.value) or "to_visit" in str(error.value)
 
 
 def test_the_ladder_has_no_other_synchronization() -> None:
