@@ -283,8 +283,9 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         *([("TILES", sizes["TILES"], f"unsigned [{TILE_WORDS}][{tile.warps}], {WHAT_TILES}")] if sizes["TILES"] else []),
         *([("KEY_VECTORS", sizes["KEY_VECTORS"], _key_vectors(own, kv))] if own.keys else []),
     )
+    between = copies_between_steps(spec, tile)
     why_stages = (
-        "V is copied during Q K^T, the next K during the softmax and P V"
+        f"V is copied during Q K^T, the next K during {'' if between else 'the softmax and '}P V"
         if stages == 1
         else "the next K and V are copied while these are used"
     )
@@ -315,7 +316,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             "in registers" if holds else "in shared memory",
             _why_q(spec, tile, holds),
         ),
-        *([Decision("copies", "between products", WHY_BETWEEN)] if copies_between_steps(spec, tile) else []),
+        *([Decision("copies", "between products", WHY_BETWEEN)] if between else []),
         *([Decision("key vectors", "in shared memory", WHY_KEYS)] if own.keys else []),
         Decision("rows in shared memory", f"padded by {pad}", "the 8 rows that ldmatrix reads lie in different banks"),
     )
@@ -331,7 +332,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         decisions,
         buffers,
         holds,
-        copies_between_steps(spec, tile),
+        between,
         blocks_told(spec, arch, tile),
         staged=own,
     )
