@@ -493,6 +493,7 @@ gpt_oss_sinks_fused(
 
     // O goes through the warp's own rows of Q_smem, so that whole rows are written, 16 bytes a lane
     bf16* O_smem = Q_smem + warp_row * Q_STRIDE;
+    cp_async_wait<0>();  // the zeros of the tile after the last
     __syncthreads();  // where no tile was visited, Q is still being read
     const Place end = *(const Place*)(smem + PLACE_SMEM);
 #pragma unroll

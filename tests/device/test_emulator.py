@@ -290,6 +290,14 @@ def test_a_copy_that_is_not_waited_for_is_found(missing: str, kind: str) -> None
     assert finding(copy(**{missing: ""}), before=primitives("cp_async")).kind == kind
 
 
+@pytest.mark.parametrize("missing", ["commit", "wait"])
+def test_a_copy_that_nobody_reads_is_waited_for_before_the_block_ends(missing: str) -> None:
+    source = copy(**{missing: ""})
+    found = finding(source[: source.index("y[threadIdx.x]")], before=primitives("cp_async"))
+    assert found.kind == "copy in flight"
+    assert "the block ends" in str(found)
+
+
 def test_an_endless_loop_ends() -> None:
     from attngen.device.emulated import device
 

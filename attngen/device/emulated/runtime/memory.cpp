@@ -323,7 +323,7 @@ void async_copy(unsigned to, const void* from, int bytes, int source_bytes, int 
         }
         if (launch.traced) trace_access("cp.async", true, target, bytes, nullptr, code);
     }
-    current->uncommitted.push_back({target, from, bytes, source_bytes, code});
+    current->uncommitted.push_back({target, from, bytes, source_bytes, code, line});
 }
 
 void async_commit() {
@@ -347,6 +347,20 @@ void async_wait(int pending) {
         }
         groups.erase(groups.begin());
     }
+}
+
+// What is still on its way when a block ends would land in the shared memory of the next.
+bool end_block_copies() {
+    for (Fiber& f : fibers) {
+        f.groups.push_back(std::move(f.uncommitted));
+        for (const auto& group : f.groups) {
+            if (group.empty()) continue;
+            current = &f;
+            record(Kind::IN_FLIGHT, "the block ends, and nobody has waited for an asynchronous copy", group.front().line);
+            return false;
+        }
+    }
+    return true;
 }
 
 void count_instruction(int which) { ++launch.instruction_counts[which]; }

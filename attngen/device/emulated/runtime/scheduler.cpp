@@ -167,7 +167,7 @@ bool run_block(dim3 block, dim3 block_size, dim3 grid, size_t dynamic_bytes, boo
         }
         if (done == count) {
             if (launch.traced) end_block_trace();
-            return end_block_tma() && end_block_warpgroups();
+            return end_block_copies() && end_block_tma() && end_block_warpgroups();
         }
         if (at_barrier && done + at_barrier == count) {
             open_block_barrier();

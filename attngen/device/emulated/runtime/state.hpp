@@ -51,7 +51,7 @@ void record(Kind kind, const char* text, int line, const void* code = nullptr, i
 
 enum class State : uint8_t { READY, AT_BLOCK_BARRIER, AT_WARP, AT_MBARRIER, AT_NAMED_BARRIER, AT_WGMMA, AT_REGISTERS, DONE };
 
-struct Copy { unsigned char* to; const void* from; int bytes, source_bytes; const void* code; };
+struct Copy { unsigned char* to; const void* from; int bytes, source_bytes; const void* code; int line; };
 
 struct Fiber {
     Position position;
@@ -166,6 +166,7 @@ bool end_block_warpgroups();
 
 void begin_block_tma();
 bool land_one_load(uint64_t random);                 // false: none is under way
+bool end_block_copies();
 bool end_block_tma();
 void end_thread_tma();
 void begin_block_wgmma();
