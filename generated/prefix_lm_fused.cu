@@ -282,11 +282,12 @@ struct Place {
 };
 __device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int all_heads = blocks / q_blocks;  // of the whole batch
-    const long long sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));  // heads of K and V
-    const int section = (int)min((long long)all_heads, sharing * (q_heads / kv_heads));
+    const int sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));  // heads of K and V
+    const int group = q_heads / kv_heads, all_heads = blocks / (q_blocks * group);  // of K and V, of the whole batch
+    const int sections = max(1, (all_heads + sharing / 2) / sharing);  // of about so many heads, none much smaller than others
+    const int section = (all_heads + sections - 1) / sections * group;
     const int first = block / (section * q_blocks) * section;  // head of the section
-    const int here = min(section, all_heads - first);
+    const int here = min(section, all_heads * group - first);
     const int in_section = block - first * q_blocks;
     const int head = first + in_section % here;
     return {q_blocks - 1 - in_section / here, head % q_heads, head / q_heads};

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
 
+import numpy as np
 import pytest
 
 import attngen
@@ -12,6 +14,7 @@ from attngen.device.emulated import EmulatedDevice
 from attngen.plan import ARCHES, choose
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
+from tests.device.test_emulator import run
 from tests.problems import call, emitted
 
 SPEC = attngen.define(dtype="bf16", head_dim=256, mask="causal")
@@ -19,9 +22,9 @@ RUNGS = [("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")]
 
 
 @pytest.mark.parametrize(("rung", "arch"), RUNGS)
-@pytest.mark.parametrize(("q_heads", "kv_heads"), [(70, 70), (140, 70)])
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(97, 97), (194, 97)])
 def test_more_heads_than_a_section_has(rung: str, arch: str, q_heads: int, kv_heads: int) -> None:
-    """Two blocks of rows of each head, a whole section of 64 heads of K and V, and one of 6."""
+    """Two blocks of rows of each head, a section of 49 heads of K and V, and one of 48."""
     source = emitted(SPEC, rung, arch)
     (most,) = re.findall(r"MOST_HEADS = (\d+);", source.text)
     assert kv_heads > int(most) == 64
@@ -36,6 +39,38 @@ def test_more_heads_than_a_section_has(rung: str, arch: str, q_heads: int, kv_he
 def test_how_many_heads_a_section_has(rung: str, arch: str, head_dim: int, least: int, most: int) -> None:
     text = emitted(attngen.define(dtype="bf16", head_dim=head_dim, mask="causal"), rung, arch).text
     assert [*re.findall(r"(?:LEAST|MOST)_HEADS = (\d+);", text)] == [str(least), str(most)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "q_heads", "kv_heads"), [(1, 1, 1), (1, 33, 33), (4, 25, 25), (3, 28, 7), (2, 96, 8), (1, 200, 100)]
+)
+@pytest.mark.parametrize("length", [130, 4096])
+def test_sections_have_all_blocks_once_and_are_alike(batch: int, q_heads: int, kv_heads: int, length: int) -> None:
+    """As `place_of` of the emitted file numbers them: a short last section would begin with long rows when others are done."""
+    text = emitted(SPEC, "fused", "sm_80").text
+    constants = re.findall(r"^constexpr int (?:HEAD_DIM|HEAD_DIM_V|BLOCK_Q|L2_ROWS|LEAST_HEADS|MOST_HEADS) = .*$", text, re.M)
+    assert len(constants) == 6
+    start = text.index("struct Place {")
+    block_q = choose(SPEC, ARCHES["sm_80"], "fused").block_q
+    q_blocks = -(-length // block_q)
+    blocks = batch * q_heads * q_blocks
+    body = f"""
+    for (int i = threadIdx.x; i < {blocks}; i += 32) {{
+        const Place at = place_of(i, {blocks}, {q_heads}, {kv_heads}, {length}, {length});
+        y[2 * i] = at.q_block, y[2 * i + 1] = at.b_idx * {q_heads} + at.h_idx;
+    }}"""
+    places = np.full(2 * blocks, -1, np.float32)
+    before = "\n".join((*constants, text[start : text.index("\n}\n", start) + 3]))
+    run(body, np.zeros(1, np.float32), places, before=before)
+    order = [(int(q), int(head)) for q, head in places.reshape(-1, 2)]
+    assert sorted(order) == [(q, head) for q in range(q_blocks) for head in range(batch * q_heads)]
+    runs = [[head for _, head in part] for _, part in groupby(order, key=lambda at: at[0])]
+    sections = [runs[i] for i in range(0, len(runs), q_blocks)]
+    assert [head for section in sections for head in section] == [*range(batch * q_heads)]
+    assert runs == [section for section in sections for _ in range(q_blocks)]
+    sizes = [len(section) * kv_heads // q_heads for section in sections]
+    assert max(sizes) - sizes[-1] < len(sizes), sizes
+    assert all(size == sizes[0] for size in sizes[:-1])
 
 
 @pytest.mark.parametrize(("rung", "arch"), RUNGS)
