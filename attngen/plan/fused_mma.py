@@ -125,8 +125,8 @@ def holds_q(spec: AttentionSpec, tile: Tile, limit: int = 250) -> bool:
 
 
 def copies_between_steps(spec: AttentionSpec, tile: Tile) -> bool:
-    """Whether copies are asked for between the steps of products, not before them: where there are steps enough, each of two
-    row blocks, and where it is not slower."""
+    """Whether copies are asked for between the steps of products, not before them: where there are steps enough, where a warp
+    has two row blocks, and where it is not slower."""
     steps, last = padded_head_dim(spec) // MMA_ROWS, tile.block_kv // MMA_ROWS
     narrow = max(spec.head_dim, spec.head_dim_v) <= BETWEEN_UP_TO
     return steps >= 3 and last >= 2 and row_blocks(tile) == 2 and narrow and not operands(spec).split
