@@ -30,6 +30,8 @@
 //     Q = in registers: its fragments take 40 registers a thread
 //     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
 //         while addresses are computed
+//     fragments = K's one ahead: read before the products of those at hand, which need not wait for shared memory
+//         then
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
 // Shared memory of a block, 45068 bytes
@@ -359,6 +361,9 @@ head_dim_80_fused(
         float S_frag[ROWS][COLUMNS] = {};
         // B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and columns 8 * (l / 8 % 2)
         const fp16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
+        // Two of them: the next is read before the products of this one, which need not wait for shared memory then
+        unsigned k_frag[2][4];
+        ldmatrix_x4(k_frag[0], k_fragment);
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
             // copies of this tile's values, while the tensor cores have the products of the step before
@@ -366,13 +371,14 @@ head_dim_80_fused(
             if (step == 2) cp_async_commit();
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; j += 2) {
-                unsigned k_frag[4];
-                ldmatrix_x4(k_frag, k_fragment + 8 * j * K_STRIDE + 16 * step);
+                const int now = (step * (BLOCK_KV / 16) + j / 2) % 2;
+                if (j + 2 < BLOCK_KV / 8) ldmatrix_x4(k_frag[now ^ 1], k_fragment + 8 * (j + 2) * K_STRIDE + 16 * step);
+                else if (step + 1 < K_STEPS) ldmatrix_x4(k_frag[now ^ 1], k_fragment + 16 * (step + 1));
 #pragma unroll
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
                     float *upper = &S_frag[2 * m][2 * j], *lower = &S_frag[2 * m + 1][2 * j];
-                    mma_16x8x16(upper, lower, Q_frag[m][step], k_frag[0], k_frag[1]);
-                    mma_16x8x16(upper + 2, lower + 2, Q_frag[m][step], k_frag[2], k_frag[3]);
+                    mma_16x8x16(upper, lower, Q_frag[m][step], k_frag[now][0], k_frag[now][1]);
+                    mma_16x8x16(upper + 2, lower + 2, Q_frag[m][step], k_frag[now][2], k_frag[now][3]);
                 }
             }
         }

@@ -587,6 +587,10 @@ packed_documents_fused(
         __syncthreads();  // V is complete, and everyone is done with K: the next one may take its place
 
         if (partial) {  // the pairs that the mask forbids, and keys past the end
+            // Where they are is computed anew: kept from tile to tile, it would cost registers
+            const int my_lane = thread_index() % 32, my_first = warp_row + my_lane / 4;
+            const auto row_of = [&](int r) { return my_first + 8 * r; };
+            const auto column_of = [&](int j) { return j / 2 * 8 + my_lane % 4 * 2 + j % 2; };
             int document_of_q_each[ROWS];
             for (int r = 0; r < ROWS; ++r) {
                 const int q_idx = min(q_lo + row_of(r), q_len - 1);

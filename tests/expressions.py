@@ -29,7 +29,7 @@ def integers(draw, depth: int = 3) -> Expr:
         )
     op = draw(st.sampled_from(["add", "sub", "sub", "mul", "min", "max", "abs", "neg", "floordiv", "mod", "where"]))
     if op in ("floordiv", "mod"):
-        divisor = constant(draw(st.sampled_from([1, 2, 3, 7, -3])))
+        divisor = draw(st.sampled_from([*map(constant, (1, 2, 3, 7, -3)), WINDOW]))  # whoever gives `window` a value: not 0
         return attempt(op, draw(integers(depth - 1)), divisor)
     if op == "where":
         return attempt(op, draw(booleans(depth - 1)), draw(integers(depth - 1)), draw(integers(depth - 1)))

@@ -10,6 +10,7 @@ from typing import Literal
 
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
+from attngen.spec.obligations import DIVISIONS
 from attngen.spec.operator import CALL, MULTIPLY, TABLE, UNARY
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
@@ -62,7 +63,7 @@ class CudaPrinter:
         skips = any(isinstance(node, Apply) and node.op in SKIPPING for node in walk(*roots))
         for node in walk(*roots):
             text = self._node(node, texts, known)
-            if share and ((uses[node] > 1 and node.args) or (skips and isinstance(node, Gather))):
+            if share and ((uses[node] > 1 and node.args) or (skips and _computed_first(node))):
                 name = f"t{len(temporaries)}"
                 temporaries.append(Temporary(ctype(node, known), name, text[0]))
                 text = name, CALL
@@ -125,9 +126,16 @@ class CudaPrinter:
         return parenthesize(text, outer + 1 if right or outer == UNARY else outer)
 
 
-# Operators that need not compute every operand. Elements are read before them: behind branches, each read would wait for
-# the one before.
+# Operators that need not compute every operand.
 SKIPPING = ("and", "or", "where")
+
+
+def _computed_first(node: Expr) -> bool:
+    """Whether `node` is computed before any SKIPPING operator: elements are read, since behind branches each read would wait
+    for the one before; and integers divided by what is no constant, since pairs at the same distance share a division, but
+    not from branch to branch. Neither can go wrong: calls are checked for indices and divisors before anything is launched."""
+    divides = isinstance(node, Apply) and node.op in DIVISIONS and not isinstance(node.args[1], Const)
+    return divides or isinstance(node, Gather)
 
 
 def _has_reciprocal(node: Expr) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from attngen.plan.arch import Arch, Feature
+from attngen.plan.distances import divided_distances
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import Decision, Plan, lay_out
 from attngen.plan.precision import precision_decisions
@@ -13,7 +15,7 @@ from attngen.plan.tiles import K, Q, tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
 from attngen.spec.attention import AttentionSpec, S
 from attngen.spec.expr import Expr, Gather, Type, name, names_in, rewrite, walk
-from attngen.spec.operator import sub
+from attngen.spec.operator import ZERO, sub
 
 MMA_ROWS = 16  # the rows of one mma
 CHUNK_BYTES = 16  # what a lane copies at once; a row in shared memory is padded by as much, see `propose`
@@ -84,10 +86,12 @@ POSSIBLE = tuple(
 )
 
 
+K_AHEAD = 80  # head size
 BETWEEN_UP_TO = 128  # head size: by measurement, wider ones are not faster with copies between products
 TILE_WORDS = 2  # of 32 tiles each, that a warp has classified: which are visited, which are full
 WHAT_TILES = "a bit for each tile that is to be visited, and for each full one"
 WHY_BETWEEN = "asked for when the first products of a tile are queued: the tensor cores have work while addresses are computed"
+WHY_AHEAD = "read before the products of those at hand, which need not wait for shared memory then"
 WHY_KEYS = "of partial tiles: each key's elements are read once, under Q K^T, not by each thread that meets the key"
 
 
@@ -120,8 +124,22 @@ def row_blocks(tile: Tile) -> int:
 
 
 def holds_q(spec: AttentionSpec, tile: Tile, limit: int = 250) -> bool:
-    """Whether Q's fragments stay in registers: whether they find room beside the output and the scores."""
-    return not operands(spec).split and registers(spec, tile) + q_registers(spec, tile) <= limit
+    """Whether Q's fragments stay in registers: whether they find room beside the output, the scores, and the elements that a
+    thread reads of its keys."""
+    reads_keys = any(names_in(*g.args) & {"q", "k"} == {"k"} for g in _gathers(spec)) and not staged_of(spec, tile).keys
+    of_keys = KEY_REGISTERS * tile.block_kv // 4 if reads_keys else 0
+    return not operands(spec).split and registers(spec, tile) + of_keys + q_registers(spec, tile) <= limit
+
+
+def fragments_ahead(spec: AttentionSpec, tile: Tile) -> Literal["", "Q", "K"]:
+    """Whose next fragments are read before the products of these, by measurement: K's at head size 80; Q's where rows begin at
+    different keys, whose bounds take registers that the compiler finds then."""
+    if not copies_between_steps(spec, tile):
+        return ""
+    if holds_q(spec, tile):
+        return "K" if spec.head_dim == spec.head_dim_v == K_AHEAD else ""
+    bounds = tile_bounds(spec)
+    return "Q" if not bounds.per_tile and bounds.kv_begin is not ZERO else ""
 
 
 def copies_between_steps(spec: AttentionSpec, tile: Tile) -> bool:
@@ -150,7 +168,8 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
         output, scores = row_blocks(tile) * width_of_v(spec) // 2, scores * (2 if operands(spec).split == "tf32" else 1)
     captured = _captured_registers(spec, tile, scores)
     if not operands(spec).split:
-        return output + scores + captured + OTHER_REGISTERS
+        divided = divided_distances(spec, 2 * row_blocks(tile), tile.block_kv)
+        return output + scores + captured + divided + OTHER_REGISTERS
     wide = max(0, tile.block_kv - 32) // 4 if operands(spec).split == "bf16" else 0  # fragments of K
     return output + scores + captured + wide + 16 * summed(tile) + OTHER_SPLIT_REGISTERS
 
@@ -187,10 +206,14 @@ def reads_pairs(spec: AttentionSpec) -> bool:
     return any(names_in(*(rewrite(index, _distance) for index in node.args)) & {"q", "k"} for node in _pair_gathers(spec))
 
 
+def _gathers(spec: AttentionSpec) -> list[Gather]:
+    """Elements of captured tensors that the mask or the score reads."""
+    return [node for e in (spec.mask, spec.score) if e is not None for node in walk(e) if isinstance(node, Gather)]
+
+
 def _pair_gathers(spec: AttentionSpec) -> list[Gather]:
-    """Elements of captured tensors that change with both the query and the key."""
-    gathers = [node for e in (spec.mask, spec.score) if e is not None for node in walk(e) if isinstance(node, Gather)]
-    return [node for node in gathers if {"q", "k"} <= names_in(*node.args)]
+    """Those that change with both the query and the key."""
+    return [node for node in _gathers(spec) if {"q", "k"} <= names_in(*node.args)]
 
 
 def _distance(node: Expr) -> Expr | None:
@@ -302,7 +325,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     why_warps = f"{rows} rows each: no warp needs another's softmax" + (
         ", and a fragment of K or V serves two products" if rows > MMA_ROWS else ""
     )
-    holds = holds_q(spec, tile)
+    holds, ahead = holds_q(spec, tile), fragments_ahead(spec, tile)
     decisions = (
         Decision("schedule", "fused_mma", f"{t} on tensor cores (mma.sync, which {arch.name} has)"),
         *precision_decisions(spec),
@@ -317,6 +340,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             _why_q(spec, tile, holds),
         ),
         *([Decision("copies", "between products", WHY_BETWEEN)] if between else []),
+        *([Decision("fragments", f"{ahead}'s one ahead", WHY_AHEAD)] if ahead else []),
         *([Decision("key vectors", "in shared memory", WHY_KEYS)] if own.keys else []),
         Decision("rows in shared memory", f"padded by {pad}", "the 8 rows that ldmatrix reads lie in different banks"),
     )
@@ -333,6 +357,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         buffers,
         holds,
         between,
+        ahead,
         blocks_told(spec, arch, tile),
         staged=own,
     )

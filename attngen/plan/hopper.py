@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.bounded import bounded_decisions, shift
+from attngen.plan.distances import divided_distances
 from attngen.plan.hopper_tiles import PACES, POSSIBLE, PREFERRED, WARPGROUP_ROWS, Kind, Pace, Visited, consumers
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import ALIGN, Decision, Plan, Roles, RowSums, lay_out, refusal
@@ -30,6 +31,7 @@ SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned; 
 LAYOUT = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
 OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on their way
 CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
+DISTANCE_REGISTERS = 2  # of what a mask divides: the dividend and the remainder
 PAIR_REGISTERS = 32  # of a score, or a mask that is asked of each pair: more than four consumers' threads have to spare
 # Registers of a producer's and of a consumer's thread, by the number of consumers: multiples of 8 within those of the launch.
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
@@ -142,6 +144,7 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
     output, scores = spec.head_dim_v // 2, tile.block_kv // 2
     asks_pairs = spec.score != S or not tile_bounds(spec).by_row
     pairs = PAIR_REGISTERS if asks_pairs and consumers(tile) == MOST_CONSUMERS else 0
+    pairs += DISTANCE_REGISTERS * divided_distances(spec, 2, tile.block_kv)
     return output + scores + scores // 2 + OTHER_REGISTERS + captured_registers(spec) + pairs
 
 

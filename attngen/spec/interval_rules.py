@@ -16,6 +16,7 @@ from attngen.spec.operator import (
     ZERO,
     Bounds,
     Interval,
+    add,
     apply,
     both,
     either,
@@ -75,6 +76,8 @@ def quotient(a: Interval, b: Interval) -> Interval:
     if isinstance(b.lo, Const) and b.lo is b.hi:
         ends = floordiv(a.lo, b.lo), floordiv(a.hi, b.lo)
         return Interval(*ends) if b.lo.value > 0 else Interval(*reversed(ends))
+    if b.lo is b.hi:  # one number, which an argument gives: as it grows with a, or falls
+        return _min_max([floordiv(x, b.lo) for x in a])
     if isinstance(b.lo, Const) and b.lo.value > 0:
         return _min_max([floordiv(x, y) for x in a for y in b])
     outer = maximum(apply("abs", a.lo), apply("abs", a.hi))  # |a // b| <= |a| for every b but 0
@@ -82,14 +85,13 @@ def quotient(a: Interval, b: Interval) -> Interval:
 
 
 def remainder(a: Interval, b: Interval) -> Interval:
-    if isinstance(b.lo, Const) and b.lo is b.hi and b.lo.value > 0:
-        same = equal(floordiv(a.lo, b.lo), floordiv(a.hi, b.lo))
-        top = sub(b.lo, ONE)
-        return Interval(where(same, apply("mod", a.lo, b.lo), ZERO), where(same, apply("mod", a.hi, b.lo), top))
-    if isinstance(b.lo, Const) and b.lo.value > 0:
-        return Interval(ZERO, sub(b.hi, ONE))
-    outer = maximum(apply("abs", b.lo), apply("abs", b.hi))
-    return Interval(neg(outer), outer)
+    positive = isinstance(b.lo, Const) and b.lo.value > 0
+    least = ZERO if positive else minimum(ZERO, add(b.lo, ONE))
+    most = sub(b.hi, ONE) if positive else maximum(ZERO, sub(b.hi, ONE))
+    if b.lo is not b.hi or b.lo is ZERO:
+        return Interval(least, most)
+    same = equal(floordiv(a.lo, b.lo), floordiv(a.hi, b.lo))  # of one quotient: the remainder grows with the dividend
+    return Interval(where(same, apply("mod", a.lo, b.lo), least), where(same, apply("mod", a.hi, b.lo), most))
 
 
 def equality(a: Interval, b: Interval) -> Interval:

@@ -28,6 +28,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
         "ids",
     ),
     "prefix 1024": ({"mask": "prefix(1024) or causal"}, ""),
+    "every 4th key": ({"mask": "causal and dilated(step)", "params": {"step": 4}}, ""),
+    "every 4th block of 128": (
+        {"mask": "causal and (q // side - k // side) % every == 0", "params": {"side": 128, "every": 4}},
+        "",
+    ),
     "relative bias": ({"score": "relative_bias(table, 1024)", "inputs": {"table": ("fp32", ("heads", 2049))}}, "table"),
 }
 

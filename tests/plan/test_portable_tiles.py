@@ -1,13 +1,19 @@
-"""What the portable fused kernel's tiles go by, beside the head size: how a spec reads captured tensors."""
+"""What the portable fused kernel's tiles go by, beside the head size: how a spec reads captured tensors; and that no default
+plan spills."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from attngen import define
+from attngen.device.cuda.compiler import compile_text
+from attngen.emit.emitter import emit
 from attngen.plan import ARCHES, choose
 from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
+from tests.problems import SPECS, shipped
 
 H200 = ARCHES["sm_90a"]
 BY_DISTANCE = {"score": "relative_bias(table, 1024)", "inputs": {"table": ("fp32", ("heads", 2049))}}
@@ -54,3 +60,29 @@ def test_documents_of_plans_that_need_more_registers_do_not(more: dict[str, obje
 def test_a_mask_of_keys_alone_keeps_its_64_rows() -> None:
     spec = define(dtype="bf16", head_dim=128, mask="keep[b, k]", inputs={"keep": ("bool", ("batch", "kv_len"))})
     assert fused(spec).block_q == 64
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", SPECS)
+def test_default_plans_of_head_sizes_64_and_128_spill_nothing(name: str, arch: str) -> None:
+    for head_dim in (64, 128):
+        spec = replace(shipped(name, "bf16"), head_dim=head_dim, head_dim_v=head_dim)
+        for found in compile_text(emit(spec, choose(spec, ARCHES[arch], "fused"))).resources():
+            assert (found.spill_store_bytes, found.stack_bytes) == (0, 0), (head_dim, found)
+
+
+def test_whose_fragments_are_read_ahead() -> None:
+    def ahead(head_dim: int, mask: str | None) -> str:
+        return fused(define(dtype="bf16", head_dim=head_dim, mask=mask)).fragments_ahead
+
+    assert ahead(80, None) == ahead(80, "causal") == "K"
+    assert ahead(128, "causal and window(1024)") == "Q"
+    assert ahead(128, "causal") == ahead(128, None) == ahead(64, "causal and window(1024)") == ""
+
+
+def test_a_thread_that_reads_elements_of_its_keys_leaves_q_in_shared_memory() -> None:
+    documents = fused(define(dtype="bf16", head_dim=64, **DOCUMENTS))
+    assert not documents.staged.keys
+    assert not documents.q_in_registers
+    assert fused(define(dtype="bf16", head_dim=64, mask="causal")).q_in_registers
+    assert fused(define(dtype="bf16", head_dim=64, **BY_DISTANCE)).q_in_registers

@@ -19,6 +19,7 @@ from attngen.spec.expr import Expr, ExpressionError, Type, constant
 from tests.expressions import booleans
 
 BLOCK_Q, BLOCK_KV = 8, 4
+NOT_ZERO = st.integers(-5, 30).filter(bool)
 
 
 def brute_force(mask: Expr, names: dict, doc: np.ndarray, q_len: int, kv_len: int) -> np.ndarray:
@@ -53,7 +54,7 @@ def assert_never_wrong(mask: Expr, q_len: int, kv_len: int, window: int, doc: np
 
 
 @settings(max_examples=600)
-@given(booleans(), st.integers(1, 40), st.integers(1, 30), st.integers(-5, 30), st.integers(1, 9))
+@given(booleans(), st.integers(1, 40), st.integers(1, 30), NOT_ZERO, st.integers(1, 9))
 def test_random_masks_are_never_called_full_or_empty_wrongly(mask: Expr, q_len, kv_len, window, run) -> None:
     doc = np.arange(64) // run
     with contextlib.suppress(ExpressionError):
@@ -61,7 +62,7 @@ def test_random_masks_are_never_called_full_or_empty_wrongly(mask: Expr, q_len, 
 
 
 @settings(max_examples=400)
-@given(booleans(), st.integers(1, 20), st.integers(1, 30), st.integers(-5, 30), st.integers(1, 9))
+@given(booleans(), st.integers(1, 20), st.integers(1, 30), NOT_ZERO, st.integers(1, 9))
 def test_the_range_of_a_row_and_the_rest_of_the_mask_are_the_mask(mask: Expr, q_len, kv_len, window, run) -> None:
     names = {"q_len": q_len, "kv_len": kv_len, "window": window, "b": 0, "h": 0, "batch": 1, "q_heads": 1, "kv_heads": 1}
     doc, k = np.arange(64) // run, np.arange(kv_len)
@@ -116,6 +117,8 @@ NAMED = {
     "prefix": "causal or prefix(window)",
     "documents": "causal and doc[q] == doc[k]",
     "dilated": "causal and (q - k) % 3 == 0",
+    "dilated by a param": "causal and (q - k) % window == 0",
+    "blocks by params": "(q // window - k // window) % 2 == 0",
     "affine": "2 * q - 3 * k >= window",
     "not": "not (q < k)",
     "band": "q - k < 9 and q - k >= 2",
@@ -147,6 +150,16 @@ def test_a_wrong_bound_would_be_noticed() -> None:
     found = classified(named_mask("causal"), names, np.arange(64))
     exact = brute_force(named_mask("q >= k + 4"), names, np.arange(64), 32, 32)
     assert (found != exact).any()
+
+
+@pytest.mark.parametrize("by", ["8", "window"])
+def test_blocks_of_a_strided_mask_are_told_apart(by: str) -> None:
+    """Every tile of a mask of whole blocks is empty or full, whether a constant or a param says how long these are."""
+    names = {"q_len": 64, "kv_len": 64, "window": 8, "b": 0, "h": 0, "batch": 1, "q_heads": 1, "kv_heads": 1}
+    mask = named_mask(f"(q // {by} - k // {by}) % 2 == 0")
+    found, exact = classified(mask, names, np.arange(64)), brute_force(mask, names, np.arange(64), 64, 64)
+    assert np.array_equal(found, exact)
+    assert set(np.unique(found)) == {EMPTY, FULL}
 
 
 def test_closed_forms_bound_the_loop() -> None:

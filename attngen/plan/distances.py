@@ -1,0 +1,20 @@
+"""What the pairs of a thread share where they are as far apart: a division by what is no constant."""
+
+from __future__ import annotations
+
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import Apply, Const, names_in, walk
+from attngen.spec.obligations import DIVISIONS
+
+
+def divided_distances(spec: AttentionSpec, rows: int, block_kv: int) -> int:
+    """How many distances a thread divides in a tile of `block_kv` keys, if its mask or score divides what q and k tell by what
+    is no constant: it has `rows` rows, every 8th, and 2 keys of every 8, as the fragments of tensor cores deal them out."""
+    dividends = (
+        node.args[0]
+        for e in (spec.mask, spec.score)
+        if e is not None
+        for node in walk(e)
+        if isinstance(node, Apply) and node.op in DIVISIONS and not isinstance(node.args[1], Const)
+    )
+    return 2 * (rows + block_kv // 8 - 1) if any({"q", "k"} <= names_in(e) for e in dividends) else 0

@@ -1,0 +1,60 @@
+"""Masks that divide by params: tiles found empty by their step, and a division for each distance, not for each pair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen.plan import ARCHES, choose
+from attngen.plan.tile_map import EMPTY, FULL, classify_tiles
+from attngen.reference.compare import truth
+from attngen.reference.problems import Shape, sample
+from attngen.spec.attention import RUNGS
+from tests.problems import emitted, run, shipped
+
+BLOCKS = attngen.define(
+    dtype="bf16", head_dim=64, params={"side": 64, "every": 3}, mask="causal and (q // side - k // side) % every == 0"
+)
+
+
+@pytest.mark.parametrize("step", [-3, 1, 5, 200])
+@pytest.mark.parametrize("rung", RUNGS)
+def test_dilated_by_steps_on_both_sides_of_a_tile(rung: str, step: int) -> None:
+    spec = shipped("dilated")
+    problem = sample(spec, Shape(1, 1, 1, 330, 330))
+    assert run(spec, rung, problem, truth(spec, problem, {"step": step}), step=step).passed
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_blocks_whose_side_is_a_param(rung: str) -> None:
+    problem = sample(BLOCKS, Shape(1, 1, 1, 400, 400))
+    assert run(BLOCKS, rung, problem, truth(BLOCKS, problem)).passed
+
+
+def test_tiles_between_the_steps_are_not_visited() -> None:
+    """Of 64 x 64 tiles of blocks of 64 a third is visited, and a tile below the diagonal is empty or full."""
+    bounds = choose(BLOCKS, ARCHES["sm_80"], "fused").bounds
+    names = {"b": 0, "h": 0, "batch": 1, "q_heads": 1, "kv_heads": 1, "q_len": 1024, "kv_len": 1024, "side": 64, "every": 3}
+    kinds = classify_tiles(bounds, 64, 64, names)
+    below = kinds[np.tril_indices(16, -1)]
+    assert set(below) == {EMPTY, FULL}
+    assert (below == FULL).sum() == sum(1 for i in range(16) for j in range(i) if (i - j) % 3 == 0)
+
+
+def test_a_division_stands_before_the_branches() -> None:
+    """Behind `&&` each pair has a branch and a division of its own; before it, pairs at the same distance share one."""
+    text = emitted(shipped("dilated"), "fused").text
+    assert "    const int t0 = floor_mod(q_idx - kv_idx, in.step);\n    return q_idx >= kv_idx && t0 == 0;\n" in text
+    by_constant = attngen.define(dtype="fp16", head_dim=64, mask="causal and (q - k) % 4 == 0")
+    assert "return q_idx >= kv_idx && floor_mod(q_idx - kv_idx, 4) == 0;" in emitted(by_constant, "fused").text
+
+
+def test_remainders_take_registers() -> None:
+    """At head size 128 they leave room for tiles of 32 keys."""
+    wide = replace(shipped("dilated"), head_dim=128, head_dim_v=128)
+    for arch in ("sm_80", "sm_90a"):
+        plan = choose(wide, ARCHES[arch], "fused")
+        assert (plan.block_q, plan.block_kv) == (128, 32)
