@@ -50,11 +50,11 @@ def traced(
 ) -> tuple[AttentionSpec, dict[str, Any]]:
     """(spec, captured arrays by name).
 
-    `heads` is (query heads, key/value heads); `inputs` maps names to (dtype, dims); `params` maps names to "int", "float" or
-    (type, default). `mask`, `score` and `sink` are text of the language or functions: (s, b, h, q, k) or, without s,
-    (b, h, q, k). Arrays that a function refers to are captured with the sizes they have, a dimension that is indexed by a
-    plain index of the same size at call time included. Raises DiagnosticError as the text would, TraceError for what a
-    function cannot say.
+    `heads` is (query heads, key/value heads); `inputs` maps names to (dtype, dims); `params` maps names to "int", "float",
+    (type, default), or a default alone. `mask`, `score` and `sink` are text of the language or functions: (s, b, h, q, k) or,
+    without s, (b, h, q, k). Arrays that a function refers to are captured with the sizes they have, a dimension that is
+    indexed by a plain index of the same size at call time included. Raises DiagnosticError as the text would, TraceError for
+    what a function cannot say.
     """
     check_name(name)
     if dtype not in DTYPES:
@@ -109,7 +109,10 @@ def _input(name: str, dtype: str, dims: tuple[int | str, ...]) -> Input:
 
 
 def _param(name: str, given: Any) -> Param:
+    """From "int", "float", those with a default, or the default alone."""
     check_name(name)
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        given = type(given).__name__, given
     kind, default = given if isinstance(given, tuple) else (given, None)
     if kind not in ("int", "float"):
         raise DiagnosticError(mistakes.UnknownParamType(statement=f"param {name}", found=str(kind)))

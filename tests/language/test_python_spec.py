@@ -100,6 +100,13 @@ def forever(b, h, q, k):
     return forever(b, h, q, k)
 
 
+def test_a_param_is_its_default() -> None:
+    described = attngen.define(dtype="fp16", head_dim=64, mask="q - k < n", score="s * x", params={"n": 7, "x": 0.5})
+    assert [(p.name, str(p.type), p.default) for p in described.params] == [("n", "int", 7), ("x", "float", 0.5)]
+    with pytest.raises(DiagnosticError, match="no type of a param"):
+        attngen.define(dtype="fp16", head_dim=64, mask="q < 3 or n", params={"n": True})
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
