@@ -96,7 +96,9 @@ WHY_KEYS = "of partial tiles: each key's elements are read once, under Q K^T, no
 
 
 def suits(spec: AttentionSpec, arch: Arch) -> bool:
-    return arch.has(*NEEDED, operands(spec).feature)
+    """Whether `arch` has the instructions, and the smallest tile registers: it has not for split operands of wide heads beside
+    elements of captured tensors."""
+    return arch.has(*NEEDED, operands(spec).feature) and bool(fitting(arch, preferred_tiles(spec), lambda t: cost(spec, t)))
 
 
 def operands(spec: AttentionSpec) -> Operands:

@@ -10,6 +10,7 @@ from attngen.plan.arch import Arch, Feature
 from attngen.plan.bounded import bounded_decisions, shift
 from attngen.plan.distances import divided_distances
 from attngen.plan.hopper_tiles import PACES, POSSIBLE, PREFERRED, WARPGROUP_ROWS, Kind, Pace, Visited, consumers
+from attngen.plan.hopper_tiles import tile as hopper_tile
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import ALIGN, Decision, Plan, Roles, RowSums, lay_out, refusal
 from attngen.plan.precision import precision_decisions
@@ -31,7 +32,6 @@ SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned; 
 LAYOUT = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
 OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on their way
 CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
-DISTANCE_REGISTERS = 2  # of what a mask divides: the dividend and the remainder
 PAIR_REGISTERS = 32  # of a score, or a mask that is asked of each pair: more than four consumers' threads have to spare
 # Registers of a producer's and of a consumer's thread, by the number of consumers: multiples of 8 within those of the launch.
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
@@ -144,7 +144,6 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
     output, scores = spec.head_dim_v // 2, tile.block_kv // 2
     asks_pairs = spec.score != S or not tile_bounds(spec).by_row
     pairs = PAIR_REGISTERS if asks_pairs and consumers(tile) == MOST_CONSUMERS else 0
-    pairs += DISTANCE_REGISTERS * divided_distances(spec, 2, tile.block_kv)
     return output + scores + scores // 2 + OTHER_REGISTERS + captured_registers(spec) + pairs
 
 
@@ -175,7 +174,12 @@ def q_registers(spec: AttentionSpec) -> int:
 
 
 def q_in_registers(spec: AttentionSpec, tile: Tile) -> bool:
-    return registers(spec, tile) + q_registers(spec) <= register_split(spec, tile)[1]
+    return registers(spec, tile) + remainder_registers(spec, tile) + q_registers(spec) <= register_split(spec, tile)[1]
+
+
+def remainder_registers(spec: AttentionSpec, tile: Tile) -> int:
+    """What a mask that divides holds beside them: the dividend and the remainder of each distance."""
+    return 2 * divided_distances(spec, 2, tile.block_kv)
 
 
 def q_barriers(spec: AttentionSpec, tile: Tile) -> int:
@@ -217,8 +221,15 @@ def of_head_size(spec: AttentionSpec, table: Mapping[int, tuple[T, ...]]) -> tup
 
 
 def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
+    """Of masks that divide by params first those of 128 and 64 keys that have registers for it: the blocks of a strided mask
+    have such sides, and an edge in each tile of 96 keys."""
     slower = [p.tile for p in of_head_size(spec, PACES) if kind(spec) not in p.serves]
-    return tuple(t for t in of_head_size(spec, PREFERRED) if t not in slower)
+    usual = tuple(t for t in of_head_size(spec, PREFERRED) if t not in slower)
+    if not divided_distances(spec, 2, SLAB):
+        return usual
+    whole = (*(t for t in usual if consumers(t) == 2 and t.block_kv % SLAB == 0), hopper_tile(2, SLAB, 2))
+    roomy = (t for t in whole if registers(spec, t) + remainder_registers(spec, t) <= register_split(spec, t)[1])
+    return (*roomy, *usual)
 
 
 def paces(spec: AttentionSpec) -> tuple[Pace, ...]:

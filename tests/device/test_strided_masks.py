@@ -58,3 +58,11 @@ def test_remainders_take_registers() -> None:
     for arch in ("sm_80", "sm_90a"):
         plan = choose(wide, ARCHES[arch], "fused")
         assert (plan.block_q, plan.block_kv) == (128, 32)
+
+
+def test_tiles_of_the_hopper_rung_are_whole_blocks() -> None:
+    """Of 128 or 64 keys: 96 would have an edge of a mask's blocks in each tile. No head size is left without a tile."""
+    for head_dim in range(8, 257, 8):
+        spec = attngen.define(dtype="bf16", head_dim=head_dim, mask="causal and dilated(step)", params={"step": 4})
+        plan = choose(spec, ARCHES["sm_90a"], "hopper")
+        assert plan.block_kv in (64, 128), head_dim

@@ -86,3 +86,16 @@ def test_a_thread_that_reads_elements_of_its_keys_leaves_q_in_shared_memory() ->
     assert not documents.q_in_registers
     assert fused(define(dtype="bf16", head_dim=64, mask="causal")).q_in_registers
     assert fused(define(dtype="bf16", head_dim=64, **BY_DISTANCE)).q_in_registers
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("described", [BY_DISTANCE, DENSE, DOCUMENTS, {**DENSE, "lse": True}])
+def test_fp32_of_every_head_size_has_a_fused_plan(described: dict[str, object], precision: str) -> None:
+    """Of heads so wide that no tile has registers for split operands and captured elements: ordinary arithmetic units."""
+    schedules = [
+        choose(define(dtype="fp32", head_dim=d, precision=precision, **described), H200, "fused").schedule
+        for d in range(8, 257, 8)
+    ]
+    assert schedules[0] == "fused_mma"
+    assert set(schedules) <= {"fused_mma", "fused_simt"}
+    assert schedules == sorted(schedules)
