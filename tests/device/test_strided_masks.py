@@ -44,6 +44,17 @@ def test_tiles_between_the_steps_are_not_visited() -> None:
     assert (below == FULL).sum() == sum(1 for i in range(16) for j in range(i) if (i - j) % 3 == 0)
 
 
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_remainder_is_an_index_of_as_many_elements(rung: str) -> None:
+    spec = attngen.define(
+        dtype="bf16", head_dim=64, score="s + t[(q - k) % n]", inputs={"t": ("fp32", (9,))}, params={"n": "int"}
+    )
+    problem = sample(spec, Shape(1, 1, 1, 70, 70))
+    assert run(spec, rung, problem, truth(spec, problem, {"n": 9}), n=9).passed
+    with pytest.raises(ValueError, match="index 0 of `t` can be 0 to 9"):
+        run(spec, rung, problem, truth(spec, problem, {"n": 9}), n=10)
+
+
 def test_a_division_stands_before_the_branches() -> None:
     """Behind `&&` each pair has a branch and a division of its own; before it, pairs at the same distance share one."""
     text = emitted(shipped("dilated"), "fused").text
