@@ -8,30 +8,36 @@ import numpy as np
 import pytest
 
 import attngen
+from attngen.device.emulated import EmulatedDevice
 from attngen.plan import ARCHES, choose
 from attngen.plan.tile_map import EMPTY, FULL, classify_tiles
-from attngen.reference.compare import truth
+from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import RUNGS
-from tests.problems import emitted, run, shipped
+from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
+from tests.problems import call, emitted, shipped
+
+EVERY_RUNG = (*RUNGS, *HOPPER_RUNGS)
 
 BLOCKS = attngen.define(
     dtype="bf16", head_dim=64, params={"side": 64, "every": 3}, mask="causal and (q // side - k // side) % every == 0"
 )
 
 
+def right(spec: AttentionSpec, rung: str, length: int, **params: int) -> bool:
+    problem = sample(spec, Shape(1, 1, 1, length, length))
+    compiled = attngen.compile(spec, kernel=rung, device=EmulatedDevice(arch="sm_90a"))
+    return compare(*call(compiled, problem, **params), truth(spec, problem, params)).passed
+
+
 @pytest.mark.parametrize("step", [-3, 1, 5, 200])
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", EVERY_RUNG)
 def test_dilated_by_steps_on_both_sides_of_a_tile(rung: str, step: int) -> None:
-    spec = shipped("dilated")
-    problem = sample(spec, Shape(1, 1, 1, 330, 330))
-    assert run(spec, rung, problem, truth(spec, problem, {"step": step}), step=step).passed
+    assert right(shipped("dilated"), rung, 330, step=step)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", EVERY_RUNG)
 def test_blocks_whose_side_is_a_param(rung: str) -> None:
-    problem = sample(BLOCKS, Shape(1, 1, 1, 400, 400))
-    assert run(BLOCKS, rung, problem, truth(BLOCKS, problem)).passed
+    assert right(BLOCKS, rung, 400)
 
 
 def test_tiles_between_the_steps_are_not_visited() -> None:
@@ -44,15 +50,14 @@ def test_tiles_between_the_steps_are_not_visited() -> None:
     assert (below == FULL).sum() == sum(1 for i in range(16) for j in range(i) if (i - j) % 3 == 0)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", EVERY_RUNG)
 def test_a_remainder_is_an_index_of_as_many_elements(rung: str) -> None:
     spec = attngen.define(
         dtype="bf16", head_dim=64, score="s + t[(q - k) % n]", inputs={"t": ("fp32", (9,))}, params={"n": "int"}
     )
-    problem = sample(spec, Shape(1, 1, 1, 70, 70))
-    assert run(spec, rung, problem, truth(spec, problem, {"n": 9}), n=9).passed
+    assert right(spec, rung, 70, n=9)
     with pytest.raises(ValueError, match="index 0 of `t` can be 0 to 9"):
-        run(spec, rung, problem, truth(spec, problem, {"n": 9}), n=10)
+        right(spec, rung, 70, n=10)
 
 
 def test_a_division_stands_before_the_branches() -> None:
