@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from attngen.spec.expr import Expr, ExpressionError, Type, constant, gather, name
+from attngen.spec.expr import Apply, Expr, ExpressionError, Type, constant, gather, name, walk
+from attngen.spec.obligations import DIVISIONS
 from attngen.spec.operator import TABLE, apply
 
 INDEX = {n: name(n, Type.INT) for n in ("b", "h", "q", "k")}
@@ -20,6 +21,11 @@ def attempt(op: str, *args: Expr) -> Expr:
         return args[0]
 
 
+def divides_by_window(expr: Expr) -> bool:
+    """Whether `window` may not be 0."""
+    return any(isinstance(n, Apply) and n.op in DIVISIONS and n.args[1] is WINDOW for n in walk(expr))
+
+
 @st.composite
 def integers(draw, depth: int = 3) -> Expr:
     if depth == 0 or draw(st.integers(0, 3)) == 0:
@@ -29,7 +35,7 @@ def integers(draw, depth: int = 3) -> Expr:
         )
     op = draw(st.sampled_from(["add", "sub", "sub", "mul", "min", "max", "abs", "neg", "floordiv", "mod", "where"]))
     if op in ("floordiv", "mod"):
-        divisor = draw(st.sampled_from([*map(constant, (1, 2, 3, 7, -3)), WINDOW]))  # whoever gives `window` a value: not 0
+        divisor = draw(st.sampled_from([*map(constant, (1, 2, 3, 7, -3)), WINDOW]))  # see `divides_by_window`
         return attempt(op, draw(integers(depth - 1)), divisor)
     if op == "where":
         return attempt(op, draw(booleans(depth - 1)), draw(integers(depth - 1)), draw(integers(depth - 1)))

@@ -112,7 +112,7 @@ def _param(name: str, given: Any) -> Param:
     """From "int", "float", those with a default, or the default alone."""
     check_name(name)
     if isinstance(given, (int, float)) and not isinstance(given, bool):
-        given = type(given).__name__, given
+        given = ("int", int(given)) if isinstance(given, int) else ("float", float(given))
     kind, default = given if isinstance(given, tuple) else (given, None)
     if kind not in ("int", "float"):
         raise DiagnosticError(mistakes.UnknownParamType(statement=f"param {name}", found=str(kind)))

@@ -8,8 +8,8 @@ from attngen.spec.obligations import DIVISIONS
 
 
 def divided_distances(spec: AttentionSpec, rows: int, block_kv: int) -> int:
-    """How many distances a thread divides in a tile of `block_kv` keys, if its mask or score divides what q and k tell by what
-    is no constant: it has `rows` rows, every 8th, and 2 keys of every 8, as the fragments of tensor cores deal them out."""
+    """How many distances a thread divides in a tile of `block_kv` keys, if its mask or score divides what depends on both q and
+    k by what is no constant: it has `rows` rows, every 8th, and 2 keys of every 8, as tensor cores deal them out."""
     dividends = (
         node.args[0]
         for e in (spec.mask, spec.score)

@@ -103,6 +103,8 @@ def forever(b, h, q, k):
 def test_a_param_is_its_default() -> None:
     described = attngen.define(dtype="fp16", head_dim=64, mask="q - k < n", score="s * x", params={"n": 7, "x": 0.5})
     assert [(p.name, str(p.type), p.default) for p in described.params] == [("n", "int", 7), ("x", "float", 0.5)]
+    (of_numpy,) = attngen.define(dtype="fp16", head_dim=64, score="s * x", params={"x": np.float64(0.5)}).params
+    assert of_numpy == described.params[1]
     with pytest.raises(DiagnosticError, match="no type of a param"):
         attngen.define(dtype="fp16", head_dim=64, mask="q < 3 or n", params={"n": True})
 
