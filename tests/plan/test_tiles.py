@@ -163,6 +163,14 @@ def test_blocks_of_a_strided_mask_are_told_apart(by: str) -> None:
     assert set(np.unique(found)) == {EMPTY, FULL}
 
 
+@pytest.mark.parametrize(
+    "mask", ["q // window > -3", "k // window - q // window < 2", "(k - q) % window < 2", "q % window == 0"]
+)
+@pytest.mark.parametrize("window", [-7, -2, 3, 9])
+def test_divisors_of_both_signs(mask: str, window: int) -> None:
+    assert_never_wrong(named_mask(mask), 40, 40, window, np.arange(64))
+
+
 def test_closed_forms_bound_the_loop() -> None:
     """Causal at 4096: the tiles on and below the diagonal. Window 1024 at 65536: at most window / BLOCK_KV + 2 a row block."""
     names = {"b": 0, "h": 0, "batch": 1, "q_heads": 1, "kv_heads": 1, "window": 1024}
