@@ -65,9 +65,6 @@ constexpr int K_SMEM = 18432;
 constexpr int V_SMEM = 27648;
 constexpr int PLACE_SMEM = 36864;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
-constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that L2 holds
-constexpr int LEAST_HEADS = 32;  // of K and V, of which a section has the blocks
-constexpr int MOST_HEADS = 128;
 constexpr int HALF_KV = BLOCK_KV / 2;  // keys or values that are copied at once between steps of products
 constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
@@ -275,17 +272,14 @@ struct alignas(16) Chunk {  // what a lane loads or stores at once
 struct Place {
     int q_block, h_idx, b_idx;
 };
-__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
+__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int q_len, int section) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));  // heads of K and V
-    const int group = q_heads / kv_heads, all_heads = blocks / (q_blocks * group);  // of K and V, of the whole batch
-    const int sections = max(1, (all_heads + sharing / 2) / sharing);  // of about so many heads, none much smaller than others
-    const int section = (all_heads + sections - 1) / sections * group;
     const int first = block / (section * q_blocks) * section;  // head of the section
-    const int here = min(section, all_heads * group - first);
+    const int here = min(section, blocks / q_blocks - first);  // heads: the last section may have fewer
     const int in_section = block - first * q_blocks;
+    const int rows_after = in_section / here;
     const int head = first + in_section % here;
-    return {q_blocks - 1 - in_section / here, head % q_heads, head / q_heads};
+    return {q_blocks - 1 - rows_after, head % q_heads, head / q_heads};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -299,6 +293,7 @@ alibi_fused(
     long long v_stride_b, long long v_stride_h, long long v_stride_s,
     long long o_stride_b, long long o_stride_h, long long o_stride_s,
     int q_heads, int kv_heads, int q_len, int kv_len,
+    int section_heads,  // query heads whose blocks are numbered together
     const float* __restrict__ captured_slopes,  // [q_heads]
     long long captured_slopes_step_0)
 {
@@ -307,7 +302,7 @@ alibi_fused(
     fp16* K_smem = (fp16*)(smem + K_SMEM);  // [1][BLOCK_KV][K_STRIDE]
     fp16* V_smem = (fp16*)(smem + V_SMEM);  // [1][BLOCK_KV][V_STRIDE]
 
-    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len, kv_len);
+    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, q_len, section_heads);
     if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
     const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);

@@ -63,9 +63,6 @@ constexpr int V_SMEM = 49152;
 constexpr int BARRIERS_SMEM = 81920;
 constexpr int PLACE_SMEM = 82048;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
-constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that L2 holds
-constexpr int LEAST_HEADS = 32;  // of K and V, of which a section has the blocks
-constexpr int MOST_HEADS = 128;
 constexpr int BLOCKS = 2;  // that an SM is to hold at once: the compiler may use the registers of so many
 constexpr int ROW_THREADS = 64;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
@@ -353,17 +350,14 @@ struct alignas(16) Chunk {  // what a lane loads or stores at once
 struct Place {
     int q_block, h_idx, b_idx;
 };
-__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
+__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int q_len, int section) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));  // heads of K and V
-    const int group = q_heads / kv_heads, all_heads = blocks / (q_blocks * group);  // of K and V, of the whole batch
-    const int sections = max(1, (all_heads + sharing / 2) / sharing);  // of about so many heads, none much smaller than others
-    const int section = (all_heads + sections - 1) / sections * group;
     const int first = block / (section * q_blocks) * section;  // head of the section
-    const int here = min(section, all_heads * group - first);
+    const int here = min(section, blocks / q_blocks - first);  // heads: the last section may have fewer
     const int in_section = block - first * q_blocks;
+    const int rows_after = in_section / here;
     const int head = first + in_section % here;
-    return {q_blocks - 1 - in_section / here, head % q_heads, head / q_heads};
+    return {q_blocks - 1 - rows_after, head % q_heads, head / q_heads};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -372,7 +366,8 @@ gpt2_wgmma(
     const __grid_constant__ TensorMap v_map,
     fp16* O,  // [batch, q_heads, q_len, 64]
     long long o_stride_b, long long o_stride_h, long long o_stride_s,
-    int q_heads, int kv_heads, int q_len, int kv_len)
+    int q_heads, int kv_heads, int q_len, int kv_len,
+    int section_heads)  // query heads whose blocks are numbered together
 {
     extern __shared__ __align__(1024) unsigned char smem[];
     unsigned char* Q_smem = smem + Q_SMEM;  // [QK_SLABS][BLOCK_Q][64]
@@ -391,7 +386,7 @@ gpt2_wgmma(
     }
     async_proxy_fence();  // TMA and wgmma are to see what threads wrote
 
-    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len, kv_len);
+    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, q_len, section_heads);
     if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
     __syncthreads();  // the barriers are there
     const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;

@@ -33,17 +33,19 @@
 //     BLOCK_Q x BLOCK_KV = 128 x 64: the largest preferred tile that fits registers and shared memory; an SM has
 //         room for 2 such blocks
 //     warps = 4: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
-//     stages = 2: the next K and V are copied while these are used
+//     stages = 2: the K after next and V are copied while these are used
 //     Q = in registers: its fragments take 32 registers a thread
 //     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
 //         while addresses are computed
+//     halves of rows = staggered: the lower half begins at later keys: a tile ahead of the upper half, neither meets
+//         the other's tiles
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
-// Shared memory of a block, 55308 bytes
+// Shared memory of a block, 73740 bytes
 //          0  Q        bf16 [128][64 + 8], the block's query rows, in the end its output
-//      18432  K        bf16 [2][64][64 + 8], the keys of 2 tiles
-//      36864  V        bf16 [2][64][64 + 8], the values of 2 tiles
-//      55296  PLACE    int [3], which rows and head the block computes
+//      18432  K        bf16 [3][64][64 + 8], the keys of 3 tiles
+//      46080  V        bf16 [3][64][64 + 8], the values of 3 tiles
+//      73728  PLACE    int [3], which rows and head the block computes
 //
 // Sections
 //     1. Numbers
@@ -68,12 +70,9 @@ constexpr int BLOCK_KV = 64;  // keys of a tile
 constexpr int THREADS = 128;
 constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 18432;
-constexpr int V_SMEM = 36864;
-constexpr int PLACE_SMEM = 55296;
+constexpr int V_SMEM = 46080;
+constexpr int PLACE_SMEM = 73728;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
-constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that L2 holds
-constexpr int LEAST_HEADS = 32;  // of K and V, of which a section has the blocks
-constexpr int MOST_HEADS = 128;
 constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
@@ -282,17 +281,14 @@ struct alignas(16) Chunk {  // what a lane loads or stores at once
 struct Place {
     int q_block, h_idx, b_idx;
 };
-__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
+__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int q_len, int section) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));  // heads of K and V
-    const int group = q_heads / kv_heads, all_heads = blocks / (q_blocks * group);  // of K and V, of the whole batch
-    const int sections = max(1, (all_heads + sharing / 2) / sharing);  // of about so many heads, none much smaller than others
-    const int section = (all_heads + sections - 1) / sections * group;
     const int first = block / (section * q_blocks) * section;  // head of the section
-    const int here = min(section, all_heads * group - first);
+    const int here = min(section, blocks / q_blocks - first);  // heads: the last section may have fewer
     const int in_section = block - first * q_blocks;
+    const int rows_after = in_section / here;
     const int head = first + in_section % here;
-    return {q_blocks - 1 - in_section / here, head % q_heads, head / q_heads};
+    return {q_blocks - 1 - rows_after, head % q_heads, head / q_heads};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -308,15 +304,16 @@ gpt_oss_sinks_fused(
     float* lse,  // [batch, 64, q_len]
     long long lse_stride_b, long long lse_stride_h, long long lse_stride_s,
     int q_len, int kv_len,
+    int section_heads,  // query heads whose blocks are numbered together
     const bf16* __restrict__ captured_sinks,  // [64]
     long long captured_sinks_step_0)
 {
     extern __shared__ __align__(16) unsigned char smem[];
     bf16* Q_smem = (bf16*)(smem + Q_SMEM);  // [BLOCK_Q][Q_STRIDE], in the end O
-    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [2][BLOCK_KV][K_STRIDE]
-    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [2][BLOCK_KV][V_STRIDE]
+    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [3][BLOCK_KV][K_STRIDE]
+    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [3][BLOCK_KV][V_STRIDE]
 
-    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len, kv_len);
+    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, q_len, section_heads);
     if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
     const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
@@ -342,25 +339,37 @@ gpt_oss_sinks_fused(
     cp_async_commit();  // Q by itself: its fragments are read before the first tile is there
 
     const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
-    const KvRange range = kv_range(q_lo, q_hi, kv_len);
-    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
-    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
-    const int full_tile_end = range.full_end / BLOCK_KV;
-    int tile = range.begin / BLOCK_KV;
+    // Rows further down begin and end at later keys. So each half of the rows has tiles of its own: where the lower half begins
+    // a tile later, it is a tile ahead in each step, and no step is for one half alone
+    const int lower_lo = min(q_lo + BLOCK_Q / 2, q_hi);
+    const KvRange upper = kv_range(q_lo, min(q_lo + BLOCK_Q / 2 - 1, q_hi), kv_len);
+    const KvRange lower = kv_range(lower_lo, q_hi, kv_len);
+    int tile = min(upper.begin, lower.begin) / BLOCK_KV;  // of the upper half
+    const int lower_lead = min(lower.begin / BLOCK_KV - tile, 1);
+    const int lead = warp_row >= BLOCK_Q / 2 ? lower_lead : 0;
+    // tiles of the upper half, for both halves: each step, and those that are full for both
+    const auto after = [](int keys) { return (keys + BLOCK_KV - 1) / BLOCK_KV; };
+    const int tile_end = max(after(upper.end), after(lower.end) - lower_lead);
+    const int full_tile_begin = max(after(upper.full_begin), after(lower.full_begin) - lower_lead);
+    const int full_tile_end = min(upper.full_end / BLOCK_KV, lower.full_end / BLOCK_KV - lower_lead);
 
     // The keys, and the values, of a tile; zeros where there is no such tile
+    const auto rows_of = [&](int tile) { return tile <= tile_end ? kv_len - tile * BLOCK_KV : 0; };
     const auto load_k = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV, rows = tile < tile_end ? kv_len - kv_lo : 0;
+        const int kv_lo = tile * BLOCK_KV;
         load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
-                                                                k_mine + kv_lo * k_stride_s, k_stride_s, rows);
+                                                                k_mine + kv_lo * k_stride_s, k_stride_s, rows_of(tile));
     };
     const auto load_v = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV, rows = tile < tile_end ? kv_len - kv_lo : 0;
+        const int kv_lo = tile * BLOCK_KV;
         load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
-                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, rows);
+                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, rows_of(tile));
     };
-    load_k(tile, 0);
-    load_v(tile, 0);
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {  // this tile and the next
+        load_k(tile + i, i);
+        load_v(tile + i, i);
+    }
     cp_async_commit();
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
@@ -380,13 +389,14 @@ gpt_oss_sinks_fused(
 
     int stage = 0;
     while (tile < tile_end) {
-        const int kv_lo = tile * BLOCK_KV;
+        const int my_tile = tile + lead, kv_lo = my_tile * BLOCK_KV;
         const bool partial = tile < full_tile_begin || tile >= full_tile_end;
         const int following = tile + 1;
         cp_async_wait<0>();  // what this thread copied of the tile is there, and after the barrier all of it
         __syncthreads();  // everyone is done with the tile before: the next one may take its place
-        const bf16* K_tile = K_smem + stage * BLOCK_KV * K_STRIDE;
-        const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
+        const int slot = (stage + lead) % 3, free_slot = (stage + 2) % 3;
+        const bf16* K_tile = K_smem + slot * BLOCK_KV * K_STRIDE;
+        const bf16* V_tile = V_smem + slot * BLOCK_KV * V_STRIDE;
 
         // S = Q K^T
         float S_frag[ROWS][COLUMNS] = {};
@@ -394,9 +404,9 @@ gpt_oss_sinks_fused(
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
-            // copies of the next tile, while the tensor cores have the products of the step before
-            if (step == 1) load_k(following, stage ^ 1);
-            if (step == 2) load_v(following, stage ^ 1);
+            // copies of the tile after next, while the tensor cores have the products of the step before
+            if (step == 1) load_k(following + 1, free_slot);
+            if (step == 2) load_v(following + 1, free_slot);
             if (step == 2) cp_async_commit();
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; j += 2) {
@@ -488,7 +498,7 @@ gpt_oss_sinks_fused(
                 }
             }
         }
-        stage ^= 1;
+        stage = (stage + 1) % 3;
         tile = following;
     }
 

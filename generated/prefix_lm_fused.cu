@@ -66,9 +66,6 @@ constexpr int V_SMEM = 34816;
 constexpr int PLACE_SMEM = 52224;
 constexpr int TILES_SMEM = 52352;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
-constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that L2 holds
-constexpr int LEAST_HEADS = 32;  // of K and V, of which a section has the blocks
-constexpr int MOST_HEADS = 64;
 constexpr int ROW_THREADS = 16;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
@@ -280,17 +277,14 @@ struct alignas(16) Chunk {  // what a lane loads or stores at once
 struct Place {
     int q_block, h_idx, b_idx;
 };
-__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
+__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int q_len, int section) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));  // heads of K and V
-    const int group = q_heads / kv_heads, all_heads = blocks / (q_blocks * group);  // of K and V, of the whole batch
-    const int sections = max(1, (all_heads + sharing / 2) / sharing);  // of about so many heads, none much smaller than others
-    const int section = (all_heads + sections - 1) / sections * group;
     const int first = block / (section * q_blocks) * section;  // head of the section
-    const int here = min(section, all_heads * group - first);
+    const int here = min(section, blocks / q_blocks - first);  // heads: the last section may have fewer
     const int in_section = block - first * q_blocks;
+    const int rows_after = in_section / here;
     const int head = first + in_section % here;
-    return {q_blocks - 1 - in_section / here, head % q_heads, head / q_heads};
+    return {q_blocks - 1 - rows_after, head % q_heads, head / q_heads};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -304,6 +298,7 @@ prefix_lm_fused(
     long long v_stride_b, long long v_stride_h, long long v_stride_s,
     long long o_stride_b, long long o_stride_h, long long o_stride_s,
     int q_heads, int kv_heads, int q_len, int kv_len,
+    int section_heads,  // query heads whose blocks are numbered together
     const int* __restrict__ captured_prefix_length,  // [batch]
     long long captured_prefix_length_step_0)
 {
@@ -312,7 +307,7 @@ prefix_lm_fused(
     bf16* K_smem = (bf16*)(smem + K_SMEM);  // [2][BLOCK_KV][K_STRIDE]
     bf16* V_smem = (bf16*)(smem + V_SMEM);  // [2][BLOCK_KV][V_STRIDE]
 
-    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, kv_heads, q_len, kv_len);
+    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, q_len, section_heads);
     if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
     const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
@@ -379,15 +374,16 @@ prefix_lm_fused(
     int tile = next_tile();
 
     // The keys, and the values, of a tile; zeros where there is no such tile
+    const auto rows_of = [&](int tile) { return tile < tile_end ? kv_len - tile * BLOCK_KV : 0; };
     const auto load_k = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV, rows = tile < tile_end ? kv_len - kv_lo : 0;
+        const int kv_lo = tile * BLOCK_KV;
         load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
-                                                                k_mine + kv_lo * k_stride_s, k_stride_s, rows);
+                                                                k_mine + kv_lo * k_stride_s, k_stride_s, rows_of(tile));
     };
     const auto load_v = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV, rows = tile < tile_end ? kv_len - kv_lo : 0;
+        const int kv_lo = tile * BLOCK_KV;
         load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
-                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, rows);
+                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, rows_of(tile));
     };
     load_k(tile, 0);
     load_v(tile, 0);

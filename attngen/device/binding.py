@@ -164,6 +164,9 @@ def bind(source: KernelSource, arrays: Mapping[str, ArrayView], sizes: dict[str,
                 return CTYPES[parameter.ctype](step)  # type: ignore[no-any-return]
             case "size":
                 return ctypes.c_int(sizes[parameter.of])
+            case "section":
+                assert parameter.sections is not None
+                return ctypes.c_int(parameter.sections(sizes))
             case "param":
                 scalar: CTypesScalar = CTYPES[parameter.ctype](params[parameter.of])
                 return scalar

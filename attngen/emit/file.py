@@ -255,7 +255,8 @@ class File:
 
         def flush() -> None:
             if group:
-                lines.extend(SignatureLine(line, "") for line in words.wrapped_list([f"{p.ctype} {p.name}" for p in group]))
+                what = SECTION if group[0].binding == "section" else ""
+                lines.extend(SignatureLine(line, what) for line in words.wrapped_list([f"{p.ctype} {p.name}" for p in group]))
                 group.clear()
 
         for p in entry.parameters:
@@ -342,6 +343,7 @@ def _line_of(parameter: Parameter) -> tuple[str, str]:
     return parameter.binding, parameter.of if parameter.binding in ("stride", "step") else ""
 
 
+SECTION = "query heads whose blocks are numbered together"
 RANGE_LIMITS = {
     "int32": ("-2147483647 - 1", "2147483647"),
     "int64": ("-9223372036854775807LL - 1", "9223372036854775807LL"),

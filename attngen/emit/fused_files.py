@@ -6,7 +6,7 @@ from typing import Any
 
 from attngen.emit import abi
 from attngen.emit.file import SLICE, ConstantLine, File, KernelText, thread_grid
-from attngen.emit.kernel_source import CeilDiv, Extent, Parameter
+from attngen.emit.kernel_source import CeilDiv, Extent, Parameter, Sections
 from attngen.plan import fused_mma, fused_simt
 from attngen.plan.tiling import Tile
 
@@ -14,7 +14,7 @@ from attngen.plan.tiling import Tile
 class Fused(File):
     """What the schedules share that keep a tile of scores in registers."""
 
-    def fused_kernel(self, axes: str) -> dict[str, KernelText]:
+    def fused_kernel(self, axes: str, *more: Parameter) -> dict[str, KernelText]:
         parameters = [
             self.pointer("Q"),
             self.pointer("K"),
@@ -23,6 +23,7 @@ class Fused(File):
             *(p for t in "QKVO" for p in abi.strides(t, axes)),
             *self.lse_parameters(),
             *self.sizes(),
+            *more,
             *self.captured_anywhere(),
         ]
         return {"fused": self.kernel("fused", self.q_block_grid(), parameters, threads_name=self.launch_bounds(), shared=True)}
@@ -85,21 +86,16 @@ class Fused(File):
             return []
         return ["exp2_log2", *(["fast_reciprocal"] if self.spec.dtype.bytes == 2 else [])]
 
-    def sharing(self) -> list[ConstantLine]:
-        """What the order of blocks goes by, where some rows have more keys to visit than others.
+    def section(self) -> Parameter:
+        """The number of heads that `place_of` goes by.
 
-        The bounds were found by measurement (docs/performance.md, "Experiments"): more heads at once leave no two blocks of a
-        head together, fewer leave those of long rows far from each other. A wider head has fewer rows in a block.
+        Where all rows have as many keys to visit: those that share keys. Elsewhere by bounds that were found by measurement
+        (docs/performance.md, "Experiments"): more heads at once leave no two blocks of a head together, fewer leave those of
+        long rows far from each other. A wider head has fewer rows in a block.
         """
-        if self.plan.bounds.even:
-            return []
-        rows = f"(32 << 20) / ({self.spec.dtype.bytes} * (HEAD_DIM + HEAD_DIM_V))"
         width = self.spec.head_dim + self.spec.head_dim_v
-        return [
-            ConstantLine("int", "L2_ROWS", rows, "keys and values that L2 holds"),
-            ConstantLine("int", "LEAST_HEADS", str(min(32, 8192 // width)), "of K and V, of which a section has the blocks"),
-            ConstantLine("int", "MOST_HEADS", str(max(64, 16384 // width))),
-        ]
+        sections = Sections(L2_BYTES // (self.spec.dtype.bytes * width), min(32, 8192 // width), max(64, 16384 // width))
+        return Parameter("section_heads", "int", "section", "", sections=ONE_HEAD if self.plan.bounds.even else sections)
 
 
 class FusedSimt(Fused):
@@ -126,7 +122,7 @@ class FusedSimt(Fused):
 
 class FusedMma(Fused):
     def kernels(self) -> dict[str, KernelText]:
-        return self.fused_kernel("bhs")
+        return self.fused_kernel("bhs", self.section())
 
     def primitives(self) -> list[str]:
         dtype = self.spec.dtype.name
@@ -163,7 +159,6 @@ class FusedMma(Fused):
         return [
             *self.fused_numbers(),
             *self.slack(),
-            *self.sharing(),
             *self.blocks(),
             *(self.split_constants() if split else []),
             *([HALF_KV] if self.plan.copies_between_steps and self.plan.stages == 1 else []),
@@ -193,6 +188,8 @@ class FusedMma(Fused):
         ]
 
 
+L2_BYTES = 32 << 20  # of keys and values that a section of heads may read
+ONE_HEAD = Sections(1, 1, 1)
 SLACK = "powers of 2 by which a score may exceed the kept maximum"
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 ROW_BLOCKS = ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp")

@@ -64,6 +64,7 @@ class FusedWgmma(ByTma):
             *abi.strides("O", "bhs"),
             *self.lse_parameters(),
             *self.sizes(),
+            self.section(),
             *self.captured_anywhere(),
         ]
         return {"wgmma": self.kernel("wgmma", self.q_block_grid(), parameters, threads_name=self.launch_bounds(), shared=True)}
@@ -84,7 +85,6 @@ class FusedWgmma(ByTma):
         return [
             *self.fused_numbers(),
             *self.slack(),
-            *self.sharing(),
             *self.blocks(),
             *thread_grid(8 * plan.warps, 4, "HEAD_DIM_V"),
             ROW_BLOCKS,
@@ -101,6 +101,7 @@ class Hopper(ByTma):
             *self.lse_parameters(),
             Parameter("next_work", "unsigned*", "data", "next_work"),
             *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
+            self.section(),
             *self.captured_anywhere(),
         ]
         grid, bounds = self.q_block_grid(), "THREADS, 1"
@@ -155,7 +156,6 @@ class Hopper(ByTma):
         return [
             *self.fused_numbers(),
             *(self.softmax_constants() if spec.normalize == "softmax" else []),
-            *self.sharing(),
             ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
             ConstantLine("int", "CONSUMERS", str(self.roles.consumers), "warpgroups that multiply, 64 rows each"),
             *([ConstantLine("int", "WARPGROUP_ROWS", str(WARPGROUP_ROWS))] if self.names_rows else []),

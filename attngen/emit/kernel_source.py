@@ -18,12 +18,13 @@ __all__ = [
     "KernelSource",
     "Parameter",
     "Product",
+    "Sections",
     "SharedBuffer",
     "TensorSpec",
     "evaluate_extent",
 ]
 
-Binding = Literal["data", "map", "stride", "step", "size", "param"]
+Binding = Literal["data", "map", "stride", "step", "size", "param", "section"]
 Role = Literal["input", "output", "workspace", "counter"]
 
 
@@ -72,6 +73,23 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class Sections:
+    """How many query heads a section has, whose blocks are numbered together: those of about as many heads of K and V as have
+    `rows` keys, but of at least `least` and at most `most`; sections are alike, so that none is left with a few heads."""
+
+    rows: int
+    least: int
+    most: int
+
+    def __call__(self, sizes: dict[str, int]) -> int:
+        """For a call of these sizes, none of which is 0 but kv_len."""
+        heads = sizes["batch"] * sizes["kv_heads"]
+        wanted = max(self.least, min(self.rows // max(sizes["kv_len"], 1), self.most))
+        sections = max(1, (heads + wanted // 2) // wanted)
+        return -(-heads // sections) * (sizes["q_heads"] // sizes["kv_heads"])
+
+
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter of an entry point, in the order of its signature.
 
@@ -81,7 +99,8 @@ class Parameter:
     binding "stride": the stride, in elements, of dimension `dim` of tensor `of` (0 where it is broadcast);
     binding "step":   the same in bytes;
     binding "size":   the size of the dimension named `of`;
-    binding "param":  the value of the spec's `param of`.
+    binding "param":  the value of the spec's `param of`;
+    binding "section": the number of heads that `sections` gives.
     """
 
     name: str
@@ -89,6 +108,7 @@ class Parameter:
     binding: Binding
     of: str
     dim: int = 0
+    sections: Sections | None = None
 
 
 @dataclass(frozen=True, slots=True)

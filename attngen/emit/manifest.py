@@ -13,18 +13,20 @@ from attngen.emit.kernel_source import (
     KernelSource,
     Parameter,
     Product,
+    Sections,
     SharedBuffer,
     TensorSpec,
 )
 
 FORMAT = "attngen-manifest"
-VERSION = 1
+VERSION = 2
 
 
 def to_manifest(source: KernelSource) -> str:
     """The manifest of `source`. A grid component is a product, or
     {"product": [...], "at_most": name}; an extent is a number, the name of a dimension, or
-    {"ceil": name, "by": n} for ceil(name / n)."""
+    {"ceil": name, "by": n} for ceil(name / n). A parameter of binding "section" has
+    {"sections": {"rows": n, "least": n, "most": n}}, see `Sections`."""
     entries = [
         {
             "name": e.name,
@@ -32,7 +34,7 @@ def to_manifest(source: KernelSource) -> str:
             "block": list(e.block),
             "shared_bytes": e.shared_bytes,
             "shared_buffers": [asdict(b) for b in e.shared_buffers],
-            "parameters": [asdict(p) for p in e.parameters],
+            "parameters": [_parameter(p) for p in e.parameters],
         }
         for e in source.entry_points
     ]
@@ -68,12 +70,21 @@ def _entry(e: dict[str, Any]) -> EntryPoint:
     block_x, block_y, block_z = e["block"]
     return EntryPoint(
         name=e["name"],
-        parameters=tuple(Parameter(**p) for p in e["parameters"]),
+        parameters=tuple(_read_parameter(p) for p in e["parameters"]),
         grid=(x, y, z),
         block=(block_x, block_y, block_z),
         shared_bytes=e["shared_bytes"],
         shared_buffers=tuple(SharedBuffer(**b) for b in e["shared_buffers"]),
     )
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    return {name: value for name, value in asdict(parameter).items() if value is not None}
+
+
+def _read_parameter(parameter: dict[str, Any]) -> Parameter:
+    sections = parameter.get("sections")
+    return Parameter(**parameter | {"sections": Sections(**sections)}) if sections else Parameter(**parameter)
 
 
 def _component(component: Product) -> Any:

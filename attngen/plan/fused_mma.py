@@ -11,7 +11,7 @@ from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import Decision, Plan, lay_out
 from attngen.plan.precision import precision_decisions
 from attngen.plan.staging import NOTHING, Staged, staged
-from attngen.plan.tiles import K, Q, tile_bounds
+from attngen.plan.tiles import Q_HI, Q_LO, Q_TILE, K, Q, tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
 from attngen.spec.attention import AttentionSpec, S
 from attngen.spec.expr import Expr, Gather, Type, name, names_in, rewrite, walk
@@ -92,6 +92,7 @@ TILE_WORDS = 2  # of 32 tiles each, that a warp has classified: which are visite
 WHAT_TILES = "a bit for each tile that is to be visited, and for each full one"
 WHY_BETWEEN = "asked for when the first products of a tile are queued: the tensor cores have work while addresses are computed"
 WHY_AHEAD = "read before the products of those at hand, which need not wait for shared memory then"
+WHY_STAGGERED = "the lower half begins at later keys: a tile ahead of the upper half, neither meets the other's tiles"
 WHY_KEYS = "of partial tiles: each key's elements are read once, under Q K^T, not by each thread that meets the key"
 
 
@@ -152,6 +153,18 @@ def copies_between_steps(spec: AttentionSpec, tile: Tile) -> bool:
     return steps >= 3 and last >= 2 and row_blocks(tile) == 2 and narrow and not operands(spec).split
 
 
+def staggered(spec: AttentionSpec, arch: Arch, tile: Tile) -> bool:
+    """Whether the two halves of a block's rows are to have tiles of their own, the lower half's perhaps one later: where rows
+    begin and end at different keys, and a tile has as many keys as a half has rows. A block has room for one tile more then,
+    if an SM has it for as many blocks."""
+    bounds = tile_bounds(spec)
+    if bounds.per_tile or tile.block_q != 2 * tile.block_kv or tile.warps % 2 or not copies_between_steps(spec, tile):
+        return False
+    rows = {Q_LO.name, Q_HI.name}
+    move = all(names_in(end) & rows and Q_TILE.name not in names_in(end) for end in (bounds.kv_begin, bounds.kv_end))
+    return move and blocks_of_an_sm(spec, arch, tile, tile.stages + 1) >= blocks_of_an_sm(spec, arch, tile)
+
+
 def left_over(spec: AttentionSpec, tile: Tile) -> bool:
     """Whether some threads copy nothing: the chunks of a row of 16-bit numbers do not divide their number."""
     widths = (padded_head_dim(spec), width_of_v(spec))
@@ -181,13 +194,15 @@ def summed(tile: Tile) -> int:
     return min(2, tile.block_kv // 16)
 
 
-def shared_bytes(spec: AttentionSpec, tile: Tile) -> dict[str, int]:
+def shared_bytes(spec: AttentionSpec, tile: Tile, slots: int = 0) -> dict[str, int]:
+    """Of each buffer; with room for `slots` tiles of K and V, one for each stage where it is 0."""
+    slots = slots or tile.stages
     size, pad = spec.dtype.bytes, chunk(spec)
     d, dv = padded_head_dim(spec) + pad, width_of_v(spec) + pad
     return {
         "Q": size * tile.block_q * max(d, dv),
-        "K": size * tile.stages * tile.block_kv * d,
-        "V": size * tile.stages * tile.block_kv * dv,
+        "K": size * slots * tile.block_kv * d,
+        "V": size * slots * tile.block_kv * dv,
         "PLACE": 12,
         "TILES": TILE_WORDS * 4 * tile.warps if tile_bounds(spec).per_tile else 0,
         "KEY_VECTORS": staged_of(spec, tile).key_bytes * tile.block_kv,
@@ -247,10 +262,10 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     return Cost(sum(shared_bytes(spec, tile).values()), registers(spec, tile))
 
 
-def blocks_of_an_sm(spec: AttentionSpec, arch: Arch, tile: Tile) -> int:
-    """How many blocks an SM has room for."""
-    need = cost(spec, tile)
-    return min(arch.shared_per_sm // (need.shared + RESERVED), arch.registers_per_sm // (need.registers * 32 * tile.warps))
+def blocks_of_an_sm(spec: AttentionSpec, arch: Arch, tile: Tile, slots: int = 0) -> int:
+    """How many blocks an SM has room for; see `shared_bytes`."""
+    shared, threads = sum(shared_bytes(spec, tile, slots).values()), 32 * tile.warps
+    return min(arch.shared_per_sm // (shared + RESERVED), arch.registers_per_sm // (registers(spec, tile) * threads))
 
 
 def blocks_told(spec: AttentionSpec, arch: Arch, tile: Tile) -> int:
@@ -295,24 +310,26 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     preferred = preferred_tiles(spec)
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(spec, arch, t)]
     tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(spec, t))
-    sizes = shared_bytes(spec, tile)
+    staggers = staggered(spec, arch, tile)
+    q, kv, stages, slots = tile.block_q, tile.block_kv, tile.stages, tile.stages + staggers
+    sizes = shared_bytes(spec, tile, slots)
     own = staged_of(spec, tile)
-    q, kv, stages = tile.block_q, tile.block_kv, tile.stages
     numbers = operands(spec)
     d, dv, pad, t = padded_head_dim(spec), width_of_v(spec), chunk(spec), spec.dtype.name
     buffers = lay_out(
         ("Q", sizes["Q"], f"{t} [{q}][{max(d, dv)} + {pad}], the block's query rows, in the end its output"),
-        ("K", sizes["K"], f"{t} [{stages}][{kv}][{d} + {pad}], the keys of {_tiles(stages)}"),
-        ("V", sizes["V"], f"{t} [{stages}][{kv}][{dv} + {pad}], the values of {_tiles(stages)}"),
+        ("K", sizes["K"], f"{t} [{slots}][{kv}][{d} + {pad}], the keys of {_tiles(slots)}"),
+        ("V", sizes["V"], f"{t} [{slots}][{kv}][{dv} + {pad}], the values of {_tiles(slots)}"),
         ("PLACE", sizes["PLACE"], "int [3], which rows and head the block computes"),
         *([("TILES", sizes["TILES"], f"unsigned [{TILE_WORDS}][{tile.warps}], {WHAT_TILES}")] if sizes["TILES"] else []),
         *([("KEY_VECTORS", sizes["KEY_VECTORS"], _key_vectors(own, kv))] if own.keys else []),
     )
     between = copies_between_steps(spec, tile)
+    v, k = ("the next V", "the K after next") if staggers else ("V", "the next K")
     why_stages = (
-        f"V is copied during Q K^T, the next K during {'' if between else 'the softmax and '}P V"
+        f"{v} is copied during Q K^T, {k} during {'' if between else 'the softmax and '}P V"
         if stages == 1
-        else "the next K and V are copied while these are used"
+        else f"{k} and V are copied while these are used"
     )
     if spec.schedule.stages:
         why_stages = "as the spec asks; " + why_stages
@@ -343,6 +360,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         ),
         *([Decision("copies", "between products", WHY_BETWEEN)] if between else []),
         *([Decision("fragments", f"{ahead}'s one ahead", WHY_AHEAD)] if ahead else []),
+        *([Decision("halves of rows", "staggered", WHY_STAGGERED)] if staggers else []),
         *([Decision("key vectors", "in shared memory", WHY_KEYS)] if own.keys else []),
         Decision("rows in shared memory", f"padded by {pad}", "the 8 rows that ldmatrix reads lie in different banks"),
     )
@@ -360,6 +378,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         holds,
         between,
         ahead,
+        staggers,
         blocks_told(spec, arch, tile),
         staged=own,
     )

@@ -96,6 +96,7 @@ class Plan:
     q_in_registers: bool = False
     copies_between_steps: bool = False  # copies are asked for between the steps of a tile's products, not before them
     fragments_ahead: Literal["", "Q", "K"] = ""  # whose next fragments are read before the products of these
+    staggered: bool = False  # the lower half of a block's rows may be a tile ahead of the upper half
     blocks: int = 0  # of an SM at once, as the compiler is told; 0: it is not told
     roles: Roles | None = None  # where warpgroups have different work
     staged: Staged = NOTHING  # elements of captured tensors that are not read pair by pair

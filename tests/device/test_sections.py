@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import groupby
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import attngen
 from attngen.api import CompiledAttention
 from attngen.device.emulated import EmulatedDevice
+from attngen.emit.kernel_source import KernelSource, Sections
 from attngen.plan import ARCHES, choose
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
@@ -26,8 +26,7 @@ RUNGS = [("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")]
 def test_more_heads_than_a_section_has(rung: str, arch: str, q_heads: int, kv_heads: int) -> None:
     """Two blocks of rows of each head, a section of 49 heads of K and V, and one of 48."""
     source = emitted(SPEC, rung, arch)
-    (most,) = re.findall(r"MOST_HEADS = (\d+);", source.text)
-    assert kv_heads > int(most) == 64
+    assert kv_heads > sections_of(source).most == 64
     problem = sample(SPEC, Shape(1, q_heads, kv_heads, 130, 130))
     device = EmulatedDevice(arch=arch)
     compiled = CompiledAttention(SPEC, choose(SPEC, ARCHES[arch], rung), device.compile(source), device)
@@ -37,8 +36,8 @@ def test_more_heads_than_a_section_has(rung: str, arch: str, q_heads: int, kv_he
 @pytest.mark.parametrize(("head_dim", "least", "most"), [(32, 32, 256), (64, 32, 128), (128, 32, 64), (256, 16, 64)])
 @pytest.mark.parametrize(("rung", "arch"), RUNGS)
 def test_how_many_heads_a_section_has(rung: str, arch: str, head_dim: int, least: int, most: int) -> None:
-    text = emitted(attngen.define(dtype="bf16", head_dim=head_dim, mask="causal"), rung, arch).text
-    assert [*re.findall(r"(?:LEAST|MOST)_HEADS = (\d+);", text)] == [str(least), str(most)]
+    found = sections_of(emitted(attngen.define(dtype="bf16", head_dim=head_dim, mask="causal"), rung, arch))
+    assert found == Sections(2**25 // (4 * head_dim), least, most)
 
 
 @pytest.mark.parametrize(
@@ -47,20 +46,20 @@ def test_how_many_heads_a_section_has(rung: str, arch: str, head_dim: int, least
 @pytest.mark.parametrize("length", [130, 4096])
 def test_sections_have_all_blocks_once_and_are_alike(batch: int, q_heads: int, kv_heads: int, length: int) -> None:
     """As `place_of` of the emitted file numbers them: a short last section would begin with long rows when others are done."""
-    text = emitted(SPEC, "fused", "sm_80").text
-    constants = re.findall(r"^constexpr int (?:HEAD_DIM|HEAD_DIM_V|BLOCK_Q|L2_ROWS|LEAST_HEADS|MOST_HEADS) = .*$", text, re.M)
-    assert len(constants) == 6
+    source = emitted(SPEC, "fused", "sm_80")
+    text = source.text
+    section = sections_of(source)({"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "kv_len": length})
     start = text.index("struct Place {")
     block_q = choose(SPEC, ARCHES["sm_80"], "fused").block_q
     q_blocks = -(-length // block_q)
     blocks = batch * q_heads * q_blocks
     body = f"""
     for (int i = threadIdx.x; i < {blocks}; i += 32) {{
-        const Place at = place_of(i, {blocks}, {q_heads}, {kv_heads}, {length}, {length});
+        const Place at = place_of(i, {blocks}, {q_heads}, {length}, {section});
         y[2 * i] = at.q_block, y[2 * i + 1] = at.b_idx * {q_heads} + at.h_idx;
     }}"""
     places = np.full(2 * blocks, -1, np.float32)
-    before = "\n".join((*constants, text[start : text.index("\n}\n", start) + 3]))
+    before = f"constexpr int BLOCK_Q = {block_q};\n" + text[start : text.index("\n}\n", start) + 3]
     run(body, np.zeros(1, np.float32), places, before=before)
     order = [(int(q), int(head)) for q, head in places.reshape(-1, 2)]
     assert sorted(order) == [(q, head) for q in range(q_blocks) for head in range(batch * q_heads)]
@@ -74,5 +73,21 @@ def test_sections_have_all_blocks_once_and_are_alike(batch: int, q_heads: int, k
 
 
 @pytest.mark.parametrize(("rung", "arch"), RUNGS)
-def test_where_all_rows_have_the_same_keys_heads_follow_each_other(rung: str, arch: str) -> None:
-    assert "_HEADS" not in emitted(attngen.define(dtype="bf16", head_dim=256), rung, arch).text
+def test_where_all_rows_have_the_same_keys_heads_that_share_them_follow_each_other(rung: str, arch: str) -> None:
+    sections = sections_of(emitted(attngen.define(dtype="bf16", head_dim=256), rung, arch))
+    assert [sections({"batch": 3, "q_heads": h, "kv_heads": 8, "kv_len": 4096}) for h in (8, 32)] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("batch", "kv_heads", "kv_len", "section"), [(1, 8, 4096, 8), (4, 25, 4096, 34), (4, 28, 16, 56), (1, 1, 0, 1)]
+)
+def test_the_heads_of_a_section(batch: int, kv_heads: int, kv_len: int, section: int) -> None:
+    """About as many as the keys leave room for, between the bounds, in sections as alike as can be."""
+    sizes = {"batch": batch, "q_heads": kv_heads, "kv_heads": kv_heads, "kv_len": kv_len}
+    assert Sections(2**17, 32, 64)(sizes) == section
+    assert Sections(2**17, 32, 64)({**sizes, "q_heads": 4 * kv_heads}) == 4 * section
+
+
+def sections_of(source: KernelSource) -> Sections:
+    (found,) = (p.sections for e in source.entry_points for p in e.parameters if p.sections is not None)
+    return found

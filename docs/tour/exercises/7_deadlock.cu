@@ -72,9 +72,6 @@ constexpr int BARRIERS_SMEM = 180224;
 constexpr int PLACES_SMEM = 180352;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int MAX_CHAINS = 4;  // maxima of a row at once: comparisons that need not wait
-constexpr int L2_ROWS = (32 << 20) / (2 * (HEAD_DIM + HEAD_DIM_V));  // keys and values that L2 holds
-constexpr int LEAST_HEADS = 32;  // of K and V, of which a section has the blocks
-constexpr int MOST_HEADS = 128;
 constexpr int STAGES = 3;  // tiles of K, and of V, in shared memory
 constexpr int CONSUMERS = 2;  // warpgroups that multiply, 64 rows each
 constexpr int PRODUCER_REGISTERS = 40;  // of a thread
@@ -398,17 +395,14 @@ __device__ __forceinline__ float quad_max(float x) {
 struct Place {
     int q_block, h_idx, b_idx;
 };
-__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int kv_heads, int q_len, int kv_len) {
+__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int q_len, int section) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int sharing = max(LEAST_HEADS, min(L2_ROWS / max(kv_len, 1), MOST_HEADS));  // heads of K and V
-    const int group = q_heads / kv_heads, all_heads = blocks / (q_blocks * group);  // of K and V, of the whole batch
-    const int sections = max(1, (all_heads + sharing / 2) / sharing);  // of about so many heads, none much smaller than others
-    const int section = (all_heads + sections - 1) / sections * group;
     const int first = block / (section * q_blocks) * section;  // head of the section
-    const int here = min(section, all_heads * group - first);
+    const int here = min(section, blocks / q_blocks - first);  // heads: the last section may have fewer
     const int in_section = block - first * q_blocks;
+    const int rows_after = in_section / here;
     const int head = first + in_section % here;
-    return {q_blocks - 1 - in_section / here, head % q_heads, head / q_heads};
+    return {q_blocks - 1 - rows_after, head % q_heads, head / q_heads};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -416,7 +410,8 @@ gpt2_hopper(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
     unsigned* next_work,  // [1]
-    int batch, int q_heads, int kv_heads, int q_len, int kv_len)
+    int batch, int q_heads, int kv_heads, int q_len, int kv_len,
+    int section_heads)  // query heads whose blocks are numbered together
 {
     extern __shared__ __align__(1024) unsigned char smem[];
     unsigned char* Q_smem = smem + Q_SMEM;  // [QK_SLABS][BLOCK_Q][64]
@@ -474,7 +469,7 @@ gpt2_hopper(
         unsigned q_phase = 0;
         int work = blockIdx.x;
         while (work < works) {
-            const Place place = place_of(work, works, q_heads, kv_heads, q_len, kv_len);
+            const Place place = place_of(work, works, q_heads, q_len, section_heads);
             const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
             const int kv_h_idx = h_idx / (q_heads / kv_heads);
             work = gridDim.x + atomicInc(next_work, works - 1);  // after all have been taken it is zero again
