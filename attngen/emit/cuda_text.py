@@ -11,7 +11,7 @@ from typing import Literal
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
 from attngen.spec.obligations import DIVISIONS
-from attngen.spec.operator import CALL, MULTIPLY, TABLE, UNARY
+from attngen.spec.operator import CALL, MULTIPLY, TABLE, UNARY, ZERO
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
@@ -51,6 +51,7 @@ class CudaPrinter:
     approximate: Literal["", "fast", "rough"] = ""  # by the columns of operators; "fast": results are rounded to 16 bits
     helpers: set[str] = field(default_factory=set)
     primitives: set[str] = field(default_factory=set)
+    _tested: frozenset[Expr] = frozenset()  # remainders of which only zero matters, which C's `%` has where this language's has
 
     def print(self, *roots: Expr, share: bool = True) -> CudaText:
         known: dict[Expr, Range] = {}
@@ -60,6 +61,7 @@ class CudaPrinter:
         uses.update(roots)
         texts: dict[Expr, Text] = {}
         temporaries: list[Temporary] = []
+        self._tested = _tested_for_zero(roots)
         skips = any(isinstance(node, Apply) and node.op in SKIPPING for node in walk(*roots))
         for node in walk(*roots):
             text = self._node(node, texts, known)
@@ -102,7 +104,7 @@ class CudaPrinter:
         row = TABLE[node.op]
         spelling = row.cuda[node.args[-1].type if node.op == "where" else node.args[0].type]
         operand_ranges = [known[a] for a in node.args if a.type is Type.INT]
-        if row.nonnegative and all(lo >= 0 for lo, _ in operand_ranges):
+        if row.nonnegative and (node in self._tested or all(lo >= 0 for lo, _ in operand_ranges)):
             spelling = row.nonnegative
         else:
             self.helpers.update(row.helpers)
@@ -136,6 +138,16 @@ def _computed_first(node: Expr) -> bool:
     not from branch to branch. Neither can go wrong: calls are checked for indices and divisors before anything is launched."""
     divides = isinstance(node, Apply) and node.op in DIVISIONS and not isinstance(node.args[1], Const)
     return divides or isinstance(node, Gather)
+
+
+def _tested_for_zero(roots: tuple[Expr, ...]) -> frozenset[Expr]:
+    """The remainders that are compared with zero, and used for nothing else."""
+    tested: set[Expr] = set()
+    used = set(roots)
+    for node in walk(*roots):
+        is_test = isinstance(node, Apply) and node.op in ("eq", "ne") and ZERO in node.args
+        (tested if is_test else used).update(node.args)
+    return frozenset(n for n in tested - used if isinstance(n, Apply) and n.op == "mod")
 
 
 def _has_reciprocal(node: Expr) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.distances import divided_distances
 from attngen.plan.one_score import one_score_decisions
-from attngen.plan.plan import Decision, Plan, lay_out
+from attngen.plan.plan import Decision, FragmentsAhead, Plan, lay_out
 from attngen.plan.precision import precision_decisions
 from attngen.plan.staging import NOTHING, Staged, staged
 from attngen.plan.tiles import Q_HI, Q_LO, Q_TILE, K, Q, tile_bounds
@@ -87,10 +86,12 @@ POSSIBLE = tuple(
 
 
 K_AHEAD = 80  # head size
+SPLIT_AHEAD = 64  # head size
 BETWEEN_UP_TO = 128  # head size: by measurement, wider ones are not faster with copies between products
 TILE_WORDS = 2  # of 32 tiles each, that a warp has classified: which are visited, which are full
 WHAT_TILES = "a bit for each tile that is to be visited, and for each full one"
 WHY_BETWEEN = "asked for when the first products of a tile are queued: the tensor cores have work while addresses are computed"
+WHICH_AHEAD = {"Q": "Q's one ahead", "K": "K's one ahead", "Q and K": "Q's and the first of K's a step ahead"}
 WHY_AHEAD = "read before the products of those at hand, which need not wait for shared memory then"
 WHY_STAGGERED = "the lower half begins at later keys: a tile ahead of the upper half, neither meets the other's tiles"
 WHY_KEYS = "of partial tiles: each key's elements are read once, under Q K^T, not by each thread that meets the key"
@@ -134,9 +135,13 @@ def holds_q(spec: AttentionSpec, tile: Tile, limit: int = 250) -> bool:
     return not operands(spec).split and registers(spec, tile) + of_keys + q_registers(spec, tile) <= limit
 
 
-def fragments_ahead(spec: AttentionSpec, tile: Tile) -> Literal["", "Q", "K"]:
+def fragments_ahead(spec: AttentionSpec, tile: Tile) -> FragmentsAhead:
     """Whose next fragments are read before the products of these, by measurement: K's at head size 80; Q's where rows begin at
-    different keys, whose bounds take registers that the compiler finds then."""
+    different keys, whose bounds take registers that the compiler finds then; Q's and the first of K's of numbers split in tf32,
+    where nothing else takes their registers."""
+    if operands(spec).split == "tf32":
+        plain = spec.score == S and spec.normalize == "softmax" and not remainders(spec, tile)
+        return "Q and K" if plain and MMA_ROWS < spec.head_dim <= SPLIT_AHEAD and tile.block_kv > 16 else ""
     if not copies_between_steps(spec, tile):
         return ""
     if holds_q(spec, tile):
@@ -183,10 +188,14 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
         output, scores = row_blocks(tile) * width_of_v(spec) // 2, scores * (2 if operands(spec).split == "tf32" else 1)
     captured = _captured_registers(spec, tile, scores)
     if not operands(spec).split:
-        divided = divided_distances(spec, 2 * row_blocks(tile), tile.block_kv)
-        return output + scores + captured + divided + OTHER_REGISTERS
+        return output + scores + captured + remainders(spec, tile) + OTHER_REGISTERS
     wide = max(0, tile.block_kv - 32) // 4 if operands(spec).split == "bf16" else 0  # fragments of K
     return output + scores + captured + wide + 16 * summed(tile) + OTHER_SPLIT_REGISTERS
+
+
+def remainders(spec: AttentionSpec, tile: Tile) -> int:
+    """Of a thread's distances, divided by params."""
+    return divided_distances(spec, 2 * row_blocks(tile), tile.block_kv)
 
 
 def summed(tile: Tile) -> int:
@@ -359,7 +368,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             _why_q(spec, tile, holds),
         ),
         *([Decision("copies", "between products", WHY_BETWEEN)] if between else []),
-        *([Decision("fragments", f"{ahead}'s one ahead", WHY_AHEAD)] if ahead else []),
+        *([Decision("fragments", WHICH_AHEAD[ahead], WHY_AHEAD)] if ahead else []),
         *([Decision("halves of rows", "staggered", WHY_STAGGERED)] if staggers else []),
         *([Decision("key vectors", "in shared memory", WHY_KEYS)] if own.keys else []),
         Decision("rows in shared memory", f"padded by {pad}", "the 8 rows that ldmatrix reads lie in different banks"),

@@ -53,6 +53,7 @@ def refusal(statement: str, what: str, why: str, cure: str) -> PlanRefusal:
     return PlanRefusal(DoesNotFit(statement=statement, what=what, why=why, cure=cure))
 
 
+FragmentsAhead = Literal["", "Q", "K", "Q and K"]
 RowSums = Literal["products", "weights, the heaviest rounded", "weights"]
 
 
@@ -95,7 +96,7 @@ class Plan:
     buffers: tuple[SharedBuffer, ...] = ()
     q_in_registers: bool = False
     copies_between_steps: bool = False  # copies are asked for between the steps of a tile's products, not before them
-    fragments_ahead: Literal["", "Q", "K"] = ""  # whose next fragments are read before the products of these
+    fragments_ahead: FragmentsAhead = ""  # whose next fragments are read before the products of these
     staggered: bool = False  # the lower half of a block's rows may be a tile ahead of the upper half
     blocks: int = 0  # of an SM at once, as the compiler is told; 0: it is not told
     roles: Roles | None = None  # where warpgroups have different work

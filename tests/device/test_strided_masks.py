@@ -63,9 +63,24 @@ def test_a_remainder_is_an_index_of_as_many_elements(rung: str) -> None:
 def test_a_division_stands_before_the_branches() -> None:
     """Behind `&&` each pair has a branch and a division of its own; before it, pairs at the same distance share one."""
     text = emitted(shipped("dilated"), "fused").text
-    assert "    const int t0 = floor_mod(q_idx - kv_idx, in.step);\n    return q_idx >= kv_idx && t0 == 0;\n" in text
+    assert "    const int t0 = (q_idx - kv_idx) % in.step;\n    return q_idx >= kv_idx && t0 == 0;\n" in text
     by_constant = attngen.define(dtype="fp16", head_dim=64, mask="causal and (q - k) % 4 == 0")
-    assert "return q_idx >= kv_idx && floor_mod(q_idx - kv_idx, 4) == 0;" in emitted(by_constant, "fused").text
+    assert "return q_idx >= kv_idx && (q_idx - kv_idx) % 4 == 0;" in emitted(by_constant, "fused").text
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [
+        ("(q - k) % 4 == 0", "(q_idx - kv_idx) % 4 == 0"),
+        ("(q - k) % 4 != 0", "(q_idx - kv_idx) % 4 != 0"),
+        ("(q - k) % 4 == 1", "floor_mod(q_idx - kv_idx, 4) == 1"),
+        ("(q - k) % 4 == 0 or (q - k) % 4 > 2", "t0 = floor_mod(q_idx - kv_idx, 4)"),
+    ],
+)
+def test_the_sign_of_a_remainder_matters_unless_it_is_asked_for_zero_alone(mask: str, text: str) -> None:
+    spec = attngen.define(dtype="fp16", head_dim=64, mask=mask)
+    assert text in emitted(spec, "fused").text
+    assert right(spec, "naive", 40)
 
 
 def test_remainders_take_registers() -> None:

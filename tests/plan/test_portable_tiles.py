@@ -62,11 +62,12 @@ def test_a_mask_of_keys_alone_keeps_its_64_rows() -> None:
     assert fused(spec).block_q == 64
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", SPECS)
-def test_default_plans_of_head_sizes_64_and_128_spill_nothing(name: str, arch: str) -> None:
+def test_default_plans_of_head_sizes_64_and_128_spill_nothing(name: str, arch: str, dtype: str) -> None:
     for head_dim in (64, 128):
-        spec = replace(shipped(name, "bf16"), head_dim=head_dim, head_dim_v=head_dim)
+        spec = replace(shipped(name, dtype), head_dim=head_dim, head_dim_v=head_dim)
         for found in compile_text(emit(spec, choose(spec, ARCHES[arch], "fused"))).resources():
             assert (found.spill_store_bytes, found.stack_bytes) == (0, 0), (head_dim, found)
 
@@ -77,6 +78,8 @@ def test_whose_fragments_are_read_ahead() -> None:
 
     assert ahead(80, None) == ahead(80, "causal") == "K"
     assert ahead(128, "causal and window(1024)") == "Q"
+    fp32 = [define(dtype="fp32", head_dim=64, precision=p) for p in ("highest", "high")]
+    assert [fused(spec).fragments_ahead for spec in fp32] == ["Q and K", ""]
     assert ahead(128, "causal") == ahead(128, None) == ahead(64, "causal and window(1024)") == ""
 
 
