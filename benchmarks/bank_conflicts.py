@@ -31,7 +31,8 @@ def calls() -> None:
     for dtype, head_dim in CASES:
         element = torch.bfloat16 if dtype == "bf16" else torch.float32
         q, k, v = torch.randn(3, 1, 2048 // head_dim, 2048, head_dim, device="cuda").to(element).unbind(0)
-        Attention(mask="causal", precision="high" if dtype.endswith("high") else "highest")(q, k, v)
+        precision = "high" if dtype.endswith("high") else "highest"
+        Attention(mask="causal", precision=precision, mode="fused")(q, k, v)
     torch.cuda.synchronize()
 
 
