@@ -346,7 +346,7 @@ gpt_oss_sinks_fused(
     const KvRange lower = kv_range(lower_lo, q_hi, kv_len);
     int tile = min(upper.begin, lower.begin) / BLOCK_KV;  // of the upper half
     const int lower_lead = min(lower.begin / BLOCK_KV - tile, 1);
-    const int lead = warp_row >= BLOCK_Q / 2 ? lower_lead : 0;
+    const int lead = warp_row >= BLOCK_Q / 2 ? lower_lead : 0;  // of this warp
     // tiles of the upper half, for both halves: each step, and those that are full for both
     const auto after = [](int keys) { return (keys + BLOCK_KV - 1) / BLOCK_KV; };
     const int tile_end = max(after(upper.end), after(lower.end) - lower_lead);

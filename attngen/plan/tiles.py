@@ -316,6 +316,7 @@ def _reads_moving(index: Expr) -> bool:
 
 # --- normal form ----------------------------------------------------------------------------------------------------------
 
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 
 
@@ -333,11 +334,21 @@ def _normalized(mask: Expr) -> Expr:
             if node.op in ("and", "or"):
                 op = node.op if not negate else {"and": "or", "or": "and"}[node.op]
                 return apply(op, *(push(a, negate) for a in node.args))
-            if negate and node.op in FLIPPED and node.args[0].type is Type.INT:
-                return apply(FLIPPED[node.op], *node.args)
+            if node.op in FLIPPED and node.args[0].type is Type.INT:
+                return _without_abs(FLIPPED[node.op] if negate else node.op, *node.args)
         return negation(node) if negate else node
 
     return rewrite(push(mask, False), _normal_comparison)
+
+
+def _without_abs(op: str, left: Expr, right: Expr) -> Expr:
+    """A comparison of integers; of a magnitude as two, which can be solved for k: `abs(x) <= y` is `x <= y and -x <= y`."""
+    if isinstance(left, Apply) and left.op == "abs" and op in MIRRORED:
+        both = (_without_abs(op, x, right) for x in (left.args[0], neg(left.args[0])))
+        return apply("and" if op in ("lt", "le") else "or", *both)
+    if isinstance(right, Apply) and right.op == "abs" and op in MIRRORED:
+        return _without_abs(MIRRORED[op], right, left)
+    return apply(op, left, right)
 
 
 def _normal_comparison(node: Expr) -> Expr | None:

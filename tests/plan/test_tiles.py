@@ -115,6 +115,10 @@ NAMED = {
     "bottom right": "causal_bottom_right",
     "window": "causal and window(window)",
     "two-sided window": "abs(q - k) < window",
+    "mirrored": "window >= abs(2 * k - q - 3)",
+    "outside": "not (abs(q - k) >= window)",
+    "hole": "abs(q - k) > window",
+    "magnitudes": "abs(q - k) <= abs(window - k)",
     "prefix": "causal or prefix(window)",
     "documents": "causal and doc[q] == doc[k]",
     "dilated": "causal and (q - k) % 3 == 0",
@@ -124,7 +128,7 @@ NAMED = {
     "not": "not (q < k)",
     "band": "q - k < 9 and q - k >= 2",
 }
-AFFINE = ("causal", "bottom right", "window", "affine", "not", "band")
+AFFINE = ("causal", "bottom right", "window", "two-sided window", "outside", "affine", "not", "band")
 
 
 def named_mask(text: str) -> Expr:
