@@ -66,6 +66,8 @@ def explain_work(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, param
 def _what_is_visited(plan: Plan) -> str:
     if plan.rung == "naive":
         return "the whole matrix"
+    if plan.staggered:
+        return f"two tiles of {plan.block_q // 2} rows in each step"
     return "the tiles that are not empty" + (f" for {plan.tile_rows} rows" if plan.tile_rows < plan.block_q else "")
 
 

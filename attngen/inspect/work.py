@@ -10,7 +10,7 @@ import numpy as np
 
 from attngen.plan import Plan
 from attngen.plan.fused_mma import operands
-from attngen.plan.tile_map import EMPTY, classify_tiles
+from attngen.plan.tile_map import EMPTY, classify_tiles, staggered_steps
 from attngen.plan.tiled import BLOCK_DV
 from attngen.reference.definition import Problem, allowed_rows, block_rows
 from attngen.reference.problems import Sample
@@ -44,8 +44,27 @@ def tile_kinds(
     return classify_tiles(plan.bounds, rows or plan.block_q, plan.block_kv, {**names, "b": b, "h": h}, inputs, missing)
 
 
-def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, kinds: Array | None) -> Traffic:
-    """The closed formula of each rung. A pair of a row and a key is computed by
+def loaded_tiles(
+    spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, int | float], b: int = 0, h: int = 0
+) -> Array | None:
+    """Whether each tile of one head is loaded: [q block, kv tile]; None on the naive rung, which has none. Those that are not
+    empty; a block whose halves have tiles of their own loads the tile after the upper half's last one too."""
+    if plan.staggered:
+        return _in_steps(plan, problem, {**names, "b": b, "h": h}, 1)
+    kinds = tile_kinds(spec, plan, problem, names, b, h)
+    return None if kinds is None else kinds != EMPTY
+
+
+def _in_steps(plan: Plan, problem: Sample, names: Mapping[str, int | float], more: int = 0) -> Array:
+    """Of a block whose halves have tiles of their own: the upper half's, and `more` after them."""
+    inputs = {n: from_storage(a) for n, a in problem.inputs.items()}
+    tiles = np.arange(-(-int(names["kv_len"]) // plan.block_kv))
+    steps = np.array(staggered_steps(plan.bounds, plan.block_q, plan.block_kv, names, inputs)).reshape(-1, 2)
+    return (tiles >= steps[:, :1]) & (tiles < steps[:, 1:] + more)
+
+
+def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, visited: Array | None) -> Traffic:
+    """The closed formula of each rung; `visited`: the `loaded_tiles`. A pair of a row and a key is computed by
 
     naive: reading a row of Q, a row of K; writing its score, and reading and writing it in each pass of the normalization;
     reading it, and an element of V, for each dimension of O.
@@ -56,12 +75,11 @@ def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, kinds: A
     e, d, dv = spec.dtype.bytes, spec.head_dim, spec.head_dim_v
     passes, rewritten = _passes(spec, plan)
     output = {"O": q_len * dv * e}
-    if kinds is None:
+    if visited is None:
         pairs = q_len * kv_len
         scores = SCORE_BYTES * pairs
         read = {"Q": pairs * d * e, "K": pairs * d * e, "V": pairs * dv * e, "S": scores * (passes + dv)}
         return Traffic(read, {"S": scores * (1 + rewritten), **output})
-    visited = kinds != EMPTY
     rows = _extents(q_len, plan.block_q)[: visited.shape[0]]
     keys = _extents(kv_len, plan.block_kv)[: visited.shape[1]]
     tile_rows, tile_keys = int(rows @ visited.sum(1)), int(visited.sum(0) @ keys)
@@ -128,10 +146,16 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
     q_len, kv_len = problem.q.shape[2], problem.k.shape[2]
     heads, kv_heads = problem.q.shape[1], problem.k.shape[1]
     kinds = tile_kinds(spec, plan, problem, names)
-    multiplied = tile_kinds(spec, plan, problem, names, rows=plan.tile_rows)
-    visited = _visited(plan, q_len, kv_len, multiplied)
+    if plan.staggered:
+        visited = int(
+            _extents(q_len, plan.block_q)
+            @ _in_steps(plan, problem, {**names, "b": 0, "h": 0})
+            @ _extents(kv_len, plan.block_kv)
+        )
+    else:
+        visited = _visited(plan, q_len, kv_len, tile_kinds(spec, plan, problem, names, rows=plan.tile_rows))
     allowed = allowed_pairs(spec, problem, {p.name: names[p.name] for p in spec.params})
-    asked = requested(spec, plan, q_len, kv_len, kinds)
+    asked = requested(spec, plan, q_len, kv_len, loaded_tiles(spec, plan, problem, names))
     of_a_pair = 2 * (spec.head_dim + spec.head_dim_v)
     e = spec.dtype.bytes
     least = e * (heads * q_len + kv_heads * kv_len) * (spec.head_dim + spec.head_dim_v)

@@ -73,6 +73,32 @@ def classify_tiles(
     return kinds
 
 
+def staggered_steps(
+    bounds: TileBounds,
+    block_q: int,
+    block_kv: int,
+    names: Mapping[str, int | float],
+    inputs: Mapping[str, Array] | None = None,
+) -> tuple[tuple[int, int], ...]:
+    """Of each block whose two halves of rows have tiles of their own: the upper half's first tile, and where its steps end.
+    `names` and `inputs` as `classify_tiles` has them."""
+    q_len = int(names["q_len"])
+    reader = _Reader(dict(inputs or {}), (), {})
+
+    def steps(first: int) -> tuple[int, int]:
+        last = min(first + block_q, q_len) - 1
+        middle = min(first + block_q // 2, last)
+        (upper, upper_end), (lower, lower_end) = (
+            tuple(int(evaluate(e, {**names, "q.lo": lo, "q.hi": hi}, reader, np)) for e in (bounds.kv_begin, bounds.kv_end))
+            for lo, hi in ((first, min(first + block_q // 2 - 1, last)), (middle, last))
+        )
+        tile = min(upper, lower) // block_kv
+        lead = min(lower // block_kv - tile, 1)
+        return tile, max(-(-upper_end // block_kv), -(-lower_end // block_kv) - lead)
+
+    return tuple(steps(first) for first in range(0, q_len, block_q))
+
+
 class _Reader:
     """Reads captured tensors, and the tile ranges that the pre-pass would have written."""
 

@@ -20,8 +20,9 @@ from attngen.device.emulated.tracing import Watch
 from attngen.inspect.coordinates import Layout, planned
 from attngen.inspect.trace_text import totals_line
 from attngen.inspect.tracing import RungTrace, trace_spec
-from attngen.inspect.work import requested, tile_kinds
+from attngen.inspect.work import loaded_tiles, requested, work
 from attngen.plan import ARCHES, PlanRefusal, choose, default_arch
+from attngen.plan.tile_map import staggered_steps
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
 from tests.conftest import ROOT
@@ -89,12 +90,30 @@ def test_bytes_are_those_of_the_closed_formula(name: str, dtype: str | None, sha
         read, written = dict.fromkeys("QKVS", 0), dict.fromkeys("SO", 0)
         for b in range(shape.batch):
             for h in range(shape.q_heads):
-                kinds = tile_kinds(spec, found.plan, problem, names, b, h)
-                asked = requested(spec, found.plan, shape.q_len, shape.kv_len, kinds)
+                loaded = loaded_tiles(spec, found.plan, problem, names, b, h)
+                asked = requested(spec, found.plan, shape.q_len, shape.kv_len, loaded)
                 read = {t: n + asked.read.get(t, 0) for t, n in read.items()}
                 written = {t: n + asked.written.get(t, 0) for t, n in written.items()}
         assert {t: found.read.get(t, 0) for t in "QKVS"} == read, rung
         assert {t: found.written.get(t, 0) for t in "SO"} == written, rung
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "size"), [(450, 450, 70), (300, 300, 130), (129, 400, 33), (400, 200, 64), (60, 60, 5)]
+)
+def test_bytes_and_products_of_halves_with_tiles_of_their_own(head_dim: int, q_len: int, kv_len: int, size: int) -> None:
+    spec = replace(open_heads("mistral_window"), head_dim=head_dim, head_dim_v=head_dim)
+    shape = Shape(1, 1, 1, q_len, kv_len)
+    (found,) = trace_spec(spec, ("fused",), "sm_90a", shape, {"size": size})
+    assert found.plan.staggered
+    names = {**shape.sizes(spec), "size": size}
+    cost = work(spec, found.plan, sample(spec, shape), names)
+    assert sum(found.read.values()) == cost.read
+    blocks = staggered_steps(found.plan.bounds, 128, 64, names)
+    assert found.totals.mma_operations == sum(max(end - first, 0) for first, end in blocks) * 128 * 64 * 4 * head_dim
+    if q_len % 128 == kv_len % 64 == 0:
+        assert found.totals.mma_operations == cost.computed
 
 
 @pytest.mark.parametrize("rung", [*RUNGS, *HOPPER_RUNGS])
