@@ -73,6 +73,7 @@ constexpr int K_SMEM = 18432;
 constexpr int V_SMEM = 46080;
 constexpr int PLACE_SMEM = 73728;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr int SLOTS = 3;  // tiles of K, and of V, in shared memory: one for each half of the rows, one to come
 constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
@@ -394,7 +395,7 @@ gpt_oss_sinks_fused(
         const int following = tile + 1;
         cp_async_wait<0>();  // what this thread copied of the tile is there, and after the barrier all of it
         __syncthreads();  // everyone is done with the tile before: the next one may take its place
-        const int slot = (stage + lead) % 3, free_slot = (stage + 2) % 3;
+        const int slot = (stage + lead) % SLOTS, free_slot = (stage + 2) % SLOTS;
         const bf16* K_tile = K_smem + slot * BLOCK_KV * K_STRIDE;
         const bf16* V_tile = V_smem + slot * BLOCK_KV * V_STRIDE;
 
@@ -498,7 +499,7 @@ gpt_oss_sinks_fused(
                 }
             }
         }
-        stage = (stage + 1) % 3;
+        stage = (stage + 1) % SLOTS;
         tile = following;
     }
 

@@ -162,6 +162,7 @@ class FusedMma(Fused):
             *self.blocks(),
             *(self.split_constants() if split else []),
             *([HALF_KV] if self.plan.copies_between_steps and self.plan.stages == 1 else []),
+            *([SLOTS] if self.plan.staggered and self.plan.stages == 2 else []),
             *thread_grid(8 * self.plan.warps, 4, v_width),
             ROW_BLOCKS,
             ConstantLine(
@@ -193,5 +194,6 @@ ONE_HEAD = Sections(1, 1, 1)
 SLACK = "powers of 2 by which a score may exceed the kept maximum"
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 ROW_BLOCKS = ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp")
+SLOTS = ConstantLine("int", "SLOTS", "3", "tiles of K, and of V, in shared memory: one for each half of the rows, one to come")
 HALF_KV = ConstantLine("int", "HALF_KV", "BLOCK_KV / 2", "keys or values that are copied at once between steps of products")
 PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"
