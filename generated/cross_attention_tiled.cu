@@ -271,7 +271,9 @@ cross_attention_scores(
         }
 
     if (partial) {  // the pairs that the mask forbids, and keys past the end
+#pragma unroll
         for (int r = 0; r < ROWS; ++r)
+#pragma unroll
             for (int j = 0; j < COLUMNS; ++j) {
                 const int kv_idx = kv_lo + column_of(j);
                 if (kv_idx >= kv_len) S_frag[r][j] = -INF;

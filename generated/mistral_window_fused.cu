@@ -384,7 +384,9 @@ mistral_window_fused(
         cp_async_commit();
 
         if (partial) {  // the pairs that the mask forbids, and keys past the end
+#pragma unroll
             for (int r = 0; r < ROWS; ++r)
+#pragma unroll
                 for (int j = 0; j < COLUMNS; ++j) {
                     const int q_idx = q_lo + row_of(r);
                     const int kv_idx = kv_lo + column_of(j);

@@ -22,8 +22,6 @@
 //     V    bf16 [batch, kv_heads, kv_len, 128]
 //     document int32 [batch, kv_len]
 //     O    bf16 [batch, q_heads, q_len, 128], written
-//     document_q_min int32 [batch, ceil(kv_len / 128)], workspace
-//     document_q_max int32 [batch, ceil(kv_len / 128)], workspace
 //     document_k_min int32 [batch, ceil(kv_len / 64)], workspace
 //     document_k_max int32 [batch, ceil(kv_len / 64)], workspace
 //
@@ -36,6 +34,8 @@
 //     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 192
 //     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
 //         while addresses are computed
+//     last tile = by halves of rows: it may have keys for the lower half alone; each warp has 16 rows of either
+//         half, so each has half the products then
 //     key vectors = in shared memory: of partial tiles: each key's elements are read once, under Q K^T, not by each
 //         thread that meets the key
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
@@ -76,6 +76,7 @@ constexpr int TILES_SMEM = 69760;
 constexpr int KEY_VECTORS_SMEM = 69888;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr int HALF_KV = BLOCK_KV / 2;  // keys or values that are copied at once between steps of products
+constexpr int HALF_Q = BLOCK_Q / 2;  // rows from one of a warp's two blocks of 16 to the other
 constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
@@ -182,12 +183,6 @@ struct Captured {
     const int* document;  // int32 [batch, kv_len]
     long long document_step_0;
     int document_step_1;
-    const int* document_q_min;  // int32 [batch, tiles of q]
-    long long document_q_min_step_0;
-    int document_q_min_step_1;
-    const int* document_q_max;  // int32 [batch, tiles of q]
-    long long document_q_max_step_0;
-    int document_q_max_step_1;
     const int* document_k_min;  // int32 [batch, tiles of k]
     long long document_k_min_step_0;
     int document_k_min_step_1;
@@ -198,16 +193,6 @@ struct Captured {
 
 __device__ __forceinline__ int document_at(const Captured& in, int i0, int i1) {
     const char* at = (const char*)in.document + i0 * in.document_step_0 + (long long)i1 * in.document_step_1;
-    return *(const int*)at;
-}
-
-__device__ __forceinline__ int document_q_min_at(const Captured& in, int i0, int i1) {
-    const char* at = (const char*)in.document_q_min + i0 * in.document_q_min_step_0 + (long long)i1 * in.document_q_min_step_1;
-    return *(const int*)at;
-}
-
-__device__ __forceinline__ int document_q_max_at(const Captured& in, int i0, int i1) {
-    const char* at = (const char*)in.document_q_max + i0 * in.document_q_max_step_0 + (long long)i1 * in.document_q_max_step_1;
     return *(const int*)at;
 }
 
@@ -248,12 +233,18 @@ enum TileKind { EMPTY, PARTIAL, FULL };  // no pair allowed; some; every pair
 __device__ __forceinline__ TileKind classify(
     const Captured& in, int b_idx, int q_lo, int q_hi, int kv_lo, int kv_hi, int q_tile, int kv_tile)
 {
-    const int t0 = document_q_min_at(in, b_idx, q_tile);
-    const int t1 = document_k_max_at(in, b_idx, kv_tile);
-    const int t2 = document_k_min_at(in, b_idx, kv_tile);
-    const int t3 = document_q_max_at(in, b_idx, q_tile);
-    const bool may = kv_lo <= q_hi && (t0 <= t1 && t2 <= t3);
-    const bool must = kv_hi <= q_lo && (t0 == t3 && t2 == t1 && t0 == t2);
+    const int t0 = 2 * q_tile;
+    const int t1 = document_k_min_at(in, b_idx, t0);
+    const int t2 = min(t0 + 1, q_hi / 64);
+    const int t3 = document_k_min_at(in, b_idx, t2);
+    const int t4 = min(t1, t3);
+    const int t5 = document_k_max_at(in, b_idx, kv_tile);
+    const int t6 = document_k_min_at(in, b_idx, kv_tile);
+    const int t7 = document_k_max_at(in, b_idx, t0);
+    const int t8 = document_k_max_at(in, b_idx, t2);
+    const int t9 = max(t7, t8);
+    const bool may = kv_lo <= q_hi && (t4 <= t5 && t6 <= t9);
+    const bool must = kv_hi <= q_lo && (t4 == t9 && t6 == t5 && t4 == t6);
     return must ? FULL : may ? PARTIAL : EMPTY;
 }
 
@@ -262,40 +253,6 @@ __device__ __forceinline__ TileKind classify(
 //     min[tile], max[tile] of the elements of one tile, for every other index
 //
 // Computed in O(length), before the main kernel; it needs no mask tensor. One warp ranges one tile.
-
-extern "C" __global__ void __launch_bounds__(32)
-packed_documents_document_q_ranges(
-    const int* __restrict__ captured_document,  // [batch, kv_len]
-    long long captured_document_stride_0, long long captured_document_stride_1,
-    int* document_q_min,  // [batch, ceil(kv_len / 128)]
-    int* document_q_max,  // [batch, ceil(kv_len / 128)]
-    long long out_stride_0,
-    int batch, int kv_len)
-{
-    const int tiles = (kv_len + BLOCK_Q - 1) / BLOCK_Q;
-    int block = blockIdx.x;
-    const int tile = block % tiles;
-    block /= tiles;
-    const int i0 = block;
-    const int* vector = captured_document + i0 * captured_document_stride_0;
-
-    int low = 2147483647, high = -2147483647 - 1;
-    for (int i = tile * BLOCK_Q + threadIdx.x; i < min((tile + 1) * BLOCK_Q, kv_len); i += 32) {
-        const int x = vector[i * captured_document_stride_1];
-        low = x < low ? x : low;
-        high = x > high ? x : high;
-    }
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-        const int other_low = __shfl_xor_sync(0xffffffff, low, lanes);
-        const int other_high = __shfl_xor_sync(0xffffffff, high, lanes);
-        low = other_low < low ? other_low : low;
-        high = other_high > high ? other_high : high;
-    }
-    if (threadIdx.x == 0) {
-        document_q_min[i0 * out_stride_0 + tile] = low;
-        document_q_max[i0 * out_stride_0 + tile] = high;
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(32)
 packed_documents_document_k_ranges(
@@ -341,7 +298,8 @@ template <int WIDTH> constexpr int STEP = THREADS / (WIDTH / 8);  // rows that t
 template <int WIDTH> __device__ __forceinline__ int my_row(int thread) { return thread / (WIDTH / 8); }
 template <int WIDTH> __device__ __forceinline__ int my_column(int thread) { return thread % (WIDTH / 8) * 8; }
 template <int WIDTH> __device__ __forceinline__ long long my_first(long long row_stride) {
-    return my_row<WIDTH>(threadIdx.x) * row_stride + my_column<WIDTH>(threadIdx.x);
+    const int thread = thread_index();
+    return my_row<WIDTH>(thread) * row_stride + my_column<WIDTH>(thread);
 }
 
 // tile[r][c] = matrix[r][c] for WIDTH columns, copied in the background; zero from row `rows` and from column COLUMNS on.
@@ -425,10 +383,6 @@ packed_documents_fused(
     int section_heads,  // query heads whose blocks are numbered together
     const int* __restrict__ captured_document,  // [batch, kv_len]
     long long captured_document_step_0, int captured_document_step_1,
-    const int* __restrict__ captured_document_q_min,  // [batch, ceil(kv_len / 128)]
-    long long captured_document_q_min_step_0, int captured_document_q_min_step_1,
-    const int* __restrict__ captured_document_q_max,  // [batch, ceil(kv_len / 128)]
-    long long captured_document_q_max_step_0, int captured_document_q_max_step_1,
     const int* __restrict__ captured_document_k_min,  // [batch, ceil(kv_len / 64)]
     long long captured_document_k_min_step_0, int captured_document_k_min_step_1,
     const int* __restrict__ captured_document_k_max,  // [batch, ceil(kv_len / 64)]
@@ -446,14 +400,13 @@ packed_documents_fused(
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
     const int warp = thread_index() / 32, lane = thread_index() % 32;
-    const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
-    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; each other is 8 further
-    const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
+    const int warp_row = 16 * warp;  // of the block; a warp has 16 rows of each half
+    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row
+    // where the elements of S_frag and O_frag are
+    const auto row_of = [&](int r) { return lane_row + r / 2 * HALF_Q + r % 2 * 8; };
     const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
     const Captured in = {
-        captured_document, captured_document_step_0, captured_document_step_1, captured_document_q_min,
-        captured_document_q_min_step_0, captured_document_q_min_step_1, captured_document_q_max,
-        captured_document_q_max_step_0, captured_document_q_max_step_1, captured_document_k_min,
+        captured_document, captured_document_step_0, captured_document_step_1, captured_document_k_min,
         captured_document_k_min_step_0, captured_document_k_min_step_1, captured_document_k_max,
         captured_document_k_max_step_0, captured_document_k_max_step_1
     };
@@ -461,10 +414,8 @@ packed_documents_fused(
     const bf16* q_head = Q + b_idx * q_stride_b + h_idx * q_stride_h;
     const bf16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
     const bf16* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
-    // this thread's first element of Q, K and V in the tiles that the block loads
+    // this thread's first element of Q in the tiles that the block loads
     const bf16* q_mine = q_head + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
-    const bf16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);
-    const bf16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);
 
     load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
 
@@ -511,13 +462,18 @@ packed_documents_fused(
     };
     int tile = next_tile();
 
+    // The last tile may have keys for rows of the lower half alone
+    const KvRange upper = kv_range(min(q_lo + HALF_Q, q_len) - 1, kv_len);
+    const int upper_end = max((upper.end + BLOCK_KV - 1) / BLOCK_KV, tile_end - 1);
     // Half of a tile's keys, zeros where there is no such tile; half of its values
     const auto load_k = [&](int tile, int half) {
+        const bf16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);  // kept from tile to tile, it would cost registers
         const int first = tile * BLOCK_KV + half * HALF_KV, rows = tile < tile_end ? kv_len - first : 0;
         load_tile_async<HALF_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + half * HALF_KV * K_STRIDE,
                                                                k_mine + first * k_stride_s, k_stride_s, rows);
     };
     const auto load_v = [&](int tile, int half) {
+        const bf16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);
         const int first = tile * BLOCK_KV + half * HALF_KV;
         load_tile_async<HALF_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + half * HALF_KV * V_STRIDE,
                                                                    v_mine + first * v_stride_s, v_stride_s, kv_len - first);
@@ -535,10 +491,11 @@ packed_documents_fused(
         row_sum[r] = 0.0f;
     }
 
-    while (tile < tile_end) {
+    // One tile, for the warp's blocks of 16 rows from `first` on
+    const auto visit = [&](int first) {
         const int kv_lo = tile * BLOCK_KV;
-        const bool partial = (full >> (tile - window) & 1) == 0;
-        const int following = next_tile();
+        const bool partial = first == 1 || (full >> (tile - window) & 1) == 0;
+        const int following = first == 1 ? tile_end : next_tile();
         cp_async_wait<0>();  // what this thread copied of the tile is there, and after the barrier all of it
         __syncthreads();  // K is complete, and everyone is done with the V of the tile before
         const bf16* K_tile = K_smem;
@@ -561,13 +518,13 @@ packed_documents_fused(
             if (step == 2) cp_async_commit();
             unsigned q_frag[ROW_BLOCKS][4];
 #pragma unroll
-            for (int m = 0; m < ROW_BLOCKS; ++m) ldmatrix_x4(q_frag[m], q_fragment + 16 * m * Q_STRIDE + 16 * step);
+            for (int m = first; m < ROW_BLOCKS; ++m) ldmatrix_x4(q_frag[m], q_fragment + HALF_Q * m * Q_STRIDE + 16 * step);
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; j += 2) {
                 unsigned k_frag[4];
                 ldmatrix_x4(k_frag, k_fragment + 8 * j * K_STRIDE + 16 * step);
 #pragma unroll
-                for (int m = 0; m < ROW_BLOCKS; ++m) {
+                for (int m = first; m < ROW_BLOCKS; ++m) {
                     float *upper = &S_frag[2 * m][2 * j], *lower = &S_frag[2 * m + 1][2 * j];
                     mma_16x8x16(upper, lower, q_frag[m], k_frag[0], k_frag[1]);
                     mma_16x8x16(upper + 2, lower + 2, q_frag[m], k_frag[2], k_frag[3]);
@@ -584,14 +541,16 @@ packed_documents_fused(
         if (partial) {  // the pairs that the mask forbids, and keys past the end
             // Where they are is computed anew: kept from tile to tile, it would cost registers
             const int my_lane = thread_index() % 32, my_first = warp_row + my_lane / 4;
-            const auto row_of = [&](int r) { return my_first + 8 * r; };
+            const auto row_of = [&](int r) { return my_first + r / 2 * HALF_Q + r % 2 * 8; };
             const auto column_of = [&](int j) { return j / 2 * 8 + my_lane % 4 * 2 + j % 2; };
             int document_of_q_each[ROWS];
-            for (int r = 0; r < ROWS; ++r) {
+            for (int r = 2 * first; r < ROWS; ++r) {
                 const int q_idx = min(q_lo + row_of(r), q_len - 1);
                 document_of_q_each[r] = document_at(in, b_idx, q_idx);
             }
-            for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+            for (int r = 2 * first; r < ROWS; ++r)
+#pragma unroll
                 for (int j = 0; j < COLUMNS; ++j) {
                     const int q_idx = q_lo + row_of(r);
                     const int kv_idx = kv_lo + column_of(j);
@@ -607,7 +566,7 @@ packed_documents_fused(
         bool kept = true;
         float new_max[ROWS];
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
+        for (int r = 2 * first; r < ROWS; ++r) {
             float tile_max = row_max[r];
 #pragma unroll
             for (int j = 0; j < COLUMNS; j += 2) tile_max = fmaxf(tile_max, fmaxf(S_frag[r][j], S_frag[r][j + 1]));
@@ -617,7 +576,7 @@ packed_documents_fused(
         const bool rescale = !__all_sync(0xffffffff, kept);
         if (rescale) {
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
+            for (int r = 2 * first; r < ROWS; ++r) {
                 const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
                 alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
                 row_max[r] = new_max[r];
@@ -628,7 +587,7 @@ packed_documents_fused(
         }
         // the weights P take the place of S
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
+        for (int r = 2 * first; r < ROWS; ++r) {
             const float shift = row_max[r] == -INF ? 0.0f : row_max[r] * EXPONENT_SCALE;
 #pragma unroll
             for (int j = 0; j < COLUMNS; ++j) {
@@ -643,11 +602,11 @@ packed_documents_fused(
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step) {
             // the next keys, while the tensor cores are at work
-            if (step < 2) load_k(following, step);
+            if (first == 0 && step < 2) load_k(following, step);
             if (step == 1) cp_async_commit();
             unsigned p_frag[ROW_BLOCKS][4];
 #pragma unroll
-            for (int m = 0; m < ROW_BLOCKS; ++m)
+            for (int m = first; m < ROW_BLOCKS; ++m)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float* pair = &S_frag[2 * m + i % 2][4 * step + i / 2 * 2];
@@ -658,7 +617,7 @@ packed_documents_fused(
                 unsigned v_frag[4];
                 ldmatrix_x4_trans(v_frag, v_fragment + 16 * step * V_STRIDE + 8 * j);
 #pragma unroll
-                for (int m = 0; m < ROW_BLOCKS; ++m) {
+                for (int m = first; m < ROW_BLOCKS; ++m) {
                     float *upper = &O_frag[2 * m][2 * j], *lower = &O_frag[2 * m + 1][2 * j];
                     mma_16x8x16(upper, lower, p_frag[m], v_frag[0], v_frag[1]);
                     mma_16x8x16(upper + 2, lower + 2, p_frag[m], v_frag[2], v_frag[3]);
@@ -666,7 +625,9 @@ packed_documents_fused(
             }
         }
         tile = following;
-    }
+    };
+    while (tile < upper_end) visit(0);
+    if (tile < tile_end) visit(1);
 
     // O goes through the warp's own rows of Q_smem, so that whole rows are written, 16 bytes a lane
     bf16* O_smem = Q_smem + warp_row * Q_STRIDE;
@@ -677,7 +638,7 @@ packed_documents_fused(
     for (int r = 0; r < ROWS; ++r) {
         row_sum[r] = quad_sum(row_sum[r]);
         const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : fast_reciprocal(row_sum[r]);  // a row with no key gives 0
-        bf16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
+        bf16* o_row = O_smem + (lane / 4 + r / 2 * HALF_Q + r % 2 * 8) * Q_STRIDE + lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o_row + 8 * j) =
                 pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
@@ -685,13 +646,17 @@ packed_documents_fused(
     __syncwarp();
     // A lane stores 16 bytes of every ROWS_AT_ONCE-th row, always of the same columns
     constexpr int ROW_LANES = HEAD_DIM_V / 8, ROWS_AT_ONCE = 32 / ROW_LANES;
-    const int my_lane = anew(lane), my_row = my_lane / ROW_LANES, first_row = end.q_block * BLOCK_Q + warp_row;
-    const int rows = min(16 * ROW_BLOCKS, q_len - first_row);
+    const int my_lane = anew(lane), my_row = my_lane / ROW_LANES;
     const int column = 8 * (my_lane % ROW_LANES);
-    bf16* mine = O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + (first_row + my_row) * o_stride_s + column;
 #pragma unroll
-    for (int row = 0; row < 16 * ROW_BLOCKS; row += ROWS_AT_ONCE) {
-        if (row + my_row < rows) *(Chunk*)mine = *(const Chunk*)(O_smem + (row + my_row) * Q_STRIDE + column);
-        mine += ROWS_AT_ONCE * o_stride_s;
+    for (int m = 0; m < ROW_BLOCKS; ++m) {
+        const int first_row = end.q_block * BLOCK_Q + warp_row + m * HALF_Q;
+        const int rows = min(16, q_len - first_row);
+        bf16* mine = O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + (first_row + my_row) * o_stride_s + column;
+#pragma unroll
+        for (int row = 0; row < 16; row += ROWS_AT_ONCE) {
+            if (row + my_row < rows) *(Chunk*)mine = *(const Chunk*)(O_smem + (m * HALF_Q + row + my_row) * Q_STRIDE + column);
+            mine += ROWS_AT_ONCE * o_stride_s;
+        }
     }
 }

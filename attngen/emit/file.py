@@ -170,6 +170,8 @@ class File:
             "scores_read_captured": self.reads_captured(variant.score, variant.mask),
             "sink_reads_captured": self.reads_captured(variant.sink, scale=False),
             "odd_v": spec.head_dim_v % 16 != 0,
+            "from_block": "0",  # of a warp's blocks of 16 rows, and of a thread's rows: the first that a tile is multiplied for
+            "from_row": "0",
         }
 
     def tile_sections(self) -> dict[str, str]:

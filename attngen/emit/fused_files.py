@@ -143,6 +143,8 @@ class FusedMma(Fused):
         return super().context() | {
             "chunk": fused_mma.chunk(self.spec),
             "left_over": fused_mma.left_over(self.spec, self.tile()),
+            "addresses_anew": fused_mma.addresses_anew(self.spec, self.tile()),
+            **({"from_block": "first", "from_row": "2 * first"} if self.plan.half_tile else {}),
             "inline_classify": True,  # what it costs in registers is free again before the tiles
             "mma": "mma_16x8x8" if operands.split == "tf32" else "mma_16x8x16",
             "split": operands.split,
@@ -163,6 +165,7 @@ class FusedMma(Fused):
             *(self.split_constants() if split else []),
             *([HALF_KV] if self.plan.copies_between_steps and self.plan.stages == 1 else []),
             *([SLOTS] if self.plan.staggered and self.plan.stages == 2 else []),
+            *([HALF_Q] if self.plan.half_tile else []),
             *thread_grid(8 * self.plan.warps, 4, v_width),
             ROW_BLOCKS,
             ConstantLine(
@@ -195,5 +198,6 @@ SLACK = "powers of 2 by which a score may exceed the kept maximum"
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 ROW_BLOCKS = ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp")
 SLOTS = ConstantLine("int", "SLOTS", "3", "tiles of K, and of V, in shared memory: one for each half of the rows, one to come")
+HALF_Q = ConstantLine("int", "HALF_Q", "BLOCK_Q / 2", "rows from one of a warp's two blocks of 16 to the other")
 HALF_KV = ConstantLine("int", "HALF_KV", "BLOCK_KV / 2", "keys or values that are copied at once between steps of products")
 PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"

@@ -210,7 +210,9 @@ def _fused_mma(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
                         _tiles(plan),
                         f"pipeline stage, 1 of {plan.stages}",
                         "K, V: global to shared, in the background",
-                        "while (tile < tile_end)",
+                        "const auto visit ="
+                        if plan.half_tile
+                        else "while (tile < tile_end)",  # what the loop does is above it then
                         (
                             Loop(
                                 "S = Q K^T, 16 d a step",

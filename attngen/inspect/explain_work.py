@@ -68,6 +68,9 @@ def _what_is_visited(plan: Plan) -> str:
         return "the whole matrix"
     if plan.staggered:
         return f"two tiles of {plan.block_q // 2} rows in each step"
+    if plan.half_tile:
+        rows = plan.block_q // 2
+        return f"the tiles that are not empty, the last of a block for {rows} rows where the others have none of its keys"
     return "the tiles that are not empty" + (f" for {plan.tile_rows} rows" if plan.tile_rows < plan.block_q else "")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from attngen.plan import Plan
 from attngen.plan.fused_mma import operands
-from attngen.plan.tile_map import EMPTY, classify_tiles, staggered_steps
+from attngen.plan.tile_map import EMPTY, classify_tiles, staggered_steps, upper_ends
 from attngen.plan.tiled import BLOCK_DV
 from attngen.reference.definition import Problem, allowed_rows, block_rows
 from attngen.reference.problems import Sample
@@ -154,6 +154,8 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
         )
     else:
         visited = _visited(plan, q_len, kv_len, tile_kinds(spec, plan, problem, names, rows=plan.tile_rows))
+    if plan.half_tile and kinds is not None:
+        visited -= _left_out(plan, problem, {**names, "b": 0, "h": 0}, kinds)
     allowed = allowed_pairs(spec, problem, {p.name: names[p.name] for p in spec.params})
     asked = requested(spec, plan, q_len, kv_len, loaded_tiles(spec, plan, problem, names))
     of_a_pair = 2 * (spec.head_dim + spec.head_dim_v)
@@ -176,6 +178,15 @@ def _visited(plan: Plan, q_len: int, kv_len: int, kinds: Array | None, whole: bo
     visited = kinds != EMPTY
     keys = np.full(visited.shape[1], plan.block_kv) if whole else _extents(kv_len, plan.block_kv)
     return int(_extents(q_len, plan.tile_rows) @ visited @ keys)
+
+
+def _left_out(plan: Plan, problem: Sample, names: Mapping[str, int | float], kinds: Array) -> int:
+    """Pairs of the upper halves of rows with tiles that are multiplied for the lower halves alone."""
+    inputs = {n: from_storage(a) for n, a in problem.inputs.items()}
+    ends = np.array(upper_ends(plan.bounds, plan.block_q, plan.block_kv, names, inputs))
+    alone = (kinds != EMPTY) & (np.arange(kinds.shape[1]) >= ends[:, None])
+    rows = np.minimum(_extents(int(names["q_len"]), plan.block_q), plan.block_q // 2)
+    return int(rows @ alone @ _extents(int(names["kv_len"]), plan.block_kv))
 
 
 @dataclass(frozen=True, slots=True)

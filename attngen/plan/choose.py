@@ -78,8 +78,8 @@ def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None, problem: Pr
 
 
 def _with_ranges_shared(plan: Plan) -> Plan:
-    """`plan`, with one pre-pass for the ranges of rows and of keys where its tiles have as many of both."""
-    return replace(plan, bounds=plan.bounds.ranged_once()) if plan.block_q == plan.block_kv else plan
+    """`plan`, with one pre-pass for the ranges of rows and of keys where tiles of rows are whole ones of keys."""
+    return replace(plan, bounds=plan.bounds.ranged_once(plan.block_q, plan.block_kv))
 
 
 def plans_for(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> tuple[Plan, ...]:

@@ -88,12 +88,14 @@ POSSIBLE = tuple(
 K_AHEAD = 80  # head size
 SPLIT_AHEAD = 64  # head size
 BETWEEN_UP_TO = 128  # head size: by measurement, wider ones are not faster with copies between products
+HALF_UP_TO = 64  # head size
 TILE_WORDS = 2  # of 32 tiles each, that a warp has classified: which are visited, which are full
 WHAT_TILES = "a bit for each tile that is to be visited, and for each full one"
 WHY_BETWEEN = "asked for when the first products of a tile are queued: the tensor cores have work while addresses are computed"
 WHICH_AHEAD = {"Q": "Q's one ahead", "K": "K's one ahead", "Q and K": "Q's and the first of K's a step ahead"}
 WHY_AHEAD = "read before the products of those at hand, which need not wait for shared memory then"
 WHY_STAGGERED = "the lower half begins at later keys: a tile ahead of the upper half, neither meets the other's tiles"
+WHY_HALF = "it may have keys for the lower half alone; each warp has 16 rows of either half, so each has half the products then"
 WHY_KEYS = "of partial tiles: each key's elements are read once, under Q K^T, not by each thread that meets the key"
 
 
@@ -168,6 +170,27 @@ def staggered(spec: AttentionSpec, arch: Arch, tile: Tile) -> bool:
     rows = {Q_LO.name, Q_HI.name}
     move = all(names_in(end) & rows and Q_TILE.name not in names_in(end) for end in (bounds.kv_begin, bounds.kv_end))
     return move and blocks_of_an_sm(spec, arch, tile, tile.stages + 1) >= blocks_of_an_sm(spec, arch, tile)
+
+
+def half_tile(spec: AttentionSpec, tile: Tile) -> bool:
+    """Whether the last tile of a block may be multiplied for the lower half of its rows alone: where rows further down see
+    later keys, and a tile has as many keys as a half has rows. A warp has 16 rows of each half then. By measurement: under
+    masks whose tiles are classified one by one, if they read tensors, which may make rows short, or the head is narrow."""
+    bounds, width = tile_bounds(spec), max(spec.head_dim, spec.head_dim_v)
+    fits = tile.block_q == 2 * tile.block_kv and row_blocks(tile) == 2 and not operands(spec).split
+    return fits and bounds.per_tile and ends_move(spec) and (bool(bounds.spans) or width <= HALF_UP_TO)
+
+
+def addresses_anew(spec: AttentionSpec, tile: Tile) -> bool:
+    """Whether a thread computes where its first elements of K and V are at each copy: kept from tile to tile they are two
+    registers each, which ptxas does not find beside the state of classified tiles. Elsewhere it does, by measurement."""
+    return copies_between_steps(spec, tile) and tile.stages == 1 and tile_bounds(spec).per_tile
+
+
+def ends_move(spec: AttentionSpec) -> bool:
+    """Whether where a row's keys end moves with the row, by the end's closed form."""
+    read = names_in(tile_bounds(spec).kv_end)
+    return bool(read & {Q_LO.name, Q_HI.name}) and Q_TILE.name not in read
 
 
 def left_over(spec: AttentionSpec, tile: Tile) -> bool:
@@ -302,7 +325,9 @@ def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
         if reads_pairs(spec):
             return (*PREFERRED_FOR_PAIRS, *PREFERRED)
         gathers = spec.mask is not None and any(isinstance(node, Gather) for node in walk(spec.mask))
-        for_data = (t for t in PREFERRED_FOR_DATA if t.block_q <= ROOMY_ROWS or staged_of(spec, t).rows)
+        for_data = [t for t in PREFERRED_FOR_DATA if t.block_q <= ROOMY_ROWS or staged_of(spec, t).rows]
+        if ends_move(spec) and max(spec.head_dim, spec.head_dim_v) > HALF_UP_TO:
+            for_data.sort(key=lambda t: -t.block_q)  # of 128 rows too the last tile is for 64
         return (*for_data, *PREFERRED) if gathers else PREFERRED
     full = operands(spec).split == "bf16" and spec.mask is None
     return (*PREFERRED_SPLIT_FULL, *PREFERRED_SPLIT) if full else PREFERRED_SPLIT
@@ -319,7 +344,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     preferred = preferred_tiles(spec)
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(spec, arch, t)]
     tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(spec, t))
-    staggers = staggered(spec, arch, tile)
+    staggers, halves = staggered(spec, arch, tile), half_tile(spec, tile)
     q, kv, stages, slots = tile.block_q, tile.block_kv, tile.stages, tile.stages + staggers
     sizes = shared_bytes(spec, tile, slots)
     own = staged_of(spec, tile)
@@ -370,6 +395,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         *([Decision("copies", "between products", WHY_BETWEEN)] if between else []),
         *([Decision("fragments", WHICH_AHEAD[ahead], WHY_AHEAD)] if ahead else []),
         *([Decision("halves of rows", "staggered", WHY_STAGGERED)] if staggers else []),
+        *([Decision("last tile", "by halves of rows", WHY_HALF)] if halves else []),
         *([Decision("key vectors", "in shared memory", WHY_KEYS)] if own.keys else []),
         Decision("rows in shared memory", f"padded by {pad}", "the 8 rows that ldmatrix reads lie in different banks"),
     )
@@ -388,6 +414,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         between,
         ahead,
         staggers,
+        halves,
         blocks_told(spec, arch, tile),
         staged=own,
     )

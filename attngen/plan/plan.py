@@ -98,6 +98,7 @@ class Plan:
     copies_between_steps: bool = False  # copies are asked for between the steps of a tile's products, not before them
     fragments_ahead: FragmentsAhead = ""  # whose next fragments are read before the products of these
     staggered: bool = False  # the lower half of a block's rows may be a tile ahead of the upper half
+    half_tile: bool = False  # a block's last tile may be for the lower half of its rows alone
     blocks: int = 0  # of an SM at once, as the compiler is told; 0: it is not told
     roles: Roles | None = None  # where warpgroups have different work
     staged: Staged = NOTHING  # elements of captured tensors that are not read pair by pair

@@ -73,6 +73,25 @@ def classify_tiles(
     return kinds
 
 
+def upper_ends(
+    bounds: TileBounds,
+    block_q: int,
+    block_kv: int,
+    names: Mapping[str, int | float],
+    inputs: Mapping[str, Array] | None = None,
+) -> tuple[int, ...]:
+    """Of each block whose last tile may be for the lower half of its rows alone: where the tiles of all rows end.
+    `names` and `inputs` as `classify_tiles` has them."""
+    q_len = int(names["q_len"])
+    reader = _Reader(dict(inputs or {}), (), {})
+
+    def end(first: int, rows: int) -> int:
+        at = {**names, "q.lo": first, "q.hi": min(first + rows, q_len) - 1}
+        return -(-int(evaluate(bounds.kv_end, at, reader, np)) // block_kv)
+
+    return tuple(max(end(first, block_q // 2), end(first, block_q) - 1) for first in range(0, q_len, block_q))
+
+
 def staggered_steps(
     bounds: TileBounds,
     block_q: int,

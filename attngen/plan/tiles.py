@@ -62,6 +62,7 @@ Index = Literal["q", "k", "qk"]  # the last where tiles of both are as long
 Q_LO, Q_HI, K_LO, K_HI = (name(n, Type.INT) for n in ("q.lo", "q.hi", "k.lo", "k.hi"))
 Q_TILE, K_TILE = name("q.tile", Type.INT), name("k.tile", Type.INT)
 Q, K, KV_LEN = name("q", Type.INT), name("k", Type.INT), name("kv_len", Type.INT)
+MOST_BESIDE = 2  # tiles of keys beside a tile of rows, whose ranges are read for it
 TILE_RANGES = {n.name: (0, MAX_LENGTH - 1) for n in (Q_LO, Q_HI, K_LO, K_HI, Q_TILE, K_TILE)}
 
 
@@ -126,17 +127,32 @@ class TileBounds:
             return False
         return _is_row_range(Solved(KRange(self.kv_begin, self.kv_end), KRange(self.full_begin, self.full_end)))
 
-    def ranged_once(self) -> TileBounds:
-        """The same where tiles have as many rows as keys: a vector that q and k index alike is ranged once for both."""
+    def ranged_once(self, block_q: int, block_kv: int) -> TileBounds:
+        """The same for tiles of `block_q` rows and `block_kv` keys. Where rows are whole tiles of keys, and few, a vector that
+        q and k index alike is ranged once, for tiles of keys; the range of rows is that of the tiles beside them."""
+        several, rest = divmod(block_q, block_kv)
+        if rest or several > MOST_BESIDE:
+            return self
         once = {
-            s: replace(s, index="qk") for s in self.spans if {replace(s, index="q"), replace(s, index="k")} <= {*self.spans}
+            s: replace(s, index="qk" if several == 1 else "k")
+            for s in self.spans
+            if {replace(s, index="q"), replace(s, index="k")} <= {*self.spans}
         }
         if not once:
             return self
-        names = {f"{s.name}.{end}": f"{joint.name}.{end}" for s, joint in once.items() for end in ("min", "max")}
+        joint_of = {f"{s.name}.{end}": (joint, end, s.index) for s, joint in once.items() for end in ("min", "max")}
 
         def renamed(node: Expr) -> Expr | None:
-            return gather(names[node.input], node.type, node.args) if isinstance(node, Gather) and node.input in names else None
+            if not isinstance(node, Gather) or node.input not in joint_of:
+                return None
+            joint, end, index = joint_of[node.input]
+            tiles = [node.args[-1]]
+            if index == "q" and several > 1:
+                first, last = mul(constant(several), Q_TILE), floordiv(Q_HI, constant(block_kv))
+                tiles = [first, *(minimum(add(first, constant(i)), last) for i in range(1, several))]
+            read: list[Expr] = [gather(f"{joint.name}.{end}", node.type, (*node.args[:-1], tile)) for tile in tiles]
+            operator = {"min": "and", "max": "or"}[end] if node.type is Type.BOOL else end
+            return reduce(lambda left, right: apply(operator, left, right), read)
 
         exprs: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "spans"}
         exprs = {field: None if expr is None else rewrite(expr, renamed) for field, expr in exprs.items()}

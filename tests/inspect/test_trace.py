@@ -20,9 +20,9 @@ from attngen.device.emulated.tracing import Watch
 from attngen.inspect.coordinates import Layout, planned
 from attngen.inspect.trace_text import totals_line
 from attngen.inspect.tracing import RungTrace, trace_spec
-from attngen.inspect.work import loaded_tiles, requested, work
+from attngen.inspect.work import loaded_tiles, requested, tile_kinds, work
 from attngen.plan import ARCHES, PlanRefusal, choose, default_arch
-from attngen.plan.tile_map import staggered_steps
+from attngen.plan.tile_map import EMPTY, staggered_steps
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
 from tests.conftest import ROOT
@@ -114,6 +114,23 @@ def test_bytes_and_products_of_halves_with_tiles_of_their_own(head_dim: int, q_l
     assert found.totals.mma_operations == sum(max(end - first, 0) for first, end in blocks) * 128 * 64 * 4 * head_dim
     if q_len % 128 == kv_len % 64 == 0:
         assert found.totals.mma_operations == cost.computed
+
+
+@pytest.mark.parametrize(("name", "head_dim"), [("packed_documents", 128), ("dilated", 64)])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(512, 512), (128, 128), (384, 512), (256, 320)])
+def test_products_of_last_tiles_for_half_of_the_rows(name: str, head_dim: int, q_len: int, kv_len: int) -> None:
+    spec = replace(open_heads(name), head_dim=head_dim, head_dim_v=head_dim)
+    shape = Shape(1, 1, 1, q_len, kv_len)
+    (found,) = trace_spec(spec, ("fused",), "sm_90a", shape, {})
+    assert found.plan.half_tile
+    names = {**shape.sizes(spec), **{p.name: p.default for p in spec.params}}
+    problem = sample(spec, shape)
+    cost = work(spec, found.plan, problem, names)
+    assert sum(found.read[t] for t in "QKV") == cost.read
+    assert found.totals.mma_operations == cost.computed
+    kinds = tile_kinds(spec, found.plan, problem, names)
+    halves = q_len // 128  # of each block of rows the last tile lies on the diagonal
+    assert cost.computed == 4 * head_dim * (128 * 64 * (kinds != EMPTY).sum() - 64 * 64 * halves)
 
 
 @pytest.mark.parametrize("rung", [*RUNGS, *HOPPER_RUNGS])

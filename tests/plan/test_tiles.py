@@ -93,21 +93,30 @@ def test_what_a_row_s_range_says_is_not_asked_again() -> None:
     assert bounds_of(named_mask("causal or doc[q] == doc[k]")).rest is named_mask("causal or doc[q] == doc[k]")
 
 
-def test_tiles_of_as_many_rows_as_keys_are_ranged_once() -> None:
+@pytest.mark.parametrize(("several", "index"), [(1, "qk"), (2, "k")])
+def test_tiles_of_whole_tiles_of_keys_are_ranged_once(several: int, index: str) -> None:
     """A vector that q and k index alike; one that only one of them indexes stays as it is, and so does the classification."""
     names = {"b": 0, "h": 0, "q_len": 60, "kv_len": 60, "window": 0}
     doc = np.sort(np.random.default_rng(0).integers(0, 6, 60)).astype(np.int32)
+    flag = doc > 3
     for text, once in (
-        ("doc[q] == doc[k]", ["doc.qk"]),
-        ("causal and doc[q] == doc[k] and doc[k] > 1", ["doc.qk"]),
+        ("doc[q] == doc[k]", [f"doc.{index}"]),
+        ("causal and doc[q] == doc[k] and doc[k] > 1", [f"doc.{index}"]),
         ("doc[k] > 1", ["doc.k"]),
+        ("flag[q] or flag[k]", [f"flag.{index}"]),
     ):
         bounds = bounds_of(named_mask(text))
-        joint = bounds.ranged_once()
-        assert [s.name for s in joint.spans] == once
         for size in (8, 16):
-            kinds = (classify_tiles(b, size, size, names, {"doc": doc}) for b in (bounds, joint))
+            joint = bounds.ranged_once(several * size, size)
+            assert [s.name for s in joint.spans] == once
+            kinds = (classify_tiles(b, several * size, size, names, {"doc": doc, "flag": flag}) for b in (bounds, joint))
             assert np.array_equal(*kinds), text
+
+
+def test_tiles_of_parts_or_of_many_tiles_of_keys_are_ranged_by_themselves() -> None:
+    bounds = bounds_of(named_mask("doc[q] == doc[k]"))
+    for block_q, block_kv in ((8, 16), (24, 16), (64, 16)):
+        assert bounds.ranged_once(block_q, block_kv) is bounds
 
 
 NAMED = {
@@ -134,6 +143,7 @@ AFFINE = ("causal", "bottom right", "window", "two-sided window", "outside", "af
 def named_mask(text: str) -> Expr:
     declared = "param window: int  " if "window" in text.replace("window(", "") else ""
     declared += "input doc: int32[kv_len]  " if "doc" in text else ""
+    declared += "input flag: bool[kv_len]  " if "flag" in text else ""
     (spec,) = load_text(f"attention t {{ dtype fp16 head_dim 64 {declared} mask {text} }}")
     assert spec.mask is not None
     return spec.mask
