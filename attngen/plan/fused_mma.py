@@ -272,14 +272,14 @@ def _distance(node: Expr) -> Expr | None:
 
 def _captured_registers(spec: AttentionSpec, tile: Tile, scores: int) -> int:
     """For elements of captured tensors and their addresses. A thread that reads elements of one key holds these during Q K^T,
-    and counts closer: a score of its own, weights without a softmax and LSE take one more each."""
+    and counts closer: weights without a softmax take one more, and so does LSE of scores that are not plain products."""
     own = staged_of(spec, tile)
     elements = _elements(spec, scores)
     if not own.keys:
         return (CAPTURED_REGISTERS if spec.inputs else 0) + elements
     others = {i.name for i in spec.inputs} - {e.gather.input for e in own.elements}
     held = sum(KEY_REGISTERS + e.stored.bytes // 4 for e in own.keys)
-    more = (spec.score != S) + (spec.normalize != "softmax") + spec.lse
+    more = (spec.normalize != "softmax") + (spec.lse and spec.score != S)
     return (CAPTURED_REGISTERS if others else 0) + held + more + elements
 
 

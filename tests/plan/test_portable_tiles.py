@@ -52,9 +52,33 @@ def test_documents_take_128_rows_and_read_a_key_once() -> None:
     assert [e.name for e in plan.staged.keys] == ["ids_of_k"]
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("more", [{"lse": True}, {"score": "softcap(20.0)"}, {"sink": "0.5", "lse": True}])
+def test_so_do_those_with_lse_a_score_or_a_sink_and_spill_nothing(more: dict[str, object], arch: str) -> None:
+    spec = define(dtype="bf16", head_dim=128, **DOCUMENTS, **more)
+    plan = choose(spec, ARCHES[arch], "fused")
+    assert plan.block_q == 128
+    found = compile_text(emit(spec, plan)).resources()
+    assert [(r.spill_store_bytes, r.stack_bytes) for r in found] == [(0, 0)] * len(found)
+
+
+@pytest.mark.parametrize("more", [{"normalize": "sigmoid"}, {"score": "softcap(20.0)", "lse": True}])
 def test_documents_of_plans_that_need_more_registers_do_not(more: dict[str, object]) -> None:
     assert fused(define(dtype="bf16", head_dim=128, **DOCUMENTS, **more)).block_q == 64
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("mask", "params"),
+    [
+        ("prefix(1024) or causal", {}),
+        ("causal and (q // side - k // side) % every == 0", {"side": 128, "every": 4}),  # divisions for each pair of a thread
+    ],
+)
+def test_scores_of_masks_that_are_classified_stay_in_registers(mask: str, params: dict[str, int], head_dim: int) -> None:
+    spec = define(dtype="bf16", head_dim=head_dim, mask=mask, params=params)
+    for found in compile_text(emit(spec, fused(spec))).resources():
+        assert (found.spill_store_bytes, found.stack_bytes) == (0, 0), found
 
 
 def test_a_mask_of_keys_alone_keeps_its_64_rows() -> None:
