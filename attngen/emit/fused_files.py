@@ -7,7 +7,7 @@ from typing import Any
 from attngen.emit import abi
 from attngen.emit.file import SLICE, ConstantLine, File, KernelText, thread_grid
 from attngen.emit.kernel_source import CeilDiv, Extent, Parameter, Sections
-from attngen.plan import fused_mma, fused_simt
+from attngen.plan import fused_mma_loop, fused_mma_needs, fused_simt
 from attngen.plan.tiling import Tile
 
 
@@ -126,7 +126,7 @@ class FusedMma(Fused):
 
     def primitives(self) -> list[str]:
         dtype = self.spec.dtype.name
-        split = fused_mma.operands(self.spec).split
+        split = fused_mma_needs.operands(self.spec).split
         odd = ["ldmatrix_x2"] if self.spec.head_dim_v % 16 and not split else []
         return [
             *self.first_primitives(None if split == "tf32" else split or dtype),
@@ -139,11 +139,11 @@ class FusedMma(Fused):
         ]
 
     def context(self) -> dict[str, Any]:
-        operands = fused_mma.operands(self.spec)
+        operands = fused_mma_needs.operands(self.spec)
         return super().context() | {
-            "chunk": fused_mma.chunk(self.spec),
-            "left_over": fused_mma.left_over(self.spec, self.tile()),
-            "addresses_anew": fused_mma.addresses_anew(self.spec, self.tile()),
+            "chunk": fused_mma_needs.chunk(self.spec),
+            "left_over": fused_mma_loop.left_over(self.spec, self.tile()),
+            "addresses_anew": fused_mma_loop.addresses_anew(self.spec, self.tile()),
             **({"from_block": "first", "from_row": "2 * first"} if self.plan.half_tile else {}),
             "inline_classify": True,  # what it costs in registers is free again before the tiles
             "mma": "mma_16x8x8" if operands.split == "tf32" else "mma_16x8x16",
@@ -154,8 +154,8 @@ class FusedMma(Fused):
         return Tile(self.plan.block_q, self.plan.block_kv, self.plan.stages, self.plan.warps)
 
     def constants(self) -> list[ConstantLine]:
-        padded, wide = fused_mma.padded_head_dim(self.spec), fused_mma.width_of_v(self.spec)
-        split = fused_mma.operands(self.spec).split
+        padded, wide = fused_mma_needs.padded_head_dim(self.spec), fused_mma_needs.width_of_v(self.spec)
+        split = fused_mma_needs.operands(self.spec).split
         v_width = "V_WIDTH" if split else "HEAD_DIM_V"
         what = "" if padded == self.spec.head_dim else f"{padded - self.spec.head_dim} zeros fill the last step of Q K^T"
         return [
@@ -174,7 +174,7 @@ class FusedMma(Fused):
                 "HEAD_DIM / 16" if padded == self.spec.head_dim else str(padded // 16),
                 "steps of 16 over the head size",
             ),
-            ConstantLine("int", "PAD", str(fused_mma.chunk(self.spec))),
+            ConstantLine("int", "PAD", str(fused_mma_needs.chunk(self.spec))),
             ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", what),
             ConstantLine("int", "Q_STRIDE", "QK_WIDTH + PAD" if padded >= wide else f"{v_width} + PAD"),
             ConstantLine("int", "K_STRIDE", "QK_WIDTH + PAD"),
@@ -183,9 +183,11 @@ class FusedMma(Fused):
 
     def split_constants(self) -> list[ConstantLine]:
         """Those of split operands."""
-        tile, wide = self.tile(), fused_mma.width_of_v(self.spec)
+        tile, wide = self.tile(), fused_mma_needs.width_of_v(self.spec)
         return [
-            ConstantLine("int", "SUMMED", str(fused_mma.summed(tile)), "sixteens of keys whose terms are summed by themselves"),
+            ConstantLine(
+                "int", "SUMMED", str(fused_mma_needs.summed(tile)), "sixteens of keys whose terms are summed by themselves"
+            ),
             ConstantLine(
                 "int", "V_WIDTH", str(wide), "" if wide == self.spec.head_dim_v else "HEAD_DIM_V in whole steps of 16"
             ),

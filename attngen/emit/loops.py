@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attngen.emit.kernel_source import KernelSource
-from attngen.plan import fused_mma, fused_simt, tiled
+from attngen.plan import fused_mma_needs, fused_simt, tiled
 from attngen.plan.plan import Plan
 from attngen.plan.tiling import Tile
 from attngen.spec.attention import AttentionSpec
@@ -188,13 +188,13 @@ def _fused_simt(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
 
 
 def _fused_mma(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    operands = fused_mma.operands(spec)
+    operands = fused_mma_needs.operands(spec)
     rows = plan.block_q // plan.warps
-    steps, keys = fused_mma.padded_head_dim(spec) // 16, plan.block_kv // 16
-    wide = fused_mma.width_of_v(spec)
+    steps, keys = fused_mma_needs.padded_head_dim(spec) // 16, plan.block_kv // 16
+    wide = fused_mma_needs.width_of_v(spec)
     q = "Q: registers" if plan.q_in_registers else "Q: shared"
     pv = "part < BLOCK_KV / 16 / SUMMED" if operands.split else "step < BLOCK_KV / 16"
-    per_product = fused_mma.summed(_tile(plan)) if operands.split else 1
+    per_product = fused_mma_needs.summed(_tile(plan)) if operands.split else 1
     return {
         "fused": _kernel(
             f"Q: global to shared, {plan.block_q} rows",

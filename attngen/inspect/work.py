@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attngen.plan import Plan
-from attngen.plan.fused_mma import operands
+from attngen.plan.fused_mma_needs import operands
 from attngen.plan.tile_map import EMPTY, classify_tiles, staggered_steps, upper_ends
 from attngen.plan.tiled import BLOCK_DV
 from attngen.reference.definition import Problem, allowed_rows, block_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from attngen.plan import fused_mma, fused_simt, hopper, tiled
+from attngen.plan import fused_mma_needs, fused_simt, hopper, tiled
 from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
 
@@ -77,12 +77,12 @@ def _fused_simt(spec: AttentionSpec, plan: Plan) -> tuple[Layout, ...]:
 
 
 def _fused_mma(spec: AttentionSpec, plan: Plan) -> tuple[Layout, ...]:
-    d, dv, size = fused_mma.padded_head_dim(spec), fused_mma.width_of_v(spec), spec.dtype.bytes
-    pad = fused_mma.CHUNK_BYTES
+    d, dv, size = fused_mma_needs.padded_head_dim(spec), fused_mma_needs.width_of_v(spec), spec.dtype.bytes
+    pad = fused_mma_needs.CHUNK_BYTES
     return (
         Layout("Q, in the end O", plan.block_q, size * max(d, dv), size * max(d, dv) + pad, COLUMN),
         Layout("K", plan.block_kv, size * d, size * d + pad, COLUMN),
-        Layout("V", plan.block_kv, size * dv, size * dv + pad, NEITHER if fused_mma.operands(spec).split else COLUMN),
+        Layout("V", plan.block_kv, size * dv, size * dv + pad, NEITHER if fused_mma_needs.operands(spec).split else COLUMN),
     )
 
 

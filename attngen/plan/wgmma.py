@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from attngen.plan import hopper
 from attngen.plan.arch import Arch
-from attngen.plan.fused_mma import reads_pairs
+from attngen.plan.fused_mma_needs import reads_pairs
 from attngen.plan.hopper_tiles import WARPGROUP_ROWS
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import ALIGN, Decision, Plan, lay_out
