@@ -158,7 +158,7 @@ class Resolver:
 
     def _unknown(self, name: str, span: Span, scope: Scope) -> Diagnostic:
         known = sorted({*scope.known(), *self.globals, *FUNCTIONS})
-        near = get_close_matches(name, known, 1, 0.7)
+        near = get_close_matches(name, known, 1, 0.66)  # one letter of three
         hint = f"did you mean `{near[0]}`?" if near else "no index, size, input, param or function has this name"
         help = f"write `{near[0]}`" if near else f"declare it: param {name}: int, or input {name}: fp32[heads]"
         return mistakes.UnknownName(span=span, name=name, hint=hint, known=help)
