@@ -230,6 +230,7 @@ __device__ __forceinline__ KvRange kv_range(int q_hi, int kv_len) {
 enum TileKind { EMPTY, PARTIAL, FULL };  // no pair allowed; some; every pair
 
 // The mask in interval arithmetic over a tile: what may hold for some pair, and what must hold for every pair.
+// A captured vector is ranged by tiles of BLOCK_KV, 64: a block's rows have the ranges of the two tiles beside them.
 __device__ __forceinline__ TileKind classify(
     const Captured& in, int b_idx, int q_lo, int q_hi, int kv_lo, int kv_hi, int q_tile, int kv_tile)
 {
@@ -414,7 +415,7 @@ packed_documents_fused(
     const bf16* q_head = Q + b_idx * q_stride_b + h_idx * q_stride_h;
     const bf16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
     const bf16* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
-    // this thread's first element of Q in the tiles that the block loads
+    // this thread's first element of Q in the tile that the block loads
     const bf16* q_mine = q_head + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
 
     load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
@@ -451,7 +452,7 @@ packed_documents_fused(
                     to_visit[threadIdx.x / 32] = visited_here;
                     found_full[threadIdx.x / 32] = full_here;
                 }
-                __syncthreads();
+                __syncthreads();  // the words of these tiles are there
             }
             ahead = to_visit[word];
             full = found_full[word];
@@ -465,6 +466,7 @@ packed_documents_fused(
     // The last tile may have keys for rows of the lower half alone
     const KvRange upper = kv_range(min(q_lo + HALF_Q, q_len) - 1, kv_len);
     const int upper_end = max((upper.end + BLOCK_KV - 1) / BLOCK_KV, tile_end - 1);
+
     // Half of a tile's keys, zeros where there is no such tile; half of its values
     const auto load_k = [&](int tile, int half) {
         const bf16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);  // kept from tile to tile, it would cost registers
@@ -473,7 +475,7 @@ packed_documents_fused(
                                                                k_mine + first * k_stride_s, k_stride_s, rows);
     };
     const auto load_v = [&](int tile, int half) {
-        const bf16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);
+        const bf16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);  // as k_mine
         const int first = tile * BLOCK_KV + half * HALF_KV;
         load_tile_async<HALF_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + half * HALF_KV * V_STRIDE,
                                                                    v_mine + first * v_stride_s, v_stride_s, kv_len - first);

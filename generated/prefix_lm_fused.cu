@@ -362,7 +362,7 @@ prefix_lm_fused(
                     to_visit[threadIdx.x / 32] = visited_here;
                     found_full[threadIdx.x / 32] = full_here;
                 }
-                __syncthreads();
+                __syncthreads();  // the words of these tiles are there
             }
             ahead = to_visit[word];
             full = found_full[word];

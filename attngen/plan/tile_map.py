@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,8 @@ def keys_of_rows(bounds: TileBounds, rows: Sequence[int], q_len: int, kv_len: in
     lengths = {"q_len": q_len, "kv_len": kv_len}
     if not names_in(*forms) <= {*lengths, Q_LO.name, Q_HI.name} or inputs_in(*forms):
         return ()
-
-    def of(row: int) -> int:
-        at = {**lengths, Q_LO.name: row, Q_HI.name: row}
-        begin, end = (int(evaluate(form, at, _Reader({}, (), {}), np)) for form in forms)
-        return max(end - begin, 0)
-
-    return tuple(of(row) for row in rows)
+    hull = _hull(bounds, lengths, {})
+    return tuple(max(end - begin, 0) for begin, end in (hull(row, row) for row in rows))
 
 
 def classify_tiles(
@@ -74,48 +69,50 @@ def classify_tiles(
 
 
 def upper_ends(
-    bounds: TileBounds,
-    block_q: int,
-    block_kv: int,
-    names: Mapping[str, int | float],
-    inputs: Mapping[str, Array] | None = None,
+    bounds: TileBounds, block_q: int, block_kv: int, names: Mapping[str, int | float], inputs: Mapping[str, Array]
 ) -> tuple[int, ...]:
     """Of each block whose last tile may be for the lower half of its rows alone: where the tiles of all rows end.
     `names` and `inputs` as `classify_tiles` has them."""
-    q_len = int(names["q_len"])
-    reader = _Reader(dict(inputs or {}), (), {})
+    hull = _hull(bounds, names, inputs)
 
     def end(first: int, rows: int) -> int:
-        at = {**names, "q.lo": first, "q.hi": min(first + rows, q_len) - 1}
-        return -(-int(evaluate(bounds.kv_end, at, reader, np)) // block_kv)
+        return -(-hull(first, first + rows - 1)[1] // block_kv)
 
-    return tuple(max(end(first, block_q // 2), end(first, block_q) - 1) for first in range(0, q_len, block_q))
+    starts = range(0, int(names["q_len"]), block_q)
+    return tuple(max(end(first, block_q // 2), end(first, block_q) - 1) for first in starts)
 
 
 def staggered_steps(
-    bounds: TileBounds,
-    block_q: int,
-    block_kv: int,
-    names: Mapping[str, int | float],
-    inputs: Mapping[str, Array] | None = None,
+    bounds: TileBounds, block_q: int, block_kv: int, names: Mapping[str, int | float], inputs: Mapping[str, Array]
 ) -> tuple[tuple[int, int], ...]:
     """Of each block whose two halves of rows have tiles of their own: the upper half's first tile, and where its steps end.
     `names` and `inputs` as `classify_tiles` has them."""
-    q_len = int(names["q_len"])
-    reader = _Reader(dict(inputs or {}), (), {})
+    hull = _hull(bounds, names, inputs)
 
     def steps(first: int) -> tuple[int, int]:
-        last = min(first + block_q, q_len) - 1
-        middle = min(first + block_q // 2, last)
-        (upper, upper_end), (lower, lower_end) = (
-            tuple(int(evaluate(e, {**names, "q.lo": lo, "q.hi": hi}, reader, np)) for e in (bounds.kv_begin, bounds.kv_end))
-            for lo, hi in ((first, min(first + block_q // 2 - 1, last)), (middle, last))
-        )
+        last = first + block_q - 1
+        upper, upper_end = hull(first, first + block_q // 2 - 1)
+        lower, lower_end = hull(first + block_q // 2, last)
         tile = min(upper, lower) // block_kv
         lead = min(lower // block_kv - tile, 1)
         return tile, max(-(-upper_end // block_kv), -(-lower_end // block_kv) - lead)
 
-    return tuple(steps(first) for first in range(0, q_len, block_q))
+    return tuple(steps(first) for first in range(0, int(names["q_len"]), block_q))
+
+
+def _hull(
+    bounds: TileBounds, names: Mapping[str, int | float], inputs: Mapping[str, Array]
+) -> Callable[[int, int], tuple[int, int]]:
+    """Of a first and a last row, both as far as there are rows: outside which keys none of them sees any."""
+    last_row = int(names["q_len"]) - 1
+    reader = _Reader(dict(inputs), (), {})
+
+    def of(first: int, last: int) -> tuple[int, int]:
+        at = {**names, Q_LO.name: min(first, last_row), Q_HI.name: min(last, last_row)}
+        begin, end = (int(evaluate(form, at, reader, np)) for form in (bounds.kv_begin, bounds.kv_end))
+        return begin, end
+
+    return of
 
 
 class _Reader:

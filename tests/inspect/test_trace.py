@@ -110,7 +110,7 @@ def test_bytes_and_products_of_halves_with_tiles_of_their_own(head_dim: int, q_l
     names = {**shape.sizes(spec), "size": size}
     cost = work(spec, found.plan, sample(spec, shape), names)
     assert sum(found.read.values()) == cost.read
-    blocks = staggered_steps(found.plan.bounds, 128, 64, names)
+    blocks = staggered_steps(found.plan.bounds, 128, 64, names, {})
     assert found.totals.mma_operations == sum(max(end - first, 0) for first, end in blocks) * 128 * 64 * 4 * head_dim
     if q_len % 128 == kv_len % 64 == 0:
         assert found.totals.mma_operations == cost.computed
