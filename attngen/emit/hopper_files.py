@@ -230,6 +230,7 @@ class Hopper(ByTma):
             "consumer_indices": [n for n in OF_HEAD if n in asked],
             "keeps_maximum": keeps_maximum,
             "adapts_slack": hopper.adapts_slack(self.spec),
+            "sink_in_output": sink_in_output,  # beside the products with ones
             "replaces_output": not sink_in_output and not short_of_registers,
             "maximum_of_lanes": keeps_maximum,
             "sum_of_lanes": self.spec.normalize == "softmax"
@@ -250,7 +251,7 @@ class Hopper(ByTma):
             "warp_copies_keys": warp_copies_keys,
             "each_warp_arrives": warp_copies_keys or self.roles.own_tiles,
             "lanes_work": " and ".join(["look for tiles"] * bool(v.classify) + ["read key vectors"] * bool(v.key_vectors)),
-            "mask_vectors": any(not e.in_score for e in v.key_vectors),
+            "mask_vectors": v.classify is not None and any(not e.in_score for e in v.key_vectors),  # read for partial tiles alone
             "key_vector_indices": sorted(frozenset().union(*(e.indices for e in v.key_vectors))),
         }
 

@@ -74,6 +74,36 @@ def test_the_order_of_threads_and_copies_does_not_matter() -> None:
     assert len(results) == 1
 
 
+SINKS = {"sink": "sinks[h]", "inputs": {"sinks": ("fp32", ("heads",))}}
+
+
+@pytest.mark.parametrize("lse", [False, True])  # of row sums as products with ones, and of those of weights
+@pytest.mark.parametrize("mask", [None, "causal", "causal and window(40)", "prefix(20) or causal"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_sinks(head_dim: int, mask: str | None, lse: bool) -> None:
+    """Of few keys the sink is much of a row's sum, and the largest score is above it or below."""
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask, lse=lse, **SINKS)
+    for q_len, kv_len in ((3, 3), (70, 5), (150, 150)):
+        check(spec, Shape(2, 3, 1, q_len, kv_len))
+
+
+@pytest.mark.parametrize("mask", ["doc[b, q] != 2", "doc[b, q] > h", "k <= doc[b, q] + 40"])
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+def test_ranges_of_rows_are_read_for_rows_that_are_there(head_dim: int, mask: str) -> None:
+    """When the work is over there is no block of rows, and nothing to read of it."""
+    inputs = {"doc": ("int32", ("batch", "q_len"))}
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask, inputs=inputs)
+    compiled = attngen.compile(spec, kernel="hopper", device=EmulatedDevice(arch="sm_90a", checked=True))
+    problem = sample(spec, Shape(2, 1, 1, 100, 150))
+    assert compare(*call(compiled, problem), truth(spec, problem)).passed
+
+
+@pytest.mark.parametrize("mask", ["doc[b, k] <= 3 and k != k", "doc[b, k] <= 3 and h < 0"])
+def test_key_vectors_of_masks_that_allow_nothing(mask: str) -> None:
+    """Their range of keys is empty in closed form, so that no tile is asked whether it is partial."""
+    check(attngen.define(dtype="fp16", head_dim=64, mask=mask, inputs={"doc": ("int32", ("batch", "kv_len"))}), Shape(1, 2, 1, 65, 65))
+
+
 def test_rough_functions_stay_within_what_is_promised() -> None:
     """The emulated tanh is as wrong as it may be."""
     spec = attngen.define(dtype="bf16", head_dim=64, mask="causal", score="softcap(20.0)", precision="high")
