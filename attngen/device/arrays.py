@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,19 +59,29 @@ _BY_TORCH: dict[Any, DType] = {}
 
 
 def view(array: Any, name: str) -> ArrayView:
-    """`array` as an ArrayView. Raises ArgumentTypeError for what is no array or has an element type without a name here."""
+    """`array` as an ArrayView.
+
+    Raises ArgumentTypeError for what is no array or has an element type without a name here, and ArgumentError where elements
+    do not lie at multiples of their size, which no kernel could read.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return _of_torch(array, name, torch)
-    if isinstance(array, np.ndarray):
-        return _of_numpy(array, name)
-    if hasattr(array, "__cuda_array_interface__"):
-        return _of_cuda_interface(array, name)
-    if hasattr(array, "__dlpack__"):
-        return _of_dlpack(array, name)
-    raise ArgumentTypeError(
-        f"`{name}` is a {type(array).__name__}; expected an array: torch, numpy, CuPy or anything that speaks DLPack"
-    )
+        found = _of_torch(array, name, torch)
+    elif isinstance(array, np.ndarray):
+        found = _of_numpy(array, name)
+    elif hasattr(array, "__cuda_array_interface__"):
+        found = _of_cuda_interface(array, name)
+    elif hasattr(array, "__dlpack__"):
+        found = _of_dlpack(array, name)
+    else:
+        raise ArgumentTypeError(
+            f"`{name}` is a {type(array).__name__}; expected an array: torch, numpy, CuPy or anything that speaks DLPack"
+        )
+    if found.pointer % found.dtype.bytes:
+        raise ArgumentError(
+            f"`{name}` starts at an address that is not a multiple of its elements' {found.dtype.bytes} bytes; pass a copy"
+        )
+    return found
 
 
 def _of_torch(tensor: Any, name: str, torch: Any) -> ArrayView:
@@ -83,6 +94,13 @@ def _of_torch(tensor: Any, name: str, torch: Any) -> ArrayView:
         raise ArgumentError(
             f"`{name}` requires grad, and there is no backward kernel yet; pass {name}.detach() or use torch.no_grad()"
         )
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise ArgumentTypeError(
+            f"`{name}` is a {layout} tensor; expected one whose elements all lie in memory: a padded or dense copy"
+        )
+    if tensor.is_neg():
+        raise ArgumentError(f"`{name}` has its sign in a flag, not in memory; pass {name}.resolve_neg()")
     if tensor.device.type not in ("cpu", "cuda"):
         raise ArgumentError(f"`{name}` is on {tensor.device}; expected a tensor on the CPU or on a CUDA device")
     location = CPU if tensor.device.type == "cpu" else Location("cuda", tensor.device.index or 0)
@@ -93,9 +111,10 @@ def _of_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
     dtype = _BY_NUMPY.get(array.dtype) or _BY_NAME.get(array.dtype.name)
     if dtype is None:
         raise _unknown_dtype(name, str(array.dtype))
-    if any(step % array.itemsize for step in array.strides):
-        raise ArgumentError(f"`{name}` has strides of {array.strides} bytes, not whole elements; pass a copy")
-    strides = tuple(step // array.itemsize for step in array.strides)
+    if not array.dtype.isnative:
+        native = f"{name}.astype({name}.dtype.newbyteorder('='))"
+        raise ArgumentTypeError(f"`{name}` has elements of {array.dtype.str}, in the other byte order; pass {native}")
+    strides = _in_elements(array.strides, array.itemsize, name)
     return ArrayView(name, array.ctypes.data, array.shape, strides, dtype, CPU, array, array.flags.writeable)
 
 
@@ -107,7 +126,7 @@ def _of_cuda_interface(array: Any, name: str) -> ArrayView:
         raise _unknown_dtype(name, str(element))
     shape = tuple(interface["shape"])
     steps = interface.get("strides")
-    strides = contiguous_strides(shape) if steps is None else tuple(step // element.itemsize for step in steps)
+    strides = contiguous_strides(shape) if steps is None else _in_elements(steps, element.itemsize, name)
     device = getattr(array, "device", None)
     ordinal = int(getattr(device, "id", 0) or 0)
     pointer, read_only = interface["data"]
@@ -149,6 +168,13 @@ def _of_dlpack(array: Any, name: str) -> ArrayView:
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else contiguous_strides(shape)
     location = CPU if kind == "cpu" else Location("cuda", tensor.device_id)
     return ArrayView(name, (tensor.data or 0) + tensor.byte_offset, shape, strides, DTYPES[known], location, (array, capsule))
+
+
+def _in_elements(steps: Sequence[int], itemsize: int, name: str) -> tuple[int, ...]:
+    """Strides of bytes as those of elements."""
+    if any(step % itemsize for step in steps):
+        raise ArgumentError(f"`{name}` has strides of {tuple(steps)} bytes, not whole elements; pass a copy")
+    return tuple(step // itemsize for step in steps)
 
 
 def _unknown_dtype(name: str, dtype: str) -> ArgumentTypeError:

@@ -251,7 +251,8 @@ class Hopper(ByTma):
             "warp_copies_keys": warp_copies_keys,
             "each_warp_arrives": warp_copies_keys or self.roles.own_tiles,
             "lanes_work": " and ".join(["look for tiles"] * bool(v.classify) + ["read key vectors"] * bool(v.key_vectors)),
-            "mask_vectors": v.classify is not None and any(not e.in_score for e in v.key_vectors),  # read for partial tiles alone
+            # read for partial tiles alone
+            "mask_vectors": v.classify is not None and any(not e.in_score for e in v.key_vectors),
             "key_vector_indices": sorted(frozenset().union(*(e.indices for e in v.key_vectors))),
         }
 

@@ -52,6 +52,11 @@ def shifted(array: np.ndarray, by: int) -> np.ndarray:
     return result
 
 
+def between_elements(array: np.ndarray) -> np.ndarray:
+    """An array of that shape and type whose address is odd."""
+    return np.frombuffer(bytearray(array.nbytes + 1), array.dtype, offset=1).reshape(array.shape)
+
+
 WRONG = {
     "rank": ({"q": randn(4, 30, 16)}, ["`q` has 3 dimensions", "expected 4", "[batch, 4, q_len, 16]"]),
     "dtype": ({"k": randn(2, 2, 30, 16, dtype=np.float32)}, ["`k` has elements of fp32", "expected fp16"]),
@@ -78,6 +83,9 @@ WRONG = {
         {"slopes": np.ndarray((4,), np.float32, np.zeros(40, np.uint8), strides=(6,))},
         ["`slopes` has strides", "whole elements"],
     ),
+    "between elements": ({"slopes": between_elements(np.zeros(4, np.float32))}, ["`slopes` starts at an address", "4 bytes"]),
+    "byte order": ({"k": randn(2, 2, 30, 16, dtype=">f2")}, ["`k` has elements of >f2", "byte order", "k.astype("]),
+    "byte order of an input": ({"slopes": np.zeros(4, ">f4")}, ["`slopes` has elements of >f4", "byte order"]),
 }
 
 
@@ -183,6 +191,18 @@ def test_torch_tensors_are_read_in_place() -> None:
     assert result.dtype == torch.bfloat16
     with pytest.raises(ArgumentError, match="requires grad"):
         kernel(q.requires_grad_(), q, q)
+
+
+def test_torch_tensors_whose_memory_is_not_their_elements_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ArgumentTypeError, match="`x` is a sparse_coo tensor"):
+        view(torch.eye(3).to_sparse(), "x")
+    with pytest.raises(ArgumentTypeError, match="`x` is a nested tensor"):
+        view(torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)], layout=torch.jagged), "x")
+    negated = torch.randn(2, 3, dtype=torch.complex64).conj().imag
+    with pytest.raises(ArgumentError, match=r"`x` has its sign in a flag.*x.resolve_neg"):
+        view(negated, "x")
+    assert view(negated.resolve_neg(), "x").shape == (2, 3)
 
 
 def test_arrays_in_different_places_are_refused(kernel) -> None:

@@ -101,7 +101,8 @@ def test_ranges_of_rows_are_read_for_rows_that_are_there(head_dim: int, mask: st
 @pytest.mark.parametrize("mask", ["doc[b, k] <= 3 and k != k", "doc[b, k] <= 3 and h < 0"])
 def test_key_vectors_of_masks_that_allow_nothing(mask: str) -> None:
     """Their range of keys is empty in closed form, so that no tile is asked whether it is partial."""
-    check(attngen.define(dtype="fp16", head_dim=64, mask=mask, inputs={"doc": ("int32", ("batch", "kv_len"))}), Shape(1, 2, 1, 65, 65))
+    spec = attngen.define(dtype="fp16", head_dim=64, mask=mask, inputs={"doc": ("int32", ("batch", "kv_len"))})
+    check(spec, Shape(1, 2, 1, 65, 65))
 
 
 def test_rough_functions_stay_within_what_is_promised() -> None:

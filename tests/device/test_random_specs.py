@@ -1,0 +1,13 @@
+"""Random specs emulated; `python -m tests.random_specs` searches further."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.random_specs import case, failure
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_spec(seed: int) -> None:
+    one = case(seed)
+    assert not failure(one, seed), one

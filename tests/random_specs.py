@@ -1,0 +1,259 @@
+"""Random specs: on every rung the numbers of another reading of the same text, by Python and numpy.
+
+    python -m tests.random_specs [--seed 0] [--minutes 10]
+
+searches for longer than the tests do, and prints each spec that fails with its seed, which makes it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import attngen
+from attngen.device.emulated import EmulatedDevice
+from attngen.diagnostics import DiagnosticError
+from attngen.language import load_text
+from attngen.plan import ARCHES, choose
+from attngen.reference.compare import compare, truth
+from attngen.reference.problems import Sample, Shape, sample
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import from_storage
+from tests.problems import call
+
+Array = np.ndarray[Any, Any]
+
+HEAD_DIMS = (8, 16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
+RUNGS = (
+    *[("fused", "sm_80")] * 4,
+    *[("fused", "sm_90a")] * 5,
+    *[("hopper", "sm_90a")] * 5,
+    *[("wgmma", "sm_90a")] * 2,
+    ("tiled", "sm_80"),
+    ("naive", "sm_80"),
+)
+# Each in Python's own words too, where comparisons bind tighter than & and |
+MASKS = (
+    *["causal"] * 3, "causal_bottom_right", "window(w)", "prefix(n)", "same_document(doc)", "dilated(n)", "padding(ends)",
+    "k <= q + w", "k >= q - w", "q != k", "abs(q - k) < w", "q // 16 == k // 16", "(q // n - k // n) % 3 == 0", "k < 30",
+    "allowed[b, h, q, k]", "key_ok[b, k]", "key_ok[b, q]", "k <= 2 * q", "2 * k <= q + w", "q + k <= 200", "k % 7 != 2",
+    "q_len - q > 3", "doc[b, q] != 2", "(h % 2 == 0) or (k <= q)", "k <= reach[b, q]", "k <= far[b, q] + w",
+)  # fmt: skip
+SCORES = (
+    *["s"] * 6, "softcap(20.0)", "softcap(20.0)", "alibi(slopes)", "s + 0.01 * (k - q)", "s - 0.1 * abs(q - k)", "s * temp",
+    "relative_bias(table, 50)", "tanh(s) * 3.0", "s + by_row[h, q]", "s + by_key[b, k]", "where(q - k > 10, s, s * 0.5)",
+    "s + bias[b, h, q, k]", "min(s, 2.0)", "s * exp(-0.01 * abs(q - k))", "s + sin(s)", "where(k % 2 == 0, s + 1.0, s)",
+    "where(k % 5 == 1, -inf, s)", "softcap(20.0) + slopes[h] * (k - q)",
+)  # fmt: skip
+INPUTS = {
+    "doc": "int32[batch, kv_len]", "reach": "int64[batch, q_len]", "far": "int32[batch, q_len]", "ends": "int32[batch]",
+    "allowed": "bool[batch, heads, q_len, kv_len]", "key_ok": "bool[batch, kv_len]", "slopes": "fp32[heads]",
+    "table": "fp32[heads, 101]", "by_row": "fp32[heads, q_len]", "by_key": "{dtype}[batch, kv_len]",
+    "bias": "{dtype}[batch, heads, q_len, kv_len]", "sinks": "fp32[heads]",
+}  # fmt: skip
+TILES = {
+    "fused": (
+        "32 x 64", "64 x 32", "64 x 64", "64 x 128", "128 x 32", "128 x 64", "128 x 128", "128 x 48", "64 x 64  stages 2",
+        "128 x 64  warps 8",
+    ),
+    "hopper": (
+        "128 x 48", "128 x 64", "128 x 80", "128 x 128", "192 x 64", "192 x 128", "256 x 64", "192 x 48  stages 2",
+        "128 x 64  stages 3",
+    ),
+    "wgmma": ("64 x 64", "128 x 64", "128 x 128", "64 x 128", "192 x 64", "128 x 32"),
+    "tiled": ("32 x 32", "64 x 64"),
+}  # fmt: skip
+EXPECTED = {
+    "E219": "an input or a param that folding leaves without use",
+    "E301": "a tile that does not fit",
+}
+LENGTHS = (1, 17, 64, 65, 100, 128, 129, 200, 257)
+
+
+@dataclass(frozen=True)
+class Case:
+    text: str
+    rung: str
+    arch: str
+    shape: Shape
+    params: dict[str, int | float]
+    rows_apart: bool  # Q, K and V lie as [batch, length, heads, head_dim]
+
+
+def integer(r: random.Random, depth: int) -> str:
+    if depth == 0 or r.random() < 0.3:
+        leaves = ("q", "k", "q", "k", "w", "n", "h", "b", "doc[b, q]", "doc[b, k]", "q_len", "kv_len", str(r.randint(-20, 90)))
+        return r.choice(leaves)
+    a, b = integer(r, depth - 1), integer(r, depth - 1)
+    divisor = r.choice(("1", "2", "3", "7", "-3", "16", "64", "n"))
+    return r.choice(
+        (
+            f"({a} + {b})", f"({a} - {b})", f"({a} - {b})", f"({a} * {r.choice((2, 3, -1, 4, 7))})", f"({a} // {divisor})",
+            f"({a} % {divisor})", f"abs({a})", f"min({a}, {b})", f"max({a}, {b})", f"where({boolean(r, depth - 1)}, {a}, {b})",
+            f"clamp({a}, {r.randint(-50, 10)}, {r.randint(20, 300)})",
+        )
+    )  # fmt: skip
+
+
+def boolean(r: random.Random, depth: int) -> str:
+    if depth == 0 or r.random() < 0.5:
+        if r.random() < 0.65:
+            return f"({r.choice(MASKS)})"
+        inner = max(0, depth - 1)
+        return f"({integer(r, inner)} {r.choice(('<', '<=', '>', '>=', '==', '!='))} {integer(r, inner)})"
+    operator = r.choice(("and", "and", "or", "not"))
+    if operator == "not":
+        return f"(not {boolean(r, depth - 1)})"
+    return f"({boolean(r, depth - 1)} {operator} {boolean(r, depth - 1)})"
+
+
+def case(seed: int) -> Case:
+    """The spec and the problem of `seed`: the first of its draws that the language and the plan take."""
+    r = random.Random(seed)
+    while True:
+        one = draw(r)
+        try:
+            (spec,) = load_text(one.text)
+            choose(spec, ARCHES[one.arch], one.rung)
+        except DiagnosticError as error:
+            if {d.code for d in error.diagnostics} <= set(EXPECTED):
+                continue
+            raise
+        return one
+
+
+def draw(r: random.Random) -> Case:
+    rung, arch = r.choice(RUNGS)
+    dtype = r.choice(("bf16", "fp16") if rung in ("hopper", "wgmma") else ("bf16", "fp16", "fp32"))
+    mask = boolean(r, r.choice((0, 1, 1, 2, 2, 3))) if r.random() < 0.9 else ""
+    score = r.choice(SCORES)
+    normalize = r.choice((*["softmax"] * 8, "sigmoid", "none"))
+    sink = r.choice(("", "", "", "", "sinks[h]", "1.5")) if normalize == "softmax" else ""
+    expressions = f"{mask} {score} {sink}"
+    lines = [f"dtype {dtype}", f"head_dim {r.choice(HEAD_DIMS)}" + (f", v {r.choice(HEAD_DIMS)}" if r.random() < 0.15 else "")]
+    kv_heads, group = r.choice((1, 2)), r.choice((1, 1, 2, 4))
+    if r.random() < 0.5:
+        lines.append(f"heads {group * kv_heads} over {kv_heads}")
+    lines += [f"input {n}: {t.format(dtype=dtype)}" for n, t in INPUTS.items() if re.search(rf"\b{n}\b", expressions)]
+    values = {"w": r.choice((0, 1, 3, 16, 63, 64, 65, 100, -5)), "n": r.choice((1, 2, 3, 4, 5, 16, 64, 100)), "temp": 0.7}
+    params = {n: v for n, v in values.items() if re.search(rf"\b{n}\b", expressions)}
+    lines += [f"param {n}: {'float' if isinstance(v, float) else 'int'}" for n, v in params.items()]
+    lines += [f"{what} {e}" for what, e in (("mask", mask), ("score", score), ("sink", sink)) if e not in ("", "s")]
+    if normalize != "softmax":
+        lines.append(f"normalize {normalize}")
+    elif r.random() < 0.25:
+        lines.append("output lse")
+    if r.random() < 0.15 and (dtype == "fp32" or "softcap" in score):
+        lines.append("precision high")
+    q_len = r.choice(LENGTHS)
+    kv_len = r.choice((q_len, q_len, q_len, 1, 33, 64, 130, 190, 257, 300))
+    if re.search(r"\b(doc|same_document|key_ok)\b", mask):  # read at rows and keys alike
+        kv_len = max(kv_len, q_len)
+    shape = Shape(r.choice((1, 2)), group * kv_heads, kv_heads, q_len, kv_len)
+    if rung in TILES and r.random() < 0.4:
+        lines.append(f"kernel {rung} {{ tile {r.choice(TILES[rung])} }}")
+    text = "attention random {\n" + "".join(f"    {line}\n" for line in lines) + "}\n"
+    return Case(text, rung, arch, shape, params, r.random() < 0.2)
+
+
+def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array]:
+    """O and lse in float64 as numpy reads the text: `and`, `or` and `not` as & | ~, the prelude's names as Python's."""
+    batch, q_heads, q_len, _ = problem.q.shape
+    kv_heads, kv_len = problem.k.shape[1:3]
+    b, h, q, k = np.ogrid[:batch, :q_heads, :q_len, :kv_len]
+    names: dict[str, Any] = {n: from_storage(a) for n, a in problem.inputs.items()}
+    names = {n: x.astype(np.float64) if x.dtype == np.float32 else x for n, x in names.items()}
+    names |= {n: np.asarray(x)[()] for n, x in (one.params | {"q_len": q_len, "kv_len": kv_len}).items()}  # ~True is -2
+    names |= {
+        "b": b, "h": h, "q": q, "k": k, "inf": np.inf, "abs": np.abs, "min": np.minimum,
+        "max": np.maximum, "where": np.where, "exp": np.exp, "sin": np.sin, "tanh": np.tanh,
+        "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
+        "causal": q >= k, "causal_bottom_right": q + kv_len - q_len >= k, "window": lambda w: q - k < w,
+        "prefix": lambda n: k < n, "dilated": lambda d: (q - k) % d == 0, "padding": lambda ends: k < ends[b],
+        "same_document": lambda ids: ids[b, q] == ids[b, k],
+    }  # fmt: skip
+
+    def read(what: str, otherwise: str) -> Any:
+        found = re.search(rf"^ +{what} (.+)$", one.text, re.MULTILINE)
+        text = found[1] if found else otherwise
+        for word, sign in (("and", "&"), ("or", "|"), ("not", "~")):
+            text = re.sub(rf"\b{word}\b", sign, text)
+        return eval(text, {}, names)
+
+    group = q_heads // kv_heads
+    wide_q, wide_k, wide_v = (from_storage(x).astype(np.float64) for x in (problem.q, problem.k, problem.v))
+    wide_k, wide_v = wide_k.repeat(group, axis=1), wide_v.repeat(group, axis=1)
+    s = names["s"] = np.einsum("bhqd,bhkd->bhqk", wide_q, wide_k) / np.sqrt(spec.head_dim)
+    names |= {
+        "softcap": lambda c: c * np.tanh(s / c), "alibi": lambda slopes: s + slopes[h] * (k - q),
+        "relative_bias": lambda table, reach: s + table[h, np.clip(k - q, -reach, reach) + reach],
+    }  # fmt: skip
+    with np.errstate(all="ignore"):
+        allowed = np.broadcast_to(np.asarray(read("mask", "True"), bool), s.shape)
+        scores = np.where(allowed, read("score", "s"), -np.inf)
+        if spec.normalize == "sigmoid":
+            return np.where(allowed, 1 / (1 + np.exp(-scores)), 0.0) @ wide_v, np.empty(0)
+        if spec.normalize == "none":
+            return np.where(allowed, scores, 0.0) @ wide_v, np.empty(0)
+        sink = np.broadcast_to(np.asarray(read("sink", "-inf"), np.float64), s.shape)[..., :1]
+        largest = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)
+        finite = np.where(np.isfinite(largest), largest, 0.0)
+        weights = np.exp(scores - finite)
+        total = weights.sum(-1, keepdims=True) + np.exp(sink - finite)
+        output = (weights / np.where(total == 0, 1.0, total)) @ wide_v
+        return output, (finite + np.log(total))[..., 0]
+
+
+def failure(one: Case, seed: int = 0) -> str:
+    """What is wrong with `one`; "" where nothing is. Raises what attngen raises."""
+    (spec,) = load_text(one.text)
+    problem = sample(spec, one.shape, seed)
+    expected = truth(spec, problem, one.params)
+    output, lse = meant(one, spec, problem)
+    for name, ours, theirs in (("O", expected.reference.output, output), ("lse", expected.reference.lse, lse)):
+        if (
+            ours is not None
+            and ours.size == theirs.size
+            and not np.allclose(ours, theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
+        ):
+            return f"the oracle's {name} is not what the text says"
+    if one.rows_apart:
+        q, k, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (problem.q, problem.k, problem.v))
+        problem = Sample(q, k, v, problem.inputs)
+    compiled = attngen.compile(spec, kernel=one.rung, device=EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5))
+    found = compare(*call(compiled, problem, **one.params), expected)
+    # few rows may lie beside the bound by accident, of which each problem has its own; what is wrong is off by more
+    right = found.error <= 2 * found.allowed and (found.lse_error is None or found.lse_error <= 2 * found.allowed_lse)
+    return "" if right else str(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--minutes", type=float, default=10)
+    options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
+    seed, failed = options.seed, 0
+    while time.monotonic() < end:
+        one = None
+        try:
+            one = case(seed)
+            wrong = failure(one, seed)
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {error}"
+        if wrong:
+            failed += 1
+            print(f"\nseed {seed}: {wrong}\n{one}\n{one.text if one else ''}", flush=True)
+        seed += 1
+        print(f"\r{seed - options.seed} specs, {failed} failed", end="", flush=True)
+    print()
+
+
+if __name__ == "__main__":
+    main()
