@@ -109,6 +109,10 @@ def test_a_mistake_is_a_diagnostic_with_exit_code_2(tmp_path: Path) -> None:
         (("check", GPT2, "--device", "tpu"), "no device is called 'tpu'"),
         (("check", "dilated", "--device", "emulated", "--param", "step=0"), "can be zero"),
         (("check", "dilated", "--param", "step"), "is not NAME=NUMBER"),
+        (("check", "head_dim_80", "--device", "emulated", "--heads", "3", "--kv-heads", "2"), "cannot share"),
+        (("trace", "head_dim_80", "--heads", "3", "--kv-heads", "2"), "cannot share"),
+        (("explain", "packed_documents", "--q-len", "200", "--kv-len", "64"), "index 1 of `document`"),
+        (("report", "packed_documents", "--q-len", "200", "--kv-len", "64"), "index 1 of `document`"),
         (("check", "dilated", "--device", "emulated", "--param", "stride=2"), "no input or param `stride`"),
         (("trace", GPT2, "--kernel", "hopper", "--arch", "sm_80"), "sm_90a"),
         (("trace", "dilated", "--param", "step=0"), "can be zero"),
@@ -121,6 +125,15 @@ def test_bad_commands_are_refused_with_words_alone(arguments: tuple[str, ...], w
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", [("check", "--device", "emulated"), ("trace",), ("explain",), ("report",), ("bench",)])
+def test_a_param_that_must_be_given_is_asked_for_as_an_option(command: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "reach.attn"
+    path.write_text("attention reach { dtype bf16 head_dim 64 param reach: int mask causal and window(reach) }")
+    done = process(command[0], str(path), *command[1:])
+    assert done.returncode == 2
+    assert "`reach` has no default and was not given; say --param reach=NUMBER" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("statements", ["dtype fp16 kernel fused { tile 256 x 256 stages 2 }", "dtype fp32 kernel hopper"])

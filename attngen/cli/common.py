@@ -186,12 +186,18 @@ def params_given(given: tuple[str, ...]) -> dict[str, int | float]:
 
 
 def known_params(spec: AttentionSpec, given: tuple[str, ...]) -> dict[str, int | float]:
-    """Those of `given`, which must be params of `spec`. Raises ArgumentError for one that is not, or of the wrong type."""
+    """Those of `given`, which must be params of `spec`. Raises ArgumentError for one that is not, or of the wrong type, and
+    BadParameter where one without a default is missing."""
     from attngen.device.binding import check_params, refuse_unknown
 
     values = params_given(given)
     declared = {p.name: (str(p.type), p.default) for p in spec.params if p.name in values}
     refuse_unknown(list(values), [p.name for p in spec.params])
+    for p in spec.params:
+        if p.default is None and p.name not in values:
+            raise click.BadParameter(
+                f"`{p.name}` has no default and was not given; say --param {p.name}=NUMBER", param_hint="--param"
+            )
     return check_params(declared, values)
 
 

@@ -15,10 +15,10 @@ from attngen.cli.common import (
     EPILOG,
     colored,
     guarded,
+    known_params,
     load_specs,
     name_option,
     param_option,
-    params_given,
 )
 from attngen.spec.attention import HOPPER_RUNGS, RUNGS, Rung
 
@@ -79,7 +79,9 @@ def bench(
         return
     else:
         (one,) = _single(spec, name)
-        report = _measured(one.spec, lengths, dtypes, head_dims, full, tokens, kernel, rounds, params_given(given), json_file)
+        report = _measured(
+            one.spec, lengths, dtypes, head_dims, full, tokens, kernel, rounds, known_params(one.spec, given), json_file
+        )
     click.echo(f"\n{report.where}; median of {report.rounds}, in brackets where four fifths of the timings lie")
     if plot is not None:
         from attngen.bench.plot import draw
@@ -127,7 +129,7 @@ def tune(spec: str, lengths: str, tokens: int, rounds: int, given: tuple[str, ..
     for number, case in enumerate(todo, 1):
         click.echo(click.style(f"{case.title}", bold=True), color=colored(sys.stdout))
         place = f"[{number}/{len(todo)}]"
-        found = tune.tune(case, params_given(given), rounds, partial(_progress, place))
+        found = tune.tune(case, known_params(one.spec, given), rounds, partial(_progress, place))
         planned = next(t for t in found.tried if t.planned)
         for t in found.tried:
             marks = ", ".join(
@@ -239,7 +241,7 @@ def _count(spec: str, name: str | None, given: tuple[str, ...]) -> None:
             f"  {'kernel':<18} {'global read':>12} {'written':>10} {'shared read':>12} {'written':>10} {'workspace':>10} "
             f"{'mma':>8} {'barriers':>9}"
         )
-        for c in count(one.spec, shape, params_given(given)):
+        for c in count(one.spec, shape, known_params(one.spec, given)):
             title = c.rung + (f" {c.schedule}" if c.schedule != c.rung else "")
             click.echo(
                 f"  {title:<18} {c.global_read:>12,} {c.global_written:>10,} {c.shared_read:>12,} {c.shared_written:>10,} "

@@ -61,8 +61,10 @@ def report(
     shared memory by banks, the pipeline, the roofline, the instructions by class and the errors. Needs no GPU; nvdisasm, which
     `attngen doctor` looks for, and for the errors a C++ compiler.
     """
+    from attngen.inspect.prepare import check_call
     from attngen.inspect.report.page import Problem
     from attngen.inspect.report.page import report as page_about
+    from attngen.reference.problems import Shape
 
     loaded = load_specs(spec, name)
     if len(loaded) > 1:
@@ -70,8 +72,10 @@ def report(
     (target, *_) = arches_named(arch, kernel, loaded)
     plan, source = source_of(loaded[0], target, kernel)
     params = known_params(loaded[0].spec, given)
+    problem = Problem(q_len, kv_len or q_len, params)
+    check_call(loaded[0].spec, Shape(1, q_len=problem.q_len, kv_len=problem.kv_len), params)
     errors = _errors(loaded[0].spec, plan, params) if check else "--no-check was given"
-    page = page_about(loaded[0], plan, source, Problem(q_len, kv_len or q_len, params), errors)
+    page = page_about(loaded[0], plan, source, problem, errors)
     path = output or Path(f"{source.name}.html")
     path.parent.mkdir(parents=True, exist_ok=True)
     data = page.html.encode()

@@ -179,6 +179,8 @@ def explain(
     from attngen.inspect.explain import explain_plan, explain_tiles
     from attngen.inspect.explain_work import explain_changes, explain_work
     from attngen.inspect.occupancy import explain_occupancy
+    from attngen.inspect.prepare import check_call
+    from attngen.reference.problems import Shape
 
     loaded = load_specs(spec, name)
     (target, *_) = arches_named(arch, kernel, loaded)
@@ -186,6 +188,7 @@ def explain(
     for one in loaded:
         plan, source = source_of(one, target, kernel)
         params = known_params(one.spec, given)
+        check_call(one.spec, Shape(1, q_len=lengths[0], kv_len=lengths[1]), params)
         click.echo(explain_plan(one.spec, plan))
         click.echo(explain_occupancy(source, target))
         click.echo(explain_work(one.spec, plan, *lengths, params))

@@ -17,9 +17,9 @@ from attngen.cli.common import (
     colored,
     devices_named,
     guarded,
+    known_params,
     load_specs,
     name_option,
-    params_given,
     pointing_at,
     rung_asked,
     rung_of_text,
@@ -89,12 +89,13 @@ def check(
     text = source.read_text() if source else None
     devices = devices_named(device, thread_orders, fast, rung_asked(kernel, loaded), debug)
     shape = Shape(batch, heads, kv_heads or heads, q_len, q_len if kv_len is None else kv_len)
-    params = params_given(given)
     checks = []  # all are planned before the first is run: a refusal comes alone
     for one in loaded:
         wanted = one.spec if dtype is None else replace(one.spec, dtype=DTYPES[dtype])
         with pointing_at(one):
-            checks.append(check_spec(wanted, rungs_named(kernel, wanted), devices, shape, params, seed, text))
+            checks.append(
+                check_spec(wanted, rungs_named(kernel, wanted), devices, shape, known_params(wanted, given), seed, text)
+            )
     results = []
     table = None if as_json else _CheckTable()
     for result in chain.from_iterable(checks):

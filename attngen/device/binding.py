@@ -47,7 +47,7 @@ def measure(source: KernelSource, arrays: Mapping[str, ArrayView]) -> dict[str, 
             wanted = evaluate_extent(extent, sizes)
             if size != wanted and not (size == 1 and isinstance(extent, str) and _broadcasts(spec)):
                 raise ArgumentError(_wrong_size(spec, array, axis, extent, wanted, origin))
-    _check_heads(sizes)
+    check_heads(sizes)
     q = arrays["Q"]
     for _, array in given:
         if array.location != q.location:
@@ -80,7 +80,8 @@ def _check_kind(spec: TensorSpec, array: ArrayView) -> None:
         )
 
 
-def _check_heads(sizes: Mapping[str, int]) -> None:
+def check_heads(sizes: Mapping[str, int]) -> None:
+    """Raises ArgumentError where query heads do not divide among key/value heads."""
     q_heads, kv_heads = sizes.get("q_heads"), sizes.get("kv_heads")
     if q_heads is None or kv_heads is None or q_heads == 0:
         return

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from attngen.api import CompiledAttention
-from attngen.device.binding import check_params, refuse_unknown
+from attngen.device.binding import check_heads, check_params, refuse_unknown
 from attngen.device.protocol import Device
 from attngen.emit.emitter import emit
 from attngen.plan import Plan, choose, find_arch
@@ -26,11 +26,13 @@ def plan_for(spec: AttentionSpec, rung: str, device: Device) -> Plan:
 def check_call(spec: AttentionSpec, shape: Shape, params: Mapping[str, int | float]) -> None:
     """Refuse what every call of `spec` with these sizes and params refuses, before anything is compiled.
 
-    Raises ArgumentError for a param and ObligationError for an index or a divisor out of range.
+    Raises ArgumentError for a param or for numbers of heads, and ObligationError for an index or a divisor out of range.
     """
     refuse_unknown(list(params), [p.name for p in spec.params])
     values = check_params({p.name: (str(p.type), p.default) for p in spec.params}, params)
-    check_obligations(spec, shape.sizes(spec), values)
+    sizes = shape.sizes(spec)
+    check_heads(sizes)
+    check_obligations(spec, sizes, values)
 
 
 def compile_text(spec: AttentionSpec, plan: Plan, device: Device, text: str | None) -> CompiledAttention:

@@ -41,6 +41,12 @@ def test_line_tables_change_no_instruction_and_no_cache(name: str) -> None:
     assert {e.name for e in CACHE.entries()} == before
 
 
+def test_a_compilation_without_a_log_leaves_python_as_it_was() -> None:
+    """Of each byte Python has one object: what NVRTC writes, such as the end of an empty log, may not go there."""
+    compile_with_lines(emitted(shipped("gpt2"), "naive"))
+    assert [bytes([i])[0] for i in range(256)] == list(range(256))
+
+
 @pytest.mark.parametrize("name", LADDER)
 def test_instructions_have_a_line_of_cuda(name: str) -> None:
     source = LADDER[name]

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from attngen.cli import main
 from attngen.device.cuda import compiler
-from attngen.device.cuda.line_table import sass_code
+from attngen.device.cuda.line_table import machine_code, sass_code
 from attngen.diagnostics import DiagnosticError
 from attngen.emit.emitter import emit
 from attngen.emit.files import FILES
@@ -222,6 +222,20 @@ def test_without_nvdisasm_there_is_no_page_but_a_cure(tmp_path: Path, monkeypatc
     assert result.exit_code == 3
     assert compiler.SASS_CURE in result.stderr
     assert not (tmp_path / "out.html").exists()
+
+
+def test_a_mask_that_allows_nothing_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "nothing.attn").write_text("attention nothing { dtype bf16 head_dim 64 mask q + k <= 200 and k >= q_len }")
+    result = invoke(str(tmp_path / "nothing.attn"), "--no-check", "-o", str(tmp_path / "out.html"))
+    assert result.exit_code == 0, result.output
+    assert '<tr class="own"><td>fused</td><td>0</td>' in (tmp_path / "out.html").read_text()
+
+
+def test_instructions_without_a_line_have_none() -> None:
+    """NVRTC says line 0 of some for sm_120."""
+    spec = shipped("t5_relative_bias")
+    mapped, instructions = machine_code(emitted(spec, "tiled", "sm_120a")).mapped
+    assert 0.95 * instructions < mapped <= instructions
 
 
 def test_what_cannot_be_is_refused_with_what_could(tmp_path: Path) -> None:

@@ -81,9 +81,11 @@ def _compile(source: KernelSource, targets: tuple[str, ...], *options: str) -> t
         return results[0] if results else None
 
     def result(size_of: Any, get: Any) -> bytes:
-        code: bytes = b" " * checked(*size_of(program))
+        size = checked(*size_of(program))
+        # NVRTC writes into it. Of one byte Python has one object for all: an empty log would change what b" " is everywhere
+        code = bytes(max(size, 2))
         checked(*get(program, code))
-        return code
+        return code[:size]
 
     program = checked(*nvrtc.nvrtcCreateProgram(source.text.encode(), f"{source.name}.cu".encode(), 0, [], []))
     options = (*options, "--no-cache")

@@ -127,7 +127,8 @@ def _section(lines: list[str]) -> Iterator[MachineLine]:
                 ptx = number
             else:
                 chain, fresh = (*chain, number) if fresh else (number,), True
-                assert number > 0, line
+                if number == 0:  # the compiler's way to say that no line has it
+                    chain = ()
             continue
         fresh = False
         if _INSTRUCTION.match(line):

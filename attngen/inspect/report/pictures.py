@@ -126,8 +126,9 @@ def roofline_plot(
     roofs = {roof.units: roof.peak / 1e12 for _, _, roof in found}
     points = tuple(_point(rung, cost, roof, rung == plan.rung) for rung, cost, roof in found)
     top = 10.0 ** math.ceil(math.log10(max(roofs.values()) * 1.2))
-    least = min(1.0, *(p.intensity for p in points))
-    most = max(10.0 ** math.ceil(math.log10(top / plan.arch.bandwidth_tb_s)), *(2 * p.intensity for p in points))
+    drawn = [p.intensity for p in points if p.intensity]  # of a mask that allows nothing there is none
+    least = min([1.0, *drawn])
+    most = max([10.0 ** math.ceil(math.log10(top / plan.arch.bandwidth_tb_s)), *(2 * i for i in drawn)])
     x = Axis(10.0 ** math.floor(math.log10(least)), most, size[0])
     y = Axis(10.0 ** math.floor(math.log10(x.low * plan.arch.bandwidth_tb_s)), top, size[1])
     highest = tuple(sorted(roofs.items(), key=lambda pair: -pair[1]))
