@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -317,3 +319,17 @@ def test_an_unknown_instruction_is_refused_by_name() -> None:
 def test_text_that_does_not_compile_shows_its_line() -> None:
     with pytest.raises(CompilationError, match=r"test\.cu:4:"):
         run("int a = 1;\nthis is not C++;", *arrays())
+
+
+def test_what_a_kernel_takes_goes_with_it() -> None:
+    """A library has the stacks of its threads, which are megabytes; the last of two kernels of one text closes it."""
+    y = np.zeros(256, np.float32)
+    text = "    y[threadIdx.x] = 1.0f;"
+    kernels = [run(text, np.zeros(1, np.float32), y, threads=256) for _ in range(2)]
+    library = str(kernels[0].library)
+    assert kernels[1].library == kernels[0].library
+    for loaded in (True, False):
+        kernels.pop()
+        gc.collect()
+        assert (library in Path("/proc/self/maps").read_text()) == loaded
+    assert y.all()

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +90,7 @@ class Counters:
     instructions: dict[str, int] = field(default_factory=dict)  # PTX instructions, counted for each thread
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class EmulatedKernel:
     """A library loaded into this process. `counters`, and `traced` where the device traces, are of the latest call."""
 
@@ -110,6 +112,8 @@ class EmulatedKernel:
     def _launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...]) -> None:
         if self._loaded is None:
             self._loaded = ctypes.CDLL(str(self.library))
+            # its stacks and tables are some megabytes, which go with the last kernel that uses it
+            weakref.finalize(self, _ctypes.dlclose, self._loaded._handle).atexit = False
         for counter in (m for m in memory if m.counter):
             ctypes.memset(counter.pointer, 0, counter.bytes)
         ranges = (_Range * len(memory))(*(_Range(m.pointer, m.bytes, int(m.writable)) for m in memory))

@@ -21,7 +21,12 @@ Fiber* collective_last;
 namespace {
 
 constexpr size_t STACK_BYTES = 256 * 1024;
-std::vector<unsigned char*> stacks;
+// Of the fibers, kept from launch to launch and given back when the library is closed
+struct Stacks : std::vector<unsigned char*> {
+    ~Stacks() {
+        for (unsigned char* stack : *this) munmap(stack, STACK_BYTES);
+    }
+} stacks;
 void* scheduler_stack;
 bool failed, tracing;
 void (*kernel)(void**);
