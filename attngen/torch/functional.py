@@ -16,7 +16,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
     *,
     is_causal: bool = False,
     scale: float | None = None,
@@ -26,13 +26,13 @@ def attention(
     layout: str = "bhsd",
     copy: bool = False,
 ) -> Any:
-    """softmax(scale * q k^T + mask) v.
+    """softmax(scale * q k^T + attn_mask) v.
 
     q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, head_dim_v], of
     fp16, bf16 or fp32, on a GPU (or on the CPU, where the emulated device runs them, slowly); with layout="bshd" [batch,
     length, heads, size]. Views are read in place; what a kernel cannot read so is an error, or copied with `copy`.
 
-    `mask` is boolean (true: take part) or a float tensor that is added, broadcastable to [batch, q_heads, q_len, kv_len].
+    `attn_mask` is boolean (true: take part) or a float tensor that is added, broadcastable to [batch, q_heads, q_len, kv_len].
     `is_causal` lets query i see keys up to i. `scale` is 1 / sqrt(head_dim) by default. Fewer key/value heads than query
     heads need `enable_gqa`. `mode` is naive, tiled, fused, wgmma, hopper or auto.
 
@@ -40,17 +40,17 @@ def attention(
     argument, and for inputs that require grad.
     """
     said = None if copy else (mode, is_causal, scale, enable_gqa, return_lse, layout)
-    inputs = () if mask is None else (mask,)
+    inputs = () if attn_mask is None else (attn_mask,)
     result = _calls.repeat(q, k, v, inputs, said)
     if result is None:
         queries, keys, values = heads_first(q, k, v, layout, copy)
         if not enable_gqa:
             check_equal_heads(queries, keys)
-        mask_dtype = None if mask is None else mask.dtype
+        mask_dtype = None if attn_mask is None else attn_mask.dtype
         text = standard_text(
             mode, is_causal, scale, return_lse, queries.dtype, head_size(queries), head_size(values), mask_dtype
         )
-        lists = () if mask is None else ([four_dimensions(mask)],)
+        lists = () if attn_mask is None else ([four_dimensions(attn_mask)],)
         result = _calls.make(q, k, v, inputs, said, (queries, keys, values, text, *lists))
     output, lse = result
     if layout == "bshd":

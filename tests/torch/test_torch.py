@@ -56,7 +56,7 @@ def test_masks_of_any_broadcastable_shape(shape: tuple[int, ...], kind: str) -> 
     mask = randn(*shape, dtype=torch.float16)
     if kind == "bool":
         mask = mask > -1
-    close(attention(q, k, v, mask), scaled_dot_product_attention(q, k, v, attn_mask=mask))
+    close(attention(q, k, v, attn_mask=mask), scaled_dot_product_attention(q, k, v, attn_mask=mask))
 
 
 def test_a_packed_projection_is_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
