@@ -11,7 +11,7 @@ import argparse
 import random
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from attngen.plan import ARCHES, choose
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import from_storage
+from attngen.spec.dtypes import from_storage, round_to_storage
 from tests.problems import call
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +49,8 @@ SCORES = (
     *["s"] * 6, "softcap(20.0)", "softcap(20.0)", "alibi(slopes)", "s + 0.01 * (k - q)", "s - 0.1 * abs(q - k)", "s * temp",
     "relative_bias(table, 50)", "tanh(s) * 3.0", "s + by_row[h, q]", "s + by_key[b, k]", "where(q - k > 10, s, s * 0.5)",
     "s + bias[b, h, q, k]", "min(s, 2.0)", "s * exp(-0.01 * abs(q - k))", "s + sin(s)", "where(k % 2 == 0, s + 1.0, s)",
-    "where(k % 5 == 1, -inf, s)", "softcap(20.0) + slopes[h] * (k - q)",
+    "where(k % 5 == 1, -inf, s)", "s + 0.5 * k", "s - 0.5 * k", "s * 30.0", "s + 40.0 * ((k // 48) % 2)",
+    "s - 60.0", "softcap(20.0) + slopes[h] * (k - q)",
 )  # fmt: skip
 INPUTS = {
     "doc": "int32[batch, kv_len]", "reach": "int64[batch, q_len]", "far": "int32[batch, q_len]", "ends": "int32[batch]",
@@ -84,6 +85,7 @@ class Case:
     shape: Shape
     params: dict[str, int | float]
     rows_apart: bool  # Q, K and V lie as [batch, length, heads, head_dim]
+    magnitude: float  # of Q, whose elements are randn otherwise: larger ones make rows' maxima rise from tile to tile
 
 
 def integer(r: random.Random, depth: int) -> str:
@@ -159,7 +161,7 @@ def draw(r: random.Random) -> Case:
     if rung in TILES and r.random() < 0.4:
         lines.append(f"kernel {rung} {{ tile {r.choice(TILES[rung])} }}")
     text = "attention random {\n" + "".join(f"    {line}\n" for line in lines) + "}\n"
-    return Case(text, rung, arch, shape, params, r.random() < 0.2)
+    return Case(text, rung, arch, shape, params, r.random() < 0.2, r.choice((1.0, 1.0, 1.0, 4.0, 25.0, 0.0)))
 
 
 def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array]:
@@ -214,6 +216,7 @@ def failure(one: Case, seed: int = 0) -> str:
     """What is wrong with `one`; "" where nothing is. Raises what attngen raises."""
     (spec,) = load_text(one.text)
     problem = sample(spec, one.shape, seed)
+    problem = replace(problem, q=round_to_storage(from_storage(problem.q) * np.float32(one.magnitude), spec.dtype))
     expected = truth(spec, problem, one.params)
     output, lse = meant(one, spec, problem)
     for name, ours, theirs in (("O", expected.reference.output, output), ("lse", expected.reference.lse, lse)):
