@@ -11,9 +11,9 @@ bursts and of the ratios within each round; TFLOP/s are of the pairs that the ma
 from __future__ import annotations
 
 from parts import run
-from portable_parts import between, plain, variants
+from portable_parts import between, plain, sustained, variants
 
-PARTS = {"plain": plain, "between": between, "variants": variants}
+PARTS = {"plain": plain, "between": between, "variants": variants, "sustained": sustained}
 
 if __name__ == "__main__":
     run("portable", __doc__, PARTS, rounds=21)

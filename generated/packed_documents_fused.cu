@@ -402,10 +402,6 @@ packed_documents_fused(
     const int q_lo = q_block * BLOCK_Q;
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const int warp_row = 16 * warp;  // of the block; a warp has 16 rows of each half
-    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row
-    // where the elements of S_frag and O_frag are
-    const auto row_of = [&](int r) { return lane_row + r / 2 * HALF_Q + r % 2 * 8; };
-    const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
     const Captured in = {
         captured_document, captured_document_step_0, captured_document_step_1, captured_document_k_min,
         captured_document_k_min_step_0, captured_document_k_min_step_1, captured_document_k_max,

@@ -47,6 +47,17 @@ class Fused(File):
     def sections(self) -> dict[str, str]:
         return {**self.tile_sections(), "fused": "The fused kernel"}
 
+    def context(self) -> dict[str, Any]:
+        v = self.variant
+        partial_anew = bool(v.key_vectors) and not self.products()
+        asked = {n for f in (v.score, None if partial_anew else v.mask) if f is not None for n in f.arguments}
+        of_rows = self.spec.lse or (v.sink is not None and "q_idx" in v.sink.arguments) or (v.row_elements and not partial_anew)
+        return super().context() | {
+            "partial_anew": partial_anew,
+            "places_rows": bool(of_rows) or "q_idx" in asked,
+            "places_keys": not partial_anew or "kv_idx" in asked,
+        }
+
     def fused_numbers(self) -> list[ConstantLine]:
         plan = self.plan
         factor = self.variant.factor

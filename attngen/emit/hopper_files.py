@@ -223,11 +223,14 @@ class Hopper(ByTma):
         of_rows = v.kv_range.arguments if v.by_row or v.classify is None else ()
         asked = {n for f in (v.score, v.one_score, v.mask, v.sink) if f is not None for n in f.arguments}.union(of_rows)
         asked |= {n for e in v.row_elements for n in e.indices}
+        rows_differ = any("q_idx" in f.arguments for f in (v.score, v.mask, v.sink) if f is not None) or bool(v.row_elements)
         sink_in_output = v.sink is not None and self.roles.row_sums == "products"
         short_of_registers = self.plan.is_bounded or any(e.in_score for e in v.key_vectors)  # one more, and they spill
         return super().context() | {
+            "tiles_by_row": any({"q_lo", "q_hi"} & set(f.arguments) for f in (v.kv_range, v.classify) if f is not None),
             "tile_indices": [n for n in OF_HEAD if v.classify is None and n in v.kv_range.arguments],
             "consumer_indices": [n for n in OF_HEAD if n in asked],
+            "places_rows": rows_differ or (v.by_row and bool({"q_lo", "q_hi"} & set(v.kv_range.arguments))),
             "keeps_maximum": keeps_maximum,
             "adapts_slack": hopper.adapts_slack(self.spec),
             "sink_in_output": sink_in_output,  # beside the products with ones

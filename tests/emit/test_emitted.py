@@ -44,13 +44,22 @@ def test_generated_is_current() -> None:
 @pytest.mark.parametrize("manifest", GENERATED, ids=lambda p: p.stem)
 def test_generated_files_compile_without_spills(manifest: Path) -> None:
     source = committed(manifest)
-    found = compile_text(source).resources()
+    made = compile_text(source)
+    assert "never referenced" not in made.log, made.log
+    found = made.resources()
     assert {r.entry for r in found} == {e.name for e in source.entry_points}
     for resources in found:
         assert (resources.spill_store_bytes, resources.spill_load_bytes) == (0, 0), resources
         entry = next(e for e in source.entry_points if e.name == resources.entry)
         threads = entry.block[0] * entry.block[1] * entry.block[2]
         assert resources.registers * threads <= ARCHES[source.arch].registers_per_sm
+
+
+@pytest.mark.parametrize("rung", HOPPER_RUNGS)
+@pytest.mark.parametrize("name", ["padding", "dense_bias", "packed_documents", "t5_relative_bias"])
+def test_nothing_is_declared_in_vain(name: str, rung: str) -> None:
+    """Places of rows are there where something asks for them."""
+    assert "never referenced" not in compile_text(emitted(shipped(name), rung, "sm_90a")).log
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])

@@ -92,7 +92,9 @@ def test_a_mask_of_keys_alone_keeps_its_64_rows() -> None:
 def test_default_plans_of_head_sizes_64_and_128_spill_nothing(name: str, arch: str, dtype: str) -> None:
     for head_dim in (64, 128):
         spec = replace(shipped(name, dtype), head_dim=head_dim, head_dim_v=head_dim)
-        for found in compile_text(emit(spec, choose(spec, ARCHES[arch], "fused"))).resources():
+        made = compile_text(emit(spec, choose(spec, ARCHES[arch], "fused")))
+        assert "never referenced" not in made.log, made.log
+        for found in made.resources():
             assert (found.spill_store_bytes, found.stack_bytes) == (0, 0), (head_dim, found)
 
 
