@@ -233,9 +233,11 @@ def compile(
     disk now, with or without a GPU, so that a process that serves finds them there. Where the sizes of a call decide which plan
     it takes (`attngen explain` names them), each is compiled by the first call that takes it; others are compiled now.
 
-    Raises DiagnosticError for mistakes in the text, PlanRefusal for overrides that do not fit, DeviceError where the device
-    cannot compile.
+    Raises DiagnosticError for mistakes in the text, PlanRefusal for overrides that do not fit, ArgumentError for a rung, an
+    architecture or a captured input that does not exist, DeviceError where the device cannot compile.
     """
+    if kernel is not None:
+        _check_rung("kernel", kernel)
     if not isinstance(spec, AttentionSpec):
         loaded = load(spec)
         if isinstance(loaded, tuple):
@@ -244,6 +246,11 @@ def compile(
         spec = loaded
     else:
         check(spec)
+    given = dict(captures or {})
+    for param in spec.params:
+        if param.name in given:
+            raise ArgumentError(f"`{param.name}` is a param, and captures are inputs; pass {param.name}=... to calls")
+    refuse_unknown(list(given), [i.name for i in spec.inputs])
     place = _device(device) if isinstance(device, str) else device
     if ahead:
         from attngen.device.cuda.compiler import cubin
@@ -255,7 +262,6 @@ def compile(
     unnamed = isinstance(device, str) and not place.name.startswith("cuda")
     usual = default_arch(kernel or spec.schedule.rung) if unnamed else place.arch
     plan = choose(spec, _arch(arch or usual), kernel)
-    given = dict(captures or {})
     of_tensors = None
     if _of_tensors and isinstance(device, str) and arch is None and device != "emulated:fast":  # those it cannot be told
         of_tensors = _of_tensors[-1](spec, kernel, given, place.name if place.name.startswith("cuda") else "cpu")
@@ -265,6 +271,11 @@ def compile(
     source = emit(spec, plan)
     made = DeferredKernel(place, source) if by_sizes or found else place.compile(source)
     return CompiledAttention(spec, plan, made, place, given, of_tensors, found, by_sizes)
+
+
+def _check_rung(keyword: str, said: str) -> None:
+    if said not in get_args(Rung):
+        raise ArgumentError(f"{keyword} is {said!r}; expected naive, tiled, fused, wgmma, hopper or auto")
 
 
 def _arch(name: str) -> Arch:
@@ -329,8 +340,7 @@ def _standard(
     mode: str,
     device: str,
 ) -> CompiledAttention:
-    if mode not in get_args(Rung):
-        raise ArgumentError(f"mode is {mode!r}; expected naive, tiled, fused, wgmma, hopper or auto")
+    _check_rung("mode", mode)
     return compile(standard_spec(dtype, head_dim, head_dim_v, mask, is_causal, scale), kernel=mode, device=device)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import index
 from typing import Any, get_args
 
 from attngen.diagnostics import DiagnosticError
@@ -54,17 +55,26 @@ def traced(
     (type, default), or a default alone. `mask`, `score` and `sink` are text of the language or functions: (s, b, h, q, k) or,
     without s, (b, h, q, k). Arrays that a function refers to are captured with the sizes they have, a dimension that is
     indexed by a plain index of the same size at call time included. Raises DiagnosticError as the text would, TraceError for
-    what a function cannot say.
+    what a function cannot say, TypeError for an argument that is of no such type.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"`name` is {name!r}; expected a str")
     check_name(name)
+    head_dim = _whole("head_dim", head_dim)
+    head_dim_v = head_dim if head_dim_v is None else _whole("head_dim_v", head_dim_v)
+    q_heads, kv_heads = _pair("heads", heads)
+    block_q, block_kv = _pair("tile", tile)
+    stages, warps = (None if n is None else _whole(of, n) for of, n in (("stages", stages), ("warps", warps)))
+    if not isinstance(lse, bool):
+        raise TypeError(f"`lse` is {lse!r}; expected True or False")
     if dtype not in DTYPES:
         known = ", ".join(t.name for t in STORAGE_DTYPES)
         raise DiagnosticError(
             mistakes.UnknownDType(statement="dtype", dtype=dtype, of_what=" of Q, K and V", hint="no such type", known=known)
         )
-    declared = [_input(n, element, dims) for n, (element, dims) in (inputs or {}).items()]
-    numbers = [_param(n, given) for n, given in (params or {}).items()]
-    builder = _Builder(head_dim, head_dim_v or head_dim, declared, numbers)
+    declared = [_input(n, given) for n, given in _items("inputs", inputs)]
+    numbers = [_param(n, given) for n, given in _items("params", params)]
+    builder = _Builder(head_dim, head_dim_v, declared, numbers)
     exprs = {k: builder.expression(k, w) for k, w in (("mask", mask), ("score", score), ("sink", sink))}
     exprs["scale"] = constant(float(scale)) if isinstance(scale, (int, float)) else builder.expression("scale", scale)
     captured = [Input(c.name, DTYPES[c.dtype], tuple(int(n) for n in c.array.shape)) for c in builder.captures.values()]
@@ -75,10 +85,10 @@ def traced(
         name=name,
         dtype=DTYPES[dtype],
         head_dim=head_dim,
-        head_dim_v=head_dim if head_dim_v is None else head_dim_v,
+        head_dim_v=head_dim_v,
         scale=default_scale(head_dim) if written_scale is None else as_float(written_scale),
-        q_heads=heads[0] if heads else None,
-        kv_heads=heads[1] if heads else None,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
         inputs=(*declared, *captured),
         params=tuple(numbers),
         mask=exprs["mask"],
@@ -87,14 +97,43 @@ def traced(
         sink=None if written_sink is None else as_float(written_sink),
         lse=lse,
         precision=precision,
-        schedule=Schedule(kernel, tile[0] if tile else None, tile[1] if tile else None, stages, warps),
+        schedule=Schedule(kernel, block_q, block_kv, stages, warps),
     )
     check(result)
     return result, {c.name: c.array for c in builder.captures.values()}
 
 
-def _input(name: str, dtype: str, dims: tuple[int | str, ...]) -> Input:
+def _whole(keyword: str, given: Any) -> int:
+    """A whole number, numpy's too."""
+    if isinstance(given, bool) or not hasattr(given, "__index__"):
+        raise TypeError(f"`{keyword}` is {given!r}; expected a whole number")
+    return index(given)
+
+
+def _pair(keyword: str, given: Any) -> tuple[int, int] | tuple[None, None]:
+    if given is None:
+        return None, None
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise TypeError(f"`{keyword}` is {given!r}; expected two whole numbers")
+    return _whole(keyword, given[0]), _whole(keyword, given[1])
+
+
+def _items(keyword: str, given: Any) -> list[tuple[str, Any]]:
+    """What is declared by name."""
+    if not isinstance(given or {}, Mapping):
+        raise TypeError(f"`{keyword}` is {given!r}; expected a mapping from names")
+    for key in given or {}:
+        if not isinstance(key, str):
+            raise TypeError(f"`{keyword}` has {key!r} in the place of a name")
+    return list((given or {}).items())
+
+
+def _input(name: str, given: Any) -> Input:
+    """From (element type, dimensions)."""
     check_name(name)
+    if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[1], tuple | list):
+        raise TypeError(f'input `{name}` is {given!r}; expected (element type, dimensions), as ("fp32", ("heads",))')
+    dtype, dims = given
     if dtype not in DTYPES:
         raise DiagnosticError(
             mistakes.UnknownDType(
@@ -105,7 +144,9 @@ def _input(name: str, dtype: str, dims: tuple[int | str, ...]) -> Input:
                 known=", ".join(DTYPES),
             )
         )
-    return Input(name, DTYPES[dtype], tuple(SPELLED.get(d, d) if isinstance(d, str) else d for d in dims))
+    return Input(
+        name, DTYPES[dtype], tuple(SPELLED.get(d, d) if isinstance(d, str) else _whole(f"input {name}", d) for d in dims)
+    )
 
 
 def _param(name: str, given: Any) -> Param:
@@ -113,6 +154,8 @@ def _param(name: str, given: Any) -> Param:
     check_name(name)
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         given = ("int", int(given)) if isinstance(given, int) else ("float", float(given))
+    if isinstance(given, tuple) and len(given) != 2:
+        raise TypeError(f"param `{name}` is {given!r}; expected a type, a default, or both in a pair")
     kind, default = given if isinstance(given, tuple) else (given, None)
     if kind not in ("int", "float"):
         raise DiagnosticError(mistakes.UnknownParamType(statement=f"param {name}", found=str(kind)))

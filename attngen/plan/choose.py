@@ -63,16 +63,12 @@ def rungs_for(spec: AttentionSpec, arch: Arch) -> tuple[Rung, ...]:
 
 def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None, problem: Problem | None = None) -> Plan:
     """The plan for `spec` on `arch`, and for the sizes of `problem` where these are known. `rung` overrides the spec's own
-    `kernel` statement, whose tile, stages and warps are for its own rung only; "auto" is `automatic`, and the tile, stages and
-    warps of a statement that says "auto" are for whichever rung of a single kernel is asked for.
+    `kernel` statement (`Schedule.overridden`); "auto" is `automatic`.
 
     Raises PlanRefusal where an override of the spec does not fit, or the architecture lacks what the rung needs.
     """
-    stated = automatic(spec, arch) if spec.schedule.rung == "auto" else spec.schedule.rung
-    wanted = stated if rung is None else automatic(spec, arch) if rung == "auto" else rung
-    of_any = spec.schedule.rung == "auto" and wanted not in ("naive", "tiled")
-    if wanted != stated and not of_any:  # tile, stages and warps were said of another rung
-        spec = replace(spec, schedule=Schedule())
+    spec = replace(spec, schedule=spec.schedule.overridden(rung))
+    wanted = automatic(spec, arch) if spec.schedule.rung == "auto" else spec.schedule.rung
     for _, of_rung, suits, propose in SCHEDULES:
         if of_rung == wanted and suits(spec, arch):
             return _with_ranges_shared(propose(spec, arch, problem))

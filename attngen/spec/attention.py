@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 from attngen.spec.dtypes import DType
 from attngen.spec.expr import Expr, Type, name
@@ -53,6 +53,15 @@ class Schedule:
     block_kv: int | None = None
     stages: int | None = None
     warps: int | None = None
+
+    def overridden(self, rung: str | None) -> Schedule:
+        """What is asked for where a call or a command names `rung`. Tile, stages and warps are for the rung that they were said
+        of; of "auto" they were said of whichever rung of a single kernel it would be."""
+        if rung is None or rung == self.rung:
+            return self
+        if self.rung == "auto" and rung not in ("naive", "tiled"):
+            return replace(self, rung=cast(Rung, rung))
+        return Schedule(cast(Rung, rung))
 
 
 @dataclass(frozen=True, slots=True)

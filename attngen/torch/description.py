@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import index
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import torch
 
@@ -121,4 +121,4 @@ def fixed_text(spec: AttentionSpec, rung: str | None) -> str:
     """The text of a spec that says its own types and sizes; `rung` overrides its own."""
     if rung is not None:
         check_mode(rung)
-    return to_text(spec if rung is None else replace(spec, schedule=replace(spec.schedule, rung=cast(Rung, rung))))
+    return to_text(replace(spec, schedule=spec.schedule.overridden(rung)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -242,6 +243,16 @@ def test_attention_function(mode: str) -> None:
     assert np.allclose(run_(q, k, v, mode=mode, is_causal=True), expected(causal), atol=1e-5)
     assert np.allclose(run_(q, k, v, mode=mode, mask=allowed), expected(np.where(allowed, 0, -np.inf)), atol=1e-5)
     assert np.allclose(run_(q, k, v, mode=mode, mask=bias), expected(bias), atol=1e-5)
+
+
+def test_what_is_no_input_cannot_be_captured_and_what_is_no_rung_not_compiled() -> None:
+    spec = attngen.define(head_dim=16, dtype="fp32", mask="window(size)", params={"size": 8})
+    with pytest.raises(attngen.ArgumentError, match=re.escape("`size` is a param, and captures are inputs; pass size=...")):
+        attngen.compile(spec, device="emulated", captures={"size": 4})
+    with pytest.raises(attngen.ArgumentError, match="no input or param `ids`"):
+        attngen.compile(spec, device="emulated", captures={"ids": np.zeros(8, np.int32)})
+    with pytest.raises(attngen.ArgumentError, match="kernel is 'fast'; expected naive, tiled, fused, wgmma, hopper or auto"):
+        attngen.compile(spec, kernel="fast", device="emulated")
 
 
 def test_attention_function_refuses_what_it_cannot_mean() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -173,3 +175,35 @@ def test_a_loop_that_builds_too_much_is_refused() -> None:
 
     with pytest.raises((TraceError, DiagnosticError), match=r"nested too deeply|nodes"):
         attngen.define(score=deep)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "given", "said"),
+    [
+        ("name", 5, "`name` is 5; expected a str"),
+        ("head_dim", "64", "`head_dim` is '64'; expected a whole number"),
+        ("head_dim", 64.0, "`head_dim` is 64.0; expected a whole number"),
+        ("head_dim_v", True, "`head_dim_v` is True; expected a whole number"),
+        ("heads", 8, "`heads` is 8; expected two whole numbers"),
+        ("heads", (8, 2, 1), "expected two whole numbers"),
+        ("tile", (64, 64, 2), "expected two whole numbers"),
+        ("tile", (64.0, 64), "`tile` is 64.0; expected a whole number"),
+        ("stages", 2.5, "`stages` is 2.5; expected a whole number"),
+        ("warps", True, "`warps` is True; expected a whole number"),
+        ("lse", "no", "`lse` is 'no'; expected True or False"),
+        ("inputs", ["ids"], "expected a mapping from names"),
+        ("inputs", {5: ("int32", ("batch",))}, "`inputs` has 5 in the place of a name"),
+        ("inputs", {"ids": "int32"}, "input `ids` is 'int32'; expected (element type, dimensions)"),
+        ("inputs", {"ids": ("int32", "batch")}, "expected (element type, dimensions)"),
+        ("inputs", {"ids": ("int32", (3.5,))}, "`input ids` is 3.5; expected a whole number"),
+        ("params", ["window"], "expected a mapping from names"),
+        ("params", {"window": ("int", 1, 2)}, "expected a type, a default, or both in a pair"),
+    ],
+)
+def test_arguments_of_other_types_are_refused_with_words(keyword: str, given: object, said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        attngen.define(**{keyword: given})
+
+
+def test_numpy_s_whole_numbers_are_whole_numbers() -> None:
+    assert attngen.define(head_dim=np.int64(80), heads=(np.int32(8), 2)).head_dim == 80

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import attngen
+from attngen.language import load_text
 from attngen.plan import ARCHES, choose
 from attngen.spec.attention import Rung
 
@@ -29,3 +30,13 @@ def test_a_tile_of_a_rung_is_for_no_other() -> None:
 @pytest.mark.parametrize("rung", ["naive", "tiled"])
 def test_rungs_of_several_kernels_take_no_tile_from_auto(rung: str) -> None:
     assert tile("auto", rung, "sm_80") != (64, 32)
+
+
+@pytest.mark.parametrize("rung", ["auto", "naive", "tiled", "fused", "wgmma", "hopper"])
+@pytest.mark.parametrize("kernel", ["auto", "fused", "wgmma"])
+def test_the_text_that_torch_s_operator_keeps_has_the_same_plan(kernel: Rung, rung: str) -> None:
+    description = pytest.importorskip("attngen.torch.description")
+    spec = attngen.define(head_dim=128, dtype="bf16", mask="causal", kernel=kernel, tile=(128, 128))
+    said = load_text(description.fixed_text(spec, rung))[0]
+    plans = choose(spec, ARCHES["sm_90a"], rung), choose(said, ARCHES["sm_90a"])
+    assert len({(p.rung, p.block_q, p.block_kv, p.stages, p.warps) for p in plans}) == 1
