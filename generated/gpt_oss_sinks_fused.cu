@@ -64,7 +64,7 @@ constexpr int q_heads = 64;
 constexpr int kv_heads = 8;
 constexpr float softmax_scale = 0.125f;
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float EXPONENT_SCALE = LOG2_E;  // exp(x) = 2^(x log2(e))
+constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
 constexpr int BLOCK_Q = 128;  // query rows of a block
 constexpr int BLOCK_KV = 64;  // keys of a tile
 constexpr int THREADS = 128;
@@ -384,7 +384,7 @@ gpt_oss_sinks_fused(
     float O_frag[ROWS][DIMS] = {};
     float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: this lane's keys only, until the end
     for (int r = 0; r < ROWS; ++r) {
-        row_max[r] = sink(in, h_idx);
+        row_max[r] = sink(in, h_idx) / softmax_scale;
         row_sum[r] = lane % 4 == 0 && row_max[r] != -INF ? 1.0f : 0.0f;  // the sink's own exp(sink - row_max)
     }
 
@@ -421,13 +421,6 @@ gpt_oss_sinks_fused(
                 }
             }
         }
-
-        // the score of every pair
-        for (int r = 0; r < ROWS; ++r)
-            for (int j = 0; j < COLUMNS; ++j) {
-                const float s = S_frag[r][j] * softmax_scale;
-                S_frag[r][j] = s;
-            }
 
         if (partial) {  // the pairs that the mask forbids, and keys past the end
 #pragma unroll
@@ -521,7 +514,7 @@ gpt_oss_sinks_fused(
         const int q_idx = end.q_block * BLOCK_Q + row_of(r);
         if (lane % 4 == 0 && q_idx < q_len)
             lse[end.b_idx * lse_stride_b + end.h_idx * lse_stride_h + q_idx * lse_stride_s] =
-                row_max[r] + logf(row_sum[r]);
+                row_max[r] * softmax_scale + logf(row_sum[r]);
     }
     __syncwarp();
     // A lane stores 16 bytes of every ROWS_AT_ONCE-th row, always of the same columns

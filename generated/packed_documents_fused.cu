@@ -632,11 +632,12 @@ packed_documents_fused(
     cp_async_wait<0>();
     __syncthreads();  // where no tile was visited, Q is still on its way
     const Place end = *(const Place*)(smem + PLACE_SMEM);
+    const int my_lane = anew(lane);  // so that no part of the lane's number is kept for the end
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         row_sum[r] = quad_sum(row_sum[r]);
         const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : fast_reciprocal(row_sum[r]);  // a row with no key gives 0
-        bf16* o_row = O_smem + (lane / 4 + r / 2 * HALF_Q + r % 2 * 8) * Q_STRIDE + lane % 4 * 2;
+        bf16* o_row = O_smem + (my_lane / 4 + r / 2 * HALF_Q + r % 2 * 8) * Q_STRIDE + my_lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o_row + 8 * j) =
                 pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
@@ -644,7 +645,7 @@ packed_documents_fused(
     __syncwarp();
     // A lane stores 16 bytes of every ROWS_AT_ONCE-th row, always of the same columns
     constexpr int ROW_LANES = HEAD_DIM_V / 8, ROWS_AT_ONCE = 32 / ROW_LANES;
-    const int my_lane = anew(lane), my_row = my_lane / ROW_LANES;
+    const int my_row = my_lane / ROW_LANES;
     const int column = 8 * (my_lane % ROW_LANES);
 #pragma unroll
     for (int m = 0; m < ROW_BLOCKS; ++m) {

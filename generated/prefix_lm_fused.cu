@@ -25,21 +25,21 @@
 //
 // Plan, for sm_80 (Ampere: A100)
 //     schedule = fused_mma: bf16 on tensor cores (mma.sync, which sm_80 has)
-//     BLOCK_Q x BLOCK_KV = 64 x 32: the largest preferred tile that fits registers and shared memory; an SM has room
-//         for 3 such blocks
-//     warps = 2: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
-//     stages = 2: the next K and V are copied while these are used
-//     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 160
+//     BLOCK_Q x BLOCK_KV = 128 x 64: the largest preferred tile that fits registers and shared memory; an SM has
+//         room for 2 such blocks
+//     warps = 4: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
+//     stages = 1: V is copied during Q K^T, the next K during P V
+//     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 192
 //     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
 //         while addresses are computed
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
-// Shared memory of a block, 52368 bytes
-//          0  Q        bf16 [64][128 + 8], the block's query rows, in the end its output
-//      17408  K        bf16 [2][32][128 + 8], the keys of 2 tiles
-//      34816  V        bf16 [2][32][128 + 8], the values of 2 tiles
-//      52224  PLACE    int [3], which rows and head the block computes
-//      52352  TILES    unsigned [2][2], a bit for each tile that is to be visited, and for each full one
+// Shared memory of a block, 69792 bytes
+//          0  Q        bf16 [128][128 + 8], the block's query rows, in the end its output
+//      34816  K        bf16 [1][64][128 + 8], the keys of one tile
+//      52224  V        bf16 [1][64][128 + 8], the values of one tile
+//      69632  PLACE    int [3], which rows and head the block computes
+//      69760  TILES    unsigned [2][4], a bit for each tile that is to be visited, and for each full one
 //
 // Sections
 //     1. Numbers
@@ -57,16 +57,17 @@ constexpr int HEAD_DIM_V = 128;
 constexpr float softmax_scale = 0.08838834764831845f;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
-constexpr int BLOCK_Q = 64;  // query rows of a block
-constexpr int BLOCK_KV = 32;  // keys of a tile
-constexpr int THREADS = 64;
+constexpr int BLOCK_Q = 128;  // query rows of a block
+constexpr int BLOCK_KV = 64;  // keys of a tile
+constexpr int THREADS = 128;
 constexpr int Q_SMEM = 0;
-constexpr int K_SMEM = 17408;
-constexpr int V_SMEM = 34816;
-constexpr int PLACE_SMEM = 52224;
-constexpr int TILES_SMEM = 52352;
+constexpr int K_SMEM = 34816;
+constexpr int V_SMEM = 52224;
+constexpr int PLACE_SMEM = 69632;
+constexpr int TILES_SMEM = 69760;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
-constexpr int ROW_THREADS = 16;  // of the block's threads, as a grid over a tile
+constexpr int HALF_KV = BLOCK_KV / 2;  // keys or values that are copied at once between steps of products
+constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
 constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
@@ -222,7 +223,8 @@ template <int WIDTH> constexpr int STEP = THREADS / (WIDTH / 8);  // rows that t
 template <int WIDTH> __device__ __forceinline__ int my_row(int thread) { return thread / (WIDTH / 8); }
 template <int WIDTH> __device__ __forceinline__ int my_column(int thread) { return thread % (WIDTH / 8) * 8; }
 template <int WIDTH> __device__ __forceinline__ long long my_first(long long row_stride) {
-    return my_row<WIDTH>(threadIdx.x) * row_stride + my_column<WIDTH>(threadIdx.x);
+    const int thread = thread_index();
+    return my_row<WIDTH>(thread) * row_stride + my_column<WIDTH>(thread);
 }
 
 // tile[r][c] = matrix[r][c] for WIDTH columns, copied in the background; zero from row `rows` and from column COLUMNS on.
@@ -304,8 +306,8 @@ prefix_lm_fused(
 {
     extern __shared__ __align__(16) unsigned char smem[];
     bf16* Q_smem = (bf16*)(smem + Q_SMEM);  // [BLOCK_Q][Q_STRIDE], in the end O
-    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [2][BLOCK_KV][K_STRIDE]
-    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [2][BLOCK_KV][V_STRIDE]
+    bf16* K_smem = (bf16*)(smem + K_SMEM);  // [1][BLOCK_KV][K_STRIDE]
+    bf16* V_smem = (bf16*)(smem + V_SMEM);  // [1][BLOCK_KV][V_STRIDE]
 
     const Place place = place_of(blockIdx.x, gridDim.x, q_heads, q_len, section_heads);
     if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
@@ -324,10 +326,8 @@ prefix_lm_fused(
     const bf16* q_head = Q + b_idx * q_stride_b + h_idx * q_stride_h;
     const bf16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
     const bf16* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
-    // this thread's first element of Q, K and V in the tiles that the block loads
+    // this thread's first element of Q in the tile that the block loads
     const bf16* q_mine = q_head + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
-    const bf16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);
-    const bf16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);
 
     load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
 
@@ -373,20 +373,20 @@ prefix_lm_fused(
     };
     int tile = next_tile();
 
-    // The keys, and the values, of a tile; zeros where there is no such tile
-    const auto rows_of = [&](int tile) { return tile < tile_end ? kv_len - tile * BLOCK_KV : 0; };
-    const auto load_k = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
-                                                                k_mine + kv_lo * k_stride_s, k_stride_s, rows_of(tile));
+    // Half of a tile's keys, zeros where there is no such tile; half of its values
+    const auto load_k = [&](int tile, int half) {
+        const bf16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);  // kept from tile to tile, it would cost registers
+        const int first = tile * BLOCK_KV + half * HALF_KV, rows = tile < tile_end ? kv_len - first : 0;
+        load_tile_async<HALF_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + half * HALF_KV * K_STRIDE,
+                                                               k_mine + first * k_stride_s, k_stride_s, rows);
     };
-    const auto load_v = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
-                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, rows_of(tile));
+    const auto load_v = [&](int tile, int half) {
+        const bf16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);  // as k_mine
+        const int first = tile * BLOCK_KV + half * HALF_KV;
+        load_tile_async<HALF_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + half * HALF_KV * V_STRIDE,
+                                                                   v_mine + first * v_stride_s, v_stride_s, kv_len - first);
     };
-    load_k(tile, 0);
-    load_v(tile, 0);
+    for (int half = 0; half < 2; ++half) load_k(tile, half);
     cp_async_commit();
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
@@ -399,15 +399,14 @@ prefix_lm_fused(
         row_sum[r] = 0.0f;
     }
 
-    int stage = 0;
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
         const bool partial = (full >> (tile - window) & 1) == 0;
         const int following = next_tile();
         cp_async_wait<0>();  // what this thread copied of the tile is there, and after the barrier all of it
-        __syncthreads();  // everyone is done with the tile before: the next one may take its place
-        const bf16* K_tile = K_smem + stage * BLOCK_KV * K_STRIDE;
-        const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
+        __syncthreads();  // K is complete, and everyone is done with the V of the tile before
+        const bf16* K_tile = K_smem;
+        const bf16* V_tile = V_smem;
 
         // S = Q K^T
         float S_frag[ROWS][COLUMNS] = {};
@@ -415,9 +414,8 @@ prefix_lm_fused(
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
-            // copies of the next tile, while the tensor cores have the products of the step before
-            if (step == 1) load_k(following, stage ^ 1);
-            if (step == 2) load_v(following, stage ^ 1);
+            // copies of this tile's values, while the tensor cores have the products of the step before
+            if (step == 1 || step == 2) load_v(tile, step - 1);
             if (step == 2) cp_async_commit();
             unsigned q_frag[ROW_BLOCKS][4];
 #pragma unroll
@@ -434,6 +432,9 @@ prefix_lm_fused(
                 }
             }
         }
+
+        cp_async_wait<0>();
+        __syncthreads();  // V is complete, and everyone is done with K: the next one may take its place
 
         if (partial) {  // the pairs that the mask forbids, and keys past the end
 #pragma unroll
@@ -487,6 +488,9 @@ prefix_lm_fused(
         const bf16* v_fragment = V_tile + lane % 16 * V_STRIDE + lane / 16 * 8;
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step) {
+            // the next keys, while the tensor cores are at work
+            if (step < 2) load_k(following, step);
+            if (step == 1) cp_async_commit();
             unsigned p_frag[ROW_BLOCKS][4];
 #pragma unroll
             for (int m = 0; m < ROW_BLOCKS; ++m)
@@ -507,7 +511,6 @@ prefix_lm_fused(
                 }
             }
         }
-        stage ^= 1;
         tile = following;
     }
 
@@ -516,11 +519,12 @@ prefix_lm_fused(
     cp_async_wait<0>();
     __syncthreads();  // where no tile was visited, Q is still on its way
     const Place end = *(const Place*)(smem + PLACE_SMEM);
+    const int my_lane = anew(lane);  // so that no part of the lane's number is kept for the end
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         row_sum[r] = quad_sum(row_sum[r]);
         const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : fast_reciprocal(row_sum[r]);  // a row with no key gives 0
-        bf16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
+        bf16* o_row = O_smem + (my_lane / 4 + 8 * r) * Q_STRIDE + my_lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o_row + 8 * j) =
                 pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
@@ -528,7 +532,7 @@ prefix_lm_fused(
     __syncwarp();
     // A lane stores 16 bytes of every ROWS_AT_ONCE-th row, always of the same columns
     constexpr int ROW_LANES = HEAD_DIM_V / 8, ROWS_AT_ONCE = 32 / ROW_LANES;
-    const int my_lane = anew(lane), my_row = my_lane / ROW_LANES, first_row = end.q_block * BLOCK_Q + warp_row;
+    const int my_row = my_lane / ROW_LANES, first_row = end.q_block * BLOCK_Q + warp_row;
     const int rows = min(16 * ROW_BLOCKS, q_len - first_row);
     const int column = 8 * (my_lane % ROW_LANES);
     bf16* mine = O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + (first_row + my_row) * o_stride_s + column;

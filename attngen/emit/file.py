@@ -172,6 +172,7 @@ class File:
             "odd_v": spec.head_dim_v % 16 != 0,
             "from_block": "0",  # of a warp's blocks of 16 rows, and of a thread's rows: the first that a tile is multiplied for
             "from_row": "0",
+            "lane_anew": False,  # the end of a block finds its lane's number anew
             "partial_anew": False,  # partial tiles compute anew where their pairs are
         }
 

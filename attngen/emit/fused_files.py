@@ -151,10 +151,12 @@ class FusedMma(Fused):
 
     def context(self) -> dict[str, Any]:
         operands = fused_mma_needs.operands(self.spec)
+        addresses_anew = fused_mma_loop.addresses_anew(self.spec, self.tile())
         return super().context() | {
             "chunk": fused_mma_needs.chunk(self.spec),
             "left_over": fused_mma_loop.left_over(self.spec, self.tile()),
-            "addresses_anew": fused_mma_loop.addresses_anew(self.spec, self.tile()),
+            "addresses_anew": addresses_anew,
+            "lane_anew": addresses_anew and self.variant.captures,
             **({"from_block": "first", "from_row": "2 * first"} if self.plan.half_tile else {}),
             "inline_classify": True,  # what it costs in registers is free again before the tiles
             "mma": "mma_16x8x8" if operands.split == "tf32" else "mma_16x8x16",

@@ -199,7 +199,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
 
 def _without_factor(spec: AttentionSpec, score: Expr | None) -> tuple[str, Expr | None]:
     """A positive constant by which all scores are multiplied, as text, and the score without it."""
-    if spec.sink is not None or spec.normalize != "softmax":
+    if spec.normalize != "softmax":
         return "", score
     if score is None:
         return ("softmax_scale" if isinstance(spec.scale, Const) and spec.scale.value > 0 else ""), None

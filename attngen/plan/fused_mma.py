@@ -19,6 +19,7 @@ from attngen.plan.fused_mma_needs import (
     blocks_of_an_sm,
     chunk,
     cost,
+    of_pairs,
     operands,
     padded_head_dim,
     q_registers,
@@ -52,7 +53,7 @@ PREFERRED = tuple(
 PREFERRED_SPLIT = tuple(Tile(q, kv, 1, q // 16) for q, kv in ((64, 64), (64, 32), (64, 16), (32, 16), (16, 16)))
 # 32 rows a warp where the operands' registers are few and no row has less to do than others.
 PREFERRED_SPLIT_FULL = (Tile(128, 32, 1, 4),)
-# Masks that come with the tensors allow parts of many tiles: fewer rows waste less of them. 128 are for masks that
+# Masks of queries' or keys' elements allow parts of many tiles: fewer rows waste less of them. 128 are for masks that
 # compare a key's element with a row's, which shared memory hands on.
 PREFERRED_FOR_DATA = (Tile(64, 64, 2, 2), Tile(128, 64, 1, 4), Tile(64, 64, 1, 2), Tile(64, 32, 2, 2))
 # Masks and scores that read an element for each pair hold as many: 16 rows a warp.
@@ -104,7 +105,7 @@ def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
     if not operands(spec).split:
         if reads_pairs(spec):
             return (*PREFERRED_FOR_PAIRS, *PREFERRED)
-        from_data = spec.mask is not None and any(isinstance(node, Gather) for node in walk(spec.mask))
+        from_data = spec.mask is not None and any(isinstance(node, Gather) and of_pairs(node) for node in walk(spec.mask))
         for_data = [t for t in PREFERRED_FOR_DATA if t.block_q <= ROOMY_ROWS or staged_of(spec, t).rows]
         if ends_move(spec) and max(spec.head_dim, spec.head_dim_v) > HALF_UP_TO:
             for_data.sort(key=lambda t: -t.block_q)  # of 128 rows too the last tile is for 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attngen.plan.arch import Arch, Feature
@@ -47,7 +48,9 @@ OPERANDS = {
 }
 OTHER_REGISTERS = 60  # addresses, row state, fragments of K or V
 OTHER_SPLIT_REGISTERS = 95  # the same without V, where each fragment is two
-CAPTURED_REGISTERS = 10  # addresses of captured tensors
+CAPTURED_REGISTERS = 10  # addresses of captured tensors, and indices into them
+OF_BLOCK_REGISTERS = 1  # an element that all pairs of a block share
+SHARED_REGISTERS = 4  # more of them, beside a softmax, where scores or a sink read such an element
 KEY_REGISTERS = 2  # the address of an element that a thread reads of one key
 RESERVED = 1024  # bytes of shared memory that the driver adds to each block
 TILE_WORDS = 2  # of 32 tiles each, that a warp has classified: which are visited, which are full
@@ -135,12 +138,22 @@ def reads_pairs(spec: AttentionSpec) -> bool:
 
 def gathers(spec: AttentionSpec) -> list[Gather]:
     """Elements of captured tensors that the mask or the score reads."""
-    return [node for e in (spec.mask, spec.score) if e is not None for node in walk(e) if isinstance(node, Gather)]
+    return [node for node in _walked(spec.mask, spec.score) if isinstance(node, Gather)]
+
+
+def _walked(*exprs: Expr | None) -> Iterator[Expr]:
+    """All nodes of those that there are."""
+    return walk(*(e for e in exprs if e is not None))
 
 
 def _pair_gathers(spec: AttentionSpec) -> list[Gather]:
     """Those that change with both the query and the key."""
     return [node for node in gathers(spec) if {"q", "k"} <= names_in(*node.args)]
+
+
+def of_pairs(node: Gather) -> bool:
+    """Whether the element is one of a query or of a key, not one that a block of rows has for all its pairs."""
+    return bool({"q", "k"} & names_in(*node.args))
 
 
 def _distance(node: Expr) -> Expr | None:
@@ -150,15 +163,26 @@ def _distance(node: Expr) -> Expr | None:
 
 def _captured_registers(spec: AttentionSpec, tile: Tile, scores: int) -> int:
     """For elements of captured tensors and their addresses. A thread that reads elements of one key holds these during Q K^T,
-    and counts closer: weights without a softmax take one more, and so does LSE of scores that are not plain products."""
+    and counts closer: weights without a softmax take one more, and so does LSE of scores that are not plain products; what a
+    block's pairs share takes none, as addresses are computed anew."""
     own = staged_of(spec, tile)
     elements = _elements(spec, scores)
-    if not own.keys:
+    if operands(spec).split:
         return (CAPTURED_REGISTERS if spec.inputs else 0) + elements
-    others = {i.name for i in spec.inputs} - {e.gather.input for e in own.elements}
+    inputs = {g.input for g in gathers(spec) if of_pairs(g)}
+    if not own.keys:
+        return (CAPTURED_REGISTERS if inputs else _shared_registers(spec)) + elements
+    others = inputs - {e.gather.input for e in own.elements}
     held = sum(KEY_REGISTERS + e.stored.bytes // 4 for e in own.keys)
     more = (spec.normalize != "softmax") + (spec.lse and spec.score != S)
     return (CAPTURED_REGISTERS if others else 0) + held + more + elements
+
+
+def _shared_registers(spec: AttentionSpec) -> int:
+    """For elements that all pairs of a block share."""
+    shared = {g for g in gathers(spec) if not of_pairs(g)}
+    weighed = spec.normalize == "softmax" and any(isinstance(n, Gather) for n in _walked(spec.score, spec.sink))
+    return OF_BLOCK_REGISTERS * len(shared) + (SHARED_REGISTERS if weighed else 0)
 
 
 def _elements(spec: AttentionSpec, scores: int) -> int:
