@@ -150,9 +150,10 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
 def captured_registers(spec: AttentionSpec) -> int:
     """What captured tensors take of them: with key vectors, the elements of two rows, and what is not staged."""
     own = staged(spec)
-    if not own.keys:
-        return CAPTURED_REGISTERS if spec.inputs else 0
     read = {n for e in (spec.score, spec.mask, spec.sink) if e is not None for n in walk(e) if isinstance(n, Gather)}
+    if not own.keys:
+        each = {n for n in read if {"q", "k"} & names_in(*n.args)} or {n for n in walk(spec.score) if isinstance(n, Gather)}
+        return CAPTURED_REGISTERS if each else 0
     return 2 * len(own.rows) + (CAPTURED_REGISTERS if read - {e.gather for e in own.elements} else 0)
 
 
@@ -206,7 +207,7 @@ def refuse(spec: AttentionSpec, arch: Arch, rung: Rung = "hopper") -> None:
 
 def kind(spec: AttentionSpec) -> Kind:
     bounds = tile_bounds(spec)
-    if spec.normalize != "softmax" or spec.sink is not None:
+    if spec.normalize != "softmax":
         return "other"
     if spec.score != S:
         return "other" if bounds.per_tile or shift(spec) is not None else "scored"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import pytest
 import attngen
 from attngen.device.cuda.compiler import compile_text, disassemble
 from attngen.device.emulated import EmulatedDevice
-from attngen.plan import ARCHES, PlanRefusal, choose
+from attngen.plan import ARCHES, PlanRefusal, choose, plans_for
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
+from attngen.spec.attention import Schedule
 from attngen.spec.dtypes import from_storage
 from tests.device.test_specs_emulated import small
 from tests.problems import SPECS, call, emitted
@@ -85,6 +87,19 @@ def test_sinks(head_dim: int, mask: str | None, lse: bool) -> None:
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask, lse=lse, **SINKS)
     for q_len, kv_len in ((3, 3), (70, 5), (150, 150)):
         check(spec, Shape(2, 3, 1, q_len, kv_len))
+
+
+PADDING = {"mask": "causal and padding(n)", "inputs": {"n": ("int32", ("batch",))}}
+
+
+@pytest.mark.parametrize("more", [SINKS, SINKS | {"lse": True}, PADDING], ids=["sinks", "sinks and lse", "padding"])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+def test_sinks_and_padding_in_every_tile_that_lengths_choose_from(head_dim: int, more: dict[str, Any]) -> None:
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, **{"mask": "causal", **more})
+    tiles = {(p.block_q, p.block_kv, p.stages) for p in plans_for(spec, ARCHES["sm_90a"], "hopper")}
+    assert len(tiles) > 1
+    for tile in tiles:
+        check(replace(spec, schedule=Schedule("hopper", *tile)), Shape(2, 2, 1, 270, 270))
 
 
 @pytest.mark.parametrize("mask", ["doc[b, q] != 2", "doc[b, q] > h", "k <= doc[b, q] + 40"])
