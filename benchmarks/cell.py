@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import attngen
+from attngen.bench.measure import calls_in
 from attngen.bench.peers import torch_peers
 from attngen.reference.torch_oracle import allowed_pairs
 from attngen.spec.attention import AttentionSpec
@@ -17,6 +18,7 @@ from attngen.spec.attention import AttentionSpec
 TOKENS = 16384
 WIDTH = 2048  # heads times head size
 CUDNN = "torch cuDNN"
+WARMING, LASTING = 250.0, 500.0  # milliseconds of calls back to back
 
 Row = dict[str, Any]
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -90,3 +92,22 @@ def beside_cudnn(cell: Cell, tensors: Tensors) -> dict[str, Call]:
 def rates(operations: float, milliseconds: dict[str, float]) -> dict[str, float]:
     """TFLOP/s."""
     return {name: operations / (ms * 1e9) for name, ms in milliseconds.items()}
+
+
+def sustained(call: Callable[[], object]) -> float:
+    """Milliseconds of a call among LASTING of them back to back, after WARMING of the same; no flush."""
+    call()
+    one = _together(call, 5)
+    for _ in range(calls_in(WARMING, one)):
+        call()
+    return _together(call, calls_in(LASTING, one))
+
+
+def _together(call: Callable[[], object], calls: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / calls

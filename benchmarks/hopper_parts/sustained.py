@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-from cell import CUDNN, Call, Cell, Row, beside_cudnn, rates, square
+from cell import CUDNN, Cell, Row, beside_cudnn, rates, square, sustained
 from words import geometric_mean, least, markdown
 
-from attngen.bench.measure import calls_in
-
 EACH = 1.08
-WARMING, LASTING = 250.0, 500.0  # milliseconds
 BEFORE, AFTER = "cuDNN before", "cuDNN after"
 CELLS: list[Cell] = [square("bf16", d, m, s) for d, s in ((128, 16384), (64, 4096), (256, 4096)) for m in (None, "causal")]
 
@@ -28,25 +24,6 @@ def rows(rounds: int) -> Iterator[Row]:
 def ratio(milliseconds: dict[str, float]) -> float:
     """How many times faster than the mean of cuDNN's two."""
     return (milliseconds[BEFORE] + milliseconds[AFTER]) / 2 / milliseconds["attngen"]
-
-
-def sustained(call: Call) -> float:
-    """Milliseconds of a call among LASTING of them back to back, after WARMING of the same; no flush."""
-    call()
-    one = _together(call, 5)
-    for _ in range(calls_in(WARMING, one)):
-        call()
-    return _together(call, calls_in(LASTING, one))
-
-
-def _together(call: Call, calls: int) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / calls
 
 
 def table(rows: list[Row]) -> str:
