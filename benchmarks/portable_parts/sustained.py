@@ -44,4 +44,5 @@ def rows(rounds: int) -> Iterator[Row]:
 
 def table(rows: list[Row]) -> str:
     lines = [(r["case"], f"{r['tflops']:.0f}", f"{r['share']:.0%}") for r in rows]
-    return markdown(("TFLOP/s, B2 H16 S8192 D128 bf16", "attngen", "of its own plain rate"), lines)
+    titles = ("TFLOP/s, B2 H16 S8192 D128 bf16", "attngen", "of its own plain rate")
+    return f"{markdown(titles, lines)}\n\nMedians of {ROUNDS} stretches."

@@ -81,6 +81,24 @@ def test_scores_of_masks_that_are_classified_stay_in_registers(mask: str, params
         assert (found.spill_store_bytes, found.stack_bytes) == (0, 0), found
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("mask", ["padding(n)", "causal and padding(n)", "prefix(n[b]) or causal"])
+def test_lengths_of_batches_leave_masks_the_tiles_of_plain_attention(mask: str, head_dim: int) -> None:
+    """A block's pairs share them: they take no registers of a thread for addresses, and make no row shorter than its neighbours."""
+    spec = define(dtype="bf16", head_dim=head_dim, mask=mask, inputs={"n": ("int32", ("batch",))})
+    assert (fused(spec).block_q, fused(spec).block_kv) == (128, 64)
+
+
+def test_documents_with_a_sink_or_lengths_have_the_tiles_of_documents() -> None:
+    sink = {"sink": "z[h]", "inputs": {**DOCUMENTS["inputs"], "z": ("fp32", ("heads",))}}
+    padded = {"mask": DOCUMENTS["mask"] + " and padding(z)", "inputs": {**DOCUMENTS["inputs"], "z": ("int32", ("batch",))}}
+    for more in (sink, padded):
+        spec = define(dtype="bf16", head_dim=128, **{**DOCUMENTS, **more})
+        assert fused(spec).block_q == 128
+        found = compile_text(emit(spec, fused(spec))).resources()
+        assert [r.spill_store_bytes for r in found] == [0] * len(found)
+
+
 def test_a_mask_of_keys_alone_keeps_its_64_rows() -> None:
     spec = define(dtype="bf16", head_dim=128, mask="keep[b, k]", inputs={"keep": ("bool", ("batch", "kv_len"))})
     assert fused(spec).block_q == 64
