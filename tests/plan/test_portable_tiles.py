@@ -84,7 +84,7 @@ def test_scores_of_masks_that_are_classified_stay_in_registers(mask: str, params
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("mask", ["padding(n)", "causal and padding(n)", "prefix(n[b]) or causal"])
 def test_lengths_of_batches_leave_masks_the_tiles_of_plain_attention(mask: str, head_dim: int) -> None:
-    """A block's pairs share them: they take no registers of a thread for addresses, and make no row shorter than its neighbours."""
+    """A block's pairs share them: they take no registers for addresses, and make no row shorter than its neighbours."""
     spec = define(dtype="bf16", head_dim=head_dim, mask=mask, inputs={"n": ("int32", ("batch",))})
     assert (fused(spec).block_q, fused(spec).block_kv) == (128, 64)
 
