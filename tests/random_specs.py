@@ -165,13 +165,13 @@ def draw(r: random.Random) -> Case:
 
 
 def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array]:
-    """O and lse in float64 as numpy reads the text: `and`, `or` and `not` as & | ~, the prelude's names as Python's."""
+    """O and lse in float64 as numpy reads the text: `and`, `or` and `not` as & | ^, the prelude's names as Python's."""
     batch, q_heads, q_len, _ = problem.q.shape
     kv_heads, kv_len = problem.k.shape[1:3]
     b, h, q, k = np.ogrid[:batch, :q_heads, :q_len, :kv_len]
     names: dict[str, Any] = {n: from_storage(a) for n, a in problem.inputs.items()}
     names = {n: x.astype(np.float64) if x.dtype == np.float32 else x for n, x in names.items()}
-    names |= {n: np.asarray(x)[()] for n, x in (one.params | {"q_len": q_len, "kv_len": kv_len}).items()}  # ~True is -2
+    names |= {n: np.asarray(x)[()] for n, x in (one.params | {"q_len": q_len, "kv_len": kv_len}).items()}
     names |= {
         "b": b, "h": h, "q": q, "k": k, "inf": np.inf, "abs": np.abs, "min": np.minimum,
         "max": np.maximum, "where": np.where, "exp": np.exp, "sin": np.sin, "tanh": np.tanh,
@@ -184,7 +184,7 @@ def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array
     def read(what: str, otherwise: str) -> Any:
         found = re.search(rf"^ +{what} (.+)$", one.text, re.MULTILINE)
         text = found[1] if found else otherwise
-        for word, sign in (("and", "&"), ("or", "|"), ("not", "~")):
+        for word, sign in (("and", "&"), ("or", "|"), ("not", "True ^")):
             text = re.sub(rf"\b{word}\b", sign, text)
         return eval(text, {}, names)
 
