@@ -29,7 +29,7 @@ CASES = {
     "causal S8192": (8192, 128, "causal"),
     "causal S1024": (1024, 128, "causal"),
     "window 1024, S8192": (8192, 128, "window 1024"),
-    "documents of 1024, S8192": (8192, 128, "documents of 1024"),
+    "causal documents of 1024, S8192": (8192, 128, "causal documents of 1024"),
     "D64 causal S1024": (1024, 64, "causal"),
     "D256 causal S1024": (1024, 256, "causal"),
 }

@@ -172,6 +172,7 @@ class File:
             "odd_v": spec.head_dim_v % 16 != 0,
             "from_block": "0",  # of a warp's blocks of 16 rows, and of a thread's rows: the first that a tile is multiplied for
             "from_row": "0",
+            "places_anew": False,  # which rows, batch and head a block has is found anew, not kept from tile to tile
             "lane_anew": False,  # the end of a block finds its lane's number anew
             "partial_anew": False,  # partial tiles compute anew where their pairs are
         }

@@ -156,6 +156,7 @@ class FusedMma(Fused):
             "chunk": fused_mma_needs.chunk(self.spec),
             "left_over": fused_mma_loop.left_over(self.spec, self.tile()),
             "addresses_anew": addresses_anew,
+            "places_anew": fused_mma_loop.places_anew(self.spec, self.tile()),
             "lane_anew": addresses_anew and self.variant.captures,
             **({"from_block": "first", "from_row": "2 * first"} if self.plan.half_tile else {}),
             "inline_classify": True,  # what it costs in registers is free again before the tiles

@@ -92,6 +92,13 @@ def addresses_anew(spec: AttentionSpec, tile: Tile) -> bool:
     return copies_between_steps(spec, tile) and tile.stages == 1 and tile_bounds(spec).per_tile
 
 
+def places_anew(spec: AttentionSpec, tile: Tile) -> bool:
+    """Whether a thread also computes where the K of its head is at each copy, and rows and batch of a partial tile and of one
+    that it classifies: kept, ptxas spills them, and reads them back for each tile. By measurement, under masks that read
+    tensors; not where a last tile is for half of the rows, whose loop ptxas orders otherwise."""
+    return addresses_anew(spec, tile) and bool(tile_bounds(spec).spans) and not half_tile(spec, tile)
+
+
 def ends_move(spec: AttentionSpec) -> bool:
     """Whether where a row's keys end moves with the row, by the end's closed form."""
     read = names_in(tile_bounds(spec).kv_end)

@@ -13,7 +13,7 @@ from words import markdown
 import attngen
 from attngen.bench.measure import in_rounds
 from attngen.reference.torch_oracle import allowed_pairs
-from portable_parts.variants import VARIANTS, captured
+from portable_parts.variants import VARIANTS, captured, plain
 
 ROUNDS = 5  # of stretches, each of many calls
 
@@ -24,13 +24,11 @@ def rows(rounds: int) -> Iterator[Row]:
     q, k, v = (torch.randn(2, 16, 8192, 128, device="cuda").bfloat16() for _ in range(3))
     calls: dict[str, Callable[[], object]] = {}
     operations: dict[str, int] = {}
-    plain: dict[str, str] = {}
     for name, (keywords, reads) in VARIANTS.items():
         spec = attngen.define(name="variant", dtype="bf16", head_dim=128, **keywords)
         inputs = captured(reads)
         calls[name] = partial(attngen.compile(spec, kernel="fused", device="cuda", captures=inputs), q, k, v)
         operations[name] = 4 * 128 * allowed_pairs(spec, q, k, inputs)
-        plain[name] = "full" if spec.mask is None else "causal"
     found = in_rounds(calls, ROUNDS, lambda name: sustained(calls[name]))
     ms = found.medians()
     for name in calls:
@@ -38,7 +36,7 @@ def rows(rounds: int) -> Iterator[Row]:
             "case": name,
             "ms": ms[name],
             "tflops": operations[name] / (ms[name] * 1e9),
-            "share": found.ratio(name, plain[name]) * operations[name] / operations[plain[name]],
+            "share": found.ratio(name, plain(name)) * operations[name] / operations[plain(name)],
         }
 
 

@@ -4,6 +4,7 @@ plan spills."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,12 @@ from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
 from tests.problems import SPECS, shipped
 
+Described = dict[str, Any]  # keywords of `define`
 H200 = ARCHES["sm_90a"]
 BY_DISTANCE = {"score": "relative_bias(table, 1024)", "inputs": {"table": ("fp32", ("heads", 2049))}}
 DENSE = {"score": "s + bias[h, q, k]", "inputs": {"bias": ("fp32", ("heads", "q_len", "kv_len"))}}
 DOCUMENTS = {"mask": "causal and same_document(ids)", "inputs": {"ids": ("int32", ("batch", "kv_len"))}}
+BIDIRECTIONAL = {**DOCUMENTS, "mask": "same_document(ids)"}
 
 
 def fused(spec: AttentionSpec) -> Plan:
@@ -53,9 +56,10 @@ def test_documents_take_128_rows_and_read_a_key_once() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("more", [{"lse": True}, {"score": "softcap(20.0)"}, {"sink": "0.5", "lse": True}])
-def test_so_do_those_with_lse_a_score_or_a_sink_and_spill_nothing(more: dict[str, object], arch: str) -> None:
-    spec = define(dtype="bf16", head_dim=128, **DOCUMENTS, **more)
+@pytest.mark.parametrize("more", [{}, {"lse": True}, {"score": "softcap(20.0)"}, {"sink": "0.5", "lse": True}])
+@pytest.mark.parametrize("documents", [DOCUMENTS, BIDIRECTIONAL])
+def test_so_do_those_with_lse_a_score_or_a_sink_and_spill_nothing(documents: Described, more: Described, arch: str) -> None:
+    spec = define(dtype="bf16", head_dim=128, **documents, **more)
     plan = choose(spec, ARCHES[arch], "fused")
     assert plan.block_q == 128
     found = compile_text(emit(spec, plan)).resources()
