@@ -1,5 +1,5 @@
-"""Fixtures and the choice of tests: those marked gpu are deselected where there is no GPU, those marked browser where there is
-no Chromium; unless ATTNGEN_NEEDS_BROWSER says that there must be one."""
+"""Fixtures and the choice of tests: those of the tier (tests/tiers.py); those marked gpu if there is a GPU, those marked browser
+if there is Chromium. With ATTNGEN_NEEDS_BROWSER set, a missing Chromium is an error."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import tiers
+
 ROOT = Path(__file__).resolve().parent.parent
 
-settings.register_profile("attngen", deadline=None)  # no test is of time
-settings.load_profile("attngen")
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    tiers.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile(tiers.chosen(config))
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return tiers.header(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -24,10 +35,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if os.environ.get("ATTNGEN_NEEDS_BROWSER"):
             raise pytest.UsageError("no Chromium, and ATTNGEN_NEEDS_BROWSER is set; apt-get install chromium")
         absent.add("browser")
-    left_out = [item for item in items if absent & set(item.keywords)]
+    tier = tiers.chosen(config)
+    kept, left_out = [], []
+    for item in items:
+        (kept if tiers.is_in(item, tier) and not absent & set(item.keywords) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not absent & set(item.keywords)]
+        items[:] = kept
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attngen.diagnostics import DiagnosticError
@@ -76,7 +76,6 @@ def specs(draw) -> AttentionSpec:
     )
 
 
-@settings(max_examples=500)
 @given(specs())
 def test_printing_and_parsing_gives_the_equal_spec(spec: AttentionSpec) -> None:
     try:

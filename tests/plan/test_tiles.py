@@ -6,7 +6,7 @@ import contextlib
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from attngen.language import load_text
@@ -52,7 +52,6 @@ def assert_never_wrong(mask: Expr, q_len: int, kv_len: int, window: int, doc: np
     return found, exact
 
 
-@settings(max_examples=600)
 @given(booleans(), st.integers(1, 40), st.integers(1, 30), st.integers(-5, 30), st.integers(1, 9))
 def test_random_masks_are_never_called_full_or_empty_wrongly(mask: Expr, q_len, kv_len, window, run) -> None:
     assume(window != 0 or not divides_by_window(mask))
@@ -61,7 +60,6 @@ def test_random_masks_are_never_called_full_or_empty_wrongly(mask: Expr, q_len, 
         assert_never_wrong(mask, q_len, kv_len, window, doc)
 
 
-@settings(max_examples=400)
 @given(booleans(), st.integers(1, 20), st.integers(1, 30), st.integers(-5, 30), st.integers(1, 9))
 def test_the_range_of_a_row_and_the_rest_of_the_mask_are_the_mask(mask: Expr, q_len, kv_len, window, run) -> None:
     assume(window != 0 or not divides_by_window(mask))

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from attngen.spec.bounds import ranges
@@ -63,14 +63,12 @@ def test_derivative_of_each_operator(op: str) -> None:
         assert check_derivative(apply(op, *operands), x, y)
 
 
-@settings(max_examples=400)
 @given(floats(), st.floats(0.3, 2.5), st.floats(0.3, 2.5))
 def test_derivatives_match_finite_differences(expr, x: float, y: float) -> None:
     if expr.type is Type.FLOAT:
         assume(check_derivative(expr, x, y))
 
 
-@settings(max_examples=400)
 @given(integers(), st.data())
 def test_bounds_hold_every_value(expr, data) -> None:
     low = {n: data.draw(st.integers(-30, 30), label=n) for n in ("q", "k", "window")}
