@@ -1,9 +1,11 @@
-"""What a user would pick instead, made from the spec itself: torch's backends where they can say it, and FlexAttention."""
+"""What a user would pick instead, made from the spec itself: torch's backends and FlashAttention's packages where they support
+it, and FlexAttention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -23,6 +25,11 @@ BACKENDS = {
     "torch cuDNN": SDPBackend.CUDNN_ATTENTION,
 }
 
+FLASH_PACKAGES = {  # the module that has `flash_attn_func`
+    "FlashAttention-3": "flash_attn_interface",
+    "FlashAttention-4": "flash_attn.cute",
+}
+
 Call = Callable[[], torch.Tensor]
 Environment = Mapping[str, Any]
 
@@ -30,13 +37,12 @@ Environment = Mapping[str, Any]
 def torch_peers(
     spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, only: Collection[str] = tuple(BACKENDS)
 ) -> dict[str, Call]:
-    """Each backend of scaled_dot_product_attention, of those named in `only`, that takes these tensors; none where torch
-    cannot say the spec."""
-    plain = isinstance(spec.score, Name) and spec.normalize == "softmax" and spec.sink is None and isinstance(spec.scale, Const)
-    if not plain or spec.mask not in (None, CAUSAL):
+    """Each backend of scaled_dot_product_attention, of those named in `only`, that supports these tensors; none if the spec
+    is not plain or causal attention."""
+    scale = _plain_scale(spec)
+    if scale is None:
         return {}
-    assert isinstance(spec.scale, Const)
-    scale, causal = float(spec.scale.value), spec.mask is CAUSAL
+    causal = spec.mask is CAUSAL
     grouped = q.shape[1] != k.shape[1]
 
     def call(backend: SDPBackend) -> Any:
@@ -46,13 +52,41 @@ def torch_peers(
     return _those_that_run({title: partial(call, BACKENDS[title]) for title in only})
 
 
+def flash_peers(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
+    """Each of FLASH_PACKAGES that is installed and supports these tensors; none if the spec is not plain or causal attention,
+    or has another number of queries than of keys (theirs is aligned to the last query)."""
+    scale = _plain_scale(spec)
+    if scale is None or (spec.mask is CAUSAL and q.shape[2] != k.shape[2]):
+        return {}
+    arguments = [t.transpose(1, 2) for t in (q, k, v)]  # [batch, length, heads, size]
+
+    def call(attention: Callable[..., Any]) -> torch.Tensor:
+        result = attention(*arguments, softmax_scale=scale, causal=spec.mask is CAUSAL)
+        out: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        return out.transpose(1, 2)
+
+    found: dict[str, Call] = {}
+    for title, module in FLASH_PACKAGES.items():
+        try:
+            found[title] = partial(call, import_module(module).flash_attn_func)
+        except (ImportError, AttributeError):
+            continue  # not installed
+    return _those_that_run(found)
+
+
+def _plain_scale(spec: AttentionSpec) -> float | None:
+    """The scale of plain or causal softmax attention; None for any other spec."""
+    plain = isinstance(spec.score, Name) and spec.normalize == "softmax" and spec.sink is None and spec.mask in (None, CAUSAL)
+    return float(spec.scale.value) if plain and isinstance(spec.scale, Const) else None
+
+
 def _those_that_run(calls: dict[str, Call]) -> dict[str, Call]:
     usable = {}
     for title, call in calls.items():
         try:
             call()
-        except (RuntimeError, torch.cuda.OutOfMemoryError):
-            continue  # this backend does not take this type, size or mask
+        except Exception:  # whatever these libraries raise for an element type, size or mask that they do not support
+            continue
         usable[title] = call
     return usable
 

@@ -12,7 +12,7 @@ import torch
 import attngen.torch  # noqa: F401  (kernels are then called through its operator, as users call them)
 from attngen.api import CompiledAttention, compile
 from attngen.bench.measure import Ceilings, ceilings, measure, peak_bytes
-from attngen.bench.peers import flex_peer, torch_peers
+from attngen.bench.peers import flash_peers, flex_peer, torch_peers
 from attngen.bench.report import Measured
 from attngen.reference.problems import Shape, sample_inputs
 from attngen.reference.torch_oracle import allowed_pairs, to_torch, torch_attention
@@ -81,9 +81,12 @@ def run(
     params: Mapping[str, int | float],
     rounds: int,
     progress: Callable[[str], None],
-    rungs: Sequence[Rung] = RUNGS,
+    rungs: Sequence[Rung] = (*RUNGS, "auto"),
 ) -> Iterator[Measured]:
-    """Measure every case, one result after the other: `rungs`, and the peers. `progress` is told what is being done."""
+    """Measure `rungs` and the peers on every case, one result after the other. `progress` receives a line for each case.
+
+    "auto" is measured as the rung that it selects on this GPU, and is named after it.
+    """
     highest: dict[str, Ceilings] = {}
     for number, case in enumerate(todo, 1):
         progress(f"[{number}/{len(todo)}] {case.title}")
@@ -108,8 +111,9 @@ def _case(
     for rung in rungs:
         if rung not in ("naive", "tiled") or case.length <= SLOW_RUNGS_UP_TO:
             kernel = compile(spec, kernel=rung, device="cuda")
-            calls[f"attngen {rung}"] = partial(_call, kernel, (q, k, v), {**inputs, **own})
+            calls[f"attngen {kernel.plan.rung}"] = partial(_call, kernel, (q, k, v), {**inputs, **own})
     calls |= torch_peers(spec, q, k, v)
+    calls |= flash_peers(spec, q, k, v)
     calls |= flex_peer(spec, q, k, v, inputs, own, progress)
     truth, _ = torch_attention(spec, q, k, v, inputs=inputs, params=own)
     errors = {name: _error(call(), truth) for name, call in calls.items()}

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import click
 
@@ -20,7 +20,7 @@ from attngen.cli.common import (
     name_option,
     param_option,
 )
-from attngen.spec.attention import HOPPER_RUNGS, RUNGS, Rung
+from attngen.spec.attention import RUNGS, Rung
 
 
 @click.command(epilog=EPILOG)
@@ -32,8 +32,9 @@ from attngen.spec.attention import HOPPER_RUNGS, RUNGS, Rung
 @click.option("--tokens", type=click.IntRange(1), default=16384, show_default=True, help="Batch times length.")
 @click.option(
     "--kernel",
-    type=click.Choice([*RUNGS, *HOPPER_RUNGS]),
-    help="One rung, else those of every architecture: naive and tiled up to length 4096.",
+    default=",".join((*RUNGS, "auto")),
+    show_default=True,
+    help="Rungs, separated by commas; auto is the one that it selects on this GPU. naive and tiled run up to length 4096.",
 )
 @click.option("--rounds", type=click.IntRange(2), default=21, show_default=True, help="Timings of each candidate.")
 @param_option
@@ -44,7 +45,7 @@ from attngen.spec.attention import HOPPER_RUNGS, RUNGS, Rung
 @guarded
 def bench(
     spec: str | None, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
-    kernel: Rung | None, rounds: int, given: tuple[str, ...], name: str | None,
+    kernel: str, rounds: int, given: tuple[str, ...], name: str | None,
     json_file: Path | None, plot: Path | None, kept: Path | None,
 ) -> None:  # fmt: skip
     """Measure a spec on the GPU beside what one would use instead.
@@ -52,11 +53,13 @@ def bench(
     \b
     attngen bench specs/gpt2.attn --json gpt2.json --plot gpt2.png
     attngen bench llama_gqa --lengths 1024,4096 --dtypes fp16,bf16 --full
+    attngen bench gpt2 --kernel auto,fused --full --json gpt2.json
     attngen bench --from gpt2.json --plot gpt2.svg
 
-    Beside attngen's rungs stand torch's backends, where they can say the spec, and FlexAttention with the spec's own mask and
-    score. Times are medians by CUDA events, the L2 cache flushed before each call; TFLOP/s count the pairs that the mask keeps;
-    shares are of a matrix product and a copy measured in the same run; errors are the largest against float64.
+    attngen's rungs are measured beside torch's backends and FlashAttention 3 and 4, where these are installed and support the
+    spec, and beside FlexAttention with the spec's own mask and score. Times are medians by CUDA events, with the L2 cache
+    flushed before each call. TFLOP/s count the pairs that the mask keeps. Shares are of a matrix product and a copy measured
+    in the same run. Errors are the largest against float64.
     Without a GPU, operations and bytes are counted on the emulated device instead.
     """
     from attngen.device.choose import has_gpu
@@ -155,7 +158,7 @@ def _single(spec: str, name: str | None) -> list[Any]:
 
 def _measured(
     spec: Any, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
-    kernel: Rung | None, rounds: int, params: dict[str, int | float], json_file: Path | None,
+    kernel: str, rounds: int, params: dict[str, int | float], json_file: Path | None,
 ) -> Any:  # fmt: skip
     """The sweep's report, its table printed as it comes; what was measured is kept in `json_file`, whatever comes."""
     try:
@@ -171,10 +174,14 @@ def _measured(
             raise click.BadParameter(
                 f"no element type is called {element}; there are {', '.join(DTYPES)}", param_hint="--dtypes"
             )
+    rungs = _words(kernel)
+    for rung in rungs:
+        if rung not in get_args(Rung):
+            raise click.BadParameter(f"{rung} is no rung; there are {', '.join(get_args(Rung))}", param_hint="--kernel")
     todo = list(sweep.cases(spec, _whole(lengths), elements, _whole(head_dims), full, tokens))
     table = _BenchTable()
     report = Report(spec.name, sweep.where(), tokens, rounds, ())
-    for result in sweep.run(todo, params, rounds, lambda text: click.echo(text, err=True), (kernel,) if kernel else RUNGS):
+    for result in sweep.run(todo, params, rounds, lambda text: click.echo(text, err=True), cast("list[Rung]", rungs)):
         report = replace(report, results=(*report.results, result))
         table.add(result)
         if json_file is not None:
@@ -222,7 +229,7 @@ class _BenchTable:
             f"  {r.candidate:<16} {t.median:>9.3f} {spread:<19} {r.tflops:>8.1f} {r.of_matmul:>9.0%} "
             f"{r.of_copy:>8.0%} {r.peak_bytes / 2**20:>9.1f} {r.error:>9.1e}"
         )
-        click.echo(click.style(line, bold=r.candidate == "attngen fused"), color=colored(sys.stdout))
+        click.echo(click.style(line, bold=r.candidate.startswith("attngen")), color=colored(sys.stdout))
 
 
 def _count(spec: str, name: str | None, given: tuple[str, ...]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +16,7 @@ from attngen.bench.report import Measured, Report, Timing, from_json
 from attngen.cli import main
 from attngen.device.arrays import ArgumentError
 from attngen.language import load_text
+from attngen.plan import choose, find_arch
 from attngen.reference.problems import Shape, sample
 from attngen.spec.dtypes import DTYPES
 from tests.problems import SPECS, shipped
@@ -36,7 +39,7 @@ RESULTS = tuple(
     )
     for masked in (True, False)
     for n in (512, 1024)
-    for who, ms in (("attngen fused", 0.1), ("torch flash", 0.2), ("FlexAttention", 0.3))
+    for who, ms in (("attngen fused", 0.1), ("attngen hopper", 0.05), ("torch flash", 0.2), ("FlexAttention", 0.3))
 )
 REPORT = Report("mine", "some GPU, torch 2", 16384, 21, RESULTS)
 
@@ -117,11 +120,37 @@ def test_the_picture_says_what_ran_where(tmp_path: Path) -> None:
         "TFLOP/s",
         "sequence length",
         "FlexAttention",
-        "torch flash",
+        "attngen hopper",
+        "FlashAttention-2 (torch)",
         "without the mask",
         "1024",
     ):
         assert said in text, said
+
+
+def test_auto_is_measured_and_named_as_the_rung_that_it_selects(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from attngen.bench import sweep
+    from attngen.bench.measure import Ceilings
+
+    def compiled(spec: Any, kernel: str, device: str) -> Any:
+        arch = find_arch("sm_90a")
+        assert arch is not None
+        plan = choose(spec, arch, kernel)
+        return SimpleNamespace(plan=plan)
+
+    q = torch.zeros(1, 1, 16, 64, dtype=torch.float16)
+    monkeypatch.setattr(sweep, "compile", compiled)
+    monkeypatch.setattr(sweep, "problem", lambda case, params: (q, q, q, {}, {}))
+    monkeypatch.setattr(sweep, "flex_peer", lambda *given: {})
+    monkeypatch.setattr(sweep, "_call", lambda kernel, tensors, named: tensors[0])
+    monkeypatch.setattr(sweep, "peak_bytes", lambda call: 0)
+    monkeypatch.setattr(sweep, "measure", lambda calls, rounds: {name: Timing(1.0, 1.0, 1.0) for name in calls})
+    monkeypatch.setattr(sweep, "ceilings", lambda dtype: Ceilings(1.0, 1.0))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    todo = list(sweep.cases(shipped("gpt2"), [16], [], [], False, 16))
+    names = [r.candidate for r in sweep.run(todo, {}, 2, lambda text: None, ("auto", "fused", "hopper"))]
+    assert [n for n in names if n.startswith("attngen")] == ["attngen hopper", "attngen fused"]
 
 
 def test_counts_fall_from_rung_to_rung() -> None:
