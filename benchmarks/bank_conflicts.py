@@ -1,6 +1,6 @@
 """Shared-memory bank conflicts of the default fused plans, counted by Nsight Compute.
 
-    python benchmarks/bank_conflicts.py [--write docs/performance.md]
+    python benchmarks/bank_conflicts.py [--write docs/performance_tables.md]
 
 One call of each plan at B1 S2048, causal, under ncu, whose counters the GPU's owner must have opened to users. Beside the
 conflicts stands what they are of: wavefronts of shared memory.

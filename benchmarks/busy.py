@@ -1,6 +1,6 @@
 """How busy the hopper kernel keeps an SM, counted by Nsight Compute: what limits it where it misses its marks.
 
-    python benchmarks/busy.py [--write docs/performance.md]
+    python benchmarks/busy.py [--write docs/performance_tables.md]
 
 One call of each case under ncu, whose counters the GPU's owner must have opened to users. A pipe's share is of the cycles in
 which the SM runs the kernel; a share of the tensor cores near 100% is the end of what these allow.

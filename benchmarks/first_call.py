@@ -1,6 +1,6 @@
 """How long the first call of a variant takes, from the spec to the result on the GPU, for each fused rung.
 
-    python benchmarks/first_call.py [--write docs/performance.md]
+    python benchmarks/first_call.py [--write docs/performance_tables.md]
 
 Each line is the median of fresh processes. Torch, attngen.torch and the GPU are ready before the clock starts; the cache on
 disk is empty (cold) or filled by another process (warm); NVRTC's own is never asked. `first` is the first call of the

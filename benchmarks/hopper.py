@@ -1,6 +1,6 @@
 """The hopper rung (wgmma, TMA; sm_90a) beside torch's cuDNN backend, and its variants beside FlexAttention.
 
-    python benchmarks/hopper.py [--only plain,errors] [--rounds N] [--write docs/performance.md]
+    python benchmarks/hopper.py [--only plain,errors] [--rounds N] [--write docs/performance_tables.md]
 
 A part is a module of `hopper_parts`, which says what it measures; each row is printed as it is found, each table written as
 soon as its part is done, and parts that are left out keep their tables. Where nothing else is said: 16384 tokens, heads

@@ -1,6 +1,6 @@
 """What a call costs the host: attngen's ways of calling, beside torch's, in one process.
 
-    python benchmarks/host_cost.py [--write docs/performance.md]
+    python benchmarks/host_cost.py [--write docs/performance_tables.md]
 
 Microseconds a call, median of batches of calls that are queued without waiting; the problem (B1 H4 S64 D64 bf16) is so small
 that the GPU is never behind.

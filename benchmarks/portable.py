@@ -1,6 +1,6 @@
 """The portable fused kernel (mma.sync, sm_80 and later) beside torch's FlashAttention-2 and FlexAttention.
 
-    python benchmarks/portable.py [--only plain,variants] [--rounds N] [--write docs/performance.md]
+    python benchmarks/portable.py [--only plain,variants] [--rounds N] [--write docs/performance_tables.md]
 
 A part is a module of `portable_parts`, which says what it measures; each row is printed as it is found, each table written as
 soon as its part is done, and parts that are left out keep their tables. Where nothing else is said: 16384 tokens, heads

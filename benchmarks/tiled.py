@@ -1,6 +1,6 @@
 """The three kernels of the tiled rung one by one, at every tile, beside torch's own products and softmax.
 
-    python benchmarks/tiled.py [--write docs/performance.md]
+    python benchmarks/tiled.py [--write docs/performance_tables.md]
 
 Median milliseconds by CUDA events, L2 flushed before each. Of the products TFLOP/s, of the softmax TB/s read and written; pairs
 that the mask forbids do not count.

@@ -101,7 +101,7 @@ class Fused(File):
         """The number of heads that `place_of` goes by.
 
         Where all rows have as many keys to visit: those that share keys. Elsewhere by bounds that were found by measurement
-        (docs/performance.md, "Experiments"): more heads at once leave no two blocks of a head together, fewer leave those of
+        (docs/experiments.md): more heads at once leave no two blocks of a head together, fewer leave those of
         long rows far from each other. A wider head has fewer rows in a block.
         """
         width = self.spec.head_dim + self.spec.head_dim_v

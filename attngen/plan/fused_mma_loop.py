@@ -1,6 +1,6 @@
 """How the fused rung on tensor cores goes over its tiles: what is held, copied, read and multiplied when, by measurement.
 
-The measurements are rows of docs/performance.md, "Experiments".
+The measurements are rows of docs/experiments.md.
 """
 
 from __future__ import annotations

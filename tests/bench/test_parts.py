@@ -31,8 +31,8 @@ class Counting:
 @pytest.mark.parametrize("script", ["hopper", "portable"])
 def test_a_part_replaces_its_own_table_alone(script: str, tmp_path: Path) -> None:
     markers = importlib.import_module("markers")
-    page = tmp_path / "performance.md"
-    page.write_text((ROOT / "docs" / "performance.md").read_text())
+    page = tmp_path / "performance_tables.md"
+    page.write_text((ROOT / "docs" / "performance_tables.md").read_text())
     for name in importlib.import_module(script).PARTS:
         before = page.read_text()
         markers.write_between(page, script, f"figures of {name}", name)
