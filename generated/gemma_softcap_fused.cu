@@ -25,9 +25,8 @@
 //
 // Plan, for sm_80 (Ampere: A100)
 //     schedule = fused_mma: bf16 on tensor cores (mma.sync, which sm_80 has)
-//     BLOCK_Q x BLOCK_KV = 64 x 32: the largest preferred tile that fits registers and shared memory; an SM has room
-//         for 2 such blocks
-//     warps = 4: 16 rows each: no warp needs another's softmax
+//     BLOCK_Q x BLOCK_KV = 64 x 32: the fastest measured tile of which an SM has room for 2 blocks
+//     warps = 4: 16 rows each: no warp needs the scores of another
 //     stages = 1: V is copied during Q K^T, the next K during the softmax and P V
 //     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 144
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks

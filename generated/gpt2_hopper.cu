@@ -24,9 +24,9 @@
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = hopper: fp16 on tensor cores by wgmma, tiles copied by TMA, which sm_90a has
-//     warpgroups = 1 + 2: one copies; 2 compute 64 rows each, one's softmax beside another's products
-//     BLOCK_Q x BLOCK_KV = 128 x 128: the largest whose O, S and P fit a consumer's registers, and whose stages fit
-//         shared memory
+//     warpgroups = 1 + 2: one copies; 2 compute 64 rows each, the weights of one beside the products of another
+//     BLOCK_Q x BLOCK_KV = 128 x 128: the first preferred tile whose O, S and P fit a consumer's registers, and
+//         whose stages fit shared memory
 //     stages = 3: the copies of later tiles are under way while these are used
 //     registers = 40 and 232 a thread: copying needs few; about 158 hold O, S and P
 //     Q = in registers: its fragments take 16 registers a thread; its buffer is free for the next
@@ -373,12 +373,12 @@ constexpr int END = -1;  // in the place of a block of rows: there is no more wo
 //
 // There is one block for each SM. It takes BLOCK_Q rows of a head, the longest first, then the next that no block has taken.
 // Warpgroup 0 copies; each of the others multiplies 64 rows, and while the tensor cores work on Q K^T of the next tile and on
-// P V of this one, its threads compute the softmax that comes between:
+// P V of this one, its threads compute the softmax between the two:
 //
 //     producer     K0  K1  K2 ...                                         each as soon as a stage is empty
 //                  V0  V1  V2 ...
 //     products     Q K0 | Q K1, P0 V0 | Q K2, P1 V1 | ... | Pn Vn
-//     softmax             P0 |          P1 |          P2 ...
+//     weights             P0 |          P1 |          P2 ...
 //
 // In the fragments of S and O lane l has, of the 16 rows that a product gives its warp, l / 4 and l / 4 + 8, and of every 8
 // columns 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.

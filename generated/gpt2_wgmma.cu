@@ -23,9 +23,9 @@
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = wgmma: fp16 on tensor cores by wgmma, tiles copied by TMA, which sm_90a has
-//     BLOCK_Q x BLOCK_KV = 128 x 128: the largest whose O, S and P fit a thread's registers, and whose stages fit
-//         shared memory; of 2 blocks on an SM one computes softmax while the other multiplies
-//     warps = 8: four are a warpgroup, which multiplies 64 rows; a warp has the softmax of 16 of them
+//     BLOCK_Q x BLOCK_KV = 128 x 128: the first preferred tile whose O, S and P fit a thread's registers, and whose
+//         stages fit shared memory; of 2 blocks on an SM one computes weights while the other multiplies
+//     warps = 8: four are a warpgroup, which multiplies 64 rows; a warp has the weights of 16 of them
 //     stages = 2: the next K and V are copied while these are used
 //     Q = in shared memory: wgmma reads it there, as it does K and V
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so

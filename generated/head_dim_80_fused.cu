@@ -23,9 +23,8 @@
 //
 // Plan, for sm_120a (Blackwell: RTX 50)
 //     schedule = fused_mma: fp16 on tensor cores (mma.sync, which sm_120a has)
-//     BLOCK_Q x BLOCK_KV = 128 x 64: the largest preferred tile that fits registers and shared memory; an SM has
-//         room for 2 such blocks
-//     warps = 4: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
+//     BLOCK_Q x BLOCK_KV = 128 x 64: the fastest measured tile of which an SM has room for 2 blocks
+//     warps = 4: 32 rows each: no warp needs the scores of another, and a fragment of K or V serves two products
 //     stages = 1: V is copied during Q K^T, the next K during P V
 //     Q = in registers: its fragments take 40 registers a thread
 //     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work

@@ -27,9 +27,8 @@
 //
 // Plan, for sm_80 (Ampere: A100)
 //     schedule = fused_mma: bf16 on tensor cores (mma.sync, which sm_80 has)
-//     BLOCK_Q x BLOCK_KV = 128 x 64: the largest preferred tile that fits registers and shared memory; an SM has
-//         room for 2 such blocks
-//     warps = 4: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
+//     BLOCK_Q x BLOCK_KV = 128 x 64: the fastest measured tile of which an SM has room for 2 blocks
+//     warps = 4: 32 rows each: no warp needs the scores of another, and a fragment of K or V serves two products
 //     stages = 1: V is copied during Q K^T, the next K during P V
 //     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 192
 //     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work

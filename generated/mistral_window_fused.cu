@@ -25,9 +25,8 @@
 //
 // Plan, for sm_86 (Ampere: A10, RTX 30)
 //     schedule = fused_mma: bf16 on tensor cores (mma.sync, which sm_86 has)
-//     BLOCK_Q x BLOCK_KV = 64 x 32: the largest preferred tile that fits registers and shared memory; an SM has room
-//         for 2 such blocks
-//     warps = 4: 16 rows each: no warp needs another's softmax
+//     BLOCK_Q x BLOCK_KV = 64 x 32: the fastest measured tile of which an SM has room for 2 blocks
+//     warps = 4: 16 rows each: no warp needs the scores of another
 //     stages = 1: V is copied during Q K^T, the next K during the softmax and P V
 //     Q = in registers: its fragments take 32 registers a thread
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks

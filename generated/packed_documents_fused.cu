@@ -27,9 +27,8 @@
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = fused_mma: bf16 on tensor cores (mma.sync, which sm_90a has)
-//     BLOCK_Q x BLOCK_KV = 128 x 64: the largest preferred tile that fits registers and shared memory; an SM has
-//         room for 2 such blocks
-//     warps = 4: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
+//     BLOCK_Q x BLOCK_KV = 128 x 64: the fastest measured tile of which an SM has room for 2 blocks
+//     warps = 4: 32 rows each: no warp needs the scores of another, and a fragment of K or V serves two products
 //     stages = 1: V is copied during Q K^T, the next K during P V
 //     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 192
 //     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
@@ -45,7 +44,7 @@
 //      34816  K        bf16 [1][64][128 + 8], the keys of one tile
 //      52224  V        bf16 [1][64][128 + 8], the values of one tile
 //      69632  PLACE    int [3], which rows and head the block computes
-//      69760  TILES    unsigned [2][4], a bit for each tile that is to be visited, and for each full one
+//      69760  TILES    unsigned [2][4], a bit for each tile to visit, and for each full one
 //      69888  KEY_VECTORS int32 [1][64], what each key of a tile has for itself
 //
 // Sections

@@ -27,9 +27,8 @@
 //
 // Plan, for sm_100a (Blackwell: B200)
 //     schedule = fused_mma: bf16 on tensor cores (mma.sync, which sm_100a has)
-//     BLOCK_Q x BLOCK_KV = 128 x 64: the largest preferred tile that fits registers and shared memory; an SM has
-//         room for 2 such blocks
-//     warps = 4: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
+//     BLOCK_Q x BLOCK_KV = 128 x 64: the fastest measured tile of which an SM has room for 2 blocks
+//     warps = 4: 32 rows each: no warp needs the scores of another, and a fragment of K or V serves two products
 //     stages = 2: the next K and V are copied while these are used
 //     Q = in registers: its fragments take 32 registers a thread
 //     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work

@@ -11,8 +11,9 @@ from attngen.emit.kernel_source import EntryPoint, Extent, Parameter, Product, T
 from attngen.emit.variant import Function, Variant, range_dtype, range_tensors
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.plan import Plan
-from attngen.plan.tiles import Span
+from attngen.plan.tiles import KV_LEN, Span
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import to_text
 
 
@@ -154,6 +155,9 @@ class File:
             "captured_initializer": words.wrapped(", ".join(f.parameter for f in captured_fields(variant))),
             "text": words.expression_texts(spec),
             "normalize": spec.normalize,
+            "weighing": words.WEIGHING[spec.normalize],
+            "pair_bytes": words.PAIR_BYTES[spec.normalize],
+            "solves_range": self.plan.bounds.kv_begin is not ZERO or self.plan.bounds.kv_end is not KV_LEN,
             "masked": "0.0f" if spec.normalize == "none" else "-INF",
             "lse": spec.lse,
             "T": spec.dtype.cuda,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from attngen.emit import abi
@@ -162,7 +163,16 @@ class FusedMma(Fused):
             "inline_classify": True,  # what it costs in registers is free again before the tiles
             "mma": "mma_16x8x8" if operands.split == "tf32" else "mma_16x8x16",
             "split": operands.split,
+            "second_stage": self._second_stage(),
         }
+
+    def _second_stage(self) -> str:
+        """Why there are no two stages, as the end of a paragraph; empty if the tile's size is not the reason."""
+        spec, arch, tile = self.spec, self.plan.arch, self.tile()
+        if fused_mma_needs.cost(spec, replace(tile, stages=2)).shared > arch.shared_per_block:
+            return " Two of each do not fit shared memory."
+        one, two = (fused_mma_needs.blocks_of_an_sm(spec, arch, tile, slots) for slots in (1, 2))
+        return " Two of each would take the room of another block on the same multiprocessor." if two < one else ""
 
     def tile(self) -> Tile:
         return Tile(self.plan.block_q, self.plan.block_kv, self.plan.stages, self.plan.warps)

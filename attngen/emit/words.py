@@ -10,6 +10,10 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.print_attn import expression_to_text
 
 HEADER_WIDTH = 118
+WEIGHING = {"softmax": "the softmax", "sigmoid": "the sigmoid", "none": "the scores"}  # what comes between the products
+# Bytes of S and P that the unfused kernels move for each pair: a score is written once and read once, by a softmax twice; a
+# weight too, unless it is the score itself.
+PAIR_BYTES = {"softmax": 20, "sigmoid": 16, "none": 8}
 
 
 def expression_texts(spec: AttentionSpec) -> dict[str, str]:

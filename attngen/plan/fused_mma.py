@@ -1,4 +1,4 @@
-"""The fused rung on tensor cores, sm_80 and later: mma.sync, ldmatrix and cp.async, fp16 and bf16."""
+"""The fused rung on tensor cores, sm_80 and later: mma.sync, ldmatrix and cp.async; fp16, bf16, and fp32 as split operands."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ POSSIBLE = tuple(
     for kv in (128, 64, 32, 16)
     for stages in (1, 2)
 )
-WHAT_TILES = "a bit for each tile that is to be visited, and for each full one"
+WEIGHING = {"softmax": "the softmax and ", "sigmoid": "the sigmoid and ", "none": ""}  # what comes before P V
+WHAT_TILES = "a bit for each tile to visit, and for each full one"
 WHY_BETWEEN = "asked for when the first products of a tile are queued: the tensor cores have work while addresses are computed"
 WHICH_AHEAD = {"Q": "Q's one ahead", "K": "K's one ahead", "Q and K": "Q's and the first of K's a step ahead"}
 WHY_AHEAD = "read before the products of those at hand, which need not wait for shared memory then"
@@ -76,9 +77,21 @@ WHY_KEYS = "of partial tiles: each key's elements are read once, under Q K^T, no
 
 
 def suits(spec: AttentionSpec, arch: Arch) -> bool:
-    """Whether `arch` has the instructions, and the smallest tile registers: it has not for split operands of wide heads beside
-    elements of captured tensors."""
-    return arch.has(*NEEDED, operands(spec).feature) and bool(fitting(arch, preferred_tiles(spec), lambda t: cost(spec, t)))
+    return not why_not(spec, arch)
+
+
+def why_not(spec: AttentionSpec, arch: Arch) -> str:
+    """Why this schedule cannot run the spec on `arch`; empty if it can. Even the smallest tile may need too many registers, if
+    operands are split, heads wide, and elements of captured tensors read."""
+    missing = [f for f in (*NEEDED, operands(spec).feature) if not arch.has(f)]
+    if missing:
+        return f"{arch.name} has no {', no '.join(f.value.partition(':')[0] for f in missing)}"
+    preferred = preferred_tiles(spec)
+    if fitting(arch, preferred, lambda t: cost(spec, t)):
+        return ""
+    smallest = preferred[-1]
+    reason = cost(spec, smallest).why_not(arch, 32 * smallest.warps)
+    return f"the smallest tile of fused_mma, {smallest.block_q} x {smallest.block_kv}, {reason}"
 
 
 def blocks_told(spec: AttentionSpec, arch: Arch, tile: Tile) -> int:
@@ -142,21 +155,14 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     between = copies_between_steps(spec, tile)
     v, k = ("the next V", "the K after next") if staggers else ("V", "the next K")
     why_stages = (
-        f"{v} is copied during Q K^T, {k} during {'' if between else 'the softmax and '}P V"
+        f"{v} is copied during Q K^T, {k} during {'' if between else WEIGHING[spec.normalize]}P V"
         if stages == 1
         else f"{k} and V are copied while these are used"
     )
     if spec.schedule.stages:
-        why_stages = "as the spec asks; " + why_stages
-    blocks = blocks_of_an_sm(spec, arch, tile)
-    why_tile = (
-        "as the spec asks"
-        if spec.schedule.block_q
-        else f"the largest preferred tile that fits registers and shared memory; an SM has room for {blocks} such block"
-        + ("s" if blocks != 1 else "")
-    )
+        why_stages = "stated in the spec; " + why_stages
     rows = MMA_ROWS * row_blocks(tile)
-    why_warps = f"{rows} rows each: no warp needs another's softmax" + (
+    why_warps = f"{rows} rows each: no warp needs the scores of another" + (
         ", and a fragment of K or V serves two products" if rows > MMA_ROWS else ""
     )
     holds, ahead = holds_q(spec, tile), fragments_ahead(spec, tile)
@@ -165,7 +171,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         *precision_decisions(spec),
         *one_score_decisions(spec),
         *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
-        Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", why_tile),
+        Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", _why_tile(spec, arch, tile, roomy)),
         Decision("warps", str(tile.warps), why_warps),
         Decision("stages", str(stages), why_stages),
         Decision(
@@ -205,6 +211,16 @@ def _key_vectors(own: Staged, block_kv: int) -> str:
     dtypes = {e.stored.name for e in own.keys}
     shape = f"[{len(own.keys)}][{block_kv}]" if len(dtypes) == 1 else f"[{own.key_bytes * block_kv}]"
     return f"{dtypes.pop() if len(dtypes) == 1 else 'byte'} {shape}, what each key of a tile has for itself"
+
+
+def _why_tile(spec: AttentionSpec, arch: Arch, tile: Tile, roomy: list[Tile]) -> str:
+    blocks = blocks_of_an_sm(spec, arch, tile)
+    if spec.schedule.block_q:
+        return "stated in the spec"
+    if tile in roomy and not operands(spec).split:
+        return f"the fastest measured tile of which an SM has room for {blocks} blocks"
+    room = f"an SM has room for {blocks} such block" + ("s" if blocks != 1 else "")
+    return f"the fastest measured tile that fits registers and shared memory; {room}"
 
 
 def _why_q(spec: AttentionSpec, tile: Tile, holds: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attngen.plan import fused_mma
 from attngen.plan.arch import Arch
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import Decision, Plan, lay_out
@@ -56,16 +57,15 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
         ("V", sizes["V"], f"fp32 [{kv}][{dv} + {PAD}], the tile's values"),
         ("P", sizes["P"], f"fp32 [{q}][{kv} + {PAD}], the tile's weights, each row used by the warp that wrote it"),
     )
-    why_not_mma = "fp32 is true fp32" if spec.dtype.name == "fp32" else f"{arch.name} lacks what fused_mma needs"
     decisions = (
-        Decision("schedule", "fused_simt", f"{why_not_mma}: products on the ordinary arithmetic units"),
+        Decision("schedule", "fused_simt", f"{fused_mma.why_not(spec, arch)}: products on the ordinary arithmetic units"),
         *one_score_decisions(spec),
         Decision(
             "BLOCK_Q x BLOCK_KV",
             f"{q} x {kv}",
-            "as the spec asks"
+            "stated in the spec"
             if spec.schedule.block_q
-            else f"the largest tile that fits {kib(arch.shared_per_block)} of shared memory and the registers",
+            else f"the largest preferred tile that fits {kib(arch.shared_per_block)} of shared memory and the registers",
         ),
         Decision("THREADS", str(32 * WARPS), f"{ROW_THREADS} x {COLUMN_THREADS} threads over the tile"),
         Decision("stages", "1", "other blocks on the same multiprocessor compute while this one loads"),

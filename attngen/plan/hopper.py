@@ -278,7 +278,7 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
     if problem is not None and depends_on_lengths(spec):
         return with_tile(spec, arch, fastest(spec, problem), WHY_LENGTHS)
     tile = pick_tile(spec, arch, preferred_tiles(spec), POSSIBLE, lambda t: cost(spec, t))
-    plan = with_tile(spec, arch, tile, "as the spec asks" if spec.schedule.block_q else WHY_TILE)
+    plan = with_tile(spec, arch, tile, "stated in the spec" if spec.schedule.block_q else WHY_TILE)
     others = ", ".join(f"{p.tile.block_q} x {p.tile.block_kv}" for p in paces(spec) if p.tile != tile)
     if not depends_on_lengths(spec) or not others:
         return plan
@@ -329,7 +329,9 @@ def with_tile(spec: AttentionSpec, arch: Arch, tile: Tile, why: str) -> Plan:
         *one_score_decisions(spec),
         *bounded_decisions(spec),
         Decision(
-            "warpgroups", f"1 + {groups}", f"one copies; {groups} compute 64 rows each, one's softmax beside another's products"
+            "warpgroups",
+            f"1 + {groups}",
+            f"one copies; {groups} compute 64 rows each, the weights of one beside the products of another",
         ),
         Decision("BLOCK_Q x BLOCK_KV", f"{q} x {kv}", why),
         Decision("stages", str(stages), "the copies of later tiles are under way while these are used"),
@@ -401,4 +403,4 @@ WHY_KEYS = (
 )
 WHY_LENGTHS = "for these lengths the fastest, by its rate in the loop and what a block of rows costs on top"
 WHY_OTHERS = "a call takes one of these instead where its lengths make it faster"
-WHY_TILE = "the largest whose O, S and P fit a consumer's registers, and whose stages fit shared memory"
+WHY_TILE = "the first preferred tile whose O, S and P fit a consumer's registers, and whose stages fit shared memory"

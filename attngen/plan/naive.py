@@ -21,8 +21,10 @@ def refuse_overrides(spec: AttentionSpec) -> None:
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     """The only naive plan there is."""
     refuse_overrides(spec)
+    weights = spec.normalize != "none"  # else the scores are the weights
+    what = "scores, row weights and weighted sum" if weights else "scores and weighted sum"
     decisions = (
-        Decision("kernels", "3", "scores, row weights and weighted sum, each as its equation reads"),
+        Decision("kernels", "3" if weights else "2", f"{what}, each as its equation reads"),
         Decision("THREADS", str(THREADS), "enough warps to hide latency; the kernels share nothing between threads"),
         Decision("scores", "in global memory", "every later rung is measured by what this costs: O(q_len * kv_len) bytes"),
     )

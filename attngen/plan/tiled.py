@@ -53,18 +53,22 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
     return Cost(shared, 2 * rows * columns + 2 * (rows + columns) + fetched_ahead(spec, tile) + OTHER_REGISTERS)
 
 
+def _why_scores(spec: AttentionSpec) -> str:
+    return "a softmax needs whole rows" if spec.normalize == "softmax" else "each kernel reads what the one before wrote"
+
+
 def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     """64 x 64 tiles, unless the spec asks for others."""
     tile = pick_tile(spec, arch, PREFERRED, POSSIBLE, lambda t: cost(spec, t))
     rows, columns, dims = outputs(tile)
     grid = "{} x {}".format(*thread_grid(tile.warps))
     decisions = (
-        Decision("scores", "in global memory", "the softmax needs whole rows; the fused rung removes this"),
+        Decision("scores", "in global memory", f"{_why_scores(spec)}; the fused rung removes this"),
         *one_score_decisions(spec),
         Decision(
             "BLOCK_Q x BLOCK_KV",
             f"{tile.block_q} x {tile.block_kv}",
-            "as the spec asks"
+            "stated in the spec"
             if spec.schedule.block_q
             else "a multiprocessor has registers for several blocks: some multiply while others load or store",
         ),

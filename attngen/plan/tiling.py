@@ -24,7 +24,7 @@ class Tile:
 class Cost:
     """What a tile takes: shared memory in bytes for a block, registers for a thread (an estimate of what must be live).
 
-    `have` registers are to be had where threads have different numbers of them; elsewhere those of an SM, shared evenly.
+    `have` is the limit if threads have different numbers of registers; None: the registers of an SM, shared evenly.
     """
 
     shared: int
@@ -40,7 +40,7 @@ class Cost:
             return f"needs {kib(self.shared)} of shared memory, and a block of {arch.name} has {kib(arch.shared_per_block)}"
         limit = self.have or min(arch.max_registers_per_thread, arch.registers_per_sm // threads)
         if self.registers > limit:
-            return f"needs about {self.registers} registers a thread, and {limit} are to be had"
+            return f"needs about {self.registers} registers a thread; the limit is {limit}"
         return ""
 
 

@@ -93,7 +93,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
             _why_tile(spec, blocks),
         ),
         Decision(
-            "warps", str(tile.warps), "four are a warpgroup, which multiplies 64 rows; a warp has the softmax of 16 of them"
+            "warps", str(tile.warps), "four are a warpgroup, which multiplies 64 rows; a warp has the weights of 16 of them"
         ),
         Decision("stages", str(stages), "the next K and V are copied while these are used"),
         # Not in registers, as in hopper: NVRTC 13.0 gives fragments of Q that live through the loop the registers of P
@@ -112,6 +112,6 @@ def _blocks(spec: AttentionSpec, bounds: TileBounds, tile: Tile) -> int:
 
 def _why_tile(spec: AttentionSpec, blocks: int) -> str:
     if spec.schedule.block_q:
-        return "as the spec asks"
-    fits = "the largest whose O, S and P fit a thread's registers, and whose stages fit shared memory"
-    return f"{fits}; of {blocks} blocks on an SM one computes softmax while the other multiplies" if blocks else fits
+        return "stated in the spec"
+    fits = "the first preferred tile whose O, S and P fit a thread's registers, and whose stages fit shared memory"
+    return f"{fits}; of {blocks} blocks on an SM one computes weights while the other multiplies" if blocks else fits
