@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,13 @@ def test_heavy_imports_are_late(path: Path) -> None:
     for node in ast.parse(path.read_text()).body:  # the module's own level only
         for module in imports(node) if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
             assert module.split(".")[0] not in HEAVY - allowed, f"{relative} imports {module} at once"
+
+
+PATH = re.compile(r"\b(?:templates|docs|attngen|tests|benchmarks|generated)/[\w./]*\.\w+")
+
+
+def test_files_that_comments_name_exist() -> None:
+    """NAME in a path stands for any name."""
+    sources = [*FILES, *(p for p in (ROOT / "templates").rglob("*") if p.is_file())]
+    named = {(path.relative_to(ROOT), found) for path in sources for found in PATH.findall(path.read_text())}
+    assert not [(str(path), found) for path, found in named if not list(ROOT.glob(found.replace("NAME", "*")))]

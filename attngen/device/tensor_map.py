@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from attngen.device.arrays import ArgumentError
 from attngen.spec.dtypes import DTYPES
@@ -55,11 +54,6 @@ class TensorMap:
     @property
     def element_bytes(self) -> int:
         return DTYPES[self.dtype].bytes
-
-    @property
-    def box_bytes(self) -> int:
-        """What one copy brings, and announces at its mbarrier: elements outside the tensor count too."""
-        return prod(self.box) * self.element_bytes
 
     def check_address(self, pointer: int) -> None:
         """Raises TensorMapError where TMA cannot take the address."""

@@ -42,7 +42,7 @@ class CudaPrinter:
     """Prints expressions whose names are spelled by `names`; captured tensors are read through their accessors.
 
     `name_ranges` and `element_ranges` decide the width of integers: a node whose value might not fit 32 bits is computed
-    in 64. `accessor_needs_captured` says whether accessors take the struct of captured values (they always do today).
+    in 64. Accessors take the struct of captured values, `in`, as their first argument.
     """
 
     names: Mapping[str, str]

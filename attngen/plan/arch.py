@@ -36,7 +36,6 @@ class Arch:
     shared_reserved: int
     registers_per_sm: int
     max_registers_per_thread: int
-    max_threads_per_block: int
     max_threads_per_sm: int
     max_blocks_per_sm: int
     gpu: str
@@ -71,7 +70,7 @@ def _arch(
     gpu, tensor, fp32, bandwidth = rates
     block, sm = block_kib * KIB, sm_kib * KIB
     return Arch(
-        name, what, block, sm, sm - block, 65536, 255, 1024, threads, blocks, gpu, tensor, fp32, bandwidth, features
+        name, what, block, sm, sm - block, 65536, 255, threads, blocks, gpu, tensor, fp32, bandwidth, features
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attngen.reference.definition import Problem, allowed_rows, attention_rows, block_rows
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import Const, Name, names_in
+from attngen.spec.expr import names_in
 
 if TYPE_CHECKING:
     import torch
@@ -80,32 +80,6 @@ def allowed_pairs(
                 found = allowed_rows(problem, b, h, rows)
                 total += int(found.expand(rows.stop - rows.start, kv_len).sum())
     return total * int(batch // len(batches)) * int(q_heads // len(heads))
-
-
-def torch_math(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    inputs: Mapping[str, torch.Tensor] | None = None,
-    params: Mapping[str, int | float] | None = None,
-) -> torch.Tensor:
-    """Torch's own result at storage precision: its math backend where that can say the spec, else the same done by hand.
-
-    The math backend computes in fp32 and rounds its output; so does the formula by hand.
-    """
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    if spec.mask is None and isinstance(spec.score, Name) and spec.normalize == "softmax" and spec.sink is None:
-        assert isinstance(spec.scale, Const), spec.scale
-        with sdpa_kernel(SDPBackend.MATH):
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, scale=float(spec.scale.value), enable_gqa=q.shape[1] != k.shape[1]
-            )
-    output, _ = torch_attention(spec, q, k, v, inputs=inputs, params=params, compute=torch.float32)
-    return output.to(q.dtype)
 
 
 def to_torch(array: Any, device: str) -> torch.Tensor:

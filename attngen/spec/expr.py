@@ -7,7 +7,7 @@ identity, a memo can be keyed by the node, and an expression used twice is store
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 from weakref import WeakValueDictionary
@@ -213,8 +213,3 @@ def rewrite(root: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
                 replaced = rebuild(node.op, args)
         memo[node] = node if replaced is None else replaced
     return memo[root]
-
-
-def substitute(root: Expr, values: Mapping[str, Expr]) -> Expr:
-    """`root` with names replaced by expressions."""
-    return rewrite(root, lambda node: values.get(node.name) if isinstance(node, Name) else None)

@@ -63,7 +63,7 @@ Bounds = Callable[..., Interval]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """One row. `nonnegative` is a shorter CUDA text that is right when no operand is negative; `helpers` are device
-    functions that the CUDA text calls (`templates/parts/integer_math.cuh.j2`). `fast` and `rough` are primitives that
+    functions that the CUDA text calls (`templates/parts/NAME.cuh`). `fast` and `rough` are primitives that
     approximate it: so well that results of 16 bits do not show it, and as `precision high` allows. `fast` takes a factor of its
     operand too; `fast_of_two` replaces two operands by what `fast` gives of each, for less. All results lie `within`."""
 
@@ -180,7 +180,7 @@ class _PythonNamespace:
     """The functions of numpy that rows use, on Python scalars: exact integers, for folding constants."""
 
     exp, log, log2, sqrt, tanh, sin, cos = math.exp, math.log, math.log2, math.sqrt, math.tanh, math.sin, math.cos
-    floor, ceil, fabs = math.floor, math.ceil, abs
+    floor, ceil = math.floor, math.ceil
 
     @staticmethod
     def divide(a: float, b: float) -> float:
