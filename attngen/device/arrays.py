@@ -67,8 +67,8 @@ def view(array: Any, name: str) -> ArrayView:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         found = _of_torch(array, name, torch)
-    elif isinstance(array, np.ndarray):
-        found = _of_numpy(array, name)
+    elif isinstance(array, (np.ndarray, np.generic)):
+        found = _of_numpy(np.asarray(array), name)
     elif hasattr(array, "__cuda_array_interface__"):
         found = _of_cuda_interface(array, name)
     elif hasattr(array, "__dlpack__"):

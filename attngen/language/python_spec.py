@@ -77,7 +77,9 @@ def traced(
     builder = _Builder(head_dim, head_dim_v, declared, numbers)
     exprs = {k: builder.expression(k, w) for k, w in (("mask", mask), ("score", score), ("sink", sink))}
     exprs["scale"] = constant(float(scale)) if isinstance(scale, (int, float)) else builder.expression("scale", scale)
-    captured = [Input(c.name, DTYPES[c.dtype], tuple(int(n) for n in c.array.shape)) for c in builder.captures.values()]
+    captured = [
+        Input(c.name, DTYPES[str(c.dtype_name)], tuple(int(n) for n in c.array.shape)) for c in builder.captures.values()
+    ]
     written_score, written_scale, written_sink = exprs["score"], exprs["scale"], exprs["sink"]
     if kernel not in get_args(Rung):
         raise DiagnosticError(mistakes.UnknownRung(statement="kernel", found=kernel, hint="no such kernel"))
@@ -176,7 +178,8 @@ class _Builder:
         self.declared: dict[str, Value] = {}
         self.declared.update({i.name: i for i in inputs})
         self.declared.update({p.name: _named(p) for p in params})
-        self.known: dict[str, Any] = {i.name: _DeclaredInput(i) for i in inputs}
+        arrays = (_DeclaredInput(i) for i in inputs)
+        self.known: dict[str, Any] = {a.name: a if a.shape else a.element() for a in arrays}
         self.known |= {p.name: Tracer(_named(p)) for p in params}
         self.known |= {n: Tracer(_int(n)) for n in (*SIZES, *sorted(free))}
 

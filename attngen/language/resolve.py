@@ -90,6 +90,8 @@ class Resolver:
     def expression(self, node: Node, scope: Scope) -> Expr:
         """The Expr of `node`. Raises DiagnosticError."""
         value = self._value(node, scope)
+        if isinstance(value, Input) and not value.dims:
+            return gather(value.name, element_type(value.dtype), ())
         if isinstance(value, Input):
             raise _error(mistakes.InputWithoutIndex(span=node.span, name=value.name, example=_index_example(value)))
         if isinstance(value, Definition):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import operator
+import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16
@@ -79,9 +81,20 @@ def lift(value: Any) -> Expr:
         return value.expr
     if isinstance(value, (bool, int, float)):
         return constant(value)
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+    if _is_numpy_scalar(value):
         return constant(value.item())
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        raise TraceError(
+            f"a {type(value).__name__} without dimensions is not the value of a variable that the function refers to, so it "
+            "would keep the value that it has now: assign it to such a variable, or write the number itself"
+        )
     raise TraceError(f"a {type(value).__name__} cannot be part of an expression; index it, or use a number")
+
+
+def _is_numpy_scalar(value: Any) -> bool:
+    """Whether `value` is a number of numpy, which nothing can change, and no array."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
 
 
 def call(op: str, *args: Any) -> Any:
@@ -121,21 +134,67 @@ for _method, _op, _reflected in (
 
 
 class CapturedArray:
-    """Stands for an array that a traced function indexes."""
+    """Stands for an array that a traced function indexes. `dtype_name` is None for elements that no kernel reads; `prefix`
+    holds the indices given so far: `bias[b][q]` is `bias[b, q]`."""
 
-    def __init__(self, name: str, array: Any, dtype: str) -> None:
-        self.name, self.array, self.dtype = name, array, dtype
+    def __init__(self, name: str, array: Any, dtype_name: str | None, prefix: tuple[Any, ...] = ()) -> None:
+        self.name, self.array, self.dtype_name, self._prefix = name, array, dtype_name, prefix
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return tuple(self.array.shape)[len(self._prefix) :]
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
 
     def __getitem__(self, indices: Any) -> Any:
-        at = indices if isinstance(indices, tuple) else (indices,)
-        if not any(isinstance(i, Tracer) for i in at):
-            return self.array[indices]
-        if len(at) != len(self.array.shape):
-            raise TraceError(f"`{self.name}` has {len(self.array.shape)} dimensions and is indexed with {len(at)}")
-        return Tracer(gather(self.name, Type(DTYPES[self.dtype].kind), tuple(lift(i) for i in at)))
+        at = (*self._prefix, *(indices if isinstance(indices, tuple) else (indices,)))
+        sizes = tuple(self.array.shape)
+        if len(at) > len(sizes):
+            raise TraceError(f"`{self.name}` has {len(sizes)} dimensions and is indexed with {len(at)}")
+        for index in at:
+            if not isinstance(index, Tracer) and not _is_whole(index):
+                raise TraceError(f"`{self.name}` is indexed with {index!r}; expected one integer for each dimension")
+        if len(at) < len(sizes):
+            return CapturedArray(self.name, self.array, self.dtype_name, at)
+        return self.element(tuple(_from_the_end(i, size) for i, size in zip(at, sizes, strict=True)))
+
+    def element(self, at: tuple[Any, ...] = ()) -> Tracer:
+        """The element at these indices, read at each call: the array may change in between."""
+        if self.dtype_name is None:
+            raise TraceError(
+                f"`{self.name}` has elements of {str(self.array.dtype).removeprefix('torch.')}; expected one of "
+                f"{', '.join(DTYPES)}. Convert it outside the function"
+            )
+        return Tracer(gather(self.name, Type(DTYPES[self.dtype_name].kind), tuple(lift(i) for i in at)))
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
+        if attribute not in _FACTS:
+            raise TraceError(
+                f"`{self.name}.{attribute}` would be computed once, when the function is traced: compute it outside the "
+                "function, and refer to the result"
+            )
         return getattr(self.array, attribute)
+
+
+_FACTS = frozenset(("device", "dtype", "is_cuda", "ndim", "numel", "size"))  # what no change of its elements changes
+
+
+def _is_whole(index: Any) -> bool:
+    return hasattr(index, "__index__") and not isinstance(index, bool) and not _is_array(index)
+
+
+def _from_the_end(index: Any, size: Any) -> Any:
+    """A negative number counts from the end of a dimension whose size is a number, as everywhere in Python."""
+    if isinstance(index, Tracer):
+        return index
+    whole = operator.index(index)
+    return whole + size if whole < 0 and isinstance(size, int) else whole
 
 
 def trace(
@@ -183,15 +242,18 @@ def _with_captures(
             return known[name]
         if isinstance(value, types.FunctionType) and value.__module__ == function.__module__:
             return _with_captures(value, known, captures, prepared)
-        dtype = array_dtype(value)
-        if dtype is None or not getattr(value, "shape", ()):
+        if not _is_array(value):
             return value
+        dtype = array_dtype(value)
+        if dtype is None:
+            return CapturedArray(name, value, None)
         captured = captures.get(name)
         if captured is not None and captured.array is not value:
             raise TraceError(f"two different arrays are called `{name}`; rename one")
         if captured is None:
             check_name(name)
-        return captures.setdefault(name, CapturedArray(name, value, dtype))
+            captured = captures[name] = CapturedArray(name, value, dtype)
+        return captured if captured.shape else captured.element()
 
     code = function.__code__
     used = set(_names_of(code))
@@ -227,6 +289,10 @@ def _tracing_builtins() -> dict[str, Any]:
         return chosen
 
     return {**vars(builtins), **{op: either(op) for op in ("min", "max", "abs", "float", "int") if op in TABLE}}
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple) and not _is_numpy_scalar(value)
 
 
 def array_dtype(value: Any) -> str | None:

@@ -64,7 +64,7 @@ def sample_inputs(spec: AttentionSpec, shape: Shape, seed: int = 0) -> dict[str,
 
 
 def _inputs(spec: AttentionSpec, sizes: dict[str, int], rng: np.random.Generator) -> dict[str, Array]:
-    return {i.name: _values(spec, i, sizes, rng) for i in spec.inputs}
+    return {i.name: np.asarray(_values(spec, i, sizes, rng)) for i in spec.inputs}
 
 
 def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np.random.Generator) -> Array:
@@ -74,7 +74,7 @@ def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np
     if declared.dtype.kind == "bool":
         return rng.random(shape) < 0.8
     if declared.dtype.kind == "int":
-        if declared.dims[-1] in ("q_len", "kv_len"):
+        if shape and declared.dims[-1] in ("q_len", "kv_len"):
             documents = max(1, shape[-1] // 48)
             return np.sort(rng.integers(0, documents + 1, shape), axis=-1).astype(declared.dtype.numpy)
         return rng.integers(0, sizes["kv_len"] + 1, shape).astype(declared.dtype.numpy)

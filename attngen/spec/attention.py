@@ -27,7 +27,7 @@ S = name("s", Type.FLOAT)
 class Input:
     """A captured tensor: `dims` are names of SIZES, numbers, or free names whose size comes with the tensor.
 
-    Where a dimension is named, a tensor of size 1 is broadcast over it.
+    Without dimensions it is one number. Where a dimension is named, a tensor of size 1 is broadcast over it.
     """
 
     name: str

@@ -68,8 +68,8 @@ def round_to_storage(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[A
 
     if dtype is not BF16:
         with np.errstate(over="ignore"):  # beyond the largest number lies infinity
-            return np.ascontiguousarray(values).astype(dtype.numpy)
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+            return np.asarray(values, order="C").astype(dtype.numpy)
+    bits = np.asarray(values, np.float32, order="C").view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     quiet_nan = (bits >> 16) | 0x40
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
@@ -81,7 +81,7 @@ def from_storage(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     import numpy as np
 
     if array.dtype == BF16.numpy:
-        bits = np.ascontiguousarray(array).view("<u2").astype(np.uint32)
+        bits = np.asarray(array, order="C").view("<u2").astype(np.uint32)
         return (bits << 16).view(np.float32).astype(np.float64)
     if array.dtype.name == "bfloat16":  # ml_dtypes
         return array.astype(np.float64)

@@ -29,7 +29,7 @@ def _node(node: Expr, args: list[Text]) -> Text:
         case Name(name=name):
             return SPELLED.get(name, name), ATOM
         case Gather(input=input):
-            return f"{input}[{', '.join(a[0] for a in args)}]", ATOM
+            return f"{input}[{', '.join(a[0] for a in args)}]" if args else input, ATOM
         case Apply(op=op):
             return _operator(op, args)
     raise AssertionError(node)

@@ -55,6 +55,22 @@ def test_the_order_of_threads_does_not_matter(rung: str) -> None:
     assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
 
 
+def test_inputs_without_dimensions_are_read_at_each_call() -> None:
+    spec = attngen.define(
+        head_dim=16, mask="flag or q - k < steps", score="s * temperature - 0.1 * bias[k]", lse=True,
+        inputs={"flag": ("bool", ()), "steps": ("int32", ()), "temperature": ("fp32", ()), "bias": ("fp32", ("kv_len",))},
+    )  # fmt: skip
+    problem = sample(spec, Shape(batch=1, q_heads=2, kv_heads=2, q_len=70, kv_len=70))
+    kernels = [attngen.compile(spec, kernel=rung, device="emulated:fast") for rung in ("fused", "hopper")]
+    for flag, steps in ((False, 9), (True, 0)):
+        changed = problem.inputs | {"flag": np.array(flag), "steps": np.array(steps, np.int32)}
+        changed_problem = replace(problem, inputs=changed)
+        expected = truth(spec, changed_problem, {})
+        for kernel in kernels:
+            found = compare(*call(kernel, changed_problem), expected)
+            assert found.passed, (kernel.plan.rung, flag, found)
+
+
 @pytest.mark.parametrize("rung", RUNGS)
 @pytest.mark.parametrize("sizes", [(0, 2, 5, 5), (1, 2, 0, 5), (1, 2, 5, 0)])
 def test_empty_problems(rung: str, sizes) -> None:

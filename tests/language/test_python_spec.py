@@ -16,6 +16,8 @@ from attngen.spec.expr import constant
 
 table = np.arange(10, dtype=np.float32)
 document = np.zeros((2, 50), np.int32)
+doubles = np.zeros(50)
+holder = {"n": np.array(3, np.int32)}
 WINDOW = 128
 
 
@@ -67,6 +69,24 @@ def test_globals_and_closures_are_captured() -> None:
     assert spec == body_of("score s + slopes[h] * table[where(q > k, 9, 0)]", "input table: fp32[10] input slopes: fp32[4]")
     assert captured["slopes"] is slopes
     assert captured["table"] is table
+
+
+def test_a_captured_number_is_an_input_without_dimensions() -> None:
+    temperature, steps, flag = np.array(0.5, np.float32), np.array(3, np.int32), np.array(True)
+    spec, captured = attngen.traced(
+        mask=lambda b, h, q, k: flag | (q - k < steps), score=lambda s, b, h, q, k: s * temperature + table[-1] + np.float32(2)
+    )
+    declared = "input flag: bool[] input steps: int32[] input table: fp32[10] input temperature: fp32[]"  # mask first
+    assert spec == body_of("mask flag or q - k < steps[] score s * temperature + table[9] + 2.0", declared)
+    assert captured["temperature"] is temperature
+    assert load_text(attngen.to_text(spec)) == (spec,)
+
+
+def test_arrays_of_arrays_are_indexed_one_by_one() -> None:
+    bias = np.zeros((2, 4, 50), np.float32)
+    spec = attngen.define(score=lambda s, b, h, q, k: s + bias[b][h, k] + sum(table))
+    terms = " + ".join(f"table[{i}]" for i in range(10))
+    assert spec == body_of(f"score s + bias[b, h, k] + (0 + {terms})", "input table: fp32[10] input bias: fp32[2, 4, 50]")
 
 
 def test_functions_may_call_functions() -> None:
@@ -121,6 +141,10 @@ def test_a_param_is_its_default() -> None:
         (lambda b, h, q, k: "yes", "cannot be part of an expression"),
         (lambda b, h, q: q > 3, "takes 3 arguments"),
         (lambda b, h, q, k: table[q, k] > 0, "1 dimensions and is indexed with 2"),
+        (lambda b, h, q, k: table[1:][q] > 0, "expected one integer"),
+        (lambda b, h, q, k: table.max() > q, "`table.max` would be computed once"),
+        (lambda b, h, q, k: doubles[k] > 0, "`doubles` has elements of float64.*Convert it"),
+        (lambda b, h, q, k: k < holder["n"], "would keep the value that it has now"),
         (lambda b, h, q, k: attngen.tanh(q > k) > 0, "takes numbers"),
         (lambda b, h, q, k: table[q * 0.5] > 0, "not int"),
         (lambda b, h, q, k: q // 0 > 1, "by zero"),
