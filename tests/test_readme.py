@@ -25,6 +25,11 @@ def commands(block: str) -> list[str]:
     return [part.strip() for line in lines for part in line.split("&&") if part.strip()]
 
 
+def words(output: str) -> list[list[str]]:
+    """Lines as words, without numbers and times, which differ from machine to machine."""
+    return [[word for word in line.split() if not re.match(r"[\d.]", word)] for line in output.splitlines()]
+
+
 def is_ours(command: str) -> bool:
     return re.match(r"(\.venv/bin/)?attngen ", command) is not None
 
@@ -44,11 +49,13 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("block", RUN, ids=lambda block: block[0])
 def test_commands_run(block: list[str], checkout: Path) -> None:
-    """Those of a block one after another: what one writes the next ones read."""
+    """Those of a block one after another: what one writes the next ones read. What the page shows as output is printed."""
     for command in block:
-        words = shlex.split(command.removeprefix(".venv/bin/"))
-        done = subprocess.run(words, cwd=checkout, env=environment(), capture_output=True, text=True)
+        arguments = shlex.split(command.removeprefix(".venv/bin/"))
+        done = subprocess.run(arguments, cwd=checkout, env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
+        if shown := re.search(rf"{re.escape(command)}\n```\n[^`]*```\n(.*?)^```", PAGE, re.M | re.S):
+            assert words(done.stdout) == words(shown[1])
 
 
 @pytest.mark.parametrize("command", MENTIONED)

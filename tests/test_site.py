@@ -23,7 +23,7 @@ pytest.importorskip("mkdocstrings")
 CHAPTERS = {
     "2_tiles.md": "# Tiles\n\n[Before](1_naive.md#one-thread-a-row), [the rest](../tour), [all of them](../../generated/).\n",
     "1_naive.md": "# One thread a row\n\n[A spec](../../specs/gpt2.attn), [what measures it](../../benchmarks/rungs.py), "
-    "[to do](exercises/1_window.attn), [start](../../README.md#two-commands).\n\n```\nattention a {\n    dtype fp16\n}\n```\n",
+    "[to do](exercises/1_window.attn), [start](../../README.md#install).\n\n```\nattention a {\n    dtype fp16\n}\n```\n",
 }
 
 

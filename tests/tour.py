@@ -136,13 +136,14 @@ def renewed(page: str) -> str:
 FIRST_TEXT = """# A tour of attention kernels
 
 From one thread a row to the Hopper pipeline. No GPU is needed: the generated CUDA runs on an emulated device, which needs
-a C++ compiler (`g++`; Colab has it). Where there is a GPU, leave `--device emulated` out, and the same files run there.
+a C++ compiler such as `g++`. With a GPU, leave `--device emulated` out, and the same files run there.
 
-`!` runs a command as a terminal does. The files of the exercises are written by the cell at the beginning of each chapter."""
+Install attngen first: `pip install .` in a checkout. `!` runs a command as in a terminal. The first cells of each chapter write
+the files of its exercises."""
 INSTALL = """import importlib.util
 
 if importlib.util.find_spec("attngen") is None:
-    %pip install -q attngen"""
+    raise ModuleNotFoundError("attngen is not installed: run `pip install .` in a checkout of attngen, with this Python")"""
 PREPARE = """import os
 from pathlib import Path
 

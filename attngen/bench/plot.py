@@ -41,7 +41,7 @@ LINES = {
 def check_drawable(path: Path) -> None:
     """Raises ArgumentError where `draw` could not write `path`: no matplotlib, or a format that it does not have."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentError("a plot needs matplotlib: pip install 'attngen[bench]'")
+        raise ArgumentError("a plot needs matplotlib: pip install matplotlib")
     if path.suffix not in FORMATS:
         raise ArgumentError(f"a plot is written as {', '.join(FORMATS)}, not as {path.suffix or 'a file without a suffix'}")
 

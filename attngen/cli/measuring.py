@@ -125,7 +125,7 @@ def tune(spec: str, lengths: str, tokens: int, rounds: int, given: tuple[str, ..
     try:
         from attngen.bench import sweep, tune
     except ImportError as error:
-        raise click.UsageError("tuning needs torch: pip install 'attngen[torch]'") from error
+        raise click.UsageError("tuning needs torch: pip install torch") from error
     if not is_open(one.spec):
         raise click.UsageError(f"{one.spec.name} says its own kernel, tile, stages or warps: there is nothing left to find")
     todo = list(sweep.cases(one.spec, _whole(lengths), [], [], False, tokens))
@@ -164,7 +164,7 @@ def _measured(
     try:
         from attngen.bench import sweep
     except ImportError as error:
-        raise click.UsageError("measuring needs torch: pip install 'attngen[torch]'") from error
+        raise click.UsageError("measuring needs torch: pip install torch") from error
     from attngen.bench.report import Report
     from attngen.spec.dtypes import DTYPES
 

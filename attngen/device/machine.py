@@ -40,7 +40,7 @@ def examine() -> tuple[Finding, ...]:
         _host_compiler(),
         _tool("addr2line", "lines in the findings of the emulated device", "install binutils"),
         _nvdisasm(),
-        _package("torch", "tensors, and the oracle on a GPU", "pip install 'attngen[torch]'"),
+        _package("torch", "tensors, and the oracle on a GPU", "pip install torch"),
         _package("cupy-cuda13x", "arrays of CuPy", "pip install cupy-cuda13x"),
         _cache(),
     )

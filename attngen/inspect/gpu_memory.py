@@ -19,9 +19,7 @@ def to_gpu(array: Any) -> Any:
         import cupy
 
         return cupy.asarray(array)
-    raise DeviceError(
-        "checking on the GPU needs torch (or CuPy, but for bf16); pip install 'attngen[torch]', or --device emulated"
-    )
+    raise DeviceError("checking on the GPU needs torch (or CuPy, but for bf16); pip install torch, or --device emulated")
 
 
 def from_gpu(array: Any) -> Any:

@@ -73,7 +73,7 @@ def _compile(source: KernelSource, targets: tuple[str, ...], *options: str) -> t
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise DeviceError(f"cuda-bindings cannot be imported ({error}); pip install attngen again") from error
+        raise DeviceError(f"cuda-bindings cannot be imported ({error}); pip install 'cuda-bindings>=13.0,<14'") from error
 
     def checked(status: Any, *results: Any) -> Any:
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:

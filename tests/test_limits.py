@@ -1,0 +1,82 @@
+"""docs/limits.md: what it says is refused is refused, in the words that it quotes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.conftest import ROOT
+
+torch = pytest.importorskip("torch")
+
+import attngen  # noqa: E402
+from attngen.torch import Attention, attention  # noqa: E402
+
+PAGE = (ROOT / "docs" / "limits.md").read_text()
+Q = torch.zeros(1, 2, 16, 64, dtype=torch.float16)
+
+
+def call(**changed: object) -> object:
+    tensors = {"q": Q, "k": Q, "v": Q, **changed}
+    return attention(tensors.pop("q"), tensors.pop("k"), tensors.pop("v"), **tensors)
+
+
+def plain(**said: object) -> object:
+    return attngen.define(**{"dtype": "fp16", "head_dim": 64, **said})
+
+
+def compiled(arch: str, kernel: str = "auto", dtype: str = "fp16") -> object:
+    return attngen.compile(plain(dtype=dtype), kernel=kernel, arch=arch, device="emulated")
+
+
+def branches(b: object, h: object, q: object, k: object) -> bool:
+    return bool(q == k)
+
+
+TABLE, IDS = torch.zeros(3), torch.zeros(16, dtype=torch.int32)
+REFUSED: dict[str, Callable[[], object]] = {
+    "requires grad, and there is no backward kernel yet": lambda: call(q=Q.clone().requires_grad_()),
+    "tensors of torch.float8_e4m3fn cannot be used": lambda: call(q=Q.to(torch.float8_e4m3fn)),
+    "tensors of torch.float64 cannot be used": lambda: call(q=Q.double()),
+    "has elements of fp32; expected fp16": lambda: call(k=Q.float()),
+    "sum is not known here": lambda: plain(score="sum(s)"),
+    "rand is not known here": lambda: plain(score="rand()"),
+    "head size 264 is out of range": lambda: plain(head_dim=264),
+    "head size 13 is not a multiple of 8": lambda: plain(head_dim=13),
+    "param n is 2147483648; expected at most 1073741824 in magnitude": lambda: Attention(
+        mask="q - k < n", params={"n": ("int", 1)}
+    )(Q, Q, Q, n=2**31),
+    "index 0 of tb comes from data": lambda: plain(
+        inputs={"tb": ("fp32", (3,)), "at": ("int32", ("kv_len",))}, score="s + tb[at[k]]"
+    ),
+    "a traced value has no truth value yet": lambda: plain(mask=branches),
+    "q has stride 40 in its last dimension": lambda: call(
+        q=torch.zeros(1, 2, 64, 40).half().transpose(2, 3), k=Q[:, :, :1], v=Q[:, :, :1]
+    ),
+    "bool is no type of a param": lambda: plain(params={"n": ("bool", True)}),
+    "a sink means nothing without softmax": lambda: plain(normalize="sigmoid", sink="1.0"),
+    "no architecture is called sm_70; attngen list names them": lambda: compiled("sm_70"),
+    "kernel hopper of fp32": lambda: compiled("sm_90a", "hopper", "fp32"),
+    "kernel hopper on sm_80": lambda: compiled("sm_80", "hopper"),
+    "tile 128 x 128 does not fit": lambda: attngen.compile(
+        attngen.load("docs/tour/exercises/8_tiles.attn"), arch="sm_80", device="emulated"
+    ),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_it_is_refused_in_these_words(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert words in re.sub(r"\s+", " ", PAGE)
+    with pytest.raises((ValueError, TypeError)) as caught:
+        REFUSED[words]()
+    assert words in str(caught.value).replace("`", "")
+
+
+def test_the_architectures_are_all_there_are() -> None:
+    from attngen.plan import ARCHES
+
+    row = next(line for line in PAGE.splitlines() if line.startswith("| Architectures "))
+    assert re.findall(r"sm_\w+", row.split("|")[1]) == list(ARCHES)
