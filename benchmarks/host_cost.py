@@ -1,9 +1,12 @@
-"""What a call costs the host: attngen's ways of calling, beside torch's, in one process.
+"""What a call costs the host, in two parts.
 
-    python benchmarks/host_cost.py [--write docs/performance_tables.md]
+    python benchmarks/host_cost.py [--only calls,lengths] [--write docs/performance_tables.md]
 
-Microseconds a call, median of batches of calls that are queued without waiting; the problem (B1 H4 S64 D64 bf16) is so small
-that the GPU is never behind.
+calls: attngen's ways of calling, beside torch's, in one process. Microseconds a call, median of batches of calls that are queued
+without waiting; the problem (B1 H4 S64 D64 bf16) is so small that the GPU is never behind.
+
+lengths: calls whose length was not seen before, as a model that generates makes them. Planning, checks and arguments are
+measured with and without a GPU, whole calls with one.
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ import json
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from markers import write_between
 
 import attngen
+from attngen.device.arrays import ArrayView, view
+from attngen.plan import ARCHES, Problem, choose
 from attngen.torch import Attention, attention
 from attngen.torch.description import standard_text
 from attngen.torch.operator import attention_operator
@@ -60,44 +67,143 @@ def candidates() -> dict[str, Callable[[], object]]:
     }
 
 
-def growing() -> float:
-    """Microseconds of a call whose length was not seen before: it is checked anew."""
-    k = torch.randn(1, 4, 4096, 64, device="cuda", dtype=torch.bfloat16)
-    q = k[:, :, :1]
-    attention(q, k, k)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"mask": "causal"},
+    "window": {"mask": "causal and window(256)"},
+    "documents": {"mask": "causal and same_document(ids)", "inputs": {"ids": ("int32", ("batch", "kv_len"))}},
+    "ALiBi": {"mask": "causal", "score": "alibi(slopes)", "inputs": {"slopes": ("fp32", ("heads",))}},
+}
+BATCH, HEADS, SIZE = 1, 4, 64
+LENGTHS = range(1000, 1300)
+
+
+def each(function: Callable[[int], object]) -> float:
+    """Microseconds of `function` at a length that it has not seen before, the median of LENGTHS."""
     times = []
-    for length in range(100, 400):
-        keys = k[:, :, :length]
+    for length in (999, *LENGTHS):
         start = time.perf_counter()
-        attention(q, keys, keys)
+        function(length)
         times.append(1e6 * (time.perf_counter() - start))
-    return median(times)
+    return median(times[1:])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    parser.add_argument("--write", type=Path, help="a Markdown file whose table between the markers is replaced")
-    options = parser.parse_args()
+class Nowhere:
+    """A device that compiles and launches nothing: what is left of a call is the host's part."""
+
+    name, arch, multiprocessors = "emulated", "sm_90a", 132
+
+    def __init__(self) -> None:
+        self.source: Any = None
+
+    def compile(self, source: Any) -> Nowhere:
+        self.source = source
+        return self
+
+    def launch(self, *launches: Any) -> None:
+        pass
+
+
+def captured(names: dict[str, Any], device: str, length: int) -> dict[str, torch.Tensor]:
+    """The inputs called `names`, at `length`."""
+    made = {"ids": lambda: torch.zeros(BATCH, length, dtype=torch.int32), "slopes": lambda: torch.ones(HEADS)}
+    return {name: made[name]().to(device) for name in names}
+
+
+def new_lengths(described: dict[str, Any]) -> list[float | None]:
+    """Of one variant: the first plan in milliseconds; in microseconds a new length's plan, with checks and arguments too, and
+    its whole call through torch and past it, None without a GPU."""
+    inputs = described.get("inputs", {})
+    spec = attngen.define(dtype="bf16", head_dim=SIZE, **described)
+    arch = ARCHES["sm_90a"]
+    start = time.perf_counter()
+    choose(spec, arch)
+    first = 1e3 * (time.perf_counter() - start)
+    choose(spec, arch, None, Problem(HEADS, 20_000, 20_000, 132))  # the plan of long rows
+    plan = each(lambda length: choose(spec, arch, None, Problem(BATCH * HEADS, length, length, 132)))
+    somewhere = attngen.compile(spec, device=Nowhere())
+    held = {name: torch.empty(BATCH, HEADS, LENGTHS[-1], SIZE, dtype=torch.bfloat16) for name in "QKV"}
+    named = {length: captured(inputs, "cpu", length) for length in (999, *LENGTHS)}
+
+    def bind(length: int) -> None:
+        arrays: dict[str, ArrayView] = {name: view(tensor[:, :, :length], name) for name, tensor in held.items()}
+        arrays |= {name: view(tensor, name) for name, tensor in named[length].items()}
+        somewhere.at(arrays).bind(arrays, {})
+
+    return [first, plan, each(bind), *(whole_calls(described) if torch.cuda.is_available() else (None, None))]
+
+
+def whole_calls(described: dict[str, Any]) -> tuple[float, float]:
+    """Microseconds of whole calls at new lengths: through torch's operator, and by the way of other libraries' arrays."""
+    inputs = described.get("inputs", {})
+    q, k, v = (torch.empty(BATCH, HEADS, 20_000, SIZE, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
+    layer = Attention(**described)
+    compiled = attngen.compile(attngen.define(dtype="bf16", head_dim=SIZE, **described), device="cuda")
+    elsewhere = replace(compiled, of_tensors=None)
+    found = []
+    for function in (layer, elsewhere):
+        function(q, k, v, **captured(inputs, "cuda", 20_000))  # compiles the plan of long rows
+        named = {length: captured(inputs, "cuda", length) for length in (999, *LENGTHS)}
+        torch.cuda.synchronize()
+        found.append(each(lambda n: function(q[:, :, :n], k[:, :, :n], v[:, :, :n], **named[n])))  # noqa: B023
+        torch.cuda.synchronize()
+    return found[0], found[1]
+
+
+def lengths() -> str:
+    """The table of new lengths."""
+    columns = ("first plan, ms", "plan, us", "plan, checks and arguments, us", "call through torch, us", "other call, us")
+    lines = [f"| a new length | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 1)}"]
+    for name, described in VARIANTS.items():
+        figures = ["-" if f is None else f"{f:.1f}" for f in new_lengths(described)]
+        lines.append(f"| {name} | {' | '.join(figures)} |")
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "without a GPU"
+    return (
+        f"{where}, torch {torch.__version__}, B{BATCH} H{HEADS} D{SIZE} bf16, median of {len(LENGTHS)} lengths\n\n"
+        + "\n".join(lines)
+    )
+
+
+def calls(rounds: int) -> dict[str, float]:
+    """Microseconds of each way of calling."""
     functions = candidates()
     for function in functions.values():
         batch(function)
     times: dict[str, list[float]] = {name: [] for name in functions}
     with torch.no_grad():
-        for _ in range(options.rounds):
+        for _ in range(rounds):
             for name in random.sample(sorted(functions), len(functions)):
                 times[name].append(batch(functions[name]))
-    found = {name: median(values) for name, values in times.items()}
-    found["attngen: attngen.torch.attention, a length not seen before"] = growing()
+    return {name: median(values) for name, values in times.items()}
+
+
+def table(found: dict[str, float], rounds: int) -> str:
     lines = ["| call | us |", "|---|---|", *(f"| {name} | {value:.1f} |" for name, value in found.items())]
-    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, median of {options.rounds} batches of {CALLS} calls"
-    text = f"{where}\n\n" + "\n".join(lines)
-    print(text)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
-    if options.write:
-        write_between(options.write, "host_cost", text)
+    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, median of {rounds} batches of {CALLS} calls"
+    return f"{where}\n\n" + "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="calls,lengths", help="parts, separated by commas: calls, lengths")
+    parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--json", type=Path, help="write the figures of calls here too")
+    parser.add_argument("--write", type=Path, help="a Markdown file whose tables between the markers are replaced")
+    options = parser.parse_args()
+    parts = options.only.split(",")
+    if "calls" in parts and torch.cuda.is_available():
+        found = calls(options.rounds)
+        show("calls", table(found, options.rounds), options.write)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1))
+    if "lengths" in parts:
+        show("lengths", lengths(), options.write)
+
+
+def show(part: str, text: str, page: Path | None) -> None:
+    print(f"{text}\n")
+    if page is not None:
+        write_between(page, "host_cost", text, part)
 
 
 if __name__ == "__main__":

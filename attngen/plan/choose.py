@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from attngen.plan import fused_mma, fused_simt, hopper, naive, tiled, wgmma
 from attngen.plan.arch import DEFAULT_ARCH, Arch
+from attngen.plan.facts import fact
 from attngen.plan.plan import Plan
 from attngen.plan.problem import Problem
 from attngen.plan.tiling import Tile
 from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec, Rung, Schedule
 
-Proposer = Callable[[AttentionSpec, Arch, Problem | None], Plan]
+Proposer = Callable[[AttentionSpec, Arch], Plan]
 Tiles = Callable[[AttentionSpec, Arch], tuple[Tile, ...]]
 Suits = Callable[[AttentionSpec, Arch], bool]
 
 
-def _of_any_size(propose: Callable[[AttentionSpec, Arch], Plan]) -> Proposer:
-    return lambda spec, arch, problem: propose(spec, arch)
-
-
 # In order of preference within a rung: (name, rung, whether it can take the spec on the architecture, proposer).
 SCHEDULES: tuple[tuple[str, str, Suits, Proposer], ...] = (
-    ("naive", "naive", lambda spec, arch: True, _of_any_size(naive.propose)),
-    ("tiled", "tiled", lambda spec, arch: True, _of_any_size(tiled.propose)),
-    ("fused_mma", "fused", fused_mma.suits, _of_any_size(fused_mma.propose)),
-    ("fused_simt", "fused", lambda spec, arch: True, _of_any_size(fused_simt.propose)),
-    ("wgmma", "wgmma", lambda spec, arch: True, _of_any_size(wgmma.propose)),  # this one and the next
+    ("naive", "naive", lambda spec, arch: True, naive.propose),
+    ("tiled", "tiled", lambda spec, arch: True, tiled.propose),
+    ("fused_mma", "fused", fused_mma.suits, fused_mma.propose),
+    ("fused_simt", "fused", lambda spec, arch: True, fused_simt.propose),
+    ("wgmma", "wgmma", lambda spec, arch: True, wgmma.propose),  # this one and the next
     ("hopper", "hopper", lambda spec, arch: True, hopper.propose),  # refuse by themselves what they cannot take
 )
 
@@ -61,18 +59,51 @@ def rungs_for(spec: AttentionSpec, arch: Arch) -> tuple[Rung, ...]:
     return (*RUNGS, *HOPPER_RUNGS) if hopper.suits(spec, arch) else RUNGS
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """What was chosen for a spec on an architecture: one plan for all sizes, or one of several by the sizes of a call."""
+
+    spec: AttentionSpec
+    usual: Plan  # if the sizes are unknown
+    by_lengths: hopper.ByLengths | None  # None: `usual` is for all sizes
+
+    def at(self, problem: Problem) -> Plan:
+        """The plan for these sizes. Sizes that were not seen before cost a comparison of a few tiles, whose plans are made
+        once."""
+        return self.usual if self.by_lengths is None else _at(self, problem)
+
+
 def choose(spec: AttentionSpec, arch: Arch, rung: str | None = None, problem: Problem | None = None) -> Plan:
     """The plan for `spec` on `arch`, and for the sizes of `problem` where these are known. `rung` overrides the spec's own
     `kernel` statement (`Schedule.overridden`); "auto" is `automatic`.
 
     Raises PlanRefusal where an override of the spec does not fit, or the architecture lacks what the rung needs.
     """
+    choice = choice_of(spec, arch, rung)
+    return choice.usual if problem is None else choice.at(problem)
+
+
+@fact
+def choice_of(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> Choice:
+    """All of `choose` that does not depend on sizes. Raises PlanRefusal."""
     spec = replace(spec, schedule=spec.schedule.overridden(rung))
     wanted = automatic(spec, arch) if spec.schedule.rung == "auto" else spec.schedule.rung
     for _, of_rung, suits, propose in SCHEDULES:
         if of_rung == wanted and suits(spec, arch):
-            return _with_ranges_shared(propose(spec, arch, problem))
+            plan = _with_ranges_shared(propose(spec, arch))
+            return Choice(spec, plan, hopper.by_lengths(spec) if plan.rung == "hopper" else None)
     raise AssertionError(wanted)
+
+
+@lru_cache(maxsize=4096)
+def _at(choice: Choice, problem: Problem) -> Plan:
+    assert choice.by_lengths is not None
+    return _of_tile(choice.spec, choice.usual.arch, choice.by_lengths.fastest(problem))
+
+
+@fact
+def _of_tile(spec: AttentionSpec, arch: Arch, tile: Tile) -> Plan:
+    return _with_ranges_shared(hopper.propose_for_lengths(spec, arch, tile))
 
 
 def _with_ranges_shared(plan: Plan) -> Plan:
@@ -82,11 +113,10 @@ def _with_ranges_shared(plan: Plan) -> Plan:
 
 def plans_for(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> tuple[Plan, ...]:
     """Every plan that `choose` may give for `spec`, whatever the sizes of a call."""
-    usual = choose(spec, arch, rung)
-    if not depends_on_sizes(spec, usual):
-        return (usual,)
-    by_lengths = (_with_ranges_shared(plan) for plan in hopper.proposals(spec, arch))
-    return usual, *(p for p in by_lengths if (p.block_q, p.block_kv) != (usual.block_q, usual.block_kv))
+    choice = choice_of(spec, arch, rung)
+    usual, tiles = choice.usual, choice.by_lengths.paces if choice.by_lengths else ()
+    plans = (_of_tile(choice.spec, arch, pace.tile) for pace, _ in tiles)
+    return usual, *(p for p in plans if (p.block_q, p.block_kv) != (usual.block_q, usual.block_kv))
 
 
 def depends_on_sizes(spec: AttentionSpec, plan: Plan) -> bool:

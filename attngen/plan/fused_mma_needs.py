@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.distances import divided_distances
+from attngen.plan.facts import fact
 from attngen.plan.staging import NOTHING, Staged, staged
 from attngen.plan.tiles import K, Q, tile_bounds
 from attngen.plan.tiling import Cost, Tile
@@ -130,15 +131,17 @@ def staged_of(spec: AttentionSpec, tile: Tile) -> Staged:
     return own if fits and not any(e.in_score for e in own.elements) else NOTHING
 
 
+@fact
 def reads_pairs(spec: AttentionSpec) -> bool:
     """Whether each pair of a query and a key has an element of a captured tensor for itself. Read by their distance,
     elements repeat along the diagonals of a thread's pairs."""
     return any(names_in(*(rewrite(index, _distance) for index in node.args)) & {"q", "k"} for node in _pair_gathers(spec))
 
 
-def gathers(spec: AttentionSpec) -> list[Gather]:
+@fact
+def gathers(spec: AttentionSpec) -> tuple[Gather, ...]:
     """Elements of captured tensors that the mask or the score reads."""
-    return [node for node in _walked(spec.mask, spec.score) if isinstance(node, Gather)]
+    return tuple(node for node in _walked(spec.mask, spec.score) if isinstance(node, Gather))
 
 
 def _walked(*exprs: Expr | None) -> Iterator[Expr]:
@@ -146,9 +149,10 @@ def _walked(*exprs: Expr | None) -> Iterator[Expr]:
     return walk(*(e for e in exprs if e is not None))
 
 
-def _pair_gathers(spec: AttentionSpec) -> list[Gather]:
+@fact
+def _pair_gathers(spec: AttentionSpec) -> tuple[Gather, ...]:
     """Those that change with both the query and the key."""
-    return [node for node in gathers(spec) if {"q", "k"} <= names_in(*node.args)]
+    return tuple(node for node in gathers(spec) if {"q", "k"} <= names_in(*node.args))
 
 
 def of_pairs(node: Gather) -> bool:
@@ -178,6 +182,7 @@ def _captured_registers(spec: AttentionSpec, tile: Tile, scores: int) -> int:
     return (CAPTURED_REGISTERS if others else 0) + held + more + elements
 
 
+@fact
 def _shared_registers(spec: AttentionSpec) -> int:
     """For elements that all pairs of a block share."""
     shared = {g for g in gathers(spec) if not of_pairs(g)}

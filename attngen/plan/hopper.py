@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.bounded import bounded_decisions, shift
 from attngen.plan.distances import divided_distances
+from attngen.plan.facts import fact
 from attngen.plan.hopper_tiles import PACES, POSSIBLE, PREFERRED, WARPGROUP_ROWS, Kind, Pace, Visited, consumers
 from attngen.plan.hopper_tiles import tile as hopper_tile
 from attngen.plan.one_score import one_score_decisions
 from attngen.plan.plan import ALIGN, Decision, Plan, Roles, RowSums, lay_out, refusal
 from attngen.plan.precision import precision_decisions
 from attngen.plan.problem import Problem
+from attngen.plan.row_keys import keys_of_rows
 from attngen.plan.staging import Staged, staged
-from attngen.plan.tiles import Q_TILE, tile_bounds
+from attngen.plan.tiles import Q_TILE, TileBounds, tile_bounds
 from attngen.plan.tiling import Cost, Tile, fitting, pick_tile
 from attngen.spec.attention import AttentionSpec, Rung, S, Schedule
 from attngen.spec.expr import Gather, names_in, walk
@@ -147,6 +149,7 @@ def registers(spec: AttentionSpec, tile: Tile) -> int:
     return output + scores + scores // 2 + OTHER_REGISTERS + captured_registers(spec) + pairs
 
 
+@fact
 def captured_registers(spec: AttentionSpec) -> int:
     """What captured tensors take of them: with key vectors, the elements of two rows, and what is not staged."""
     own = staged(spec)
@@ -205,6 +208,7 @@ def refuse(spec: AttentionSpec, arch: Arch, rung: Rung = "hopper") -> None:
         raise refusal("kernel", f"kernel {rung} of {spec.dtype}", "its products are of fp16 or bf16", "use kernel fused")
 
 
+@fact
 def kind(spec: AttentionSpec) -> Kind:
     bounds = tile_bounds(spec)
     if spec.normalize != "softmax":
@@ -233,6 +237,7 @@ def preferred_tiles(spec: AttentionSpec) -> tuple[Tile, ...]:
     return (*roomy, *usual)
 
 
+@fact
 def paces(spec: AttentionSpec) -> tuple[Pace, ...]:
     """The tiles among which the lengths of a call decide: those that were measured, and whose registers the spec leaves."""
     measured = [p for p in of_head_size(spec, PACES) if kind(spec) in p.serves]
@@ -244,11 +249,8 @@ def depends_on_lengths(spec: AttentionSpec) -> bool:
     return replace(spec.schedule, rung="auto") == Schedule() and len(paces(spec)) > 1
 
 
-def visited(spec: AttentionSpec, problem: Problem) -> Visited:
+def visited(bounds: TileBounds, problem: Problem) -> Visited:
     """By the closed forms for the first, the middle and the last row; half of all keys where a form reads params or inputs."""
-    from attngen.plan.tile_map import keys_of_rows  # it computes with numpy, which a build without lengths does not import
-
-    bounds = tile_bounds(spec)
     if bounds.even:
         return Visited(True, problem.keys, problem.keys)
     found = keys_of_rows(bounds, (0, problem.rows // 2, problem.rows - 1), problem.rows, problem.keys)
@@ -258,25 +260,34 @@ def visited(spec: AttentionSpec, problem: Problem) -> Visited:
     return Visited(False, min(found), (first + 4 * middle + last) / 6)  # Simpson's rule
 
 
-def fastest(spec: AttentionSpec, problem: Problem) -> Tile:
-    """Of the tiles of `paces` the one for these lengths, by the model of `Pace`."""
-    keys = visited(spec, problem)
+@dataclass(frozen=True, slots=True)
+class ByLengths:
+    """The choice that is left for the lengths of a call: which of the tiles of `paces`."""
 
-    def time(pace: Pace) -> float:
-        return pace.time(problem, keys, WARPGROUP_ROWS if own_tiles(spec, pace.tile) else pace.tile.block_q)
+    bounds: TileBounds
+    paces: tuple[tuple[Pace, int], ...]  # with the rows that visit the same keys
 
-    return min(paces(spec), key=time).tile
+    def fastest(self, problem: Problem) -> Tile:
+        """The fastest tile for these lengths, by the model of `Pace`."""
+        keys = visited(self.bounds, problem)
+        return min(self.paces, key=lambda pair: pair[0].time(problem, keys, pair[1]))[0].tile
+
+
+def by_lengths(spec: AttentionSpec) -> ByLengths | None:
+    """The choice that the lengths of a call decide; None if there is one tile for all lengths."""
+    if not depends_on_lengths(spec):
+        return None
+    same = [(p, WARPGROUP_ROWS if own_tiles(spec, p.tile) else p.tile.block_q) for p in paces(spec)]
+    return ByLengths(tile_bounds(spec), tuple(same))
 
 
 def tiles(spec: AttentionSpec, arch: Arch) -> tuple[Tile, ...]:
     return fitting(arch, (*preferred_tiles(spec), *POSSIBLE), lambda t: cost(spec, t))
 
 
-def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> Plan:
-    """The preferred tile that fits, or the one for the lengths of `problem` where these are given; the decisions say why."""
+def propose(spec: AttentionSpec, arch: Arch) -> Plan:
+    """The preferred tile that fits, whatever the lengths of a call; the decisions say why."""
     refuse(spec, arch)
-    if problem is not None and depends_on_lengths(spec):
-        return with_tile(spec, arch, fastest(spec, problem), WHY_LENGTHS)
     tile = pick_tile(spec, arch, preferred_tiles(spec), POSSIBLE, lambda t: cost(spec, t))
     plan = with_tile(spec, arch, tile, "stated in the spec" if spec.schedule.block_q else WHY_TILE)
     others = ", ".join(f"{p.tile.block_q} x {p.tile.block_kv}" for p in paces(spec) if p.tile != tile)
@@ -285,9 +296,9 @@ def propose(spec: AttentionSpec, arch: Arch, problem: Problem | None = None) -> 
     return replace(plan, decisions=(*plan.decisions, Decision("other tiles", others, WHY_OTHERS)))
 
 
-def proposals(spec: AttentionSpec, arch: Arch) -> tuple[Plan, ...]:
-    """What `propose` may give once lengths are known."""
-    return tuple(with_tile(spec, arch, p.tile, WHY_LENGTHS) for p in paces(spec)) if depends_on_lengths(spec) else ()
+def propose_for_lengths(spec: AttentionSpec, arch: Arch, tile: Tile) -> Plan:
+    """The plan of a tile that `by_lengths` found."""
+    return with_tile(spec, arch, tile, WHY_LENGTHS)
 
 
 def with_tile(spec: AttentionSpec, arch: Arch, tile: Tile, why: str) -> Plan:

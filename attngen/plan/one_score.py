@@ -6,6 +6,7 @@ enough from the diagonal. The score of such a tile is a function of `s` alone, a
 
 from __future__ import annotations
 
+from attngen.plan.facts import fact
 from attngen.plan.plan import Decision
 from attngen.plan.tiles import K_HI, K_LO, Q_HI, Q_LO
 from attngen.spec.attention import AttentionSpec
@@ -17,6 +18,7 @@ MOVING = frozenset(("q", "k"))
 TILE = {"q": Interval(Q_LO, Q_HI), "k": Interval(K_LO, K_HI)}
 
 
+@fact
 def one_score(spec: AttentionSpec) -> Expr | None:
     """Whether the score of every pair of a tile is that of its first pair, given `s`: a truth value over `q.lo q.hi k.lo k.hi`
     and what the score reads. It may be false although they are the same. None where it would never be true of a tile of several

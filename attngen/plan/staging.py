@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from attngen.plan.facts import fact
 from attngen.plan.tiles import K, Q
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import FP32, INT32, DType
@@ -64,6 +65,7 @@ class Staged:
 NOTHING = Staged()
 
 
+@fact
 def staged(spec: AttentionSpec) -> Staged:
     """The elements that `spec`'s mask and score read; rows' own only where there are key vectors."""
     keys: list[Element] = []

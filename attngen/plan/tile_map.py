@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from attngen.plan.tiles import Q_HI, Q_LO, Span, TileBounds
 from attngen.spec.evaluate import evaluate
-from attngen.spec.expr import Expr, inputs_in, names_in
+from attngen.spec.expr import Expr
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 Array = np.ndarray[Any, Any]
-
-
-def keys_of_rows(bounds: TileBounds, rows: Sequence[int], q_len: int, kv_len: int) -> tuple[int, ...]:
-    """How many keys each of `rows` visits, by the closed forms; none are known where these read more than lengths."""
-    forms = (bounds.kv_begin, bounds.kv_end)
-    lengths = {"q_len": q_len, "kv_len": kv_len}
-    if not names_in(*forms) <= {*lengths, Q_LO.name, Q_HI.name} or inputs_in(*forms):
-        return ()
-    hull = _hull(bounds, lengths, {})
-    return tuple(max(end - begin, 0) for begin, end in (hull(row, row) for row in rows))
 
 
 def classify_tiles(

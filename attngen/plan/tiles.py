@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from typing import Any, Literal, NamedTuple
 
+from attngen.plan.facts import fact
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.bounds import Range, interval, ranges
 from attngen.spec.expr import (
@@ -123,9 +124,7 @@ class TileBounds:
     @property
     def by_row(self) -> bool:
         """Whether the mask allows each row one range of keys, which the closed forms give for a block of that row alone."""
-        if self.full_begin is None or self.full_end is None:
-            return False
-        return _is_row_range(Solved(KRange(self.kv_begin, self.kv_end), KRange(self.full_begin, self.full_end)))
+        return _by_row(self)
 
     def ranged_once(self, block_q: int, block_kv: int) -> TileBounds:
         """The same for tiles of `block_q` rows and `block_kv` keys. Where rows are whole tiles of keys, and few, a vector that
@@ -161,14 +160,27 @@ class TileBounds:
     @property
     def even(self) -> bool:
         """Whether every block of rows has the same keys to visit, as far as the closed forms tell."""
-        read = names_in(self.kv_begin, self.kv_end)
-        return not self.per_tile and not read & {Q_LO.name, Q_HI.name, Q_TILE.name}
+        return _even(self)
+
+
+@fact
+def _by_row(bounds: TileBounds) -> bool:
+    if bounds.full_begin is None or bounds.full_end is None:
+        return False
+    return _is_row_range(Solved(KRange(bounds.kv_begin, bounds.kv_end), KRange(bounds.full_begin, bounds.full_end)))
+
+
+@fact
+def _even(bounds: TileBounds) -> bool:
+    read = names_in(bounds.kv_begin, bounds.kv_end)
+    return not bounds.per_tile and not read & {Q_LO.name, Q_HI.name, Q_TILE.name}
 
 
 def _of_one_row(node: Expr) -> Expr | None:
     return Q if node in (Q_LO, Q_HI) else None
 
 
+@fact
 def tile_bounds(spec: AttentionSpec) -> TileBounds:
     """The classification of `spec`'s mask."""
     if spec.mask is None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, walk
-from attngen.spec.operator import TABLE
+from attngen.spec.operator import PYTHON, TABLE
 
 ReadInput = Callable[[str, tuple[Any, ...]], Any]
+Numbers = Mapping[str, int | float]
 
 
 def evaluate(
@@ -31,3 +32,30 @@ def evaluate(
             case Apply():
                 memo[node] = TABLE[node.op].array(xp, *(memo[a] for a in node.args))
     return memo[expr]
+
+
+def on_numbers(*exprs: Expr) -> Callable[[Numbers], tuple[Any, ...]]:
+    """`exprs` as a function of the numbers that their names stand for. They are walked once, here, so that a call costs
+    little; they may not read captured tensors.
+
+    The function raises ArithmeticError or ValueError if an operator has no value for the numbers.
+    """
+    nodes = list(walk(*exprs))
+    place = {node: i for i, node in enumerate(nodes)}
+    start = [node.value if isinstance(node, Const) else None for node in nodes]
+    names = [(place[node], node.name) for node in nodes if isinstance(node, Name)]
+    steps = [
+        (place[node], TABLE[node.op].array, tuple(place[a] for a in node.args)) for node in nodes if isinstance(node, Apply)
+    ]
+    wanted = [place[expr] for expr in exprs]
+    assert not any(isinstance(node, Gather) for node in nodes), exprs
+
+    def values(numbers: Numbers) -> tuple[Any, ...]:
+        found: list[Any] = start.copy()
+        for at, name in names:
+            found[at] = numbers[name]
+        for at, operator, operands in steps:
+            found[at] = operator(PYTHON, *[found[o] for o in operands])
+        return tuple([found[at] for at in wanted])
+
+    return values

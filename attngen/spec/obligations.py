@@ -1,20 +1,36 @@
 """What must hold for an expression to be computed at all: indices inside their dimensions, divisors that are not zero.
 
 What can be told from the spec alone is told there (`static_mistakes`). What depends on sizes and params is checked at each
-call (`check_obligations`), by the same interval arithmetic, before anything is launched.
+call (`check_obligations`), by the same interval arithmetic, before anything is launched: by bounds that are expressions of
+sizes and params, found once for a spec, or, if these are too wide, by bounds of the call's own numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 from attngen.diagnostics import Diagnostic
 from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, AttentionSpec
-from attngen.spec.bounds import Range, ranges
-from attngen.spec.expr import MAX_LENGTH, Apply, Expr, Gather, Type, inputs_in, names_in, walk
-from attngen.spec.operator import TABLE
+from attngen.spec.bounds import Range, intervals, ranges
+from attngen.spec.evaluate import Numbers, on_numbers
+from attngen.spec.expr import (
+    MAX_LENGTH,
+    Apply,
+    Expr,
+    ExpressionError,
+    Gather,
+    Name,
+    Type,
+    constant,
+    inputs_in,
+    name,
+    names_in,
+    walk,
+)
+from attngen.spec.operator import EVERY_VALUE, ONE, TABLE, ZERO, Interval, both, either, less, less_equal, sub
 from attngen.spec.ranges import element_ranges, name_ranges
 
 DIVISIONS = ("floordiv", "mod")
@@ -76,16 +92,58 @@ def check_obligations(spec: AttentionSpec, sizes: Mapping[str, int], params: Map
     """
     if 0 in (sizes["batch"], sizes["q_heads"], sizes["q_len"], sizes["kv_len"]):
         return
-    numbers = tuple(sorted((n, v) for n, v in params.items() if isinstance(v, int)))
-    _check(spec, tuple(sorted(sizes.items())), numbers)
+    if not _surely_holds(spec, {**sizes, **params}):
+        numbers = tuple(sorted((n, v) for n, v in params.items() if isinstance(v, int)))
+        _check(spec, tuple(sorted(sizes.items())), numbers)
+
+
+def _surely_holds(spec: AttentionSpec, numbers: Numbers) -> bool:
+    conditions = _conditions(spec)
+    try:
+        return conditions is not None and all(conditions(numbers))
+    except ArithmeticError:
+        return False
+
+
+EXTENTS = dict(zip(INDICES, ("batch", "q_heads", "q_len", "kv_len"), strict=True))
+
+
+@lru_cache(maxsize=256)
+def _conditions(spec: AttentionSpec) -> Callable[[Numbers], tuple[Any, ...]] | None:
+    """Truth values over sizes and params, all of which imply the obligations of `spec`; None if there are none such."""
+    elements = element_ranges(spec)
+
+    def size(dim: int | str) -> Expr:
+        return constant(dim) if isinstance(dim, int) else name(dim, Type.INT)
+
+    def of_name(node: Name) -> Interval:
+        return Interval(ZERO, sub(size(EXTENTS[node.name]), ONE)) if node.name in EXTENTS else Interval(node, node)
+
+    def of_gather(node: Gather, _: tuple[Interval, ...]) -> Interval:
+        known = elements.get(node.input)
+        return EVERY_VALUE[node.type] if known is None else Interval(constant(known[0]), constant(known[1]))
+
+    conditions: list[Expr] = []
+    try:
+        for expr in (e for e in (spec.mask, spec.score, spec.sink) if e is not None):
+            bounds = intervals(expr, lambda n: EVERY_VALUE[n.type] if n.name == "s" else of_name(n), of_gather)
+            for node in walk(expr):
+                if isinstance(node, Gather):
+                    for index, dim in zip(node.args, spec.input(node.input).dims, strict=True):
+                        conditions.append(both(less_equal(ZERO, bounds[index].lo), less(bounds[index].hi, size(dim))))
+                if isinstance(node, Apply) and node.op in DIVISIONS:
+                    low, high = bounds[node.args[1]]
+                    conditions.append(either(less(ZERO, low), less(high, ZERO)))
+    except ExpressionError:  # a bound does not fit 64 bits
+        return None
+    return on_numbers(*dict.fromkeys(conditions))
 
 
 @lru_cache(maxsize=1024)
 def _check(spec: AttentionSpec, sizes: tuple[tuple[str, int], ...], params: tuple[tuple[str, int], ...]) -> None:
     size = dict(sizes)
     names: dict[str, Range] = {name: (value, value) for name, value in (*sizes, *params)}
-    extent = dict(zip(INDICES, ("batch", "q_heads", "q_len", "kv_len"), strict=True))
-    names |= {index: (0, size[dim] - 1) for index, dim in extent.items()}
+    names |= {index: (0, size[dim] - 1) for index, dim in EXTENTS.items()}
     for expr in (spec.mask, spec.score, spec.sink):
         if expr is None:
             continue

@@ -10,7 +10,7 @@ import attngen
 from attngen.device.arrays import view
 from attngen.device.emulated import EmulatedDevice
 from attngen.plan import ARCHES, Problem, choose, depends_on_sizes, plans_for
-from attngen.plan.tile_map import keys_of_rows
+from attngen.plan.row_keys import keys_of_rows
 from attngen.plan.tiles import tile_bounds
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
