@@ -58,12 +58,14 @@ class Diagnostic:
         if self.span is None:
             lines.append(f"  = {label}")
         else:
-            lines += _excerpt(self.span, label, paint)
+            lines += excerpt(self.span, label, paint)
         lines.append(f"{paint('help', 36)}: {self._fill(self.help)}")
         return "\n".join(lines) + "\n"
 
 
-def _excerpt(span: Span, label: str, paint: _Painter) -> list[str]:
+def excerpt(span: Span, label: str, paint: _Painter | None = None) -> list[str]:
+    """The lines that show a place: file, line and columns, the text, a caret with the label."""
+    paint = paint or _plain
     number = str(span.line)
     margin = " " * len(number)
     text = span.source.line(span.line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from operator import index
 from typing import Any, get_args
 
@@ -10,14 +11,14 @@ from attngen.diagnostics import DiagnosticError
 from attngen.language.block import as_float, default_scale
 from attngen.language.prelude import prelude
 from attngen.language.resolve import Resolver, Scope, Value
-from attngen.language.syntax import parse
+from attngen.language.syntax import parse_expression
 from attngen.language.trace import CapturedArray, Tracer, trace
 from attngen.source import SourceFile
 from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Input, Normalize, Param, Precision, Rung, S, Schedule
-from attngen.spec.check import check
+from attngen.spec.check import check, magnitude
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
-from attngen.spec.expr import Expr, Type, constant, name
+from attngen.spec.expr import MAX_FLOAT_TEXT, Expr, Type, constant, name
 from attngen.spec.names import SPELLED, check_name
 
 Written = str | Callable[..., Any] | None
@@ -76,7 +77,7 @@ def traced(
     numbers = [_param(n, given) for n, given in _items("params", params)]
     builder = _Builder(head_dim, head_dim_v, declared, numbers)
     exprs = {k: builder.expression(k, w) for k, w in (("mask", mask), ("score", score), ("sink", sink))}
-    exprs["scale"] = constant(float(scale)) if isinstance(scale, (int, float)) else builder.expression("scale", scale)
+    exprs["scale"] = constant(_decimal("scale", scale)) if _is_number(scale) else builder.expression("scale", scale)
     captured = [
         Input(c.name, DTYPES[str(c.dtype_name)], tuple(int(n) for n in c.array.shape)) for c in builder.captures.values()
     ]
@@ -103,6 +104,21 @@ def traced(
     )
     check(result)
     return result, {c.name: c.array for c in builder.captures.values()}
+
+
+def _is_number(given: Any) -> bool:
+    """Whether `given` is a number, numpy's too."""
+    return isinstance(given, Real) and not isinstance(given, bool)
+
+
+def _decimal(keyword: str, given: Any) -> float:
+    """A number as a float."""
+    try:
+        return float(given)
+    except OverflowError:
+        raise DiagnosticError(
+            mistakes.NumberTooLarge(statement=keyword, number=magnitude(given), limit=MAX_FLOAT_TEXT)
+        ) from None
 
 
 def _whole(keyword: str, given: Any) -> int:
@@ -154,16 +170,17 @@ def _input(name: str, given: Any) -> Input:
 def _param(name: str, given: Any) -> Param:
     """From "int", "float", those with a default, or the default alone."""
     check_name(name)
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        given = ("int", int(given)) if isinstance(given, int) else ("float", float(given))
+    if _is_number(given):
+        given = ("int", int(given)) if isinstance(given, Integral) else ("float", float(given))
     if isinstance(given, tuple) and len(given) != 2:
         raise TypeError(f"param `{name}` is {given!r}; expected a type, a default, or both in a pair")
     kind, default = given if isinstance(given, tuple) else (given, None)
     if kind not in ("int", "float"):
         raise DiagnosticError(mistakes.UnknownParamType(statement=f"param {name}", found=str(kind)))
     wanted = Type(kind)
-    whole = isinstance(default, int) and not isinstance(default, bool)
-    return Param(name, wanted, float(default) if whole and wanted is Type.FLOAT else default)
+    if _is_number(default):
+        default = int(default) if isinstance(default, Integral) else float(default)
+    return Param(name, wanted, _decimal(f"param {name}", default) if type(default) is int and wanted is Type.FLOAT else default)
 
 
 class _Builder:
@@ -172,30 +189,31 @@ class _Builder:
     def __init__(self, head_dim: int, head_dim_v: int, inputs: list[Input], params: list[Param]) -> None:
         self.captures: dict[str, CapturedArray] = {}
         free = {d for i in inputs for d in i.dims if isinstance(d, str) and d not in SIZES}
-        self.globals: dict[str, Value] = {n: _int(n) for n in (*INDICES, *SIZES, *sorted(free))}
-        self.globals |= {spelled: self.globals[meant] for spelled, meant in SPELLED.items()}
-        self.globals |= {"s": S, "head_dim": constant(head_dim), "head_dim_v": constant(head_dim_v)}
+        whole = {n: _int(n) for n in (*INDICES, *SIZES, *sorted(free))}
+        whole |= {spelled: whole[meant] for spelled, meant in SPELLED.items()}
+        self.globals: dict[str, Value] = {**whole, "s": S, "head_dim": constant(head_dim), "head_dim_v": constant(head_dim_v)}
         self.declared: dict[str, Value] = {}
         self.declared.update({i.name: i for i in inputs})
         self.declared.update({p.name: _named(p) for p in params})
         arrays = (_DeclaredInput(i) for i in inputs)
         self.known: dict[str, Any] = {a.name: a if a.shape else a.element() for a in arrays}
         self.known |= {p.name: Tracer(_named(p)) for p in params}
-        self.known |= {n: Tracer(_int(n)) for n in (*SIZES, *sorted(free))}
+        self.sizes = {n: Tracer(whole[n]) for n in (*SIZES, *SPELLED, *sorted(free))}
 
-    def expression(self, keyword: str, written: Written) -> Expr | None:
+    def expression(self, keyword: str, written: Any) -> Expr | None:
         if written is None:
             return None
         if isinstance(written, str):
             return self._text(keyword, written)
+        if not callable(written):
+            expected = "a number or text" if keyword == "scale" else "text or a function"
+            raise TypeError(f"`{keyword}` is {written!r}; expected {expected}")
         arguments = {"s": S, **{i: _int(i) for i in INDICES}}
-        return trace(written, arguments, self.known, self.captures)
+        return trace(written, keyword, arguments, self.known, self.sizes, self.captures)
 
     def _text(self, keyword: str, written: str) -> Expr:
-        source = SourceFile(f"<{keyword}>", f"def it = {written}")
-        (node,) = parse(source)
-        scope = Scope(self.declared, prelude=prelude)
-        return Resolver(self.globals).expression(node.children[-1], scope)
+        node = parse_expression(SourceFile(f"<{keyword}>", written))
+        return Resolver(self.globals).expression(node, Scope(self.declared, prelude=prelude))
 
 
 class _DeclaredInput(CapturedArray):

@@ -15,7 +15,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.source import SourceFile, Span
 from attngen.spec import mistakes
-from attngen.spec.expr import MAX_DEPTH, MAX_FLOAT
+from attngen.spec.expr import MAX_DEPTH, MAX_FLOAT, MAX_FLOAT_TEXT
 from attngen.spec.operator import TABLE
 
 # The grammar's terminals by the table's precedence; unary minus (7) shares the symbols of ADD.
@@ -45,13 +45,21 @@ class Node:
 
 def parse(source: SourceFile) -> tuple[Node, ...]:
     """The attentions and definitions of a text. Raises DiagnosticError with the first mistake."""
+    return _parsed(source, "start").children
+
+
+def parse_expression(source: SourceFile) -> Node:
+    """A text that is one expression. Raises DiagnosticError with the first mistake."""
+    return _parsed(source, "expression").children[0]
+
+
+def _parsed(source: SourceFile, start: str) -> Node:
     if len(source.text) > MAX_TEXT:
-        start = Span(source, 1, 1, 1, 2)
-        raise DiagnosticError(mistakes.TextTooLong(span=start, size=len(source.text), limit=MAX_TEXT))
+        first = Span(source, 1, 1, 1, 2)
+        raise DiagnosticError(mistakes.TextTooLong(span=first, size=len(source.text), limit=MAX_TEXT))
     try:
-        tree = _parser().parse(source.text)
-        items: tuple[Node, ...] = _Build(source).transform_bottom_up(tree)
-        return items
+        tree = _parser().parse(source.text, start=start)
+        return _Build(source).transform_bottom_up(tree)
     except UnexpectedCharacters as error:
         span = Span(source, error.line, error.column, error.line, error.column + 1)
         raise DiagnosticError(mistakes.UnexpectedCharacter(span=span, character=repr(error.char))) from None
@@ -62,7 +70,13 @@ def parse(source: SourceFile) -> tuple[Node, ...]:
 @cache
 def _parser() -> Lark:
     grammar = (Path(__file__).parent / "attention.lark").read_text()
-    return Lark(grammar + _operator_terminals(), parser="lalr", maybe_placeholders=False, propagate_positions=True)
+    return Lark(
+        grammar + _operator_terminals(),
+        parser="lalr",
+        start=["start", "expression"],
+        maybe_placeholders=False,
+        propagate_positions=True,
+    )
 
 
 def _operator_terminals() -> str:
@@ -103,6 +117,7 @@ _CALLED = {
     "COMMA": "`,`",
     "COLON": "`:`",
     "EQUAL": "`=`",
+    "$END": "the end",
 }
 _OPERATORS = {"OR", "AND", "COMPARE", "ADD", "MULTIPLY"}
 
@@ -163,13 +178,13 @@ class _Build:
     def __init__(self, source: SourceFile) -> None:
         self.source = source
 
-    def transform_bottom_up(self, tree: Any) -> tuple[Node, ...]:
+    def transform_bottom_up(self, tree: Any) -> Node:
         results: dict[int, Any] = {}
         for subtree in tree.iter_subtrees():
             children = [results[id(c)] if not isinstance(c, Token) else self._token(c) for c in subtree.children]
             results[id(subtree)] = self._node(subtree, children)
         root: Node = results[id(tree)]
-        return root.children
+        return root
 
     def _token(self, token: Token) -> Node:
         span = _token_span(self.source, token)
@@ -207,7 +222,7 @@ def _integer(text: str, span: Span) -> int:
 
 def _decimal(text: str, span: Span) -> float:
     if len(text) > MAX_NUMBER_DIGITS or float(text) > MAX_FLOAT:
-        raise DiagnosticError(mistakes.NumberTooLarge(span=span, number=_short(text), limit="3.4e38, as fp32 holds"))
+        raise DiagnosticError(mistakes.NumberTooLarge(span=span, number=_short(text), limit=MAX_FLOAT_TEXT))
     return float(text)
 
 

@@ -2,305 +2,212 @@
 
 from __future__ import annotations
 
-import builtins
+import functools
 import inspect
-import operator
-import sys
+import linecache
+import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16
-from attngen.spec.expr import Expr, ExpressionError, Type, constant, gather
+from attngen.diagnostics import DiagnosticError, excerpt
+from attngen.language.captured import CapturedArray, array_dtype, is_array
+from attngen.language.tracer import TraceError, Tracer, call, lift, tracing_builtins
+from attngen.source import SourceFile, Span
+from attngen.spec.expr import Expr
 from attngen.spec.names import check_name
-from attngen.spec.operator import TABLE, apply
-from attngen.spec.operators import FUNCTIONS
 
-
-class TraceError(TypeError):
-    """A traced function does what an expression cannot say; the text says what to write instead."""
-
-
-class Tracer:
-    """Stands for a value inside a traced function; operators on it build an expression."""
-
-    __slots__ = ("expr",)
-    __array_ufunc__ = None  # numpy then leaves `array * tracer` to us
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, expr: Expr) -> None:
-        self.expr = expr
-
-    def __bool__(self) -> bool:
-        raise TraceError(
-            "a traced value has no truth value yet: write where(c, a, b) for `if`, a & b for `and`, a | b for `or`, ~a for "
-            "`not`, and two comparisons for a chained one"
-        )
-
-    def __index__(self) -> int:
-        raise TraceError(
-            "this array is indexed by a traced value but is not captured: refer to it by a global or enclosing variable"
-        )
-
-    def __float__(self) -> float:
-        raise TraceError("a traced value is not a number yet: use the functions of attngen (exp, log, ...), not math's")
-
-    __int__ = __index__
-
-    def __repr__(self) -> str:
-        return f"Tracer({self.expr!r})"
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = _TORCH_NAMES.get(function.__name__, function.__name__)
-        if name == "clamp":
-            return _clamp(*args, **(kwargs or {}))
-        if name not in TABLE or kwargs:
-            raise TraceError(f"torch.{function.__name__} cannot be traced; functions are {', '.join(sorted(FUNCTIONS))}")
-        return call(name, *args)
-
-    def to(self, *args: Any) -> Tracer:
-        return self
-
-    def float(self) -> Tracer:
-        return Tracer(apply("float", self.expr))
-
-
-_TORCH_NAMES = {"minimum": "min", "maximum": "max", "logical_and": "and", "logical_or": "or", "logical_not": "not"}
-
-
-def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
-    if min is not None:
-        x = call("max", x, min)
-    return x if max is None else call("min", x, max)
-
-
-def lift(value: Any) -> Expr:
-    """A tracer's expression, or a number's. Raises TraceError for anything else."""
-    if isinstance(value, Tracer):
-        return value.expr
-    if isinstance(value, (bool, int, float)):
-        return constant(value)
-    if _is_numpy_scalar(value):
-        return constant(value.item())
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        raise TraceError(
-            f"a {type(value).__name__} without dimensions is not the value of a variable that the function refers to, so it "
-            "would keep the value that it has now: assign it to such a variable, or write the number itself"
-        )
-    raise TraceError(f"a {type(value).__name__} cannot be part of an expression; index it, or use a number")
-
-
-def _is_numpy_scalar(value: Any) -> bool:
-    """Whether `value` is a number of numpy, which nothing can change, and no array."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic)
-
-
-def call(op: str, *args: Any) -> Any:
-    """`op` applied to tracers and numbers; a number where all are numbers."""
-    result = apply(op, *(lift(a) for a in args))
-    return Tracer(result)
-
-
-def _install(method: str, op: str, reflected: str | None) -> None:
-    setattr(Tracer, method, lambda self, *others: call(op, self, *others))
-    if reflected is not None:
-        setattr(Tracer, reflected, lambda self, other: call(op, other, self))
-
-
-# Python's operator methods, by row of the table.
-for _method, _op, _reflected in (
-    ("__add__", "add", "__radd__"),
-    ("__sub__", "sub", "__rsub__"),
-    ("__mul__", "mul", "__rmul__"),
-    ("__truediv__", "div", "__rtruediv__"),
-    ("__floordiv__", "floordiv", "__rfloordiv__"),
-    ("__mod__", "mod", "__rmod__"),
-    ("__pow__", "pow", "__rpow__"),
-    ("__and__", "and", "__rand__"),
-    ("__or__", "or", "__ror__"),
-    ("__lt__", "lt", None),
-    ("__le__", "le", None),
-    ("__gt__", "gt", None),
-    ("__ge__", "ge", None),
-    ("__eq__", "eq", None),
-    ("__ne__", "ne", None),
-    ("__neg__", "neg", None),
-    ("__invert__", "not", None),
-    ("__abs__", "abs", None),
-):
-    _install(_method, _op, _reflected)
-
-
-class CapturedArray:
-    """Stands for an array that a traced function indexes. `dtype_name` is None for elements that no kernel reads; `prefix`
-    holds the indices given so far: `bias[b][q]` is `bias[b, q]`."""
-
-    def __init__(self, name: str, array: Any, dtype_name: str | None, prefix: tuple[Any, ...] = ()) -> None:
-        self.name, self.array, self.dtype_name, self._prefix = name, array, dtype_name, prefix
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return tuple(self.array.shape)[len(self._prefix) :]
-
-    def __len__(self) -> int:
-        return int(self.shape[0])
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
-
-    def __getitem__(self, indices: Any) -> Any:
-        at = (*self._prefix, *(indices if isinstance(indices, tuple) else (indices,)))
-        sizes = tuple(self.array.shape)
-        if len(at) > len(sizes):
-            raise TraceError(f"`{self.name}` has {len(sizes)} dimensions and is indexed with {len(at)}")
-        for index in at:
-            if not isinstance(index, Tracer) and not _is_whole(index):
-                raise TraceError(f"`{self.name}` is indexed with {index!r}; expected one integer for each dimension")
-        if len(at) < len(sizes):
-            return CapturedArray(self.name, self.array, self.dtype_name, at)
-        return self.element(tuple(_from_the_end(i, size) for i, size in zip(at, sizes, strict=True)))
-
-    def element(self, at: tuple[Any, ...] = ()) -> Tracer:
-        """The element at these indices, read at each call: the array may change in between."""
-        if self.dtype_name is None:
-            raise TraceError(
-                f"`{self.name}` has elements of {str(self.array.dtype).removeprefix('torch.')}; expected one of "
-                f"{', '.join(DTYPES)}. Convert it outside the function"
-            )
-        return Tracer(gather(self.name, Type(DTYPES[self.dtype_name].kind), tuple(lift(i) for i in at)))
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("_"):
-            raise AttributeError(attribute)
-        if attribute not in _FACTS:
-            raise TraceError(
-                f"`{self.name}.{attribute}` would be computed once, when the function is traced: compute it outside the "
-                "function, and refer to the result"
-            )
-        return getattr(self.array, attribute)
-
-
-_FACTS = frozenset(("device", "dtype", "is_cuda", "ndim", "numel", "size"))  # what no change of its elements changes
-
-
-def _is_whole(index: Any) -> bool:
-    return hasattr(index, "__index__") and not isinstance(index, bool) and not _is_array(index)
-
-
-def _from_the_end(index: Any, size: Any) -> Any:
-    """A negative number counts from the end of a dimension whose size is a number, as everywhere in Python."""
-    if isinstance(index, Tracer):
-        return index
-    whole = operator.index(index)
-    return whole + size if whole < 0 and isinstance(size, int) else whole
+# By how many parameters a function has that have no default: what these stand for.
+SIGNATURES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "mask": (("b", "h", "q", "k"),),
+    "score": (("s", "b", "h", "q", "k"), ("b", "h", "q", "k")),
+    "sink": (("b", "h", "q", "k"),),
+    "scale": (),
+}
+# Names that say which argument is meant, FlexAttention's among them.
+MEANT = {"s": "s", "score": "s", "b": "b", "h": "h", "q": "q", "k": "k", "q_idx": "q", "kv_idx": "k"}
 
 
 def trace(
     function: Callable[..., Any],
+    keyword: str,
     arguments: Mapping[str, Expr],
     known: Mapping[str, Any],
+    sizes: Mapping[str, Any],
     captures: dict[str, CapturedArray],
 ) -> Expr:
-    """The expression that `function` returns for `arguments`, by position.
+    """The expression that `function` returns for `arguments`, which are `s`, `b`, `h`, `q` and `k`.
 
-    Arrays in its closure and globals become CapturedArrays, added to `captures`; names in `known` (declared inputs and
-    params) replace globals of the same name. Raises TraceError.
+    `function` is a Python function, a bound method, a functools.partial, or an object whose `__call__` is a Python function.
+    Parameters with a default keep it; those without are (b, h, q, k), or (s, b, h, q, k) for a score. Arrays in defaults,
+    closure and globals become CapturedArrays, added to `captures`. A name in `known` (the declared inputs and params) replaces
+    a variable of that name; a name in `sizes` does not. Raises TraceError, and DiagnosticError for the name of a captured
+    array that cannot be used.
     """
-    prepared = _with_captures(function, known, captures, {})
-    parameters = list(inspect.signature(function).parameters)
-    values = [Tracer(e) for e in arguments.values()]
-    if len(parameters) == len(values) - 1:  # a mask as FlexAttention has it: (b, h, q, k) without s
-        values = values[1:]
-    if len(parameters) != len(values):
-        raise TraceError(
-            f"`{function.__name__}` takes {len(parameters)} arguments; a score takes (s, b, h, q, k), a mask (b, h, q, k)"
-        )
+    environment = _Environment(known, sizes, captures)
+    prepared = environment.prepared(function)
+    title = _title(function)
+    values = [Tracer(arguments[name]) for name in _parameters(function, keyword, title)]
     try:
-        return lift(prepared(*values))
+        return _returned(prepared(*values), title)
+    except DiagnosticError:
+        raise
     except RecursionError as error:
-        raise TraceError(f"`{function.__name__}` calls itself without end, or builds too deep an expression") from error
-    except ExpressionError as error:
-        raise TraceError(f"{error.message}{'; ' + error.help if error.help else ''}") from error
+        raise TraceError(f"{title} calls itself without end, or builds too deep an expression") from error
+    except TraceError as error:
+        raise TraceError(f"{error}{_place(error, environment.codes)}") from error
+    except Exception as error:
+        said = f"{title} raised {type(error).__name__} when it was traced: {error}"
+        raise TraceError(f"{said}{_place(error, environment.codes)}") from error
 
 
-def _with_captures(
-    function: Callable[..., Any],
-    known: Mapping[str, Any],
-    captures: dict[str, CapturedArray],
-    prepared: dict[types.FunctionType, types.FunctionType],
-) -> Callable[..., Any]:
-    """`function`, and the functions of its module that it calls, with arrays replaced by CapturedArrays."""
-    if not isinstance(function, types.FunctionType):
+def _returned(value: Any, title: str) -> Expr:
+    if value is None:
+        raise TraceError(f"{title} returned None: is a `return` missing?")
+    if isinstance(value, CapturedArray):
+        value.refuse()
+    return lift(value)
+
+
+def _title(function: Any) -> str:
+    name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", None)
+    return f"`{name or type(function).__name__}`"
+
+
+def _parameters(function: Callable[..., Any], keyword: str, title: str) -> tuple[str, ...]:
+    """What the parameters of `function` that have no default stand for, in order. Raises TraceError."""
+    known = SIGNATURES[keyword]
+    expected = " or ".join(f"({', '.join(names)})" for names in known)
+    wanted = f"a {keyword} takes {expected}" if known else f"the {keyword} is a number or text, no function"
+    own: list[str] = []
+    by_keyword: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.default is not parameter.empty:
+            continue
+        (by_keyword if parameter.kind is parameter.KEYWORD_ONLY else own).append(parameter.name)
+    if by_keyword:
+        needs = ", ".join(f"`{name}`" for name in by_keyword)
+        raise TraceError(f"{title} needs {needs} by keyword; {wanted}, and every other parameter needs a default")
+    found = next((names for names in known if len(names) == len(own)), None)
+    if found is None:
+        plural = "" if len(own) == 1 else "s"
+        raise TraceError(
+            f"{title} takes {len(own)} argument{plural} without a default ({', '.join(own) or 'none'}); {wanted}. Give the "
+            "others a default, as in n=8"
+        )
+    for position, (name, meaning) in enumerate(zip(own, found, strict=True)):
+        if MEANT.get(name, meaning) != meaning:
+            raise TraceError(f"argument {position + 1} of {title} is called `{name}` but is `{meaning}`: {wanted}")
+    return found
+
+
+@dataclass
+class _Environment:
+    """What a traced function refers to, with arrays replaced by CapturedArrays."""
+
+    known: Mapping[str, Any]
+    sizes: Mapping[str, Any]
+    captures: dict[str, CapturedArray]
+    functions: dict[types.FunctionType, types.FunctionType] = field(default_factory=dict)
+    codes: set[types.CodeType] = field(default_factory=set)
+
+    def prepared(self, function: Any) -> Callable[..., Any]:
+        """`function`, and the functions of its module that it calls, in this environment."""
+        if isinstance(function, functools.partial):
+            names = list(inspect.signature(function.func).parameters)
+            args = [self.captured(names[i] if i < len(names) else "array", a) for i, a in enumerate(function.args)]
+            keywords = {name: self.captured(name, value) for name, value in function.keywords.items()}
+            return functools.partial(self.prepared(function.func), *args, **keywords)
+        if isinstance(function, types.MethodType):
+            return types.MethodType(self.prepared(function.__func__), function.__self__)
+        if isinstance(function, types.FunctionType):
+            return self._function(function)
+        of_class = None if isinstance(function, type) else getattr(type(function), "__call__", None)  # noqa: B004
+        if isinstance(of_class, types.FunctionType):
+            return types.MethodType(self._function(of_class), function)
         raise TraceError(f"expected a plain Python function, not a {type(function).__name__}")
-    if function in prepared:
-        return prepared[function]
 
-    def replaced(name: str, value: Any) -> Any:
-        if name in known:
-            return known[name]
-        if isinstance(value, types.FunctionType) and value.__module__ == function.__module__:
-            return _with_captures(value, known, captures, prepared)
-        if not _is_array(value):
+    def captured(self, name: str, value: Any) -> Any:
+        """`value`; what stands for it if it is an array."""
+        if not is_array(value):
             return value
         dtype = array_dtype(value)
         if dtype is None:
             return CapturedArray(name, value, None)
-        captured = captures.get(name)
+        captured = self.captures.get(name)
         if captured is not None and captured.array is not value:
             raise TraceError(f"two different arrays are called `{name}`; rename one")
         if captured is None:
             check_name(name)
-            captured = captures[name] = CapturedArray(name, value, dtype)
+            captured = self.captures[name] = CapturedArray(name, value, dtype)
         return captured if captured.shape else captured.element()
 
-    code = function.__code__
-    used = set(_names_of(code))
-    scope: dict[str, Any] = {n: v for n, v in known.items() if n in used}
-    scope["__builtins__"] = _tracing_builtins()
-    cells = tuple(types.CellType() for _ in code.co_freevars)
-    prepared[function] = types.FunctionType(code, scope, function.__name__, function.__defaults__, cells)
-    scope |= {n: replaced(n, v) for n, v in function.__globals__.items() if n in used and n != "__builtins__"}
-    for name, cell, original in zip(code.co_freevars, cells, function.__closure__ or (), strict=True):
-        cell.cell_contents = replaced(name, original.cell_contents)
-    return prepared[function]
+    def _function(self, function: types.FunctionType) -> types.FunctionType:
+        if function in self.functions:
+            return self.functions[function]
+        code = function.__code__
+        self.codes.update(_codes(code))
+        used = {name for inner in _codes(code) for name in inner.co_names}
+        scope: dict[str, Any] = {n: v for n, v in {**self.sizes, **self.known}.items() if n in used}
+        scope["__builtins__"] = tracing_builtins()
+        cells = tuple(types.CellType() for _ in code.co_freevars)
+        made = types.FunctionType(code, scope, function.__name__, None, cells)
+        self.functions[function] = made
+        defaults = function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        made.__defaults__ = tuple(self.captured(n, v) for n, v in zip(names, defaults, strict=True))
+        made.__kwdefaults__ = {n: self.captured(n, v) for n, v in (function.__kwdefaults__ or {}).items()}
+        scope |= {
+            n: self._replaced(function, n, v) for n, v in function.__globals__.items() if n in used and n != "__builtins__"
+        }
+        for name, cell, original in zip(code.co_freevars, cells, function.__closure__ or (), strict=True):
+            try:
+                value = original.cell_contents
+            except ValueError:  # not assigned yet, nor for the function itself
+                continue
+            cell.cell_contents = self._replaced(function, name, value)
+        return made
+
+    def _replaced(self, function: types.FunctionType, name: str, value: Any) -> Any:
+        """What a global or enclosing variable of `function` is to the traced function."""
+        if name in self.known:
+            return self.known[name]
+        if isinstance(value, types.FunctionType) and value.__module__ == function.__module__:
+            return self._function(value)
+        return self.captured(name, value)
 
 
-def _names_of(code: types.CodeType) -> list[str]:
-    inner = [n for c in code.co_consts if isinstance(c, types.CodeType) for n in _names_of(c)]
-    return [*code.co_names, *inner]
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    """`code`, and that of the functions, lambdas and comprehensions inside it."""
+    return [code, *(inner for c in code.co_consts if isinstance(c, types.CodeType) for inner in _codes(c))]
 
 
-def _tracing_builtins() -> dict[str, Any]:
-    """Python's builtins, with those that the table has working on tracers too."""
-
-    def either(op: str) -> Callable[..., Any]:
-        plain = getattr(builtins, op)
-
-        def chosen(*args: Any, **kwargs: Any) -> Any:
-            if not any(isinstance(a, Tracer) for a in args):
-                return plain(*args, **kwargs)
-            result = args[0]
-            for other in args[1:]:
-                result = call(op, result, other)
-            return result if len(args) > 1 else call(op, result)
-
-        return chosen
-
-    return {**vars(builtins), **{op: either(op) for op in ("min", "max", "abs", "float", "int") if op in TABLE}}
+def _place(error: BaseException, codes: set[types.CodeType]) -> str:
+    """The line of the traced function that `error` came from, with a caret."""
+    frames = [(f, at) for f, at in traceback.walk_tb(error.__traceback__) if f.f_code in codes]
+    if not frames:
+        return ""
+    frame, line = frames[-1]
+    summary = traceback.extract_tb(error.__traceback__)
+    last = next(s for s in reversed(summary) if s.filename == frame.f_code.co_filename and s.lineno == line)
+    text = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+    if not text:
+        return f"\n  --> {frame.f_code.co_filename}:{line}"
+    source = SourceFile(frame.f_code.co_filename, text)
+    start, end = _columns(source.line(line), last)
+    where = f"in `{frame.f_code.co_name}`"
+    return "\n" + "\n".join(excerpt(Span(source, line, start, line, end), where)[:-1])
 
 
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple) and not _is_numpy_scalar(value)
+def _columns(text: str, frame: traceback.FrameSummary) -> tuple[int, int]:
+    """The columns of what was computed, from Python's, which count bytes from 0; of the whole line if it does not say."""
+    start, end = getattr(frame, "colno", None), getattr(frame, "end_colno", None)
+    if start is None or end is None:
+        return len(text) - len(text.lstrip()) + 1, len(text) + 1
+    encoded = text.encode()
+    stop = end if getattr(frame, "end_lineno", None) == frame.lineno else len(encoded)
+    return len(encoded[:start].decode(errors="replace")) + 1, len(encoded[:stop].decode(errors="replace")) + 1
 
 
-def array_dtype(value: Any) -> str | None:
-    """The name of the element type of an array of any library; None for what is no array of a known type."""
-    dtype = getattr(value, "dtype", None)
-    if dtype is None or not hasattr(value, "shape"):
-        return None
-    if dtype == NUMPY_BFLOAT16:
-        return "bf16"
-    text = str(dtype).removeprefix("torch.")
-    return next((t.name for t in DTYPES.values() if t.torch == text), None)
+__all__ = ["CapturedArray", "TraceError", "Tracer", "array_dtype", "call", "trace"]

@@ -14,6 +14,7 @@ from attngen.spec.dtypes import STORAGE_DTYPES
 from attngen.spec.expr import (
     MAX_DEPTH,
     MAX_FLOAT,
+    MAX_FLOAT_TEXT,
     MAX_INT_PARAM,
     MAX_LENGTH,
     Apply,
@@ -181,7 +182,9 @@ def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
             yield mistakes.BadDefault(statement=f"param {p.name}", name=p.name, expected=str(p.type), found=found)
             continue
         if p.type is Type.INT and p.default is not None and abs(p.default) > MAX_INT_PARAM:
-            yield mistakes.NumberTooLarge(statement=f"param {p.name}", number=str(p.default), limit=str(MAX_INT_PARAM))
+            yield mistakes.NumberTooLarge(statement=f"param {p.name}", number=magnitude(p.default), limit=str(MAX_INT_PARAM))
+        if p.type is Type.FLOAT and p.default is not None and MAX_FLOAT < abs(p.default) < math.inf:
+            yield mistakes.NumberTooLarge(statement=f"param {p.name}", number=repr(p.default), limit=MAX_FLOAT_TEXT)
         if p.name not in used:
             yield mistakes.Unused(statement=f"param {p.name}", what="param", name=p.name)
 
@@ -221,7 +224,7 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
         return
     for node in walk(expr):
         if isinstance(node, Const) and MAX_FLOAT < abs(node.value) < math.inf:
-            yield mistakes.NumberTooLarge(statement=keyword, number=repr(node.value), limit="3.4e38, as fp32 holds")
+            yield mistakes.NumberTooLarge(statement=keyword, number=repr(node.value), limit=MAX_FLOAT_TEXT)
             return
     try:
         ranges(expr, name_ranges(spec), element_ranges(spec))
@@ -229,6 +232,11 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
         yield mistakes.MightOverflow(statement=keyword)
         return
     yield from static_mistakes(spec, keyword, expr)
+
+
+def magnitude(number: float) -> str:
+    """A number that is too large, in a few characters."""
+    return str(number) if abs(number) < 2**64 else f"10^{round(int(number).bit_length() * 0.30103)}"
 
 
 def _reason(name: str, keyword: str) -> str:

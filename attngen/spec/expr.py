@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 MAX_LENGTH = 2**29  # the largest size of any dimension: q + kv_len - q_len and q - k - window fit a 32-bit int
 MAX_INT_PARAM = 2**30  # the largest magnitude of an integer `param`, for the same reason
 MAX_FLOAT = 3.4028234663852886e38  # the largest number of fp32
+MAX_FLOAT_TEXT = "3.4e38, the largest fp32 number"
 MAX_DEPTH = 200  # nesting of an expression as written
 MAX_SIZE = 20_000  # nodes of an expression, shared ones counted each time they are used
 

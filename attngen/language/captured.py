@@ -1,0 +1,119 @@
+"""`CapturedArray`: stands for an array that a traced function indexes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from attngen.language.tracer import TraceError, Tracer, is_numpy_scalar, lift
+from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16
+from attngen.spec.expr import ExpressionError, Type, gather
+
+_FACTS = frozenset(("device", "dtype", "is_cuda", "ndim", "numel", "size"))  # what no change of its elements changes
+
+
+class CapturedArray:
+    """Stands for an array that a traced function indexes. `dtype_name` is None for elements that no kernel reads; `prefix`
+    holds the indices given so far: `bias[b][q]` is `bias[b, q]`."""
+
+    def __init__(self, name: str, array: Any, dtype_name: str | None, prefix: tuple[Any, ...] = ()) -> None:
+        self.name, self.array, self.dtype_name, self._prefix = name, array, dtype_name, prefix
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return tuple(self.array.shape)[len(self._prefix) :]
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, indices: Any) -> Any:
+        at = (*self._prefix, *(indices if isinstance(indices, tuple) else (indices,)))
+        sizes = tuple(self.array.shape)
+        if len(at) > len(sizes):
+            raise TraceError(f"`{self.name}` has {len(sizes)} dimensions and is indexed with {len(at)}")
+        for index in at:
+            if not isinstance(index, Tracer) and not _is_whole(index):
+                raise TraceError(f"`{self.name}` is indexed with {index!r}; expected one integer for each dimension")
+        if len(at) < len(sizes):
+            return CapturedArray(self.name, self.array, self.dtype_name, at)
+        return self.element(tuple(_from_the_end(i, size) for i, size in zip(at, sizes, strict=True)))
+
+    def element(self, at: tuple[Any, ...] = ()) -> Tracer:
+        """The element at these indices, read at each call: the array may change in between."""
+        if self.dtype_name is None:
+            raise TraceError(
+                f"`{self.name}` has elements of {str(self.array.dtype).removeprefix('torch.')}; expected one of "
+                f"{', '.join(DTYPES)}. Convert it outside the function"
+            )
+        try:
+            return Tracer(gather(self.name, Type(DTYPES[self.dtype_name].kind), tuple(lift(i) for i in at)))
+        except ExpressionError as error:
+            raise TraceError(f"{error.message}{'; ' + error.help if error.help else ''}") from error
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
+        if attribute not in _FACTS:
+            raise TraceError(
+                f"`{self.name}.{attribute}` would be computed once, when the function is traced: compute it outside the "
+                "function, and refer to the result"
+            )
+        return getattr(self.array, attribute)
+
+    def refuse(self, *others: Any) -> NoReturn:
+        """Raise TraceError: an array is not one of its elements."""
+        indices = ", ".join("bhqk"[-len(self.shape) :] if len(self.shape) <= 4 else "k")
+        shown = self.name + "".join(f"[{i.expr if isinstance(i, Tracer) else i}]" for i in self._prefix)
+        raise TraceError(f"`{shown}` is an array: index it, one integer for each dimension, as in {shown}[{indices}]")
+
+    def __array_ufunc__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self.refuse()
+
+    def __array_function__(self, *args: Any) -> NoReturn:
+        self.refuse()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        next(a for a in (*args, *(kwargs or {}).values()) if isinstance(a, CapturedArray)).refuse()
+
+    __hash__ = object.__hash__
+
+
+for _operator in (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift", "radd", "rsub",
+    "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul", "rand", "ror", "rxor", "lt", "le", "gt", "ge", "eq", "ne",
+    "neg", "pos", "invert", "abs", "bool", "float", "int", "index", "contains",
+):  # fmt: skip
+    setattr(CapturedArray, f"__{_operator}__", CapturedArray.refuse)
+
+
+def is_array(value: Any) -> bool:
+    """Whether `value` is an array of any library: numpy's scalars, which nothing can change, are numbers."""
+    return hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple) and not is_numpy_scalar(value)
+
+
+def _is_whole(index: Any) -> bool:
+    return hasattr(index, "__index__") and not isinstance(index, (bool, CapturedArray)) and not is_array(index)
+
+
+def _from_the_end(index: Any, size: Any) -> Any:
+    """A negative number counts from the end of a dimension whose size is a number, as everywhere in Python."""
+    if isinstance(index, Tracer):
+        return index
+    whole = operator.index(index)
+    return whole + size if whole < 0 and isinstance(size, int) else whole
+
+
+def array_dtype(value: Any) -> str | None:
+    """The name of the element type of an array of any library; None for what is no array of a known type."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or not hasattr(value, "shape"):
+        return None
+    if dtype == NUMPY_BFLOAT16:
+        return "bf16"
+    text = str(dtype).removeprefix("torch.")
+    return next((t.name for t in DTYPES.values() if t.torch == text), None)
