@@ -11,7 +11,7 @@ from typing import Literal
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
 from attngen.spec.obligations import DIVISIONS
-from attngen.spec.operator import CALL, MULTIPLY, TABLE, UNARY, ZERO
+from attngen.spec.operator import CALL, CONDITIONAL, MULTIPLY, TABLE, UNARY, ZERO
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
@@ -124,8 +124,9 @@ class CudaPrinter:
     def _operand(self, text: Text, outer: int, position: int) -> str:
         if outer == CALL:
             return text[0]
-        right = position > 0  # a - (b - c) needs its parentheses; so does a second ?: for the reader's sake
-        return parenthesize(text, outer + 1 if right or outer == UNARY else outer)
+        # Infix operators group from the left: only their first operand may be another of the same precedence
+        grouped = position == 0 and outer not in (UNARY, CONDITIONAL)
+        return parenthesize(text, outer if grouped else outer + 1)
 
 
 # Operators that need not compute every operand.

@@ -15,6 +15,7 @@ from attngen.spec.expr import Apply, Expr, ExpressionError, Gather, Type, consta
 from attngen.spec.operator import FALSE, TRUE, Interval, both, equal, is_comparison
 
 MOVING = frozenset(("q", "k"))
+ANY_VALUE = {Type.BOOL: False, Type.INT: 0, Type.FLOAT: 0.0}
 TILE = {"q": Interval(Q_LO, Q_HI), "k": Interval(K_LO, K_HI)}
 
 
@@ -48,8 +49,8 @@ def one_score_decisions(spec: AttentionSpec) -> tuple[Decision, ...]:
 
 
 def _without(score: Expr, reads: list[Gather]) -> Expr:
-    """`score` with a number in the place of what it reads."""
-    return rewrite(score, lambda node: constant(0.0 if node.type is Type.FLOAT else 0) if node in reads else None)
+    """`score` with a constant of the same type in the place of what it reads."""
+    return rewrite(score, lambda node: constant(ANY_VALUE[node.type]) if node in reads else None)
 
 
 def _stops(index: Expr) -> bool:
