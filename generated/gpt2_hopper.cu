@@ -71,6 +71,7 @@ constexpr int O_SMEM = 163840;
 constexpr int BARRIERS_SMEM = 180224;
 constexpr int PLACES_SMEM = 180352;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
 constexpr int MAX_CHAINS = 4;  // maxima of a row at once: comparisons that need not wait
 constexpr int STAGES = 3;  // tiles of K, and of V, in shared memory
 constexpr int CONSUMERS = 2;  // warpgroups that multiply, 64 rows each
@@ -533,7 +534,7 @@ gpt2_hopper(
     unsigned P_frag[BLOCK_KV / 16][4];
     unsigned Q_frag[K_STEPS][4];
     float row_max[2], alpha[2];
-    float limit[2];  // what a score may be under the maximum that is kept
+    float limit[2];  // the largest score that does not change row_max; -INF: each tile does
     Stage k = {0, 0}, v = {0, 0};
     unsigned q_phase = 1;  // of the rows at hand
     int q_block, q_lo, tile;
@@ -596,7 +597,7 @@ gpt2_hopper(
         }
         const bool rescale = first || __any_sync(0xffffffff, exceeds);
         if (rescale) {  // with the maximum of the whole row
-            float new_max[2] = {row_max[0], row_max[1]};
+            float new_max[2] = {row_max[0], row_max[1]}, offset[2];
             if ((first && partial) || __any_sync(0xffffffff, min(most[0][0], most[1][0]) < 0)) {
 #pragma unroll
                 for (int i = 0; i < BLOCK_KV / 2; ++i) new_max[i / 2 % 2] = fmaxf(new_max[i / 2 % 2], S[i]);
@@ -610,15 +611,20 @@ gpt2_hopper(
                 const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
                 alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
                 row_max[r] = new_max[r];
-                limit[r] = new_max[r] + SLACK / EXPONENT_SCALE;
+                const bool large = fabsf(finite_max * EXPONENT_SCALE) > LARGE;
+                offset[r] = large ? finite_max : 0.0f;
+                limit[r] = large ? -INF : new_max[r] + SLACK / EXPONENT_SCALE;
+            }
+            // A large maximum is subtracted from the scores before the scale multiplies them: difference and weights are exact.
+            // The row's limit, -INF, brings each of its tiles here
+            if (__any_sync(0xffffffff, offset[0] != 0.0f || offset[1] != 0.0f)) {
+#pragma unroll
+                for (int i = 0; i < BLOCK_KV / 2; ++i) S[i] -= offset[i / 2 % 2];
             }
         }
         float shift[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const bool no_key_yet = partial && row_max[r] == -INF;
-            shift[r] = no_key_yet ? 0.0f : row_max[r] * EXPONENT_SCALE;
-        }
+        for (int r = 0; r < 2; ++r) shift[r] = limit[r] == -INF ? 0.0f : row_max[r] * EXPONENT_SCALE;  // large, or no key yet
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; ++i) S[i] = fast_exp2(S[i] * EXPONENT_SCALE - shift[i / 2 % 2]);
         return rescale;
@@ -727,7 +733,7 @@ gpt2_hopper(
         begun = false;
         for (int r = 0; r < 2; ++r) {
             row_max[r] = -INF;
-            limit[r] = row_max[r];
+            limit[r] = -INF;
         }
         if (!any) {
 #pragma unroll

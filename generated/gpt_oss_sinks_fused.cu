@@ -72,6 +72,7 @@ constexpr int K_SMEM = 18432;
 constexpr int V_SMEM = 46080;
 constexpr int PLACE_SMEM = 73728;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
 constexpr int SLOTS = 3;  // tiles of K, and of V, in shared memory: one for each half of the rows, one to come
 constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
@@ -195,6 +196,12 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 // the logit of a sink that has no value: sinks[h]
 __device__ __forceinline__ float sink(const Captured& in, int h_idx) {
     return sinks_at(in, h_idx);
+}
+
+// a sink in the units of the scores that are kept; the largest stay finite
+__device__ __forceinline__ float kept_sink(float sink) {
+    constexpr float MOST = 3.4028234663852886e38f;
+    return sink == -INF ? -INF : fminf(fmaxf(sink / (softmax_scale), -MOST), MOST);
 }
 
 // 4. Which tiles are visited
@@ -383,7 +390,7 @@ gpt_oss_sinks_fused(
     float O_frag[ROWS][DIMS] = {};
     float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: this lane's keys only, until the end
     for (int r = 0; r < ROWS; ++r) {
-        row_max[r] = sink(in, h_idx) / softmax_scale;
+        row_max[r] = kept_sink(sink(in, h_idx));
         row_sum[r] = lane % 4 == 0 && row_max[r] != -INF ? 1.0f : 0.0f;  // the sink's own exp(sink - row_max)
     }
 
@@ -444,6 +451,7 @@ gpt_oss_sinks_fused(
             for (int j = 0; j < COLUMNS; j += 2) tile_max = fmaxf(tile_max, fmaxf(S_frag[r][j], S_frag[r][j + 1]));
             new_max[r] = quad_max(tile_max);
             kept &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= SLACK);
+            kept &= fabsf(row_max[r] * EXPONENT_SCALE) <= LARGE;  // see below
         }
         const bool rescale = !__all_sync(0xffffffff, kept);
         if (rescale) {
@@ -455,12 +463,17 @@ gpt_oss_sinks_fused(
                 row_sum[r] *= alpha[r];
 #pragma unroll
                 for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha[r];
+                // A large maximum is subtracted from the scores before the scale multiplies them: the difference is exact
+                if (fabsf(finite_max * EXPONENT_SCALE) > LARGE)
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; ++j) S_frag[r][j] -= finite_max;
             }
         }
         // the weights P take the place of S
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
-            const float shift = row_max[r] == -INF ? 0.0f : row_max[r] * EXPONENT_SCALE;
+            const float scaled_max = row_max[r] * EXPONENT_SCALE;
+            const float shift = fabsf(scaled_max) <= LARGE ? scaled_max : 0.0f;  // no key yet, or subtracted already
 #pragma unroll
             for (int j = 0; j < COLUMNS; ++j) {
                 S_frag[r][j] = fast_exp2(S_frag[r][j] * EXPONENT_SCALE - shift);

@@ -74,6 +74,7 @@ constexpr int PLACE_SMEM = 69632;
 constexpr int TILES_SMEM = 69760;
 constexpr int KEY_VECTORS_SMEM = 69888;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
 constexpr int HALF_KV = BLOCK_KV / 2;  // keys or values that are copied at once between steps of products
 constexpr int HALF_Q = BLOCK_Q / 2;  // rows from one of a warp's two blocks of 16 to the other
 constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
@@ -569,6 +570,7 @@ packed_documents_fused(
             for (int j = 0; j < COLUMNS; j += 2) tile_max = fmaxf(tile_max, fmaxf(S_frag[r][j], S_frag[r][j + 1]));
             new_max[r] = quad_max(tile_max);
             kept &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= SLACK);
+            kept &= fabsf(row_max[r] * EXPONENT_SCALE) <= LARGE;  // see below
         }
         const bool rescale = !__all_sync(0xffffffff, kept);
         if (rescale) {
@@ -580,12 +582,17 @@ packed_documents_fused(
                 row_sum[r] *= alpha[r];
 #pragma unroll
                 for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha[r];
+                // A large maximum is subtracted from the scores before the scale multiplies them: the difference is exact
+                if (fabsf(finite_max * EXPONENT_SCALE) > LARGE)
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; ++j) S_frag[r][j] -= finite_max;
             }
         }
         // the weights P take the place of S
 #pragma unroll
         for (int r = 2 * first; r < ROWS; ++r) {
-            const float shift = row_max[r] == -INF ? 0.0f : row_max[r] * EXPONENT_SCALE;
+            const float scaled_max = row_max[r] * EXPONENT_SCALE;
+            const float shift = fabsf(scaled_max) <= LARGE ? scaled_max : 0.0f;  // no key yet, or subtracted already
 #pragma unroll
             for (int j = 0; j < COLUMNS; ++j) {
                 S_frag[r][j] = fast_exp2(S_frag[r][j] * EXPONENT_SCALE - shift);

@@ -8,7 +8,7 @@ from typing import Any
 from attngen.emit import abi
 from attngen.emit.file import SLICE, ConstantLine, File, KernelText, thread_grid
 from attngen.emit.kernel_source import CeilDiv, Extent, Parameter, Sections
-from attngen.plan import fused_mma_loop, fused_mma_needs, fused_simt
+from attngen.plan import bounded, fused_mma_loop, fused_mma_needs, fused_simt
 from attngen.plan.tiling import Tile
 
 
@@ -54,6 +54,7 @@ class Fused(File):
         asked = {n for f in (v.score, None if partial_anew else v.mask) if f is not None for n in f.arguments}
         of_rows = self.spec.lse or (v.sink is not None and "q_idx" in v.sink.arguments) or (v.row_elements and not partial_anew)
         return super().context() | {
+            "large_scores": self.large_scores,
             "partial_anew": partial_anew,
             "places_rows": bool(of_rows) or "q_idx" in asked,
             "places_keys": not partial_anew or "kv_idx" in asked,
@@ -90,7 +91,15 @@ class Fused(File):
 
     def slack(self, what: str = "") -> list[ConstantLine]:
         """By how much a score may exceed a softmax's kept maximum; `what` is added to the comment."""
-        return [ConstantLine("float", "SLACK", "8.0f", SLACK + what)] if self.spec.normalize == "softmax" else []
+        if self.spec.normalize != "softmax":
+            return []
+        large = ConstantLine("float", "LARGE", f"{bounded.LARGE_EXPONENT}f", LARGE)
+        return [ConstantLine("float", "SLACK", "8.0f", SLACK + what), *([large] if self.large_scores else [])]
+
+    @property
+    def large_scores(self) -> bool:
+        """Whether a row's maximum may have to be subtracted before the scale multiplies: split operands always do so."""
+        return self.spec.dtype.bytes == 2 and bounded.may_be_large(self.spec)
 
     def exponentials(self) -> list[str]:
         """The primitives of a softmax in base 2, which comes with tensor cores."""
@@ -220,6 +229,7 @@ class FusedMma(Fused):
 
 L2_BYTES = 32 << 20  # of keys and values that a section of heads may read
 ONE_HEAD = Sections(1, 1, 1)
+LARGE = "exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse"
 SLACK = "powers of 2 by which a score may exceed the kept maximum"
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
 ROW_BLOCKS = ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp")

@@ -50,6 +50,7 @@ LOCALS = {
     "k.tile": "kv_tile",
 } | {size: size for size in SIZES}
 MOST_ROWS = 1024  # of a tile: more than any plan has
+LEAST_FACTOR, MOST_FACTOR = 2.0**-60, 2.0**60  # of what joins the exponent's factor
 OF_THE_BLOCK = {"b", "h", *SIZES}  # indices that all pairs of a block share
 SCORE = name("s", Type.FLOAT)
 LOCAL_TYPES = {"s": "float"}  # the others are int
@@ -202,12 +203,18 @@ def _without_factor(spec: AttentionSpec, score: Expr | None) -> tuple[str, Expr 
     if spec.normalize != "softmax":
         return "", score
     if score is None:
-        return ("softmax_scale" if isinstance(spec.scale, Const) and spec.scale.value > 0 else ""), None
+        return ("softmax_scale" if _may_join_exponent(spec.scale) else ""), None
     if spec.dtype.bytes == 2 and isinstance(score, Apply) and score.op == "mul":
         for constant, rest in (score.args, score.args[::-1]):
-            if isinstance(constant, Const) and constant.value > 0:
+            if _may_join_exponent(constant):
+                assert isinstance(constant, Const)
                 return literal(constant)[0], rest
     return "", score
+
+
+def _may_join_exponent(factor: Expr) -> bool:
+    """Whether `factor` is a positive constant whose product with log2(e), and what is divided by it, is far from overflow."""
+    return isinstance(factor, Const) and LEAST_FACTOR <= factor.value <= MOST_FACTOR
 
 
 def _of_raw_scores(score: Expr | None, scale: Expr) -> Expr | None:

@@ -15,7 +15,8 @@ from attngen.spec.expr import Apply, Const
 from attngen.spec.operator import TABLE
 
 LEAST = -100.0  # log2 of a weight: bf16 and fp32 have 26 octaves below it, for V's elements
-MOST = 48.0  # and 80 above it, for V's elements and the number of keys
+LARGE_EXPONENT = 2.0**16  # exponents of 2 up to it have a rounding error of 2^-9 at most
+MOST = 10.0  # and 117 above it, for V's elements and the number of keys: as many as weights of a kept maximum leave
 
 
 def shift(spec: AttentionSpec) -> float | None:
@@ -41,6 +42,12 @@ def score_bound(spec: AttentionSpec) -> float | None:
                 break
     within = TABLE[score.op].within if isinstance(score, Apply) else None
     return None if within is None else factor * max(map(abs, within))
+
+
+def may_be_large(spec: AttentionSpec) -> bool:
+    """Whether a score or a sink may be so far from 0 that its product with log2(e) is too coarse for a weight."""
+    bound = score_bound(spec)
+    return spec.sink is not None or bound is None or bound > LARGE_EXPONENT / 2
 
 
 def bounded_decisions(spec: AttentionSpec) -> Iterator[Decision]:
