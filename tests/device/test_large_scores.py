@@ -1,0 +1,130 @@
+"""Scores of any size: additive masks of finfo.min, scores and sinks up to the ends of float's range, values far from 1.
+
+Scores are exact here (elements of Q and K are whole numbers, or 0), so that float64 and a kernel agree on which are equal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen.device.emulated import EmulatedDevice
+from attngen.reference.compare import compare, truth
+from attngen.reference.problems import Sample, Shape, sample
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import from_storage, round_to_storage
+from tests.problems import call
+
+Q_LEN, KV_LEN = 65, 300  # the last tile of rows and the last of keys are partial
+SHAPE = Shape(1, 1, 1, Q_LEN, KV_LEN)
+FLT_MAX = float(np.finfo(np.float32).max)
+BF16_MIN, FP16_MIN = -3.3895313892515355e38, -65504.0
+ON_TENSOR_CORES = [("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")]
+SCHEDULES = [("naive", "sm_80"), ("tiled", "sm_80"), ("fused", "sm_75"), *ON_TENSOR_CORES]
+BIASED = {"score": "s + bias[q, k]", "inputs": {"bias": ("fp32", ("q_len", "kv_len"))}}
+
+
+def whole_numbers(spec: AttentionSpec, seed: int = 0) -> Sample:
+    """Q and K of -1, 0 and 1, and few that are not 0: with scale 1, scores between -4 and 4."""
+    problem, rng = sample(spec, SHAPE), np.random.default_rng(seed)
+    q, k = (np.zeros(x.shape, np.float32) for x in (problem.q, problem.k))
+    q[..., :4], k[..., :4] = (rng.integers(-1, 2, (*x.shape[:3], 4)) for x in (q, k))
+    return Sample(round_to_storage(q, spec.dtype), round_to_storage(k, spec.dtype), problem.v, problem.inputs)
+
+
+def assert_right(compiled: attngen.CompiledAttention, problem: Sample, **params: float) -> None:
+    found = compare(*call(compiled, problem, **params), truth(compiled.spec, problem, params))
+    assert found.passed, found
+
+
+def compiled_for(spec: AttentionSpec, kernel: str, arch: str) -> attngen.CompiledAttention:
+    return attngen.compile(spec, kernel=kernel, device=EmulatedDevice(arch=arch))
+
+
+def biases(low: float) -> dict[str, np.ndarray]:
+    """Additive masks whose forbidden pairs are `low`."""
+    q, k = np.ogrid[:Q_LEN, :KV_LEN]
+    causal, few = k <= q, (q * 7 + k * 3) % 41 == 0
+    rows = np.where((q % 3 == 0) | few, low, 0.0)  # every third row has no pair that is not low
+    rising = np.linspace(low, low / 2, KV_LEN) + 0 * q
+    return {
+        "causal": np.where(causal, 0.0, low),
+        "few keys": np.where(few, 0.0, low),
+        "whole rows": rows,
+        "all": np.full((Q_LEN, KV_LEN), low),
+        "beside -inf": np.where(few, -np.inf, np.where(causal, 0.0, low)),
+        "rows of -inf beside rows of low": np.where(q % 2 == 0, -np.inf, low) + 0 * k,
+        "rising": rising,
+        "falling": rising[:, ::-1],
+    }
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arch", "dtype"), [*((*s, "bf16") for s in SCHEDULES), *((*s, "fp16") for s in ON_TENSOR_CORES)]
+)
+def test_additive_masks_of_large_negative_numbers(kernel: str, arch: str, dtype: str) -> None:
+    spec = attngen.define(dtype=dtype, head_dim=64, scale=1.0, lse=True, **BIASED)
+    compiled, problem = compiled_for(spec, kernel, arch), whole_numbers(spec)
+    for low in (-1e4, FP16_MIN, -(2.0**17), -1e9, -(2.0**40), -1e30, BF16_MIN, -FLT_MAX):
+        for bias in biases(low).values():
+            problem.inputs["bias"] = bias.astype(np.float32)
+            assert_right(compiled, problem)
+
+
+@pytest.mark.parametrize(("kernel", "arch"), ON_TENSOR_CORES)
+@pytest.mark.parametrize("more", [{"mask": "causal_bottom_right"}, {"head_dim": 256}])
+def test_additive_masks_of_other_plans(kernel: str, arch: str, more: dict[str, object]) -> None:
+    spec = attngen.define(**{"dtype": "bf16", "head_dim": 64, "scale": 1.0, **BIASED, **more})
+    compiled, problem = compiled_for(spec, kernel, arch), whole_numbers(spec)
+    for low in (FP16_MIN, BF16_MIN, -FLT_MAX):
+        for bias in biases(low).values():
+            problem.inputs["bias"] = bias.astype(np.float32)
+            assert_right(compiled, problem)
+
+
+FACTORS = ((1.0, 0.0), (1e5, 0.0), (1e9, -1e9), (1e20, 1e22), (8e37, 0.0), (-8e37, 0.0), (1.0, -3e38), (1.0, 3e38))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arch", "score"),
+    [(*s, "s * factor + shift") for s in SCHEDULES] + [(*s, e) for s in ON_TENSOR_CORES for e in ("s - 3e38", "1e37 * s")],
+)
+def test_scores_of_any_size(kernel: str, arch: str, score: str) -> None:
+    params = {n: ("float", 1.0) for n in ("factor", "shift") if n in score}
+    spec = attngen.define(dtype="bf16", head_dim=64, scale=1.0, score=score, params=params)
+    compiled, problem = compiled_for(spec, kernel, arch), whole_numbers(spec)
+    for factor, shift in FACTORS if params else FACTORS[:1]:
+        values = {"factor": factor, "shift": shift}
+        assert_right(compiled, problem, **{n: values[n] for n in params})
+
+
+@pytest.mark.parametrize(("kernel", "arch", "mask"), [*((*s, None) for s in SCHEDULES), ("hopper", "sm_90a", "causal")])
+def test_scores_of_large_queries_and_keys(kernel: str, arch: str, mask: str | None) -> None:
+    """Plain attention, whose scale joins the exponent's factor."""
+    spec = attngen.define(dtype="bf16", head_dim=64, mask=mask)
+    compiled, problem = compiled_for(spec, kernel, arch), whole_numbers(spec)
+    for size in (2.0**10, 2.0**20, 2.0**60):
+        q, k = (round_to_storage(np.float32(size) * from_storage(x), spec.dtype) for x in (problem.q, problem.k))
+        assert_right(compiled, Sample(q, k, problem.v, {}))
+
+
+@pytest.mark.parametrize(("kernel", "arch", "lse"), [*((*s, True) for s in SCHEDULES), *((*s, False) for s in ON_TENSOR_CORES)])
+def test_sinks_of_any_size(kernel: str, arch: str, lse: bool) -> None:
+    spec = attngen.define(
+        dtype="bf16", head_dim=64, scale=0.125, sink="sinks[h]", inputs={"sinks": ("fp32", ("heads",))}, lse=lse
+    )
+    compiled, problem = compiled_for(spec, kernel, arch), whole_numbers(spec)
+    for sink in (-np.inf, -FLT_MAX, -1e37, -1e9, 0.0, 1e9, 1e37, *([] if lse else [1e38, FLT_MAX])):
+        problem.inputs["sinks"] = np.array([sink], np.float32)
+        assert_right(compiled, problem)
+
+
+@pytest.mark.parametrize(("kernel", "arch"), ON_TENSOR_CORES)
+@pytest.mark.parametrize("score", ["51.0 * tanh(s / 51.0)", "softcap(20.0)", "s"])
+def test_values_far_from_one(kernel: str, arch: str, score: str) -> None:
+    spec = attngen.define(dtype="bf16", head_dim=64, scale=30.0, score=score)
+    compiled, problem = compiled_for(spec, kernel, arch), whole_numbers(spec)
+    for size in (1e-30, 1e-12, 1e25, 1e32):
+        v = round_to_storage(np.float32(size) * from_storage(problem.v), spec.dtype)
+        assert_right(compiled, Sample(problem.q, problem.k, v, {}))
