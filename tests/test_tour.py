@@ -39,7 +39,13 @@ def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
             assert tour.printed(new) == tour.printed(old), old.source
 
 
-@pytest.mark.parametrize("page", CHAPTERS, ids=NAMES)
+def test_commands_and_breakpoints_of_trace_md_are_current() -> None:
+    page = tour.TRACE.read_text()
+    assert tour.renewed(page) == page
+    assert "(gdb) break gpt2_fused.cu:" in page
+
+
+@pytest.mark.parametrize("page", [*CHAPTERS, tour.TRACE], ids=[*NAMES, "trace"])
 def test_every_line_of_a_session_is_a_command_or_its_output(page: Path) -> None:
     for session in tour.SESSION.findall(page.read_text()):
         assert "".join(f"$ {step.command}\n{step.output}" for step in tour.steps(session)) == session

@@ -1,7 +1,7 @@
-"""The tour of docs/: its commands and what they print, its broken kernels, its notebook.
+"""The tour of docs/: its commands and what they print, its broken kernels, its notebook; and the commands of docs/trace.md.
 
-`python -m tests.tour` writes all three anew: outputs into the chapters, exercises/*.cu and solutions/*.diff from what is
-emitted now, and tour.ipynb from the chapters. tests/test_tour.py holds that nothing would change.
+`python -m tests.tour` rewrites all of them: outputs in the chapters and in trace.md, exercises/*.cu and solutions/*.diff from
+the CUDA that is emitted now, and tour.ipynb from the chapters. tests/test_tour.py checks that nothing would change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from tests.problems import emitted, shipped
 TOUR = ROOT / "docs" / "tour"
 CHAPTERS = tuple(sorted(TOUR.glob("[0-9]_*.md")))
 NOTEBOOK = TOUR / "tour.ipynb"
+TRACE = ROOT / "docs" / "trace.md"
 SESSION = re.compile(r"^```console\n(.*?)^```\n", re.M | re.S)
+FOUND_LINE = re.compile(r"^\$ grep -n .* out/(\S+)\n(\d+):", re.M)
 SECONDS = re.compile(r" *\d+\.\d+s\b")
 
 
@@ -128,7 +130,13 @@ def renewed(page: str) -> str:
 
     with tempfile.TemporaryDirectory() as place:
         directory = workplace(Path(place))
-        return SESSION.sub(session, page)
+        return with_breakpoints(SESSION.sub(session, page))
+
+
+def with_breakpoints(page: str) -> str:
+    """`page`, with the line that its `grep -n` found in a file as the line of gdb's breakpoint in that file."""
+    found = dict(FOUND_LINE.findall(page))
+    return re.sub(r"break (\S+):\d+", lambda old: f"break {old[1]}:{found[old[1]]}", page)
 
 
 # --- the notebook
@@ -202,7 +210,7 @@ def main() -> None:
     """Write all that is generated."""
     for path, text in broken_files().items():
         path.write_text(text)
-    for page in CHAPTERS:
+    for page in (*CHAPTERS, TRACE):
         page.write_text(renewed(page.read_text()))
     nbformat.write(notebook(), NOTEBOOK)
 
