@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import or_
@@ -227,8 +228,11 @@ def _of_raw_scores(score: Expr | None, scale: Expr) -> Expr | None:
         nonlocal taken
         if isinstance(node, Apply) and node.op in ("mul", "div") and node.args[0] is SCORE and isinstance(node.args[1], Const):
             by = float(node.args[1].value)
+            factor = float(scale.value) * by if node.op == "mul" else float(scale.value) / by if by else math.inf
+            if not math.isfinite(factor):
+                return None
             taken += 1
-            return mul(SCORE, constant(float(scale.value) * by if node.op == "mul" else float(scale.value) / by))
+            return mul(SCORE, constant(factor))
         return None
 
     found = rewrite(score, take)

@@ -61,7 +61,7 @@ def _check_parameters(node: Node) -> None:
 
 
 class Block:
-    """One `attention` block. Mistakes are collected: all those of the declarations, else all those of the other statements."""
+    """One `attention` block. Mistakes are collected, those that follow from others left out."""
 
     def __init__(self, source: SourceFile, node: Node, outer: Scope) -> None:
         self.source = source
@@ -74,26 +74,24 @@ class Block:
         self.params: list[Param] = []
         self.globals: dict[str, Value] = {}
         self.problems: list[Diagnostic] = []
+        self.failed: set[str] = set()  # what is declared, but not well
 
     def load(self) -> Loaded:
         """Raises DiagnosticError."""
         self._sort()
         dtype = self._attempt(self._own_dtype)
         sizes = self._attempt(self._required, "head_dim", "head_dim 64")
-        self._raise_problems()
-        assert dtype is not None
-        assert sizes is not None
-        head_dim, head_dim_v = sizes.children[0].value, sizes.children[-1].value
+        head_dim, head_dim_v = (64, 64) if sizes is None else (sizes.children[0].value, sizes.children[-1].value)
         heads = [n.value for n in self.single["heads"].children] if "heads" in self.single else [None, None]
         self._globals(head_dim, head_dim_v)
         self._lets()
-        self._raise_problems()
         given = {keyword: self._attempt(self._expression, keyword) for keyword in EXPRESSIONS}
         normalize = self._attempt(self._one_of, "normalize", get_args(Normalize), mistakes.UnknownNormalize)
         precision = self._attempt(self._one_of, "precision", get_args(Precision), mistakes.UnknownPrecision)
         lse = self._attempt(self._lse)
         schedule = self._attempt(self._schedule)
         self._raise_problems()
+        assert dtype is not None
         score, scale, sink = given["score"], given["scale"], given["sink"]
         spec = AttentionSpec(
             name=str(self.title.value),
@@ -102,7 +100,7 @@ class Block:
             head_dim_v=head_dim_v,
             scale=default_scale(head_dim) if scale is None else as_float(scale),
             q_heads=heads[0],
-            kv_heads=heads[1],
+            kv_heads=heads[-1],
             inputs=tuple(self.inputs),
             params=tuple(self.params),
             mask=given["mask"],
@@ -128,8 +126,11 @@ class Block:
             return None
 
     def _raise_problems(self) -> None:
+        """Raise DiagnosticError with the mistakes so far, but for uses of what was declared with a mistake."""
         if self.problems:
-            raise DiagnosticError(*self.problems)
+            unknown = (mistakes.UnknownName, mistakes.NotAnInput, mistakes.NotAFunction)
+            kept = (p for p in self.problems if not (isinstance(p, unknown) and p.name in self.failed))
+            raise DiagnosticError(*dict.fromkeys(kept))
 
     def _sort(self) -> None:
         """Statements by keyword; declarations in order."""
@@ -151,6 +152,13 @@ class Block:
 
     def _declaration(self, node: Node) -> None:
         title = node.children[0]
+        try:
+            self._declare(node, title)
+        except DiagnosticError:
+            self.failed.add(str(title.value))
+            raise
+
+    def _declare(self, node: Node, title: Node) -> None:
         match node.kind:
             case "input":
                 declared = self._input(node)

@@ -8,8 +8,9 @@ from pathlib import Path
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.language.block import Block, Loaded, declare
 from attngen.language.prelude import prelude
+from attngen.language.recovery import parse_all
 from attngen.language.resolve import Scope
-from attngen.language.syntax import Node, parse
+from attngen.language.syntax import Node
 from attngen.source import SourceFile, Span
 from attngen.spec import mistakes
 from attngen.spec.attention import AttentionSpec
@@ -20,32 +21,48 @@ MAX_ATTENTIONS = 256
 
 def load_source(source: SourceFile) -> tuple[Loaded, ...]:
     """Every attention of a text. Raises DiagnosticError with the mistakes found."""
-    items = parse(source)
+    parsed = parse_all(source)
+    loaded, problems = _load(source, parsed.items)
+    found = [*parsed.problems, *parsed.consequences(problems)]
+    if found:
+        raise DiagnosticError(*sorted(found, key=_position))
+    return loaded
+
+
+def _position(diagnostic: Diagnostic) -> tuple[int, int]:
+    span = diagnostic.span
+    return (span.line, span.column) if span is not None else (0, 0)
+
+
+def _load(source: SourceFile, items: tuple[Node, ...]) -> tuple[tuple[Loaded, ...], list[Diagnostic]]:
+    """The attentions of a text, and the mistakes found."""
     scope = Scope(prelude=prelude)
     seen: dict[str, Span] = {}
+    problems: list[Diagnostic] = []
     for item in items:
         if item.kind == "define":
-            declare(scope, seen, item)
+            try:
+                declare(scope, seen, item)
+            except DiagnosticError as error:
+                problems += error.diagnostics
     blocks = [item for item in items if item.kind == "attention"]
     if not blocks:
-        raise DiagnosticError(mistakes.NoAttention(span=Span(source, 1, 1, 1, 2)))
+        return (), [*problems, mistakes.NoAttention(span=Span(source, 1, 1, 1, 2))]
     if len(blocks) > MAX_ATTENTIONS:
-        raise DiagnosticError(mistakes.TooManyNames(span=blocks[MAX_ATTENTIONS].span, limit=MAX_ATTENTIONS, what="attentions"))
+        span = blocks[MAX_ATTENTIONS].span
+        return (), [*problems, mistakes.TooManyNames(span=span, limit=MAX_ATTENTIONS, what="attentions")]
     loaded: dict[str, Loaded] = {}
-    problems: list[Diagnostic] = []
     for block in blocks:
         try:
             _check_title(block.children[0], loaded)
             loaded[block.children[0].value] = Block(source, block, scope).load()
         except DiagnosticError as error:
             problems += error.diagnostics
-    if problems:
-        raise DiagnosticError(*problems)
-    return tuple(loaded.values())
+    return tuple(loaded.values()), problems
 
 
 def _check_title(title: Node, loaded: dict[str, Loaded]) -> None:
-    check_name(str(title.value), title.span)
+    check_name(str(title.value), title.span, title=True)
     if title.value in loaded:
         raise DiagnosticError(mistakes.DuplicateAttention(span=title.span, name=title.value))
 

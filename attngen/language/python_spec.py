@@ -60,7 +60,7 @@ def traced(
     """
     if not isinstance(name, str):
         raise TypeError(f"`name` is {name!r}; expected a str")
-    check_name(name)
+    check_name(name, title=True)
     head_dim = _whole("head_dim", head_dim)
     head_dim_v = head_dim if head_dim_v is None else _whole("head_dim_v", head_dim_v)
     q_heads, kv_heads = _pair("heads", heads)

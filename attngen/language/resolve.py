@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.language.foreign_words import NAMES, spelling_at
 from attngen.language.syntax import SYNONYMS, Node
 from attngen.source import Span
 from attngen.spec import mistakes
@@ -159,7 +160,13 @@ class Resolver:
         return self.globals.get(name) if found is None else found
 
     def _unknown(self, name: str, span: Span, scope: Scope) -> Diagnostic:
-        known = sorted({*scope.known(), *self.globals, *FUNCTIONS})
+        known = sorted({*scope.known(), *self.globals, *FUNCTIONS, *CONSTANTS})
+        foreign = spelling_at(span.source, span.line, span.column)
+        if foreign is not None:
+            return foreign
+        meant = NAMES.get(name)
+        if meant is not None:
+            return mistakes.UnknownName(span=span, name=name, hint=f"`{meant}` in this language", known=f"write `{meant}`")
         near = get_close_matches(name, known, 1, 0.66)  # one letter of three
         hint = f"did you mean `{near[0]}`?" if near else "no index, size, input, param or function has this name"
         help = f"write `{near[0]}`" if near else f"declare it: param {name}: int, or input {name}: fp32[heads]"
@@ -257,7 +264,11 @@ class Resolver:
         left, right = node.children
         if op in _COMPARISONS and left.kind == "binary" and BINARY.get(left.value) in _COMPARISONS:
             raise _error(mistakes.ChainedComparison(span=node.span))
-        return self._apply(op, [self.expression(left, scope), self.expression(right, scope)], node.span)
+        first = self.expression(left, scope)
+        if op == "floordiv" and first.type is Type.BOOL:
+            problem = "`//` divides integers, and its left side is a truth value"
+            raise _error(mistakes.TypeMismatch(span=node.span, problem=problem, cure="if it begins a comment, write # instead"))
+        return self._apply(op, [first, self.expression(right, scope)], node.span)
 
     def _apply(self, op: str, operands: list[Expr], span: Span) -> Expr:
         return _guarded(lambda: apply(op, *operands), span)

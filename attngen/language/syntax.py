@@ -13,6 +13,7 @@ from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.language.foreign_words import spelling_at
 from attngen.source import SourceFile, Span
 from attngen.spec import mistakes
 from attngen.spec.expr import MAX_DEPTH, MAX_FLOAT, MAX_FLOAT_TEXT
@@ -43,28 +44,32 @@ class Node:
     depth: int = 1
 
 
-def parse(source: SourceFile) -> tuple[Node, ...]:
-    """The attentions and definitions of a text. Raises DiagnosticError with the first mistake."""
-    return _parsed(source, "start").children
+def parse(source: SourceFile, shown: SourceFile | None = None) -> tuple[Node, ...]:
+    """The attentions and definitions of a text. Raises DiagnosticError with the first mistake, in `shown` if that is another
+    text of the same places."""
+    return _parsed(source, "start", shown or source).children
 
 
 def parse_expression(source: SourceFile) -> Node:
     """A text that is one expression. Raises DiagnosticError with the first mistake."""
-    return _parsed(source, "expression").children[0]
+    return _parsed(source, "expression", source).children[0]
 
 
-def _parsed(source: SourceFile, start: str) -> Node:
+def _parsed(source: SourceFile, start: str, shown: SourceFile) -> Node:
     if len(source.text) > MAX_TEXT:
         first = Span(source, 1, 1, 1, 2)
         raise DiagnosticError(mistakes.TextTooLong(span=first, size=len(source.text), limit=MAX_TEXT))
     try:
         tree = _parser().parse(source.text, start=start)
-        return _Build(source).transform_bottom_up(tree)
+        return _Build(shown).transform_bottom_up(tree)
     except UnexpectedCharacters as error:
-        span = Span(source, error.line, error.column, error.line, error.column + 1)
-        raise DiagnosticError(mistakes.UnexpectedCharacter(span=span, character=repr(error.char))) from None
+        span = Span(shown, error.line, error.column, error.line, error.column + 1)
+        foreign = spelling_at(shown, error.line, error.column)
+        raise DiagnosticError(foreign or mistakes.UnexpectedCharacter(span=span, character=repr(error.char))) from None
     except (UnexpectedToken, UnexpectedEOF) as error:
-        raise DiagnosticError(_unexpected(source, error)) from None
+        token = error.token
+        foreign = None if token.type == "$END" else spelling_at(shown, token.line or 1, token.column or 1)
+        raise DiagnosticError(foreign or _unexpected(shown, error)) from None
 
 
 @cache

@@ -125,7 +125,7 @@ def _dimensions(name: str, dims: tuple[int | str, ...]) -> Iterator[Diagnostic]:
 
 def _names(spec: AttentionSpec) -> Iterator[Diagnostic]:
     """Names become part of generated text: none of them may say more than a name."""
-    yield from name_mistakes(spec.name)
+    yield from name_mistakes(spec.name, title=True)
     seen: set[str] = set()
     for statement, declared in (("input", spec.inputs), ("param", spec.params)):
         for one in declared:

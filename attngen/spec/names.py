@@ -43,20 +43,25 @@ def derived_names(input: str, rank: int) -> Iterator[str]:
                 yield from (f"{input}_{index}{axis}_{end}_step_{d}" for d in range(rank))
 
 
-def check_name(text: str, span: Span | None = None) -> None:
+def check_name(text: str, span: Span | None = None, title: bool = False) -> None:
     """Raise DiagnosticError for a name that generated code, or a reader, could take for something else."""
-    for mistake in name_mistakes(text, span):
+    for mistake in name_mistakes(text, span, title=title):
         raise DiagnosticError(mistake)
 
 
-def name_mistakes(text: str, span: Span | None = None, statement: str | None = None) -> Iterator[Diagnostic]:
-    """What is wrong with a name, if anything."""
+def name_mistakes(
+    text: str, span: Span | None = None, statement: str | None = None, title: bool = False
+) -> Iterator[Diagnostic]:
+    """What is wrong with a name, if anything. The `title` of an attention stands in no expression and is a part of longer names
+    in generated code alone, so that it may be the name of an index, a size or a tensor."""
     if len(text) > MAX_NAME:
         yield mistakes.NameTooLong(span=span, statement=statement, length=len(text), limit=MAX_NAME)
         return
     reason = ""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
         reason = "names are letters, digits and underscores"
+    elif title and text in (*INDICES, "s", *SIZES, *SPELLED, "head_dim", "head_dim_v", *TENSORS):
+        return
     elif text in (*INDICES, "s", *SIZES, *SPELLED, "head_dim", "head_dim_v", *CONSTANTS):
         reason = "it has a meaning in every expression"
     elif text in FUNCTIONS:

@@ -1,0 +1,119 @@
+"""What C, Python, PyTorch and FlexAttention have and this language does not, with what to write instead."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from attngen.diagnostics import Diagnostic
+from attngen.source import SourceFile, Span
+from attngen.spec import mistakes
+
+
+class Spelling(NamedTuple):
+    """A pattern of foreign text, what the caret says of it, and what to write instead. `{1}` is the pattern's first group; the
+    caret is under the group `found`, if there is one."""
+
+    pattern: str
+    label: str
+    help: str
+
+
+_KEYWORDS = "dtype|head_dim|heads|mask|score|scale|sink|normalize|precision|output|kernel"
+COMMENT = "comments begin with `#`"
+_MODULES = "math|torch|np|numpy|attngen|F|tl|jnp|jax|std"
+
+# The first that covers the place of a syntax error is what was meant.
+SPELLINGS = (
+    Spelling(r"/\*.*?(?:\*/|$)|\*/", COMMENT, "write # before the comment"),
+    Spelling(r"//(?=\s*[A-Za-z_]+\s+[A-Za-z_]+\b).*", COMMENT, "write # instead of //"),
+    Spelling(r"(?<=[\w)}\]])\s*(//)(?=\s*$)|^\s*(//)", COMMENT, "write # instead of //"),
+    Spelling(r"&&", "`and` of two truth values", "write a and b"),
+    Spelling(r"\|\|", "`or` of two truth values", "write a or b"),
+    Spelling(r"\*\*", "a power", "write pow(a, b), or a * a for a square"),
+    Spelling(r"!(?!=)", "`not` of a truth value", "write not a"),
+    Spelling(r"\?", "a choice between two values", "write where(condition, a, b) for condition ? a : b"),
+    Spelling(r"\b(if|else|elif)\b", "a choice between two values", "write where(condition, a, b) for a if condition else b"),
+    Spelling(r"\b(?P<found>return)\b(?:\s*[\w(]+)?", "an expression is its own result", "remove `return`"),
+    Spelling(r"\b(?P<found>lambda)\b[^:]*:?", "an expression uses b, h, q, k and, in a score, s", "write the expression alone"),
+    Spelling(r"\b(AND|OR|NOT)\b", "operators are written in small letters", "write and, or, not"),
+    Spelling(r"\b(for|while)\b", "there are no loops", "write an expression of one pair (q, k): it is computed for every pair"),
+    Spelling(r"===|!==", "a comparison", "write == or !="),
+    Spelling(r"<>", "a comparison", "write !="),
+    Spelling(r":=", "a definition", "write let NAME = value, or def NAME(x) = expression"),
+    Spelling(r"->|=>", "there are no arrows", "remove it; def NAME(x) = expression defines a function"),
+    Spelling(r"<<|>>", "there are no bit operations", "write a * 2 or a // 2"),
+    Spelling(r"\^", "there are no bit operations", "write pow(a, b) for a power, a != b for `exclusive or` of truth values"),
+    Spelling(r"@", "a product of matrices", "Q K^T is computed already: `s` is its element"),
+    Spelling(r",(?=\s*$)", "nothing separates statements", "remove `,`: a statement ends where the next one begins"),
+    Spelling(r";", "nothing separates statements", "remove `;`: a statement ends where the next one begins"),
+    Spelling(
+        r"float\(\s*[\"'](-?)\+?inf(?:inity)?[\"']\s*\)", "infinity is a name", "write {1}inf"
+    ),
+    Spelling(rf"\b(?:{_MODULES})\.(?:inf|Inf|INFINITY|infinity)\b", "infinity is a name", "write inf, or -inf"),
+    Spelling(rf"\b(?:{_MODULES})(?:\.\w+)*\.(\w+)", "functions have no module", "write {1}(...); see `attngen list`"),
+    Spelling(r"\b([A-Za-z_]\w*)\.([A-Za-z_]\w*)", "there are no methods", "write {2}({1}); see `attngen list`"),
+    Spelling(r"\b0[xXbBoO][0-9a-fA-F]+", "numbers are decimal", "write it in decimal"),
+    Spelling(r"(?<![\w.])(\d+_[\d_]*\d)", "digits are not grouped", "remove the `_`"),
+    Spelling(r"(?<![\w.])(\d+\.?\d*(?:[eE][+-]?\d+)?)[fFlLuUhH]+\b", "numbers have no suffix", "write {1}"),
+    Spelling(r"\"[^\"\n]*\"?|'[^'\n]*'?", "there is no text in expressions", "write names and numbers without quotes"),
+    Spelling(
+        rf"(?:^|[{{\s])({_KEYWORDS})\s*([:=])(?!=)",
+        "nothing stands between a keyword and its value",
+        "write `{1}` and the value, without `{2}`",
+    ),
+    Spelling(r"(?<![=<>!:])=(?!=)", "`=` gives a value to a name; it does not compare", "write == to compare"),
+)  # fmt: skip
+
+# Names that mean what another name means here.
+NAMES = {
+    **dict.fromkeys(("q_idx", "q_index", "q_pos", "query", "query_idx", "row", "i", "m", "q_i"), "q"),
+    **dict.fromkeys(("kv_idx", "k_idx", "kv_index", "kv", "key", "key_idx", "col", "j", "kv_i"), "k"),
+    **dict.fromkeys(("b_idx", "batch_idx", "z"), "b"),
+    **dict.fromkeys(("h_idx", "head", "head_idx"), "h"),
+    **dict.fromkeys(("score", "qk", "logit", "logits", "scores", "dot"), "s"),
+    **dict.fromkeys(("seqlen_q", "seq_len_q", "len_q", "Lq", "q_length"), "q_len"),
+    **dict.fromkeys(("seqlen_k", "seq_len_k", "seqlen", "seq_len", "len_k", "kv_length", "Lk"), "kv_len"),
+    **dict.fromkeys(("num_heads", "n_heads", "nheads", "H", "Hq"), "heads"),
+    **dict.fromkeys(("num_kv_heads", "n_kv_heads", "Hkv"), "kv_heads"),
+    **dict.fromkeys(("batch_size", "bsz", "B"), "batch"),
+    **dict.fromkeys(("head_size", "d_head", "D"), "head_dim"),
+    **dict.fromkeys(("INFINITY", "Infinity", "infinity", "Inf", "INF"), "inf"),
+    **dict.fromkeys(("True", "TRUE"), "true"),
+    **dict.fromkeys(("False", "FALSE"), "false"),
+    **dict.fromkeys(("fabs", "fabsf", "absolute"), "abs"),
+    **dict.fromkeys(("fminf", "fmin", "minimum"), "min"),
+    **dict.fromkeys(("fmaxf", "fmax", "maximum"), "max"),
+    **dict.fromkeys(("power", "powf"), "pow"),
+    **dict.fromkeys(("select", "ifelse", "iif", "cond"), "where"),
+    **{f"{name}f": name for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sin", "cos", "floor", "ceil")},
+    **dict.fromkeys(("ln",), "log"),
+    **dict.fromkeys(("trunc", "long", "int32", "int64"), "int"),
+    **dict.fromkeys(("float32", "fp32"), "float"),
+    **dict.fromkeys(("is_causal", "causal_mask"), "causal"),
+    **dict.fromkeys(("sliding_window", "local"), "window"),
+    **dict.fromkeys(("clip",), "clamp"),
+    **dict.fromkeys(("logical_and", "bitwise_and", "AND"), "and"),
+    **dict.fromkeys(("logical_or", "bitwise_or", "OR"), "or"),
+    **dict.fromkeys(("logical_not", "bitwise_not", "NOT"), "not"),
+}  # fmt: skip
+
+
+def spelling_at(source: SourceFile, line: int, column: int) -> Diagnostic | None:
+    """The foreign spelling that covers this place, if there is one."""
+    text = source.line(line).split("#")[0]
+    for spelling in SPELLINGS:
+        for match in re.finditer(spelling.pattern, text):
+            if match.start() < column <= match.end():
+                return _diagnostic(source, line, spelling, match)
+    return None
+
+
+def _diagnostic(source: SourceFile, line: int, spelling: Spelling, match: re.Match[str]) -> Diagnostic:
+    group = "found" if "found" in match.re.groupindex else 0
+    found = match[group].strip()
+    start = match.end(group) - len(match[group].lstrip())
+    groups = [match[0], *(text or "" for text in match.groups())]
+    span = Span(source, line, start + 1, line, start + len(found) + 1)
+    shown = found if len(found) <= 40 else f"{found[:37]}..."
+    return mistakes.ForeignSpelling(span=span, found=shown, label_text=spelling.label, cure=spelling.help.format(*groups))

@@ -1,0 +1,84 @@
+"""Several mistakes of one text: after a syntax error, parsing goes on without the statement at fault."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.language.foreign_words import COMMENT
+from attngen.language.syntax import Node, parse
+from attngen.source import SourceFile
+from attngen.spec import mistakes
+
+MAX_RECOVERIES = 16
+MAX_RECOVERED_TEXT = 2**14  # a page or three; beyond it the first mistake is enough
+
+_WORDS = r"attention|def|dtype|head_dim|heads(?=\s+\d)|mask|score|scale|sink|input|param|let|normalize|precision|output|kernel"
+_BOUNDARY = re.compile(rf"^[ \t]*(?:(?:{_WORDS})\b|\}})|(?<=\{{)[ \t]*(?:{_WORDS})\b|(?<=[\w)\]}}])[ \t]+(?:{_WORDS})\b", re.M)
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a text says: its attentions and definitions but for the statements that are no statements, whose mistakes and words
+    are kept."""
+
+    items: tuple[Node, ...]
+    problems: tuple[Diagnostic, ...]
+    skipped: frozenset[str]
+
+    def consequences(self, diagnostics: list[Diagnostic]) -> list[Diagnostic]:
+        """`diagnostics` of the items without those that a skipped statement explains."""
+        if not self.problems:
+            return diagnostics
+        explained = (mistakes.MissingStatement, mistakes.Unused, mistakes.NoAttention)
+        return [d for d in diagnostics if not isinstance(d, explained) and getattr(d, "name", None) not in self.skipped]
+
+
+def parse_all(source: SourceFile) -> Parsed:
+    """A text with all of its mistakes, as far as they can be told from their consequences."""
+    text = source.text
+    problems: list[Diagnostic] = []
+    lines: set[int] = set()  # with something skipped: what is wrong in them may be a consequence
+    skipped: set[str] = set()
+    while True:
+        try:
+            return Parsed(parse(SourceFile(source.name, text), source), tuple(problems), frozenset(skipped))
+        except DiagnosticError as error:
+            (found,) = error.diagnostics
+        if problems and (isinstance(found, mistakes.UnexpectedEnd) or (found.span and found.span.line in lines)):
+            break
+        problems.append(found)
+        region = None if len(problems) > MAX_RECOVERIES or len(text) > MAX_RECOVERED_TEXT else _statement(text, found)
+        if region is None:
+            break
+        start, end = region
+        skipped |= set(re.findall(r"\w+", text[start:end]))
+        lines |= set(range(text.count("\n", 0, start) + 1, text.count("\n", 0, end) + 2))
+        text = text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
+    return Parsed((), tuple(problems), frozenset(skipped))
+
+
+def _statement(text: str, found: Diagnostic) -> tuple[int, int] | None:
+    """From where to where the statement with this mistake goes; None where it cannot be told."""
+    if found.span is None:
+        return None
+    line_start = sum(len(line) + 1 for line in text.split("\n")[: found.span.line - 1])
+    at = line_start + found.span.column - 1
+    first_on_line = not text[line_start:at].strip()
+    if isinstance(found, mistakes.ForeignSpelling) and found.label_text == COMMENT:
+        return at, line_start + found.span.end_column - 1
+    boundaries = [m.end() - len(m[0].lstrip()) for m in _BOUNDARY.finditer(text)]
+    before = [b for b in boundaries if b < at]
+    foreign = isinstance(found, mistakes.ForeignSpelling)
+    begins = at in boundaries if foreign else first_on_line and at not in boundaries
+    start = at if isinstance(found, mistakes.UnknownStatement) or begins or not before else before[-1]
+    end = next((b for b in boundaries if b > start and b >= at), len(text))
+    if end <= start:
+        return None
+    inside = text[start:end]
+    if inside.count("}") > inside.count("{"):
+        end = start + inside.rfind("}")
+        inside = text[start:end]
+    end = start + len(inside.rstrip())
+    return (start, end) if inside.count("{") == inside.count("}") and end > start else None

@@ -1,0 +1,285 @@
+"""Mistakes of expressions, E2: names, types, indices, what a mask, score, scale or sink may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attngen.diagnostics import Diagnostic
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownName(Diagnostic):
+    code: ClassVar[str] = "E201"
+    title: ClassVar[str] = "`{name}` is not known here"
+    label: ClassVar[str] = "{hint}"
+    help: ClassVar[str] = "{known}"
+
+    name: str
+    hint: str
+    known: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameNotHere(Diagnostic):
+    code: ClassVar[str] = "E202"
+    title: ClassVar[str] = "`{name}` has no meaning in `{where}`"
+    label: ClassVar[str] = "{reason}"
+    help: ClassVar[str] = "use only {allowed}"
+
+    name: str
+    where: str
+    reason: str
+    allowed: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotAFunction(Diagnostic):
+    code: ClassVar[str] = "E203"
+    title: ClassVar[str] = "`{name}` is not a function"
+    label: ClassVar[str] = "it is {what}"
+    help: ClassVar[str] = "write it without parentheses"
+
+    name: str
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongArguments(Diagnostic):
+    code: ClassVar[str] = "E204"
+    title: ClassVar[str] = "`{name}` takes {expected} argument{plural}, not {given}"
+    label: ClassVar[str] = "{given} given"
+    help: ClassVar[str] = "write {example}"
+
+    name: str
+    expected: int
+    plural: str
+    given: int
+    example: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypeMismatch(Diagnostic):
+    code: ClassVar[str] = "E205"
+    title: ClassVar[str] = "{problem}"
+    label: ClassVar[str] = "the types do not fit"
+    help: ClassVar[str] = "{cure}"
+
+    problem: str
+    cure: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotATruthValue(Diagnostic):
+    code: ClassVar[str] = "E206"
+    title: ClassVar[str] = "the mask is {found}, not a truth value"
+    label: ClassVar[str] = "true where the pair takes part"
+    help: ClassVar[str] = "compare it with something, as in q >= k"
+
+    found: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotANumber(Diagnostic):
+    code: ClassVar[str] = "E207"
+    title: ClassVar[str] = "the {keyword} is {found}, not a number"
+    label: ClassVar[str] = "expected a float"
+    help: ClassVar[str] = "use where(condition, 1.0, 0.0) for a number"
+
+    keyword: str
+    found: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongIndexCount(Diagnostic):
+    code: ClassVar[str] = "E208"
+    title: ClassVar[str] = "`{name}` has {expected} dimension{plural}, not {given}"
+    label: ClassVar[str] = "{given} given"
+    help: ClassVar[str] = "write {example}"
+
+    name: str
+    expected: int
+    plural: str
+    given: int
+    example: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotAnInput(Diagnostic):
+    code: ClassVar[str] = "E209"
+    title: ClassVar[str] = "`{name}` cannot be indexed"
+    label: ClassVar[str] = "it is {what}"
+    help: ClassVar[str] = "declare it: input {name}: fp32[heads]"
+
+    name: str
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputWithoutIndex(Diagnostic):
+    code: ClassVar[str] = "E210"
+    title: ClassVar[str] = "input `{name}` needs its indices"
+    label: ClassVar[str] = "a tensor is not a number"
+    help: ClassVar[str] = "write {example}"
+
+    name: str
+    example: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recursion(Diagnostic):
+    code: ClassVar[str] = "E211"
+    title: ClassVar[str] = "`{name}` is defined by itself"
+    label: ClassVar[str] = "a definition cannot use itself"
+    help: ClassVar[str] = "write it out"
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpandsTooMuch(Diagnostic):
+    code: ClassVar[str] = "E212"
+    title: ClassVar[str] = "the definitions expand to more than {limit} nodes"
+    label: ClassVar[str] = "here"
+    help: ClassVar[str] = "use fewer or simpler definitions"
+
+    limit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MightOverflow(Diagnostic):
+    code: ClassVar[str] = "E213"
+    title: ClassVar[str] = "an integer of this expression might not fit 64 bits"
+    label: ClassVar[str] = "sizes and int params may be large"
+    help: ClassVar[str] = "use min, max or clamp, or an int32 input"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexOutOfRange(Diagnostic):
+    code: ClassVar[str] = "E214"
+    title: ClassVar[str] = "index {position} of `{name}` {can_be}"
+    label: ClassVar[str] = "the dimension has {size} elements, 0 to {last}"
+    help: ClassVar[str] = "keep it inside: clamp(..., 0, {last})"
+
+    position: int
+    name: str
+    can_be: str
+    size: int
+    last: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexFromData(Diagnostic):
+    code: ClassVar[str] = "E215"
+    title: ClassVar[str] = "index {position} of `{name}` comes from data"
+    label: ClassVar[str] = "it might lie outside the dimension"
+    help: ClassVar[str] = "keep it inside: clamp(..., 0, {last})"
+
+    position: int
+    name: str
+    last: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivisionByZero(Diagnostic):
+    code: ClassVar[str] = "E216"
+    title: ClassVar[str] = "the divisor of `{symbol}` can be zero"
+    label: ClassVar[str] = "it comes from data"
+    help: ClassVar[str] = "use max(..., 1)"
+
+    symbol: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainedComparison(Diagnostic):
+    code: ClassVar[str] = "E217"
+    title: ClassVar[str] = "comparisons cannot be chained"
+    label: ClassVar[str] = "the left side is a truth value already"
+    help: ClassVar[str] = "write a < b and b < c"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotConstant(Diagnostic):
+    code: ClassVar[str] = "E218"
+    title: ClassVar[str] = "`let {name}` is not a constant"
+    label: ClassVar[str] = "it uses {uses}"
+    help: ClassVar[str] = "use def for what depends on indices, inputs or params"
+
+    name: str
+    uses: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unused(Diagnostic):
+    code: ClassVar[str] = "E219"
+    title: ClassVar[str] = "{what} `{name}` is not used"
+    label: ClassVar[str] = "nothing reads it"
+    help: ClassVar[str] = "remove it, or use it in the mask or score"
+
+    what: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LseNeedsSoftmax(Diagnostic):
+    code: ClassVar[str] = "E220"
+    title: ClassVar[str] = "there is no lse without softmax"
+    label: ClassVar[str] = "rows are normalized by {normalize}"
+    help: ClassVar[str] = "remove `output lse`, or use normalize softmax"
+
+    normalize: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkNeedsSoftmax(Diagnostic):
+    code: ClassVar[str] = "E221"
+    title: ClassVar[str] = "a sink means nothing without softmax"
+    label: ClassVar[str] = "rows are normalized by {normalize}"
+    help: ClassVar[str] = "remove `sink`, or use normalize softmax"
+
+    normalize: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotFinite(Diagnostic):
+    code: ClassVar[str] = "E222"
+    title: ClassVar[str] = "the {keyword} is {value}"
+    label: ClassVar[str] = "expected a finite number"
+    help: ClassVar[str] = "write a finite number"
+
+    keyword: str
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionWithoutArguments(Diagnostic):
+    code: ClassVar[str] = "E223"
+    title: ClassVar[str] = "`{name}` needs its argument{plural}"
+    label: ClassVar[str] = "it takes {expected}"
+    help: ClassVar[str] = "write {example}"
+
+    name: str
+    expected: int
+    plural: str
+    example: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooManyNames(Diagnostic):
+    code: ClassVar[str] = "E224"
+    title: ClassVar[str] = "more than {limit} {what}"
+    label: ClassVar[str] = "here"
+    help: ClassVar[str] = "use fewer"
+
+    limit: int
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionHasNoEffect(Diagnostic):
+    code: ClassVar[str] = "E225"
+    title: ClassVar[str] = "a precision below the highest has no effect here"
+    label: ClassVar[str] = "products of {dtype} are what they are, and the score has no tanh"
+    help: ClassVar[str] = "remove `precision`, or use dtype fp32"
+
+    dtype: str

@@ -1,0 +1,266 @@
+"""Mistakes of statements, E1: what an attention says of itself, what it declares, names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attngen.diagnostics import Diagnostic
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoAttention(Diagnostic):
+    code: ClassVar[str] = "E101"
+    title: ClassVar[str] = "there is no attention in this text"
+    label: ClassVar[str] = "expected `attention NAME {{ ... }}`"
+    help: ClassVar[str] = "write a block: attention my_attention {{ dtype fp16  head_dim 64  mask causal }}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DuplicateAttention(Diagnostic):
+    code: ClassVar[str] = "E102"
+    title: ClassVar[str] = "two attentions are called `{name}`"
+    label: ClassVar[str] = "the second one"
+    help: ClassVar[str] = "give it another name"
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownStatement(Diagnostic):
+    code: ClassVar[str] = "E103"
+    title: ClassVar[str] = "`{found}` is no statement"
+    label: ClassVar[str] = "{hint}"
+    help: ClassVar[str] = "statements are {known}"
+
+    found: str
+    hint: str
+    known: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsDoNotDivide(Diagnostic):
+    code: ClassVar[str] = "E104"
+    title: ClassVar[str] = "{q_heads} query heads cannot share {kv_heads} key/value heads"
+    label: ClassVar[str] = "{kv_heads} does not divide {q_heads}"
+    help: ClassVar[str] = "use {divisors} key/value heads"
+
+    q_heads: int
+    kv_heads: int
+    divisors: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DuplicateStatement(Diagnostic):
+    code: ClassVar[str] = "E105"
+    title: ClassVar[str] = "`{keyword}` is said twice"
+    label: ClassVar[str] = "said before in line {line}"
+    help: ClassVar[str] = "keep one of them"
+
+    keyword: str
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingStatement(Diagnostic):
+    code: ClassVar[str] = "E106"
+    title: ClassVar[str] = "attention `{name}` has no `{keyword}`"
+    label: ClassVar[str] = "every attention says its {keyword}"
+    help: ClassVar[str] = "add: {example}"
+
+    name: str
+    keyword: str
+    example: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownDType(Diagnostic):
+    code: ClassVar[str] = "E107"
+    title: ClassVar[str] = "`{dtype}` is no element type{of_what}"
+    label: ClassVar[str] = "{hint}"
+    help: ClassVar[str] = "use one of {known}"
+
+    dtype: str
+    of_what: str
+    hint: str
+    known: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadDimNotMultiple(Diagnostic):
+    code: ClassVar[str] = "E108"
+    title: ClassVar[str] = "head size {size} is not a multiple of 8"
+    label: ClassVar[str] = "16-byte loads read 8 elements at a time"
+    help: ClassVar[str] = "use {below} or {above}"
+
+    size: int
+    below: int
+    above: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadDimOutOfRange(Diagnostic):
+    code: ClassVar[str] = "E109"
+    title: ClassVar[str] = "head size {size} is out of range"
+    label: ClassVar[str] = "from 8 to {limit}"
+    help: ClassVar[str] = "use a head size of at most {limit}"
+
+    size: int
+    limit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoHeads(Diagnostic):
+    code: ClassVar[str] = "E110"
+    title: ClassVar[str] = "{count} heads are no attention"
+    label: ClassVar[str] = "at least 1 and at most {limit}"
+    help: ClassVar[str] = "use a count from 1 to {limit}"
+
+    count: int
+    limit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DuplicateName(Diagnostic):
+    code: ClassVar[str] = "E111"
+    title: ClassVar[str] = "the name `{name}` is taken"
+    label: ClassVar[str] = "{taken_by}"
+    help: ClassVar[str] = "choose another name"
+
+    name: str
+    taken_by: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReservedName(Diagnostic):
+    code: ClassVar[str] = "E112"
+    title: ClassVar[str] = "the name `{name}` cannot be used"
+    label: ClassVar[str] = "{reason}"
+    help: ClassVar[str] = "choose another name, such as `{suggestion}`"
+
+    name: str
+    reason: str
+    suggestion: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameTooLong(Diagnostic):
+    code: ClassVar[str] = "E113"
+    title: ClassVar[str] = "a name of {length} characters"
+    label: ClassVar[str] = "at most {limit}"
+    help: ClassVar[str] = "choose a shorter one"
+
+    length: int
+    limit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownDimension(Diagnostic):
+    code: ClassVar[str] = "E114"
+    title: ClassVar[str] = "there is no dimension `{name}`"
+    label: ClassVar[str] = "did you mean `{near}`?"
+    help: ClassVar[str] = "write `{near}`, or a name less like it for a dimension of the tensor's own"
+
+    name: str
+    near: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DimensionOutOfRange(Diagnostic):
+    code: ClassVar[str] = "E115"
+    title: ClassVar[str] = "a dimension of size {size}"
+    label: ClassVar[str] = "from 1 to {limit}"
+    help: ClassVar[str] = "use a size from 1 to {limit}"
+
+    size: int
+    limit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooManyDimensions(Diagnostic):
+    code: ClassVar[str] = "E116"
+    title: ClassVar[str] = "input `{name}` has {count} dimensions"
+    label: ClassVar[str] = "at most {limit}"
+    help: ClassVar[str] = "index it with fewer"
+
+    name: str
+    count: int
+    limit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownParamType(Diagnostic):
+    code: ClassVar[str] = "E117"
+    title: ClassVar[str] = "`{found}` is no type of a param"
+    label: ClassVar[str] = "a param is a number"
+    help: ClassVar[str] = "use int or float"
+
+    found: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadDefault(Diagnostic):
+    code: ClassVar[str] = "E118"
+    title: ClassVar[str] = "the default of param `{name}` is {found}"
+    label: ClassVar[str] = "expected a constant {expected}"
+    help: ClassVar[str] = "write a constant {expected}, or leave the default out"
+
+    name: str
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownNormalize(Diagnostic):
+    code: ClassVar[str] = "E119"
+    title: ClassVar[str] = "`{found}` is no row normalization"
+    label: ClassVar[str] = "{hint}"
+    help: ClassVar[str] = "use softmax, sigmoid or none"
+
+    found: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownOutput(Diagnostic):
+    code: ClassVar[str] = "E120"
+    title: ClassVar[str] = "there is no output `{found}`"
+    label: ClassVar[str] = "O is always returned"
+    help: ClassVar[str] = "the only further output is lse"
+
+    found: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownRung(Diagnostic):
+    code: ClassVar[str] = "E121"
+    title: ClassVar[str] = "there is no kernel `{found}`"
+    label: ClassVar[str] = "{hint}"
+    help: ClassVar[str] = "use naive, tiled, fused, wgmma, hopper or auto"
+
+    found: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadTile(Diagnostic):
+    code: ClassVar[str] = "E122"
+    title: ClassVar[str] = "{what} {value} is out of range"
+    label: ClassVar[str] = "{limits}"
+    help: ClassVar[str] = "{cure}"
+
+    what: str
+    value: int
+    limits: str
+    cure: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownPrecision(Diagnostic):
+    code: ClassVar[str] = "E123"
+    title: ClassVar[str] = "`{found}` is no precision"
+    label: ClassVar[str] = "{hint}"
+    help: ClassVar[str] = "use highest or high"
+
+    found: str
+    hint: str

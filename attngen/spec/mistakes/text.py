@@ -1,0 +1,93 @@
+"""Mistakes of the text itself, E0: characters, brackets, numbers, words of other languages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attngen.diagnostics import Diagnostic
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnexpectedCharacter(Diagnostic):
+    code: ClassVar[str] = "E001"
+    title: ClassVar[str] = "unexpected character {character}"
+    label: ClassVar[str] = "no statement or expression has it here"
+    help: ClassVar[str] = "remove it; names are letters, digits and underscores"
+
+    character: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnexpectedText(Diagnostic):
+    code: ClassVar[str] = "E002"
+    title: ClassVar[str] = "unexpected {found}"
+    label: ClassVar[str] = "expected {expected}"
+    help: ClassVar[str] = "write {expected} here, or remove {found}"
+
+    found: str
+    expected: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnexpectedEnd(Diagnostic):
+    code: ClassVar[str] = "E003"
+    title: ClassVar[str] = "the text ends too early"
+    label: ClassVar[str] = "expected {expected}"
+    help: ClassVar[str] = "close every bracket and brace that was opened"
+
+    expected: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTooLong(Diagnostic):
+    code: ClassVar[str] = "E004"
+    title: ClassVar[str] = "the text has {size} characters"
+    label: ClassVar[str] = "at most {limit} are read"
+    help: ClassVar[str] = "split it into several files"
+
+    size: int
+    limit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NestedTooDeeply(Diagnostic):
+    code: ClassVar[str] = "E005"
+    title: ClassVar[str] = "the expression is nested too deeply"
+    label: ClassVar[str] = "more than {limit} levels"
+    help: ClassVar[str] = "name its parts with `let` or `def`"
+
+    limit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberTooLarge(Diagnostic):
+    code: ClassVar[str] = "E006"
+    title: ClassVar[str] = "the number {number} is too large"
+    label: ClassVar[str] = "at most {limit}"
+    help: ClassVar[str] = "use a smaller number"
+
+    number: str
+    limit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotAText(Diagnostic):
+    code: ClassVar[str] = "E007"
+    title: ClassVar[str] = "the file is not UTF-8 text"
+    label: ClassVar[str] = "byte {position} is no character"
+    help: ClassVar[str] = "save it as UTF-8"
+
+    position: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignSpelling(Diagnostic):
+    code: ClassVar[str] = "E008"
+    title: ClassVar[str] = "`{found}` is not in this language"
+    label: ClassVar[str] = "{label_text}"
+    help: ClassVar[str] = "{cure}"
+
+    found: str
+    label_text: str
+    cure: str

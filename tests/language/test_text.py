@@ -1,0 +1,44 @@
+"""What a text may say, beside what its diagnostics show (tests/diagnostics)."""
+
+from __future__ import annotations
+
+import pytest
+
+from attngen.diagnostics import DiagnosticError
+from attngen.emit.emitter import emit
+from attngen.language import load_text, to_text
+from attngen.plan import choose
+from attngen.plan.arch import ARCHES
+
+HEAD = "dtype fp16 head_dim 64"
+
+
+@pytest.mark.parametrize("title", ["b", "h", "q", "k", "s", "batch", "heads", "V", "out"])
+def test_an_attention_may_have_the_name_of_an_index_a_size_or_a_tensor(title: str) -> None:
+    (spec,) = load_text(f"attention {title} {{ {HEAD} mask causal }}")
+    assert load_text(to_text(spec)) == (spec,)
+    assert f"{title}_fused(" in emit(spec, choose(spec, ARCHES["sm_80"], "fused")).text
+
+
+def test_as_many_key_value_heads_as_query_heads_need_no_second_number() -> None:
+    assert load_text(f"attention a {{ {HEAD} heads 8 }}") == load_text(f"attention a {{ {HEAD} heads 8 over 8 }}")
+
+
+@pytest.mark.parametrize("score", ["s / 0", "tanh(s / 0.0)", "s * 3e38", "softcap(0.0)"])
+@pytest.mark.parametrize(("arch", "rung"), [("sm_80", "fused"), ("sm_90a", "hopper")])
+def test_a_constant_that_the_scale_cannot_take_stays_in_the_score(score: str, arch: str, rung: str) -> None:
+    (spec,) = load_text(f"attention a {{ {HEAD} score {score} }}")
+    assert emit(spec, choose(spec, ARCHES[arch], rung)).text
+
+
+def test_as_many_mistakes_as_there_are_statements() -> None:
+    wrong = "".join(f"  def f{i} = q && k\n" for i in range(12))
+    with pytest.raises(DiagnosticError) as caught:
+        load_text(f"attention a {{ {HEAD}\n{wrong}\n  mask cusal\n}}")
+    assert [d.code for d in caught.value.diagnostics] == ["E008"] * 12 + ["E201"]
+
+
+def test_a_skipped_statement_has_no_consequences() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        load_text("attention a {\n  dtype: fp16\n  head_dim 64\n  input x: fp32(heads)\n  score s + x[h]\n}")
+    assert [d.span.line for d in caught.value.diagnostics if d.span] == [2, 4]
