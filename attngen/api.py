@@ -44,6 +44,15 @@ class CompiledAttention:
     by_sizes: bool = field(default=False, repr=False, compare=False)  # other plans serve other sizes better
     _others: dict[Any, CompiledAttention] = field(default_factory=dict, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        spec, plan = self.spec, self.plan
+        head = f"{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"{spec.head_dim}, v {spec.head_dim_v}"
+        tile = "" if plan.rung == "naive" else f", tile {plan.block_q} x {plan.block_kv}"
+        return (
+            f"<attngen kernel {spec.name}: {plan.title} on {plan.arch.name}{tile}, {spec.dtype}, head_dim {head}, "
+            f"device {self.device.name}>"
+        )
+
     @property
     def source(self) -> KernelSource:
         """The generated CUDA and its ABI."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import subprocess
 import sys
@@ -104,11 +105,11 @@ def test_a_mistake_is_a_diagnostic_with_exit_code_2(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("build", "nowhere.attn"), "No such file"),
-        (("build", GPT2, "--arch", "sm_10"), "no architecture is called sm_10"),
-        (("build", GPT2, "--name", "other"), "has no attention other"),
+        (("build", GPT2, "--arch", "sm_10"), "unknown architecture sm_10"),
+        (("build", GPT2, "--name", "other"), "defines no attention named other"),
         (("check", GPT2, "--device", "tpu"), "no device is called 'tpu'"),
         (("check", "dilated", "--device", "emulated", "--param", "step=0"), "can be zero"),
-        (("check", "dilated", "--param", "step"), "is not NAME=NUMBER"),
+        (("check", "dilated", "--param", "step"), "is not of the form NAME=NUMBER"),
         (("check", "head_dim_80", "--device", "emulated", "--heads", "3", "--kv-heads", "2"), "cannot share"),
         (("trace", "head_dim_80", "--heads", "3", "--kv-heads", "2"), "cannot share"),
         (("explain", "packed_documents", "--q-len", "200", "--kv-len", "64"), "index 1 of `document`"),
@@ -133,7 +134,7 @@ def test_a_param_that_must_be_given_is_asked_for_as_an_option(command: tuple[str
     path.write_text("attention reach { dtype bf16 head_dim 64 param reach: int mask causal and window(reach) }")
     done = process(command[0], str(path), *command[1:])
     assert done.returncode == 2
-    assert "`reach` has no default and was not given; say --param reach=NUMBER" in " ".join(done.stderr.split())
+    assert "the param `reach` has no default; add --param reach=NUMBER" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("statements", ["dtype fp16 kernel fused { tile 256 x 256 stages 2 }", "dtype fp32 kernel hopper"])
@@ -185,6 +186,8 @@ def test_every_command_has_help() -> None:
         result = invoke(command, "--help")
         assert result.exit_code == 0
         assert "Exit codes" in result.output
+        assert f"attngen {command}" in result.output.split("Options:")[0].split("\n", 1)[1], "an example"
+        assert not re.search(r"\brungs?\b", result.output), "a schedule is called a schedule"
 
 
 def test_tune_needs_a_gpu_and_says_so() -> None:
@@ -194,7 +197,7 @@ def test_tune_needs_a_gpu_and_says_so() -> None:
         pytest.skip("there is one here")
     result = invoke("tune", "gpt2")
     assert result.exit_code == 3
-    assert "no GPU" in result.stderr
+    assert "needs a GPU, and none was found" in result.stderr
 
 
 @pytest.mark.parametrize("rung", HOPPER_RUNGS)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from attngen.plan.arch import ARCHES
 from attngen.reference.compare import unit_in_last_place
 from attngen.reference.torch_oracle import torch_attention
 from attngen.spec.attention import HOPPER_RUNGS, Rung, Schedule
+from attngen.spec.print_attn import schedule_data
 from attngen.torch.arguments import NamedArguments
 from attngen.torch.runtime import OnGpu
 
@@ -57,6 +59,27 @@ class Outcome:
     bucket: Bucket
     winner: Winner
     kept: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; docs/json.md defines the keys."""
+        planned = next(t for t in self.tried if t.planned).timing.median
+        return {
+            "candidates": self.of,
+            "remembered": self.kept,
+            "bucket": {"log2_keys": self.bucket[0], "log2_rows": self.bucket[1]},
+            "finalists": [
+                {
+                    "kernel": schedule_data(t.schedule),
+                    "milliseconds": t.timing.median,
+                    "low": t.timing.low,
+                    "high": t.timing.high,
+                    "speedup": planned / t.timing.median,
+                    "is_planned": t.planned,
+                    "is_winner": t.schedule == self.winner.schedule,
+                }
+                for t in self.tried
+            ],
+        }
 
 
 def tune(case: Case, params: Mapping[str, int | float], rounds: int, progress: Callable[[str], None]) -> Outcome:

@@ -11,21 +11,26 @@ from attngen.cli.common import EPILOG
 @click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="attngen")
 def main() -> None:
-    """attngen: say which attention you mean, get readable CUDA specialized to it.
+    """Compile a description of an attention variant to readable CUDA specialized to it.
 
     \b
-    attngen build specs/gpt2.attn -o out     write CUDA and a manifest
-    attngen check specs/gpt2.attn            run every rung against the oracle
-    attngen explain specs/gpt2.attn          the plan, with its reasons
-    attngen diff specs/gpt2.attn tiled fused what one rung does differently
-    attngen report specs/gpt2.attn           a page: every line of spec, CUDA, PTX and SASS, linked
-    attngen trace specs/gpt2.attn            what each rung does to memory, counted and step by step
-    attngen bench specs/gpt2.attn            beside what one would use instead
-    attngen tune specs/gpt2.attn             the fastest tiles on this GPU, remembered
-    attngen doctor                           what this machine has
-    attngen cache                            the kernels that were compiled
+    attngen list                               what is built in: specs, masks, scores, functions
+    attngen build specs/gpt2.attn -o out       write CUDA and a manifest
+    attngen check specs/gpt2.attn              run the kernels and compare with float64
+    attngen explain specs/gpt2.attn            the plan with its reasons, registers, roofline
+    attngen show specs/gpt2.attn --stage sass  one stage, from syntax tree to machine code
+    attngen diff specs/gpt2.attn tiled fused   what changes from one schedule to another
+    attngen report specs/gpt2.attn             an HTML page: spec, CUDA, PTX and SASS, linked
+    attngen trace specs/gpt2.attn              memory accesses, counted and step by step
+    attngen bench specs/gpt2.attn              speed beside the alternatives in torch
+    attngen tune specs/gpt2.attn               find the fastest tiles on this GPU
+    attngen doctor                             what this machine has, and what is missing
+    attngen cache                              the compiled kernels on disk
 
-    SPEC is an .attn file, or the name of a shipped one, as in `attngen check alibi`.
+    SPEC is an .attn file, or the name of a shipped spec, as in `attngen check alibi`.
+
+    A schedule is a way to compute a spec: naive, tiled, fused, wgmma or hopper; auto selects hopper on GPUs that support it,
+    else fused.
     """
 
 

@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, options, and how mistakes are told."""
+"""What the commands share: exit codes, options, and how mistakes are reported."""
 
 from __future__ import annotations
 
@@ -22,36 +22,47 @@ if TYPE_CHECKING:
     from attngen.spec.attention import AttentionSpec
 
 OK, FAILED, USAGE, DEVICE = 0, 1, 2, 3
-EPILOG = "Exit codes: 0 done; 1 a check failed; 2 a mistake in the spec or the command; 3 the device cannot do it."
+EPILOG = "Exit codes: 0 success; 1 a check failed; 2 a mistake in the spec or the command line; 3 a device or tool is missing."
 RUNG_CHOICE = click.Choice(["auto", "naive", "tiled", "fused", "wgmma", "hopper"])
 
 spec_argument = click.argument("spec")
-name_option = click.option("--name", help="Only the attention of this name, where the file holds several.")
+name_option = click.option("--name", help="The attention of this name, if the file defines several.  [default: all]")
+one_name_option = click.option("--name", help="The attention of this name; required if the file defines several.")
+kernel_option = click.option("--kernel", type=RUNG_CHOICE, help="The schedule.  [default: the spec's own, else auto]")
+kv_len_option = click.option("--kv-len", type=click.IntRange(1), help="Number of keys.  [default: --q-len]")
 arch_option = click.option(
     "--arch",
-    help="Architectures, separated by commas; `attngen list` names them.  [default: sm_80; for wgmma and hopper sm_90a]",
+    help="The architecture to generate code for; `attngen list` names them.  [default: sm_80; sm_90a for wgmma and hopper]",
+)
+arches_option = click.option(
+    "--arch",
+    help="One or more architectures, separated by commas.  [default: sm_80; sm_90a for wgmma and hopper]",
 )
 comments_option = click.option(
     "--comments",
     type=click.Choice(["none", "brief", "teach"]),
     default="brief",
     show_default=True,
-    help="How much the file explains; the code is the same.",
+    help="How much the file explains. The code is the same at every level.",
 )
 param_option = click.option(
-    "--param", "given", multiple=True, metavar="NAME=NUMBER", help="A param's value; its default otherwise."
+    "--param",
+    "given",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="The value of a param; repeatable.  [default: the param's own]",
 )
 
 source_option = click.option(
     "--source",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A changed file of `attngen build` in the place of the kernel.",
+    help="A file of `attngen build` that you changed: its kernel is run instead of the generated one.",
 )
 
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Mistakes as diagnostics, device problems as a line, our own errors as a request to report them."""
+    """Prints mistakes as diagnostics, device problems as one line, internal errors with a request to report them."""
     from attngen.diagnostics import DiagnosticError
 
     try:
@@ -88,8 +99,8 @@ def _internal(error: Exception) -> None:
     if os.environ.get("ATTNGEN_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
     click.echo(
-        f"internal error: {type(error).__name__}: {error}\nThis is a bug of attngen: please report it with the spec. "
-        "ATTNGEN_DEBUG=1 shows where.",
+        f"internal error: {type(error).__name__}: {error}\nThis is a bug in attngen. Please report it with the spec. "
+        "Set ATTNGEN_DEBUG=1 to see the traceback.",
         err=True,
     )
     sys.exit(70)
@@ -118,7 +129,10 @@ def load_specs(spec: str, name: str | None) -> list[Loaded]:
         return loaded
     chosen = [one for one in loaded if one.spec.name == name]
     if not chosen:
-        raise click.BadParameter(f"{spec} has no attention {name}; it has {', '.join(o.spec.name for o in loaded)}")
+        raise click.BadParameter(
+            f"{spec} defines no attention named {name}; it defines {', '.join(o.spec.name for o in loaded)}",
+            param_hint="--name",
+        )
     return chosen
 
 
@@ -131,7 +145,7 @@ def arches_named(names: str | None, kernel: str | None, loaded: Sequence[Loaded]
     for name in (names or default_arch(rung_asked(kernel, loaded))).split(","):
         arch = find_arch(name.strip())
         if arch is None:
-            raise click.BadParameter(f"no architecture is called {name}; there are {', '.join(ARCHES)}", param_hint="--arch")
+            raise click.BadParameter(f"unknown architecture {name}; known: {', '.join(ARCHES)}", param_hint="--arch")
         found.append(arch)
     return found
 
@@ -181,7 +195,7 @@ def params_given(given: tuple[str, ...]) -> dict[str, int | float]:
         try:
             values[key] = float(value) if any(c in value for c in ".einf") else int(value)
         except ValueError:
-            raise click.BadParameter(f"{text!r} is not NAME=NUMBER", param_hint="--param") from None
+            raise click.BadParameter(f"{text!r} is not of the form NAME=NUMBER", param_hint="--param") from None
     return values
 
 
@@ -195,9 +209,7 @@ def known_params(spec: AttentionSpec, given: tuple[str, ...]) -> dict[str, int |
     refuse_unknown(list(values), [p.name for p in spec.params])
     for p in spec.params:
         if p.default is None and p.name not in values:
-            raise click.BadParameter(
-                f"`{p.name}` has no default and was not given; say --param {p.name}=NUMBER", param_hint="--param"
-            )
+            raise click.BadParameter(f"the param `{p.name}` has no default; add --param {p.name}=NUMBER", param_hint="--param")
     return check_params(declared, values)
 
 

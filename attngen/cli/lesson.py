@@ -1,4 +1,4 @@
-"""`diff`: two rungs of a spec beside each other."""
+"""`diff`: two schedules of a spec side by side."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ RUNGS = ("naive", "tiled", "fused", "wgmma", "hopper")
 
 @click.command(epilog=EPILOG)
 @spec_argument
-@click.argument("left", metavar="RUNG[@ARCH]")
-@click.argument("right", metavar="RUNG[@ARCH]")
-@click.option("--arch", help="An architecture for both.  [default: the plainest that has both rungs]")
+@click.argument("left", metavar="SCHEDULE[@ARCH]")
+@click.argument("right", metavar="SCHEDULE[@ARCH]")
+@click.option("--arch", help="One architecture for both.  [default: the oldest that has both schedules]")
 @name_option
 @comments_option
-@click.option("--context", type=click.IntRange(0), default=3, show_default=True, help="Unchanged lines around each change.")
-@click.option("--full", is_flag=True, help="Every line, unchanged or not.")
 @click.option(
-    "--width", type=click.IntRange(20), help="Columns; the terminal's by default. Below 120 one file under the other."
+    "--context", type=click.IntRange(0), default=3, show_default=True, help="Number of unchanged lines around each change."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the numbers alone, as JSON.")
+@click.option("--full", is_flag=True, help="Print every line, changed or not.")
+@click.option(
+    "--width", type=click.IntRange(20), help="Width in columns; below 120, one file below the other.  [default: the terminal's]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print only the counts of lines, as JSON.")
 @guarded
 def diff(
     spec: str,
@@ -58,21 +60,21 @@ def diff(
     width: int | None,
     as_json: bool,
 ) -> None:
-    """Show what changes from one rung to another, side by side.
+    """Show what changes from one schedule to another, side by side.
 
     \b
     attngen diff gpt2 naive tiled                tiles in shared memory, sums in registers
     attngen diff gpt2 tiled fused                no S in memory: the online softmax
-    attngen diff gpt2 fused@sm_75 fused@sm_80    tensor cores, copies in the background
-    attngen diff gpt2 fused wgmma                TMA, products of four warps at once
-    attngen diff gpt2 wgmma hopper               a warpgroup that copies, blocks that stay
+    attngen diff gpt2 fused@sm_75 fused@sm_80    tensor cores, asynchronous copies
+    attngen diff gpt2 fused wgmma                TMA, warpgroup matrix products
+    attngen diff gpt2 wgmma hopper               warp specialization, a persistent kernel
 
-    Without an architecture it is the plainest that has both rungs: tiled beside fused is for sm_75, where both multiply on
-    ordinary units and the fusion is what differs.
+    The default architecture is the oldest that has both schedules. For tiled and fused this is sm_75, where both multiply on
+    the ordinary arithmetic units, so that only the fusion differs.
 
-    The last lines say what part of the shorter file is kept. Lines are compared without indentation and blank ones are left
-    out. Unchanged is what stands in both files in the same order; moved are runs of at least three lines of what is left that
-    stand elsewhere in the other file, each shown as a block with a number. The second figure is of the code without comments.
+    The last lines give the part of the shorter file that is kept. Lines are compared without indentation and without blank
+    lines. Unchanged lines are in both files, in the same order. Moved lines are runs of at least three other lines that occur
+    elsewhere in the other file; each run is shown as a numbered block. The second figure counts code without comments.
     """
     from attngen.inspect.diff_text import diff_text, summary
 
@@ -107,11 +109,11 @@ def _numbers(compared: Comparison) -> dict[str, float]:
 
 
 def _title(source: KernelSource, plan: Plan) -> str:
-    return f"{source.name}, by {plan.schedule} for {plan.arch.name} ({plan.arch.what})"
+    return f"{source.name}, template {plan.schedule}, for {plan.arch.name} ({plan.arch.what})"
 
 
 def _elsewhere(spec: str, one: Loaded, plan: Plan) -> str:
-    """Where to look on, if the architecture that one plans for by default has another schedule for this rung."""
+    """The next step to look at, if the default architecture uses another template for this schedule."""
     from attngen.plan import default_arch
 
     (usual,) = arches_named(default_arch(plan.rung), plan.rung, [one])
@@ -119,27 +121,29 @@ def _elsewhere(spec: str, one: Loaded, plan: Plan) -> str:
     if schedule == plan.schedule:
         return ""
     step = f"attngen diff {spec} {plan.rung}@{plan.arch.name} {plan.rung}@{usual.name}"
-    return f"for {usual.name} {plan.rung} is {schedule}: {step}\n"
+    return f"on {usual.name}, {plan.rung} uses the template {schedule}: {step}\n"
 
 
 def _sides(
     one: Loaded, left: str, right: str, arch: str | None, comments: Comments
 ) -> tuple[tuple[Plan, KernelSource], tuple[Plan, KernelSource]]:
-    """Both files. Raises BadParameter where they are one file, or not rungs."""
+    """Both files. Raises BadParameter if they are the same file, or no schedule has such a name."""
     sides = (_side(left), _side(right))
     common = _common_arch(one, (sides[0][0], sides[1][0]))
     (rung, target), (other, other_target) = (
         (rung, arches_named(named or arch or common, rung, [one])[0]) for rung, named in sides
     )
     if (rung, target) == (other, other_target):
-        raise click.BadParameter(f"both are {rung} for {target.name}; name two rungs, or two architectures as in fused@sm_80")
+        raise click.BadParameter(
+            f"both sides are {rung} for {target.name}; name two schedules, or two architectures as in fused@sm_80"
+        )
     return source_of(one, target, rung, comments), source_of(one, other_target, other, comments)
 
 
 def _side(text: str) -> tuple[str, str | None]:
     rung, _, arch = text.partition("@")
     if rung not in RUNGS:
-        raise click.BadParameter(f"no rung is called {rung}; there are {', '.join(RUNGS)}")
+        raise click.BadParameter(f"unknown schedule {rung}; known: {', '.join(RUNGS)}")
     return rung, arch or None
 
 

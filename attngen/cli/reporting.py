@@ -1,4 +1,4 @@
-"""`report`: one page about a kernel."""
+"""`report`: one HTML page about a kernel."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import click
 
 from attngen.cli.common import (
     EPILOG,
-    RUNG_CHOICE,
     arch_option,
     arches_named,
     guarded,
+    kernel_option,
     known_params,
+    kv_len_option,
     load_specs,
-    name_option,
+    one_name_option,
     param_option,
     source_of,
     spec_argument,
@@ -29,37 +30,51 @@ if TYPE_CHECKING:
     from attngen.plan import Plan
     from attngen.spec.attention import AttentionSpec
 
-CHECKED_LENGTH = 130  # rows and keys of the problem that is checked: two blocks, and a part of one
+CHECKED_LENGTH = 130  # rows and keys of the checked problem: more than one block, and a part of one
 SHARE_OF_LINES = "{mapped} of {all} SASS instructions with a line of CUDA"
 
 
 @click.command(epilog=EPILOG)
 @spec_argument
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The page; NAME_KERNEL.html by default.")
-@click.option("--kernel", type=RUNG_CHOICE, help="A rung; the spec's own by default.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write.  [default: ATTENTION_SCHEDULE.html]",
+)
+@kernel_option
 @arch_option
-@click.option("--q-len", type=click.IntRange(1), default=1024, show_default=True, help="Of the map of tiles and the roofline.")
-@click.option("--kv-len", type=click.IntRange(1), help="As q-len by default.")
+@click.option(
+    "--q-len",
+    type=click.IntRange(1),
+    default=1024,
+    show_default=True,
+    help="Number of queries of the tile map and the roofline.",
+)
+@kv_len_option
 @param_option
 @click.option(
-    "--check/--no-check", default=True, show_default=True, help="Run every rung on the emulated device for its errors."
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="Run the schedules on the emulated device and show their errors.",
 )
-@name_option
+@one_name_option
 @guarded
 def report(
     spec: str, output: Path | None, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None,
     given: tuple[str, ...], check: bool, name: str | None,
 ) -> None:  # fmt: skip
-    """Write one page: spec, plan, CUDA, PTX and SASS side by side, every line linked with what it became.
+    """Write an HTML page: spec, plan, CUDA, PTX and SASS side by side, each line linked to what it was compiled to.
 
     \b
     attngen report gpt2
     attngen report mistral_window --kernel hopper -o page.html
     attngen report gpt2 --arch sm_86 --q-len 8192
 
-    The page stands by itself: it opens without a network. Beside the code it has the loop nest, the tiles, the layout of
-    shared memory by banks, the pipeline, the roofline, the instructions by class and the errors. Needs no GPU; nvdisasm, which
-    `attngen doctor` looks for, and for the errors a C++ compiler.
+    The page is one file and needs no network. Below the code it shows the loop nest, the tile map, the banks of shared memory,
+    the pipeline, the roofline, instructions by class, and errors. The command needs no GPU. It needs nvdisasm (`attngen doctor`
+    says how to get it), and a C++ compiler for the pipeline and the errors.
     """
     from attngen.inspect.prepare import check_call
     from attngen.inspect.report.page import Problem
@@ -68,7 +83,8 @@ def report(
 
     loaded = load_specs(spec, name)
     if len(loaded) > 1:
-        raise click.BadParameter(f"{spec} has {', '.join(one.spec.name for one in loaded)}; say which by --name")
+        names = ", ".join(one.spec.name for one in loaded)
+        raise click.UsageError(f"{spec} defines several attentions; choose one with --name: {names}")
     (target, *_) = arches_named(arch, kernel, loaded)
     plan, source = source_of(loaded[0], target, kernel)
     params = known_params(loaded[0].spec, given)
@@ -81,7 +97,7 @@ def report(
     data = page.html.encode()
     write_whole(path, data)
     if isinstance(errors, str):
-        click.echo(f"without a table of errors: {errors}", err=True)
+        click.echo(f"no table of errors: {errors}", err=True)
     share = SHARE_OF_LINES.format(mapped=page.mapped, all=page.instructions)
     click.echo(f"{path}  {len(data) / 2**20:.2f} MiB  {share}")
 

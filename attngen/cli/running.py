@@ -20,6 +20,7 @@ from attngen.cli.common import (
     known_params,
     load_specs,
     name_option,
+    param_option,
     pointing_at,
     rung_asked,
     rung_of_text,
@@ -31,31 +32,31 @@ from attngen.cli.common import (
 
 @click.command(epilog=EPILOG)
 @spec_argument
-@click.option("--device", default="auto", show_default=True, help="cuda, cuda:N, emulated or auto (cuda where there is a GPU).")
-@click.option("--kernel", type=RUNG_CHOICE, help="One rung; all three by default.")
-@click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), help="Instead of the spec's own.")
-@click.option("--batch", type=click.IntRange(0), default=1, show_default=True)
+@click.option("--device", default="auto", show_default=True, help="cuda, cuda:N, emulated, or auto: cuda if there is a GPU.")
+@click.option("--kernel", type=RUNG_CHOICE, help="One schedule.  [default: naive, tiled and fused, and the spec's own]")
+@click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), help="The element type.  [default: the spec's own]")
+@click.option("--batch", type=click.IntRange(0), default=1, show_default=True, help="Batch size.")
 @click.option(
     "--heads",
     type=click.IntRange(1),
     default=2,
     show_default=True,
-    help="Query heads, where the spec leaves them open.",
+    help="Query heads, unless the spec states `heads`.",
 )
-@click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads; as many as query heads by default.")
-@click.option("--q-len", type=click.IntRange(0), default=200, show_default=True)
-@click.option("--kv-len", type=click.IntRange(0), help="As q-len by default.")
-@click.option("--param", "given", multiple=True, metavar="NAME=NUMBER", help="A param's value; its default otherwise.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random arrays.")
+@click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads.  [default: --heads]")
+@click.option("--q-len", type=click.IntRange(0), default=200, show_default=True, help="Number of queries.")
+@click.option("--kv-len", type=click.IntRange(0), help="Number of keys.  [default: --q-len]")
+@param_option
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the random inputs.")
 @click.option(
     "--thread-orders",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Emulated: orders in which threads run.",
+    help="Emulated device: number of different orders of threads to run.",
 )
-@click.option("--fast", is_flag=True, help="Emulated: do not watch memory accesses.")
-@click.option("--debug", is_flag=True, help="Emulated: compile for gdb; see docs/trace.md.")
+@click.option("--fast", is_flag=True, help="Emulated device: do not watch memory accesses.")
+@click.option("--debug", is_flag=True, help="Emulated device: compile for gdb; see docs/trace.md.")
 @source_option
 @name_option
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
@@ -65,16 +66,17 @@ def check(
     kv_len: int | None, given: tuple[str, ...], seed: int, thread_orders: int, fast: bool, debug: bool,
     source: Path | None, name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run every rung against the oracle (numpy in float64) and print the errors.
+    """Run a spec's kernels, compare with numpy in float64, and print the errors.
 
     \b
     attngen check specs/gpt2.attn
     attngen check alibi --q-len 300 --heads 4
     attngen check specs/gpt2.attn --device emulated --thread-orders 3
-    attngen check gpt2 --source out/gpt2_fused.cu     a file of `attngen build` that was changed
+    attngen check gpt2 --source out/gpt2_fused.cu     a file of `attngen build` that you changed
 
-    The bound is twice the error of the same computation in torch's way (fp32 arithmetic, output rounded to the spec's type)
-    plus one unit in the last place. On the emulated device every memory access is watched too.
+    The allowed error is twice that of the same computation in fp32 with its output rounded to the spec's type, as torch's math
+    backend does it, plus one unit in the last place. The emulated device also reports races, missing barriers and
+    out-of-bounds accesses.
     """
     from dataclasses import replace
     from itertools import chain

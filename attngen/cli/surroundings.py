@@ -23,7 +23,12 @@ def _first_sentence(text: str) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @guarded
 def list_(as_json: bool) -> None:
-    """Name what there is: the prelude, functions, schedules, architectures and shipped specs."""
+    """List what is built in: masks and scores (the prelude), functions, schedules, architectures, shipped specs.
+
+    \b
+    attngen list
+    attngen list --json
+    """
     from attngen.language.prelude import prelude
     from attngen.plan import ARCHES, SCHEDULES
     from attngen.shipped import spec_directory
@@ -51,20 +56,20 @@ def list_(as_json: bool) -> None:
 @click.option(
     "--kind",
     type=click.Choice(["cuda", "emulated", "tuned"]),
-    help="Only cubins, libraries of the emulated device, or what tuning found.",
+    help="Only cubins (cuda), libraries of the emulated device (emulated), or tuning results (tuned).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @guarded
 def cache(action: str, kind: str | None, as_json: bool) -> None:
-    """Show or clear what is kept on disk: compiled kernels, and what tuning found.
+    """Show or clear the files kept on disk: compiled kernels and tuning results.
 
     \b
-    attngen cache            how many there are, how large, and where
-    attngen cache list       each of them, the latest used first
-    attngen cache clear      remove the compiled ones; they are compiled again when needed
-    attngen cache clear --kind tuned   forget what tuning found
+    attngen cache                      number of entries, size, and directory
+    attngen cache list                 every entry, the most recently used first
+    attngen cache clear                remove compiled kernels; they are compiled again when needed
+    attngen cache clear --kind tuned   remove tuning results
 
-    ATTNGEN_CACHE_DIR moves the cache. A kind is kept below 1 GiB: what was not used for longest goes first.
+    ATTNGEN_CACHE_DIR sets the directory. Each kind is limited to 1 GiB: the least recently used entries are removed first.
     """
     from attngen.device.kernel_cache import KINDS, MADE_AGAIN, KernelCache
 
@@ -91,7 +96,12 @@ def cache(action: str, kind: str | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @guarded
 def doctor(as_json: bool) -> None:
-    """Say what this machine has, what is missing, and how to get it."""
+    """Report what this machine has, what is missing, and how to get it.
+
+    \b
+    attngen doctor
+    attngen doctor --json
+    """
     from dataclasses import asdict
 
     from attngen.device.machine import examine

@@ -1,4 +1,4 @@
-"""`trace`: what a kernel does to memory, counted exactly, and step by step."""
+"""`trace`: the memory accesses of a kernel, counted exactly, and step by step."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from attngen.cli.common import (
     RUNG_CHOICE,
     guarded,
     known_params,
+    kv_len_option,
     load_specs,
     name_option,
     param_option,
@@ -25,43 +26,47 @@ from attngen.cli.common import (
 )
 
 LENGTH, LENGTH_OF_MANY_HEADS = 256, 64  # counts of the naive rung in seconds
-LENGTH_HELP = f"[default: {LENGTH}; {LENGTH_OF_MANY_HEADS} where the spec has many heads]"
+LENGTH_HELP = f"Number of queries.  [default: {LENGTH}; {LENGTH_OF_MANY_HEADS} if the spec has many heads]"
 
 
 @click.command(epilog=EPILOG)
 @spec_argument
-@click.option("--kernel", type=RUNG_CHOICE, help="One rung, with all its access sites; the sums of all by default.")
-@click.option("--arch", help="What to plan for.  [default: sm_80; for wgmma and hopper sm_90a]")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--heads", type=click.IntRange(1), default=1, show_default=True, help="Where the spec leaves them open.")
-@click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads; as many as query heads by default.")
+@click.option("--kernel", type=RUNG_CHOICE, help="One schedule, with all its access sites.  [default: the totals of several]")
+@click.option("--arch", help="The architecture to generate code for.  [default: sm_80; sm_90a for wgmma and hopper]")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Batch size.")
+@click.option(
+    "--heads", type=click.IntRange(1), default=1, show_default=True, help="Query heads, unless the spec states `heads`."
+)
+@click.option("--kv-heads", type=click.IntRange(1), help="Key/value heads.  [default: --heads]")
 @click.option("--q-len", type=click.IntRange(1), help=LENGTH_HELP)
-@click.option("--kv-len", type=click.IntRange(1), help="As q-len by default.")
+@kv_len_option
 @param_option
-@click.option("--sites", is_flag=True, help="All access sites of every rung.")
-@click.option("--steps", is_flag=True, help="What threads do, step by step.")
-@click.option("--block", type=click.IntRange(0), default=0, show_default=True, help="Whose steps: the block.")
-@click.option("--thread", default="0", show_default=True, help="Whose steps: threads, as 0 or 0,4,32-35.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Steps of each thread of each kernel.")
+@click.option("--sites", is_flag=True, help="Print all access sites of every schedule.")
+@click.option("--steps", is_flag=True, help="Print what threads do, step by step.")
+@click.option("--block", type=click.IntRange(0), default=0, show_default=True, help="With --steps: the block.")
+@click.option("--thread", default="0", show_default=True, help="With --steps: the threads, such as 0 or 0,4,32-35.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="With --steps: at most so many of each thread."
+)
 @source_option
 @name_option
-@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON; docs/trace.md defines the counts.")
 @guarded
 def trace(
     spec: str, kernel: str | None, arch: str | None, batch: int, heads: int, kv_heads: int | None, q_len: int | None,
     kv_len: int | None, given: tuple[str, ...], sites: bool, steps: bool, block: int, thread: str, limit: int,
     source: Path | None, name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Count what every rung does, exactly, on the emulated device: by access site, or step by step.
+    """Count the memory accesses of kernels exactly, on the emulated device.
 
     \b
-    attngen trace gpt2                                   naive, tiled and fused beside each other
-    attngen trace gpt2 --kernel fused                    and every access site of one of them
+    attngen trace gpt2                                   totals of naive, tiled and fused
+    attngen trace gpt2 --kernel fused                    every access site of one schedule
     attngen trace gpt2 --kernel fused --steps --thread 0,1 --limit 40
     attngen build gpt2 -o out; (change a file) attngen trace gpt2 --source out/gpt2_fused.cu
 
-    Counted are bytes that instructions ask for, before any cache, wavefronts of shared memory and bank conflicts, barriers,
-    matrix products and idle lanes. Missing barriers and other mistakes are found and named. docs/trace.md defines each count.
+    Counts are of bytes that instructions request (before any cache), wavefronts and bank conflicts of shared memory, barriers,
+    arithmetic, and idle lanes. Races, missing barriers and other mistakes are reported. docs/trace.md defines each count.
     """
     from attngen.device.emulated.tracing import NOBODY, Watch
     from attngen.inspect.trace_text import as_json as to_json
@@ -107,7 +112,7 @@ def _known(arch: str) -> str:
 
     found = find_arch(arch)
     if found is None:
-        raise click.BadParameter(f"no architecture is called {arch}; there are {', '.join(ARCHES)}", param_hint="--arch")
+        raise click.BadParameter(f"unknown architecture {arch}; known: {', '.join(ARCHES)}", param_hint="--arch")
     return found.name
 
 
@@ -119,9 +124,11 @@ def _threads(text: str) -> tuple[int, ...]:
         try:
             threads += range(int(first), int(last or first) + 1)
         except ValueError:
-            raise click.BadParameter(f"{part!r} is neither a thread nor a range of them", param_hint="--thread") from None
+            raise click.BadParameter(
+                f"{part!r} is not a thread number or a range such as 32-35", param_hint="--thread"
+            ) from None
     if not threads or max(threads) >= 1024:
-        raise click.BadParameter("a block has the threads 0 to 1023", param_hint="--thread")
+        raise click.BadParameter("thread numbers are 0 to 1023", param_hint="--thread")
     return tuple(dict.fromkeys(threads))
 
 
@@ -147,7 +154,7 @@ class _Shown:
     def finish(self) -> None:
         from attngen.inspect.trace_text import conflicts_text, sites_text, steps_text
 
-        click.echo("\nBytes are those that instructions ask for, before any cache.\n")
+        click.echo("\nBytes are counted as instructions request them, before any cache.\n")
         for result in self.results:
             click.echo(conflicts_text(result), nl=False)
         for result in self.results:

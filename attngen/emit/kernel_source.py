@@ -148,3 +148,7 @@ class KernelSource:
     arch: str  # "sm_80", "sm_90a", ...
     entry_points: tuple[EntryPoint, ...]
     tensors: tuple[TensorSpec, ...]
+
+    def __repr__(self) -> str:
+        kernels = ", ".join(e.name for e in self.entry_points)
+        return f"<KernelSource {self.name}.cu for {self.arch}: {len(self.text.splitlines())} lines, kernels {kernels}>"

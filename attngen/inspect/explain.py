@@ -5,13 +5,16 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import Any
 
-from attngen.emit.cuda_text import c_name
+from attngen.inspect.conditions import conditions, tile_text
 from attngen.inspect.explain_work import defaults
 from attngen.inspect.work import tile_kinds
 from attngen.plan import Plan
 from attngen.plan.tile_map import EMPTY, FULL, PARTIAL
+from attngen.plan.tiles import TileBounds
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import Const, Expr
+from attngen.spec.operator import FALSE
 from attngen.spec.print_attn import expression_to_text
 
 GLYPHS = {EMPTY: ".", PARTIAL: "/", FULL: "#"}
@@ -39,15 +42,13 @@ def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, para
     kinds = tile_kinds(spec, plan, problem, names)
     if kinds is None:
         return "the naive rung computes every pair\n"
-    lines = [f"tiles of {plan.block_q} rows x {plan.block_kv} keys", f"  kv_begin = {_text(bounds.kv_begin)}"]
-    lines.append(f"  kv_end   = {_text(bounds.kv_end)}")
+    lines = [f"tiles of {plan.block_q} rows x {plan.block_kv} keys", f"  kv_begin = {tile_text(bounds.kv_begin)}"]
+    lines.append(f"  kv_end   = {tile_text(bounds.kv_end)}")
     if bounds.full_begin is not None and bounds.full_end is not None:
-        lines.append(f"  every pair is allowed from {_text(bounds.full_begin)} to {_text(bounds.full_end)}")
+        lines.append(f"  every pair is allowed from {tile_text(bounds.full_begin)} to {tile_text(bounds.full_end)}")
     else:
-        lines += [
-            f"  a tile may hold a pair where  {_text(bounds.may)}",
-            f"  every pair is allowed where   {_text(bounds.must)}",
-        ]
+        lines += [f"  {line}" for line in conditions(_classes(bounds), WIDTH)]
+        lines += ["  no tile is known to be full: each pair is tested"] * (bounds.must is FALSE)
     counts = {kind: int((kinds == kind).sum()) for kind in GLYPHS}
     note = " (captured tensors: sample values)" if spec.inputs else ""
     lines += ["", f"q_len {q_len}, kv_len {kv_len}, batch 0, head 0{note}; one row a block, one column a tile:"]
@@ -68,12 +69,10 @@ def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, para
     return "\n".join(lines) + "\n"
 
 
-def _text(expr: Any) -> str:
-    """An expression over a tile, with the planner's symbols as the generated code spells them."""
-    text = expression_to_text(expr)
-    for symbol in ("q.lo", "q.hi", "k.lo", "k.hi", "q.tile", "k.tile"):
-        text = text.replace(symbol, {"k": "kv"}.get(symbol[0], symbol[0]) + "_" + symbol[2:])
-    return c_name(text) if "." in text and not any(c.isdigit() for c in text) else text
+def _classes(bounds: TileBounds) -> dict[str, Expr]:
+    """The conditions by which a tile is classified, with their titles."""
+    titled = {"a tile may hold an allowed pair if": bounds.may, "every pair of a tile is allowed if": bounds.must}
+    return {title: condition for title, condition in titled.items() if not isinstance(condition, Const)}
 
 
 def describe_spec(spec: AttentionSpec) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -46,21 +47,58 @@ def explain_occupancy(source: KernelSource, arch: Arch) -> str:
     try:
         version = nvrtc_version()
     except DeviceError as error:
-        return f"registers and occupancy are the compiler's to say, and it is not here: {error}\n"
-    found = {r.entry: r for r in compile_text(source).resources()}
+        return f"registers and occupancy: unknown, because the compiler is missing: {error}\n"
     lines = [f"registers and occupancy, by NVRTC {version} for {arch.name}"]
-    for entry in source.entry_points:
-        lines += _kernel(entry, found[entry.name], arch)
+    for found in kernel_resources(source, arch, compile_text(source).resources()):
+        lines += _lines(found)
     return "\n".join(lines) + "\n"
 
 
-def _kernel(entry: EntryPoint, r: Resources, arch: Arch) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class KernelResources:
+    """What one kernel takes of a multiprocessor; sizes in bytes, registers of a thread, shared memory static and dynamic."""
+
+    kernel: str
+    threads: int
+    registers: int
+    spilled: int
+    shared: int
+    occupancy: Occupancy
+
+    def as_data(self) -> dict[str, object]:
+        """Plain values, for JSON."""
+        o = self.occupancy
+        return {
+            "kernel": self.kernel,
+            "threads": self.threads,
+            "registers": self.registers,
+            "spill_bytes": self.spilled,
+            "shared_bytes": self.shared,
+            "blocks_per_sm": o.blocks,
+            "warps_per_sm": o.warps,
+            "max_warps_per_sm": o.most,
+            "limited_by": o.limit,
+        }
+
+
+def kernel_resources(source: KernelSource, arch: Arch, compiled: Iterable[Resources]) -> list[KernelResources]:
+    """Of every kernel of `source`, in the order of launches."""
+    found = {r.entry: r for r in compiled}
+    return [_resources(entry, found[entry.name], arch) for entry in source.entry_points]
+
+
+def _resources(entry: EntryPoint, r: Resources, arch: Arch) -> KernelResources:
     threads, shared = prod(entry.block), entry.shared_bytes + r.static_shared_bytes
-    spills = r.spill_store_bytes + r.spill_load_bytes
-    spilled = f"spills of {spills} bytes" if spills else "no spills"
-    o = occupancy(arch, threads, r.registers, shared)
+    spilled = r.spill_store_bytes + r.spill_load_bytes
+    return KernelResources(entry.name, threads, r.registers, spilled, shared, occupancy(arch, threads, r.registers, shared))
+
+
+def _lines(found: KernelResources) -> list[str]:
+    o = found.occupancy
+    spilled = f"spills of {found.spilled} bytes" if found.spilled else "no spills"
     blocks = "1 block" if o.blocks == 1 else f"{o.blocks} blocks"
     return [
-        f"  {entry.name}: {threads} threads, {r.registers} registers each, {spilled}, {shared} bytes of shared memory",
-        f"      {blocks} of a multiprocessor at once: {o.warps} of {o.most} warps; {o.limit} allow no more",
+        f"  {found.kernel}: {found.threads} threads, {found.registers} registers each, {spilled}, "
+        f"{found.shared} bytes of shared memory",
+        f"      {blocks} on a multiprocessor at once: {o.warps} of {o.most} warps; limited by {o.limit}",
     ]

@@ -103,6 +103,16 @@ class Plan:
     roles: Roles | None = None  # where warpgroups have different work
     staged: Staged = NOTHING  # elements of captured tensors that are not read pair by pair
 
+    def __repr__(self) -> str:
+        stages = f", {self.stages} stage{'s' * (self.stages > 1)}" if self.is_fused else ""
+        tile = "" if self.rung == "naive" else f", tile {self.block_q} x {self.block_kv}{stages}"
+        return f"<Plan {self.title} on {self.arch.name}{tile}, {self.warps} warps>"
+
+    @property
+    def title(self) -> str:
+        """The rung, and by which schedule if that has another name."""
+        return self.rung if self.schedule == self.rung else f"{self.rung} by {self.schedule}"
+
     @property
     def threads(self) -> int:
         return 32 * self.warps

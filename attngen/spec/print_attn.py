@@ -99,6 +99,17 @@ def _literal(value: int | float, type: Type) -> Expr:
     return constant(float(value) if type is Type.FLOAT else value)
 
 
+def schedule_data(schedule: Schedule) -> dict[str, str | int | None]:
+    """What a `kernel` statement says, as plain values; None is left to the planner."""
+    return {
+        "schedule": schedule.rung,
+        "block_q": schedule.block_q,
+        "block_kv": schedule.block_kv,
+        "stages": schedule.stages,
+        "warps": schedule.warps,
+    }
+
+
 def _schedule(schedule: Schedule) -> str:
     parts = []
     if schedule.block_q is not None:

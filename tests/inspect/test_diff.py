@@ -169,11 +169,11 @@ def test_the_summary_says_how_many_blocks_moved() -> None:
 
 def test_an_architecture_of_a_side_and_where_to_look_on() -> None:
     shown = invoke(GPT2, "tiled", "fused").output
-    assert "gpt2_fused, by fused_simt for sm_75" in shown
-    assert f"for sm_80 fused is fused_mma: attngen diff {GPT2} fused@sm_75 fused@sm_80" in shown
+    assert "gpt2_fused, template fused_simt, for sm_75" in shown
+    assert f"on sm_80, fused uses the template fused_mma: attngen diff {GPT2} fused@sm_75 fused@sm_80" in shown
     assert ": attngen diff" not in invoke(GPT2, "fused@sm_75", "fused@sm_80").output
     shown = invoke(GPT2, "tiled", "fused", "--arch", "sm_86").output
-    assert "gpt2_fused, by fused_mma for sm_86" in shown
+    assert "gpt2_fused, template fused_mma, for sm_86" in shown
     assert "attngen diff" not in shown
     assert invoke("alibi", "fused", "hopper").exit_code == 0
 
@@ -187,11 +187,11 @@ def test_the_levels_of_comments_are_compared_as_asked() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((GPT2, "naive", "naive"), "both are naive for sm_75; name two rungs"),
-        ((GPT2, "fused@sm_80", "fused@sm_80"), "both are fused for sm_80"),
-        ((GPT2, "naive", "flash"), "no rung is called flash; there are naive, tiled, fused, wgmma, hopper"),
-        ((GPT2, "naive", "tiled@sm_10"), "no architecture is called sm_10"),
-        ((GPT2, "naive", "tiled", "--name", "other"), "has no attention other"),
+        ((GPT2, "naive", "naive"), "both sides are naive for sm_75; name two schedules"),
+        ((GPT2, "fused@sm_80", "fused@sm_80"), "both sides are fused for sm_80"),
+        ((GPT2, "naive", "flash"), "unknown schedule flash; known: naive, tiled, fused, wgmma, hopper"),
+        ((GPT2, "naive", "tiled@sm_10"), "unknown architecture sm_10"),
+        ((GPT2, "naive", "tiled", "--name", "other"), "defines no attention named other"),
         (("cross_attention", "fused", "hopper"), "its products are of fp16 or bf16"),
         ((GPT2, "fused", "hopper@sm_80"), "use kernel fused, or --arch sm_90a"),
         ((GPT2, "naive"), "Missing argument"),

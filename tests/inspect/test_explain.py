@@ -97,7 +97,7 @@ def test_explain_says_registers_and_occupancy_of_every_kernel() -> None:
     for kernel in ("scores", "softmax", "weighted_sum"):
         assert f"gpt2_{kernel}: 128 threads, " in text
     assert "8448 bytes of shared memory" in text  # static, as the compiler counts it
-    assert "of a multiprocessor at once" in text
+    assert "on a multiprocessor at once" in text
 
 
 def test_explain_without_nvrtc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_explain_without_nvrtc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(of_kernels, "nvrtc_version", absent)
     text = explained("gpt2")
-    assert "registers and occupancy are the compiler's to say, and it is not here: NVRTC cannot be loaded" in text
+    assert "registers and occupancy: unknown, because the compiler is missing: NVRTC cannot be loaded" in text
     assert "roofline" in text
 
 

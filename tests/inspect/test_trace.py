@@ -373,7 +373,7 @@ def test_check_of_a_kernel_compiled_for_gdb(rung: str) -> None:
     [
         (("--thread", "x"), "'x' is neither a thread nor a range of them"),
         (("--thread", "2000"), "a block has the threads 0 to 1023"),
-        (("--arch", "sm_1"), "no architecture is called sm_1"),
+        (("--arch", "sm_1"), "unknown architecture sm_1"),
         (("--param", "window=3"), "has no input or param `window`"),
     ],
 )

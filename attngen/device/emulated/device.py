@@ -96,7 +96,7 @@ class EmulatedKernel:
 
     source: KernelSource
     library: Path
-    translated: Translated
+    translated: Translated = field(repr=False)
     checked: bool
     seed: int
     watch: Watch | None = None

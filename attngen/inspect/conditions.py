@@ -1,0 +1,76 @@
+"""Long conditions for a reader: each conjunct on a line, and a name for every subexpression that occurs more than once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from textwrap import wrap
+
+from attngen.emit.cuda_text import c_name
+from attngen.spec.expr import Apply, Expr, Gather, Name, Type, gather, name, names_in, rewrite, walk
+from attngen.spec.print_attn import expression_to_text
+
+SYMBOLS = {f"{index}.{end}": f"{named}_{end}" for index, named in (("q", "q"), ("k", "kv")) for end in ("lo", "hi", "tile")}
+NAMED_FROM = 24  # characters of a repeated subexpression that gets a name
+
+
+def tile_text(expr: Expr) -> str:
+    """An expression over a tile, with the planner's symbols as the generated code spells them."""
+    return expression_to_text(rewrite(expr, _spelled))
+
+
+def _spelled(node: Expr) -> Expr | None:
+    if isinstance(node, Name):
+        return name(SYMBOLS.get(node.name, node.name), node.type)
+    if isinstance(node, Gather):
+        return gather(c_name(node.input), node.type, tuple(rewrite(arg, _spelled) for arg in node.args))
+    return None
+
+
+def conditions(roots: dict[str, Expr], width: int) -> Iterator[str]:
+    """Lines for each condition of `roots`, which are titled by their keys, then the names that they use, with their meaning."""
+    named = _shared(list(roots.values()))
+    symbols = {node: name(free, node.type) for node, free in zip(named, _free_names(list(roots.values())), strict=False)}
+
+    def shortened(expr: Expr, itself: bool = False) -> str:
+        return tile_text(rewrite(expr, lambda node: None if itself and node is expr else symbols.get(node)))
+
+    for title, root in roots.items():
+        yield title
+        parts = conjuncts(root)
+        yield from _joined([f"({shortened(p)})" if len(parts) > 1 and _is(p, "or") else shortened(p) for p in parts], width)
+    for number, node in enumerate(named):
+        text = f"{symbols[node].name} = {shortened(node, itself=True)}"
+        yield from wrap(text, width, initial_indent="  where " if number == 0 else "        ", subsequent_indent=" " * 12)
+
+
+def _joined(parts: list[str], width: int) -> Iterator[str]:
+    for number, part in enumerate(parts):
+        lead = "    and " if number else "    "
+        yield from wrap(part, width, initial_indent=lead, subsequent_indent=" " * 8)
+
+
+def conjuncts(root: Expr) -> list[Expr]:
+    """What all must hold for `root` to hold."""
+    return [part for arg in root.args for part in conjuncts(arg)] if _is(root, "and") else [root]
+
+
+def _is(node: Expr, op: str) -> bool:
+    return isinstance(node, Apply) and node.op == op
+
+
+def _shared(roots: list[Expr]) -> list[Expr]:
+    """Subexpressions that occur more than once and are long, parts before what contains them."""
+    uses = Counter(arg for node in walk(*roots) for arg in node.args)
+    long = (node for node in walk(*roots) if isinstance(node, (Apply, Gather)) and len(tile_text(node)) >= NAMED_FROM)
+    return [node for node in long if uses[node] > 1 and node.type is not Type.BOOL]
+
+
+def _free_names(roots: list[Expr]) -> Iterator[str]:
+    """t1, t2, ... but for names that the expressions have."""
+    taken = names_in(*roots)
+    number = 0
+    while True:
+        number += 1
+        if f"t{number}" not in taken:
+            yield f"t{number}"

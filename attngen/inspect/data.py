@@ -1,0 +1,155 @@
+"""What `explain` and `show` print, as plain values for JSON. docs/json.md defines every key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from attngen.device.cuda.compiler import compile_text, nvrtc_version
+from attngen.device.cuda.line_table import MachineLine
+from attngen.device.protocol import DeviceError
+from attngen.emit.kernel_source import KernelSource
+from attngen.emit.loops import loop_nest
+from attngen.emit.manifest import to_manifest
+from attngen.inspect.conditions import tile_text
+from attngen.inspect.explain_work import Params, costs, defaults
+from attngen.inspect.machine_text import spec_lines
+from attngen.inspect.occupancy import kernel_resources
+from attngen.inspect.work import roofline, tile_kinds
+from attngen.language import Loaded
+from attngen.plan import Plan
+from attngen.plan.tile_map import EMPTY, FULL, PARTIAL
+from attngen.reference.problems import Shape, sample
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.print_attn import expression_to_text, schedule_data
+
+KIND_NAMES = {EMPTY: "empty", PARTIAL: "partial", FULL: "full"}
+
+
+def tree_data(nodes: Sequence[Any]) -> list[dict[str, Any]]:
+    """The syntax tree: each node with its children."""
+    return [
+        {
+            "kind": n.kind,
+            "value": n.value if isinstance(n.value, (str, int, float, bool)) or n.value is None else str(n.value),
+            "line": n.span.line,
+            "column": n.span.column,
+            "children": tree_data(n.children),
+        }
+        for n in nodes
+    ]
+
+
+def spec_data(spec: AttentionSpec) -> dict[str, Any]:
+    """Every field of a spec; expressions are texts of the language."""
+    return {
+        "name": spec.name,
+        "dtype": spec.dtype.name,
+        "head_dim": spec.head_dim,
+        "head_dim_v": spec.head_dim_v,
+        "q_heads": spec.q_heads,
+        "kv_heads": spec.kv_heads,
+        "inputs": [{"name": i.name, "dtype": i.dtype.name, "dims": list(i.dims)} for i in spec.inputs],
+        "params": [{"name": p.name, "type": str(p.type), "default": p.default} for p in spec.params],
+        "scale": expression_to_text(spec.scale),
+        "mask": None if spec.mask is None else expression_to_text(spec.mask),
+        "score": expression_to_text(spec.score),
+        "normalize": spec.normalize,
+        "sink": None if spec.sink is None else expression_to_text(spec.sink),
+        "lse": spec.lse,
+        "precision": spec.precision,
+        "kernel": schedule_data(spec.schedule),
+    }
+
+
+def plan_data(plan: Plan) -> dict[str, Any]:
+    """A plan: its tile, its decisions with their reasons, the map of shared memory."""
+    return {
+        "schedule": plan.rung,
+        "template": plan.schedule,
+        "arch": plan.arch.name,
+        "block_q": plan.block_q,
+        "block_kv": plan.block_kv,
+        "warps": plan.warps,
+        "stages": plan.stages,
+        "decisions": [asdict(d) for d in plan.decisions],
+        "shared_bytes": plan.shared_bytes,
+        "shared_limit": plan.arch.shared_per_block,
+        "shared_buffers": [asdict(b) for b in plan.buffers],
+    }
+
+
+def loops_data(spec: AttentionSpec, plan: Plan, source: KernelSource) -> list[dict[str, Any]]:
+    """The loop nest, from the outside in."""
+    nest = ((p, p.loop) for p in loop_nest(spec, plan, source))
+    return [
+        {"line": p.line, "depth": p.depth, "name": one.name, "range": one.range, "run_by": one.role, "memory": one.memory}
+        for p, one in nest
+    ]
+
+
+def cuda_data(source: KernelSource) -> dict[str, Any]:
+    """The generated text and its manifest."""
+    manifest: dict[str, Any] = json.loads(to_manifest(source))
+    return {"text": source.text, "manifest": manifest}
+
+
+def machine_data(loaded: Loaded, plan: Plan, source: KernelSource, code: Iterable[MachineLine]) -> list[dict[str, Any]]:
+    """PTX or SASS, each line with the lines of CUDA and of the spec that it came from, the innermost first."""
+    of_spec = spec_lines(loaded, plan, source)
+    return [
+        {
+            "text": line.text.strip(),
+            "is_instruction": line.is_code,
+            "cuda": list(line.cuda),
+            "spec": list(dict.fromkeys(n for at in line.cuda for n in of_spec.get(at, ()))),
+        }
+        for line in code
+    ]
+
+
+def explain_data(
+    spec: AttentionSpec, plan: Plan, source: KernelSource, q_len: int, kv_len: int, params: Params
+) -> dict[str, Any]:
+    """The plan, its kernels' resources, the work of a call, the roofline, and the tiles of one head."""
+    cost = costs(spec, plan, q_len, kv_len, params).work
+    roof = roofline(spec, plan, cost)
+    return {
+        "attention": spec.name,
+        "plan": plan_data(plan),
+        "kernels": _kernels(plan, source),
+        "call": {"batch": 1, "q_len": q_len, "kv_len": kv_len, "params": {**defaults(spec), **params}},
+        "work": {**asdict(cost), "intensity": cost.intensity},
+        "roofline": {**asdict(roof), "ridge": roof.ridge, "gpu": plan.arch.gpu},
+        "tiles": _tiles(spec, plan, q_len, kv_len, params),
+    }
+
+
+def _kernels(plan: Plan, source: KernelSource) -> dict[str, Any]:
+    try:
+        version = nvrtc_version()
+    except DeviceError as error:
+        return {"compiler": None, "missing": str(error), "resources": []}
+    resources = kernel_resources(source, plan.arch, compile_text(source).resources())
+    return {"compiler": f"NVRTC {version}", "missing": None, "resources": [r.as_data() for r in resources]}
+
+
+def _tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Params) -> dict[str, Any] | None:
+    shape = Shape(batch=1, q_len=q_len, kv_len=kv_len)
+    kinds = tile_kinds(spec, plan, sample(spec, shape), {**shape.sizes(spec), **defaults(spec), **params})
+    if kinds is None:
+        return None
+    bounds = plan.bounds
+    full = (bounds.full_begin, bounds.full_end)
+    return {
+        "kv_begin": tile_text(bounds.kv_begin),
+        "kv_end": tile_text(bounds.kv_end),
+        "full_begin": None if full[0] is None else tile_text(full[0]),
+        "full_end": None if full[1] is None else tile_text(full[1]),
+        "may": tile_text(bounds.may) if bounds.per_tile else None,
+        "must": tile_text(bounds.must) if bounds.per_tile else None,
+        "counts": {name: int((kinds == kind).sum()) for kind, name in KIND_NAMES.items()},
+        "map": [[KIND_NAMES[int(kind)] for kind in row] for row in kinds],
+    }
