@@ -6,13 +6,14 @@ fails its digest is removed and made again. A cache that cannot be used costs ti
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,8 @@ DIGEST_BYTES = 32  # SHA-256, after the last byte that a loader of ELF files loo
 MOST_BYTES = 2**30  # of one kind; the entries that were not used for longest go first
 STALE_SECONDS = 3600.0  # a temporary file this old was left by a process that was killed
 TEMPORARY = ".writing-"
+LOCK = ".lock-"
+PRIVATE = "."  # how the names begin of what is no entry
 
 
 class CacheWarning(UserWarning):
@@ -58,21 +61,45 @@ class KernelCache:
             self.keep(name, found)
         return found
 
-    def file(self, name: str, make: Callable[[], bytes]) -> Path:
-        """A file that holds the entry `name`, as a loader wants it: of this directory, or of a temporary one."""
+    def file(self, name: str, make: Callable[[], bytes], once: bool = False) -> Path:
+        """A file that holds the entry `name`, as a loader wants it: of this directory, or of a temporary one.
+
+        `once`: processes that need the entry at the same time wait for the first of them to make it.
+        """
         path = self.directory / name
         if self.find(name) is not None:
             return path
-        made = make()
-        if self.keep(name, made):
-            return path
+        with self._alone(name) if once else nullcontext():
+            if once and self.find(name) is not None:
+                return path
+            made = make()
+            if self.keep(name, made):
+                return path
         elsewhere = Path(_temporary_directory().name) / name
         elsewhere.write_bytes(made)
         return elsewhere
 
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Hold the lock of an entry, where the file system has locks and the directory can be written."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.directory / f"{LOCK}{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            yield
+            return
+        try:
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            with suppress(OSError):  # a process that waits for it finds the entry
+                (self.directory / f"{LOCK}{name}").unlink(missing_ok=True)
+            os.close(handle)
+
     def entries(self) -> tuple[Entry, ...]:
         """Every entry, the latest used first."""
-        found = [Entry(p.name, s.st_size, s.st_mtime) for p, s in self._files() if not p.name.startswith(TEMPORARY)]
+        found = [Entry(p.name, s.st_size, s.st_mtime) for p, s in self._files() if not p.name.startswith(PRIVATE)]
         return tuple(sorted(found, key=lambda e: -e.used))
 
     def clear(self) -> int:
@@ -80,7 +107,7 @@ class KernelCache:
         removed = 0
         for path, _ in self._files():
             path.unlink(missing_ok=True)
-            removed += not path.name.startswith(TEMPORARY)
+            removed += not path.name.startswith(PRIVATE)
         return removed
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
@@ -140,7 +167,7 @@ class KernelCache:
         now = time.time()
         kept: list[tuple[float, int, Path]] = []
         for path, status in self._files():
-            if not path.name.startswith(TEMPORARY):
+            if not path.name.startswith(PRIVATE):
                 kept.append((status.st_mtime, status.st_size, path))
             elif now - status.st_mtime > STALE_SECONDS:
                 self._remove(path)

@@ -71,14 +71,14 @@ def _gpu() -> Finding:
 
 
 def _host_compiler() -> Finding:
-    from attngen.device.emulated.build import CURE, compiler, compiler_identity
+    from attngen.device.emulated.host_compiler import CURE, find_compiler
 
     needed = "the emulated device"
     try:
-        command = compiler()
+        compiler = find_compiler()
     except DeviceError as error:
         return Finding("C++ compiler", False, str(error), needed, CURE)
-    return Finding("C++ compiler", True, f"{compiler_identity()}: {' '.join(command)}", needed)
+    return Finding("C++ compiler", True, str(compiler), needed)
 
 
 def _tool(name: str, needed: str, cure: str) -> Finding:

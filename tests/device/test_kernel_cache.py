@@ -19,7 +19,7 @@ import pytest
 import attngen
 from attngen.cache_directory import cache_directory
 from attngen.device.cuda import compiler
-from attngen.device.emulated.translate import RUNTIME
+from attngen.device.emulated.build import UNITS
 from attngen.device.kernel_cache import DIGEST_BYTES, TEMPORARY, CacheWarning, KernelCache
 from tests.conftest import ROOT
 from tests.problems import emitted, shipped
@@ -59,10 +59,7 @@ def files(kind: str) -> list[Path]:
     return sorted(place.iterdir()) if place.is_dir() else []
 
 
-RUNTIME_OBJECTS = len(list(RUNTIME.glob("*.cpp")))
-
-
-@pytest.mark.parametrize(("code", "kind", "count"), [(CUBIN, "cuda", 1), (EMULATED, "emulated", 1 + RUNTIME_OBJECTS)])
+@pytest.mark.parametrize(("code", "kind", "count"), [(CUBIN, "cuda", 1), (EMULATED, "emulated", 1 + UNITS)])
 def test_sixteen_processes_compile_the_same_spec_at_once(code: str, kind: str, count: int) -> None:
     outputs = {finish(p) for p in [start(code) for _ in range(16)]}
     assert len(outputs) == 1

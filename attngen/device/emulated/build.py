@@ -1,104 +1,73 @@
-"""C++ text -> a shared library, by the host compiler, kept on disk between runs."""
+"""C++ text -> a shared library, by the host compiler, kept on disk between runs.
+
+The runtime is compiled once for each compiler and linked into the library of every kernel.
+"""
 
 from __future__ import annotations
 
-import os
-import platform
-import random
 import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
+from attngen.device.emulated.host_compiler import HostCompiler, find_compiler
 from attngen.device.emulated.translate import RUNTIME, meanings
 from attngen.device.kernel_cache import KernelCache, digest
-from attngen.device.protocol import CompilationError, DeviceError
 
-CURE = "install g++ (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or pip install ziglang"
-COMMON = ("-std=c++20", "-fPIC", "-w", "-gdwarf-4", "-ffp-contract=off", "-fno-strict-aliasing")
+COMMON = ("-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
+# Lines and inlined calls, which findings name; the types of variables would take most of the time of a compilation.
+KERNEL = (*COMMON, "-std=c++20", "-nostdinc++", "-gdwarf-4", "-g1")
 FAST = ("-O2",)
-RUNTIME_FLAGS = ("-O3",)
-# Of the sanitizer only the compiler's calls before each access, its runtime is not linked; accesses keep their width.
-CHECKED = ("-O1", "-fsanitize=thread", "-fno-tree-sra")
 # For a debugger: every variable where the source has it.
 DEBUG = ("-O0", "-g3")
+RUNTIME_FLAGS = (*COMMON, "-std=c++17", "-O2")  # the headers of C++20 take twice as long to parse
+UNITS = 2  # translation units of the runtime, compiled in parallel; fewer parse the C++ library's headers less often
 
 CACHE = KernelCache("emulated")
 
 
 def build_library(text: str, name: str, checked: bool, debug: bool = False) -> Path:
     """The library of a translated kernel: taken from the cache, or compiled. Raises CompilationError, DeviceError."""
-    flags = (*COMMON, *(CHECKED if checked else FAST), *(DEBUG if debug else ()))
-    key = digest(text, *flags, runtimedigest(), compiler_identity())
-    return CACHE.file(f"{name}-{key}.so", lambda: _link(text, name, flags))
+    compiler = find_compiler()
+    flags = (*KERNEL, *(compiler.family.checked if checked else FAST), *(DEBUG if debug else ()))
+    key = digest(text, *flags, runtime_digest(), compiler.identity)
+    return CACHE.file(f"{name}-{key}.so", lambda: _link(compiler, text, name, flags))
 
 
-def _link(text: str, name: str, flags: tuple[str, ...]) -> bytes:
-    with tempfile.TemporaryDirectory() as work:
+def _link(compiler: HostCompiler, text: str, name: str, flags: tuple[str, ...]) -> bytes:
+    with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(UNITS) as pool:
         kernel, compiled, library = (Path(work) / f for f in (f"{name}.cpp", "kernel.o", "kernel.so"))
         kernel.write_text(text)
-        objects = _runtime_objects()
-        _run([*flags, "-c", str(kernel), "-o", str(compiled)], name)
-        _run(["-shared", str(compiled), *map(str, objects), "-o", str(library)], name)
+        objects = [pool.submit(_runtime_object, compiler, unit) for unit in range(UNITS)]
+        includes = [f"-I{RUNTIME}", f"-I{meanings()[0].parent}"]
+        compiler.run([*flags, *includes, "-c", str(kernel), "-o", str(compiled)], name)
+        compiler.run(["-shared", str(compiled), *(str(o.result()) for o in objects), "-o", str(library)], name)
         return library.read_bytes()
 
 
-def _runtime_objects() -> list[Path]:
-    """The runtime's files, compiled, by each process in an order of its own: those that start at once share the work."""
-    files = [f.name for f in RUNTIME.glob("*.cpp")]
-    return sorted(_object(f) for f in random.sample(files, len(files)))
+def _runtime_object(compiler: HostCompiler, unit: int) -> Path:
+    """One translation unit of the runtime, compiled once."""
+    key = digest(str(unit), *RUNTIME_FLAGS, runtime_digest(), compiler.identity)
+    return CACHE.file(f"runtime-{unit}-{key}.o", lambda: _compile_runtime(compiler, unit), once=True)
 
 
-def _object(file: str) -> Path:
-    """One file of the runtime, compiled once."""
-    flags = (*COMMON, *RUNTIME_FLAGS)
-    key = digest(file, *flags, runtimedigest(), compiler_identity())
-    return CACHE.file(f"{file}-{key}.o", lambda: _compile_runtime(file, flags))
-
-
-def _compile_runtime(file: str, flags: tuple[str, ...]) -> bytes:
+def _compile_runtime(compiler: HostCompiler, unit: int) -> bytes:
+    files = sorted(RUNTIME.glob("*.cpp"), key=lambda file: file.stat().st_size)[unit::UNITS]
     with tempfile.TemporaryDirectory() as work:
-        compiled = Path(work) / "runtime.o"
-        _run([*flags, "-c", str(RUNTIME / file), "-o", str(compiled)], file)
+        whole, compiled = Path(work) / "runtime.cpp", Path(work) / "runtime.o"
+        whole.write_text("".join(f'#include "{file.name}"\n' for file in files))
+        compiler.run([*RUNTIME_FLAGS, f"-I{RUNTIME}", "-c", str(whole), "-o", str(compiled)], "the emulated device")
         return compiled.read_bytes()
 
 
-def _run(arguments: list[str], name: str) -> None:
-    command = [*compiler(), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CompilationError(f"the host compiler could not compile {name}", done.stderr)
-
-
 @cache
-def compiler() -> tuple[str, ...]:
-    """The command of the host C++ compiler: $CXX, g++, clang++, or zig's. Raises DeviceError with the cure."""
-    for command in (os.environ.get("CXX"), "g++", "clang++"):
-        if command and shutil.which(command.split()[0]):
-            return tuple(command.split())
-    if find_spec("ziglang") is not None:
-        import sys
-
-        return (sys.executable, "-m", "ziglang", "c++")
-    raise DeviceError(f"the emulated device needs a C++ compiler and found none; {CURE}")
-
-
-@cache
-def compiler_identity() -> str:
-    """What must match for a library to be used again: the compiler's version and the machine."""
-    done = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=False)
-    version = done.stdout.splitlines()[0] if done.stdout else "unknown version"
-    return f"{version}, {platform.machine()}"
-
-
-@cache
-def runtimedigest() -> str:
+def runtime_digest() -> str:
     files = [*sorted(RUNTIME.iterdir()), *meanings()]
-    return digest(*(f.read_text() for f in files if f.is_file()))
+    return digest(*(part for f in files if f.is_file() for part in (f.name, f.read_text())))
 
 
 def calls_of(library: Path, addresses: Sequence[int], file: str) -> dict[int, list[int]]:

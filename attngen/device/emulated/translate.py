@@ -49,7 +49,7 @@ def translate(source: KernelSource) -> Translated:
         position = end + 1
     pieces.append(source.text[position:])
     text = _DYNAMIC_SHARED.sub(r"unsigned char* const \1 = emulator::dynamic_shared();", "".join(pieces))
-    includes = "".join(f'#include "{p}"\n' for p in [RUNTIME / "emulator.hpp", *meanings()])
+    includes = "".join(f'#include "{name}"\n' for name in ["cuda.hpp", *(p.name for p in meanings())])
     thunks = "\n".join(_thunk(entry) for entry in source.entry_points)
     return Translated(f'{includes}#line 1 "{source.name}.cu"\n{text}\n{thunks}\n', tuple(instructions))
 

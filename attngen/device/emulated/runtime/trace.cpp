@@ -28,7 +28,7 @@ std::vector<Statement> statements;
 std::unordered_map<uint64_t, int> known_statements;
 uint64_t last_key;
 int last_statement = -1;
-std::vector<Warp> warps;
+std::vector<Warp> traced_warps;
 std::vector<Buffer> buffers;
 
 std::vector<Step> steps;
@@ -202,7 +202,7 @@ void add_step(Fiber& f, int site, const void* address, int bytes, uint64_t offse
 }  // namespace
 
 void begin_block_trace() {
-    warps.resize((fibers.size() + LANES - 1) / LANES);
+    traced_warps.resize((fibers.size() + LANES - 1) / LANES);
     if (step_counts.size() < fibers.size()) step_counts.resize(fibers.size());
     for (Fiber& f : fibers) {
         f.call_hashes.clear();
@@ -212,14 +212,14 @@ void begin_block_trace() {
 
 void end_block_trace() {
     finish_write();
-    for (Warp& w : warps) close(w);
+    for (Warp& w : traced_warps) close(w);
 }
 
 void trace_access(const char* what, bool write, const void* address, int bytes, const Range* range, const void* code) {
     finish_write();
     accessed_together |= code == collective_code;
     const int statement = statement_of(what, write, here(code));
-    Warp& warp = warps[current->warp];
+    Warp& warp = traced_warps[current->warp];
     if (warp.pending.size() <= size_t(statement)) warp.pending.resize(statement + 1);
     Pending& p = warp.pending[statement];
     if (p.requests.empty()) warp.active.push_back(statement);
@@ -259,7 +259,7 @@ void trace_meeting(const char* what, unsigned mask, int line, const void* code) 
             if ((mask >> i & 1) && is_watched(fibers[first + i])) add_step(fibers[first + i], id, nullptr, 0, 0, false);
     }
     accessed_together = false;
-    close(warps[current->warp]);
+    close(traced_warps[current->warp]);
     pass_meeting(first, left, mask, false);
 }
 
@@ -271,7 +271,7 @@ void trace_event(const char* what, bool counts, const void* code) {
 }
 
 void trace_block_meeting() {
-    for (Warp& w : warps) close(w);
+    for (Warp& w : traced_warps) close(w);
     pass_meeting(0, int(fibers.size()), ~0u, true);
 }
 
@@ -282,7 +282,7 @@ extern "C" void emulator_trace(int first, const emulator::Buffer* table, int cou
                                int thread_count, int limit) {
     using namespace emulator;
     if (first) {
-        sites.clear(), statements.clear(), known_statements.clear(), steps.clear(), warps.clear();
+        sites.clear(), statements.clear(), known_statements.clear(), steps.clear(), traced_warps.clear();
         last_statement = open_write = -1;
         accessed_together = false;
     }

@@ -1,0 +1,102 @@
+"""The host's C++ compiler: which one is used, what it understands, and how it is run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
+
+from attngen.device.protocol import CompilationError, DeviceError
+
+CURE = "install g++ (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or pip install ziglang"
+CANDIDATES = ("g++", "clang++")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Compilers with the same command line. `checked` are the flags that instrument memory accesses."""
+
+    name: str
+    checked: tuple[str, ...]
+
+
+# Of the sanitizer, only the calls before each access are used: its runtime is not linked. Scalar replacement of aggregates is
+# off, because it changes the width of accesses.
+GCC = Family("gcc", ("-O1", "-fsanitize=thread", "-fno-tree-sra"))
+CLANG = Family("clang", ("-O1", "-fsanitize=thread"))
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """A C++ compiler that was found. `command` may begin with a launcher such as ccache, and end with options."""
+
+    command: tuple[str, ...]
+    version: str  # the first line of its --version
+
+    @property
+    def family(self) -> Family:
+        return CLANG if "clang" in self.version else GCC
+
+    @cached_property
+    def identity(self) -> str:
+        """What must be equal for compiled code to be used again."""
+        return "\0".join([self.version, platform.machine(), *self.command[1:]])
+
+    def __str__(self) -> str:
+        return f"{self.version} ({shlex.join(self.command)})"
+
+    def run(self, arguments: Sequence[str], what: str) -> None:
+        """Compile or link `what`. Raises CompilationError with the compiler's messages."""
+        done = subprocess.run([*self.command, *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CompilationError(f"the host compiler could not compile {what}", done.stderr)
+
+
+def find_compiler() -> HostCompiler:
+    """The compiler that $CXX names; without it g++, clang++, or zig of the ziglang wheel. Raises DeviceError with the cure."""
+    return _find(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
+
+
+@cache
+def _find(cxx: str, path: str) -> HostCompiler:
+    if cxx.strip():
+        return _named(cxx)
+    found = next((name for name in CANDIDATES if shutil.which(name)), None)
+    if found is not None:
+        return HostCompiler((found,), _version((found,)))
+    if find_spec("ziglang") is not None:
+        zig = (sys.executable, "-m", "ziglang", "c++")
+        return HostCompiler(zig, _version(zig))
+    raise DeviceError(f"the emulated device needs a C++ compiler, and none was found; {CURE}")
+
+
+def _named(cxx: str) -> HostCompiler:
+    """The compiler that the value of CXX names: a program, and arguments, as a shell would split them."""
+    try:
+        command = tuple(shlex.split(cxx))
+    except ValueError as error:
+        raise DeviceError(f"CXX is {cxx!r}, which is no command: {str(error).lower()}") from None
+    if not command or shutil.which(command[0]) is None:
+        program = command[0] if command else ""
+        cure = "set CXX to a C++ compiler, or unset it to use g++ or clang++"
+        raise DeviceError(f"CXX is {cxx!r}, but there is no program {program!r}; {cure}")
+    return HostCompiler(command, _version(command))
+
+
+def _version(command: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise DeviceError(f"the C++ compiler {shlex.join(command)!r} cannot be run: {error.strerror}") from None
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        said = (done.stderr or "it prints no version").strip().splitlines()[0]
+        raise DeviceError(f"the C++ compiler {shlex.join(command)!r} does not answer --version: {said}")
+    return lines[0]

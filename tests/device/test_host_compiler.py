@@ -1,0 +1,74 @@
+"""Which C++ compiler the emulated device takes, and what is said where it cannot be run."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from attngen.device.emulated.build import build_library
+from attngen.device.emulated.host_compiler import CLANG, GCC, HostCompiler, find_compiler
+from attngen.device.emulated.translate import translate
+from attngen.device.machine import examine
+from attngen.device.protocol import DeviceError
+from tests.problems import emitted, shipped
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("cxx", "said"),
+    [
+        ("no-such-compiler", "there is no program 'no-such-compiler'"),
+        ("no-such-launcher g++", "there is no program 'no-such-launcher'"),
+        ("'' g++", "there is no program ''"),
+        ("g++ '-DX", "no closing quotation"),
+        ("false", "does not answer --version"),
+    ],
+)
+def test_a_cxx_that_cannot_be_run_is_an_error_that_names_it(cxx: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", cxx)
+    with pytest.raises(DeviceError) as caught:
+        find_compiler()
+    assert said in str(caught.value)
+    assert cxx in str(caught.value) or repr(cxx) in str(caught.value)
+    found = next(f for f in examine() if f.name == "C++ compiler")
+    assert not found.found
+    assert said in found.detail
+
+
+def test_cxx_is_split_as_a_shell_splits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = script(tmp_path / "my launcher", 'touch "$(dirname "$0")/used"; exec "$@"')
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", f"'{launcher}' g++ -DSOMETHING='a b'")
+    assert find_compiler().command == (str(launcher), "g++", "-DSOMETHING=a b")
+    library = build_library(translate(emitted(shipped("gpt2"), "naive")).text, "gpt2", checked=False)
+    assert library.is_file()
+    assert (tmp_path / "used").exists()
+
+
+@pytest.mark.parametrize("cxx", [None, "", " "])
+def test_without_cxx_the_first_compiler_on_the_path_is_taken(
+    cxx: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    if cxx is not None:
+        monkeypatch.setenv("CXX", cxx)
+    with_clang, with_gcc = tmp_path / "clang", tmp_path / "gcc"
+    for place, name, version in ((with_clang, "clang++", "clang version 99"), (with_gcc, "g++", "g++ 12")):
+        place.mkdir()
+        script(place / name, f"echo {version}")
+    monkeypatch.setenv("PATH", f"{with_clang}")
+    assert find_compiler().family is CLANG
+    monkeypatch.setenv("PATH", f"{with_clang}:{with_gcc}")  # the path may change while a process runs
+    assert find_compiler().family is GCC
+
+
+def test_options_of_cxx_make_other_libraries() -> None:
+    plain, other = (HostCompiler(command, "g++ 12") for command in (("g++",), ("g++", "-O0")))
+    assert plain.identity != other.identity
