@@ -1,0 +1,132 @@
+"""This checkout's kernels beside another checkout's, in the same rounds of one process.
+
+    git worktree add --detach ../before REVISION
+    python benchmarks/versions.py ../before [--only plain,variants] [--kernel hopper] [--rounds 9] [--json FILE]
+
+The other checkout's package is copied under another name, so that both can be imported. `plain` has the cells of
+`benchmarks/hopper.py`, `variants` those of `benchmarks/portable.py`, `scores` what neither has: scores whose cost a change of
+the softmax may move. A ratio above 1 says that this checkout is faster; it is the median of the ratios within each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from cell import Row
+from hopper_parts.plain import CELLS
+from portable_parts.variants import VARIANTS, captured
+from words import geometric_mean, markdown
+
+import attngen
+from attngen.bench.measure import measure_bursts
+
+BEFORE = "attngen_before"
+Case = tuple[str, dict[str, Any], tuple[int, int, int], dict[str, torch.Tensor]]  # title, keywords, (B, H, S), inputs
+DENSE = {"score": "s + bias[q, k]", "inputs": {"bias": ("bf16", ("q_len", "kv_len"))}}
+SCORES: dict[str, dict[str, Any]] = {
+    "soft-cap 50": {"mask": "causal", "score": "softcap(50.0)"},
+    "s + (q - k)": {"score": "s + (q - k)"},
+    "additive mask": DENSE,
+    "sink": {"mask": "causal", "sink": "1.5"},
+    "causal, lse": {"mask": "causal", "lse": True},
+}
+
+
+def other_package(checkout: Path) -> ModuleType:
+    """The package of `checkout`, imported as BEFORE with its templates and specs."""
+    target = Path(tempfile.mkdtemp(prefix="attngen-versions-"))
+    for source in (p for p in checkout.joinpath("attngen").rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+        copy = target / BEFORE / source.relative_to(checkout / "attngen")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        data = source.read_bytes()
+        copy.write_bytes(data.replace(b"attngen", BEFORE.encode()) if source.suffix in (".py", ".attn") else data)
+    for folder in ("templates", "specs"):
+        (target / folder).symlink_to(checkout.resolve() / folder, target_is_directory=True)
+    sys.path.insert(0, str(target))
+    return importlib.import_module(BEFORE)
+
+
+def cases(part: str) -> Iterator[Case]:
+    if part == "plain":
+        for cell in CELLS:
+            yield (
+                cell.title,
+                {"dtype": cell.dtype, "head_dim": cell.head_dim, "mask": cell.mask},
+                (cell.batch, cell.heads, cell.q_len),
+                {},
+            )
+    elif part == "variants":
+        for name, (keywords, reads) in VARIANTS.items():
+            yield name, {"dtype": "bf16", "head_dim": 128, **keywords}, (2, 16, 8192), captured(reads)
+    else:
+        for name, keywords in SCORES.items():
+            length = 4096
+            inputs = {"bias": torch.randn(length, length, device="cuda").bfloat16()} if keywords is DENSE else {}
+            for head_dim in (64, 128, 256):
+                yield (
+                    f"{name} D{head_dim}",
+                    {"dtype": "bf16", "head_dim": head_dim, **keywords},
+                    (4, 2048 // head_dim, length),
+                    inputs,
+                )
+
+
+def rows(part: str, before: ModuleType, kernel: str, rounds: int) -> Iterator[Row]:
+    elements = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    for title, keywords, (batch, heads, length), inputs in cases(part):
+        sizes = (batch, heads, length, keywords["head_dim"])
+        q, k, v = (torch.randn(sizes, device="cuda").to(elements[keywords["dtype"]]) for _ in range(3))
+        calls = {}
+        for name, package in (("now", attngen), ("before", before)):
+            compiled = package.compile(package.define(**keywords), kernel=kernel, device="cuda")
+            calls[name] = partial(compiled, q, k, v, **inputs)
+        first, second = ((x[0] if isinstance(x, tuple) else x).float() for x in (calls["now"](), calls["before"]()))
+        found = measure_bursts(calls, rounds)
+        yield {
+            "case": title,
+            "ms": found.medians(),
+            "ratio": found.ratio("now", "before"),
+            "difference": float((first - second).abs().max()),
+        }
+
+
+def table(rows: list[Row]) -> str:
+    lines = [(r["case"], f"{r['ms']['before']:.4f}", f"{r['ms']['now']:.4f}", f"{r['ratio']:.3f}") for r in rows]
+    ratios = [r["ratio"] for r in rows]
+    mean = f"Geometric mean {geometric_mean(ratios):.4f}, least {min(ratios):.3f}."
+    return f"{markdown(('ms', 'before', 'now', 'before / now'), lines)}\n\n{mean}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="the other checkout")
+    parser.add_argument("--only", default="plain,variants", help="of plain, variants, scores")
+    parser.add_argument("--kernel", default="hopper")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    options = parser.parse_args()
+    before, kept = other_package(options.checkout), {}
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for part in options.only.split(","):
+            kept[part] = []
+            for row in rows(part, before, options.kernel, options.rounds):
+                kept[part].append(row)
+                print(json.dumps({"part": part, **row}), flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps(kept, indent=1))
+            print(table(kept[part]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
