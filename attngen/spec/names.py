@@ -11,22 +11,11 @@ from attngen.source import Span
 from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, SIZES
 from attngen.spec.operators import FUNCTIONS
+from attngen.spec.reserved import reserved_reason
 
 MAX_NAME = 64
 CONSTANTS: dict[str, bool | float] = {"true": True, "false": False, "inf": math.inf}
 SPELLED = {"heads": "q_heads"}  # other spellings of sizes
-
-CXX_WORDS = frozenset(
-    """
-    NULL alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const const_cast constexpr
-    continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend
-    goto if in inline int long main mutable namespace new noexcept not not_eq nullptr operator or or_eq private
-    protected public register reinterpret_cast return short signed sizeof static static_assert static_cast struct
-    switch template this thread_local throw true try typedef typeid typename union unsigned using virtual void
-    volatile wchar_t while xor xor_eq
-    """.split()  # noqa: SIM905
-)
-
 
 TENSORS = frozenset(("Q", "K", "V", "O", "S", "P", "lse", "v", "out", "stream"))
 
@@ -68,10 +57,8 @@ def name_mistakes(
         reason = "it is a function"
     elif text in TENSORS:
         reason = "it is a tensor or an argument of every kernel"
-    elif text in CXX_WORDS:
-        reason = "it is a word of C++, into which the spec is translated"
-    elif text.startswith("_") or "__" in text:
-        reason = "C++ reserves names that begin with an underscore or hold two"
+    else:
+        reason = reserved_reason(text)
     if reason:
         suggestion = f"my_{re.sub('[^A-Za-z0-9]+', '_', text).strip('_') or 'name'}"
         yield mistakes.ReservedName(span=span, statement=statement, name=text, reason=reason, suggestion=suggestion[:MAX_NAME])
