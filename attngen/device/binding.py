@@ -6,10 +6,10 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from math import prod
 from typing import Any
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, contiguous_strides
+from attngen.device.overlap import byte_range, overlaps_itself, share_memory
 from attngen.device.protocol import Argument, CTypesScalar, Launch, Memory
 from attngen.device.tensor_map import MappedTensor, TensorMap
 from attngen.emit.kernel_source import Extent, KernelSource, Parameter, TensorSpec, evaluate_extent
@@ -111,8 +111,8 @@ def _check_layout(spec: TensorSpec, array: ArrayView) -> None:
             )
     if spec.role == "output" and not array.writable:
         raise ArgumentError(f"`{array.name}` is read-only and cannot be written. Pass a copy")
-    if spec.role == "output" and any(n > 1 and s == 0 for n, s in zip(array.shape, array.strides, strict=True)):
-        raise ArgumentError(f"`{array.name}` is an expanded view: its elements share memory and cannot be written. Pass a copy")
+    if spec.role == "output" and overlaps_itself(array):
+        raise ArgumentError(f"elements of `{array.name}` share memory, so that it cannot be written. Pass a contiguous array")
 
 
 def _wrong_size(spec: TensorSpec, array: ArrayView, axis: int, extent: Extent, wanted: int, origin: Mapping[str, str]) -> str:
@@ -200,31 +200,35 @@ def _tensor_map(array: ArrayView, parameter: Parameter) -> MappedTensor:
 
 
 OUTPUTS = frozenset(("out", "lse"))
+MOST_DISTANCES = 256  # remembered for the calls of one signature
 
 
 class Apart:
-    """What the outputs of a call may not lie on: blocks that come later would read their inputs overwritten.
+    """The arrays of a call, whose outputs may not share memory with any other: a block would read what another has written.
 
-    Views that interleave are taken to be apart, unless one begins in the other.
+    Views that interleave without sharing an element, as the parts of a packed projection do, are apart.
     """
 
     def __init__(self, arrays: Sequence[ArrayView]) -> None:
-        self._names = [array.name for array in arrays]
-        self._sizes = [_occupied(array) for array in arrays]
+        self._arrays = [replace(array, owner=None) for array in arrays]  # calls are remembered longer than their arrays live
+        outputs = [i for i, array in enumerate(arrays) if array.name in OUTPUTS]
+        self._pairs = [(i, j) for i in outputs for j in range(len(arrays)) if j != i]
+        self._ranges = [byte_range(array) for array in arrays]
+        self._interleaved: set[tuple[int, int, int]] = set()  # pairs at a distance that were found to be apart
 
     def check(self, addresses: Sequence[int]) -> None:
-        """Raise ArgumentError where an output shares memory with another array. `addresses` are those of the arrays."""
-        every = list(zip(self._names, addresses, self._sizes, strict=True))
-        for written, start, size in every:
-            for other, address, extent in every if written in OUTPUTS else ():
-                if other != written and start < address + extent and address < start + size:
-                    raise ArgumentError(f"`{written}` and `{other}` share memory; pass an output of its own")
-
-
-def _occupied(array: ArrayView) -> int:
-    """How many bytes from its address on belong to `array` alone: all of it where it is contiguous, else its first element."""
-    dense = array.strides == contiguous_strides(array.shape)
-    return array.dtype.bytes * (prod(array.shape) if dense else min(prod(array.shape), 1))
+        """Raise ArgumentError if an output shares memory with another array. `addresses` are those of the arrays."""
+        for i, j in self._pairs:
+            (low, high), (other_low, other_high) = self._ranges[i], self._ranges[j]
+            distance = addresses[j] - addresses[i]
+            if low < distance + other_high and distance + other_low < high and (i, j, distance) not in self._interleaved:
+                if share_memory(self._arrays[i], self._arrays[j], distance):
+                    raise ArgumentError(
+                        f"`{self._arrays[i].name}` and `{self._arrays[j].name}` share memory; pass an output of its own"
+                    )
+                if len(self._interleaved) >= MOST_DISTANCES:
+                    self._interleaved.clear()
+                self._interleaved.add((i, j, distance))
 
 
 def _effective_strides(spec: TensorSpec, array: ArrayView, sizes: dict[str, int]) -> tuple[int, ...]:
@@ -241,10 +245,8 @@ def _memory(spec: TensorSpec, array: ArrayView) -> Memory:
     """The smallest range that holds every element."""
     if 0 in array.shape:
         return Memory(spec.name, array.pointer, 0, spec.role != "input")
-    steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
-    low, high = sum(min(s, 0) for s in steps), sum(max(s, 0) for s in steps)
-    size = array.dtype.bytes
-    return Memory(spec.name, array.pointer + low * size, (high - low + 1) * size, spec.role != "input", spec.role == "counter")
+    low, high = byte_range(array)
+    return Memory(spec.name, array.pointer + low, high - low, spec.role != "input", spec.role == "counter")
 
 
 def check_params(source_params: Mapping[str, tuple[str, Number | None]], given: Mapping[str, Any]) -> dict[str, Number]:

@@ -1,0 +1,76 @@
+"""Whether strided arrays share elements of memory: exact, without touching it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from attngen.device.arrays import ArrayView
+
+MAX_WORK = 10**6  # candidate solutions that numpy's solver may try: at most some 40 ms, and microseconds for usual strides
+
+
+def byte_range(array: ArrayView) -> tuple[int, int]:
+    """The smallest range of bytes, from the array's address, that holds every element; empty for an empty array."""
+    if 0 in array.shape:
+        return 0, 0
+    steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+    low, high = sum(min(s, 0) for s in steps), sum(max(s, 0) for s in steps)
+    return low * array.dtype.bytes, (high + 1) * array.dtype.bytes
+
+
+def share_memory(one: ArrayView, other: ArrayView, distance: int) -> bool:
+    """Whether some byte belongs to both, if `other` begins `distance` bytes after `one`. True where that is too hard to say."""
+    return _share(
+        _stand_in(one.shape, one.strides, one.dtype.bytes), _stand_in(other.shape, other.strides, other.dtype.bytes, distance)
+    )
+
+
+def overlaps_itself(array: ArrayView) -> bool:
+    """Whether two elements of `array` lie on one another. True where that is too hard to say."""
+    if 0 in array.shape:
+        return False
+    axes = sorted((abs(s), n) for n, s in zip(array.shape, array.strides, strict=True) if n > 1)
+    span = 0  # from the first to the last element along the axes so far
+    for stride, size in axes:
+        if stride <= span:
+            return _some_difference_is_zero(axes)
+        span += (size - 1) * stride
+    return False
+
+
+def _some_difference_is_zero(axes: Sequence[tuple[int, int]]) -> bool:
+    """Two elements meet if their indices differ, first along some axis: element 0 there and any later one, whatever the
+    indices along the axes that follow."""
+    for position, (stride, size) in enumerate(axes):
+        strides, sizes = zip(*axes[position + 1 :], strict=True) if axes[position + 1 :] else ((), ())
+        later = _stand_in((size - 1, *sizes), (stride, *strides), 1, stride)
+        if _share(_stand_in(sizes, strides, 1), later):
+            return True
+    return False
+
+
+def _share(one: Any, other: Any) -> bool:
+    try:
+        return bool(np.shares_memory(one, other, max_work=MAX_WORK))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Described:
+    """An array by its description alone."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+BASE = 1 << 60  # an address that nobody reads, far enough from both ends for any distance
+
+
+def _stand_in(shape: Sequence[int], strides: Sequence[int], size: int, offset: int = 0) -> np.ndarray[Any, Any]:
+    """A numpy array of this layout, for its addresses alone: it is never read."""
+    steps = tuple(s * size for s in strides)
+    interface = {"version": 3, "typestr": f"|V{size}", "data": (BASE + offset, False), "shape": tuple(shape), "strides": steps}
+    return np.asarray(_Described(interface))
