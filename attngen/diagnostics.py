@@ -12,8 +12,9 @@ One frozen dataclass per kind of mistake, with its texts as class attributes; fi
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import ClassVar, TypeVar
 
 from attngen.source import Span
@@ -115,6 +116,20 @@ def _plain(text: str, code: int) -> str:
 
 
 _Painter = Callable[[str, int], str]
+
+
+class ArgumentError(ValueError):
+    """An argument of a call is not what the compiled attention takes; the text names it, what it is and what to do."""
+
+
+def refuse_keywords(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for the first keyword of `given` that is not in `known`, with a guess."""
+    names = list(known)
+    for keyword in given:
+        if keyword not in names:
+            near = get_close_matches(keyword, names, 1)
+            hint = f"did you mean `{near[0]}`?" if near else f"its keywords are {', '.join(names)}"
+            raise TypeError(f"{function} has no keyword `{keyword}`; {hint}")
 
 
 class DiagnosticError(ValueError):

@@ -85,9 +85,8 @@ def _classified(error: Exception) -> None:
     from attngen.device.arrays import ArgumentError
     from attngen.device.emulated.findings import EmulationError
     from attngen.device.protocol import DeviceError
-    from attngen.spec.obligations import ObligationError
 
-    if isinstance(error, (ArgumentError, ObligationError, DeviceError)):
+    if isinstance(error, (ArgumentError, DeviceError)):
         click.echo(f"error: {error}", err=True)
         if isinstance(error, EmulationError):  # the device can do it; the kernel must not
             sys.exit(FAILED)

@@ -14,11 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from attngen.diagnostics import ArgumentError
 from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16, DType
-
-
-class ArgumentError(ValueError):
-    """An argument of a call is not what the compiled attention takes; the text names it, what it is and what to do."""
 
 
 class ArgumentTypeError(ArgumentError, TypeError):

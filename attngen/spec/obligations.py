@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from attngen.diagnostics import Diagnostic
+from attngen.diagnostics import ArgumentError, Diagnostic
 from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, AttentionSpec
 from attngen.spec.bounds import Range, intervals, ranges
@@ -36,7 +36,7 @@ from attngen.spec.ranges import element_ranges, name_ranges
 DIVISIONS = ("floordiv", "mod")
 
 
-class ObligationError(ValueError):
+class ObligationError(ArgumentError):
     """A call whose sizes or params would make an expression read outside a captured tensor, or divide by zero."""
 
 
