@@ -1,12 +1,12 @@
 """attngen: a mini-compiler for attention.
 
     import attngen
-    kernel = attngen.compile("specs/gpt2.attn")
+    kernel = attngen.compile("gpt2")  # a shipped spec, or the path of an .attn file
     o = kernel(q, k, v)
 
 `define` describes an attention in Python, `load` reads an `.attn` file, `compile` makes a callable of either, `attention` is
-softmax(scale * q k^T + mask) v at once. The functions of the language (`where`, `exp`, `tanh`, ...) are here for masks and
-scores written as Python functions. Everything is imported when first used.
+torch's scaled_dot_product_attention for arrays of any library. The functions of the language (`where`, `exp`, `tanh`, ...) are
+here for masks and scores written as Python functions. Everything is imported on first use.
 """
 
 from __future__ import annotations
@@ -16,35 +16,58 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attngen.api import CompiledAttention, attention, compile, load
-    from attngen.device.arrays import ArgumentError
+    from attngen.api import CompiledAttention, compile, load
+    from attngen.device.arrays import ArgumentTypeError
+    from attngen.device.choose import EmulatedDeviceWarning
+    from attngen.device.emulated.findings import EmulationError
+    from attngen.device.kernel_cache import CacheWarning
     from attngen.device.protocol import CompilationError, DeviceError
-    from attngen.diagnostics import DiagnosticError
+    from attngen.diagnostics import ArgumentError, DiagnosticError
     from attngen.language import define, to_text, traced
+    from attngen.language.trace import TraceError
+    from attngen.plan import PlanRefusal
+    from attngen.sdpa import attention
     from attngen.spec.attention import AttentionSpec
+    from attngen.spec.obligations import ObligationError
+
+__version__ = "0.1.0"
 
 _HOME = {
-    "ArgumentError": "attngen.device.arrays",
+    "ArgumentError": "attngen.diagnostics",
+    "ArgumentTypeError": "attngen.device.arrays",
     "AttentionSpec": "attngen.spec.attention",
+    "CacheWarning": "attngen.device.kernel_cache",
     "CompilationError": "attngen.device.protocol",
     "CompiledAttention": "attngen.api",
     "DeviceError": "attngen.device.protocol",
     "DiagnosticError": "attngen.diagnostics",
-    "attention": "attngen.api",
+    "EmulatedDeviceWarning": "attngen.device.choose",
+    "EmulationError": "attngen.device.emulated.findings",
+    "ObligationError": "attngen.spec.obligations",
+    "PlanRefusal": "attngen.plan",
+    "TraceError": "attngen.language.trace",
+    "attention": "attngen.sdpa",
     "compile": "attngen.api",
-    "load": "attngen.api",
     "define": "attngen.language.python_spec",
+    "load": "attngen.api",
     "to_text": "attngen.spec.print_attn",
     "traced": "attngen.language.python_spec",
 }
 
 __all__ = [
     "ArgumentError",
+    "ArgumentTypeError",
     "AttentionSpec",
+    "CacheWarning",
     "CompilationError",
     "CompiledAttention",
     "DeviceError",
     "DiagnosticError",
+    "EmulatedDeviceWarning",
+    "EmulationError",
+    "ObligationError",
+    "PlanRefusal",
+    "TraceError",
     "attention",
     "compile",
     "define",
@@ -55,14 +78,22 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "compile" and "torch" in sys.modules:
-        import_module("attngen.torch")  # so that compiled specs are callables of tensors
+    if name in ("compile", "attention") and "torch" in sys.modules:
+        import_module("attngen.torch")  # so that what these give and do is for tensors too
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
+    if not name.startswith("_"):
+        from attngen.spec.operators import FUNCTIONS
+
+        if name in FUNCTIONS:
+            from attngen.language.tracer import function_of
+
+            return function_of(name)
+    raise AttributeError(f"module 'attngen' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
     from attngen.spec.operators import FUNCTIONS
 
-    if name in FUNCTIONS:
-        from attngen.language.trace import call
-
-        return lambda *args: call(name, *args)
-    raise AttributeError(f"module 'attngen' has no attribute {name!r}")
+    modules = (name for name in globals() if f"attngen.{name}" in sys.modules)
+    return sorted({"__doc__", "__file__", "__name__", "__path__", "__version__", *modules, *__all__, *FUNCTIONS})

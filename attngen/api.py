@@ -1,16 +1,17 @@
-"""The whole road in one place: `load`, `compile` and `attention`."""
+"""The whole road in one place: `load` and `compile`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from os import PathLike
 from typing import Any, Protocol, get_args
 
 from attngen.device.arrays import CPU, ArgumentError, ArrayView, empty_like_owner, view
 from attngen.device.binding import Apart, Bound, bind, check_params, measure, refuse_unknown, shapes_to_allocate
+from attngen.device.choose import emulated_by_name, warn_emulated
 from attngen.device.deferred import DeferredKernel
 from attngen.device.protocol import Device, Kernel
 from attngen.device.tuned import Bucket, Winner, bucket_of, is_open, remembered
@@ -18,6 +19,7 @@ from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import MULTIPROCESSORS, KernelSource
 from attngen.plan import Decision, Plan, PlanRefusal, Problem, choose, default_arch, depends_on_sizes, find_arch, plans_for
 from attngen.plan.arch import Arch
+from attngen.shipped import find_spec
 from attngen.spec.attention import AttentionSpec, Rung
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES
@@ -42,6 +44,7 @@ class CompiledAttention:
     of_tensors: OfTensors | None = field(default=None, repr=False, compare=False)
     tuned: Mapping[Bucket, Winner] = field(default_factory=dict, repr=False, compare=False)
     by_sizes: bool = field(default=False, repr=False, compare=False)  # other plans serve other sizes better
+    by_default: bool = field(default=False, repr=False, compare=False)  # on the emulated device because there is no GPU
     _others: dict[Any, CompiledAttention] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -80,6 +83,8 @@ class CompiledAttention:
         direct = self.of_tensors
         if direct is not None and direct.takes(q):
             return direct(q, k, v, named, out, lse, stream)
+        if self.by_default:
+            warn_emulated("attngen.compile's kernels, as there is no GPU", 'Name the device to choose: device="emulated".')
         named = {**self.captures, **named}
         spec = self.spec
         params = {p.name: (str(p.type), p.default) for p in spec.params}
@@ -96,14 +101,21 @@ class CompiledAttention:
             if not spec.lse:
                 raise ArgumentError("`lse` was given, but the spec does not say `output lse`")
             arrays["lse"] = view(lse, "lse")
+        self.run(arrays, check_params(params, named), stream)
+        output = arrays["O"].owner
+        return (output, arrays["lse"].owner) if spec.lse else output
+
+    def run(self, arrays: dict[str, ArrayView], params: Mapping[str, int | float], stream: int | None) -> dict[str, ArrayView]:
+        """Compute `arrays`, by the names of the source's tensors, of which outputs that are missing are allocated. Raises
+        ArgumentError."""
+        given = [name for name in ("O", "lse") if name in arrays]
         chosen = self.at(arrays)
-        bound = chosen.bind(arrays, check_params(params, named))
-        if out is not None or lse is not None:
+        bound = chosen.bind(arrays, params)
+        if given:
             Apart(list(arrays.values())).check([array.pointer for array in arrays.values()])
         if bound.launches:
             chosen.kernel.launch(bound.launches, bound.memory, _stream(stream, arrays["Q"]))
-        output = arrays["O"].owner
-        return (output, arrays["lse"].owner) if spec.lse else output
+        return arrays
 
     def at(self, arrays: Mapping[str, ArrayView]) -> CompiledAttention:
         """The same, planned for the sizes of `arrays`: what tuning found, else the planner's choice, which may be its own plan.
@@ -218,10 +230,13 @@ def preload() -> None:
 
 
 def load(path: Path) -> AttentionSpec | tuple[AttentionSpec, ...]:
-    """The spec in an `.attn` file; a tuple where it holds several. Raises DiagnosticError for mistakes in it."""
+    """The spec in an `.attn` file, or the shipped one of that name; a tuple if the file holds several.
+
+    Raises DiagnosticError for mistakes in it, OSError if it cannot be read.
+    """
     from attngen.language import load_file
 
-    specs = load_file(path)
+    specs = load_file(find_spec(path))
     return specs[0] if len(specs) == 1 else specs
 
 
@@ -234,7 +249,7 @@ def compile(
     captures: Mapping[str, Any] | None = None,
     ahead: Sequence[str] = (),
 ) -> CompiledAttention:
-    """Compile a spec, or the one in an `.attn` file, into a callable.
+    """Compile a spec, the one in an `.attn` file, or the shipped one of a name, into a callable.
 
     `kernel` (naive, tiled, fused, wgmma, hopper, auto) overrides the spec's own statement; `device` is "cuda", "emulated",
     "auto" (cuda where there is a GPU) or a Device; `arch` is for planning only and is the device's own by default. `captures`
@@ -246,7 +261,7 @@ def compile(
     architecture or a captured input that does not exist, DeviceError where the device cannot compile.
     """
     if kernel is not None:
-        _check_rung("kernel", kernel)
+        check_rung("kernel", kernel)
     if not isinstance(spec, AttentionSpec):
         loaded = load(spec)
         if isinstance(loaded, tuple):
@@ -261,28 +276,43 @@ def compile(
             raise ArgumentError(f"`{param.name}` is a param, and captures are inputs; pass {param.name}=... to calls")
     refuse_unknown(list(given), [i.name for i in spec.inputs])
     place = _device(device) if isinstance(device, str) else device
+    on_gpu = place.name.startswith("cuda")
+    if not on_gpu and device != "auto":
+        emulated_by_name()
     if ahead:
         from attngen.device.cuda.compiler import cubin
 
         for target in ahead:
             for plan in plans_for(spec, _arch(target), kernel):
                 cubin(emit(spec, plan))
-    # an emulated device that is known by name only is whatever the kernel was made for
-    unnamed = isinstance(device, str) and not place.name.startswith("cuda")
-    usual = default_arch(kernel or spec.schedule.rung) if unnamed else place.arch
-    plan = choose(spec, _arch(arch or usual), kernel)
+    if arch is None and not isinstance(device, str):
+        arch = place.arch
     of_tensors = None
-    if _of_tensors and isinstance(device, str) and arch is None and device != "emulated:fast":  # those it cannot be told
-        of_tensors = _of_tensors[-1](spec, kernel, given, place.name if place.name.startswith("cuda") else "cpu")
-    tunable = place.name.startswith("cuda") and plan.is_fused and is_open(spec)
-    found = remembered(spec, plan.arch.name, plan.rung) if tunable else {}
+    if _of_tensors and isinstance(device, str) and arch is None and device != "emulated:fast":  # what the operator cannot carry
+        of_tensors = _of_tensors[-1](spec, kernel, given, place.name if on_gpu else "cpu")
+    made = _on(place, spec, kernel, arch)
+    return replace(made, captures=given, of_tensors=of_tensors, by_default=not on_gpu and device == "auto")
+
+
+def compile_later(spec: AttentionSpec, device: str, kernel: str | None = None) -> CompiledAttention:
+    """A callable of a checked spec on the device of that name. Its kernel is compiled by the first call that fits the spec: a
+    call that does not is refused before. Raises PlanRefusal, DeviceError."""
+    return _on(_device(device), spec, kernel, None, later=True)
+
+
+def _on(place: Device, spec: AttentionSpec, kernel: str | None, arch: str | None, later: bool = False) -> CompiledAttention:
+    """`spec` planned for `arch`, by default that of the device; the emulated device has whichever one the kernel needs."""
+    on_gpu = place.name.startswith("cuda")
+    usual = place.arch if on_gpu else default_arch(kernel or spec.schedule.rung)
+    plan = choose(spec, _arch(arch or usual), kernel)
+    found = remembered(spec, plan.arch.name, plan.rung) if on_gpu and plan.is_fused and is_open(spec) else {}
     by_sizes = depends_on_sizes(spec, plan)
     source = emit(spec, plan)
-    made = DeferredKernel(place, source) if by_sizes or found else place.compile(source)
-    return CompiledAttention(spec, plan, made, place, given, of_tensors, found, by_sizes)
+    made = DeferredKernel(place, source) if later or by_sizes or found else place.compile(source)
+    return CompiledAttention(spec, plan, made, place, tuned=found, by_sizes=by_sizes)
 
 
-def _check_rung(keyword: str, said: str) -> None:
+def check_rung(keyword: str, said: str) -> None:
     if said not in get_args(Rung):
         raise ArgumentError(f"{keyword} is {said!r}; expected naive, tiled, fused, wgmma, hopper or auto")
 
@@ -299,75 +329,3 @@ def _device(name: str) -> Device:
     from attngen.device.choose import device_by_name
 
     return device_by_name(name)
-
-
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    mask: Any | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    mode: str = "auto",
-) -> Any:
-    """softmax(scale * q k^T + mask) v, as torch's scaled_dot_product_attention.
-
-    q [batch, q_heads, q_len, head_dim], k and v [batch, kv_heads, kv_len, ...]; `mask` is boolean (true: take part) or of q's
-    dtype (added), broadcastable to [batch, q_heads, q_len, kv_len]; `mode` is naive, tiled, fused, wgmma, hopper or auto. Fewer
-    key/value heads than query heads need `enable_gqa`. Raises ArgumentError as a compiled spec does.
-    """
-    query, values = view(q, "q"), view(v, "v")
-    for array in (query, values, view(k, "k")):
-        if len(array.shape) != 4:
-            raise ArgumentError(f"`{array.name}` has {len(array.shape)} dimensions; expected [batch, heads, length, head size]")
-    if not enable_gqa and query.shape[1] != values.shape[1]:
-        raise ArgumentError(f"`q` has {query.shape[1]} heads and `v` {values.shape[1]}; pass enable_gqa=True to share them")
-    device = "emulated" if query.location == CPU else str(query.location)
-    named: dict[str, Any] = {}
-    mask_dtype = None
-    if mask is not None:
-        named["attn_mask"] = _four_dimensions(mask)
-        mask_dtype = view(mask, "mask").dtype.name
-    compiled = _standard(query.dtype.name, query.shape[3], values.shape[3], mask_dtype, is_causal, scale, mode, device)
-    return compiled(q, k, v, **named)
-
-
-def _four_dimensions(mask: Any) -> Any:
-    return mask[(None,) * (4 - mask.ndim)] if mask.ndim < 4 else mask
-
-
-@lru_cache(maxsize=256)
-def _standard(
-    dtype: str,
-    head_dim: int,
-    head_dim_v: int,
-    mask: str | None,
-    is_causal: bool,
-    scale: float | None,
-    mode: str,
-    device: str,
-) -> CompiledAttention:
-    _check_rung("mode", mode)
-    return compile(standard_spec(dtype, head_dim, head_dim_v, mask, is_causal, scale), kernel=mode, device=device)
-
-
-def standard_spec(
-    dtype: str, head_dim: int, head_dim_v: int, mask: str | None, is_causal: bool, scale: float | None
-) -> AttentionSpec:
-    """torch's attention: `mask` is the element type of a dense mask, or None. Raises DiagnosticError."""
-    from attngen.language import define
-
-    entry = "attn_mask[b, h, q, k]"
-    masks = (["q >= k"] if is_causal else []) + ([entry] if mask == "bool" else [])
-    return define(
-        name="attention",
-        dtype=dtype,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        scale=scale,
-        inputs={} if mask is None else {"attn_mask": (mask, ("batch", "heads", "q_len", "kv_len"))},
-        mask=" and ".join(masks) or None,
-        score=f"s + {entry}" if mask not in (None, "bool") else None,
-    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from difflib import get_close_matches
+from os import PathLike
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -13,10 +16,15 @@ def spec_directory() -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / "specs"
 
 
-def find_spec(name: str) -> Path:
-    """The file called `name`, or else the shipped spec of that name."""
+def find_spec(name: str | PathLike[str]) -> Path:
+    """The file called `name`, or else the shipped spec of that name. Raises FileNotFoundError, with a guess, for a word that is
+    neither."""
     path = Path(name)
-    if path.exists() or path.suffix:
+    if path.is_file() or path.suffix or path.name != str(name):
         return path
-    shipped = spec_directory() / f"{name}.attn"
-    return shipped if shipped.is_file() else path
+    shipped = {found.stem: found for found in sorted(spec_directory().glob("*.attn"))}
+    if path.name in shipped:
+        return shipped[path.name]
+    near = get_close_matches(path.name, shipped, 1)
+    hint = f"did you mean `{near[0]}`?" if near else f"shipped are {', '.join(shipped)}"
+    raise FileNotFoundError(errno.ENOENT, f"no file and no shipped spec has this name; {hint}", str(name))

@@ -35,11 +35,15 @@ def branches(b: object, h: object, q: object, k: object) -> bool:
     return bool(q == k)
 
 
+DOUBLES = torch.zeros(3).double()
 TABLE, IDS = torch.zeros(3), torch.zeros(16, dtype=torch.int32)
 REFUSED: dict[str, Callable[[], object]] = {
     "requires grad, and there is no backward kernel yet": lambda: call(q=Q.clone().requires_grad_()),
-    "tensors of torch.float8_e4m3fn cannot be used": lambda: call(q=Q.to(torch.float8_e4m3fn)),
-    "tensors of torch.float64 cannot be used": lambda: call(q=Q.double()),
+    "q has elements of float8_e4m3fn; expected one of fp16, bf16, fp32": lambda: call(q=Q.to(torch.float8_e4m3fn)),
+    "q has elements of float64; expected one of fp16, bf16, fp32": lambda: call(q=Q.double()),
+    "dropout_p is 0.1; no kernel has dropout": lambda: attention(Q, Q, Q, dropout_p=0.1),
+    "q has 5 dimensions; expected 2 to 4": lambda: call(q=Q[None]),
+    "x has elements of float64; expected one of fp32": lambda: plain(score=lambda s, b, h, q, k, x=DOUBLES: s + x[h]),
     "has elements of fp32; expected fp16": lambda: call(k=Q.float()),
     "sum is not known here": lambda: plain(score="sum(s)"),
     "rand is not known here": lambda: plain(score="rand()"),
@@ -51,7 +55,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "index 0 of tb comes from data": lambda: plain(
         inputs={"tb": ("fp32", (3,)), "at": ("int32", ("kv_len",))}, score="s + tb[at[k]]"
     ),
-    "a traced value has no truth value yet": lambda: plain(mask=branches),
+    "a traced value is neither true nor false yet": lambda: plain(mask=branches),
     "q has stride 40 in its last dimension": lambda: call(
         q=torch.zeros(1, 2, 64, 40).half().transpose(2, 3), k=Q[:, :, :1], v=Q[:, :, :1]
     ),

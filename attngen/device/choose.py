@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from functools import lru_cache
 
 from attngen.device.protocol import Device
+from attngen.diagnostics import ArgumentError
+
+
+class EmulatedDeviceWarning(UserWarning):
+    """The emulated device runs a call that did not name it: right, but thousands of times slower than a GPU."""
+
+
+class _Said:
+    """What this process has said, or need not say."""
+
+    emulated = False
+
+
+def emulated_by_name() -> None:
+    """The caller names the emulated device, and so knows what runs: `warn_emulated` says nothing from now on."""
+    _Said.emulated = True
+
+
+def warn_emulated(what: str, cure: str) -> None:
+    """Warn, once a process, that the emulated device runs `what`."""
+    if _Said.emulated:
+        return
+    _Said.emulated = True
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("attngen", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"the emulated device runs {what}: the CUDA kernel, compiled for the CPU, one thread after another, which is for tests "
+        f"and learning. {cure} (This warning comes once a process; its category is attngen.EmulatedDeviceWarning.)",
+        EmulatedDeviceWarning,
+        stacklevel=level,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -25,7 +59,7 @@ def has_gpu() -> bool:
 def device_by_name(name: str) -> Device:
     """ "cuda", "cuda:N", "emulated" (checked), "emulated:fast", or "auto": cuda where there is a GPU, else emulated.
 
-    Raises ValueError for any other name, DeviceError where the device cannot be used.
+    Raises ArgumentError for any other name, DeviceError where the device cannot be used.
     """
     if name == "auto":
         name = "cuda" if has_gpu() else "emulated"
@@ -38,4 +72,4 @@ def device_by_name(name: str) -> Device:
         from attngen.device.emulated import EmulatedDevice
 
         return EmulatedDevice(checked=detail != "fast")
-    raise ValueError(f"no device is called {name!r}; expected cuda, cuda:N, emulated, emulated:fast or auto")
+    raise ArgumentError(f"no device is called {name!r}; expected cuda, cuda:N, emulated, emulated:fast or auto")

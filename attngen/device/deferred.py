@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from attngen.device.protocol import Device, Kernel, Launch, Memory
@@ -11,20 +12,22 @@ from attngen.emit.kernel_source import KernelSource
 
 @dataclass(slots=True)
 class DeferredKernel:
-    """`source`, which `device` compiles when something else is first asked of it. Raises what its compilation raises."""
+    """`source`, which `device` compiles once, on first use. Raises what its compilation raises."""
 
     device: Device
     source: KernelSource
     _compiled: Kernel | None = None
+    _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], stream: int | None = None) -> None:
         self.compiled.launch(launches, memory, stream)
 
     @property
     def compiled(self) -> Kernel:
-        if self._compiled is None:
-            self._compiled = self.device.compile(self.source)
-        return self._compiled
+        with self._lock:
+            if self._compiled is None:
+                self._compiled = self.device.compile(self.source)
+            return self._compiled
 
     def __getattr__(self, name: str) -> Any:
         """What only kernels of this device have."""

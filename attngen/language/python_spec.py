@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
 from numbers import Integral, Real
 from operator import index
-from typing import Any, get_args
+from typing import Any, ParamSpec, TypeVar, get_args
 
-from attngen.diagnostics import DiagnosticError
+from attngen.diagnostics import DiagnosticError, refuse_keywords
 from attngen.language.block import as_float, default_scale
 from attngen.language.prelude import prelude
 from attngen.language.resolve import Resolver, Scope, Value
@@ -24,12 +26,26 @@ from attngen.spec.names import SPELLED, check_name
 Written = str | Callable[..., Any] | None
 
 
-def define(**described: Any) -> AttentionSpec:
-    """An AttentionSpec from keyword arguments; see `traced`, which also returns the arrays that functions captured."""
-    return traced(**described)[0]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def traced(
+def _named_keywords(function: Callable[P, R], name: str) -> Callable[P, R]:
+    """`function` of keywords, under `name`: a keyword that it does not have is named, with a guess."""
+    described = signature(function)
+
+    @wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        if args:
+            raise TypeError(f"{name} takes keywords, as in {name}(mask=...)")
+        refuse_keywords(name, keywords, described.parameters)
+        return function(*args, **keywords)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def _describe(
     *,
     name: str = "attention",
     dtype: str = "fp16",
@@ -50,7 +66,7 @@ def traced(
     stages: int | None = None,
     warps: int | None = None,
 ) -> tuple[AttentionSpec, dict[str, Any]]:
-    """(spec, captured arrays by name).
+    """An AttentionSpec, and the arrays that functions captured, by name: `traced` gives the pair, `define` the spec.
 
     `heads` is (query heads, key/value heads); `inputs` maps names to (dtype, dims); `params` maps names to "int", "float",
     (type, default), or a default alone. `mask`, `score` and `sink` are text of the language or functions: (s, b, h, q, k) or,
@@ -68,6 +84,8 @@ def traced(
     stages, warps = (None if n is None else _whole(of, n) for of, n in (("stages", stages), ("warps", warps)))
     if not isinstance(lse, bool):
         raise TypeError(f"`lse` is {lse!r}; expected True or False")
+    if isinstance(scale, bool):
+        raise TypeError(f"`scale` is {scale!r}; expected a number")
     if dtype not in DTYPES:
         known = ", ".join(t.name for t in STORAGE_DTYPES)
         raise DiagnosticError(
@@ -104,6 +122,19 @@ def traced(
     )
     check(result)
     return result, {c.name: c.array for c in builder.captures.values()}
+
+
+def _first(describe: Callable[P, tuple[AttentionSpec, Any]]) -> Callable[P, AttentionSpec]:
+    @wraps(describe)
+    def spec_alone(*args: P.args, **keywords: P.kwargs) -> AttentionSpec:
+        return describe(*args, **keywords)[0]
+
+    spec_alone.__signature__ = signature(describe).replace(return_annotation="AttentionSpec")  # type: ignore[attr-defined]
+    return spec_alone
+
+
+traced = _named_keywords(_describe, "traced")
+define = _named_keywords(_first(_describe), "define")
 
 
 def _is_number(given: Any) -> bool:
@@ -168,7 +199,7 @@ def _input(name: str, given: Any) -> Input:
 
 
 def _param(name: str, given: Any) -> Param:
-    """From "int", "float", those with a default, or the default alone."""
+    """From "int", "float", those with a default, or the default alone; numbers may be numpy's."""
     check_name(name)
     if _is_number(given):
         given = ("int", int(given)) if isinstance(given, Integral) else ("float", float(given))

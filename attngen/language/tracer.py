@@ -197,6 +197,19 @@ def call(op: str, *args: Any) -> Any:
         raise TraceError(f"{error.message}{'; ' + error.help if error.help else ''}") from error
 
 
+@functools.cache
+def function_of(name: str) -> Callable[..., Any]:
+    """The language's function `name`, for functions that are traced."""
+
+    def function(*args: Any) -> Any:
+        return call(name, *args)
+
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = "attngen"
+    function.__doc__ = f"The language's `{name}`, for masks and scores that are Python functions."
+    return function
+
+
 def power(base: Any, exponent: Any) -> Any:
     """base ** exponent: a product, and so exact, if an integer is raised to a small whole number; else the operator."""
     if lift(base).type is Type.INT and isinstance(exponent, int) and not isinstance(exponent, bool) and 1 <= exponent <= 8:

@@ -10,11 +10,11 @@ from typing import Any, get_args
 
 import torch
 
-from attngen.api import standard_spec
-from attngen.device.arrays import ArgumentError
+from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.language import to_text, traced
+from attngen.sdpa import also_causal, standard_spec
 from attngen.spec.attention import AttentionSpec, Rung
-from attngen.spec.dtypes import DTYPES
+from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
 
 Written = str | Callable[..., Any] | None
 MODES: tuple[str, ...] = get_args(Rung)
@@ -36,9 +36,10 @@ class Description:
             spec = standard_spec(dtype, head_dim, head_dim_v, mask_dtype, self.is_causal, self.scale)
             captured: dict[str, Any] = {}
         else:
-            spec, captured = traced(
-                dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, scale=self.scale, **dict(self.keywords)
-            )
+            keywords = {"scale": self.scale, "lse": self.return_lse, **self.keywords}
+            spec, captured = traced(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, **keywords)
+            if self.is_causal:
+                spec = also_causal(spec)
         return replace(spec, lse=self.return_lse, schedule=replace(spec.schedule, rung=self.mode)), captured
 
 
@@ -58,16 +59,17 @@ def register(description: Description) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _text(number: int, dtype: Any, head_dim: int, head_dim_v: int, mask_dtype: Any) -> str:
-    mask = None if mask_dtype is None else dtype_name(mask_dtype)
-    spec, _ = _known[number].spec(dtype_name(dtype), head_dim, head_dim_v, mask)
-    return to_text(spec)
+def _text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_dtypes: tuple[Any, ...]) -> str:
+    spec, captured = _known[number].spec(dtype_name(dtype), head_dim, head_dim_v, None)
+    converted = {name: _DTYPES[dtype] for name, dtype in zip(captured, captured_dtypes, strict=True)}
+    return to_text(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def spec_text(number: int, dtype: Any, head_dim: int, head_dim_v: int, mask_dtype: Any) -> str:
-    """The text of a registered description for tensors of these types and sizes; a constant to torch.compile."""
-    return _text(number, dtype, head_dim, head_dim_v, mask_dtype)
+def spec_text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_dtypes: tuple[Any, ...]) -> str:
+    """The text of a registered description for tensors of these types and sizes; a constant to torch.compile. The types of
+    captured tensors are what a layer's `.to()` has made of them."""
+    return _text(number, dtype, head_dim, head_dim_v, captured_dtypes)
 
 
 def head_size(tensor: Any) -> int:
@@ -102,19 +104,28 @@ def _standard_text(
     mask_dtype: Any,
 ) -> str:
     check_mode(mode)
-    mask = None if mask_dtype is None else dtype_name(mask_dtype)
-    spec, _ = Description(mode, is_causal, scale, return_lse).spec(dtype_name(dtype), head_dim, head_dim_v, mask)
+    description = Description(mode, is_causal, scale, return_lse)
+    spec, _ = description.spec(dtype_name(dtype), head_dim, head_dim_v, _mask_name(mask_dtype))
     return to_text(spec)
 
 
-_NAMES = {getattr(torch, t.torch): t.name for t in DTYPES.values()}
+_DTYPES = {getattr(torch, t.torch): t for t in DTYPES.values()}
+_STORAGE_NAMES = {getattr(torch, t.torch): t.name for t in STORAGE_DTYPES}
 
 
 def dtype_name(dtype: Any) -> str:
-    """attngen's name of a torch dtype. Raises ArgumentError for one without a name."""
-    if dtype not in _NAMES:
-        raise ArgumentError(f"tensors of {dtype} cannot be used; expected one of {', '.join(map(str, _NAMES))}")
-    return _NAMES[dtype]
+    """attngen's name of a torch dtype of Q, K and V. Raises ArgumentTypeError for one that they cannot have."""
+    if dtype not in _STORAGE_NAMES:
+        found = str(dtype).removeprefix("torch.")
+        raise ArgumentTypeError(f"`q` has elements of {found}; expected one of {', '.join(_STORAGE_NAMES.values())}")
+    return _STORAGE_NAMES[dtype]
+
+
+def _mask_name(dtype: Any) -> str | None:
+    """The name of the dtype of a dense mask, if there is one; torch's own where attngen has none."""
+    if dtype is None:
+        return None
+    return _STORAGE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def fixed_text(spec: AttentionSpec, rung: str | None) -> str:

@@ -1,32 +1,44 @@
-"""Tensors as the operator takes them: [batch, heads, length, size], read in place."""
+"""Tensors as the operator takes them, [batch, heads, length, size] and read in place, and as the caller gave them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.sdpa import check_ranks
+from attngen.spec.dtypes import NUMPY_BFLOAT16
 
 Tensor = Any
-LAYOUTS = ("bhsd", "bshd")
+AXES = {"bhsd": "[batch, heads, length, size]", "bshd": "[batch, length, heads, size]"}
 ROW_BYTES = 16  # what the fused kernels copy at once
 
 
 def check_layout(layout: str) -> None:
     """Raise ArgumentError for what is no layout."""
-    if layout not in LAYOUTS:
+    if layout not in AXES:
         raise ArgumentError(
-            f"layout is {layout!r}; expected bhsd for [batch, heads, length, size] or bshd for [batch, length, heads, size]"
+            f"layout is {layout!r}; expected {' or '.join(f'{name} for {axes}' for name, axes in AXES.items())}"
         )
 
 
 def heads_first(q: Tensor, k: Tensor, v: Tensor, layout: str, copy: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v as [batch, heads, length, size]: views, or copies where `copy` allows them and one cannot be read in place."""
-    if layout == "bhsd" and not copy and all_tensors(q, k, v) and q.dim() == k.dim() == v.dim() == 4:  # as usual
-        return q, k, v
-    check_layout(layout)
-    return _one(q, "q", layout, copy), _one(k, "k", layout, copy), _one(v, "v", layout, copy)
+    """q, k and v as [batch, heads, length, size]: views, or copies if `copy` allows them and one cannot be read in place.
+
+    K and V of batch 1 are expanded. Raises ArgumentError.
+    """
+    if not (layout == "bhsd" and not copy and all_tensors(q, k, v) and q.dim() == k.dim() == v.dim() == 4):  # as usual
+        check_layout(layout)
+        named = {"q": q, "k": k, "v": v}
+        q, k, v = (_one(tensor, name, layout, copy) for name, tensor in named.items())
+        check_ranks({name: tensor.dim() for name, tensor in named.items()})
+    if k.shape[0] == 1 and q.shape[0] != 1:
+        k = k.expand(q.shape[0], -1, -1, -1)
+    if v.shape[0] == 1 and q.shape[0] != 1:
+        v = v.expand(q.shape[0], -1, -1, -1)
+    return q, k, v
 
 
 def all_tensors(q: Any, k: Any, v: Any) -> bool:
@@ -37,10 +49,23 @@ def all_tensors(q: Any, k: Any, v: Any) -> bool:
 def _one(tensor: Tensor, name: str, layout: str, copy: bool) -> Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentTypeError(f"`{name}` is a {type(tensor).__name__}; expected a tensor")
-    if tensor.dim() != 4:
-        raise ArgumentError(f"`{name}` has {tensor.dim()} dimensions; expected 4: {layout}")
-    seen = tensor.transpose(1, 2) if layout == "bshd" else tensor
+    least = 2 if layout == "bhsd" else 3
+    if not least <= tensor.dim() <= 4:
+        axes = AXES[layout]
+        raise ArgumentError(f"`{name}` has {tensor.dim()} dimensions; expected {least} to 4, of {axes}")
+    whole = tensor[(None,) * (4 - tensor.dim())] if tensor.dim() < 4 else tensor
+    seen = whole.transpose(1, 2) if layout == "bshd" else whole
     return seen.clone(memory_format=torch.contiguous_format) if copy and not readable(seen) else seen
+
+
+def laid_out(output: Tensor, lse: Tensor, query: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """`output` [batch, heads, length, size] in the layout of the call's query; both without the dimensions that it lacks."""
+    if layout == "bshd":
+        output = output.transpose(1, 2)
+    missing = 4 - query.dim()
+    if missing:
+        output, lse = output.flatten(0, missing), lse.flatten(0, missing) if lse.dim() == 3 else lse
+    return output, lse
 
 
 def check_equal_heads(q: Tensor, k: Tensor) -> None:
@@ -57,7 +82,20 @@ def readable(tensor: Tensor) -> bool:
 
 
 def four_dimensions(mask: Tensor) -> Tensor:
-    """A mask that broadcasts to [batch, heads, q_len, kv_len], with four dimensions."""
+    """A mask that broadcasts to [batch, heads, q_len, kv_len], with four dimensions. Raises ArgumentError."""
+    if not isinstance(mask, torch.Tensor):
+        raise ArgumentTypeError(f"`attn_mask` is a {type(mask).__name__}; expected a tensor")
     if mask.dim() > 4:
-        raise ArgumentError(f"the mask has {mask.dim()} dimensions; expected at most 4: [batch, heads, q_len, kv_len]")
+        raise ArgumentError(f"`attn_mask` has {mask.dim()} dimensions; expected at most 4, of [batch, heads, q_len, kv_len]")
     return mask[(None,) * (4 - mask.dim())] if mask.dim() < 4 else mask
+
+
+def as_tensor(array: Any) -> Tensor:
+    """A captured array as a tensor that shares its memory, or that holds a copy where torch cannot share it: read-only arrays,
+    and numpy's of bf16 or with negative strides."""
+    if not isinstance(array, np.ndarray):
+        return torch.as_tensor(array)
+    if array.dtype.name == "bfloat16" or array.dtype == NUMPY_BFLOAT16:
+        return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+    shared = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if shared else np.array(array))

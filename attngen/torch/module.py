@@ -16,19 +16,20 @@ from attngen.torch.arguments import NamedArguments
 from attngen.torch.description import Description, Written, check_mode, fixed_text, head_size, register, spec_text
 from attngen.torch.eager import EagerCalls
 from attngen.torch.functional import attention
-from attngen.torch.layout import check_equal_heads, check_layout, heads_first
+from attngen.torch.layout import as_tensor, check_equal_heads, check_layout, heads_first, laid_out
 
 Tensor = Any
 NOTHING: Mapping[str, Tensor] = {}
 
 
 class Attention(torch.nn.Module):  # type: ignore[misc]
-    """An attention as a layer, without parameters of its own.
+    """An attention as a layer.
 
-    `Attention(spec)` runs an AttentionSpec or the one of an `.attn` file. `Attention(mask=..., score=..., ...)` describes
-    one by the keywords of `attngen.define`, as text of the language or as functions; element type and head sizes come with
-    the tensors. Arrays that functions capture become buffers. Without mask, score, sink and inputs it is torch's attention,
-    and `forward` also takes a dense mask.
+    `Attention(spec)` runs an AttentionSpec, the one in an `.attn` file, or the shipped one of a name. `Attention(mask=...,
+    score=..., ...)` describes one by the keywords of `attngen.define`, as text of the language or as functions; element type
+    and head sizes come with the tensors. Parameters that functions capture become parameters of the layer, other arrays its
+    buffers, whatever their dimensions: `.to()` moves them, `state_dict()` holds them, and calls see their changes.
+    Without mask, score, sink and inputs it is torch's attention, and `forward` also takes a dense mask.
 
     forward(q, k, v, attn_mask=None, **named) takes captured inputs and params by name; see `attngen.torch.attention` for the
     rest.
@@ -56,8 +57,9 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         check_mode(mode)
         check_layout(layout)
-        self.enable_gqa, self.layout, self.copy = enable_gqa, layout, copy
-        self.is_causal, self.scale, self.mode, self.return_lse = is_causal, scale, mode, return_lse
+        # Private, so that captured arrays may be called `scale` or `mode`.
+        self._enable_gqa, self._layout, self._copy = enable_gqa, layout, copy
+        self._is_causal, self._scale, self._mode, self._return_lse = is_causal, scale, mode, return_lse
         described = {"mask": mask, "score": score, "sink": sink, "inputs": inputs, "params": params}
         given = {name: value for name, value in described.items() if value is not None}
         if normalize != "softmax":
@@ -75,58 +77,62 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
                 raise ArgumentError("the spec says mask, score and scale itself; give either it or the keywords")
             self._take_spec(_one(spec))
         elif given:
-            self._describe(given, is_causal, scale)
+            self._describe(given)
 
     def _take_spec(self, spec: AttentionSpec) -> None:
-        self._text = fixed_text(spec, None if self.mode == "auto" else self.mode)
-        self.return_lse = spec.lse
-        self.enable_gqa = True  # the tensors' heads are checked against the spec's
+        self._text = fixed_text(spec, None if self._mode == "auto" else self._mode)
+        self._return_lse = spec.lse
+        self._enable_gqa = True  # the tensors' heads are checked against the spec's
         self._arguments = NamedArguments(spec)
 
-    def _describe(self, given: dict[str, Any], is_causal: bool, scale: float | None) -> None:
-        if is_causal:
-            mask = given.get("mask")
-            if mask is not None and not isinstance(mask, str):
-                raise ArgumentError("is_causal beside a function as mask: write (q >= k) into the function")
-            given["mask"] = "q >= k" if mask is None else f"q >= k and ({mask})"
-        description = Description(self.mode, False, scale, self.return_lse, given)
+    def _describe(self, given: dict[str, Any]) -> None:
+        description = Description(self._mode, self._is_causal, self._scale, self._return_lse, given)
         some = "fp32" if "precision" in given else "fp16"
         spec, captured = description.spec(some, 64, 64, None)  # mistakes show here, whatever the tensors will be
         for name, array in captured.items():
-            self.register_buffer(name, torch.as_tensor(array), persistent=False)
+            self._register(name, array)
         self._captured = tuple(captured)
         self._description = description
         self._number = register(description)
         self._arguments = NamedArguments(spec)
+
+    def _register(self, name: str, array: Any) -> None:
+        if hasattr(self, name):
+            raise ArgumentError(f"a captured array is called `{name}`, as an attribute of the layer is; rename the variable")
+        if isinstance(array, torch.nn.Parameter):
+            self.register_parameter(name, array)
+        else:
+            self.register_buffer(name, as_tensor(array))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **named: Any) -> Any:
         """O, or (O, lse); see `attngen.torch.attention`."""
         if self._arguments is None:
             refuse_unknown(list(named), [])
             return attention(
-                q, k, v, attn_mask, is_causal=self.is_causal, scale=self.scale, enable_gqa=self.enable_gqa, mode=self.mode,
-                return_lse=self.return_lse, layout=self.layout, copy=self.copy,
+                q, k, v, attn_mask, 0.0, self._is_causal, self._scale, self._enable_gqa, mode=self._mode,
+                return_lse=self._return_lse, layout=self._layout, copy=self._copy,
             )  # fmt: skip
         if attn_mask is not None:
             raise ArgumentError("this attention says its own mask; declare a dense one as an input of the spec")
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
         inputs, said = self._arguments.said(named, captured)
-        if self.copy:
+        if self._copy:
             said = None
         result = self._calls.repeat(q, k, v, inputs, said)
         if result is None:
-            queries, keys, values = heads_first(q, k, v, self.layout, self.copy)
-            if not self.enable_gqa:
+            queries, keys, values = heads_first(q, k, v, self._layout, self._copy)
+            if not self._enable_gqa:
                 check_equal_heads(queries, keys)
             text = self._text
             if text is None:
-                text = spec_text(self._number, queries.dtype, head_size(queries), head_size(values), None)
+                dtypes = tuple(tensor.dtype for tensor in captured.values())
+                text = spec_text(self._number, queries.dtype, head_size(queries), head_size(values), dtypes)
             arguments = (queries, keys, values, text, *self._arguments.lists(named, captured))
             result = self._calls.make(q, k, v, inputs, said, arguments)
         output, lse = result
-        if self.layout == "bshd":
-            output = output.transpose(1, 2)
-        return (output, lse) if self.return_lse else output
+        if self._layout == "bshd" or q.dim() != 4:
+            output, lse = laid_out(output, lse, q, self._layout)
+        return (output, lse) if self._return_lse else output
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -136,7 +142,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
     def extra_repr(self) -> str:
         """What is printed between the parentheses."""
         inputs = self._arguments.inputs if self._arguments is not None else ()
-        return f"mode={self.mode}, layout={self.layout}" + (f", inputs={inputs}" if inputs else "")
+        return f"mode={self._mode}, layout={self._layout}" + (f", inputs={inputs}" if inputs else "")
 
 
 def _one(spec: AttentionSpec | str | PathLike[str]) -> AttentionSpec:

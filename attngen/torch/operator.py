@@ -51,7 +51,8 @@ def _fake(
     floats: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Shapes and strides alone."""
-    refuse_grad(q, k, v, inputs or ())
+    names = [declared.name for declared in parsed(spec).inputs]
+    refuse_grad(q, k, v, inputs or (), names)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
             raise ArgumentError(f"`{name}` has {tensor.dim()} dimensions; expected [batch, heads, length, head size]")

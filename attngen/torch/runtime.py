@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from attngen.api import CompiledAttention, compile
+from attngen.api import CompiledAttention, compile_later
 from attngen.device.arrays import ArgumentError, ArrayView, view
 from attngen.device.binding import Apart
+from attngen.device.choose import warn_emulated
 from attngen.language import load_text
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
@@ -39,11 +40,11 @@ def no_lse(device: Any) -> Tensor:
     return torch.empty((0,), dtype=torch.float32, device=device)
 
 
-def refuse_grad(q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor]) -> None:
-    """Raise ArgumentError where a gradient would be lost."""
+def refuse_grad(q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Raise ArgumentError if a gradient would be lost. `names` are those of `inputs`."""
     if not torch.is_grad_enabled():
         return
-    for name, tensor in (("q", q), ("k", k), ("v", v), *((f"inputs[{i}]", t) for i, t in enumerate(inputs))):
+    for name, tensor in (("q", q), ("k", k), ("v", v), *zip(names, inputs, strict=False)):
         if tensor.requires_grad:
             raise ArgumentError(
                 f"`{name}` requires grad, and there is no backward kernel yet; call under torch.no_grad(), or pass "
@@ -65,15 +66,21 @@ _lock = Lock()
 
 
 def runtime(text: str, device: Any) -> Emulated | OnGpu:
-    """The kernel of a spec's text on a device, compiled when first asked for."""
+    """The kernel of a spec's text on a device: planned on first use, and compiled by the first call that fits it."""
     found = runtimes.get((text, device))
     if found is None:
         with _lock:
             found = runtimes.get((text, device))
             if found is None:
-                place = f"cuda:{device.index or 0}" if device.type == "cuda" else "emulated"
-                kind = OnGpu if device.type == "cuda" else Emulated
-                found = runtimes[text, device] = kind(compile(parsed(text), device=place))
+                if device.type == "cuda":
+                    found = OnGpu(compile_later(parsed(text), f"cuda:{device.index or 0}"))
+                else:
+                    warn_emulated(
+                        "attngen's attention on tensors of the CPU",
+                        "Move the tensors to a GPU; torch's own attention is torch.nn.functional.scaled_dot_product_attention.",
+                    )
+                    found = Emulated(compile_later(parsed(text), "emulated"))
+                runtimes[text, device] = found
     return found
 
 
@@ -150,7 +157,7 @@ class Emulated(Runtime):
         lse: Tensor | None = None,
         stream: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        refuse_grad(q, k, v, inputs)
+        refuse_grad(q, k, v, inputs, self.input_names)
         arrays = self.arrays(q, k, v, inputs, out, lse)
         bound = self.compiled.bind(arrays, self.params(ints, floats))
         if out is not None or lse is not None:
@@ -187,7 +194,7 @@ class OnGpu(Runtime):
         call = self.calls.get(key)
         result = call(q, k, v, inputs, out, lse, stream) if call is not None else None
         if result is None:
-            refuse_grad(q, k, v, inputs)
+            refuse_grad(q, k, v, inputs, self.input_names)
             params = self.params(ints, floats)
             given = out is not None or lse is not None
             call = Call(self, self.arrays(q, k, v, inputs, out, lse), params, given)  # checks all, and names what is wrong

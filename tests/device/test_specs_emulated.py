@@ -257,8 +257,8 @@ def test_attention_function(mode: str) -> None:
     run_ = attngen.attention
     assert np.allclose(run_(q, k, v, mode=mode), expected(0.0), atol=1e-5)
     assert np.allclose(run_(q, k, v, mode=mode, is_causal=True), expected(causal), atol=1e-5)
-    assert np.allclose(run_(q, k, v, mode=mode, mask=allowed), expected(np.where(allowed, 0, -np.inf)), atol=1e-5)
-    assert np.allclose(run_(q, k, v, mode=mode, mask=bias), expected(bias), atol=1e-5)
+    assert np.allclose(run_(q, k, v, mode=mode, attn_mask=allowed), expected(np.where(allowed, 0, -np.inf)), atol=1e-5)
+    assert np.allclose(run_(q, k, v, mode=mode, attn_mask=bias), expected(bias), atol=1e-5)
 
 
 def test_what_is_no_input_cannot_be_captured_and_what_is_no_rung_not_compiled() -> None:
@@ -278,6 +278,12 @@ def test_attention_function_refuses_what_it_cannot_mean() -> None:
         attngen.attention(q, kv, kv)
     with pytest.raises(attngen.ArgumentError, match="expected naive, tiled, fused, wgmma, hopper or auto"):
         attngen.attention(q, q, q, mode="fast")
-    with pytest.raises(attngen.ArgumentError, match="3 dimensions"):
-        attngen.attention(q[0], q[0], q[0])
+    with pytest.raises(attngen.ArgumentError, match="5 dimensions"):
+        attngen.attention(q[None], q, q)
+    with pytest.raises(attngen.ArgumentError, match="`q` has 3 dimensions and `k` has 4"):
+        attngen.attention(q[0], q, q)
+    with pytest.raises(TypeError, match="it is `attn_mask`"):
+        attngen.attention(q, q, q, mask=np.ones((8, 8), bool))
+    with pytest.raises(TypeError, match="elements of int32"):
+        attngen.attention(q, q, q, np.ones((8, 8), np.int32))
     assert attngen.attention(q, kv, kv, enable_gqa=True).shape == q.shape

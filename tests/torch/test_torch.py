@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 
@@ -17,7 +18,11 @@ from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import attngen.torch  # noqa: E402
 from attngen import ArgumentError, DiagnosticError  # noqa: E402
-from attngen.torch import Attention, attention  # noqa: E402
+from attngen.torch import (  # noqa: E402
+    Attention,
+    attention,
+    operator,
+)
 from attngen.torch.description import fixed_text  # noqa: E402
 from attngen.torch.operator import attention_operator  # noqa: E402
 from tests.torch.gpt import pair  # noqa: E402
@@ -47,6 +52,78 @@ def test_attention_agrees_with_torch(mode: str, dtype) -> None:
     tolerance = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-5}[dtype]
     expected = scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.2, enable_gqa=True)
     close(attention(q, k, v, is_causal=True, scale=0.2, enable_gqa=True, mode=mode), expected, tolerance)
+
+
+def test_the_arguments_of_torch_in_its_order_for_tensors_of_any_rank() -> None:
+    for shape in ((2, 4, 20, 16), (4, 20, 16), (20, 16)):
+        q = randn(*shape)
+        mask = randn(*shape[:-2], 20, 20) > -1
+        expected = scaled_dot_product_attention(q, q, q, mask, 0.0, False, scale=0.3, enable_gqa=len(shape) > 2)
+        for function in (attention, attngen.attention):
+            close(function(query=q, key=q, value=q, attn_mask=mask, scale=0.3), expected)
+            close(function(q, q, q, mask, 0.0, False, np.float32(0.3), len(shape) > 2), expected)
+        output, lse = attention(q, q, q, mask, return_lse=True)
+        assert (output.shape, lse.shape) == (shape, shape[:-1])
+    q = randn(20, 4, 16)
+    by_heads = scaled_dot_product_attention(*[q.transpose(0, 1)] * 3, is_causal=True)
+    close(attention(q, q, q, is_causal=True, layout="bshd"), by_heads.transpose(0, 1))
+    close(Attention(mask="causal", layout="bshd")(q, q, q), by_heads.transpose(0, 1))
+
+
+def test_keys_and_values_of_batch_1_serve_every_batch() -> None:
+    q, k = randn(3, 4, 20, 16), randn(1, 4, 20, 16)
+    expected = scaled_dot_product_attention(q, k.expand(3, -1, -1, -1), k.expand(3, -1, -1, -1))
+    close(attention(q, k, k), expected)
+    close(torch.compile(attention, fullgraph=True, dynamic=True, backend=BACKEND)(q, k, k), expected)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attngen.device.emulated import EmulatedDevice
+
+    monkeypatch.setattr(EmulatedDevice, "compile", None)
+    own = torch.zeros(5)
+    q, score = randn(1, 2, 9, 48), Attention(score=lambda s, b, h, q, k: s + own[q])
+    for call, said in (
+        (lambda: attention(q, q, q, torch.ones(5, 5, dtype=torch.bool)), "`attn_mask`.*expected q_len = 9"),
+        (lambda: attngen.attention(*[q.numpy()] * 3, np.ones((5, 5), bool)), "`attn_mask`.*expected q_len = 9"),
+        (lambda: attention(q, q[:, :, :7], q), "`v`.*expected kv_len = 7"),
+        (lambda: attention(q[..., ::2], q[..., ::2], q), "`q` has stride 2"),
+        (lambda: Attention(mask="q - k < n", params={"n": "int"})(q, q, q), "param `n` has no default"),
+        (lambda: score(q, q, q), "index 0 of `own`"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            call()
+
+
+def test_the_emulated_device_says_once_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attngen.device import choose
+    from attngen.torch import runtime
+
+    q = randn(1, 1, 8, 16)
+    spec = attngen.define(head_dim=16)
+
+    def warnings_of(*calls) -> list[warnings.WarningMessage]:
+        monkeypatch.setattr(choose._Said, "emulated", False)
+        monkeypatch.setattr(choose, "has_gpu", lambda: False)
+        monkeypatch.setattr(runtime, "runtimes", {})
+        monkeypatch.setattr(operator, "runtimes", runtime.runtimes)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", attngen.EmulatedDeviceWarning)
+            for call in calls:
+                call()
+        return [w for w in caught if w.category is attngen.EmulatedDeviceWarning]
+
+    for call in (
+        lambda: attention(q, q, q),
+        lambda: Attention(mask="causal")(q, q, q),
+        lambda: attngen.attention(*[q.numpy()] * 3),
+        lambda: attngen.compile(spec)(*[q.numpy()] * 3),
+        lambda: attngen.compile(spec)(q, q, q),
+    ):
+        (said,) = warnings_of(call, call, lambda: attention(q, q, q))
+        assert said.filename == __file__
+        assert "emulated device" in str(said.message)
+    assert not warnings_of(lambda: attngen.compile(spec, device="emulated")(q, q, q), lambda: attention(q, q, q))
 
 
 @pytest.mark.parametrize("shape", [(33, 40), (1, 40), (33, 1), (4, 33, 40), (1, 1, 40), (2, 4, 33, 40), (2, 1, 1, 40)])
@@ -191,10 +268,18 @@ def test_layers_of_specs_and_files() -> None:
     [
         (lambda q: attention(q, q, q, mode="fast"), ArgumentError, "mode is 'fast'"),
         (lambda q: attention(q, q, q, layout="hbsd"), ArgumentError, "layout is 'hbsd'"),
-        (lambda q: attention(q[0], q, q), ArgumentError, "`q` has 3 dimensions"),
+        (lambda q: attention(q[0], q, q), ArgumentError, "`q` has 3 dimensions and `k` has 4"),
+        (lambda q: attention(q[0, 0, 0], q, q), ArgumentError, "`q` has 1 dimensions; expected 2 to 4"),
+        (lambda q: attention(q, q, q, mask=None), TypeError, "no keyword `mask`; it is `attn_mask`"),
+        (lambda q: attention(q, q, q, is_casual=True), TypeError, "did you mean `is_causal`"),
+        (lambda q: attention(q, q, q, dropout_p=0.1), ArgumentError, "dropout_p is 0.1"),
+        (lambda q: attention(q, q, q, torch.ones(9, 9, dtype=torch.int32)), TypeError, "`attn_mask` has elements of int32"),
+        (lambda q: attention(q, q, q, torch.ones(9, 9).double()), TypeError, "`attn_mask` has elements of float64"),
+        (lambda q: attention(q, q, q, [[True]]), TypeError, "`attn_mask` is a list"),
+        (lambda q: Attention(mask="true", normalize="sigmoid", return_lse=True), DiagnosticError, "lse"),
         (lambda q: attention(q, q[:, :1], q[:, :1]), ArgumentError, "enable_gqa=True"),
         (lambda q: attention(q, q.float(), q), ArgumentError, "`k` has elements of fp32"),
-        (lambda q: attention(q.double(), q.double(), q.double()), ArgumentError, "float64 cannot be used"),
+        (lambda q: attention(q.double(), q.double(), q.double()), ArgumentError, "`q` has elements of float64"),
         (lambda q: attention(q[..., :12], q[..., :12], q[..., :12]), DiagnosticError, "not a multiple of 8"),
         (lambda q: attention(q, q, q, torch.ones(5, 5, dtype=torch.bool)), ArgumentError, "attn_mask"),
         (lambda q: attention(q, q, q, torch.ones(1, 1, 1, 1, 9)), ArgumentError, "5 dimensions"),
@@ -223,6 +308,55 @@ def test_numpy_captures_become_buffers() -> None:
     bias = torch.as_tensor(table)[:20].expand(20, 20)
     close(layer(q, q, q), scaled_dot_product_attention(q.float(), q.float(), q.float(), attn_mask=bias))
     assert layer.table.dtype == torch.float32
+
+
+def test_captured_tensors_of_every_rank_belong_to_the_layer() -> None:
+    temperature, scale, slopes = torch.tensor(2.0), torch.tensor(0.5), torch.nn.Parameter(torch.tensor([0.5, 0.25]))
+    layer = Attention(score=lambda s, b, h, q, k: s * temperature + slopes[h] * scale * k, mask=lambda b, h, q, k: q - k < 7)
+    assert set(layer.state_dict()) == {"slopes", "temperature", "scale"}
+    assert [name for name, _ in layer.named_parameters()] == ["slopes"]
+    q = randn(1, 2, 20, 16)
+    at = torch.arange(20)
+
+    def expected() -> torch.Tensor:
+        bias = layer.slopes.float()[:, None, None] * layer.scale.float() * at
+        bias = bias.masked_fill(at[:, None] - at >= 7, -torch.inf)
+        return scaled_dot_product_attention(q * layer.temperature.item(), q, q, attn_mask=bias.half())
+
+    with torch.no_grad():
+        close(layer(q, q, q), expected())
+        temperature.fill_(0)
+        close(layer(q, q, q), expected())
+        assert layer.temperature is temperature
+        close(layer.half()(q, q, q), expected())
+        layer.load_state_dict({"slopes": torch.zeros(2), "temperature": torch.tensor(1.0), "scale": torch.tensor(0.0)})
+        close(layer(q, q, q), expected())
+        close(torch.compile(layer, fullgraph=True, backend=BACKEND)(q, q, q), expected())
+    with pytest.raises(ArgumentError, match="`slopes` requires grad"):
+        layer(q, q, q)
+    half = temperature
+    with pytest.raises(ArgumentError, match="captured array is called `half`"):
+        Attention(score=lambda s, b, h, q, k: s * half)
+
+
+def test_numpy_captures_that_torch_cannot_share() -> None:
+    table = np.linspace(0, 1, 64, dtype=np.float32)[::-1]
+    fixed = np.ones(4, np.float32)
+    fixed.flags.writeable = False
+    layer = Attention(score=lambda s, b, h, q, k: s + table[k] * fixed[0])
+    q = randn(1, 1, 20, 16)
+    bias = torch.from_numpy(table[:20].copy()).expand(20, 20)
+    close(layer(q, q, q), scaled_dot_product_attention(q, q, q, attn_mask=bias.half()))
+
+
+def test_is_causal_beside_a_mask_is_both_of_them() -> None:
+    q = randn(1, 1, 20, 16)
+    at = torch.arange(20)
+    expected = scaled_dot_product_attention(q, q, q, attn_mask=(at[:, None] >= at) & ((at < 3) | (at > 5)))
+    for mask in ("k < 3 or k > 5", lambda b, h, q, k: (k < 3) | (k > 5)):
+        close(Attention(is_causal=True, mask=mask)(q, q, q), expected)
+    with pytest.raises(DiagnosticError, match=r"unexpected `\)`"):
+        Attention(is_causal=True, mask="true) or (true")
 
 
 def test_several_threads_at_once() -> None:

@@ -1,0 +1,151 @@
+"""torch's attention by attngen's kernels: its spec, its arguments, and `attention` for arrays of any library."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from inspect import signature
+from typing import Any
+
+from attngen.api import CompiledAttention, check_rung, compile_later
+from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayView, view
+from attngen.device.choose import warn_emulated
+from attngen.diagnostics import refuse_keywords
+from attngen.spec.attention import AttentionSpec, Rung
+from attngen.spec.check import check
+from attngen.spec.dtypes import STORAGE_DTYPES
+from attngen.spec.expr import Type, name
+from attngen.spec.operator import apply
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    mode: Rung = "auto",
+    **unknown: Any,
+) -> Any:
+    """softmax(scale * q k^T + attn_mask) v: torch's scaled_dot_product_attention, for arrays of any library.
+
+    query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim] and value [batch, kv_heads, kv_len,
+    head_dim_v]; without batch, or without batch and heads, as well. `attn_mask` is boolean (true: take part) or of floats
+    (added to the scores), and broadcasts to [batch, q_heads, q_len, kv_len]. Fewer key/value heads than query heads need
+    `enable_gqa`. `dropout_p` must be 0. `mode` is naive, tiled, fused, wgmma, hopper or auto.
+
+    Gives an array of query's library. Tensors are handed to `attngen.torch.attention`. Raises ArgumentError, and
+    ArgumentTypeError (also a TypeError) for elements of a type that cannot be used.
+    """
+    if unknown:
+        refuse_renamed(unknown, attention)
+    refuse_dropout(dropout_p)
+    torch = sys.modules.get("torch")
+    if _of_tensors and torch is not None and isinstance(query, torch.Tensor):
+        return _of_tensors[-1](query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, mode=mode)
+    given = (view(query, "q"), view(key, "k"), view(value, "v"))
+    q, k, v = (_four_dimensions(array) for array in given)
+    check_ranks({array.name: len(array.shape) for array in given})
+    if not enable_gqa and q.shape[1] != k.shape[1]:
+        raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
+    arrays = {"Q": q, "K": k, "V": v}
+    mask_dtype = None
+    if attn_mask is not None:
+        arrays["attn_mask"] = _four_dimensions(view(attn_mask, "attn_mask"))
+        mask_dtype = arrays["attn_mask"].dtype.name
+    check_rung("mode", mode)
+    if q.location == CPU:
+        warn_emulated("attngen.attention on arrays of the CPU", "Pass arrays of a GPU, as CuPy has them.")
+    spec = standard_spec(q.dtype.name, q.shape[3], v.shape[3], mask_dtype, is_causal, scale)
+    compiled = _standard(spec, mode, "emulated" if q.location == CPU else str(q.location))
+    output = compiled.run(arrays, {}, None)["O"].owner
+    return output.reshape((*given[0].shape[:-1], v.shape[3])) if len(given[0].shape) < 4 else output
+
+
+_of_tensors: list[Callable[..., Any]] = []
+
+
+def register_of_tensors(attention: Callable[..., Any]) -> None:
+    """From now on tensors are handed to `attention`, torch's own way to the kernels."""
+    _of_tensors.append(attention)
+
+
+def _four_dimensions(array: ArrayView) -> ArrayView:
+    """`array` with dimensions of size 1 before its own."""
+    missing = 4 - len(array.shape)
+    if missing < 0 or len(array.shape) < 2:
+        raise ArgumentError(
+            f"`{array.name}` has {len(array.shape)} dimensions; expected 2 to 4, of [batch, heads, length, head size]"
+        )
+    return replace(array, shape=(1,) * missing + array.shape, strides=(0,) * missing + array.strides)
+
+
+def check_ranks(ranks: Mapping[str, int]) -> None:
+    """Raise ArgumentError if q, k and v do not have as many dimensions as one another."""
+    for array, rank in ranks.items():
+        if rank != ranks["q"]:
+            raise ArgumentError(f"`q` has {ranks['q']} dimensions and `{array}` has {rank}; expected the same number")
+
+
+def refuse_dropout(dropout_p: float) -> None:
+    """Raise ArgumentError for a dropout, which torch's attention has and this one does not."""
+    if dropout_p != 0.0:
+        raise ArgumentError(f"dropout_p is {dropout_p!r}; no kernel has dropout: pass 0.0, as in evaluation")
+
+
+_RENAMED = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask"}
+
+
+def refuse_renamed(unknown: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    """Raise TypeError for a keyword that `function` does not have: torch's name of it where it is another's."""
+    for keyword in unknown:
+        if keyword in _RENAMED:
+            raise TypeError(f"attention has no keyword `{keyword}`; it is `{_RENAMED[keyword]}`, as torch calls it")
+    refuse_keywords("attention", unknown, [name for name in signature(function).parameters if name != "unknown"])
+
+
+@lru_cache(maxsize=256)
+def _standard(spec: AttentionSpec, mode: str, device: str) -> CompiledAttention:
+    return compile_later(spec, device, mode)
+
+
+MASK_DTYPES = ("bool", *(dtype.name for dtype in STORAGE_DTYPES))
+CAUSAL = apply("ge", name("q", Type.INT), name("k", Type.INT))
+
+
+def standard_spec(
+    dtype: str, head_dim: int, head_dim_v: int, mask: str | None, is_causal: bool, scale: float | None
+) -> AttentionSpec:
+    """torch's attention: `mask` is the element type of a dense mask, or None. Raises DiagnosticError, ArgumentTypeError."""
+    from attngen.language import define
+
+    if mask is not None and mask not in MASK_DTYPES:
+        raise ArgumentTypeError(
+            f"`attn_mask` has elements of {mask}; expected bool (true: take part), or {', '.join(MASK_DTYPES[1:])} (added to "
+            "the scores). Convert it, as in attn_mask.bool()"
+        )
+    entry = "attn_mask[b, h, q, k]"
+    spec = define(
+        name="attention",
+        dtype=dtype,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        scale=scale,
+        inputs={} if mask is None else {"attn_mask": (mask, ("batch", "heads", "q_len", "kv_len"))},
+        mask=entry if mask == "bool" else None,
+        score=f"s + {entry}" if mask not in (None, "bool") else None,
+    )
+    return also_causal(spec) if is_causal else spec
+
+
+def also_causal(spec: AttentionSpec) -> AttentionSpec:
+    """`spec` whose queries see keys up to their own position alone. Raises DiagnosticError where that is too much to say."""
+    both = replace(spec, mask=CAUSAL if spec.mask is None else apply("and", CAUSAL, spec.mask))
+    check(both)
+    return both

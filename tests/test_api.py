@@ -1,0 +1,67 @@
+"""The names of the package, and the exceptions of its calls."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import attngen
+from tests.conftest import ROOT
+
+
+def test_every_name_is_listed_and_found() -> None:
+    listed = dir(attngen)
+    assert {*attngen.__all__, "where", "tanh", "__version__"} <= set(listed)
+    for name in listed:
+        assert getattr(attngen, name) is not None
+    assert attngen.where is attngen.where
+    assert attngen.where.__name__ == "where"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", attngen.__version__)
+
+
+@pytest.mark.parametrize("function", [attngen.define, attngen.traced])
+def test_define_has_real_keywords(function) -> None:
+    assert {"dtype", "head_dim", "mask", "score", "lse", "tile"} <= set(inspect.signature(function).parameters)
+    name = function.__name__
+    assert "`mask`, `score` and `sink`" in inspect.getdoc(function)
+    with pytest.raises(TypeError, match=f"{name} has no keyword `maks`; did you mean `mask`?"):
+        function(maks="causal")
+    with pytest.raises(TypeError, match=f"{name} takes keywords"):
+        function("causal")
+
+
+def test_shipped_specs_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = attngen.load(ROOT / "specs" / "gpt2.attn")
+    (tmp_path / "gpt2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert attngen.load("gpt2") == shipped
+    with pytest.raises(FileNotFoundError, match="did you mean `gpt2`"):
+        attngen.compile("gpt22")
+    with pytest.raises(FileNotFoundError, match="No such file"):
+        attngen.compile("gpt22.attn")
+
+
+INTERNAL = {"ExpressionError"}  # whoever builds an expression turns it into a DiagnosticError or a TraceError
+
+
+def test_every_exception_and_warning_is_documented() -> None:
+    """By itself or by a base, in the table of docs/python.md, with the classes that the table says each one also is."""
+    rows = re.findall(r"^\| `attngen\.(\w+)` \| (.*?) \|", (ROOT / "docs" / "python.md").read_text(), re.M)
+    documented = {name: re.findall(r"`(\w+)`", bases) for name, bases in rows}
+    for name, bases in documented.items():
+        assert bases
+        assert set(bases) <= {c.__name__ for c in getattr(attngen, name).__mro__[1:]}, name
+    seen = set()
+    for module in pkgutil.walk_packages(attngen.__path__, "attngen."):
+        if module.name.split(".")[1] in ("torch", "bench", "__main__"):  # these define none, and import torch
+            continue
+        for found in vars(import_module(module.name)).values():
+            if isinstance(found, type) and issubclass(found, Exception) and found.__module__.startswith("attngen"):
+                seen.add(found.__name__)
+                assert {c.__name__ for c in found.__mro__} & {*documented, *INTERNAL}, f"{found} is not in docs/python.md"
+    assert set(documented) <= seen
