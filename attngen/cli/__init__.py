@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from attngen.cli import lesson, measuring, reporting, road, running, surroundings, tracing
+from attngen.cli import lesson, listing, measuring, reporting, road, running, surroundings, tracing
 from attngen.cli.common import EPILOG
 
 
@@ -37,6 +37,6 @@ def main() -> None:
 for _command in (
     road.build, road.show, road.explain, lesson.diff, reporting.report, running.check, tracing.trace, measuring.bench,
     measuring.tune,
-    surroundings.list_, surroundings.doctor, surroundings.cache,
+    listing.list_, surroundings.doctor, surroundings.cache,
 ):  # fmt: skip
     main.add_command(_command)

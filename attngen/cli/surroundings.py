@@ -1,54 +1,14 @@
-"""`list`, `doctor`, `cache`: what there is, and what this machine has."""
+"""`doctor`, `cache`: what this machine has, and what is kept on disk."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from datetime import datetime
-from itertools import takewhile
 
 import click
 
 from attngen.cli.common import EPILOG, colored, guarded
-
-
-def _first_sentence(text: str) -> str:
-    """Of the comment that a shipped spec begins with."""
-    comment = " ".join(line.removeprefix("# ") for line in takewhile(lambda line: line.startswith("#"), text.splitlines()))
-    return re.split(r"(?<!et al)\. ", comment)[0].rstrip(".")
-
-
-@click.command("list", epilog=EPILOG)
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@guarded
-def list_(as_json: bool) -> None:
-    """List what is built in: masks and scores (the prelude), functions, schedules, architectures, shipped specs.
-
-    \b
-    attngen list
-    attngen list --json
-    """
-    from attngen.language.prelude import prelude
-    from attngen.plan import ARCHES, SCHEDULES
-    from attngen.shipped import spec_directory
-    from attngen.spec.operator import TABLE
-    from attngen.spec.operators import FUNCTIONS
-
-    named = {
-        "prelude": {f"{d.name}({', '.join(d.parameters)})" if d.parameters else d.name: "" for d in prelude().values()},
-        "functions": {n: TABLE[n].what for n in sorted(FUNCTIONS)},
-        "schedules": {name: f"kernel {rung}" for name, rung, _, _ in SCHEDULES},
-        "architectures": {a.name: a.what for a in ARCHES.values()},
-        "specs": {p.stem: _first_sentence(p.read_text()) for p in sorted(spec_directory().glob("*.attn"))},
-    }
-    if as_json:
-        click.echo(json.dumps(named, indent=2))
-        return
-    for title, entries in named.items():
-        click.echo(click.style(title, bold=True), color=colored(sys.stdout))
-        for entry, what in entries.items():
-            click.echo(f"  {entry:<30} {what}".rstrip())
 
 
 @click.command(epilog=EPILOG)

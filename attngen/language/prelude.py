@@ -1,12 +1,14 @@
-"""The named masks and scores of `prelude.attn`, parsed when first asked for."""
+"""The named masks and scores of `prelude.attn`, parsed when first needed, and their documentation."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from attngen.language.resolve import Definition, Scope, definition_of
-from attngen.language.syntax import parse
+from attngen.language.resolve import COMPARISONS, Definition, Scope, definition_of
+from attngen.language.syntax import Node, parse
 from attngen.source import SourceFile
 
 PRELUDE_FILE = Path(__file__).parent / "prelude.attn"
@@ -15,10 +17,56 @@ PRELUDE_FILE = Path(__file__).parent / "prelude.attn"
 @cache
 def prelude() -> dict[str, Definition]:
     """Every definition of the prelude by name."""
+    return {name: documented.definition for name, documented in documentation().items()}
+
+
+@dataclass(frozen=True)
+class Documented:
+    """A definition of the prelude and what its comment says: `arguments` by name, `example` as statements of an attention."""
+
+    definition: Definition
+    meaning: str
+    arguments: dict[str, str]
+    example: str
+
+    @property
+    def gives(self) -> str:
+        """What the definition stands for: a mask, a score or a number."""
+        body = self.definition.body
+        if self.definition.is_score:
+            return "a complete score: it contains s, so write `score ...`, not `s + ...`"
+        return "a mask" if body.kind == "binary" and body.value in COMPARISONS else "a number"
+
+
+@cache
+def documentation() -> dict[str, Documented]:
+    """Every definition of the prelude with its documentation."""
+    source = SourceFile("prelude.attn", PRELUDE_FILE.read_text())
     scope = Scope()
-    definitions = {}
-    for node in parse(SourceFile("prelude.attn", PRELUDE_FILE.read_text())):
+    found = {}
+    for node in parse(source):
         definition = definition_of(node, scope, builtin=True)
-        definitions[definition.name] = definition
-    scope.names.update(definitions)
-    return definitions
+        found[definition.name] = _documented(definition, _comment_above(source, node))
+    scope.names.update({name: documented.definition for name, documented in found.items()})
+    return found
+
+
+def _comment_above(source: SourceFile, node: Node) -> list[str]:
+    lines: list[str] = []
+    line = node.children[0].span.line - 1
+    while source.line(line).startswith("#"):
+        lines.insert(0, source.line(line).removeprefix("#").strip())
+        line -= 1
+    return lines
+
+
+def _documented(definition: Definition, comment: list[str]) -> Documented:
+    parts: dict[str, str] = {"": ""}
+    current = ""
+    for line in comment:
+        begins = re.match(rf"({'|'.join((*definition.parameters, 'example'))}): (.*)", line)
+        if begins:
+            current, line = begins.groups()
+        parts[current] = f"{parts.get(current, '')} {line}".strip()
+    meaning, example = parts.pop(""), parts.pop("example", "")
+    return Documented(definition, meaning, parts, example)

@@ -13,7 +13,7 @@ from attngen.source import Span
 from attngen.spec import mistakes
 from attngen.spec.attention import Input
 from attngen.spec.dtypes import DType
-from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Expr, ExpressionError, Type, constant, gather
+from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Expr, ExpressionError, Type, constant, gather, names_in, walk
 from attngen.spec.names import CONSTANTS
 from attngen.spec.operator import TABLE, apply, is_comparison
 from attngen.spec.operators import FUNCTIONS
@@ -23,20 +23,41 @@ BINARY = {row.infix.symbol: row.name for row in TABLE.values() if row.infix and 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """`def name(parameters) = body`; `scope` is where its own names are looked up."""
+    """`def name(parameters) = body`; `scope` is where its own names are looked up. `builtin`: it is of the prelude; `is_score`:
+    its body contains `s` itself, so that it stands for a complete score."""
 
     name: str
     parameters: tuple[str, ...]
     body: Node
     scope: Scope
     builtin: bool = False
+    is_score: bool = False
+
+    @property
+    def text(self) -> str:
+        """The body as it is written, if it is on one line."""
+        span = self.body.span
+        return span.source.line(span.line)[span.column - 1 : span.end_column - 1]
 
 
 def definition_of(node: Node, scope: Scope, builtin: bool = False) -> Definition:
     """The Definition that a `def` statement makes."""
     name, *middle, body = node.children
     parameters = tuple(p.value for p in middle[0].children) if middle else ()
-    return Definition(str(name.value), parameters, body, scope, builtin)
+    is_score = "s" not in parameters and "s" in _names_in(body)
+    return Definition(str(name.value), parameters, body, scope, builtin, is_score)
+
+
+def _names_in(node: Node) -> set[str]:
+    """The names that an expression mentions."""
+    found: set[str] = set()
+    stack = [node]
+    while stack:
+        part = stack.pop()
+        if part.kind == "name":
+            found.add(part.children[0].value)
+        stack.extend(part.children)
+    return found
 
 
 Value = Expr | Input | Definition
@@ -87,6 +108,7 @@ class Resolver:
     steps: int = 0
     depth: int = 0
     active: list[Definition] = field(default_factory=list)
+    scores: dict[Expr, Definition] = field(default_factory=dict)  # what scores of the prelude were expanded to
 
     def expression(self, node: Node, scope: Scope) -> Expr:
         """The Expr of `node`. Raises DiagnosticError."""
@@ -221,7 +243,10 @@ class Resolver:
             raise _error(mistakes.Recursion(span=span, name=target.name))
         self.active.append(target)
         try:
-            return self._value(target.body, Scope(values, target.scope))
+            value = self._value(target.body, Scope(values, target.scope))
+            if target.builtin and target.is_score and isinstance(value, Expr):
+                self.scores[value] = target
+            return value
         except DiagnosticError as error:
             if not target.builtin:
                 raise
@@ -268,12 +293,26 @@ class Resolver:
         if op == "floordiv" and first.type is Type.BOOL:
             problem = "`//` divides integers, and its left side is a truth value"
             raise _error(mistakes.TypeMismatch(span=node.span, problem=problem, cure="if it begins a comment, write # instead"))
-        return self._apply(op, [first, self.expression(right, scope)], node.span)
+        second = self.expression(right, scope)
+        self._check_score_once(op, first, second, node.span)
+        return self._apply(op, [first, second], node.span)
+
+    def _check_score_once(self, op: str, first: Expr, second: Expr, span: Span) -> None:
+        """Refuse `s + alibi(slopes)`, whose second operand contains `s` already."""
+        if not self.scores or op not in ARITHMETIC:
+            return
+        for one, other in ((second, first), (first, second)):
+            found = next((node for node in walk(one) if node in self.scores), None)
+            if found is not None and "s" in names_in(other):
+                target = self.scores[found]
+                raise _error(mistakes.ScoreTwice(span=span, call=_call_example(target), stands_for=target.text))
 
     def _apply(self, op: str, operands: list[Expr], span: Span) -> Expr:
         return _guarded(lambda: apply(op, *operands), span)
 
 
+ARITHMETIC = ("add", "sub", "mul", "div")
+COMPARISONS = frozenset(symbol for symbol, name in BINARY.items() if is_comparison(name))
 _COMPARISONS = frozenset(name for name in BINARY.values() if is_comparison(name))
 
 
@@ -317,4 +356,4 @@ def _index_example(target: Input) -> str:
 
 
 def _call_example(target: Definition) -> str:
-    return f"{target.name}({', '.join(target.parameters)})"
+    return f"{target.name}({', '.join(target.parameters)})" if target.parameters else target.name

@@ -1,24 +1,25 @@
 """Words that are no names in generated CUDA.
 
-A name of a spec becomes a member of a struct (`in.slopes`) and a part of longer names (`slopes_at`, `captured_slopes`). A member
-may have the name of any type, function or variable; what it may not be is a keyword, a macro, which replaces it wherever it
-stands, or a type that the struct itself uses. These are few and known, so names stay as they are written, without a prefix.
+A name of a spec becomes a member of a struct (`in.slopes`) and a part of longer names (`slopes_at`, `captured_slopes`). A
+member may have the name of any type, function or variable. It may not be a keyword, a macro (which replaces it wherever it
+stands), or a type that the struct itself uses. These are few and known, so names stay as they are written, without a prefix.
 """
 
 from __future__ import annotations
 
 import re
 
-# Keywords and alternative tokens of C++11 to C++26 (ISO/IEC 14882, tables 5 and 6 of [lex]), those that compilers add in their GNU
-# modes, and `main`, of which C++ reserves the use.
+# Keywords and alternative tokens of C++11 to C++26 (ISO/IEC 14882, [lex.key] and [lex.digraph]), those that compilers add in
+# their GNU modes, and `main`, whose use C++ restricts.
 CXX_WORDS = frozenset(
     """
-    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl concept
-    const consteval constexpr constinit const_cast continue contract_assert co_await co_return co_yield decltype default delete
-    do double dynamic_cast else enum explicit export extern false float for friend goto if inline int long main mutable namespace
-    new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires restrict return
-    short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef typeid
-    typename typeof union unsigned using virtual void volatile wchar_t while xor xor_eq
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl
+    concept const consteval constexpr constinit const_cast continue contract_assert co_await co_return co_yield decltype
+    default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline int long
+    main mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
+    reinterpret_cast requires restrict return short signed sizeof static static_assert static_cast struct switch template
+    this thread_local throw true try typedef typeid typename typeof union unsigned using virtual void volatile wchar_t while
+    xor xor_eq
     """.split()  # noqa: SIM905
 )
 

@@ -19,12 +19,12 @@ from attngen.spec.names import check_name, derived_names, name_mistakes
 from tests.conftest import ROOT
 
 WORDS = """
-    alignas alignof and asm auto bitand bool break case catch char char8_t char16_t char32_t class compl concept const consteval
-    constexpr constinit const_cast continue co_await co_return co_yield decltype default delete do double dynamic_cast else enum
-    explicit export extern false float for friend goto if inline int long main mutable namespace new noexcept not nullptr operator
-    or private protected public register reinterpret_cast requires restrict return short signed sizeof static static_assert
-    static_cast struct switch template this thread_local throw true try typedef typeid typename typeof union unsigned using
-    virtual void volatile wchar_t while xor xor_eq
+    alignas alignof and asm auto bitand bool break case catch char char8_t char16_t char32_t class compl concept const
+    consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete do double
+    dynamic_cast else enum explicit export extern false float for friend goto if inline int long main mutable namespace new
+    noexcept not nullptr operator or private protected public register reinterpret_cast requires restrict return short
+    signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef typeid
+    typename typeof union unsigned using virtual void volatile wchar_t while xor xor_eq
     linux unix NULL NAN INFINITY errno assert stdin EOF M_PI INT_MAX FLT_MAX threadIdx blockDim warpSize cudaStreamDefault
     fp16 bf16 Captured _Bool __half __half2 __global__ _Float16 a__b
 """.split()  # noqa: SIM905

@@ -283,3 +283,14 @@ class PrecisionHasNoEffect(Diagnostic):
     help: ClassVar[str] = "remove `precision`, or use dtype fp32"
 
     dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTwice(Diagnostic):
+    code: ClassVar[str] = "E226"
+    title: ClassVar[str] = "`{call}` is a complete score, but the other operand contains `s` too"
+    label: ClassVar[str] = "`{call}` is {stands_for}: here `s` counts twice"
+    help: ClassVar[str] = "write `score {call}` alone, or {stands_for} with the terms that you want"
+
+    call: str
+    stands_for: str
