@@ -22,6 +22,7 @@ from tests.problems import emitted, shipped
 
 pytestmark = pytest.mark.browser
 LAPTOP = {"width": 1366, "height": 768}
+SCREENS = ({"width": 1400, "height": 900}, {"width": 390, "height": 844})  # a desktop's and a telephone's
 COLUMNS = ("spec", "cuda", "sass", "ptx")
 
 
@@ -54,8 +55,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 class Reader:
     """A tab with a page, and what went wrong in it."""
 
-    def __init__(self, browser: Any, path: Path, scheme: str = "light") -> None:
-        self.context = browser.new_context(viewport=LAPTOP, color_scheme=scheme, offline=True)
+    def __init__(self, browser: Any, path: Path, scheme: str = "light", screen: dict[str, int] = LAPTOP) -> None:
+        self.context = browser.new_context(viewport=screen, color_scheme=scheme, offline=True)
         self.tab = self.context.new_page()
         self.complaints: list[str] = []
         self.requests: list[str] = []
@@ -125,6 +126,93 @@ def test_a_page_opens_alone_and_fits_the_screen(browser: Any, pages: dict[str, P
     reader.context.close()
 
 
+@pytest.mark.parametrize("screen", SCREENS, ids=lambda screen: str(screen["width"]))
+@pytest.mark.parametrize("name", ["gemma_softcap_fused", "packed_documents_hopper"])
+def test_no_line_is_cut_at_any_width(browser: Any, pages: dict[str, Path], name: str, screen: dict[str, int]) -> None:
+    """The page is not wider than the screen, and no line is wider than its column: scrolling down reaches everything."""
+    reader = Reader(browser, pages[name], screen=screen)
+    for level in ("brief", "teach", "none"):
+        reader.tab.locator("#comments").select_option(level)
+        assert reader.tab.evaluate("document.documentElement.scrollWidth") <= screen["width"]
+        for column in COLUMNS:
+            inner, outer = reader.tab.evaluate(
+                f"(e => [e.scrollWidth, e.clientWidth])(document.getElementById('{column}-lines'))"
+            )
+            assert inner <= outer, (column, level)
+        last = reader.tab.locator("#cuda-lines .line").last
+        last.scroll_into_view_if_needed()
+        assert last.is_visible()
+    assert reader.complaints == []
+    reader.context.close()
+
+
+def test_the_level_of_comments_changes_and_links_stay(gemma: Reader, truth: Any) -> None:
+    _, _, lines = truth
+    line = next(i for i, text in enumerate(lines, 1) if "s = score(s)" in text)
+    comment = next(i for i, text in enumerate(lines, 1) if text.strip().startswith("// the score of every pair"))
+    gemma.click("spec", next(i for i, text in enumerate(_source(), 1) if text.split()[:1] == ["score"]))
+    rows = gemma.tab.locator("#cuda-lines .line")
+    brief, marked = rows.count(), gemma.marked("cuda")
+    assert line in marked
+    gemma.tab.locator("#comments").select_option("teach")
+    assert rows.count() > brief
+    assert gemma.marked("cuda") == marked
+    assert gemma.tab.locator("#cuda-lines .note").count() > 20
+    gemma.tab.locator("#comments").select_option("none")
+    assert rows.count() < brief
+    assert line in gemma.marked("cuda") <= marked
+    assert gemma.tab.locator(f"#cuda-{comment}").count() == 0
+    assert gemma.tab.locator(f"#cuda-{line} code").inner_text().strip() == lines[line - 1].split("//")[0].strip()
+    gemma.tab.locator(f"#cuda-{line} .n").click()
+    gemma.tab.keyboard.press("ArrowUp")
+    assert line not in gemma.marked("cuda")
+
+
+def test_search_marks_the_lines_that_contain_a_text(gemma: Reader, truth: Any) -> None:
+    code, _, lines = truth
+    gemma.tab.keyboard.press("/")
+    assert gemma.focused() == "search"
+    gemma.tab.keyboard.type("LDmatrix_x4_trans")
+    assert gemma.marked("cuda") == {i for i, text in enumerate(lines, 1) if "ldmatrix_x4_trans" in text} != set()
+    gemma.tab.locator("#search").fill("tanh.approx")
+    assert gemma.marked("ptx") == {i for i, row in enumerate(code.ptx, 1) if "tanh.approx" in row.text}
+    gemma.tab.locator("#search").fill("cp_async_commit")
+    gemma.tab.keyboard.press("Enter")
+    assert gemma.focused() == "cuda-lines"
+    assert gemma.in_sight("cuda", min(gemma.marked("cuda")))
+    gemma.tab.keyboard.press("Escape")
+    assert not any(gemma.marked(column) for column in COLUMNS)
+    assert gemma.tab.locator("#search").input_value() == ""
+
+
+def test_another_schedule_is_laid_beside_this_one(gemma: Reader, truth: Any) -> None:
+    _, _, lines = truth
+    tab = gemma.tab
+    assert tab.locator("#diff").is_hidden()
+    tab.locator("#beside").select_option("tiled")
+    shown = tab.locator("#diff > div").count()
+    assert tab.locator("#diff .left").count() > 50
+    assert tab.locator("#diff .right").count() > 50
+    assert "unchanged" in tab.locator("#diff-says").inner_text()
+    tab.locator("#whole").check()
+    assert tab.locator("#diff > div").count() > shown
+    assert tab.locator("#diff .fold").count() == 0
+    left = tab.evaluate("[...document.querySelectorAll('#diff > div:nth-child(odd) .n')].map(e => Number(e.textContent))")
+    assert [n for n in left if n] == [i for i, text in enumerate(lines, 1) if text.strip()]
+
+
+def test_one_column_takes_the_whole_width(gemma: Reader) -> None:
+    before = gemma.tab.locator("#cuda").bounding_box()
+    button = gemma.tab.locator("#cuda .expand")
+    button.click()
+    after = gemma.tab.locator("#cuda").bounding_box()
+    assert after["width"] > 1.8 * before["width"]
+    assert gemma.tab.locator("#sass").is_hidden()
+    assert button.get_attribute("aria-pressed") == "true"
+    button.click()
+    assert gemma.tab.locator("#cuda").bounding_box() == before
+
+
 def test_a_click_on_the_spec_finds_its_instructions(gemma: Reader, truth: Any) -> None:
     """The line `score softcap(50.0)`: every reciprocal of a hyperbolic tangent, and no product of matrices."""
     code, of_spec, lines = truth
@@ -186,8 +274,10 @@ def test_the_keyboard_reaches_everything(gemma: Reader) -> None:
     tab = gemma.tab
     tab.locator("#theme").focus()
     order = []
-    for _ in range(5):
+    while "ptx-lines" not in order:
         tab.keyboard.press("Tab")
+        if gemma.focused() in ("comments", *COLUMNS):  # a control in a column's head
+            continue
         order.append(gemma.focused())
         outline = "e => [getComputedStyle(e).outlineStyle, parseFloat(getComputedStyle(e).outlineWidth)]"
         style, width = tab.evaluate_handle("document.activeElement").evaluate(outline)

@@ -22,7 +22,9 @@ from attngen.inspect.checking import Checked
 from attngen.inspect.explain_work import defaults
 from attngen.inspect.machine_text import spec_lines
 from attngen.inspect.opcodes import histogram
+from attngen.inspect.report.beside import beside_data
 from attngen.inspect.report.code import CLASS_NAMES, code_data
+from attngen.inspect.report.levels import levels_data
 from attngen.inspect.report.pictures import roofline_plot, tile_map
 from attngen.inspect.report.timeline import timeline
 from attngen.language import Loaded
@@ -59,7 +61,11 @@ def report(loaded: Loaded, plan: Plan, source: KernelSource, problem: Problem, e
     """
     code = machine_code(source)
     mapped, instructions = code.mapped
-    data = code_data(loaded, source, code, spec_lines(loaded, plan, source))
+    data = {
+        **code_data(loaded, source, code, spec_lines(loaded, plan, source)),
+        "levels": levels_data(loaded.spec, plan, source.text),
+        "beside": beside_data(loaded.spec, plan, source),
+    }
     assets = {name: (HERE / f"page.{name}").read_text() for name in ("css", "js")}
     html = (
         _environment()
@@ -80,6 +86,7 @@ def report(loaded: Loaded, plan: Plan, source: KernelSource, problem: Problem, e
             js=Markup(assets["js"]),
             hashes={name: _digest(text) for name, text in assets.items()},
             data=_as_json(data),
+            beside=[other["title"] for other in data["beside"]],
             **_pictures(loaded, plan, problem, code),
         )
     )
