@@ -45,6 +45,10 @@ class Diagnostic:
     def message(self) -> str:
         return self._fill(self.title)
 
+    @property
+    def advice(self) -> str:
+        return self._fill(self.help)
+
     def located(self: Self, spans: Mapping[str, Span]) -> Self:
         """With the span of its part or statement, where it has none of its own."""
         if self.span is not None or self.statement is None:
@@ -60,7 +64,7 @@ class Diagnostic:
             lines.append(f"  = {label}")
         else:
             lines += excerpt(self.span, label, paint)
-        lines.append(f"{paint('help', 36)}: {self._fill(self.help)}")
+        lines.append(f"{paint('help', 36)}: {self.advice}")
         return "\n".join(lines) + "\n"
 
 

@@ -222,3 +222,22 @@ def test_the_rung_that_a_spec_states_is_the_one_it_gets(tmp_path: Path) -> None:
     refused = invoke("build", str(spec), "-o", str(tmp_path))
     assert refused.exit_code == 2
     assert "its products are of fp16 or bf16" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("score", "params", "place", "title"),
+    [
+        ("s + table[q]", "", "4:11", "index 0 of `table` can be 0 to 199, but the dimension has 16 elements"),
+        ("where(q % d == 0, s, s + table[0])", "param d: int", "4:15", "the divisor of `%` is 0"),
+    ],
+)
+def test_a_call_that_leaves_a_tensor_or_divides_by_zero_is_shown_in_the_spec(
+    tmp_path: Path, score: str, params: str, place: str, title: str
+) -> None:
+    path = tmp_path / "wrong.attn"
+    path.write_text(f"attention wrong {{\n dtype fp16 head_dim 64\n input table: fp32[16] {params}\n score    {score}\n}}\n")
+    result = invoke("check", str(path), "--q-len", "200", "--kv-len", "200", *(("--param", "d=0") if params else ()))
+    assert result.exit_code == 2
+    assert f": {title}\n" in result.stderr
+    assert f"wrong.attn:{place}\n" in result.stderr
+    assert "help: " in result.stderr

@@ -85,7 +85,12 @@ def _classified(error: Exception) -> None:
     from attngen.device.arrays import ArgumentError
     from attngen.device.emulated.findings import EmulationError
     from attngen.device.protocol import DeviceError
+    from attngen.spec.obligations import ObligationError
 
+    if isinstance(error, ObligationError) and error.diagnostic is not None:
+        places = next((one.spans for one in _loaded if one.spec.name == error.attention), {})
+        click.echo(error.diagnostic.located(places).render(colored(sys.stderr)), err=True, nl=False)
+        sys.exit(USAGE)
     if isinstance(error, (ArgumentError, DeviceError)):
         click.echo(f"error: {error}", err=True)
         if isinstance(error, EmulationError):  # the device can do it; the kernel must not
@@ -118,12 +123,16 @@ def colored(stream: Any) -> bool:
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR")
 
 
+_loaded: list[Loaded] = []  # of this command, for the places of what a call of them is refused for
+
+
 def load_specs(spec: str, name: str | None) -> list[Loaded]:
     """The attentions of SPEC, or the one called `name`."""
     from attngen.language.load import load_path
     from attngen.shipped import find_spec
 
     loaded = list(load_path(find_spec(spec)))
+    _loaded[:] = loaded
     if name is None:
         return loaded
     chosen = [one for one in loaded if one.spec.name == name]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 from attngen.diagnostics import ArgumentError, Diagnostic
 from attngen.spec import mistakes
@@ -37,7 +37,18 @@ DIVISIONS = ("floordiv", "mod")
 
 
 class ObligationError(ArgumentError):
-    """A call whose sizes or params would make an expression read outside a captured tensor, or divide by zero."""
+    """A call whose sizes or params would make an expression read outside a captured tensor, or divide by zero. `diagnostic`
+    names the statement at fault of `attention`."""
+
+    def __init__(self, message: str, attention: str = "", diagnostic: Diagnostic | None = None) -> None:
+        super().__init__(message)
+        self.attention = attention
+        self.diagnostic = diagnostic
+
+
+def _refuse(spec: AttentionSpec, diagnostic: Diagnostic) -> NoReturn:
+    message = f"attention `{spec.name}`: {diagnostic.message}; {diagnostic.advice}"
+    raise ObligationError(message, spec.name, diagnostic) from None
 
 
 def static_mistakes(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagnostic]:
@@ -144,28 +155,42 @@ def _check(spec: AttentionSpec, sizes: tuple[tuple[str, int], ...], params: tupl
     size = dict(sizes)
     names: dict[str, Range] = {name: (value, value) for name, value in (*sizes, *params)}
     names |= {index: (0, size[dim] - 1) for index, dim in EXTENTS.items()}
-    for expr in (spec.mask, spec.score, spec.sink):
+    for keyword, expr in (("mask", spec.mask), ("score", spec.score), ("sink", spec.sink)):
         if expr is None:
             continue
         known = ranges(expr, names, element_ranges(spec))
         for node in walk(expr):
             if isinstance(node, Gather):
-                _check_indices(spec, node, known, size)
+                _check_indices(spec, keyword, node, known, size)
             if isinstance(node, Apply) and node.op in DIVISIONS:
-                low, high = known[node.args[1]]
-                if low <= 0 <= high:
-                    raise ObligationError(
-                        f"a divisor of attention `{spec.name}` can be zero: it is between {low} and {high} with these params"
-                    )
+                _check_divisor(spec, keyword, node, known[node.args[1]])
 
 
-def _check_indices(spec: AttentionSpec, node: Gather, known: Mapping[Expr, Range], size: Mapping[str, int]) -> None:
+def _check_divisor(spec: AttentionSpec, keyword: str, node: Apply, divisor: Range) -> None:
+    low, high = divisor
+    if low <= 0 <= high:
+        infix, names = TABLE[node.op].infix, sorted(names_in(node.args[1]))
+        can_be = "is 0" if low == high else f"can be 0: it is between {low} and {high}"
+        part = names[0] if names else None
+        symbol = infix.symbol if infix else node.op
+        _refuse(spec, mistakes.CallDividesByZero(statement=keyword, part=part, symbol=symbol, can_be=can_be))
+
+
+def _check_indices(
+    spec: AttentionSpec, keyword: str, node: Gather, known: Mapping[Expr, Range], size: Mapping[str, int]
+) -> None:
     for position, (index, dim) in enumerate(zip(node.args, spec.input(node.input).dims, strict=True)):
         count = dim if isinstance(dim, int) else size[dim]
         low, high = known[index]
         if low < 0 or high >= count:
-            of_dim = "" if isinstance(dim, int) else f" ({dim})"
-            raise ObligationError(
-                f"index {position} of `{node.input}` can be {low} to {high}, but the dimension{of_dim} has {count} elements; "
-                f"keep it inside: clamp(..., 0, {count - 1})"
+            outside = mistakes.CallIndexOutOfRange(
+                statement=keyword,
+                part=node.input,
+                position=position,
+                name=node.input,
+                can_be=f"is {low}" if low == high else f"can be {low} to {high}",
+                of_dim="" if isinstance(dim, int) else f" ({dim})",
+                count=count,
+                last=count - 1,
             )
+            _refuse(spec, outside)

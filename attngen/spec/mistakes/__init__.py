@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from attngen.spec.mistakes.expressions import (
+    CallDividesByZero,
+    CallIndexOutOfRange,
     ChainedComparison,
     DivisionByZero,
     ExpandsTooMuch,
@@ -69,6 +71,8 @@ from attngen.spec.mistakes.text import (
 __all__ = [
     "BadDefault",
     "BadTile",
+    "CallDividesByZero",
+    "CallIndexOutOfRange",
     "ChainedComparison",
     "DimensionOutOfRange",
     "DivisionByZero",

@@ -294,3 +294,33 @@ class ScoreTwice(Diagnostic):
 
     call: str
     stands_for: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallIndexOutOfRange(Diagnostic):
+    """Of a call: the spec is right, its sizes or params are not."""
+
+    code: ClassVar[str] = "E227"
+    title: ClassVar[str] = "index {position} of `{name}` {can_be}, but the dimension{of_dim} has {count} elements"
+    label: ClassVar[str] = "with the sizes and params of this call"
+    help: ClassVar[str] = "keep it inside: clamp(..., 0, {last}), or give a larger tensor"
+
+    position: int
+    name: str
+    can_be: str
+    of_dim: str
+    count: int
+    last: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallDividesByZero(Diagnostic):
+    """Of a call: the spec is right, its sizes or params are not."""
+
+    code: ClassVar[str] = "E228"
+    title: ClassVar[str] = "the divisor of `{symbol}` {can_be}"
+    label: ClassVar[str] = "with the sizes and params of this call"
+    help: ClassVar[str] = "give another param, or use max(..., 1)"
+
+    symbol: str
+    can_be: str
