@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PATIENCE = 300_000.0  # milliseconds until playwright gives up: a busy machine fails no test
 
 
 def find_browser() -> str | None:

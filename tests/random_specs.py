@@ -25,7 +25,7 @@ from attngen.reference.compare import Comparison, compare, truth
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
-from tests.problems import call
+from tests.harness import call
 
 Array = np.ndarray[Any, Any]
 

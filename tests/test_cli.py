@@ -17,7 +17,7 @@ from attngen.emit.comments import strip_comments
 from attngen.emit.manifest import from_manifest
 from attngen.spec.attention import HOPPER_RUNGS
 from tests.conftest import ROOT
-from tests.problems import emitted, shipped
+from tests.harness import emitted, shipped
 
 GPT2 = str(ROOT / "specs" / "gpt2.attn")
 
@@ -122,8 +122,8 @@ def test_a_mistake_is_a_diagnostic_with_exit_code_2(tmp_path: Path) -> None:
     ],
 )
 def test_bad_commands_are_refused_with_words_alone(arguments: tuple[str, ...], words: str) -> None:
-    done = process(*arguments)
-    assert done.returncode == 2
+    done = invoke(*arguments)
+    assert done.exit_code == 2
     assert words in done.stderr
     assert done.stdout == ""
 
@@ -132,8 +132,8 @@ def test_bad_commands_are_refused_with_words_alone(arguments: tuple[str, ...], w
 def test_a_param_that_must_be_given_is_asked_for_as_an_option(command: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "reach.attn"
     path.write_text("attention reach { dtype bf16 head_dim 64 param reach: int mask causal and window(reach) }")
-    done = process(command[0], str(path), *command[1:])
-    assert done.returncode == 2
+    done = invoke(command[0], str(path), *command[1:])
+    assert done.exit_code == 2
     assert "the param `reach` has no default; add --param reach=NUMBER" in " ".join(done.stderr.split())
 
 
@@ -142,8 +142,8 @@ def test_check_plans_everything_before_it_runs_anything(statements: str, tmp_pat
     """What refuses is another attention of the file, or its last rung."""
     path = tmp_path / "two.attn"
     path.write_text(f"attention one {{ head_dim 64 dtype fp16 }}\nattention two {{ head_dim 64 {statements} }}\n")
-    done = process("check", str(path), "--device", "emulated", "--q-len", "20")
-    assert done.returncode == 2
+    done = invoke("check", str(path), "--device", "emulated", "--q-len", "20")
+    assert done.exit_code == 2
     assert done.stdout == ""
     assert "two.attn:2:" in done.stderr
 
@@ -151,8 +151,8 @@ def test_check_plans_everything_before_it_runs_anything(statements: str, tmp_pat
 def test_a_plan_that_does_not_fit_points_at_the_spec(tmp_path: Path) -> None:
     path = tmp_path / "big.attn"
     path.write_text("attention big {\n dtype fp16\n head_dim 128\n kernel fused { tile 128 x 128 stages 2 }\n}\n")
-    done = process("build", str(path), "--arch", "sm_86")
-    assert done.returncode == 2
+    done = invoke("build", str(path), "--arch", "sm_86")
+    assert done.exit_code == 2
     assert "big.attn:4:9" in done.stderr
     assert "help: use tile " in done.stderr
 

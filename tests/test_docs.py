@@ -44,6 +44,7 @@ def test_python_in_documents_runs(page: str, tmp_path: Path, monkeypatch: pytest
         exec(compile(path.read_text(), str(path), "exec"), names)
 
 
+@pytest.mark.long
 def test_the_notebook_shows_what_happens() -> None:
     """Executed anew, every cell gives the output that is stored; `python -m tests.notebook` renews them."""
     pytest.importorskip("nbclient")

@@ -14,7 +14,7 @@ from urllib.request import url2pathname
 
 import pytest
 
-from tests.browser import launch_options
+from tests.browser import PATIENCE, launch_options
 from tests.conftest import ROOT
 
 pytest.importorskip("mkdocs")
@@ -68,6 +68,7 @@ def test_specs_are_highlighted(site: Path) -> None:
         assert '<span class="nb">causal</span>' in text
 
 
+@pytest.mark.long
 def test_links_lead_to_pages_of_sources(tmp_path: Path) -> None:
     """Chapters are in the order of their names; what they link to is shown, wherever it lies in the repository."""
     root = copied(tmp_path / "copy")
@@ -92,6 +93,7 @@ def test_links_lead_to_pages_of_sources(tmp_path: Path) -> None:
     assert '<span class="nc">mistral_window</span>' in exercise
 
 
+@pytest.mark.long
 def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
     root = copied(tmp_path / "copy")
     with (root / "docs" / "masks.md").open("a") as page:
@@ -119,6 +121,7 @@ def test_it_is_read_and_searched_from_the_disk(site: Path, browser: Any) -> None
     backgrounds = set()
     for scheme in ("light", "dark"):
         context = browser.new_context(color_scheme=scheme, offline=True)
+        context.set_default_timeout(PATIENCE)
         tab, asked, wrong = context.new_page(), [], []
         tab.on("request", lambda request, asked=asked: asked.append(request.url))
         tab.on("requestfailed", lambda request, wrong=wrong: wrong.append((request.url, request.failure)))

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from attngen.language import load_text
-from tests import tour
+from tests import tiers, tour
 from tests.conftest import ROOT
 from tests.tour import CHAPTERS, TOUR
 
@@ -28,12 +28,12 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("tour")
 
 
-@pytest.mark.parametrize("page", CHAPTERS, ids=NAMES)
+@pytest.mark.parametrize("page", tiers.cases(CHAPTERS, quick=CHAPTERS[:1]), ids=NAMES)
 def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
     """The cells of a chapter, executed by themselves in an empty folder and without a GPU."""
     shown, done = tour.notebook([page]), tour.notebook([page])
     place = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(done, timeout=120, resources=place).execute(env=tour.environment())
+    nbclient.NotebookClient(done, timeout=None, resources=place).execute(env=tour.environment())
     for old, new in zip(shown.cells, done.cells, strict=True):
         if old.cell_type == "code":
             assert tour.printed(new) == tour.printed(old), old.source
@@ -92,12 +92,12 @@ def test_seconds_are_left_out() -> None:
     assert tour.without_times("a    0.04s    12.33s  ok\n1.5s\n") == "a      ...       ...  ok\n ...\n"
 
 
-def test_counts_are_current(figures: ModuleType) -> None:
-    for number, page in enumerate(CHAPTERS, 1):
-        shown = re.search(r"<!-- tour counts: begin .*-->\n(.*?)\n<!-- tour counts: end -->", page.read_text(), re.S)
-        assert shown is not None
-        assert figures.counts_table(figures.CHAPTERS[number]) == shown[1]
-        assert "<!-- tour rates: begin" in page.read_text()
+@pytest.mark.parametrize("page", tiers.cases(CHAPTERS, quick=CHAPTERS[:1]), ids=NAMES)
+def test_counts_are_current(figures: ModuleType, page: Path) -> None:
+    shown = re.search(r"<!-- tour counts: begin .*-->\n(.*?)\n<!-- tour counts: end -->", page.read_text(), re.S)
+    assert shown is not None
+    assert figures.counts_table(figures.CHAPTERS[1 + CHAPTERS.index(page)]) == shown[1]
+    assert "<!-- tour rates: begin" in page.read_text()
 
 
 def test_tables_of_rates(figures: ModuleType) -> None:

@@ -22,7 +22,7 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from tests.conftest import ROOT
-from tests.problems import emitted, shipped
+from tests.harness import emitted, shipped
 
 TOUR = ROOT / "docs" / "tour"
 CHAPTERS = tuple(sorted(TOUR.glob("[0-9]_*.md")))

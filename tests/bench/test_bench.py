@@ -19,7 +19,8 @@ from attngen.language import load_text
 from attngen.plan import choose, find_arch
 from attngen.reference.problems import Shape, sample
 from attngen.spec.dtypes import DTYPES
-from tests.problems import SPECS, shipped
+from tests import tiers
+from tests.harness import SPECS, shipped
 
 RESULTS = tuple(
     Measured(
@@ -44,7 +45,7 @@ RESULTS = tuple(
 REPORT = Report("mine", "some GPU, torch 2", 16384, 21, RESULTS)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["alibi", "mistral_window", "packed_documents", "retention"]))
 def test_flexattention_made_from_a_spec_is_the_spec(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from attngen.bench.peers import flex_peer

@@ -6,27 +6,19 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.device.emulated import EmulatedDevice
 from attngen.plan import ARCHES, choose
 from attngen.plan.bounded import LEAST, MOST, score_bound, shift
-from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
-from tests.problems import call
+from tests import tiers
+from tests.harness import call, compiled, run
 
 LENGTH = 200
 
 
 def spec_of(score: str, head_dim: int = 64, **more) -> AttentionSpec:
     return attngen.define(**{"dtype": "bf16", "head_dim": head_dim, "mask": "causal", "score": score, **more})
-
-
-def check_on_hopper(spec: AttentionSpec, problem: Sample) -> np.ndarray:
-    found, lse = call(attngen.compile(spec, kernel="hopper", device=EmulatedDevice(arch="sm_90a")), problem)
-    compared = compare(found, lse, truth(spec, problem))
-    assert compared.passed, compared
-    return from_storage(found)
 
 
 @pytest.mark.parametrize(
@@ -62,17 +54,18 @@ def test_who_needs_no_maximum() -> None:
     assert any(d.field == "maximum" for d in plan.decisions)
 
 
-@pytest.mark.parametrize("mask", [None, "causal", "window(50)"])
+SCORES = [("softcap(20.0)", 64), ("softcap(50.0)", 128), ("tanh(s)", 256), ("softcap(9.0)", 80)]
+
+
+@pytest.mark.parametrize("mask", tiers.cases([None, "causal", "window(50)"], quick=["causal"]))
 @pytest.mark.parametrize("precision", ["highest", "high"])
-@pytest.mark.parametrize(
-    ("score", "head_dim"), [("softcap(20.0)", 64), ("softcap(50.0)", 128), ("tanh(s)", 256), ("softcap(9.0)", 80)]
-)
+@pytest.mark.parametrize(("score", "head_dim"), tiers.cases(SCORES, quick=SCORES[:1]))
 def test_without_maxima(score: str, head_dim: int, precision: str, mask: str | None) -> None:
     spec = spec_of(score, head_dim, mask=mask, precision=precision)
-    check_on_hopper(spec, sample(spec, Shape(1, 2, 2, LENGTH, LENGTH)))
+    assert run(spec, "hopper", Shape(1, 2, 2, LENGTH, LENGTH)).passed
 
 
-@pytest.mark.parametrize("cap", [20.0, 50.0])
+@pytest.mark.parametrize("cap", tiers.cases([20.0, 50.0], quick=[50.0]))
 def test_scores_at_their_bounds(cap: float) -> None:
     """Rows all of whose scores are -cap, all cap, and both: the weights are as small and as large as they can be."""
     spec = spec_of(f"softcap({cap})", mask=None, scale=1.0)
@@ -81,7 +74,8 @@ def test_scores_at_their_bounds(cap: float) -> None:
     q[..., 0] = np.where(np.arange(LENGTH) < 100, -1e3, 1e3)
     q[..., :50, 1], k[..., 1] = 1e3, np.where(np.arange(LENGTH) % 2, 1e6, -1e6)
     k[..., 0] = 1e3
-    check_on_hopper(spec, Sample(round_to_storage(q, spec.dtype), round_to_storage(k, spec.dtype), problem.v, {}))
+    extreme = Sample(round_to_storage(q, spec.dtype), round_to_storage(k, spec.dtype), problem.v, {})
+    assert run(spec, "hopper", extreme).passed
 
 
 @pytest.mark.parametrize("key", [4, 5, 130, 131])
@@ -89,10 +83,10 @@ def test_a_nan_stays_with_the_rows_that_see_it(key: int) -> None:
     """Two scores share a reciprocal; of a pair that the mask parts, the forbidden key's NaN must not reach the other."""
     spec = spec_of("softcap(20.0)")
     problem = sample(spec, Shape(1, 1, 1, LENGTH, LENGTH))
-    compiled = attngen.compile(spec, kernel="hopper", device=EmulatedDevice(arch="sm_90a"))
-    clean = from_storage(call(compiled, problem)[0])[0, 0]
+    kernel = compiled(spec, "hopper")
+    clean = from_storage(call(kernel, problem)[0])[0, 0]
     k = from_storage(problem.k)
     k[..., key, :] = np.nan
-    found = from_storage(call(compiled, Sample(problem.q, round_to_storage(k, spec.dtype), problem.v, {}))[0])[0, 0]
+    found = from_storage(call(kernel, Sample(problem.q, round_to_storage(k, spec.dtype), problem.v, {}))[0])[0, 0]
     assert np.array_equal(found[:key], clean[:key])
     assert np.isnan(found[key:]).all()

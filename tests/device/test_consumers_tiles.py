@@ -9,17 +9,16 @@ import pytest
 
 import attngen
 from attngen.device.cuda.compiler import compile_text
-from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.tracing import Watch
 from attngen.emit.emitter import emit
 from attngen.inspect.tracing import RungTrace, trace_spec
 from attngen.inspect.work import tile_kinds, work
 from attngen.plan import ARCHES, Problem, choose, hopper
 from attngen.plan.tile_map import EMPTY
-from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec, Schedule
-from tests.problems import call
+from tests import tiers
+from tests.harness import compiled, run
 
 
 def spec_of(mask: str | None, head_dim: int = 256, tile: tuple[int, ...] = (), **described) -> AttentionSpec:
@@ -57,15 +56,18 @@ def test_which_plans_have_consumers_with_tiles_of_their_own(spec: AttentionSpec,
 ALIBI = {"score": "alibi(slopes)", "inputs": {"slopes": ("fp32", ("heads",))}}
 
 
-@pytest.mark.parametrize(("head_dim", "consumers", "described"), [(64, 4, {}), (128, 3, {}), (64, 3, ALIBI), (128, 3, ALIBI)])
+LONG_ROWS = [(64, 4, {}), (128, 3, {}), (64, 3, ALIBI), (128, 3, ALIBI)]
+
+
+@pytest.mark.parametrize(("head_dim", "consumers", "described"), tiers.cases(LONG_ROWS, quick=LONG_ROWS[:1]))
 def test_long_causal_rows_do_and_spill_nothing(head_dim: int, consumers: int, described: dict) -> None:
     spec = spec_of("causal", head_dim, **described)
     plan = choose(spec, ARCHES["sm_90a"], "hopper", Problem(32, 16384, 16384, 132))
     assert plan.roles is not None
     assert (plan.roles.consumers, plan.roles.own_tiles) == (consumers, True)
-    compiled = compile_text(emit(spec, plan))
-    assert not re.findall(r"C75\d\d", compiled.log)
-    (resources,) = compiled.resources()
+    made = compile_text(emit(spec, plan))
+    assert not re.findall(r"C75\d\d", made.log)
+    (resources,) = made.resources()
     assert (resources.spill_store_bytes, resources.stack_bytes) == (0, 0)
 
 
@@ -101,15 +103,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 3])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed", tiers.cases([0, 3], quick=[0]))
+@pytest.mark.parametrize("name", tiers.cases(CASES, quick=["heads without tiles", "three, window", "four, steep"]))
 def test_against_the_oracle(name: str, seed: int) -> None:
     spec, shape = CASES[name]
-    compiled = attngen.compile(spec, kernel="hopper", device=EmulatedDevice(arch="sm_90a", seed=seed))
-    assert compiled.plan.roles is not None
-    assert compiled.plan.roles.own_tiles
-    problem = sample(spec, shape, seed)
-    assert compare(*call(compiled, problem), truth(spec, problem)).passed
+    plan = compiled(spec, "hopper", seed=seed).plan
+    assert plan.roles is not None
+    assert plan.roles.own_tiles
+    assert run(spec, "hopper", sample(spec, shape, seed), seed=seed).passed
 
 
 def traced(spec: AttentionSpec, shape: Shape, **options) -> RungTrace:
@@ -132,7 +133,10 @@ def test_the_first_block_is_the_one_that_lacks_rows() -> None:
     assert found.totals.global_read == (400 + 2 * keys) * 128 * 2 + 3 * 4  # and a counter
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "window on both sides", "far", "three", "three, window", "four"])
+WINDOWS = ["window", "window on both sides", "far", "three, window"]
+
+
+@pytest.mark.parametrize("name", tiers.cases(["causal", *WINDOWS, "three", "four"], quick=["three, window"]))
 def test_what_is_read_is_said_beforehand(name: str) -> None:
     """Blocks that rows do not fill: the bytes that `explain` says, and a counter's."""
     spec, shape = CASES[name]
@@ -143,7 +147,7 @@ def test_what_is_read_is_said_beforehand(name: str) -> None:
     assert found.totals.global_read == said + 4 * pieces
 
 
-@pytest.mark.parametrize("name", ["window", "window on both sides", "far", "steep", "three", "three, window", "registers"])
+@pytest.mark.parametrize("name", tiers.cases([*WINDOWS, "steep", "three", "registers"], quick=["three, window"]))
 def test_products_are_those_of_the_tiles_with_keys_for_a_consumers_rows(name: str) -> None:
     spec, shape = CASES[name]
     found = traced(spec, shape)
@@ -159,7 +163,7 @@ def test_products_are_those_of_the_tiles_with_keys_for_a_consumers_rows(name: st
     assert found.totals.mma_operations == shape.batch * shape.q_heads * visited * 64 * plan.block_kv * 2 * columns
 
 
-@pytest.mark.parametrize(("tile", "consumers"), [((128, 64), 2), ((192, 80), 3)])
+@pytest.mark.parametrize(("tile", "consumers"), tiers.cases([((128, 64), 2), ((192, 80), 3)], quick=[((192, 80), 3)]))
 def test_consumers_take_turns_with_the_rows_of_a_block(tile: tuple[int, int], consumers: int) -> None:
     """The rows whose lse the first thread of each consumer writes, of one piece of work after the other."""
     first = tuple(128 * (1 + c) for c in range(consumers))

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.device.emulated import EmulatedDevice
 from attngen.plan import ARCHES, choose
 from attngen.plan.plan import Plan
-from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
-from tests.problems import call
+from tests import tiers
+from tests.harness import call, compiled, run
 
 DOCUMENTS = {"mask": "causal and same_document(ids)", "inputs": {"ids": ("int32", ("batch", "kv_len"))}}
 ODD = "causal and (q - k) % 3 != 1"  # has no closed form, so that its tiles are classified one by one
@@ -47,19 +46,23 @@ def test_wide_heads_halve_the_last_tile_of_masks_that_read_tensors() -> None:
     assert not fused(dtype="fp32", mask=ODD).half_tile
 
 
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 129, 192, 193, 300])
-@pytest.mark.parametrize("head_dim", [64, 48, 16])  # of the second some threads store nothing
+@pytest.mark.parametrize("length", tiers.cases([1, 63, 64, 65, 128, 129, 192, 193, 300], quick=[1, 128, 193]))
+@pytest.mark.parametrize("head_dim", tiers.cases([64, 48, 16], quick=[64]))  # of the second some threads store nothing
 def test_rows_of_every_length(head_dim: int, length: int) -> None:
     assert right(head_dim, length, length, mask=ODD)
 
 
-@pytest.mark.parametrize(("q_len", "kv_len"), [(70, 400), (400, 70), (300, 130), (130, 300), (300, 128), (300, 192)])
-@pytest.mark.parametrize("w", [-130, -64, -1, 0, 1, 63, 64, 500])
+UNEQUAL = [(70, 400), (400, 70), (300, 130), (130, 300), (300, 128), (300, 192)]
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), tiers.cases(UNEQUAL, quick=[(300, 130)]))
+@pytest.mark.parametrize("w", tiers.cases([-130, -64, -1, 0, 1, 63, 64, 500], quick=[-130, 1]))
 def test_diagonals_anywhere(w: int, q_len: int, kv_len: int) -> None:
     """The diagonal may leave out whole blocks, begin beside the first row, or lie behind all keys."""
     assert right(64, q_len, kv_len, values={"w": w}, **DIAGONAL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mask",
     [
@@ -107,7 +110,7 @@ def test_bits_are_those_of_whole_tiles(arch: str) -> None:
     assert choose(halved, ARCHES[arch], "fused").half_tile
     assert choose(whole, ARCHES[arch], "fused").half_tile is False
     problem = sample(halved, Shape(1, 1, 1, 256, 256))
-    both = [call(attngen.compile(s, kernel="fused", device=EmulatedDevice(arch=arch)), problem)[0] for s in (halved, whole)]
+    both = [call(compiled(s, "fused", arch), problem)[0] for s in (halved, whole)]
     assert np.array_equal(*(np.asarray(o) for o in both))
 
 
@@ -124,6 +127,4 @@ def right(
     problem = sample(spec, Shape(1, 2, 1, q_len, kv_len))
     if ids is not None:
         problem.inputs["ids"] = ids
-    compiled = attngen.compile(spec, kernel="fused", device=EmulatedDevice(arch="sm_90a"))
-    results = call(compiled, problem, **(values or {}))
-    return compare(*results, truth(spec, problem, values or {})).passed
+    return run(spec, "fused", problem, arch="sm_90a", **(values or {})).passed

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attngen.device.emulated import EmulationError
+from tests import tiers
 from tests.device.hopper import run
 
 
@@ -46,14 +47,14 @@ HANDOVER = """
 """
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", tiers.cases(range(5), quick=range(2)))
 def test_mbarriers_order_a_handover(seed: int) -> None:
     found = attempt(HANDOVER, seed=seed)
     assert isinstance(found, np.ndarray)
     assert np.array_equal(found[128:256], 300 + 3 * np.arange(127, -1, -1))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", tiers.cases(range(3), quick=[0]))
 @pytest.mark.parametrize(
     ("correct", "wrong", "kinds"),
     [
@@ -95,14 +96,14 @@ NAMED = """
 """
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", tiers.cases(range(4), quick=range(2)))
 def test_named_barriers_order_a_handover(seed: int) -> None:
     found = attempt(NAMED, seed=seed)
     assert isinstance(found, np.ndarray)
     assert np.array_equal(found[:128], np.arange(128, 0, -1))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", tiers.cases(range(3), quick=[0]))
 @pytest.mark.parametrize(
     ("correct", "wrong", "kinds"),
     [
@@ -141,7 +142,7 @@ def test_mistakes_with_named_barriers(correct: str, wrong: str, kinds: tuple[str
         ("give_registers<200>();", "invalid operand"),
     ],
 )
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", tiers.cases(range(3), quick=[0]))
 def test_registers_move_within_the_pool(body: str, expected: str, seed: int) -> None:
     assert kind(f"{body} y[threadIdx.x] = 1;", threads=384, seed=seed) == expected
 

@@ -9,6 +9,7 @@ import pytest
 from attngen.device.cuda.compiler import compile_text
 from attngen.emit.kernel_source import KernelSource
 from attngen.emit.wgmma import Wgmma
+from tests import tiers
 from tests.device.hopper import primitives, products
 from tests.device.test_hopper_pipeline import pipeline
 
@@ -54,7 +55,10 @@ def test_a_primitive_compiles(names: str) -> None:
 
 @pytest.mark.parametrize("a_in_registers", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])
-@pytest.mark.parametrize(("columns", "dtype"), [(8, "bf16"), (64, "fp16"), (80, "bf16"), (128, "bf16"), (256, "fp16")])
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    tiers.cases([(8, "bf16"), (64, "fp16"), (80, "bf16"), (128, "bf16"), (256, "fp16")], quick=[(64, "fp16")]),
+)
 def test_a_product_compiles(columns: int, dtype: str, b_transposed: bool, a_in_registers: bool) -> None:
     product = Wgmma("wgmma_test", columns, dtype, a_in_registers, b_transposed)
     a = "p[step]" if a_in_registers else "smem_descriptor(smem + 32 * step, 0, 1024)"

@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 
 import attngen
-from attngen.api import CompiledAttention
-from attngen.device.emulated import EmulatedDevice, EmulationError
+from attngen.device.emulated import EmulationError
 from attngen.emit.kernel_source import KernelSource
-from attngen.plan import ARCHES, choose
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec, Schedule
-from tests.problems import call, emitted
+from tests import tiers
+from tests.harness import call, compile_text, emitted
 
 STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
@@ -77,10 +76,8 @@ def outcome(name: str, rung: str, source: KernelSource) -> str:
     spec = SPECS[name]
     problem = sample(spec, SHAPES[name])
     for seed in ORDERS:
-        device = EmulatedDevice(arch="sm_90a", seed=seed)
-        compiled = CompiledAttention(spec, choose(spec, ARCHES["sm_90a"], rung), device.compile(source), device)
         try:
-            found = compare(*call(compiled, problem), truth(spec, problem))
+            found = compare(*call(compile_text(spec, rung, source, seed), problem), truth(spec, problem))
         except EmulationError as error:
             return error.kind
         if not found.passed:
@@ -88,6 +85,7 @@ def outcome(name: str, rung: str, source: KernelSource) -> str:
     return ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "rung"), [(name, rung) for rung in BY_RUNG for name in BY_RUNG[rung]])
 def test_every_step_between_warps_is_needed(name: str, rung: str) -> None:
     source = emitted(SPECS[name], rung, "sm_90a")
@@ -101,7 +99,7 @@ def test_every_step_between_warps_is_needed(name: str, rung: str) -> None:
     assert unnoticed == []
 
 
-@pytest.mark.parametrize("statement", ["begun = false;", "begun = true;"])
+@pytest.mark.parametrize("statement", tiers.cases(["begun = false;", "begun = true;"], quick=["begun = true;"]))
 def test_the_first_product_of_rows_replaces_what_the_ones_before_have_left(statement: str) -> None:
     source = emitted(SPECS["narrow"], "hopper", "sm_90a")
     assert source.text.count(statement) == 1

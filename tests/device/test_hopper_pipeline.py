@@ -13,6 +13,7 @@ from attngen.device.tensor_map import TensorMap
 from attngen.emit.kernel_source import KernelSource
 from attngen.emit.wgmma import Wgmma
 from attngen.spec.dtypes import DTYPES, from_storage, round_to_storage
+from tests import tiers
 from tests.device.hopper import PRIMITIVES, Arguments, aligned, kernel_source, launch, primitives, products
 
 TILES = 5
@@ -139,7 +140,7 @@ def mutated(correct: str, wrong: str) -> KernelSource:
     return replace(source, text=source.text[:start] + kernel.replace(correct, wrong))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", tiers.cases(range(12), quick=range(3)))
 def test_the_pipeline_is_clean_in_any_order(seed: int) -> None:
     assert outcome(pipeline(), seed) == ""
 
@@ -187,8 +188,8 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 5])
-@pytest.mark.parametrize("correct", MUTATIONS)
+@pytest.mark.parametrize("seed", tiers.cases([0, 5], quick=[0]))
+@pytest.mark.parametrize("correct", tiers.cases(MUTATIONS, quick=["__syncthreads();", "mbarrier_wait(q_full, 0);"]))
 def test_a_mistake_is_found(correct: str, seed: int) -> None:
     wrong, kinds = MUTATIONS[correct]
     assert outcome(mutated(correct, wrong), seed) in kinds.split("|")
@@ -202,8 +203,8 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 5])
-@pytest.mark.parametrize("which", range(6))
+@pytest.mark.parametrize("seed", tiers.cases([0, 5], quick=[0]))
+@pytest.mark.parametrize("which", tiers.cases(range(6), quick=[0]))
 def test_no_step_of_a_product_can_be_left_out(which: int, seed: int) -> None:
     source = pipeline()
     start = source.text.index('extern "C"')
@@ -212,6 +213,7 @@ def test_no_step_of_a_product_can_be_left_out(which: int, seed: int) -> None:
     assert outcome(without, seed) in KINDS[place[1]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 5])
 @pytest.mark.parametrize(("name", "wait"), [("k", 0), ("v", 1)])
 def test_a_buffer_released_before_its_products_are_done(name: str, wait: int, seed: int) -> None:

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.device.emulated import EmulatedDevice
 from attngen.plan import ARCHES, choose
-from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
-from tests.problems import call
+from tests import tiers
+from tests.harness import call, compiled, run
 
 LENGTH = 256
 
@@ -30,7 +29,7 @@ def spec_of(head_dim: int, mask: str | None, **more) -> AttentionSpec:
 
 
 @pytest.mark.parametrize("mask", [None, "causal"])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", tiers.cases([64, 128, 256], quick=[256]))
 def test_a_dominant_weight_is_not_rounded_away(head_dim: int, mask: str | None) -> None:
     """Key 200 is met first. Key 5 then weighs e^5.16 = 173.51 times as much, too little for a new maximum under a mask: in P
     it is 174 if it is not 1. That must not be seen in O, which is right to half a step of bf16."""
@@ -39,24 +38,24 @@ def test_a_dominant_weight_is_not_rounded_away(head_dim: int, mask: str | None) 
     scores[200], scores[5] = 0.0, 5.15625
     problem = with_scores(spec, scores)
     problem.v[:, :, 200] = 0
-    found, _ = call(attngen.compile(spec, kernel="hopper", device=EmulatedDevice(arch="sm_90a")), problem)
+    found, _ = call(compiled(spec, "hopper"), problem)
     output = from_storage(found)[0, 0, 200:]
     exact = from_storage(problem.v)[0, 0, 5] / (1 + np.exp(-5.15625))
     half_steps = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 8)
     assert np.max(np.abs(output - exact) / half_steps) <= 1.02
 
 
-@pytest.mark.parametrize("octaves", [3.0, 20.0])
+@pytest.mark.parametrize("octaves", tiers.cases([3.0, 20.0], quick=[20.0]))
 @pytest.mark.parametrize("offset", [0.0, -300.0])
-@pytest.mark.parametrize("mask", [None, "causal", "window(100)"])
-@pytest.mark.parametrize(("head_dim", "lse"), [(64, False), (64, True), (96, False), (256, False)])
+@pytest.mark.parametrize("mask", tiers.cases([None, "causal", "window(100)"], quick=["causal"]))
+@pytest.mark.parametrize(
+    ("head_dim", "lse"), tiers.cases([(64, False), (64, True), (96, False), (256, False)], quick=[(64, True), (96, False)])
+)
 def test_maxima_that_fall_along_the_keys(head_dim: int, lse: bool, mask: str | None, offset: float, octaves: float) -> None:
     """Keys are visited from the last to the first: every tile has a new maximum, of scores of either sign."""
     spec = spec_of(head_dim, mask, lse=lse)
     problem = with_scores(spec, offset + octaves / 64 * np.log(2) * np.arange(LENGTH)[::-1])
-    compiled = attngen.compile(spec, kernel="hopper", device=EmulatedDevice(arch="sm_90a"))
-    found = compare(*call(compiled, problem), truth(spec, problem))
-    assert found.passed, found
+    assert run(spec, "hopper", problem).passed
 
 
 def test_row_sums_are_products_where_there_is_room() -> None:

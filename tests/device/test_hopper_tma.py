@@ -7,6 +7,7 @@ import pytest
 
 from attngen.device.emulated import EmulationError
 from attngen.device.tensor_map import TensorMap, TensorMapError
+from tests import tiers
 from tests.device.hopper import aligned, primitives, run, swizzled
 
 ROWS, SLABS, HEADS = 20, 2, 3
@@ -92,7 +93,7 @@ def test_five_dimensions_there_and_back() -> None:
     assert np.array_equal(y, expected)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", tiers.cases(range(4), quick=[0]))
 def test_a_load_that_is_not_waited_for_is_found(seed: int) -> None:
     with pytest.raises(EmulationError, match="a TMA load writes this memory") as caught:
         load(wait="__syncthreads();", seed=seed)
@@ -107,7 +108,7 @@ def test_one_thread_waits_for_itself_only() -> None:
     load(wait="if (threadIdx.x == 0) mbarrier_wait(full, 0); __syncwarp();")
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", tiers.cases(range(3), quick=[0]))
 @pytest.mark.parametrize(
     ("correct", "wrong", "kind"),
     [
@@ -179,7 +180,7 @@ def test_a_store_writes_what_lies_inside(seed: int) -> None:
     assert kernel.counters.bytes_written == {"y": 8 * 128}
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", tiers.cases(range(3), quick=[0]))
 @pytest.mark.parametrize(
     ("correct", "wrong", "kind"),
     [

@@ -8,6 +8,7 @@ import pytest
 from attngen.device.emulated import EmulationError
 from attngen.emit.wgmma import Wgmma
 from attngen.spec.dtypes import DTYPES, from_storage, round_to_storage
+from tests import tiers
 from tests.device.hopper import products, run
 
 # A [64, 64] and B [N, 64] or [64, N] in rows of 128 bytes, slabs of 64 columns one after the other; D [64, N].
@@ -68,13 +69,13 @@ def product_body(n: int, transposed: bool, registers_a: bool) -> str:
     )
 
 
-@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("checked", tiers.cases([True, False], quick=[True]))
 @pytest.mark.parametrize("registers_a", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("n", "dtype"), [(8, "bf16"), (64, "fp16"), (128, "bf16"), (256, "fp16")])
+@pytest.mark.parametrize(
+    ("n", "dtype"), tiers.cases([(8, "bf16"), (64, "fp16"), (128, "bf16"), (256, "fp16")], quick=[(64, "fp16")])
+)
 def test_a_product_is_numpys(n: int, dtype: str, transposed: bool, registers_a: bool, checked: bool) -> None:
-    if checked != (n in (8, 128)):  # each form once in each mode
-        checked = not checked
     x, a, b = operands(n, dtype, transposed)
     y = np.zeros((64, n), np.float32)
     kernel = run(
@@ -110,7 +111,7 @@ def attempt(correct: str, wrong: str, *, n: int = 64, seed: int = 0, threads: in
     return y
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", tiers.cases([0, 3], quick=[0]))
 @pytest.mark.parametrize(
     ("correct", "wrong", "kind"),
     [

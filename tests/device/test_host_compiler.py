@@ -12,7 +12,7 @@ from attngen.device.emulated.host_compiler import CLANG, GCC, HostCompiler, find
 from attngen.device.emulated.translate import translate
 from attngen.device.machine import examine
 from attngen.device.protocol import DeviceError
-from tests.problems import emitted, shipped
+from tests.harness import emitted, shipped
 
 
 def script(path: Path, text: str) -> Path:

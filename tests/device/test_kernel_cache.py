@@ -21,12 +21,14 @@ from attngen.cache_directory import cache_directory
 from attngen.device.cuda import compiler
 from attngen.device.emulated.build import UNITS
 from attngen.device.kernel_cache import DIGEST_BYTES, TEMPORARY, CacheWarning, KernelCache
+from tests import tiers
 from tests.conftest import ROOT
-from tests.problems import emitted, shipped
+from tests.harness import emitted, shipped
 
 CUBIN = """
 from attngen.device.cuda.compiler import cubin
-from tests.problems import emitted, shipped
+from tests import tiers
+from tests.harness import emitted, shipped
 print(len(cubin(emitted(shipped("gpt2"), "naive"))))
 """
 EMULATED = """
@@ -49,7 +51,7 @@ def start(code: str, before=None) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate()
     assert process.returncode == 0, errors
     return output
 
@@ -59,6 +61,7 @@ def files(kind: str) -> list[Path]:
     return sorted(place.iterdir()) if place.is_dir() else []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("code", "kind", "count"), [(CUBIN, "cuda", 1), (EMULATED, "emulated", 1 + UNITS)])
 def test_sixteen_processes_compile_the_same_spec_at_once(code: str, kind: str, count: int) -> None:
     outputs = {finish(p) for p in [start(code) for _ in range(16)]}
@@ -78,7 +81,7 @@ kernel_cache.os.replace = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
         + CUBIN
     )
     process = start(code)
-    process.communicate(timeout=120)
+    process.communicate()
     assert process.returncode == -signal.SIGKILL
     (left,) = files("cuda")
     assert left.name.startswith(TEMPORARY)
@@ -91,8 +94,11 @@ kernel_cache.os.replace = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
     assert not left.exists()  # swept up by a later write
 
 
-@pytest.mark.parametrize("damage", ["truncated", "emptied", "flipped", "replaced"])
-@pytest.mark.parametrize(("code", "kind"), [(CUBIN, "cuda"), (EMULATED, "emulated")])
+KINDS = [(CUBIN, "cuda"), (EMULATED, "emulated")]
+
+
+@pytest.mark.parametrize("damage", tiers.cases(["truncated", "emptied", "flipped", "replaced"], quick=["flipped"]))
+@pytest.mark.parametrize(("code", "kind"), tiers.cases(KINDS, quick=KINDS[:1]))
 def test_a_damaged_entry_is_made_again(code: str, kind: str, damage: str) -> None:
     right = finish(start(code))
     for path in files(kind):
@@ -113,7 +119,7 @@ def without_override() -> None:
         os._exit(77)
 
 
-@pytest.mark.parametrize(("code", "kind"), [(CUBIN, "cuda"), (EMULATED, "emulated")])
+@pytest.mark.parametrize(("code", "kind"), tiers.cases(KINDS, quick=KINDS[:1]))
 @pytest.mark.parametrize("filled", [False, True])
 def test_a_read_only_directory_costs_time_and_no_result(code: str, kind: str, filled: bool, directory: Path) -> None:
     right = finish(start(code))
@@ -123,7 +129,7 @@ def test_a_read_only_directory_costs_time_and_no_result(code: str, kind: str, fi
         path.chmod(0o555 if path.is_dir() else 0o444)
     try:
         process = start(code, without_override)
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate()
     finally:
         for path in [directory, *directory.rglob("*")]:
             path.chmod(0o755)
@@ -139,7 +145,7 @@ def limited_files() -> None:
 
 def test_writes_that_fail_cost_time_and_no_result() -> None:
     process = start(CUBIN, limited_files)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate()
     assert process.returncode == 0, errors
     assert int(output) > 4096
     assert "CacheWarning" in errors

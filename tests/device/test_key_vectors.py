@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.api import CompiledAttention
 from attngen.device.cuda.compiler import compile_text, disassemble
-from attngen.device.emulated import EmulatedDevice, EmulationError
+from attngen.device.emulated import EmulationError
 from attngen.plan import ARCHES, choose
 from attngen.plan.staging import KEY_BYTES
-from attngen.reference.compare import compare, truth
-from attngen.reference.problems import Sample, Shape, sample
+from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec, Schedule
-from tests.problems import SPECS, call, emitted, shipped
+from tests import tiers
+from tests.harness import SPECS, call, emitted, run, shipped
+from tests.harness import compile_text as compile_emulated
 
 IDS = {"ids": ("int32", ("batch", "kv_len"))}
 BIAS = {"bias": ("fp16", ("heads", "kv_len"))}
@@ -68,28 +68,24 @@ def described(name: str, **more: Any) -> AttentionSpec:
     return attngen.define(**({"dtype": "bf16", "head_dim": 64} | DESCRIBED[name] | more))
 
 
-def check(spec: AttentionSpec, problem: Sample, seed: int = 0) -> None:
-    compiled = attngen.compile(spec, kernel="hopper", device=EmulatedDevice(arch="sm_90a", seed=seed))
-    found = compare(*call(compiled, problem), truth(spec, problem))
-    assert found.passed, (spec, seed, found)
-
-
-@pytest.mark.parametrize("name", DESCRIBED)
+@pytest.mark.parametrize("name", tiers.cases(DESCRIBED, quick=["documents and a bias", "two elements of one tensor"]))
 def test_against_the_oracle(name: str) -> None:
     spec = described(name)
     for seed, (q_len, kv_len) in enumerate(SHAPES):
-        check(spec, sample(spec, Shape(8 if q_len < 10 else 2, 4, 2, q_len, kv_len), seed), seed % 2 * 7)
+        problem = sample(spec, Shape(8 if q_len < 10 else 2, 4, 2, q_len, kv_len), seed)
+        assert run(spec, "hopper", problem, seed=seed % 2 * 7).passed, (q_len, kv_len)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("block_q", "block_kv", "stages"), [(128, 80, 4), (128, 48, 2), (192, 112, 2), (128, 176, 2)])
 @pytest.mark.parametrize("name", ["documents", "bias, causal"])
 def test_every_shape_of_tiles(name: str, block_q: int, block_kv: int, stages: int) -> None:
     asked = Schedule("hopper", block_q=block_q, block_kv=block_kv, stages=stages)
     spec = replace(described(name), schedule=asked)
-    check(spec, sample(spec, Shape(1, 2, 1, 400, 400)), 5)
+    assert run(spec, "hopper", Shape(1, 2, 1, 400, 400), seed=5).passed
 
 
-@pytest.mark.parametrize("name", ["documents", "bias, causal"])
+@pytest.mark.parametrize("name", tiers.cases(["documents", "bias, causal"], quick=["documents"]))
 def test_tensors_of_any_stride(name: str) -> None:
     """Key vectors are views: every second element, backwards, of a transposed tensor, and one element for all keys."""
     spec = described(name)
@@ -99,19 +95,17 @@ def test_tensors_of_any_stride(name: str) -> None:
     apart[::-2] = values.T
     same = np.broadcast_to(values[:, :1], values.shape)
     for view in (apart[::-2].T, same):
-        check(spec, replace(problem, inputs={captured: view}))
+        assert run(spec, "hopper", replace(problem, inputs={captured: view})).passed
 
 
-@pytest.mark.parametrize("name", ["documents", "bias"])
+@pytest.mark.parametrize("name", tiers.cases(["documents", "bias"], quick=["documents"]))
 def test_the_ring_of_key_vectors_needs_one_slot_more_than_there_are_stages(name: str) -> None:
-    spec, arch = described(name), ARCHES["sm_90a"]
+    spec = described(name)
     source = emitted(spec, "hopper", "sm_90a")
     smaller = replace(source, text=source.text.replace("SLOTS = STAGES + 1", "SLOTS = STAGES"))
     problem = sample(spec, Shape(1, 2, 2, 300, 600))
-    device = EmulatedDevice(arch="sm_90a", seed=1)
-    compiled = CompiledAttention(spec, choose(spec, arch, "hopper"), device.compile(smaller), device)
     with pytest.raises(EmulationError, match="race"):
-        call(compiled, problem)
+        call(compile_emulated(spec, "hopper", smaller, seed=1), problem)
 
 
 def test_what_is_staged() -> None:
@@ -125,8 +119,10 @@ def test_what_is_staged() -> None:
     assert with_keys == ["packed_documents"]
 
 
-@pytest.mark.parametrize("name", ["documents", "padding", "bias, causal", "documents and a bias"])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    "name", tiers.cases(["documents", "padding", "bias, causal", "documents and a bias"], quick=["documents and a bias"])
+)
+@pytest.mark.parametrize("head_dim", tiers.cases([64, 128], quick=[128]))
 def test_consumers_read_no_key_from_global_memory(name: str, head_dim: int) -> None:
     """Two neighbouring keys are one load from shared memory; nothing is spilled, and no product waits for another."""
     spec = described(name, head_dim=head_dim)

@@ -14,7 +14,7 @@ from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
-from tests.problems import call
+from tests.harness import call
 
 Q_LEN, KV_LEN = 65, 300  # the last tile of rows and the last of keys are partial
 SHAPE = Shape(1, 1, 1, Q_LEN, KV_LEN)

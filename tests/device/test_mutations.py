@@ -16,7 +16,7 @@ from attngen.plan import ARCHES, choose
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec, Schedule
-from tests.problems import call, compile_text, emitted, shipped
+from tests.harness import call, compile_text, emitted, shipped
 
 SYNCHRONIZATION = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|cp_async_wait<\d>\(\);|(?<!void )cp_async_commit\(\);")
 # Specs that between them have every skeleton and every branch of it that has barriers.
@@ -58,6 +58,7 @@ def without_tiles(source: KernelSource) -> range:
     return range(start, source.text.find("for (int r", start)) if start > 0 else range(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rung", RUNGS)
 @pytest.mark.parametrize("name", SPECS)
 def test_every_barrier_is_needed(name: str, rung: str) -> None:
@@ -65,12 +66,14 @@ def test_every_barrier_is_needed(name: str, rung: str) -> None:
     check_all(spec, rung, emitted(spec, rung))
 
 
+@pytest.mark.long
 def test_every_barrier_is_needed_with_one_stage() -> None:
     spec = one_stage("gpt2")
     assert choose(spec, ARCHES["sm_80"]).stages == 1
     check_all(spec, "fused", emitted(spec, "fused"))
 
 
+@pytest.mark.long
 def test_every_barrier_is_needed_with_key_vectors() -> None:
     asked = Schedule("fused", block_q=128, block_kv=64, stages=1, warps=4)
     spec = replace(shipped("packed_documents"), q_heads=None, kv_heads=None, schedule=asked)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 import attngen
-from attngen.device.emulated import EmulatedDevice
 from attngen.plan import ARCHES, choose
 from attngen.plan.fused_mma_loop import places_anew
 from attngen.plan.tiling import Tile
-from attngen.reference.compare import compare, truth
-from attngen.reference.problems import Shape, sample
+from attngen.reference.problems import Shape
 from attngen.spec.attention import AttentionSpec
-from tests.problems import call
+from tests import tiers
+from tests.harness import emitted, run
 
 IDS = {"ids": ("int32", ("batch", "kv_len"))}
 OF_HEADS = {"group": ("int32", ("heads", "kv_len"))}
@@ -38,20 +37,18 @@ def test_which_masks_do() -> None:
     assert not anew(described(**DOCUMENTS, head_dim=64))  # has registers
 
 
-@pytest.mark.parametrize(
-    "shape", [Shape(3, 4, 2, 130, 130), Shape(2, 2, 1, 300, 300), Shape(2, 2, 2, 64, 200), Shape(1, 2, 1, 60, 330)]
-)
+SHAPES = [Shape(3, 4, 2, 130, 130), Shape(2, 2, 1, 300, 300), Shape(2, 2, 2, 64, 200), Shape(1, 2, 1, 60, 330)]
+
+
+@pytest.mark.parametrize("shape", tiers.cases(SHAPES, quick=SHAPES[:1]))
 @pytest.mark.parametrize("described_as", [DOCUMENTS, GROUPS, {**DOCUMENTS, "score": "softcap(20.0)", "lse": True}])
 def test_every_batch_and_head_has_its_own(described_as: dict[str, object], shape: Shape) -> None:
-    spec = described(**described_as)
-    problem = sample(spec, shape)
-    results = call(attngen.compile(spec, kernel="fused", device=EmulatedDevice(arch="sm_90a")), problem)
-    assert compare(*results, truth(spec, problem)).passed
+    assert run(described(**described_as), "fused", shape, arch="sm_90a").passed
 
 
 def test_no_other_place_is_kept() -> None:
     """The head's keys, the rows of a partial tile, and what classifies tiles."""
-    text = attngen.compile(described(**GROUPS), kernel="fused", device=EmulatedDevice(arch="sm_90a")).source.text
+    text = emitted(described(**GROUPS), "fused", "sm_90a").text
     kernel = text[text.index('extern "C" __global__ void __launch_bounds__(THREADS)') :]
     assert kernel.count("k_head =") == 1
     assert "k_head = K + anew(b_idx)" in kernel

@@ -15,7 +15,7 @@ from attngen.plan.tiles import tile_bounds
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import Schedule
-from tests.problems import call
+from tests.harness import call
 
 SMS = 132
 PLAIN = attngen.define(dtype="bf16", head_dim=64, lse=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests import tiers
 from tests.random_specs import case, failure
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", tiers.cases(range(200), quick=range(20)))
 def test_a_random_spec(seed: int) -> None:
     one = case(seed)
     assert not failure(one, seed), one

@@ -8,29 +8,23 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.api import CompiledAttention
-from attngen.device.emulated import EmulatedDevice
 from attngen.emit.kernel_source import KernelSource, Sections
 from attngen.plan import ARCHES, choose
-from attngen.reference.compare import compare, truth
-from attngen.reference.problems import Shape, sample
-from tests.device.test_emulator import run
-from tests.problems import call, emitted
+from attngen.reference.problems import Shape
+from tests import tiers
+from tests.device.test_emulator import run as run_text
+from tests.harness import emitted, run
 
 SPEC = attngen.define(dtype="bf16", head_dim=256, mask="causal")
 RUNGS = [("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")]
 
 
 @pytest.mark.parametrize(("rung", "arch"), RUNGS)
-@pytest.mark.parametrize(("q_heads", "kv_heads"), [(97, 97), (194, 97)])
+@pytest.mark.parametrize(("q_heads", "kv_heads"), tiers.cases([(97, 97), (194, 97)], quick=[(97, 97)]))
 def test_more_heads_than_a_section_has(rung: str, arch: str, q_heads: int, kv_heads: int) -> None:
     """Two blocks of rows of each head, a section of 49 heads of K and V, and one of 48."""
-    source = emitted(SPEC, rung, arch)
-    assert kv_heads > sections_of(source).most == 64
-    problem = sample(SPEC, Shape(1, q_heads, kv_heads, 130, 130))
-    device = EmulatedDevice(arch=arch)
-    compiled = CompiledAttention(SPEC, choose(SPEC, ARCHES[arch], rung), device.compile(source), device)
-    assert compare(*call(compiled, problem), truth(SPEC, problem)).passed
+    assert kv_heads > sections_of(emitted(SPEC, rung, arch)).most == 64
+    assert run(SPEC, rung, Shape(1, q_heads, kv_heads, 130, 130), arch=arch).passed
 
 
 @pytest.mark.parametrize(("head_dim", "least", "most"), [(32, 32, 256), (64, 32, 128), (128, 32, 64), (256, 16, 64)])
@@ -53,14 +47,15 @@ def test_sections_have_all_blocks_once_and_are_alike(batch: int, q_heads: int, k
     block_q = choose(SPEC, ARCHES["sm_80"], "fused").block_q
     q_blocks = -(-length // block_q)
     blocks = batch * q_heads * q_blocks
-    body = f"""
-    for (int i = threadIdx.x; i < {blocks}; i += 32) {{
-        const Place at = place_of(i, {blocks}, {q_heads}, {length}, {section});
-        y[2 * i] = at.q_block, y[2 * i + 1] = at.b_idx * {q_heads} + at.h_idx;
-    }}"""
+    body = """
+    const int blocks = x[0], q_heads = x[1], length = x[2], section = x[3];
+    for (int i = threadIdx.x; i < blocks; i += 32) {
+        const Place at = place_of(i, blocks, q_heads, length, section);
+        y[2 * i] = at.q_block, y[2 * i + 1] = at.b_idx * q_heads + at.h_idx;
+    }"""
     places = np.full(2 * blocks, -1, np.float32)
     before = f"constexpr int BLOCK_Q = {block_q};\n" + text[start : text.index("\n}\n", start) + 3]
-    run(body, np.zeros(1, np.float32), places, before=before)
+    run_text(body, np.array([blocks, q_heads, length, section], np.float32), places, before=before)
     order = [(int(q), int(head)) for q, head in places.reshape(-1, 2)]
     assert sorted(order) == [(q, head) for q in range(q_blocks) for head in range(batch * q_heads)]
     runs = [[head for _, head in part] for _, part in groupby(order, key=lambda at: at[0])]

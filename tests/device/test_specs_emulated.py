@@ -1,4 +1,5 @@
-"""Every shipped spec emulated: three rungs, every storage type, small shapes, checked mode, two thread orders."""
+"""Every shipped spec emulated on the portable rungs: every storage type, small shapes, checked mode, two thread orders; and
+what every rung has in common."""
 
 from __future__ import annotations
 
@@ -14,27 +15,23 @@ from attngen.plan import tiled
 from attngen.plan.tiling import Tile
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import RUNGS
+from attngen.spec.attention import HOPPER_RUNGS, RUNGS
 from attngen.spec.dtypes import from_storage
-from tests.problems import SPECS, call, run, shipped
+from tests import tiers
+from tests.harness import SMALL_PARAMS, SPECS, call, compiled, run, shipped, small
 
-FEW_HEADS = {"llama_gqa": (4, 1), "mistral_window": (4, 2), "gemma_softcap": (2, 1), "gpt_oss_sinks": (4, 2)}
+EVERY_RUNG = (*RUNGS, *HOPPER_RUNGS)
+
 LENGTHS = ((1, 1), (7, 7), (130, 130), (65, 190))
+ALL = [(name, dtype) for name in SPECS for dtype in ("fp16", "bf16", "fp32")]
 
 
-def small(name: str, dtype: str):
-    spec = shipped(name, dtype)
-    if name in FEW_HEADS:
-        q_heads, kv_heads = FEW_HEADS[name]
-        spec = replace(spec, q_heads=q_heads, kv_heads=kv_heads)
-    return spec
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    tiers.cases(ALL, quick=[("gpt_oss_sinks", "fp16"), ("packed_documents", "bf16"), ("mistral_window", "fp32")]),
+)
 def test_every_rung_against_the_oracle(name: str, dtype: str) -> None:
-    spec = small(name, dtype)
-    params = {"size": 50} if name == "mistral_window" else {}
+    spec, params = small(name, dtype), SMALL_PARAMS.get(name, {})
     for position, (q_len, kv_len) in enumerate(LENGTHS):
         batch = 16 if q_len < 10 else 1  # enough rows that the largest of their errors is no accident
         problem = sample(spec, Shape(batch=batch, q_heads=2, kv_heads=1, q_len=q_len, kv_len=kv_len), seed=position)
@@ -44,15 +41,11 @@ def test_every_rung_against_the_oracle(name: str, dtype: str) -> None:
             assert found.passed, (name, dtype, rung, q_len, kv_len, found)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_the_order_of_threads_does_not_matter(rung: str) -> None:
-    spec = shipped("packed_documents", "bf16")
-    problem = sample(spec, Shape(batch=1, q_heads=1, kv_heads=1, q_len=150, kv_len=150))
-    results = []
-    for seed in (0, 1, 2):
-        compiled = attngen.compile(spec, kernel=rung, device=EmulatedDevice(seed=seed))
-        results.append(call(compiled, problem)[0])
-    assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
+@pytest.mark.parametrize("rung", EVERY_RUNG)
+def test_the_order_of_threads_and_copies_does_not_matter(rung: str) -> None:
+    spec = small("packed_documents", "bf16")
+    problem = sample(spec, Shape(1, 1, 1, 200, 200))
+    assert len({call(compiled(spec, rung, seed=seed), problem)[0].tobytes() for seed in (0, 1, 2)}) == 1
 
 
 def test_inputs_without_dimensions_are_read_at_each_call() -> None:
@@ -71,37 +64,39 @@ def test_inputs_without_dimensions_are_read_at_each_call() -> None:
             assert found.passed, (kernel.plan.rung, flag, found)
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-@pytest.mark.parametrize("sizes", [(0, 2, 5, 5), (1, 2, 0, 5), (1, 2, 5, 0)])
-def test_empty_problems(rung: str, sizes) -> None:
-    batch, heads, q_len, kv_len = sizes
-    spec = attngen.define(dtype="fp32", head_dim=8, mask="causal", lse=True)
-    problem = sample(spec, Shape(batch, heads, heads, q_len, kv_len))
-    output, lse = call(attngen.compile(spec, kernel=rung, device=EmulatedDevice()), problem)
-    assert output.shape == (batch, heads, q_len, 8)
-    assert not output.any()
-    assert np.isneginf(lse).all()
+@pytest.mark.parametrize("rung", EVERY_RUNG)
+def test_problems_without_rows_or_keys(rung: str) -> None:
+    spec = attngen.define(dtype="bf16", head_dim=8, mask="causal", lse=True)
+    for batch, q_len, kv_len in ((0, 5, 5), (1, 0, 5), (1, 5, 0)):
+        output, lse = call(compiled(spec, rung), sample(spec, Shape(batch, 2, 2, q_len, kv_len)))
+        assert output.shape == (batch, 2, q_len, 8)
+        assert not output.any()
+        assert np.isneginf(lse).all()
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-@pytest.mark.parametrize("rung", RUNGS)
+ROWS_WITHOUT_KEYS = [*((rung, "fp16") for rung in EVERY_RUNG), *((rung, "fp32") for rung in RUNGS)]
+
+
+@pytest.mark.parametrize(("rung", "dtype"), tiers.cases(ROWS_WITHOUT_KEYS, quick=lambda _, dtype: dtype == "fp16"))
 def test_rows_with_no_key_give_zero_and_minus_infinity(rung: str, dtype: str) -> None:
-    spec = attngen.define(dtype=dtype, head_dim=16, mask="k < q - 40", lse=True)
-    problem = sample(spec, Shape(1, 1, 1, 100, 100))
-    expected = truth(spec, problem)
-    output, lse = call(attngen.compile(spec, kernel=rung, device=EmulatedDevice()), problem)
-    assert not from_storage(output)[:, :, :41].any()
-    assert np.isneginf(lse[:, :, :41]).all()
-    assert compare(output, lse, expected).passed
+    """And so do blocks of rows without a tile."""
+    spec = attngen.define(dtype=dtype, head_dim=16, mask="k < q - 150", lse=True)
+    problem = sample(spec, Shape(1, 1, 1, 300, 300))
+    output, lse = call(compiled(spec, rung), problem)
+    assert not from_storage(output)[:, :, :151].any()
+    assert np.isneginf(lse[:, :, :151]).all()
+    assert compare(output, lse, truth(spec, problem)).passed
+
+
+HEAD_DIMS = [(8, 8), (24, 40), (72, 72), (104, 8), (200, 200), (256, 256)]
 
 
 @pytest.mark.parametrize("rung", RUNGS)
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(8, 8), (24, 40), (72, 72), (104, 8), (200, 200), (256, 256)])
-def test_any_head_size(rung: str, head_dim: int, head_dim_v: int) -> None:
-    for dtype in ("bf16", "fp32"):
-        spec = attngen.define(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, mask="causal")
-        problem = sample(spec, Shape(1, 1, 1, 70, 70))
-        assert run(spec, rung, problem, truth(spec, problem)).passed
+@pytest.mark.parametrize("dtype", tiers.cases(["bf16", "fp32"], quick=["bf16"]))
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(HEAD_DIMS, quick=[(24, 40)]))
+def test_any_head_size(head_dim: int, head_dim_v: int, dtype: str, rung: str) -> None:
+    spec = attngen.define(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, mask="causal")
+    assert run(spec, rung, Shape(1, 1, 1, 70, 70)).passed
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -113,7 +108,7 @@ def test_strides_and_broadcasts_are_read_in_place(rung: str) -> None:
     k = np.broadcast_to(k[:, :1], k.shape)
     bias = rng.standard_normal((1, 4, 1, 40)).astype(np.float16)
     problem = replace(sample(spec, Shape(2, 4, 4, 40, 40)), q=q, k=k, v=v, inputs={"bias": bias})
-    assert run(spec, rung, problem, truth(spec, problem)).passed
+    assert run(spec, rung, problem).passed
 
 
 def test_transposed_last_dimension_where_the_hardware_allows() -> None:
@@ -124,9 +119,8 @@ def test_transposed_last_dimension_where_the_hardware_allows() -> None:
         expected = truth(spec, problem)
         for rung in ("naive", "tiled"):
             assert run(spec, rung, turned, expected).passed
-        on_turing = attngen.compile(spec, kernel="fused", device=EmulatedDevice(), arch="sm_75")
-        assert on_turing.plan.schedule == "fused_simt"
-        assert compare(*call(on_turing, turned), expected).passed
+        assert compiled(spec, "fused", "sm_75").plan.schedule == "fused_simt"
+        assert run(spec, "fused", turned, expected, arch="sm_75").passed
         with pytest.raises(attngen.ArgumentError, match=r"`k` has stride 20 in its last dimension.*contiguous"):
             run(spec, "fused", turned, expected)
 
@@ -147,15 +141,14 @@ def test_rows_that_no_vector_fits_are_read_element_by_element(dtype: str) -> Non
         assert run(spec, "tiled", replace(problem, **{name: shifted(getattr(problem, name))}), expected).passed, name
 
 
-@pytest.mark.parametrize("tile", tiled.POSSIBLE, ids=str)
+@pytest.mark.parametrize("tile", tiers.cases(tiled.POSSIBLE, quick=tiled.POSSIBLE[:1]), ids=str)
 def test_the_tiled_rung_at_every_tile(tile: Tile) -> None:
     for dtype, sizes in (("fp32", (64, 64)), ("bf16", (24, 72))):
         spec = attngen.define(
             dtype=dtype, head_dim=sizes[0], head_dim_v=sizes[1], mask="q - k < 90 and q >= k", lse=True, kernel="tiled",
             tile=(tile.block_q, tile.block_kv), warps=tile.warps,
         )  # fmt: skip
-        problem = sample(spec, Shape(1, 2, 1, 150, 270))
-        assert run(spec, "tiled", problem, truth(spec, problem)).passed
+        assert run(spec, "tiled", Shape(1, 2, 1, 150, 270)).passed
 
 
 def test_the_tiled_rung_refuses_what_it_has_not() -> None:
@@ -164,19 +157,17 @@ def test_the_tiled_rung_refuses_what_it_has_not() -> None:
             attngen.compile(attngen.define(kernel="tiled", **asked), device=EmulatedDevice())
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["packed_documents"]))
 def test_the_fused_rung_without_tensor_cores(name: str) -> None:
     """Architectures before sm_80, and whoever wants to read it."""
     for dtype, length in (("fp32", 130), ("fp16", 65)):
         spec = small(name, dtype)
-        params = {"size": 50} if name == "mistral_window" else {}
-        problem = sample(spec, Shape(batch=1, q_heads=2, kv_heads=1, q_len=length, kv_len=length + 60))
-        compiled = attngen.compile(spec, kernel="fused", device=EmulatedDevice(), arch="sm_75")
-        assert compiled.plan.schedule == "fused_simt"
-        assert compare(*call(compiled, problem, **params), truth(spec, problem, params)).passed, (name, dtype)
+        assert compiled(spec, "fused", "sm_75").plan.schedule == "fused_simt"
+        shape = Shape(batch=1, q_heads=2, kv_heads=1, q_len=length, kv_len=length + 60)
+        assert run(spec, "fused", shape, arch="sm_75", **SMALL_PARAMS.get(name, {})).passed, (name, dtype)
 
 
-@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("precision", tiers.cases(["highest", "high"], quick=["highest"]))
 def test_fp32_by_split_operands_at_every_tile(precision: str) -> None:
     """Rows and keys that are no multiple of the tile, one and two blocks of rows a warp, head sizes in and out of steps."""
     for tile, warps, stages, sizes in (((64, 64), 4, 1, (64, 64)), ((128, 16), 4, 2, (40, 72)), ((32, 16), 1, 1, (24, 8))):
@@ -184,9 +175,7 @@ def test_fp32_by_split_operands_at_every_tile(precision: str) -> None:
             dtype="fp32", head_dim=sizes[0], head_dim_v=sizes[1], mask="causal", lse=True, precision=precision, tile=tile,
             warps=warps, stages=stages,
         )  # fmt: skip
-        problem = sample(spec, Shape(1, 2, 1, 150, 170))
-        expected = truth(spec, problem)
-        found = run(spec, "fused", problem, expected)
+        found = run(spec, "fused", Shape(1, 2, 1, 150, 170))
         assert found.passed, (tile, found)
         assert (found.error > 1e-6) == (precision == "high"), "neither idle nor exact"
 
@@ -199,7 +188,7 @@ def test_what_is_no_number_stays_none() -> None:
             for name in "qkv":
                 problem = sample(spec, Shape(1, 1, 1, 40, 40))
                 getattr(problem, name)[0, 0, 3, 5] = value
-                output, _ = call(attngen.compile(spec, kernel="fused", device=EmulatedDevice()), problem)
+                output, _ = call(compiled(spec, "fused"), problem)
                 rows = output[0, 0]
                 assert not np.isfinite(rows[3] if name == "q" else rows[:, 5] if name == "v" else rows).all(), (value, name)
                 if name == "q":
@@ -209,12 +198,11 @@ def test_what_is_no_number_stays_none() -> None:
 def test_causal_reads_only_tiles_on_and_below_the_diagonal() -> None:
     """Counted: bytes of K that the kernel reads, on the emulated device."""
     spec = shipped("gpt2")
-    compiled = attngen.compile(spec, kernel="fused", device=EmulatedDevice())
-    length, block_q, block_kv = 512, compiled.plan.block_q, compiled.plan.block_kv
-    problem = sample(spec, Shape(1, 1, 1, length, length))
-    call(compiled, problem)
+    fused = compiled(spec, "fused")
+    length, block_q, block_kv = 512, fused.plan.block_q, fused.plan.block_kv
+    call(fused, sample(spec, Shape(1, 1, 1, length, length)))
     tiles = sum((row + 1) * block_q // block_kv for row in range(length // block_q))
-    assert compiled.kernel.counters.bytes_read["K"] == tiles * block_kv * 64 * 2
+    assert fused.kernel.counters.bytes_read["K"] == tiles * block_kv * 64 * 2
 
 
 def test_the_tiled_rung_neither_writes_nor_reads_empty_tiles() -> None:
@@ -222,25 +210,24 @@ def test_the_tiled_rung_neither_writes_nor_reads_empty_tiles() -> None:
     written, and is read for the maximum and the sum, for the weight, and for each of two blocks of dimensions."""
     for mask, visited in (("causal", sum(range(1, 9))), ("q >= k and (k < 64 or q - k < 64)", 1 + 2 + 6 * 3)):
         spec = attngen.define(dtype="fp32", head_dim=16, head_dim_v=72, mask=mask)
-        compiled = attngen.compile(spec, kernel="tiled", device=EmulatedDevice())
-        call(compiled, sample(spec, Shape(1, 1, 1, 512, 512)))
-        pairs = visited * compiled.plan.block_q * compiled.plan.block_kv
-        assert compiled.kernel.counters.bytes_written["S"] == 2 * 4 * pairs
-        assert compiled.kernel.counters.bytes_read["S"] == (2 + 2) * 4 * pairs
+        kernel = compiled(spec, "tiled")
+        call(kernel, sample(spec, Shape(1, 1, 1, 512, 512)))
+        pairs = visited * kernel.plan.block_q * kernel.plan.block_kv
+        assert kernel.kernel.counters.bytes_written["S"] == 2 * 4 * pairs
+        assert kernel.kernel.counters.bytes_read["S"] == (2 + 2) * 4 * pairs
 
 
 def test_a_window_reads_only_its_tiles() -> None:
     spec = shipped("mistral_window", "fp32")
     spec = replace(spec, q_heads=1, kv_heads=1, head_dim=16, head_dim_v=16)
-    compiled = attngen.compile(spec, kernel="fused", device=EmulatedDevice())
-    length, block_q, block_kv = 640, compiled.plan.block_q, compiled.plan.block_kv
-    problem = sample(spec, Shape(1, 1, 1, length, length))
-    call(compiled, problem, size=100)
+    fused = compiled(spec, "fused")
+    length, block_q, block_kv = 640, fused.plan.block_q, fused.plan.block_kv
+    call(fused, sample(spec, Shape(1, 1, 1, length, length)), size=100)
     most = (length // block_q) * ((100 + block_q) // block_kv + 2) * block_kv * 16 * 4
-    assert compiled.kernel.counters.bytes_read["K"] <= most
+    assert fused.kernel.counters.bytes_read["K"] <= most
 
 
-@pytest.mark.parametrize("mode", ["naive", "tiled", "fused", "auto"])
+@pytest.mark.parametrize("mode", tiers.cases(["naive", "tiled", "fused", "auto"], quick=["auto"]))
 def test_attention_function(mode: str) -> None:
     rng = np.random.default_rng(1)
     q, k, v = rng.standard_normal((3, 2, 2, 30, 16), dtype=np.float32)

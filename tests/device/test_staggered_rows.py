@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.device.emulated import EmulatedDevice
 from attngen.plan import ARCHES, choose
 from attngen.plan.plan import Plan
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
-from tests.problems import call
+from tests import tiers
+from tests.harness import call, compiled
 
 # one stage and two, Q in shared memory and in registers
 HEAD_DIMS = (64, 128)
@@ -46,22 +46,23 @@ def test_rows_stagger_where_as_many_blocks_have_room() -> None:
     assert fused("sm_80", head_dim=64, mask=window).shared_bytes < 80 * 1024
 
 
-@pytest.mark.parametrize("length", [1, 64, 65, 129, 200, 450])
-@pytest.mark.parametrize("w", [1, 63, 64, 65, 130, 1000])
+@pytest.mark.parametrize("length", tiers.cases([1, 64, 65, 129, 200, 450], quick=[1, 200]))
+@pytest.mark.parametrize("w", tiers.cases([1, 63, 64, 65, 130, 1000], quick=[65]))
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_windows_of_every_width_and_length(head_dim: int, w: int, length: int) -> None:
     assert right(head_dim, length, length, **BY_PARAM, values={"w": w})
 
 
-@pytest.mark.parametrize(("q_len", "kv_len"), [(70, 400), (400, 70), (300, 130), (130, 300)])
-@pytest.mark.parametrize("align", ["start", "end"])
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize(("q_len", "kv_len"), tiers.cases([(70, 400), (400, 70), (300, 130), (130, 300)], quick=[(300, 130)]))
+@pytest.mark.parametrize("align", tiers.cases(["start", "end"], quick=["end"]))
+@pytest.mark.parametrize("head_dim", tiers.cases(HEAD_DIMS, quick=[64]))
 def test_windows_of_unequal_lengths(head_dim: int, align: str, q_len: int, kv_len: int) -> None:
     shift = "q + kv_len - q_len" if align == "end" else "q"
     mask = f"k <= {shift} and {shift} - k < w"
     assert right(head_dim, q_len, kv_len, params={"w": 70}, mask=mask)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mask",
     [
@@ -79,7 +80,6 @@ def right(head_dim: int, q_len: int, kv_len: int, values: dict[str, int] | None 
     spec = attngen.define(dtype="bf16", head_dim=head_dim, lse=True, **kwargs)  # type: ignore[arg-type]
     assert choose(spec, ARCHES["sm_90a"], "fused").staggered
     problem = sample(spec, Shape(1, 2, 1, q_len, kv_len))
-    compiled = attngen.compile(spec, kernel="fused", device=EmulatedDevice(arch="sm_90a"))
-    results = call(compiled, problem, **(values or {}))
+    results = call(compiled(spec, "fused", "sm_90a"), problem, **(values or {}))
     assert np.isfinite(np.asarray(results[0], dtype=np.float32)).all()
     return compare(*results, truth(spec, problem, values or {})).passed

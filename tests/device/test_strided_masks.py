@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.device.emulated import EmulatedDevice
 from attngen.plan import ARCHES, choose
 from attngen.plan.tile_map import EMPTY, FULL, classify_tiles
-from attngen.reference.compare import compare, truth
-from attngen.reference.problems import Shape, sample
+from attngen.reference.problems import Shape
 from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
-from tests.problems import call, emitted, shipped
+from tests import tiers
+from tests.harness import emitted, run, shipped
 
 EVERY_RUNG = (*RUNGS, *HOPPER_RUNGS)
 
@@ -24,18 +23,16 @@ BLOCKS = attngen.define(
 
 
 def right(spec: AttentionSpec, rung: str, length: int, **params: int) -> bool:
-    problem = sample(spec, Shape(1, 1, 1, length, length))
-    compiled = attngen.compile(spec, kernel=rung, device=EmulatedDevice(arch="sm_90a"))
-    return compare(*call(compiled, problem, **params), truth(spec, problem, params)).passed
+    return run(spec, rung, Shape(1, 1, 1, length, length), arch="sm_90a", **params).passed
 
 
-@pytest.mark.parametrize("step", [-3, 1, 5, 200])
+@pytest.mark.parametrize("step", tiers.cases([-3, 1, 5, 200], quick=[5]))
 @pytest.mark.parametrize("rung", EVERY_RUNG)
 def test_dilated_by_steps_on_both_sides_of_a_tile(rung: str, step: int) -> None:
     assert right(shipped("dilated"), rung, 330, step=step)
 
 
-@pytest.mark.parametrize("rung", EVERY_RUNG)
+@pytest.mark.parametrize("rung", tiers.cases(EVERY_RUNG, quick=["hopper"]))
 def test_blocks_whose_side_is_a_param(rung: str) -> None:
     assert right(BLOCKS, rung, 400)
 
@@ -50,7 +47,7 @@ def test_tiles_between_the_steps_are_not_visited() -> None:
     assert (below == FULL).sum() == sum(1 for i in range(16) for j in range(i) if (i - j) % 3 == 0)
 
 
-@pytest.mark.parametrize("rung", EVERY_RUNG)
+@pytest.mark.parametrize("rung", tiers.cases(EVERY_RUNG, quick=["fused"]))
 def test_a_remainder_is_an_index_of_as_many_elements(rung: str) -> None:
     spec = attngen.define(
         dtype="bf16", head_dim=64, score="s + t[(q - k) % n]", inputs={"t": ("fp32", (9,))}, params={"n": "int"}

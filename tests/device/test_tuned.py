@@ -15,7 +15,7 @@ from attngen.plan import ARCHES, candidates, choose
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import Schedule
-from tests.problems import shipped
+from tests.harness import shipped
 
 WINNER = Winner(Schedule("fused", 32, 32, 1, 2), 0.5, 0.6, "a GPU")
 

@@ -21,7 +21,7 @@ from attngen.plan.tiles import KV_LEN
 from attngen.plan.tiling import Tile
 from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
 from attngen.spec.operator import ZERO
-from tests.problems import SPECS, shipped
+from tests.harness import SPECS, shipped
 
 ODD = """
 attention all_pairs        { dtype fp16  head_dim 64 }

@@ -20,8 +20,9 @@ from attngen.emit.templates import template_directory
 from attngen.inspect.ladder import LADDER, ladder
 from attngen.plan import ARCHES, choose
 from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
+from tests import tiers
 from tests.conftest import ROOT
-from tests.problems import SPECS, shipped
+from tests.harness import SPECS, shipped
 
 SECTION = re.compile(r"^// (\d+\. .+)$", re.M)
 
@@ -72,7 +73,14 @@ def plans() -> Iterator[tuple[str, AttentionSpec, str, str]]:
                     yield f"{name}-{dtype or 'own'}-{rung}-{arch}", shipped(name, dtype), rung, arch
 
 
-@pytest.mark.parametrize(("spec", "rung", "arch"), [pytest.param(*plan, id=name) for name, *plan in plans()])
+PLANS = list(plans())
+
+
+@pytest.mark.parametrize(
+    ("spec", "rung", "arch"),
+    tiers.cases([plan[1:] for plan in PLANS], quick=lambda spec, *_: spec.name in ("gpt2", "packed_documents")),
+    ids=[plan[0] for plan in PLANS],
+)
 def test_the_levels_differ_in_comments_alone(spec: AttentionSpec, rung: str, arch: str) -> None:
     try:
         plan = choose(spec, ARCHES[arch], rung)
@@ -103,15 +111,18 @@ def test_generated_files_are_the_brief_level_of_the_same_code(path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("name", "rung", "arch"),
-    [
-        ("gpt2", "naive", "sm_80"),
-        ("gpt2", "tiled", "sm_80"),
-        ("gpt2", "fused", "sm_75"),
-        ("gpt2", "fused", "sm_80"),
-        ("gpt2", "wgmma", "sm_90a"),
-        ("gpt2", "hopper", "sm_90a"),
-        ("packed_documents", "fused", "sm_80"),
-    ],
+    tiers.cases(
+        [
+            ("gpt2", "naive", "sm_80"),
+            ("gpt2", "tiled", "sm_80"),
+            ("gpt2", "fused", "sm_75"),
+            ("gpt2", "fused", "sm_80"),
+            ("gpt2", "wgmma", "sm_90a"),
+            ("gpt2", "hopper", "sm_90a"),
+            ("packed_documents", "fused", "sm_80"),
+        ],
+        quick=[("gpt2", "fused", "sm_80")],
+    ),
 )
 def test_every_level_compiles_to_the_same_machine_code(name: str, rung: str, arch: str) -> None:
     plan = choose(shipped(name), ARCHES[arch], rung)
@@ -123,7 +134,9 @@ def test_every_level_compiles_to_the_same_machine_code(name: str, rung: str, arc
     ("rung", "arch"),
     [("naive", "sm_80"), ("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")],
 )
-@pytest.mark.parametrize("name", ["gpt2", "packed_documents", "sigmoid_attention", "retention"])
+@pytest.mark.parametrize(
+    "name", tiers.cases(["gpt2", "packed_documents", "sigmoid_attention", "retention"], quick=["gpt2", "retention"])
+)
 def test_every_section_is_taught(name: str, rung: str, arch: str) -> None:
     """Each has more to say than at the brief level, and so has the header: what the rung before did instead."""
     plan = choose(shipped(name, "fp16"), ARCHES[arch], rung)

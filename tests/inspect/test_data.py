@@ -22,7 +22,7 @@ from attngen.plan import ARCHES, choose
 from attngen.spec.attention import Schedule
 from attngen.spec.print_attn import expression_to_text
 from tests.conftest import ROOT
-from tests.problems import shipped
+from tests.harness import shipped
 
 PAGE = (ROOT / "docs" / "json.md").read_text()
 STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx")

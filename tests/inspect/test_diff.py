@@ -16,7 +16,7 @@ from attngen.cli import main
 from attngen.inspect.diff import ADJACENT, Comparison, align, compare
 from attngen.inspect.diff_text import diff_text, summary
 from tests.conftest import ROOT
-from tests.problems import emitted, shipped
+from tests.harness import emitted, shipped
 
 GPT2 = str(ROOT / "specs" / "gpt2.attn")
 # What part of the shorter file two neighbouring rungs of gpt2 are to keep, and without its comments.

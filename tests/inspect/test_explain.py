@@ -16,7 +16,7 @@ from attngen.inspect.explain_work import costs, explain_work
 from attngen.inspect.occupancy import occupancy
 from attngen.inspect.work import roofline
 from attngen.plan import ARCHES, choose
-from tests.problems import shipped
+from tests.harness import shipped
 
 
 def explained(*arguments: str) -> str:

@@ -22,8 +22,9 @@ from attngen.language import load_source
 from attngen.language.load import load_path
 from attngen.plan import ARCHES, choose
 from attngen.source import SourceFile
+from tests import tiers
 from tests.conftest import ROOT
-from tests.problems import SPECS, emitted, shipped
+from tests.harness import SPECS, emitted, shipped
 
 LADDER = ladder()
 EVERYWHERE = [
@@ -32,7 +33,11 @@ EVERYWHERE = [
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2_naive.cu", "gpt2_fused.cu", "gpt2_wgmma.cu", "gpt2_hopper.cu", "cross_attention_fused.cu"]
+    "name",
+    tiers.cases(
+        ["gpt2_naive.cu", "gpt2_fused.cu", "gpt2_wgmma.cu", "gpt2_hopper.cu", "cross_attention_fused.cu"],
+        quick=["gpt2_naive.cu", "gpt2_hopper.cu"],
+    ),
 )
 def test_line_tables_change_no_instruction_and_no_cache(name: str) -> None:
     before = {e.name for e in CACHE.entries()}
@@ -47,7 +52,7 @@ def test_a_compilation_without_a_log_leaves_python_as_it_was() -> None:
     assert [bytes([i])[0] for i in range(256)] == list(range(256))
 
 
-@pytest.mark.parametrize("name", LADDER)
+@pytest.mark.parametrize("name", tiers.cases(LADDER, quick=["gpt2_tiled.cu", "gpt2_wgmma.cu"]))
 def test_instructions_have_a_line_of_cuda(name: str) -> None:
     source = LADDER[name]
     code = machine_code(source)
@@ -121,7 +126,7 @@ def test_what_the_compiler_did_not_place_has_no_line() -> None:
 
 
 @pytest.mark.parametrize(("rung", "arch"), EVERYWHERE)
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["alibi", "gpt_oss_sinks", "packed_documents", "t5_relative_bias"]))
 def test_every_line_of_a_users_expression_has_its_statement(name: str, rung: str, arch: str) -> None:
     (loaded,) = load_path(ROOT / "specs" / f"{name}.attn")
     spec = loaded.spec

@@ -28,8 +28,9 @@ from attngen.plan import ARCHES, choose
 from attngen.plan.shared_layout import LAYOUTS, layouts
 from attngen.source import SourceFile
 from attngen.spec.attention import HOPPER_RUNGS
+from tests import tiers
 from tests.conftest import ROOT
-from tests.problems import SPECS, emitted, shipped
+from tests.harness import SPECS, emitted, shipped
 
 MIB = 2**20
 HOPPER = [(name, "hopper", "sm_90a") for name in ("mistral_window", "packed_documents", "gpt_oss_sinks", "gemma_softcap")]
@@ -53,7 +54,9 @@ def data_of(html: str) -> dict[str, Any]:
     return dict(json.loads(found))
 
 
-@pytest.mark.parametrize(("name", "rung", "arch"), [*LADDER, *HOPPER])
+@pytest.mark.parametrize(
+    ("name", "rung", "arch"), tiers.cases([*LADDER, *HOPPER], quick=[("gpt2", "tiled", "sm_80"), HOPPER[1]])
+)
 def test_a_page_is_small_whole_and_linked(name: str, rung: str, arch: str) -> None:
     made = page(loaded(name), rung, arch)
     assert len(made.html.encode()) < 3 * MIB
@@ -136,13 +139,14 @@ def test_the_swizzle_is_that_of_tma() -> None:
     assert slab.groups_read() == 8
 
 
-def test_every_instruction_of_the_ladder_has_a_class() -> None:
-    for name, source in ladder().items():
-        code = [row.text for row in sass_code(source) if row.is_code]
-        assert not [opcode(text) for text in code if class_of(text) == OTHER], name
-        counts = histogram(code)
-        assert sum(counts.values()) == len(code)
-        assert ("tensor cores" in counts) == ("mma" in source.text), name
+@pytest.mark.parametrize("name", tiers.cases(ladder(), quick=["gpt2_fused.cu", "gpt2_hopper.cu"]))
+def test_every_instruction_of_the_ladder_has_a_class(name: str) -> None:
+    source = ladder()[name]
+    code = [row.text for row in sass_code(source) if row.is_code]
+    assert not [opcode(text) for text in code if class_of(text) == OTHER]
+    counts = histogram(code)
+    assert sum(counts.values()) == len(code)
+    assert ("tensor cores" in counts) == ("mma" in source.text)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +166,7 @@ def test_classes_are_read_off_the_opcode(instruction: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("rung", "arch"), SCHEDULES)
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["gpt2", "packed_documents", "sigmoid_attention"]))
 def test_timelines_could_happen(name: str, rung: str, arch: str) -> None:
     """No lane does two things at once, nothing is used before it is copied, and no copy overwrites what is still needed."""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from attngen.device.cuda.line_table import MachineCode, MachineLine, machine_cod
 from attngen.inspect.machine_text import spec_lines
 from attngen.language.load import load_path
 from attngen.plan import ARCHES, choose
-from tests.browser import launch_options
+from tests import tiers
+from tests.browser import PATIENCE, launch_options
 from tests.conftest import ROOT
-from tests.problems import emitted, shipped
+from tests.harness import emitted, shipped
 
 pytestmark = pytest.mark.browser
 LAPTOP = {"width": 1366, "height": 768}
@@ -36,20 +37,28 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
+PAGES = {
+    "gemma_softcap_fused": ("gemma_softcap", "--kernel", "fused"),
+    "gpt2_naive": ("gpt2", "--kernel", "naive", "--no-check"),
+    "gpt2_tiled": ("gpt2", "--kernel", "tiled", "--no-check"),
+    "cross_attention_fused": ("cross_attention", "--kernel", "fused", "--no-check", "--arch", "sm_75"),
+    "packed_documents_hopper": ("packed_documents", "--kernel", "hopper", "--no-check"),
+}
+
+
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages by spec and rung."""
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The page of a name of PAGES, written by the first test that reads it."""
     directory = tmp_path_factory.mktemp("pages")
-    made = {}
-    for spec, rung, *more in [
-        ("gemma_softcap", "fused"), ("gpt2", "naive", "--no-check"), ("gpt2", "tiled", "--no-check"),
-        ("cross_attention", "fused", "--no-check", "--arch", "sm_75"), ("packed_documents", "hopper", "--no-check"),
-    ]:  # fmt: skip
-        made[f"{spec}_{rung}"] = directory / f"{spec}_{rung}.html"
-        arguments = ["report", spec, "--kernel", rung, "-o", str(made[f"{spec}_{rung}"]), *more]
-        result = CliRunner().invoke(main, arguments)
-        assert result.exit_code == 0, result.output
-    return made
+
+    def page(name: str) -> Path:
+        path = directory / f"{name}.html"
+        if not path.exists():
+            result = CliRunner().invoke(main, ["report", *PAGES[name], "-o", str(path)])
+            assert result.exit_code == 0, result.output
+        return path
+
+    return page
 
 
 class Reader:
@@ -57,6 +66,7 @@ class Reader:
 
     def __init__(self, browser: Any, path: Path, scheme: str = "light", screen: dict[str, int] = LAPTOP) -> None:
         self.context = browser.new_context(viewport=screen, color_scheme=scheme, offline=True)
+        self.context.set_default_timeout(PATIENCE)
         self.tab = self.context.new_page()
         self.complaints: list[str] = []
         self.requests: list[str] = []
@@ -85,8 +95,8 @@ class Reader:
 
 
 @pytest.fixture
-def gemma(browser: Any, pages: dict[str, Path]) -> Iterator[Reader]:
-    reader = Reader(browser, pages["gemma_softcap_fused"])
+def gemma(browser: Any, pages: Callable[[str], Path]) -> Iterator[Reader]:
+    reader = Reader(browser, pages("gemma_softcap_fused"))
     yield reader
     assert reader.complaints == []
     reader.context.close()
@@ -102,11 +112,9 @@ def truth() -> tuple[MachineCode, dict[int, tuple[int, ...]], list[str]]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(
-    "name", ["gemma_softcap_fused", "gpt2_naive", "gpt2_tiled", "cross_attention_fused", "packed_documents_hopper"]
-)
-def test_a_page_opens_alone_and_fits_the_screen(browser: Any, pages: dict[str, Path], name: str, scheme: str) -> None:
-    reader = Reader(browser, pages[name], scheme)
+@pytest.mark.parametrize("name", tiers.cases(PAGES, quick=["gemma_softcap_fused", "packed_documents_hopper"]))
+def test_a_page_opens_alone_and_fits_the_screen(browser: Any, pages: Callable[[str], Path], name: str, scheme: str) -> None:
+    reader = Reader(browser, pages(name), scheme)
     assert reader.complaints == []
     assert [url for url in reader.requests if not url.startswith(("file:", "data:"))] == []
     assert reader.tab.evaluate("document.documentElement.scrollWidth") <= LAPTOP["width"]
@@ -128,9 +136,9 @@ def test_a_page_opens_alone_and_fits_the_screen(browser: Any, pages: dict[str, P
 
 @pytest.mark.parametrize("screen", SCREENS, ids=lambda screen: str(screen["width"]))
 @pytest.mark.parametrize("name", ["gemma_softcap_fused", "packed_documents_hopper"])
-def test_no_line_is_cut_at_any_width(browser: Any, pages: dict[str, Path], name: str, screen: dict[str, int]) -> None:
+def test_no_line_is_cut_at_any_width(browser: Any, pages: Callable[[str], Path], name: str, screen: dict[str, int]) -> None:
     """The page is not wider than the screen, and no line is wider than its column: scrolling down reaches everything."""
-    reader = Reader(browser, pages[name], screen=screen)
+    reader = Reader(browser, pages(name), screen=screen)
     for level in ("brief", "teach", "none"):
         reader.tab.locator("#comments").select_option(level)
         assert reader.tab.evaluate("document.documentElement.scrollWidth") <= screen["width"]
@@ -327,9 +335,9 @@ def test_buttons_lead_to_lines_and_classes(gemma: Reader, truth: Any) -> None:
     assert tab.get_by_text("clears").is_visible()
 
 
-def test_light_and_dark_can_be_read(browser: Any, pages: dict[str, Path]) -> None:
+def test_light_and_dark_can_be_read(browser: Any, pages: Callable[[str], Path]) -> None:
     """The contrast of every colour of text (WCAG 2.2, 1.4.3): 4.5 on paper, on lines that are marked, and in pictures."""
-    reader = Reader(browser, pages["gpt2_naive"])
+    reader = Reader(browser, pages("gemma_softcap_fused"))
     seen = set()
     for _ in range(2):
         theme = reader.tab.evaluate("document.documentElement.dataset.theme")

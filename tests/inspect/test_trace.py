@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import attngen
 from attngen import define
 from attngen.cli import main
-from attngen.device.emulated import EmulatedDevice, EmulationError
+from attngen.device.emulated import EmulationError
 from attngen.device.emulated.tracing import Watch
 from attngen.inspect.coordinates import Layout, planned
 from attngen.inspect.trace_text import totals_line
@@ -25,8 +24,9 @@ from attngen.plan import ARCHES, PlanRefusal, choose, default_arch
 from attngen.plan.tile_map import EMPTY, staggered_steps
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
+from tests import tiers
 from tests.conftest import ROOT
-from tests.problems import SPECS, call, emitted, shipped
+from tests.harness import SPECS, call, compiled, emitted, shipped
 
 ONE = Shape(1, 1, 1, 256, 256)
 
@@ -80,7 +80,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype", "shape", "params"), CASES)
+@pytest.mark.parametrize(("name", "dtype", "shape", "params"), tiers.cases(CASES, quick=[CASES[1], CASES[9]]))
 def test_bytes_are_those_of_the_closed_formula(name: str, dtype: str | None, shape: Shape, params: dict[str, int]) -> None:
     spec = open_heads(name, dtype)
     problem = sample(spec, shape)
@@ -98,9 +98,10 @@ def test_bytes_are_those_of_the_closed_formula(name: str, dtype: str | None, sha
         assert {t: found.written.get(t, 0) for t in "SO"} == written, rung
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", tiers.cases([64, 128], quick=[64]))
 @pytest.mark.parametrize(
-    ("q_len", "kv_len", "size"), [(450, 450, 70), (300, 300, 130), (129, 400, 33), (400, 200, 64), (60, 60, 5)]
+    ("q_len", "kv_len", "size"),
+    tiers.cases([(450, 450, 70), (300, 300, 130), (129, 400, 33), (400, 200, 64), (60, 60, 5)], quick=[(300, 300, 130)]),
 )
 def test_bytes_and_products_of_halves_with_tiles_of_their_own(head_dim: int, q_len: int, kv_len: int, size: int) -> None:
     spec = replace(open_heads("mistral_window"), head_dim=head_dim, head_dim_v=head_dim)
@@ -116,8 +117,10 @@ def test_bytes_and_products_of_halves_with_tiles_of_their_own(head_dim: int, q_l
         assert found.totals.mma_operations == cost.computed
 
 
-@pytest.mark.parametrize(("name", "head_dim"), [("packed_documents", 128), ("dilated", 64)])
-@pytest.mark.parametrize(("q_len", "kv_len"), [(512, 512), (128, 128), (384, 512), (256, 320)])
+@pytest.mark.parametrize(
+    ("name", "head_dim"), tiers.cases([("packed_documents", 128), ("dilated", 64)], quick=[("dilated", 64)])
+)
+@pytest.mark.parametrize(("q_len", "kv_len"), tiers.cases([(512, 512), (128, 128), (384, 512), (256, 320)], quick=[(256, 320)]))
 def test_products_of_last_tiles_for_half_of_the_rows(name: str, head_dim: int, q_len: int, kv_len: int) -> None:
     spec = replace(open_heads(name), head_dim=head_dim, head_dim_v=head_dim)
     shape = Shape(1, 1, 1, q_len, kv_len)
@@ -134,7 +137,7 @@ def test_products_of_last_tiles_for_half_of_the_rows(name: str, head_dim: int, q
 
 
 @pytest.mark.parametrize("rung", [*RUNGS, *HOPPER_RUNGS])
-@pytest.mark.parametrize("name", ["gpt2", "packed_documents"])
+@pytest.mark.parametrize("name", tiers.cases(["gpt2", "packed_documents"], quick=["gpt2"]))
 def test_sites_add_up_to_the_totals(name: str, rung: str) -> None:
     found = traced(shipped(name), rung, Shape(1, 2, 2, 150, 150))
     sums = {(shared, writes): 0 for shared in (False, True) for writes in (False, True)}
@@ -154,14 +157,13 @@ def test_sites_add_up_to_the_totals(name: str, rung: str) -> None:
 
 
 def test_lines_are_found_although_another_process_has_made_the_library_anew(tmp_path: Path) -> None:
-    compiled = attngen.compile(shipped("gpt2"), kernel="naive", device=EmulatedDevice())
-    problem = sample(compiled.spec, ONE, 0)
-    call(compiled, problem)  # loads it
-    library = compiled.kernel.library
-    before = compiled.kernel._base()
+    naive = compiled(shipped("gpt2"), "naive")
+    call(naive, sample(naive.spec, Shape(1, 1, 1, 8, 8)))  # loads it
+    library = naive.kernel.library
+    before = naive.kernel._base()
     shutil.copy(library, tmp_path / "same.so")
     os.replace(tmp_path / "same.so", library)
-    assert compiled.kernel._base() == before > 0
+    assert naive.kernel._base() == before > 0
 
 
 def test_every_line_of_a_site_has_what_it_is_said_to_do() -> None:
@@ -172,14 +174,15 @@ def test_every_line_of_a_site_has_what_it_is_said_to_do() -> None:
 
 @pytest.mark.parametrize("rung", ["fused", *HOPPER_RUNGS])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("name", ["gpt2", "llama_gqa"])
+@pytest.mark.parametrize("name", tiers.cases(["gpt2", "llama_gqa"], quick=["gpt2"]))
 def test_kernels_on_tensor_cores_have_no_bank_conflict(name: str, dtype: str, rung: str) -> None:
     found = traced(open_heads(name, dtype), rung, Shape(1, 1, 1, 130, 130))
     assert [(s.place, s.degree) for s in found.sites if s.conflicts] == []
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "q", "kv", "warps"), [(64, 128, 64, 4), (72, 64, 64, 2), (80, 64, 64, 4), (32, 128, 128, 8)]
+    ("head_dim", "q", "kv", "warps"),
+    tiers.cases([(64, 128, 64, 4), (72, 64, 64, 2), (80, 64, 64, 4), (32, 128, 128, 8)], quick=[(72, 64, 64, 2)]),
 )
 def test_tiled_kernels_have_no_bank_conflict(head_dim: int, q: int, kv: int, warps: int) -> None:
     """Stores of a transposed slice and reads of four floats a lane, whether a slice has 8 terms or 16."""
@@ -287,7 +290,7 @@ def test_layouts_name_elements() -> None:
     assert swizzled.at(128 * 9 + 16 * (3 ^ 1), 16) == "[0, 9, 24:32]"  # row 9: chunks are permuted by 9 % 8
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["gpt2", "packed_documents"]))
 def test_the_planners_words_for_a_buffer_begin_with_its_layout(name: str) -> None:
     for arch in ("sm_75", "sm_80", "sm_90a"):
         for rung in (*RUNGS, *HOPPER_RUNGS):
@@ -362,7 +365,7 @@ def test_the_documents_show_what_is_counted() -> None:
         assert counted[: counted.rindex("%") + 1] in page
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", tiers.cases(RUNGS, quick=["tiled"]))
 def test_check_of_a_kernel_compiled_for_gdb(rung: str) -> None:
     small = ("gpt2", "--device", "emulated", "--kernel", rung, "--q-len", "40", "--debug")
     assert "ok" in invoke("check", *small, exit_code=0)

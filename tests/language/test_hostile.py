@@ -14,6 +14,7 @@ from attngen.language import load_path, load_text
 from attngen.language.syntax import MAX_TEXT
 from attngen.plan import choose
 from attngen.plan.arch import ARCHES
+from tests import tiers
 from tests.conftest import ROOT
 
 HEAD = "attention example {\n dtype fp16\n head_dim 64\n"
@@ -124,11 +125,12 @@ def mutated(rng: random.Random) -> str:
     return text
 
 
-def test_ten_thousand_mutated_texts_give_a_spec_or_a_diagnostic() -> None:
+@pytest.mark.parametrize("part", tiers.cases(range(10), quick=[0]))
+def test_a_thousand_mutated_texts_give_a_spec_or_a_diagnostic(part: int) -> None:
     """Right ones are also planned and emitted: a refusal there is a diagnostic too."""
-    rng = random.Random(20261121)
+    rng = random.Random(20261121 + part)
     right, messages = 0, []
-    for _ in range(10_000):
+    for _ in range(1000):
         text = mutated(rng)
         try:
             specs = load_text(text)
@@ -139,4 +141,4 @@ def test_ten_thousand_mutated_texts_give_a_spec_or_a_diagnostic() -> None:
         except DiagnosticError as error:
             messages.append(str(error))
     assert all(messages)
-    assert 1000 < len(messages) < 9000  # the mutations are neither all harmless nor all fatal
+    assert 100 < len(messages) < 900  # the mutations are neither all harmless nor all fatal

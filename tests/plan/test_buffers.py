@@ -12,7 +12,8 @@ from attngen import define
 from attngen.inspect.coordinates import planned
 from attngen.plan import ARCHES, Plan, PlanRefusal, choose, hopper
 from attngen.spec.attention import HOPPER_RUNGS, Schedule
-from tests.problems import SPECS, shipped
+from tests import tiers
+from tests.harness import SPECS, shipped
 
 SIZES = (8, 64, 72, 128, 136, 192, 200, 256)
 
@@ -27,7 +28,7 @@ def check(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("rung", ["fused", *HOPPER_RUNGS])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["gpt2", "packed_documents", "unequal_heads"]))
 def test_of_shipped_specs(name: str, rung: str) -> None:
     planned_for = 0
     for arch in ARCHES.values():
@@ -39,8 +40,8 @@ def test_of_shipped_specs(name: str, rung: str) -> None:
     assert planned_for or (rung in HOPPER_RUNGS and not hopper.suits(shipped(name), ARCHES["sm_90a"]))
 
 
-@pytest.mark.parametrize("head_dim_v", SIZES)
-@pytest.mark.parametrize("head_dim", SIZES)
+@pytest.mark.parametrize("head_dim_v", tiers.cases(SIZES, quick=[64, 200]))
+@pytest.mark.parametrize("head_dim", tiers.cases(SIZES, quick=[72, 256]))
 def test_of_every_tile_of_hopper(head_dim: int, head_dim_v: int) -> None:
     """A warp's rows of the output lie in a slab of 64 columns, or in several at once where there is room for them."""
     spec = define(dtype="bf16", head_dim=head_dim, head_dim_v=head_dim_v, mask="causal")

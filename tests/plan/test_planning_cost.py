@@ -14,7 +14,7 @@ from attngen.api import compile
 from attngen.device.arrays import view
 from attngen.plan import ARCHES, Problem, choose, plans_for
 from attngen.plan.tiles import _Classifier
-from tests.problems import SPECS, shipped
+from tests.harness import SPECS, shipped
 
 HOPPER = ARCHES["sm_90a"]
 ALIBI = shipped("alibi")

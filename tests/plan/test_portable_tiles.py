@@ -14,7 +14,8 @@ from attngen.emit.emitter import emit
 from attngen.plan import ARCHES, choose
 from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
-from tests.problems import SPECS, shipped
+from tests import tiers
+from tests.harness import SPECS, shipped
 
 Described = dict[str, Any]  # keywords of `define`
 H200 = ARCHES["sm_90a"]
@@ -55,8 +56,11 @@ def test_documents_take_128_rows_and_read_a_key_once() -> None:
     assert [e.name for e in plan.staged.keys] == ["ids_of_k"]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("more", [{}, {"lse": True}, {"score": "softcap(20.0)"}, {"sink": "0.5", "lse": True}])
+MORE = [{}, {"lse": True}, {"score": "softcap(20.0)"}, {"sink": "0.5", "lse": True}]
+
+
+@pytest.mark.parametrize("arch", tiers.cases(["sm_80", "sm_90a"], quick=["sm_90a"]))
+@pytest.mark.parametrize("more", tiers.cases(MORE, quick=MORE[-1:]))
 @pytest.mark.parametrize("documents", [DOCUMENTS, BIDIRECTIONAL])
 def test_so_do_those_with_lse_a_score_or_a_sink_and_spill_nothing(documents: Described, more: Described, arch: str) -> None:
     spec = define(dtype="bf16", head_dim=128, **documents, **more)
@@ -71,7 +75,7 @@ def test_documents_of_plans_that_need_more_registers_do_not(more: dict[str, obje
     assert fused(define(dtype="bf16", head_dim=128, **DOCUMENTS, **more)).block_q == 64
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", tiers.cases([64, 128], quick=[128]))
 @pytest.mark.parametrize(
     ("mask", "params"),
     [
@@ -108,16 +112,16 @@ def test_a_mask_of_keys_alone_keeps_its_64_rows() -> None:
     assert fused(spec).block_q == 64
 
 
+@pytest.mark.parametrize("head_dim", tiers.cases([64, 128], quick=[128]))
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("name", SPECS)
-def test_default_plans_of_head_sizes_64_and_128_spill_nothing(name: str, arch: str, dtype: str) -> None:
-    for head_dim in (64, 128):
-        spec = replace(shipped(name, dtype), head_dim=head_dim, head_dim_v=head_dim)
-        made = compile_text(emit(spec, choose(spec, ARCHES[arch], "fused")))
-        assert "never referenced" not in made.log, made.log
-        for found in made.resources():
-            assert (found.spill_store_bytes, found.stack_bytes) == (0, 0), (head_dim, found)
+@pytest.mark.parametrize("arch", tiers.cases(["sm_80", "sm_90a"], quick=["sm_80"]))
+@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["gpt2", "packed_documents"]))
+def test_default_plans_of_head_sizes_64_and_128_spill_nothing(name: str, arch: str, dtype: str, head_dim: int) -> None:
+    spec = replace(shipped(name, dtype), head_dim=head_dim, head_dim_v=head_dim)
+    made = compile_text(emit(spec, choose(spec, ARCHES[arch], "fused")))
+    assert "never referenced" not in made.log, made.log
+    for found in made.resources():
+        assert (found.spill_store_bytes, found.stack_bytes) == (0, 0), found
 
 
 def test_whose_fragments_are_read_ahead() -> None:

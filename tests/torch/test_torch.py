@@ -25,6 +25,7 @@ from attngen.torch import (  # noqa: E402
 )
 from attngen.torch.description import fixed_text  # noqa: E402
 from attngen.torch.operator import attention_operator  # noqa: E402
+from tests import tiers  # noqa: E402
 from tests.torch.gpt import pair  # noqa: E402
 
 BACKEND = "aot_eager"  # traces and functionalizes as the default does, and leaves code generation out
@@ -45,7 +46,7 @@ def _fresh_dynamo() -> None:
     torch._dynamo.utils.counters.clear()
 
 
-@pytest.mark.parametrize("mode", ["auto", "naive", "tiled", "fused"])
+@pytest.mark.parametrize("mode", tiers.cases(["auto", "naive", "tiled", "fused"], quick=["auto"]))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_attention_agrees_with_torch(mode: str, dtype) -> None:
     q, k, v = randn(2, 4, 33, 16, dtype=dtype), randn(2, 2, 40, 16, dtype=dtype), randn(2, 2, 40, 24, dtype=dtype)
@@ -425,6 +426,7 @@ def test_an_output_on_an_input_is_refused() -> None:
         kernel(q, k, v, out=memory.flatten()[264:392].view_as(q))
 
 
+@pytest.mark.long
 def test_a_described_layer_is_itself_in_another_process() -> None:
     """Descriptions are known by number, and the numbers of two processes differ."""
     layer = Attention(mask="causal and q - k < 3")
