@@ -1,5 +1,5 @@
-"""Fixtures and the choice of tests: those of the tier (tests/tiers.py); those marked gpu if there is a GPU, those marked browser
-if there is Chromium. With ATTNGEN_NEEDS_BROWSER set, a missing Chromium is an error."""
+"""Fixtures and the choice of tests: those of the tier (tests/tiers.py); those marked gpu if there is a GPU, and those marked
+browser if there is Chromium. With ATTNGEN_NEEDS_BROWSER set, a missing Chromium is an error."""
 
 from __future__ import annotations
 
@@ -45,15 +45,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, worker_cache: None) -> None:
-    """Tests keep their compiled kernels to themselves; see worker_cache."""
+def _kernels_of_tests(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One cache of compiled kernels for all workers, apart from the user's, kept between runs with pytest's own cache.
 
-
-@pytest.fixture(scope="session")
-def worker_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One cache of compiled kernels for all workers of a run, empty at its start."""
+    `pytest --cache-clear` begins with an empty one. An entry is named by a digest of all that it is compiled from, so that a
+    kept one is never out of date. Without pytest's cache (`-p no:cacheprovider`) the kernels of a run go with it.
+    """
     if "ATTNGEN_TEST_CACHE" in os.environ:
         root = Path(os.environ["ATTNGEN_TEST_CACHE"])
+    elif (kept := getattr(pytestconfig, "cache", None)) is not None:
+        root = kept.mkdir("attngen-kernels")
+        root.chmod(0o700)
     else:
         base = tmp_path_factory.getbasetemp()
         root = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "attngen-cache"
