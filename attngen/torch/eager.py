@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from attngen.torch.operator import attention_operator
 from attngen.torch.runtime import OnGpu, Remembered, runtimes, signature
@@ -20,12 +21,13 @@ _PLAIN = torch.Tensor
 
 
 def is_observed() -> bool:
-    """Whether torch.compile, a mode, a transform, a tracer or the profiler would see a call of the operator in this thread."""
+    """Whether torch.compile, a mode, a transform, a tracer, the profiler or forward-mode derivatives would see a call of the operator in this thread."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._dispatch_tls_local_include_set().raw_repr() & _LISTENERS
         or torch._C._len_torch_function_stack()
         or torch._C._autograd._profiler_enabled()
+        or forward_ad._current_level >= 0
     )
 
 

@@ -59,11 +59,28 @@ def _fake(
     return output_like(q, v.shape[3]), lse_like(q, parsed(spec).lse)
 
 
+def _autograd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: str,
+    inputs: Sequence[Tensor] | None = None,
+    ints: Sequence[int] | None = None,
+    floats: Sequence[float] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The operator without derivatives. Transforms of `torch.func` and forward mode are refused here: below autograd their
+    tensors are unwrapped, and nothing tells that a derivative is lost."""
+    refuse_grad(q, k, v, inputs or (), [declared.name for declared in parsed(spec).inputs])
+    with torch._C._AutoDispatchBelowAutograd():
+        result: tuple[Tensor, Tensor] = attention_operator(q, k, v, spec, inputs, ints, floats)
+    return result
+
+
 _LIBRARY = torch.library.Library("attngen", "FRAGMENT")
 _LIBRARY.define(SCHEMA)
 for _key in ("CUDA", "CPU"):
     _LIBRARY.impl("attention", _run, _key)
-_LIBRARY.impl("attention", torch.library.fallthrough_kernel, "Autograd")  # `_run` and `_fake` refuse what requires grad
+_LIBRARY.impl("attention", _autograd, "Autograd")
 torch.library.register_fake("attngen::attention", _fake, lib=_LIBRARY)
 
 attention_operator = torch.ops.attngen.attention.default

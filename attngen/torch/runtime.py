@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from attngen.api import CompiledAttention, compile_later
 from attngen.device.arrays import ArgumentError, ArrayView, view
@@ -42,10 +43,13 @@ def no_lse(device: Any) -> Tensor:
 
 def refuse_grad(q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], names: Sequence[str]) -> None:
     """Raise ArgumentError if a gradient would be lost. `names` are those of `inputs`."""
-    if not torch.is_grad_enabled():
+    forward = forward_ad._current_level >= 0
+    if not forward and not torch.is_grad_enabled():
         return
     for name, tensor in (("q", q), ("k", k), ("v", v), *zip(names, inputs, strict=False)):
-        if tensor.requires_grad:
+        if forward and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise ArgumentError(f"`{name}` has a tangent, and attention has no forward-mode derivative; pass its primal alone")
+        if tensor.requires_grad and torch.is_grad_enabled():
             raise ArgumentError(
                 f"`{name}` requires grad, and there is no backward kernel yet; call under torch.no_grad(), or pass "
                 f"{name}.detach()"

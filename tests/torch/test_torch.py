@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import attngen.torch  # noqa: E402
@@ -180,6 +181,21 @@ def test_inputs_that_require_grad_are_refused_everywhere() -> None:
             call(q, k, k)
     with torch.no_grad():
         attention(q, k, k)
+
+
+def test_transforms_that_need_a_derivative_are_refused() -> None:
+    """They unwrap tensors before the kernel sees them: without a refusal, gradients and tangents would be zero."""
+    q, k = randn(1, 1, 8, 16), randn(1, 1, 8, 16)
+    layer = Attention(mask="causal")
+    for call in (attention, layer):
+        call(q, k, k)  # so that the next call could be repeated from memory
+        with pytest.raises(ArgumentError, match="requires grad, and there is no backward kernel"):
+            torch.func.grad(lambda q, call=call: call(q, k, k).sum())(q)
+        with pytest.raises(ArgumentError, match="`q` has a tangent"):
+            torch.func.jvp(lambda q, call=call: call(q, k, k), (q,), (q,))
+        with forward_ad.dual_level(), pytest.raises(ArgumentError, match="`k` has a tangent"):
+            call(q, forward_ad.make_dual(k, k), k)
+        torch.testing.assert_close(torch.vmap(lambda q, call=call: call(q, k, k))(q[None])[0], call(q, k, k))
 
 
 def test_opcheck() -> None:
