@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from datetime import datetime
 
 import click
@@ -29,9 +30,10 @@ def cache(action: str, kind: str | None, as_json: bool) -> None:
     attngen cache clear                remove compiled kernels; they are compiled again when needed
     attngen cache clear --kind tuned   remove tuning results
 
-    ATTNGEN_CACHE_DIR sets the directory. Each kind is limited to 1 GiB: the least recently used entries are removed first.
+    ATTNGEN_CACHE_DIR sets the directory. Each kind is limited to 256 MiB: the least recently used entries are removed first. A
+    directory that another user owns or can write is not used.
     """
-    from attngen.device.kernel_cache import KINDS, MADE_AGAIN, KernelCache
+    from attngen.device.kernel_cache import KINDS, MADE_AGAIN, MOST_BYTES, KernelCache
 
     caches = [KernelCache(k) for k in KINDS if kind in (None, k)]
     if action == "clear":
@@ -39,14 +41,22 @@ def cache(action: str, kind: str | None, as_json: bool) -> None:
         click.echo(json.dumps(removed) if as_json else f"removed {sum(removed.values())} entries")
         return
     found = {c.kind: c.entries() for c in caches}
+    states = {c.kind: c.state() for c in caches}
     if as_json:
-        click.echo(json.dumps({k: [{"name": e.name, "bytes": e.bytes, "used": e.used} for e in es] for k, es in found.items()}))
+        described = {
+            c.kind: {"directory": str(c.directory), "limit_bytes": MOST_BYTES, **asdict(states[c.kind])}
+            | {"entries": [asdict(e) for e in found[c.kind]]}
+            for c in caches
+        }
+        click.echo(json.dumps(described, indent=2))
         return
     for one in caches:
-        entries = found[one.kind]
-        click.echo(
-            f"{one.kind:<9} {len(entries):>5} entries {sum(e.bytes for e in entries) / 2**20:>8.1f} MiB  {one.directory}"
-        )
+        entries, state = found[one.kind], states[one.kind]
+        size = f"{sum(e.bytes for e in entries) / 2**20:>6.1f} of {MOST_BYTES >> 20} MiB"
+        owner = f" (owner {state.owner})" if state.owner else " (not made yet)"
+        click.echo(f"{one.kind:<9} {len(entries):>5} entries {size}  {one.directory}{owner}")
+        if state.refusal:
+            click.echo(f"{'':<9} not used: {state.refusal}")
         for entry in entries if action == "list" else ():
             used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
             click.echo(f"  {used}  {entry.bytes / 1024:>8.1f} KiB  {entry.name}")
@@ -62,8 +72,6 @@ def doctor(as_json: bool) -> None:
     attngen doctor
     attngen doctor --json
     """
-    from dataclasses import asdict
-
     from attngen.device.machine import examine
 
     findings = examine()

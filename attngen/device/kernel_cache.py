@@ -1,7 +1,8 @@
 """Compiled kernels on disk: cubins, and the libraries of the emulated device.
 
-An entry is whole or absent: it is written under another name, with a digest of itself at its end, and moved into place; what
-fails its digest is removed and made again. A cache that cannot be used costs time, never a result: a warning says so once.
+An entry is whole or absent: it is written under another name, with a digest of itself at its end, and moved into place. One
+that fails its digest is removed and made again. A directory or an entry that another user could have written is not used
+(`trusted_files.py`). A cache that cannot be used costs time, never a result: a warning says so once.
 """
 
 from __future__ import annotations
@@ -9,29 +10,33 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import secrets
+import stat
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from attngen.cache_directory import cache_directory
+from attngen.device.trusted_files import UntrustedError, owner_name, path_is_fixed, read_trusted, trusted_directory
 
 KINDS = ("cuda", "emulated", "tuned")  # cubins, libraries of the emulated device, what `attngen tune` found
-MADE_AGAIN = ("cuda", "emulated")  # what costs but a compilation to lose
+MADE_AGAIN = ("cuda", "emulated")  # what a compilation replaces
 DIGEST_BYTES = 32  # SHA-256, after the last byte that a loader of ELF files looks at
-MOST_BYTES = 2**30  # of one kind; the entries that were not used for longest go first
+MOST_BYTES = 256 * 2**20  # of one kind; the least recently used entries are removed first
 STALE_SECONDS = 3600.0  # a temporary file this old was left by a process that was killed
 TEMPORARY = ".writing-"
 LOCK = ".lock-"
-PRIVATE = "."  # how the names begin of what is no entry
+PRIVATE = "."  # how the names of files that are no entries begin
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class CacheWarning(UserWarning):
-    """The kernel cache cannot be read or written; kernels are compiled anew by every process."""
+    """The kernel cache, or an entry of it, cannot be used; kernels are compiled again by every process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheState:
+    """`owner`: None if the directory is not there yet. `refusal`: why the directory is not used; None if it is used."""
+
+    owner: str | None
+    refusal: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class KernelCache:
     """The entries of one kind, see KINDS. Safe between threads and processes."""
 
@@ -53,130 +66,164 @@ class KernelCache:
     def directory(self) -> Path:
         return cache_directory(self.kind)
 
-    def data(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """The entry `name`; made, and kept, where it is not there or damaged."""
-        found = self.find(name)
-        if found is None:
-            found = make()
-            self.keep(name, found)
-        return found
-
-    def file(self, name: str, make: Callable[[], bytes], once: bool = False) -> Path:
-        """A file that holds the entry `name`, as a loader wants it: of this directory, or of a temporary one.
+    def data(self, name: str, make: Callable[[], bytes], once: bool = False) -> bytes:
+        """The entry `name`; made, and kept, if it is missing or damaged.
 
         `once`: processes that need the entry at the same time wait for the first of them to make it.
         """
-        path = self.directory / name
-        if self.find(name) is not None:
-            return path
+        found = self.find(name)
+        if found is not None:
+            return found
         with self._alone(name) if once else nullcontext():
-            if once and self.find(name) is not None:
-                return path
-            made = make()
-            if self.keep(name, made):
-                return path
+            found = self.find(name) if once else None
+            if found is None:
+                found = make()
+                self.keep(name, found)
+            return found
+
+    def file(self, name: str, make: Callable[[], bytes]) -> Path:
+        """A file that holds the entry `name`, for a loader that wants a path: in this directory, or in one of this process."""
+        directory = Path(os.path.realpath(self.directory.parent)) / self.kind
+        data = self.find(name)
+        kept = data is not None
+        if data is None:
+            data = make()
+            kept = self.keep(name, data)
+        if kept and path_is_fixed(directory):
+            return directory / name
         elsewhere = Path(_temporary_directory().name) / name
-        elsewhere.write_bytes(made)
+        elsewhere.write_bytes(data)
         return elsewhere
+
+    def find(self, name: str) -> bytes | None:
+        """The entry `name`, if it is there, whole, and written by nobody but this user or root."""
+        try:
+            with trusted_directory(self.directory) as directory:
+                stored = self._read(directory, name)
+                data, digest = stored[:-DIGEST_BYTES], stored[-DIGEST_BYTES:]
+                if hashlib.sha256(data).digest() != digest:
+                    os.unlink(name, dir_fd=directory)
+                    return None
+                with suppress(OSError):  # where the directory is only read, nothing will be removed from it either
+                    os.utime(name, dir_fd=directory, follow_symlinks=False)
+                return data
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn(error)
+            return None
+
+    def _read(self, directory: int, name: str) -> bytes:
+        try:
+            return read_trusted(directory, name, self.directory)
+        except UntrustedError as error:
+            _warn_once(f"an entry of the kernel cache {self.directory} is not used ({error.strerror}), and is compiled again")
+            raise FileNotFoundError from None
+
+    def _warn(self, error: OSError) -> None:
+        _warn_once(
+            f"the kernel cache {self.directory} cannot be used ({error.strerror or error}), so every process compiles its "
+            "kernels again; set ATTNGEN_CACHE_DIR to a directory of your own that can be written"
+        )
+
+    def keep(self, name: str, data: bytes) -> bool:
+        """Store an entry; returns whether it is stored."""
+        try:
+            with trusted_directory(self.directory, create=True) as directory:
+                self._make_room(directory, len(data))
+                temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
+                try:
+                    handle = os.open(temporary, NEW_FILE, 0o600, dir_fd=directory)
+                    with os.fdopen(handle, "wb") as file:
+                        file.write(data + hashlib.sha256(data).digest())
+                    os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+                except OSError:
+                    with suppress(OSError):
+                        os.unlink(temporary, dir_fd=directory)
+                    raise
+        except OSError as error:
+            self._warn(error)
+            return False
+        return True
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Every entry, the latest used first; none if the directory is missing or refused."""
+        try:
+            with trusted_directory(self.directory) as directory:
+                found = [Entry(n, s.st_size, s.st_mtime) for n, s in _files(directory) if not n.startswith(PRIVATE)]
+        except OSError:
+            return ()
+        return tuple(sorted(found, key=lambda e: -e.used))
+
+    def state(self) -> CacheState:
+        """The owner of the directory, and whether it is used."""
+        owner = refusal = None
+        try:
+            owner = owner_name(self.directory.lstat().st_uid)
+            with trusted_directory(self.directory):
+                pass
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            refusal = error.strerror or str(error)
+        return CacheState(owner, refusal)
+
+    def clear(self) -> int:
+        """Remove every entry; returns their number. Raises OSError if the directory cannot be written, or is refused."""
+        removed = 0
+        try:
+            with trusted_directory(self.directory) as directory:
+                for name, _ in _files(directory):
+                    os.unlink(name, dir_fd=directory)
+                    removed += not name.startswith(PRIVATE)
+        except FileNotFoundError:
+            pass
+        return removed
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
         """Hold the lock of an entry, where the file system has locks and the directory can be written."""
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.directory / f"{LOCK}{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
-            yield
-            return
-        try:
+        lock = f"{LOCK}{name}"
+        with ExitStack() as stack:
             with suppress(OSError):
+                directory = stack.enter_context(trusted_directory(self.directory, create=True))
+                handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+                stack.callback(os.close, handle)
+                stack.callback(_remove, lock, directory)  # a process that waits for the lock finds the entry
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield
-        finally:
-            with suppress(OSError):  # a process that waits for it finds the entry
-                (self.directory / f"{LOCK}{name}").unlink(missing_ok=True)
-            os.close(handle)
 
-    def entries(self) -> tuple[Entry, ...]:
-        """Every entry, the latest used first."""
-        found = [Entry(p.name, s.st_size, s.st_mtime) for p, s in self._files() if not p.name.startswith(PRIVATE)]
-        return tuple(sorted(found, key=lambda e: -e.used))
-
-    def clear(self) -> int:
-        """Remove every entry; gives their number. Raises OSError where the directory cannot be written."""
-        removed = 0
-        for path, _ in self._files():
-            path.unlink(missing_ok=True)
-            removed += not path.name.startswith(PRIVATE)
-        return removed
-
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        try:
-            paths = list(self.directory.iterdir())
-        except OSError:
-            return
-        for path in paths:
-            try:
-                yield path, path.stat()
-            except OSError:
-                continue  # another process removed it
-
-    def find(self, name: str) -> bytes | None:
-        """The entry `name`, where it is there and whole."""
-        path = self.directory / name
-        try:
-            stored = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            _warn(self.directory, error)
-            return None
-        data, digest = stored[:-DIGEST_BYTES], stored[-DIGEST_BYTES:]
-        if hashlib.sha256(data).digest() != digest:
-            self._remove(path)
-            return None
-        with suppress(OSError):  # where the directory is only read, nothing will be removed from it either
-            os.utime(path)
-        return data
-
-    def _remove(self, path: Path) -> None:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            _warn(self.directory, error)
-
-    def keep(self, name: str, data: bytes) -> bool:
-        """Put an entry there; whether it is kept now."""
-        temporary: str | None = None
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._make_room(len(data))
-            handle, temporary = tempfile.mkstemp(dir=self.directory, prefix=TEMPORARY)
-            with os.fdopen(handle, "wb") as file:
-                file.write(data + hashlib.sha256(data).digest())
-            os.replace(temporary, self.directory / name)
-        except OSError as error:
-            if temporary is not None:
-                self._remove(Path(temporary))
-            _warn(self.directory, error)
-            return False
-        return True
-
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, directory: int, size: int) -> None:
         """Remove what killed processes left, and the entries that were not used for longest."""
         now = time.time()
-        kept: list[tuple[float, int, Path]] = []
-        for path, status in self._files():
-            if not path.name.startswith(PRIVATE):
-                kept.append((status.st_mtime, status.st_size, path))
+        kept: list[tuple[float, int, str]] = []
+        for name, status in _files(directory):
+            if not name.startswith(PRIVATE):
+                kept.append((status.st_mtime, status.st_size, name))
             elif now - status.st_mtime > STALE_SECONDS:
-                self._remove(path)
+                _remove(name, directory)
         total = size + sum(bytes for _, bytes, _ in kept)
-        for _, bytes, path in sorted(kept):
+        for _, bytes, name in sorted(kept):
             if total <= MOST_BYTES:
                 break
-            self._remove(path)
+            _remove(name, directory)
             total -= bytes
+
+
+def _files(directory: int) -> Iterator[tuple[str, os.stat_result]]:
+    """What is in a directory, but directories."""
+    for name in os.listdir(directory):
+        try:
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError:
+            continue  # another process removed it
+        if not stat.S_ISDIR(status.st_mode):
+            yield name, status
+
+
+def _remove(name: str, directory: int) -> None:
+    with suppress(OSError):
+        os.unlink(name, dir_fd=directory)
 
 
 @cache
@@ -186,17 +233,8 @@ def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 @cache
-def _warn_once(directory: Path, reason: str) -> None:
-    warnings.warn(
-        f"the kernel cache {directory} cannot be used ({reason}), so kernels are compiled anew by every process; set "
-        "ATTNGEN_CACHE_DIR to a directory that can be written",
-        CacheWarning,
-        stacklevel=2,
-    )
-
-
-def _warn(directory: Path, error: OSError) -> None:
-    _warn_once(directory, error.strerror or str(error))
+def _warn_once(message: str) -> None:
+    warnings.warn(message, CacheWarning, stacklevel=2)
 
 
 def digest(*parts: str) -> str:

@@ -10,7 +10,7 @@ from importlib import metadata
 
 from attngen.cache_directory import cache_directory
 from attngen.device.choose import has_gpu
-from attngen.device.kernel_cache import KINDS, KernelCache
+from attngen.device.kernel_cache import KINDS, MOST_BYTES, KernelCache
 from attngen.device.protocol import DeviceError
 
 
@@ -101,9 +101,16 @@ def _package(name: str, needed: str, cure: str) -> Finding:
 
 
 def _cache() -> Finding:
-    kinds = []
-    for kind in KINDS:
-        entries = KernelCache(kind).entries()
-        kinds.append(f"{kind} {len(entries)} files, {sum(e.bytes for e in entries) / 2**20:.1f} MiB")
+    caches = [KernelCache(kind) for kind in KINDS]
+    sizes = []
+    for one in caches:
+        entries = one.entries()
+        sizes.append(f"{one.kind} {len(entries)} entries, {sum(e.bytes for e in entries) / 2**20:.1f} MiB")
+    states = {one.kind: one.state() for one in caches}
+    refused = [f"{kind} is not used: {state.refusal}" for kind, state in states.items() if state.refusal]
+    owners = ", ".join(sorted({state.owner for state in states.values() if state.owner}))
     where = cache_directory("cuda").parent
-    return Finding("kernel cache", True, f"{where} ({'; '.join(kinds)})", "starting fast; ATTNGEN_CACHE_DIR moves it")
+    limit = f"at most {MOST_BYTES >> 20} MiB of each"
+    detail = f"{where}{f', owner {owners}' if owners else ''} ({'; '.join([*sizes, limit, *refused])})"
+    needed = "compiled kernels, used again by later processes; ATTNGEN_CACHE_DIR moves it"
+    return Finding("kernel cache", not refused, detail, needed, "set ATTNGEN_CACHE_DIR to a directory that only you can write")

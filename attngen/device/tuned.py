@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from attngen.device.kernel_cache import KernelCache, digest
@@ -48,9 +49,10 @@ def remembered(spec: AttentionSpec, arch: str, rung: str) -> dict[Bucket, Winner
         variant, _, bucket = entry.name.removesuffix(".json").partition("-")
         data = CACHE.find(entry.name) if variant == _variant(spec, arch, rung) else None
         if data is not None:
-            fields = json.loads(data)
-            keys, rows = map(int, bucket.split("-"))
-            found[keys, rows] = Winner(**fields | {"schedule": Schedule(**fields["schedule"])})
+            with suppress(ValueError, KeyError, TypeError):  # written by another version of attngen
+                fields = json.loads(data)
+                keys, rows = map(int, bucket.split("-"))
+                found[keys, rows] = Winner(**fields | {"schedule": Schedule(**fields["schedule"])})
     return found
 
 

@@ -42,17 +42,19 @@ def _link(compiler: HostCompiler, text: str, name: str, flags: tuple[str, ...]) 
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(UNITS) as pool:
         kernel, compiled, library = (Path(work) / f for f in (f"{name}.cpp", "kernel.o", "kernel.so"))
         kernel.write_text(text)
-        objects = [pool.submit(_runtime_object, compiler, unit) for unit in range(UNITS)]
+        runtime = [pool.submit(_runtime_object, compiler, unit, Path(work)) for unit in range(UNITS)]
         includes = [f"-I{RUNTIME}", f"-I{meanings()[0].parent}"]
         compiler.run([*flags, *includes, "-c", str(kernel), "-o", str(compiled)], name)
-        compiler.run(["-shared", str(compiled), *(str(o.result()) for o in objects), "-o", str(library)], name)
+        compiler.run(["-shared", str(compiled), *(str(r.result()) for r in runtime), "-o", str(library)], name)
         return library.read_bytes()
 
 
-def _runtime_object(compiler: HostCompiler, unit: int) -> Path:
-    """One translation unit of the runtime, compiled once."""
+def _runtime_object(compiler: HostCompiler, unit: int, work: Path) -> Path:
+    """One translation unit of the runtime, compiled once for each compiler, as a file in `work`."""
     key = digest(str(unit), *RUNTIME_FLAGS, runtime_digest(), compiler.identity)
-    return CACHE.file(f"runtime-{unit}-{key}.o", lambda: _compile_runtime(compiler, unit), once=True)
+    made = work / f"runtime-{unit}.o"
+    made.write_bytes(CACHE.data(f"runtime-{unit}-{key}.o", lambda: _compile_runtime(compiler, unit), once=True))
+    return made
 
 
 def _compile_runtime(compiler: HostCompiler, unit: int) -> bytes:
