@@ -75,8 +75,7 @@ def test_a_process_killed_during_a_write_leaves_nothing_that_harms(directory: Pa
         """
 import os, signal
 from attngen.device import kernel_cache
-real = os.replace
-kernel_cache.os.replace = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
+kernel_cache.os.replace = lambda *paths, **directories: os.kill(os.getpid(), signal.SIGKILL)
 """
         + CUBIN
     )
