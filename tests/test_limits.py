@@ -39,6 +39,7 @@ DOUBLES = torch.zeros(3).double()
 TABLE, IDS = torch.zeros(3), torch.zeros(16, dtype=torch.int32)
 REFUSED: dict[str, Callable[[], object]] = {
     "requires grad, and there is no backward kernel yet": lambda: call(q=Q.clone().requires_grad_()),
+    "q has a tangent, and attention has no forward-mode derivative": lambda: torch.func.jvp(lambda q: call(q=q), (Q,), (Q,)),
     "q has elements of float8_e4m3fn; expected one of fp16, bf16, fp32": lambda: call(q=Q.to(torch.float8_e4m3fn)),
     "q has elements of float64; expected one of fp16, bf16, fp32": lambda: call(q=Q.double()),
     "dropout_p is 0.1; no kernel has dropout": lambda: attention(Q, Q, Q, dropout_p=0.1),

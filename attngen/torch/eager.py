@@ -21,7 +21,8 @@ _PLAIN = torch.Tensor
 
 
 def is_observed() -> bool:
-    """Whether torch.compile, a mode, a transform, a tracer, the profiler or forward-mode derivatives would see a call of the operator in this thread."""
+    """Whether torch.compile, a mode, a transform, a tracer, the profiler or forward-mode derivatives would see a call of the
+    operator in this thread."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._dispatch_tls_local_include_set().raw_repr() & _LISTENERS
