@@ -78,7 +78,7 @@ def test_check_passes_and_says_so() -> None:
     result = invoke("check", GPT2, "--device", "emulated", "--q-len", "70", "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.output)
-    assert [r["rung"] for r in rows] == ["naive", "tiled", "fused"]
+    assert [r["rung"] for r in rows] == ["naive", "tiled", "fused", "wgmma", "hopper"]
     assert all(r["passed"] and r["comparison"]["error"] <= r["comparison"]["allowed"] for r in rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ import click
 if TYPE_CHECKING:
     from attngen.emit.comments import Comments
     from attngen.emit.kernel_source import KernelSource
+    from attngen.inspect.changed_file import ChangedFile
     from attngen.language import Loaded
     from attngen.plan import Plan
     from attngen.plan.arch import Arch
@@ -147,15 +149,8 @@ def load_specs(spec: str, name: str | None) -> list[Loaded]:
 def arches_named(names: str | None, kernel: str | None, loaded: Sequence[Loaded]) -> list[Arch]:
     """Those of `names`; by default the one that has the rung asked for, here or by a spec."""
     from attngen.plan import default_arch
-    from attngen.plan.arch import ARCHES, find_arch
 
-    found = []
-    for name in (names or default_arch(rung_asked(kernel, loaded))).split(","):
-        arch = find_arch(name.strip())
-        if arch is None:
-            raise click.BadParameter(f"unknown architecture {name}; known: {', '.join(ARCHES)}", param_hint="--arch")
-        found.append(arch)
-    return found
+    return [arch_known(name) for name in (names or default_arch(rung_asked(kernel, loaded))).split(",")]
 
 
 def source_of(one: Loaded, arch: Arch, kernel: str | None, comments: Comments = "brief") -> tuple[Plan, KernelSource]:
@@ -186,14 +181,6 @@ def rungs_named(kernel: str | None, spec: AttentionSpec) -> tuple[str, ...]:
     if kernel is not None:
         return (kernel,)
     return (*RUNGS, *(rung for rung in HOPPER_RUNGS if rung == spec.schedule.rung))
-
-
-def rung_of_text(path: Path, spec: AttentionSpec) -> str:
-    """The rung that a file of `attngen build` holds, by its name; else the spec's own."""
-    from attngen.spec.attention import HOPPER_RUNGS, RUNGS
-
-    named = [rung for rung in (*RUNGS, *HOPPER_RUNGS) if path.stem.startswith(f"{spec.name}_{rung}")]
-    return named[0] if named else spec.schedule.rung
 
 
 def params_given(given: tuple[str, ...]) -> dict[str, int | float]:
@@ -228,22 +215,61 @@ def rung_asked(kernel: str | None, loaded: Sequence[Loaded]) -> str | None:
     return kernel or next((one.spec.schedule.rung for one in loaded if one.spec.schedule.rung in HOPPER_RUNGS), None)
 
 
-def devices_named(
-    device: str, thread_orders: int, fast: bool, kernel: str | None = None, debug: bool = False
-) -> tuple[Any, ...]:
-    from attngen.device.choose import device_by_name, has_gpu
-    from attngen.plan import default_arch
+def held_by(
+    source: Path | None, loaded: list[Loaded], kernel: str | None, arch: str | None
+) -> tuple[list[Loaded], ChangedFile | None]:
+    """The attentions to run and the file that holds the kernel of one of them: all and None without a file.
 
-    if device == "auto":
-        device = "cuda" if has_gpu() else "emulated"
-    if device == "emulated":
-        from attngen.device.emulated import EmulatedDevice
+    Raises ArgumentError for a file that holds none of them.
+    """
+    from attngen.inspect.changed_file import changed_file
 
-        return tuple(EmulatedDevice(not fast, order, default_arch(kernel), debug=debug) for order in range(thread_orders))
+    if source is None:
+        return loaded, None
+    held = changed_file(source, [one.spec for one in loaded], kernel, arch)
+    return [one for one in loaded if one.spec == held.spec], held
+
+
+@contextmanager
+def compiled_from(held: ChangedFile | None) -> Iterator[None]:
+    """What does not compile is named by the user's own file. Raises ArgumentError in place of CompilationError."""
+    from attngen.device.arrays import ArgumentError
+    from attngen.device.protocol import CompilationError
+
     try:
-        return (device_by_name(device),)
+        yield
+    except CompilationError as error:
+        if held is None:
+            raise
+        log = re.sub(rf"(?<![\w./-]){held.spec.name}_{held.rung}\.cu\b", str(held.path), error.log)
+        raise ArgumentError(f"{held.path} does not compile:\n{log.strip()}") from None
+
+
+def emulated_by_default(device: str) -> bool:
+    """Whether the option --device names the emulated device, by itself or because there is no GPU."""
+    from attngen.device.choose import has_gpu
+
+    return device == "emulated" or (device == "auto" and not has_gpu())
+
+
+def device_named(device: str) -> Any:
+    """The GPU that the option --device names."""
+    from attngen.device.choose import device_by_name
+
+    try:
+        return device_by_name(device)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--device") from None
+
+
+def arch_known(name: str) -> Arch:
+    """The architecture called `name`."""
+    from attngen.plan.arch import ARCHES, find_arch
+
+    found = find_arch(name.strip())
+    if found is None:
+        raise click.BadParameter(f"unknown architecture {name}; known: {', '.join(ARCHES)}", param_hint="--arch")
+    return found
 
 
 def write_whole(path: Path, data: bytes) -> None:

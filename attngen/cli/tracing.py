@@ -12,14 +12,16 @@ import click
 from attngen.cli.common import (
     EPILOG,
     RUNG_CHOICE,
+    arch_known,
+    compiled_from,
     guarded,
+    held_by,
     known_params,
     kv_len_option,
     load_specs,
     name_option,
     param_option,
     pointing_at,
-    rung_of_text,
     rungs_named,
     source_option,
     spec_argument,
@@ -72,31 +74,36 @@ def trace(
     from attngen.inspect.trace_text import as_json as to_json
     from attngen.inspect.tracing import trace_spec
     from attngen.plan import default_arch
+    from attngen.reference.free_sizes import with_free_sizes
 
     watch = Watch(block, _threads(thread), limit) if steps else NOBODY
     everything = []
-    for one in load_specs(spec, name):
-        rungs = _rungs(one.spec, kernel, source, steps)
-        shape = _shape(one.spec, batch, heads, kv_heads, q_len, kv_len)
+    if arch is not None:
+        arch = arch_known(arch).name
+    loaded, held = held_by(source, load_specs(spec, name), kernel, arch)
+    for one in loaded:
+        rungs = (held.rung,) if held else _rungs(one.spec, kernel, steps)
+        params = known_params(one.spec, given)
+        shape = with_free_sizes(one.spec, _shape(one.spec, batch, heads, kv_heads, q_len, kv_len), params)
         target = arch or default_arch(rungs[-1] if rungs[-1] != "auto" else one.spec.schedule.rung)
-        text = source.read_text() if source else None
         with pointing_at(one):
-            results = trace_spec(one.spec, rungs, _known(target), shape, known_params(one.spec, given), watch, text)
+            results = trace_spec(
+                one.spec, rungs, held.arch.name if held else target, shape, params, watch, held.text if held else None
+            )
         show = None if as_json else _Shown(one.spec.name, shape.sizes(one.spec), sites or len(rungs) == 1, watch)
-        for result in results:
-            everything.append((one.spec.name, result))
-            if show is not None:
-                show.add(result)
+        with compiled_from(held):
+            for result in results:
+                everything.append((one.spec.name, result))
+                if show is not None:
+                    show.add(result)
         if show is not None:
             show.finish()
     if as_json:
         click.echo(json.dumps([{"attention": name, **to_json([t])[0]} for name, t in everything], indent=2))
 
 
-def _rungs(spec: Any, kernel: str | None, source: Path | None, steps: bool) -> tuple[str, ...]:
-    """Those to trace: one where a file or steps are asked for."""
-    if kernel is None and source is not None:
-        return (rung_of_text(source, spec),)
+def _rungs(spec: Any, kernel: str | None, steps: bool) -> tuple[str, ...]:
+    """Those to trace: one if steps are asked for."""
     return (spec.schedule.rung,) if kernel is None and steps else rungs_named(kernel, spec)
 
 
@@ -105,15 +112,6 @@ def _shape(spec: Any, batch: int, heads: int, kv_heads: int | None, q_len: int |
 
     length = q_len or (LENGTH if (spec.q_heads or heads) * batch <= 4 else LENGTH_OF_MANY_HEADS)
     return Shape(batch, heads, kv_heads or heads, length, kv_len or length)
-
-
-def _known(arch: str) -> str:
-    from attngen.plan.arch import ARCHES, find_arch
-
-    found = find_arch(arch)
-    if found is None:
-        raise click.BadParameter(f"unknown architecture {arch}; known: {', '.join(ARCHES)}", param_hint="--arch")
-    return found.name
 
 
 def _threads(text: str) -> tuple[int, ...]:

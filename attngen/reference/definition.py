@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.evaluate import evaluate
-from attngen.spec.expr import Expr
 
 ROW_BUDGET = 2**25  # scores held at once
 
@@ -28,6 +27,7 @@ class Problem:
     inputs: Mapping[str, Any]
     params: Mapping[str, int | float]
     xp: Any
+    read: Callable[[Problem, str, tuple[Any, ...]], Any] | None = None  # in place of `read_input`
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -54,31 +54,38 @@ def _surroundings(problem: Problem, b: int, h: int, rows: slice) -> tuple[dict[s
     names: dict[str, Any] = {name: _literal(problem, value) for name, value in numbers.items()}
     names["q"] = _arange(problem, rows.start, rows.stop)[:, None]
     names["k"] = _arange(problem, 0, sizes["kv_len"])[None, :]
-    return names, lambda name, at: _read(problem, name, at), problem.xp, lambda c: _literal(problem, c)
+    read = problem.read or read_input
+    return names, lambda name, at: read(problem, name, at), problem.xp, lambda c: _literal(problem, c)
+
+
+def score_rows(problem: Problem, b: int, h: int, rows: slice) -> Any:
+    """The scores of one head before the mask, for a block of query rows: [rows, kv_len]."""
+    names, *rest = _surroundings(problem, b, h, rows)
+    q, k = problem.q[b, h, rows], problem.k[b, _kv_head(problem, h)]
+    names["s"] = (q @ k.T) * evaluate(problem.spec.scale, names, *rest)
+    return _like(evaluate(problem.spec.score, names, *rest) + 0.0 * names["s"], q)
+
+
+def _kv_head(problem: Problem, h: int) -> int:
+    return int(h // (problem.q.shape[1] // problem.k.shape[1]))
 
 
 def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, Any | None]:
     """O [rows, head_dim_v] and lse [rows] of one head, for a block of query rows."""
     spec, xp = problem.spec, problem.xp
-    sizes = problem.sizes
-    kv_h = h // (sizes["q_heads"] // sizes["kv_heads"])
-    q, k, v = problem.q[b, h, rows], problem.k[b, kv_h], problem.v[b, kv_h]
-    names, *rest = _surroundings(problem, b, h, rows)
-
-    def value(expr: Expr) -> Any:
-        return evaluate(expr, names, *rest)
-
-    names["s"] = (q @ k.T) * value(spec.scale)
-    scores = _like(value(spec.score) + 0.0 * names["s"], v)
+    v = problem.v[b, _kv_head(problem, h)]
+    scores = score_rows(problem, b, h, rows)
     if spec.mask is not None:
         forbidden = 0.0 if spec.normalize == "none" else -math.inf
-        allowed = value(spec.mask)
-        scores = xp.where(allowed, scores, _full(scores, forbidden, xp))
+        scores = xp.where(allowed_rows(problem, b, h, rows), scores, _full(scores, forbidden, xp))
     if spec.normalize == "none":
         return scores @ v, None
     if spec.normalize == "sigmoid":
         return (1.0 / (1.0 + xp.exp(-scores))) @ v, None
-    sink = None if spec.sink is None else value(spec.sink)
+    sink = None
+    if spec.sink is not None:
+        names, *rest = _surroundings(problem, b, h, rows)
+        sink = evaluate(spec.sink, names, *rest)
     return _softmax(scores, v, sink, xp)
 
 
@@ -124,7 +131,7 @@ def _place(problem: Problem) -> dict[str, Any]:
     return {"device": problem.q.device} if problem.xp.__name__ == "torch" else {}
 
 
-def _read(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
+def read_input(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
     """`input[indices]`, where a dimension of size 1 is broadcast whatever the index."""
     array = problem.inputs[name]
     declared = problem.spec.input(name)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attngen.reference.definition import Problem, attention_rows, block_rows
+from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
 
@@ -37,9 +38,7 @@ def numpy_attention(
 
     Captured tensors come in `inputs`, numbers in `params` (defaults of the spec where left out).
     """
-    real = {name: _decode(array, compute) for name, array in (inputs or {}).items()}
-    numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params or {})
-    problem = Problem(spec, _decode(q, compute), _decode(k, compute), _decode(v, compute), real, numbers, np)
+    problem = numbers_of(spec, Sample(q, k, v, dict(inputs or {})), params or {}, compute)
     batch, q_heads, q_len, _ = q.shape
     output = np.zeros((batch, q_heads, q_len, v.shape[3]), compute)
     lse = np.full((batch, q_heads, q_len), -np.inf, compute)
@@ -53,6 +52,16 @@ def numpy_attention(
                     if row_lse is not None:
                         lse[b, h, rows] = row_lse
     return Reference(output, lse if spec.normalize == "softmax" else None)
+
+
+def numbers_of(
+    spec: AttentionSpec, sample: Sample, params: Mapping[str, int | float], compute: type[np.floating[Any]]
+) -> Problem:
+    """Storage arrays as the numbers they stand for, in the precision `compute`."""
+    real = {name: _decode(array, compute) for name, array in sample.inputs.items()}
+    numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params)
+    q, k, v = (_decode(array, compute) for array in (sample.q, sample.k, sample.v))
+    return Problem(spec, q, k, v, real, numbers, np)
 
 
 def _decode(array: Array, compute: type[np.floating[Any]]) -> Array:

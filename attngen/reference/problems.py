@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,45 +43,81 @@ class Sample:
     inputs: dict[str, Array]
 
 
-def sample(spec: AttentionSpec, shape: Shape, seed: int = 0) -> Sample:
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How the values of a problem are drawn.
+
+    `magnitude` multiplies Q, and so the scores. `integers` along a sequence are sorted identifiers of documents, of two
+    documents, or positions in any order. Booleans over keys are true for `tile` (rows, keys) and false for the keys after it,
+    so that tiles of every class occur.
+    """
+
+    magnitude: float = 1.0
+    integers: Literal["documents", "two documents", "positions"] = "documents"
+    tile: tuple[int, int] | None = None
+
+
+USUAL = Draw()
+
+
+def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL) -> Sample:
     """Random arrays for `spec`. Captured integers are in range for what they index or count; see `_values`."""
     rng = np.random.default_rng(seed)
     sizes = shape.sizes(spec)
 
-    def randn(heads: str, length: str, head_dim: int) -> Array:
+    def randn(heads: str, length: str, head_dim: int, magnitude: float = 1.0) -> Array:
         values = rng.standard_normal((sizes["batch"], sizes[heads], sizes[length], head_dim), dtype=np.float32)
-        return round_to_storage(values, spec.dtype)
+        return round_to_storage(values * np.float32(magnitude), spec.dtype)
 
-    q = randn("q_heads", "q_len", spec.head_dim)
+    q = randn("q_heads", "q_len", spec.head_dim, draw.magnitude)
     k = randn("kv_heads", "kv_len", spec.head_dim)
     v = randn("kv_heads", "kv_len", spec.head_dim_v)
-    return Sample(q, k, v, _inputs(spec, sizes, rng))
+    return Sample(q, k, v, _inputs(spec, sizes, rng, draw))
 
 
 def sample_inputs(spec: AttentionSpec, shape: Shape, seed: int = 0) -> dict[str, Array]:
     """The captured tensors of `sample` alone, with other numbers."""
-    return _inputs(spec, shape.sizes(spec), np.random.default_rng(seed))
+    return _inputs(spec, shape.sizes(spec), np.random.default_rng(seed), USUAL)
 
 
-def _inputs(spec: AttentionSpec, sizes: dict[str, int], rng: np.random.Generator) -> dict[str, Array]:
-    return {i.name: np.asarray(_values(spec, i, sizes, rng)) for i in spec.inputs}
+def _inputs(spec: AttentionSpec, sizes: dict[str, int], rng: np.random.Generator, draw: Draw) -> dict[str, Array]:
+    return {i.name: _values(spec, i, sizes, rng, draw) for i in spec.inputs}
 
 
-def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np.random.Generator) -> Array:
+def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np.random.Generator, draw: Draw) -> Array:
     """Booleans: most are true. Integers along a sequence: sorted identifiers of documents; others: lengths up to kv_len.
     Floats: randn, but small and falling with the head where they multiply positions (as ALiBi's slopes do)."""
     shape = tuple(d if isinstance(d, int) else sizes[d] for d in declared.dims)
     if declared.dtype.kind == "bool":
-        return rng.random(shape) < 0.8
+        return _booleans(declared, rng.random(shape) < 0.8, draw)
     if declared.dtype.kind == "int":
         if shape and declared.dims[-1] in ("q_len", "kv_len"):
-            documents = max(1, shape[-1] // 48)
-            return np.sort(rng.integers(0, documents + 1, shape), axis=-1).astype(declared.dtype.numpy)
+            return _along_sequence(shape, sizes["kv_len"], rng, draw).astype(declared.dtype.numpy)
         return rng.integers(0, sizes["kv_len"] + 1, shape).astype(declared.dtype.numpy)
     if _multiplies_positions(spec, declared.name):
         heads = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
         return round_to_storage(np.exp2(-8.0 * heads / heads.size) * np.float32(_sign(spec, declared.name)), declared.dtype)
     return round_to_storage(rng.standard_normal(shape, dtype=np.float32), declared.dtype)
+
+
+def _along_sequence(shape: tuple[int, ...], kv_len: int, rng: np.random.Generator, draw: Draw) -> Array:
+    if draw.integers == "positions":
+        return rng.integers(0, kv_len + 1, shape)
+    if draw.integers == "two documents":
+        return (np.arange(shape[-1]) >= rng.integers(1, max(shape[-1], 2), (*shape[:-1], 1))).astype(np.int64)
+    documents = max(1, shape[-1] // 48)
+    return np.sort(rng.integers(0, documents + 1, shape), axis=-1)
+
+
+def _booleans(declared: Input, values: Array, draw: Draw) -> Array:
+    """`values`, with a whole tile that is true and one beside it that is false."""
+    if draw.tile is None or "kv_len" not in declared.dims:
+        return values
+    rows, keys = draw.tile
+    for begin, value in ((0, True), (keys, False)):
+        ends = {"q_len": slice(0, rows), "kv_len": slice(begin, begin + keys)}
+        values[tuple(ends.get(str(d), slice(None)) for d in declared.dims)] = value
+    return values
 
 
 def _products(spec: AttentionSpec, name: str) -> list[Apply]:

@@ -150,11 +150,17 @@ def _conditions(spec: AttentionSpec) -> Callable[[Numbers], tuple[Any, ...]] | N
     return on_numbers(*dict.fromkeys(conditions))
 
 
+def call_ranges(sizes: Mapping[str, int], params: Mapping[str, int | float]) -> dict[str, Range]:
+    """The range of each integer name of a call with these sizes and params."""
+    known = {n: v for n, v in params.items() if isinstance(v, int)}
+    names: dict[str, Range] = {name: (value, value) for name, value in (*sizes.items(), *known.items())}
+    return names | {index: (0, sizes[dim] - 1) for index, dim in EXTENTS.items()}
+
+
 @lru_cache(maxsize=1024)
 def _check(spec: AttentionSpec, sizes: tuple[tuple[str, int], ...], params: tuple[tuple[str, int], ...]) -> None:
     size = dict(sizes)
-    names: dict[str, Range] = {name: (value, value) for name, value in (*sizes, *params)}
-    names |= {index: (0, size[dim] - 1) for index, dim in EXTENTS.items()}
+    names = call_ranges(size, dict(params))
     for keyword, expr in (("mask", spec.mask), ("score", spec.score), ("sink", spec.sink)):
         if expr is None:
             continue

@@ -95,7 +95,8 @@ def _closing(text: str, opening: int) -> int:
         if depth == 0:
             return i
         i += 1
-    raise AssertionError("an asm statement is not closed")
+    line = text.count("\n", 0, opening) + 1
+    raise DeviceError(f"the asm statement at line {line} is not closed")
 
 
 def _call(statement: str, line: int, instructions: list[str]) -> str:

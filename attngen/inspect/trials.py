@@ -1,0 +1,288 @@
+"""The problems on which a kernel is checked: chosen so that each part of the spec and each class of tile makes a difference.
+
+Lengths follow from the plan's tiles, params and captured tensors from a short search. What no problem within the budget reaches
+is said (`Chosen.missed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from attngen.diagnostics import ArgumentError
+from attngen.inspect.circumstances import UNEQUAL, Goal, circumstances, seconds, wanted_circumstances
+from attngen.inspect.prepare import check_call
+from attngen.plan import Plan
+from attngen.reference.alternatives import Alternative, alternatives
+from attngen.reference.coverage import Exercise
+from attngen.reference.free_sizes import with_free_sizes
+from attngen.reference.problems import USUAL, Draw, Sample, Shape, sample
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import Const, Type, walk
+
+BUDGET, LIMIT = 3.0, 10.0  # seconds of the emulated device: of a problem that is preferred, and of any
+NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
+BEYOND = 17  # rows or keys past a constant of the mask or score
+LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What the problems of a check are held to; None is chosen."""
+
+    batch: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    q_len: int | None = None
+    kv_len: int | None = None
+    params: Mapping[str, int | float] = field(default_factory=dict)
+    free: Mapping[str, int] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One problem."""
+
+    shape: Shape
+    params: Mapping[str, int | float]
+    seed: int = 0
+    draw: Draw = USUAL
+
+    def problem(self, spec: AttentionSpec) -> Sample:
+        return sample(spec, self.shape, self.seed, self.draw)
+
+    def describe(self, spec: AttentionSpec) -> str:
+        """Sizes and params in words, as `2 x 4 heads over 2, 129 rows, 33 keys, size 43`."""
+        sizes = self.shape.sizes(spec)
+        heads = f"{sizes['batch']} x {sizes['q_heads']} heads over {sizes['kv_heads']}"
+        parts = [heads, f"{sizes['q_len']} rows", f"{sizes['kv_len']} keys"]
+        parts += [f"{name} {sizes[name]}" for name in spec.free_dims]
+        parts += [f"{p.name} {self.params[p.name]}" for p in spec.params if p.name in self.params]
+        return ", ".join(parts) + (f", Q times {self.draw.magnitude:g}" if self.draw.magnitude != 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The problems for one kernel, and what none of them exercises."""
+
+    trials: tuple[Trial, ...]
+    missed: tuple[str, ...]
+
+
+def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed) -> Chosen:
+    """The problems for `plan`: one of several tiles, one with batches, groups of heads and few keys, and longer ones for what
+    these do not exercise. If `fixed` has lengths, one problem of these.
+
+    Raises ArgumentError and ObligationError if no problem is possible.
+    """
+    search = _Search(spec, plan, fixed)
+    for shapes in search.families():
+        search.take(shapes)
+    return search.chosen()
+
+
+def _by_values(goal: Goal, shape: Shape) -> bool:
+    """Whether other params or captured tensors may exercise `goal` in a problem of that shape."""
+    if isinstance(goal, Alternative):
+        return not (goal.part == "b" and shape.batch == 1)
+    return goal.by_values
+
+
+class _Search:
+    def __init__(self, spec: AttentionSpec, plan: Plan, fixed: Fixed) -> None:
+        self.spec, self.plan, self.fixed = spec, plan, fixed
+        naive = plan.rung == "naive"
+        self.tile = (NAIVE_TILE, NAIVE_TILE) if naive else (plan.block_q, plan.block_kv)
+        self.params: dict[str, int | float] = {p.name: p.default for p in spec.params if p.default is not None}
+        self.params |= fixed.params
+        self.left: dict[Goal, None] = dict.fromkeys(alternatives(spec))
+        self.left |= dict.fromkeys(wanted_circumstances(spec, plan))
+        self.trials: list[Trial] = []
+        self.refusal: Exception | None = None
+        self.latest: tuple[Trial, Sample] | None = None
+
+    # --- shapes
+
+    def families(self) -> Iterator[list[Shape]]:
+        """Lists of shapes, of each of which the first that is possible and cheap is tried; later ones if something is left."""
+        if self.fixed.q_len is not None or self.fixed.kv_len is not None:
+            q_len, kv_len = self.fixed.q_len, self.fixed.kv_len
+            given = [n for n in (q_len, kv_len) if n is not None]
+            yield [self._shape(1, given[0] if q_len is None else q_len, given[0] if kv_len is None else kv_len)]
+            return
+        rows, keys = self.tile
+        stages = 1 if self.plan.rung == "naive" else max(2, self.plan.stages)
+        long = -(-max(rows, stages * keys) // keys) * keys + 1
+        short = -(-max(rows, keys) // keys) * keys + 1
+        few = keys // 2 + 1
+        lengths = [(long, long + keys), (long, long), (short, short + 2)]
+        lengths.append((few, short) if self.plan.rung == "naive" else (short, short))
+        yield [self._shape(1, *n) for n in lengths]
+        yield [self._shape(1, *n) for n in lengths]
+        yield [self._shape(2, *n) for n in ((rows + 1, few), (few - 2, few), (few, few))]
+        for c in self._constants():
+            beyond = c + BEYOND
+            for q_len, kv_len in ((beyond, few), (few, beyond), (beyond, beyond)):
+                yield [self._shape(1, q_len, kv_len)]
+        yield from ([shape] for shape in self._long())
+
+    def _long(self) -> list[Shape]:
+        """Shapes of several blocks of rows, of tiles of keys, and of both."""
+        rows, keys = self.tile
+        length = 4 * max(rows, keys) + 1
+        return [self._shape(1, *lengths) for lengths in ((rows, length), (length, keys), (length, length))]
+
+    def _shape(self, batch: int, q_len: int, kv_len: int) -> Shape:
+        """Groups of two heads; of one head of K and V, and with several batches of two."""
+        fixed = self.fixed
+        heads = fixed.heads or fixed.kv_heads or 2 * batch
+        kv_heads = fixed.kv_heads or (heads // 2 if heads % 2 == 0 and fixed.heads is None else heads)
+        batch = batch if fixed.batch is None else fixed.batch
+        return Shape(batch, heads, kv_heads, q_len, kv_len, dict(fixed.free))
+
+    def _constants(self) -> list[int]:
+        """Integers of the mask and score that the lengths tried so far may not reach."""
+        exprs = [e for e in (self.spec.mask, self.spec.score) if e is not None]
+        reached = min(max(t.shape.q_len for t in self.trials), max(t.shape.kv_len for t in self.trials)) if self.trials else 0
+        found = {abs(int(n.value)) for n in walk(*exprs) if isinstance(n, Const) and n.type is Type.INT}
+        return [c for c in sorted(found) if reached - BEYOND < c <= LONGEST]
+
+    # --- the search
+
+    def take(self, shapes: list[Shape]) -> None:
+        """Adds a problem of the first shape that is possible within the budget, if it exercises something new."""
+        if not self.left and self.trials:
+            return
+        first: Trial | None = None
+        for shape in shapes:
+            trial = self._possible(shape)
+            if trial is None:
+                continue
+            first = trial
+            if self._seconds(trial) <= BUDGET:
+                break
+        if first is None or (self.trials and self._seconds(first) > LIMIT):
+            return
+        trial, hit = self._varied(first)
+        if hit or not self.trials:
+            self.trials.append(trial)
+            for goal in hit:
+                del self.left[goal]
+
+    def _seconds(self, trial: Trial) -> float:
+        return seconds(self.spec, self.plan, self.tile, trial.shape.sizes(self.spec), trial.params, self._problem(trial))
+
+    def _problem(self, trial: Trial) -> Sample:
+        if self.latest is None or self.latest[0] != trial:
+            self.latest = trial, trial.problem(self.spec)
+        return self.latest[1]
+
+    def _possible(self, shape: Shape) -> Trial | None:
+        """A problem of that shape; None if every call of it is refused."""
+        for params in (self.params, *self._other_params(shape)):
+            try:
+                sized = with_free_sizes(self.spec, shape, params)
+                check_call(self.spec, sized, params)
+            except ArgumentError as error:  # and ObligationError
+                self.refusal = self.refusal or error
+                continue
+            return Trial(sized, params, self.fixed.seed, Draw(tile=self.tile))
+        return None
+
+    def _varied(self, trial: Trial) -> tuple[Trial, set[Goal]]:
+        """`trial` with the params, values of captured tensors and magnitude that exercise most of what is left."""
+        best, hit = trial, self._hits(trial, {*self.left})
+        for variants in (self._by_params, self._by_integers, self._by_magnitude, self._by_seed):
+            for one in variants(best):
+                missing = {goal for goal in self.left if goal not in hit and _by_values(goal, best.shape)}
+                if not missing:
+                    return best, hit
+                possible = self._possible_with(one)
+                if possible is None or not self._hits(possible, missing):
+                    continue
+                found = self._hits(possible, {*self.left})
+                if len(found) > len(hit):
+                    best, hit = possible, found
+        return best, hit
+
+    def _possible_with(self, trial: Trial) -> Trial | None:
+        """`trial` with free sizes for its params, if its call is not refused and within the limit."""
+        shape = with_free_sizes(self.spec, replace(trial.shape, free=dict(self.fixed.free)), trial.params)
+        one = replace(trial, shape=shape)
+        return one if self._is_call(one) and self._seconds(one) <= LIMIT else None
+
+    def _is_call(self, trial: Trial) -> bool:
+        try:
+            check_call(self.spec, trial.shape, trial.params)
+        except ArgumentError:  # and ObligationError
+            return False
+        return True
+
+    def _by_params(self, trial: Trial) -> Iterator[Trial]:
+        for params in self._other_params(trial.shape):
+            yield replace(trial, params=params)
+
+    def _other_params(self, shape: Shape) -> Iterator[dict[str, int | float]]:
+        """Values near parts of the lengths for integers, fractions and multiples of the default for floats."""
+        open_params = [p for p in self.spec.params if p.name not in self.fixed.params and p.default is not None]
+        length, (_, keys) = max(shape.q_len, shape.kv_len), self.tile
+        integers = (length // 3, keys + keys // 2, max(length - 1, 1), 3, 1)
+        factors = (0.5, 0.125, 8.0)
+        for i in range(len(integers) if open_params else 0):
+            chosen: dict[str, int | float] = {}
+            for position, p in enumerate(open_params):
+                assert p.default is not None
+                if p.type is Type.INT:
+                    chosen[p.name] = integers[(i + position) % len(integers)]
+                else:
+                    chosen[p.name] = (p.default or 1.0) * factors[(i + position) % len(factors)]
+            yield {**self.params, **chosen}
+
+    def _by_integers(self, trial: Trial) -> Iterator[Trial]:
+        if any(i.dtype.kind == "int" for i in self.spec.inputs):
+            for step in range(4):
+                for integers in ("two documents", "positions"):
+                    yield replace(trial, seed=self.fixed.seed + step, draw=replace(trial.draw, integers=integers))
+
+    def _by_magnitude(self, trial: Trial) -> Iterator[Trial]:
+        if any(isinstance(goal, Alternative) and goal.keyword != "mask" for goal in self.left):
+            for magnitude in (8.0, 64.0):
+                yield replace(trial, draw=replace(trial.draw, magnitude=magnitude))
+
+    def _by_seed(self, trial: Trial) -> Iterator[Trial]:
+        if self.spec.inputs:
+            for step in range(1, 5):
+                yield replace(trial, seed=self.fixed.seed + step)
+
+    def _hits(self, trial: Trial, goals: set[Goal]) -> set[Goal]:
+        """Those of `goals` that the problem exercises."""
+        problem = self._problem(trial)
+        sizes = trial.shape.sizes(self.spec)
+        found: set[Goal] = {*circumstances(self.spec, self.plan, self.tile, sizes, trial.params, problem)}
+        found &= goals
+        changes = [goal for goal in self.left if goal in goals and isinstance(goal, Alternative)]
+        if changes:
+            exercise = Exercise(self.spec, problem, trial.params)
+            found |= {*exercise.noticed(changes)}
+            for one in changes:
+                if one not in found and exercise.same_by_normalization(one):
+                    self.left.pop(one, None)
+        return found & {*self.left}
+
+    def _is_possible(self, goal: Goal) -> bool:
+        """Whether longer problems, or other values, would exercise `goal`: not if the plan has no such tile."""
+        if isinstance(goal, Alternative) or (goal is not UNEQUAL and not goal.by_values):
+            return True
+        if goal is UNEQUAL:
+            return any(self._possible(self._shape(1, *lengths)) is not None for lengths in ((5, 9), (9, 5)))
+        possible = [trial for trial in map(self._possible, self._long()) if trial is not None]
+        every = [one for trial in possible for one in (trial, *self._by_params(trial), *self._by_integers(trial))]
+        return any(self._hits(one, {goal}) for one in every if self._is_call(one))
+
+    def chosen(self) -> Chosen:
+        if not self.trials:
+            assert self.refusal is not None
+            raise self.refusal
+        missed = [str(goal) for goal in (*self.left,) if self._is_possible(goal)]
+        return Chosen(tuple(self.trials), tuple(missed))

@@ -1,0 +1,109 @@
+"""What a wrong kernel may compute instead of a spec: the spec with one part left out or changed.
+
+A problem exercises a part of a spec if the results of some alternative without that part differ (`attngen.reference.coverage`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import Apply, Expr, ExpressionError, Gather, Name, Type, constant, rewrite, walk
+from attngen.spec.operator import TABLE, ZERO, apply, is_comparison, mul, neg
+from attngen.spec.print_attn import expression_to_text
+
+MOST = 200  # alternatives of one spec: each costs an evaluation of its mask and score
+LONGEST = 60  # characters of an expression in a sentence
+NEIGHBOURS = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}  # the other answer where both sides are equal
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One change of a spec: `part` of the statement `keyword` becomes `change`."""
+
+    keyword: str
+    part: str
+    change: str
+    spec: AttentionSpec
+
+    def __str__(self) -> str:
+        return f"{self.keyword}: `{self.part}` {self.change}" if self.part else f"{self.keyword} {self.change}"
+
+
+def alternatives(spec: AttentionSpec) -> tuple[Alternative, ...]:
+    """The alternatives of `spec`, at most MOST: each condition as always true and always false, each comparison of integers
+    with the other answer at its boundary, each operator as one of its operands, b and h as 0, another scale, no sink."""
+    found: dict[AttentionSpec, Alternative] = {}
+    for one in _every(spec):
+        if len(found) == MOST:
+            break
+        if one.spec != spec:
+            found.setdefault(one.spec, one)
+    return tuple(found.values())
+
+
+def _every(spec: AttentionSpec) -> Iterator[Alternative]:
+    yield Alternative("scale", "", "doubled", replace(spec, scale=mul(constant(2.0), spec.scale)))
+    if spec.sink is not None:
+        yield Alternative("sink", "", "left out", replace(spec, sink=None))
+    for keyword in ("mask", "score", "sink"):
+        root: Expr | None = getattr(spec, keyword)
+        if root is None:
+            continue
+        for part, becomes, change in _changes(root):
+            try:
+                changed = rewrite(root, lambda node, part=part, becomes=becomes: becomes if node is part else None)  # type: ignore[misc]
+            except ExpressionError:  # the changed expression has no meaning: it divides by zero
+                continue
+            if changed.type is root.type:
+                yield Alternative(keyword, _text(part), change, _with(spec, keyword, changed))
+
+
+def _with(spec: AttentionSpec, keyword: str, expr: Expr) -> AttentionSpec:
+    match keyword:
+        case "mask":
+            return replace(spec, mask=expr)
+        case "score":
+            return replace(spec, score=expr)
+        case _:
+            return replace(spec, sink=expr)
+
+
+def _changes(root: Expr) -> Iterator[tuple[Expr, Expr, str]]:
+    """(node of `root`, what takes its place, the change in words)."""
+    for node in walk(root):
+        if node.type is Type.BOOL and (isinstance(node, Gather) or (isinstance(node, Apply) and is_comparison(node.op))):
+            yield node, constant(True), "always true"
+            yield node, constant(False), "always false"
+        if isinstance(node, Name) and node.name in ("b", "h"):
+            yield node, ZERO, "always 0"
+        if isinstance(node, Apply):
+            yield from _of_operator(node)
+
+
+def _of_operator(node: Apply) -> Iterator[tuple[Expr, Expr, str]]:
+    if node.op in NEIGHBOURS and node.args[0].type is Type.INT:
+        other = NEIGHBOURS[node.op]
+        infix = TABLE[other].infix
+        assert infix is not None
+        yield node, apply(other, *node.args), f"with `{infix.symbol}`"
+    if node.op in ("and", "or") or is_comparison(node.op):  # their conditions are changed one by one
+        return
+    operands = [arg for arg in node.args if arg.type is node.type]
+    if node.op == "sub":
+        operands[1] = neg(operands[1])
+    if node.op in ("abs", "neg"):
+        operands = [node.args[0], neg(node.args[0])]
+    if node.op in ("float", "int"):
+        return
+    for operand in operands:
+        yield node, operand, f"as `{_text(operand)}`"
+
+
+def _text(expr: Expr) -> str:
+    text = expression_to_text(expr)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+__all__ = ["Alternative", "alternatives"]

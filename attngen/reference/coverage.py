@@ -1,0 +1,121 @@
+"""Which parts of a spec a problem exercises: those without which some result of the problem would be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from attngen.reference.alternatives import Alternative
+from attngen.reference.compare import bound, errors, lse_bound, max_error, precision_allows
+from attngen.reference.definition import Problem, allowed_rows, attention_rows, score_rows
+from attngen.reference.numpy_oracle import numbers_of
+from attngen.reference.problems import Sample
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import from_storage, round_to_storage
+
+Array = np.ndarray[Any, Any]
+
+PAIRS = 2**19  # of a row and a key, of one head, that are compared
+MARGIN = 3.0  # bounds by which an alternative must differ: the kernel's own error may hide one
+OUTSIDE = {"f": np.nan, "i": 2**30, "b": False}  # what is read past the end of a captured tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one head (b, h, rows): the results of the spec, and the bounds of a kernel's."""
+
+    place: tuple[int, int, slice]
+    output: Array
+    lse: Array | None
+    allowed: float
+    allowed_lse: float
+
+
+class Exercise:
+    """A problem and the results of a few of its heads, to which those of alternatives are compared."""
+
+    def __init__(self, spec: AttentionSpec, sample: Sample, params: Mapping[str, int | float]) -> None:
+        self.spec = spec
+        self._exact, self._single = (numbers_of(spec, sample, params, t) for t in (np.float64, np.float32))
+        heads = _some_heads(*sample.q.shape[:2]) if sample.q.size else []
+        parts = _some_rows(sample.q.shape[2], sample.k.shape[2])
+        self._parts = [self._part(b, h, rows) for b, h in heads for rows in parts]
+
+    def _part(self, b: int, h: int, rows: slice) -> _Part:
+        spec = self.spec
+        with np.errstate(all="ignore"):
+            output, lse = attention_rows(self._exact, b, h, rows)
+            output32, lse32 = attention_rows(self._single, b, h, rows)
+        stored = from_storage(round_to_storage(output32, spec.dtype))
+        allowed = bound(max_error(stored, output), output, spec.dtype) + precision_allows(spec, output)
+        if lse is None or lse32 is None or not spec.lse:
+            return _Part((b, h, rows), output, None, allowed, 0.0)
+        allowed_lse = lse_bound(max_error(lse32.astype(np.float64), lse), lse, self._exact.k.shape[2])
+        return _Part((b, h, rows), output, lse, allowed, allowed_lse + precision_allows(spec, lse))
+
+    def noticed(self, alternatives: Iterable[Alternative]) -> Iterator[Alternative]:
+        """Those of `alternatives` whose results differ by more than a check allows."""
+        with np.errstate(all="ignore"):
+            yield from (one for one in alternatives if any(self._differs(one, part) for part in self._parts))
+
+    def _differs(self, one: Alternative, part: _Part) -> bool:
+        output, lse = attention_rows(self._as(one), *part.place)
+        if errors(output, part.output).max(initial=0.0) > MARGIN * part.allowed:
+            return True
+        return (
+            part.lse is not None
+            and lse is not None
+            and bool(errors(lse, part.lse).max(initial=0.0) > MARGIN * part.allowed_lse)
+        )
+
+    def same_by_normalization(self, one: Alternative) -> bool:
+        """Whether `one` differs by a number for each row alone, which a softmax divides away: no result can show it."""
+        spec = self.spec
+        if one.keyword != "score" or spec.normalize != "softmax" or spec.lse or spec.sink is not None:
+            return False
+        with np.errstate(all="ignore"):
+            shifts = [self._shift(one, part) for part in self._parts]
+        return None not in shifts and any(shifts)
+
+    def _shift(self, one: Alternative, part: _Part) -> float | None:
+        """The largest number by which the scores of a row differ; None if those of some row differ by several."""
+        place = part.place
+        scores = score_rows(self._exact, *place)
+        difference = score_rows(replace(self._as(one), q=self._exact.q, k=self._exact.k), *place) - scores
+        if self.spec.mask is not None:
+            difference = np.where(allowed_rows(self._exact, *place), difference, np.nan)
+        if not np.isfinite(difference).any():
+            return 0.0
+        spread = np.fmax.reduce(difference, -1) - np.fmin.reduce(difference, -1)
+        largest = float(np.nanmax(np.abs(difference)))
+        return largest if np.nanmax(spread) <= 1e-9 * max(1.0, largest) else None
+
+    def _as(self, one: Alternative) -> Problem:
+        return replace(self._single, spec=one.spec, read=_read_anywhere)
+
+
+def _some_heads(batch: int, heads: int) -> list[tuple[int, int]]:
+    """The last batch and head, where a wrong index of either shows, and three more."""
+    corners = [(batch - 1, heads - 1), (0, 0), (batch - 1, 0), (0, heads - 1)]
+    return list(dict.fromkeys(corners))
+
+
+def _some_rows(q_len: int, kv_len: int) -> list[slice]:
+    """All rows, or the first and the last of a large problem."""
+    half = max(PAIRS // max(kv_len, 1) // 2, 1)
+    return [slice(0, q_len)] if q_len <= 2 * half else [slice(0, half), slice(q_len - half, q_len)]
+
+
+def _read_anywhere(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
+    """`read_input`, where an index outside of the tensor reads OUTSIDE: an alternative may read there."""
+    array = problem.inputs[name]
+    declared = problem.spec.input(name)
+    at, inside = [], np.bool_(True)
+    for i, size, dim in zip(indices, array.shape, declared.dims, strict=True):
+        index = np.asarray(i * 0 if size == 1 and isinstance(dim, str) else i)
+        inside = np.logical_and(inside, (index >= 0) & (index < size))
+        at.append(np.clip(index, 0, size - 1))
+    return np.where(inside, array[tuple(at)], np.asarray(OUTSIDE[array.dtype.kind], array.dtype))

@@ -1,0 +1,83 @@
+"""Wrong kernels of a spec, derived: a part of the spec or of its tile bounds left out or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from jinja2 import UndefinedError
+
+from attngen.emit.comments import strip_comments
+from attngen.emit.emitter import emit
+from attngen.emit.kernel_source import KernelSource
+from attngen.plan import Plan, choose
+from attngen.plan.tiles import KV_LEN, TileBounds, tile_bounds
+from attngen.reference.alternatives import alternatives
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
+from attngen.spec.operator import FALSE, TRUE, ZERO, add
+
+CLOSED_FORMS = ("kv_begin", "kv_end", "full_begin", "full_end")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A kernel with one change, in words. It may read less than the original does."""
+
+    what: str
+    source: KernelSource
+
+
+def mutants(spec: AttentionSpec, plan: Plan, of_bounds: bool = True) -> Iterator[Mutant]:
+    """Those whose code differs from the original's; of the spec alone without `of_bounds`."""
+    original = emit(spec, plan)
+    seen = {strip_comments(original.text)}
+    for what, changed, bounds in (*_of_spec(spec, plan), *(_of_bounds(spec, plan) if of_bounds else ())):
+        try:
+            source = emit(changed, replace(plan, bounds=bounds))
+        except UndefinedError:  # what the plan stages is not read any more
+            source = emit(changed, choose(changed, plan.arch, plan.rung))
+        code = strip_comments(source.text)
+        if code not in seen:
+            seen.add(code)
+            yield Mutant(what, source)
+
+
+Changed = tuple[str, AttentionSpec, TileBounds]
+
+
+def _of_spec(spec: AttentionSpec, plan: Plan) -> Iterator[Changed]:
+    """A mask is changed alone, as by somebody who edits the line, and with the tiles that follow from it."""
+    for one in alternatives(spec):
+        yield str(one), one.spec, plan.bounds
+        if one.keyword == "mask":
+            yield f"{one}, tiles too", one.spec, tile_bounds(one.spec).ranged_once(plan.block_q, plan.block_kv)
+
+
+def _of_bounds(spec: AttentionSpec, plan: Plan) -> Iterator[Changed]:
+    if plan.rung != "naive":  # which visits every key
+        for what, bounds in changed_bounds(plan.bounds):
+            yield what, spec, bounds
+
+
+def changed_bounds(bounds: TileBounds) -> Iterator[tuple[str, TileBounds]]:
+    """Each bound as one of its operands, one more and one less, and at the ends of the keys; tests per tile always true."""
+    for name in CLOSED_FORMS:
+        form = getattr(bounds, name)
+        if form is None:
+            continue
+        others = [*_operands(form), add(form, constant(1)), add(form, constant(-1)), ZERO, KV_LEN]
+        for other in dict.fromkeys(others):
+            if other is not form:
+                yield f"{name} as {other}", replace(bounds, **{name: other})
+    if bounds.per_tile:
+        for name, value in (("may", FALSE), ("must", TRUE)):
+            yield f"{name} always {value}", replace(bounds, **{name: value})
+
+
+def _operands(form: Expr) -> Iterator[Expr]:
+    for node in walk(form):
+        if isinstance(node, Apply):
+            for operand in node.args:
+                if operand.type is node.type:
+                    yield rewrite(form, lambda n, node=node, operand=operand: operand if n is node else None)

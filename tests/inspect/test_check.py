@@ -1,0 +1,313 @@
+"""`attngen check`: its problems exercise spec and plan, wrong kernels are reported, wrong files are answered in words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from attngen.cli import main
+from attngen.inspect.trials import Chosen, Fixed, choose_trials
+from attngen.language import load_text
+from attngen.plan import ARCHES, choose, rungs_for
+from attngen.reference.alternatives import alternatives
+from attngen.reference.compare import Truth, compare
+from attngen.reference.coverage import Exercise
+from attngen.reference.numpy_oracle import Reference
+from attngen.spec.attention import HOPPER_RUNGS, AttentionSpec
+from tests.problems import SPECS, emitted, shipped
+from tests.tiers import cases
+
+WINDOW = "attention mine { dtype fp16 head_dim 16 param size: int = 4096 mask causal and window(size) }"
+
+
+FREE = Fixed()
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def chosen(spec: AttentionSpec, rung: str = "fused", fixed: Fixed = FREE) -> Chosen:
+    arch = ARCHES["sm_90a" if rung in HOPPER_RUNGS else "sm_80"]
+    return choose_trials(spec, choose(spec, arch, rung), fixed)
+
+
+def described(mask: str = "true", score: str = "s", declared: str = "") -> AttentionSpec:
+    (spec,) = load_text(f"attention mine {{ dtype fp16 head_dim 16 {declared} mask {mask} score {score} }}")
+    return spec
+
+
+# --- what is exercised
+
+EVERY = [(name, rung) for name in SPECS for rung in rungs_for(shipped(name), ARCHES["sm_90a"])]
+
+
+@pytest.mark.parametrize(("name", "rung"), cases(EVERY, quick=lambda name, rung: rung == "fused"))
+def test_problems_exercise_all_of_a_shipped_spec(name: str, rung: str) -> None:
+    assert chosen(shipped(name), rung).missed == ()
+
+
+def test_a_window_longer_than_the_lengths_gets_a_smaller_param() -> None:
+    """The length that a check had by default, 200, let a kernel without the window pass."""
+    spec = shipped("mistral_window")
+    parts = {str(one) for one in alternatives(spec)}
+    without = "mask: `q - k < size` always true"
+    assert without in parts
+    assert without not in chosen(spec).missed
+    assert without in chosen(spec, fixed=Fixed(q_len=200, params={"size": 4096})).missed
+    assert without not in chosen(spec, fixed=Fixed(q_len=200)).missed
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        described(score="where(q - k > 10, s, s * 0.5)"),
+        described(score="s + 0.1 * max(min(k - q, 40), -40)"),
+        described(score="min(s, 20.0)"),
+        described(score="30.0 * tanh(s / 30.0)"),
+        described("abs(q - k) < 150 or k < 3"),
+        described("ids[b, q] == ids[b, k] or k == near[b, q]", declared="input ids: int32[batch, kv_len] "
+                  "input near: int32[batch, q_len]"),
+        described("q >= k and k < reach[h]", declared="input reach: int32[heads]"),
+        described("(q // width - k // width) % 3 == 0", declared="param width: int = 5000"),
+    ],
+)  # fmt: skip
+def test_every_clause_and_branch_makes_a_difference(spec: AttentionSpec) -> None:
+    assert chosen(spec).missed == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "part"),
+    [
+        (described("q - k < 100000"), "mask: `q - k < 100000` always true"),
+        (described(score="min(s, 100000.0)"), "score: `min(s, 100000.0)` as `s`"),
+        (described("q >= k or q == k"), "mask: `q == k` always false"),
+    ],
+)
+def test_what_no_problem_exercises_is_said(spec: AttentionSpec, part: str) -> None:
+    assert part in chosen(spec).missed
+
+
+def test_what_a_softmax_divides_away_is_not_asked_for() -> None:
+    """ALiBi as slopes * k has the same results: the rows' own terms are the same for all keys."""
+    assert chosen(described("q >= k", "s + 0.25 * (k - q)")).missed == ()
+
+
+@pytest.mark.parametrize(
+    ("fixed", "missed"), [(Fixed(batch=1), "several batches"), (Fixed(q_len=70, kv_len=70), "q_len other")]
+)
+def test_what_is_asked_for_wins_and_what_it_misses_is_said(fixed: Fixed, missed: str) -> None:
+    found = chosen(shipped("gpt2"), fixed=fixed)
+    assert any(what.startswith(missed) for what in found.missed)
+    assert {t.shape.batch for t in found.trials} == {1}
+
+
+def test_tiles_of_every_class_and_all_circumstances_occur() -> None:
+    """Counted by hand here: two row blocks, three tiles of keys, one row and one key in the last ones."""
+    spec = shipped("gpt2")
+    plan = choose(spec, ARCHES["sm_80"], "fused")
+    first, second = (trial.shape for trial in chosen(spec).trials)
+    assert first.q_len > plan.block_q
+    assert first.q_len % plan.block_q
+    assert first.kv_len > 2 * plan.block_kv
+    assert first.kv_len % plan.block_kv
+    assert first.q_len < first.kv_len
+    assert second.q_len > second.kv_len
+    assert second.batch > 1
+    assert second.q_heads > second.kv_heads > 1
+
+
+def test_a_part_is_exercised_only_if_results_differ_beyond_the_bound() -> None:
+    spec = described(score="s + 0.00001 * abs(q - k)")
+    problem = chosen(spec).trials[0].problem(spec)
+    noticed = {str(one) for one in Exercise(spec, problem, {}).noticed(alternatives(spec))}
+    assert "scale doubled" in noticed
+    assert not any("as `s`" in what for what in noticed)
+
+
+# --- what a failure says
+
+
+def test_a_failure_names_the_first_element_and_where_all_are() -> None:
+    exact = np.zeros((2, 4, 80, 16))
+    found = exact.astype(np.float16)
+    found[1, 3, 64:, :] = 2.0
+    found[1, 3, 64, 0] = np.nan
+    (wrong,) = compare(found, None, Truth(Reference(exact, None), 0.5, 0.0)).wrong
+    assert str(wrong) == (
+        "first at O[b=1, h=3, q=64, d=0]: nan, expected 0; 256 of 10,240 elements of O are wrong, "
+        "all in batch 1, head 3 and rows >= 64"
+    )
+
+
+def test_errors_of_lse_are_named_by_row() -> None:
+    exact = np.zeros((1, 2, 10))
+    lse = exact.astype(np.float32)
+    lse[0, :, [2, 7]] = 1.0
+    output = np.zeros((1, 2, 10, 4))
+    (wrong,) = compare(output.astype(np.float16), lse, Truth(Reference(output, exact), 0.0, 0.1)).wrong
+    assert str(wrong) == "first at lse[b=0, h=0, q=2]: 1, expected 0; 4 of 20 elements of lse are wrong, all in rows 2, 7"
+
+
+def edited(tmp_path: Path, text: str, old: str, new: str) -> tuple[str, str]:
+    """A spec, and the file that `build` writes for it with one change."""
+    spec = tmp_path / "mine.attn"
+    spec.write_text(text)
+    assert invoke("build", str(spec), "--kernel", "fused", "-o", str(tmp_path)).exit_code == 0
+    path = tmp_path / "mine_fused.cu"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    return str(spec), str(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("return q_idx >= kv_idx && q_idx - kv_idx < in.size;", "return q_idx >= kv_idx;"),
+        ("q_idx - kv_idx < in.size;", "q_idx - kv_idx <= in.size;"),
+        ("q_hi - in.size + 1", "0"),
+    ],
+)
+def test_a_window_that_is_left_out_or_off_by_one_is_reported(old: str, new: str, tmp_path: Path) -> None:
+    """In the mask, at its boundary, and in the range of full tiles."""
+    spec, path = edited(tmp_path, WINDOW, old, new)
+    result = invoke("check", spec, "--source", path, "--device", "emulated", "--json")
+    assert result.exit_code == 1, result.output
+    (found,) = json.loads(result.output)
+    assert not found["passed"]
+    assert found["comparison"]["wrong"][0]["tensor"] == "O"
+    assert any(0 < problem["params"]["size"] < 129 for problem in found["problems"])
+
+
+def test_the_text_says_what_failed_and_what_was_not_exercised(tmp_path: Path) -> None:
+    spec, path = edited(tmp_path, WINDOW, "return q_idx >= kv_idx", "return q_idx > kv_idx")
+    result = invoke("check", spec, "--source", path, "--device", "emulated", "--q-len", "60", "--param", "size=4096")
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert lines[1].endswith("FAILED")
+    assert lines[2].startswith("    first at O[b=0, h=0, q=0, d=0]: 0, expected ")
+    assert lines[3].startswith("    with 1 x 2 heads over 1, 60 rows, 60 keys, size 4096")
+    assert "not exercised: " in lines[4]
+    assert "mask: `q - k < size` always true" in lines[4]
+
+
+# --- which file --source is
+
+
+@pytest.mark.parametrize(
+    ("spec", "rung", "arguments", "words"),
+    [
+        (
+            "gpt2",
+            "fused",
+            ["alibi"],
+            "holds gpt2_fused; alibi has alibi_scores, alibi_softmax, alibi_weighted_sum; or alibi_fused",
+        ),
+        ("gpt2", "fused", ["gpt2", "--kernel", "tiled"], "holds the fused kernel of gpt2; say --kernel fused"),
+        ("gpt2", "fused", ["gpt2", "--arch", "sm_75"], "was built for sm_80, and this run is for sm_75"),
+        ("gpt2", "fused", ["packed_documents"], "holds gpt2_fused; packed_documents has"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "trace"])
+def test_a_file_of_something_else_is_answered_in_words(
+    command: str, spec: str, rung: str, arguments: list[str], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "kernel.cu"
+    path.write_text(emitted(shipped(spec), rung).text)
+    device = ["--device", "emulated"] if command == "check" else []
+    result = invoke(command, *arguments, "--source", str(path), *device)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("int section_heads)", "int section_heads, int more)", "the parameters of gpt2_fused are not those"),
+        ("BLOCK_Q = 128;", "BLOCK_Q = 64;", "BLOCK_Q is 64, and the plan for sm_80 launches the kernel for 128"),
+        ("__global__", "", "has no __global__ function"),
+        ("LOG2_E;", "LOG3_E;", "kernel.cu:{line}:"),
+        ("asm(", "asm((", "the asm statement at line "),
+    ],
+)
+def test_what_cannot_be_launched_or_compiled_is_said_of_the_user_s_file(old: str, new: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "kernel.cu"
+    text = emitted(shipped("gpt2"), "fused").text
+    line = text[: text.index(old)].count("\n") + 1
+    path.write_text(text.replace(old, new))
+    result = invoke("check", "gpt2", "--source", str(path), "--device", "emulated")
+    assert result.exit_code in (2, 3)
+    assert words.format(line=line) in result.stderr
+    assert "internal error" not in result.stderr
+    assert "/tmp/" not in result.stderr.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("rung", ["naive", "tiled", "fused", "wgmma", "hopper"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
+def test_schedule_and_architecture_are_detected_in_the_file(rung: str, arch: str, tmp_path: Path) -> None:
+    """Whatever its name, and without comments."""
+    from attngen.emit.comments import strip_comments
+    from attngen.inspect.changed_file import changed_file
+
+    spec = shipped("gpt2")
+    if rung not in rungs_for(spec, ARCHES[arch]):
+        return
+    path = tmp_path / "mine.cu"
+    text = emitted(spec, rung, arch).text
+    path.write_text(text)
+    held = changed_file(path, [shipped("alibi"), spec], None, None)
+    assert (held.spec, held.rung, held.arch.name) == (spec, rung, arch)
+    path.write_text(strip_comments(text))
+    assert changed_file(path, [spec], rung, None).rung == rung
+
+
+# --- what is checked by default, and dimensions of one's own
+
+
+def test_every_schedule_that_auto_may_take_is_checked() -> None:
+    from attngen.cli.running import _Where
+
+    def rungs(spec: AttentionSpec, arch: str | None) -> list[str]:
+        return [rung for rung, _ in _Where(None, arch, 1, True, False).kernels(spec, None)]
+
+    spec = shipped("gpt2")
+    assert rungs(spec, None) == rungs(spec, "sm_90a") == ["naive", "tiled", "fused", "wgmma", "hopper"]
+    assert rungs(spec, "sm_80") == ["naive", "tiled", "fused"]
+    assert rungs(shipped("cross_attention"), None) == ["naive", "tiled", "fused"]
+    tiled = replace(spec, schedule=replace(spec.schedule, block_q=32, block_kv=32))
+    assert "fused" in rungs(tiled, None)
+    assert "hopper" not in rungs(tiled, None)
+
+
+TABLE = "attention mine {{ dtype fp16 head_dim 16 input table: fp32[n] score s + table[{index}] }}"
+
+
+@pytest.mark.parametrize("index", ["k", "min(q, 300) + 7", "abs(k - q)", "clamp(k - q + 100, 0, 200)"])
+def test_a_dimension_of_one_s_own_has_the_size_that_its_index_needs(index: str) -> None:
+    (spec,) = load_text(TABLE.format(index=index))
+    for trial in chosen(spec).trials:
+        assert trial.shape.free["n"] > 0
+
+
+def test_a_dimension_s_size_can_be_given(tmp_path: Path) -> None:
+    path = tmp_path / "mine.attn"
+    path.write_text(TABLE.format(index="k"))
+    command = ["check", str(path), "--kernel", "naive", "--device", "emulated", "--kv-len", "20"]
+    result = invoke(*command, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)[0]["problems"][0]["sizes"]["n"] == 20
+    assert json.loads(invoke(*command, "--dim", "n=33", "--json").output)[0]["problems"][0]["sizes"]["n"] == 33
+    for wrong, words in (
+        ("n=10", "index 0 of `table`"),
+        ("m=3", "has no dimension m of its own; it has n"),
+        ("n", "NAME=SIZE"),
+    ):
+        refused = invoke(*command, "--dim", wrong)
+        assert refused.exit_code == 2
+        assert words in refused.stderr

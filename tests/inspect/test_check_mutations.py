@@ -1,0 +1,112 @@
+"""`attngen check` reports a kernel that lacks any one part of its spec or of its tile bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+
+from attngen.api import CompiledAttention
+from attngen.device.emulated import EmulatedDevice, EmulationError
+from attngen.device.emulated.device import EmulatedKernel
+from attngen.emit.emitter import emit
+from attngen.inspect.trials import Fixed, Trial, choose_trials
+from attngen.plan import ARCHES, Plan, choose
+from attngen.reference.compare import Truth, compare, truth
+from attngen.reference.problems import Sample, Shape
+from attngen.spec.attention import HOPPER_RUNGS, AttentionSpec
+from attngen.spec.expr import Type
+from tests.inspect.mutants import mutants
+from tests.problems import SPECS, call, shipped
+
+FEW_HEADS = {"llama_gqa": (4, 2), "mistral_window": (4, 2), "gemma_softcap": (2, 1), "gpt_oss_sinks": (4, 2)}
+
+
+@dataclass
+class Solved:
+    """A problem, and the truth about it."""
+
+    trial: Trial
+    problem: Sample
+    expected: Truth
+
+
+def solved(spec: AttentionSpec, trial: Trial) -> Solved:
+    problem = trial.problem(spec)
+    return Solved(trial, problem, truth(spec, problem, trial.params))
+
+
+def few_heads(name: str) -> AttentionSpec:
+    spec = shipped(name)
+    q_heads, kv_heads = FEW_HEADS.get(name, (None, None))
+    return replace(spec, q_heads=q_heads, kv_heads=kv_heads)
+
+
+def plan_of(spec: AttentionSpec, rung: str) -> Plan:
+    return choose(spec, ARCHES["sm_90a" if rung in HOPPER_RUNGS else "sm_80"], rung)
+
+
+@cache
+def device(rung: str) -> EmulatedDevice:
+    return EmulatedDevice(arch="sm_90a" if rung in HOPPER_RUNGS else "sm_80")
+
+
+def is_reported(spec: AttentionSpec, plan: Plan, kernel: EmulatedKernel, problems: list[Solved]) -> bool:
+    compiled = CompiledAttention(spec, plan, kernel, device(plan.rung))
+    for one in problems:
+        try:
+            if not compare(*call(compiled, one.problem, **one.trial.params), one.expected).passed:
+                return True
+        except EmulationError:
+            return True
+    return False
+
+
+def brute_force(spec: AttentionSpec, plan: Plan) -> list[Solved]:
+    """Many problems beside those that a check chooses: lengths around multiples of the tiles, several values of every param."""
+    rows, keys = (128, 128) if plan.rung == "naive" else (plan.block_q, plan.block_kv)
+    lengths = [(rows + keys + 1, rows + keys + 1), (2 * rows + 3, keys - 1), (rows - 1, 3 * keys), (2 * keys + 2, 2 * keys + 2)]
+    defaults = {p.name: p.default for p in spec.params}
+    values = [defaults, *({p.name: n if p.type is Type.INT else p.default for p in spec.params} for n in (1, keys, rows + 7))]
+    found = []
+    for seed, (q_len, kv_len) in enumerate(lengths):
+        for params in values if spec.params else [{}]:
+            q_len = min(q_len, kv_len) if any("kv_len" in i.dims and "q_len" not in i.dims for i in spec.inputs) else q_len
+            trial = Trial(Shape(2, 4, 2, q_len, kv_len), params, seed)
+            found.append(solved(spec, trial))
+    return found
+
+
+def survivors(spec: AttentionSpec, rung: str, of_bounds: bool) -> list[str]:
+    """Mutants that the problems of a check let pass and others report."""
+    plan = plan_of(spec, rung)
+    problems = [solved(spec, trial) for trial in choose_trials(spec, plan, Fixed()).trials]
+    assert not is_reported(spec, plan, device(rung).compile(emit(spec, plan)), problems)
+    unseen = []
+    for mutant in mutants(spec, plan, of_bounds):
+        kernel = device(rung).compile(mutant.source)
+        if not is_reported(spec, plan, kernel, problems):
+            unseen.append((mutant.what, kernel))
+    more = brute_force(spec, plan) if unseen else []
+    return [what for what, kernel in unseen if is_reported(spec, plan, kernel, more)]
+
+
+def has_new_bounds(name: str, rung: str) -> bool:
+    """Whether no spec before `name` has its bounds and tile."""
+    plan = plan_of(few_heads(name), rung)
+    others = (plan_of(few_heads(other), rung) for other in SPECS[: SPECS.index(name)])
+    return (plan.bounds, plan.block_q, plan.block_kv) not in ((o.bounds, o.block_q, o.block_kv) for o in others)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SPECS)
+def test_every_part_of_a_spec_is_missed_in_the_fused_kernel(name: str) -> None:
+    assert survivors(few_heads(name), "fused", has_new_bounds(name, "fused")) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rung", ["naive", "tiled", *HOPPER_RUNGS])
+@pytest.mark.parametrize("name", ["gpt_oss_sinks", "mistral_window", "packed_documents", "retention"])
+def test_every_part_of_a_spec_is_missed_in_other_kernels(name: str, rung: str) -> None:
+    assert survivors(few_heads(name), rung, True) == []
