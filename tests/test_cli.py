@@ -108,7 +108,7 @@ def test_a_mistake_is_a_diagnostic_with_exit_code_2(tmp_path: Path) -> None:
         (("build", GPT2, "--arch", "sm_10"), "unknown architecture sm_10"),
         (("build", GPT2, "--name", "other"), "defines no attention named other"),
         (("check", GPT2, "--device", "tpu"), "no device is called 'tpu'"),
-        (("check", "dilated", "--device", "emulated", "--param", "step=0"), "can be zero"),
+        (("check", "dilated", "--device", "emulated", "--param", "step=0"), "the divisor of `%` is 0"),
         (("check", "dilated", "--param", "step"), "is not of the form NAME=NUMBER"),
         (("check", "head_dim_80", "--device", "emulated", "--heads", "3", "--kv-heads", "2"), "cannot share"),
         (("trace", "head_dim_80", "--heads", "3", "--kv-heads", "2"), "cannot share"),
@@ -116,7 +116,7 @@ def test_a_mistake_is_a_diagnostic_with_exit_code_2(tmp_path: Path) -> None:
         (("report", "packed_documents", "--q-len", "200", "--kv-len", "64"), "index 1 of `document`"),
         (("check", "dilated", "--device", "emulated", "--param", "stride=2"), "no input or param `stride`"),
         (("trace", GPT2, "--kernel", "hopper", "--arch", "sm_80"), "sm_90a"),
-        (("trace", "dilated", "--param", "step=0"), "can be zero"),
+        (("trace", "dilated", "--param", "step=0"), "the divisor of `%` is 0"),
         (("check", GPT2, "--device", "emulated", "--kernel", "hopper", "--dtype", "fp32"), "its products are of fp16 or bf16"),
         (("check", GPT2, "--device", "emulated", "--kernel", "wgmma", "--dtype", "fp32"), "its products are of fp16 or bf16"),
     ],
@@ -227,8 +227,8 @@ def test_the_rung_that_a_spec_states_is_the_one_it_gets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("score", "params", "place", "title"),
     [
-        ("s + table[q]", "", "4:11", "index 0 of `table` can be 0 to 199, but the dimension has 16 elements"),
-        ("where(q % d == 0, s, s + table[0])", "param d: int", "4:15", "the divisor of `%` is 0"),
+        ("s + table[q]", "", "4:15", "index 0 of `table` can be 0 to 199, but the dimension has 16 elements"),
+        ("where(q % d == 0, s, s + table[0])", "param d: int", "4:21", "the divisor of `%` is 0"),
     ],
 )
 def test_a_call_that_leaves_a_tensor_or_divides_by_zero_is_shown_in_the_spec(

@@ -46,8 +46,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     "q has 5 dimensions; expected 2 to 4": lambda: call(q=Q[None]),
     "x has elements of float64; expected one of fp32": lambda: plain(score=lambda s, b, h, q, k, x=DOUBLES: s + x[h]),
     "has elements of fp32; expected fp16": lambda: call(k=Q.float()),
-    "sum is not known here": lambda: plain(score="sum(s)"),
-    "rand is not known here": lambda: plain(score="rand()"),
+    "sum is not defined": lambda: plain(score="sum(s)"),
+    "rand is not defined": lambda: plain(score="rand()"),
     "head size 264 is out of range": lambda: plain(head_dim=264),
     "head size 13 is not a multiple of 8": lambda: plain(head_dim=13),
     "param n is 2147483648; expected at most 1073741824 in magnitude": lambda: Attention(
@@ -60,8 +60,8 @@ REFUSED: dict[str, Callable[[], object]] = {
     "q has stride 40 in its last dimension": lambda: call(
         q=torch.zeros(1, 2, 64, 40).half().transpose(2, 3), k=Q[:, :, :1], v=Q[:, :, :1]
     ),
-    "bool is no type of a param": lambda: plain(params={"n": ("bool", True)}),
-    "a sink means nothing without softmax": lambda: plain(normalize="sigmoid", sink="1.0"),
+    "bool is not a type of a param": lambda: plain(params={"n": ("bool", True)}),
+    "sink requires normalize softmax": lambda: plain(normalize="sigmoid", sink="1.0"),
     "no architecture is called sm_70; attngen list names them": lambda: compiled("sm_70"),
     "kernel hopper of fp32": lambda: compiled("sm_90a", "hopper", "fp32"),
     "kernel hopper on sm_80": lambda: compiled("sm_80", "hopper"),

@@ -44,7 +44,7 @@ def declare(scope: Scope, seen: dict[str, Span], node: Node, value: Value | None
         _check_parameters(node)
     if known in seen:
         raise DiagnosticError(
-            mistakes.DuplicateName(span=title.span, name=known, taken_by=f"declared before in line {seen[known].line}")
+            mistakes.DuplicateName(span=title.span, name=known, taken_by=f"first declared in line {seen[known].line}")
         )
     seen[known] = title.span
     scope.names[known] = definition_of(node, scope) if value is None else value
@@ -56,7 +56,7 @@ def _check_parameters(node: Node) -> None:
         check_name(str(parameter.value), parameter.span)
         if any(parameter.value == earlier.value for earlier in parameters[:position]):
             raise DiagnosticError(
-                mistakes.DuplicateName(span=parameter.span, name=parameter.value, taken_by="another parameter has it")
+                mistakes.DuplicateName(span=parameter.span, name=parameter.value, taken_by="another parameter has this name")
             )
 
 
@@ -205,7 +205,7 @@ class Block:
             "int": "int32",
         }
         near = [spelled[node.value]] if spelled.get(node.value) in names else get_close_matches(str(node.value), names, 1)
-        hint = f"did you mean `{near[0]}`?" if near else "not among those that kernels are made for"
+        hint = f"did you mean `{near[0]}`?" if near else "not supported"
         of_what = " of Q, K and V" if keyword == "dtype" else " of an input"
         raise DiagnosticError(
             mistakes.UnknownDType(span=node.span, dtype=str(node.value), of_what=of_what, hint=hint, known=", ".join(names))
@@ -230,7 +230,7 @@ class Block:
                 if isinstance(dim, str) and dim not in SIZES:
                     if dim in self.scope.names:
                         span = self.spans[f"input {declared.name}"]
-                        taken_by = "a dimension and something else cannot share a name"
+                        taken_by = "it is a dimension and something else as well"
                         self.problems.append(mistakes.DuplicateName(span=span, name=dim, taken_by=taken_by))
                     self.globals[dim] = name(dim, Type.INT)
         for node in self.statements:

@@ -89,7 +89,7 @@ def _describe(
     if dtype not in DTYPES:
         known = ", ".join(t.name for t in STORAGE_DTYPES)
         raise DiagnosticError(
-            mistakes.UnknownDType(statement="dtype", dtype=dtype, of_what=" of Q, K and V", hint="no such type", known=known)
+            mistakes.UnknownDType(statement="dtype", dtype=dtype, of_what=" of Q, K and V", hint="not supported", known=known)
         )
     declared = [_input(n, given) for n, given in _items("inputs", inputs)]
     numbers = [_param(n, given) for n, given in _items("params", params)]
@@ -101,7 +101,7 @@ def _describe(
     ]
     written_score, written_scale, written_sink = exprs["score"], exprs["scale"], exprs["sink"]
     if kernel not in get_args(Rung):
-        raise DiagnosticError(mistakes.UnknownRung(statement="kernel", found=kernel, hint="no such kernel"))
+        raise DiagnosticError(mistakes.UnknownRung(statement="kernel", found=kernel, hint="not a schedule"))
     result = AttentionSpec(
         name=name,
         dtype=DTYPES[dtype],
@@ -189,7 +189,7 @@ def _input(name: str, given: Any) -> Input:
                 statement=f"input {name}",
                 dtype=dtype,
                 of_what=" of an input",
-                hint="no such type",
+                hint="not supported",
                 known=", ".join(DTYPES),
             )
         )

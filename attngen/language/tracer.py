@@ -50,7 +50,7 @@ class Tracer:
         raise TraceError("a traced value is not a complex number: expressions have truth values, integers and floats")
 
     def __hash__(self) -> int:
-        raise TraceError("a traced value is no key of a dict or set: put the values into an array and index that")
+        raise TraceError("a traced value cannot be a key of a dict or set: put the values into an array and index that")
 
     def __iter__(self) -> NoReturn:
         raise TraceError("a traced value is one number: it cannot be iterated over")

@@ -50,7 +50,7 @@ def ranges(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Range]
     try:
         found = intervals(expr, lambda n: known(names.get(n.name), n.type), lambda g, _: known(elements.get(g.input), g.type))
     except ExpressionError as error:
-        raise ExpressionError("an integer of this expression might not fit 64 bits", error.help) from error
+        raise ExpressionError("an integer in this expression might not fit 64 bits", error.help) from error
     result: dict[Expr, Range] = {}
     for node, (lo, hi) in found.items():
         assert isinstance(lo, Const), (node, lo)
@@ -58,5 +58,5 @@ def ranges(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Range]
         if node.type is not Type.BOOL:
             result[node] = lo.value, hi.value
         if node.type is Type.INT and not (lo.value >= INT64_MIN and hi.value <= INT64_MAX):
-            raise ExpressionError("an integer of this expression might not fit 64 bits", "use min, max or clamp")
+            raise ExpressionError("an integer in this expression might not fit 64 bits", "use min, max or clamp")
     return result

@@ -131,13 +131,13 @@ def _names(spec: AttentionSpec) -> Iterator[Diagnostic]:
         for one in declared:
             yield from name_mistakes(one.name, statement=f"{statement} {one.name}")
             if one.name in seen or one.name in spec.free_dims:
-                taken_by = "an input, param or dimension has it"
+                taken_by = "an input, param or dimension has this name"
                 yield mistakes.DuplicateName(statement=f"{statement} {one.name}", name=one.name, taken_by=taken_by)
             seen.add(one.name)
     taken = seen | set(spec.free_dims)
     for i in spec.inputs:
         for clash in sorted(taken & set(derived_names(i.name, len(i.dims)))):
-            taken_by = f"generated code calls something of `{i.name}` so"
+            taken_by = f"generated code uses it for input `{i.name}`"
             statement = f"input {clash}" if clash in {other.name for other in spec.inputs} else f"param {clash}"
             yield mistakes.DuplicateName(statement=statement, name=clash, taken_by=taken_by)
         for dim in i.dims:

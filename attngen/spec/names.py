@@ -48,7 +48,7 @@ def name_mistakes(
         return
     reason = ""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
-        reason = "names are letters, digits and underscores"
+        reason = "a name consists of letters, digits and underscores"
     elif title and text in (*INDICES, "s", *SIZES, *SPELLED, "head_dim", "head_dim_v", *TENSORS):
         return
     elif text in (*INDICES, "s", *SIZES, *SPELLED, "head_dim", "head_dim_v", *CONSTANTS):

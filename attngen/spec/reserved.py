@@ -40,9 +40,9 @@ TYPES = frozenset(("fp16", "bf16", "Captured"))
 def reserved_reason(name: str) -> str:
     """Why `name` is none in generated code; empty if it is one."""
     if name in CXX_WORDS:
-        return "it is a word of C++, into which the spec is translated"
+        return "it is a keyword of C++, the language of the generated code"
     if MACROS.fullmatch(name):
-        return "it is a macro of C or CUDA, into which the spec is translated"
+        return "it is a macro of C or CUDA, which would change the generated code"
     if name in TYPES:
         return "it is a type of generated code"
     if name.startswith("_") or "__" in name:

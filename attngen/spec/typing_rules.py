@@ -60,7 +60,7 @@ def truth_values(count: int) -> Typing:
         _expect(name, types, count)
         for t in types:
             if t is not BOOL:
-                raise ExpressionError(f"`{name}` takes truth values, not {t}", "compare it with something, as in q >= k")
+                raise ExpressionError(f"`{name}` takes truth values, not {t}", "compare two numbers, as in q >= k")
         return types, BOOL
 
     return typing
@@ -70,7 +70,7 @@ def selection(name: str, types: tuple[Type, ...]) -> tuple[tuple[Type, ...], Typ
     _expect(name, types, 3)
     condition, *branches = types
     if condition is not BOOL:
-        raise ExpressionError(f"the condition of `{name}` is {condition}, not bool", "compare it with something")
+        raise ExpressionError(f"the condition of `{name}` is {condition}, not bool", "compare two numbers, as in q >= k")
     if branches == [BOOL, BOOL]:
         return types, BOOL
     common = _numeric(name, tuple(branches))

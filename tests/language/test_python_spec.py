@@ -127,7 +127,7 @@ def test_a_param_is_its_default() -> None:
     assert [(p.name, str(p.type), p.default) for p in described.params] == [("n", "int", 7), ("x", "float", 0.5)]
     (of_numpy,) = attngen.define(dtype="fp16", head_dim=64, score="s * x", params={"x": np.float64(0.5)}).params
     assert of_numpy == described.params[1]
-    with pytest.raises(DiagnosticError, match="no type of a param"):
+    with pytest.raises(DiagnosticError, match="not a type of a param"):
         attngen.define(dtype="fp16", head_dim=64, mask="q < 3 or n", params={"n": True})
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_traced_says_what_to_write(function, message: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dtype": "fp8"}, "no element type"),
+        ({"dtype": "fp8"}, "not an element type"),
         ({"head_dim": 100}, "multiple of 8"),
         ({"name": "a/b"}, "cannot be used"),
         ({"name": "float"}, "cannot be used"),
@@ -174,9 +174,9 @@ def test_what_cannot_be_traced_says_what_to_write(function, message: str) -> Non
         ({"tile": (7, 7)}, "out of range"),
         ({"params": {"n": ("int", 2**31)}, "mask": "q < n"}, "too large"),
         ({"params": {"n": ("int", 1.5)}, "mask": "q < n"}, "default"),
-        ({"inputs": {"x": ("fp99", ("heads",))}, "score": "s + x[h]"}, "no element type"),
+        ({"inputs": {"x": ("fp99", ("heads",))}, "score": "s + x[h]"}, "not an element type"),
         ({"inputs": {"x": ("fp32", ("heads/../..",))}, "score": "s + x[h]"}, "cannot be used"),
-        ({"normalize": "softmx"}, "no row normalization"),
+        ({"normalize": "softmx"}, "not a row normalization"),
     ],
 )
 def test_mistakes_are_the_diagnostics_of_the_text(arguments, message: str) -> None:

@@ -208,7 +208,7 @@ REFUSED = [
     (lambda s, b, h, q, k: s.clamp(0, 1, 2), "clamp"),
     (lambda s, b, h, q, k: torch.div(q, 16, rounding_mode="trunc"), "rounding_mode"),
     (lambda s, b, h, q, k: min(q, k, key=lambda x: -x), "no `key`"),
-    (lambda s, b, h, q, k: {0: 1.0}[h] * s, "no key of a dict"),
+    (lambda s, b, h, q, k: {0: 1.0}[h] * s, "cannot be a key of a dict"),
     (lambda s, b, h, q, k: [1.0, 2.0][h] * s, "captured"),
     (lambda s, b, h, q, k: s + 10**400, "1329 bits"),
     (lambda s, b, h, q, k: s * 1j, "complex"),

@@ -11,7 +11,7 @@ from attngen.diagnostics import Diagnostic
 @dataclass(frozen=True, kw_only=True)
 class UnknownName(Diagnostic):
     code: ClassVar[str] = "E201"
-    title: ClassVar[str] = "`{name}` is not known here"
+    title: ClassVar[str] = "`{name}` is not defined"
     label: ClassVar[str] = "{hint}"
     help: ClassVar[str] = "{known}"
 
@@ -23,7 +23,7 @@ class UnknownName(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class NameNotHere(Diagnostic):
     code: ClassVar[str] = "E202"
-    title: ClassVar[str] = "`{name}` has no meaning in `{where}`"
+    title: ClassVar[str] = "`{name}` cannot be used in the {where}"
     label: ClassVar[str] = "{reason}"
     help: ClassVar[str] = "use only {allowed}"
 
@@ -38,7 +38,7 @@ class NotAFunction(Diagnostic):
     code: ClassVar[str] = "E203"
     title: ClassVar[str] = "`{name}` is not a function"
     label: ClassVar[str] = "it is {what}"
-    help: ClassVar[str] = "write it without parentheses"
+    help: ClassVar[str] = "write it without parentheses; an input takes [ ]"
 
     name: str
     what: str
@@ -62,7 +62,7 @@ class WrongArguments(Diagnostic):
 class TypeMismatch(Diagnostic):
     code: ClassVar[str] = "E205"
     title: ClassVar[str] = "{problem}"
-    label: ClassVar[str] = "the types do not fit"
+    label: ClassVar[str] = "the operands do not fit"
     help: ClassVar[str] = "{cure}"
 
     problem: str
@@ -73,8 +73,8 @@ class TypeMismatch(Diagnostic):
 class NotATruthValue(Diagnostic):
     code: ClassVar[str] = "E206"
     title: ClassVar[str] = "the mask is {found}, not a truth value"
-    label: ClassVar[str] = "true where the pair takes part"
-    help: ClassVar[str] = "compare it with something, as in q >= k"
+    label: ClassVar[str] = "a mask is true for the pairs (q, k) that take part"
+    help: ClassVar[str] = "compare two numbers, as in q >= k"
 
     found: str
 
@@ -83,8 +83,8 @@ class NotATruthValue(Diagnostic):
 class NotANumber(Diagnostic):
     code: ClassVar[str] = "E207"
     title: ClassVar[str] = "the {keyword} is {found}, not a number"
-    label: ClassVar[str] = "expected a float"
-    help: ClassVar[str] = "use where(condition, 1.0, 0.0) for a number"
+    label: ClassVar[str] = "expected a number"
+    help: ClassVar[str] = "write where(condition, 1.0, 0.0) to get a number"
 
     keyword: str
     found: str
@@ -118,8 +118,8 @@ class NotAnInput(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class InputWithoutIndex(Diagnostic):
     code: ClassVar[str] = "E210"
-    title: ClassVar[str] = "input `{name}` needs its indices"
-    label: ClassVar[str] = "a tensor is not a number"
+    title: ClassVar[str] = "input `{name}` needs indices"
+    label: ClassVar[str] = "an input is a tensor, not a number"
     help: ClassVar[str] = "write {example}"
 
     name: str
@@ -129,9 +129,9 @@ class InputWithoutIndex(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class Recursion(Diagnostic):
     code: ClassVar[str] = "E211"
-    title: ClassVar[str] = "`{name}` is defined by itself"
-    label: ClassVar[str] = "a definition cannot use itself"
-    help: ClassVar[str] = "write it out"
+    title: ClassVar[str] = "`{name}` is defined in terms of itself"
+    label: ClassVar[str] = "a definition cannot refer to itself"
+    help: ClassVar[str] = "write it without recursion"
 
     name: str
 
@@ -140,7 +140,7 @@ class Recursion(Diagnostic):
 class ExpandsTooMuch(Diagnostic):
     code: ClassVar[str] = "E212"
     title: ClassVar[str] = "the definitions expand to more than {limit} nodes"
-    label: ClassVar[str] = "here"
+    label: ClassVar[str] = "the limit is reached here"
     help: ClassVar[str] = "use fewer or simpler definitions"
 
     limit: int
@@ -149,9 +149,9 @@ class ExpandsTooMuch(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class MightOverflow(Diagnostic):
     code: ClassVar[str] = "E213"
-    title: ClassVar[str] = "an integer of this expression might not fit 64 bits"
-    label: ClassVar[str] = "sizes and int params may be large"
-    help: ClassVar[str] = "use min, max or clamp, or an int32 input"
+    title: ClassVar[str] = "an integer in this expression might not fit 64 bits"
+    label: ClassVar[str] = "sizes can be up to 2^29, int params up to 2^30"
+    help: ClassVar[str] = "limit its operands with min, max or clamp, or read them from an int32 input"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ class IndexOutOfRange(Diagnostic):
 class IndexFromData(Diagnostic):
     code: ClassVar[str] = "E215"
     title: ClassVar[str] = "index {position} of `{name}` comes from data"
-    label: ClassVar[str] = "it might lie outside the dimension"
+    label: ClassVar[str] = "nothing keeps it inside the dimension"
     help: ClassVar[str] = "keep it inside: clamp(..., 0, {last})"
 
     position: int
@@ -184,7 +184,7 @@ class IndexFromData(Diagnostic):
 class DivisionByZero(Diagnostic):
     code: ClassVar[str] = "E216"
     title: ClassVar[str] = "the divisor of `{symbol}` can be zero"
-    label: ClassVar[str] = "it comes from data"
+    label: ClassVar[str] = "its value comes from data"
     help: ClassVar[str] = "use max(..., 1)"
 
     symbol: str
@@ -194,7 +194,7 @@ class DivisionByZero(Diagnostic):
 class ChainedComparison(Diagnostic):
     code: ClassVar[str] = "E217"
     title: ClassVar[str] = "comparisons cannot be chained"
-    label: ClassVar[str] = "the left side is a truth value already"
+    label: ClassVar[str] = "the left operand is a truth value"
     help: ClassVar[str] = "write a < b and b < c"
 
 
@@ -203,7 +203,7 @@ class NotConstant(Diagnostic):
     code: ClassVar[str] = "E218"
     title: ClassVar[str] = "`let {name}` is not a constant"
     label: ClassVar[str] = "it uses {uses}"
-    help: ClassVar[str] = "use def for what depends on indices, inputs or params"
+    help: ClassVar[str] = "use `def` for an expression of indices, inputs or params"
 
     name: str
     uses: str
@@ -223,7 +223,7 @@ class Unused(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class LseNeedsSoftmax(Diagnostic):
     code: ClassVar[str] = "E220"
-    title: ClassVar[str] = "there is no lse without softmax"
+    title: ClassVar[str] = "`output lse` requires normalize softmax"
     label: ClassVar[str] = "rows are normalized by {normalize}"
     help: ClassVar[str] = "remove `output lse`, or use normalize softmax"
 
@@ -233,7 +233,7 @@ class LseNeedsSoftmax(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class SinkNeedsSoftmax(Diagnostic):
     code: ClassVar[str] = "E221"
-    title: ClassVar[str] = "a sink means nothing without softmax"
+    title: ClassVar[str] = "`sink` requires normalize softmax"
     label: ClassVar[str] = "rows are normalized by {normalize}"
     help: ClassVar[str] = "remove `sink`, or use normalize softmax"
 
@@ -254,8 +254,8 @@ class NotFinite(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class FunctionWithoutArguments(Diagnostic):
     code: ClassVar[str] = "E223"
-    title: ClassVar[str] = "`{name}` needs its argument{plural}"
-    label: ClassVar[str] = "it takes {expected}"
+    title: ClassVar[str] = "`{name}` needs {expected} argument{plural}"
+    label: ClassVar[str] = "written without arguments"
     help: ClassVar[str] = "write {example}"
 
     name: str
@@ -268,7 +268,7 @@ class FunctionWithoutArguments(Diagnostic):
 class TooManyNames(Diagnostic):
     code: ClassVar[str] = "E224"
     title: ClassVar[str] = "more than {limit} {what}"
-    label: ClassVar[str] = "here"
+    label: ClassVar[str] = "the first one too many"
     help: ClassVar[str] = "use fewer"
 
     limit: int
@@ -278,8 +278,8 @@ class TooManyNames(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class PrecisionHasNoEffect(Diagnostic):
     code: ClassVar[str] = "E225"
-    title: ClassVar[str] = "a precision below the highest has no effect here"
-    label: ClassVar[str] = "products of {dtype} are what they are, and the score has no tanh"
+    title: ClassVar[str] = "`precision` has no effect here"
+    label: ClassVar[str] = "it applies to products of fp32, and to tanh in scores of {dtype}"
     help: ClassVar[str] = "remove `precision`, or use dtype fp32"
 
     dtype: str

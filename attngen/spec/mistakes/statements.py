@@ -11,17 +11,17 @@ from attngen.diagnostics import Diagnostic
 @dataclass(frozen=True, kw_only=True)
 class NoAttention(Diagnostic):
     code: ClassVar[str] = "E101"
-    title: ClassVar[str] = "there is no attention in this text"
+    title: ClassVar[str] = "the text defines no attention"
     label: ClassVar[str] = "expected `attention NAME {{ ... }}`"
-    help: ClassVar[str] = "write a block: attention my_attention {{ dtype fp16  head_dim 64  mask causal }}"
+    help: ClassVar[str] = "write an attention: attention my_attention {{ dtype fp16  head_dim 64  mask causal }}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DuplicateAttention(Diagnostic):
     code: ClassVar[str] = "E102"
-    title: ClassVar[str] = "two attentions are called `{name}`"
-    label: ClassVar[str] = "the second one"
-    help: ClassVar[str] = "give it another name"
+    title: ClassVar[str] = "two attentions are named `{name}`"
+    label: ClassVar[str] = "second definition"
+    help: ClassVar[str] = "rename one of them"
 
     name: str
 
@@ -29,9 +29,9 @@ class DuplicateAttention(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class UnknownStatement(Diagnostic):
     code: ClassVar[str] = "E103"
-    title: ClassVar[str] = "`{found}` is no statement"
+    title: ClassVar[str] = "`{found}` is not a statement"
     label: ClassVar[str] = "{hint}"
-    help: ClassVar[str] = "statements are {known}"
+    help: ClassVar[str] = "the statements are {known}"
 
     found: str
     hint: str
@@ -53,8 +53,8 @@ class HeadsDoNotDivide(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class DuplicateStatement(Diagnostic):
     code: ClassVar[str] = "E105"
-    title: ClassVar[str] = "`{keyword}` is said twice"
-    label: ClassVar[str] = "said before in line {line}"
+    title: ClassVar[str] = "`{keyword}` is given twice"
+    label: ClassVar[str] = "first given in line {line}"
     help: ClassVar[str] = "keep one of them"
 
     keyword: str
@@ -65,7 +65,7 @@ class DuplicateStatement(Diagnostic):
 class MissingStatement(Diagnostic):
     code: ClassVar[str] = "E106"
     title: ClassVar[str] = "attention `{name}` has no `{keyword}`"
-    label: ClassVar[str] = "every attention says its {keyword}"
+    label: ClassVar[str] = "every attention needs a `{keyword}` statement"
     help: ClassVar[str] = "add: {example}"
 
     name: str
@@ -76,7 +76,7 @@ class MissingStatement(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class UnknownDType(Diagnostic):
     code: ClassVar[str] = "E107"
-    title: ClassVar[str] = "`{dtype}` is no element type{of_what}"
+    title: ClassVar[str] = "`{dtype}` is not an element type{of_what}"
     label: ClassVar[str] = "{hint}"
     help: ClassVar[str] = "use one of {known}"
 
@@ -102,8 +102,8 @@ class HeadDimNotMultiple(Diagnostic):
 class HeadDimOutOfRange(Diagnostic):
     code: ClassVar[str] = "E109"
     title: ClassVar[str] = "head size {size} is out of range"
-    label: ClassVar[str] = "from 8 to {limit}"
-    help: ClassVar[str] = "use a head size of at most {limit}"
+    label: ClassVar[str] = "the range is 8 to {limit}"
+    help: ClassVar[str] = "use a multiple of 8 from 8 to {limit}"
 
     size: int
     limit: int
@@ -112,8 +112,8 @@ class HeadDimOutOfRange(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class NoHeads(Diagnostic):
     code: ClassVar[str] = "E110"
-    title: ClassVar[str] = "{count} heads are no attention"
-    label: ClassVar[str] = "at least 1 and at most {limit}"
+    title: ClassVar[str] = "a head count of {count} is out of range"
+    label: ClassVar[str] = "the range is 1 to {limit}"
     help: ClassVar[str] = "use a count from 1 to {limit}"
 
     count: int
@@ -146,9 +146,9 @@ class ReservedName(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class NameTooLong(Diagnostic):
     code: ClassVar[str] = "E113"
-    title: ClassVar[str] = "a name of {length} characters"
-    label: ClassVar[str] = "at most {limit}"
-    help: ClassVar[str] = "choose a shorter one"
+    title: ClassVar[str] = "the name has {length} characters"
+    label: ClassVar[str] = "the limit is {limit}"
+    help: ClassVar[str] = "choose a shorter name"
 
     length: int
     limit: int
@@ -159,7 +159,7 @@ class UnknownDimension(Diagnostic):
     code: ClassVar[str] = "E114"
     title: ClassVar[str] = "there is no dimension `{name}`"
     label: ClassVar[str] = "did you mean `{near}`?"
-    help: ClassVar[str] = "write `{near}`, or a name less like it for a dimension of the tensor's own"
+    help: ClassVar[str] = "write `{near}`; for a dimension of your own, choose a name that is less similar"
 
     name: str
     near: str
@@ -168,8 +168,8 @@ class UnknownDimension(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class DimensionOutOfRange(Diagnostic):
     code: ClassVar[str] = "E115"
-    title: ClassVar[str] = "a dimension of size {size}"
-    label: ClassVar[str] = "from 1 to {limit}"
+    title: ClassVar[str] = "a dimension of size {size} is out of range"
+    label: ClassVar[str] = "the range is 1 to {limit}"
     help: ClassVar[str] = "use a size from 1 to {limit}"
 
     size: int
@@ -180,8 +180,8 @@ class DimensionOutOfRange(Diagnostic):
 class TooManyDimensions(Diagnostic):
     code: ClassVar[str] = "E116"
     title: ClassVar[str] = "input `{name}` has {count} dimensions"
-    label: ClassVar[str] = "at most {limit}"
-    help: ClassVar[str] = "index it with fewer"
+    label: ClassVar[str] = "the limit is {limit}"
+    help: ClassVar[str] = "use fewer dimensions"
 
     name: str
     count: int
@@ -191,7 +191,7 @@ class TooManyDimensions(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class UnknownParamType(Diagnostic):
     code: ClassVar[str] = "E117"
-    title: ClassVar[str] = "`{found}` is no type of a param"
+    title: ClassVar[str] = "`{found}` is not a type of a param"
     label: ClassVar[str] = "a param is a number"
     help: ClassVar[str] = "use int or float"
 
@@ -203,7 +203,7 @@ class BadDefault(Diagnostic):
     code: ClassVar[str] = "E118"
     title: ClassVar[str] = "the default of param `{name}` is {found}"
     label: ClassVar[str] = "expected a constant {expected}"
-    help: ClassVar[str] = "write a constant {expected}, or leave the default out"
+    help: ClassVar[str] = "write a constant {expected}, or omit the default"
 
     name: str
     expected: str
@@ -213,7 +213,7 @@ class BadDefault(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class UnknownNormalize(Diagnostic):
     code: ClassVar[str] = "E119"
-    title: ClassVar[str] = "`{found}` is no row normalization"
+    title: ClassVar[str] = "`{found}` is not a row normalization"
     label: ClassVar[str] = "{hint}"
     help: ClassVar[str] = "use softmax, sigmoid or none"
 
@@ -226,7 +226,7 @@ class UnknownOutput(Diagnostic):
     code: ClassVar[str] = "E120"
     title: ClassVar[str] = "there is no output `{found}`"
     label: ClassVar[str] = "O is always returned"
-    help: ClassVar[str] = "the only further output is lse"
+    help: ClassVar[str] = "the only additional output is lse"
 
     found: str
 
@@ -258,7 +258,7 @@ class BadTile(Diagnostic):
 @dataclass(frozen=True, kw_only=True)
 class UnknownPrecision(Diagnostic):
     code: ClassVar[str] = "E123"
-    title: ClassVar[str] = "`{found}` is no precision"
+    title: ClassVar[str] = "`{found}` is not a precision"
     label: ClassVar[str] = "{hint}"
     help: ClassVar[str] = "use highest or high"
 

@@ -12,8 +12,8 @@ from attngen.diagnostics import Diagnostic
 class UnexpectedCharacter(Diagnostic):
     code: ClassVar[str] = "E001"
     title: ClassVar[str] = "unexpected character {character}"
-    label: ClassVar[str] = "no statement or expression has it here"
-    help: ClassVar[str] = "remove it; names are letters, digits and underscores"
+    label: ClassVar[str] = "not allowed here"
+    help: ClassVar[str] = "remove it; a name consists of letters, digits and underscores"
 
     character: str
 
@@ -34,7 +34,7 @@ class UnexpectedEnd(Diagnostic):
     code: ClassVar[str] = "E003"
     title: ClassVar[str] = "the text ends too early"
     label: ClassVar[str] = "expected {expected}"
-    help: ClassVar[str] = "close every bracket and brace that was opened"
+    help: ClassVar[str] = "complete the statement, and close every bracket and brace"
 
     expected: str
 
@@ -43,7 +43,7 @@ class UnexpectedEnd(Diagnostic):
 class TextTooLong(Diagnostic):
     code: ClassVar[str] = "E004"
     title: ClassVar[str] = "the text has {size} characters"
-    label: ClassVar[str] = "at most {limit} are read"
+    label: ClassVar[str] = "the limit is {limit}"
     help: ClassVar[str] = "split it into several files"
 
     size: int
@@ -55,7 +55,7 @@ class NestedTooDeeply(Diagnostic):
     code: ClassVar[str] = "E005"
     title: ClassVar[str] = "the expression is nested too deeply"
     label: ClassVar[str] = "more than {limit} levels"
-    help: ClassVar[str] = "name its parts with `let` or `def`"
+    help: ClassVar[str] = "give its parts names with `let` or `def`"
 
     limit: int
 
@@ -64,7 +64,7 @@ class NestedTooDeeply(Diagnostic):
 class NumberTooLarge(Diagnostic):
     code: ClassVar[str] = "E006"
     title: ClassVar[str] = "the number {number} is too large"
-    label: ClassVar[str] = "at most {limit}"
+    label: ClassVar[str] = "the limit is {limit}"
     help: ClassVar[str] = "use a smaller number"
 
     number: str
@@ -75,8 +75,8 @@ class NumberTooLarge(Diagnostic):
 class NotAText(Diagnostic):
     code: ClassVar[str] = "E007"
     title: ClassVar[str] = "the file is not UTF-8 text"
-    label: ClassVar[str] = "byte {position} is no character"
-    help: ClassVar[str] = "save it as UTF-8"
+    label: ClassVar[str] = "byte {position} is not valid UTF-8"
+    help: ClassVar[str] = "save the file as UTF-8"
 
     position: int
 
