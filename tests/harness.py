@@ -54,6 +54,11 @@ def call(compiled: CompiledAttention, problem: Sample, **params: Any) -> tuple[A
     return result if compiled.spec.lse else (result, None)
 
 
+def compared(kernel: CompiledAttention, problem: Sample, expected: Truth | None = None, **params: Any) -> Comparison:
+    """How a kernel's result compares with `expected`, the oracle's if it is not given."""
+    return compare(*call(kernel, problem, **params), expected or truth(kernel.spec, problem, params))
+
+
 def run(
     spec: AttentionSpec,
     rung: str,
@@ -64,12 +69,10 @@ def run(
     seed: int = 0,
     **params: Any,
 ) -> Comparison:
-    """How a rung's result compares with `expected`, the oracle's if it is not given. A shape stands for its sample."""
+    """The same of a rung on the emulated device, compiled once for all calls. A shape stands for its sample."""
     if isinstance(problem, Shape):
         problem = sample(spec, problem)
-    if expected is None:
-        expected = truth(spec, problem, params)
-    return compare(*call(compiled(spec, rung, arch, seed), problem, **params), expected)
+    return compared(compiled(spec, rung, arch, seed), problem, expected, **params)
 
 
 def compile_text(

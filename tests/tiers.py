@@ -54,17 +54,12 @@ def is_in(item: pytest.Item, tier: str) -> bool:
 def cases(every: Iterable[Any], *, quick: Callable[..., bool] | Sequence[Any]) -> list[Any]:
     """Arguments of `parametrize`: those of `every` that are not `quick` are marked long.
 
-    A case is a value, or a tuple of values. `quick` lists the quick cases, or says of the values of a case whether it is.
+    A case is a value, or a tuple of the values of several parameters. `quick` lists the quick cases, or says of the values of a
+    case whether it is one.
     """
-    return [case if _is_quick(case, quick) else _long(case) for case in every]
-
-
-def _is_quick(case: Any, quick: Callable[..., bool] | Sequence[Any]) -> bool:
-    if callable(quick):
-        return quick(*case) if isinstance(case, tuple) else quick(case)
-    return case in quick
-
-
-def _long(case: Any) -> Any:
-    values = case if isinstance(case, tuple) else (case,)
-    return pytest.param(*values, marks=pytest.mark.long)
+    marked = []
+    for case in every:
+        values = case if isinstance(case, tuple) else (case,)
+        is_quick = quick(*values) if callable(quick) else case in quick
+        marked.append(pytest.param(*values, marks=() if is_quick else pytest.mark.long))
+    return marked

@@ -83,15 +83,18 @@ def test_other_masks_whose_ends_move_with_the_row(mask: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "score", ["alibi(slopes)", "softcap(20.0)", "s - 0.01 * abs(q - k)"], ids=["alibi", "softcap", "distance"]
+    "score", tiers.cases(["alibi(slopes)", "softcap(20.0)", "s - 0.01 * abs(q - k)"], quick=["alibi(slopes)"])
 )
 def test_scores_of_the_lower_half_alone(score: str) -> None:
     inputs = {"inputs": {"slopes": ("fp32", ("heads",))}} if "slopes" in score else {}
     assert right(64, 200, 200, mask=ODD, score=score, **inputs)
 
 
-@pytest.mark.parametrize("head_dim", [128, 112, 104])
-@pytest.mark.parametrize(("q_len", "kv_len"), [(64, 64), (65, 65), (128, 128), (193, 193), (300, 300), (200, 330)])
+LENGTHS = [(64, 64), (65, 65), (128, 128), (193, 193), (300, 300), (200, 330)]
+
+
+@pytest.mark.parametrize("head_dim", tiers.cases([128, 112, 104], quick=[112]))
+@pytest.mark.parametrize(("q_len", "kv_len"), tiers.cases(LENGTHS, quick=[(65, 65), (200, 330)]))
 def test_documents_of_every_length(head_dim: int, q_len: int, kv_len: int) -> None:
     assert right(head_dim, q_len, kv_len, **DOCUMENTS)
 
@@ -103,7 +106,7 @@ def test_documents_that_end_among_the_rows_of_the_lower_half() -> None:
         assert right(128, 256, 256, ids=ids[None], **DOCUMENTS), ends
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", tiers.cases(["sm_80", "sm_90a"], quick=["sm_90a"]))
 def test_bits_are_those_of_whole_tiles(arch: str) -> None:
     """What is left out is weights of 0 alone: rows have the bits that blocks of 64 rows give them, which have no half tile."""
     halved, whole = (attngen.define(dtype="bf16", head_dim=64, mask=ODD, kernel="fused", tile=(rows, 64)) for rows in (128, 64))

@@ -54,26 +54,26 @@ def test_mbarriers_order_a_handover(seed: int) -> None:
     assert np.array_equal(found[128:256], 300 + 3 * np.arange(127, -1, -1))
 
 
+MBARRIER_MISTAKES = [
+    ("mbarrier_wait(empty, i % 2 ^ 1);", "", ("race", "barrier misuse", "uninitialized shared read", "deadlock")),
+    ("mbarrier_wait(full, i % 2);", "", ("race", "uninitialized shared read", "barrier misuse")),
+    ("mbarrier_wait(full, i % 2);", "mbarrier_wait(full, 0);", ("race", "barrier misuse", "deadlock")),
+    ("mbarrier_arrive(full);", "", ("deadlock",)),
+    ("mbarrier_arrive(empty);", "if (t == 0) mbarrier_arrive(empty);", ("deadlock",)),
+    (
+        "mbarrier_arrive(full);",
+        "mbarrier_arrive(full); mbarrier_arrive(full);",
+        ("race", "barrier misuse", "deadlock", "uninitialized shared read"),
+    ),
+    ("mbarrier_init(empty, 128)", "mbarrier_init(empty, 1)", ("race", "barrier misuse", "deadlock")),
+    ("    __syncthreads();\n", "", ("race", "barrier misuse")),
+    ("mbarrier_init(full, 128);", "mbarrier_init((unsigned long long*)(smem + 4), 128);", ("misaligned access",)),
+    ("mbarrier_init(full, 128);", "mbarrier_init(full, 0);", ("barrier misuse",)),
+]
+
+
 @pytest.mark.parametrize("seed", tiers.cases(range(3), quick=[0]))
-@pytest.mark.parametrize(
-    ("correct", "wrong", "kinds"),
-    [
-        ("mbarrier_wait(empty, i % 2 ^ 1);", "", ("race", "barrier misuse", "uninitialized shared read", "deadlock")),
-        ("mbarrier_wait(full, i % 2);", "", ("race", "uninitialized shared read", "barrier misuse")),
-        ("mbarrier_wait(full, i % 2);", "mbarrier_wait(full, 0);", ("race", "barrier misuse", "deadlock")),
-        ("mbarrier_arrive(full);", "", ("deadlock",)),
-        ("mbarrier_arrive(empty);", "if (t == 0) mbarrier_arrive(empty);", ("deadlock",)),
-        (
-            "mbarrier_arrive(full);",
-            "mbarrier_arrive(full); mbarrier_arrive(full);",
-            ("race", "barrier misuse", "deadlock", "uninitialized shared read"),
-        ),
-        ("mbarrier_init(empty, 128)", "mbarrier_init(empty, 1)", ("race", "barrier misuse", "deadlock")),
-        ("    __syncthreads();\n", "", ("race", "barrier misuse")),
-        ("mbarrier_init(full, 128);", "mbarrier_init((unsigned long long*)(smem + 4), 128);", ("misaligned access",)),
-        ("mbarrier_init(full, 128);", "mbarrier_init(full, 0);", ("barrier misuse",)),
-    ],
-)
+@pytest.mark.parametrize(("correct", "wrong", "kinds"), tiers.cases(MBARRIER_MISTAKES, quick=MBARRIER_MISTAKES[::3]))
 def test_mistakes_with_mbarriers(correct: str, wrong: str, kinds: tuple[str, ...], seed: int) -> None:
     assert correct in HANDOVER
     assert kind(HANDOVER.replace(correct, wrong), seed=seed) in kinds
@@ -103,45 +103,45 @@ def test_named_barriers_order_a_handover(seed: int) -> None:
     assert np.array_equal(found[:128], np.arange(128, 0, -1))
 
 
+NAMED_MISTAKES = [
+    ("named_barrier_arrive(1, 256);", "", ("deadlock",)),
+    ("named_barrier_sync(1, 256);", "", ("race", "uninitialized shared read")),
+    ("named_barrier_sync(2, 256);", "", ("race",)),
+    ("named_barrier_arrive(1, 256);", "named_barrier_arrive(1, 128);", ("divergent barrier", "race", "deadlock")),
+    ("named_barrier_arrive(1, 256);", "named_barrier_arrive(1, 250);", ("invalid operand",)),
+    ("named_barrier_arrive(1, 256);", "named_barrier_arrive(16, 256);", ("invalid operand",)),
+    (
+        "named_barrier_arrive(1, 256);",
+        "named_barrier_arrive(1, 256); named_barrier_arrive(1, 256);",
+        ("divergent barrier",),
+    ),
+    ("data[t] = 7;", "data[t] = 7; __syncthreads();", ("divergent barrier", "deadlock")),
+]
+
+
 @pytest.mark.parametrize("seed", tiers.cases(range(3), quick=[0]))
-@pytest.mark.parametrize(
-    ("correct", "wrong", "kinds"),
-    [
-        ("named_barrier_arrive(1, 256);", "", ("deadlock",)),
-        ("named_barrier_sync(1, 256);", "", ("race", "uninitialized shared read")),
-        ("named_barrier_sync(2, 256);", "", ("race",)),
-        ("named_barrier_arrive(1, 256);", "named_barrier_arrive(1, 128);", ("divergent barrier", "race", "deadlock")),
-        ("named_barrier_arrive(1, 256);", "named_barrier_arrive(1, 250);", ("invalid operand",)),
-        ("named_barrier_arrive(1, 256);", "named_barrier_arrive(16, 256);", ("invalid operand",)),
-        (
-            "named_barrier_arrive(1, 256);",
-            "named_barrier_arrive(1, 256); named_barrier_arrive(1, 256);",
-            ("divergent barrier",),
-        ),
-        ("data[t] = 7;", "data[t] = 7; __syncthreads();", ("divergent barrier", "deadlock")),
-    ],
-)
+@pytest.mark.parametrize(("correct", "wrong", "kinds"), tiers.cases(NAMED_MISTAKES, quick=NAMED_MISTAKES[::3]))
 def test_mistakes_with_named_barriers(correct: str, wrong: str, kinds: tuple[str, ...], seed: int) -> None:
     assert correct in NAMED
     assert kind(NAMED.replace(correct, wrong), seed=seed) in kinds
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ("if (threadIdx.x < 128) give_registers<40>(); else take_registers<232>();", ""),
-        ("if (threadIdx.x < 128) give_registers<24>(); else take_registers<240>();", ""),
-        ("if (threadIdx.x < 128) give_registers<40>(); else take_registers<240>();", "too many registers"),
-        ("if (threadIdx.x >= 128) take_registers<232>();", "too many registers"),
-        ("if (threadIdx.x < 96) give_registers<40>();", "divergent warpgroup"),
-        (
-            "if (threadIdx.x < 16) give_registers<40>(); else if (threadIdx.x < 128) give_registers<48>();",
-            "divergent warpgroup",
-        ),
-        ("give_registers<36>();", "invalid operand"),
-        ("give_registers<200>();", "invalid operand"),
-    ],
-)
+REGISTER_MOVES = [
+    ("if (threadIdx.x < 128) give_registers<40>(); else take_registers<232>();", ""),
+    ("if (threadIdx.x < 128) give_registers<24>(); else take_registers<240>();", ""),
+    ("if (threadIdx.x < 128) give_registers<40>(); else take_registers<240>();", "too many registers"),
+    ("if (threadIdx.x >= 128) take_registers<232>();", "too many registers"),
+    ("if (threadIdx.x < 96) give_registers<40>();", "divergent warpgroup"),
+    (
+        "if (threadIdx.x < 16) give_registers<40>(); else if (threadIdx.x < 128) give_registers<48>();",
+        "divergent warpgroup",
+    ),
+    ("give_registers<36>();", "invalid operand"),
+    ("give_registers<200>();", "invalid operand"),
+]
+
+
+@pytest.mark.parametrize(("body", "expected"), tiers.cases(REGISTER_MOVES, quick=REGISTER_MOVES[::3]))
 @pytest.mark.parametrize("seed", tiers.cases(range(3), quick=[0]))
 def test_registers_move_within_the_pool(body: str, expected: str, seed: int) -> None:
     assert kind(f"{body} y[threadIdx.x] = 1;", threads=384, seed=seed) == expected

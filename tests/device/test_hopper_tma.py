@@ -57,7 +57,10 @@ def load(row=0, slab=0, head=0, wait=WAIT, seed=0, body=LOAD, **options):
     return kernel, x, y.reshape(-1, 64)
 
 
-@pytest.mark.parametrize("place", [(0, 0, 0), (4, 0, 2), (16, 0, 1), (-5, 0, 1), (0, 1, 0), (0, 0, 3), (40, 0, 0)])
+PLACES = [(0, 0, 0), (4, 0, 2), (16, 0, 1), (-5, 0, 1), (0, 1, 0), (0, 0, 3), (40, 0, 0)]
+
+
+@pytest.mark.parametrize("place", tiers.cases([(place,) for place in PLACES], quick=lambda place: place in PLACES[2:4]))
 def test_a_load_brings_a_swizzled_box_with_zeros_outside(place: tuple[int, int, int]) -> None:
     kernel, x, y = load(*place)
     expected = box_of(x, *place)
@@ -108,27 +111,27 @@ def test_one_thread_waits_for_itself_only() -> None:
     load(wait="if (threadIdx.x == 0) mbarrier_wait(full, 0); __syncwarp();")
 
 
+LOAD_MISTAKES = [
+    ("mbarrier_expect_bytes(full, 4096)", "mbarrier_expect_bytes(full, 4112)", "deadlock"),
+    ("mbarrier_expect_bytes(full, 4096)", "mbarrier_expect_bytes(full, 4080)", "barrier misuse"),
+    ("mbarrier_expect_bytes(full, 4096)", "mbarrier_arrive(full)", ("barrier misuse", "copy in flight")),
+    ("mbarrier_expect_bytes(full, 4096)", "", "deadlock"),
+    ("mbarrier_init_fence();", "", "missing proxy fence"),
+    ("__syncthreads();", "", ("race", "barrier misuse")),
+    ("mbarrier_init(full, 1)", "mbarrier_init(full, 2)", "deadlock"),
+    ("mbarrier_init(full, 1)", "mbarrier_init(full + 1, 1)", "out of bounds"),
+    ("mbarrier_init(full, 1)", "", "barrier misuse"),
+    ("mbarrier_init(full, 1);", "mbarrier_init(full, 1); mbarrier_init(full, 1);", "barrier misuse"),
+    ("{wait}", "{wait} if (threadIdx.x == 0) *full = 0;", "barrier misuse"),
+    ("tma_load(smem,", "tma_load(smem + 1024,", "out of bounds"),
+    ("tma_load(smem,", "tma_load(smem + 512,", "misaligned access"),
+    ("tma_load(smem,", "tma_load(smem + 2048 - 16,", "misaligned access"),
+    ("tma_load(smem,", "((float*)smem)[0] = 0; tma_load(smem,", "missing proxy fence"),
+]
+
+
 @pytest.mark.parametrize("seed", tiers.cases(range(3), quick=[0]))
-@pytest.mark.parametrize(
-    ("correct", "wrong", "kind"),
-    [
-        ("mbarrier_expect_bytes(full, 4096)", "mbarrier_expect_bytes(full, 4112)", "deadlock"),
-        ("mbarrier_expect_bytes(full, 4096)", "mbarrier_expect_bytes(full, 4080)", "barrier misuse"),
-        ("mbarrier_expect_bytes(full, 4096)", "mbarrier_arrive(full)", ("barrier misuse", "copy in flight")),
-        ("mbarrier_expect_bytes(full, 4096)", "", "deadlock"),
-        ("mbarrier_init_fence();", "", "missing proxy fence"),
-        ("__syncthreads();", "", ("race", "barrier misuse")),
-        ("mbarrier_init(full, 1)", "mbarrier_init(full, 2)", "deadlock"),
-        ("mbarrier_init(full, 1)", "mbarrier_init(full + 1, 1)", "out of bounds"),
-        ("mbarrier_init(full, 1)", "", "barrier misuse"),
-        ("mbarrier_init(full, 1);", "mbarrier_init(full, 1); mbarrier_init(full, 1);", "barrier misuse"),
-        ("{wait}", "{wait} if (threadIdx.x == 0) *full = 0;", "barrier misuse"),
-        ("tma_load(smem,", "tma_load(smem + 1024,", "out of bounds"),
-        ("tma_load(smem,", "tma_load(smem + 512,", "misaligned access"),
-        ("tma_load(smem,", "tma_load(smem + 2048 - 16,", "misaligned access"),
-        ("tma_load(smem,", "((float*)smem)[0] = 0; tma_load(smem,", "missing proxy fence"),
-    ],
-)
+@pytest.mark.parametrize(("correct", "wrong", "kind"), tiers.cases(LOAD_MISTAKES, quick=LOAD_MISTAKES[::3]))
 def test_mistakes_with_a_load(correct: str, wrong: str, kind: str | tuple[str, ...], seed: int) -> None:
     assert correct in LOAD
     with pytest.raises(EmulationError) as caught:
@@ -180,21 +183,21 @@ def test_a_store_writes_what_lies_inside(seed: int) -> None:
     assert kernel.counters.bytes_written == {"y": 8 * 128}
 
 
+STORE_MISTAKES = [
+    ("async_proxy_fence();\n", "", "missing proxy fence"),
+    ("async_proxy_fence();\n    __syncwarp();", "__syncwarp(); async_proxy_fence();", "missing proxy fence"),
+    ("    async_proxy_fence();\n    __syncwarp();", "async_proxy_fence();", ("race", "uninitialized shared read")),
+    ("tma_store_wait_read<0>();", "", "copy in flight"),
+    ("tma_store_wait_read<0>();", "tma_store_wait_read<1>();", "copy in flight"),
+    ("tma_store_commit();", "", "copy in flight"),
+    ("    }\n    __syncwarp();", "    }", ("copy in flight", "race")),
+    ("tma_store(&y_map, smem,", "tma_store(&y_map, smem + 2048,", "out of bounds"),
+    ("smem, 0, 12, 1, 2)", "smem, 0, -16, 1, 2)", "out of bounds"),  # a load may
+]
+
+
 @pytest.mark.parametrize("seed", tiers.cases(range(3), quick=[0]))
-@pytest.mark.parametrize(
-    ("correct", "wrong", "kind"),
-    [
-        ("async_proxy_fence();\n", "", "missing proxy fence"),
-        ("async_proxy_fence();\n    __syncwarp();", "__syncwarp(); async_proxy_fence();", "missing proxy fence"),
-        ("    async_proxy_fence();\n    __syncwarp();", "async_proxy_fence();", ("race", "uninitialized shared read")),
-        ("tma_store_wait_read<0>();", "", "copy in flight"),
-        ("tma_store_wait_read<0>();", "tma_store_wait_read<1>();", "copy in flight"),
-        ("tma_store_commit();", "", "copy in flight"),
-        ("    }\n    __syncwarp();", "    }", ("copy in flight", "race")),
-        ("tma_store(&y_map, smem,", "tma_store(&y_map, smem + 2048,", "out of bounds"),
-        ("smem, 0, 12, 1, 2)", "smem, 0, -16, 1, 2)", "out of bounds"),  # a load may
-    ],
-)
+@pytest.mark.parametrize(("correct", "wrong", "kind"), tiers.cases(STORE_MISTAKES, quick=STORE_MISTAKES[::3]))
 def test_mistakes_with_a_store(correct: str, wrong: str, kind: str | tuple[str, ...], seed: int) -> None:
     assert correct in STORE
     with pytest.raises(EmulationError) as caught:

@@ -111,29 +111,29 @@ def attempt(correct: str, wrong: str, *, n: int = 64, seed: int = 0, threads: in
     return y
 
 
+PRODUCT_MISTAKES = [
+    ("    async_proxy_fence();\n", "", "missing proxy fence"),
+    ("async_proxy_fence();\n    __syncthreads();", "__syncthreads(); async_proxy_fence();", "missing proxy fence"),
+    ("__syncthreads();", "", ("race", "uninitialized shared read")),
+    ("    wgmma_fence();\n", "", "missing wgmma fence"),
+    ("wgmma_wait<0>();", "", "copy in flight"),
+    ("wgmma_wait<0>();", "wgmma_wait<1>();", "copy in flight"),
+    ("wgmma_commit();", "", "copy in flight"),
+    ("wgmma_commit();", "if (t < 64) wgmma_commit();", ("copy in flight", "deadlock")),
+    ("wgmma_commit();", "d[3] *= 2; wgmma_commit();", "accumulator in use"),
+    ("wgmma_wait<0>();", "__syncthreads(); a[t] = 0; wgmma_wait<0>();", "copy in flight"),
+    ("wgmma_wait<0>();", "__syncthreads(); b[t] = 0; wgmma_wait<0>();", "copy in flight"),
+    ("wgmma_wait<0>();", "b[t] = 0; wgmma_wait<0>();", ("race", "copy in flight")),
+    ("wgmma_wait<0>();", "wgmma_wait<0>(); a[t] = 0;", ""),
+    ("step > 0", "step > 0 && t < 32", "divergent warpgroup"),
+    ("smem_descriptor(b, 0, 1024)", "smem_descriptor(b, 0, 2048)", "out of bounds"),
+    ("smem_descriptor(b, 0, 1024)", "(smem_descriptor(b, 0, 1024) & ~(3ull << 62))", "invalid operand"),
+    ("wgmma_fence();", "if (t >= 96) return; wgmma_fence();", "deadlock"),
+]
+
+
 @pytest.mark.parametrize("seed", tiers.cases([0, 3], quick=[0]))
-@pytest.mark.parametrize(
-    ("correct", "wrong", "kind"),
-    [
-        ("    async_proxy_fence();\n", "", "missing proxy fence"),
-        ("async_proxy_fence();\n    __syncthreads();", "__syncthreads(); async_proxy_fence();", "missing proxy fence"),
-        ("__syncthreads();", "", ("race", "uninitialized shared read")),
-        ("    wgmma_fence();\n", "", "missing wgmma fence"),
-        ("wgmma_wait<0>();", "", "copy in flight"),
-        ("wgmma_wait<0>();", "wgmma_wait<1>();", "copy in flight"),
-        ("wgmma_commit();", "", "copy in flight"),
-        ("wgmma_commit();", "if (t < 64) wgmma_commit();", ("copy in flight", "deadlock")),
-        ("wgmma_commit();", "d[3] *= 2; wgmma_commit();", "accumulator in use"),
-        ("wgmma_wait<0>();", "__syncthreads(); a[t] = 0; wgmma_wait<0>();", "copy in flight"),
-        ("wgmma_wait<0>();", "__syncthreads(); b[t] = 0; wgmma_wait<0>();", "copy in flight"),
-        ("wgmma_wait<0>();", "b[t] = 0; wgmma_wait<0>();", ("race", "copy in flight")),
-        ("wgmma_wait<0>();", "wgmma_wait<0>(); a[t] = 0;", ""),
-        ("step > 0", "step > 0 && t < 32", "divergent warpgroup"),
-        ("smem_descriptor(b, 0, 1024)", "smem_descriptor(b, 0, 2048)", "out of bounds"),
-        ("smem_descriptor(b, 0, 1024)", "(smem_descriptor(b, 0, 1024) & ~(3ull << 62))", "invalid operand"),
-        ("wgmma_fence();", "if (t >= 96) return; wgmma_fence();", "deadlock"),
-    ],
-)
+@pytest.mark.parametrize(("correct", "wrong", "kind"), tiers.cases(PRODUCT_MISTAKES, quick=PRODUCT_MISTAKES[::3]))
 def test_mistakes_with_a_product(correct: str, wrong: str, kind: str | tuple[str, ...], seed: int) -> None:
     found = attempt(correct, wrong, seed=seed)
     if not kind:

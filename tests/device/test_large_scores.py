@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.device.emulated import EmulatedDevice
-from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
-from tests.harness import call
+from tests import tiers
+from tests.harness import run
 
 Q_LEN, KV_LEN = 65, 300  # the last tile of rows and the last of keys are partial
 SHAPE = Shape(1, 1, 1, Q_LEN, KV_LEN)
@@ -31,15 +30,6 @@ def whole_numbers(spec: AttentionSpec, seed: int = 0) -> Sample:
     q, k = (np.zeros(x.shape, np.float32) for x in (problem.q, problem.k))
     q[..., :4], k[..., :4] = (rng.integers(-1, 2, (*x.shape[:3], 4)) for x in (q, k))
     return Sample(round_to_storage(q, spec.dtype), round_to_storage(k, spec.dtype), problem.v, problem.inputs)
-
-
-def assert_right(compiled: attngen.CompiledAttention, problem: Sample, **params: float) -> None:
-    found = compare(*call(compiled, problem, **params), truth(compiled.spec, problem, params))
-    assert found.passed, found
-
-
-def compiled_for(spec: AttentionSpec, kernel: str, arch: str) -> attngen.CompiledAttention:
-    return attngen.compile(spec, kernel=kernel, device=EmulatedDevice(arch=arch))
 
 
 def biases(low: float) -> dict[str, np.ndarray]:
@@ -60,71 +50,83 @@ def biases(low: float) -> dict[str, np.ndarray]:
     }
 
 
+EVERY_DTYPE = [*((*s, "bf16") for s in SCHEDULES), *((*s, "fp16") for s in ON_TENSOR_CORES)]
+QUICK = [("fused", "sm_80"), ("hopper", "sm_90a")]
+LOW = [-1e4, FP16_MIN, -(2.0**17), -1e9, -(2.0**40), -1e30, BF16_MIN, -FLT_MAX]
+
+
 @pytest.mark.parametrize(
-    ("kernel", "arch", "dtype"), [*((*s, "bf16") for s in SCHEDULES), *((*s, "fp16") for s in ON_TENSOR_CORES)]
+    ("kernel", "arch", "dtype"), tiers.cases(EVERY_DTYPE, quick=lambda *s: s[:2] in QUICK and s[2] == "bf16")
 )
-def test_additive_masks_of_large_negative_numbers(kernel: str, arch: str, dtype: str) -> None:
+@pytest.mark.parametrize("low", tiers.cases(LOW, quick=[BF16_MIN]))
+def test_additive_masks_of_large_negative_numbers(low: float, kernel: str, arch: str, dtype: str) -> None:
     spec = attngen.define(dtype=dtype, head_dim=64, scale=1.0, lse=True, **BIASED)
-    compiled, problem = compiled_for(spec, kernel, arch), whole_numbers(spec)
-    for low in (-1e4, FP16_MIN, -(2.0**17), -1e9, -(2.0**40), -1e30, BF16_MIN, -FLT_MAX):
-        for bias in biases(low).values():
-            problem.inputs["bias"] = bias.astype(np.float32)
-            assert_right(compiled, problem)
+    problem = whole_numbers(spec)
+    for name, bias in biases(low).items():
+        problem.inputs["bias"] = bias.astype(np.float32)
+        assert run(spec, kernel, problem, arch=arch).passed, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kernel", "arch"), ON_TENSOR_CORES)
 @pytest.mark.parametrize("more", [{"mask": "causal_bottom_right"}, {"head_dim": 256}])
 def test_additive_masks_of_other_plans(kernel: str, arch: str, more: dict[str, object]) -> None:
     spec = attngen.define(**{"dtype": "bf16", "head_dim": 64, "scale": 1.0, **BIASED, **more})
-    compiled, problem = compiled_for(spec, kernel, arch), whole_numbers(spec)
+    problem = whole_numbers(spec)
     for low in (FP16_MIN, BF16_MIN, -FLT_MAX):
-        for bias in biases(low).values():
+        for name, bias in biases(low).items():
             problem.inputs["bias"] = bias.astype(np.float32)
-            assert_right(compiled, problem)
+            assert run(spec, kernel, problem, arch=arch).passed, (low, name)
 
 
 FACTORS = ((1.0, 0.0), (1e5, 0.0), (1e9, -1e9), (1e20, 1e22), (8e37, 0.0), (-8e37, 0.0), (1.0, -3e38), (1.0, 3e38))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "arch", "score"),
-    [(*s, "s * factor + shift") for s in SCHEDULES] + [(*s, e) for s in ON_TENSOR_CORES for e in ("s - 3e38", "1e37 * s")],
-)
+SIZED = [(*s, "s * factor + shift") for s in SCHEDULES] + [(*s, e) for s in ON_TENSOR_CORES for e in ("s - 3e38", "1e37 * s")]
+
+
+@pytest.mark.parametrize(("kernel", "arch", "score"), tiers.cases(SIZED, quick=lambda *s: s[:2] in QUICK and "factor" in s[2]))
 def test_scores_of_any_size(kernel: str, arch: str, score: str) -> None:
     params = {n: ("float", 1.0) for n in ("factor", "shift") if n in score}
     spec = attngen.define(dtype="bf16", head_dim=64, scale=1.0, score=score, params=params)
-    compiled, problem = compiled_for(spec, kernel, arch), whole_numbers(spec)
+    problem = whole_numbers(spec)
     for factor, shift in FACTORS if params else FACTORS[:1]:
         values = {"factor": factor, "shift": shift}
-        assert_right(compiled, problem, **{n: values[n] for n in params})
+        assert run(spec, kernel, problem, arch=arch, **{n: values[n] for n in params}).passed, values
 
 
-@pytest.mark.parametrize(("kernel", "arch", "mask"), [*((*s, None) for s in SCHEDULES), ("hopper", "sm_90a", "causal")])
+MASKED = [*((*s, None) for s in SCHEDULES), ("hopper", "sm_90a", "causal")]
+
+
+@pytest.mark.parametrize(("kernel", "arch", "mask"), tiers.cases(MASKED, quick=MASKED[-1:]))
 def test_scores_of_large_queries_and_keys(kernel: str, arch: str, mask: str | None) -> None:
     """Plain attention, whose scale joins the exponent's factor."""
     spec = attngen.define(dtype="bf16", head_dim=64, mask=mask)
-    compiled, problem = compiled_for(spec, kernel, arch), whole_numbers(spec)
+    problem = whole_numbers(spec)
     for size in (2.0**10, 2.0**20, 2.0**60):
         q, k = (round_to_storage(np.float32(size) * from_storage(x), spec.dtype) for x in (problem.q, problem.k))
-        assert_right(compiled, Sample(q, k, problem.v, {}))
+        assert run(spec, kernel, Sample(q, k, problem.v, {}), arch=arch).passed, size
 
 
-@pytest.mark.parametrize(("kernel", "arch", "lse"), [*((*s, True) for s in SCHEDULES), *((*s, False) for s in ON_TENSOR_CORES)])
+WITH_LSE = [*((*s, True) for s in SCHEDULES), *((*s, False) for s in ON_TENSOR_CORES)]
+
+
+@pytest.mark.parametrize(("kernel", "arch", "lse"), tiers.cases(WITH_LSE, quick=WITH_LSE[-1:]))
 def test_sinks_of_any_size(kernel: str, arch: str, lse: bool) -> None:
     spec = attngen.define(
         dtype="bf16", head_dim=64, scale=0.125, sink="sinks[h]", inputs={"sinks": ("fp32", ("heads",))}, lse=lse
     )
-    compiled, problem = compiled_for(spec, kernel, arch), whole_numbers(spec)
+    problem = whole_numbers(spec)
     for sink in (-np.inf, -FLT_MAX, -1e37, -1e9, 0.0, 1e9, 1e37, *([] if lse else [1e38, FLT_MAX])):
         problem.inputs["sinks"] = np.array([sink], np.float32)
-        assert_right(compiled, problem)
+        assert run(spec, kernel, problem, arch=arch).passed, sink
 
 
-@pytest.mark.parametrize(("kernel", "arch"), ON_TENSOR_CORES)
-@pytest.mark.parametrize("score", ["51.0 * tanh(s / 51.0)", "softcap(20.0)", "s"])
+@pytest.mark.parametrize(("kernel", "arch"), tiers.cases(ON_TENSOR_CORES, quick=[("hopper", "sm_90a")]))
+@pytest.mark.parametrize("score", tiers.cases(["51.0 * tanh(s / 51.0)", "softcap(20.0)", "s"], quick=["51.0 * tanh(s / 51.0)"]))
 def test_values_far_from_one(kernel: str, arch: str, score: str) -> None:
     spec = attngen.define(dtype="bf16", head_dim=64, scale=30.0, score=score)
-    compiled, problem = compiled_for(spec, kernel, arch), whole_numbers(spec)
+    problem = whole_numbers(spec)
     for size in (1e-30, 1e-12, 1e25, 1e32):
         v = round_to_storage(np.float32(size) * from_storage(problem.v), spec.dtype)
-        assert_right(compiled, Sample(problem.q, problem.k, v, {}))
+        assert run(spec, kernel, Sample(problem.q, problem.k, v, {}), arch=arch).passed, size

@@ -12,10 +12,9 @@ from attngen.device.emulated import EmulatedDevice
 from attngen.plan import ARCHES, Problem, choose, depends_on_sizes, plans_for
 from attngen.plan.row_keys import keys_of_rows
 from attngen.plan.tiles import tile_bounds
-from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import Schedule
-from tests.harness import call
+from tests.harness import compared
 
 SMS = 132
 PLAIN = attngen.define(dtype="bf16", head_dim=64, lse=True)
@@ -129,7 +128,7 @@ def test_a_plan_that_no_call_takes_is_not_compiled() -> None:
     assert "BLOCK_Q = 128" in compiled.source.text  # it is there to be read
     for length, kernels in ((256, 1), (256, 1), (128, 2), (128, 2)):
         problem = sample(PLAIN, Shape(1, 2, 2, length, 1280))
-        assert compare(*call(compiled, problem), truth(PLAIN, problem)).passed
+        assert compared(compiled, problem).passed
         assert device.compiled == kernels
     stated = replace(PLAIN, schedule=Schedule("hopper", 128, 128))
     attngen.compile(stated, device=device)
@@ -153,7 +152,7 @@ def test_a_call_runs_the_plan_of_its_sizes() -> None:
         problem = sample(PLAIN, Shape(1, 2, 2, length, 1280))
         views = {name: view(getattr(problem, name.lower()), name) for name in "QKV"}
         assert compiled.at(views).plan.block_q == rows
-        assert compare(*call(compiled, problem), truth(PLAIN, problem)).passed
+        assert compared(compiled, problem).passed
 
 
 def test_the_plan_of_unknown_lengths_names_the_others() -> None:
