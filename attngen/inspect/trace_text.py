@@ -16,7 +16,7 @@ VALUES = 4  # numbers of a step that are shown
 
 TOTALS_HEADER = (
     f"{'':<8}{'global memory, bytes':>25}{'shared memory, bytes':>25}{'bank':>21}\n"
-    f"{'rung':<8}{'read':>13}{'written':>12}{'read':>13}{'written':>12}{'wavefronts':>11}{'conflicts':>10}{'barriers':>9}"
+    f"{'schedule':<8}{'read':>13}{'written':>12}{'read':>13}{'written':>12}{'wavefronts':>11}{'conflicts':>10}{'barriers':>9}"
     f"{'mma':>8}{'MFLOP':>9}{'idle lanes':>11}{'time':>8}"
 )
 
@@ -25,7 +25,7 @@ def totals_line(trace: RungTrace) -> str:
     t = trace.totals
     return (
         f"{trace.rung:<8}{t.global_read:>13}{t.global_written:>12}{t.shared_read:>13}{t.shared_written:>12}{t.wavefronts:>11}"
-        f"{t.conflicts:>10}{t.barriers:>9}{t.mma:>8}{t.mma_operations / 1e6:>9.2f}{_idle(t):>11}{trace.seconds:>7.1f}s"
+        f"{t.conflicts:>10}{t.barriers:>9}{t.mma:>8}{t.operations / 1e6:>9.2f}{_idle(t):>11}{trace.seconds:>7.1f}s"
     )
 
 
@@ -120,6 +120,7 @@ def as_json(traces: Sequence[RungTrace]) -> list[dict[str, Any]]:
             "schedule": t.plan.schedule,
             "arch": t.plan.arch.name,
             **asdict(t.totals),
+            "operations": t.totals.operations,
             "read": dict(t.read),
             "written": dict(t.written),
             "sites": [_site_json(s) for s in t.sites],

@@ -11,6 +11,7 @@ from typing import Any
 from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.device import Counters
 from attngen.device.emulated.tracing import LANES, NOBODY, AccessSite, Step, Watch
+from attngen.device.emulated.translate import FMA
 from attngen.emit.kernel_source import MULTIPROCESSORS
 from attngen.inspect.coordinates import Layout, layouts
 from attngen.inspect.prepare import check_call, compile_text, plan_for
@@ -26,7 +27,7 @@ WARPGROUP = 128
 class Totals:
     """What one call of a rung asks for. Bytes count each access of each thread, before any cache; `sectors` are the 32 bytes of
     global memory that each execution by a warp touches; `barriers` are those that opened, of the block, of a warp or of some
-    warps; `mma` instructions are of a warp, or of a warpgroup."""
+    warps; `mma` instructions are of a warp, or of a warpgroup; `fma` are calls of fmaf, of each thread."""
 
     global_read: int
     global_written: int
@@ -38,8 +39,14 @@ class Totals:
     barriers: int
     mma: int
     mma_operations: int
+    fma: int
     idle_lanes: int
     lanes: int
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions: of matrix products, and of ordinary multiply-adds."""
+        return self.mma_operations + 2 * self.fma
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,7 @@ def totals(counters: Counters, sites: Sequence[AccessSite]) -> Totals:
         counters.barriers,
         sum(n for _, n in warp_wide),
         sum(2 * size * n for size, n in warp_wide),
+        counters.instructions.get(FMA, 0),
         sum(s.idle_lanes for s in lanes),
         sum(LANES * s.executions for s in lanes),
     )

@@ -63,6 +63,10 @@ def test_gpt2_at_256_by_hand() -> None:
     assert wgmma.totals.mma_operations == fused.totals.mma_operations
     assert hopper.totals.mma_operations == tiles * 128 * 64 * 2 * (64 + 64 + 8)  # and 8 columns of ones
     assert (naive.totals.mma, naive.totals.shared_read, naive.totals.barriers) == (0, 0, 0)
+    # ordinary multiply-adds: every pair once for each dimension of K and V; of tiled those of the visited tiles
+    assert (naive.totals.fma, naive.totals.operations) == (n * n * (64 + 64), 2 * n * n * (64 + 64))
+    assert tiled.totals.fma == of_scores // 4 * (64 + 64)
+    assert (fused.totals.fma, fused.totals.operations) == (0, fused.totals.mma_operations)
 
 
 CASES = [

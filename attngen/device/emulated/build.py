@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from attngen.device.emulated.host_compiler import HostCompiler, find_compiler
-from attngen.device.emulated.translate import RUNTIME, meanings
+from attngen.device.emulated.translate import COUNTED, RUNTIME, meanings
 from attngen.device.kernel_cache import KernelCache, digest
 
 COMMON = ("-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
@@ -33,7 +33,8 @@ CACHE = KernelCache("emulated")
 def build_library(text: str, name: str, checked: bool, debug: bool = False) -> Path:
     """The library of a translated kernel: taken from the cache, or compiled. Raises CompilationError, DeviceError."""
     compiler = find_compiler()
-    flags = (*KERNEL, *(compiler.family.checked if checked else FAST), *(DEBUG if debug else ()))
+    watched = (*compiler.family.checked, f"-D{COUNTED}")
+    flags = (*KERNEL, *(watched if checked else FAST), *(DEBUG if debug else ()))
     key = digest(text, *flags, runtime_digest(), compiler.identity)
     return CACHE.file(f"{name}-{key}.so", lambda: _link(compiler, text, name, flags))
 

@@ -87,7 +87,7 @@ class Counters:
     shared_bytes_read: int = 0
     shared_bytes_written: int = 0
     barriers: int = 0
-    instructions: dict[str, int] = field(default_factory=dict)  # PTX instructions, counted for each thread
+    instructions: dict[str, int] = field(default_factory=dict)  # of PTX, of each thread; FMA in the checked mode only
 
 
 @dataclass(slots=True, weakref_slot=True)

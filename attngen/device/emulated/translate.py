@@ -17,6 +17,7 @@ from attngen.emit.kernel_source import EntryPoint, KernelSource
 from attngen.emit.templates import template_directory
 
 RUNTIME = Path(__file__).parent / "runtime"
+COUNTED = "EMULATOR_COUNTS_FMA"  # the macro that is defined where ordinary multiply-adds are counted
 
 _ASM = re.compile(r"\basm\s*(volatile)?\s*\(")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -24,12 +25,19 @@ _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?uns
 _OPERAND = re.compile(r"%(\d+)|(?<![\w%])(\d+)(?!\w)|%%(\w+\.x)|(?<![\w%.])([a-z]\w*)")
 _BLOCK = re.compile(r"\{\s*\.reg \.pred (\w+);(.*)\}", re.DOTALL)
 _COLUMNS = re.compile(r"(m\d+)n(\d+)(k\d+)")
+FMA = "fma.rn.f32"  # what a call of fmaf is on a GPU
+# A macro does not expand itself: the inner fmaf is the function.
+_COUNTED_FMA = """\
+#ifdef {define}
+#define fmaf(...) (emulator::count_instruction({{number}}), fmaf(__VA_ARGS__))
+#endif
+""".format(define=COUNTED)
 _SPECIAL_REGISTERS = {"tid.x": "threadIdx.x", "ctaid.x": "blockIdx.x"}
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """C++ text, and the PTX instructions in it: their counters have the numbers of this order."""
+    """C++ text, and the instructions that are counted: their counters have the numbers of this order."""
 
     text: str
     instructions: tuple[str, ...]
@@ -50,6 +58,9 @@ def translate(source: KernelSource) -> Translated:
     pieces.append(source.text[position:])
     text = _DYNAMIC_SHARED.sub(r"unsigned char* const \1 = emulator::dynamic_shared();", "".join(pieces))
     includes = "".join(f'#include "{name}"\n' for name in ["cuda.hpp", *(p.name for p in meanings())])
+    if "fmaf(" in source.text:
+        includes += _COUNTED_FMA.format(number=len(instructions))
+        instructions.append(FMA)
     thunks = "\n".join(_thunk(entry) for entry in source.entry_points)
     return Translated(f'{includes}#line 1 "{source.name}.cu"\n{text}\n{thunks}\n', tuple(instructions))
 

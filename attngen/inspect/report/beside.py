@@ -15,8 +15,8 @@ from attngen.spec.attention import AttentionSpec
 
 
 def beside_data(spec: AttentionSpec, plan: Plan, source: KernelSource) -> list[dict[str, Any]]:
-    """For each other schedule: its title, its lines, a summary, and rows of [line of the page's kernel, line of the other, block].
-    A line is 0 if the row has none; a block is the number of a run of lines that moved, or 0."""
+    """For each other schedule: its title, its lines, a summary, and rows of [line of the page's kernel, line of the other,
+    block]. A line is 0 if the row has none; a block is the number of a run of lines that moved, or 0."""
     others = (p for rung, p in plans_beside(spec, plan).items() if rung != plan.rung)
     return [_beside(spec, source, other) for other in others]
 
