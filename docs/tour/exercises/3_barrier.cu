@@ -22,8 +22,9 @@
 //     O    fp16 [batch, q_heads, q_len, 64], written
 //
 // Plan, for sm_75 (Turing: T4, RTX 20)
-//     schedule = fused_simt: sm_75 lacks what fused_mma needs: products on the ordinary arithmetic units
-//     BLOCK_Q x BLOCK_KV = 64 x 32: the largest tile that fits 64 KiB of shared memory and the registers
+//     schedule = fused_simt: sm_75 has no cp.async, no mma.sync on fp16 with 16 x 8 x 16 tiles: products on the
+//         ordinary arithmetic units
+//     BLOCK_Q x BLOCK_KV = 64 x 32: the largest preferred tile that fits 64 KiB of shared memory and the registers
 //     THREADS = 128: 16 x 8 threads over the tile
 //     stages = 1: other blocks on the same multiprocessor compute while this one loads
 //

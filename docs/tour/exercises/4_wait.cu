@@ -23,9 +23,8 @@
 //
 // Plan, for sm_80 (Ampere: A100)
 //     schedule = fused_mma: fp16 on tensor cores (mma.sync, which sm_80 has)
-//     BLOCK_Q x BLOCK_KV = 128 x 64: the largest preferred tile that fits registers and shared memory; an SM has
-//         room for 2 such blocks
-//     warps = 4: 32 rows each: no warp needs another's softmax, and a fragment of K or V serves two products
+//     BLOCK_Q x BLOCK_KV = 128 x 64: the fastest measured tile of which an SM has room for 2 blocks
+//     warps = 4: 32 rows each: no warp needs the scores of another, and a fragment of K or V serves two products
 //     stages = 2: the next K and V are copied while these are used
 //     Q = in registers: its fragments take 32 registers a thread
 //     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
@@ -62,6 +61,7 @@ constexpr int K_SMEM = 18432;
 constexpr int V_SMEM = 36864;
 constexpr int PLACE_SMEM = 55296;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
 constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
@@ -395,6 +395,7 @@ gpt2_fused(
             for (int j = 0; j < COLUMNS; j += 2) tile_max = fmaxf(tile_max, fmaxf(S_frag[r][j], S_frag[r][j + 1]));
             new_max[r] = quad_max(tile_max);
             kept &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= SLACK);
+            kept &= fabsf(row_max[r] * EXPONENT_SCALE) <= LARGE;  // see below
         }
         const bool rescale = !__all_sync(0xffffffff, kept);
         if (rescale) {
@@ -406,12 +407,17 @@ gpt2_fused(
                 row_sum[r] *= alpha[r];
 #pragma unroll
                 for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha[r];
+                // A large maximum is subtracted from the scores before the scale multiplies them: the difference is exact
+                if (fabsf(finite_max * EXPONENT_SCALE) > LARGE)
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; ++j) S_frag[r][j] -= finite_max;
             }
         }
         // the weights P take the place of S
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
-            const float shift = row_max[r] == -INF ? 0.0f : row_max[r] * EXPONENT_SCALE;
+            const float scaled_max = row_max[r] * EXPONENT_SCALE;
+            const float shift = fabsf(scaled_max) <= LARGE ? scaled_max : 0.0f;  // no key yet, or subtracted already
 #pragma unroll
             for (int j = 0; j < COLUMNS; ++j) {
                 S_frag[r][j] = fast_exp2(S_frag[r][j] * EXPONENT_SCALE - shift);

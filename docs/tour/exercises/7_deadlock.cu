@@ -24,9 +24,9 @@
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = hopper: fp16 on tensor cores by wgmma, tiles copied by TMA, which sm_90a has
-//     warpgroups = 1 + 2: one copies; 2 compute 64 rows each, one's softmax beside another's products
-//     BLOCK_Q x BLOCK_KV = 128 x 128: the largest whose O, S and P fit a consumer's registers, and whose stages fit
-//         shared memory
+//     warpgroups = 1 + 2: one copies; 2 compute 64 rows each, the weights of one beside the products of another
+//     BLOCK_Q x BLOCK_KV = 128 x 128: the first preferred tile whose O, S and P fit a consumer's registers, and
+//         whose stages fit shared memory
 //     stages = 3: the copies of later tiles are under way while these are used
 //     registers = 40 and 232 a thread: copying needs few; about 158 hold O, S and P
 //     Q = in registers: its fragments take 16 registers a thread; its buffer is free for the next
@@ -71,6 +71,7 @@ constexpr int O_SMEM = 163840;
 constexpr int BARRIERS_SMEM = 180224;
 constexpr int PLACES_SMEM = 180352;
 constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
 constexpr int MAX_CHAINS = 4;  // maxima of a row at once: comparisons that need not wait
 constexpr int STAGES = 3;  // tiles of K, and of V, in shared memory
 constexpr int CONSUMERS = 2;  // warpgroups that multiply, 64 rows each
@@ -373,12 +374,12 @@ constexpr int END = -1;  // in the place of a block of rows: there is no more wo
 //
 // There is one block for each SM. It takes BLOCK_Q rows of a head, the longest first, then the next that no block has taken.
 // Warpgroup 0 copies; each of the others multiplies 64 rows, and while the tensor cores work on Q K^T of the next tile and on
-// P V of this one, its threads compute the softmax that comes between:
+// P V of this one, its threads compute the softmax between the two:
 //
 //     producer     K0  K1  K2 ...                                         each as soon as a stage is empty
 //                  V0  V1  V2 ...
 //     products     Q K0 | Q K1, P0 V0 | Q K2, P1 V1 | ... | Pn Vn
-//     softmax             P0 |          P1 |          P2 ...
+//     weights             P0 |          P1 |          P2 ...
 //
 // In the fragments of S and O lane l has, of the 16 rows that a product gives its warp, l / 4 and l / 4 + 8, and of every 8
 // columns 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
@@ -533,7 +534,7 @@ gpt2_hopper(
     unsigned P_frag[BLOCK_KV / 16][4];
     unsigned Q_frag[K_STEPS][4];
     float row_max[2], alpha[2];
-    float limit[2];  // what a score may be under the maximum that is kept
+    float limit[2];  // the largest score that does not change row_max; -INF: each tile does
     Stage k = {0, 0}, v = {0, 0};
     unsigned q_phase = 1;  // of the rows at hand
     int q_block, q_lo, tile;
@@ -596,7 +597,7 @@ gpt2_hopper(
         }
         const bool rescale = first || __any_sync(0xffffffff, exceeds);
         if (rescale) {  // with the maximum of the whole row
-            float new_max[2] = {row_max[0], row_max[1]};
+            float new_max[2] = {row_max[0], row_max[1]}, offset[2];
             if ((first && partial) || __any_sync(0xffffffff, min(most[0][0], most[1][0]) < 0)) {
 #pragma unroll
                 for (int i = 0; i < BLOCK_KV / 2; ++i) new_max[i / 2 % 2] = fmaxf(new_max[i / 2 % 2], S[i]);
@@ -610,15 +611,20 @@ gpt2_hopper(
                 const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
                 alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
                 row_max[r] = new_max[r];
-                limit[r] = new_max[r] + SLACK / EXPONENT_SCALE;
+                const bool large = fabsf(finite_max * EXPONENT_SCALE) > LARGE;
+                offset[r] = large ? finite_max : 0.0f;
+                limit[r] = large ? -INF : new_max[r] + SLACK / EXPONENT_SCALE;
+            }
+            // A large maximum is subtracted from the scores before the scale multiplies them: difference and weights are exact.
+            // The row's limit, -INF, brings each of its tiles here
+            if (__any_sync(0xffffffff, offset[0] != 0.0f || offset[1] != 0.0f)) {
+#pragma unroll
+                for (int i = 0; i < BLOCK_KV / 2; ++i) S[i] -= offset[i / 2 % 2];
             }
         }
         float shift[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const bool no_key_yet = partial && row_max[r] == -INF;
-            shift[r] = no_key_yet ? 0.0f : row_max[r] * EXPONENT_SCALE;
-        }
+        for (int r = 0; r < 2; ++r) shift[r] = limit[r] == -INF ? 0.0f : row_max[r] * EXPONENT_SCALE;  // large, or no key yet
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; ++i) S[i] = fast_exp2(S[i] * EXPONENT_SCALE - shift[i / 2 % 2]);
         return rescale;
@@ -726,7 +732,7 @@ gpt2_hopper(
         begun = false;
         for (int r = 0; r < 2; ++r) {
             row_max[r] = -INF;
-            limit[r] = row_max[r];
+            limit[r] = -INF;
         }
         if (!any) {
 #pragma unroll
