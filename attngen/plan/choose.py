@@ -11,6 +11,7 @@ from attngen.plan.arch import DEFAULT_ARCH, Arch
 from attngen.plan.facts import fact
 from attngen.plan.plan import Plan
 from attngen.plan.problem import Problem
+from attngen.plan.tiles import tile_bounds
 from attngen.plan.tiling import Tile
 from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec, Rung, Schedule
 
@@ -90,7 +91,7 @@ def choice_of(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> Choic
     wanted = automatic(spec, arch) if spec.schedule.rung == "auto" else spec.schedule.rung
     for _, of_rung, suits, propose in SCHEDULES:
         if of_rung == wanted and suits(spec, arch):
-            plan = _with_ranges_shared(propose(spec, arch))
+            plan = _for_its_tiles(spec, propose(spec, arch))
             return Choice(spec, plan, hopper.by_lengths(spec) if plan.rung == "hopper" else None)
     raise AssertionError(wanted)
 
@@ -103,12 +104,14 @@ def _at(choice: Choice, problem: Problem) -> Plan:
 
 @fact
 def _of_tile(spec: AttentionSpec, arch: Arch, tile: Tile) -> Plan:
-    return _with_ranges_shared(hopper.propose_for_lengths(spec, arch, tile))
+    return _for_its_tiles(spec, hopper.propose_for_lengths(spec, arch, tile))
 
 
-def _with_ranges_shared(plan: Plan) -> Plan:
-    """`plan`, with one pre-pass for the ranges of rows and of keys where tiles of rows are whole ones of keys."""
-    return replace(plan, bounds=plan.bounds.ranged_once(plan.block_q, plan.block_kv))
+def _for_its_tiles(spec: AttentionSpec, plan: Plan) -> Plan:
+    """`plan`, with a classification for the size of its tiles, and one pre-pass for the ranges of rows and of keys if tiles of
+    rows are whole ones of keys."""
+    tile = plan.block_q, plan.block_kv
+    return replace(plan, bounds=tile_bounds(spec, tile).ranged_once(*tile))
 
 
 def plans_for(spec: AttentionSpec, arch: Arch, rung: str | None = None) -> tuple[Plan, ...]:

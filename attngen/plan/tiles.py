@@ -18,29 +18,43 @@ partial that is not; it never calls one empty or full that is not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any, Literal, NamedTuple
 
 from attngen.plan.facts import fact
+from attngen.plan.normal_form import (
+    FLIPPED,
+    AffineForm,
+    affine_form,
+    conjuncts,
+    connected,
+    is_connection,
+    normalized,
+    sub_affine,
+)
+from attngen.plan.tables import of_table, reads_blocks, reads_tables
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.bounds import Range, interval, ranges
+from attngen.spec.bounds import Range, intervals, range_of
+from attngen.spec.dtypes import FP16
 from attngen.spec.expr import (
     MAX_LENGTH,
     Apply,
-    Const,
     Expr,
     ExpressionError,
     Gather,
     Type,
     constant,
     gather,
+    inputs_in,
     name,
     names_in,
     rewrite,
 )
 from attngen.spec.operator import (
     EVERY_VALUE,
+    ONE,
+    TABLE,
     TRUE,
     ZERO,
     Interval,
@@ -50,9 +64,6 @@ from attngen.spec.operator import (
     maximum,
     minimum,
     mul,
-    neg,
-    negation,
-    sub,
     where,
 )
 from attngen.spec.ranges import element_ranges, name_ranges
@@ -64,6 +75,8 @@ Q_LO, Q_HI, K_LO, K_HI = (name(n, Type.INT) for n in ("q.lo", "q.hi", "k.lo", "k
 Q_TILE, K_TILE = name("q.tile", Type.INT), name("k.tile", Type.INT)
 Q, K, KV_LEN = name("q", Type.INT), name("k", Type.INT), name("kv_len", Type.INT)
 MOST_BESIDE = 2  # tiles of keys beside a tile of rows, whose ranges are read for it
+TILE = {"q": Interval(Q_LO, Q_HI), "k": Interval(K_LO, K_HI)}
+ROWS = {"q": Interval(Q_LO, Q_HI)}
 TILE_RANGES = {n.name: (0, MAX_LENGTH - 1) for n in (Q_LO, Q_HI, K_LO, K_HI, Q_TILE, K_TILE)}
 
 
@@ -181,84 +194,143 @@ def _of_one_row(node: Expr) -> Expr | None:
 
 
 @fact
-def tile_bounds(spec: AttentionSpec) -> TileBounds:
-    """The classification of `spec`'s mask."""
+def tile_bounds(spec: AttentionSpec, tile: tuple[int, int] | None = None) -> TileBounds:
+    """The classification of `spec`'s mask: of tiles of any size, or of those of `tile`, rows and keys, which begin at multiples
+    of these."""
     if spec.mask is None:
         return TileBounds()
-    return _Classifier(spec).classify(_normalized(spec.mask))
+    alone = AttentionSpec(
+        "mask", FP16, 64, 64, ONE, spec.q_heads, spec.kv_heads, inputs=spec.inputs, params=spec.params, mask=spec.mask
+    )
+    # One for all specs with this mask, whatever else they say
+    return _of_mask(alone, tile if reads_tables(spec.mask) else None)
 
 
-@dataclass(slots=True)
+@fact
+def _of_mask(spec: AttentionSpec, tile: tuple[int, int] | None) -> TileBounds:
+    assert spec.mask is not None
+    return _Classifier(spec, tile).classify(normalized(spec.mask))
+
+
 class _Classifier:
-    spec: AttentionSpec
-    spans: dict[Span, None] = field(default_factory=dict)
+    """The analysis of one mask. Each term is analysed once."""
+
+    def __init__(self, spec: AttentionSpec, tile: tuple[int, int] | None = None) -> None:
+        self.spans: dict[Span, None] = {}
+        self._tile = tile
+        self._names = name_ranges(spec) | TILE_RANGES
+        self._elements = element_ranges(spec)
+        self._ranges: dict[Expr, Interval] = {}
+        self._over_tile: dict[Expr, Interval] = {}
+        self._over_rows: dict[Expr, Interval] = {}
+        self._solved: dict[Expr, Solved] = {}
 
     def classify(self, mask: Expr) -> TileBounds:
         may_must = self._tile_interval(mask)
         hull, full = self._solve(mask)
         begin, end = self._index(maximum(ZERO, hull.begin)), self._index(minimum(KV_LEN, hull.end))
         if full is None:
-            spans = tuple(self.spans)
-            return TileBounds(begin, end, None, None, may_must.hi, may_must.lo, spans, self._rest(mask))
+            read = self._spans_of(begin, end, *may_must)
+            return TileBounds(begin, end, None, None, may_must.hi, may_must.lo, read, self._rest(mask))
         full_begin, full_end = self._index(maximum(ZERO, full.begin)), self._index(minimum(KV_LEN, full.end))
-        self.spans = {}
-        self._solve(mask)  # only the spans that the closed forms read
-        return TileBounds(begin, end, full_begin, full_end, may_must.hi, may_must.lo, tuple(self.spans))
+        read = self._spans_of(begin, end, full_begin, full_end)
+        return TileBounds(begin, end, full_begin, full_end, may_must.hi, may_must.lo, read)
+
+    def _spans_of(self, *read: Expr) -> tuple[Span, ...]:
+        """Those that these expressions read."""
+        inputs = inputs_in(*read)
+        return tuple(s for s in self.spans if inputs & {f"{s.name}.min", f"{s.name}.max"})
 
     # --- intervals over a tile or a block of rows
 
-    def _tile_interval(self, expr: Expr) -> Interval:
-        return self._interval(expr, {"q": Interval(Q_LO, Q_HI), "k": Interval(K_LO, K_HI)})
+    def _tile_interval(self, mask: Expr) -> Interval:
+        """When some pair of a tile, and when every pair, is allowed. A term of which nothing can be told leaves the others."""
+        found: dict[Expr, Interval] = {}
+        for term in connected(mask):
+            try:
+                if is_connection(term):
+                    found[term] = TABLE[term.op].bounds(*(found[a] for a in term.args))
+                else:
+                    found[term] = self._fitting(self._interval(term, TILE, self._over_tile))
+            except ExpressionError:  # an integer might not fit, or the bound would be too large
+                found[term] = EVERY_VALUE[Type.BOOL]
+        return found[mask]
+
+    def _fitting(self, condition: Interval) -> Interval:
+        """`condition`, if every integer of it surely fits 64 bits."""
+        for end in condition:
+            self._range(end)
+        return condition
 
     def _row_interval(self, expr: Expr) -> Interval:
         """Over the rows of a block, for an expression without k."""
-        return self._interval(expr, {"q": Interval(Q_LO, Q_HI)})
-
-    def _interval(self, expr: Expr, tile: dict[str, Interval]) -> Interval:
         try:
-            return interval(expr, lambda n: tile.get(n.name, Interval(n, n)), self._element)
+            return self._interval(expr, ROWS, self._over_rows)
         except ExpressionError:  # a bound does not fit 64 bits
             return EVERY_VALUE[expr.type]
 
+    def _interval(self, expr: Expr, tile: dict[str, Interval], memo: dict[Expr, Interval]) -> Interval:
+        element = self._element if tile is TILE else self._vector_element
+        return intervals(expr, lambda n: tile.get(n.name, Interval(n, n)), element, memo)[expr]
+
     def _element(self, node: Gather, indices: tuple[Interval, ...]) -> Interval:
-        moving = [axis for axis, index in enumerate(node.args) if names_in(index) & {"q", "k"} or _reads_moving(index)]
+        if reads_blocks(node):
+            return of_table(node, indices, self._every_value(node), self._tile)
+        return self._vector_element(node, indices)
+
+    def _vector_element(self, node: Gather, indices: tuple[Interval, ...]) -> Interval:
+        moving = [axis for axis, index in enumerate(node.args) if names_in(index) & {"q", "k"}]
         if not moving:
             return Interval(node, node)
         axis = moving[0]
         if len(moving) > 1 or node.args[axis] not in (Q, K):
-            return EVERY_VALUE[node.type]
+            return self._every_value(node)
         index: Index = "q" if node.args[axis] is Q else "k"
         span = Span(node.input, axis, index, len(node.args))
         self.spans[span] = None
+        ends = f"{span.name}.min", f"{span.name}.max"
+        if node.input in self._elements:
+            self._elements |= dict.fromkeys(ends, self._elements[node.input])
         others = (*node.args[:axis], *node.args[axis + 1 :], Q_TILE if index == "q" else K_TILE)
-        return Interval(
-            gather(f"{span.name}.min", node.type, others),
-            gather(f"{span.name}.max", node.type, others),
-        )
+        return Interval(*(gather(end, node.type, others) for end in ends))
+
+    def _every_value(self, node: Gather) -> Interval:
+        known = self._elements.get(node.input)
+        return EVERY_VALUE[node.type] if known is None else Interval(constant(known[0]), constant(known[1]))
 
     # --- closed forms
 
-    def _solve(self, expr: Expr) -> Solved:
-        if isinstance(expr, Apply) and expr.op in ("and", "or"):
-            return _combine(expr.op, *(self._solve(a) for a in expr.args))
-        if "k" not in names_in(expr):
-            condition = self._row_interval(expr)
+    def _solve(self, mask: Expr) -> Solved:
+        for term in connected(mask):
+            if term in self._solved:
+                continue
+            if is_connection(term):
+                self._solved[term] = _combine(term.op, *(self._solved[a] for a in term.args))
+            else:
+                self._solved[term] = self._solve_term(term)
+        return self._solved[mask]
+
+    def _solve_term(self, term: Expr) -> Solved:
+        if reads_tables(term):
+            return Solved(ALL_KEYS, None)
+        if "k" not in names_in(term):
+            condition = self._row_interval(term)
             return Solved(KRange(ZERO, where(condition.hi, KV_LEN, ZERO)), KRange(ZERO, where(condition.lo, KV_LEN, ZERO)))
-        if isinstance(expr, Apply) and expr.op in FLIPPED and expr.args[0].type is Type.INT:
-            solved = self._solve_comparison(expr)
+        if isinstance(term, Apply) and term.op in FLIPPED and term.args[0].type is Type.INT:
+            solved = self._solve_comparison(term)
             if solved is not None and self._fits(solved):
                 return solved
         return Solved(ALL_KEYS, None)
 
     def _rest(self, mask: Expr) -> Expr:
         """What of `mask`, which has no closed form, the hull of a single row does not say already."""
-        rest = [term for term in _conjuncts(mask) if not _is_row_range(self._solve(term))]
+        rest = [term for term in conjuncts(mask) if not _is_row_range(self._solve(term))]
         return reduce(lambda left, right: apply("and", left, right), rest)
 
     def _solve_comparison(self, expr: Apply) -> Solved | None:
         form = affine_form(sub_affine(affine_form(expr.args[0]), affine_form(expr.args[1])))
         slope = form.coefficients.pop(K, 0)
-        if slope == 0 or any("k" in names_in(leaf) for leaf in form.coefficients):
+        if slope == 0 or "k" in names_in(*form.coefficients):
             return None
         match expr.op:
             case "ge":
@@ -299,11 +371,7 @@ class _Classifier:
         return True
 
     def _range(self, expr: Expr) -> Range:
-        elements = element_ranges(self.spec)
-        for span in self.spans:
-            if span.input in elements:
-                elements |= {f"{span.name}.min": elements[span.input], f"{span.name}.max": elements[span.input]}
-        return ranges(expr, name_ranges(self.spec) | TILE_RANGES, elements)[expr]
+        return range_of(expr, self._names, self._elements, self._ranges)
 
     def _index(self, end: Expr) -> Expr:
         """`end` kept within the keys where it might not fit the int that counts them."""
@@ -311,13 +379,6 @@ class _Classifier:
         if high > MAX_LENGTH:
             end = minimum(end, KV_LEN)
         return maximum(end, ZERO) if low < -MAX_LENGTH else end
-
-
-def _conjuncts(mask: Expr) -> list[Expr]:
-    """The conditions that `mask` joins by `and`, in their order."""
-    if isinstance(mask, Apply) and mask.op == "and":
-        return [term for operand in mask.args for term in _conjuncts(operand)]
-    return [mask]
 
 
 def _is_row_range(solved: Solved) -> bool:
@@ -336,121 +397,3 @@ def _combine(op: str, left: Solved, right: Solved) -> Solved:
     if left.full is None or right.full is None:
         return Solved(hull, None)
     return Solved(hull, KRange(maximum(left.full.begin, right.full.begin), minimum(left.full.end, right.full.end)))
-
-
-def _reads_moving(index: Expr) -> bool:
-    return any(isinstance(a, Gather) and names_in(a) & {"q", "k"} for a in (index, *index.args))
-
-
-# --- normal form ----------------------------------------------------------------------------------------------------------
-
-MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
-FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-
-
-def _normalized(mask: Expr) -> Expr:
-    """`mask` with negation pushed down to comparisons of integers, and those comparisons in normal form.
-
-    In normal form each index occurs once, which makes the interval of an affine comparison exact. Comparisons of floats
-    keep their negation, since `not (x < y)` is true of NaN and `x >= y` is not.
-    """
-
-    def push(node: Expr, negate: bool) -> Expr:
-        if isinstance(node, Apply):
-            if node.op == "not":
-                return push(node.args[0], not negate)
-            if node.op in ("and", "or"):
-                op = node.op if not negate else {"and": "or", "or": "and"}[node.op]
-                return apply(op, *(push(a, negate) for a in node.args))
-            if node.op in FLIPPED and node.args[0].type is Type.INT:
-                return _without_abs(FLIPPED[node.op] if negate else node.op, *node.args)
-        return negation(node) if negate else node
-
-    return rewrite(push(mask, False), _normal_comparison)
-
-
-def _without_abs(op: str, left: Expr, right: Expr) -> Expr:
-    """A comparison of integers; of a magnitude as two, which can be solved for k: `abs(x) <= y` is `x <= y and -x <= y`."""
-    if isinstance(left, Apply) and left.op == "abs" and op in MIRRORED:
-        both = (_without_abs(op, x, right) for x in (left.args[0], neg(left.args[0])))
-        return apply("and" if op in ("lt", "le") else "or", *both)
-    if isinstance(right, Apply) and right.op == "abs" and op in MIRRORED:
-        return _without_abs(MIRRORED[op], right, left)
-    return apply(op, left, right)
-
-
-def _normal_comparison(node: Expr) -> Expr | None:
-    """A comparison of integers with every affine term once: those of positive sign on the left, the others on the right."""
-    if not (isinstance(node, Apply) and node.op in FLIPPED and node.args[0].type is Type.INT):
-        return None
-    try:
-        difference = sub_affine(affine_form(node.args[0]), affine_form(node.args[1]))
-    except ExpressionError:
-        return None
-    left = AffineForm({leaf: c for leaf, c in difference.coefficients.items() if c > 0}, max(difference.offset, 0))
-    right = AffineForm({leaf: -c for leaf, c in difference.coefficients.items() if c < 0}, max(-difference.offset, 0))
-    return apply(node.op, left.to_expr(), right.to_expr())
-
-
-@dataclass(slots=True)
-class AffineForm:
-    """`offset + sum of coefficient * leaf`."""
-
-    coefficients: dict[Expr, int]
-    offset: int = 0
-
-    def negated(self) -> AffineForm:
-        return AffineForm({leaf: -c for leaf, c in self.coefficients.items()}, -self.offset)
-
-    def shifted(self, by: int) -> AffineForm:
-        return AffineForm(dict(self.coefficients), self.offset + by)
-
-    def to_expr(self) -> Expr:
-        """Positive terms first, so that it reads well."""
-        result: Expr | None = None
-        for leaf, coefficient in sorted(self.coefficients.items(), key=lambda item: item[1] < 0):
-            term = mul(constant(abs(coefficient)), leaf)
-            if result is None:
-                result = term if coefficient > 0 else neg(term)
-            else:
-                result = add(result, term) if coefficient > 0 else sub(result, term)
-        if result is None:
-            return constant(self.offset)
-        return sub(result, constant(-self.offset)) if self.offset < 0 else add(result, constant(self.offset))
-
-
-def affine_form(expr: Expr | AffineForm) -> AffineForm:
-    """`expr` as an affine form; what is not affine is a leaf of it."""
-    if isinstance(expr, AffineForm):
-        return AffineForm(dict(expr.coefficients), expr.offset)
-    memo: dict[Expr, AffineForm] = {}
-    return _affine(expr, memo)
-
-
-def _affine(expr: Expr, memo: dict[Expr, AffineForm]) -> AffineForm:
-    if expr in memo:
-        return memo[expr]
-    result: AffineForm
-    match expr:
-        case Const(value=value):
-            result = AffineForm({}, int(value))
-        case Apply(op="add", args=(a, b)):
-            result = sub_affine(_affine(a, memo), _affine(b, memo).negated())
-        case Apply(op="sub", args=(a, b)):
-            result = sub_affine(_affine(a, memo), _affine(b, memo))
-        case Apply(op="neg", args=(a,)):
-            result = _affine(a, memo).negated()
-        case Apply(op="mul", args=(Const(value=c), a)) | Apply(op="mul", args=(a, Const(value=c))):
-            inner = _affine(a, memo)
-            result = AffineForm({leaf: int(c) * v for leaf, v in inner.coefficients.items()}, int(c) * inner.offset)
-        case _:
-            result = AffineForm({expr: 1})
-    memo[expr] = result
-    return result
-
-
-def sub_affine(a: AffineForm, b: AffineForm) -> AffineForm:
-    coefficients = dict(a.coefficients)
-    for leaf, c in b.coefficients.items():
-        coefficients[leaf] = coefficients.get(leaf, 0) - c
-    return AffineForm({leaf: c for leaf, c in coefficients.items() if c}, a.offset - b.offset)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from attngen.spec.expr import Apply, Const, Expr, ExpressionError, Gather, Name, Type, constant, walk
-from attngen.spec.operator import EVERY_VALUE, INT64_MAX, INT64_MIN, TABLE, Interval
+from attngen.spec.operator import EVERY_VALUE, TABLE, Interval
 
 OfName = Callable[[Name], Interval]
 OfGather = Callable[[Gather, tuple[Interval, ...]], Interval]
@@ -21,10 +21,12 @@ def interval(expr: Expr, of_name: OfName, of_gather: OfGather) -> Interval:
     return intervals(expr, of_name, of_gather)[expr]
 
 
-def intervals(expr: Expr, of_name: OfName, of_gather: OfGather) -> dict[Expr, Interval]:
-    """`interval` of every node of `expr`."""
-    memo: dict[Expr, Interval] = {}
-    for node in walk(expr):
+def intervals(
+    expr: Expr, of_name: OfName, of_gather: OfGather, memo: dict[Expr, Interval] | None = None
+) -> dict[Expr, Interval]:
+    """`interval` of every node of `expr`. `memo` holds those that are known, and gets the others."""
+    memo = {} if memo is None else memo
+    for node in walk(expr, known=memo):
         match node:
             case Const():
                 memo[node] = Interval(node, node)
@@ -43,20 +45,26 @@ def ranges(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Range]
     Names and inputs that are not given may have any value of their type. Raises ExpressionError where an integer might not
     fit 64 bits.
     """
+    found: dict[Expr, Interval] = {}
+    range_of(expr, names, elements, found)
+    return {node: _values(interval) for node, interval in found.items() if node.type is not Type.BOOL}
+
+
+def range_of(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Range], memo: dict[Expr, Interval]) -> Range:
+    """The range of `expr`, as `ranges` has it. `memo` holds the nodes that earlier calls with the same ranges have met."""
 
     def known(range: Range | None, type: Type) -> Interval:
         return EVERY_VALUE[type] if range is None else Interval(constant(range[0]), constant(range[1]))
 
     try:
-        found = intervals(expr, lambda n: known(names.get(n.name), n.type), lambda g, _: known(elements.get(g.input), g.type))
-    except ExpressionError as error:
+        intervals(expr, lambda n: known(names.get(n.name), n.type), lambda g, _: known(elements.get(g.input), g.type), memo)
+    except ExpressionError as error:  # of a constant that does not fit 64 bits
         raise ExpressionError("an integer in this expression might not fit 64 bits", error.help) from error
-    result: dict[Expr, Range] = {}
-    for node, (lo, hi) in found.items():
-        assert isinstance(lo, Const), (node, lo)
-        assert isinstance(hi, Const), (node, hi)
-        if node.type is not Type.BOOL:
-            result[node] = lo.value, hi.value
-        if node.type is Type.INT and not (lo.value >= INT64_MIN and hi.value <= INT64_MAX):
-            raise ExpressionError("an integer in this expression might not fit 64 bits", "use min, max or clamp")
-    return result
+    return _values(memo[expr])
+
+
+def _values(interval: Interval) -> Range:
+    lo, hi = interval
+    assert isinstance(lo, Const), interval
+    assert isinstance(hi, Const), interval
+    return lo.value, hi.value

@@ -7,7 +7,7 @@ identity, a memo can be keyed by the node, and an expression used twice is store
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from enum import Enum
 from typing import Any
 from weakref import WeakValueDictionary
@@ -174,15 +174,15 @@ def intern_apply(op: str, type: Type, args: tuple[Expr, ...]) -> Apply:
     return node
 
 
-def walk(*roots: Expr) -> Iterator[Expr]:
-    """Every distinct node below `roots`, operands before what uses them."""
+def walk(*roots: Expr, known: Container[Expr] = ()) -> Iterator[Expr]:
+    """Every distinct node below `roots`, operands before what uses them; not `known` nodes, nor what is below these alone."""
     seen: set[Expr] = set()
     stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
     while stack:
         node, done = stack.pop()
         if done:
             yield node
-        elif node not in seen:
+        elif node not in seen and node not in known:
             seen.add(node)
             stack.append((node, True))
             stack.extend((arg, False) for arg in reversed(node.args))
