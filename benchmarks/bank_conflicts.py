@@ -2,8 +2,8 @@
 
     python benchmarks/bank_conflicts.py [--write docs/performance_tables.md]
 
-One call of each plan at B1 S2048, causal, under ncu, whose counters the GPU's owner must have opened to users. Beside the
-conflicts stands what they are of: wavefronts of shared memory.
+Runs one call of each plan at B1 S2048, causal, under ncu. The GPU's performance counters must be open to users. The table also
+has all wavefronts of shared memory, of which the conflicts are a part.
 """
 
 from __future__ import annotations

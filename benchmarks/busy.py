@@ -1,4 +1,4 @@
-"""How busy the hopper kernel keeps an SM, counted by Nsight Compute: what limits it where it misses its marks.
+"""Pipe utilization of the Hopper kernel by Nsight Compute: what limits the cases that miss their goals.
 
     python benchmarks/busy.py [--write docs/performance_tables.md]
 

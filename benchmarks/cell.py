@@ -1,4 +1,4 @@
-"""One problem that is measured: its spec, its tensors, its kernel, what stands beside it."""
+"""One measured problem: its spec, tensors, kernel, and the calls that it is compared with."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     python benchmarks/first_call.py [--write docs/performance_tables.md]
 
-Each line is the median of fresh processes. Torch, attngen.torch and the GPU are ready before the clock starts; the cache on
-disk is empty (cold) or filled by another process (warm); NVRTC's own is never asked. `first` is the first call of the
-process, `next` the first call of another variant after it.
+Each line is the median of several processes. Torch, attngen.torch and the GPU are initialized before the clock starts. The
+cache on disk is empty (cold) or was filled by another process (warm); NVRTC's own cache is not used. `first` is the first call
+of the process, `next` the first call of another variant after it.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def table(times: Mapping[str, Mapping[str, list[float]]]) -> str:
         lines.append(f"| {name} | {' | '.join(f'{median(by_rung[rung]):.0f}' for rung in RUNGS)} |")
     cold = [ms for name, by_rung in times.items() if name.startswith("cold") for ms in by_rung.values()]
     most, longest = max(map(median, cold)), max(map(max, cold))
-    asked = f"Asked: a cold call, compile included, within {LIMIT} ms."
-    lines.append(f"\n{asked} Seen: at most {most:.0f}; in one process {longest:.0f}.")
+    asked = f"Goal: a cold call, compile included, within {LIMIT} ms."
+    lines.append(f"\n{asked} Measured: at most {most:.0f}; in one process {longest:.0f}.")
     return "\n".join(lines)
 
 

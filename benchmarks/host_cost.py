@@ -2,8 +2,8 @@
 
     python benchmarks/host_cost.py [--only calls,lengths] [--write docs/performance_tables.md]
 
-calls: attngen's ways of calling, beside torch's, in one process. Microseconds a call, median of batches of calls that are queued
-without waiting; the problem (B1 H4 S64 D64 bf16) is so small that the GPU is never behind.
+calls: attngen's ways of calling, beside torch's, in one process. Microseconds a call, median of batches of calls that are
+queued without waiting; the problem (B1 H4 S64 D64 bf16) is so small that the GPU is never behind.
 
 lengths: calls whose length was not seen before, as a model that generates makes them. Planning, checks and arguments are
 measured with and without a GPU, whole calls with one.

@@ -1,4 +1,4 @@
-"""What Nsight Compute counts of kernels. The GPU's owner must have opened its counters to users."""
+"""Counters of kernels by Nsight Compute. The GPU's performance counters must be open to users."""
 
 from __future__ import annotations
 

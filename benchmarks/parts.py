@@ -1,6 +1,6 @@
-"""Benchmarks of several parts: `--only` names those to run, and each has a table of its own.
+"""Benchmarks with several parts: `--only` selects parts, and each part has its own table.
 
-A part is a module with `rows(rounds)`, which measures, and `table(rows)`, which says it.
+A part is a module with `rows(rounds)`, which measures, and `table(rows)`, which formats the results.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/portable.py [--only plain,variants] [--rounds N] [--write docs/performance_tables.md]
 
-A part is a module of `portable_parts`, which says what it measures; each row is printed as it is found, each table written as
-soon as its part is done, and parts that are left out keep their tables. Where nothing else is said: 16384 tokens, heads
-2048 / D, randn. Times by CUDA events, L2 flushed before each call, candidates in random order, medians, of variants those of
-bursts and of the ratios within each round; TFLOP/s are of the pairs that the mask keeps.
+Each part is a module of `portable_parts` that describes what it measures. Rows are printed as they are measured, and a table is
+written when its part is complete; other parts keep their tables. Unless a part says otherwise: 16384 tokens, 2048 / D heads,
+randn. Times are medians by CUDA events, with the L2 cache flushed before each call and candidates in random order; for
+variants, medians of bursts, and of the ratios within each round. TFLOP/s count the pairs that the mask keeps.
 """
 
 from __future__ import annotations

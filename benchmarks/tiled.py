@@ -2,8 +2,8 @@
 
     python benchmarks/tiled.py [--write docs/performance_tables.md]
 
-Median milliseconds by CUDA events, L2 flushed before each. Of the products TFLOP/s, of the softmax TB/s read and written; pairs
-that the mask forbids do not count.
+Median milliseconds by CUDA events, L2 flushed before each. Products are in TFLOP/s, the softmax in TB/s read and written;
+masked pairs do not count.
 """
 
 from __future__ import annotations

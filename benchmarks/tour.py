@@ -1,4 +1,4 @@
-"""The figures of the tour: what each rung asks of memory, counted on the emulated device, and how fast it is on the GPU.
+"""The figures of the tour: memory traffic of each rung, counted on the emulated device, and its speed on the GPU.
 
     python benchmarks/tour.py --only counts --write docs/tour/[0-9]_*.md      needs no GPU
     python benchmarks/tour.py --only rates --write docs/tour/[0-9]_*.md       needs a Hopper GPU

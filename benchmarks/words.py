@@ -1,4 +1,4 @@
-"""How tables and what is asked of their figures are written."""
+"""Formatting of tables, and of goals and measured figures below them."""
 
 from __future__ import annotations
 

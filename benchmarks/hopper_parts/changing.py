@@ -1,6 +1,6 @@
-"""A mask that is another at each call: documents with new ids, host and device together.
+"""A mask that changes at each call: documents with new ids, host and device together.
 
-attngen takes the new ids. FlexAttention makes its block mask anew, by `create_block_mask` as its documentation calls it, and by
+attngen takes the new ids. FlexAttention builds its block mask again, once with `create_block_mask` as documented, and once with
 the same function compiled.
 """
 
@@ -90,4 +90,4 @@ def table(rows: list[Row]) -> str:
         lines.append((r["case"], f"{r['ms']['attngen']:.3f}", *itertools.chain.from_iterable(peers)))
     titles = ("ms, new ids at each call", "attngen", EAGER, "ratio", COMPILED, "ratio")
     seen = ", ".join(f"{min(r['ratios'][peer] for r in rows):.2f} times {peer}" for peer in (EAGER, COMPILED))
-    return f"{markdown(titles, lines)}\n\nAsked: {LEAST:.0f} times. Seen: {seen}."
+    return f"{markdown(titles, lines)}\n\nGoal: {LEAST:.0f} times. Measured: {seen}."

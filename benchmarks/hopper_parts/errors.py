@@ -1,8 +1,8 @@
-"""The largest error against float64, beside cuDNN's on the same inputs; and what maxima that change along the keys cost.
+"""The largest error against float64, beside cuDNN's on the same inputs; and the cost of row maxima that change along the keys.
 
-Inputs are randn (q times 8 where logits are), or `sloping`, under which the scores of a row grow or fall along the keys. The
-kernel visits the tiles of keys from the last to the first: where scores fall along the keys, its maximum grows on its way and
-what was summed is rescaled; where they grow, the first tile that it sees has the maximum.
+Inputs are randn (with q times 8 for "logits x 8"), or `sloping`, with which the scores of a row grow or fall along the keys.
+The kernel visits the tiles of keys from the last to the first. If scores fall along the keys, its row maximum grows and the
+accumulators are rescaled; if they grow, the first visited tile has the maximum.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ def error_table(rows: list[Row]) -> str:
     text = markdown(("largest error", "attngen", "cuDNN", "ratio"), lines)
     zero = "all are" if all(r["zero"] for r in rows if "zero" in r) else "not all are"
     seen = f"{most(rows, lambda r: r['ratio'])}; {zero}"
-    return f"{text}\n\nAsked: at most {TIMES_CUDNN} of cuDNN's; masked rows are 0. Seen: {seen}."
+    return f"{text}\n\nGoal: at most {TIMES_CUDNN} of cuDNN's; masked rows are 0. Measured: {seen}."
 
 
 def slope_table(rows: list[Row]) -> str:
     lines = ((r["case"], f"{r['ms']['sloping']:.3f}", f"{r['ms']['randn']:.3f}", f"{r['slower']:.3f}") for r in rows)
     text = markdown(("ms", "attngen", "randn", "ratio"), lines)
     seen = most(rows, lambda r: r["slower"])
-    return f"{text}\n\nAsked: growing and falling maxima at most {SLOWER} of randn's time. Seen: {seen}."
+    return f"{text}\n\nGoal: growing and falling maxima at most {SLOWER} of randn's time. Measured: {seen}."

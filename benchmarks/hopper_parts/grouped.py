@@ -45,4 +45,4 @@ def table(rows: list[Row]) -> str:
         theirs = f"{t[CUDNN]:.0f}" if CUDNN in t else "-"
         lines.append((r["case"], f"{t['attngen']:.0f}", theirs, r["equal"], f"{t['equal']:.0f}", f"{r['share']:.1%}"))
     titles = ("TFLOP/s", "attngen", "cuDNN", "equal heads and lengths", "attngen", "share")
-    return f"{markdown(titles, lines)}\n\nSeen: the least share {least(rows, lambda r: r['share'])}."
+    return f"{markdown(titles, lines)}\n\nMeasured: the least share {least(rows, lambda r: r['share'])}."

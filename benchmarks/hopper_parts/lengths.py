@@ -1,4 +1,4 @@
-"""Every tile among which attngen/plan/hopper_tiles.py chooses by the lengths of a call (`PACES`): which one does it take?"""
+"""Every tile that attngen/plan/hopper_tiles.py may select by the lengths of a call (`PACES`), and the one that it selects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from words import markdown, most
 
 import attngen
 from attngen.bench.measure import measure_bursts
-from attngen.plan.hopper import fastest, paces
+from attngen.plan.hopper import by_lengths, paces
 from attngen.plan.problem import Problem
 from attngen.plan.tiling import Tile
 from attngen.spec.attention import Schedule
@@ -33,7 +33,9 @@ def rows(rounds: int) -> Iterator[Row]:
         tensors = cell.randn()
         tiles = [pace.tile for pace in paces(cell.spec)]
         found = measure_bursts({name(tile): kernel(cell, tensors, tile) for tile in tiles}, rounds)
-        taken = fastest(cell.spec, Problem(cell.batch * cell.heads, cell.q_len, cell.kv_len, multiprocessors))
+        choice = by_lengths(cell.spec)
+        assert choice is not None, cell.title
+        taken = choice.fastest(Problem(cell.batch * cell.heads, cell.q_len, cell.kv_len, multiprocessors))
         yield {
             "case": cell.title + f" B{cell.batch} H{cell.heads}" * (cell.batch == FEW[0] and cell.q_len == FEW[-1]),
             "tflops": rates(cell.operations(tensors), found.medians()),

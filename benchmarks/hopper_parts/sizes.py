@@ -50,4 +50,4 @@ def table(rows: list[Row]) -> str:
     lines = ((r["case"], f"{r['tflops']:.0f}", f"{r['predicted']:.0f}", f"{r['share']:.1%}") for r in rows)
     text = markdown(("TFLOP/s", "attngen", "predicted", "share"), lines)
     seen = f"the least share {least(rows, lambda r: r['share'])}"
-    return f"{text}\n\nAsked: at least {SHARE:.0%} of what is predicted. Seen: {seen}."
+    return f"{text}\n\nGoal: at least {SHARE:.0%} of what is predicted. Measured: {seen}."

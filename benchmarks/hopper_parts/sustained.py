@@ -1,4 +1,4 @@
-"""Calls back to back for half a second, cuDNN before and after: what the clocks of long work leave of the rates."""
+"""Calls without pause for half a second, with cuDNN before and after: the rates at the clocks of sustained work."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ def table(rows: list[Row]) -> str:
     lines = ([r["case"], *(f"{r['tflops'][name]:.0f}" for name in names), f"{r['ratio']:.3f}"] for r in rows)
     mean = geometric_mean([r["ratio"] for r in rows])
     seen = f"geometric mean {mean:.3f}, least {least(rows, lambda r: r['ratio'])}"
-    return f"{markdown(('TFLOP/s', *names, 'ratio'), lines)}\n\nAsked: each ratio {EACH:.2f}. Seen: {seen}."
+    return f"{markdown(('TFLOP/s', *names, 'ratio'), lines)}\n\nGoal: each ratio {EACH:.2f}. Measured: {seen}."

@@ -20,4 +20,4 @@ def table(rows: list[Row]) -> str:
     masked = [r for r in rows if r["case"] in MASKED]
     seen = f"the least share {least(masked, lambda r: r['share'])}; over FlexAttention {least(rows, lambda r: r['ratio'])}"
     asked = f"{', '.join(MASKED)} at least {SHARE:.0%} of the plain rate per kept pair"
-    return f"{variants.table(rows)}\n\nAsked: {asked}. Seen: {seen}."
+    return f"{variants.table(rows)}\n\nGoal: {asked}. Measured: {seen}."

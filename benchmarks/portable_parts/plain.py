@@ -53,4 +53,4 @@ def table(rows: list[Row]) -> str:
     text = markdown(("TFLOP/s", "attngen", "FlashAttention-2", "ratio", "cuDNN", "error", "of FlashAttention-2"), lines)
     mean = geometric_mean([r["ratio"] for r in rows])
     seen = f"geometric mean of the ratios {mean:.3f}, least {least(rows, lambda r: r['ratio'])}"
-    return f"{text}\n\nSchedule {rows[0]['schedule']}. Seen: {seen}."
+    return f"{text}\n\nSchedule {rows[0]['schedule']}. Measured: {seen}."

@@ -1,5 +1,5 @@
-"""The same variants, each alone for most of a second at a time: a GPU at its power limit clocks each kernel as its own work
-allows, where rounds of a few milliseconds give all of them one clock. Whoever trains with one variant has these rates."""
+"""The same variants, each by itself for most of a second: at its power limit a GPU selects the clock for each kernel's own
+work, whereas rounds of a few milliseconds give all kernels the same clock. These are the rates of long runs of one variant."""
 
 from __future__ import annotations
 

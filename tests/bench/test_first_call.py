@@ -20,7 +20,7 @@ def test_first_calls_by_rung() -> None:
     }
     text = first_call.table(found)
     assert "| cold, first | 70 | 900 |" in text
-    assert text.endswith("Asked: a cold call, compile included, within 2000 ms. Seen: at most 900; in one process 2100.")
+    assert text.endswith("Goal: a cold call, compile included, within 2000 ms. Measured: at most 900; in one process 2100.")
 
 
 def test_each_figure_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

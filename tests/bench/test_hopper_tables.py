@@ -27,8 +27,8 @@ def compared(case: str, ratio: float, **more: Any) -> dict[str, Any]:
 def test_plain_says_mean_and_least_of_each_type() -> None:
     text = part("plain").table([compared(c, r) for c, r in zip(CASES, (1.0, 1.44, 1.1), strict=True)])
     assert "| bf16 two | 144 | 100 | 1.440 |" in text
-    asked = "Asked: geometric mean of the ratios 1.20, each 1.07."
-    seen = "Seen: bf16 geometric mean 1.200, least 1.000 (bf16 one); fp16 geometric mean 1.100, least 1.100 (fp16 one)."
+    asked = "Goal: geometric mean of the ratios 1.20, each 1.07."
+    seen = "Measured: bf16 geometric mean 1.200, least 1.000 (bf16 one); fp16 geometric mean 1.100, least 1.100 (fp16 one)."
     assert text.endswith(f"{asked} {seen}")
 
 
@@ -38,7 +38,7 @@ def test_sustained_compares_with_the_mean_of_before_and_after() -> None:
     rates = {"cuDNN before": 500.0, "attngen": 600.0, "cuDNN after": 480.0}
     text = sustained.table([{"case": "one", "tflops": rates, "ratio": 1.2}, {"case": "two", "tflops": rates, "ratio": 1.1}])
     assert "| one | 500 | 600 | 480 | 1.200 |" in text
-    assert text.endswith("Asked: each ratio 1.08. Seen: geometric mean 1.149, least 1.100 (two).")
+    assert text.endswith("Goal: each ratio 1.08. Measured: geometric mean 1.149, least 1.100 (two).")
 
 
 def test_grouped_has_no_figure_where_cudnn_takes_none() -> None:
@@ -77,7 +77,7 @@ def test_changing_says_the_ratio() -> None:
     ms = {"attngen": 0.5, changing.EAGER: 2.0, changing.COMPILED: 0.75}
     text = changing.table([{"case": "one", "ms": ms, "ratios": {changing.EAGER: 4.1, changing.COMPILED: 1.5}}])
     assert "| one | 0.500 | 2.000 | 4.10 | 0.750 | 1.50 |" in text
-    assert text.endswith(f"Asked: 3 times. Seen: 4.10 times {changing.EAGER}, 1.50 times {changing.COMPILED}.")
+    assert text.endswith(f"Goal: 3 times. Measured: 4.10 times {changing.EAGER}, 1.50 times {changing.COMPILED}.")
 
 
 def test_sizes_are_predicted_on_straight_lines() -> None:
@@ -102,10 +102,10 @@ def test_errors_and_sloping_maxima() -> None:
     slower = [{"case": case, "ms": {"randn": 2.0, "sloping": 2 * ratio}, "slower": ratio} for case, ratio in times]
     text = errors.table([*compared, *slower])
     assert "| one | 3.0e-04 | 2.0e-04 | 1.50 |" in text
-    assert "Seen: 1.500 (one); not all are." in text
+    assert "Measured: 1.500 (one); not all are." in text
     assert "| three, growing | 2.200 | 2.000 | 1.100 |" in text
-    asked = "Asked: growing and falling maxima at most 1.15 of randn's time."
-    assert text.endswith(f"{asked} Seen: 1.200 (three, falling).")
+    asked = "Goal: growing and falling maxima at most 1.15 of randn's time."
+    assert text.endswith(f"{asked} Measured: 1.200 (three, falling).")
     exact = torch.zeros(3, dtype=torch.float64)
     assert errors.largest(torch.tensor([0.0, -0.5, 0.25]), exact) == 0.5
     assert errors.largest(torch.tensor([0.0, math.nan, 0.25]), exact) == math.inf

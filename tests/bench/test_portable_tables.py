@@ -31,7 +31,7 @@ def test_plain_says_mean_and_least() -> None:
     text = plain.table([fast, row("slow", 1.0)])
     assert "| fast | 432 | 300 | 1.44 | 600 | 2.0e-04 | 1.0e-04 |" in text
     assert "| slow | 300 | 300 | 1.00 | - | 2.0e-04 | 1.0e-04 |" in text
-    assert text.endswith("Schedule fused_mma. Seen: geometric mean of the ratios 1.200, least 1.000 (slow).")
+    assert text.endswith("Schedule fused_mma. Measured: geometric mean of the ratios 1.200, least 1.000 (slow).")
 
 
 def test_sizes_between_are_predicted_from_128_of_the_same_mask() -> None:
