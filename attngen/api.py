@@ -9,7 +9,7 @@ from functools import cache
 from os import PathLike
 from typing import Any, Protocol, get_args
 
-from attngen.device.arrays import CPU, ArgumentError, ArrayView, empty_like_owner, view
+from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayView, empty_like_owner, view
 from attngen.device.binding import Apart, Bound, bind, check_params, measure, refuse_unknown, shapes_to_allocate
 from attngen.device.choose import emulated_by_name, warn_emulated
 from attngen.device.deferred import DeferredKernel
@@ -85,6 +85,7 @@ class CompiledAttention:
             return direct(q, k, v, named, out, lse, stream)
         if self.by_default:
             warn_emulated("attngen.compile's kernels, as there is no GPU", 'Name the device to choose: device="emulated".')
+        check_stream(stream)
         named = {**self.captures, **named}
         spec = self.spec
         params = {p.name: (str(p.type), p.default) for p in spec.params}
@@ -262,6 +263,7 @@ def compile(
     """
     if kernel is not None:
         check_rung("kernel", kernel)
+    _check_types(spec, device, arch, captures, ahead)
     if not isinstance(spec, AttentionSpec):
         loaded = load(spec)
         if isinstance(loaded, tuple):
@@ -292,6 +294,30 @@ def compile(
         of_tensors = _of_tensors[-1](spec, kernel, given, place.name if on_gpu else "cpu")
     made = _on(place, spec, kernel, arch)
     return replace(made, captures=given, of_tensors=of_tensors, by_default=not on_gpu and device == "auto")
+
+
+def _check_types(spec: Any, device: Any, arch: Any, captures: Any, ahead: Any) -> None:
+    """Raise ArgumentTypeError for an argument of `compile` that is nothing of its kind."""
+    for keyword, given, fits, expected in (
+        (
+            "spec",
+            spec,
+            isinstance(spec, (AttentionSpec, str, PathLike)),
+            "an AttentionSpec, a path, or a shipped name",
+        ),
+        ("device", device, isinstance(device, str) or hasattr(device, "compile"), "the name of a device, or a Device"),
+        ("arch", arch, arch is None or isinstance(arch, str), "the name of an architecture, as `attngen list` has them"),
+        ("captures", captures, captures is None or isinstance(captures, Mapping), "a mapping from names to arrays"),
+        ("ahead", ahead, not isinstance(ahead, str) and isinstance(ahead, Sequence), "a list of architectures"),
+    ):
+        if not fits:
+            raise ArgumentTypeError(f"`{keyword}` is {given!r}; expected {expected}")
+
+
+def check_stream(stream: Any) -> None:
+    """Raise ArgumentTypeError for what is no handle of a stream."""
+    if stream is not None and not isinstance(stream, int):
+        raise ArgumentTypeError(f"`stream` is {stream!r}; expected the driver's handle, as torch.cuda.Stream.cuda_stream")
 
 
 def compile_later(spec: AttentionSpec, device: str, kernel: str | None = None) -> CompiledAttention:

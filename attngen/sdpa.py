@@ -10,7 +10,7 @@ from inspect import signature
 from typing import Any
 
 from attngen.api import CompiledAttention, check_rung, compile_later
-from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayView, view
+from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayView, dimensions, view
 from attngen.device.choose import warn_emulated
 from attngen.diagnostics import refuse_keywords
 from attngen.spec.attention import AttentionSpec, Rung
@@ -81,7 +81,7 @@ def _four_dimensions(array: ArrayView) -> ArrayView:
     missing = 4 - len(array.shape)
     if missing < 0 or len(array.shape) < 2:
         raise ArgumentError(
-            f"`{array.name}` has {len(array.shape)} dimensions; expected 2 to 4, of [batch, heads, length, head size]"
+            f"`{array.name}` has {dimensions(len(array.shape))}; expected 2 to 4, of [batch, heads, length, head size]"
         )
     return replace(array, shape=(1,) * missing + array.shape, strides=(0,) * missing + array.strides)
 
@@ -90,7 +90,7 @@ def check_ranks(ranks: Mapping[str, int]) -> None:
     """Raise ArgumentError if q, k and v do not have as many dimensions as one another."""
     for array, rank in ranks.items():
         if rank != ranks["q"]:
-            raise ArgumentError(f"`q` has {ranks['q']} dimensions and `{array}` has {rank}; expected the same number")
+            raise ArgumentError(f"`q` has {dimensions(ranks['q'])} and `{array}` has {rank}; expected the same number")
 
 
 def refuse_dropout(dropout_p: float) -> None:

@@ -65,7 +65,7 @@ def view(array: Any, name: str) -> ArrayView:
     if torch is not None and isinstance(array, torch.Tensor):
         found = _of_torch(array, name, torch)
     elif isinstance(array, (np.ndarray, np.generic)):
-        found = _of_numpy(np.asarray(array), name)
+        found = _of_numpy(np.asanyarray(array), name)
     elif hasattr(array, "__cuda_array_interface__"):
         found = _of_cuda_interface(array, name)
     elif hasattr(array, "__dlpack__"):
@@ -101,10 +101,26 @@ def _of_torch(tensor: Any, name: str, torch: Any) -> ArrayView:
     if tensor.device.type not in ("cpu", "cuda"):
         raise ArgumentError(f"`{name}` is on {tensor.device}; expected a tensor on the CPU or on a CUDA device")
     location = CPU if tensor.device.type == "cpu" else Location("cuda", tensor.device.index or 0)
-    return ArrayView(name, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), dtype, location, tensor)
+    return ArrayView(name, _address(tensor, name), tuple(tensor.shape), tuple(tensor.stride()), dtype, location, tensor)
+
+
+def _address(tensor: Any, name: str) -> int:
+    """Where a tensor's elements lie. Raises ArgumentTypeError for one that has none: torch's tracing and vmap make such."""
+    try:
+        address = int(tensor.data_ptr()) if type(tensor).__name__ != "FakeTensor" else 0
+    except RuntimeError:
+        address = 0
+    if not address and tensor.numel():
+        raise ArgumentTypeError(
+            f"`{name}` is a tensor without memory, as torch has them while it traces or transforms a function; call without "
+            "`out`, `lse` and `stream`, which tracing can follow"
+        )
+    return address
 
 
 def _of_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
+    if isinstance(array, np.ma.MaskedArray):
+        raise ArgumentTypeError(f"`{name}` is a masked array, whose mask no kernel reads; pass {name}.filled(...)")
     dtype = _BY_NUMPY.get(array.dtype) or _BY_NAME.get(array.dtype.name)
     if dtype is None:
         raise _unknown_dtype(name, str(array.dtype))
@@ -165,6 +181,11 @@ def _of_dlpack(array: Any, name: str) -> ArrayView:
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else contiguous_strides(shape)
     location = CPU if kind == "cpu" else Location("cuda", tensor.device_id)
     return ArrayView(name, (tensor.data or 0) + tensor.byte_offset, shape, strides, DTYPES[known], location, (array, capsule))
+
+
+def dimensions(count: int) -> str:
+    """How many dimensions something has, in words."""
+    return f"{count} dimension{'s' * (count != 1)}"
 
 
 def _in_elements(steps: Sequence[int], itemsize: int, name: str) -> tuple[int, ...]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any
 
-from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, contiguous_strides
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, contiguous_strides, dimensions
 from attngen.device.overlap import byte_range, overlaps_itself, share_memory
 from attngen.device.protocol import Argument, CTypesScalar, Launch, Memory
 from attngen.device.tensor_map import MappedTensor, TensorMap
 from attngen.emit.kernel_source import Extent, KernelSource, Parameter, TensorSpec, evaluate_extent
 from attngen.spec.dtypes import DTYPES
-from attngen.spec.expr import MAX_INT_PARAM, MAX_LENGTH
+from attngen.spec.expr import MAX_FLOAT, MAX_INT_PARAM, MAX_LENGTH
 
 Number = int | float
 
@@ -70,7 +72,7 @@ def _broadcasts(spec: TensorSpec) -> bool:
 def _check_kind(spec: TensorSpec, array: ArrayView) -> None:
     if len(array.shape) != len(spec.shape):
         raise ArgumentError(
-            f"`{array.name}` has {len(array.shape)} dimensions, {_shape(array.shape)}; "
+            f"`{array.name}` has {dimensions(len(array.shape))}, {_shape(array.shape)}; "
             f"expected {len(spec.shape)}: {_shape(spec.shape)}"
         )
     if array.dtype.name != spec.dtype:
@@ -259,12 +261,23 @@ def check_params(source_params: Mapping[str, tuple[str, Number | None]], given: 
         value = given.get(name, default)
         if value is None:
             raise ArgumentError(f"param `{name}` has no default and was not given; pass {name}=...")
+        if not isinstance(value, (int, float)):  # numpy's numbers
+            value = int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value
         if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "int" and not isinstance(value, int)):
             raise ArgumentTypeError(f"param `{name}` is {value!r}; expected {'an int' if kind == 'int' else 'a number'}")
-        if kind == "int" and abs(value) > MAX_INT_PARAM:
-            raise ArgumentError(f"param `{name}` is {value}; expected at most {MAX_INT_PARAM} in magnitude")
+        limit = MAX_INT_PARAM if kind == "int" else MAX_FLOAT
+        if abs(value) > limit and value not in INFINITIES:
+            raise ArgumentError(f"param `{name}` is {_shown(value)}; expected at most {limit} in magnitude")
         values[name] = value
     return values
+
+
+INFINITIES = (math.inf, -math.inf)
+
+
+def _shown(value: Number) -> str:
+    """A number in at most some 40 characters."""
+    return str(value) if isinstance(value, float) or abs(value) < 10**40 else "a number of more than 40 digits"
 
 
 def refuse_unknown(names: list[str], known: list[str]) -> None:

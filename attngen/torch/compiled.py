@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
-from attngen.api import register_of_tensors
-from attngen.device.arrays import ArgumentError
+from attngen.api import check_stream, register_of_tensors
+from attngen.device.arrays import ArgumentError, view
 from attngen.spec.attention import AttentionSpec
 from attngen.torch.arguments import NamedArguments, tensor
 from attngen.torch.description import fixed_text
 from attngen.torch.eager import EagerCalls
+from attngen.torch.layout import refuse_sparse
+from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.runtime import runtime
 
 Tensor = Any
@@ -51,6 +53,7 @@ class OfTensors:
         inputs, said = self._arguments.said(named, self._captures)
         result = self._calls.repeat(q, k, v, inputs, said)
         if result is None:
+            refuse_sparse(q, k, v)
             arguments = (q, k, v, self._text, *self._arguments.lists(named, self._captures))
             result = self._calls.make(q, k, v, inputs, said, arguments)
         return result if self._lse else result[0]
@@ -68,9 +71,15 @@ class OfTensors:
         """What writes to its arguments is no operator of torch, and runs beside its dispatcher."""
         if lse is not None and not self._lse:
             raise ArgumentError("`lse` was given, but the spec does not say `output lse`")
+        check_stream(stream)
         inputs, ints, floats = [*self._arguments.lists(named, self._captures), None, None, None][:3]
         out = None if out is None else tensor("out", out)
         lse = None if lse is None else tensor("lse", lse)
+        named_tensors = {"q": q, "k": k, "v": v, **dict(zip(self._arguments.inputs, inputs or (), strict=True))}
+        named_tensors |= {name: given for name, given in (("out", out), ("lse", lse)) if given is not None}
+        if is_observed() or not are_plain(tuple(named_tensors.values())):
+            for name, given in named_tensors.items():
+                view(given, name)  # raises for a tensor without memory of its own
         result = runtime(self._text, q.device)(q, k, v, inputs or (), ints or (), floats or (), out, lse, stream)
         return result if self._lse else result[0]
 

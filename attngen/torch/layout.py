@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, dimensions
 from attngen.sdpa import check_ranks
 from attngen.spec.dtypes import NUMPY_BFLOAT16
 
@@ -34,11 +34,19 @@ def heads_first(q: Tensor, k: Tensor, v: Tensor, layout: str, copy: bool) -> tup
         named = {"q": q, "k": k, "v": v}
         q, k, v = (_one(tensor, name, layout, copy) for name, tensor in named.items())
         check_ranks({name: tensor.dim() for name, tensor in named.items()})
+    refuse_sparse(q, k, v)
     if k.shape[0] == 1 and q.shape[0] != 1:
         k = k.expand(q.shape[0], -1, -1, -1)
     if v.shape[0] == 1 and q.shape[0] != 1:
         v = v.expand(q.shape[0], -1, -1, -1)
     return q, k, v
+
+
+def refuse_sparse(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ArgumentTypeError for a tensor whose elements do not all lie in memory."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise ArgumentTypeError(f"`{name}` is a sparse or nested tensor; expected a dense one, padded where necessary")
 
 
 def all_tensors(q: Any, k: Any, v: Any) -> bool:
@@ -52,7 +60,7 @@ def _one(tensor: Tensor, name: str, layout: str, copy: bool) -> Tensor:
     least = 2 if layout == "bhsd" else 3
     if not least <= tensor.dim() <= 4:
         axes = AXES[layout]
-        raise ArgumentError(f"`{name}` has {tensor.dim()} dimensions; expected {least} to 4, of {axes}")
+        raise ArgumentError(f"`{name}` has {dimensions(tensor.dim())}; expected {least} to 4, of {axes}")
     whole = tensor[(None,) * (4 - tensor.dim())] if tensor.dim() < 4 else tensor
     seen = whole.transpose(1, 2) if layout == "bshd" else whole
     return seen.clone(memory_format=torch.contiguous_format) if copy and not readable(seen) else seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from os import PathLike
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from attngen.api import load
 from attngen.device.arrays import ArgumentError
 from attngen.device.binding import refuse_unknown
+from attngen.diagnostics import refuse_keywords
 from attngen.spec.attention import AttentionSpec, Rung
 from attngen.torch.arguments import NamedArguments
 from attngen.torch.description import Description, Written, check_mode, fixed_text, head_size, register, spec_text
@@ -53,8 +55,11 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         return_lse: bool = False,
         layout: str = "bhsd",
         copy: bool = False,
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        if unknown:
+            refuse_keywords("Attention", unknown, [name for name in signature(Attention).parameters if name != "unknown"])
         check_mode(mode)
         check_layout(layout)
         # Private, so that captured arrays may be called `scale` or `mode`.

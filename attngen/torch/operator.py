@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from attngen.api import preload
-from attngen.device.arrays import ArgumentError
-from attngen.torch.runtime import lse_like, output_like, parsed, refuse_grad, runtime, runtimes
+from attngen.device.arrays import ArgumentError, dimensions
+from attngen.torch.observed import are_plain, is_observed
+from attngen.torch.runtime import lse_like, named_inputs, output_like, parsed, refuse_grad, runtime, runtimes
 
 Tensor = Any  # torch.Tensor; torch is imported without its types
 
@@ -51,11 +52,13 @@ def _fake(
     floats: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Shapes and strides alone."""
-    names = [declared.name for declared in parsed(spec).inputs]
-    refuse_grad(q, k, v, inputs or (), names)
+    refuse_grad(q, k, v, inputs, spec)
+    for name, tensor in (("k", k), ("v", v), *named_inputs(spec, inputs)):
+        if tensor.device != q.device:
+            raise ArgumentError(f"`q` is on {q.device} and `{name}` on {tensor.device}; move them to one place")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
-            raise ArgumentError(f"`{name}` has {tensor.dim()} dimensions; expected [batch, heads, length, head size]")
+            raise ArgumentError(f"`{name}` has {dimensions(tensor.dim())}; expected [batch, heads, length, head size]")
     return output_like(q, v.shape[3]), lse_like(q, parsed(spec).lse)
 
 
@@ -70,7 +73,9 @@ def _autograd(
 ) -> tuple[Tensor, Tensor]:
     """The operator without derivatives. Transforms of `torch.func` and forward mode are refused here: below autograd their
     tensors are unwrapped, and nothing tells that a derivative is lost."""
-    refuse_grad(q, k, v, inputs or (), [declared.name for declared in parsed(spec).inputs])
+    refuse_grad(q, k, v, inputs, spec)
+    if not is_observed() and are_plain((q, k, v, *(inputs or ()))) and q.device.type in ("cuda", "cpu"):
+        return _run(q, k, v, spec, inputs, ints, floats)  # a second walk through the dispatcher would double what a call costs
     with torch._C._AutoDispatchBelowAutograd():
         result: tuple[Tensor, Tensor] = attention_operator(q, k, v, spec, inputs, ints, floats)
     return result

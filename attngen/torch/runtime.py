@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from attngen.api import CompiledAttention, compile_later
-from attngen.device.arrays import ArgumentError, ArrayView, view
+from attngen.device.arrays import ArgumentError, ArrayView, dimensions, view
 from attngen.device.binding import Apart
 from attngen.device.choose import warn_emulated
 from attngen.language import load_text
@@ -41,12 +41,12 @@ def no_lse(device: Any) -> Tensor:
     return torch.empty((0,), dtype=torch.float32, device=device)
 
 
-def refuse_grad(q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Raise ArgumentError if a gradient would be lost. `names` are those of `inputs`."""
+def refuse_grad(q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor] | None, spec: AttentionSpec | str) -> None:
+    """Raise ArgumentError if a derivative would be lost. `inputs` are those of the spec, or of its text."""
     forward = forward_ad._current_level >= 0
     if not forward and not torch.is_grad_enabled():
         return
-    for name, tensor in (("q", q), ("k", k), ("v", v), *zip(names, inputs, strict=False)):
+    for name, tensor in (("q", q), ("k", k), ("v", v), *named_inputs(spec, inputs)):
         if forward and forward_ad.unpack_dual(tensor).tangent is not None:
             raise ArgumentError(f"`{name}` has a tangent, and attention has no forward-mode derivative; pass its primal alone")
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -54,6 +54,14 @@ def refuse_grad(q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], names
                 f"`{name}` requires grad, and there is no backward kernel yet; call under torch.no_grad(), or pass "
                 f"{name}.detach()"
             )
+
+
+def named_inputs(spec: AttentionSpec | str, inputs: Sequence[Tensor] | None) -> list[tuple[str, Tensor]]:
+    """The inputs of a call of the spec, or of its text, with their names, as many as there are."""
+    if not inputs:
+        return []
+    known = (parsed(spec) if isinstance(spec, str) else spec).inputs
+    return [(declared.name, tensor) for declared, tensor in zip(known, inputs, strict=False)]
 
 
 @lru_cache(maxsize=4096)
@@ -128,7 +136,7 @@ class Runtime:
         for array in arrays.values():
             if array.name in ("q", "k", "v") and len(array.shape) != 4:
                 raise ArgumentError(
-                    f"`{array.name}` has {len(array.shape)} dimensions; expected [batch, heads, length, head size]"
+                    f"`{array.name}` has {dimensions(len(array.shape))}; expected [batch, heads, length, head size]"
                 )
         arrays["O"] = view(output_like(q, v.shape[3]) if out is None else out, "out")
         if self.compiled.spec.lse:
@@ -161,7 +169,7 @@ class Emulated(Runtime):
         lse: Tensor | None = None,
         stream: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        refuse_grad(q, k, v, inputs, self.input_names)
+        refuse_grad(q, k, v, inputs, self.compiled.spec)
         arrays = self.arrays(q, k, v, inputs, out, lse)
         bound = self.compiled.bind(arrays, self.params(ints, floats))
         if out is not None or lse is not None:
@@ -198,7 +206,7 @@ class OnGpu(Runtime):
         call = self.calls.get(key)
         result = call(q, k, v, inputs, out, lse, stream) if call is not None else None
         if result is None:
-            refuse_grad(q, k, v, inputs, self.input_names)
+            refuse_grad(q, k, v, inputs, self.compiled.spec)
             params = self.params(ints, floats)
             given = out is not None or lse is not None
             call = Call(self, self.arrays(q, k, v, inputs, out, lse), params, given)  # checks all, and names what is wrong

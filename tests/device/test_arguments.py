@@ -71,6 +71,9 @@ WRONG = {
     "unknown input": ({"slops": np.zeros(4, np.float32)}, ["no input or param `slops`", "did you mean `slopes`?"]),
     "param type": ({"window": 2.5}, ["param `window` is 2.5", "an int"]),
     "param truth value": ({"window": True}, ["param `window` is True"]),
+    "param of more than fp32": ({"window": 10**400}, ["param `window` is a number of more than 40 digits"]),
+    "masked array": ({"q": np.ma.masked_array(randn(2, 4, 30, 16))}, ["`q` is a masked array", "q.filled"]),
+    "stream": ({"stream": "main"}, ["`stream` is 'main'", "handle"]),
     "param range": ({"window": 2**31}, ["at most 1073741824"]),
     "out shape": ({"out": randn(2, 4, 30, 24)}, ["`out`", "dimension 3 is 24"]),
     "out dtype": ({"out": randn(2, 4, 30, 16, dtype=np.float32)}, ["`out` has elements of fp32"]),
@@ -158,6 +161,38 @@ def test_a_param_that_may_divide_by_zero_is_refused() -> None:
         kernel(q, q, q, n=0)
     with pytest.raises(ArgumentError, match="has no default and was not given"):
         kernel(q, q, q)
+
+
+def test_params_may_be_numbers_of_numpy_and_must_fit() -> None:
+    spec = attngen.define(
+        head_dim=16, mask="q - k < n", score="s * c", params={"n": np.int64(3), "c": ("float", np.float32(0.5))}
+    )
+    kernel = attngen.compile(spec, kernel="naive", device="emulated:fast")
+    q = randn(1, 1, 8, 16)
+    assert np.array_equal(kernel(q, q, q), kernel(q, q, q, n=np.int32(3), c=np.float64(0.5)))
+    for c in (1e300, 10**400):
+        with pytest.raises(ArgumentError, match=r"param `c` is .*; expected at most 3.4"):
+            kernel(q, q, q, c=c)
+    for n in (np.float32(3), np.bool_(True)):
+        with pytest.raises(ArgumentTypeError, match="expected an int"):
+            kernel(q, q, q, n=n)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "given", "said"),
+    [
+        ("device", 5, "`device` is 5; expected the name of a device"),
+        ("device", "emulatd", "no device is called 'emulatd'"),
+        ("arch", 80, "`arch` is 80"),
+        ("captures", [1], "expected a mapping from names to arrays"),
+        ("ahead", "sm_80", "`ahead` is 'sm_80'; expected a list"),
+    ],
+)
+def test_arguments_of_compile_that_are_nothing_of_their_kind(keyword: str, given: object, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        attngen.compile(attngen.define(head_dim=16), **{keyword: given})
+    with pytest.raises(ArgumentTypeError, match="`spec` is 5; expected an AttentionSpec"):
+        attngen.compile(5)
 
 
 class DLPackOnly:

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
@@ -286,7 +287,7 @@ def test_layers_of_specs_and_files() -> None:
         (lambda q: attention(q, q, q, mode="fast"), ArgumentError, "mode is 'fast'"),
         (lambda q: attention(q, q, q, layout="hbsd"), ArgumentError, "layout is 'hbsd'"),
         (lambda q: attention(q[0], q, q), ArgumentError, "`q` has 3 dimensions and `k` has 4"),
-        (lambda q: attention(q[0, 0, 0], q, q), ArgumentError, "`q` has 1 dimensions; expected 2 to 4"),
+        (lambda q: attention(q[0, 0, 0], q, q), ArgumentError, "`q` has 1 dimension; expected 2 to 4"),
         (lambda q: attention(q, q, q, mask=None), TypeError, "no keyword `mask`; it is `attn_mask`"),
         (lambda q: attention(q, q, q, is_casual=True), TypeError, "did you mean `is_causal`"),
         (lambda q: attention(q, q, q, dropout_p=0.1), ArgumentError, "dropout_p is 0.1"),
@@ -300,6 +301,7 @@ def test_layers_of_specs_and_files() -> None:
         (lambda q: attention(q[..., :12], q[..., :12], q[..., :12]), DiagnosticError, "not a multiple of 8"),
         (lambda q: attention(q, q, q, torch.ones(5, 5, dtype=torch.bool)), ArgumentError, "attn_mask"),
         (lambda q: attention(q, q, q, torch.ones(1, 1, 1, 1, 9)), ArgumentError, "5 dimensions"),
+        (lambda q: Attention(maks="causal"), TypeError, "Attention has no keyword `maks`; did you mean `mask`"),
         (lambda q: Attention(mask="causl"), DiagnosticError, "did you mean `causal`"),
         (lambda q: Attention(attngen.define(), is_causal=True), ArgumentError, "the spec says"),
         (lambda q: Attention(mask="causal")(q, q, q, torch.ones(9, 9)), ArgumentError, "says its own mask"),
@@ -309,6 +311,29 @@ def test_layers_of_specs_and_files() -> None:
 def test_mistakes_are_named(call, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         call(randn(1, 2, 9, 16))
+
+
+def test_what_torch_hides_in_a_tensor_is_not_lost() -> None:
+    """Memory, a place, a layout; a derivative at the operator itself."""
+    q = randn(1, 2, 8, 16)
+    spec = attngen.define(head_dim=16)
+    kernel = attngen.compile(spec, device="emulated", kernel="naive")
+    text = fixed_text(spec, "naive")
+    with FakeTensorMode():
+        fake = torch.empty(1, 2, 8, 16, dtype=torch.float16)
+    for call, said in (
+        (lambda: torch.func.grad(lambda x: attention_operator(x, x, x, text)[0].sum())(q), "`q` requires grad"),
+        (lambda: attention(q, q.to("meta"), q), "`k` is on meta"),
+        (lambda: kernel(q, q, q, out=fake), "`out` is a tensor without memory"),
+        (lambda: torch.vmap(lambda x: kernel(x, x, x, out=q))(q[None]), "`q` is a tensor without memory"),
+        (lambda: attention(q.to_sparse(), q, q), "`q` is a sparse or nested tensor"),
+        (lambda: kernel(q, q.to_sparse(), q), "`k` is a sparse or nested tensor"),
+        (lambda: kernel(q, q, q, out=torch.empty_like(q), stream="main"), "`stream` is 'main'"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            call()
+    each = torch.vmap(lambda x: attention(x, x, x))(torch.stack([q, -q]))
+    close(each[1], scaled_dot_product_attention(-q, -q, -q))
 
 
 def test_meta_tensors_have_shapes() -> None:
