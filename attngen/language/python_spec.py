@@ -20,7 +20,7 @@ from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Input, Normalize, Param, Precision, Rung, S, Schedule
 from attngen.spec.check import check, magnitude
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
-from attngen.spec.expr import MAX_FLOAT_TEXT, Expr, Type, constant, name
+from attngen.spec.expr import MAX_FLOAT_TEXT, Expr, Type, constant, inputs_in, name
 from attngen.spec.names import SPELLED, check_name
 
 Written = str | Callable[..., Any] | None
@@ -96,9 +96,9 @@ def _describe(
     builder = _Builder(head_dim, head_dim_v, declared, numbers)
     exprs = {k: builder.expression(k, w) for k, w in (("mask", mask), ("score", score), ("sink", sink))}
     exprs["scale"] = constant(_decimal("scale", scale)) if _is_number(scale) else builder.expression("scale", scale)
-    captured = [
-        Input(c.name, DTYPES[str(c.dtype_name)], tuple(int(n) for n in c.array.shape)) for c in builder.captures.values()
-    ]
+    used = inputs_in(*(expr for expr in exprs.values() if expr is not None))
+    captures = {name: c for name, c in builder.captures.items() if name in used}  # not if only its length or dtype is asked for
+    captured = [Input(c.name, DTYPES[str(c.dtype_name)], tuple(int(n) for n in c.array.shape)) for c in captures.values()]
     written_score, written_scale, written_sink = exprs["score"], exprs["scale"], exprs["sink"]
     if kernel not in get_args(Rung):
         raise DiagnosticError(mistakes.UnknownRung(statement="kernel", found=kernel, hint="not a schedule"))
@@ -121,7 +121,7 @@ def _describe(
         schedule=Schedule(kernel, block_q, block_kv, stages, warps),
     )
     check(result)
-    return result, {c.name: c.array for c in builder.captures.values()}
+    return result, {c.name: c.array for c in captures.values()}
 
 
 def _first(describe: Callable[P, tuple[AttentionSpec, Any]]) -> Callable[P, AttentionSpec]:

@@ -7,6 +7,7 @@ import fractions
 import functools
 import math
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import attngen
 from attngen.diagnostics import DiagnosticError
 from attngen.language import load_text
 from attngen.language.trace import TraceError
+from attngen.spec.evaluate import evaluate
 
 table = np.arange(16, dtype=np.float32)
 matrix = np.zeros((4, 16), np.float32)
@@ -170,6 +172,32 @@ def where(c, a, b):
 @pytest.mark.parametrize(("function", "text"), SCORES, ids=[text for _, text in SCORES])
 def test_what_other_libraries_mean(function, text: str) -> None:
     assert attngen.define(score=function) == text_of(f"score {text}")
+
+
+def on_tensors(function, names):
+    """What torch makes of `function`; None if it is for traced values or numpy alone."""
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            return function(*names.values())
+        except (TypeError, RuntimeError, AttributeError, ValueError, AssertionError):
+            return None
+
+
+def test_a_traced_function_gives_what_it_gives_on_tensors() -> None:
+    indices = dict(zip("bhqk", torch.meshgrid(*(torch.arange(n) for n in (2, 3, 40, 40)), indexing="ij"), strict=True))
+    names = {"s": torch.linspace(-30.0, 30.0, 2 * 3 * 40 * 40, dtype=torch.float64).reshape(2, 3, 40, 40), **indices}
+    expected = {function: on_tensors(function, names) for function, _ in SCORES}
+    compared = {function: torch.as_tensor(value) for function, value in expected.items() if value is not None}
+    assert len(compared) > 20
+    for function, value in compared.items():
+        found = evaluate(attngen.define(score=function).score, names, lambda *_: None, torch, torch.tensor)
+        # torch divides integers in fp32
+        torch.testing.assert_close(torch.as_tensor(found).double(), value.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_a_captured_array_of_which_only_a_fact_is_asked_is_no_input() -> None:
+    spec, captured = attngen.traced(mask=lambda b, h, q, k: k < len(table) + matrix.ndim)
+    assert (spec, captured) == (text_of("mask k < 18"), {})
 
 
 def test_a_conversion_is_not_dropped() -> None:
