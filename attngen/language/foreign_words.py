@@ -19,6 +19,7 @@ class Spelling(NamedTuple):
     help: str
 
 
+MAX_LINE = 2000  # characters of a line in which spellings are looked for
 _KEYWORDS = "dtype|head_dim|heads|mask|score|scale|sink|normalize|precision|output|kernel"
 COMMENT = "comments begin with `#`"
 _MODULES = "math|torch|np|numpy|attngen|F|tl|jnp|jax|std"
@@ -55,7 +56,7 @@ SPELLINGS = (
     Spelling(r"\b([A-Za-z_]\w*)\.([A-Za-z_]\w*)", "there are no methods", "write {2}({1}); see `attngen list`"),
     Spelling(r"\b0[xXbBoO][0-9a-fA-F]+", "numbers are decimal", "write it in decimal"),
     Spelling(r"(?<![\w.])(\d+_[\d_]*\d)", "digits are not grouped", "remove the `_`"),
-    Spelling(r"(?<![\w.])(\d+\.?\d*(?:[eE][+-]?\d+)?)[fFlLuUhH]+\b", "numbers have no suffix", "write {1}"),
+    Spelling(r"(?<![\w.])(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)[fFlLuUhH]+\b", "numbers have no suffix", "write {1}"),
     Spelling(r"\"[^\"\n]*\"?|'[^'\n]*'?", "there is no text in expressions", "write names and numbers without quotes"),
     Spelling(
         rf"(?:^|[{{\s])({_KEYWORDS})\s*([:=])(?!=)",
@@ -102,6 +103,8 @@ NAMES = {
 def spelling_at(source: SourceFile, line: int, column: int) -> Diagnostic | None:
     """The foreign spelling that covers this place, if there is one."""
     text = source.line(line).split("#")[0]
+    if len(text) > MAX_LINE:
+        return None
     for spelling in SPELLINGS:
         for match in re.finditer(spelling.pattern, text):
             if match.start() < column <= match.end():

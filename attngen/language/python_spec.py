@@ -173,7 +173,7 @@ def _items(keyword: str, given: Any) -> list[tuple[str, Any]]:
         raise TypeError(f"`{keyword}` is {given!r}; expected a mapping from names")
     for key in given or {}:
         if not isinstance(key, str):
-            raise TypeError(f"`{keyword}` has {key!r} in the place of a name")
+            raise TypeError(f"`{keyword}` has the key {key!r}; expected a name")
     return list((given or {}).items())
 
 

@@ -13,6 +13,7 @@ from attngen.language.catalogue import catalogue
 from attngen.language.prelude import prelude
 from attngen.spec.expr import Type
 from attngen.spec.operator import TABLE
+from tests.conftest import ROOT
 
 ENTRIES = [(section, entry) for section, entries in catalogue().items() for entry in entries]
 
@@ -41,8 +42,8 @@ def test_every_name_is_there() -> None:
 def test_list_shows_one_name() -> None:
     shown = invoke("alibi").output
     assert all(part in shown for part in ("s + slopes[h] * (k - q)", "a complete score", "input slopes", "Press et al."))
-    assert "aligned at the top left" in " ".join(invoke("causal").output.split())
-    assert "one-sided" in invoke("window(64)").output
+    assert "aligned top-left" in " ".join(invoke("causal").output.split())
+    assert "One-sided" in invoke("window(64)").output
     assert "int, int -> int" in invoke("//").output
     assert "attention gpt2 {" in invoke("gpt2").output
     unknown = invoke("softcp")
@@ -65,3 +66,11 @@ def test_json_carries_the_same() -> None:
 def test_scores_of_the_prelude_are_combined(score: str) -> None:
     declared = "input slopes: fp32[heads]"
     assert load_text(f"attention example {{ dtype fp16 head_dim 64 {declared} score {score} }}")
+
+
+def test_the_language_s_page_has_every_definition_and_what_it_gives() -> None:
+    page = (ROOT / "docs" / "language.md").read_text()
+    for section, entry in ENTRIES:
+        if section == "prelude":
+            kind = next(word for word in ("mask", "score", "number") if word in entry.value)
+            assert f"| `{entry.usage}` | {kind} |" in page

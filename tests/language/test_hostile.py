@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,14 @@ def codes(text: str) -> list[str]:
 )  # fmt: skip
 def test_hostile_text_gets_a_diagnostic(text: str, code: str) -> None:
     assert code in codes(text)
+
+
+@pytest.mark.parametrize("unit", ["1", "lambda ", "a.", "/*", "1_", " ", "mask ", "&& ", "} ", "{ ", "def f = q && k\n", ", "])
+@pytest.mark.parametrize("length", [1900, 2**14, 2**16])
+def test_repeated_pieces_are_refused_soon(unit: str, length: int) -> None:
+    began = time.process_time()
+    assert codes(f"{HEAD} mask q > {unit * (length // len(unit))} $ }}")
+    assert time.process_time() - began < 5
 
 
 def test_a_chain_of_definitions_is_as_deep_as_what_it_stands_for() -> None:

@@ -216,7 +216,7 @@ def test_a_loop_that_builds_too_much_is_refused() -> None:
         ("warps", True, "`warps` is True; expected a whole number"),
         ("lse", "no", "`lse` is 'no'; expected True or False"),
         ("inputs", ["ids"], "expected a mapping from names"),
-        ("inputs", {5: ("int32", ("batch",))}, "`inputs` has 5 in the place of a name"),
+        ("inputs", {5: ("int32", ("batch",))}, "`inputs` has the key 5; expected a name"),
         ("inputs", {"ids": "int32"}, "input `ids` is 'int32'; expected (element type, dimensions)"),
         ("inputs", {"ids": ("int32", "batch")}, "expected (element type, dimensions)"),
         ("inputs", {"ids": ("int32", (3.5,))}, "`input ids` is 3.5; expected a whole number"),
