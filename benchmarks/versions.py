@@ -37,6 +37,7 @@ SCORES: dict[str, dict[str, Any]] = {
     "soft-cap 50": {"mask": "causal", "score": "softcap(50.0)"},
     "s + (q - k)": {"score": "s + (q - k)"},
     "additive mask": DENSE,
+    "dense mask": {"mask": "allowed[q, k]", "inputs": {"allowed": ("bool", ("q_len", "kv_len"))}},
     "sink": {"mask": "causal", "sink": "1.5"},
     "causal, lse": {"mask": "causal", "lse": True},
 }
@@ -71,7 +72,9 @@ def cases(part: str) -> Iterator[Case]:
     else:
         for name, keywords in SCORES.items():
             length = 4096
-            inputs = {"bias": torch.randn(length, length, device="cuda").bfloat16()} if keywords is DENSE else {}
+            numbers = torch.randn(length, length, device="cuda")
+            captured_tensor = {"bias": numbers.bfloat16(), "allowed": numbers > 0}
+            inputs = {n: captured_tensor[n] for n in keywords.get("inputs", {})}
             for head_dim in (64, 128, 256):
                 yield (
                     f"{name} D{head_dim}",

@@ -34,6 +34,7 @@ SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned; 
 LAYOUT = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
 OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on their way
 CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
+PAIR_ELEMENT_REGISTERS = 18  # the same where each pair has an element of its own: with fewer, each read waits for the one before
 PAIR_REGISTERS = 32  # of a score, or a mask that is asked of each pair: more than four consumers' threads have to spare
 # Registers of a producer's and of a consumer's thread, by the number of consumers: multiples of 8 within those of the launch.
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
@@ -154,10 +155,18 @@ def captured_registers(spec: AttentionSpec) -> int:
     """What captured tensors take of them: with key vectors, the elements of two rows, and what is not staged."""
     own = staged(spec)
     read = {n for e in (spec.score, spec.mask, spec.sink) if e is not None for n in walk(e) if isinstance(n, Gather)}
+    if any(_is_of_a_pair(node) for node in read):
+        return 2 * len(own.rows) + PAIR_ELEMENT_REGISTERS
     if not own.keys:
         each = {n for n in read if {"q", "k"} & names_in(*n.args)} or {n for n in walk(spec.score) if isinstance(n, Gather)}
         return CAPTURED_REGISTERS if each else 0
     return 2 * len(own.rows) + (CAPTURED_REGISTERS if read - {e.gather for e in own.elements} else 0)
+
+
+def _is_of_a_pair(node: Gather) -> bool:
+    """Whether one index is of the row and another of the key."""
+    moving = [names_in(index) & {"q", "k"} for index in node.args]
+    return {"q"} in moving and {"k"} in moving
 
 
 def register_split(spec: AttentionSpec, tile: Tile) -> tuple[int, int]:

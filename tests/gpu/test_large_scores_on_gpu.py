@@ -6,13 +6,22 @@ import numpy as np
 import pytest
 
 import attngen
+from attngen.inspect.gpu_memory import from_gpu, to_gpu
+from attngen.reference.compare import Comparison, compare, truth
 from attngen.reference.problems import Sample
 from attngen.spec.dtypes import from_storage, round_to_storage
 from tests.device.test_large_scores import BIASED, FACTORS, LOW, biases, whole_numbers
-from tests.harness import compared
 
 pytestmark = pytest.mark.gpu
 KERNELS = ("naive", "tiled", "fused", "wgmma", "hopper")
+
+
+def compared(compiled: attngen.CompiledAttention, problem: Sample, **params: float) -> Comparison:
+    """How the GPU's result compares with the oracle's."""
+    q, k, v = map(to_gpu, (problem.q, problem.k, problem.v))
+    result = compiled(q, k, v, **{n: to_gpu(x) for n, x in problem.inputs.items()}, **params)
+    output, lse = (from_gpu(x) for x in result) if compiled.spec.lse else (from_gpu(result), None)
+    return compare(output, lse, truth(compiled.spec, problem, params))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
