@@ -68,12 +68,12 @@ def brute_force(spec: AttentionSpec, plan: Plan) -> list[Solved]:
     rows, keys = (128, 128) if plan.rung == "naive" else (plan.block_q, plan.block_kv)
     lengths = [(rows + keys + 1, rows + keys + 1), (2 * rows + 3, keys - 1), (rows - 1, 3 * keys), (2 * keys + 2, 2 * keys + 2)]
     defaults = {p.name: p.default for p in spec.params}
-    values = [defaults, *({p.name: n if p.type is Type.INT else p.default for p in spec.params} for n in (1, keys, rows + 7))]
+    values = [defaults, *({p.name: n if p.type is Type.INT else p.default for p in spec.params} for n in (1, keys))]
     found = []
     for seed, (q_len, kv_len) in enumerate(lengths):
         for params in values if spec.params else [{}]:
             q_len = min(q_len, kv_len) if any("kv_len" in i.dims and "q_len" not in i.dims for i in spec.inputs) else q_len
-            trial = Trial(Shape(2, 4, 2, q_len, kv_len), params, seed)
+            trial = Trial(Shape(2, 2, 1, q_len, kv_len), params, seed)
             found.append(solved(spec, trial))
     return found
 
@@ -92,21 +92,17 @@ def survivors(spec: AttentionSpec, rung: str, of_bounds: bool) -> list[str]:
     return [what for what, kernel in unseen if is_reported(spec, plan, kernel, more)]
 
 
-def has_new_bounds(name: str, rung: str) -> bool:
-    """Whether no spec before `name` has its bounds and tile."""
-    plan = plan_of(few_heads(name), rung)
-    others = (plan_of(few_heads(other), rung) for other in SPECS[: SPECS.index(name)])
-    return (plan.bounds, plan.block_q, plan.block_kv) not in ((o.bounds, o.block_q, o.block_kv) for o in others)
+OWN_BOUNDS = ("gpt2", "mistral_window", "packed_documents", "prefix_lm", "unequal_heads")  # between them every kind of bound
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SPECS)
-def test_every_part_of_a_spec_is_missed_in_the_fused_kernel(name: str) -> None:
-    assert survivors(few_heads(name), "fused", has_new_bounds(name, "fused")) == []
+def test_a_fused_kernel_without_any_one_part_is_reported(name: str) -> None:
+    assert survivors(few_heads(name), "fused", name in OWN_BOUNDS) == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("rung", ["naive", "tiled", *HOPPER_RUNGS])
-@pytest.mark.parametrize("name", ["gpt_oss_sinks", "mistral_window", "packed_documents", "retention"])
-def test_every_part_of_a_spec_is_missed_in_other_kernels(name: str, rung: str) -> None:
-    assert survivors(few_heads(name), rung, True) == []
+@pytest.mark.parametrize("name", ["mistral_window", "retention"])
+def test_other_kernels_without_any_one_part_are_reported(name: str, rung: str) -> None:
+    assert survivors(few_heads(name), rung, of_bounds=False) == []
