@@ -56,7 +56,10 @@ def _sections() -> dict[str, list[dict[str, Any]]]:
     files = sorted(spec_directory().glob("*.attn"))
     return {
         **{section: [asdict(entry) for entry in entries] for section, entries in catalogue().items()},
-        "schedules": [{"name": name, "meaning": f"kernel {rung}"} for name, rung, _, _ in SCHEDULES],
+        "schedules": [
+            {"name": name, "usage": f"{name}, kernel {rung}", "meaning": _first_paragraph(propose)}
+            for name, rung, _, propose in SCHEDULES
+        ],
         "architectures": [{"name": arch.name, "meaning": arch.what} for arch in ARCHES.values()],
         "specs": [{"name": p.stem, "meaning": _comment(p.read_text()), "definition": p.read_text()} for p in files],
     }
@@ -65,6 +68,11 @@ def _sections() -> dict[str, list[dict[str, Any]]]:
 def _by_name(title: str, entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Operators by how they are written, because `-` is two; everything else by name."""
     return {entry["usage" if title == "operators" else "name"]: entry for entry in entries}
+
+
+def _first_paragraph(propose: Any) -> str:
+    """What the module of a schedule's proposer says of it."""
+    return " ".join((sys.modules[propose.__module__].__doc__ or "").split("\n\n")[0].split())
 
 
 def _comment(text: str) -> str:

@@ -52,6 +52,7 @@ def test_list_shows_one_name() -> None:
 
 def test_json_carries_the_same() -> None:
     listed = json.loads(invoke("--json").output)
+    assert all(entry["meaning"] for entries in listed.values() for entry in entries.values())
     for section, entry in ENTRIES:
         found = listed[section][entry.usage if section == "operators" else entry.name]
         assert (found["meaning"], found["example"], found["usage"]) == (entry.meaning, entry.example, entry.usage)
