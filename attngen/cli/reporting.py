@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from attngen.inspect.checking import Checked
+    from attngen.inspect.report.timeline import Timeline
     from attngen.plan import Plan
     from attngen.spec.attention import AttentionSpec
 
@@ -57,7 +58,7 @@ SHARE_OF_LINES = "{mapped} of {all} SASS instructions with a line of CUDA"
     "--check/--no-check",
     default=True,
     show_default=True,
-    help="Run the schedules on the emulated device and show their errors.",
+    help="Run on the emulated device, for the errors and the pipeline.",
 )
 @one_name_option
 @guarded
@@ -91,7 +92,7 @@ def report(
     problem = Problem(q_len, kv_len or q_len, params)
     check_call(loaded[0].spec, Shape(1, q_len=problem.q_len, kv_len=problem.kv_len), params)
     errors = _errors(loaded[0].spec, plan, params) if check else "--no-check was given"
-    page = page_about(loaded[0], plan, source, problem, errors)
+    page = page_about(loaded[0], plan, source, problem, errors, _pipeline(loaded[0].spec, plan) if check else None)
     path = output or Path(f"{source.name}.html")
     path.parent.mkdir(parents=True, exist_ok=True)
     data = page.html.encode()
@@ -100,6 +101,17 @@ def report(
         click.echo(f"no table of errors: {errors}", err=True)
     share = SHARE_OF_LINES.format(mapped=page.mapped, all=page.instructions)
     click.echo(f"{path}  {len(data) / 2**20:.2f} MiB  {share}")
+
+
+def _pipeline(spec: AttentionSpec, plan: Plan) -> Timeline | None:
+    """The pipeline of a traced run; None if it cannot be traced."""
+    from attngen.device.protocol import DeviceError
+    from attngen.inspect.report.pipeline import traced_timeline
+
+    try:
+        return traced_timeline(spec, plan)
+    except DeviceError:
+        return None
 
 
 def _errors(spec: AttentionSpec, plan: Plan, params: Mapping[str, int | float]) -> list[Checked] | str:

@@ -247,5 +247,5 @@ def test_what_cannot_be_is_refused_with_what_could(tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "use kernel fused, or --arch sm_90a" in refused.output
     (tmp_path / "two.attn").write_text("".join(f"attention {n} {{ dtype fp16 head_dim 64 }}\n" for n in ("one", "two")))
-    assert "say which by --name" in invoke(str(tmp_path / "two.attn")).output
+    assert "choose one with --name: one, two" in invoke(str(tmp_path / "two.attn")).output
     assert invoke("gpt2", "--param", "size=3").exit_code == 2

@@ -94,8 +94,8 @@ class AccessSite:
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one thread did at one time: `phase` counts the block barriers before it, `epoch` the meetings of its warp, `order`
-    its own steps since. `offset` into the buffer and `width` are
-    in bytes; `value` is what was read, or written, where it is known."""
+    its own steps since; `at` is its place among the steps of all watched threads, as the emulated device ran them. `offset`
+    into the buffer and `width` are in bytes; `value` is what was read or written, if it is known."""
 
     site: AccessSite
     block: int
@@ -106,6 +106,7 @@ class Step:
     offset: int
     width: int
     value: bytes | None
+    at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ def collect(
     calls = lines_of([[address for address in s.calls if address] for s in raw])
     found = [_site(s, kernels[s.launch], buffers[s.launch], at) for s, at in zip(raw, calls, strict=True)]
     order = [s.launch for s in raw]
-    watched = [(order[s.site], _step(s, found[s.site])) for s in steps[: step_count.value]]
+    watched = [(order[s.site], _step(s, found[s.site], at)) for at, s in enumerate(steps[: step_count.value])]
     watched.sort(key=lambda e: (e[0], e[1].phase, e[1].thread // LANES, e[1].epoch, e[1].order, e[1].thread))
     first_executed = sorted(zip(raw, found, strict=True), key=lambda pair: pair[0].statement)
     return Traced(_merged([s for _, s in first_executed if s.executions]), tuple(step for _, step in watched))
@@ -204,9 +205,9 @@ def _site(s: Any, kernel: str, buffers: Sequence[NamedBuffer], calls: tuple[Call
     return AccessSite(kernel, what, bool(s.write), buffer, calls, *numbers)
 
 
-def _step(s: Any, site: AccessSite) -> Step:
+def _step(s: Any, site: AccessSite, at: int) -> Step:
     value = bytes(s.value[: s.bytes]) if s.has_value else None
-    return Step(site, s.block, s.thread, s.phase, s.epoch, s.order, s.offset, s.bytes, value)
+    return Step(site, s.block, s.thread, s.phase, s.epoch, s.order, s.offset, s.bytes, value, at)
 
 
 def _merged(sites: Sequence[AccessSite]) -> tuple[AccessSite, ...]:

@@ -27,11 +27,11 @@ _BLOCK = re.compile(r"\{\s*\.reg \.pred (\w+);(.*)\}", re.DOTALL)
 _COLUMNS = re.compile(r"(m\d+)n(\d+)(k\d+)")
 FMA = "fma.rn.f32"  # what a call of fmaf is on a GPU
 # A macro does not expand itself: the inner fmaf is the function.
-_COUNTED_FMA = """\
-#ifdef {define}
+_COUNTED_FMA = f"""\
+#ifdef {COUNTED}
 #define fmaf(...) (emulator::count_instruction({{number}}), fmaf(__VA_ARGS__))
 #endif
-""".format(define=COUNTED)
+"""
 _SPECIAL_REGISTERS = {"tid.x": "threadIdx.x", "ctaid.x": "blockIdx.x"}
 
 

@@ -26,7 +26,7 @@ from attngen.inspect.report.beside import beside_data
 from attngen.inspect.report.code import CLASS_NAMES, code_data
 from attngen.inspect.report.levels import levels_data
 from attngen.inspect.report.pictures import roofline_plot, tile_map
-from attngen.inspect.report.timeline import timeline
+from attngen.inspect.report.timeline import Timeline, timeline
 from attngen.language import Loaded
 from attngen.plan import Plan
 from attngen.plan.shared_layout import BANK_GROUPS, layouts
@@ -54,8 +54,16 @@ class Report:
     instructions: int
 
 
-def report(loaded: Loaded, plan: Plan, source: KernelSource, problem: Problem, errors: Sequence[Checked] | str) -> Report:
-    """The page about `source`. `errors` is what a check found, or why there was none.
+def report(
+    loaded: Loaded,
+    plan: Plan,
+    source: KernelSource,
+    problem: Problem,
+    errors: Sequence[Checked] | str,
+    pipeline: Timeline | None = None,
+) -> Report:
+    """The page about `source`. `errors` is what a check found, or why there was none; `pipeline` is of a traced run, None for a
+    schematic.
 
     Raises CompilationError; DeviceError where there is no nvdisasm.
     """
@@ -87,6 +95,7 @@ def report(loaded: Loaded, plan: Plan, source: KernelSource, problem: Problem, e
             hashes={name: _digest(text) for name, text in assets.items()},
             data=_as_json(data),
             beside=[other["title"] for other in data["beside"]],
+            timeline=pipeline or timeline(loaded.spec, plan),
             **_pictures(loaded, plan, problem, code),
         )
     )
@@ -103,7 +112,6 @@ def _pictures(loaded: Loaded, plan: Plan, problem: Problem, code: MachineCode) -
         "tiles": tile_map(spec, plan, arrays, names),
         "layouts": layouts(spec, plan),
         "bank_groups": BANK_GROUPS,
-        "timeline": timeline(spec, plan),
         "roof": roofline_plot(spec, plan, arrays, names, PLOT),
         "plot": PLOT,
         "histogram": histogram(line.text for line in code.sass if line.is_code),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngen.plan import Plan
 from attngen.spec.attention import AttentionSpec
@@ -40,7 +40,8 @@ class Timeline:
 
 def timeline(spec: AttentionSpec, plan: Plan) -> Timeline:
     weights = "score" if spec.normalize == "none" else spec.normalize  # what comes between the two products
-    return TIMELINES[plan.schedule](plan, weights)
+    drawn = TIMELINES[plan.schedule](plan, weights)
+    return replace(drawn, says=f"{drawn.says} A schematic drawn from the plan, not from a run; lengths are not measured.")
 
 
 def _naive(plan: Plan, weights: str) -> Timeline:
