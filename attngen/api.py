@@ -1,4 +1,4 @@
-"""The whole road in one place: `load` and `compile`."""
+"""`load` and `compile`: from a spec to a callable kernel."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CompiledAttention:
     captures: Mapping[str, Any] = field(default_factory=dict)
     of_tensors: OfTensors | None = field(default=None, repr=False, compare=False)
     tuned: Mapping[Bucket, Winner] = field(default_factory=dict, repr=False, compare=False)
-    by_sizes: bool = field(default=False, repr=False, compare=False)  # other plans serve other sizes better
+    by_sizes: bool = field(default=False, repr=False, compare=False)  # whether the plan depends on the sizes of a call
     by_default: bool = field(default=False, repr=False, compare=False)  # on the emulated device because there is no GPU
     _others: dict[Any, CompiledAttention] = field(default_factory=dict, repr=False, compare=False)
 
@@ -72,7 +72,7 @@ class CompiledAttention:
         stream: int | None = None,
         **named: Any,
     ) -> Any:
-        """Run on `stream` (a driver stream handle; the current stream of q's library by default).
+        """O, or (O, lse). Runs on `stream` (a driver stream handle; by default the current stream of q's library).
 
         O and lse are written to `out` and `lse` where these are given; they may not share memory with an input. Where
         attngen.torch was imported before the spec was compiled, calls with its tensors cost the host least, and without `out`,
@@ -107,7 +107,7 @@ class CompiledAttention:
         return (output, arrays["lse"].owner) if spec.lse else output
 
     def run(self, arrays: dict[str, ArrayView], params: Mapping[str, int | float], stream: int | None) -> dict[str, ArrayView]:
-        """Compute `arrays`, by the names of the source's tensors, of which outputs that are missing are allocated. Raises
+        """`arrays` with the computed outputs, by the names of the source's tensors; missing outputs are allocated. Raises
         ArgumentError."""
         given = [name for name in ("O", "lse") if name in arrays]
         chosen = self.at(arrays)
@@ -119,7 +119,7 @@ class CompiledAttention:
         return arrays
 
     def at(self, arrays: Mapping[str, ArrayView]) -> CompiledAttention:
-        """The same, planned for the sizes of `arrays`: what tuning found, else the planner's choice, which may be its own plan.
+        """This attention planned for the sizes of `arrays`: as tuned, else as the planner chooses, which may be this plan.
 
         A plan that no call has needed before is compiled now.
         """
@@ -160,8 +160,8 @@ class CompiledAttention:
         )
 
     def bind(self, arrays: dict[str, ArrayView], params: Mapping[str, int | float]) -> Bound:
-        """Check `arrays` (by the names of the source's tensors) and params, allocate into `arrays` what is not there, and
-        give the launches. Raises ArgumentError, ObligationError."""
+        """The launches of a call. `arrays`, by the names of the source's tensors, are checked, and missing ones are allocated
+        into it. Raises ArgumentError."""
         sizes = measure(self.source, arrays) | {MULTIPROCESSORS: self.device.multiprocessors}
         self._check_place(arrays["Q"])
         _check_indices(self.spec, sizes, params)
@@ -199,12 +199,12 @@ _of_tensors: list[MakeOfTensors] = []
 
 
 def register_of_tensors(make: MakeOfTensors) -> None:
-    """From now on compiled specs are made callable for a library's tensors by `make`: (spec, rung, captures, device)."""
+    """Registers `make`(spec, rung, captures, device), which makes compiled specs callable with the tensors of a library."""
     _of_tensors.append(make)
 
 
 def _stream(stream: int | None, q: ArrayView) -> int | None:
-    """The stream asked for, else the current one of torch or CuPy where q is theirs."""
+    """`stream` if given, else the current stream of torch or CuPy if q belongs to one of them."""
     if stream is not None or q.location == CPU:
         return stream
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
@@ -222,7 +222,7 @@ def _check_indices(spec: AttentionSpec, sizes: dict[str, int], params: Mapping[s
 
 
 def preload() -> None:
-    """Make the compiler ready now (about 0.2 s), so that the first kernel costs no more than the others."""
+    """Loads the compiler now (about 0.2 s), so that the first kernel takes no longer than later ones."""
     from attngen.emit import emitter
     from attngen.language.prelude import prelude
 
@@ -297,7 +297,7 @@ def compile(
 
 
 def _check_types(spec: Any, device: Any, arch: Any, captures: Any, ahead: Any) -> None:
-    """Raise ArgumentTypeError for an argument of `compile` that is nothing of its kind."""
+    """Raises ArgumentTypeError for an argument of `compile` of the wrong type."""
     for keyword, given, fits, expected in (
         (
             "spec",
@@ -315,19 +315,19 @@ def _check_types(spec: Any, device: Any, arch: Any, captures: Any, ahead: Any) -
 
 
 def check_stream(stream: Any) -> None:
-    """Raise ArgumentTypeError for what is no handle of a stream."""
+    """Raises ArgumentTypeError if `stream` is not the handle of a stream."""
     if stream is not None and not isinstance(stream, int):
         raise ArgumentTypeError(f"`stream` is {stream!r}; expected the driver's handle, as torch.cuda.Stream.cuda_stream")
 
 
 def compile_later(spec: AttentionSpec, device: str, kernel: str | None = None) -> CompiledAttention:
-    """A callable of a checked spec on the device of that name. Its kernel is compiled by the first call that fits the spec: a
-    call that does not is refused before. Raises PlanRefusal, DeviceError."""
+    """A checked spec as a callable on the device of that name. The first call whose arguments fit compiles the kernel, so a
+    call that is refused compiles nothing. Raises PlanRefusal, DeviceError."""
     return _on(_device(device), spec, kernel, None, later=True)
 
 
 def _on(place: Device, spec: AttentionSpec, kernel: str | None, arch: str | None, later: bool = False) -> CompiledAttention:
-    """`spec` planned for `arch`, by default that of the device; the emulated device has whichever one the kernel needs."""
+    """`spec` planned for `arch`: by default the device's; on the emulated device, one that has the kernel's instructions."""
     on_gpu = place.name.startswith("cuda")
     usual = place.arch if on_gpu else default_arch(kernel or spec.schedule.rung)
     plan = choose(spec, _arch(arch or usual), kernel)

@@ -1,4 +1,4 @@
-"""torch's attention by attngen's kernels: its spec, its arguments, and `attention` for arrays of any library."""
+"""`attention`, with the arguments of torch's scaled_dot_product_attention, for arrays of any library; its spec and checks."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ _of_tensors: list[Callable[..., Any]] = []
 
 
 def register_of_tensors(attention: Callable[..., Any]) -> None:
-    """From now on tensors are handed to `attention`, torch's own way to the kernels."""
+    """Registers `attention` for torch tensors."""
     _of_tensors.append(attention)
 
 
 def _four_dimensions(array: ArrayView) -> ArrayView:
-    """`array` with dimensions of size 1 before its own."""
+    """`array` with leading dimensions of size 1, [batch, heads, length, size]."""
     missing = 4 - len(array.shape)
     if missing < 0 or len(array.shape) < 2:
         raise ArgumentError(
@@ -87,26 +87,26 @@ def _four_dimensions(array: ArrayView) -> ArrayView:
 
 
 def check_ranks(ranks: Mapping[str, int]) -> None:
-    """Raise ArgumentError if q, k and v do not have as many dimensions as one another."""
+    """Raises ArgumentError if q, k and v differ in their number of dimensions."""
     for array, rank in ranks.items():
         if rank != ranks["q"]:
             raise ArgumentError(f"`q` has {dimensions(ranks['q'])} and `{array}` has {rank}; expected the same number")
 
 
 def refuse_dropout(dropout_p: float) -> None:
-    """Raise ArgumentError for a dropout, which torch's attention has and this one does not."""
+    """Raises ArgumentError for a dropout other than 0."""
     if dropout_p != 0.0:
-        raise ArgumentError(f"dropout_p is {dropout_p!r}; no kernel has dropout: pass 0.0, as in evaluation")
+        raise ArgumentError(f"dropout_p is {dropout_p!r}; no kernel has dropout. Pass 0.0, as in evaluation")
 
 
 _RENAMED = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask"}
 
 
 def refuse_renamed(unknown: Mapping[str, Any], function: Callable[..., Any]) -> None:
-    """Raise TypeError for a keyword that `function` does not have: torch's name of it where it is another's."""
+    """Raises TypeError for an unknown keyword of `function`, with torch's name if it is another name of an argument."""
     for keyword in unknown:
         if keyword in _RENAMED:
-            raise TypeError(f"attention has no keyword `{keyword}`; it is `{_RENAMED[keyword]}`, as torch calls it")
+            raise TypeError(f"attention has no keyword `{keyword}`; torch's name for it is `{_RENAMED[keyword]}`")
     refuse_keywords("attention", unknown, [name for name in signature(function).parameters if name != "unknown"])
 
 
@@ -145,7 +145,7 @@ def standard_spec(
 
 
 def also_causal(spec: AttentionSpec) -> AttentionSpec:
-    """`spec` whose queries see keys up to their own position alone. Raises DiagnosticError where that is too much to say."""
+    """`spec` with `q >= k` added to its mask. Raises DiagnosticError if the mask becomes too large."""
     both = replace(spec, mask=CAUSAL if spec.mask is None else apply("and", CAUSAL, spec.mask))
     check(both)
     return both

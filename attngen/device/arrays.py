@@ -38,7 +38,7 @@ CPU = Location("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ArrayView:
-    """One array: `strides` count elements; `owner` keeps the memory alive; `writable` is what its library says."""
+    """One array: `strides` count elements; `owner` keeps the memory alive; `writable` is its library's flag."""
 
     name: str
     pointer: int
@@ -72,7 +72,7 @@ def view(array: Any, name: str) -> ArrayView:
         found = _of_dlpack(array, name)
     else:
         raise ArgumentTypeError(
-            f"`{name}` is a {type(array).__name__}; expected an array: torch, numpy, CuPy or anything that speaks DLPack"
+            f"`{name}` is a {type(array).__name__}; expected an array: torch, numpy, CuPy or anything with DLPack"
         )
     if found.pointer % found.dtype.bytes:
         raise ArgumentError(
@@ -93,11 +93,9 @@ def _of_torch(tensor: Any, name: str, torch: Any) -> ArrayView:
         )
     if tensor.layout is not torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        raise ArgumentTypeError(
-            f"`{name}` is a {layout} tensor; expected one whose elements all lie in memory: a padded or dense copy"
-        )
+        raise ArgumentTypeError(f"`{name}` is a {layout} tensor; expected a dense one; pass a padded or dense copy")
     if tensor.is_neg():
-        raise ArgumentError(f"`{name}` has its sign in a flag, not in memory; pass {name}.resolve_neg()")
+        raise ArgumentError(f"`{name}` is a negated view: its sign is a flag, not in memory; pass {name}.resolve_neg()")
     if tensor.device.type not in ("cpu", "cuda"):
         raise ArgumentError(f"`{name}` is on {tensor.device}; expected a tensor on the CPU or on a CUDA device")
     location = CPU if tensor.device.type == "cpu" else Location("cuda", tensor.device.index or 0)
@@ -105,22 +103,22 @@ def _of_torch(tensor: Any, name: str, torch: Any) -> ArrayView:
 
 
 def _address(tensor: Any, name: str) -> int:
-    """Where a tensor's elements lie. Raises ArgumentTypeError for one that has none: torch's tracing and vmap make such."""
+    """The address of a tensor's elements. Raises ArgumentTypeError if it has none, as in torch's tracing and vmap."""
     try:
         address = int(tensor.data_ptr()) if type(tensor).__name__ != "FakeTensor" else 0
     except RuntimeError:
         address = 0
     if not address and tensor.numel():
         raise ArgumentTypeError(
-            f"`{name}` is a tensor without memory, as torch has them while it traces or transforms a function; call without "
-            "`out`, `lse` and `stream`, which tracing can follow"
+            f"`{name}` is a tensor without memory: torch is tracing or transforming a function. Call without `out`, `lse` and "
+            "`stream`, which tracing supports"
         )
     return address
 
 
 def _of_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
     if isinstance(array, np.ma.MaskedArray):
-        raise ArgumentTypeError(f"`{name}` is a masked array, whose mask no kernel reads; pass {name}.filled(...)")
+        raise ArgumentTypeError(f"`{name}` is a masked array, and kernels do not read its mask; pass {name}.filled(...)")
     dtype = _BY_NUMPY.get(array.dtype) or _BY_NAME.get(array.dtype.name)
     if dtype is None:
         raise _unknown_dtype(name, str(array.dtype))
@@ -184,12 +182,12 @@ def _of_dlpack(array: Any, name: str) -> ArrayView:
 
 
 def dimensions(count: int) -> str:
-    """How many dimensions something has, in words."""
+    """A number of dimensions, in words."""
     return f"{count} dimension{'s' * (count != 1)}"
 
 
 def _in_elements(steps: Sequence[int], itemsize: int, name: str) -> tuple[int, ...]:
-    """Strides of bytes as those of elements."""
+    """Strides in bytes -> strides in elements."""
     if any(step % itemsize for step in steps):
         raise ArgumentError(f"`{name}` has strides of {tuple(steps)} bytes, not whole elements; pass a copy")
     return tuple(step // itemsize for step in steps)
@@ -210,7 +208,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def empty_like_owner(owner: Any, shape: tuple[int, ...], dtype: DType, location: Location) -> Any:
-    """An uninitialized contiguous array of the library, and in the place, of `owner`."""
+    """An uninitialized contiguous array of the library of `owner`, on its device."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(owner, torch.Tensor):
         return torch.empty(shape, dtype=getattr(torch, dtype.torch), device=owner.device)

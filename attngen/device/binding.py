@@ -1,4 +1,4 @@
-"""A `KernelSource` and the arrays of one call -> sizes, and the launches with every argument in place."""
+"""`KernelSource` and the arrays of one call -> the sizes, and the launches with all arguments."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CTYPES: dict[str, type[Any]] = {
     "float": ctypes.c_float,
     "bool": ctypes.c_bool,
 }
-ROW_BYTES = 128  # of a box that TMA swizzles
+ROW_BYTES = 128  # of a swizzled TMA box
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
 def measure(source: KernelSource, arrays: Mapping[str, ArrayView]) -> dict[str, int]:
-    """The size of every named dimension, from the arrays given; checks each array against its TensorSpec.
+    """The size of every named dimension; checks each array against its TensorSpec.
 
     Raises ArgumentError that names the array, what it is and what was expected.
     """
@@ -77,13 +77,13 @@ def _check_kind(spec: TensorSpec, array: ArrayView) -> None:
         )
     if array.dtype.name != spec.dtype:
         raise ArgumentTypeError(
-            f"`{array.name}` has elements of {array.dtype}; expected {spec.dtype}. Convert it, or say dtype {array.dtype} "
+            f"`{array.name}` has elements of {array.dtype}; expected {spec.dtype}. Convert it, or write dtype {array.dtype} "
             "in the spec"
         )
 
 
 def check_heads(sizes: Mapping[str, int]) -> None:
-    """Raises ArgumentError where query heads do not divide among key/value heads."""
+    """Raises ArgumentError if the query heads are not a multiple of the key/value heads."""
     q_heads, kv_heads = sizes.get("q_heads"), sizes.get("kv_heads")
     if q_heads is None or kv_heads is None or q_heads == 0:
         return
@@ -96,25 +96,25 @@ def _check_layout(spec: TensorSpec, array: ArrayView) -> None:
         return
     if spec.unit_stride and array.shape[-1] > 1 and array.strides[-1] != 1:
         raise ArgumentError(
-            f"`{array.name}` has stride {array.strides[-1]} in its last dimension; this kernel copies whole rows and needs 1. "
-            f"Pass a contiguous copy, or use kernel tiled"
+            f"`{array.name}` has stride {array.strides[-1]} in its last dimension; this kernel copies whole rows and "
+            f"requires 1. Pass a contiguous copy, or use kernel tiled"
         )
     align = spec.alignment
     if align and array.pointer % align:
         raise ArgumentError(
-            f"`{array.name}` starts at an address that is not a multiple of {align} bytes, which this kernel's copies need. "
+            f"`{array.name}` starts at an address that is not a multiple of {align} bytes, which this kernel's copies require. "
             "Pass a copy, or use kernel tiled"
         )
     for axis, (size, stride) in enumerate(zip(array.shape[:-1], array.strides[:-1], strict=True)):
         if align and size > 1 and stride * array.dtype.bytes % align:
             raise ArgumentError(
                 f"`{array.name}` has stride {stride} in dimension {axis}, {stride * array.dtype.bytes} bytes; this kernel's "
-                f"copies need a multiple of {align} bytes. Pass a contiguous copy, or use kernel tiled"
+                f"copies require a multiple of {align} bytes. Pass a contiguous copy, or use kernel tiled"
             )
     if spec.role == "output" and not array.writable:
         raise ArgumentError(f"`{array.name}` is read-only and cannot be written. Pass a copy")
     if spec.role == "output" and overlaps_itself(array):
-        raise ArgumentError(f"elements of `{array.name}` share memory, so that it cannot be written. Pass a contiguous array")
+        raise ArgumentError(f"elements of `{array.name}` share memory, so it cannot be an output. Pass a contiguous array")
 
 
 def _wrong_size(spec: TensorSpec, array: ArrayView, axis: int, extent: Extent, wanted: int, origin: Mapping[str, str]) -> str:
@@ -191,9 +191,9 @@ def bind(source: KernelSource, arrays: Mapping[str, ArrayView], sizes: dict[str,
 
 
 def _tensor_map(array: ArrayView, parameter: Parameter) -> MappedTensor:
-    """A [batch, head, row, element] array as TMA sees it. Raises TensorMapError where it cannot."""
+    """A [batch, head, row, element] array as TMA sees it. Raises TensorMapError if it cannot."""
     size = array.dtype.bytes
-    batch, heads, rows, width = (max(n, 1) for n in array.shape)  # of an empty tensor nothing is copied
+    batch, heads, rows, width = (max(n, 1) for n in array.shape)  # nothing is copied of an empty tensor
     steps = [stride * size if n > 1 else ROW_BYTES for n, stride in zip(array.shape[2::-1], array.strides[2::-1], strict=True)]
     box = (ROW_BYTES // size, parameter.dim, 1, 1)
     described = TensorMap(array.name, array.dtype.name, (width, rows, heads, batch), tuple(steps), box)
@@ -202,24 +202,24 @@ def _tensor_map(array: ArrayView, parameter: Parameter) -> MappedTensor:
 
 
 OUTPUTS = frozenset(("out", "lse"))
-MOST_DISTANCES = 256  # remembered for the calls of one signature
+MOST_DISTANCES = 256  # remembered per call signature
 
 
 class Apart:
-    """The arrays of a call, whose outputs may not share memory with any other: a block would read what another has written.
+    """Checks that outputs share no element with another array of the call: a block would read what others have written.
 
-    Views that interleave without sharing an element, as the parts of a packed projection do, are apart.
+    Views that interleave without sharing an element, as the parts of a packed projection do, pass.
     """
 
     def __init__(self, arrays: Sequence[ArrayView]) -> None:
-        self._arrays = [replace(array, owner=None) for array in arrays]  # calls are remembered longer than their arrays live
+        self._arrays = [replace(array, owner=None) for array in arrays]  # remembered calls must not keep arrays alive
         outputs = [i for i, array in enumerate(arrays) if array.name in OUTPUTS]
         self._pairs = [(i, j) for i in outputs for j in range(len(arrays)) if j != i]
         self._ranges = [byte_range(array) for array in arrays]
-        self._interleaved: set[tuple[int, int, int]] = set()  # pairs at a distance that were found to be apart
+        self._interleaved: set[tuple[int, int, int]] = set()  # (i, j, distance in bytes) that share no element
 
     def check(self, addresses: Sequence[int]) -> None:
-        """Raise ArgumentError if an output shares memory with another array. `addresses` are those of the arrays."""
+        """Raises ArgumentError if an output shares memory with another array. `addresses` are those of the arrays."""
         for i, j in self._pairs:
             (low, high), (other_low, other_high) = self._ranges[i], self._ranges[j]
             distance = addresses[j] - addresses[i]
@@ -252,7 +252,7 @@ def _memory(spec: TensorSpec, array: ArrayView) -> Memory:
 
 
 def check_params(source_params: Mapping[str, tuple[str, Number | None]], given: Mapping[str, Any]) -> dict[str, Number]:
-    """Every param's value: what was given, else its default. `source_params` maps names to (type, default).
+    """Every param's value: the given one, else its default. `source_params` maps names to (type, default).
 
     Raises ArgumentError for a param that is missing, of the wrong type or out of range.
     """
@@ -276,12 +276,12 @@ INFINITIES = (math.inf, -math.inf)
 
 
 def _shown(value: Number) -> str:
-    """A number in at most some 40 characters."""
+    """A number in at most about 40 characters."""
     return str(value) if isinstance(value, float) or abs(value) < 10**40 else "a number of more than 40 digits"
 
 
 def refuse_unknown(names: list[str], known: list[str]) -> None:
-    """Raise ArgumentError for the first name that is none of `known`."""
+    """Raises ArgumentError for the first name that is not in `known`."""
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, 1)

@@ -11,22 +11,22 @@ from attngen.diagnostics import ArgumentError
 
 
 class EmulatedDeviceWarning(UserWarning):
-    """The emulated device runs a call that did not name it: right, but thousands of times slower than a GPU."""
+    """The emulated device runs a call that did not request it: results are right, but a GPU is thousands of times faster."""
 
 
 class _Said:
-    """What this process has said, or need not say."""
+    """Whether the warning was given, or is not needed."""
 
     emulated = False
 
 
 def emulated_by_name() -> None:
-    """The caller names the emulated device, and so knows what runs: `warn_emulated` says nothing from now on."""
+    """The caller requests the emulated device by name: no `warn_emulated` from now on."""
     _Said.emulated = True
 
 
 def warn_emulated(what: str, cure: str) -> None:
-    """Warn, once a process, that the emulated device runs `what`."""
+    """Warns, once per process, that the emulated device runs `what`."""
     if _Said.emulated:
         return
     _Said.emulated = True
@@ -34,8 +34,8 @@ def warn_emulated(what: str, cure: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("attngen", "torch"):
         level, frame = level + 1, frame.f_back
     warnings.warn(
-        f"the emulated device runs {what}: the CUDA kernel, compiled for the CPU, one thread after another, which is for tests "
-        f"and learning. {cure} (This warning comes once a process; its category is attngen.EmulatedDeviceWarning.)",
+        f"the emulated device runs {what}: it executes the CUDA kernel on the CPU, thread by thread, for tests and learning. "
+        f"{cure} (This warning is given once per process; its category is attngen.EmulatedDeviceWarning.)",
         EmulatedDeviceWarning,
         stacklevel=level,
     )

@@ -1,4 +1,4 @@
-"""A kernel that is compiled when it is first run: a plan that no call takes costs no compilation."""
+"""A kernel that is compiled on first use: plans that no call takes are not compiled."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class DeferredKernel:
             return self._compiled
 
     def __getattr__(self, name: str) -> Any:
-        """What only kernels of this device have."""
+        """Attributes that only this device's kernels have."""
         return getattr(self.compiled, name)

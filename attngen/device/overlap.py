@@ -1,4 +1,4 @@
-"""Whether strided arrays share elements of memory: exact, without touching it."""
+"""An exact test for overlap of strided arrays, which reads no memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def byte_range(array: ArrayView) -> tuple[int, int]:
 
 
 def share_memory(one: ArrayView, other: ArrayView, distance: int) -> bool:
-    """Whether some byte belongs to both, if `other` begins `distance` bytes after `one`. True where that is too hard to say."""
+    """Whether some byte belongs to both, if `other` begins `distance` bytes after `one`. True if the solver gives up."""
     return _share(
         _stand_in(one.shape, one.strides, one.dtype.bytes), _stand_in(other.shape, other.strides, other.dtype.bytes, distance)
     )
 
 
 def overlaps_itself(array: ArrayView) -> bool:
-    """Whether two elements of `array` lie on one another. True where that is too hard to say."""
+    """Whether two elements of `array` share an address. True if the solver gives up."""
     if 0 in array.shape:
         return False
     axes = sorted((abs(s), n) for n, s in zip(array.shape, array.strides, strict=True) if n > 1)
@@ -42,8 +42,8 @@ def overlaps_itself(array: ArrayView) -> bool:
 
 
 def _some_difference_is_zero(axes: Sequence[tuple[int, int]]) -> bool:
-    """Two elements meet if their indices differ, first along some axis: element 0 there and any later one, whatever the
-    indices along the axes that follow."""
+    """Two different elements share an address if, for the first axis along which their indices differ, element 0 and a later
+    one do, with any indices along the axes that follow."""
     for position, (stride, size) in enumerate(axes):
         strides, sizes = zip(*axes[position + 1 :], strict=True) if axes[position + 1 :] else ((), ())
         later = _stand_in((size - 1, *sizes), (stride, *strides), 1, stride)
@@ -60,17 +60,17 @@ def _share(one: Any, other: Any) -> bool:
 
 
 class _Described:
-    """An array by its description alone."""
+    """An array interface without an array."""
 
     def __init__(self, interface: dict[str, Any]) -> None:
         self.__array_interface__ = interface
 
 
-BASE = 1 << 60  # an address that nobody reads, far enough from both ends for any distance
+BASE = 1 << 60  # an address that is never read, far from both ends of the address space
 
 
 def _stand_in(shape: Sequence[int], strides: Sequence[int], size: int, offset: int = 0) -> np.ndarray[Any, Any]:
-    """A numpy array of this layout, for its addresses alone: it is never read."""
+    """A numpy array of this layout at `BASE + offset`, whose elements are never read."""
     steps = tuple(s * size for s in strides)
     interface = {"version": 3, "typestr": f"|V{size}", "data": (BASE + offset, False), "shape": tuple(shape), "strides": steps}
     return np.asarray(_Described(interface))

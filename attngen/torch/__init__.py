@@ -1,4 +1,4 @@
-"""attngen for torch: `attention`, the module `Attention`, and the one operator under both, `torch.ops.attngen.attention`.
+"""`attention` and the module `Attention` for torch, and the operator that both call, `torch.ops.attngen.attention`.
 
     import attngen.torch
     o = attngen.torch.attention(q, k, v, is_causal=True)
@@ -9,7 +9,7 @@ Everything works in eager mode, under `torch.compile(fullgraph=True)`, in `torch
 backward yet: an input that requires grad is an error.
 """
 
-from attngen.torch import compiled as compiled  # which makes compiled specs callable with tensors
+from attngen.torch import compiled as compiled  # registers compiled specs as callables of tensors
 from attngen.torch.functional import attention
 from attngen.torch.module import Attention
 

@@ -1,4 +1,4 @@
-"""What calls give by name, as the operator takes it: lists in the order of declaration."""
+"""Named arguments of a call as the operator takes them: lists in the order of declaration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 
 Tensor = Any
-Lists = tuple[Any, ...]  # (inputs, ints, floats), shorter where the last have nothing to say; None for an empty list
+Lists = tuple[Any, ...]  # (inputs, ints, floats) without trailing empty lists; None for any other empty list
 
 
 class NamedArguments:
@@ -30,7 +30,7 @@ class NamedArguments:
             self._usual = self._numbers({})
 
     def said(self, named: Mapping[str, Any], captured: Mapping[str, Tensor]) -> tuple[list[Tensor], tuple[Any, ...] | None]:
-        """(inputs, params) as `EagerCalls` tells calls apart, unchecked; None for params that it could not tell apart."""
+        """(inputs, params) as part of the key of `EagerCalls`, unchecked; params is None if it cannot be part of a key."""
         if named.keys() == self._input_names:
             return [named[name] for name in self.inputs], ()
         params = tuple((name, type(value), value) for name, value in named.items() if name not in self._input_names)
@@ -38,7 +38,7 @@ class NamedArguments:
         return inputs, params if all(kind in (int, float) for _, kind, _ in params) else None
 
     def lists(self, named: Mapping[str, Any], captured: Mapping[str, Tensor]) -> Lists:
-        """`named` after q, k, v and the spec's text in a call of the operator; `captured` stands for what is not named.
+        """The operator's arguments after q, k, v and the spec's text; `captured` replaces inputs that are not in `named`.
 
         Raises ArgumentError for a name that is unknown, missing or out of range, ArgumentTypeError for what is no tensor.
         """
@@ -62,12 +62,12 @@ class NamedArguments:
 
 
 def _trimmed(inputs: list[Tensor] | None, numbers: Lists) -> Lists:
-    """Each list costs a call half a microsecond, so that empty ones are left out."""
+    """The lists without trailing empty ones: each costs a call half a microsecond."""
     return (inputs, *numbers) if numbers else () if inputs is None else (inputs,)
 
 
 def tensor(name: str, value: Any) -> Tensor:
-    """`value`, which must be a tensor of torch. Raises ArgumentTypeError."""
+    """`value` if it is a tensor of torch. Raises ArgumentTypeError."""
     if not isinstance(value, torch.Tensor):
         raise ArgumentTypeError(f"`{name}` is a {type(value).__name__}; expected a tensor, as `q` is")
     return value

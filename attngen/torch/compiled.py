@@ -1,4 +1,4 @@
-"""Compiled specs, called with tensors: by the same operator, so that they too are traced, exported and replayed."""
+"""Compiled specs as callables of tensors, through the operator, so that torch can trace, export and replay their calls."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Tensor = Any
 
 
 class OfTensors:
-    """`spec` as a function of tensors on `device`, as torch names it. `rung` overrides the spec's own statement, `captures`
-    stand for inputs left out."""
+    """`spec` as a function of tensors on `device`, by torch's name. `rung` overrides the spec's own statement; `captures` are
+    the values of inputs that a call does not give."""
 
     def __init__(self, spec: AttentionSpec, rung: str | None, captures: Mapping[str, Any], device: str) -> None:
         self._device = torch.device(device)
@@ -33,7 +33,7 @@ class OfTensors:
         self._calls = EagerCalls()
 
     def takes(self, q: Any) -> bool:
-        """Whether this is for arguments like `q`."""
+        """Whether `q` is a tensor on this device."""
         return isinstance(q, torch.Tensor) and q.device == self._device
 
     def __call__(
@@ -68,7 +68,7 @@ class OfTensors:
         lse: Tensor | None,
         stream: int | None,
     ) -> Any:
-        """What writes to its arguments is no operator of torch, and runs beside its dispatcher."""
+        """A call with `out`, `lse` or `stream`: it writes to its arguments, so it bypasses torch's dispatcher."""
         if lse is not None and not self._lse:
             raise ArgumentError("`lse` was given, but the spec does not say `output lse`")
         check_stream(stream)

@@ -1,4 +1,4 @@
-"""What is known of an attention before its tensors are: its spec's text follows from their element type and head sizes."""
+"""An attention without element type and head sizes, which tensors add: together they give the spec's text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODES: tuple[str, ...] = get_args(Rung)
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """The keywords of `attngen.define` but for dtype and head sizes, with `mode` for the rung."""
+    """The keywords of `attngen.define` except dtype and head sizes; `mode` is the rung."""
 
     mode: Rung = "auto"
     is_causal: bool = False
@@ -31,7 +31,7 @@ class Description:
     keywords: Mapping[str, Any] | None = None
 
     def spec(self, dtype: str, head_dim: int, head_dim_v: int, mask_dtype: str | None) -> tuple[AttentionSpec, dict[str, Any]]:
-        """(spec, captured arrays). `mask_dtype` is that of a dense mask given beside the tensors. Raises DiagnosticError."""
+        """(spec, captured arrays). `mask_dtype` is the element type of a dense mask, or None. Raises DiagnosticError."""
         if self.keywords is None:
             spec = standard_spec(dtype, head_dim, head_dim_v, mask_dtype, self.is_causal, self.scale)
             captured: dict[str, Any] = {}
@@ -44,7 +44,7 @@ class Description:
 
 
 def check_mode(mode: str) -> None:
-    """Raise ArgumentError for what is no mode."""
+    """Raises ArgumentError for an unknown mode."""
     if mode not in MODES:
         raise ArgumentError(f"mode is {mode!r}; expected {', '.join(MODES)}")
 
@@ -53,7 +53,7 @@ _known: list[Description] = []
 
 
 def register(description: Description) -> int:
-    """A number for `description`: what a traced function may carry where it may not carry an object."""
+    """A number for `description`: functions that torch.compile traces may hold a number, but no object."""
     _known.append(description)
     return len(_known) - 1
 
@@ -67,13 +67,13 @@ def _text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_dtyp
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def spec_text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_dtypes: tuple[Any, ...]) -> str:
-    """The text of a registered description for tensors of these types and sizes; a constant to torch.compile. The types of
-    captured tensors are what a layer's `.to()` has made of them."""
+    """The text of a registered description for tensors of these types and sizes; a constant to torch.compile. `captured_dtypes`
+    are the current types of captured tensors, which a layer's `.to()` may have changed."""
     return _text(number, dtype, head_dim, head_dim_v, captured_dtypes)
 
 
 def head_size(tensor: Any) -> int:
-    """The last size of `tensor` as a plain number: torch.compile compiles anew for another."""
+    """The last size of `tensor` as a plain number: torch.compile recompiles for another."""
     return index(tensor.shape[3])
 
 
@@ -114,7 +114,7 @@ _STORAGE_NAMES = {getattr(torch, t.torch): t.name for t in STORAGE_DTYPES}
 
 
 def dtype_name(dtype: Any) -> str:
-    """attngen's name of a torch dtype of Q, K and V. Raises ArgumentTypeError for one that they cannot have."""
+    """attngen's name of a torch dtype of Q, K and V. Raises ArgumentTypeError for an unsupported one."""
     if dtype not in _STORAGE_NAMES:
         found = str(dtype).removeprefix("torch.")
         raise ArgumentTypeError(f"`q` has elements of {found}; expected one of {', '.join(_STORAGE_NAMES.values())}")
@@ -122,14 +122,14 @@ def dtype_name(dtype: Any) -> str:
 
 
 def _mask_name(dtype: Any) -> str | None:
-    """The name of the dtype of a dense mask, if there is one; torch's own where attngen has none."""
+    """attngen's name of the dtype of a dense mask; torch's if attngen has none; None without a mask."""
     if dtype is None:
         return None
     return _STORAGE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def fixed_text(spec: AttentionSpec, rung: str | None) -> str:
-    """The text of a spec that says its own types and sizes; `rung` overrides its own."""
+    """The text of a complete spec; `rung` overrides the spec's own."""
     if rung is not None:
         check_mode(rung)
     return to_text(replace(spec, schedule=spec.schedule.overridden(rung)))

@@ -1,4 +1,4 @@
-"""Eager calls: past torch's dispatcher where nothing listens, and from memory where the same was called before."""
+"""Eager calls: repeated calls skip all checks, and skip torch's dispatcher if nothing observes it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Said = tuple[Any, ...] | None
 
 
 class EagerCalls:
-    """The eager calls of one function or module that were made before, by all that was said in them."""
+    """Earlier eager calls of one function or module, by everything that their launches depend on."""
 
     def __init__(self) -> None:
         self._calls = Remembered()
 
     def repeat(self, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], said: Said) -> Any:
-        """(O, lse) of a call like an earlier one; None where there was none, or where torch must see it.
+        """(O, lse) of a call like an earlier one; None if there was none, or if torch must see the call.
 
-        `said` is whatever else the launches depend on, None where that cannot be said.
+        `said` is what the launches depend on besides the tensors; None if the call cannot be repeated.
         """
         if said is None or is_observed() or not are_plain((q, k, v, *inputs)):
             return None
@@ -32,7 +32,7 @@ class EagerCalls:
     def make(
         self, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], said: Said, arguments: tuple[Any, ...]
     ) -> tuple[Tensor, Tensor]:
-        """(O, lse) of the operator with `arguments`, to be repeated for calls with the same `said` and the like of the rest."""
+        """(O, lse) of the operator with `arguments`; the call is remembered by `said` and by the tensors' shapes and types."""
         result: tuple[Tensor, Tensor] = attention_operator(*arguments)
         if said is not None and not is_observed() and are_plain((q, k, v, *inputs)):
             queries, keys, values, text, *lists = arguments
@@ -45,5 +45,5 @@ class EagerCalls:
         return result
 
     def __reduce__(self) -> tuple[type[EagerCalls], tuple[()]]:
-        """Copies, in this process or another, remember for themselves."""
+        """A copy, in this process or another, starts without remembered calls."""
         return EagerCalls, ()

@@ -1,4 +1,4 @@
-"""Tensors as the operator takes them, [batch, heads, length, size] and read in place, and as the caller gave them."""
+"""Conversion between the caller's layout and the operator's, [batch, heads, length, size], without copies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from attngen.spec.dtypes import NUMPY_BFLOAT16
 
 Tensor = Any
 AXES = {"bhsd": "[batch, heads, length, size]", "bshd": "[batch, length, heads, size]"}
-ROW_BYTES = 16  # what the fused kernels copy at once
+ROW_BYTES = 16  # size of one copy of the fused kernels
 
 
 def check_layout(layout: str) -> None:
-    """Raise ArgumentError for what is no layout."""
+    """Raises ArgumentError for an unknown layout."""
     if layout not in AXES:
         raise ArgumentError(
             f"layout is {layout!r}; expected {' or '.join(f'{name} for {axes}' for name, axes in AXES.items())}"
@@ -29,7 +29,7 @@ def heads_first(q: Tensor, k: Tensor, v: Tensor, layout: str, copy: bool) -> tup
 
     K and V of batch 1 are expanded. Raises ArgumentError.
     """
-    if not (layout == "bhsd" and not copy and all_tensors(q, k, v) and q.dim() == k.dim() == v.dim() == 4):  # as usual
+    if not (layout == "bhsd" and not copy and all_tensors(q, k, v) and q.dim() == k.dim() == v.dim() == 4):  # the usual case
         check_layout(layout)
         named = {"q": q, "k": k, "v": v}
         q, k, v = (_one(tensor, name, layout, copy) for name, tensor in named.items())
@@ -43,7 +43,7 @@ def heads_first(q: Tensor, k: Tensor, v: Tensor, layout: str, copy: bool) -> tup
 
 
 def refuse_sparse(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ArgumentTypeError for a tensor whose elements do not all lie in memory."""
+    """Raises ArgumentTypeError for a sparse or nested tensor."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.layout is not torch.strided or tensor.is_nested:
             raise ArgumentTypeError(f"`{name}` is a sparse or nested tensor; expected a dense one, padded where necessary")
@@ -77,13 +77,13 @@ def laid_out(output: Tensor, lse: Tensor, query: Tensor, layout: str) -> tuple[T
 
 
 def check_equal_heads(q: Tensor, k: Tensor) -> None:
-    """Raise ArgumentError where key/value heads would be shared."""
+    """Raises ArgumentError if query heads would share key/value heads."""
     if q.shape[1] != k.shape[1]:
         raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether every rung can read `tensor` in place: whole rows, each at a multiple of 16 bytes."""
+    """Whether every rung can read `tensor` in place: contiguous rows, each aligned to 16 bytes."""
     size = tensor.element_size()
     whole = tensor.stride(3) == 1 and tensor.storage_offset() * size % ROW_BYTES == 0
     return whole and all(tensor.stride(d) * size % ROW_BYTES == 0 for d in range(3))
@@ -99,8 +99,8 @@ def four_dimensions(mask: Tensor) -> Tensor:
 
 
 def as_tensor(array: Any) -> Tensor:
-    """A captured array as a tensor that shares its memory, or that holds a copy where torch cannot share it: read-only arrays,
-    and numpy's of bf16 or with negative strides."""
+    """A captured array as a tensor that shares its memory, or as a copy if torch cannot share it: numpy arrays that are
+    read-only, of bf16, or with negative strides."""
     if not isinstance(array, np.ndarray):
         return torch.as_tensor(array)
     if array.dtype.name == "bfloat16" or array.dtype == NUMPY_BFLOAT16:

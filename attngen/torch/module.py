@@ -1,4 +1,4 @@
-"""`Attention`: a layer whose attention is any that the language can say."""
+"""`Attention`: a layer that computes any attention that the language can describe."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         self._captured: tuple[str, ...] = ()
         if spec is not None:
             if given or is_causal or scale is not None:
-                raise ArgumentError("the spec says mask, score and scale itself; give either it or the keywords")
+                raise ArgumentError("the spec states mask, score and scale; pass either a spec or the keywords")
             self._take_spec(_one(spec))
         elif given:
             self._describe(given)
@@ -118,7 +118,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
                 return_lse=self._return_lse, layout=self._layout, copy=self._copy,
             )  # fmt: skip
         if attn_mask is not None:
-            raise ArgumentError("this attention says its own mask; declare a dense one as an input of the spec")
+            raise ArgumentError("this layer has a mask of its own; declare a dense one as an input of it instead")
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
         inputs, said = self._arguments.said(named, captured)
         if self._copy:

@@ -1,4 +1,4 @@
-"""Who would see a call of the operator, beside the kernel: what decides whether torch's dispatcher may be left out."""
+"""Whether torch's dispatcher may be skipped: nothing but the kernel would see a call of the operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tensor = Any
 _USUAL_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.ADInplaceOrView
 )
-_LISTENERS = ~_USUAL_KEYS.raw_repr()  # whatever else a thread includes traces, transforms or replaces its calls
+_LISTENERS = ~_USUAL_KEYS.raw_repr()  # any other included key traces, transforms or replaces calls
 _PLAIN = torch.Tensor
 
 

@@ -23,7 +23,7 @@ MOST_SIGNATURES = 4096  # call signatures remembered by one kernel: a length tha
 
 
 def output_like(q: Tensor, head_dim_v: Any) -> Tensor:
-    """An uninitialized O [batch, q_heads, q_len, head_dim_v] that lies in memory as q does."""
+    """An uninitialized O [batch, q_heads, q_len, head_dim_v] with the memory layout of q."""
     batch, heads, length, _ = q.shape
     if q.stride(1) < q.stride(2):
         return q.new_empty((batch, length, heads, head_dim_v)).transpose(1, 2)
@@ -37,7 +37,7 @@ def lse_like(q: Tensor, wanted: bool) -> Tensor:
 
 @cache
 def no_lse(device: Any) -> Tensor:
-    """The one tensor without elements that stands for an lse that nobody asked for: making another costs a microsecond."""
+    """The empty tensor that is returned if the spec has no lse. There is one per device: another costs a microsecond."""
     return torch.empty((0,), dtype=torch.float32, device=device)
 
 
@@ -116,8 +116,8 @@ def counter_of(device: Any, stream: int) -> Tensor:
 
 
 class Runtime:
-    """One compiled spec. Its kinds are called with tensors, and give (O, lse), written to `out` and `lse` where these are
-    given, on the driver's `stream` (the current one by default)."""
+    """One compiled spec. Subclasses are called with tensors and return (O, lse), written to `out` and `lse` if these are given,
+    on the driver's `stream` (the current one by default)."""
 
     def __init__(self, compiled: CompiledAttention) -> None:
         self.compiled = compiled
@@ -129,7 +129,7 @@ class Runtime:
     def arrays(
         self, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], out: Tensor | None, lse: Tensor | None
     ) -> dict[str, ArrayView]:
-        """What the kernel's tensors are in this call, outputs freshly allocated. Raises ArgumentError."""
+        """The kernel's tensors in this call; missing outputs are allocated. Raises ArgumentError."""
         self._check_counts(inputs, self.input_names, "inputs")
         named = zip(self.input_names, inputs, strict=True)
         arrays = {"Q": view(q, "q"), "K": view(k, "k"), "V": view(v, "v"), **{n: view(t, n) for n, t in named}}
@@ -155,7 +155,7 @@ class Runtime:
 
 
 class Emulated(Runtime):
-    """On the CPU, as the emulated device runs it."""
+    """On the CPU, by the emulated device."""
 
     def __call__(
         self,
@@ -180,7 +180,7 @@ class Emulated(Runtime):
 
 
 class OnGpu(Runtime):
-    """On a GPU. What a call is checked for and made of is remembered by its signature: shapes, strides, types, params."""
+    """On a GPU. Checks and launches are remembered by a call's signature: shapes, strides, types, params."""
 
     def __init__(self, compiled: CompiledAttention) -> None:
         super().__init__(compiled)
@@ -209,7 +209,7 @@ class OnGpu(Runtime):
             refuse_grad(q, k, v, inputs, self.compiled.spec)
             params = self.params(ints, floats)
             given = out is not None or lse is not None
-            call = Call(self, self.arrays(q, k, v, inputs, out, lse), params, given)  # checks all, and names what is wrong
+            call = Call(self, self.arrays(q, k, v, inputs, out, lse), params, given)  # makes all checks
             self.calls[key] = call
             result = call(q, k, v, inputs, out, lse, stream, checked=True)
             assert result is not None
@@ -218,7 +218,7 @@ class OnGpu(Runtime):
     def made(
         self, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
     ) -> Call | None:
-        """What is remembered of a call with these."""
+        """The remembered call with this signature."""
         return self.calls.get(self._key(q, k, v, inputs, ints, floats))
 
     @staticmethod
@@ -230,7 +230,7 @@ class OnGpu(Runtime):
 
 
 def signature(said: Any, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
-    """All that a call's checks and launches depend on, but for addresses; `said` is what the tensors do not tell."""
+    """What a call's checks and launches depend on, except addresses; `said` is the part that is not in the tensors."""
     key = (
         said, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype,
         q.device, k.device, v.device,
@@ -243,7 +243,7 @@ def signature(said: Any, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tenso
 
 
 class Remembered(dict[tuple[Any, ...], "Call"]):
-    """Calls by what they were called with; the oldest are forgotten."""
+    """Calls by their signature; the oldest are dropped."""
 
     def __setitem__(self, key: tuple[Any, ...], call: Call) -> None:
         while len(self) >= MOST_SIGNATURES:
@@ -255,7 +255,7 @@ class Call:
     """The launches of one signature."""
 
     def __init__(self, owner: OnGpu, arrays: dict[str, ArrayView], params: dict[str, int | float], given: bool) -> None:
-        """`given`: some output is the caller's."""
+        """`given`: whether the caller gives an output."""
         compiled = owner.compiled.at(arrays)
         bound = compiled.bind(arrays, params)
         q, o = arrays["Q"].owner, arrays["O"].owner
@@ -287,8 +287,8 @@ class Call:
         *,
         checked: bool = False,
     ) -> tuple[Tensor, Tensor] | None:
-        """(O, lse), or None where an address is not aligned as the kernel's copies need and was not `checked`. Raises
-        ArgumentError where an output lies on an input."""
+        """(O, lse), or None if an address is not aligned as the kernel's copies require and was not `checked`. Raises
+        ArgumentError if an output shares memory with an input."""
         if out is None:
             out = q.new_empty_strided(self._shape, self._strides)
         addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()]

@@ -235,7 +235,7 @@ def test_torch_tensors_whose_memory_is_not_their_elements_are_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="`x` is a nested tensor"):
         view(torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)], layout=torch.jagged), "x")
     negated = torch.randn(2, 3, dtype=torch.complex64).conj().imag
-    with pytest.raises(ArgumentError, match=r"`x` has its sign in a flag.*x.resolve_neg"):
+    with pytest.raises(ArgumentError, match=r"`x` is a negated view.*x.resolve_neg"):
         view(negated, "x")
     assert view(negated.resolve_neg(), "x").shape == (2, 3)
 

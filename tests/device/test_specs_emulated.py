@@ -269,7 +269,7 @@ def test_attention_function_refuses_what_it_cannot_mean() -> None:
         attngen.attention(q[None], q, q)
     with pytest.raises(attngen.ArgumentError, match="`q` has 3 dimensions and `k` has 4"):
         attngen.attention(q[0], q, q)
-    with pytest.raises(TypeError, match="it is `attn_mask`"):
+    with pytest.raises(TypeError, match="torch's name for it is `attn_mask`"):
         attngen.attention(q, q, q, mask=np.ones((8, 8), bool))
     with pytest.raises(TypeError, match="elements of int32"):
         attngen.attention(q, q, q, np.ones((8, 8), np.int32))
