@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attngen.device.emulated import EmulatedDevice, EmulationError
-from attngen.device.protocol import CompilationError, DeviceError, Launch, Memory
-from attngen.emit.kernel_source import EntryPoint, KernelSource, Parameter, Product
-from attngen.emit.templates import template_directory
-
-POINTERS = (("x", "const float*"), ("y", "float*"))
+from attngen.device.emulated import EmulationError
+from attngen.device.protocol import CompilationError, DeviceError
+from tests.device import kernels
+from tests.device.kernels import primitives
 
 
-def primitives(*names: str) -> str:
-    return "\n".join((template_directory() / "primitives" / f"{n}.cuh").read_text() for n in names)
-
-
-def run(
-    body: str,
-    x,
-    y,
-    *,
-    before: str = "",
-    threads: int = 32,
-    blocks: int = 1,
-    shared: int = 0,
-    seed: int = 0,
-    types=None,
-    watch=None,
-):
+def run(body: str, x: np.ndarray, y: np.ndarray, **options):
     """Run `body` as a kernel over arrays x (read) and y (written); gives the kernel."""
-    ctypes_ = types or ("float", "float")
-    text = f"""{before}
-extern "C" __global__ void kernel(const {ctypes_[0]}* x, {ctypes_[1]}* y) {{
-{body}
-}}
-"""
-    entry = EntryPoint(
-        "kernel",
-        (Parameter("x", f"const {ctypes_[0]}*", "data", "x"), Parameter("y", f"{ctypes_[1]}*", "data", "y")),
-        (Product((blocks,)), Product(()), Product(())),
-        (threads, 1, 1),
-        shared,
-    )
-    kernel = EmulatedDevice(seed=seed, watch=watch).compile(KernelSource("test", text, "sm_80", (entry,), ()))
-    arguments = (ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data))
-    memory = (Memory("x", x.ctypes.data, x.nbytes, False), Memory("y", y.ctypes.data, y.nbytes, True))
-    kernel.launch((Launch(entry, (blocks, 1, 1), arguments),), memory)
-    return kernel
+    return kernels.run(body, {"x": x, "y": y}, **options)
 
 
 def arrays(n: int = 64):
@@ -136,7 +100,7 @@ def test_each_kind_of_mistake_has_its_name(body: str, kind: str) -> None:
 
 
 def test_dynamic_shared_memory_has_exact_bounds() -> None:
-    body = "extern __shared__ __align__(16) unsigned char smem[];\n ((float*)smem)[{at}] = 1; y[threadIdx.x] = 1;"
+    body = "((float*)smem)[{at}] = 1; y[threadIdx.x] = 1;"
     x, y = arrays(32)
     run(body.format(at="threadIdx.x"), x, y, shared=128)
     error = finding(body.format(at="threadIdx.x + 1"), shared=128)
@@ -186,7 +150,6 @@ def test_conversions_round_to_nearest_even(name: str, to_float) -> None:
         x,
         y,
         before=primitives(f"type_{name}", f"to_float_{name}", f"to_{name}"),
-        types=("float", "unsigned short"),
         blocks=-(-x.size // 32),
     )
     assert np.array_equal(y, round_to_storage(x, DTYPES[name]).view(np.uint16))
@@ -209,7 +172,7 @@ def test_mma_multiplies_as_its_fragments_say(name: str) -> None:
     mma_16x8x16(d, d + 2, af, b[l / 4 * 8 + l % 4], b[l / 4 * 8 + l % 4 + 4]);
     for (int i = 0; i < 4; ++i) y[(l / 4 + 8 * (i / 2)) * 8 + l % 4 * 2 + i % 2] = d[i];
     """
-    kernel = run(body, x, y, before=primitives(f"mma_{name}"), types=("unsigned short", "float"))
+    kernel = run(body, x, y, before=primitives(f"mma_{name}"))
     assert np.allclose(y, from_storage(a) @ from_storage(b).T, atol=1e-4)
     assert list(kernel.counters.instructions.values()) == [32]
 
@@ -234,7 +197,7 @@ def test_products_of_split_numbers(pieces: str) -> None:
     for (int i = 0; i < 4; ++i) y[(l / 4 + 8 * (i / 2)) * 8 + l % 4 * 2 + i % 2] = d[i];
     """
     names = ["mma_tf32", "split_tf32"] if pieces == "tf32" else ["pack_bf16", "mma_bf16", "split_bf16"]
-    kernel = run(body, x, y, before="".join(primitives(n) for n in names), types=("float", "float"))
+    kernel = run(body, x, y, before="".join(primitives(n) for n in names))
     error = np.abs(y - a.astype(np.float64) @ b.T.astype(np.float64)).max()
     assert error < (2e-6 if pieces == "tf32" else 1e-4)
     assert pieces == "tf32" or error > 2e-6
@@ -254,7 +217,7 @@ def test_ldmatrix_hands_out_rows(transposed: bool) -> None:
     ldmatrix_x4{suffix}(r, tile[threadIdx.x]);
     for (int m = 0; m < 4; ++m) y[4 * threadIdx.x + m] = r[m];
     """
-    run(body, x, y, before=primitives(f"ldmatrix{suffix}"), types=("unsigned short", "unsigned"))
+    run(body, x, y, before=primitives(f"ldmatrix{suffix}"))
     matrices = x.reshape(4, 8, 8)
     for lane in range(32):
         for m in range(4):

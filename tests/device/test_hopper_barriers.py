@@ -7,13 +7,13 @@ import pytest
 
 from attngen.device.emulated import EmulationError
 from tests import tiers
-from tests.device.hopper import run
+from tests.device.kernels import run_on_hopper
 
 
 def attempt(body: str, *, threads: int = 256, seed: int = 0, shared: int = 1024) -> np.ndarray | EmulationError:
     y = np.zeros(512, np.uint32)
     try:
-        run(body, {"y": y}, threads=threads, shared=shared, seed=seed)
+        run_on_hopper(body, {"y": y}, threads=threads, shared=shared, seed=seed)
     except EmulationError as error:
         return error
     return y
@@ -168,7 +168,7 @@ COUNTER = """
 
 def test_an_atomic_counter_deals_out_tiles() -> None:
     y, counter = np.zeros(10, np.uint32), np.zeros(1, np.uint32)
-    kernel = run(COUNTER, {"y": y, "next": counter}, written=("y", "next"), shared=16, blocks=3)
+    kernel = run_on_hopper(COUNTER, {"y": y, "next": counter}, written=("y", "next"), shared=16, blocks=3)
     assert (y > 0).all()
     assert counter[0] == 13
     assert (kernel.counters.bytes_read["next"], kernel.counters.bytes_written["next"]) == (52, 52)
@@ -177,7 +177,7 @@ def test_an_atomic_counter_deals_out_tiles() -> None:
 def test_mistakes_with_a_counter() -> None:
     def counted(body: str, *written: str) -> str:
         with pytest.raises(EmulationError) as caught:
-            run(body, {"y": np.zeros(10, np.uint32), "next": np.zeros(1, np.uint32)}, written=written, shared=16)
+            run_on_hopper(body, {"y": np.zeros(10, np.uint32), "next": np.zeros(1, np.uint32)}, written=written, shared=16)
         return caught.value.kind
 
     assert counted(COUNTER.replace("(next,", "((unsigned*)next,"), "y") == "write to a read-only tensor"

@@ -10,7 +10,7 @@ from attngen.device.cuda.compiler import compile_text
 from attngen.emit.kernel_source import KernelSource
 from attngen.emit.wgmma import Wgmma
 from tests import tiers
-from tests.device.hopper import primitives, products
+from tests.device.kernels import primitives, products
 from tests.device.test_hopper_pipeline import pipeline
 
 SMEM = "extern __shared__ __align__(1024) unsigned char smem[];"

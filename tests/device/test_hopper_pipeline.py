@@ -14,7 +14,7 @@ from attngen.emit.kernel_source import KernelSource
 from attngen.emit.wgmma import Wgmma
 from attngen.spec.dtypes import DTYPES, from_storage, round_to_storage
 from tests import tiers
-from tests.device.hopper import PRIMITIVES, Arguments, aligned, kernel_source, launch, primitives, products
+from tests.device.kernels import PRIMITIVES, Arguments, aligned, kernel_source, launch, primitives, products
 
 TILES = 5
 BODY = f"""

@@ -8,7 +8,7 @@ import pytest
 from attngen.device.emulated import EmulationError
 from attngen.device.tensor_map import TensorMap, TensorMapError
 from tests import tiers
-from tests.device.hopper import aligned, primitives, run, swizzled
+from tests.device.kernels import aligned, primitives, run_on_hopper, swizzled
 
 ROWS, SLABS, HEADS = 20, 2, 3
 HEAD_BYTES = ROWS * SLABS * 128
@@ -53,7 +53,7 @@ WAIT = "mbarrier_wait(full, 0);"
 def load(row=0, slab=0, head=0, wait=WAIT, seed=0, body=LOAD, **options):
     x, y = tensor(), np.zeros(2048, np.uint16)
     text = body.format(row=row, slab=slab, head=head, wait=wait)
-    kernel = run(text, {"x": x, "y": y}, {"x_map": tensor_map(**options)}, shared=4104, seed=seed)
+    kernel = run_on_hopper(text, {"x": x, "y": y}, {"x_map": tensor_map(**options)}, shared=4104, seed=seed)
     return kernel, x, y.reshape(-1, 64)
 
 
@@ -90,7 +90,7 @@ def test_five_dimensions_there_and_back() -> None:
         tma_store_wait<0>();
     }
     """
-    run(body, {"x": x, "y": y}, maps, before=primitives("tma_load_5d", "tma_store_5d"), shared=2056)
+    run_on_hopper(body, {"x": x, "y": y}, maps, before=primitives("tma_load_5d", "tma_store_5d"), shared=2056)
     expected = np.zeros_like(y)
     expected[1, 8:12] = x[2, 16:]
     assert np.array_equal(y, expected)
@@ -170,7 +170,7 @@ STORE = """
 def store(body: str = STORE, seed: int = 0):
     x, y = tensor(), np.zeros((HEADS, ROWS, SLABS * 64), np.uint16)
     y = aligned(y)
-    kernel = run(body, {"x": x, "y": y}, {"y_map": tensor_map((64, 16, 1, 1), name="y")}, shared=2048, seed=seed)
+    kernel = run_on_hopper(body, {"x": x, "y": y}, {"y_map": tensor_map((64, 16, 1, 1), name="y")}, shared=2048, seed=seed)
     return kernel, x, y
 
 
@@ -212,7 +212,7 @@ def test_stmatrix_is_ldmatrix_the_other_way_round() -> None:
     __syncwarp();
     for (int i = threadIdx.x; i < 256; i += 32) y[i] = ((unsigned short*)smem)[i];
     """
-    run(body, {"x": x, "y": y}, shared=512)
+    run_on_hopper(body, {"x": x, "y": y}, shared=512)
     matrices = y.reshape(4, 8, 8)
     for lane in range(32):
         for m in range(4):

@@ -9,7 +9,7 @@ from attngen.device.emulated import EmulationError
 from attngen.emit.wgmma import Wgmma
 from attngen.spec.dtypes import DTYPES, from_storage, round_to_storage
 from tests import tiers
-from tests.device.hopper import products, run
+from tests.device.kernels import products, run_on_hopper
 
 # A [64, 64] and B [N, 64] or [64, N] in rows of 128 bytes, slabs of 64 columns one after the other; D [64, N].
 PRODUCT = """
@@ -78,7 +78,7 @@ def product_body(n: int, transposed: bool, registers_a: bool) -> str:
 def test_a_product_is_numpys(n: int, dtype: str, transposed: bool, registers_a: bool, checked: bool) -> None:
     x, a, b = operands(n, dtype, transposed)
     y = np.zeros((64, n), np.float32)
-    kernel = run(
+    kernel = run_on_hopper(
         product_body(n, transposed, registers_a),
         {"x": x, "y": y},
         before=products(Wgmma("wgmma_test", n, dtype, registers_a, transposed)),
@@ -98,7 +98,7 @@ def attempt(correct: str, wrong: str, *, n: int = 64, seed: int = 0, threads: in
     x, _, _ = operands(n, "bf16", False)
     y = np.zeros((64, n), np.float32)
     try:
-        run(
+        run_on_hopper(
             body.replace(correct, wrong),
             {"x": x, "y": y},
             before=products(Wgmma("wgmma_test", n, "bf16")),

@@ -12,7 +12,7 @@ from attngen.emit.kernel_source import KernelSource, Sections
 from attngen.plan import ARCHES, choose
 from attngen.reference.problems import Shape
 from tests import tiers
-from tests.device.test_emulator import run as run_text
+from tests.device import kernels
 from tests.harness import emitted, run
 
 SPEC = attngen.define(dtype="bf16", head_dim=256, mask="causal")
@@ -55,7 +55,8 @@ def test_sections_have_all_blocks_once_and_are_alike(batch: int, q_heads: int, k
     }"""
     places = np.full(2 * blocks, -1, np.float32)
     before = f"constexpr int BLOCK_Q = {block_q};\n" + text[start : text.index("\n}\n", start) + 3]
-    run_text(body, np.array([blocks, q_heads, length, section], np.float32), places, before=before)
+    sizes = np.array([blocks, q_heads, length, section], np.float32)
+    kernels.run(body, {"x": sizes, "y": places}, before=before)
     order = [(int(q), int(head)) for q, head in places.reshape(-1, 2)]
     assert sorted(order) == [(q, head) for q in range(q_blocks) for head in range(batch * q_heads)]
     runs = [[head for _, head in part] for _, part in groupby(order, key=lambda at: at[0])]

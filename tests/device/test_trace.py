@@ -8,7 +8,8 @@ import pytest
 from attngen.device.emulated import EmulationError
 from attngen.device.emulated.tracing import AccessSite, Watch
 from attngen.device.emulated.translate import primitive_lines
-from tests.device.test_emulator import arrays, primitives, run
+from tests.device.kernels import primitives
+from tests.device.test_emulator import arrays, run
 
 ALL = Watch(threads=tuple(range(64)))
 

@@ -1,4 +1,4 @@
-"""Small hand-written kernels with tensor maps, on the emulated device."""
+"""Small hand-written kernels on the emulated device, with arrays and tensor maps as parameters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.device import EmulatedKernel
 from attngen.device.emulated.tensor_map import encode
+from attngen.device.emulated.tracing import Watch
 from attngen.device.protocol import Launch, Memory
 from attngen.device.tensor_map import TensorMap
 from attngen.emit.emitter import _environment
@@ -18,6 +19,7 @@ from attngen.emit.kernel_source import EntryPoint, KernelSource, Parameter, Prod
 from attngen.emit.templates import template_directory
 from attngen.emit.wgmma import Wgmma
 
+SHARED = "extern __shared__ __align__(1024) unsigned char smem[];"
 CTYPES = {"float32": "float", "uint32": "unsigned", "uint16": "unsigned short", "int32": "int"}
 PRIMITIVES = (
     "mbarrier",
@@ -61,8 +63,7 @@ def kernel_source(body: str, given: Arguments, *, before: str, threads: int, sha
     ]
     parameters = ", ".join(f"{p.ctype} {p.name}" for p in (*maps, *pointers))
     text = f"""{before}
-extern "C" __global__ void __launch_bounds__({threads}, 1) kernel({parameters}) {{
-    extern __shared__ __align__(1024) unsigned char smem[];
+extern "C" __global__ void __launch_bounds__({threads}, 1) kernel({parameters}) {{ {SHARED if shared else ""}
 {body}
 }}
 """
@@ -70,8 +71,10 @@ extern "C" __global__ void __launch_bounds__({threads}, 1) kernel({parameters}) 
     return KernelSource("test", text, "sm_90a", (entry,), ())
 
 
-def launch(source: KernelSource, given: Arguments, *, seed: int = 0, checked: bool = True) -> EmulatedKernel:
-    kernel = EmulatedDevice(checked=checked, seed=seed).compile(source)
+def launch(
+    source: KernelSource, given: Arguments, *, seed: int = 0, checked: bool = True, watch: Watch | None = None
+) -> EmulatedKernel:
+    kernel = EmulatedDevice(checked=checked, seed=seed, watch=watch).compile(source)
     entry = source.entry_points[0]
     values = [encode(m, given.arrays[m.tensor].ctypes.data) for m in given.maps.values()]
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in given.arrays.values()]
@@ -90,18 +93,18 @@ def run(
     threads: int = 32,
     shared: int = 0,
     blocks: int = 1,
-    seed: int = 0,
-    checked: bool = True,
+    **options: Any,
 ) -> EmulatedKernel:
-    """Run `body` over `arrays`, whose names are the kernel's parameters, and `smem`, its dynamic shared memory."""
+    """Run `body` over `arrays`, whose names are the kernel's parameters, and `smem`, its dynamic shared memory.
+
+    The body begins in the third line of a text without `before`. Options are those of `launch`."""
     given = Arguments(arrays, maps or {}, frozenset(written))
-    text = primitives(*PRIMITIVES) + before
-    return launch(
-        kernel_source(body, given, before=text, threads=threads, shared=shared, blocks=blocks),
-        given,
-        seed=seed,
-        checked=checked,
-    )
+    return launch(kernel_source(body, given, before=before, threads=threads, shared=shared, blocks=blocks), given, **options)
+
+
+def run_on_hopper(body: str, *arguments: Any, before: str = "", **options: Any) -> EmulatedKernel:
+    """The same with the primitives of sm_90a in front of the kernel."""
+    return run(body, *arguments, before=primitives(*PRIMITIVES) + before, **options)
 
 
 def aligned(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
