@@ -55,7 +55,7 @@ def _describe(
     mask: Written = None,
     score: Written = None,
     scale: float | str | None = None,
-    sink: Written = None,
+    sink: Written | float = None,
     inputs: Mapping[str, tuple[str, tuple[int | str, ...]]] | None = None,
     params: Mapping[str, Any] | None = None,
     normalize: Normalize = "softmax",
@@ -86,7 +86,7 @@ def _describe(
         raise TypeError(f"`lse` is {lse!r}; expected True or False")
     if isinstance(scale, bool):
         raise TypeError(f"`scale` is {scale!r}; expected a number")
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         known = ", ".join(t.name for t in STORAGE_DTYPES)
         raise DiagnosticError(
             mistakes.UnknownDType(statement="dtype", dtype=dtype, of_what=" of Q, K and V", hint="not supported", known=known)
@@ -94,8 +94,8 @@ def _describe(
     declared = [_input(n, given) for n, given in _items("inputs", inputs)]
     numbers = [_param(n, given) for n, given in _items("params", params)]
     builder = _Builder(head_dim, head_dim_v, declared, numbers)
-    exprs = {k: builder.expression(k, w) for k, w in (("mask", mask), ("score", score), ("sink", sink))}
-    exprs["scale"] = constant(_decimal("scale", scale)) if _is_number(scale) else builder.expression("scale", scale)
+    written = (("mask", mask), ("score", score), ("sink", sink), ("scale", scale))
+    exprs = {keyword: builder.expression(keyword, given) for keyword, given in written}
     used = inputs_in(*(expr for expr in exprs.values() if expr is not None))
     captures = {name: c for name, c in builder.captures.items() if name in used}  # not if only its length or dtype is asked for
     captured = [Input(c.name, DTYPES[str(c.dtype_name)], tuple(int(n) for n in c.array.shape)) for c in captures.values()]
@@ -183,7 +183,7 @@ def _input(name: str, given: Any) -> Input:
     if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[1], tuple | list):
         raise TypeError(f'input `{name}` is {given!r}; expected (element type, dimensions), as ("fp32", ("heads",))')
     dtype, dims = given
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise DiagnosticError(
             mistakes.UnknownDType(
                 statement=f"input {name}",
@@ -236,8 +236,10 @@ class _Builder:
             return None
         if isinstance(written, str):
             return self._text(keyword, written)
+        if keyword != "mask" and _is_number(written):
+            return constant(_decimal(keyword, written))
         if not callable(written):
-            expected = "a number or text" if keyword == "scale" else "text or a function"
+            expected = {"mask": "text or a function", "scale": "a number or text"}.get(keyword, "text, a function or a number")
             raise TypeError(f"`{keyword}` is {written!r}; expected {expected}")
         arguments = {"s": S, **{i: _int(i) for i in INDICES}}
         return trace(written, keyword, arguments, self.known, self.sizes, self.captures)

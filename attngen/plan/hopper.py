@@ -34,7 +34,9 @@ SWIZZLE_ATOM = 1024  # bytes: eight rows of a slab, to which tiles are aligned; 
 LAYOUT = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
 OTHER_REGISTERS = 30  # of a consumer: addresses, row state, the exponents on their way
 CAPTURED_REGISTERS = 8  # addresses and elements of captured tensors
-PAIR_ELEMENT_REGISTERS = 18  # the same where each pair has an element of its own: with fewer, each read waits for the one before
+PAIR_ELEMENT_REGISTERS = (
+    18  # the same where each pair has an element of its own: with fewer, each read waits for the one before
+)
 PAIR_REGISTERS = 32  # of a score, or a mask that is asked of each pair: more than four consumers' threads have to spare
 # Registers of a producer's and of a consumer's thread, by the number of consumers: multiples of 8 within those of the launch.
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}

@@ -181,6 +181,10 @@ def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
             found = f"a {type(p.default).__name__}"
             yield mistakes.BadDefault(statement=f"param {p.name}", name=p.name, expected=str(p.type), found=found)
             continue
+        if p.default != p.default:
+            yield mistakes.BadDefault(
+                statement=f"param {p.name}", name=p.name, expected=str(p.type), found="not a number (NaN)"
+            )
         if p.type is Type.INT and p.default is not None and abs(p.default) > MAX_INT_PARAM:
             yield mistakes.NumberTooLarge(statement=f"param {p.name}", number=magnitude(p.default), limit=str(MAX_INT_PARAM))
         if p.type is Type.FLOAT and p.default is not None and MAX_FLOAT < abs(p.default) < math.inf:

@@ -184,6 +184,8 @@ class _PythonNamespace:
 
     @staticmethod
     def divide(a: float, b: float) -> float:
+        if b == 0:  # as IEEE arithmetic has it, where Python raises
+            return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
         return a / b
 
     @staticmethod

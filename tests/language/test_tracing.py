@@ -292,6 +292,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     plain = attngen.define(scale=0.5, mask="q < n", score="s * x", params={"n": 3, "x": 0.5})
     given = {"n": np.int64(3), "x": ("float", np.float32(0.5))}
     assert attngen.define(scale=np.float32(0.5), mask="q < n", score="s * x", params=given) == plain
+    assert attngen.define(sink=0.5) == attngen.define(sink="0.5")
 
 
 @pytest.mark.parametrize("written", [3, ["q >= k"], True])
@@ -303,6 +304,10 @@ def test_what_is_neither_text_nor_a_function_is_refused(written) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"scale": "1 / 0"}, "finite"),
+        ({"dtype": ["fp16"]}, "not an element type"),
+        ({"inputs": {"x": (["fp32"], ("heads",))}, "score": "s + x[h]"}, "not an element type"),
+        ({"params": {"n": math.nan}, "score": "s * n"}, "NaN"),
         ({"scale": 10**400}, "10\\^400 is too large"),
         ({"mask": "q >= k\ndef x = 3"}, "expected the end"),
         ({"mask": "true) or (true"}, "expected the end"),
