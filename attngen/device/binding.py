@@ -147,7 +147,7 @@ def bind(source: KernelSource, arrays: Mapping[str, ArrayView], sizes: dict[str,
 
     Raises ArgumentError where a grid is larger than CUDA allows, or a stride is larger than the kernel's own type for it.
     """
-    strides = {spec.name: _effective_strides(spec, arrays[spec.name], sizes) for spec in source.tensors}
+    strides = {spec.name: _effective_strides(spec, arrays[spec.name]) for spec in source.tensors}
 
     def argument(parameter: Parameter) -> Argument:
         match parameter.binding:
@@ -233,14 +233,11 @@ class Apart:
                 self._interleaved.add((i, j, distance))
 
 
-def _effective_strides(spec: TensorSpec, array: ArrayView, sizes: dict[str, int]) -> tuple[int, ...]:
-    """The strides to index with: 0 where a dimension of size 1 is broadcast."""
+def _effective_strides(spec: TensorSpec, array: ArrayView) -> tuple[int, ...]:
+    """The strides to index with: 0 in a dimension of size 1, which may be broadcast, and whose own stride may be any number."""
     if not _broadcasts(spec):
         return array.strides
-    return tuple(
-        0 if size == 1 and isinstance(extent, str) and sizes[extent] != 1 else stride
-        for extent, size, stride in zip(spec.shape, array.shape, array.strides, strict=True)
-    )
+    return tuple(0 if size == 1 else stride for size, stride in zip(array.shape, array.strides, strict=True))
 
 
 def _memory(spec: TensorSpec, array: ArrayView) -> Memory:

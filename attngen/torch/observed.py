@@ -13,7 +13,7 @@ _USUAL_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect) | torc
     torch._C.DispatchKey.ADInplaceOrView
 )
 _LISTENERS = ~_USUAL_KEYS.raw_repr()  # any other included key traces, transforms or replaces calls
-_PLAIN = torch.Tensor
+_PLAIN, _PARAMETER = torch.Tensor, torch.nn.Parameter
 
 
 def is_observed() -> bool:
@@ -31,6 +31,6 @@ def is_observed() -> bool:
 def are_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether the dispatcher would hand these to the kernel as they are: no subclass, no lazy negation."""
     for tensor in tensors:  # noqa: SIM110 (a generator would cost a third of what this saves)
-        if type(tensor) is not _PLAIN or tensor.is_neg():
+        if (type(tensor) is not _PLAIN and type(tensor) is not _PARAMETER) or tensor.is_neg():
             return False
     return True

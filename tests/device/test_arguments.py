@@ -163,6 +163,15 @@ def test_a_param_that_may_divide_by_zero_is_refused() -> None:
         kernel(q, q, q)
 
 
+def test_the_stride_of_a_dimension_of_size_1_is_any_number() -> None:
+    """As a slice of a large tensor has it: nothing is multiplied by it."""
+    spec = attngen.define(head_dim=16, score="s + bias[q, k]", inputs={"bias": ("fp32", ("q_len", "kv_len"))})
+    kernel = attngen.compile(spec, kernel="naive", device="emulated:fast")
+    k, bias = randn(1, 1, 8, 16), randn(1, 8, dtype=np.float32)
+    far = np.lib.stride_tricks.as_strided(bias, strides=(2**40, 4))
+    assert np.array_equal(kernel(k[:, :, :1], k, k, bias=far), kernel(k[:, :, :1], k, k, bias=bias))
+
+
 def test_params_may_be_numbers_of_numpy_and_must_fit() -> None:
     spec = attngen.define(
         head_dim=16, mask="q - k < n", score="s * c", params={"n": np.int64(3), "c": ("float", np.float32(0.5))}

@@ -391,6 +391,11 @@ def test_numpy_captures_that_torch_cannot_share() -> None:
     close(layer(q, q, q), scaled_dot_product_attention(q, q, q, attn_mask=bias.half()))
 
 
+def test_parameters_do_not_keep_a_call_from_being_repeated() -> None:
+    assert operator.are_plain((torch.nn.Parameter(randn(2)), randn(2)))
+    assert not operator.are_plain((torch._neg_view(randn(2)),))
+
+
 def test_is_causal_beside_a_mask_is_both_of_them() -> None:
     q = randn(1, 1, 20, 16)
     at = torch.arange(20)
