@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from attngen.cli import lesson, listing, measuring, reporting, road, running, surroundings, tracing
-from attngen.cli.common import EPILOG
+from attngen.cli.common import EPILOG, show_progress
 
 
 @click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -32,6 +34,8 @@ def main() -> None:
     A schedule is a way to compute a spec: naive, tiled, fused, wgmma or hopper; auto selects hopper on GPUs that support it,
     else fused.
     """
+    if sys.stderr.isatty():
+        show_progress()
 
 
 for _command in (

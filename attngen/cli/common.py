@@ -62,6 +62,17 @@ source_option = click.option(
 )
 
 
+def show_progress() -> None:
+    """Print on stderr what takes long, when it begins."""
+    import logging
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("attngen: %(message)s ..."))
+    logger = logging.getLogger("attngen")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+
+
 @contextmanager
 def reported() -> Iterator[None]:
     """Prints mistakes as diagnostics, device problems as one line, internal errors with a request to report them."""

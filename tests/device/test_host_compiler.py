@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from attngen.device.emulated.host_compiler import CLANG, GCC, HostCompiler, find
 from attngen.device.emulated.translate import translate
 from attngen.device.machine import examine
 from attngen.device.protocol import DeviceError
+from tests.conftest import ROOT
 from tests.harness import emitted, shipped
 
 
@@ -72,3 +77,19 @@ def test_without_cxx_the_first_compiler_on_the_path_is_taken(
 def test_options_of_cxx_make_other_libraries() -> None:
     plain, other = (HostCompiler(command, "g++ 12") for command in (("g++",), ("g++", "-O0")))
     assert plain.identity != other.identity
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_command_line_says_what_is_compiled_once(terminal: bool, tmp_path: Path) -> None:
+    compiler = script(tmp_path / "c++", '[ "$1" = --version ] && echo "fake 1.0" && exit; echo no >&2; exit 1')
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    environment = os.environ | {"CXX": str(compiler), "ATTNGEN_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "attngen", "check", "gpt2", "--kernel", "naive", "--device", "emulated"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment, cwd=ROOT) as process:
+        assert process.stdout is not None
+        output = process.stdout.read()
+    os.write(theirs, b"end")
+    errors = os.read(ours, 65536).decode()
+    said = "compiling the emulated device with fake 1.0; this happens once for each compiler"
+    assert (said in errors) is terminal
+    assert said.encode() not in output

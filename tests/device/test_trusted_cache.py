@@ -22,7 +22,7 @@ from attngen.device.trusted_files import owner_name
 from attngen.device.tuned import CACHE as TUNED
 from attngen.device.tuned import Winner, remember, remembered
 from attngen.spec.attention import Schedule
-from tests.problems import shipped
+from tests.harness import shipped
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")

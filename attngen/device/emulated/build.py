@@ -5,6 +5,7 @@ The runtime is compiled once for each compiler and linked into the library of ev
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ RUNTIME_FLAGS = (*COMMON, "-std=c++17", "-O2")  # the headers of C++20 take twic
 UNITS = 2  # translation units of the runtime, compiled in parallel; fewer parse the C++ library's headers less often
 
 CACHE = KernelCache("emulated")
+LOG = logging.getLogger("attngen")  # the command line prints it on a terminal
 
 
 def build_library(text: str, name: str, checked: bool, debug: bool = False) -> Path:
@@ -60,6 +62,8 @@ def _runtime_object(compiler: HostCompiler, unit: int, work: Path) -> Path:
 
 def _compile_runtime(compiler: HostCompiler, unit: int) -> bytes:
     files = sorted(RUNTIME.glob("*.cpp"), key=lambda file: file.stat().st_size)[unit::UNITS]
+    if unit == 0:
+        LOG.info("compiling the emulated device with %s; this happens once for each compiler", compiler.version)
     with tempfile.TemporaryDirectory() as work:
         whole, compiled = Path(work) / "runtime.cpp", Path(work) / "runtime.o"
         whole.write_text("".join(f'#include "{file.name}"\n' for file in files))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
+from pathlib import Path
 
 from attngen.device.protocol import CompilationError, DeviceError
 
@@ -21,16 +22,20 @@ CANDIDATES = ("g++", "clang++")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Compilers with the same command line. `checked` are the flags that instrument memory accesses."""
+    """Compilers with the same command line. `common` are flags of every compilation, `checked` instrument memory accesses."""
 
     name: str
+    common: tuple[str, ...]
     checked: tuple[str, ...]
 
 
-# Of the sanitizer, only the calls before each access are used: its runtime is not linked. Scalar replacement of aggregates is
-# off, because it changes the width of accesses.
-GCC = Family("gcc", ("-O1", "-fsanitize=thread", "-fno-tree-sra"))
-CLANG = Family("clang", ("-O1", "-fsanitize=thread"))
+# Of the sanitizer, only the calls before each access are used: its runtime is not linked.
+CALLS = ("-O1", "-fsanitize=thread")
+# Scalar replacement of aggregates is off, because it changes the width of accesses.
+GCC = Family("gcc", (), (*CALLS, "-fno-tree-sra"))
+CLANG = Family("clang", (), CALLS)
+# By default zig compiles for the CPU that it runs on, but several machines may use a cache; and it adds checks of its own.
+ZIG = Family("zig", ("-mcpu=baseline", "-fno-sanitize=undefined"), CALLS)
 
 
 @dataclass(frozen=True)
@@ -42,19 +47,22 @@ class HostCompiler:
 
     @property
     def family(self) -> Family:
+        if any(Path(part).name in ("zig", "ziglang") for part in self.command):
+            return ZIG
         return CLANG if "clang" in self.version else GCC
 
     @cached_property
     def identity(self) -> str:
         """What must be equal for compiled code to be used again."""
-        return "\0".join([self.version, platform.machine(), *self.command[1:]])
+        return "\0".join([self.version, platform.machine(), *self.family.common, *self.command[1:]])
 
     def __str__(self) -> str:
         return f"{self.version} ({shlex.join(self.command)})"
 
     def run(self, arguments: Sequence[str], what: str) -> None:
         """Compile or link `what`. Raises CompilationError with the compiler's messages."""
-        done = subprocess.run([*self.command, *arguments], capture_output=True, text=True, check=False)
+        command = [*self.command, *self.family.common, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompilationError(f"the host compiler could not compile {what}", done.stderr)
 

@@ -8,6 +8,7 @@ import struct
 from attngen.device.protocol import OpaqueBytes
 from attngen.device.tensor_map import MAX_RANK, TensorMap
 
+BYTES, ALIGNMENT = 128, 64  # of the kernel's parameter: compilers copy it by aligned instructions
 MAGIC = b"attnmap1"
 _LAYOUT = struct.Struct("<8sQ5Q4Q5HBBB")  # `Map` of runtime/tma.cpp
 
@@ -29,4 +30,7 @@ def encode(tensor_map: TensorMap, pointer: int) -> OpaqueBytes:
         tensor_map.element_bytes,
         tensor_map.swizzled,
     )
-    return (ctypes.c_ubyte * 128).from_buffer_copy(packed.ljust(128, b"\0"))
+    room = bytearray(BYTES + ALIGNMENT)
+    at = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % ALIGNMENT
+    room[at : at + len(packed)] = packed
+    return (ctypes.c_ubyte * BYTES).from_buffer(room, at)

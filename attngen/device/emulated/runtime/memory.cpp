@@ -406,6 +406,31 @@ ACCESS(__tsan_unaligned_write8, 8, true, false)
 ACCESS(__tsan_unaligned_write16, 16, true, false)
 extern "C" void __tsan_read_range(void* address, unsigned long bytes) CHECK(int(bytes), false, false)
 extern "C" void __tsan_write_range(void* address, unsigned long bytes) CHECK(int(bytes), true, false)
+// clang calls these for assignments of whole structs and arrays.
+namespace emulator {
+namespace {
+void access_range(const void* address, size_t bytes, bool write, const void* code) {
+    auto* const at = (unsigned char*)address;
+    if (!bytes) return;
+    if (launch.traced) trace(write ? "store" : "load", at, int(bytes), write, code);
+    access(at, int(bytes), write, 0, code, false);
+}
+}  // namespace
+}  // namespace emulator
+extern "C" void* __tsan_memset(void* to, int value, size_t bytes) {
+    emulator::access_range(to, bytes, true, __builtin_return_address(0));
+    return memset(to, value, bytes);
+}
+extern "C" void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
+    emulator::access_range(from, bytes, false, __builtin_return_address(0));
+    emulator::access_range(to, bytes, true, __builtin_return_address(0));
+    return memcpy(to, from, bytes);
+}
+extern "C" void* __tsan_memmove(void* to, const void* from, size_t bytes) {
+    emulator::access_range(from, bytes, false, __builtin_return_address(0));
+    emulator::access_range(to, bytes, true, __builtin_return_address(0));
+    return memmove(to, from, bytes);
+}
 extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
 extern "C" void __tsan_init() {}
