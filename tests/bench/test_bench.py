@@ -170,10 +170,10 @@ def test_counts_fall_from_rung_to_rung() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "say which SPEC"),
+        ((), "name the SPEC to measure"),
         (("gpt2", "--json", "x.json"), "no GPU"),
         (("gpt2", "--plot", "x.gif"), "not as .gif"),
-        (("--from", "pyproject.toml"), "no JSON"),
+        (("--from", "pyproject.toml"), "is not a JSON file"),
     ],
 )
 def test_what_cannot_be_measured_is_said_at_once(
@@ -200,5 +200,5 @@ def test_without_a_gpu_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attngen.device.choose.has_gpu", lambda: False)
     result = CliRunner().invoke(main, ["bench", "gpt2"])
     assert result.exit_code == 0, result.output
-    assert "no GPU here" in result.output
+    assert "no GPU found" in result.output
     assert result.output.count("fused") >= 1

@@ -29,7 +29,7 @@ def spec_of(score: str, head_dim: int = 64, **more) -> AttentionSpec:
         ("-3.0 * sigmoid(s)", 3.0),
         ("sin(s * s) * 2.0", 2.0),
         ("s", None),
-        ("softcap(20.0) + s", None),
+        ("20.0 * tanh(s / 20.0) + s", None),
         ("s * tanh(s)", None),
     ],
 )
@@ -39,12 +39,12 @@ def test_what_bounds_a_score(score: str, bound: float | None) -> None:
 
 def test_who_needs_no_maximum() -> None:
     assert shift(spec_of("softcap(20.0)")) == pytest.approx(20 * np.log2(np.e), abs=0.01)  # weights are at most 1
-    largest = shift(spec_of("softcap(51.0)"))
+    largest = shift(spec_of("softcap(38.0)"))
     assert largest is not None
-    octaves = 51 * np.log2(np.e)
+    octaves = 38 * np.log2(np.e)
     assert octaves - largest <= MOST
     assert -octaves - largest >= LEAST - 0.01
-    assert shift(spec_of("softcap(52.0)")) is None  # the range of bf16 would not do
+    assert shift(spec_of("softcap(39.0)")) is None  # the range of bf16 is too small
     assert shift(spec_of("softcap(20.0)", dtype="fp16")) is None
     assert shift(spec_of("softcap(20.0)", lse=True)) is None
     assert shift(spec_of("softcap(20.0)", sink="0.5")) is None
@@ -54,7 +54,7 @@ def test_who_needs_no_maximum() -> None:
     assert any(d.field == "maximum" for d in plan.decisions)
 
 
-SCORES = [("softcap(20.0)", 64), ("softcap(50.0)", 128), ("tanh(s)", 256), ("softcap(9.0)", 80)]
+SCORES = [("softcap(20.0)", 64), ("softcap(38.0)", 128), ("tanh(s)", 256), ("softcap(9.0)", 80)]
 
 
 @pytest.mark.parametrize("mask", tiers.cases([None, "causal", "window(50)"], quick=["causal"]))
@@ -65,7 +65,7 @@ def test_without_maxima(score: str, head_dim: int, precision: str, mask: str | N
     assert run(spec, "hopper", Shape(1, 2, 2, LENGTH, LENGTH)).passed
 
 
-@pytest.mark.parametrize("cap", tiers.cases([20.0, 50.0], quick=[50.0]))
+@pytest.mark.parametrize("cap", tiers.cases([20.0, 38.0], quick=[38.0]))
 def test_scores_at_their_bounds(cap: float) -> None:
     """Rows all of whose scores are -cap, all cap, and both: the weights are as small and as large as they can be."""
     spec = spec_of(f"softcap({cap})", mask=None, scale=1.0)
