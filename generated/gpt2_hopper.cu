@@ -30,13 +30,14 @@
 //     stages = 3: the copies of later tiles are under way while these are used
 //     registers = 40 and 232 a thread: copying needs few; about 158 hold O, S and P
 //     Q = in registers: its fragments take 16 registers a thread; its buffer is free for the next
-//     row sums = of P V: columns of ones beside V: an addition less for each weight, which counts as it is rounded
-//         in P
+//     row sums = by P V: columns of ones beside V: no addition for each weight, and each weight counts as rounded in
+//         P
 //     O in shared memory = 1 of 1 slabs a warp: copied out in the background
-//     blocks = one for each SM: each takes rows from a counter, the longest first, and copies ahead for the next
+//     blocks = one for each SM: a persistent kernel: each block takes rows from a counter, the longest first, and
+//         copies ahead for the next
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
 //         that neither TMA nor wgmma meets a bank conflict
-//     other tiles = 256 x 64, 192 x 128: a call takes one of these instead where its lengths make it faster
+//     other tiles = 256 x 64, 192 x 128: used instead for calls whose lengths make them faster
 //
 // Shared memory of a block, 180376 bytes
 //          0  Q        fp16 [1][128][64], the query rows

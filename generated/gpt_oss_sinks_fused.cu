@@ -34,10 +34,10 @@
 //     warps = 4: 32 rows each: no warp needs the scores of another, and a fragment of K or V serves two products
 //     stages = 2: the K after next and V are copied while these are used
 //     Q = in registers: its fragments take 32 registers a thread
-//     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
-//         while addresses are computed
-//     halves of rows = staggered: the lower half begins at later keys: a tile ahead of the upper half, neither meets
-//         the other's tiles
+//     copies = between products: issued when the first products of a tile are queued: the tensor cores work while
+//         addresses are computed
+//     halves of rows = staggered: the lower half begins at later keys: a tile ahead of the upper half, it skips
+//         tiles that only the upper half needs
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
 // Shared memory of a block, 73740 bytes

@@ -27,10 +27,9 @@
 //     warps = 4: 32 rows each: no warp needs the scores of another, and a fragment of K or V serves two products
 //     stages = 1: V is copied during Q K^T, the next K during P V
 //     Q = in registers: its fragments take 40 registers a thread
-//     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
-//         while addresses are computed
-//     fragments = K's one ahead: read before the products of those at hand, which need not wait for shared memory
-//         then
+//     copies = between products: issued when the first products of a tile are queued: the tensor cores work while
+//         addresses are computed
+//     fragments = K's one ahead: read before the current products, which then need not wait for shared memory
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
 // Shared memory of a block, 45068 bytes

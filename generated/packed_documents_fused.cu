@@ -31,12 +31,12 @@
 //     warps = 4: 32 rows each: no warp needs the scores of another, and a fragment of K or V serves two products
 //     stages = 1: V is copied during Q K^T, the next K during P V
 //     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 192
-//     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
-//         while addresses are computed
-//     last tile = by halves of rows: it may have keys for the lower half alone; each warp has 16 rows of either
-//         half, so each has half the products then
-//     key vectors = in shared memory: of partial tiles: each key's elements are read once, under Q K^T, not by each
-//         thread that meets the key
+//     copies = between products: issued when the first products of a tile are queued: the tensor cores work while
+//         addresses are computed
+//     last tile = by halves of rows: it may have keys for the lower half only; each warp has 16 rows of each half,
+//         and then does half the products
+//     key vectors = in shared memory: for partial tiles: the elements of a key are read once, during Q K^T, not by
+//         every thread that meets the key
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
 // Shared memory of a block, 70144 bytes

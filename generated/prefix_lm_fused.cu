@@ -29,8 +29,8 @@
 //     warps = 4: 32 rows each: no warp needs the scores of another, and a fragment of K or V serves two products
 //     stages = 1: V is copied during Q K^T, the next K during P V
 //     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 192
-//     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
-//         while addresses are computed
+//     copies = between products: issued when the first products of a tile are queued: the tensor cores work while
+//         addresses are computed
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
 // Shared memory of a block, 69792 bytes

@@ -24,7 +24,7 @@ MAX_MAP = 64  # rows and columns that are drawn
 
 def explain_plan(spec: AttentionSpec, plan: Plan) -> str:
     """Every decision with its reason, then the memory map."""
-    lines = [f"{spec.name} on {plan.arch.name} ({plan.arch.what}): {plan.rung} by {plan.schedule}", ""]
+    lines = [f"{spec.name} on {plan.arch.name} ({plan.arch.what}): {plan.title}", ""]
     for d in plan.decisions:
         lines.append(f"  {d.field} = {d.value}")
         lines += wrap(d.because, WIDTH, initial_indent="      ", subsequent_indent="      ")
@@ -41,7 +41,7 @@ def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, para
     problem, names = sample(spec, shape), {**shape.sizes(spec), **defaults(spec), **params}
     kinds = tile_kinds(spec, plan, problem, names)
     if kinds is None:
-        return "the naive rung computes every pair\n"
+        return "the naive kernels compute every pair\n"
     lines = [f"tiles of {plan.block_q} rows x {plan.block_kv} keys", f"  kv_begin = {tile_text(bounds.kv_begin)}"]
     lines.append(f"  kv_end   = {tile_text(bounds.kv_end)}")
     if bounds.full_begin is not None and bounds.full_end is not None:

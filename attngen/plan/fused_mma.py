@@ -68,12 +68,14 @@ POSSIBLE = tuple(
 )
 WEIGHING = {"softmax": "the softmax and ", "sigmoid": "the sigmoid and ", "none": ""}  # what comes before P V
 WHAT_TILES = "a bit for each tile to visit, and for each full one"
-WHY_BETWEEN = "asked for when the first products of a tile are queued: the tensor cores have work while addresses are computed"
+WHY_BETWEEN = "issued when the first products of a tile are queued: the tensor cores work while addresses are computed"
 WHICH_AHEAD = {"Q": "Q's one ahead", "K": "K's one ahead", "Q and K": "Q's and the first of K's a step ahead"}
-WHY_AHEAD = "read before the products of those at hand, which need not wait for shared memory then"
-WHY_STAGGERED = "the lower half begins at later keys: a tile ahead of the upper half, neither meets the other's tiles"
-WHY_HALF = "it may have keys for the lower half alone; each warp has 16 rows of either half, so each has half the products then"
-WHY_KEYS = "of partial tiles: each key's elements are read once, under Q K^T, not by each thread that meets the key"
+WHY_AHEAD = "read before the current products, which then need not wait for shared memory"
+WHY_STAGGERED = (
+    "the lower half begins at later keys: a tile ahead of the upper half, it skips tiles that only the upper half needs"
+)
+WHY_HALF = "it may have keys for the lower half only; each warp has 16 rows of each half, and then does half the products"
+WHY_KEYS = "for partial tiles: the elements of a key are read once, during Q K^T, not by every thread that meets the key"
 
 
 def suits(spec: AttentionSpec, arch: Arch) -> bool:

@@ -380,7 +380,9 @@ def with_tile(spec: AttentionSpec, arch: Arch, tile: Tile, why: str) -> Plan:
             "copied out in the background" + ("" if out == dv else "; there is no room for more"),
         ),
         Decision(
-            "blocks", "one for each SM", "each takes rows from a counter, the longest first, and copies ahead for the next"
+            "blocks",
+            "one for each SM",
+            "a persistent kernel: each block takes rows from a counter, the longest first, and copies ahead for the next",
         ),
         Decision("swizzle", "128 bytes", LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
         *staging_decisions(own),
@@ -407,22 +409,22 @@ def staging_decisions(own: Staged) -> Iterator[Decision]:
 
 
 WHY_SUMS: dict[RowSums, tuple[str, str]] = {
-    "products": ("of P V", "columns of ones beside V: an addition less for each weight, which counts as it is rounded in P"),
+    "products": ("by P V", "columns of ones beside V: no addition for each weight, and each weight counts as rounded in P"),
     "weights, the heaviest rounded": (
         "by threads",
-        "of the weights, but for a lane's heaviest: rounding that moves O the less",
+        "of the weights, the heaviest of each lane as P rounds it: this rounding then moves O less",
     ),
-    "weights": ("by threads", "of the weights before they are rounded"),
+    "weights": ("by threads", "of the weights before rounding"),
 }
 WHY_OWN = (
-    "a tile has fewer keys than a block rows, so that some have none for a consumer's 64: it passes over these; consumers take "
-    "turns with the rows, so that each has as much to do"
+    "a tile has fewer keys than a block has rows, so some tiles have no key for a consumer's 64 rows: it skips these; "
+    "consumers take turns with the rows, so that each has as much to do"
 )
-WHY_SLACK = "a score that would weigh more becomes the maximum: its weight is 1 then, which rounding leaves alone"
+WHY_SLACK = "a score that would weigh more becomes the maximum: its weight is then 1, which rounding does not change"
 WHY_KEYS = (
     "in shared memory: the producer reads them while it waits for a stage, where a consumer would read each pair's from global "
     "memory between its products"
 )
-WHY_LENGTHS = "for these lengths the fastest, by its rate in the loop and what a block of rows costs on top"
-WHY_OTHERS = "a call takes one of these instead where its lengths make it faster"
+WHY_LENGTHS = "the fastest for these lengths, by its rate in the loop and the extra cost of each block of rows"
+WHY_OTHERS = "used instead for calls whose lengths make them faster"
 WHY_TILE = "the first preferred tile whose O, S and P fit a consumer's registers, and whose stages fit shared memory"

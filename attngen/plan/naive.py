@@ -26,6 +26,6 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     decisions = (
         Decision("kernels", "3" if weights else "2", f"{what}, each as its equation reads"),
         Decision("THREADS", str(THREADS), "enough warps to hide latency; the kernels share nothing between threads"),
-        Decision("scores", "in global memory", "every later rung is measured by what this costs: O(q_len * kv_len) bytes"),
+        Decision("scores", "in global memory", "O(q_len * kv_len) bytes, which the other schedules reduce or avoid"),
     )
     return Plan("naive", "naive", arch, 1, THREADS, THREADS // 32, 1, tile_bounds(spec), decisions)

@@ -63,7 +63,7 @@ def propose(spec: AttentionSpec, arch: Arch) -> Plan:
     rows, columns, dims = outputs(tile)
     grid = "{} x {}".format(*thread_grid(tile.warps))
     decisions = (
-        Decision("scores", "in global memory", f"{_why_scores(spec)}; the fused rung removes this"),
+        Decision("scores", "in global memory", f"{_why_scores(spec)}; the fused schedule avoids this"),
         *one_score_decisions(spec),
         Decision(
             "BLOCK_Q x BLOCK_KV",
