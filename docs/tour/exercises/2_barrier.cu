@@ -23,7 +23,7 @@
 //     S    fp32 [batch, q_heads, q_len, ceil(kv_len / 64), 64], workspace
 //
 // Plan, for sm_80 (Ampere: A100)
-//     scores = in global memory: a softmax needs whole rows; the fused rung removes this
+//     scores = in global memory: a softmax needs whole rows; the fused schedule avoids this
 //     BLOCK_Q x BLOCK_KV = 64 x 64: a multiprocessor has registers for several blocks: some multiply while others
 //         load or store
 //     THREADS = 128: 16 x 8 threads, each with 4 x 8 scores, and 4 x 8 outputs, in registers: 12 floats from shared

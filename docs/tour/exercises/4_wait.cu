@@ -27,8 +27,8 @@
 //     warps = 4: 32 rows each: no warp needs the scores of another, and a fragment of K or V serves two products
 //     stages = 2: the next K and V are copied while these are used
 //     Q = in registers: its fragments take 32 registers a thread
-//     copies = between products: asked for when the first products of a tile are queued: the tensor cores have work
-//         while addresses are computed
+//     copies = between products: issued when the first products of a tile are queued: the tensor cores work while
+//         addresses are computed
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
 // Shared memory of a block, 55308 bytes

@@ -30,13 +30,14 @@
 //     stages = 3: the copies of later tiles are under way while these are used
 //     registers = 40 and 232 a thread: copying needs few; about 158 hold O, S and P
 //     Q = in registers: its fragments take 16 registers a thread; its buffer is free for the next
-//     row sums = of P V: columns of ones beside V: an addition less for each weight, which counts as it is rounded
-//         in P
+//     row sums = by P V: columns of ones beside V: no addition for each weight, and each weight counts as rounded in
+//         P
 //     O in shared memory = 1 of 1 slabs a warp: copied out in the background
-//     blocks = one for each SM: each takes rows from a counter, the longest first, and copies ahead for the next
+//     blocks = one for each SM: a persistent kernel: each block takes rows from a counter, the longest first, and
+//         copies ahead for the next
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
 //         that neither TMA nor wgmma meets a bank conflict
-//     other tiles = 256 x 64, 192 x 128: a call takes one of these instead where its lengths make it faster
+//     other tiles = 256 x 64, 192 x 128: used instead for calls whose lengths make them faster
 //
 // Shared memory of a block, 180376 bytes
 //          0  Q        fp16 [1][128][64], the query rows
@@ -534,6 +535,7 @@ gpt2_hopper(
     unsigned P_frag[BLOCK_KV / 16][4];
     unsigned Q_frag[K_STEPS][4];
     float row_max[2], alpha[2];
+    float shift[2];  // what the exponents of a row's weights lack: row_max * EXPONENT_SCALE, or 0
     float limit[2];  // the largest score that does not change row_max; -INF: each tile does
     Stage k = {0, 0}, v = {0, 0};
     unsigned q_phase = 1;  // of the rows at hand
@@ -611,8 +613,10 @@ gpt2_hopper(
                 const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
                 alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
                 row_max[r] = new_max[r];
-                const bool large = fabsf(finite_max * EXPONENT_SCALE) > LARGE;
+                shift[r] = finite_max * EXPONENT_SCALE;
+                const bool large = fabsf(shift[r]) > LARGE;
                 offset[r] = large ? finite_max : 0.0f;
+                if (large) shift[r] = 0.0f;
                 limit[r] = large ? -INF : new_max[r] + SLACK / EXPONENT_SCALE;
             }
             // A large maximum is subtracted from the scores before the scale multiplies them: difference and weights are exact.
@@ -622,9 +626,6 @@ gpt2_hopper(
                 for (int i = 0; i < BLOCK_KV / 2; ++i) S[i] -= offset[i / 2 % 2];
             }
         }
-        float shift[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) shift[r] = limit[r] == -INF ? 0.0f : row_max[r] * EXPONENT_SCALE;  // large, or no key yet
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; ++i) S[i] = fast_exp2(S[i] * EXPONENT_SCALE - shift[i / 2 % 2]);
         return rescale;
