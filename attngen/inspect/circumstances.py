@@ -4,7 +4,7 @@ that do not fill tiles, several batches, heads and groups."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from attngen.reference.alternatives import Alternative
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
+from attngen.spec.expr import constant
+from attngen.spec.operator import add
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,35 @@ def seconds(
         visited = (_kinds(plan, tile, {**sizes, **params, "b": 0, "h": 0}, problem) != EMPTY).sum()
         pairs = int(visited) * tile[0] * tile[1]
     return sizes["batch"] * sizes["q_heads"] * pairs * (spec.head_dim + spec.head_dim_v) * PAIR_SECONDS[plan.rung]
+
+
+# Bounds of the loops over tiles, and the change by one that makes each wrong if it ends at the edge of a tile.
+EDGES = {"kv_begin": 1, "kv_end": -1, "full_begin": -1, "full_end": 1}
+
+
+def edges(
+    plan: Plan,
+    tile: tuple[int, int],
+    sizes: Mapping[str, int],
+    allowed: Mapping[tuple[int, int], Any],
+    names: Mapping[str, Any],
+    problem: Sample,
+) -> Iterator[str]:
+    """The bounds of EDGES of which a change by one is wrong on a problem: it skips an allowed pair, or takes a forbidden one.
+
+    `allowed` is the mask [q_len, kv_len] of some heads (b, h); `names` are sizes and params.
+    """
+    for name, change in EDGES.items():
+        form = getattr(plan.bounds, name)
+        if form is None:
+            continue
+        moved = replace(plan, bounds=replace(plan.bounds, **{name: add(form, constant(change))}))  # type: ignore[arg-type]
+        for (b, h), mask in allowed.items():
+            kinds = _kinds(moved, tile, {**names, "b": b, "h": h}, problem)
+            each = np.repeat(np.repeat(kinds, min(tile[0], plan.tile_rows), 0), tile[1], 1)[: sizes["q_len"], : sizes["kv_len"]]
+            if ((each == EMPTY) & mask | (each == FULL) & ~mask).any():
+                yield name
+                break
 
 
 def _kinds(plan: Plan, tile: tuple[int, int], names: Mapping[str, int | float], problem: Sample) -> Any:

@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from attngen.diagnostics import ArgumentError
-from attngen.inspect.circumstances import UNEQUAL, Goal, circumstances, seconds, wanted_circumstances
+from attngen.inspect.circumstances import EDGES, UNEQUAL, Goal, circumstances, edges, seconds, wanted_circumstances
 from attngen.inspect.prepare import check_call
 from attngen.plan import Plan
 from attngen.reference.alternatives import Alternative, alternatives
 from attngen.reference.coverage import Exercise
+from attngen.reference.definition import allowed_rows
 from attngen.reference.free_sizes import with_free_sizes
+from attngen.reference.numpy_oracle import numbers_of
 from attngen.reference.problems import USUAL, Draw, Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const, Type, walk
 
 BUDGET, LIMIT = 3.0, 10.0  # seconds of the emulated device: of a problem that is preferred, and of any
+EDGE_BUDGET = 1.0  # of a problem for the edges of tiles alone
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 BEYOND = 17  # rows or keys past a constant of the mask or score
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
@@ -79,6 +84,7 @@ def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed) -> Chosen:
     search = _Search(spec, plan, fixed)
     for shapes in search.families():
         search.take(shapes)
+    search.take_edges()
     return search.chosen()
 
 
@@ -170,6 +176,31 @@ class _Search:
             for goal in hit:
                 del self.left[goal]
 
+    def take_edges(self) -> None:
+        """Adds cheap problems with other params or captured tensors, on which loops over tiles end at the edge of a tile."""
+        if self.plan.rung == "naive" or not self.trials or self.fixed.q_len is not None or self.fixed.kv_len is not None:
+            return
+        first = self.trials[0]
+        seen = {name for trial in self.trials for name in self._edges(trial)}
+        for one in (*self._by_params(first), *self._by_integers(first)):
+            if seen >= {*EDGES}:
+                return
+            trial = self._possible_with(one)
+            if trial is not None and self._seconds(trial) <= EDGE_BUDGET and not seen >= (found := self._edges(trial)):
+                self.trials.append(trial)
+                seen |= found
+
+    def _edges(self, trial: Trial) -> set[str]:
+        sizes = trial.shape.sizes(self.spec)
+        problem = self._problem(trial)
+        numbers = numbers_of(self.spec, problem, trial.params, np.float32)
+        every = np.ones((sizes["q_len"], sizes["kv_len"]), bool)
+        allowed = {
+            (b, h): every & allowed_rows(numbers, b, h, slice(0, sizes["q_len"])) if self.spec.mask is not None else every
+            for b, h in {(0, 0), (sizes["batch"] - 1, sizes["q_heads"] - 1)}
+        }
+        return {*edges(self.plan, self.tile, sizes, allowed, {**sizes, **trial.params}, problem)}
+
     def _seconds(self, trial: Trial) -> float:
         return seconds(self.spec, self.plan, self.tile, trial.shape.sizes(self.spec), trial.params, self._problem(trial))
 
@@ -227,7 +258,7 @@ class _Search:
         """Values near parts of the lengths for integers, fractions and multiples of the default for floats."""
         open_params = [p for p in self.spec.params if p.name not in self.fixed.params and p.default is not None]
         length, (_, keys) = max(shape.q_len, shape.kv_len), self.tile
-        integers = (length // 3, keys + keys // 2, max(length - 1, 1), 3, 1)
+        integers = (length // 3, keys + 2, keys, max(length - 1, 1), 3, 1)
         factors = (0.5, 0.125, 8.0)
         for i in range(len(integers) if open_params else 0):
             chosen: dict[str, int | float] = {}

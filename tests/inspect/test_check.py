@@ -107,6 +107,16 @@ def test_what_is_asked_for_wins_and_what_it_misses_is_said(fixed: Fixed, missed:
     assert {t.shape.batch for t in found.trials} == {1}
 
 
+def test_a_window_ends_at_the_edge_of_a_tile() -> None:
+    """There a bound of the loop that is off by one leaves out a key, or takes one that the mask forbids."""
+    (spec,) = load_text(WINDOW)
+    plan = choose(spec, ARCHES["sm_80"], "fused")
+    sizes = [int(trial.params["size"]) for trial in chosen(spec).trials]
+    rows = range(0, 129, plan.block_q)
+    assert any((row - size + 1) % plan.block_kv == plan.block_kv - 1 for size in sizes for row in rows)  # kv_begin
+    assert any((128 - size + 1) % plan.block_kv == 1 for size in sizes)  # full_begin, of the last row
+
+
 def test_tiles_of_every_class_and_all_circumstances_occur() -> None:
     """Counted by hand here: two row blocks, three tiles of keys, one row and one key in the last ones."""
     spec = shipped("gpt2")
