@@ -122,7 +122,7 @@ _CALLED = {
     "COMMA": "`,`",
     "COLON": "`:`",
     "EQUAL": "`=`",
-    "$END": "the end",
+    "$END": "the end of the expression",
 }
 _OPERATORS = {"OR", "AND", "COMPARE", "ADD", "MULTIPLY"}
 
@@ -140,12 +140,19 @@ def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> D
     if "_DTYPE" in wanted and word is not None and word[1] in STATEMENTS:
         # an expression that is not there, and the next statement's keyword taken for a name
         found = f"`{word[1]}`"
-        return mistakes.UnexpectedText(span=_span_at(source, *word.span(1)), found=found, expected="an expression")
+        return mistakes.UnexpectedText(
+            span=_span_at(source, *word.span(1)),
+            found=found,
+            expected="an expression",
+            instead=f"write an expression before {found}",
+        )
     if "_DTYPE" in wanted and token.type == "NAME" and "NAME" not in wanted:
         near = get_close_matches(str(token), STATEMENTS, 1)
         hint = f"did you mean `{near[0]}`?" if near else "a statement is expected here"
         return mistakes.UnknownStatement(span=span, found=_short(str(token)), hint=hint, known=", ".join(STATEMENTS))
-    return mistakes.UnexpectedText(span=span, found=f"`{_short(str(token))}`", expected=expected)
+    found = f"`{_short(str(token))}`"
+    instead = f"remove {found}" if expected == _CALLED["$END"] else f"write {expected} here, or remove {found}"
+    return mistakes.UnexpectedText(span=span, found=found, expected=expected, instead=instead)
 
 
 def _short(text: str) -> str:

@@ -23,10 +23,11 @@ class UnexpectedText(Diagnostic):
     code: ClassVar[str] = "E002"
     title: ClassVar[str] = "unexpected {found}"
     label: ClassVar[str] = "expected {expected}"
-    help: ClassVar[str] = "write {expected} here, or remove {found}"
+    help: ClassVar[str] = "{instead}"
 
     found: str
     expected: str
+    instead: str
 
 
 @dataclass(frozen=True, kw_only=True)
