@@ -119,6 +119,7 @@ MASK_DTYPES = ("bool", *(dtype.name for dtype in STORAGE_DTYPES))
 CAUSAL = apply("ge", name("q", Type.INT), name("k", Type.INT))
 
 
+@lru_cache(maxsize=4096)
 def standard_spec(
     dtype: str, head_dim: int, head_dim_v: int, mask: str | None, is_causal: bool, scale: float | None
 ) -> AttentionSpec:
