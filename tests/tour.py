@@ -103,7 +103,7 @@ def without_times(output: str) -> str:
 def environment() -> dict[str, str]:
     """In which `attngen` is this checkout's, for this Python, and prints no colours."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "100"}
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"}
 
 
 def run(command: str, directory: Path) -> str:
@@ -156,6 +156,7 @@ PREPARE = """import os
 from pathlib import Path
 
 os.environ["NO_COLOR"] = "1"
+os.environ["TERM"] = "dumb"  # no line that shows progress
 os.environ["COLUMNS"] = "100"
 Path("exercises").mkdir(exist_ok=True)
 Path("solutions").mkdir(exist_ok=True)"""

@@ -191,13 +191,13 @@ class _Where:
 
 
 class _Progress:
-    """What is done next, on one line of a terminal; nothing if standard error is none."""
+    """What is done next, on one line of a terminal; nothing if standard error is no terminal, or one that only prints."""
 
     def __init__(self) -> None:
         self.shown = False
 
     def show(self, what: str) -> None:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             click.echo(f"\r\x1b[2K{what} ...", nl=False, err=True)
             self.shown = True
 
