@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
 from attngen.spec.obligations import DIVISIONS
@@ -63,6 +64,7 @@ class CudaPrinter:
         temporaries: list[Temporary] = []
         self._tested = _tested_for_zero(roots)
         skips = any(isinstance(node, Apply) and node.op in SKIPPING for node in walk(*roots))
+        skips = skips and operations(*roots) <= INLINED_UP_TO
         for node in walk(*roots):
             text = self._node(node, texts, known)
             if share and ((uses[node] > 1 and node.args) or (skips and _computed_first(node))):
@@ -136,7 +138,8 @@ SKIPPING = ("and", "or", "where")
 def _computed_first(node: Expr) -> bool:
     """Whether `node` is computed before any SKIPPING operator: elements are read, since behind branches each read would wait
     for the one before; and integers divided by what is no constant, since pairs at the same distance share a division, but
-    not from branch to branch. Neither can go wrong: calls are checked for indices and divisors before anything is launched."""
+    not from branch to branch. Neither can go wrong: calls are checked for indices and divisors before anything is launched.
+    In functions that are too large to be inlined, nothing is: so many values find no registers."""
     divides = isinstance(node, Apply) and node.op in DIVISIONS and not isinstance(node.args[1], Const)
     return divides or isinstance(node, Gather)
 

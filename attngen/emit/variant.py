@@ -9,6 +9,7 @@ from operator import or_
 from typing import Literal
 
 from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name, literal, times_constant
+from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.plan.one_score import one_score
 from attngen.plan.plan import Plan
 from attngen.plan.precision import rough_functions
@@ -92,6 +93,7 @@ class Function:
     signature: str
     temporaries: tuple[Temporary, ...]
     results: tuple[str, ...]
+    inlined: bool  # each call is a copy of it
 
     @property
     def result(self) -> str:
@@ -275,7 +277,8 @@ def _functions(printer: CudaPrinter, exprs: list[Expr], staged: tuple[Element, .
     reads_captured = any(isinstance(n, Gather) or (isinstance(n, Name) and n.name not in ctypes) for n in walk(*exprs))
     declared = {"in": "const Captured& in"} if reads_captured else {}
     declared |= {argument: f"{ctype} {argument}" for n, (argument, ctype) in ctypes.items() if n in used}
-    return Function(tuple(declared), ", ".join(declared.values()), text.temporaries, text.results)
+    inlined = operations(*exprs) <= INLINED_UP_TO
+    return Function(tuple(declared), ", ".join(declared.values()), text.temporaries, text.results, inlined)
 
 
 def _staged(printer: CudaPrinter, element: Element) -> StagedElement:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.bounded import bounded_decisions, shift
+from attngen.plan.code_size import INLINED_UP_TO, pair_operations
 from attngen.plan.distances import divided_distances
 from attngen.plan.facts import fact
 from attngen.plan.hopper_tiles import PACES, POSSIBLE, PREFERRED, WARPGROUP_ROWS, Kind, Pace, Visited, consumers
@@ -208,7 +209,7 @@ def cost(spec: AttentionSpec, tile: Tile) -> Cost:
 
 
 def suits(spec: AttentionSpec, arch: Arch) -> bool:
-    return arch.has(*NEEDED) and spec.dtype.name in DTYPES
+    return arch.has(*NEEDED) and spec.dtype.name in DTYPES and pair_operations(spec) <= INLINED_UP_TO
 
 
 def refuse(spec: AttentionSpec, arch: Arch, rung: Rung = "hopper") -> None:
@@ -217,6 +218,10 @@ def refuse(spec: AttentionSpec, arch: Arch, rung: Rung = "hopper") -> None:
         raise refusal("kernel", f"kernel {rung} on {arch.name}", "it needs TMA and wgmma", "use kernel fused, or --arch sm_90a")
     if spec.dtype.name not in DTYPES:
         raise refusal("kernel", f"kernel {rung} of {spec.dtype}", "its products are of fp16 or bf16", "use kernel fused")
+    size = pair_operations(spec)
+    if size > INLINED_UP_TO:
+        limit = f"it computes at most {INLINED_UP_TO} for each pair: code between its products is inlined"
+        raise refusal("kernel", f"kernel {rung} of a mask or score of {size} operations", limit, "use kernel fused")
 
 
 @fact

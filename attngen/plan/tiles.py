@@ -74,6 +74,7 @@ Index = Literal["q", "k", "qk"]  # the last where tiles of both are as long
 Q_LO, Q_HI, K_LO, K_HI = (name(n, Type.INT) for n in ("q.lo", "q.hi", "k.lo", "k.hi"))
 Q_TILE, K_TILE = name("q.tile", Type.INT), name("k.tile", Type.INT)
 Q, K, KV_LEN = name("q", Type.INT), name("k", Type.INT), name("kv_len", Type.INT)
+LARGEST = 4096  # nodes of a bound: of a larger one nothing is told, it would take compilers longer than all the rest
 MOST_BESIDE = 2  # tiles of keys beside a tile of rows, whose ranges are read for it
 TILE = {"q": Interval(Q_LO, Q_HI), "k": Interval(K_LO, K_HI)}
 ROWS = {"q": Interval(Q_LO, Q_HI)}
@@ -251,16 +252,14 @@ class _Classifier:
                 if is_connection(term):
                     found[term] = TABLE[term.op].bounds(*(found[a] for a in term.args))
                 else:
-                    found[term] = self._fitting(self._interval(term, TILE, self._over_tile))
-            except ExpressionError:  # an integer might not fit, or the bound would be too large
+                    found[term] = self._interval(term, TILE, self._over_tile)
+                    for end in found[term]:
+                        self._range(end)
+            except ExpressionError:  # an integer might not fit 64 bits
+                found[term] = EVERY_VALUE[Type.BOOL]
+            if _is_large(found[term]):
                 found[term] = EVERY_VALUE[Type.BOOL]
         return found[mask]
-
-    def _fitting(self, condition: Interval) -> Interval:
-        """`condition`, if every integer of it surely fits 64 bits."""
-        for end in condition:
-            self._range(end)
-        return condition
 
     def _row_interval(self, expr: Expr) -> Interval:
         """Over the rows of a block, for an expression without k."""
@@ -304,10 +303,10 @@ class _Classifier:
         for term in connected(mask):
             if term in self._solved:
                 continue
-            if is_connection(term):
-                self._solved[term] = _combine(term.op, *(self._solved[a] for a in term.args))
-            else:
-                self._solved[term] = self._solve_term(term)
+            known = [self._solved[a] for a in term.args] if is_connection(term) else []
+            solved = _combine(term.op, *known) if is_connection(term) else self._solve_term(term)
+            large = _is_large(solved.hull) or (solved.full is not None and _is_large(solved.full))
+            self._solved[term] = Solved(ALL_KEYS, None) if large else solved
         return self._solved[mask]
 
     def _solve_term(self, term: Expr) -> Solved:
@@ -379,6 +378,10 @@ class _Classifier:
         if high > MAX_LENGTH:
             end = minimum(end, KV_LEN)
         return maximum(end, ZERO) if low < -MAX_LENGTH else end
+
+
+def _is_large(ends: tuple[Expr, ...]) -> bool:
+    return any(end.size > LARGEST for end in ends)
 
 
 def _is_row_range(solved: Solved) -> bool:

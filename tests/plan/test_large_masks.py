@@ -1,0 +1,119 @@
+"""Masks and scores of hundreds and thousands of operations: planned and printed in time that grows with their size alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen.device.emulated import EmulatedDevice
+from attngen.emit.emitter import emit
+from attngen.language import load_text
+from attngen.plan import ARCHES, PlanRefusal, choose
+from attngen.plan.code_size import INLINED_UP_TO, pair_operations
+from attngen.plan.tile_map import EMPTY, PARTIAL, classify_tiles
+from attngen.plan.tiles import LARGEST, tile_bounds
+from attngen.reference.compare import compare, truth
+from attngen.reference.problems import Shape, sample
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import MAX_DEPTH
+from attngen.spec.operator import either
+from tests.plan.test_planning_cost import calls
+from tests.problems import call
+
+
+def joined(op: str, terms: list[str]) -> str:
+    """`terms` joined in pairs, pairs of pairs and so on: no deeper than needed."""
+    while len(terms) > 1:
+        terms = [f"({f' {op} '.join(terms[i : i + 2])})" for i in range(0, len(terms), 2)]
+    return terms[0]
+
+
+def windows(count: int) -> str:
+    return joined("or", [f"(q - k >= {9 * i} and q - k < {9 * i + 4})" for i in range(count)])
+
+
+def spec_of(text: str) -> AttentionSpec:
+    (spec,) = load_text(f"attention t {{ dtype fp16 head_dim 64 {text} }}")
+    return spec
+
+
+LARGE = {
+    "1000 windows under a causal mask": f"mask causal and {windows(1000)}",
+    "400 affine terms": f"mask {joined('+', [f'{i % 9 + 1} * min(q, {i})' for i in range(400)])} >= 3 * k",
+    "400 wheres": f"score {joined('+', [f'where(q - k > {i}, s, s + {i}.0)' for i in range(400)])}",
+    "nested wheres": f"mask {''.join(f'where(q - k > {i}, q % {i + 2} == 0, ' for i in range(90))}true{')' * 90}",
+    "nested negations": f"mask {'not (' * 60}{windows(70)}{')' * 60}",
+    "300 elements": f"input t: int32[kv_len] mask {joined('or', [f't[q] + {i} == t[k]' for i in range(300)])}",
+    "products": f"mask {joined('or', [f'min(abs(q - k), 3) * min(abs(q - {i}), 3) * min(k, {i}) > 2' for i in range(150)])}",
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_texts_are_planned_and_printed(name: str) -> None:
+    spec = spec_of(LARGE[name])
+    assert pair_operations(spec) > INLINED_UP_TO
+    plan = choose(spec, ARCHES["sm_90a"])
+    assert plan.rung == "fused"
+    bounds = plan.bounds
+    assert all(e.size <= LARGEST + 8 for e in (bounds.kv_begin, bounds.kv_end, bounds.may, bounds.must))
+    text = emit(spec, plan).text
+    kind = "float score" if spec.mask is None else "bool mask"
+    assert f"__noinline__ {kind}(" in text  # one copy, not one for each of a thread's pairs
+    assert len(text) < 400_000
+
+
+def test_the_work_grows_with_the_size_alone() -> None:
+    def work(count: int) -> int:
+        spec = spec_of(f"mask {windows(count)}")
+        return calls(lambda: emit(spec, choose(spec, ARCHES["sm_80"], "fused")))
+
+    work(1)  # templates are read
+    assert work(120) < 6 * work(30)
+
+
+def test_terms_that_are_too_large_leave_the_bounds_of_others() -> None:
+    """What 1000 windows allow is not told; that the mask is causal is."""
+    names = {"b": 0, "h": 0, "q_len": 256, "kv_len": 256, "batch": 1, "q_heads": 1, "kv_heads": 1}
+    kinds = classify_tiles(tile_bounds(spec_of(LARGE["1000 windows under a causal mask"])), 64, 64, names)
+    assert np.array_equal(kinds != EMPTY, np.tril(np.ones((4, 4), bool)))
+
+
+def test_a_moderate_union_is_classified_as_brute_force_does() -> None:
+    names = {"b": 0, "h": 0, "q_len": 40, "kv_len": 40, "batch": 1, "q_heads": 1, "kv_heads": 1}
+    kinds = classify_tiles(tile_bounds(spec_of(f"mask {windows(180)}")), 2, 2, names)
+    distance = np.subtract.outer(np.arange(40), np.arange(40))
+    allowed = ((distance >= 0) & (distance % 9 < 4)).reshape(20, 2, 20, 2).swapaxes(1, 2)
+    some, every = allowed.any((2, 3)), allowed.all((2, 3))
+    assert np.array_equal(kinds != EMPTY, some)
+    assert not (every & (kinds == EMPTY)).any()
+    assert not (~every & (kinds > PARTIAL)).any()
+
+
+def test_a_mask_that_is_not_inlined_is_right() -> None:
+    spec = spec_of(f"mask {windows(90)}")
+    problem = sample(spec, Shape(1, 1, 1, 150, 150))
+    compiled = attngen.compile(spec, kernel="fused", device=EmulatedDevice(checked=True))
+    assert compare(*call(compiled, problem), truth(spec, problem)).passed
+
+
+@pytest.mark.parametrize("rung", ["wgmma", "hopper"])
+def test_rungs_that_inline_all_code_of_pairs_say_how_much_they_take(rung: str) -> None:
+    with pytest.raises(PlanRefusal, match=f"at most {INLINED_UP_TO}"):
+        choose(spec_of(f"mask {windows(90)}"), ARCHES["sm_90a"], rung)
+
+
+def test_a_mask_as_deep_as_any_is_planned() -> None:
+    """A chain of alternatives, as Python code may join them one by one."""
+    terms = [spec_of(f"mask q - k == {i}").mask for i in range(2 * MAX_DEPTH - 10)]
+    spec = attngen.define(dtype="fp16", head_dim=64, mask=lambda b, h, q, k: q >= k)
+    deep = reduce(either, [t for t in terms if t is not None])
+    assert choose(replace(spec, mask=deep), ARCHES["sm_80"]).bounds.per_tile
+
+
+def test_elements_times_an_index_have_bounds_that_fit() -> None:
+    spec = spec_of("input t: int32[kv_len] mask causal and t[min(2 * q, kv_len - 1)] * k > 5")
+    assert "kv_range" in emit(spec, choose(spec, ARCHES["sm_80"])).text
