@@ -38,7 +38,7 @@ def examine() -> tuple[Finding, ...]:
         _nvrtc(),
         _gpu(),
         _host_compiler(),
-        _tool("addr2line", "lines in the findings of the emulated device", "install binutils"),
+        _tool(("addr2line", "llvm-addr2line"), "lines in the findings of the emulated device", "install binutils"),
         _nvdisasm(),
         _package("torch", "tensors, and the oracle on a GPU", "pip install torch"),
         _package("cupy-cuda13x", "arrays of CuPy", "pip install cupy-cuda13x"),
@@ -81,9 +81,10 @@ def _host_compiler() -> Finding:
     return Finding("C++ compiler", True, str(compiler), needed)
 
 
-def _tool(name: str, needed: str, cure: str) -> Finding:
-    path = shutil.which(name)
-    return Finding(name, path is not None, path or "not on the PATH", needed, cure)
+def _tool(names: tuple[str, ...], needed: str, cure: str) -> Finding:
+    """A program that may have several names."""
+    path = next(filter(None, map(shutil.which, names)), None)
+    return Finding(names[0], path is not None, path or "not on the PATH", needed, cure)
 
 
 def _nvdisasm() -> Finding:

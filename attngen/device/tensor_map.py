@@ -1,4 +1,4 @@
-"""`TensorMap`: what TMA is told about a tensor, before any device has packed it into 128 bytes."""
+"""`TensorMap`: the description of a tensor for TMA, before a device packs it into 128 bytes."""
 
 from __future__ import annotations
 

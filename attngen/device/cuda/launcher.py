@@ -52,7 +52,7 @@ class Step:
 def pack(function: Any, launch: Launch, order: Sequence[str]) -> Step:
     """`launch` as a Step. `order` names the tensors whose addresses `Repeated` is called with; the others keep theirs.
 
-    Parameters lie at multiples of their own size, tensor maps of eight bytes: the driver is told where each begins.
+    Parameters lie at multiples of their own size, tensor maps of eight bytes; the driver gets the offset of each.
     """
     buffer = bytearray()
     offsets, slots, maps = [], [], []

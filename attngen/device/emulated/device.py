@@ -245,7 +245,7 @@ class EmulatedDevice:
     """The CPU as a CUDA device.
 
     `checked` watches every access (see EmulationError) and counts bytes; without it kernels run several times faster. `seed`
-    other than 0 permutes the order in which the threads of a block run, anew after every barrier. `arch` is what to plan for.
+    other than 0 permutes the order in which the threads of a block run, again after every barrier. `arch` is what to plan for.
     `watch`, of a checked device only, traces every access too, and the steps of the threads that it names. `debug` compiles for
     a debugger.
     """
