@@ -134,7 +134,7 @@ function reveal(column) {
 
 function tell() {
   const status = document.getElementById("status");
-  if (pinned === null) return void (status.textContent = "Click a line to see what it was compiled to.");
+  if (pinned === null) return void (status.textContent = "Click a line to trace it.");
   const what = pinned.text !== undefined ? `"${pinned.text}"` : pinned.kind !== undefined ? data.classes[pinned.kind] : `${NAMES[pinned.column]} ${pinned.line}`;
   const others = COLUMNS.filter((column) => column !== pinned.column && marked[column].size);
   status.textContent = `${what}: ${others.map((column) => `${marked[column].size} ${NAMES[column]}`).join(", ") || "no other line"}`;
@@ -160,7 +160,7 @@ function fill(column) {
   const lines = other ? other.lines : data.columns[column];
   const html = lines.map((text, i) => {
     const n = other ? other.brief[i] : i + 1, made = column === "cuda" ? data.instructions[n] : 0;
-    if (!n) return `<div class="line note"><span class="n"></span><span class="made"></span><code>${text || " "}</code></div>`;
+    if (!n) return `<div class="line${text ? " note" : ""}"><span class="n"></span><span class="made"></span><code>${text || " "}</code></div>`;
     const kind = column === "sass" && data.classOfSass[i] >= 0 ? ` class-${data.classOfSass[i]}` : "";
     const count = made ? `<span class="made" title="${made} SASS instructions">${made}</span>` : column === "cuda" ? '<span class="made"></span>' : "";
     return `<div class="line${kind}" role="option" id="${column}-${n}" data-n="${n}"><span class="n">${n}</span>${count}<code>${text || " "}</code></div>`;
