@@ -221,8 +221,12 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
             allowed=", ".join(allowed) or "constants",
         )
         return
-    if isinstance(expr, Const) and expr.type is not Type.BOOL and not math.isfinite(expr.value):
-        yield mistakes.NotFinite(statement=keyword, keyword=keyword, value=str(expr.value))
+    if isinstance(expr, Const) and expr.type is not Type.BOOL:
+        no_sink = keyword == "sink" and expr.value == -math.inf
+        if not math.isfinite(expr.value) and not no_sink:
+            yield mistakes.NotFinite(statement=keyword, keyword=keyword, value=str(expr.value))
+        elif keyword == "sink" and MAX_SINK < abs(expr.value) <= MAX_FLOAT:
+            yield mistakes.SinkTooLarge(statement=keyword, value=repr(expr.value))
     if expr.depth > MAX_CHECKED_DEPTH:
         yield mistakes.NestedTooDeeply(statement=keyword, limit=MAX_CHECKED_DEPTH)
         return
@@ -236,6 +240,9 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
         yield mistakes.MightOverflow(statement=keyword)
         return
     yield from static_mistakes(spec, keyword, expr)
+
+
+MAX_SINK = 1e37  # kernels keep a sink divided by the scale, and lse is this times the scale again
 
 
 def magnitude(number: float) -> str:

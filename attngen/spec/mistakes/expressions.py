@@ -252,6 +252,16 @@ class NotFinite(Diagnostic):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SinkTooLarge(Diagnostic):
+    code: ClassVar[str] = "E229"
+    title: ClassVar[str] = "the sink is {value}"
+    label: ClassVar[str] = "its magnitude is larger than 1e37"
+    help: ClassVar[str] = "write a smaller number, or -inf for no sink"
+
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class FunctionWithoutArguments(Diagnostic):
     code: ClassVar[str] = "E223"
     title: ClassVar[str] = "`{name}` needs {expected} argument{plural}"
