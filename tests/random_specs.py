@@ -1,8 +1,12 @@
 """Random specs: on every rung the numbers of another reading of the same text, by Python and numpy.
 
-    python -m tests.random_specs [--seed 0] [--minutes 10]
+    python -m tests.random_specs [--seed 0] [--minutes 10] [--kernel hopper]
 
 searches for longer than the tests do, and prints each spec that fails with its seed, which makes it again.
+
+Drawn are masks and scores as trees of operators, conditions inside conditions, bool and integer tensors in scores, additive
+masks of finfo.min and -inf, sinks and values of any size, names that mean something in C++ or in generated code, and masks as
+Python functions whose parameters have defaults.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import argparse
 import random
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,14 +55,27 @@ SCORES = (
     "relative_bias(table, 50)", "tanh(s) * 3.0", "s + by_row[h, q]", "s + by_key[b, k]", "where(q - k > 10, s, s * 0.5)",
     "s + bias[b, h, q, k]", "min(s, 2.0)", "s * exp(-0.01 * abs(q - k))", "s + sin(s)", "where(k % 2 == 0, s + 1.0, s)",
     "where(k % 5 == 1, -inf, s)", "s + 0.5 * k", "s - 0.5 * k", "s * 30.0", "s + 40.0 * ((k // 48) % 2)",
-    "s - 60.0", "softcap(20.0) + slopes[h] * (k - q)",
+    "s - 60.0", "s + slopes[h] * (k - q)", "where(key_ok[b, k], s, s - 1.0)", "where(allowed[b, h, q, k], s, -2.0)",
+    *["s + extra[b, h, q, k]"] * 3, "where(q % 3 == 0, s, s + extra[b, h, q, k])", "s + 0.25 * doc[b, k]",
 )  # fmt: skip
 INPUTS = {
     "doc": "int32[batch, kv_len]", "reach": "int64[batch, q_len]", "far": "int32[batch, q_len]", "ends": "int32[batch]",
     "allowed": "bool[batch, heads, q_len, kv_len]", "key_ok": "bool[batch, kv_len]", "slopes": "fp32[heads]",
     "table": "fp32[heads, 101]", "by_row": "fp32[heads, q_len]", "by_key": "{dtype}[batch, kv_len]",
-    "bias": "{dtype}[batch, heads, q_len, kv_len]", "sinks": "fp32[heads]",
+    "bias": "{dtype}[batch, heads, q_len, kv_len]", "sinks": "fp32[heads]", "extra": "{dtype}[batch, heads, q_len, kv_len]",
 }  # fmt: skip
+# Additive masks of "extra", by storage type: numbers that forbid a pair, or nearly
+LOW = {"fp16": (-65504.0, -1e4, -np.inf), "bf16": (-3.3895e38, -1e9, -1e4, -np.inf), "fp32": (-3.4028234e38, -1e9, -np.inf)}
+SINKS = (-np.inf, -1e37, -50.0, 50.0, 1e9, 1e37)
+SIZES_OF_V = (1e-20, 1e10, 1e25)
+# Words of C, C++, CUDA and generated code: names of inputs and params as good as any, or refused
+WORDS = tuple(
+    """
+    size_t uint8_t int32_t string vector half float4 dim3 expf tanhf fmaxf printf gamma y0 j1 index time signal div exit abs_
+    rand score sink tile stage lane warp row_max limit shift q_lo kv_lo kv_head scale in captured Fragment KvRange Place smem
+    kept final override import module co_await concept requires char8_t linux NULL auto register export thread_local i0 r j e
+    """.split()  # noqa: SIM905
+)
 TILES = {
     "fused": (
         "32 x 64", "64 x 32", "64 x 64", "64 x 128", "128 x 32", "128 x 64", "128 x 128", "128 x 48", "64 x 64  stages 2",
@@ -73,6 +91,7 @@ TILES = {
 EXPECTED = {
     "E219": "an input or a param that folding leaves without use",
     "E301": "a tile that does not fit",
+    "E112": "a word that may be no name",
 }
 LENGTHS = (1, 17, 64, 65, 100, 128, 129, 200, 257)
 
@@ -86,6 +105,28 @@ class Case:
     params: dict[str, int | float]
     rows_apart: bool  # Q, K and V lie as [batch, length, heads, head_dim]
     magnitude: float  # of Q, whose elements are randn otherwise: larger ones make rows' maxima rise from tile to tile
+    size_of_v: float = 1.0
+    extreme_sinks: bool = False
+    words: tuple[tuple[str, str], ...] = ()  # other names of inputs and params
+    python_mask: str = ""  # the mask as a Python function's body, of b, h, q, k and the params, which are defaults
+
+    def spec(self) -> AttentionSpec:
+        """The spec, under its other names, its mask from a Python function if it has one."""
+        (spec,) = load_text(self.renamed(self.text))
+        if not self.python_mask:
+            return spec
+        parameters = ", ".join(["b", "h", "q", "k", *(f"{n}={value}" for n, value in self.params.items())])
+        mask: Callable[..., Any] = eval(f"lambda {parameters}: {self.python_mask}")
+        return replace(spec, mask=attngen.define(mask=mask).mask, params=())
+
+    def renamed(self, text: str) -> str:
+        for name, word in self.words:
+            text = re.sub(rf"\b{name}\b", word, text)
+        return text
+
+    def by_word(self, values: dict[str, Any]) -> dict[str, Any]:
+        words = dict(self.words)
+        return {words.get(name, name): value for name, value in values.items()}
 
 
 def integer(r: random.Random, depth: int) -> str:
@@ -107,6 +148,8 @@ def boolean(r: random.Random, depth: int) -> str:
     if depth == 0 or r.random() < 0.5:
         if r.random() < 0.65:
             return f"({r.choice(MASKS)})"
+        if r.random() < 0.2:
+            return f"where({boolean(r, depth - 1)}, {boolean(r, depth - 1)}, {boolean(r, depth - 1)})" if depth else "(h > 0)"
         inner = max(0, depth - 1)
         return f"({integer(r, inner)} {r.choice(('<', '<=', '>', '>=', '==', '!='))} {integer(r, inner)})"
     operator = r.choice(("and", "and", "or", "not"))
@@ -115,13 +158,28 @@ def boolean(r: random.Random, depth: int) -> str:
     return f"({boolean(r, depth - 1)} {operator} {boolean(r, depth - 1)})"
 
 
-def case(seed: int) -> Case:
+def number(r: random.Random, depth: int) -> str:
+    """A float expression that is continuous in s, and about as large."""
+    if depth == 0 or r.random() < 0.3:
+        leaves = ("s", "s", "0.5", "-1.25", "slopes[h]", "by_row[h, q]", "by_key[b, k]", "bias[b, h, q, k]", "temp")
+        return r.choice(leaves)
+    a, b = number(r, depth - 1), number(r, depth - 1)
+    return r.choice(
+        (
+            f"({a} + {b})", f"({a} - {b})", f"({a} * {r.choice(('0.5', '-1.0', 'slopes[h]', 'temp'))})", f"min({a}, {b})",
+            f"max({a}, {b})", f"abs({a})", f"tanh({a})", f"sin({a})", f"where({boolean(r, 1)}, {a}, {b})", f"({a} / -2.0)",
+            f"where(where({boolean(r, 0)}, {boolean(r, 0)}, {boolean(r, 0)}), {a}, {b})", f"({a} + 0.01 * {integer(r, 1)})",
+        )
+    )  # fmt: skip
+
+
+def case(seed: int, kernel: str | None = None) -> Case:
     """The spec and the problem of `seed`: the first of its draws that the language and the plan take."""
     r = random.Random(seed)
     while True:
-        one = draw(r)
+        one = draw(r, kernel)
         try:
-            (spec,) = load_text(one.text)
+            spec = one.spec()
             choose(spec, ARCHES[one.arch], one.rung)
         except DiagnosticError as error:
             if {d.code for d in error.diagnostics} <= set(EXPECTED):
@@ -130,12 +188,12 @@ def case(seed: int) -> Case:
         return one
 
 
-def draw(r: random.Random) -> Case:
-    rung, arch = r.choice(RUNGS)
+def draw(r: random.Random, kernel: str | None = None) -> Case:
+    rung, arch = r.choice([one for one in RUNGS if kernel in (None, one[0])])
     dtype = r.choice(("bf16", "fp16") if rung in ("hopper", "wgmma") else ("bf16", "fp16", "fp32"))
     mask = boolean(r, r.choice((0, 1, 1, 2, 2, 3))) if r.random() < 0.9 else ""
-    score = r.choice(SCORES)
-    normalize = r.choice((*["softmax"] * 8, "sigmoid", "none"))
+    score = r.choice(SCORES) if r.random() < 0.75 else number(r, r.choice((1, 2, 3)))
+    normalize = "softmax" if "extra" in score else r.choice((*["softmax"] * 8, "sigmoid", "none"))
     sink = r.choice(("", "", "", "", "sinks[h]", "1.5")) if normalize == "softmax" else ""
     expressions = f"{mask} {score} {sink}"
     lines = [f"dtype {dtype}", f"head_dim {r.choice(HEAD_DIMS)}" + (f", v {r.choice(HEAD_DIMS)}" if r.random() < 0.15 else "")]
@@ -155,13 +213,34 @@ def draw(r: random.Random) -> Case:
         lines.append("precision high")
     q_len = r.choice(LENGTHS)
     kv_len = r.choice((q_len, q_len, q_len, 1, 33, 64, 130, 190, 257, 300))
-    if re.search(r"\b(doc|same_document|key_ok)\b", mask):  # read at rows and keys alike
+    if re.search(r"\b(doc|same_document|key_ok)\b", f"{mask} {score}"):  # read at rows and keys alike
         kv_len = max(kv_len, q_len)
     shape = Shape(r.choice((1, 2)), group * kv_heads, kv_heads, q_len, kv_len)
     if rung in TILES and r.random() < 0.4:
         lines.append(f"kernel {rung} {{ tile {r.choice(TILES[rung])} }}")
     text = "attention random {\n" + "".join(f"    {line}\n" for line in lines) + "}\n"
-    return Case(text, rung, arch, shape, params, r.random() < 0.2, r.choice((1.0, 1.0, 1.0, 4.0, 25.0, 0.0)))
+    size_of_v = r.choice(SIZES_OF_V) if normalize == "softmax" and dtype != "fp16" and r.random() < 0.1 else 1.0
+    captured = [n for n in (*INPUTS, *values) if re.search(rf"^ +(input|param) {n}:", text, re.MULTILINE)]
+    words = tuple((n, r.choice(WORDS)) for n in captured if r.random() < 0.1) if r.random() < 0.5 else ()
+    words = words if len({w for _, w in words}) == len(words) else ()
+    # a function reads no tensor of the text; calls of the prelude and of the language are not Python's
+    plain = (
+        mask and not re.search(r"\[|[a-z]\(|causal|temp", mask) and not set(params) & set(re.findall(r"\w+", f"{score} {sink}"))
+    )
+    python_mask = python_text(mask) if plain and r.random() < 0.5 else ""
+    if python_mask:
+        words = ()
+    return Case(
+        text, rung, arch, shape, params, r.random() < 0.2, r.choice((1.0, 1.0, 1.0, 4.0, 25.0, 0.0)), size_of_v,
+        r.random() < 0.3, words, python_mask,
+    )  # fmt: skip
+
+
+def python_text(text: str) -> str:
+    """A condition of the language in Python's operators on arrays, where comparisons stand in parentheses."""
+    for word, sign in (("and", "&"), ("or", "|"), ("not", "True ^")):
+        text = re.sub(rf"\b{word}\b", sign, text)
+    return text
 
 
 def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array]:
@@ -184,9 +263,7 @@ def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array
     def read(what: str, otherwise: str) -> Any:
         found = re.search(rf"^ +{what} (.+)$", one.text, re.MULTILINE)
         text = found[1] if found else otherwise
-        for word, sign in (("and", "&"), ("or", "|"), ("not", "True ^")):
-            text = re.sub(rf"\b{word}\b", sign, text)
-        return eval(text, {}, names)
+        return eval(python_text(text), {}, names)
 
     group = q_heads // kv_heads
     wide_q, wide_k, wide_v = (from_storage(x).astype(np.float64) for x in (problem.q, problem.k, problem.v))
@@ -212,13 +289,31 @@ def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array
         return output, (finite + np.log(total))[..., 0]
 
 
+def extreme(one: Case, name: str, array: Array, spec: AttentionSpec, seed: int) -> Array:
+    """An additive mask's or a sink's elements, near the ends of their range; other inputs as they are."""
+    rng = np.random.default_rng(seed)
+    if name == "sinks" and one.extreme_sinks:
+        return rng.choice(SINKS, array.shape).astype(np.float32)
+    if name != "extra":
+        return array
+    low = rng.choice(LOW[spec.dtype.name])
+    forbidden = rng.random(array.shape) < rng.choice((0.2, 0.9)) if rng.random() < 0.5 else np.indices(array.shape)[-1] > 70
+    forbidden[..., rng.integers(0, 5) :: 5, :] = True  # rows of which all keys are low
+    return round_to_storage(np.where(forbidden, low, 0.0).astype(np.float32), spec.dtype)
+
+
 def failure(one: Case, seed: int = 0) -> str:
     """What is wrong with `one`; "" where nothing is. Raises what attngen raises."""
-    (spec,) = load_text(one.text)
+    spec = one.spec()
     problem = sample(spec, one.shape, seed)
-    problem = replace(problem, q=round_to_storage(from_storage(problem.q) * np.float32(one.magnitude), spec.dtype))
-    expected = truth(spec, problem, one.params)
-    output, lse = meant(one, spec, problem)
+    q, v = (from_storage(x) * np.float32(size) for x, size in ((problem.q, one.magnitude), (problem.v, one.size_of_v)))
+    problem = replace(problem, q=round_to_storage(q, spec.dtype), v=round_to_storage(v, spec.dtype))
+    names = {word: name for name, word in one.words}
+    for word, array in problem.inputs.items():
+        problem.inputs[word] = extreme(one, names.get(word, word), array, spec, seed)
+    params = {} if one.python_mask else one.by_word(one.params)
+    expected = truth(spec, problem, params)
+    output, lse = meant(one, spec, replace(problem, inputs={names.get(w, w): x for w, x in problem.inputs.items()}))
     for name, ours, theirs in (("O", expected.reference.output, output), ("lse", expected.reference.lse, lse)):
         if (
             ours is not None
@@ -230,7 +325,7 @@ def failure(one: Case, seed: int = 0) -> str:
         q, k, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (problem.q, problem.k, problem.v))
         problem = Sample(q, k, v, problem.inputs)
     compiled = attngen.compile(spec, kernel=one.rung, device=EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5))
-    found = compare(*call(compiled, problem, **one.params), expected)
+    found = compare(*call(compiled, problem, **params), expected)
     return "" if is_right(found) else str(found)
 
 
@@ -243,13 +338,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--kernel", choices=sorted({name for name, _ in RUNGS}), help="specs of this schedule alone")
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
     seed, failed = options.seed, 0
     while time.monotonic() < end:
         one = None
         try:
-            one = case(seed)
+            one = case(seed, options.kernel)
             wrong = failure(one, seed)
         except Exception as error:
             wrong = f"{type(error).__name__}: {error}"

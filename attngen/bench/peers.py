@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import AttentionSpec, S
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, name, names_in
 from attngen.spec.operator import TABLE, apply
 
@@ -76,7 +76,7 @@ def flash_peers(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.
 
 def _plain_scale(spec: AttentionSpec) -> float | None:
     """The scale of plain or causal softmax attention; None for any other spec."""
-    plain = isinstance(spec.score, Name) and spec.normalize == "softmax" and spec.sink is None and spec.mask in (None, CAUSAL)
+    plain = spec.score is S and spec.normalize == "softmax" and spec.sink is None and spec.mask in (None, CAUSAL)
     return float(spec.scale.value) if plain and isinstance(spec.scale, Const) else None
 
 
@@ -123,7 +123,7 @@ def flex_peer(
             device=str(q.device),
         )
     score_mod = None
-    if not isinstance(spec.score, Name):
+    if spec.score is not S:
         score = as_function(spec.score, numbers, inputs)
 
         def score_mod(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -15,7 +15,7 @@ from attngen.plan.plan import Plan
 from attngen.plan.precision import rough_functions
 from attngen.plan.staging import Element
 from attngen.plan.tiles import TILE_RANGES, Span, TileBounds
-from attngen.spec.attention import SIZES, AttentionSpec, Input
+from attngen.spec.attention import SIZES, AttentionSpec, Input, S
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.dtypes import DTYPES, DType
 from attngen.spec.expr import (
@@ -28,7 +28,6 @@ from attngen.spec.expr import (
     Type,
     constant,
     inputs_in,
-    name,
     names_in,
     rewrite,
     walk,
@@ -54,7 +53,6 @@ LOCALS = {
 MOST_ROWS = 1024  # of a tile: more than any plan has
 LEAST_FACTOR, MOST_FACTOR = 2.0**-60, 2.0**60  # of what joins the exponent's factor
 OF_THE_BLOCK = {"b", "h", *SIZES}  # indices that all pairs of a block share
-SCORE = name("s", Type.FLOAT)
 LOCAL_TYPES = {"s": "float"}  # the others are int
 
 
@@ -164,7 +162,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     printer = _printer(spec, spans, staged.elements, "" if not approximable else "rough" if rough_functions(spec) else "fast")
     asked = rest if by_row else spec.mask
     mask = None if asked is None else staged.named(asked)
-    score = None if isinstance(spec.score, Name) else staged.named(spec.score)
+    score = None if spec.score is S else staged.named(spec.score)
     sink = spec.sink
     bound_exprs = [e for e in (bounds.kv_begin, bounds.kv_end, bounds.full_begin, bounds.full_end) if e is not None]
     test_exprs = [bounds.may, bounds.must] if bounds.per_tile else []
@@ -228,17 +226,17 @@ def _of_raw_scores(score: Expr | None, scale: Expr) -> Expr | None:
 
     def take(node: Expr) -> Expr | None:
         nonlocal taken
-        if isinstance(node, Apply) and node.op in ("mul", "div") and node.args[0] is SCORE and isinstance(node.args[1], Const):
+        if isinstance(node, Apply) and node.op in ("mul", "div") and node.args[0] is S and isinstance(node.args[1], Const):
             by = float(node.args[1].value)
             factor = float(scale.value) * by if node.op == "mul" else float(scale.value) / by if by else math.inf
             if not math.isfinite(factor):
                 return None
             taken += 1
-            return mul(SCORE, constant(factor))
+            return mul(S, constant(factor))
         return None
 
     found = rewrite(score, take)
-    parents = sum(node.args.count(SCORE) for node in walk(score))
+    parents = sum(node.args.count(S) for node in walk(score))
     return found if taken == parents > 0 else None
 
 
@@ -247,7 +245,7 @@ def _score_of_two(printer: CudaPrinter, score: Expr | None) -> str:
     if printer.approximate != "fast" or not isinstance(score, Apply):
         return ""
     primitive, operand = TABLE[score.op].fast_of_two, times_constant(score.args[0])
-    if not primitive or operand is None or operand[0] is not SCORE:
+    if not primitive or operand is None or operand[0] is not S:
         return ""
     printer.primitives.add(primitive)
     return f"{primitive}(s0, s1, {literal(operand[1])[0]})"
