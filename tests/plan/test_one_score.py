@@ -12,6 +12,7 @@ from attngen.plan.one_score import one_score
 from attngen.reference.problems import Shape
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.evaluate import evaluate
+from tests import tiers
 from tests.harness import emitted, run
 
 STOPS = {
@@ -62,7 +63,7 @@ def test_a_score_that_is_never_one_has_no_test(score: str) -> None:
     assert one_score(spec_of(score)) is None
 
 
-@pytest.mark.parametrize("rung", ["tiled", "fused", "wgmma", "hopper"])
+@pytest.mark.parametrize("rung", tiers.cases(["tiled", "fused", "wgmma", "hopper"], quick=["fused", "hopper"]))
 def test_far_tiles_read_one_element(rung: str) -> None:
     """Lengths at which most tiles are far from the diagonal, on both of its sides."""
     spec = spec_of(STOPS["by distance"], 64)
