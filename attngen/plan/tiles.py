@@ -40,6 +40,7 @@ from attngen.spec.dtypes import FP16
 from attngen.spec.expr import (
     MAX_LENGTH,
     Apply,
+    Const,
     Expr,
     ExpressionError,
     Gather,
@@ -50,7 +51,9 @@ from attngen.spec.expr import (
     name,
     names_in,
     rewrite,
+    walk,
 )
+from attngen.spec.obligations import DIVISIONS
 from attngen.spec.operator import (
     EVERY_VALUE,
     ONE,
@@ -75,6 +78,7 @@ Q_LO, Q_HI, K_LO, K_HI = (name(n, Type.INT) for n in ("q.lo", "q.hi", "k.lo", "k
 Q_TILE, K_TILE = name("q.tile", Type.INT), name("k.tile", Type.INT)
 Q, K, KV_LEN = name("q", Type.INT), name("k", Type.INT), name("kv_len", Type.INT)
 LARGEST = 4096  # nodes of a bound: of a larger one nothing is told, it would take compilers longer than all the rest
+MOST_DIVISIONS = 64  # of a bound, for the same reason
 MOST_BESIDE = 2  # tiles of keys beside a tile of rows, whose ranges are read for it
 TILE = {"q": Interval(Q_LO, Q_HI), "k": Interval(K_LO, K_HI)}
 ROWS = {"q": Interval(Q_LO, Q_HI)}
@@ -381,7 +385,14 @@ class _Classifier:
 
 
 def _is_large(ends: tuple[Expr, ...]) -> bool:
-    return any(end.size > LARGEST for end in ends)
+    """Whether the compiler would take seconds for bounds like these."""
+    size = max(end.size for end in ends)
+    return size > LARGEST or (size > MOST_DIVISIONS and _divisions(*ends) > MOST_DIVISIONS)
+
+
+def _divisions(*exprs: Expr) -> int:
+    """By what is no constant: each is some twenty instructions and a branch."""
+    return sum(isinstance(n, Apply) and n.op in DIVISIONS and not isinstance(n.args[1], Const) for n in walk(*exprs))
 
 
 def _is_row_range(solved: Solved) -> bool:

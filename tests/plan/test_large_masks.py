@@ -15,7 +15,7 @@ from attngen.language import load_text
 from attngen.plan import ARCHES, PlanRefusal, choose
 from attngen.plan.code_size import INLINED_UP_TO, pair_operations
 from attngen.plan.tile_map import EMPTY, PARTIAL, classify_tiles
-from attngen.plan.tiles import LARGEST, tile_bounds
+from attngen.plan.tiles import LARGEST, MOST_DIVISIONS, tile_bounds
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec
@@ -64,6 +64,14 @@ def test_large_texts_are_planned_and_printed(name: str) -> None:
     kind = "float score" if spec.mask is None else "bool mask"
     assert f"__noinline__ {kind}(" in text  # one copy, not one for each of a thread's pairs
     assert len(text) < 400_000
+
+
+def test_bounds_with_many_divisions_are_dropped() -> None:
+    """100 terms that divide by a param take the compiler 20 s if the bounds of all divide too."""
+    terms = [f"(q + {i}) // n >= (k + {i}) // n" for i in range(100)]
+    few, many = (tile_bounds(spec_of(f"param n: int mask {joined('and', terms[:count])}")) for count in (8, 100))
+    assert repr(few.may).count("floordiv") > 8
+    assert repr(many.may).count("floordiv") < 2 * MOST_DIVISIONS
 
 
 def test_the_work_grows_with_the_size_alone() -> None:
