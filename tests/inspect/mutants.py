@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from jinja2 import UndefinedError
-
 from attngen.emit.comments import strip_comments
 from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import KernelSource
@@ -14,7 +12,7 @@ from attngen.plan import Plan, choose
 from attngen.plan.tiles import KV_LEN, TileBounds, tile_bounds
 from attngen.reference.alternatives import alternatives
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
+from attngen.spec.expr import Apply, Expr, constant, inputs_in, rewrite, walk
 from attngen.spec.operator import FALSE, TRUE, ZERO, add
 
 CLOSED_FORMS = ("kv_begin", "kv_end", "full_begin", "full_end")
@@ -33,14 +31,18 @@ def mutants(spec: AttentionSpec, plan: Plan, of_bounds: bool = True) -> Iterator
     original = emit(spec, plan)
     seen = {strip_comments(original.text)}
     for what, changed, bounds in (*_of_spec(spec, plan), *(_of_bounds(spec, plan) if of_bounds else ())):
-        try:
+        if _reads(changed) == _reads(spec):
             source = emit(changed, replace(plan, bounds=bounds))
-        except UndefinedError:  # what the plan stages is not read any more
+        else:  # what the plan stages of captured tensors may not be read any more
             source = emit(changed, choose(changed, plan.arch, plan.rung))
         code = strip_comments(source.text)
         if code not in seen:
             seen.add(code)
             yield Mutant(what, source)
+
+
+def _reads(spec: AttentionSpec) -> frozenset[str]:
+    return inputs_in(*(expr for expr in (spec.mask, spec.score, spec.sink) if expr is not None))
 
 
 Changed = tuple[str, AttentionSpec, TileBounds]
