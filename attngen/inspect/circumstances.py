@@ -11,12 +11,13 @@ import numpy as np
 
 from attngen.plan import Plan
 from attngen.plan.tile_map import EMPTY, FULL, PARTIAL, classify_tiles
+from attngen.plan.tiles import KV_LEN, TileBounds
 from attngen.reference.alternatives import Alternative
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
-from attngen.spec.expr import constant
-from attngen.spec.operator import add
+from attngen.spec.expr import Apply, Expr, constant, rewrite, walk
+from attngen.spec.operator import FALSE, TRUE, ZERO, add, maximum, minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ CLASSES = {
     FULL: Circumstance("a tile of which the mask allows all pairs", by_values=True),
 }
 
+CLOSED_FORMS = ("kv_begin", "kv_end", "full_begin", "full_end")
 MOST_TILES = 4096  # that are classified one by one
 
 # Seconds of the emulated device for a pair of a row and a key, for each element of their Q, K and V, on one core of 2024.
@@ -113,11 +115,7 @@ def seconds(
     return sizes["batch"] * sizes["q_heads"] * pairs * (spec.head_dim + spec.head_dim_v) * PAIR_SECONDS[plan.rung]
 
 
-# Bounds of the loops over tiles, and the change by one that makes each wrong if it ends at the edge of a tile.
-EDGES = {"kv_begin": 1, "kv_end": -1, "full_begin": -1, "full_end": 1}
-
-
-def edges(
+def wrong_bounds(
     plan: Plan,
     tile: tuple[int, int],
     sizes: Mapping[str, int],
@@ -125,21 +123,44 @@ def edges(
     names: Mapping[str, Any],
     problem: Sample,
 ) -> Iterator[str]:
-    """The bounds of EDGES of which a change by one is wrong on a problem: it skips an allowed pair, or takes a forbidden one.
+    """The changes of the plan's bounds that are wrong on a problem: a tile with an allowed pair is skipped, or one with a
+    forbidden pair counts as full.
 
     `allowed` is the mask [q_len, kv_len] of some heads (b, h); `names` are sizes and params.
     """
-    for name, change in EDGES.items():
-        form = getattr(plan.bounds, name)
-        if form is None:
-            continue
-        moved = replace(plan, bounds=replace(plan.bounds, **{name: add(form, constant(change))}))  # type: ignore[arg-type]
+    for what, bounds in changed_bounds(plan.bounds):
+        inside = {name: maximum(ZERO, minimum(KV_LEN, getattr(bounds, name))) for name in ("kv_begin", "kv_end")}
+        moved = replace(plan, bounds=replace(bounds, **inside))  # type: ignore[arg-type]
         for (b, h), mask in allowed.items():
             kinds = _kinds(moved, tile, {**names, "b": b, "h": h}, problem)
             each = np.repeat(np.repeat(kinds, min(tile[0], plan.tile_rows), 0), tile[1], 1)[: sizes["q_len"], : sizes["kv_len"]]
             if ((each == EMPTY) & mask | (each == FULL) & ~mask).any():
-                yield name
+                yield what
                 break
+
+
+def changed_bounds(bounds: TileBounds) -> Iterator[tuple[str, TileBounds]]:
+    """Each bound as one of its operands, one more and one less, and at the ends of the keys; tests per tile always true."""
+    for name in CLOSED_FORMS:
+        form = getattr(bounds, name)
+        if form is None:
+            continue
+        others = [*_operands(form), add(form, constant(1)), add(form, constant(-1)), ZERO, KV_LEN]
+        for other in dict.fromkeys(others):
+            if other is not form:
+                yield f"{name} as {other}", replace(bounds, **{name: other})  # type: ignore[arg-type]
+    if bounds.per_tile:
+        for name, value in (("may", FALSE), ("must", TRUE)):
+            yield f"{name} always {value}", replace(bounds, **{name: value})  # type: ignore[arg-type]
+
+
+def _operands(form: Expr) -> Iterator[Expr]:
+    for node in walk(form):
+        if isinstance(node, Apply):
+            for operand in node.args:
+                if operand.type is node.type:
+                    swapped: dict[Expr, Expr] = {node: operand}
+                    yield rewrite(form, lambda n, swapped=swapped: swapped.get(n))  # type: ignore[misc]
 
 
 def _kinds(plan: Plan, tile: tuple[int, int], names: Mapping[str, int | float], problem: Sample) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from attngen.diagnostics import ArgumentError
-from attngen.inspect.circumstances import EDGES, UNEQUAL, Goal, circumstances, edges, seconds, wanted_circumstances
+from attngen.inspect.circumstances import UNEQUAL, Goal, circumstances, seconds, wanted_circumstances, wrong_bounds
 from attngen.inspect.prepare import check_call
 from attngen.plan import Plan
 from attngen.reference.alternatives import Alternative, alternatives
@@ -177,20 +177,19 @@ class _Search:
                 del self.left[goal]
 
     def take_edges(self) -> None:
-        """Adds cheap problems with other params or captured tensors, on which loops over tiles end at the edge of a tile."""
+        """Adds cheap problems with other params or captured tensors, on which more changes of the plan's bounds are wrong."""
         if self.plan.rung == "naive" or not self.trials or self.fixed.q_len is not None or self.fixed.kv_len is not None:
             return
         first = self.trials[0]
-        seen = {name for trial in self.trials for name in self._edges(trial)}
-        for one in (*self._by_params(first), *self._by_integers(first)):
-            if seen >= {*EDGES}:
-                return
+        others = [*self._by_params(first), *self._by_integers(first)]
+        seen = {what for trial in self.trials for what in self._wrong_bounds(trial)} if others else set()
+        for one in others:
             trial = self._possible_with(one)
-            if trial is not None and self._seconds(trial) <= EDGE_BUDGET and not seen >= (found := self._edges(trial)):
+            if trial is not None and self._seconds(trial) <= EDGE_BUDGET and not seen >= (found := self._wrong_bounds(trial)):
                 self.trials.append(trial)
                 seen |= found
 
-    def _edges(self, trial: Trial) -> set[str]:
+    def _wrong_bounds(self, trial: Trial) -> set[str]:
         sizes = trial.shape.sizes(self.spec)
         problem = self._problem(trial)
         numbers = numbers_of(self.spec, problem, trial.params, np.float32)
@@ -199,7 +198,7 @@ class _Search:
             (b, h): every & allowed_rows(numbers, b, h, slice(0, sizes["q_len"])) if self.spec.mask is not None else every
             for b, h in {(0, 0), (sizes["batch"] - 1, sizes["q_heads"] - 1)}
         }
-        return {*edges(self.plan, self.tile, sizes, allowed, {**sizes, **trial.params}, problem)}
+        return {*wrong_bounds(self.plan, self.tile, sizes, allowed, {**sizes, **trial.params}, problem)}
 
     def _seconds(self, trial: Trial) -> float:
         return seconds(self.spec, self.plan, self.tile, trial.shape.sizes(self.spec), trial.params, self._problem(trial))

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from attngen.emit.comments import strip_comments
 from attngen.emit.emitter import emit
 from attngen.emit.kernel_source import KernelSource
+from attngen.inspect.circumstances import changed_bounds
 from attngen.plan import Plan, choose
-from attngen.plan.tiles import KV_LEN, TileBounds, tile_bounds
+from attngen.plan.tiles import TileBounds, tile_bounds
 from attngen.reference.alternatives import alternatives
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import Apply, Expr, constant, inputs_in, rewrite, walk
-from attngen.spec.operator import FALSE, TRUE, ZERO, add
-
-CLOSED_FORMS = ("kv_begin", "kv_end", "full_begin", "full_end")
+from attngen.spec.expr import inputs_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +58,3 @@ def _of_bounds(spec: AttentionSpec, plan: Plan) -> Iterator[Changed]:
     if plan.rung != "naive":  # which visits every key
         for what, bounds in changed_bounds(plan.bounds):
             yield what, spec, bounds
-
-
-def changed_bounds(bounds: TileBounds) -> Iterator[tuple[str, TileBounds]]:
-    """Each bound as one of its operands, one more and one less, and at the ends of the keys; tests per tile always true."""
-    for name in CLOSED_FORMS:
-        form = getattr(bounds, name)
-        if form is None:
-            continue
-        others = [*_operands(form), add(form, constant(1)), add(form, constant(-1)), ZERO, KV_LEN]
-        for other in dict.fromkeys(others):
-            if other is not form:
-                yield f"{name} as {other}", replace(bounds, **{name: other})
-    if bounds.per_tile:
-        for name, value in (("may", FALSE), ("must", TRUE)):
-            yield f"{name} always {value}", replace(bounds, **{name: value})
-
-
-def _operands(form: Expr) -> Iterator[Expr]:
-    for node in walk(form):
-        if isinstance(node, Apply):
-            for operand in node.args:
-                if operand.type is node.type:
-                    yield rewrite(form, lambda n, node=node, operand=operand: operand if n is node else None)
