@@ -20,7 +20,7 @@ LENGTHS = ((1, 1), (7, 7), (130, 290), (300, 300))
 ALL = [(name, dtype) for name in SPECS for dtype in ("fp16", "bf16")]
 
 
-@pytest.mark.parametrize(("name", "dtype"), tiers.cases(ALL, quick=[("mistral_window", "fp16"), ("packed_documents", "bf16")]))
+@pytest.mark.parametrize(("name", "dtype"), tiers.cases(ALL, quick=[("gpt2", "fp16"), ("packed_documents", "bf16")]))
 def test_every_spec_against_the_oracle(name: str, dtype: str) -> None:
     spec = small(name, dtype)
     for seed, (q_len, kv_len) in enumerate(LENGTHS):

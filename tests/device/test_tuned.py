@@ -20,8 +20,8 @@ from tests.harness import shipped
 WINNER = Winner(Schedule("fused", 32, 32, 1, 2), 0.5, 0.6, "a GPU")
 
 
-@pytest.fixture(autouse=True)
-def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))
 
 
@@ -35,6 +35,7 @@ def test_buckets_are_powers_of_two() -> None:
     assert of(0, 8, 0, 0) == (0, 0)
 
 
+@pytest.mark.usefixtures("_empty_cache")
 def test_what_is_remembered_is_of_a_variant_and_an_architecture() -> None:
     spec = shipped("gpt2")
     assert remembered(spec, "sm_80", WINNER.schedule.rung) == {}

@@ -168,7 +168,8 @@ def is_accepted(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("rung", tiers.cases(["naive", "tiled", "fused"], quick=["fused"]))
+@pytest.mark.long  # tests/device/test_names.py has one schedule with all names
+@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
 def test_names_of_users_never_meet_those_of_generated_code(rung: str) -> None:
     """Fifteen names in a kernel: an attention has at most 64 declarations."""
     names = [name for name in UNFORTUNATE.split() if is_accepted(name)]

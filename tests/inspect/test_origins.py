@@ -36,7 +36,7 @@ EVERYWHERE = [
     "name",
     tiers.cases(
         ["gpt2_naive.cu", "gpt2_fused.cu", "gpt2_wgmma.cu", "gpt2_hopper.cu", "cross_attention_fused.cu"],
-        quick=["gpt2_naive.cu", "gpt2_hopper.cu"],
+        quick=["gpt2_naive.cu"],
     ),
 )
 def test_line_tables_change_no_instruction_and_no_cache(name: str) -> None:
@@ -52,7 +52,7 @@ def test_a_compilation_without_a_log_leaves_python_as_it_was() -> None:
     assert [bytes([i])[0] for i in range(256)] == list(range(256))
 
 
-@pytest.mark.parametrize("name", tiers.cases(LADDER, quick=["gpt2_tiled.cu", "gpt2_wgmma.cu"]))
+@pytest.mark.parametrize("name", tiers.cases(LADDER, quick=["gpt2_tiled.cu"]))
 def test_instructions_have_a_line_of_cuda(name: str) -> None:
     source = LADDER[name]
     code = machine_code(source)
@@ -148,7 +148,7 @@ def test_every_line_of_a_users_expression_has_its_statement(name: str, rung: str
             continue
         body = [i for i, line in enumerate(lines, 1) if found.get(i, ("",))[0] == statement and not line.startswith("//")]
         assert all(any(text in lines[i - 1] for i in body) for text in texts), (statement, texts)
-        call = re.compile(rf"= {statement}\(|{statement}\(.*\) \?|\) {statement}_of_two\(")
+        call = re.compile(rf"(= |\(){statement}\(|{statement}\(.*\) \?|\) {statement}_of_two\(")
         calls = [i for i, line in enumerate(lines, 1) if call.search(line.split("//")[0])]
         assert calls
         for i in (*body, *calls):
