@@ -22,7 +22,7 @@ CANDIDATES = ("g++", "clang++")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Compilers with the same command line. `common` are flags of every compilation, `checked` instrument memory accesses."""
+    """Compilers with the same command line. `common` are flags of every call, `checked` instrument memory accesses."""
 
     name: str
     common: tuple[str, ...]
@@ -35,7 +35,8 @@ CALLS = ("-O1", "-fsanitize=thread")
 GCC = Family("gcc", (), (*CALLS, "-fno-tree-sra"))
 CLANG = Family("clang", (), CALLS)
 # By default zig compiles for the CPU that it runs on, but several machines may use a cache; and it adds checks of its own.
-ZIG = Family("zig", ("-mcpu=baseline", "-fno-sanitize=undefined"), CALLS)
+# It links the C++ library statically, with debug information of 4 MB.
+ZIG = Family("zig", ("-mcpu=baseline", "-fno-sanitize=undefined", "-Wl,--compress-debug-sections=zlib"), CALLS)
 
 
 @dataclass(frozen=True)
