@@ -121,7 +121,7 @@ class _Search:
         stages = 1 if self.plan.rung == "naive" else max(2, self.plan.stages)
         long = -(-max(rows, stages * keys) // keys) * keys + 1
         short = -(-max(rows, keys) // keys) * keys + 1
-        few = keys // 2 + 1
+        few = keys // 2 + 1 if self.plan.rung == "naive" else keys - 1  # a full range one longer would take the key past them
         lengths = [(long, long + keys), (long, long), (short, short + 2)]
         lengths.append((few, short) if self.plan.rung == "naive" else (short, short))
         yield [self._shape(1, *n) for n in lengths]
