@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -115,10 +116,8 @@ def _case(
     calls |= torch_peers(spec, q, k, v)
     calls |= flash_peers(spec, q, k, v)
     calls |= flex_peer(spec, q, k, v, inputs, own, progress)
-    truth, _ = torch_attention(spec, q, k, v, inputs=inputs, params=own)
-    errors = {name: _error(call(), truth) for name, call in calls.items()}
-    output_bytes = truth.numel() * q.element_size()
-    del truth
+    errors = _errors(calls, partial(torch_attention, spec, q, k, v, inputs=inputs, params=own), progress)
+    output_bytes = case.batch * case.q_heads * case.length * spec.head_dim_v * q.element_size()
     peaks = {name: peak_bytes(call) for name, call in calls.items()}
     timings = measure(calls, rounds)
     operations = 2 * (spec.head_dim + spec.head_dim_v) * allowed_pairs(spec, q, k, inputs, own)
@@ -151,6 +150,20 @@ def problem(case: Case, params: Mapping[str, int | float]) -> tuple[Any, Any, An
 def _call(kernel: CompiledAttention, tensors: tuple[torch.Tensor, ...], named: dict[str, Any]) -> Any:
     result = kernel(*tensors, **named)
     return result[0] if isinstance(result, tuple) else result
+
+
+def _errors(
+    calls: Mapping[str, Callable[[], Any]], oracle: Callable[[], tuple[Any, Any]], progress: Callable[[str], None]
+) -> dict[str, float]:
+    """The largest error of each call. NaN if the float64 scores of the oracle do not fit the GPU's memory."""
+    try:
+        truth, _ = oracle()
+        return {name: _error(call(), truth) for name, call in calls.items()}
+    except torch.OutOfMemoryError:
+        progress("errors are left out: the float64 reference does not fit the memory of this GPU")
+        return dict.fromkeys(calls, math.nan)
+    finally:
+        torch.cuda.empty_cache()
 
 
 def _error(found: torch.Tensor, truth: torch.Tensor) -> float:
