@@ -17,6 +17,7 @@ import pytest
 from tests.browser import PATIENCE, launch_options
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.long  # building the site takes long, and .ci/run builds it too
 pytest.importorskip("mkdocs")
 pytest.importorskip("material")
 pytest.importorskip("mkdocstrings")

@@ -8,7 +8,7 @@ from tests import tiers
 from tests.random_specs import case, failure
 
 
-@pytest.mark.parametrize("seed", tiers.cases(range(200), quick=range(20)))
+@pytest.mark.parametrize("seed", tiers.cases(range(200), quick=range(12)))
 def test_a_random_spec(seed: int) -> None:
     one = case(seed)
     assert not failure(one, seed), one

@@ -19,7 +19,7 @@ from attngen.reference.compare import Truth, compare
 from attngen.reference.coverage import Exercise
 from attngen.reference.numpy_oracle import Reference
 from attngen.spec.attention import HOPPER_RUNGS, AttentionSpec
-from tests.problems import SPECS, emitted, shipped
+from tests.harness import SPECS, emitted, shipped
 from tests.tiers import cases
 
 WINDOW = "attention mine { dtype fp16 head_dim 16 param size: int = 4096 mask causal and window(size) }"

@@ -17,8 +17,8 @@ from attngen.reference.compare import Truth, compare, truth
 from attngen.reference.problems import Sample, Shape
 from attngen.spec.attention import HOPPER_RUNGS, AttentionSpec
 from attngen.spec.expr import Type
+from tests.harness import SPECS, call, shipped
 from tests.inspect.mutants import mutants
-from tests.problems import SPECS, call, shipped
 
 FEW_HEADS = {"llama_gqa": (4, 2), "mistral_window": (4, 2), "gemma_softcap": (2, 1), "gpt_oss_sinks": (4, 2)}
 

@@ -11,7 +11,7 @@ from attngen.inspect.report.timeline import COPY, PRODUCT, Bar, Timeline
 from attngen.language.load import load_path
 from attngen.plan import ARCHES, Plan, choose
 from tests.conftest import ROOT
-from tests.problems import shipped
+from tests.harness import shipped
 
 
 def traced(name: str, rung: str, arch: str) -> tuple[Plan, Timeline]:

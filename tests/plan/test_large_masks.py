@@ -21,8 +21,8 @@ from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import MAX_DEPTH
 from attngen.spec.operator import either
+from tests.harness import call
 from tests.plan.test_planning_cost import calls
-from tests.problems import call
 
 
 def joined(op: str, terms: list[str]) -> str:

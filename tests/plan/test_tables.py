@@ -19,7 +19,7 @@ from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.evaluate import evaluate
-from tests.problems import call
+from tests.harness import call
 
 HEADS, BLOCKS = 2, 60
 DECLARED = (
