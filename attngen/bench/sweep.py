@@ -118,7 +118,8 @@ def _case(
     calls |= flex_peer(spec, q, k, v, inputs, own, progress)
     errors = _errors(calls, partial(torch_attention, spec, q, k, v, inputs=inputs, params=own), progress)
     output_bytes = case.batch * case.q_heads * case.length * spec.head_dim_v * q.element_size()
-    peaks = {name: peak_bytes(call) for name, call in calls.items()}
+    peaks = _peaks(calls, progress)
+    calls = {name: call for name, call in calls.items() if name in peaks}
     timings = measure(calls, rounds)
     operations = 2 * (spec.head_dim + spec.head_dim_v) * allowed_pairs(spec, q, k, inputs, own)
     moved = output_bytes + sum(t.numel() * t.element_size() for t in (q, k, v, *inputs.values()))
@@ -164,6 +165,18 @@ def _errors(
         return dict.fromkeys(calls, math.nan)
     finally:
         torch.cuda.empty_cache()
+
+
+def _peaks(calls: Mapping[str, Callable[[], Any]], progress: Callable[[str], None]) -> dict[str, int]:
+    """What each call allocates at its peak. A call that runs out of memory is left out."""
+    found = {}
+    for name, call in calls.items():
+        try:
+            found[name] = peak_bytes(call)
+        except torch.OutOfMemoryError:
+            progress(f"{name} is left out: it does not fit the memory of this GPU")
+        torch.cuda.empty_cache()
+    return found
 
 
 def _error(found: torch.Tensor, truth: torch.Tensor) -> float:
