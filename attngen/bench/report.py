@@ -34,7 +34,7 @@ class Measured:
     of_matmul: float  # share of the matmul ceiling
     of_copy: float  # share of the copy ceiling, of the bytes that must move: each tensor once
     peak_bytes: int
-    error: float  # against float64, at most
+    error: float | None  # against float64, at most; None: not measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -155,14 +154,14 @@ def _call(kernel: CompiledAttention, tensors: tuple[torch.Tensor, ...], named: d
 
 def _errors(
     calls: Mapping[str, Callable[[], Any]], oracle: Callable[[], tuple[Any, Any]], progress: Callable[[str], None]
-) -> dict[str, float]:
-    """The largest error of each call. NaN if the float64 scores of the oracle do not fit the GPU's memory."""
+) -> Mapping[str, float | None]:
+    """The largest error of each call. None if the float64 scores of the oracle do not fit the GPU's memory."""
     try:
         truth, _ = oracle()
         return {name: _error(call(), truth) for name, call in calls.items()}
     except torch.OutOfMemoryError:
         progress("errors are left out: the float64 reference does not fit the memory of this GPU")
-        return dict.fromkeys(calls, math.nan)
+        return dict.fromkeys(calls)
     finally:
         torch.cuda.empty_cache()
 

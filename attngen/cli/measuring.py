@@ -250,7 +250,7 @@ class _BenchTable:
         spread = f"({t.low:.3f} to {t.high:.3f})"
         line = (
             f"  {r.candidate:<16} {t.median:>9.3f} {spread:<19} {r.tflops:>8.1f} {r.of_matmul:>9.0%} "
-            f"{r.of_copy:>8.0%} {r.peak_bytes / 2**20:>9.1f} {r.error:>9.1e}"
+            f"{r.of_copy:>8.0%} {r.peak_bytes / 2**20:>9.1f} {'-' if r.error is None else format(r.error, '.1e'):>9}"
         )
         click.echo(click.style(line, bold=r.candidate.startswith("attngen")), color=colored(sys.stdout))
 

@@ -139,7 +139,7 @@ template <int WIDTH> __device__ __forceinline__ long long my_first(long long row
 // element is, matrix + my_first; `vectors` is what has_vectors says of the matrix.
 template <int ROWS, int WIDTH, typename T>
 __device__ __forceinline__ void fetch_slice(
-    Vector<T, 4> (&share)[SHARE<ROWS, WIDTH>], const T* mine, long long row_stride, long long column_stride, bool vectors,
+    Vector<T, 4> (&share)[(SHARE<ROWS, WIDTH>)], const T* mine, long long row_stride, long long column_stride, bool vectors,
     int rows, int columns = WIDTH)
 {
 #pragma unroll
