@@ -36,6 +36,7 @@ DENSE = {"score": "s + bias[q, k]", "inputs": {"bias": ("bf16", ("q_len", "kv_le
 SCORES: dict[str, dict[str, Any]] = {
     "soft-cap 50": {"mask": "causal", "score": "softcap(50.0)"},
     "s + (q - k)": {"score": "s + (q - k)"},
+    "s + (k - q)": {"score": "s + (k - q)"},
     "additive mask": DENSE,
     "dense mask": {"mask": "allowed[q, k]", "inputs": {"allowed": ("bool", ("q_len", "kv_len"))}},
     "sink": {"mask": "causal", "sink": "1.5"},
