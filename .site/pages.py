@@ -51,9 +51,9 @@ def uri_of(path: str) -> str | None:
     if (ROOT / path).is_dir():
         written = within != path and (ROOT / path / "README.md").exists()
         return f"{within}/{'README' if written else 'index'}.md"
-    if path.endswith(".md") and within != path:
-        return within
-    return f"{within}.md" if Path(path).suffix in LANGUAGES else None
+    if Path(path).suffix in LANGUAGES:
+        return f"{within}.md"
+    return within if within != path else None  # a document, or a picture that lies beside them
 
 
 def linked(text: str, home: str) -> set[str]:

@@ -87,7 +87,7 @@ def test_links_lead_to_pages_of_sources(tmp_path: Path) -> None:
     first, second, measures, exercise = ((tmp_path / "site" / f"{name}.html").read_text() for name in names)
     for link in ("../specs/gpt2.attn", "../benchmarks/rungs.py", "exercises/1_window.attn"):
         assert f'href="{link}.html"' in first
-    assert 'href="../index.html#two-commands"' in first
+    assert 'href="../index.html#install"' in first
     assert '<span class="k">    dtype</span>' in first
     assert '<link rel="prev" href="1_naive.html">' in second
     assert '<h1 id="benchmarksrungspy">benchmarks/rungs.py' in measures
