@@ -52,7 +52,8 @@ SPECS: dict[str, AttentionSpec] = {
     "far": attngen.define(dtype="bf16", head_dim=256, mask="k + 150 <= q"),
 }
 BY_RUNG = {"hopper": ("causal", "wide", "documents", "bias", "band", "four", "narrow"), "wgmma": ("causal", "far")}
-ORDERS = (0, 3, 4, 8, 7, 9)  # of threads and copies; in all but the first, lanes that nothing holds together drift apart
+# Of threads and copies; in all but the first, lanes that nothing holds together drift apart
+ORDERS = (0, 3, 4, 8, 7, 9, 10, 12)
 SHAPES = {
     "causal": Shape(1, 4, 4, 300, 300),
     "wide": Shape(1, 4, 1, 380, 600),

@@ -146,7 +146,8 @@ def test_every_instruction_of_the_ladder_has_a_class(name: str) -> None:
     assert not [opcode(text) for text in code if class_of(text) == OTHER]
     counts = histogram(code)
     assert sum(counts.values()) == len(code)
-    assert ("tensor cores" in counts) == ("mma" in source.text)
+    text = "\n".join(line.split("//")[0] for line in source.text.splitlines())  # comments name other kernels' instructions
+    assert ("tensor cores" in counts) == ("mma" in text)
 
 
 @pytest.mark.parametrize(
