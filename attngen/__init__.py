@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attngen.api import CompiledAttention, compile, load
     from attngen.device.arrays import ArgumentTypeError
-    from attngen.device.choose import EmulatedDeviceWarning
     from attngen.device.emulated.findings import EmulationError
     from attngen.device.kernel_cache import CacheWarning
     from attngen.device.protocol import CompilationError, DeviceError
+    from attngen.device.select import EmulatedDeviceWarning
     from attngen.diagnostics import ArgumentError, DiagnosticError
     from attngen.language import define, to_text, traced
     from attngen.language.trace import TraceError
     from attngen.plan import PlanRefusal
     from attngen.sdpa import attention
     from attngen.spec.attention import AttentionSpec
+    from attngen.spec.gradient import GradientError
     from attngen.spec.obligations import ObligationError
 
 __version__ = "0.1.0"
@@ -41,8 +42,9 @@ _HOME = {
     "CompiledAttention": "attngen.api",
     "DeviceError": "attngen.device.protocol",
     "DiagnosticError": "attngen.diagnostics",
-    "EmulatedDeviceWarning": "attngen.device.choose",
+    "EmulatedDeviceWarning": "attngen.device.select",
     "EmulationError": "attngen.device.emulated.findings",
+    "GradientError": "attngen.spec.gradient",
     "ObligationError": "attngen.spec.obligations",
     "PlanRefusal": "attngen.plan",
     "TraceError": "attngen.language.trace",
@@ -65,6 +67,7 @@ __all__ = [
     "DiagnosticError",
     "EmulatedDeviceWarning",
     "EmulationError",
+    "GradientError",
     "ObligationError",
     "PlanRefusal",
     "TraceError",

@@ -1,4 +1,4 @@
-"""The one place that knows where compiled kernels are kept between runs."""
+"""The directory of compiled kernels on disk."""
 
 from __future__ import annotations
 

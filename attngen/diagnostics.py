@@ -1,12 +1,14 @@
-"""What a user's mistake gets: a title, the place with a caret, and a line that says what to type.
+"""Reports of users' mistakes: a title, the place with a caret, and a line that says what to type.
 
-One frozen dataclass per kind of mistake, with its texts as class attributes; fields fill them in:
+One class per kind of mistake, with its texts as class attributes and the values to fill in as fields. Subclasses of Diagnostic
+are frozen dataclasses with keyword arguments:
 
-    @dataclass(frozen=True, slots=True)
     class HeadsDoNotDivide(Diagnostic):
-        code = "E104"
-        title = "{q_heads} query heads cannot share {kv_heads} key/value heads"
+        code: ClassVar[str] = "E104"
+        title: ClassVar[str] = "{q_heads} query heads cannot share {kv_heads} key/value heads"
         ...
+        q_heads: int
+        kv_heads: int
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, dataclass_transform
 
 from attngen.source import Span
 
@@ -24,10 +26,11 @@ MAX_REPORTED = 20  # mistakes of one text that are shown
 Self = TypeVar("Self", bound="Diagnostic")
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Diagnostic:
-    """Base of all kinds. `statement` is the spec's statement that is at fault, `part` a name in it; `span` the place, where
-    there is a text."""
+    """The base of all kinds. `statement` is the spec's statement at fault, `part` a name in it, `span` its position if the spec
+    has a text."""
 
     code: ClassVar[str]
     title: ClassVar[str]
@@ -37,6 +40,9 @@ class Diagnostic:
     statement: str | None = None
     part: str | None = None
     span: Span | None = None
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def _fill(self, text: str) -> str:
         return text.format(**{f.name: _printable(getattr(self, f.name)) for f in fields(self)})
@@ -50,13 +56,13 @@ class Diagnostic:
         return self._fill(self.help)
 
     def located(self: Self, spans: Mapping[str, Span]) -> Self:
-        """With the span of its part or statement, where it has none of its own."""
+        """The diagnostic with the span of its part or statement, unless it has one already."""
         if self.span is not None or self.statement is None:
             return self
         return replace(self, span=spans.get(f"{self.statement}:{self.part}", spans.get(self.statement)))
 
     def render(self, color: bool = False) -> str:
-        """The text for a terminal; `color` adds ANSI colours."""
+        """The diagnostic as text for a terminal; `color` adds ANSI colours."""
         paint = _paint if color else _plain
         lines = [f"{paint(f'error[{self.code}]', 31)}{paint(': ' + self.message, 1)}"]
         label = self._fill(self.label)
@@ -69,7 +75,7 @@ class Diagnostic:
 
 
 def excerpt(span: Span, label: str, paint: _Painter | None = None) -> list[str]:
-    """The lines that show a place: file, line and columns, the text, a caret with the label."""
+    """The lines that show a position: file, line and column, the text, a caret with the label."""
     paint = paint or _plain
     number = str(span.line)
     margin = " " * len(number)
@@ -91,7 +97,7 @@ def excerpt(span: Span, label: str, paint: _Painter | None = None) -> list[str]:
 
 
 def _printable(value: object) -> str:
-    """Text of a stranger made safe for a terminal: what controls it, or turns the direction of text, is shown, not sent."""
+    """Untrusted text made safe for a terminal: control characters and changes of direction are escaped."""
     text = str(value)
     return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
 
@@ -104,7 +110,7 @@ def _shown(character: str) -> str:
 
 
 def _width(character: str) -> int:
-    """How many cells of a terminal `character` takes as it is shown."""
+    """The number of terminal cells of `character`, as it is shown."""
     shown = _shown(character)
     if shown == character and unicodedata.combining(character):
         return 0
@@ -123,11 +129,11 @@ _Painter = Callable[[str, int], str]
 
 
 class ArgumentError(ValueError):
-    """An argument of a call is not what the compiled attention takes; the text names it, what it is and what to do."""
+    """An argument of a call is not valid; the text names it, its value, and what to do."""
 
 
 def refuse_keywords(function: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for the first keyword of `given` that is not in `known`, with a guess."""
+    """Raises TypeError with a suggestion for the first keyword of `given` that is not in `known`."""
     names = list(known)
     for keyword in given:
         if keyword not in names:
@@ -137,7 +143,7 @@ def refuse_keywords(function: str, given: Iterable[str], known: Iterable[str]) -
 
 
 class DiagnosticError(ValueError):
-    """One or more mistakes of a user. `str()` is their rendering without colour."""
+    """One or more mistakes of a user. `str()` renders them without colour."""
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         super().__init__(*diagnostics)
@@ -152,5 +158,5 @@ class DiagnosticError(ValueError):
         return f"{shown}\n... and {rest} more\n" if rest > 0 else shown
 
     def located(self, spans: Mapping[str, Span]) -> DiagnosticError:
-        """The same with the spans of their statements."""
+        """The error with spans for its diagnostics."""
         return type(self)(*(d.located(spans) for d in self.diagnostics))

@@ -9,11 +9,11 @@ from functools import lru_cache
 from inspect import signature
 from typing import Any
 
-from attngen.api import CompiledAttention, check_rung, compile_later
+from attngen.api import CompiledAttention, check_schedule, compile_later
 from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayView, dimensions, view
-from attngen.device.choose import warn_emulated
+from attngen.device.select import warn_emulated
 from attngen.diagnostics import refuse_keywords
-from attngen.spec.attention import AttentionSpec, Rung
+from attngen.spec.attention import AttentionSpec, ScheduleName
 from attngen.spec.check import check
 from attngen.spec.dtypes import STORAGE_DTYPES
 from attngen.spec.expr import Type, name
@@ -30,7 +30,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    mode: Rung = "auto",
+    mode: ScheduleName = "auto",
     **unknown: Any,
 ) -> Any:
     """softmax(scale * q k^T + attn_mask) v: torch's scaled_dot_product_attention, for arrays of any library.
@@ -40,40 +40,40 @@ def attention(
     (added to the scores), and broadcasts to [batch, q_heads, q_len, kv_len]. Fewer key/value heads than query heads need
     `enable_gqa`. `dropout_p` must be 0. `mode` is naive, tiled, fused, wgmma, hopper or auto.
 
-    Gives an array of query's library. Tensors are handed to `attngen.torch.attention`. Raises ArgumentError, and
+    Returns an array of query's library. Tensors are handed to `attngen.torch.attention`. Raises ArgumentError, and
     ArgumentTypeError (also a TypeError) for elements of a type that cannot be used.
     """
     if unknown:
         refuse_renamed(unknown, attention)
     refuse_dropout(dropout_p)
     torch = sys.modules.get("torch")
-    if _of_tensors and torch is not None and isinstance(query, torch.Tensor):
-        return _of_tensors[-1](query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, mode=mode)
+    if _tensor_functions and torch is not None and isinstance(query, torch.Tensor):
+        return _tensor_functions[-1](query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, mode=mode)
     given = (view(query, "q"), view(key, "k"), view(value, "v"))
     q, k, v = (_four_dimensions(array) for array in given)
     check_ranks({array.name: len(array.shape) for array in given})
-    if not enable_gqa and q.shape[1] != k.shape[1]:
-        raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
-    arrays = {"Q": q, "K": k, "V": v}
+    if not enable_gqa:
+        check_equal_heads(q, k)
+    arrays = {"q": q, "k": k, "v": v}
     mask_dtype = None
     if attn_mask is not None:
         arrays["attn_mask"] = _four_dimensions(view(attn_mask, "attn_mask"))
         mask_dtype = arrays["attn_mask"].dtype.name
-    check_rung("mode", mode)
+    check_schedule("mode", mode)
     if q.location == CPU:
         warn_emulated("attngen.attention on arrays of the CPU", "Pass arrays of a GPU, as CuPy has them.")
     spec = standard_spec(q.dtype.name, q.shape[3], v.shape[3], mask_dtype, is_causal, scale)
     compiled = _standard(spec, mode, "emulated" if q.location == CPU else str(q.location))
-    output = compiled.run(arrays, {}, None)["O"].owner
+    output = compiled.run(arrays, {})["out"]
     return output.reshape((*given[0].shape[:-1], v.shape[3])) if len(given[0].shape) < 4 else output
 
 
-_of_tensors: list[Callable[..., Any]] = []
+_tensor_functions: list[Callable[..., Any]] = []
 
 
-def register_of_tensors(attention: Callable[..., Any]) -> None:
+def register_tensor_function(attention: Callable[..., Any]) -> None:
     """Registers `attention` for torch tensors."""
-    _of_tensors.append(attention)
+    _tensor_functions.append(attention)
 
 
 def _four_dimensions(array: ArrayView) -> ArrayView:
@@ -91,6 +91,12 @@ def check_ranks(ranks: Mapping[str, int]) -> None:
     for array, rank in ranks.items():
         if rank != ranks["q"]:
             raise ArgumentError(f"`q` has {dimensions(ranks['q'])} and `{array}` has {rank}; expected the same number")
+
+
+def check_equal_heads(q: Any, k: Any) -> None:
+    """Raises ArgumentError if query heads would share key/value heads."""
+    if q.shape[1] != k.shape[1]:
+        raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
 
 
 def refuse_dropout(dropout_p: float) -> None:

@@ -1,4 +1,4 @@
-"""The one place that knows where the shipped specs lie: `specs/` beside the package in a checkout, inside it in a wheel."""
+"""The shipped specs: `specs/` beside the package in a checkout, inside the package in a wheel."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def spec_directory() -> Path:
 
 
 def find_spec(name: str | PathLike[str]) -> Path:
-    """The file called `name`, or else the shipped spec of that name. Raises FileNotFoundError, with a guess, for a word that is
-    neither."""
+    """The file called `name`, or else the shipped spec of that name. Raises FileNotFoundError with a suggestion if
+    there is neither."""
     path = Path(name)
     if path.is_file() or path.suffix or path.name != str(name):
         return path

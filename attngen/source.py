@@ -1,4 +1,4 @@
-"""Source texts and places in them."""
+"""Source texts and positions in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A text and the name to call it by."""
+    """A text and its name in messages."""
 
     name: str
     text: str

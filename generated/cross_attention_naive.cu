@@ -27,6 +27,7 @@
 // Plan, for sm_75 (Turing: T4, RTX 20)
 //     kernels = 3: scores, row weights and weighted sum, each as its equation reads
 //     THREADS = 128: enough warps to hide latency; the kernels share nothing between threads
+//     THREADS_D = 64: the head size of V in whole warps
 //     scores = in global memory: O(q_len * kv_len) bytes, which the other schedules reduce or avoid
 //
 // Sections

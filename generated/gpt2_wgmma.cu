@@ -6,6 +6,7 @@
 //         head_dim  64
 //         scale     0.125
 //         mask      q >= k
+//         kernel    wgmma { tile 128 x 128  stages 2 }
 //     }
 //
 // For batch b, query head h and query row q, with the key/value head h / group_size:
@@ -23,20 +24,20 @@
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = wgmma: fp16 on tensor cores by wgmma, tiles copied by TMA, which sm_90a has
-//     BLOCK_Q x BLOCK_KV = 128 x 128: the first preferred tile whose O, S and P fit a thread's registers, and whose
-//         stages fit shared memory; of 2 blocks on an SM one computes weights while the other multiplies
+//     BLOCK_Q x BLOCK_KV = 128 x 128: stated in the spec
 //     warps = 8: four are a warpgroup, which multiplies 64 rows; a warp has the weights of 16 of them
 //     stages = 2: the next K and V are copied while these are used
 //     Q = in shared memory: wgmma reads it there, as it does K and V
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
 //         that neither TMA nor wgmma meets a bank conflict
+//     heads side by side = by length: as many heads of keys and values as fit 32 MiB of L2, 32 to 128
 //
 // Shared memory of a block, 82060 bytes
 //          0  Q        fp16 [1][128][64], the block's query rows, in the end its output
 //      16384  K        fp16 [2][1][128][64], the keys of 2 tiles
 //      49152  V        fp16 [2][1][128][64], the values of 2 tiles
-//      81920  BARRIERS mbarrier [1 + 2 * 2], see the kernel
-//      82048  PLACE    int [3], which rows and head the block computes
+//      81920  BARRIERS mbarrier [5], see the kernel
+//      82048  WORK_TILE int [3], which rows and head the block computes
 //
 // Sections
 //     1. Numbers
@@ -61,8 +62,8 @@ constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 16384;
 constexpr int V_SMEM = 49152;
 constexpr int BARRIERS_SMEM = 81920;
-constexpr int PLACE_SMEM = 82048;
-constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr int WORK_TILE_SMEM = 82048;
+constexpr float RESCALE_THRESHOLD = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
 constexpr int BLOCKS = 2;  // that an SM is to hold at once: the compiler may use the registers of so many
 constexpr int ROW_THREADS = 64;  // of the block's threads, as a grid over a tile
@@ -76,8 +77,6 @@ constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
 constexpr int QK_SLABS = 1;
 constexpr int V_SLABS = 1;
 constexpr int K_STEPS = HEAD_DIM / 16;  // steps of 16 over the head size
-constexpr int Q_SLAB = BLOCK_Q * ROW_BYTES;  // bytes
-constexpr int KV_SLAB = BLOCK_KV * ROW_BYTES;
 
 // 2. Primitives
 
@@ -105,7 +104,7 @@ __device__ __forceinline__ float fast_reciprocal(float x) {
     return y;
 }
 
-// threadIdx.x, read anew at each call: what was computed from it before need not stay in a register.
+// threadIdx.x, read again at each call: what was computed from an earlier call need not stay in a register.
 __device__ __forceinline__ unsigned thread_index() {
     unsigned index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
@@ -167,8 +166,8 @@ __device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, un
 // TMA and wgmma do not see what threads wrote to shared memory before the writers do this, and then meet at a barrier.
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// x, of which the compiler forgets how it came about: what was computed from it before need not stay in a register.
-__device__ __forceinline__ int anew(int x) {
+// x, passed through an empty asm statement: values derived from it are computed again instead of kept in registers.
+__device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
@@ -187,21 +186,26 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// After wgmma_wait: keeps the compiler from moving a use of the accumulators to before it, where ptxas would have to wait too.
+// After wgmma_wait: keeps the compiler from moving a use of the accumulators to before it, where ptxas would have to wait
+// too.
 template <int N> __device__ __forceinline__ void wgmma_received(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Where an operand lies, in rows of 128 bytes with the 128-byte swizzle (the tile begins at a multiple of 1024 bytes).
-// `stride_bytes`: from one group of eight rows to the next, 1024. `leading_bytes`: of an MN-major operand, from 64 of its rows
-// or columns to the next 64; of a K-major one it is not used. Adding bytes / 16 to a descriptor moves it.
-__device__ __forceinline__ unsigned long long smem_descriptor(const void* tile_smem, unsigned leading_bytes,
-                                                              unsigned stride_bytes) {
-    constexpr unsigned long long SWIZZLE_128_BYTES = 1ull << 62;
-    const unsigned address = (unsigned)__cvta_generic_to_shared(tile_smem);
-    const unsigned low = (leading_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
-    return SWIZZLE_128_BYTES | (unsigned long long)(stride_bytes >> 4) << 32 | low;
+// Where an operand lies, in rows of 128 bytes with the 128-byte swizzle: the lower word of its descriptor, in units of 16
+// bytes, so that adding bytes / 16 moves it. The operand begins at a multiple of 1024 bytes. `leading_bytes`: of an MN-major
+// operand, from 64 of its rows or columns to the next 64; of a K-major one it is not used.
+__device__ __forceinline__ unsigned smem_operand(const void* operand_smem, unsigned leading_bytes) {
+    const unsigned address = (unsigned)__cvta_generic_to_shared(operand_smem);
+    return (leading_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+
+// The descriptor that wgmma takes; the upper word has the swizzle, and the stride of 1024 bytes from eight rows to the next
+// eight.
+__device__ __forceinline__ unsigned long long smem_descriptor(unsigned operand) {
+    constexpr unsigned long long SWIZZLE_128_BYTES = 1ull << 62, STRIDE = (1024ull >> 4) << 32;
+    return SWIZZLE_128_BYTES | STRIDE | operand;
 }
 
 // D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x128, D in fp32. Thread t of the warpgroup has in
@@ -280,25 +284,68 @@ __device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
 }
 
 // 5. Loading tiles
-//
-// A tile in shared memory is slabs of 64 columns. A slab is rows of ROW_BYTES; the eight 16-byte chunks of a row are permuted
-// by exclusive or with the row's number modulo 8, as TMA writes and wgmma reads them: the swizzle of 128 bytes.
 
-// The rows of one head from `row` on, copied in the background; their bytes count at `full`. Columns past the head size and
-// rows past the last one arrive as zeros.
-template <int ROWS, int SLABS>
-__device__ __forceinline__ void load_tile_async(unsigned char* tile, const TensorMap* map, unsigned long long* full, int row,
-                                                int h_idx, int b_idx, unsigned long long l2_hint) {
-    mbarrier_expect_bytes(full, SLABS * ROWS * ROW_BYTES);
+// The rows of Q, K or V of one head in global memory. All loads of rows go through it: nothing else knows how they are stored.
+struct HeadRows {
+    const TensorMap* map;
+    int h_idx, b_idx;
+
+    // One thread: copies 64 columns of the rows from `row` on to `smem` in the background, as many as the map says
+    __device__ __forceinline__ void load_async(unsigned char* smem, unsigned long long* full, int column, int row,
+                                               unsigned long long l2_hint) const {
+        tma_load(smem, map, full, column, row, h_idx, b_idx, l2_hint);
+    }
+};
+
+// A tile of TILE_ROWS rows in shared memory: SLABS slabs of 64 columns, one after another, and room for EXTRA_SLABS more,
+// which copies leave alone. A row of a slab is ROW_BYTES long, and its eight 16-byte chunks are permuted by exclusive or
+// with the row's number modulo 8, as TMA writes and wgmma reads them: the swizzle of 128 bytes. A tile begins at a multiple
+// of 1024 bytes.
+template <int TILE_ROWS, int SLABS, int EXTRA_SLABS = 0> struct SlabTile {
+    static constexpr int SLAB_BYTES = TILE_ROWS * ROW_BYTES, BYTES = (SLABS + EXTRA_SLABS) * SLAB_BYTES;
+    unsigned char* smem;
+
+    // Copies rows from `row` on in the background; one thread calls it. Columns past the head size and rows
+    // past the last one arrive as zeros. The bytes, and one arrival, count at the mbarrier `full`.
+    __device__ __forceinline__ void load_async(const HeadRows& rows, unsigned long long* full, int row,
+                                               unsigned long long l2_hint) const {
+        mbarrier_expect_bytes(full, SLABS * SLAB_BYTES);
 #pragma unroll
-    for (int slab = 0; slab < SLABS; ++slab)
-        tma_load(tile + slab * ROWS * ROW_BYTES, map, full, 64 * slab, row, h_idx, b_idx, l2_hint);
-}
+        for (int slab = 0; slab < SLABS; ++slab)
+            rows.load_async(smem + slab * SLAB_BYTES, full, 64 * slab, row, l2_hint);
+    }
 
-// A stage of K or V, and the parity of the phase that its barriers are in: both change as tiles go round.
-struct Stage {
-    int index;
-    unsigned phase;
+    // Where 16 bytes of a row are: chunk 0 to 7 of a slab.
+    __device__ __forceinline__ unsigned char* at(int slab, int row, int chunk) const {
+        return smem + slab * SLAB_BYTES + row * ROW_BYTES + (chunk ^ row % 8) * 16;
+    }
+
+    // The tile as an operand of wgmma: K-major, a product takes 16 columns; MN-major, 16 rows. Then how far it is, in the
+    // same units, from one product to the next.
+    __device__ __forceinline__ unsigned k_major() const { return smem_operand(smem, 0); }
+    __device__ __forceinline__ unsigned mn_major() const { return smem_operand(smem, SLAB_BYTES); }
+    __device__ static constexpr unsigned k_major_step(int step) { return step / 4 * (SLAB_BYTES / 16) + step % 4 * 2; }
+    __device__ static constexpr unsigned mn_major_step(int step) { return step * (16 * ROW_BYTES / 16); }
+};
+using QTile = SlabTile<BLOCK_Q, QK_SLABS>;
+using KTile = SlabTile<BLOCK_KV, QK_SLABS>;
+using VTile = SlabTile<BLOCK_KV, V_SLABS>;
+
+// A ring of STAGES tiles in shared memory, and a position in it: the stage of the tile at hand, and the parity of the phase
+// that the stages' mbarriers are in, which changes with each round.
+//     full[stage]  its phase ends when the bytes of the stage's tile are there: then it may be read
+template <typename Tile> struct Ring {
+    Tile first;                // of [STAGES]
+    unsigned long long* full;  // [STAGES]
+    int index = 0;
+    unsigned phase = 0;
+
+    // One thread: copies a tile of K or V, from `row` on, to `stage`
+    __device__ __forceinline__ void load_async(int stage, const HeadRows& rows, int row) const {
+        const Tile tile = {first.smem + stage * Tile::BYTES};
+        tile.load_async(rows, full + stage, row, L2_EVICT_LAST);
+    }
+    __device__ __forceinline__ void wait_full() const { mbarrier_wait(full + index, phase); }
     __device__ __forceinline__ void advance() {
         if (++index == STAGES) index = 0, phase ^= 1;
     }
@@ -319,8 +366,8 @@ struct Stage {
 //     O = O / l
 //
 // A block computes BLOCK_Q rows, each warp its share of them.
-// In the fragments of S and O lane l has, of the 16 rows that a product gives its warp, l / 4 and l / 4 + 8, and of every 8
-// columns 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
+// Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
+// 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
 
 // The largest, and the sum, over the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
@@ -330,6 +377,15 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// One step of an online softmax: the maximum of a row becomes `new_max`, which is at least the old one. `alpha` is then the
+// factor of what was summed under the old maximum, 1 if it is the same. Returns what is subtracted from scores: the maximum.
+__device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
+    const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
+    alpha = fast_exp2((row_max - shift) * EXPONENT_SCALE);
+    row_max = new_max;
+    return shift;
 }
 
 // A thread's elements of S or O: [r][j] is the one in its row r and its column j. `d` has them in the order of wgmma.
@@ -345,20 +401,20 @@ struct alignas(16) Chunk {  // what a lane loads or stores at once
     unsigned words[4];
 };
 
-// The rows and the head of a block. Blocks are numbered by sections of heads, so that those that run together are neighbours
-// in a few heads, and read the same keys and values from L2; and of a section the last rows come first: under a causal mask
-// they have most to do.
-struct Place {
+// A work tile: a block of rows of one head. They are numbered by sections of heads, so that blocks that run at the same time
+// have neighbouring rows of a few heads, and read the same keys and values from L2. In a section the last rows come first:
+// under a causal mask they have the most keys.
+struct WorkTile {
     int q_block, h_idx, b_idx;
 };
-__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int q_len, int section) {
+__device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_heads, int q_len, int heads_in_l2) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int first = block / (section * q_blocks) * section;  // head of the section
-    const int here = min(section, blocks / q_blocks - first);  // heads: the last section may have fewer
-    const int in_section = block - first * q_blocks;
-    const int rows_after = in_section / here;
-    const int head = first + in_section % here;
-    return {q_blocks - 1 - rows_after, head % q_heads, head / q_heads};
+    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
+    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
+    const int in_section = block - first_head * q_blocks;
+    const int blocks_after = in_section / heads;  // of the head, in the order of its rows
+    const int head = first_head + in_section % heads;
+    return {q_blocks - 1 - blocks_after, head % q_heads, head / q_heads};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -368,29 +424,29 @@ gpt2_wgmma(
     fp16* O,  // [batch, q_heads, q_len, 64]
     long long o_stride_b, long long o_stride_h, long long o_stride_s,
     int q_heads, int kv_heads, int q_len, int kv_len,
-    int section_heads)  // query heads whose blocks are numbered together
+    int heads_in_l2)  // query heads whose blocks are numbered together
 {
     extern __shared__ __align__(1024) unsigned char smem[];
-    unsigned char* Q_smem = smem + Q_SMEM;  // [QK_SLABS][BLOCK_Q][64]
-    unsigned char* K_smem = smem + K_SMEM;  // [STAGES][QK_SLABS][BLOCK_KV][64]
-    unsigned char* V_smem = smem + V_SMEM;  // [STAGES][V_SLABS][BLOCK_KV][64]
+    const QTile q = {smem + Q_SMEM};
 
     // full: who copies arrives once, with the bytes of its copies; who multiplies waits before it reads.
     unsigned long long* q_full = (unsigned long long*)(smem + BARRIERS_SMEM);
-    unsigned long long *k_full = q_full + 1, *v_full = k_full + STAGES;  // [STAGES] each
+    Ring<KTile> k = {{smem + K_SMEM}, q_full + 1};
+    Ring<VTile> v = {{smem + V_SMEM}, k.full + STAGES};
     if (threadIdx.x == 0) {
         mbarrier_init(q_full, 1);
         for (int stage = 0; stage < STAGES; ++stage) {
-            mbarrier_init(k_full + stage, 1);
-            mbarrier_init(v_full + stage, 1);
+            mbarrier_init(k.full + stage, 1);
+            mbarrier_init(v.full + stage, 1);
         }
     }
     async_proxy_fence();  // TMA and wgmma are to see what threads wrote
 
-    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, q_len, section_heads);
-    if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
+    const WorkTile work_tile = work_tile_of(blockIdx.x, gridDim.x, q_heads, q_len, heads_in_l2);
+    WorkTile* work_tile_smem = (WorkTile*)(smem + WORK_TILE_SMEM);
+    if (threadIdx.x == 0) *work_tile_smem = work_tile;  // read again at the end; in between it would cost registers
     __syncthreads();  // the barriers are there
-    const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
+    const int q_block = work_tile.q_block, h_idx = work_tile.h_idx, b_idx = work_tile.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
     const int warp = thread_index() / 32, lane = thread_index() % 32;
@@ -399,8 +455,7 @@ gpt2_wgmma(
     const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
     const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
 
-    if (threadIdx.x == 0)
-        load_tile_async<BLOCK_Q, QK_SLABS>(Q_smem, &q_map, q_full, q_lo, h_idx, b_idx, L2_EVICT_FIRST);
+    if (threadIdx.x == 0) q.load_async({&q_map, h_idx, b_idx}, q_full, q_lo, L2_EVICT_FIRST);
 
     const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
     const KvRange range = kv_range(q_lo, q_hi, kv_len);
@@ -410,53 +465,45 @@ gpt2_wgmma(
     int tile = range.begin / BLOCK_KV;
 
     const auto load_k = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        if (threadIdx.x == 0)  // asks for the whole tile
-            load_tile_async<BLOCK_KV, QK_SLABS>(K_smem + stage * QK_SLABS * KV_SLAB, &k_map, k_full + stage,
-                                                kv_lo, kv_h_idx, b_idx, L2_EVICT_LAST);
+        if (threadIdx.x == 0) k.load_async(stage, {&k_map, kv_h_idx, b_idx}, tile * BLOCK_KV);  // the whole tile
     };
     const auto load_v = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        if (threadIdx.x == 0)
-            load_tile_async<BLOCK_KV, V_SLABS>(V_smem + stage * V_SLABS * KV_SLAB, &v_map, v_full + stage,
-                                               kv_lo, kv_h_idx, b_idx, L2_EVICT_LAST);
+        if (threadIdx.x == 0) v.load_async(stage, {&v_map, kv_h_idx, b_idx}, tile * BLOCK_KV);
     };
     if (tile < tile_end) load_k(tile, 0);
     if (tile < tile_end) load_v(tile, 0);
 
-    // descriptors count in 16 bytes
-    const unsigned long long q_at = smem_descriptor(Q_smem + 64 * ROW_BYTES * (warp / 4), 0, 8 * ROW_BYTES);
-    const unsigned long long k_at = smem_descriptor(K_smem, 0, 8 * ROW_BYTES);
-    const unsigned long long v_at = smem_descriptor(V_smem, KV_SLAB, 8 * ROW_BYTES);
+    // Where wgmma finds its operands: the warpgroup's 64 rows of Q; K and V of stage 0
+    const unsigned q_operand = QTile{q.smem + 64 * ROW_BYTES * (warp / 4)}.k_major();
+    const unsigned k_operand = k.first.k_major(), v_operand = v.first.mn_major();
     mbarrier_wait(q_full, 0);  // Q is complete
 
     Fragment<DIMS> O_frag = {};
-    float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: this lane's keys only, until the end
+    float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: of this lane's keys only, until the end
     for (int r = 0; r < ROWS; ++r) {
         row_max[r] = -INF;
         row_sum[r] = 0.0f;
     }
 
-    Stage stage = {0, 0};
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
         const bool partial = tile < full_tile_begin || tile >= full_tile_end;
         const int following = tile + 1;
-        __syncthreads();  // everyone is done with the tile before:
-        if (following < tile_end) {  // the next one may take its place
-            load_k(following, stage.index ^ 1);
-            load_v(following, stage.index ^ 1);
+        __syncthreads();  // all threads are done with the previous tile: the next one may replace it
+        if (following < tile_end) {
+            load_k(following, k.index ^ 1);
+            load_v(following, v.index ^ 1);
         }
 
         // S = Q K^T
         Fragment<COLUMNS> S_frag;
-        const unsigned long long k_tile = k_at + stage.index * (QK_SLABS * KV_SLAB / 16);
-        mbarrier_wait(k_full + stage.index, stage.phase);
+        const unsigned long long k_tile = smem_descriptor(k_operand + k.index * (KTile::BYTES / 16));
+        k.wait_full();
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)
-            wgmma_qk(S_frag.d, q_at + step / 4 * (Q_SLAB / 16) + step % 4 * 2,
-                     k_tile + step / 4 * (KV_SLAB / 16) + step % 4 * 2, step > 0);
+            wgmma_qk(S_frag.d, smem_descriptor(q_operand + QTile::k_major_step(step)),
+                     k_tile + KTile::k_major_step(step), step > 0);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_received(S_frag.d);
@@ -473,9 +520,9 @@ gpt2_wgmma(
                 }
         }
 
-        // online softmax. An old maximum serves as long as no score of the row exceeds it by much: exp2 then stays below
-        // 2^SLACK, and what was summed need not be rescaled
-        bool kept = true;
+        // Online softmax. The maximum is kept as long as no score of the row exceeds it by more than RESCALE_THRESHOLD
+        // powers of 2: then exp2 stays below 2^RESCALE_THRESHOLD, and the sums need not be rescaled
+        bool keep_max = true;
         float new_max[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
@@ -483,23 +530,21 @@ gpt2_wgmma(
 #pragma unroll
             for (int j = 0; j < COLUMNS; j += 2) tile_max = fmaxf(tile_max, fmaxf(S_frag[r][j], S_frag[r][j + 1]));
             new_max[r] = quad_max(tile_max);
-            kept &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= SLACK);
-            kept &= fabsf(row_max[r] * EXPONENT_SCALE) <= LARGE;  // see below
+            keep_max &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= RESCALE_THRESHOLD);
+            keep_max &= fabsf(row_max[r] * EXPONENT_SCALE) <= LARGE;  // else each tile subtracts it from its scores, below
         }
-        const bool rescale = !__all_sync(0xffffffff, kept);
+        const bool rescale = !__all_sync(0xffffffff, keep_max);
         if (rescale) {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
-                alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
-                row_max[r] = new_max[r];
+                const float subtracted = raise_max(row_max[r], alpha[r], new_max[r]);
                 row_sum[r] *= alpha[r];
 #pragma unroll
                 for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha[r];
                 // A large maximum is subtracted from the scores before the scale multiplies them: the difference is exact
-                if (fabsf(finite_max * EXPONENT_SCALE) > LARGE)
+                if (fabsf(subtracted * EXPONENT_SCALE) > LARGE)
 #pragma unroll
-                    for (int j = 0; j < COLUMNS; ++j) S_frag[r][j] -= finite_max;
+                    for (int j = 0; j < COLUMNS; ++j) S_frag[r][j] -= subtracted;
             }
         }
         // the weights P take the place of S
@@ -519,44 +564,41 @@ gpt2_wgmma(
         // P as the A operand of P V: the fragments of S, rounded
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 4; ++i) P_frag[i / 4][i % 4] = pack(S_frag.d[2 * i], S_frag.d[2 * i + 1]);
-        const unsigned long long v_tile = v_at + stage.index * (V_SLABS * KV_SLAB / 16);
-        mbarrier_wait(v_full + stage.index, stage.phase);
+        const unsigned long long v_tile = smem_descriptor(v_operand + v.index * (VTile::BYTES / 16));
+        v.wait_full();
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step)
-            wgmma_pv(O_frag.d, P_frag[step], v_tile + step * (16 * ROW_BYTES / 16), true);
+            wgmma_pv(O_frag.d, P_frag[step], v_tile + VTile::mn_major_step(step), true);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_received(O_frag.d);
-        stage.advance();
+        k.advance();
+        v.advance();
         tile = following;
     }
 
-    // O goes through the warp's own rows of Q_smem, so that whole rows are written, 16 bytes a lane
-    unsigned char* O_smem = Q_smem + warp_row * ROW_BYTES;
-    const Place end = *(const Place*)(smem + PLACE_SMEM);
+    // O goes through the warp's own rows of q: whole rows are then written, 16 bytes a lane
+    const QTile o = {q.smem + warp_row * ROW_BYTES};
+    const WorkTile end = *work_tile_smem;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         row_sum[r] = quad_sum(row_sum[r]);
         const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : fast_reciprocal(row_sum[r]);  // a row with no key gives 0
-        unsigned char* o_row = O_smem + (lane / 4 + 8 * r) * ROW_BYTES + lane % 4 * 4;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
-            *(unsigned*)(o_row + j / 8 * Q_SLAB + (j ^ lane / 4) % 8 * 16) =
+            *(unsigned*)(o.at(j / 8, lane / 4 + 8 * r, j % 8) + lane % 4 * 4) =
                 pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
     }
     __syncwarp();
-    const auto chunk_of = [&](int row, int column) {
-        return O_smem + column / 64 * Q_SLAB + row * ROW_BYTES + (column / 8 ^ row) % 8 * 16;
-    };
     // A lane stores 16 bytes of every ROWS_AT_ONCE-th row, always of the same columns
     constexpr int ROW_LANES = HEAD_DIM_V / 8, ROWS_AT_ONCE = 32 / ROW_LANES;
-    const int my_lane = anew(lane), my_row = my_lane / ROW_LANES, first_row = end.q_block * BLOCK_Q + warp_row;
+    const int my_lane = opaque(lane), my_row = my_lane / ROW_LANES, first_row = end.q_block * BLOCK_Q + warp_row;
     const int rows = min(16 * ROW_BLOCKS, q_len - first_row);
     const int column = 8 * (my_lane % ROW_LANES);
     fp16* mine = O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + (first_row + my_row) * o_stride_s + column;
 #pragma unroll
     for (int row = 0; row < 16 * ROW_BLOCKS; row += ROWS_AT_ONCE) {
-        if (row + my_row < rows) *(Chunk*)mine = *(const Chunk*)(chunk_of(row + my_row, column));
+        if (row + my_row < rows) *(Chunk*)mine = *(const Chunk*)(o.at(column / 64, row + my_row, column / 8 % 8));
         mine += ROWS_AT_ONCE * o_stride_s;
     }
 }

@@ -1,1 +1,1 @@
-"""Measuring: attngen's kernels beside what a user would pick instead, on a GPU; exact counts on the emulated device."""
+"""Measurements of attngen's kernels beside their alternatives on a GPU; exact counts on the emulated device."""

@@ -1,7 +1,7 @@
-"""Times by CUDA events: the L2 cache flushed before each call, candidates in random order, medians.
+"""Times by CUDA events: medians, with the L2 cache flushed before each call, candidates in random order.
 
-`measure` times a call at a time. `measure_bursts` times calls that keep the GPU busy, so that its clocks under the power cap
-are those of real work, and keeps the rounds apart, so that candidates can be compared within each.
+`measure` times single calls. `measure_bursts` times calls that keep the GPU busy, so that its clocks under the power cap are
+those of real work, and returns each round, so that candidates can be compared within rounds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BURST = 12.0  # milliseconds
 
 
 def measure(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
-    """`rounds` timings of every candidate, all of them in each round."""
+    """Timings of every candidate: each round times all of them once."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     for function in candidates.values():
         for _ in range(WARM_UP):
@@ -53,17 +53,17 @@ def _summary(values: list[float]) -> Timing:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Milliseconds of a call of each candidate, in each round."""
+    """The milliseconds of a call of each candidate, in each round."""
 
     each: tuple[Mapping[str, float], ...]
 
     def medians(self) -> dict[str, float]:
-        """Of each candidate, over the rounds."""
+        """The median of each candidate over the rounds."""
         return {name: median(one[name] for one in self.each) for name in sorted(self.each[0])}
 
     def ratio(self, name: str, to: str) -> float:
-        """How many times faster `name` is than `to`: the median of the ratios within each round, which clocks that change from
-        one round to the next leave alone."""
+        """The speed of `name` relative to `to`: the median of the ratios within each round. Clocks that change between rounds
+        do not affect it."""
         return median(one[to] / one[name] for one in self.each)
 
 
@@ -78,25 +78,25 @@ def measure_bursts(candidates: Mapping[str, Callable[[], object]], rounds: int, 
 
 
 def in_rounds(names: Iterable[str], rounds: int, timed: Callable[[str], float]) -> Rounds:
-    """Every candidate timed once in each of `rounds` rounds, in random order; `WARM_UP` rounds before them do not count."""
+    """Every candidate timed once per round, in random order, after `WARM_UP` rounds that do not count."""
     ordered = sorted(names)
     each = [{name: timed(name) for name in random.sample(ordered, len(ordered))} for _ in range(WARM_UP + rounds)]
     return Rounds(tuple(each[WARM_UP:]))
 
 
 def calls_in(milliseconds: float, one: float) -> int:
-    """How many calls of `one` millisecond each come nearest to `milliseconds`, at least one."""
+    """The number of calls, at least one, that take about `milliseconds` if a call takes `one` millisecond."""
     return max(1, round(milliseconds / one))
 
 
 def _warm(function: Callable[[], object], flush: torch.Tensor) -> float:
-    """Milliseconds of a call once what the first one prepares is there."""
+    """The milliseconds of a call after a first one, which prepares."""
     function()
     return median(_burst(function, WARM_UP, flush))
 
 
 def _burst(function: Callable[[], object], calls: int, flush: torch.Tensor) -> list[float]:
-    """Milliseconds of each call, by events of its own; the host waits for the last alone, so that the GPU never does."""
+    """The milliseconds of each call, by its own events. The host waits only for the last one, so that the GPU is never idle."""
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
     for start, end in events:
         flush.zero_()
@@ -108,7 +108,7 @@ def _burst(function: Callable[[], object], calls: int, flush: torch.Tensor) -> l
 
 
 def peak_bytes(function: Callable[[], object]) -> int:
-    """What one call allocates at its peak, its result included."""
+    """The peak memory in bytes that one call allocates, with its result."""
     function()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -122,7 +122,7 @@ def peak_bytes(function: Callable[[], object]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What this GPU does at most, measured here: a large matrix product, TFLOP/s, and a large copy, TB/s read and written."""
+    """The measured limits of this GPU: a large matrix product in TFLOP/s, and a large copy in TB/s read and written."""
 
     matmul: float
     copy: float

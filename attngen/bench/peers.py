@@ -1,11 +1,13 @@
-"""What a user would pick instead, made from the spec itself: torch's backends and FlashAttention's packages where they support
-it, and FlexAttention."""
+"""The alternatives to attngen for a spec: torch's backends and FlashAttention's packages, if they support it, and
+FlexAttention."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,8 +39,8 @@ Environment = Mapping[str, Any]
 def torch_peers(
     spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, only: Collection[str] = tuple(BACKENDS)
 ) -> dict[str, Call]:
-    """Each backend of scaled_dot_product_attention, of those named in `only`, that supports these tensors; none if the spec
-    is not plain or causal attention."""
+    """The backends of scaled_dot_product_attention in `only` that support these tensors; none unless the spec is plain or
+    causal attention."""
     scale = _plain_scale(spec)
     if scale is None:
         return {}
@@ -53,8 +55,8 @@ def torch_peers(
 
 
 def flash_peers(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
-    """Each of FLASH_PACKAGES that is installed and supports these tensors; none if the spec is not plain or causal attention,
-    or has another number of queries than of keys (theirs is aligned to the last query)."""
+    """The installed FLASH_PACKAGES that support these tensors; none unless the spec is plain or causal attention. Causal
+    attention requires as many queries as keys, because their mask is aligned to the last query."""
     scale = _plain_scale(spec)
     if scale is None or (spec.mask is CAUSAL and q.shape[2] != k.shape[2]):
         return {}
@@ -102,7 +104,7 @@ def flex_peer(
 ) -> dict[str, Call]:
     """FlexAttention, compiled, with the spec's own mask and score; its block mask is built beforehand and not timed.
 
-    Nothing where FlexAttention has no word for the spec, or cannot compile it, which `progress` is told.
+    Empty if FlexAttention cannot express the spec or cannot compile it; `progress` receives the reason.
     """
     if spec.normalize != "softmax" or spec.sink is not None or not isinstance(spec.scale, Const):
         return {}
@@ -129,7 +131,7 @@ def flex_peer(
         def score_mod(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
             return score({"s": s, "b": b, "h": h, "q": q_idx, "k": kv_idx})
 
-    torch._dynamo.reset()  # each case is one of its own: what was compiled for others would count against dynamo's limit
+    torch._dynamo.reset()  # compilations of earlier cases count against dynamo's limit
     compiled = torch.compile(flex_attention, dynamic=False)
     scale, grouped = float(spec.scale.value), q.shape[1] != k.shape[1]
 
@@ -140,13 +142,18 @@ def flex_peer(
     try:
         call()
     except Exception as error:  # whatever torch.compile may raise
-        progress(f"FlexAttention cannot take this: {str(error).strip().splitlines()[0]}")
+        progress(f"FlexAttention cannot take this: {first_line(error)}")
         return {}
     return {"FlexAttention": call}
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an exception's message, or its type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def as_function(expr: Expr, numbers: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]) -> Callable[[Environment], Any]:
-    """`expr` as a function of its indices, made of plain closures, which torch.compile reads as it reads the user's own."""
+    """`expr` as a function of its indices: plain closures, which torch.compile traces like a user's function."""
     if isinstance(expr, Const):
         value = expr.value
         return lambda env: value
@@ -163,59 +170,23 @@ def as_function(expr: Expr, numbers: Mapping[str, Any], inputs: Mapping[str, tor
         return lambda env: tensor[tuple(at(env) for at in where)]
     assert isinstance(expr, Apply)
     array = TABLE[expr.op].array
-    if len(operands) == 1:
-        (only,) = operands
-        return lambda env: array(NAMESPACE, only(env))
-    if len(operands) == 2:
-        first, second = operands
-        return lambda env: array(NAMESPACE, first(env), second(env))
-    first, second, third = operands
-    return lambda env: array(NAMESPACE, first(env), second(env), third(env))
+    return lambda env: array(NAMESPACE, *[operand(env) for operand in operands])
 
 
-class _Namespace:
-    """torch's functions, where Python's numbers may stand for tensors."""
-
-    float64 = torch.float32  # what expressions are computed in: as kernels do
-    int64 = torch.int32
-    exp, exp2, log, log2, sqrt, tanh = torch.exp, torch.exp2, torch.log, torch.log2, torch.sqrt, torch.tanh
-    sin, cos, floor, ceil, abs, pow, where = torch.sin, torch.cos, torch.floor, torch.ceil, torch.abs, torch.pow, torch.where
-    logical_not, clip, ones_like = torch.logical_not, torch.clip, torch.ones_like
-
-    @staticmethod
-    def minimum(a: Any, b: Any) -> Any:
-        return _extreme(a, b, torch.minimum, "max")
-
-    @staticmethod
-    def maximum(a: Any, b: Any) -> Any:
-        return _extreme(a, b, torch.maximum, "min")
-
-    @staticmethod
-    def divide(a: Any, b: Any) -> Any:
-        return a / b
-
-    @staticmethod
-    def floor_divide(a: Any, b: Any) -> Any:
-        return a // b
-
-    @staticmethod
-    def remainder(a: Any, b: Any) -> Any:
-        return a % b
-
-    @staticmethod
-    def logical_and(a: Any, b: Any) -> Any:
-        return a & b
-
-    @staticmethod
-    def logical_or(a: Any, b: Any) -> Any:
-        return a | b
-
-
-def _extreme(a: Any, b: Any, both: Callable[[Any, Any], Any], bound: str) -> Any:
+def _extreme(both: Callable[[Any, Any], Any], bound: str, a: Any, b: Any) -> Any:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return both(a, b)
     tensor, number = (a, b) if isinstance(a, torch.Tensor) else (b, a)
     return torch.clamp(tensor, **{bound: number})
 
 
-NAMESPACE = _Namespace
+# torch's functions, for operands that may be Python's numbers; expressions are computed in fp32, as kernels compute them.
+NAMESPACE = SimpleNamespace(
+    **{name: getattr(torch, name) for name in (
+        "exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos", "floor", "ceil", "abs", "pow", "where", "logical_not",
+        "clip", "ones_like",
+    )},
+    float64=torch.float32, int64=torch.int32, divide=operator.truediv, floor_divide=operator.floordiv, remainder=operator.mod,
+    logical_and=operator.and_, logical_or=operator.or_,
+    minimum=partial(_extreme, torch.minimum, "max"), maximum=partial(_extreme, torch.maximum, "min"),
+)  # fmt: skip

@@ -15,7 +15,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """How a candidate is drawn, the same in every picture."""
+    """The line of a candidate, the same in every picture."""
 
     colour: str  # of the Okabe-Ito palette, which colour-blind readers can tell apart
     label: str
@@ -39,7 +39,7 @@ LINES = {
 
 
 def check_drawable(path: Path) -> None:
-    """Raises ArgumentError where `draw` could not write `path`: no matplotlib, or a format that it does not have."""
+    """Raises ArgumentError if `draw` cannot write `path`: matplotlib is missing, or the format is not supported."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ArgumentError("a plot needs matplotlib: pip install matplotlib")
     if path.suffix not in FORMATS:
@@ -47,7 +47,7 @@ def check_drawable(path: Path) -> None:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write the picture to `path`, whose suffix says the format. Raises ArgumentError as `check_drawable` does."""
+    """Write the picture to `path`, whose suffix selects the format. Raises ArgumentError as `check_drawable` does."""
     check_drawable(path)
     import matplotlib
 
@@ -71,7 +71,9 @@ def draw(report: Report, path: Path) -> None:
     handles = {text: line for axis in axes.flat for line, text in zip(*axis.get_legend_handles_labels(), strict=True)}
     ordered = [line.label for line in LINES.values() if line.label in handles]
     figure.legend([handles[n] for n in ordered], ordered, loc="lower center", frameon=False, ncols=2 * columns)
-    what = f"attention `{report.spec}`, forward, {report.tokens} tokens a call, operations of the pairs that the mask keeps"
+    what = (
+        f"attention `{report.spec}`, {report.what}, {report.tokens} tokens a call, operations of the pairs that the mask keeps"
+    )
     how = f"{report.where}; median of {report.rounds}, L2 flushed before each call"
     figure.suptitle(f"{what}\n{how}", fontsize=9)
     legend = 0.25 * -(-len(ordered) // (2 * columns)) + 0.1  # inches

@@ -1,4 +1,4 @@
-"""What a sweep found: plain values, to be kept and drawn anywhere."""
+"""The results of a sweep as plain values, which can be stored and plotted anywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attngen.device.arrays import ArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Milliseconds of a call: the median of many, and where four fifths of them lie."""
+    """Milliseconds of a call: median, 10th and 90th percentile."""
 
     median: float
     low: float
@@ -20,7 +20,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One candidate on one case. TFLOP/s count 2 (head_dim + head_dim_v) operations for each pair that the mask keeps."""
+    """One candidate on one case. TFLOP/s count `operations_of_a_pair` for each pair that the mask keeps."""
 
     case: str
     dtype: str
@@ -34,7 +34,7 @@ class Measured:
     of_matmul: float  # share of the matmul ceiling
     of_copy: float  # share of the copy ceiling, of the bytes that must move: each tensor once
     peak_bytes: int
-    error: float | None  # against float64, at most; None: not measured
+    error: float | None  # against float64: the largest of O, or of the gradients relative to their largest; None: not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,12 @@ class Report:
     tokens: int  # batch times length, of every case whose length is not larger
     rounds: int
     results: tuple[Measured, ...]
+    wanted: tuple[str, ...] = ()  # the gradients of a backward; none: a forward
+
+    @property
+    def what(self) -> str:
+        """What a call computes."""
+        return f"backward, gradients of {', '.join(self.wanted)}" if self.wanted else "forward"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `from_json` reads them."""
@@ -56,6 +62,7 @@ def from_json(data: Mapping[str, Any]) -> Report:
     """The report that `to_json` wrote. Raises ArgumentError for something else."""
     try:
         results = tuple(Measured(**r | {"timing": Timing(**r["timing"])}) for r in data["results"])
-        return Report(data["spec"], data["where"], data["tokens"], data["rounds"], results)
+        wanted = tuple(data.get("wanted", ()))  # earlier versions measured forwards alone
+        return Report(data["spec"], data["where"], data["tokens"], data["rounds"], results, wanted)
     except (KeyError, TypeError) as error:
-        raise ArgumentError(f"this is no report of `attngen bench` ({error})") from error
+        raise ArgumentError(f"this is not a report of `attngen bench` ({error})") from error

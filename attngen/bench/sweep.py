@@ -1,4 +1,4 @@
-"""A spec measured over lengths, head sizes and element types, beside what a user would pick instead."""
+"""A spec measured over lengths, head sizes and element types, beside its alternatives."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ import torch
 
 import attngen.torch  # noqa: F401  (kernels are then called through its operator, as users call them)
 from attngen.api import CompiledAttention, compile
+from attngen.bench.arguments import arguments
+from attngen.bench.gradients import kernel_call, peer_calls, relative_error
 from attngen.bench.measure import Ceilings, ceilings, measure, peak_bytes
 from attngen.bench.peers import flash_peers, flex_peer, torch_peers
 from attngen.bench.report import Measured
+from attngen.plan.products import operations_of_a_pair
 from attngen.reference.problems import Shape, sample_inputs
-from attngen.reference.torch_oracle import allowed_pairs, to_torch, torch_attention
-from attngen.spec.attention import RUNGS, AttentionSpec, Rung
+from attngen.reference.torch_oracle import allowed_pairs, to_torch, torch_attention, torch_gradients
+from attngen.spec.attention import PORTABLE_SCHEDULES, AttentionSpec, ScheduleName
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES
 
-SLOW_RUNGS_UP_TO = 4096  # naive and tiled keep S x S scores, and are there to be compared, not to be waited for
+Tensors = dict[str, Any]
+QKV = tuple[Any, Any, Any]
+Params = dict[str, int | float]
+
+SLOW_SCHEDULES_UP_TO = 4096  # naive and tiled store S x S scores: longer problems take too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """As a table's row begins."""
+        """The case as the first cell of a row."""
         s = self.spec
         sizes = f"D{s.head_dim}" + (f"/{s.head_dim_v}" if s.head_dim_v != s.head_dim else "")
         heads = "H" + self.heads.replace(" over ", "/")
@@ -44,14 +51,14 @@ class Case:
 
     @property
     def heads(self) -> str:
-        """As the language writes them."""
+        """The heads as the language writes them."""
         return f"{self.q_heads}" + (f" over {self.kv_heads}" if self.kv_heads != self.q_heads else "")
 
 
 def cases(
     spec: AttentionSpec, lengths: list[int], dtypes: list[str], head_dims: list[int], also_full: bool, tokens: int
 ) -> Iterator[Case]:
-    """Every combination, the spec checked anew for each. Raises DiagnosticError for one that cannot be."""
+    """Every combination. Raises DiagnosticError for one that is not a valid spec."""
     for dtype in dtypes or [spec.dtype.name]:
         for head_dim in head_dims or [spec.head_dim]:
             variant = replace(spec, dtype=DTYPES[dtype])
@@ -81,11 +88,13 @@ def run(
     params: Mapping[str, int | float],
     rounds: int,
     progress: Callable[[str], None],
-    rungs: Sequence[Rung] = (*RUNGS, "auto"),
+    schedules: Sequence[ScheduleName] = (*PORTABLE_SCHEDULES, "auto"),
+    wanted: tuple[str, ...] = (),
 ) -> Iterator[Measured]:
-    """Measure `rungs` and the peers on every case, one result after the other. `progress` receives a line for each case.
+    """Measure `schedules` and the peers on every case, one result at a time: the forward, or the backward alone with the
+    gradients `wanted`. `progress` receives a line for each case.
 
-    "auto" is measured as the rung that it selects on this GPU, and is named after it.
+    "auto" is measured, and named, as the schedule that it selects on this GPU.
     """
     highest: dict[str, Ceilings] = {}
     for number, case in enumerate(todo, 1):
@@ -93,8 +102,18 @@ def run(
         dtype = case.spec.dtype
         if dtype.name not in highest:
             highest[dtype.name] = ceilings(getattr(torch, dtype.torch))
-        yield from _case(case, params, rounds, highest[dtype.name], progress, rungs)
+        yield from _case(case, params, rounds, highest[dtype.name], progress, schedules, wanted)
         torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is measured on a case."""
+
+    calls: dict[str, Callable[[], Any]]  # of each candidate
+    truth: Callable[[], Any]  # what a call returns, in float64
+    error: Callable[[Any, Any], float]  # of what a call returned, given the truth
+    bytes_moved: int  # if each tensor is moved once
 
 
 def _case(
@@ -103,38 +122,75 @@ def _case(
     rounds: int,
     highest: Ceilings,
     progress: Callable[[str], None],
-    rungs: Sequence[Rung],
+    schedules: Sequence[ScheduleName],
+    wanted: tuple[str, ...],
 ) -> Iterator[Measured]:
     spec = case.spec
     q, k, v, inputs, own = problem(case, params)
-    calls: dict[str, Callable[[], Any]] = {}
-    for rung in rungs:
-        if rung not in ("naive", "tiled") or case.length <= SLOW_RUNGS_UP_TO:
-            kernel = compile(spec, kernel=rung, device="cuda")
-            calls[f"attngen {kernel.plan.rung}"] = partial(_call, kernel, (q, k, v), {**inputs, **own})
-    calls |= torch_peers(spec, q, k, v)
-    calls |= flash_peers(spec, q, k, v)
-    calls |= flex_peer(spec, q, k, v, inputs, own, progress)
-    errors = _errors(calls, partial(torch_attention, spec, q, k, v, inputs=inputs, params=own), progress)
-    output_bytes = case.batch * case.q_heads * case.length * spec.head_dim_v * q.element_size()
-    peaks = _peaks(calls, progress)
-    calls = {name: call for name, call in calls.items() if name in peaks}
-    timings = measure(calls, rounds)
-    operations = 2 * (spec.head_dim + spec.head_dim_v) * allowed_pairs(spec, q, k, inputs, own)
-    moved = output_bytes + sum(t.numel() * t.element_size() for t in (q, k, v, *inputs.values()))
+    schedules = [s for s in schedules if s not in ("naive", "tiled") or case.length <= SLOW_SCHEDULES_UP_TO]
+    kernels = [compile(spec, kernel=schedule, device="cuda") for schedule in schedules]
+    if wanted:
+        subject = _backward(spec, kernels, (q, k, v), inputs, own, wanted, progress)
+    else:
+        subject = _forward(spec, kernels, (q, k, v), inputs, own, progress)
+    errors = _errors(subject, progress)
+    peaks = _peaks(subject.calls, progress)
+    timings = measure({name: call for name, call in subject.calls.items() if name in peaks}, rounds)
+    operations = operations_of_a_pair(spec, wanted) * allowed_pairs(spec, q, k, inputs, own)
     for name, timing in timings.items():
         tflops = operations / (timing.median * 1e9)
         yield Measured(
             case.title, spec.dtype.name, spec.head_dim, case.heads, case.masked, case.length, name, timing, tflops,
-            tflops / highest.matmul, moved / (timing.median * 1e9) / highest.copy, peaks[name], errors[name],
+            tflops / highest.matmul, subject.bytes_moved / (timing.median * 1e9) / highest.copy, peaks[name], errors[name],
         )  # fmt: skip
 
 
-Tensors = dict[str, Any]
+def _forward(
+    spec: AttentionSpec,
+    kernels: Sequence[CompiledAttention],
+    qkv: QKV,
+    inputs: Tensors,
+    params: Params,
+    progress: Callable[[str], None],
+) -> _Subject:
+    q, _, v = qkv
+    calls: dict[str, Callable[[], Any]] = {
+        f"attngen {kernel.plan.keyword}": partial(_call, kernel, qkv, {**inputs, **params}) for kernel in kernels
+    }
+    calls |= torch_peers(spec, *qkv) | flash_peers(spec, *qkv) | flex_peer(spec, *qkv, inputs, params, progress)
+    truth = partial(torch_attention, spec, *qkv, inputs=inputs, params=params)
+    output_bytes = q[..., :1].numel() * v.shape[3] * q.element_size()
+    return _Subject(calls, lambda: truth()[0], _error, output_bytes + _bytes(*qkv, *inputs.values()))
 
 
-def problem(case: Case, params: Mapping[str, int | float]) -> tuple[Any, Any, Any, Tensors, dict[str, int | float]]:
-    """(q, k, v, inputs, params) of a case, randn."""
+def _backward(
+    spec: AttentionSpec,
+    kernels: Sequence[CompiledAttention],
+    qkv: QKV,
+    inputs: Tensors,
+    params: Params,
+    wanted: tuple[str, ...],
+    progress: Callable[[str], None],
+) -> _Subject:
+    """Every candidate has the same tensors and loss. A forward is no part of a call."""
+    given = arguments(spec, qkv, inputs, params).with_loss(spec)
+    calls: dict[str, Callable[[], Any]] = {
+        f"attngen {kernel.gradients(wanted).plan.keyword}": kernel_call(kernel, given, wanted) for kernel in kernels
+    }
+    calls |= peer_calls(spec, given, params, wanted, progress)
+    dout = given.tensors["dout"]
+    tensors = {name: given.tensors[name] for name in ("q", "k", "v", *inputs)}
+    truth = partial(torch_gradients, spec, tensors, params, dout, wanted)
+    written = [tensors[name] for name in wanted if name in tensors]
+    return _Subject(calls, truth, relative_error, _bytes(*tensors.values(), *written, dout, dout))  # twice: O is read too
+
+
+def _bytes(*tensors: torch.Tensor) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def problem(case: Case, params: Mapping[str, int | float]) -> tuple[Any, Any, Any, Tensors, Params]:
+    """(q, k, v, inputs, params) of a case; Q, K and V are randn."""
     spec = case.spec
     element = getattr(torch, spec.dtype.torch)
 
@@ -152,22 +208,20 @@ def _call(kernel: CompiledAttention, tensors: tuple[torch.Tensor, ...], named: d
     return result[0] if isinstance(result, tuple) else result
 
 
-def _errors(
-    calls: Mapping[str, Callable[[], Any]], oracle: Callable[[], tuple[Any, Any]], progress: Callable[[str], None]
-) -> Mapping[str, float | None]:
-    """The largest error of each call. None if the float64 scores of the oracle do not fit the GPU's memory."""
+def _errors(subject: _Subject, progress: Callable[[str], None]) -> Mapping[str, float | None]:
+    """The error of each call. None if the float64 scores of the oracle do not fit the GPU's memory."""
     try:
-        truth, _ = oracle()
-        return {name: _error(call(), truth) for name, call in calls.items()}
+        truth = subject.truth()
+        return {name: subject.error(call(), truth) for name, call in subject.calls.items()}
     except torch.OutOfMemoryError:
         progress("errors are left out: the float64 reference does not fit the memory of this GPU")
-        return dict.fromkeys(calls)
+        return dict.fromkeys(subject.calls)
     finally:
         torch.cuda.empty_cache()
 
 
 def _peaks(calls: Mapping[str, Callable[[], Any]], progress: Callable[[str], None]) -> dict[str, int]:
-    """What each call allocates at its peak. A call that runs out of memory is left out."""
+    """The peak memory of each call in bytes. A call that runs out of memory is left out."""
     found = {}
     for name, call in calls.items():
         try:

@@ -1,45 +1,46 @@
-"""The schedules that fit, timed on the GPU: what `attngen tune` does for one case."""
+"""`attngen tune` for one case: the tiles of a forward or of a backward that fit, timed on the GPU."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from attngen.api import CompiledAttention
+from attngen.api import CompiledAttention, compile
+from attngen.backward import CompiledBackward
+from attngen.bench.arguments import Arguments, Tensors, arguments
 from attngen.bench.measure import measure
 from attngen.bench.report import Timing
 from attngen.bench.sweep import Case, problem
+from attngen.device.arrays import view
 from attngen.device.cuda import CudaDevice
 from attngen.device.cuda.compiler import cubin
-from attngen.device.tuned import Bucket, Winner, bucket_of, remember
+from attngen.device.tuning_cache import Bucket, Winner, bucket_of, remember
 from attngen.emit.emitter import emit
-from attngen.emit.kernel_source import KernelSource
-from attngen.plan import Plan, candidates, choose
+from attngen.emit.program import Program
+from attngen.plan import Plan
 from attngen.plan.arch import ARCHES
 from attngen.reference.compare import unit_in_last_place
-from attngen.reference.torch_oracle import torch_attention
-from attngen.spec.attention import HOPPER_RUNGS, Rung, Schedule
-from attngen.spec.print_attn import schedule_data
-from attngen.torch.arguments import NamedArguments
-from attngen.torch.runtime import OnGpu
+from attngen.reference.torch_oracle import torch_attention, torch_gradients
+from attngen.schedules import candidates, choose
+from attngen.spec.attention import AttentionSpec, KernelRequest
+from attngen.spec.gradient import gradient_argument
 
 SCREENING_ROUNDS = 3
 FINALISTS = 6
-WORTH = 0.99  # of the planner's time: what is less than this faster is not worth another kernel
+WORTH = 0.99  # of the planner's time: a smaller gain does not justify another kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One schedule and its time; the planner's own choice is `planned`."""
+    """A candidate and its time; `planned` marks the planner's choice."""
 
     plan: Plan
-    schedule: Schedule
+    kernel: KernelRequest
     timing: Timing
     planned: bool
 
@@ -51,8 +52,8 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The finalists of a case, the fastest first, out of so many, and what is remembered for its bucket: the planner's own
-    choice, where none is worth another kernel."""
+    """The finalists of a case, the fastest first, `of` so many candidates. `winner` is remembered for the `bucket`: it is the
+    planner's choice if no other is WORTH a kernel."""
 
     tried: tuple[Tried, ...]
     of: int
@@ -69,64 +70,94 @@ class Outcome:
             "bucket": {"log2_keys": self.bucket[0], "log2_rows": self.bucket[1]},
             "finalists": [
                 {
-                    "kernel": schedule_data(t.schedule),
+                    "kernel": asdict(t.kernel),
                     "milliseconds": t.timing.median,
                     "low": t.timing.low,
                     "high": t.timing.high,
                     "speedup": planned / t.timing.median,
                     "is_planned": t.planned,
-                    "is_winner": t.schedule == self.winner.schedule,
+                    "is_winner": t.kernel == self.winner.kernel,
                 }
                 for t in self.tried
             ],
         }
 
 
-def tune(case: Case, params: Mapping[str, int | float], rounds: int, progress: Callable[[str], None]) -> Outcome:
-    """Time every schedule that fits of the rung that `auto` or the spec itself means, the most promising again
-    and longer, and remember the fastest.
+def tune(
+    case: Case,
+    params: Mapping[str, int | float],
+    rounds: int,
+    progress: Callable[[str], None],
+    wanted: tuple[str, ...] = (),
+) -> Outcome:
+    """Time all tiles that fit the spec's schedule (or the one that `auto` selects), time the best again for longer, and
+    remember the fastest: of the forward, or of the backward with the gradients `wanted`.
 
-    Raises AssertionError where a candidate computes something else than the planner's choice does: a bug, never remembered.
+    Raises AssertionError if a candidate computes something else than the planner's choice: a bug, never remembered.
     """
     spec = case.spec
     place = CudaDevice()
     arch = ARCHES[place.arch]
-    rung: Rung = next((r for r in HOPPER_RUNGS if r == choose(spec, arch).rung), "fused")
-    planned = choose(spec, arch, rung)
-    own = Schedule(rung, planned.block_q, planned.block_kv, planned.stages, planned.warps)
-    schedules = list(dict.fromkeys([own, *candidates(spec, arch, rung)]))
-    plans = {s: choose(replace(spec, schedule=s), arch, rung) for s in schedules}
-    sources = {s: emit(spec, plan) for s, plan in plans.items()}
+    planned = choose(spec, arch, wanted=wanted)
+    plans = plans_to_try(spec, planned)
+    sources = {request: emit(spec, plan) for request, plan in plans.items()}
     _compile_all(list(sources.values()), progress)
-    kernels = {s: OnGpu(CompiledAttention(spec, plans[s], place.compile(sources[s]), place)) for s in schedules}
     q, k, v, inputs, own_params = problem(case, params)
-    lists = NamedArguments(spec).lists({**inputs, **own_params}, {})
-    captured, ints, floats = [*lists, None, None, None][:3]
-    calls = {str(i): partial(kernels[s], q, k, v, captured or (), ints or (), floats or ()) for i, s in enumerate(schedules)}
+    given = arguments(spec, (q, k, v), inputs, own_params)
+    if wanted:
+        given = given.with_loss(spec).with_results(compile(spec, kernel=planned.keyword, device=place))
+    kind = CompiledBackward if wanted else CompiledAttention
+    calls = {r: given.call(kind(spec, plan, place.compile(sources[r]), place)) for r, plan in plans.items()}
     progress(f"timing {len(calls)} schedules")
+    own, *_ = plans
+    named = {str(i): request for i, request in enumerate(plans)}
     with torch.no_grad():
-        screened = measure(calls, SCREENING_ROUNDS)
-        best = sorted(calls, key=lambda n: screened[n].median)[:FINALISTS]
-        finalists = {n: calls[n] for n in dict.fromkeys(["0", *best])}
-        truth, _ = torch_attention(spec, q, k, v, inputs=inputs, params=own_params)
-        errors = {n: float((call()[0].double() - truth).abs().max()) for n, call in finalists.items()}
-        allowed = 2 * errors["0"] + unit_in_last_place(float(truth.abs().max()), spec.dtype)
-        wrong = [plans[schedules[int(n)]] for n, error in errors.items() if not error <= allowed]
-        assert not wrong, f"{[(p.block_q, p.block_kv, p.stages, p.warps) for p in wrong]}: {errors}, allowed {allowed}"
-        del truth
-        timed = measure(finalists, rounds)
-    tried = [Tried(plans[s], s, timed[n], s == own) for n, s in ((n, schedules[int(n)]) for n in finalists)]
+        screened = measure({name: calls[r] for name, r in named.items()}, SCREENING_ROUNDS)
+        best = sorted(named, key=lambda n: screened[n].median)[:FINALISTS]
+        finalists = {n: named[n] for n in dict.fromkeys(["0", *best])}
+        check_results({r: calls[r]() for r in finalists.values()}, own, _truth(spec, given, own_params, wanted))
+        timed = measure({n: calls[r] for n, r in finalists.items()}, rounds)
+    tried = [Tried(plans[r], r, timed[n], r == own) for n, r in finalists.items()]
     tried.sort(key=lambda t: t.timing.median)
     sizes = {"batch": case.batch, "q_heads": case.q_heads, "q_len": case.length, "kv_len": case.length}
     bucket = bucket_of(sizes)
     first, planned_time = tried[0], timed["0"].median
     if first.timing.median >= WORTH * planned_time:
         first = next(t for t in tried if t.planned)
-    winner = Winner(first.schedule, first.timing.median, planned_time, torch.cuda.get_device_name())
-    return Outcome(tuple(tried), len(calls), bucket, winner, remember(spec, arch.name, bucket, winner))
+    winner = Winner(first.kernel, first.timing.median, planned_time, torch.cuda.get_device_name())
+    return Outcome(tuple(tried), len(calls), bucket, winner, remember(spec, arch.name, bucket, winner, wanted))
 
 
-def _compile_all(sources: list[KernelSource], progress: Callable[[str], None]) -> None:
+def plans_to_try(spec: AttentionSpec, planned: Plan) -> dict[KernelRequest, Plan]:
+    """The plan of each tile that fits, `planned` first."""
+    tile, keyword = planned.tile, planned.keyword
+    own = KernelRequest(keyword, tile.block_q, tile.block_kv, tile.stages, tile.warps)
+    requests = dict.fromkeys([own, *candidates(spec, planned.arch, keyword, planned.wanted)])
+    return {r: choose(spec, planned.arch, r, direction=planned.direction, wanted=planned.wanted) for r in requests}
+
+
+def _truth(spec: AttentionSpec, given: Arguments, params: Mapping[str, int | float], wanted: tuple[str, ...]) -> Tensors:
+    """What a call returns, in float64."""
+    tensors = {name: given.tensors[name] for name in ("q", "k", "v", *(i.name for i in spec.inputs))}
+    if wanted:
+        found = torch_gradients(spec, tensors, params, given.tensors["dout"], wanted)
+        return {gradient_argument(name): gradient for name, gradient in found.items()}
+    q, k, v, *inputs = tensors.values()
+    named = dict(zip((i.name for i in spec.inputs), inputs, strict=True))
+    return {"out": torch_attention(spec, q, k, v, inputs=named, params=params)[0]}
+
+
+def check_results(found: Mapping[KernelRequest, Tensors], planned: KernelRequest, truth: Tensors) -> None:
+    """Raises AssertionError if a result has more than twice the error of the planner's choice, and a unit in the last place."""
+    for name, exact in truth.items():
+        errors = {r: float((results[name].double() - exact).abs().max()) for r, results in found.items()}
+        unit = unit_in_last_place(float(exact.abs().max()), view(found[planned][name], name).dtype)
+        allowed = 2 * errors[planned] + unit
+        wrong = [r for r, error in errors.items() if not error <= allowed]
+        assert not wrong, f"{name} of {wrong}: {errors}, allowed {allowed}"
+
+
+def _compile_all(sources: list[Program], progress: Callable[[str], None]) -> None:
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool:
         for done, _ in enumerate(pool.map(cubin, sources), 1):
             if done % 8 == 0 or done == len(sources):

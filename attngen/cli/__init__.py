@@ -1,16 +1,41 @@
-"""The command line. Every command imports what it needs when it runs, so that `build` answers at once."""
+"""The command line. Modules are imported when they are needed, so that `build` starts fast."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from typing import Any
 
 import click
 
-from attngen.cli import lesson, listing, measuring, reporting, road, running, surroundings, tracing
-from attngen.cli.common import EPILOG, show_progress
+from attngen.cli.common import show_progress
+from attngen.cli.errors import reported
+
+EPILOG = "Exit codes: 0 success; 1 a check failed; 2 a mistake in the spec or the command line; 3 a device or tool is missing."
+COMMANDS = ("bench", "build", "cache", "check", "diff", "doctor", "explain", "list", "report", "show", "trace", "tune")
 
 
-@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class CommandGroup(click.Group):
+    """The commands: `command` of the module in this package that has the command's name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"attngen.cli.{cmd_name}").command
+        command.epilog = EPILOG
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with reported():
+            return super().invoke(ctx)
+
+
+@click.group(
+    cls=CommandGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(package_name="attngen")
 def main() -> None:
     """Compile a description of an attention variant to readable CUDA specialized to it.
@@ -36,11 +61,3 @@ def main() -> None:
     """
     if sys.stderr.isatty():
         show_progress()
-
-
-for _command in (
-    road.build, road.show, road.explain, lesson.diff, reporting.report, running.check, tracing.trace, measuring.bench,
-    measuring.tune,
-    listing.list_, surroundings.doctor, surroundings.cache,
-):  # fmt: skip
-    main.add_command(_command)

@@ -1,1 +1,1 @@
-"""Where a `KernelSource` runs: `cuda` and `emulated`, behind the protocol of `attngen.device.protocol`."""
+"""Where a `Program` runs: `cuda` and `emulated`, behind the protocol of `attngen.device.protocol`."""

@@ -1,4 +1,4 @@
-"""Arrays of any library as plain facts: address, shape, strides, element type, place.
+"""Arrays of any library as plain values: address, shape, strides, element type, location.
 
 torch tensors are read through their own attributes, everything else through numpy's or CUDA's array interface or DLPack. No
 library is imported here that the caller has not imported.
@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from attngen.diagnostics import ArgumentError
-from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16, DType
+from attngen.diagnostics import ArgumentError as ArgumentError
+from attngen.spec.dtypes import DTYPES, DType
+from attngen.spec.dtypes import NUMPY_BFLOAT16 as NUMPY_BFLOAT16
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
@@ -38,7 +39,8 @@ CPU = Location("cpu")
 
 @dataclass(frozen=True, slots=True)
 class ArrayView:
-    """One array: `strides` count elements; `owner` keeps the memory alive; `writable` is its library's flag."""
+    """One array: `strides` count elements; `owner` is the caller's array; `keep` keeps its memory alive if the owner does not;
+    `writable` is its library's flag."""
 
     name: str
     pointer: int
@@ -48,6 +50,7 @@ class ArrayView:
     location: Location
     owner: Any
     writable: bool = True
+    keep: Any = None
 
 
 _BY_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values()}
@@ -58,8 +61,8 @@ _BY_TORCH: dict[Any, DType] = {}
 def view(array: Any, name: str) -> ArrayView:
     """`array` as an ArrayView.
 
-    Raises ArgumentTypeError for what is no array or has an element type without a name here, and ArgumentError where elements
-    do not lie at multiples of their size, which no kernel could read.
+    Raises ArgumentTypeError for what is no array or has an unsupported element type, and ArgumentError if elements do not lie
+    at multiples of their size, which no kernel can read.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
@@ -89,7 +92,8 @@ def _of_torch(tensor: Any, name: str, torch: Any) -> ArrayView:
         raise _unknown_dtype(name, str(tensor.dtype).removeprefix("torch."))
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(
-            f"`{name}` requires grad, and there is no backward kernel yet; pass {name}.detach() or use torch.no_grad()"
+            f"`{name}` requires grad, and this call records no gradient: calls of attngen.torch do, and of specs compiled "
+            f"after its import, without `out`, `lse` and `stream`. Pass {name}.detach(), or use torch.no_grad()"
         )
     if tensor.layout is not torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
@@ -178,7 +182,8 @@ def _of_dlpack(array: Any, name: str) -> ArrayView:
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else contiguous_strides(shape)
     location = CPU if kind == "cpu" else Location("cuda", tensor.device_id)
-    return ArrayView(name, (tensor.data or 0) + tensor.byte_offset, shape, strides, DTYPES[known], location, (array, capsule))
+    address = (tensor.data or 0) + tensor.byte_offset
+    return ArrayView(name, address, shape, strides, DTYPES[known], location, array, keep=capsule)
 
 
 def dimensions(count: int) -> str:
@@ -207,30 +212,43 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def empty_like_owner(owner: Any, shape: tuple[int, ...], dtype: DType, location: Location) -> Any:
-    """An uninitialized contiguous array of the library of `owner`, on its device."""
-    torch = sys.modules.get("torch")
+def has_heads_inside(strides: Sequence[Any]) -> bool:
+    """Whether an array [batch, heads, length, size] lies in memory as [batch, length, heads, size]."""
+    return bool(strides[1] < strides[2])
+
+
+def empty_like(array: ArrayView, shape: tuple[int, ...], dtype: DType, name: str, heads_inside: bool = False) -> ArrayView:
+    """An uninitialized array of the library of `array`, on its device: contiguous, or as `has_heads_inside` says.
+
+    Raises ArgumentError if the library cannot be told, or lacks the element type.
+    """
+    if heads_inside:
+        batch, heads, length, size = shape
+        made = _empty(array, (batch, length, heads, size), dtype).swapaxes(1, 2)
+    else:
+        made = _empty(array, shape, dtype)
+    return view(made, name)
+
+
+def _empty(array: ArrayView, shape: tuple[int, ...], dtype: DType) -> Any:
+    owner, torch, cupy = array.owner, sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(owner, torch.Tensor):
         return torch.empty(shape, dtype=getattr(torch, dtype.torch), device=owner.device)
-    if location.kind == "cpu":
+    if array.location == CPU:
         return np.empty(shape, dtype.numpy)
-    cupy = sys.modules.get("cupy")
-    if cupy is not None:
-        if dtype.name == "bf16":
-            raise ArgumentError("CuPy has no bf16 to allocate the output in; pass `out`")
-        with cupy.cuda.Device(location.ordinal):
-            return cupy.empty(shape, dtype.numpy)
-    raise ArgumentError(f"cannot allocate an output for a {type(owner).__name__}; pass `out`")
+    if cupy is None:
+        raise ArgumentError(f"cannot allocate an output for a {type(owner).__name__}; pass `out`")
+    if dtype.name == "bf16":
+        raise ArgumentError("CuPy has no bf16 to allocate the output in; pass `out`")
+    with cupy.cuda.Device(array.location.ordinal):
+        return cupy.empty(shape, dtype.numpy)
 
 
-__all__ = [
-    "CPU",
-    "NUMPY_BFLOAT16",
-    "ArgumentError",
-    "ArgumentTypeError",
-    "ArrayView",
-    "Location",
-    "contiguous_strides",
-    "empty_like_owner",
-    "view",
-]
+def current_stream(array: ArrayView) -> int | None:
+    """The driver's handle of the current stream of the array's library; None if it is on the CPU, or of another library."""
+    if array.location == CPU:
+        return None
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and isinstance(array.owner, torch.Tensor):
+        return int(torch.cuda.current_stream(array.location.ordinal).cuda_stream)
+    return int(cupy.cuda.get_current_stream().ptr) if cupy is not None else None

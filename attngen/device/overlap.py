@@ -1,13 +1,14 @@
-"""An exact test for overlap of strided arrays, which reads no memory."""
+"""Overlap of strided arrays: an exact test, which reads no memory, and the check of a call's outputs by it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from attngen.device.arrays import ArrayView
+from attngen.device.arrays import ArgumentError, ArrayView
 
 MAX_WORK = 10**6  # candidate solutions that numpy's solver may try: at most some 40 ms, and microseconds for usual strides
 
@@ -74,3 +75,36 @@ def _stand_in(shape: Sequence[int], strides: Sequence[int], size: int, offset: i
     steps = tuple(s * size for s in strides)
     interface = {"version": 3, "typestr": f"|V{size}", "data": (BASE + offset, False), "shape": tuple(shape), "strides": steps}
     return np.asarray(_Described(interface))
+
+
+MAX_DISTANCES = 256  # remembered per call signature
+
+
+class OverlapCheck:
+    """Checks that outputs share no element with another array of the call: a block would read what others have written.
+
+    Views that interleave without sharing an element, as the parts of a packed projection do, pass.
+    """
+
+    def __init__(self, arrays: Sequence[ArrayView], outputs: Sequence[int]) -> None:
+        """`outputs` are the positions of outputs among `arrays`, the caller's."""
+        self._arrays = [
+            replace(array, owner=None, keep=None) for array in arrays
+        ]  # remembered calls must not keep arrays alive
+        self._pairs = [(i, j) for i in outputs for j in range(len(arrays)) if j != i]
+        self._ranges = [byte_range(array) for array in arrays]
+        self._disjoint: set[tuple[int, int, int]] = set()  # (i, j, distance in bytes) of ranges that overlap, elements not
+
+    def check(self, addresses: Sequence[int]) -> None:
+        """Raises ArgumentError if an output shares memory with another array. `addresses` begin with those of the arrays."""
+        for i, j in self._pairs:
+            (low, high), (other_low, other_high) = self._ranges[i], self._ranges[j]
+            distance = addresses[j] - addresses[i]
+            if low < distance + other_high and distance + other_low < high and (i, j, distance) not in self._disjoint:
+                if share_memory(self._arrays[i], self._arrays[j], distance):
+                    raise ArgumentError(
+                        f"`{self._arrays[i].name}` and `{self._arrays[j].name}` share memory; pass an output of its own"
+                    )
+                if len(self._disjoint) >= MAX_DISTANCES:
+                    self._disjoint.clear()
+                self._disjoint.add((i, j, distance))

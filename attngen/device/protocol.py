@@ -1,7 +1,7 @@
-"""The small protocol that both devices follow.
+"""The protocol of devices.
 
-`device.compile(source)` gives a `Kernel`; `kernel.launch(launches, stream)` runs entry points in order. A `Launch` holds plain
-ctypes values only: whoever makes it (`attngen.device.binding`) has already checked arrays and sizes.
+`device.compile(program)` returns a `Kernel`; `kernel.launch(launches, memory, stream)` runs the program's kernels in order. A
+`Launch` holds plain ctypes values: `attngen.device.binding` has checked arrays and sizes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from attngen.device.tensor_map import MappedTensor
-from attngen.emit.kernel_source import EntryPoint, KernelSource
+from attngen.emit.program import KernelEntry, Program
 
 CTypesScalar: TypeAlias = "ctypes._SimpleCData[Any]"
 OpaqueBytes: TypeAlias = "ctypes.Array[ctypes.c_ubyte]"  # a struct passed by value, as a tensor map is
@@ -21,7 +21,7 @@ MAX_LOG = 4000  # characters of a compiler's output in a message; `log` holds al
 
 
 class DeviceError(RuntimeError):
-    """A device cannot do what was asked: no driver, no host compiler, a failed compilation or launch. Says the cure."""
+    """A device cannot compile or launch: no driver, no host compiler, an error of either. The text names the cure."""
 
 
 class CompilationError(DeviceError):
@@ -36,14 +36,14 @@ class CompilationError(DeviceError):
 class Launch:
     """One launch of `entry`: grid in blocks, arguments in the order of `entry.parameters`."""
 
-    entry: EntryPoint
+    entry: KernelEntry
     grid: tuple[int, int, int]
     arguments: tuple[Argument, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A range of memory that the launches may touch; the emulated device's checked mode reports anything outside.
+    """A range of memory that the launches may access; the emulated device's checked mode reports accesses outside.
 
     A counter is set to 0 before the first launch.
     """
@@ -56,10 +56,10 @@ class Memory:
 
 
 class Kernel(Protocol):
-    """A compiled `KernelSource`."""
+    """A compiled `Program`."""
 
     @property
-    def source(self) -> KernelSource: ...
+    def source(self) -> Program: ...
 
     def launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], stream: int | None = None) -> None:
         """Run `launches` in order. `stream` is a driver stream handle (cuda)."""
@@ -67,7 +67,7 @@ class Kernel(Protocol):
 
 
 class Device(Protocol):
-    """Somewhere to compile and run."""
+    """A GPU, or the emulated device."""
 
     @property
     def name(self) -> str: ...
@@ -78,4 +78,4 @@ class Device(Protocol):
     @property
     def multiprocessors(self) -> int: ...
 
-    def compile(self, source: KernelSource) -> Kernel: ...
+    def compile(self, source: Program) -> Kernel: ...

@@ -13,7 +13,7 @@ SWIZZLE_BYTES = 128
 
 
 class TensorMapError(ArgumentError):
-    """TMA cannot copy from this tensor as it lies in memory. Names the tensor, what is in the way, and the cure."""
+    """TMA cannot copy from this tensor as it lies in memory. The text names the tensor, the obstacle and the cure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class TensorMap:
 
     `sizes` and `box` are in elements, `strides` in bytes, of all dimensions but the innermost. With `swizzled` a row of the box
     is 128 bytes, and its eight chunks of 16 bytes are permuted by exclusive or with the row's number modulo 8.
-    Limits: CUDA driver API, cuTensorMapEncodeTiled. Raises TensorMapError where the tensor breaks one.
+    Limits: CUDA driver API, cuTensorMapEncodeTiled. Raises TensorMapError if the tensor breaks one.
     """
 
     tensor: str  # its name: the address is that of an argument
@@ -56,7 +56,7 @@ class TensorMap:
         return DTYPES[self.dtype].bytes
 
     def check_address(self, pointer: int) -> None:
-        """Raises TensorMapError where TMA cannot take the address."""
+        """Raises TensorMapError if TMA cannot take the address."""
         if pointer % ALIGNMENT:
             raise TensorMapError(
                 f"`{self.tensor}` starts at an address that is not a multiple of {ALIGNMENT} bytes, which TMA needs. {CURE}"
@@ -65,7 +65,7 @@ class TensorMap:
 
 @dataclass(frozen=True, slots=True)
 class MappedTensor:
-    """A tensor map and the address it is for: what a device packs into 128 bytes."""
+    """A tensor map and the address of the tensor: what a device packs into 128 bytes."""
 
     map: TensorMap
     pointer: int

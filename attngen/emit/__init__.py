@@ -1,1 +1,1 @@
-"""(spec, plan) -> `KernelSource`: CUDA text and everything needed to launch it."""
+"""(spec, plan) -> `Program`: CUDA text and everything needed to launch it."""

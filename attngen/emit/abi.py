@@ -1,73 +1,168 @@
-"""The parameters of every kernel: which tensors, strides, sizes and numbers, in which order, under which names."""
+"""The tensors of a program, and the parameters of its kernels: which, in which order, under which names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from attngen.emit.cuda_text import c_name
-from attngen.emit.kernel_source import Binding, CeilDiv, Extent, Parameter, TensorSpec
+from attngen.emit.program import Axis, Binding, CeilDiv, Parameter, Tensor, free
 from attngen.emit.variant import Captured, Variant, range_tensors
+from attngen.plan.captured_sums import WORDS, TermSum
 from attngen.plan.plan import Plan
-from attngen.plan.tiles import Span
+from attngen.plan.spans import Span
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.gradient import gradient_argument
 
-AXES = "bhsd"  # batch, head, sequence, dimension
+STRIDE_LETTERS = "bhsd"  # batch, head, sequence, dimension
+ROW_ALIGNMENT = 16  # bytes: one copy of the kernels on tensor cores
 
 
-def head_counts(spec: AttentionSpec) -> tuple[Extent, Extent]:
-    """The query and key/value heads as dimensions: numbers where the spec fixes them."""
+def head_axes(spec: AttentionSpec) -> tuple[Axis, Axis]:
+    """The axes of query and key/value heads: of fixed sizes if the spec fixes them."""
     if spec.q_heads is None or spec.kv_heads is None:
-        return "q_heads", "kv_heads"
-    return spec.q_heads, spec.kv_heads
+        return free("q_heads"), free("kv_heads")
+    return Axis("q_heads", spec.q_heads), Axis("kv_heads", spec.kv_heads)
 
 
-def tensor_specs(spec: AttentionSpec, plan: Plan, variant: Variant) -> tuple[TensorSpec, ...]:
-    """Every tensor of the kernels: Q, K, V, captured inputs, O, lse, workspaces."""
-    q_heads, kv_heads = head_counts(spec)
+def input_tensors(spec: AttentionSpec, alignment: int = 0, unit_stride: bool = False) -> Iterator[Tensor]:
+    """What every call of a spec is given: Q, K, V, and the captured tensors."""
     dtype = spec.dtype.name
-    vectors = plan.on_tensor_cores  # rows are copied 16 bytes at a time
-    rows = {"alignment": 16 if vectors else 0, "unit_stride": vectors}
-    tensors = [
-        TensorSpec("Q", "input", dtype, ("batch", q_heads, "q_len", spec.head_dim), **rows),  # type: ignore[arg-type]
-        TensorSpec("K", "input", dtype, ("batch", kv_heads, "kv_len", spec.head_dim), **rows),  # type: ignore[arg-type]
-        TensorSpec("V", "input", dtype, ("batch", kv_heads, "kv_len", spec.head_dim_v), **rows),  # type: ignore[arg-type]
-    ]
-    tensors += [TensorSpec(i.name, "input", i.dtype.name, tuple(_extent(spec, d) for d in i.dims)) for i in spec.inputs]
-    output = ("batch", q_heads, "q_len", spec.head_dim_v)
-    tensors.append(TensorSpec("O", "output", dtype, output, 16 if vectors else 0, vectors))
-    if spec.lse:
-        tensors.append(TensorSpec("lse", "output", "fp32", ("batch", q_heads, "q_len")))
-    if not plan.is_fused:
-        tensors.append(TensorSpec("S", "workspace", "fp32", ("batch", q_heads, "q_len", *_score_row(plan))))
-    if plan.roles is not None:
-        tensors.append(TensorSpec("next_work", "counter", "int32", (1,)))
+    batch, q_len, kv_len = free("batch"), free("q_len"), free("kv_len")
+    q_heads, kv_heads = head_axes(spec)
+    head_dim, head_dim_v = Axis("head_dim", spec.head_dim), Axis("head_dim_v", spec.head_dim_v)
+    yield Tensor("Q", "input", dtype, (batch, q_heads, q_len, head_dim), "q", alignment, unit_stride)
+    yield Tensor("K", "input", dtype, (batch, kv_heads, kv_len, head_dim), "k", alignment, unit_stride)
+    yield Tensor("V", "input", dtype, (batch, kv_heads, kv_len, head_dim_v), "v", alignment, unit_stride)
+    for i in spec.inputs:
+        yield Tensor(i.name, "input", i.dtype.name, captured_axes(spec, i.dims), i.name, broadcasts=True)
+
+
+def program_tensors(spec: AttentionSpec, plan: Plan, variant: Variant) -> Iterator[Tensor]:
+    """Every tensor of the kernels. What is known of a tensor is stated here and nowhere else."""
+    layout: tuple[int, bool] = (ROW_ALIGNMENT, True) if plan.schedule.on_tensor_cores else (0, False)
+    rows = (free("batch"), head_axes(spec)[0], free("q_len"))
+    yield from input_tensors(spec, *layout)
+    if plan.direction == "backward":
+        yield from backward_tensors(spec, plan)
+    else:
+        yield Tensor("O", "output", spec.dtype.name, (*rows, Axis("head_dim_v", spec.head_dim_v)), "out", *layout)
+        if plan.writes_lse:
+            yield Tensor("lse", "output", "fp32", rows, "lse")
+        if plan.saves_lse_rest:
+            yield Tensor("lse_rest", "output", "fp32", rows, "lse_rest")
+        if not plan.schedule.is_fused:
+            yield Tensor("S", "workspace", "fp32", WORKSPACES["S"](spec, plan))
+        if plan.schedule.is_warp_specialized:
+            yield NEXT_WORK
     for span in variant.spans:
-        tensors += range_specs(spec, plan, span)
-    return tuple(tensors)
+        yield from range_workspaces(spec, plan, span)
 
 
-def _score_row(plan: Plan) -> tuple[Extent, ...]:
-    """A row of S: the keys, in whole tiles where there are tiles."""
-    return ("kv_len",) if plan.rung == "naive" else (CeilDiv("kv_len", plan.block_kv), plan.block_kv)
+def backward_tensors(spec: AttentionSpec, plan: Plan) -> Iterator[Tensor]:
+    """The tensors of a backward beside Q, K, V and the captured ones: what the forward saved, the gradients of its results, the
+    gradients that are wanted, workspaces."""
+    dtype = spec.dtype.name
+    q_heads, kv_heads = head_axes(spec)
+    rows, keys = (free("batch"), q_heads, free("q_len")), (free("batch"), kv_heads, free("kv_len"))
+    head_dim, head_dim_v = Axis("head_dim", spec.head_dim), Axis("head_dim_v", spec.head_dim_v)
+    layout: tuple[int, bool] = (ROW_ALIGNMENT, True) if plan.schedule.on_tensor_cores else (0, False)
+    if "out" in plan.saved:
+        yield Tensor("O", "input", dtype, (*rows, head_dim_v), "out", *layout)
+    for name in ("lse", "lse_rest"):
+        if name in plan.saved:
+            yield Tensor(name, "input", "fp32", rows, name)
+    yield Tensor("dO", "input", dtype, (*rows, head_dim_v), "dout", *layout)
+    if spec.lse:
+        yield Tensor("dlse", "input", "fp32", rows, "dlse")
+    results = {"q": ("dQ", (*rows, head_dim)), "k": ("dK", (*keys, head_dim)), "v": ("dV", (*keys, head_dim_v))}
+    for wanted, (name, axes) in results.items():
+        if plan.wants(wanted):
+            yield Tensor(name, "output", dtype, axes, name.lower(), *layout)
+    for i in spec.inputs:
+        if plan.wants(i.name):
+            argument, dims = gradient_argument(i.name), captured_axes(spec, i.dims)
+            yield Tensor(argument, "output", i.dtype.name, dims, argument, broadcasts=True, like=i.name)
+    for param in spec.params:
+        if plan.wants(param.name):
+            yield Tensor(gradient_argument(param.name), "output", "fp32", (), gradient_argument(param.name))
+    for name in plan.workspaces:
+        yield Tensor(name, "workspace", "fp32", WORKSPACES[name](spec, plan))
+    for terms in plan.term_sums:
+        yield _term_workspace(spec, terms)
+    if plan.schedule.is_warp_specialized:
+        yield NEXT_WORK
 
 
-def _extent(spec: AttentionSpec, dim: int | str) -> Extent:
-    if isinstance(dim, int):
-        return dim
-    q_heads, kv_heads = head_counts(spec)
-    return {"q_heads": q_heads, "kv_heads": kv_heads}.get(dim, dim)
+def _term_workspace(spec: AttentionSpec, terms: TermSum) -> Tensor:
+    """What the gradients of captured tensors are added up in."""
+    heads = (free("batch"), head_axes(spec)[0])
+    match terms.place:
+        case "rows":
+            return Tensor(terms.name, "workspace", "fp32", (*heads, free("q_len")))
+        case "keys":
+            return Tensor(terms.name, "workspace", "fp32", (*heads, free("kv_len")))
+        case "pairs":
+            return Tensor(terms.name, "workspace", "fp32", (*heads, free("q_len"), free("kv_len")))
+    elements = captured_axes(spec, spec.input(terms.captured).dims)
+    return Tensor(terms.name, "workspace", "int64", (*elements, Axis("", WORDS)))
 
 
-def tile_count(spec: AttentionSpec, plan: Plan, span: Span) -> Extent:
-    """How many tiles the ranged dimension of `span` has."""
-    dim = _extent(spec, spec.input(span.input).dims[span.axis])
-    block = plan.block_q if span.index == "q" else plan.block_kv  # where of both, these are as long
-    return -(-dim // block) if isinstance(dim, int) else CeilDiv(str(dim), block)
+def _pairs(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
+    return (free("batch"), head_axes(spec)[0], free("q_len"), *_score_row(plan))
 
 
-def range_specs(spec: AttentionSpec, plan: Plan, span: Span) -> list[TensorSpec]:
+def _rows(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
+    return free("batch"), head_axes(spec)[0], free("q_len")
+
+
+def _row_numbers(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
+    """Of whole blocks of rows, tile by tile."""
+    blocks = Axis("", CeilDiv("q_len", plan.own.held))
+    of_block = (plan.own.consumers, plan.own.row_numbers, plan.block_q)
+    return free("batch"), head_axes(spec)[0], blocks, *(Axis("", n) for n in of_block)
+
+
+def is_of_pairs(tensor: Tensor) -> bool:
+    """Whether a tensor has an element for each pair of a row and a key."""
+    sizes = {axis.size if isinstance(axis.size, (int, str)) else axis.size.size for axis in tensor.axes}
+    return {"q_len", "kv_len"} <= sizes
+
+
+NEXT_WORK = Tensor("next_work", "counter", "int32", (Axis("", 1),))
+# The axes of each workspace of fp32 numbers that a plan may name.
+WORKSPACES: dict[str, Callable[[AttentionSpec, Plan], tuple[Axis, ...]]] = {
+    "S": _pairs,  # scores, then weights in their place
+    "QK": _pairs,  # Q K^T, where a derivative reads s
+    "dP": _pairs,  # then dS in its place
+    "ds": _pairs,  # where it is not dS
+    "delta": _rows,
+    "sink_weight": _rows,  # of each row's sink, where a gradient of it is wanted
+    "row_numbers": _row_numbers,  # lse in powers of 2, delta; what is subtracted from large scores
+}
+
+
+def captured_axes(spec: AttentionSpec, dims: tuple[int | str, ...]) -> tuple[Axis, ...]:
+    """The axes of a captured tensor that the spec declares with `dims`."""
+    heads = {axis.name: axis for axis in head_axes(spec)}
+    return tuple(Axis("", d) if isinstance(d, int) else heads.get(d) or free(d) for d in dims)
+
+
+def _score_row(plan: Plan) -> tuple[Axis, ...]:
+    """The last axes of S: the keys, in whole tiles if the schedule has tiles."""
+    if not plan.schedule.is_tiled:
+        return (free("kv_len"),)
+    return Axis("", CeilDiv("kv_len", plan.block_kv)), Axis("", plan.block_kv)
+
+
+def range_workspaces(spec: AttentionSpec, plan: Plan, span: Span) -> list[Tensor]:
+    """The minima and maxima of a captured vector over each tile."""
     source = spec.input(span.input)
-    others = tuple(_extent(spec, d) for d in (*source.dims[: span.axis], *source.dims[span.axis + 1 :]))
-    shape = (*others, tile_count(spec, plan, span))
-    return [TensorSpec(c_name(t.name), "workspace", t.dtype.name, shape) for t in range_tensors(spec, span)]
+    axes = captured_axes(spec, source.dims)
+    length = axes[span.dim].size
+    block = plan.block_q if span.index == "q" else plan.block_kv  # for both, the two are equal
+    tiles = -(-length // block) if isinstance(length, int) else CeilDiv(str(length), block)
+    shape = (*axes[: span.dim], *axes[span.dim + 1 :], Axis("", tiles))
+    return [Tensor(c_name(t.name), "workspace", t.dtype.name, shape) for t in range_tensors(spec, span)]
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------
@@ -82,15 +177,25 @@ def tensor_map(tensor: str, box_rows: int) -> Parameter:
     return Parameter(f"{tensor.lower()}_map", "const __grid_constant__ TensorMap", "map", tensor, box_rows)
 
 
-def strides(tensor: str, axes: str = AXES) -> list[Parameter]:
+def strides(tensor: str, axes: str = STRIDE_LETTERS) -> list[Parameter]:
     """The strides of a tensor laid out [batch, head, sequence, dimension], for the axes named."""
-    return [Parameter(f"{tensor.lower()}_stride_{a}", "long long", "stride", tensor, AXES.index(a)) for a in axes]
+    return [Parameter(f"{tensor.lower()}_stride_{a}", "long long", "stride", tensor, STRIDE_LETTERS.index(a)) for a in axes]
 
 
 def sizes(spec: AttentionSpec, *wanted: str) -> list[Parameter]:
     """Sizes as parameters; head counts that the spec fixes are constants of the file instead."""
     fixed = () if spec.q_heads is None else ("q_heads", "kv_heads")
     return [Parameter(n, "int", "size", n) for n in wanted if n not in fixed]
+
+
+def extents(tensor: Tensor) -> list[Parameter]:
+    """The sizes of the array of a tensor: 1 where it is broadcast."""
+    return [Parameter(f"{tensor.name}_size_{d}", "int", "extent", tensor.name, d) for d in range(len(tensor.axes))]
+
+
+def all_strides(tensor: Tensor) -> list[Parameter]:
+    """The strides of a tensor with any axes."""
+    return [Parameter(f"{tensor.name}_stride_{d}", "long long", "stride", tensor.name, d) for d in range(len(tensor.axes))]
 
 
 def steps(tensor: Captured) -> list[Parameter]:

@@ -1,9 +1,8 @@
-"""How much a generated file explains, and the lexer that tells comments from code.
+"""The levels of comments in generated files, and the lexer that separates comments from code.
 
-Templates hold two kinds of comments. `// ...` says what a reader of CUDA needs to follow the code; it is in every file but the
-bare one. A line that begins with `//: ...` is for who learns: the equation, why the layout is as it is, what the hardware does,
-what the rung before did instead. It is text of the level `teach` alone, so that it can stand right beside the code it is about.
-Its paragraphs are filled anew, after names and numbers were put in.
+Templates contain two kinds of comments. `// ...` is for readers of CUDA; it appears at every level but `none`. `//: ...` is for
+learners: the equation, the reason for the layout, what the hardware does, what the previous schedule does instead. It appears
+at the level `teach` only, so it can stand beside its code. Its paragraphs are wrapped after names and numbers are filled in.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ Comments = Literal["none", "brief", "teach"]
 LEVELS: tuple[Comments, ...] = get_args(Comments)
 
 TEACHING = re.compile(r"(?P<margin>[ \t]*)//:(?P<lead> *)(?P<text>.*)")
-WIDTH = 124  # of a line that teaches
-# What ends where: a comment, else what may hold // or /* without being one. Numbers, for the ' between their digits.
+WIDTH = 124  # of a teaching line
+# Tokens: comments, and literals that may contain // or /*. Numbers may contain ' between digits.
 TOKEN = re.compile(
     r"""(?P<comment> //(?:\\\r?\n|[^\n])* | /\*.*?\*/ )
       | (?:u8|[uUL])?R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"
@@ -31,13 +30,13 @@ GONE = "\0"  # where a comment was
 
 
 def at_level(text: str, level: Comments) -> str:
-    """What a template wrote, with the comments of `level`; the code is the same to the byte at every level."""
+    """The output of a template with the comments of `level`; the code is the same at every level, byte for byte."""
     if level == "teach":
         return tidy("\n".join(_taught(text.splitlines())))
     brief = tidy("\n".join(line for line in text.splitlines() if not TEACHING.match(line)))
     if level == "brief":
         return brief
-    title = brief.split("\n", 1)[0]  # what the file is
+    title = brief.split("\n", 1)[0]
     return f"{title}\n\n{strip_comments(brief)}"
 
 
@@ -49,7 +48,7 @@ def _taught(lines: list[str]) -> Iterator[str]:
 
 
 def _filled(margin: str, lines: list[re.Match[str]]) -> Iterator[str]:
-    """Lines that teach, paragraph by paragraph: those of one indentation, or `- ` and what is indented two further."""
+    """Teaching lines, wrapped by paragraph: lines of one indentation, or an item `- ` with lines indented by two more."""
     paragraph: list[str] = []
     first = rest = ""
 
@@ -73,7 +72,7 @@ def _filled(margin: str, lines: list[re.Match[str]]) -> Iterator[str]:
 
 
 def strip_comments(text: str) -> str:
-    """CUDA without its comments. A line that held nothing else goes whole, and of blank lines in a row one stays."""
+    """CUDA without comments. Lines that contain only a comment are removed, and consecutive blank lines become one."""
     marked = TOKEN.sub(lambda found: GONE if found["comment"] else found[0], text)
     code = (line for line in marked.splitlines() if line.strip(f" \t{GONE}") or GONE not in line)
     return tidy("\n".join(line.replace(GONE, " ") for line in code))

@@ -1,4 +1,4 @@
-"""spec + plan -> KernelSource. Python decides and names; the templates write."""
+"""spec + plan -> Program. Python decides and names; the templates write."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ from functools import cache
 
 import jinja2
 
-from attngen.emit import abi
+from attngen.emit.comment_text import decision_lines
 from attngen.emit.comments import Comments, at_level
-from attngen.emit.files import FILES
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.file import File
+from attngen.emit.program import Program
 from attngen.emit.templates import template_directory
 from attngen.emit.variant import Captured, build_variant, element_type
-from attngen.emit.words import decision_lines
 from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
 
 
-def emit(spec: AttentionSpec, plan: Plan, comments: Comments = "brief") -> KernelSource:
+def emit(spec: AttentionSpec, plan: Plan, comments: Comments = "brief") -> Program:
     """The CUDA of `spec` under `plan`, and its ABI. Pure: the same text for the same spec, plan and level of comments.
 
     What is compiled to be run is the brief text, whatever is shown: a kernel is in the cache once.
     """
     variant = build_variant(spec, plan)
-    file = FILES[plan.schedule](spec, plan, variant)
-    text = _environment().get_template(f"kernels/{plan.schedule}.cu.j2").render(file.context())
-    return KernelSource(
-        name=f"{spec.name}_{plan.rung}",
+    file: File = plan.schedule.context(spec, plan, variant)
+    text = _environment().get_template(f"kernels/{plan.schedule.name}.cu.j2").render(file.context())
+    return Program(
+        name=f"{spec.name}_{plan.keyword}{plan.suffix}",
         text=at_level(text, comments),
         arch=plan.arch.name,
-        entry_points=tuple(k.entry for k in file.launch_order()),
-        tensors=abi.tensor_specs(spec, plan, variant),
+        kernels=tuple(k.entry for k in file.launch_order()),
+        tensors=tuple(file.tensors.values()),
     )
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from attngen.emit import abi, words
+from attngen.emit import abi, comment_text
 from attngen.emit.cuda_text import c_name
-from attngen.emit.kernel_source import EntryPoint, Extent, Parameter, Product, TensorSpec
+from attngen.emit.program import Extent, KernelEntry, Parameter, Product, SharedRange, Tensor
 from attngen.emit.variant import Function, Variant, range_dtype, range_tensors
 from attngen.emit.wgmma import Wgmma
+from attngen.plan.axes import KEYS
+from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Plan
-from attngen.plan.tiles import KV_LEN, Span
+from attngen.plan.spans import Span
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.gradient import Gradient
 from attngen.spec.operator import ZERO
-from attngen.spec.print_attn import to_text
+from attngen.spec.print_attn import expression_to_text, to_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class SignatureLine:
 class KernelText:
     """A kernel as its template sees it."""
 
-    entry: EntryPoint
+    entry: KernelEntry
     signature: tuple[SignatureLine, ...]
 
     threads: str  # as the launch bounds say it: a constant's name or a number
@@ -84,6 +87,10 @@ def captured_fields(variant: Variant) -> list[CapturedField]:
     return fields
 
 
+def shared_ranges(plan: Plan) -> tuple[SharedRange, ...]:
+    return tuple(SharedRange(b.name, b.offset, b.bytes, b.what) for b in plan.buffers)
+
+
 def thread_grid(row_threads: int, column_threads: int, dims: str) -> list[ConstantLine]:
     """A block's threads as a grid over a tile of S, and over its rows of O, of which a block has `dims` dimensions."""
     return [
@@ -102,10 +109,14 @@ class File:
     spec: AttentionSpec
     plan: Plan
     variant: Variant
-    tensors: dict[str, TensorSpec] = field(init=False)
+    tensors: dict[str, Tensor] = field(init=False)
+
+    @property
+    def facts(self) -> SpecFacts:
+        return self.plan.facts
 
     def __post_init__(self) -> None:
-        self.tensors = {t.name: t for t in abi.tensor_specs(self.spec, self.plan, self.variant)}
+        self.tensors = {t.name: t for t in abi.program_tensors(self.spec, self.plan, self.variant)}
 
     # what a subclass gives
 
@@ -125,7 +136,23 @@ class File:
         """The products of warpgroups."""
         return []
 
+    def is_bounded(self) -> bool:
+        """Whether a constant is subtracted from all scores instead of a row maximum."""
+        return False
+
+    def equations(self) -> list[str]:
+        """The equations of the header."""
+        if self.plan.direction == "backward":
+            return comment_text.backward_equations(self.spec, self.gradient, self.plan.wanted)
+        return comment_text.equations(self.spec, self.plan.writes_lse)
+
     # shared
+
+    @property
+    def gradient(self) -> Gradient:
+        """The derivatives of the spec, for a backward."""
+        assert self.facts.gradient is not None
+        return self.facts.gradient
 
     def launch_order(self) -> list[KernelText]:
         return [*(r.kernel for r in self.range_kernels()), *self.kernels().values()]
@@ -136,49 +163,49 @@ class File:
         numbers = {key: f"{i}. {title}" for i, (key, title) in enumerate(sections.items(), 1)}
         arguments = (variant.classify.arguments if variant.classify else ()) + variant.kv_range.arguments
         return {
-            "title": f"{spec.name}, {self.plan.rung}",
+            "title": f"{spec.name}, {self.plan.keyword}{', backward' if self.plan.direction == 'backward' else ''}",
             "spec_lines": [f"    {line}" for line in to_text(spec).rstrip().splitlines()],
-            "equations": words.equations(spec),
-            "shapes": [words.shape_line(t) for t in self.tensors.values()],
+            "equations": self.equations(),
+            "shapes": [comment_text.shape_line(t) for t in self.tensors.values()],
             "plan": self.plan,
+            "own": self.plan.own,
             "head_dim": spec.head_dim,
             "head_dim_v": spec.head_dim_v,
             "element_bytes": spec.dtype.bytes,
             "sections": list(sections.values()),
             "section": numbers.__getitem__,
             "constants": self.constants(),
-            "primitives": self.primitives(),
+            "primitives": [*self.primitives(), *(["split_sum"] if self.plan.saves_lse_rest else [])],
             "variant": variant,
             "products": self.products(),
             "has_variant_section": self._has_variant_section(),
             "captured_fields": captured_fields(variant),
-            "captured_initializer": words.wrapped(", ".join(f.parameter for f in captured_fields(variant))),
-            "text": words.expression_texts(spec),
+            "captured_initializer": comment_text.wrapped(", ".join(f.parameter for f in captured_fields(variant))),
+            "text": comment_text.expression_texts(spec, self.facts.gradient),
+            "affine_text": expression_to_text(self.plan.affine.term) if self.plan.affine else "",
             "normalize": spec.normalize,
-            "weighing": words.WEIGHING[spec.normalize],
-            "pair_bytes": words.PAIR_BYTES[spec.normalize],
-            "solves_range": self.plan.bounds.kv_begin is not ZERO or self.plan.bounds.kv_end is not KV_LEN,
+            "weighing": comment_text.WEIGHING[spec.normalize],
+            "pair_bytes": comment_text.PAIR_BYTES[spec.normalize],
+            "solves_range": self.plan.bounds.begin is not ZERO or self.plan.bounds.end is not KEYS.length,
+            "sink_by_row": variant.sink is not None and "q_idx" in variant.sink.arguments,
             "masked": "0.0f" if spec.normalize == "none" else "-INF",
-            "lse": spec.lse,
+            "lse": self.plan.writes_lse,
+            "lse_rest": self.plan.saves_lse_rest,
+            "dlse": spec.lse,
             "T": spec.dtype.cuda,
             "from_float": f"to_{spec.dtype.name}",
             "kernels": self.kernels(),
             "range_kernels": self.range_kernels(),
-            "weights_equations": words.weights_equations(spec),
-            "fused_equations": words.fused_equations(spec, self.plan.is_bounded),
+            "weights_equations": comment_text.weights_equations(spec, self.plan.writes_lse),
+            "fused_equations": comment_text.fused_equations(spec, self.plan.writes_lse, self.is_bounded()),
             "score_each": variant.score is not None or bool(variant.score_of_two) or not variant.fold_scale,
             "tile_arguments": arguments,
             "maximum_of_lanes": spec.normalize == "softmax",
             "sum_of_lanes": spec.normalize == "softmax",
-            "inline_classify": bool(self.products()),  # a call would hold up what runs in the background
-            "scores_read_captured": self.reads_captured(variant.score, variant.mask),
+            "inline_classify": self.plan.schedule.on_tensor_cores,  # a call would hold up what runs in the background
+            "scores_read_captured": self.reads_captured(*variant.of_scores, variant.mask),
             "sink_reads_captured": self.reads_captured(variant.sink, scale=False),
             "odd_v": spec.head_dim_v % 16 != 0,
-            "from_block": "0",  # of a warp's blocks of 16 rows, and of a thread's rows: the first that a tile is multiplied for
-            "from_row": "0",
-            "places_anew": False,  # which rows, batch and head a block has is found anew, not kept from tile to tile
-            "lane_anew": False,  # the end of a block finds its lane's number anew
-            "partial_anew": False,  # partial tiles compute anew where their pairs are
         }
 
     def tile_sections(self) -> dict[str, str]:
@@ -188,7 +215,8 @@ class File:
 
     def _has_variant_section(self) -> bool:
         v = self.variant
-        return bool(v.captures or v.score or v.score_of_two or v.mask or v.sink)
+        of_gradients = v.derivative or any(one.functions for one in v.captured_gradients)
+        return bool(v.captures or any(v.of_scores) or v.score_of_two or v.mask or v.sink or of_gradients)
 
     def numbers(self) -> list[ConstantLine]:
         """The constants that every schedule has."""
@@ -206,13 +234,19 @@ class File:
             lines.append(ConstantLine("float", "softmax_scale", variant.scale))
         return lines
 
+    @property
+    def uses_infinity(self) -> bool:
+        """Whether the schedule itself uses INF: as the score of an excluded pair, or for rows without keys."""
+        return self.spec.normalize != "none"
+
     def infinity(self) -> list[ConstantLine]:
         """INF, where anything uses it: a softmax, a sigmoid's masked logits, a range of floats, the user's own `inf`."""
         v = self.variant
-        functions = (v.score, v.mask, v.sink, v.kv_range, v.classify)
+        of_gradients = (v.derivative, *(f for one in v.captured_gradients for f in one.functions))
+        functions = (*v.of_scores, v.mask, v.sink, *of_gradients, v.kv_range, v.classify)
         texts = [t for f in functions if f for t in (*f.results, *(x.text for x in f.temporaries))]
         ranged = any(self.spec.input(s.input).dtype.kind == "float" for s in v.spans)
-        used = self.spec.normalize != "none" or ranged or any("INF" in t for t in (*texts, v.scale))
+        used = self.uses_infinity or ranged or any("INF" in t for t in (*texts, v.scale))
         return [INFINITY] if used else []
 
     def conversions(self, elementwise: bool = True) -> list[str]:
@@ -222,15 +256,16 @@ class File:
             self.spec.input(s.input).dtype.name for s in self.variant.spans
         }
         read = (captured - {"fp32"}) | ({own} if elementwise else set())
-        if self.plan.rung == "tiled":
+        if not self.plan.schedule.is_fused and self.plan.schedule.is_tiled:
             read.add("fp32")  # P
+        written = {t.dtype for t in self.tensors.values() if t.role == "output" and t.name.startswith("d_")}
         primitives = []
         for name in ("fp16", "bf16", "fp32"):
             if name != "fp32" and name in captured | {own}:
                 primitives.append(f"type_{name}")
             if name in read:
                 primitives.append(f"to_float_{name}")
-            if elementwise and name == own:
+            if (elementwise and name == own) or name in written:
                 primitives.append(f"to_{name}")
         return primitives
 
@@ -248,31 +283,33 @@ class File:
         shared: bool = False,
         at_most: str = "",
     ) -> KernelText:
-        entry = EntryPoint(
-            name=f"{self.spec.name}_{suffix}",
+        entry = KernelEntry(
+            name=f"{self.spec.name}{self.plan.suffix}_{suffix}",
             parameters=tuple(parameters),
             grid=(Product(grid, at_most), Product(()), Product(())),
             block=(self.plan.threads if threads is None else threads, 1, 1),
             shared_bytes=self.plan.shared_bytes if shared else 0,
-            shared_buffers=self.plan.buffers if shared else (),
+            shared_buffers=shared_ranges(self.plan) if shared else (),
         )
         return KernelText(entry, self._signature(entry), threads_name)
 
-    def _signature(self, entry: EntryPoint) -> tuple[SignatureLine, ...]:
+    def _signature(self, entry: KernelEntry) -> tuple[SignatureLine, ...]:
         lines: list[SignatureLine] = []
         group: list[Parameter] = []
 
         def flush() -> None:
             if group:
-                what = SECTION if group[0].binding == "section" else ""
-                lines.extend(SignatureLine(line, what) for line in words.wrapped_list([f"{p.ctype} {p.name}" for p in group]))
+                what = group[0].formula.words if group[0].formula else ""
+                lines.extend(
+                    SignatureLine(line, what) for line in comment_text.wrapped_list([f"{p.ctype} {p.name}" for p in group])
+                )
                 group.clear()
 
         for p in entry.parameters:
             if p.binding == "data":
                 flush()
                 restrict = " __restrict__" if p.ctype.startswith("const ") else ""
-                lines.append(SignatureLine(f"{p.ctype}{restrict} {p.name}", words.shape_text(self.tensors[p.of])))
+                lines.append(SignatureLine(f"{p.ctype}{restrict} {p.name}", comment_text.shape_text(self.tensors[p.of])))
             else:
                 if group and _line_of(group[-1]) != _line_of(p):
                     flush()
@@ -281,7 +318,7 @@ class File:
         return tuple(lines)
 
     def head_grid(self, *inner: Extent) -> tuple[Extent, ...]:
-        return (*inner, abi.head_counts(self.spec)[0], "batch")
+        return (*inner, abi.head_axes(self.spec)[0].size, "batch")
 
     def sizes(self) -> list[Parameter]:
         batch = ("batch",) if self.variant.uses_batch else ()
@@ -296,7 +333,12 @@ class File:
         return in_scale or any("in" in f.arguments for f in functions if f is not None)
 
     def lse_parameters(self) -> list[Parameter]:
-        return [Parameter("lse", "float*", "data", "lse"), *abi.strides("lse", "bhs")] if self.spec.lse else []
+        names = [*(["lse"] if self.plan.writes_lse else []), *(["lse_rest"] if self.plan.saves_lse_rest else [])]
+        return [p for n in names for p in (abi.data(n, "float", writable=True), *abi.strides(n, "bhs"))]
+
+    def dlse_parameters(self) -> list[Parameter]:
+        """The gradient of lse, if lse is an output."""
+        return [abi.data("dlse", "float"), *abi.strides("dlse", "bhs")] if self.spec.lse else []
 
     def pointer(self, tensor: str, *, writable: bool = False, name: str | None = None) -> Parameter:
         return abi.data(tensor, self.spec.dtype.cuda, writable=writable, name=name)
@@ -317,7 +359,7 @@ class File:
         parameters += [Parameter(f"out_stride_{d}", "long long", "stride", low.c_name, d) for d in range(span.rank - 1)]
         wanted = [d for d in source.dims if isinstance(d, str)]
         parameters += abi.sizes(self.spec, *dict.fromkeys(wanted))
-        axes = [a for a in range(span.rank) if a != span.axis]
+        axes = [a for a in range(span.rank) if a != span.dim]
         others = tuple(
             {
                 "axis": axis,
@@ -327,12 +369,12 @@ class File:
             }
             for position, axis in reversed(list(enumerate(axes)))
         )
-        extents = tuple(abi.range_specs(self.spec, self.plan, span)[0].shape)
-        element = f"vector[i * {vector}_stride_{span.axis}]"
+        extents = tuple(abi.range_workspaces(self.spec, self.plan, span)[0].shape)
+        element = f"vector[i * {vector}_stride_{span.dim}]"
         lowest, highest = RANGE_LIMITS[range_dtype(source).name]
         return RangeKernel(
             kernel=self.kernel(f"{c_name(span.name)}_ranges", extents[::-1], parameters, threads=32, threads_name="32"),
-            length=str(source.dims[span.axis]),
+            length=str(source.dims[span.dim]),
             block="BLOCK_Q" if span.index == "q" else "BLOCK_KV",
             others=others,
             element=source.dtype.cuda,
@@ -352,7 +394,6 @@ def _line_of(parameter: Parameter) -> tuple[str, str]:
     return parameter.binding, parameter.of if parameter.binding in ("stride", "step") else ""
 
 
-SECTION = "query heads whose blocks are numbered together"
 RANGE_LIMITS = {
     "int32": ("-2147483647 - 1", "2147483647"),
     "int64": ("-9223372036854775807LL - 1", "9223372036854775807LL"),

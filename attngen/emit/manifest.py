@@ -1,90 +1,102 @@
-"""A KernelSource's ABI as JSON: enough to launch the kernel from any language that can call the CUDA driver."""
+"""A Program without its text as JSON: enough to launch it from any language that can call the CUDA driver."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from attngen.emit.kernel_source import (
-    CeilDiv,
-    EntryPoint,
-    Extent,
-    KernelSource,
-    Parameter,
-    Product,
-    Sections,
-    SharedBuffer,
-    TensorSpec,
-)
+from attngen.emit.program import Axis, CeilDiv, Extent, HeadsInL2, KernelEntry, Parameter, Product, Program, SharedRange, Tensor
 
 FORMAT = "attngen-manifest"
 VERSION = 2
 
 
-def to_manifest(source: KernelSource) -> str:
-    """The manifest of `source`. A grid component is a product, or
-    {"product": [...], "at_most": name}; an extent is a number, the name of a dimension, or
-    {"ceil": name, "by": n} for ceil(name / n). A parameter of binding "section" has
-    {"sections": {"rows": n, "least": n, "most": n}}, see `Sections`."""
-    entries = [
-        {
-            "name": e.name,
-            "grid": [_component(component) for component in e.grid],
-            "block": list(e.block),
-            "shared_bytes": e.shared_bytes,
-            "shared_buffers": [asdict(b) for b in e.shared_buffers],
-            "parameters": [_parameter(p) for p in e.parameters],
-        }
-        for e in source.entry_points
-    ]
-    tensors = [asdict(t) | {"shape": [_extent(x) for x in t.shape]} for t in source.tensors]
+def to_manifest(program: Program) -> str:
+    """The manifest of `program`; docs/launch_from_cpp.md defines its keys."""
     document = {
         "format": FORMAT,
         "version": VERSION,
-        "name": source.name,
-        "arch": source.arch,
-        "source": f"{source.name}.cu",
-        "entry_points": entries,
-        "tensors": tensors,
+        "name": program.name,
+        "arch": program.arch,
+        "source": f"{program.name}.cu",
+        "entry_points": [_kernel(kernel) for kernel in program.kernels],
+        "tensors": [_tensor(tensor) for tensor in program.tensors],
     }
     return json.dumps(document, indent=2) + "\n"
 
 
-def from_manifest(manifest: str, text: str) -> KernelSource:
-    """The KernelSource of a manifest and its CUDA text. Raises ValueError for another format or version."""
+def from_manifest(manifest: str, text: str) -> Program:
+    """The Program of a manifest and its CUDA text. Raises ValueError for another format or version."""
     document = json.loads(manifest)
     if document.get("format") != FORMAT or document.get("version") != VERSION:
         raise ValueError(f"not a manifest of version {VERSION}: {document.get('format')} {document.get('version')}")
-    return KernelSource(
+    return Program(
         name=document["name"],
         text=text,
         arch=document["arch"],
-        entry_points=tuple(_entry(e) for e in document["entry_points"]),
-        tensors=tuple(TensorSpec(**t | {"shape": tuple(map(_read_extent, t["shape"]))}) for t in document["tensors"]),
+        kernels=tuple(map(_read_kernel, document["entry_points"])),
+        tensors=tuple(map(_read_tensor, document["tensors"])),
     )
 
 
-def _entry(e: dict[str, Any]) -> EntryPoint:
-    x, y, z = map(_read_component, e["grid"])
-    block_x, block_y, block_z = e["block"]
-    return EntryPoint(
-        name=e["name"],
-        parameters=tuple(_read_parameter(p) for p in e["parameters"]),
+def _kernel(kernel: KernelEntry) -> dict[str, Any]:
+    return {
+        "name": kernel.name,
+        "grid": [_component(component) for component in kernel.grid],
+        "block": list(kernel.block),
+        "shared_bytes": kernel.shared_bytes,
+        "shared_buffers": [asdict(b) for b in kernel.shared_buffers],
+        "parameters": [_parameter(p) for p in kernel.parameters],
+    }
+
+
+def _read_kernel(kernel: Mapping[str, Any]) -> KernelEntry:
+    x, y, z = map(_read_component, kernel["grid"])
+    block_x, block_y, block_z = kernel["block"]
+    return KernelEntry(
+        name=kernel["name"],
+        parameters=tuple(map(_read_parameter, kernel["parameters"])),
         grid=(x, y, z),
         block=(block_x, block_y, block_z),
-        shared_bytes=e["shared_bytes"],
-        shared_buffers=tuple(SharedBuffer(**b) for b in e["shared_buffers"]),
+        shared_bytes=kernel["shared_bytes"],
+        shared_buffers=tuple(SharedRange(**b) for b in kernel["shared_buffers"]),
     )
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
-    return {name: value for name, value in asdict(parameter).items() if value is not None}
+    written = asdict(parameter)
+    formula = written.pop("formula")
+    return written if formula is None else written | {"sections": formula}
 
 
-def _read_parameter(parameter: dict[str, Any]) -> Parameter:
-    sections = parameter.get("sections")
-    return Parameter(**parameter | {"sections": Sections(**sections)}) if sections else Parameter(**parameter)
+def _read_parameter(parameter: Mapping[str, Any]) -> Parameter:
+    given = dict(parameter)
+    sections = given.pop("sections", None)
+    return Parameter(**given, formula=None if sections is None else HeadsInL2(**sections))
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "role": tensor.role,
+        "argument": tensor.argument,
+        "dtype": tensor.dtype,
+        "shape": [_extent(size) for size in tensor.shape],
+        "axes": [axis.name for axis in tensor.axes],
+        "alignment": tensor.alignment,
+        "unit_stride": tensor.unit_stride,
+        "broadcasts": tensor.broadcasts,
+        **({"like": tensor.like} if tensor.like else {}),
+    }
+
+
+def _read_tensor(tensor: Mapping[str, Any]) -> Tensor:
+    given = dict(tensor)
+    sizes = [_read_extent(size) for size in given.pop("shape")]
+    names = given.pop("axes", None) or [size if isinstance(size, str) else "" for size in sizes]
+    return Tensor(**given, axes=tuple(map(Axis, names, sizes)))
 
 
 def _component(component: Product) -> Any:

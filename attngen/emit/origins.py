@@ -10,14 +10,23 @@ import re
 from collections.abc import Iterator
 
 from attngen.emit.cuda_text import c_name
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.program import Program
 from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
 
 Statements = tuple[str, ...]
 Rule = tuple[re.Pattern[str], str]
 
-FUNCTIONS = {"mask": "mask", "score": "score", "score_of_two": "score", "sink": "sink", "kv_range": "mask", "classify": "mask"}
+FUNCTIONS = {
+    "mask": "mask",
+    "score": "score",
+    "score_of_two": "score",
+    "affine": "score",
+    "slope": "score",
+    "sink": "sink",
+    "kv_range": "mask",
+    "classify": "mask",
+}
 CONSTANTS = {
     "HEAD_DIM": "head_dim",
     "HEAD_DIM_V": "head_dim",
@@ -28,7 +37,7 @@ CONSTANTS = {
 _DEFINITION = re.compile(r"__device__ (?:__forceinline__|__noinline__) [\w ]+?[ *]*\b(\w+)\(|struct (\w+) \{")
 
 
-def origins(spec: AttentionSpec, plan: Plan, source: KernelSource) -> dict[int, Statements]:
+def origins(spec: AttentionSpec, plan: Plan, source: Program) -> dict[int, Statements]:
     """The statements behind each line of `source`, counted from 1, the one that says most first; no entry: none.
 
     A function made of a statement is of that statement as a whole, its comment too; elsewhere a line is of the statements
@@ -59,7 +68,7 @@ def _rules(spec: AttentionSpec, plan: Plan) -> Iterator[Rule]:
     for constant, statement in CONSTANTS.items():
         if _is_stated(spec, statement):
             yield re.compile(rf"\bconstexpr \w+ {constant} ="), statement
-    if (plan.block_q, plan.block_kv) == (spec.schedule.block_q, spec.schedule.block_kv):
+    if (plan.block_q, plan.block_kv) == (spec.kernel.block_q, spec.kernel.block_kv):
         yield re.compile(r"\bconstexpr \w+ BLOCK_(Q|KV) ="), "kernel"
     if spec.mask is not None:
         yield re.compile(r"\ballowed\b"), "mask"  # what the mask's function said

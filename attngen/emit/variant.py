@@ -1,4 +1,4 @@
-"""What makes a kernel this variant and no other: its score, mask, scale and sink as device functions, and what they read."""
+"""The variant of a kernel: score, mask, scale and sink of a spec as device functions, and the tensors and numbers they read."""
 
 from __future__ import annotations
 
@@ -9,30 +9,20 @@ from operator import or_
 from typing import Literal
 
 from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name, literal, times_constant
+from attngen.emit.gradient_functions import CapturedFunctions, captured_functions
+from attngen.plan.axes import TILE_RANGES
+from attngen.plan.captured_staging import Element
 from attngen.plan.code_size import INLINED_UP_TO, operations
-from attngen.plan.one_score import one_score
+from attngen.plan.mask_bounds import MaskBounds
 from attngen.plan.plan import Plan
 from attngen.plan.precision import rough_functions
-from attngen.plan.staging import Element
-from attngen.plan.tiles import TILE_RANGES, Span, TileBounds
+from attngen.plan.spans import Span
 from attngen.spec.attention import SIZES, AttentionSpec, Input, S
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.dtypes import DTYPES, DType
-from attngen.spec.expr import (
-    MAX_LENGTH,
-    Apply,
-    Const,
-    Expr,
-    Gather,
-    Name,
-    Type,
-    constant,
-    inputs_in,
-    names_in,
-    rewrite,
-    walk,
-)
-from attngen.spec.operator import TABLE, apply, mul
+from attngen.spec.expr import MAX_LENGTH, Apply, Const, Expr, Gather, Name, Type, constant, inputs_in, names_in, rewrite, walk
+from attngen.spec.gradient import QKV
+from attngen.spec.operator import FLOAT_ONE, TABLE, apply, mul
 from attngen.spec.print_attn import expression_to_text
 from attngen.spec.ranges import dtype_range, element_ranges, name_ranges
 
@@ -92,16 +82,22 @@ class Function:
     temporaries: tuple[Temporary, ...]
     results: tuple[str, ...]
     inlined: bool  # each call is a copy of it
+    ctypes: tuple[str, ...] = ()  # of the results
 
     @property
     def result(self) -> str:
         (only,) = self.results
         return only
 
+    @property
+    def ctype(self) -> str:
+        (only,) = self.ctypes
+        return only
+
 
 @dataclass(frozen=True, slots=True)
 class StagedElement:
-    """An element that a key or a row has for itself, as kernels see it."""
+    """A staged element of a key or a row (`plan/captured_staging.py`), as kernels see it."""
 
     name: str
     ctype: str
@@ -116,8 +112,10 @@ class StagedElement:
 class Variant:
     """The device functions of one spec under one plan, and everything that they capture."""
 
-    score: Function | None  # None: the score is s, or two are computed at once
+    score: Function | None  # without the affine term; None: it is s, or two are computed at once
     score_of_two: str  # a call that replaces s0 and s1, of two keys of a row, by their scores; "": there is none
+    affine: Function | None  # the score's term that is added once for a row and tile, with a multiple of `slope` for each key
+    slope: Function | None
     one_score: Function | None  # whether `score` of a tile's first pair is that of all of them; None: never
     mask: Function | None  # None: every pair is allowed, or kv_range of a single row tells which; `asked`: what it is of
     asked: str
@@ -126,7 +124,10 @@ class Variant:
     factor: str  # of all scores, where it joins the exponent's factor instead of multiplying each: kept scores lack it
     raw_scores: bool  # `score` takes Q K^T as it is; the scale is in its constants
     sink: Function | None
+    derivative: Function | None  # d score / d s, of a backward; None: 1
+    captured_gradients: tuple[CapturedFunctions[Function], ...]  # those that are wanted
     kv_range: Function  # kv_begin, kv_end and, in closed form, full_begin, full_end
+    q_range: Function | None  # the same of rows, for a block of keys
     classify: Function | None  # may, must; None where the closed forms tell all
     tensors: tuple[Captured, ...]
     scalars: tuple[Scalar, ...]
@@ -141,9 +142,21 @@ class Variant:
     primitives: tuple[str, ...]
 
     @property
+    def of_scores(self) -> tuple[Function | None, ...]:
+        """The functions that make up the score."""
+        return self.score, self.affine, self.slope
+
+    @property
     def fold_scale(self) -> bool:
         """Whether the factor is the scale."""
         return self.factor == "softmax_scale"
+
+    @property
+    def places_rows(self) -> bool:
+        """Whether a thread needs the indices of its rows: for scores, the mask, or the range of keys of each row."""
+        of_pairs = [f for f in (*self.of_scores, self.mask) if f is not None]
+        by_range = self.by_row and bool({"q_lo", "q_hi"} & set(self.kv_range.arguments))
+        return by_range or bool(self.row_elements) or any("q_idx" in f.arguments for f in of_pairs)
 
     @property
     def captures(self) -> bool:
@@ -151,30 +164,47 @@ class Variant:
 
 
 def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
-    """The variant's functions. The rungs that have tiles print their classification too."""
-    bounds = TileBounds() if plan.rung == "naive" else plan.bounds
-    spans = bounds.spans
-    rest = bounds.rest if plan.staged.keys else None
-    by_row = plan.roles is not None and (bounds.by_row or rest is not None)
+    """The variant of a spec under a plan; with the classification of tiles if the schedule has tiles."""
+    bounds = MaskBounds() if not plan.schedule.is_tiled else plan.bounds
+    axes = [b for b in (bounds, plan.row_bounds) if b is not None]
+    tested = next((b for b in axes if b.per_tile), None)  # one axis without closed forms: tiles of both are tested
+    test_exprs = [tested.may, tested.must] if tested else []
+    ranges_of = [(b.begin, b.end) if tested else (b.begin, b.end, b.full_begin, b.full_end) for b in axes]
+    range_exprs = [[e for e in exprs if e is not None] for exprs in ranges_of]
+    bound_exprs = [e for exprs in range_exprs for e in exprs]
+    spans = _spans_of(axes, *bound_exprs, *test_exprs)
+    by_row = (
+        plan.schedule.is_warp_specialized
+        and plan.direction == "forward"
+        and (bounds.exact or (bounds.per_tile and bool(plan.staged.keys)))
+    )
     # A result that is rounded to 16 bits may be computed by approximations; an lse, which is not, must not
-    approximable = plan.on_tensor_cores and spec.dtype.bytes == 2 and not spec.lse
+    approximable = plan.schedule.on_tensor_cores and spec.dtype.bytes == 2 and not spec.lse
     staged = plan.staged
     printer = _printer(spec, spans, staged.elements, "" if not approximable else "rough" if rough_functions(spec) else "fast")
-    asked = rest if by_row else spec.mask
+    asked = spec.mask if not by_row else None if bounds.exact else bounds.residual
     mask = None if asked is None else staged.named(asked)
-    score = None if spec.score is S else staged.named(spec.score)
-    sink = spec.sink
-    bound_exprs = [e for e in (bounds.kv_begin, bounds.kv_end, bounds.full_begin, bounds.full_end) if e is not None]
-    test_exprs = [bounds.may, bounds.must] if bounds.per_tile else []
-    exprs = [e for e in (spec.mask, spec.score, spec.scale, sink, *bound_exprs, *test_exprs) if e is not None]
+    affine = plan.affine
+    whole = affine.rest if affine else spec.score
+    score = None if whole is S else staged.named(whole)
+    lse_has_it = "lse" in plan.saved and {*plan.wanted} <= {*QKV}
+    sink = None if lse_has_it else spec.sink
+    elements = [e.gather for e in (*staged.keys, *staged.rows)]
+    exprs = [e for e in (asked, spec.score, spec.scale, sink, *bound_exprs, *test_exprs, *elements) if e is not None]
+    gradient = plan.facts.gradient
+    derivative = None if gradient is None or gradient.ds is FLOAT_ONE else staged.named(gradient.ds)
     elementwise = [e for e in (mask, score) if e is not None]
-    factor, score = _without_factor(spec, score) if plan.on_tensor_cores else ("", score)
-    raw = _of_raw_scores(score, spec.scale) if approximable else None
-    of_two = _score_of_two(printer, raw) if plan.roles is not None else ""
+    whole_score = affine is None and plan.schedule.on_tensor_cores  # an affine term is in the units of scores
+    factor, score = _without_factor(spec, score) if whole_score else ("", score)
+    forward = plan.direction == "forward"
+    raw = _of_raw_scores(score, spec.scale) if approximable and forward else None  # a derivative needs s
+    of_two = _score_of_two(printer, raw) if plan.schedule.is_warp_specialized else ""
     variant = Variant(
         score=None if of_two else _function(printer, raw or score, staged.elements),
         score_of_two=of_two,
-        one_score=None if plan.rung == "naive" else _function(printer, one_score(spec)),
+        one_score=_function(printer, plan.facts.uniform_score) if forward and plan.schedule.is_tiled else None,
+        affine=_function(printer, affine.term if affine else None),
+        slope=_function(printer, affine.slope if affine else None),
         mask=_function(printer, mask, staged.elements),
         asked="" if asked is None else expression_to_text(asked),
         scale=printer.print(apply("float", spec.scale), share=False).results[0],
@@ -182,7 +212,14 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         factor=factor,
         raw_scores=raw is not None,
         sink=_function(printer, sink),
-        kv_range=_functions(printer, bound_exprs),
+        derivative=_function(printer, derivative),
+        captured_gradients=tuple(
+            captured_functions(one, lambda e: _functions(printer, [staged.named(e)], staged.elements))
+            for one in (gradient.captured if gradient else ())
+            if one.name in plan.wanted
+        ),
+        kv_range=_functions(printer, range_exprs[0]),
+        q_range=_functions(printer, range_exprs[1]) if plan.row_bounds else None,
         classify=_functions(printer, test_exprs) if test_exprs else None,
         tensors=_tensors(spec, spans, exprs),
         scalars=_scalars(spec, exprs),
@@ -197,6 +234,12 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         primitives=tuple(sorted(printer.primitives)),
     )
     return variant
+
+
+def _spans_of(bounds: list[MaskBounds], *exprs: Expr) -> tuple[Span, ...]:
+    """The spans of `bounds` that `exprs` read."""
+    read = inputs_in(*exprs)
+    return tuple(dict.fromkeys(s for b in bounds for s in b.spans if not read.isdisjoint(s.ends)))
 
 
 def _without_factor(spec: AttentionSpec, score: Expr | None) -> tuple[str, Expr | None]:
@@ -219,7 +262,7 @@ def _may_join_exponent(factor: Expr) -> bool:
 
 
 def _of_raw_scores(score: Expr | None, scale: Expr) -> Expr | None:
-    """`score` of an `s` that the scale has not multiplied, where every `s` meets a constant that can take it; else None."""
+    """`score` as a function of Q K^T without the scale, if a constant multiplies each `s` and can include it; else None."""
     if score is None or not isinstance(scale, Const):
         return None
     taken = 0
@@ -241,7 +284,7 @@ def _of_raw_scores(score: Expr | None, scale: Expr) -> Expr | None:
 
 
 def _score_of_two(printer: CudaPrinter, score: Expr | None) -> str:
-    """The call that computes two scores of raw ones for less than twice one; "" where their outermost operator has none."""
+    """The call that computes two scores at once, for less than twice the cost of one; "" if the outermost operator has none."""
     if printer.approximate != "fast" or not isinstance(score, Apply):
         return ""
     primitive, operand = TABLE[score.op].fast_of_two, times_constant(score.args[0])
@@ -276,7 +319,7 @@ def _functions(printer: CudaPrinter, exprs: list[Expr], staged: tuple[Element, .
     declared = {"in": "const Captured& in"} if reads_captured else {}
     declared |= {argument: f"{ctype} {argument}" for n, (argument, ctype) in ctypes.items() if n in used}
     inlined = operations(*exprs) <= INLINED_UP_TO
-    return Function(tuple(declared), ", ".join(declared.values()), text.temporaries, text.results, inlined)
+    return Function(tuple(declared), ", ".join(declared.values()), text.temporaries, text.results, inlined, text.ctypes)
 
 
 def _staged(printer: CudaPrinter, element: Element) -> StagedElement:
@@ -287,12 +330,12 @@ def _staged(printer: CudaPrinter, element: Element) -> StagedElement:
 
 
 def staged_ranges(staged: tuple[Element, ...]) -> dict[str, Range]:
-    """The ranges of staged integers, by the names that stand for them; what is staged for keys past the end is 0."""
+    """The ranges of staged integers by the names that replace them; elements of keys past the end are 0."""
     return {e.symbol.name: known for e in staged if (known := dtype_range(e.dtype)) is not None}
 
 
 def element_type(dtype: DType) -> str:
-    """The C type of an element once read."""
+    """The C type of an element in registers."""
     return "float" if dtype.kind == "float" else dtype.cuda
 
 
@@ -309,14 +352,14 @@ def _tensors(spec: AttentionSpec, spans: tuple[Span, ...], exprs: list[Expr]) ->
 def range_tensors(spec: AttentionSpec, span: Span) -> tuple[Captured, Captured]:
     """The two tensors that the pre-pass writes for `span`."""
     source = spec.input(span.input)
-    others = tuple(map(str, (*source.dims[: span.axis], *source.dims[span.axis + 1 :])))
+    others = tuple(map(str, (*source.dims[: span.dim], *source.dims[span.dim + 1 :])))
     dims = (*others, f"tiles of {' and '.join(span.index)}")
     dtype, narrow = range_dtype(source), (*(False for _ in others), True)
     return Captured(f"{span.name}.min", dtype, dims, narrow), Captured(f"{span.name}.max", dtype, dims, narrow)
 
 
 def range_dtype(source: Input) -> DType:
-    """The type of tile ranges: the input's own, but floats are ranged in fp32."""
+    """The type of tile ranges: that of the input; fp32 for floats."""
     return DTYPES["fp32"] if source.dtype.kind == "float" else source.dtype
 
 
@@ -328,7 +371,7 @@ def _scalars(spec: AttentionSpec, exprs: list[Expr]) -> tuple[Scalar, ...]:
 
 
 def _reads_past(spec: AttentionSpec, exprs: list[Expr], index: str, staged: tuple[Element, ...]) -> bool:
-    """Whether a row or key past the last one, which tiles hold too, would read outside a captured tensor."""
+    """Whether rows or keys past the last one, which tiles contain, would read outside a captured tensor."""
     every = name_ranges(spec) | dict.fromkeys(("q", "k"), (0, MAX_LENGTH + MOST_ROWS)) | staged_ranges(staged)
     for node in walk(*exprs):
         if isinstance(node, Gather):

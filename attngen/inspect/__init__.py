@@ -1,1 +1,1 @@
-"""Looking inside: trees, specs, plans, tile maps as text, and checks of every rung against the oracle."""
+"""Looking inside: trees, specs, plans, tile maps as text, and checks of every schedule against the oracle."""

@@ -1,4 +1,4 @@
-"""A file of `attngen build` that somebody has changed: which kernel it holds, and whether the plan can launch it."""
+"""A changed file of `attngen build`: the kernel that it contains, and whether the plan can launch it."""
 
 from __future__ import annotations
 
@@ -11,55 +11,60 @@ from pathlib import Path
 from attngen.diagnostics import ArgumentError
 from attngen.emit.comments import strip_comments
 from attngen.emit.emitter import emit
-from attngen.emit.kernel_source import KernelSource
-from attngen.plan import PlanRefusal, choose, find_arch
+from attngen.emit.program import Program
+from attngen.plan import PlanRefusal, find_arch
 from attngen.plan.arch import ARCHES, Arch
-from attngen.plan.choose import default_arch
-from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
+from attngen.schedules import choose
+from attngen.schedules.choose import default_arch
+from attngen.spec.attention import PORTABLE_SCHEDULES, SCHEDULE_NAMES, AttentionSpec
+from attngen.spec.gradient import QKV, GradientError, differentiable, gradient_argument
 
 _ENTRY = re.compile(r"__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\([^()]*\)\s*)?(?:void\s+)?(\w+)\s*\(([^()]*)\)")
 _ARCH = re.compile(r"^//\s*Plan, for (sm_\w+)", re.M)
 _CONSTANT = re.compile(r"constexpr int (\w+) = (\d+);")
-LAUNCHED = ("BLOCK_Q", "THREADS", "THREADS_D")  # constants that the plan's grids and blocks follow
+LAUNCHED = ("BLOCK_Q", "THREADS", "THREADS_D")  # constants that determine grids and blocks
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
-    """The text of a file, and the spec, rung and architecture whose kernel it holds."""
+    """The text of a file, and the spec, schedule and architecture of its kernel; the gradients that it computes, if any."""
 
     path: Path
     text: str
     spec: AttentionSpec
-    rung: str
+    schedule: str
     arch: Arch
+    wanted: tuple[str, ...] = ()
 
 
-def changed_file(path: Path, specs: Sequence[AttentionSpec], rung: str | None, arch: str | None) -> ChangedFile:
-    """The file at `path`, which must hold a kernel of one of `specs`, of `rung` and `arch` if these are given.
+def changed_file(path: Path, specs: Sequence[AttentionSpec], schedule: str | None, arch: str | None) -> ChangedFile:
+    """The file at `path`, which must contain a kernel of one of `specs`, of `schedule` and `arch` if these are given.
 
-    Raises ArgumentError that says what the file holds and what was expected.
+    Raises ArgumentError, which says what the file contains and what was expected.
     """
     text = path.read_text(errors="replace")
-    held = _Held(path, strip_comments(text))
-    rung = None if rung == "auto" else rung
-    if not held.entries:
-        expected = " or ".join(f"{spec.name}_{one}.cu" for spec in specs for one in ([rung] if rung else RUNGS))
+    contents = _Contents(path, strip_comments(text))
+    schedule = None if schedule == "auto" else schedule
+    if not contents.entries:
+        expected = " or ".join(
+            f"{spec.name}_{one}.cu" for spec in specs for one in ([schedule] if schedule else PORTABLE_SCHEDULES)
+        )
         raise ArgumentError(f"{path} has no __global__ function; expected a file of `attngen build`, such as {expected}")
     built_for = find_arch(stated[1]) if (stated := _ARCH.search(text)) else None
     _check_arch(path, built_for, arch)
     target = find_arch(arch) if arch else built_for
-    likely = _likely_rungs(path, text)
+    likely = _likely_schedules(path, text)
     misfit = None
-    for one in _possible(specs, likely, target):
-        if not {e.name for e in one.source.entry_points} <= {*held.entries}:
+    for one in _possible(specs, likely, target, contents):
+        if not {e.name for e in one.source.kernels} <= {*contents.entries}:
             continue
-        wrong = held.misfit(one.source)
-        if not wrong and rung not in (None, one.rung):
-            raise ArgumentError(f"{path} holds the {one.rung} kernel of {one.spec.name}; say --kernel {one.rung}")
+        wrong = contents.misfit(one.source)
+        if not wrong and schedule not in (None, one.schedule):
+            raise ArgumentError(f"{path} contains the {one.schedule} kernel of {one.spec.name}; add --kernel {one.schedule}")
         if not wrong:
-            return ChangedFile(path, text, one.spec, one.rung, one.arch)
+            return ChangedFile(path, text, one.spec, one.schedule, one.arch, one.wanted)
         misfit = misfit or wrong
-    raise ArgumentError(misfit or _unknown(path, specs, rung, target, [*held.entries]))
+    raise ArgumentError(misfit or _unknown(path, specs, schedule, target, [*contents.entries]))
 
 
 def _check_arch(path: Path, built_for: Arch | None, wanted: str | None) -> None:
@@ -71,45 +76,57 @@ def _check_arch(path: Path, built_for: Arch | None, wanted: str | None) -> None:
         )
 
 
-def _likely_rungs(path: Path, text: str) -> list[str]:
-    """All rungs, those first that the file's first line or name says."""
+def _likely_schedules(path: Path, text: str) -> list[str]:
+    """All schedules; first those that the file's first line or its name mentions."""
     said = f"{text.lstrip().splitlines()[0]} {path.stem}"
-    return sorted((*RUNGS, *HOPPER_RUNGS), key=lambda rung: re.search(rf"[, _]{rung}\b", said) is None)
+    return sorted(SCHEDULE_NAMES, key=lambda schedule: re.search(rf"[, _]{schedule}\b", said) is None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Possible:
     spec: AttentionSpec
-    rung: str
+    schedule: str
     arch: Arch
-    source: KernelSource
+    source: Program
+    wanted: tuple[str, ...] = ()
 
 
-def _possible(specs: Sequence[AttentionSpec], rungs: Sequence[str], target: Arch | None) -> Iterator[_Possible]:
-    """Every kernel that the file may hold: for the architecture that is known, or the usual one of a rung and then all."""
+def _possible(
+    specs: Sequence[AttentionSpec], schedules: Sequence[str], target: Arch | None, contents: _Contents | None = None
+) -> Iterator[_Possible]:
+    """Every kernel that the file may contain: for `target`, or else for the default architecture of a schedule and then all.
+    Those of a file that writes gradients are backwards."""
     for usual in (True, False) if target is None else (True,):
-        for spec, rung in product(specs, rungs):
-            arch = find_arch(default_arch(rung))
+        for spec, schedule in product(specs, schedules):
+            arch = find_arch(default_arch(schedule))
             assert arch is not None
             others = [other for other in ARCHES.values() if other != arch]
             for one in [target or arch] if usual else others:
+                wanted = contents.gradients(spec) if contents else ()
                 try:
-                    yield _Possible(spec, rung, one, emit(spec, choose(spec, one, rung)))
-                except PlanRefusal:
+                    plan = choose(spec, one, schedule, wanted=wanted)
+                except (PlanRefusal, GradientError):
                     continue
+                yield _Possible(spec, schedule, one, emit(spec, plan), wanted)
 
 
-class _Held:
-    """The entry points of a file, with their parameters as written, and its constants."""
+class _Contents:
+    """The entry points of a file, with the text of their parameters, and its constants."""
 
     def __init__(self, path: Path, code: str) -> None:
         self.path = path
         self.entries = dict(_ENTRY.findall(code))
         self.constants = dict(_CONSTANT.findall(code))
 
-    def misfit(self, source: KernelSource) -> str:
-        """Why the plan of `source` cannot launch the file; "" if it can."""
-        for entry in source.entry_points:
+    def gradients(self, spec: AttentionSpec) -> tuple[str, ...]:
+        """The gradients of `spec` that the file writes, by the names of its kernels' parameters."""
+        written = {name for parameters in self.entries.values() for name in _names(parameters)}
+        tensors = {"q": "dQ", "k": "dK", "v": "dV"}
+        return tuple(n for n in (*QKV, *differentiable(spec)) if tensors.get(n, gradient_argument(n)) in written)
+
+    def misfit(self, source: Program) -> str:
+        """The reason why the plan of `source` cannot launch the file; "" if it can."""
+        for entry in source.kernels:
             names, wanted = _names(self.entries[entry.name]), [p.name for p in entry.parameters]
             if names != wanted:
                 return (
@@ -127,7 +144,7 @@ class _Held:
 
 
 def _names(parameters: str) -> list[str]:
-    """The names of a list of C++ parameters without parentheses or commas inside."""
+    """The names in a list of C++ parameters whose types contain no parentheses or commas."""
     return [re.findall(r"\w+", one)[-1] for one in parameters.split(",") if one.strip()]
 
 
@@ -141,11 +158,14 @@ def _differences(names: Sequence[str], wanted: Sequence[str]) -> Iterator[str]:
         yield f"expected the order {', '.join(wanted)}"
 
 
-def _unknown(path: Path, specs: Sequence[AttentionSpec], rung: str | None, target: Arch | None, found: Sequence[str]) -> str:
-    possible = _possible(specs, [rung] if rung else [*RUNGS, *HOPPER_RUNGS], target)
-    expected = dict.fromkeys(", ".join(e.name for e in one.source.entry_points) for one in possible)
+def _unknown(
+    path: Path, specs: Sequence[AttentionSpec], schedule: str | None, target: Arch | None, found: Sequence[str]
+) -> str:
+    possible = _possible(specs, [schedule] if schedule else SCHEDULE_NAMES, target)
+    expected = dict.fromkeys(", ".join(e.name for e in one.source.kernels) for one in possible)
     names = ", ".join(spec.name for spec in specs)
     if not expected:
         assert target is not None
-        return f"{path} holds {', '.join(found)}; {target.name} cannot have the {rung} kernel of {names}"
-    return f"{path} holds {', '.join(found)}; {names} has {'; or '.join(expected)}. Name the spec that the file was built from"
+        return f"{path} contains {', '.join(found)}; {target.name} does not support the {schedule} kernel of {names}"
+    wanted = "; or ".join(expected)
+    return f"{path} contains {', '.join(found)}; {names} has {wanted}. Name the spec that the file was built from"

@@ -1,22 +1,34 @@
-"""Every rung of a spec run on a device and compared with the oracle."""
+"""Every schedule of a spec run on a device and compared with the oracle."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from attngen.api import CompiledAttention
+from attngen.backward import CompiledBackward
 from attngen.device.protocol import Device
+from attngen.inspect.backward import backward_inputs, run_backward
 from attngen.inspect.prepare import check_call, compile_text, plan_for
-from attngen.inspect.trials import Chosen, Fixed, Trial, choose_trials
+from attngen.inspect.trials import Chosen, Fixed, Known, Problems, Trial, choose_trials
 from attngen.plan import Plan
-from attngen.reference.compare import Comparison, Truth, compare, truth
+from attngen.plan.plan import Direction
+from attngen.reference.compare import Comparison, Truth, compare
+from attngen.reference.compare_gradients import compare_gradients
 from attngen.reference.problems import Sample, Shape
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.gradient import QKV, differentiable
+
+
+class GradientErrors(NamedTuple):
+    """The largest error of one gradient, and its bound."""
+
+    error: float
+    allowed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +40,19 @@ class Tried:
     seed: int
     magnitude: float
     what: str
-    comparison: Comparison
+    comparison: Comparison  # of a backward: of the gradient that is worst, with the wrong elements of all
     run_seconds: float
+    gradients: Mapping[str, GradientErrors] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One rung's result: `comparison` is that of its worst problem, `run_seconds` the sum. A wrong kernel may pass in what is
-    `not_exercised` by any problem."""
+    """One schedule's result: `comparison` is that of its worst problem, `run_seconds` the sum. A wrong kernel may pass in what
+    is `not_exercised` by any problem."""
 
     spec: str
-    rung: str
     schedule: str
+    template: str
     device: str
     arch: str
     comparison: Comparison
@@ -47,6 +60,7 @@ class Checked:
     run_seconds: float
     problems: tuple[Tried, ...]
     not_exercised: tuple[str, ...]
+    direction: Direction = "forward"
 
     @property
     def problem_text(self) -> str:
@@ -57,68 +71,96 @@ class Checked:
 
 
 Progress = Callable[[str], None]
-Kernel = tuple[str, Device]  # a rung and where it runs
+
+
+class Kernel(NamedTuple):
+    """A schedule and where it runs: its forward, or the backward that computes the gradients `wanted`."""
+
+    schedule: str
+    device: Device
+    wanted: tuple[str, ...] = ()
 
 
 def check_spec(
     spec: AttentionSpec,
-    rungs: tuple[str, ...],
+    schedules: tuple[str, ...],
     devices: tuple[Device, ...],
     shape: Shape,
     params: Mapping[str, int | float],
     seed: int,
     text: str | None = None,
+    wanted: tuple[str, ...] = (),
 ) -> Iterator[Checked]:
-    """Run every rung on every device on one problem, one result at a time; `text` in the place of the CUDA text.
+    """Run every schedule on every device on one problem, one result at a time; `text` in the place of the CUDA text. With
+    `wanted` these are backwards.
 
     Raises PlanRefusal, ArgumentError and ObligationError at once, before anything is run; the results raise what compiling and
     running raise.
     """
     check_call(spec, shape, params)
-    kernels = [(rung, device) for rung in rungs for device in devices]
+    kernels = [Kernel(schedule, device, wanted) for schedule in schedules for device in devices]
     chosen = Chosen((Trial(shape, params, seed),), ())
-    return _results(spec, [(*kernel, plan_for(spec, *kernel), chosen) for kernel in kernels], text, lambda _: None)
+    planned = [(kernel, plan_for(spec, *kernel), chosen) for kernel in kernels]
+    return _results(planned, Problems(spec), text, lambda _: None)
 
 
 def check_exercised(
-    spec: AttentionSpec,
-    kernels: Sequence[Kernel],
-    fixed: Fixed,
-    text: str | None = None,
-    progress: Progress = lambda _: None,
+    spec: AttentionSpec, kernels: Sequence[Kernel], fixed: Fixed, text: str | None = None, progress: Progress = lambda _: None
 ) -> Iterator[Checked]:
     """The same on problems that exercise all of the spec and the plan, as far as `fixed` leaves them open (`choose_trials`).
 
     `progress` receives what is done next, in words.
     """
-    planned = []
-    known: dict[tuple[str, str], Chosen] = {}
-    for rung, device in kernels:
-        plan = plan_for(spec, rung, device)
-        if (rung, device.arch) not in known:
-            progress(f"choosing problems for {spec.name}, {rung}")
-            known[rung, device.arch] = choose_trials(spec, plan, fixed)
-        planned.append((rung, device, plan, known[rung, device.arch]))
-    return _results(spec, planned, text, progress)
+    planned, problems = [], Problems(spec)
+    known: dict[tuple[str, str, bool], Chosen] = {}
+    for kernel in (Kernel(*one) for one in kernels):
+        plan = plan_for(spec, *kernel)
+        key = (kernel.schedule, kernel.device.arch, bool(kernel.wanted) and plan.schedule.is_tiled)
+        if key not in known:
+            progress(f"choosing problems for {spec.name}, {kernel.schedule}")
+            known[key] = choose_trials(spec, plan, fixed, problems)
+        planned.append((kernel, plan, known[key]))
+    return _results(planned, problems, text, progress)
 
 
 def _results(
-    spec: AttentionSpec, planned: Sequence[tuple[str, Device, Plan, Chosen]], text: str | None, progress: Progress
+    planned: Sequence[tuple[Kernel, Plan, Chosen]], problems: Problems, text: str | None, progress: Progress
 ) -> Iterator[Checked]:
-    solved: dict[int, list[tuple[Trial, Sample, Truth]]] = {}  # by the identity of the problems, which outlive the call
-    for rung, device, plan, chosen in planned:
-        progress(f"compiling {spec.name}, {rung} for {device.name}")
+    spec = problems.spec
+    for (schedule, device, wanted), plan, chosen in planned:
+        name = f"{spec.name}, {schedule}{' backward' if wanted else ''}"
+        progress(f"compiling {name} for {device.name}")
         start = perf_counter()
         compiled = compile_text(spec, plan, device, text)
         compile_seconds = perf_counter() - start
-        if id(chosen) not in solved:
-            problems = [(trial, trial.problem(spec)) for trial in chosen.trials]
-            solved = {id(chosen): [(trial, problem, truth(spec, problem, trial.params)) for trial, problem in problems]}
         tried = []
-        for number, (trial, problem, expected) in enumerate(solved[id(chosen)], 1):
-            progress(f"running {spec.name}, {rung} on {device.name}: problem {number} of {len(chosen.trials)}")
-            tried.append(_try(compiled, trial, problem, expected))
-        yield _checked(compiled, rung, compile_seconds, tried, chosen.missed)
+        for number, trial in enumerate(chosen.trials, 1):
+            progress(f"running {name} on {device.name}: problem {number} of {len(chosen.trials)}")
+            if isinstance(compiled, CompiledBackward):
+                tried.append(_try_backward(compiled, problems.known(trial)))
+            else:
+                known = problems.known(trial)
+                tried.append(_try(compiled, trial, known.sample, known.truth))
+        others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
+        missed = (*chosen.missed, *([f"gradients of {', '.join(others)}"] if others else []))
+        yield _checked(compiled, schedule, compile_seconds, tried, missed)
+
+
+def _try_backward(compiled: CompiledBackward, known: Known) -> Tried:
+    spec, plan, trial = compiled.spec, compiled.plan, known.trial
+    expected = known.gradients(plan)
+    arrays = backward_inputs(spec, plan, known.sample, known.loss, known.truth.reference)
+    start = perf_counter()
+    gradients = run_backward(compiled, arrays, trial.params)
+    done = perf_counter() - start
+    each = compare_gradients(gradients, expected)
+    worst = max(each.values(), key=lambda one: one.excess)
+    wrong = tuple(one.wrong for one in each.values() if one.wrong is not None)
+    errors = {name: GradientErrors(one.error, one.allowed) for name, one in each.items()}
+    return Tried(
+        trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec),
+        Comparison(worst.error, worst.allowed, None, 0.0, wrong), done, errors,
+    )  # fmt: skip
 
 
 def _try(compiled: CompiledAttention, trial: Trial, problem: Sample, expected: Truth) -> Tried:
@@ -133,14 +175,18 @@ def _try(compiled: CompiledAttention, trial: Trial, problem: Sample, expected: T
 
 
 def _checked(
-    compiled: CompiledAttention, rung: str, compile_seconds: float, tried: Sequence[Tried], missed: tuple[str, ...]
+    compiled: CompiledAttention | CompiledBackward,
+    schedule: str,
+    compile_seconds: float,
+    tried: Sequence[Tried],
+    missed: tuple[str, ...],
 ) -> Checked:
     worst = max(tried, key=lambda one: one.comparison.excess)
     plan, device = compiled.plan, compiled.device
     seconds = sum(one.run_seconds for one in tried)
     return Checked(
-        compiled.spec.name, rung, plan.schedule, device.name, plan.arch.name, worst.comparison, compile_seconds, seconds,
-        tuple(tried), missed,
+        compiled.spec.name, schedule, plan.schedule.name, device.name, plan.arch.name, worst.comparison, compile_seconds,
+        seconds, tuple(tried), missed, plan.direction,
     )  # fmt: skip
 
 

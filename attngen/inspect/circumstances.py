@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from attngen.plan import Plan
-from attngen.plan.tile_map import EMPTY, FULL, PARTIAL, classify_tiles
-from attngen.plan.tiles import KV_LEN, TileBounds
+from attngen.plan.axes import KEYS
+from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles
+from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.alternatives import Alternative
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
@@ -46,7 +47,7 @@ CLASSES = {
     FULL: Circumstance("a tile of which the mask allows all pairs", by_values=True),
 }
 
-CLOSED_FORMS = ("kv_begin", "kv_end", "full_begin", "full_end")
+CLOSED_FORMS = ("begin", "end", "full_begin", "full_end")
 MOST_TILES = 4096  # that are classified one by one
 
 # Seconds of the emulated device for a pair of a row and a key, for each element of their Q, K and V, on one core of 2024.
@@ -58,23 +59,36 @@ def wanted_circumstances(spec: AttentionSpec, plan: Plan) -> Iterator[Circumstan
     yield from (UNEQUAL, BATCHES, HEADS, RAGGED_ROWS, RAGGED_KEYS)
     if spec.q_heads is None:
         yield GROUPS
-    if plan.rung != "naive":
+    if plan.schedule.is_tiled:
         yield SEVERAL_TILES
         yield CLASSES[FULL]
         if spec.mask is not None:
             yield from (CLASSES[EMPTY], CLASSES[PARTIAL])
 
 
-def circumstances(
-    spec: AttentionSpec,
-    plan: Plan,
-    tile: tuple[int, int],
-    sizes: Mapping[str, int],
-    params: Mapping[str, int | float],
-    problem: Sample,
-) -> Iterator[Circumstance]:
-    """Those that a problem has; `tile` is rows and keys. Beyond MOST_TILES each class of tile is taken to occur."""
-    rows, keys = tile
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One problem for a plan; `tile` is rows and keys."""
+
+    spec: AttentionSpec
+    plan: Plan
+    tile: tuple[int, int]
+    sizes: Mapping[str, int]
+    params: Mapping[str, int | float]
+    problem: Sample
+
+    def kinds(self, b: int, h: int, bounds: MaskBounds | None = None) -> Any:
+        """The kinds of the tiles of one head, by the plan's bounds or by others."""
+        inputs = {name: from_storage(array) for name, array in self.problem.inputs.items()}
+        rows = min(self.tile[0], self.plan.tile_rows)  # consumers with tiles of their own begin at multiples of their rows
+        names = {**self.sizes, **self.params, "b": b, "h": h}
+        with np.errstate(all="ignore"):
+            return classify_tiles(bounds or self.plan.bounds, rows, self.tile[1], names, inputs)
+
+
+def circumstances(case: Case) -> Iterator[Circumstance]:
+    """Those that a problem has. Beyond MOST_TILES each class of tile is taken to occur."""
+    (rows, keys), sizes = case.tile, case.sizes
     groups = sizes["q_heads"] // max(sizes["kv_heads"], 1)
     present = {
         UNEQUAL: sizes["q_len"] != sizes["kv_len"],
@@ -85,67 +99,53 @@ def circumstances(
         RAGGED_KEYS: sizes["kv_len"] % keys != 0,
     }
     yield from (what for what, occurs in present.items() if occurs)
-    if plan.rung == "naive" or 0 in sizes.values():
+    if not case.plan.schedule.is_tiled or 0 in sizes.values():
         return
     if sizes["q_len"] // rows * (sizes["kv_len"] // keys) > MOST_TILES:
         yield from (SEVERAL_TILES, *CLASSES.values())
         return
     for b, h in {(0, 0), (sizes["batch"] - 1, sizes["q_heads"] - 1)}:
-        kinds = _kinds(plan, tile, {**sizes, **params, "b": b, "h": h}, problem)
+        kinds = case.kinds(b, h)
         yield from (what for kind, what in CLASSES.items() if (kinds == kind).any())
         if ((kinds != EMPTY).sum(axis=1) > 1).any():
             yield SEVERAL_TILES
 
 
-def seconds(
-    spec: AttentionSpec,
-    plan: Plan,
-    tile: tuple[int, int],
-    sizes: Mapping[str, int],
-    params: Mapping[str, int | float],
-    problem: Sample,
-) -> float:
+def seconds(case: Case) -> float:
     """About how long the emulated device takes for a problem."""
+    sizes, area = case.sizes, case.tile[0] * case.tile[1]
     if 0 in sizes.values():
         return 0.0
     pairs = sizes["q_len"] * sizes["kv_len"]
-    if plan.rung != "naive" and pairs <= MOST_TILES * tile[0] * tile[1]:
-        visited = (_kinds(plan, tile, {**sizes, **params, "b": 0, "h": 0}, problem) != EMPTY).sum()
-        pairs = int(visited) * tile[0] * tile[1]
-    return sizes["batch"] * sizes["q_heads"] * pairs * (spec.head_dim + spec.head_dim_v) * PAIR_SECONDS[plan.rung]
+    if case.plan.schedule.is_tiled and pairs <= MOST_TILES * area:
+        pairs = int((case.kinds(0, 0) != EMPTY).sum()) * area
+    columns = case.spec.head_dim + case.spec.head_dim_v
+    return sizes["batch"] * sizes["q_heads"] * pairs * columns * PAIR_SECONDS[case.plan.keyword]
 
 
-def wrong_bounds(
-    plan: Plan,
-    tile: tuple[int, int],
-    sizes: Mapping[str, int],
-    allowed: Mapping[tuple[int, int], Any],
-    names: Mapping[str, Any],
-    problem: Sample,
-) -> Iterator[str]:
+def wrong_bounds(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator[str]:
     """The changes of the plan's bounds that are wrong on a problem: a tile with an allowed pair is skipped, or one with a
-    forbidden pair counts as full.
-
-    `allowed` is the mask [q_len, kv_len] of some heads (b, h); `names` are sizes and params.
+    forbidden pair counts as full. `allowed` is the mask [q_len, kv_len] of some heads (b, h).
     """
-    for what, bounds in changed_bounds(plan.bounds):
-        inside = {name: maximum(ZERO, minimum(KV_LEN, getattr(bounds, name))) for name in ("kv_begin", "kv_end")}
-        moved = replace(plan, bounds=replace(bounds, **inside))  # type: ignore[arg-type]
+    (rows, keys), q_len, kv_len = case.tile, case.sizes["q_len"], case.sizes["kv_len"]
+    for what, bounds in changed_bounds(case.plan.bounds):
+        inside = {name: maximum(ZERO, minimum(KEYS.length, getattr(bounds, name))) for name in ("begin", "end")}
+        moved = replace(bounds, **inside)  # type: ignore[arg-type]
         for (b, h), mask in allowed.items():
-            kinds = _kinds(moved, tile, {**names, "b": b, "h": h}, problem)
-            each = np.repeat(np.repeat(kinds, min(tile[0], plan.tile_rows), 0), tile[1], 1)[: sizes["q_len"], : sizes["kv_len"]]
+            kinds = case.kinds(b, h, moved)
+            each = np.repeat(np.repeat(kinds, min(rows, case.plan.tile_rows), 0), keys, 1)[:q_len, :kv_len]
             if ((each == EMPTY) & mask | (each == FULL) & ~mask).any():
                 yield what
                 break
 
 
-def changed_bounds(bounds: TileBounds) -> Iterator[tuple[str, TileBounds]]:
+def changed_bounds(bounds: MaskBounds) -> Iterator[tuple[str, MaskBounds]]:
     """Each bound as one of its operands, one more and one less, and at the ends of the keys; tests per tile always true."""
     for name in CLOSED_FORMS:
         form = getattr(bounds, name)
         if form is None:
             continue
-        others = [*_operands(form), add(form, constant(1)), add(form, constant(-1)), ZERO, KV_LEN]
+        others = [*_operands(form), add(form, constant(1)), add(form, constant(-1)), ZERO, KEYS.length]
         for other in dict.fromkeys(others):
             if other is not form:
                 yield f"{name} as {other}", replace(bounds, **{name: other})  # type: ignore[arg-type]
@@ -161,10 +161,3 @@ def _operands(form: Expr) -> Iterator[Expr]:
                 if operand.type is node.type:
                     swapped: dict[Expr, Expr] = {node: operand}
                     yield rewrite(form, lambda n, swapped=swapped: swapped.get(n))  # type: ignore[misc]
-
-
-def _kinds(plan: Plan, tile: tuple[int, int], names: Mapping[str, int | float], problem: Sample) -> Any:
-    inputs = {name: from_storage(array) for name, array in problem.inputs.items()}
-    rows, keys = min(tile[0], plan.tile_rows), tile[1]  # consumers with tiles of their own begin at multiples of their rows
-    with np.errstate(all="ignore"):
-        return classify_tiles(plan.bounds, rows, keys, names, inputs)

@@ -1,4 +1,4 @@
-"""Long conditions for a reader: each conjunct on a line, and a name for every subexpression that occurs more than once."""
+"""Long conditions as text: each conjunct on a line, and names for subexpressions that occur more than once."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from attngen.emit.cuda_text import c_name
+from attngen.plan.normal_form import conjuncts
 from attngen.spec.expr import Apply, Expr, Gather, Name, Type, gather, name, names_in, rewrite, walk
 from attngen.spec.print_attn import expression_to_text
 
 SYMBOLS = {f"{index}.{end}": f"{named}_{end}" for index, named in (("q", "q"), ("k", "kv")) for end in ("lo", "hi", "tile")}
-NAMED_FROM = 24  # characters of a repeated subexpression that gets a name
+NAMED_FROM = 24  # characters: shorter subexpressions get no name
 
 
 def tile_text(expr: Expr) -> str:
-    """An expression over a tile, with the planner's symbols as the generated code spells them."""
+    """An expression over a tile, with the names that generated code has for the planner's symbols."""
     return expression_to_text(rewrite(expr, _spelled))
 
 
@@ -28,7 +29,7 @@ def _spelled(node: Expr) -> Expr | None:
 
 
 def conditions(roots: dict[str, Expr], width: int) -> Iterator[str]:
-    """Lines for each condition of `roots`, which are titled by their keys, then the names that they use, with their meaning."""
+    """The lines of each condition, below its title (the key in `roots`), then the definitions of the names in them."""
     named = _shared(list(roots.values()))
     symbols = {node: name(free, node.type) for node, free in zip(named, _free_names(list(roots.values())), strict=False)}
 
@@ -50,24 +51,19 @@ def _joined(parts: list[str], width: int) -> Iterator[str]:
         yield from wrap(part, width, initial_indent=lead, subsequent_indent=" " * 8)
 
 
-def conjuncts(root: Expr) -> list[Expr]:
-    """What all must hold for `root` to hold."""
-    return [part for arg in root.args for part in conjuncts(arg)] if _is(root, "and") else [root]
-
-
 def _is(node: Expr, op: str) -> bool:
     return isinstance(node, Apply) and node.op == op
 
 
 def _shared(roots: list[Expr]) -> list[Expr]:
-    """Subexpressions that occur more than once and are long, parts before what contains them."""
+    """Long subexpressions that occur more than once, operands first."""
     uses = Counter(arg for node in walk(*roots) for arg in node.args)
     long = (node for node in walk(*roots) if isinstance(node, (Apply, Gather)) and len(tile_text(node)) >= NAMED_FROM)
     return [node for node in long if uses[node] > 1 and node.type is not Type.BOOL]
 
 
 def _free_names(roots: list[Expr]) -> Iterator[str]:
-    """t1, t2, ... but for names that the expressions have."""
+    """t1, t2, ..., without names that occur in the expressions."""
     taken = names_in(*roots)
     number = 0
     while True:

@@ -5,28 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from attngen.device.emulated.buffers import NamedBuffer
-from attngen.emit.kernel_source import KernelSource, evaluate_extent
-from attngen.plan import Plan
+from attngen.emit.program import Program, evaluate
+from attngen.plan import Plan, SharedBuffer
+from attngen.plan.shared_memory import ELEMENT_BYTES
 from attngen.spec.dtypes import DTYPES, from_storage
 
-# What the planner says of a buffer begins with its element type and its dimensions; `+ n` is padding.
-_LAYOUT = re.compile(r"(\w+) ((?:\[[\d +*]+\])+)")
 _ARRAY = re.compile(r"__shared__\s+(?:__align__\(\d+\)\s+)?(\w+) (\w+)\[")
-_BYTES = {"int": 4, "float": 4, "unsigned": 4, "mbarrier": 8, "byte": 1}
 _NUMPY = {"int": np.int32, "float": np.float32, "unsigned": np.uint32}
 ROW_BYTES = 128  # of a swizzled slab
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How elements lie in a buffer: `shape` with the padding of rows, its first number not used; `swizzled`: chunks of 16 bytes
-    are permuted in rows of 128."""
+    """The arrangement of elements in a buffer: `shape` with padding (its first number is not used); `swizzled`: 16-byte chunks
+    are permuted within rows of 128 bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -34,7 +31,7 @@ class Layout:
 
     @property
     def element_bytes(self) -> int:
-        return DTYPES[self.dtype].bytes if self.dtype in DTYPES else _BYTES[self.dtype]
+        return ELEMENT_BYTES[self.dtype]
 
     def at(self, offset: int, width: int) -> str:
         """The elements of `width` bytes from `offset` on, as an index."""
@@ -48,33 +45,21 @@ class Layout:
         return f"[{', '.join(reversed(indices))}]"
 
     def values(self, stored: bytes) -> list[Any]:
-        """The numbers that `stored` holds."""
+        """The numbers in the bytes `stored`."""
         if self.dtype in DTYPES:
             whole = np.frombuffer(stored, DTYPES[self.dtype].numpy)
             return [x.item() for x in from_storage(whole)]
         return [x.item() for x in np.frombuffer(stored, _NUMPY.get(self.dtype, np.uint8))]
 
 
-def layouts(source: KernelSource, plan: Plan, sizes: Mapping[str, int]) -> dict[str, Layout]:
-    """The layout of every tensor (taken to be contiguous), by its name, and of every shared buffer, by its label."""
-    found = {t.name: Layout(t.dtype, tuple(evaluate_extent(e, dict(sizes)) for e in t.shape)) for t in source.tensors}
+def layouts(source: Program, plan: Plan, sizes: Mapping[str, int]) -> dict[str, Layout]:
+    """The layout of every tensor (assumed to be contiguous) by name, and of every shared buffer by label."""
+    found = {t.name: Layout(t.dtype, tuple(evaluate(e, sizes) for e in t.shape)) for t in source.tensors}
     for buffer in plan.buffers:
-        layout = planned(buffer.what, plan.by_tma and buffer.name in "QKVO")
-        if layout is not None:
-            found[NamedBuffer(buffer.name, -1, False, 0, 0).label] = layout
-    arrays = {name: element for element, name in _ARRAY.findall(source.text) if element in DTYPES or element in _BYTES}
+        found[NamedBuffer(buffer.name, -1, False, 0, 0).label] = of_buffer(buffer)
+    arrays = {name: element for element, name in _ARRAY.findall(source.text) if element in ELEMENT_BYTES}
     return found | {name: Layout(element, (1,)) for name, element in arrays.items()}
 
 
-def planned(what: str, swizzled: bool = False) -> Layout | None:
-    """The layout that the planner's words for a buffer begin with."""
-    match = _LAYOUT.match(what)
-    if match is None:
-        return None
-    dims = re.findall(r"\[([^\]]+)\]", match[2])
-    return Layout(match[1], tuple(_extent(d) for d in dims), swizzled)
-
-
-def _extent(text: str) -> int:
-    """A sum of products of numbers."""
-    return sum(prod(int(factor) for factor in term.split("*")) for term in text.split("+"))
+def of_buffer(buffer: SharedBuffer) -> Layout:
+    return Layout(buffer.element, (*buffer.shape[:-1], buffer.shape[-1] + buffer.pad), buffer.swizzled)

@@ -1,4 +1,4 @@
-"""What `explain` and `show` print, as plain values for JSON. docs/json.md defines every key."""
+"""The output of `explain` and `show` as plain values for JSON. docs/json.md defines every key."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import Any
 from attngen.device.cuda.compiler import compile_text, nvrtc_version
 from attngen.device.cuda.line_table import MachineLine
 from attngen.device.protocol import DeviceError
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.comment_text import backward_equations
+from attngen.emit.file import shared_ranges
 from attngen.emit.loops import loop_nest
 from attngen.emit.manifest import to_manifest
+from attngen.emit.program import Program
 from attngen.inspect.conditions import tile_text
 from attngen.inspect.explain_work import Params, costs, defaults
+from attngen.inspect.launch_work import LaunchWork
 from attngen.inspect.machine_text import spec_lines
 from attngen.inspect.occupancy import kernel_resources
-from attngen.inspect.work import roofline, tile_kinds
+from attngen.inspect.work import launch_roofline, roofline, tile_kinds
 from attngen.language import Loaded
 from attngen.plan import Plan
-from attngen.plan.tile_map import EMPTY, FULL, PARTIAL
+from attngen.plan.block_map import KIND_NAMES, count_kinds
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.print_attn import expression_to_text, schedule_data
-
-KIND_NAMES = {EMPTY: "empty", PARTIAL: "partial", FULL: "full"}
+from attngen.spec.print_attn import expression_to_text
 
 
 def tree_data(nodes: Sequence[Any]) -> list[dict[str, Any]]:
@@ -60,15 +61,15 @@ def spec_data(spec: AttentionSpec) -> dict[str, Any]:
         "sink": None if spec.sink is None else expression_to_text(spec.sink),
         "lse": spec.lse,
         "precision": spec.precision,
-        "kernel": schedule_data(spec.schedule),
+        "kernel": asdict(spec.kernel),
     }
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:
     """A plan: its tile, its decisions with their reasons, the map of shared memory."""
     return {
-        "schedule": plan.rung,
-        "template": plan.schedule,
+        "schedule": plan.keyword,
+        "template": plan.schedule.name,
         "arch": plan.arch.name,
         "block_q": plan.block_q,
         "block_kv": plan.block_kv,
@@ -77,11 +78,11 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "decisions": [asdict(d) for d in plan.decisions],
         "shared_bytes": plan.shared_bytes,
         "shared_limit": plan.arch.shared_per_block,
-        "shared_buffers": [asdict(b) for b in plan.buffers],
+        "shared_buffers": [asdict(b) for b in shared_ranges(plan)],
     }
 
 
-def loops_data(spec: AttentionSpec, plan: Plan, source: KernelSource) -> list[dict[str, Any]]:
+def loops_data(spec: AttentionSpec, plan: Plan, source: Program) -> list[dict[str, Any]]:
     """The loop nest, from the outside in."""
     nest = ((p, p.loop) for p in loop_nest(spec, plan, source))
     return [
@@ -90,14 +91,14 @@ def loops_data(spec: AttentionSpec, plan: Plan, source: KernelSource) -> list[di
     ]
 
 
-def cuda_data(source: KernelSource) -> dict[str, Any]:
+def cuda_data(source: Program) -> dict[str, Any]:
     """The generated text and its manifest."""
     manifest: dict[str, Any] = json.loads(to_manifest(source))
     return {"text": source.text, "manifest": manifest}
 
 
-def machine_data(loaded: Loaded, plan: Plan, source: KernelSource, code: Iterable[MachineLine]) -> list[dict[str, Any]]:
-    """PTX or SASS, each line with the lines of CUDA and of the spec that it came from, the innermost first."""
+def machine_data(loaded: Loaded, plan: Plan, source: Program, code: Iterable[MachineLine]) -> list[dict[str, Any]]:
+    """PTX or SASS, each line with the lines of CUDA and of the spec that it comes from, the innermost first."""
     of_spec = spec_lines(loaded, plan, source)
     return [
         {
@@ -110,24 +111,30 @@ def machine_data(loaded: Loaded, plan: Plan, source: KernelSource, code: Iterabl
     ]
 
 
-def explain_data(
-    spec: AttentionSpec, plan: Plan, source: KernelSource, q_len: int, kv_len: int, params: Params
-) -> dict[str, Any]:
+def explain_data(spec: AttentionSpec, plan: Plan, source: Program, q_len: int, kv_len: int, params: Params) -> dict[str, Any]:
     """The plan, its kernels' resources, the work of a call, the roofline, and the tiles of one head."""
     cost = costs(spec, plan, q_len, kv_len, params).work
     roof = roofline(spec, plan, cost)
+    of_launches = [_launch_data(spec, plan, one) for one in cost.launches]
+    gradient = plan.facts.gradient
     return {
         "attention": spec.name,
+        **({"gradients": list(plan.wanted), "equations": backward_equations(spec, gradient, plan.wanted)} if gradient else {}),
         "plan": plan_data(plan),
         "kernels": _kernels(plan, source),
         "call": {"batch": 1, "q_len": q_len, "kv_len": kv_len, "params": {**defaults(spec), **params}},
-        "work": {**asdict(cost), "intensity": cost.intensity},
+        "work": {**asdict(cost), "intensity": cost.intensity, "launches": of_launches},
         "roofline": {**asdict(roof), "ridge": roof.ridge, "gpu": plan.arch.gpu},
-        "tiles": _tiles(spec, plan, q_len, kv_len, params),
+        **({} if gradient else {"tiles": _tiles(spec, plan, q_len, kv_len, params)}),
     }
 
 
-def _kernels(plan: Plan, source: KernelSource) -> dict[str, Any]:
+def _launch_data(spec: AttentionSpec, plan: Plan, launch: LaunchWork) -> dict[str, Any]:
+    roof = launch_roofline(spec, plan, launch)
+    return {**asdict(launch), "microseconds": roof.microseconds, "by_memory": roof.by_memory}
+
+
+def _kernels(plan: Plan, source: Program) -> dict[str, Any]:
     try:
         version = nvrtc_version()
     except DeviceError as error:
@@ -144,12 +151,12 @@ def _tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Par
     bounds = plan.bounds
     full = (bounds.full_begin, bounds.full_end)
     return {
-        "kv_begin": tile_text(bounds.kv_begin),
-        "kv_end": tile_text(bounds.kv_end),
+        "kv_begin": tile_text(bounds.begin),
+        "kv_end": tile_text(bounds.end),
         "full_begin": None if full[0] is None else tile_text(full[0]),
         "full_end": None if full[1] is None else tile_text(full[1]),
         "may": tile_text(bounds.may) if bounds.per_tile else None,
         "must": tile_text(bounds.must) if bounds.per_tile else None,
-        "counts": {name: int((kinds == kind).sum()) for kind, name in KIND_NAMES.items()},
+        "counts": count_kinds(kinds),
         "map": [[KIND_NAMES[int(kind)] for kind in row] for row in kinds],
     }

@@ -1,7 +1,7 @@
-"""Two generated files beside each other: what stayed, what moved, what is new. Pure: texts in, a `Comparison` out.
+"""The comparison of two generated files: unchanged, moved and new lines.
 
-Lines are equal where they are but for their indentation and the number of spaces; blank ones are left out. What stands in both
-files in the same order is *unchanged*; of what is left, a run of lines that stands elsewhere in the other file is *moved*.
+Lines are compared without indentation and multiple spaces; blank lines are left out. Lines that occur in both files in the same
+order are *unchanged*. Of the others, a run of lines that occurs elsewhere in the other file is *moved*.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MOVED_LINES = 3  # with a word in them, at least: fewer are a coincidence
+MOVED_LINES = 3  # with a word in them: a shorter run is a coincidence
 WORDS = re.compile(r"\w+")
-LIKE = 0.55  # what part of their words two lines share that one is called the other, changed
-ADJACENT = 1.0  # what it counts that a line's neighbour stayed too: whole passages are matched before lone brackets
+LIKE = 0.55  # share of common words from which on a line counts as the other one, changed
+ADJACENT = 1.0  # score of a pair whose predecessor is a pair too, so that passages win over single brackets
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    number: int  # from 1, as an editor counts
+    number: int  # counted from 1
     text: str
 
     @property
@@ -28,8 +28,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a diff: what is at its left and at its right. `moved` is the number of the block, from 1, that a line
-    belongs to which stands elsewhere in the other file."""
+    """One line of a diff, left and right. `moved` is the number, from 1, of the moved block that the line belongs to."""
 
     left: Line | None
     right: Line | None
@@ -42,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Lines that moved: where they start and end in either file."""
+    """A moved block: its first and last line in either file."""
 
     left: tuple[int, int]
     right: tuple[int, int]
@@ -58,7 +57,7 @@ class Comparison:
 
     @property
     def kept(self) -> float:
-        """What part of the shorter file's lines stand in the other one, unchanged or moved."""
+        """The share of the shorter file's lines that the other file contains, unchanged or moved."""
         return (self.unchanged + self.moved) / self.lines if self.lines else 1.0
 
 
@@ -89,9 +88,9 @@ def compare(left: str, right: str) -> Comparison:
 
 
 def align(rows: int, columns: int, score: Callable[[int, int], float]) -> list[tuple[int, int]]:
-    """Pairs (i, j), both growing, of the greatest sum of `score`; 0 means that two do not go together."""
+    """Pairs (i, j), both increasing, with the greatest sum of `score`. A score of 0 excludes a pair."""
     best = [[0.0] * (columns + 1) for _ in range(rows + 1)]
-    ending = [[0.0] * (columns + 1) for _ in range(rows + 1)]  # the best that ends in the pair (i, j); 0: not a pair
+    ending = [[0.0] * (columns + 1) for _ in range(rows + 1)]  # the best sum that ends with the pair (i, j); 0: not a pair
     for i in range(1, rows + 1):
         above, here, run_above, run = best[i - 1], best[i], ending[i - 1], ending[i]
         for j in range(1, columns + 1):
@@ -123,19 +122,19 @@ def _lines(text: str) -> list[Line]:
     return [Line(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
-def _says(line: Line) -> bool:
+def _has_word(line: Line) -> bool:
     return WORDS.search(line.key) is not None
 
 
 def _equality(ours: list[Line], theirs: list[Line]) -> Callable[[int, int], float]:
-    """A line with a word in it counts more than a bracket."""
+    """The score of equal lines: one with a word counts more than a bracket."""
     left, right = [line.key for line in ours], [line.key for line in theirs]
-    worth = [2.0 if _says(line) else 1.0 for line in ours]
+    worth = [2.0 if _has_word(line) else 1.0 for line in ours]
     return lambda i, j: worth[i] if left[i] == right[j] else 0.0
 
 
 def _moves(ours: list[Line], theirs: list[Line], same: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """(first of ours, first of theirs, lines) of every block that moved, in our order; the longest are taken first."""
+    """(first of ours, first of theirs, number of lines) of moved blocks, in the order of ours; the longest are found first."""
     ours_left, theirs_left = set(range(len(ours))), set(range(len(theirs)))
     ours_left -= {i for i, _ in same}
     theirs_left -= {j for _, j in same}
@@ -157,7 +156,7 @@ def _longest(ours: list[Line], theirs: list[Line], ours_left: set[int], theirs_l
         for j in places.get(ours[i].key, ()):
             size = said = 0
             while i + size in ours_left and j + size in theirs_left and ours[i + size].key == theirs[j + size].key:
-                said += _says(ours[i + size])
+                said += _has_word(ours[i + size])
                 size += 1
             if said > most:
                 best, most = (i, j, size), said
@@ -168,7 +167,7 @@ Placed = tuple[Line, int | None]
 
 
 def _gap(left: list[Placed], right: list[Placed]) -> list[Row]:
-    """The rows between two unchanged lines: a line, and what it has become, side by side; the rest by itself."""
+    """The rows between two unchanged lines: changed lines beside each other, others alone."""
     words = {line.number: set(WORDS.findall(line.text)) for line, _ in left}
     others = {line.number: set(WORDS.findall(line.text)) for line, _ in right}
 

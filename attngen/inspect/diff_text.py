@@ -1,4 +1,4 @@
-"""A comparison of two files as text for a terminal: side by side where there is room, else one under the other."""
+"""A comparison of two files as text: side by side on a wide terminal, else one below the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from attngen.inspect.diff import Comparison, Line, Row
 
-SIDE_BY_SIDE = 120  # columns of a terminal that two files need
+SIDE_BY_SIDE = 120  # columns of a terminal for two files side by side
 DIGITS = 5  # of a line number, and a space
 LEGEND = "  unchanged   | changed   < only left   > only right   1< >1 moved, as block 1"
 COLORS = {"|": "yellow", "<": "red", ">": "green"}
@@ -19,14 +19,14 @@ Paint = Callable[[str, str], str]
 
 
 def diff_text(comparison: Comparison, titles: tuple[str, str], width: int, context: int | None, color: bool) -> str:
-    """The rows of `comparison` under the titles of both files, in lines of at most `width` columns if that is wide enough; of
-    unchanged lines `context` around each change, or all of them."""
+    """The rows of `comparison` below the titles of both files, at most `width` columns wide if they are side by side. `context`
+    is the number of unchanged lines around each change; None shows all."""
     paint: Paint = (lambda text, name: click.style(text, fg=name)) if color else (lambda text, name: text)
     left, right = (title.split(",")[0] for title in titles)
     notes = _Notes(comparison, (left, right))
     view = _SideBySide(notes, width, paint) if width >= SIDE_BY_SIDE else _Unified(notes, paint)
     lines = [LEGEND, "", *view.title(*titles)]
-    shown: dict[str, int] = {}  # the last line of either file that was
+    shown: dict[str, int] = {}  # the last line shown of either file
     for part in _folded(comparison.rows, context):
         if isinstance(part, int):
             lines.append(f"    ... {part} lines unchanged")
@@ -34,21 +34,21 @@ def diff_text(comparison: Comparison, titles: tuple[str, str], width: int, conte
             continue
         numbers = {side: line.number for side, line in (("left", part.left), ("right", part.right)) if line}
         if any(n > shown.get(side, n) + 1 for side, n in numbers.items()):
-            lines.append("")  # as in the file
+            lines.append("")  # blank lines of the file
         shown |= numbers
         lines += view.row(part)
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def summary(comparison: Comparison, shorter: str) -> str:
-    """What the number counts, and the number."""
+    """The number of unchanged and moved lines, and their share."""
     blocks = len(comparison.blocks)
     moved = f" and {comparison.moved} moved in {blocks} block{'s' * (blocks != 1)}" if blocks else ""
     return f"of the {comparison.lines} {shorter} {comparison.unchanged} are unchanged{moved}: {comparison.kept:.1%}"
 
 
 def _folded(rows: tuple[Row, ...], context: int | None) -> Iterator[Row | int]:
-    """The rows, with a number in place of unchanged ones that are far from any change."""
+    """The rows; those far from any change are replaced by their number."""
     position = 0
     for unchanged, run in groupby(rows, key=lambda row: row.unchanged):
         group = list(run)
@@ -71,7 +71,7 @@ def _mark(row: Row) -> str:
 
 
 class _Notes:
-    """Where a block that moved stands in the other file, said once, beside its first line on either side."""
+    """Notes on where a moved block is in the other file, shown once beside its first line on either side."""
 
     def __init__(self, comparison: Comparison, titles: tuple[str, str]) -> None:
         self.blocks = comparison.blocks

@@ -5,21 +5,22 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import Any
 
+from attngen.emit.comment_text import backward_equations
 from attngen.inspect.conditions import conditions, tile_text
 from attngen.inspect.explain_work import defaults
 from attngen.inspect.work import tile_kinds
 from attngen.plan import Plan
-from attngen.plan.tile_map import EMPTY, FULL, PARTIAL
-from attngen.plan.tiles import TileBounds
+from attngen.plan.block_map import EMPTY, FULL, PARTIAL
+from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const, Expr
 from attngen.spec.operator import FALSE
-from attngen.spec.print_attn import expression_to_text
+from attngen.spec.print_attn import expression_to_text, kernel_to_text
 
 GLYPHS = {EMPTY: ".", PARTIAL: "/", FULL: "#"}
 WIDTH = 100
-MAX_MAP = 64  # rows and columns that are drawn
+MAX_MAP = 64  # rows and columns of a map
 
 
 def explain_plan(spec: AttentionSpec, plan: Plan) -> str:
@@ -34,16 +35,26 @@ def explain_plan(spec: AttentionSpec, plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
+def explain_gradients(spec: AttentionSpec, plan: Plan) -> str:
+    """The derived equations of a backward, in the notation of a generated file's header."""
+    gradient = plan.facts.gradient
+    assert gradient is not None
+    lines = [f"gradients of {spec.name}, for batch b, query head h and query row q:", ""]
+    lines += [f"  {line}" for line in backward_equations(spec, gradient, plan.wanted)]
+    read = [f"{one.name}: by {one.access}" for one in gradient.captured if one.name in plan.wanted]
+    return "\n".join([*lines, *(["", f"  additions to captured tensors: {', '.join(read)}"] if read else [])]) + "\n"
+
+
 def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: dict[str, Any]) -> str:
-    """The closed-form bounds, and the tiles of one head drawn small. Captured tensors get sample values."""
+    """The closed-form bounds, and a map of the tiles of one head. Captured tensors get sample values."""
     bounds = plan.bounds
     shape = Shape(batch=1, q_len=q_len, kv_len=kv_len)
     problem, names = sample(spec, shape), {**shape.sizes(spec), **defaults(spec), **params}
     kinds = tile_kinds(spec, plan, problem, names)
     if kinds is None:
         return "the naive kernels compute every pair\n"
-    lines = [f"tiles of {plan.block_q} rows x {plan.block_kv} keys", f"  kv_begin = {tile_text(bounds.kv_begin)}"]
-    lines.append(f"  kv_end   = {tile_text(bounds.kv_end)}")
+    lines = [f"tiles of {plan.block_q} rows x {plan.block_kv} keys", f"  kv_begin = {tile_text(bounds.begin)}"]
+    lines.append(f"  kv_end   = {tile_text(bounds.end)}")
     if bounds.full_begin is not None and bounds.full_end is not None:
         lines.append(f"  every pair is allowed from {tile_text(bounds.full_begin)} to {tile_text(bounds.full_end)}")
     else:
@@ -69,14 +80,14 @@ def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, para
     return "\n".join(lines) + "\n"
 
 
-def _classes(bounds: TileBounds) -> dict[str, Expr]:
-    """The conditions by which a tile is classified, with their titles."""
+def _classes(bounds: MaskBounds) -> dict[str, Expr]:
+    """The conditions that classify a tile, by title."""
     titled = {"a tile may hold an allowed pair if": bounds.may, "every pair of a tile is allowed if": bounds.must}
     return {title: condition for title, condition in titled.items() if not isinstance(condition, Const)}
 
 
 def describe_spec(spec: AttentionSpec) -> str:
-    """Every field of a spec on a line of its own."""
+    """Every field of a spec, one per line."""
     shown = {
         "name": spec.name,
         "dtype": spec.dtype,
@@ -92,7 +103,7 @@ def describe_spec(spec: AttentionSpec) -> str:
         "sink": "none" if spec.sink is None else expression_to_text(spec.sink),
         "lse": spec.lse,
         "precision": spec.precision,
-        "schedule": spec.schedule,
+        "kernel": kernel_to_text(spec.kernel),
     }
     return "".join(f"{field:<11}{value}\n" for field, value in shown.items())
 
@@ -105,6 +116,3 @@ def describe_tree(nodes: tuple[Any, ...], depth: int = 0) -> str:
         lines.append(f"{'  ' * depth}{node.kind}{value}  ({node.span.line}:{node.span.column})\n")
         lines.append(describe_tree(node.children, depth + 1))
     return "".join(lines)
-
-
-__all__ = ["describe_spec", "describe_tree", "explain_plan", "explain_tiles"]

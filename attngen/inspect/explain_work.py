@@ -1,33 +1,35 @@
-"""Operations, bytes and roofline as text, and what a param changes of them."""
+"""Operations, bytes and roofline as text, and the effect of params on them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from textwrap import wrap
 
-from attngen.inspect.work import Work, roofline, tile_kinds, work
+from attngen.inspect.work import Roofline, Work, launch_roofline, roofline, tile_kinds, work
 from attngen.plan import Plan
-from attngen.plan.tile_map import EMPTY, FULL, PARTIAL
+from attngen.plan.block_map import count_kinds
+from attngen.plan.products import counted_products
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec
 
-KINDS = {"full": FULL, "partial": PARTIAL, "empty": EMPTY}
 Params = Mapping[str, int | float]
+WIDTH = 120
 
 
 def _problem(q_len: int, kv_len: int) -> Shape:
-    """One batch; one head where the spec leaves heads open."""
+    """One batch, and one head unless the spec states heads."""
     return Shape(batch=1, q_heads=1, kv_heads=1, q_len=q_len, kv_len=kv_len)
 
 
 def defaults(spec: AttentionSpec) -> dict[str, int | float]:
-    """Every param's default, or 1 where it has none."""
+    """Every param's default, or 1 if it has none."""
     return {p.name: 1 if p.default is None else p.default for p in spec.params}
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """One call: its work, and how many tiles of head 0 are of each kind (none on the naive rung)."""
+    """One call: its work, and the number of tiles of each kind in head 0 (empty for the naive schedule)."""
 
     work: Work
     tiles: dict[str, int]
@@ -38,54 +40,84 @@ def costs(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Para
     problem = sample(spec, shape)
     names = {**shape.sizes(spec), **defaults(spec), **params}
     kinds = tile_kinds(spec, plan, problem, names)
-    tiles = {} if kinds is None else {name: int((kinds == kind).sum()) for name, kind in KINDS.items()}
-    return Costs(work(spec, plan, problem, names), tiles)
+    return Costs(work(spec, plan, problem, names), {} if kinds is None else count_kinds(kinds))
 
 
 def explain_work(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Params) -> str:
-    """Operations, bytes, arithmetic intensity, and where that lies under the roofline of the plan's architecture."""
+    """Operations, bytes, arithmetic intensity, and the roofline of the plan's architecture."""
     cost = costs(spec, plan, q_len, kv_len, params).work
     roof = roofline(spec, plan, cost)
     heads = _problem(q_len, kv_len).sizes(spec)["q_heads"]
-    bound = "memory" if roof.by_memory else "arithmetic"
+    counted = counted_products(spec, plan.wanted)
+    dims = " + ".join(map(str, counted.values()))
+    products = f", for {', '.join(counted)}" if plan.wanted else ""
     lines = [
         f"work at q_len {q_len}, kv_len {kv_len}, batch 1, {heads} query head{'s' if heads > 1 else ''}",
-        f"  operations  {_si(cost.operations)}FLOP: 2 ({spec.head_dim} + {spec.head_dim_v}) for each of the "
-        f"{cost.allowed_pairs} pairs that the mask allows",
+        *_wrapped(
+            f"{_si(cost.operations)}FLOP: 2 ({dims}) for each of the {cost.allowed_pairs} pairs that the mask allows{products}",
+            "  operations  ",
+        ),
         f"              {_si(cost.computed)}FLOP are computed: {cost.visited_pairs} pairs, those of {_what_is_visited(plan)}",
         f"  bytes       {_si(cost.least_bytes)}B if every launch moves each of its tensors once",
-        f"              {_si(cost.read)}B read and {_si(cost.written)}B written by the instructions, before any cache",
+        *_requested(cost),
         f"  intensity   {cost.intensity:.0f} operations a byte",
         f"  roofline    {plan.arch.gpu}: {_si(roof.peak)}FLOP/s ({roof.units}), {_si(roof.bandwidth)}B/s; they meet at "
         f"{roof.ridge:.0f} operations a byte",
-        f"              bound by {bound}: at most {_si(roof.reachable)}FLOP/s, {_time(roof.microseconds)} at least",
+        f"              bound by {_bound(roof)}: at most {_si(roof.reachable)}FLOP/s, {_time(roof.microseconds)} at least",
+        *_launches(spec, plan, cost),
     ]
     return "\n".join(lines) + "\n"
 
 
+def _wrapped(text: str, title: str) -> list[str]:
+    """Lines of text beside their title."""
+    return wrap(text, WIDTH, initial_indent=title, subsequent_indent=" " * len(title))
+
+
+def _requested(cost: Work) -> list[str]:
+    if cost.read is None or cost.written is None:
+        return []
+    return [f"              {_si(cost.read)}B read and {_si(cost.written)}B written by the instructions, before any cache"]
+
+
+def _bound(roof: Roofline) -> str:
+    return "memory" if roof.by_memory else "arithmetic"
+
+
+def _launches(spec: AttentionSpec, plan: Plan, cost: Work) -> list[str]:
+    """The launches of a backward, each with the least time for all that it computes, and their sum."""
+    if not cost.launches:
+        return []
+    rows, total = [], 0.0
+    for launch in cost.launches:
+        roof = launch_roofline(spec, plan, launch)
+        total += roof.microseconds
+        rows.append(
+            f"  {launch.kernel:<18} {_si(launch.computed) + 'FLOP':>12} {_si(launch.bytes) + 'B':>10} "
+            f"{_time(roof.microseconds):>9} by {_bound(roof):<10}  {', '.join(launch.products)}".rstrip()
+        )
+    titles = f"{'computed':>12} {'bytes':>10} {'at least':>9}"
+    return ["", f"  {'launch':<18} {titles}", *rows, f"  {'one after another':<18} {'':>12} {'':>10} {_time(total):>9}"]
+
+
 def _what_is_visited(plan: Plan) -> str:
-    if plan.rung == "naive":
+    if not plan.schedule.is_tiled:
         return "the whole matrix"
-    if plan.staggered:
-        return f"two tiles of {plan.block_q // 2} rows in each step"
-    if plan.half_tile:
-        rows = plan.block_q // 2
-        return f"the tiles that are not empty, the last of a block for {rows} rows where the others have none of its keys"
     return "the tiles that are not empty" + (f" for {plan.tile_rows} rows" if plan.tile_rows < plan.block_q else "")
 
 
 def explain_changes(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Params) -> str:
-    """What `params` change, beside the defaults; empty where they change no number of them."""
+    """The effect of `params` compared with the defaults; empty if all have their defaults."""
     usual = defaults(spec)
     changed = {name: value for name, value in params.items() if value != usual[name]}
     if not changed:
         return ""
     before, after = (costs(spec, plan, q_len, kv_len, given) for given in (usual, params))
     said = ", ".join(f"{name} = {value} ({usual[name]} by default)" for name, value in changed.items())
-    rows = [(f"{kind} tiles", before.tiles[kind], n) for kind, n in after.tiles.items()]
-    rows += [("allowed pairs", before.work.allowed_pairs, after.work.allowed_pairs)]
-    rows += [("operations", before.work.operations, after.work.operations)]
-    rows += [("bytes read", before.work.read, after.work.read)]
+    rows = [(f"{kind} tiles", before.tiles[kind], n) for kind, n in reversed(after.tiles.items())]
+    read = {"computed": "computed"} if plan.wanted else {"bytes read": "read"}
+    counted = {"allowed pairs": "allowed_pairs", "operations": "operations", **read}
+    rows += [(what, getattr(before.work, field), getattr(after.work, field)) for what, field in counted.items()]
     lines = [f"what {said} changes"]
     lines += [f"  {what:<14} {_change(was, now)}" for what, was, now in rows]
     times = [roofline(spec, plan, c.work).microseconds for c in (before, after)]
@@ -100,7 +132,7 @@ def _change(was: int, now: int) -> str:
 
 
 def _si(value: float) -> str:
-    """A number with a prefix of 1000s, as in 53.7 M."""
+    """A number with an SI prefix, as in 53.7 M."""
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.4g} {prefix}"

@@ -1,4 +1,4 @@
-"""numpy storage arrays to the GPU and back, by torch or CuPy, whichever is installed."""
+"""Copies of numpy storage arrays to the GPU and back, by torch or CuPy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attngen.spec.dtypes import BF16, NUMPY_BFLOAT16
 
 
 def to_gpu(array: Any) -> Any:
-    """A copy of `array` on the GPU. Raises DeviceError where neither torch nor CuPy is installed."""
+    """A copy of `array` on the GPU. Raises DeviceError if neither torch nor CuPy is installed."""
     if find_spec("torch") is not None:
         from attngen.reference.torch_oracle import to_torch
 

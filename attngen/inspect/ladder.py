@@ -1,22 +1,36 @@
 """The curated ladder in `generated/`: textbook and golden set at once.
 
-`python -m attngen.inspect.ladder` rewrites it; with `--check` it fails where a file is not current.
+`python -m attngen.inspect.ladder` rewrites it; `--check` fails if a file is not current.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from attngen.emit.comments import Comments
 from attngen.emit.emitter import emit
-from attngen.emit.kernel_source import KernelSource
 from attngen.emit.manifest import to_manifest
+from attngen.emit.program import Program
 from attngen.language import load_file
-from attngen.plan import ARCHES, choose
+from attngen.plan.arch import ARCHES
+from attngen.plan.plan import Direction
+from attngen.schedules import choose
 from attngen.shipped import spec_directory
+from attngen.spec.attention import KernelRequest, ScheduleName
+from attngen.spec.gradient import QKV, differentiable
 
-# (spec, kernel, architecture), in the order to read them.
-LADDER: tuple[tuple[str, str, str], ...] = (
+# The tour's kernels of gpt2 are chosen for reading: their tiles are stated, so that they, and the steps from rung to rung, do
+# not follow the fastest plans.
+TOUR: dict[tuple[ScheduleName, str], KernelRequest] = {
+    ("fused", "sm_80"): KernelRequest("fused", 128, 64, 2),
+    ("wgmma", "sm_90a"): KernelRequest("wgmma", 128, 128, 2),
+    ("hopper", "sm_90a"): KernelRequest("hopper", 128, 128, 3),
+}
+
+# (spec, schedule, architecture), in reading order.
+LADDER: tuple[tuple[str, ScheduleName, str], ...] = (
     ("gpt2", "naive", "sm_80"),
     ("gpt2", "tiled", "sm_80"),
     ("gpt2", "fused", "sm_80"),
@@ -36,15 +50,36 @@ LADDER: tuple[tuple[str, str, str], ...] = (
     ("retention", "fused", "sm_100a"),
 )
 
+# (spec, schedule, architecture) of the backwards, which compute the gradients of q, k, v and of all captured tensors.
+BACKWARD: tuple[tuple[str, ScheduleName, str], ...] = (
+    ("gpt2", "naive", "sm_80"),
+    ("gpt2", "tiled", "sm_80"),
+    ("gpt2", "fused", "sm_80"),
+    ("gpt2", "hopper", "sm_90a"),
+    ("alibi", "naive", "sm_80"),
+    ("packed_documents", "fused", "sm_90a"),
+    ("alibi", "fused", "sm_80"),
+    ("cross_attention", "fused", "sm_75"),
+)
 
-def ladder() -> dict[str, KernelSource]:
-    """Every file of the ladder by the name it has in `generated/`."""
-    sources = {}
-    for spec_name, rung, arch in LADDER:
-        (spec,) = load_file(spec_directory() / f"{spec_name}.attn")
-        source = emit(spec, choose(spec, ARCHES[arch], rung))
-        sources[f"{source.name}.cu"] = source
-    return sources
+
+def program(
+    spec_name: str, schedule: ScheduleName, arch: str, direction: Direction = "forward", comments: Comments = "brief"
+) -> Program:
+    """A file of a shipped spec: a forward with the tour's tile for gpt2, else with the default plan."""
+    (spec,) = load_file(spec_directory() / f"{spec_name}.attn")
+    if direction == "backward":
+        wanted = (*QKV, *differentiable(spec))
+        return emit(spec, choose(spec, ARCHES[arch], schedule, wanted=wanted), comments)
+    if spec_name == "gpt2":
+        spec = replace(spec, kernel=TOUR.get((schedule, arch), spec.kernel))
+    return emit(spec, choose(spec, ARCHES[arch], schedule), comments)
+
+
+def ladder() -> dict[str, Program]:
+    """Every file of the ladder by its name in `generated/`."""
+    programs = [*(program(*entry) for entry in LADDER), *(program(*entry, "backward") for entry in BACKWARD)]
+    return {f"{one.name}.cu": one for one in programs}
 
 
 def files() -> dict[str, str]:
@@ -56,7 +91,7 @@ def files() -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the ladder, or with --check name what is not current; 1 where something is not."""
+    """Writes the ladder; with --check, prints the files that are not current, and returns 1 if there are any."""
     directory = Path("generated")
     wanted = files()
     if arguments == ["--check"]:

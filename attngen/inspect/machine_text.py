@@ -1,4 +1,4 @@
-"""Loop nests, and machine code with the lines that it was made from, as text for a terminal."""
+"""Loop nests, and machine code annotated with its source lines, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterator
 
 from attngen.device.cuda.line_table import MachineLine
-from attngen.emit.kernel_source import KernelSource
 from attngen.emit.loops import loop_nest
 from attngen.emit.origins import origins
+from attngen.emit.program import Program
 from attngen.language import Loaded
 from attngen.plan import Plan
 
-DEFAULTED = {"scale": "head_dim"}  # where a statement is left out, the one that its default is made of
+DEFAULTED = {"scale": "head_dim"}  # statements whose default depends on another one
 
 
-def describe_loops(loaded: Loaded, plan: Plan, source: KernelSource) -> str:
-    """Every loop on a line: what it runs over, how far, who runs it, where its operands lie, its line of the file."""
+def describe_loops(loaded: Loaded, plan: Plan, source: Program) -> str:
+    """The loop nest, one loop per line: line of the file, name, range, who runs it, memory of its operands."""
     nest = loop_nest(loaded.spec, plan, source)
     rows = [(f"{p.line:>4}", "  " * p.depth + p.loop.name, p.loop.range, p.loop.role, p.loop.memory) for p in nest]
     rows.insert(0, ("line", "loop", "range", "run by", "memory"))
@@ -26,9 +26,9 @@ def describe_loops(loaded: Loaded, plan: Plan, source: KernelSource) -> str:
     return "\n".join(lines) + "\n"
 
 
-def spec_lines(loaded: Loaded, plan: Plan, source: KernelSource) -> dict[int, tuple[int, ...]]:
-    """For each line of CUDA that statements of the spec made, the lines of the spec's text with them, the main one first;
-    then those of the definitions that they use."""
+def spec_lines(loaded: Loaded, plan: Plan, source: Program) -> dict[int, tuple[int, ...]]:
+    """The lines of the spec's text behind each line of CUDA: the statements that it comes from, the main one first, then the
+    definitions that they use."""
     found = {}
     for line, statements in origins(loaded.spec, plan, source).items():
         numbers = dict.fromkeys(n for s in statements for n in _lines_of(loaded, s))
@@ -54,9 +54,9 @@ def _lines_of(loaded: Loaded, statement: str) -> Iterator[int]:
             pending += [defined[word] for word in words if word in defined]
 
 
-def annotated(loaded: Loaded, plan: Plan, source: KernelSource, code: tuple[MachineLine, ...]) -> Iterator[str]:
-    """Machine code a line at a time; above an instruction, where it differs from the one before, the lines of spec and CUDA
-    that it came from."""
+def annotated(loaded: Loaded, plan: Plan, source: Program, code: tuple[MachineLine, ...]) -> Iterator[str]:
+    """Machine code, line by line. Above an instruction are the lines of spec and CUDA that it comes from, unless they are those
+    of the instruction before."""
     cuda, of_spec = source.text.splitlines(), spec_lines(loaded, plan, source)
     texts = loaded.source.text.split("\n")
     instructions = [line for line in code if line.is_code]

@@ -1,4 +1,4 @@
-"""How many blocks a multiprocessor holds at once, from what the compiler gave each kernel."""
+"""Occupancy: blocks per multiprocessor, from the registers and shared memory of each kernel."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from math import prod
 
 from attngen.device.cuda.compiler import Resources, compile_text, nvrtc_version
 from attngen.device.protocol import DeviceError
-from attngen.emit.kernel_source import EntryPoint, KernelSource
+from attngen.emit.program import KernelEntry, Program
 from attngen.plan.arch import Arch
 
-REGISTER_UNIT = 256  # registers of a warp are given in multiples of it
+REGISTER_UNIT = 256  # registers of a warp are allocated in multiples of it
 SCHEDULERS = 4  # of a multiprocessor, each with its quarter of the registers
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """`blocks` of a multiprocessor at once, `warps` of the `most` it can hold, and what allows no more."""
+    """Concurrent `blocks` per multiprocessor, their `warps` of at most `most`, and the resource that limits them."""
 
     blocks: int
     warps: int
@@ -26,8 +26,8 @@ class Occupancy:
 
 
 def occupancy(arch: Arch, threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """As NVIDIA's occupancy calculator: for blocks of `threads`, with `registers` a thread and `shared_bytes` a block, static
-    and dynamic together."""
+    """The occupancy as in NVIDIA's calculator, for blocks of `threads` with `registers` per thread and `shared_bytes` of static
+    and dynamic shared memory."""
     warps = -(-threads // 32)
     of_a_warp = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
     of_a_block = shared_bytes + arch.shared_reserved
@@ -42,8 +42,8 @@ def occupancy(arch: Arch, threads: int, registers: int, shared_bytes: int) -> Oc
     return Occupancy(blocks, blocks * warps, arch.max_threads_per_sm // 32, limit)
 
 
-def explain_occupancy(source: KernelSource, arch: Arch) -> str:
-    """Registers, spills, shared memory and occupancy of every kernel of `source`, or why they cannot be known here."""
+def explain_occupancy(source: Program, arch: Arch) -> str:
+    """Registers, spills, shared memory and occupancy of every kernel of `source`, or the reason why they are unknown."""
     try:
         version = nvrtc_version()
     except DeviceError as error:
@@ -56,7 +56,7 @@ def explain_occupancy(source: KernelSource, arch: Arch) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KernelResources:
-    """What one kernel takes of a multiprocessor; sizes in bytes, registers of a thread, shared memory static and dynamic."""
+    """Resources of one kernel: sizes in bytes, registers per thread, static and dynamic shared memory."""
 
     kernel: str
     threads: int
@@ -81,13 +81,13 @@ class KernelResources:
         }
 
 
-def kernel_resources(source: KernelSource, arch: Arch, compiled: Iterable[Resources]) -> list[KernelResources]:
-    """Of every kernel of `source`, in the order of launches."""
+def kernel_resources(source: Program, arch: Arch, compiled: Iterable[Resources]) -> list[KernelResources]:
+    """The resources of every kernel of `source`, in launch order."""
     found = {r.entry: r for r in compiled}
-    return [_resources(entry, found[entry.name], arch) for entry in source.entry_points]
+    return [_resources(entry, found[entry.name], arch) for entry in source.kernels]
 
 
-def _resources(entry: EntryPoint, r: Resources, arch: Arch) -> KernelResources:
+def _resources(entry: KernelEntry, r: Resources, arch: Arch) -> KernelResources:
     threads, shared = prod(entry.block), entry.shared_bytes + r.static_shared_bytes
     spilled = r.spill_store_bytes + r.spill_load_bytes
     return KernelResources(entry.name, threads, r.registers, spilled, shared, occupancy(arch, threads, r.registers, shared))

@@ -1,4 +1,4 @@
-"""SASS instructions by what executes them."""
+"""SASS instructions by the unit that executes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-# (class, a pattern of its opcodes up to the first dot), the first that matches. Names: CUDA Binary Utilities, "Instruction Set
+# (class, a pattern of its opcodes up to the first dot); the first match counts. Names: CUDA Binary Utilities, "Instruction Set
 # Reference".
 CLASSES: tuple[tuple[str, str], ...] = (
     ("tensor cores", r"[HIDQBO]G?MMA|UTC\w*MMA"),
@@ -31,18 +31,18 @@ _OPCODE = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 
 
 def opcode(instruction: str) -> str:
-    """The opcode of a line of SASS with its modifiers; empty where there is none."""
+    """The opcode of a line of SASS with its modifiers; empty if there is none."""
     found = _OPCODE.match(instruction)
     return found[1] if found else ""
 
 
 def class_of(instruction: str) -> str:
-    """What executes a line of SASS, a name of CLASSES, or OTHER."""
+    """The class of a line of SASS, one of CLASSES or OTHER."""
     name = opcode(instruction)
     return next((kind for kind, pattern in _PATTERNS if pattern.match(name)), OTHER)
 
 
 def histogram(instructions: Iterable[str]) -> dict[str, int]:
-    """How many instructions of each class there are, in the order of CLASSES; classes without any are left out."""
+    """The number of instructions of each class that occurs, in the order of CLASSES."""
     counts = Counter(map(class_of, instructions))
     return {name: counts[name] for name in (*(name for name, _ in CLASSES), OTHER) if counts[name]}

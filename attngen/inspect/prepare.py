@@ -1,5 +1,4 @@
-"""What `check` and `trace` do before they run a kernel: plan it, refuse what no call takes, and compile it, or a file that
-somebody has changed in its place."""
+"""Preparation of `check` and `trace`: plan a kernel, refuse invalid calls, compile the kernel or a changed file."""
 
 from __future__ import annotations
 
@@ -7,38 +6,42 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from attngen.api import CompiledAttention
-from attngen.device.binding import check_heads, check_params, refuse_unknown
+from attngen.backward import CompiledBackward
+from attngen.device.params import check_params, declared_params, refuse_unknown
 from attngen.device.protocol import Device
 from attngen.emit.emitter import emit
-from attngen.plan import Plan, choose, find_arch
+from attngen.plan import Plan, find_arch
 from attngen.reference.problems import Shape
+from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.obligations import check_obligations
 
 
-def plan_for(spec: AttentionSpec, rung: str, device: Device) -> Plan:
-    """The planner's choice on `device`. Raises PlanRefusal."""
+def plan_for(spec: AttentionSpec, schedule: str, device: Device, wanted: tuple[str, ...] = ()) -> Plan:
+    """The planner's choice on `device`: of a forward, or of the backward that computes the gradients `wanted`.
+
+    Raises PlanRefusal, GradientError.
+    """
     arch = find_arch(device.arch)
     assert arch is not None, device.arch
-    return choose(spec, arch, rung)
+    return choose(spec, arch, schedule, wanted=wanted)
 
 
 def check_call(spec: AttentionSpec, shape: Shape, params: Mapping[str, int | float]) -> None:
-    """Refuse what every call of `spec` with these sizes and params refuses, before anything is compiled.
+    """Refuses sizes and params that a call of `spec` would refuse, before anything is compiled.
 
     Raises ArgumentError for a param or for numbers of heads, and ObligationError for an index or a divisor out of range.
     """
     refuse_unknown(list(params), [p.name for p in spec.params])
-    values = check_params({p.name: (str(p.type), p.default) for p in spec.params}, params)
-    sizes = shape.sizes(spec)
-    check_heads(sizes)
-    check_obligations(spec, sizes, values)
+    values = check_params(declared_params(spec), params)
+    check_obligations(spec, shape.sizes(spec), values)
 
 
-def compile_text(spec: AttentionSpec, plan: Plan, device: Device, text: str | None) -> CompiledAttention:
-    """`spec` compiled for `device`, with `text`, if given, in the place of what is emitted: plan and launch rule stay.
+def compile_text(spec: AttentionSpec, plan: Plan, device: Device, text: str | None) -> CompiledAttention | CompiledBackward:
+    """`plan` of `spec` compiled for `device`; `text` replaces the emitted CUDA, with the same plan and launch rule.
 
-    Raises what compiling raises.
+    Raises the exceptions of compiling.
     """
+    compiled = CompiledBackward if plan.direction == "backward" else CompiledAttention
     source = emit(spec, plan)
-    return CompiledAttention(spec, plan, device.compile(source if text is None else replace(source, text=text)), device)
+    return compiled(spec, plan, device.compile(source if text is None else replace(source, text=text)), device)

@@ -9,10 +9,10 @@ from typing import Any
 
 from attngen.device.emulated.tracing import AccessSite, Step
 from attngen.inspect.coordinates import Layout
-from attngen.inspect.tracing import RungTrace, Totals
+from attngen.inspect.tracing import ScheduleTrace, Totals
 
 TEXT = 64  # characters of a statement in a table
-VALUES = 4  # numbers of a step that are shown
+VALUES = 4  # numbers shown of a step
 
 TOTALS_HEADER = (
     f"{'':<8}{'global memory, bytes':>25}{'shared memory, bytes':>25}{'bank':>21}\n"
@@ -21,10 +21,10 @@ TOTALS_HEADER = (
 )
 
 
-def totals_line(trace: RungTrace) -> str:
+def totals_line(trace: ScheduleTrace) -> str:
     t = trace.totals
     return (
-        f"{trace.rung:<8}{t.global_read:>13}{t.global_written:>12}{t.shared_read:>13}{t.shared_written:>12}{t.wavefronts:>11}"
+        f"{trace.schedule:<8}{t.global_read:>13}{t.global_written:>12}{t.shared_read:>13}{t.shared_written:>12}{t.wavefronts:>11}"
         f"{t.conflicts:>10}{t.barriers:>9}{t.mma:>8}{t.operations / 1e6:>9.2f}{_idle(t):>11}{trace.seconds:>7.1f}s"
     )
 
@@ -33,13 +33,13 @@ def _idle(t: Totals) -> str:
     return f"{t.idle_lanes / t.lanes:.1%}" if t.lanes else "-"
 
 
-def conflicts_text(trace: RungTrace) -> str:
-    """Every access site with bank conflicts, by name; or that there is none."""
+def conflicts_text(trace: ScheduleTrace) -> str:
+    """Every access site with bank conflicts, or a line that there is none."""
     found = [s for s in trace.sites if s.conflicts]
     if not found:
-        return f"{trace.rung}: no bank conflict\n"
+        return f"{trace.schedule}: no bank conflict\n"
     every = sum(s.wavefronts > 0 for s in trace.sites)
-    lines = [f"{trace.rung}: bank conflicts at {len(found)} of {every} sites of shared memory"]
+    lines = [f"{trace.schedule}: bank conflicts at {len(found)} of {every} sites of shared memory"]
     for s in sorted(found, key=lambda s: -s.conflicts):
         assert s.buffer is not None
         access = f"{s.what} {'to' if s.writes else 'from'} {s.buffer.label}"
@@ -54,8 +54,8 @@ def _called_from(site: AccessSite) -> str:
     return f" (called from {callers})" if callers else ""
 
 
-def sites_text(trace: RungTrace) -> str:
-    """Every access site of a rung, kernel by kernel, in the order in which they were first executed."""
+def sites_text(trace: ScheduleTrace) -> str:
+    """Every access site of a schedule, by kernel, in order of first execution."""
     lines = []
     for kernel in dict.fromkeys(s.kernel for s in trace.sites):
         lines += ["", f"{kernel}", _SITES_HEADER]
@@ -80,8 +80,8 @@ def _site_line(s: AccessSite) -> str:
     return f"  {s.place.line:>5} {s.what:<15} {buffer:<16} {counts}  {text}{_called_from(s)}"
 
 
-def steps_text(trace: RungTrace, block: int) -> str:
-    """The steps that were watched, one a line."""
+def steps_text(trace: ScheduleTrace, block: int) -> str:
+    """The watched steps, one per line."""
     if not trace.steps:
         return f"no kernel has a block {block} with such threads that does anything\n"
     lines = [f"steps of block {block} (phase: block barriers passed; step: the thread's own)"]
@@ -112,12 +112,12 @@ def _values(s: Step, layout: Layout | None) -> str:
     return f" = {shown}{', ...' if len(values) > VALUES else ''}"
 
 
-def as_json(traces: Sequence[RungTrace]) -> list[dict[str, Any]]:
-    """One object a rung: totals, bytes by tensor, access sites, steps."""
+def as_json(traces: Sequence[ScheduleTrace]) -> list[dict[str, Any]]:
+    """One object per schedule: totals, bytes by tensor, access sites, steps."""
     return [
         {
-            "rung": t.rung,
-            "schedule": t.plan.schedule,
+            "rung": t.schedule,
+            "schedule": t.plan.schedule.name,
             "arch": t.plan.arch.name,
             **asdict(t.totals),
             "operations": t.totals.operations,

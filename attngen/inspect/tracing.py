@@ -1,4 +1,4 @@
-"""Rungs of a spec traced on the emulated device: exact counts, access sites, and steps."""
+"""Schedules of a spec traced on the emulated device: exact counts, access sites, and steps."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from attngen.backward import CompiledBackward
 from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.device import Counters
 from attngen.device.emulated.tracing import LANES, NOBODY, AccessSite, Step, Watch
 from attngen.device.emulated.translate import FMA
-from attngen.emit.kernel_source import MULTIPROCESSORS
+from attngen.device.params import check_params, declared_params
+from attngen.emit.program import MULTIPROCESSORS
+from attngen.inspect.backward import backward_inputs, run_backward
 from attngen.inspect.coordinates import Layout, layouts
 from attngen.inspect.prepare import check_call, compile_text, plan_for
 from attngen.plan import Plan
-from attngen.reference.problems import Shape, sample
+from attngen.reference.gradients import sample_loss
+from attngen.reference.numpy_oracle import numpy_attention
+from attngen.reference.problems import Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
 
 _PRODUCT = re.compile(r"^(wg)?mma\..*m(\d+)n(\d+)k(\d+)")
@@ -25,9 +30,9 @@ WARPGROUP = 128
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What one call of a rung asks for. Bytes count each access of each thread, before any cache; `sectors` are the 32 bytes of
-    global memory that each execution by a warp touches; `barriers` are those that opened, of the block, of a warp or of some
-    warps; `mma` instructions are of a warp, or of a warpgroup; `fma` are calls of fmaf, of each thread."""
+    """The totals of one call. Bytes count each access of each thread, before any cache; `sectors` the 32-byte sectors of global
+    memory that each execution by a warp touches; `barriers` completed barriers of blocks, warps or groups of warps; `mma`
+    instructions of warps or warpgroups; `fma` calls of fmaf by each thread."""
 
     global_read: int
     global_written: int
@@ -50,10 +55,10 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class RungTrace:
-    """One rung traced. `read` and `written` are global bytes by tensor; `layouts` say where its elements lie."""
+class ScheduleTrace:
+    """The trace of one schedule. `read` and `written` are global bytes by tensor; `layouts` map bytes to elements."""
 
-    rung: str
+    schedule: str
     plan: Plan
     totals: Totals
     read: Mapping[str, int]
@@ -66,22 +71,26 @@ class RungTrace:
 
 def trace_spec(
     spec: AttentionSpec,
-    rungs: Sequence[str],
+    schedules: Sequence[str],
     arch: str,
     shape: Shape,
     params: Mapping[str, int | float],
     watch: Watch = NOBODY,
     text: str | None = None,
     seed: int = 0,
-) -> Iterator[RungTrace]:
-    """Trace every rung, one result at a time; `text` in the place of the CUDA text.
+    wanted: tuple[str, ...] = (),
+) -> Iterator[ScheduleTrace]:
+    """Traces every schedule, one result at a time; `text` replaces the CUDA text. With `wanted` these are backwards.
 
-    Raises PlanRefusal, ArgumentError and ObligationError at once, before anything is run; the results raise EmulationError for
-    what a kernel does that it must not, and what compiling raises.
+    Raises PlanRefusal, ArgumentError and ObligationError at once, before anything runs. The results raise EmulationError for
+    mistakes of a kernel, and the exceptions of compiling.
     """
     check_call(spec, shape, params)
-    devices = [EmulatedDevice(arch=arch, watch=watch, seed=seed) for _ in rungs]
-    planned = [(rung, plan_for(spec, rung, device), device) for rung, device in zip(rungs, devices, strict=True)]
+    devices = [EmulatedDevice(arch=arch, watch=watch, seed=seed) for _ in schedules]
+    planned = [
+        (schedule, plan_for(spec, schedule, device, wanted), device)
+        for schedule, device in zip(schedules, devices, strict=True)
+    ]
     return _traced(spec, planned, shape, params, text)
 
 
@@ -91,17 +100,20 @@ def _traced(
     shape: Shape,
     params: Mapping[str, int | float],
     text: str | None,
-) -> Iterator[RungTrace]:
+) -> Iterator[ScheduleTrace]:
     problem = sample(spec, shape)
-    for rung, plan, device in planned:
+    for schedule, plan, device in planned:
         compiled = compile_text(spec, plan, device, text)
         start = perf_counter()
-        named: dict[str, Any] = {**problem.inputs, **params}
-        compiled(problem.q, problem.k, problem.v, **named)
+        if isinstance(compiled, CompiledBackward):
+            run_backward(compiled, _backward_inputs(compiled, problem, params), check_params(declared_params(spec), params))
+        else:
+            named: dict[str, Any] = {**problem.inputs, **params}
+            compiled(problem.q, problem.k, problem.v, **named)
         kernel: Any = compiled.kernel
         sizes = {**shape.sizes(spec), MULTIPROCESSORS: compiled.device.multiprocessors}
-        yield RungTrace(
-            rung,
+        yield ScheduleTrace(
+            schedule,
             compiled.plan,
             totals(kernel.counters, kernel.traced.sites),
             kernel.counters.bytes_read,
@@ -113,8 +125,14 @@ def _traced(
         )
 
 
+def _backward_inputs(compiled: CompiledBackward, problem: Sample, params: Mapping[str, int | float]) -> dict[str, Any]:
+    spec = compiled.spec
+    forward = numpy_attention(spec, problem, params)
+    return backward_inputs(spec, compiled.plan, problem, sample_loss(spec, problem), forward)
+
+
 def totals(counters: Counters, sites: Sequence[AccessSite]) -> Totals:
-    """The sums of a call."""
+    """The totals of a call."""
     products = [(match, n) for op, n in counters.instructions.items() if (match := _PRODUCT.match(op))]
     warp_wide = [(int(m[2]) * int(m[3]) * int(m[4]), n // (WARPGROUP if m[1] else LANES)) for m, n in products]
     lanes = [s for s in sites if s.counts_lanes]

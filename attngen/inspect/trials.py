@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from attngen.diagnostics import ArgumentError
-from attngen.inspect.circumstances import UNEQUAL, Goal, circumstances, seconds, wanted_circumstances, wrong_bounds
+from attngen.inspect.circumstances import UNEQUAL, Case, Goal, circumstances, seconds, wanted_circumstances, wrong_bounds
 from attngen.inspect.prepare import check_call
 from attngen.plan import Plan
-from attngen.reference.alternatives import Alternative, alternatives
+from attngen.reference.alternatives import MAX_ALTERNATIVES, Alternative, alternatives
+from attngen.reference.compare import Truth, truth
+from attngen.reference.compare_gradients import GradientTruth, gradient_truth
 from attngen.reference.coverage import Exercise
 from attngen.reference.definition import allowed_rows
 from attngen.reference.free_sizes import with_free_sizes
+from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.numpy_oracle import numbers_of
 from attngen.reference.problems import USUAL, Draw, Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
@@ -28,6 +32,7 @@ BUDGET, LIMIT = 3.0, 10.0  # seconds of the emulated device: of a problem that i
 EDGE_BUDGET = 1.0  # of a problem for the edges of tiles alone
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 BEYOND = 17  # rows or keys past a constant of the mask or score
+REMEMBERED = 8  # problems
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
 
 
@@ -67,6 +72,49 @@ class Trial:
         return ", ".join(parts) + (f", Q times {self.draw.magnitude:g}" if self.draw.magnitude != 1 else "")
 
 
+class Known:
+    """One problem, and what is computed of it when it is needed."""
+
+    def __init__(self, spec: AttentionSpec, trial: Trial) -> None:
+        self.spec, self.trial, self.sample = spec, trial, trial.problem(spec)
+        self._gradients: dict[tuple[tuple[str, ...], tuple[str, ...]], GradientTruth] = {}
+
+    @cached_property
+    def exercise(self) -> Exercise:
+        return Exercise(self.spec, self.sample, self.trial.params)
+
+    @cached_property
+    def truth(self) -> Truth:
+        return truth(self.spec, self.sample, self.trial.params)
+
+    @property
+    def loss(self) -> Loss:
+        return sample_loss(self.spec, self.sample, self.trial.seed)
+
+    def gradients(self, plan: Plan) -> GradientTruth:
+        """The gradients that `plan` computes, and their bounds."""
+        key = (plan.wanted, plan.saved)
+        if key not in self._gradients:
+            params = self.trial.params
+            self._gradients[key] = gradient_truth(self.spec, self.sample, self.loss, plan.wanted, params, plan.saved)
+        return self._gradients[key]
+
+
+class Problems:
+    """The latest problems of a spec, with their results: the schedules of a check share some, and a search asks again."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+        self._latest: list[Known] = []
+
+    def known(self, trial: Trial) -> Known:
+        one = next((known for known in self._latest if known.trial == trial), None)
+        if one is None:
+            one = Known(self.spec, trial)
+            self._latest = [one, *self._latest[: REMEMBERED - 1]]
+        return one
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """The problems for one kernel, and what none of them exercises."""
@@ -75,13 +123,13 @@ class Chosen:
     missed: tuple[str, ...]
 
 
-def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed) -> Chosen:
+def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Problems | None = None) -> Chosen:
     """The problems for `plan`: one of several tiles, one with batches, groups of heads and few keys, and longer ones for what
     these do not exercise. If `fixed` has lengths, one problem of these.
 
     Raises ArgumentError and ObligationError if no problem is possible.
     """
-    search = _Search(spec, plan, fixed)
+    search = _Search(spec, plan, fixed, problems or Problems(spec))
     for shapes in search.families():
         search.take(shapes)
     search.take_edges()
@@ -96,17 +144,19 @@ def _by_values(goal: Goal, shape: Shape) -> bool:
 
 
 class _Search:
-    def __init__(self, spec: AttentionSpec, plan: Plan, fixed: Fixed) -> None:
-        self.spec, self.plan, self.fixed = spec, plan, fixed
-        naive = plan.rung == "naive"
+    def __init__(self, spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Problems) -> None:
+        self.spec, self.plan, self.fixed, self.problems = spec, plan, fixed, problems
+        naive = not plan.schedule.is_tiled
         self.tile = (NAIVE_TILE, NAIVE_TILE) if naive else (plan.block_q, plan.block_kv)
         self.params: dict[str, int | float] = {p.name: p.default for p in spec.params if p.default is not None}
         self.params |= fixed.params
-        self.left: dict[Goal, None] = dict.fromkeys(alternatives(spec))
+        changes = alternatives(spec, MAX_ALTERNATIVES + 1)
+        beyond = f"parts of the mask and score after the first {MAX_ALTERNATIVES}: they are not tried"
+        self.untried = (beyond,) if len(changes) > MAX_ALTERNATIVES else ()
+        self.left: dict[Goal, None] = dict.fromkeys(changes[:MAX_ALTERNATIVES])
         self.left |= dict.fromkeys(wanted_circumstances(spec, plan))
         self.trials: list[Trial] = []
         self.refusal: Exception | None = None
-        self.latest: tuple[Trial, Sample] | None = None
 
     # --- shapes
 
@@ -118,12 +168,14 @@ class _Search:
             yield [self._shape(1, given[0] if q_len is None else q_len, given[0] if kv_len is None else kv_len)]
             return
         rows, keys = self.tile
-        stages = 1 if self.plan.rung == "naive" else max(2, self.plan.stages)
-        long = -(-max(rows, stages * keys) // keys) * keys + 1
         short = -(-max(rows, keys) // keys) * keys + 1
-        few = keys // 2 + 1 if self.plan.rung == "naive" else keys - 1  # a full range one longer would take the key past them
-        lengths = [(long, long + keys), (long, long), (short, short + 2)]
-        lengths.append((few, short) if self.plan.rung == "naive" else (short, short))
+        if self.plan.schedule.is_tiled:
+            long = -(-max(rows, max(2, self.plan.stages) * keys) // keys) * keys + 1
+            few = keys - 1  # a full range one longer would take the key past them
+            lengths = [(long, long + keys), (long, long), (short, short + 2), (short, short)]
+        else:
+            few = keys // 4 + 1
+            lengths = [(short, short + 2), (keys // 2 + 1, short)]
         yield [self._shape(1, *n) for n in lengths]
         yield [self._shape(1, *n) for n in lengths]
         yield [self._shape(2, *n) for n in ((rows + 1, few), (few - 2, few), (few, few))]
@@ -178,7 +230,7 @@ class _Search:
 
     def take_edges(self) -> None:
         """Adds cheap problems with other params or captured tensors, on which more changes of the plan's bounds are wrong."""
-        if self.plan.rung == "naive" or not self.trials or self.fixed.q_len is not None or self.fixed.kv_len is not None:
+        if not self.plan.schedule.is_tiled or not self.trials or self.fixed.q_len is not None or self.fixed.kv_len is not None:
             return
         first = self.trials[0]
         others = [*self._by_params(first), *self._by_integers(first)]
@@ -189,24 +241,22 @@ class _Search:
                 self.trials.append(trial)
                 seen |= found
 
+    def _case(self, trial: Trial) -> Case:
+        sizes, problem = trial.shape.sizes(self.spec), self.problems.known(trial).sample
+        return Case(self.spec, self.plan, self.tile, sizes, trial.params, problem)
+
     def _wrong_bounds(self, trial: Trial) -> set[str]:
-        sizes = trial.shape.sizes(self.spec)
-        problem = self._problem(trial)
-        numbers = numbers_of(self.spec, problem, trial.params, np.float32)
+        case = self._case(trial)
+        sizes, numbers = case.sizes, numbers_of(self.spec, case.problem, trial.params, np.float32)
         every = np.ones((sizes["q_len"], sizes["kv_len"]), bool)
         allowed = {
             (b, h): every & allowed_rows(numbers, b, h, slice(0, sizes["q_len"])) if self.spec.mask is not None else every
             for b, h in {(0, 0), (sizes["batch"] - 1, sizes["q_heads"] - 1)}
         }
-        return {*wrong_bounds(self.plan, self.tile, sizes, allowed, {**sizes, **trial.params}, problem)}
+        return {*wrong_bounds(case, allowed)}
 
     def _seconds(self, trial: Trial) -> float:
-        return seconds(self.spec, self.plan, self.tile, trial.shape.sizes(self.spec), trial.params, self._problem(trial))
-
-    def _problem(self, trial: Trial) -> Sample:
-        if self.latest is None or self.latest[0] != trial:
-            self.latest = trial, trial.problem(self.spec)
-        return self.latest[1]
+        return seconds(self._case(trial))
 
     def _possible(self, shape: Shape) -> Trial | None:
         """A problem of that shape; None if every call of it is refused."""
@@ -287,13 +337,10 @@ class _Search:
 
     def _hits(self, trial: Trial, goals: set[Goal]) -> set[Goal]:
         """Those of `goals` that the problem exercises."""
-        problem = self._problem(trial)
-        sizes = trial.shape.sizes(self.spec)
-        found: set[Goal] = {*circumstances(self.spec, self.plan, self.tile, sizes, trial.params, problem)}
-        found &= goals
+        found: set[Goal] = goals & {*circumstances(self._case(trial))}
         changes = [goal for goal in self.left if goal in goals and isinstance(goal, Alternative)]
         if changes:
-            exercise = Exercise(self.spec, problem, trial.params)
+            exercise = self.problems.known(trial).exercise
             found |= {*exercise.noticed(changes)}
             for one in changes:
                 if one not in found and exercise.same_by_normalization(one):
@@ -315,4 +362,4 @@ class _Search:
             assert self.refusal is not None
             raise self.refusal
         missed = [str(goal) for goal in (*self.left,) if self._is_possible(goal)]
-        return Chosen(tuple(self.trials), tuple(missed))
+        return Chosen(tuple(self.trials), (*missed, *self.untried))

@@ -1,8 +1,8 @@
-"""One `attention` block: its statements -> a checked AttentionSpec, with the place of every statement."""
+"""One `attention` block: its statements -> a checked AttentionSpec, with the source position of every statement."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
@@ -10,9 +10,21 @@ from typing import Any, TypeVar, get_args
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.language.resolve import Definition, Resolver, Scope, Value, definition_of
 from attngen.language.syntax import Node
+from attngen.language.words import dtype_named, one_of
 from attngen.source import SourceFile, Span
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Input, Normalize, Param, Precision, Rung, S, Schedule
+from attngen.spec.attention import (
+    INDICES,
+    SIZES,
+    AttentionSpec,
+    Input,
+    KernelRequest,
+    Normalize,
+    Param,
+    Precision,
+    S,
+    ScheduleName,
+)
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
 from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, name, names_in
@@ -28,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A spec read from a text, and where each of its statements stands ("mask", "input slopes", "kernel", ...)."""
+    """A spec read from a text, and the spans of its statements ("mask", "input slopes", "kernel", ...)."""
 
     spec: AttentionSpec
     source: SourceFile
@@ -36,7 +48,7 @@ class Loaded:
 
 
 def declare(scope: Scope, seen: dict[str, Span], node: Node, value: Value | None = None) -> None:
-    """Enter what `node` declares into `scope`: `value`, or the function that a `def` makes. Raises DiagnosticError."""
+    """Enters the name that `node` declares into `scope`, with `value` or the function of a `def`. Raises DiagnosticError."""
     title = node.children[0]
     known = str(title.value)
     check_name(known, title.span)
@@ -61,7 +73,7 @@ def _check_parameters(node: Node) -> None:
 
 
 class Block:
-    """One `attention` block. Mistakes are collected, those that follow from others left out."""
+    """One `attention` block. Mistakes are collected; those that follow from others are left out."""
 
     def __init__(self, source: SourceFile, node: Node, outer: Scope) -> None:
         self.source = source
@@ -74,7 +86,7 @@ class Block:
         self.params: list[Param] = []
         self.globals: dict[str, Value] = {}
         self.problems: list[Diagnostic] = []
-        self.failed: set[str] = set()  # what is declared, but not well
+        self.failed: set[str] = set()  # names declared with a mistake
 
     def load(self) -> Loaded:
         """Raises DiagnosticError."""
@@ -92,24 +104,20 @@ class Block:
         schedule = self._attempt(self._schedule)
         self._raise_problems()
         assert dtype is not None
-        score, scale, sink = given["score"], given["scale"], given["sink"]
         spec = AttentionSpec(
             name=str(self.title.value),
             dtype=dtype,
             head_dim=head_dim,
             head_dim_v=head_dim_v,
-            scale=default_scale(head_dim) if scale is None else as_float(scale),
             q_heads=heads[0],
             kv_heads=heads[-1],
             inputs=tuple(self.inputs),
             params=tuple(self.params),
-            mask=given["mask"],
-            score=S if score is None else as_float(score),
+            **completed(given, head_dim),
             normalize=normalize or "softmax",
-            sink=None if sink is None else as_float(sink),
             lse=bool(lse),
             precision=precision or "highest",
-            schedule=schedule or Schedule(),
+            kernel=schedule or KernelRequest(),
         )
         try:
             check(spec)
@@ -118,7 +126,7 @@ class Block:
         return Loaded(spec, self.source, self.spans)
 
     def _attempt(self, step: Callable[..., T], *args: Any) -> T | None:
-        """What `step` gives; its mistakes are kept for `_raise_problems`."""
+        """The result of `step`; None if it has mistakes, which are kept for `_raise_problems`."""
         try:
             return step(*args)
         except DiagnosticError as error:
@@ -126,14 +134,14 @@ class Block:
             return None
 
     def _raise_problems(self) -> None:
-        """Raise DiagnosticError with the mistakes so far, but for uses of what was declared with a mistake."""
+        """Raises DiagnosticError with the mistakes so far, except uses of names that were declared with a mistake."""
         if self.problems:
             unknown = (mistakes.UnknownName, mistakes.NotAnInput, mistakes.NotAFunction)
             kept = (p for p in self.problems if not (isinstance(p, unknown) and p.name in self.failed))
             raise DiagnosticError(*dict.fromkeys(kept))
 
     def _sort(self) -> None:
-        """Statements by keyword; declarations in order."""
+        """Sorts statements by keyword, and declarations in their order."""
         declarations = [node for node in self.statements if node.kind in REPEATED]
         if len(declarations) > MAX_DECLARATIONS:
             span = declarations[MAX_DECLARATIONS].span
@@ -175,7 +183,7 @@ class Block:
 
     def _input(self, node: Node) -> Input:
         title, dtype, dims = node.children
-        element = self._dtype("input", dtype, tuple(DTYPES.values()))
+        element = dtype_named(dtype.value, tuple(DTYPES.values()), span=dtype.span)
         return Input(str(title.value), element, tuple(self._dimension(d) for d in dims.children))
 
     def _dimension(self, node: Node) -> int | str:
@@ -190,29 +198,9 @@ class Block:
         check_name(text, node.span)
         return text
 
-    def _dtype(self, keyword: str, node: Node, known: tuple[DType, ...]) -> DType:
-        found = DTYPES.get(str(node.value))
-        if found in known:
-            assert found is not None
-            return found
-        names = [t.name for t in known]
-        spelled = {
-            "float16": "fp16",
-            "half": "fp16",
-            "bfloat16": "bf16",
-            "float32": "fp32",
-            "float": "fp32",
-            "int": "int32",
-        }
-        near = [spelled[node.value]] if spelled.get(node.value) in names else get_close_matches(str(node.value), names, 1)
-        hint = f"did you mean `{near[0]}`?" if near else "not supported"
-        of_what = " of Q, K and V" if keyword == "dtype" else " of an input"
-        raise DiagnosticError(
-            mistakes.UnknownDType(span=node.span, dtype=str(node.value), of_what=of_what, hint=hint, known=", ".join(names))
-        )
-
     def _own_dtype(self) -> DType:
-        return self._dtype("dtype", self._required("dtype", "dtype fp16").children[0], STORAGE_DTYPES)
+        node = self._required("dtype", "dtype fp16").children[0]
+        return dtype_named(node.value, STORAGE_DTYPES, span=node.span)
 
     def _required(self, keyword: str, example: str) -> Node:
         if keyword not in self.single:
@@ -274,13 +262,11 @@ class Block:
         return Resolver(self.globals).expression(self.single[keyword].children[0], self.scope)
 
     def _one_of(self, keyword: str, known: tuple[str, ...], mistake: Callable[..., Diagnostic]) -> Any:
-        """The word of a statement that takes one of `known`, the first of them by default."""
+        """The word of a statement, one of `known`; by default the first."""
         if keyword not in self.single:
             return known[0]
         node = self.single[keyword].children[0]
-        if node.value not in known:
-            raise DiagnosticError(mistake(span=node.span, found=node.value, hint=_near(node.value, known)))
-        return str(node.value)
+        return one_of(node.value, known, mistake, span=node.span)
 
     def _lse(self) -> bool:
         if "output" not in self.single:
@@ -290,20 +276,17 @@ class Block:
             raise DiagnosticError(mistakes.UnknownOutput(span=node.span, found=node.value))
         return True
 
-    def _schedule(self) -> Schedule:
+    def _schedule(self) -> KernelRequest:
         if "kernel" not in self.single:
-            return Schedule()
-        rung, *options = self.single["kernel"].children
-        if rung.value not in get_args(Rung):
-            raise DiagnosticError(
-                mistakes.UnknownRung(span=rung.span, found=rung.value, hint=_near(rung.value, get_args(Rung)))
-            )
+            return KernelRequest()
+        schedule, *options = self.single["kernel"].children
+        one_of(schedule.value, get_args(ScheduleName), mistakes.UnknownSchedule, span=schedule.span)
         chosen: dict[str, int] = {}
         for keyword, value, node in _options(options):
             if keyword in chosen:
                 raise DiagnosticError(mistakes.DuplicateStatement(span=node.span, keyword=node.kind, line=node.span.line))
             chosen[keyword] = value
-        return Schedule(rung=rung.value, **chosen)
+        return KernelRequest(schedule=schedule.value, **chosen)
 
 
 def _options(nodes: list[Node]) -> Iterator[tuple[str, int, Node]]:
@@ -316,20 +299,15 @@ def _options(nodes: list[Node]) -> Iterator[tuple[str, int, Node]]:
             yield node.kind, values[0], node
 
 
-def _near(found: str, known: tuple[str, ...]) -> str:
-    near = get_close_matches(found, known, 1)
-    return f"did you mean `{near[0]}`?" if near else f"not one of {', '.join(known)}"
-
-
 def _operands(node: Node) -> Span:
-    """The span of what follows a statement's keyword."""
+    """The span of a statement without its keyword."""
     if not node.children:
         return node.span
     return node.children[0].span.to(node.children[-1].span)
 
 
 def _parts(node: Node) -> Iterator[tuple[str, Span]]:
-    """What of a statement a mistake may point at: the names and inputs of its expressions, the second of two numbers."""
+    """The parts of a statement that a mistake may point at: names and inputs of its expressions, the second of two numbers."""
     if node.kind in ("heads", "head_dim"):
         yield "second", node.children[-1].span
     found: dict[str, Span] = {}
@@ -343,10 +321,13 @@ def _parts(node: Node) -> Iterator[tuple[str, Span]]:
 
 
 def as_float(expr: Expr) -> Expr:
-    """`expr` as a float; truth values are left for the checker to refuse."""
+    """`expr` as a float; truth values stay, and the checker refuses them."""
     return apply("float", expr) if expr.type is Type.INT else expr
 
 
-def default_scale(head_dim: int) -> Expr:
-    """1 / sqrt(head_dim) (Vaswani et al. 2017)."""
-    return constant(float(max(head_dim, 1)) ** -0.5)
+def completed(written: Mapping[str, Expr | None], head_dim: int) -> dict[str, Any]:
+    """The fields of an AttentionSpec for the expressions of these keywords. The default scale is 1 / sqrt(head_dim) (Vaswani et
+    al. 2017)."""
+    score, scale, sink = (None if e is None else as_float(e) for e in (written[k] for k in ("score", "scale", "sink")))
+    usual = constant(float(max(head_dim, 1)) ** -0.5)
+    return {"mask": written["mask"], "score": score or S, "scale": scale or usual, "sink": sink}

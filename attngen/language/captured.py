@@ -1,4 +1,4 @@
-"""`CapturedArray`: stands for an array that a traced function indexes."""
+"""`CapturedArray`: the stand-in for an array that a traced function indexes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from attngen.language.tracer import TraceError, Tracer, is_numpy_scalar, lift
 from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16
 from attngen.spec.expr import ExpressionError, Type, gather
 
-_FACTS = frozenset(("device", "dtype", "is_cuda", "ndim", "numel", "size"))  # what no change of its elements changes
+_FACTS = frozenset(("device", "dtype", "is_cuda", "ndim", "numel", "size"))  # attributes that do not depend on the elements
 
 
 class CapturedArray:
-    """Stands for an array that a traced function indexes. `dtype_name` is None for elements that no kernel reads; `prefix`
-    holds the indices given so far: `bias[b][q]` is `bias[b, q]`."""
+    """The stand-in for an array that a traced function indexes. `dtype_name` is None if kernels do not support the element
+    type; `prefix` has the indices given so far: `bias[b][q]` is `bias[b, q]`."""
 
     def __init__(self, name: str, array: Any, dtype_name: str | None, prefix: tuple[Any, ...] = ()) -> None:
         self.name, self.array, self.dtype_name, self._prefix = name, array, dtype_name, prefix
@@ -43,7 +43,7 @@ class CapturedArray:
         return self.element(tuple(_from_the_end(i, size) for i, size in zip(at, sizes, strict=True)))
 
     def element(self, at: tuple[Any, ...] = ()) -> Tracer:
-        """The element at these indices, read at each call: the array may change in between."""
+        """The element at these indices. It is read at each call, so that the array may change between calls."""
         if self.dtype_name is None:
             raise TraceError(
                 f"`{self.name}` has elements of {str(self.array.dtype).removeprefix('torch.')}; expected one of "
@@ -65,7 +65,7 @@ class CapturedArray:
         return getattr(self.array, attribute)
 
     def refuse(self, *others: Any) -> NoReturn:
-        """Raise TraceError: an array is not one of its elements."""
+        """Raises TraceError: an array is used like one of its elements."""
         indices = ", ".join("bhqk"[-len(self.shape) :] if len(self.shape) <= 4 else "k")
         shown = self.name + "".join(f"[{i.expr if isinstance(i, Tracer) else i}]" for i in self._prefix)
         raise TraceError(f"`{shown}` is an array: index it, one integer for each dimension, as in {shown}[{indices}]")
@@ -92,7 +92,7 @@ for _operator in (
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is an array of any library: numpy's scalars, which nothing can change, are numbers."""
+    """Whether `value` is an array of any library. numpy's scalars are immutable and count as numbers."""
     return hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple) and not is_numpy_scalar(value)
 
 
@@ -101,7 +101,7 @@ def _is_whole(index: Any) -> bool:
 
 
 def _from_the_end(index: Any, size: Any) -> Any:
-    """A negative number counts from the end of a dimension whose size is a number, as everywhere in Python."""
+    """The index; a negative one counts from the end, as in Python, if the size of the dimension is a number."""
     if isinstance(index, Tracer):
         return index
     whole = operator.index(index)
@@ -109,7 +109,7 @@ def _from_the_end(index: Any, size: Any) -> Any:
 
 
 def array_dtype(value: Any) -> str | None:
-    """The name of the element type of an array of any library; None for what is no array of a known type."""
+    """The name of the element type of an array of any library; None for other values and unsupported types."""
     dtype = getattr(value, "dtype", None)
     if dtype is None or not hasattr(value, "shape"):
         return None

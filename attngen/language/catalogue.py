@@ -1,7 +1,7 @@
-"""What the language has by name: definitions of the prelude, functions and operators, each with meaning, types and an example.
+"""The names of the language: definitions of the prelude, functions and operators, each with meaning, types and an example.
 
-The facts stand beside the definitions: comments of `prelude.attn`, rows of the operator table. Examples of functions and
-operators are made from the types that their row takes.
+The texts are those of the definitions: comments in `prelude.attn`, rows of the operator table. Examples of functions and
+operators follow from the types that their row accepts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ OPERANDS = {Type.FLOAT: ("s", "2.0", "0.5"), Type.INT: ("q", "4", "k"), Type.BOO
 
 @dataclass(frozen=True)
 class Entry:
-    """One name. `usage` is how it is written, `value` what it gives; `definition` is empty if it is not written in the
-    language."""
+    """One name. `usage` is its notation, `value` the type of its result; `definition` is empty for names that are not defined
+    in the language itself."""
 
     name: str
     usage: str
@@ -71,7 +71,7 @@ def _of_table(row: Operator) -> Entry:
 
 
 def _example(row: Operator, accepted: list[tuple[tuple[Type, ...], Type]]) -> str:
-    """A statement that uses the row: a mask if it gives truth values, else a score."""
+    """A statement that uses the row: a mask if its result is a truth value, else a score."""
     in_masks = [one for one in accepted if one[1] is Type.BOOL and Type.FLOAT not in one[0]]
     types, result = in_masks[-1] if accepted[-1][1] is Type.BOOL else accepted[-1]
     operands = [OPERANDS[t][types[:n].count(t)] for n, t in enumerate(types)]
@@ -82,7 +82,7 @@ def _example(row: Operator, accepted: list[tuple[tuple[Type, ...], Type]]) -> st
 
 
 def _signatures(row: Operator) -> list[tuple[tuple[Type, ...], Type]]:
-    """The types of operands that a row takes without converting them, and what it gives."""
+    """The types of operands that a row accepts without conversion, each with the type of the result."""
     found: list[tuple[tuple[Type, ...], Type]] = []
     for count in (1, 2, 3):
         for types in product(Type, repeat=count):

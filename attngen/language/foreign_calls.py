@@ -1,6 +1,6 @@
-"""What functions of numpy and torch, and methods of their arrays, mean when they are called with a traced value.
+"""The meaning of numpy's and torch's functions, and of their arrays' methods, for traced values.
 
-A function either means what its library says it means, or is refused by its name: no argument is ignored.
+A function has the meaning that its library documents, or is refused by its name: no argument is ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attngen.spec.expr import Type, constant
 from attngen.spec.operator import TABLE
 from attngen.spec.operators import FUNCTIONS
 
-# Rows of the operator table, by the names that numpy or torch have for them where these are not the row's own.
+# Rows of the operator table by other names that numpy or torch have for them.
 OTHER_NAMES = {
     "absolute": "abs",
     "subtract": "sub",
@@ -71,7 +71,7 @@ def _filled(value: float, x: Any) -> Any:
     return Tracer(constant(bool(value) if kind is Type.BOOL else int(value) if kind is Type.INT else float(value)))
 
 
-# What is composed of several rows, or takes more arguments than the row.
+# Functions composed of several rows, or with more arguments than the row.
 COMPOSED: dict[str, Callable[..., Any]] = {
     "clamp": _clamp,
     "clamp_min": lambda x, min: _clamp(x, min),
@@ -95,7 +95,7 @@ COMPOSED: dict[str, Callable[..., Any]] = {
 
 
 def function(name: str) -> Callable[..., Any] | None:
-    """The meaning of numpy's or torch's function `name`; None for what expressions cannot say."""
+    """The meaning of numpy's or torch's function `name`; None if expressions cannot say it."""
     if name in COMPOSED:
         return COMPOSED[name]
     row = OTHER_NAMES.get(name, name)
@@ -139,7 +139,7 @@ HARMLESS = {"non_blocking", "copy", "memory_format", "device"}
 
 
 def converted(x: Tracer, kind: Type) -> Tracer:
-    """As torch and numpy convert: to bool what is not 0, to int toward zero."""
+    """`x` converted as torch and numpy do: true unless 0 as bool, toward zero as int."""
     if x.expr.type is kind:
         return x
     result: Tracer = call("ne", x, 0) if kind is Type.BOOL else call(str(kind), x)
@@ -163,7 +163,7 @@ def _dtype_word(dtype: Any) -> str:
 
 
 def _to(x: Tracer, *args: Any, **kwargs: Any) -> Tracer:
-    """torch's `.to`: a dtype, a device or a tensor. Values have no device."""
+    """torch's `.to`, with a dtype, a device or a tensor. Traced values have no device."""
     for keyword in kwargs:
         if keyword not in HARMLESS | {"dtype"}:
             raise TraceError(f".to with `{keyword}` cannot be traced")
@@ -195,7 +195,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 def method(name: str) -> Callable[..., Any] | None:
-    """The meaning of a tensor's or an array's method; None for what a number does not have."""
+    """The meaning of a method of tensors or arrays; None if numbers have no such method."""
     meant = METHODS.get(name) or function(name)
     return None if meant is None else partial(_called_method, name, meant)
 

@@ -1,4 +1,4 @@
-"""What C, Python, PyTorch and FlexAttention have and this language does not, with what to write instead."""
+"""Words and symbols of C, Python, PyTorch and FlexAttention that this language lacks, with their replacements."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from attngen.spec import mistakes
 
 
 class Spelling(NamedTuple):
-    """A pattern of foreign text, what the caret says of it, and what to write instead. `{1}` is the pattern's first group; the
-    caret is under the group `found`, if there is one."""
+    """A pattern of foreign text, the label at its caret, and the replacement. `{1}` is the pattern's first group; the caret is
+    under the group `found`, if there is one."""
 
     pattern: str
     label: str
     help: str
 
 
-MAX_LINE = 2000  # characters of a line in which spellings are looked for
+MAX_LINE = 2000  # characters: longer lines are not searched
 _KEYWORDS = "dtype|head_dim|heads|mask|score|scale|sink|normalize|precision|output|kernel"
 COMMENT = "comments begin with `#`"
 _MODULES = "math|torch|np|numpy|attngen|F|tl|jnp|jax|std"
 
-# The first that covers the place of a syntax error is what was meant.
+# The first pattern that covers the position of a syntax error explains it.
 SPELLINGS = (
     Spelling(r"/\*.*?(?:\*/|$)|\*/", COMMENT, "write # before the comment"),
     Spelling(r"//(?=\s*[A-Za-z_]+\s+[A-Za-z_]+\b).*", COMMENT, "write # instead of //"),
@@ -66,7 +66,7 @@ SPELLINGS = (
     Spelling(r"(?<![=<>!:])=(?!=)", "`=` gives a value to a name; it does not compare", "write == to compare"),
 )  # fmt: skip
 
-# Names that mean what another name means here.
+# Foreign names, and the names of this language with the same meaning.
 NAMES = {
     **dict.fromkeys(("q_idx", "q_index", "q_pos", "query", "query_idx", "row", "i", "m", "q_i"), "q"),
     **dict.fromkeys(("kv_idx", "k_idx", "kv_index", "kv", "key", "key_idx", "col", "j", "kv_i"), "k"),
@@ -101,7 +101,7 @@ NAMES = {
 
 
 def spelling_at(source: SourceFile, line: int, column: int) -> Diagnostic | None:
-    """The foreign spelling that covers this place, if there is one."""
+    """The mistake for a foreign spelling at this position; None if there is none."""
     text = source.line(line).split("#")[0]
     if len(text) > MAX_LINE:
         return None

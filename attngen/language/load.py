@@ -20,7 +20,7 @@ MAX_ATTENTIONS = 256
 
 
 def load_source(source: SourceFile) -> tuple[Loaded, ...]:
-    """Every attention of a text. Raises DiagnosticError with the mistakes found."""
+    """All attentions of a text. Raises DiagnosticError with the mistakes found."""
     parsed = parse_all(source)
     loaded, problems = _load(source, parsed.items)
     found = [*parsed.problems, *parsed.consequences(problems)]
@@ -73,7 +73,7 @@ def load_text(text: str, filename: str = "<text>") -> tuple[AttentionSpec, ...]:
 
 
 def load_path(path: str | PathLike[str]) -> tuple[Loaded, ...]:
-    """`load_source` of a file. Raises DiagnosticError for what it says, OSError where it cannot be read."""
+    """`load_source` of a file. Raises DiagnosticError for mistakes in it, OSError if it cannot be read."""
     data = Path(path).read_bytes()
     try:
         text = data.decode("utf-8-sig")
@@ -88,5 +88,5 @@ def load_path(path: str | PathLike[str]) -> tuple[Loaded, ...]:
 
 
 def load_file(path: str | PathLike[str]) -> tuple[AttentionSpec, ...]:
-    """The specs of an `.attn` file. Raises DiagnosticError for what it says, OSError where it cannot be read."""
+    """The specs of an `.attn` file. Raises DiagnosticError for mistakes in it, OSError if it cannot be read."""
     return tuple(one.spec for one in load_path(path))

@@ -1,4 +1,4 @@
-"""The named masks and scores of `prelude.attn`, parsed when first needed, and their documentation."""
+"""The named masks and scores of `prelude.attn`, parsed at first use, and their documentation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def prelude() -> dict[str, Definition]:
 
 @dataclass(frozen=True)
 class Documented:
-    """A definition of the prelude and what its comment says: `arguments` by name, `example` as statements of an attention."""
+    """A definition of the prelude and its comment: `arguments` by name, `example` as statements of an attention."""
 
     definition: Definition
     meaning: str
@@ -31,7 +31,7 @@ class Documented:
 
     @property
     def gives(self) -> str:
-        """What the definition stands for: a mask, a score or a number."""
+        """The kind of the definition: a mask, a score or a number."""
         body = self.definition.body
         if self.definition.is_score:
             return "a complete score: it contains s, so write `score ...`, not `s + ...`"

@@ -10,14 +10,26 @@ from operator import index
 from typing import Any, ParamSpec, TypeVar, get_args
 
 from attngen.diagnostics import DiagnosticError, refuse_keywords
-from attngen.language.block import as_float, default_scale
+from attngen.language.block import completed
 from attngen.language.prelude import prelude
 from attngen.language.resolve import Resolver, Scope, Value
 from attngen.language.syntax import parse_expression
 from attngen.language.trace import CapturedArray, Tracer, trace
+from attngen.language.words import dtype_named, one_of
 from attngen.source import SourceFile
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, SIZES, AttentionSpec, Input, Normalize, Param, Precision, Rung, S, Schedule
+from attngen.spec.attention import (
+    INDICES,
+    SIZES,
+    AttentionSpec,
+    Input,
+    KernelRequest,
+    Normalize,
+    Param,
+    Precision,
+    S,
+    ScheduleName,
+)
 from attngen.spec.check import check, magnitude
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
 from attngen.spec.expr import MAX_FLOAT_TEXT, Expr, Type, constant, inputs_in, name
@@ -31,7 +43,7 @@ R = TypeVar("R")
 
 
 def _named_keywords(function: Callable[P, R], name: str) -> Callable[P, R]:
-    """`function` of keywords, under `name`: a keyword that it does not have is named, with a guess."""
+    """`function` under `name`, with keywords only. An unknown keyword is refused with a suggestion."""
     described = signature(function)
 
     @wraps(function)
@@ -61,18 +73,18 @@ def _describe(
     normalize: Normalize = "softmax",
     lse: bool = False,
     precision: Precision = "highest",
-    kernel: Rung = "auto",
+    kernel: ScheduleName = "auto",
     tile: tuple[int, int] | None = None,
     stages: int | None = None,
     warps: int | None = None,
 ) -> tuple[AttentionSpec, dict[str, Any]]:
-    """An AttentionSpec, and the arrays that functions captured, by name: `traced` gives the pair, `define` the spec.
+    """An AttentionSpec, and the arrays that functions captured, by name. `traced` returns the pair, `define` the spec.
 
     `heads` is (query heads, key/value heads); `inputs` maps names to (dtype, dims); `params` maps names to "int", "float",
     (type, default), or a default alone. `mask`, `score` and `sink` are text of the language or functions: (s, b, h, q, k) or,
-    without s, (b, h, q, k). Arrays that a function refers to are captured with the sizes they have, a dimension that is
-    indexed by a plain index of the same size at call time included. Raises DiagnosticError as the text would, TraceError for
-    what a function cannot say, TypeError for an argument that is of no such type.
+    without s, (b, h, q, k). Arrays that a function refers to are captured with their present sizes, also dimensions that are
+    indexed by b, h, q or k. Raises DiagnosticError as for text, TraceError if a function cannot be expressed, TypeError for an
+    argument of a wrong type.
     """
     if not isinstance(name, str):
         raise TypeError(f"`name` is {name!r}; expected a str")
@@ -86,39 +98,30 @@ def _describe(
         raise TypeError(f"`lse` is {lse!r}; expected True or False")
     if isinstance(scale, bool):
         raise TypeError(f"`scale` is {scale!r}; expected a number")
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        known = ", ".join(t.name for t in STORAGE_DTYPES)
-        raise DiagnosticError(
-            mistakes.UnknownDType(statement="dtype", dtype=dtype, of_what=" of Q, K and V", hint="not supported", known=known)
-        )
+    element = dtype_named(dtype, STORAGE_DTYPES, statement="dtype")
     declared = [_input(n, given) for n, given in _items("inputs", inputs)]
     numbers = [_param(n, given) for n, given in _items("params", params)]
     builder = _Builder(head_dim, head_dim_v, declared, numbers)
     written = (("mask", mask), ("score", score), ("sink", sink), ("scale", scale))
     exprs = {keyword: builder.expression(keyword, given) for keyword, given in written}
     used = inputs_in(*(expr for expr in exprs.values() if expr is not None))
-    captures = {name: c for name, c in builder.captures.items() if name in used}  # not if only its length or dtype is asked for
+    captures = {name: c for name, c in builder.captures.items() if name in used}  # not if only its length or dtype is used
     captured = [Input(c.name, DTYPES[str(c.dtype_name)], tuple(int(n) for n in c.array.shape)) for c in captures.values()]
-    written_score, written_scale, written_sink = exprs["score"], exprs["scale"], exprs["sink"]
-    if kernel not in get_args(Rung):
-        raise DiagnosticError(mistakes.UnknownRung(statement="kernel", found=kernel, hint="not a schedule"))
+    one_of(kernel, get_args(ScheduleName), mistakes.UnknownSchedule, statement="kernel")
     result = AttentionSpec(
         name=name,
-        dtype=DTYPES[dtype],
+        dtype=element,
         head_dim=head_dim,
         head_dim_v=head_dim_v,
-        scale=default_scale(head_dim) if written_scale is None else as_float(written_scale),
         q_heads=q_heads,
         kv_heads=kv_heads,
         inputs=(*declared, *captured),
         params=tuple(numbers),
-        mask=exprs["mask"],
-        score=S if written_score is None else as_float(written_score),
+        **completed(exprs, head_dim),
         normalize=normalize,
-        sink=None if written_sink is None else as_float(written_sink),
         lse=lse,
         precision=precision,
-        schedule=Schedule(kernel, block_q, block_kv, stages, warps),
+        kernel=KernelRequest(kernel, block_q, block_kv, stages, warps),
     )
     check(result)
     return result, {c.name: c.array for c in captures.values()}
@@ -168,7 +171,7 @@ def _pair(keyword: str, given: Any) -> tuple[int, int] | tuple[None, None]:
 
 
 def _items(keyword: str, given: Any) -> list[tuple[str, Any]]:
-    """What is declared by name."""
+    """The items of a mapping from names. Raises TypeError."""
     if not isinstance(given or {}, Mapping):
         raise TypeError(f"`{keyword}` is {given!r}; expected a mapping from names")
     for key in given or {}:
@@ -178,28 +181,17 @@ def _items(keyword: str, given: Any) -> list[tuple[str, Any]]:
 
 
 def _input(name: str, given: Any) -> Input:
-    """From (element type, dimensions)."""
+    """The input for (element type, dimensions)."""
     check_name(name)
     if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[1], tuple | list):
         raise TypeError(f'input `{name}` is {given!r}; expected (element type, dimensions), as ("fp32", ("heads",))')
     dtype, dims = given
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise DiagnosticError(
-            mistakes.UnknownDType(
-                statement=f"input {name}",
-                dtype=dtype,
-                of_what=" of an input",
-                hint="not supported",
-                known=", ".join(DTYPES),
-            )
-        )
-    return Input(
-        name, DTYPES[dtype], tuple(SPELLED.get(d, d) if isinstance(d, str) else _whole(f"input {name}", d) for d in dims)
-    )
+    element = dtype_named(dtype, tuple(DTYPES.values()), statement=f"input {name}")
+    return Input(name, element, tuple(SPELLED.get(d, d) if isinstance(d, str) else _whole(f"input {name}", d) for d in dims))
 
 
 def _param(name: str, given: Any) -> Param:
-    """From "int", "float", those with a default, or the default alone; numbers may be numpy's."""
+    """The param for "int", "float", (type, default), or a default alone; numbers may be numpy's."""
     check_name(name)
     if _is_number(given):
         given = ("int", int(given)) if isinstance(given, Integral) else ("float", float(given))
@@ -215,7 +207,7 @@ def _param(name: str, given: Any) -> Param:
 
 
 class _Builder:
-    """Expressions of one Python spec, from text or functions."""
+    """The expressions of one Python spec, from text or functions."""
 
     def __init__(self, head_dim: int, head_dim_v: int, inputs: list[Input], params: list[Param]) -> None:
         self.captures: dict[str, CapturedArray] = {}
@@ -250,7 +242,7 @@ class _Builder:
 
 
 class _DeclaredInput(CapturedArray):
-    """A declared input inside a traced function: it has dimensions but no array yet."""
+    """A declared input inside a traced function: it has dimensions, but no array."""
 
     def __init__(self, declared: Input) -> None:
         super().__init__(declared.name, _Shape(declared.dims), declared.dtype.name)

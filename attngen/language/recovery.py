@@ -1,4 +1,4 @@
-"""Several mistakes of one text: after a syntax error, parsing goes on without the statement at fault."""
+"""Recovery from syntax errors: parsing continues without the statement at fault, so that all mistakes are reported."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _BOUNDARY = re.compile(rf"^[ \t]*(?:(?:{_WORDS})\b|\}})|(?<=\{{)[ \t]*(?:{_WORDS
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a text says: its attentions and definitions but for the statements that are no statements, whose mistakes and words
-    are kept."""
+    """The attentions and definitions of a text without its statements at fault, whose mistakes and words are kept."""
 
     items: tuple[Node, ...]
     problems: tuple[Diagnostic, ...]
     skipped: frozenset[str]
 
     def consequences(self, diagnostics: list[Diagnostic]) -> list[Diagnostic]:
-        """`diagnostics` of the items without those that a skipped statement explains."""
+        """`diagnostics` of the items without those that a skipped statement may have caused."""
         if not self.problems:
             return diagnostics
         explained = (mistakes.MissingStatement, mistakes.Unused, mistakes.NoAttention)
@@ -36,10 +35,10 @@ class Parsed:
 
 
 def parse_all(source: SourceFile) -> Parsed:
-    """A text with all of its mistakes, as far as they can be told from their consequences."""
+    """A text with its syntax errors, without those that may be consequences of others."""
     text = source.text
     problems: list[Diagnostic] = []
-    lines: set[int] = set()  # with something skipped: what is wrong in them may be a consequence
+    lines: set[int] = set()  # with a skipped statement: further mistakes there may be consequences
     skipped: set[str] = set()
     while True:
         try:
@@ -60,7 +59,7 @@ def parse_all(source: SourceFile) -> Parsed:
 
 
 def _statement(text: str, found: Diagnostic) -> tuple[int, int] | None:
-    """From where to where the statement with this mistake goes; None where it cannot be told."""
+    """The first and last offset of the statement with this mistake; None if they are unknown."""
     if found.span is None:
         return None
     line_start = sum(len(line) + 1 for line in text.split("\n")[: found.span.line - 1])

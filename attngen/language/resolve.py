@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
@@ -15,7 +15,7 @@ from attngen.spec.attention import Input
 from attngen.spec.dtypes import DType
 from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Expr, ExpressionError, Type, constant, gather, names_in, walk
 from attngen.spec.names import CONSTANTS
-from attngen.spec.operator import TABLE, apply, is_comparison
+from attngen.spec.operator import TABLE, apply, arity, is_comparison
 from attngen.spec.operators import FUNCTIONS
 
 BINARY = {row.infix.symbol: row.name for row in TABLE.values() if row.infix and row.name not in ("neg", "not")}
@@ -23,8 +23,8 @@ BINARY = {row.infix.symbol: row.name for row in TABLE.values() if row.infix and 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """`def name(parameters) = body`; `scope` is where its own names are looked up. `builtin`: it is of the prelude; `is_score`:
-    its body contains `s` itself, so that it stands for a complete score."""
+    """`def name(parameters) = body`; `scope` resolves the names of its body. `builtin`: defined in the prelude. `is_score`: the
+    body contains `s`, so that it is a complete score."""
 
     name: str
     parameters: tuple[str, ...]
@@ -35,13 +35,13 @@ class Definition:
 
     @property
     def text(self) -> str:
-        """The body as it is written, if it is on one line."""
+        """The source text of the body, if it is on one line."""
         span = self.body.span
         return span.source.line(span.line)[span.column - 1 : span.end_column - 1]
 
 
 def definition_of(node: Node, scope: Scope, builtin: bool = False) -> Definition:
-    """The Definition that a `def` statement makes."""
+    """The Definition of a `def` statement."""
     name, *middle, body = node.children
     parameters = tuple(p.value for p in middle[0].children) if middle else ()
     is_score = "s" not in parameters and "s" in _names_in(body)
@@ -65,7 +65,7 @@ Value = Expr | Input | Definition
 
 @dataclass(slots=True)
 class Scope:
-    """Names and what they stand for. A lookup goes outwards; `prelude` gives names that any others come before."""
+    """Names and their values. A lookup goes outwards; names of `prelude` are hidden by all others."""
 
     names: dict[str, Value] = field(default_factory=dict)
     outer: Scope | None = None
@@ -82,7 +82,7 @@ class Scope:
         return None
 
     def find_function(self, name: str) -> Value | None:
-        """What `name(...)` calls: a number may have a function's name, as in `window(window)`."""
+        """The value that `name(...)` calls. A number may have the name of a function, as in `window(window)`."""
         scope: Scope | None = self
         while scope is not None:
             found = scope.names.get(name)
@@ -101,14 +101,14 @@ class Scope:
 
 @dataclass(slots=True)
 class Resolver:
-    """Resolves the expressions of one attention. `globals` hold what every expression may use: indices, sizes, params,
-    inputs. The checker decides later which of them a statement may use."""
+    """The resolver of one attention's expressions. `globals` are the names of all expressions: indices, sizes, params, inputs.
+    The checker decides later which of them a statement may use."""
 
     globals: Mapping[str, Value]
     steps: int = 0
     depth: int = 0
     active: list[Definition] = field(default_factory=list)
-    scores: dict[Expr, Definition] = field(default_factory=dict)  # what scores of the prelude were expanded to
+    scores: dict[Expr, Definition] = field(default_factory=dict)  # the expansions of the prelude's scores
 
     def expression(self, node: Node, scope: Scope) -> Expr:
         """The Expr of `node`. Raises DiagnosticError."""
@@ -116,26 +116,17 @@ class Resolver:
         if isinstance(value, Input) and not value.dims:
             return gather(value.name, element_type(value.dtype), ())
         if isinstance(value, Input):
-            raise _error(mistakes.InputWithoutIndex(span=node.span, name=value.name, example=_index_example(value)))
+            raise DiagnosticError(mistakes.InputWithoutIndex(span=node.span, name=value.name, example=_index_example(value)))
         if isinstance(value, Definition):
-            count = len(value.parameters)
-            raise _error(
-                mistakes.FunctionWithoutArguments(
-                    span=node.span,
-                    name=value.name,
-                    expected=count,
-                    plural="s" * (count != 1),
-                    example=_call_example(value),
-                )
-            )
+            raise _without_arguments(node.span, value.name, len(value.parameters), _call_example(value))
         return value
 
     def _value(self, node: Node, scope: Scope) -> Value:
         self.steps += 1
         if self.steps > MAX_SIZE:
-            raise _error(mistakes.ExpandsTooMuch(span=node.span, limit=MAX_SIZE))
+            raise DiagnosticError(mistakes.ExpandsTooMuch(span=node.span, limit=MAX_SIZE))
         if self.depth >= MAX_DEPTH:
-            raise _error(mistakes.NestedTooDeeply(span=node.span, limit=MAX_DEPTH))
+            raise DiagnosticError(mistakes.NestedTooDeeply(span=node.span, limit=MAX_DEPTH))
         self.depth += 1
         try:
             return self._node(node, scope)
@@ -163,14 +154,8 @@ class Resolver:
         value = self._find(name, scope)
         if value is None:
             if name in FUNCTIONS:
-                example = f"{name}({', '.join('abc'[: _arity(name)])})"
-                count = _arity(name)
-                raise _error(
-                    mistakes.FunctionWithoutArguments(
-                        span=node.span, name=name, expected=count, plural="s" * (count != 1), example=example
-                    )
-                )
-            raise _error(self._unknown(name, node.span, scope))
+                raise _without_arguments(node.span, name, arity(name), _function_example(name))
+            raise DiagnosticError(self._unknown(name, node.span, scope))
         if isinstance(value, Definition) and not value.parameters:
             return self._expand(value, {}, node.span)
         return value
@@ -203,44 +188,23 @@ class Resolver:
         if target is None:
             target = self.globals.get(name)
         if target is None:
-            raise _error(self._unknown(name, node.children[0].span, scope))
+            raise DiagnosticError(self._unknown(name, node.children[0].span, scope))
         if not isinstance(target, Definition):
             what = "an input, which is indexed with [ ]" if isinstance(target, Input) else "a number"
-            raise _error(mistakes.NotAFunction(span=node.children[0].span, name=name, what=what))
+            raise DiagnosticError(mistakes.NotAFunction(span=node.children[0].span, name=name, what=what))
         if len(arguments) != len(target.parameters):
-            count = len(target.parameters)
-            raise _error(
-                mistakes.WrongArguments(
-                    span=node.span,
-                    name=name,
-                    expected=count,
-                    plural="s" * (count != 1),
-                    given=len(arguments),
-                    example=_call_example(target),
-                )
-            )
+            raise _wrong_arguments(node.span, name, len(target.parameters), len(arguments), _call_example(target))
         values = {p: self._value(a, scope) for p, a in zip(target.parameters, arguments, strict=True)}
         return self._expand(target, values, node.span)
 
     def _builtin(self, name: str, arguments: tuple[Node, ...], node: Node, scope: Scope) -> Expr:
-        expected = _arity(name)
-        if len(arguments) != expected:
-            example = f"{name}({', '.join('abc'[:expected])})"
-            raise _error(
-                mistakes.WrongArguments(
-                    span=node.span,
-                    name=name,
-                    expected=expected,
-                    plural="s" * (expected != 1),
-                    given=len(arguments),
-                    example=example,
-                )
-            )
+        if len(arguments) != arity(name):
+            raise _wrong_arguments(node.span, name, arity(name), len(arguments), _function_example(name))
         return self._apply(name, [self.expression(a, scope) for a in arguments], node.span)
 
     def _expand(self, target: Definition, values: dict[str, Value], span: Span) -> Value:
         if any(target is outer for outer in self.active):
-            raise _error(mistakes.Recursion(span=span, name=target.name))
+            raise DiagnosticError(mistakes.Recursion(span=span, name=target.name))
         self.active.append(target)
         try:
             value = self._value(target.body, Scope(values, target.scope))
@@ -250,7 +214,7 @@ class Resolver:
         except DiagnosticError as error:
             if not target.builtin:
                 raise
-            raise DiagnosticError(*(_moved(d, span) for d in error.diagnostics)) from None
+            raise DiagnosticError(*(replace(d, span=span) for d in error.diagnostics)) from None
         finally:
             self.active.pop()
 
@@ -258,20 +222,16 @@ class Resolver:
         name_node, arguments = node.children[0], node.children[1].children
         target = self._find(name_node.value, scope)
         if target is None:
-            raise _error(self._unknown(name_node.value, name_node.span, scope))
+            raise DiagnosticError(self._unknown(name_node.value, name_node.span, scope))
         if not isinstance(target, Input):
             what = "a function" if isinstance(target, Definition) else "a number"
-            raise _error(mistakes.NotAnInput(span=name_node.span, name=name_node.value, what=what))
+            raise DiagnosticError(mistakes.NotAnInput(span=name_node.span, name=name_node.value, what=what))
         if len(arguments) != len(target.dims):
-            count = len(target.dims)
-            raise _error(
+            count, given = len(target.dims), len(arguments)
+            plural, example = "s" * (count != 1), _index_example(target)
+            raise DiagnosticError(
                 mistakes.WrongIndexCount(
-                    span=node.span,
-                    name=target.name,
-                    expected=count,
-                    plural="s" * (count != 1),
-                    given=len(arguments),
-                    example=_index_example(target),
+                    span=node.span, name=target.name, expected=count, plural=plural, given=given, example=example
                 )
             )
         indices = tuple(self.expression(a, scope) for a in arguments)
@@ -288,11 +248,13 @@ class Resolver:
         op = BINARY[SYNONYMS.get(node.value, node.value)]
         left, right = node.children
         if op in _COMPARISONS and left.kind == "binary" and BINARY.get(left.value) in _COMPARISONS:
-            raise _error(mistakes.ChainedComparison(span=node.span))
+            raise DiagnosticError(mistakes.ChainedComparison(span=node.span))
         first = self.expression(left, scope)
         if op == "floordiv" and first.type is Type.BOOL:
             problem = "`//` divides integers, and its left side is a truth value"
-            raise _error(mistakes.TypeMismatch(span=node.span, problem=problem, cure="if it begins a comment, write # instead"))
+            raise DiagnosticError(
+                mistakes.TypeMismatch(span=node.span, problem=problem, cure="if it begins a comment, write # instead")
+            )
         second = self.expression(right, scope)
         self._check_score_once(op, first, second, node.span)
         return self._apply(op, [first, second], node.span)
@@ -305,7 +267,7 @@ class Resolver:
             found = next((node for node in walk(one) if node in self.scores), None)
             if found is not None and "s" in names_in(other):
                 target = self.scores[found]
-                raise _error(mistakes.ScoreTwice(span=span, call=_call_example(target), stands_for=target.text))
+                raise DiagnosticError(mistakes.ScoreTwice(span=span, call=_call_example(target), stands_for=target.text))
 
     def _apply(self, op: str, operands: list[Expr], span: Span) -> Expr:
         return _guarded(lambda: apply(op, *operands), span)
@@ -320,29 +282,23 @@ def _guarded(build: Callable[[], Expr], span: Span) -> Expr:
     try:
         return build()
     except ExpressionError as error:
-        raise _error(mistakes.TypeMismatch(span=span, problem=error.message, cure=error.help or "check the operands")) from None
+        raise DiagnosticError(
+            mistakes.TypeMismatch(span=span, problem=error.message, cure=error.help or "check the operands")
+        ) from None
 
 
-def _error(diagnostic: Diagnostic) -> DiagnosticError:
-    return DiagnosticError(diagnostic)
+def _without_arguments(span: Span, name: str, expected: int, example: str) -> DiagnosticError:
+    plural = "s" * (expected != 1)
+    return DiagnosticError(
+        mistakes.FunctionWithoutArguments(span=span, name=name, expected=expected, plural=plural, example=example)
+    )
 
 
-def _moved(diagnostic: Diagnostic, span: Span) -> Diagnostic:
-    from dataclasses import replace
-
-    return replace(diagnostic, span=span)
-
-
-def _arity(function: str) -> int:
-    """How many operands a function of the table takes."""
-    for count in (1, 2, 3):
-        for types in ((Type.FLOAT,) * count, (Type.BOOL,) + (Type.FLOAT,) * (count - 1)):
-            try:
-                TABLE[function].typing(function, types)
-            except ExpressionError:
-                continue
-            return count
-    raise AssertionError(function)
+def _wrong_arguments(span: Span, name: str, expected: int, given: int, example: str) -> DiagnosticError:
+    plural = "s" * (expected != 1)
+    return DiagnosticError(
+        mistakes.WrongArguments(span=span, name=name, expected=expected, plural=plural, given=given, example=example)
+    )
 
 
 def element_type(dtype: DType) -> Type:
@@ -353,6 +309,10 @@ def element_type(dtype: DType) -> Type:
 def _index_example(target: Input) -> str:
     letters = {"batch": "b", "q_heads": "h", "kv_heads": "h", "q_len": "q", "kv_len": "k"}
     return f"{target.name}[{', '.join(letters.get(str(d), '0') for d in target.dims)}]"
+
+
+def _function_example(function: str) -> str:
+    return f"{function}({', '.join('abc'[: arity(function)])})"
 
 
 def _call_example(target: Definition) -> str:

@@ -1,4 +1,4 @@
-"""Text -> syntax tree, with the place of every node. The grammar is `attention.lark`; the parser is lark's LALR."""
+"""Text -> syntax tree, with the source position of every node. The grammar is `attention.lark`; the parser is lark's LALR."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attngen.spec.operator import TABLE
 LEVELS = {1: "OR", 2: "AND", 3: "NOT", 4: "COMPARE", 5: "ADD", 6: "MULTIPLY"}
 SYNONYMS = {"|": "or", "&": "and", "~": "not"}
 
-MAX_TEXT = 2**17  # a spec is a page; what is longer is a mistake, or meant to keep the parser busy
+MAX_TEXT = 2**17  # characters; a spec is a page, and hostile texts must not occupy the parser
 MAX_NUMBER_DIGITS = 400
 MAX_INTEGER = 2**63 - 1
 
@@ -35,7 +35,7 @@ STATEMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node: `kind` is the grammar's alias; `value` what it holds, `children` the nodes below it."""
+    """One node: `kind` is the grammar's alias, `value` a number or word, `children` the nodes below it."""
 
     kind: str
     span: Span
@@ -45,8 +45,8 @@ class Node:
 
 
 def parse(source: SourceFile, shown: SourceFile | None = None) -> tuple[Node, ...]:
-    """The attentions and definitions of a text. Raises DiagnosticError with the first mistake, in `shown` if that is another
-    text of the same places."""
+    """The attentions and definitions of a text. Raises DiagnosticError with the first mistake; its excerpt is from `shown`, a
+    text with the same positions."""
     return _parsed(source, "start", shown or source).children
 
 
@@ -91,18 +91,15 @@ def _operator_terminals() -> str:
         if row.infix is not None and row.infix.precedence in LEVELS:
             other = {spelled for spelled, meant in SYNONYMS.items() if meant == row.infix.symbol}
             symbols.setdefault(LEVELS[row.infix.precedence], set()).update({row.infix.symbol}, other)
-    return "".join(f"{level}.2: /{'|'.join(map(_pattern, _longest_first(s)))}/\n" for level, s in symbols.items())
-
-
-def _longest_first(symbols: set[str]) -> list[str]:
-    return sorted(symbols, key=lambda s: (-len(s), s))
+    longest_first = {level: sorted(found, key=lambda s: (-len(s), s)) for level, found in symbols.items()}
+    return "".join(f"{level}.2: /{'|'.join(map(_pattern, found))}/\n" for level, found in longest_first.items())
 
 
 def _pattern(symbol: str) -> str:
     return rf"{symbol}\b" if symbol.isalpha() else re.escape(symbol).replace("/", r"\/")
 
 
-# Terminals as a reader would call them; keywords are called by their text.
+# Descriptions of terminals for a reader; those of keywords are their texts.
 _CALLED = {
     "NAME": "a name",
     "INT": "a whole number",
@@ -138,7 +135,7 @@ def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> D
     span = _token_span(source, token)
     word = re.search(r"\b(\w+)\s*$", source.text[: token.start_pos or 0])
     if "_DTYPE" in wanted and word is not None and word[1] in STATEMENTS:
-        # an expression that is not there, and the next statement's keyword taken for a name
+        # a missing expression: the next statement's keyword was parsed as a name
         found = f"`{word[1]}`"
         return mistakes.UnexpectedText(
             span=_span_at(source, *word.span(1)),
@@ -185,7 +182,7 @@ def _token_span(source: SourceFile, token: Token) -> Span:
 
 
 class _Build:
-    """Lark's tree -> Nodes. Called from the leaves up, without recursion, so that depth is a diagnostic and not a crash."""
+    """Lark's tree -> Nodes, from the leaves up. There is no recursion, so that deep nesting is a diagnostic, not a crash."""
 
     def __init__(self, source: SourceFile) -> None:
         self.source = source
@@ -236,6 +233,3 @@ def _decimal(text: str, span: Span) -> float:
     if len(text) > MAX_NUMBER_DIGITS or float(text) > MAX_FLOAT:
         raise DiagnosticError(mistakes.NumberTooLarge(span=span, number=_short(text), limit=MAX_FLOAT_TEXT))
     return float(text)
-
-
-__all__ = ["MAX_TEXT", "STATEMENTS", "Node", "parse"]

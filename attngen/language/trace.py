@@ -1,4 +1,4 @@
-"""Plain Python functions as expressions: a mask or a score is called once with tracers, and what it returns is its `Expr`."""
+"""Plain Python functions as expressions: a mask or score is called once with tracers, and returns its `Expr`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from attngen.source import SourceFile, Span
 from attngen.spec.expr import Expr
 from attngen.spec.names import check_name
 
-# By how many parameters a function has that have no default: what these stand for.
+# The meaning of a function's parameters without default, by their number.
 SIGNATURES: dict[str, tuple[tuple[str, ...], ...]] = {
     "mask": (("b", "h", "q", "k"),),
     "score": (("s", "b", "h", "q", "k"), ("b", "h", "q", "k")),
     "sink": (("b", "h", "q", "k"),),
     "scale": (),
 }
-# Names that say which argument is meant, FlexAttention's among them.
+# Parameter names with a fixed meaning, also FlexAttention's.
 MEANT = {"s": "s", "score": "s", "b": "b", "h": "h", "q": "q", "k": "k", "q_idx": "q", "kv_idx": "k"}
 
 
@@ -76,7 +76,7 @@ def _title(function: Any) -> str:
 
 
 def _parameters(function: Callable[..., Any], keyword: str, title: str) -> tuple[str, ...]:
-    """What the parameters of `function` that have no default stand for, in order. Raises TraceError."""
+    """The meaning of the parameters of `function` without default, in order. Raises TraceError."""
     known = SIGNATURES[keyword]
     expected = " or ".join(f"({', '.join(names)})" for names in known)
     wanted = f"a {keyword} takes {expected}" if known else f"the {keyword} is a number or text, no function"
@@ -104,7 +104,7 @@ def _parameters(function: Callable[..., Any], keyword: str, title: str) -> tuple
 
 @dataclass
 class _Environment:
-    """What a traced function refers to, with arrays replaced by CapturedArrays."""
+    """The variables of a traced function, with arrays replaced by CapturedArrays."""
 
     known: Mapping[str, Any]
     sizes: Mapping[str, Any]
@@ -113,7 +113,7 @@ class _Environment:
     codes: set[types.CodeType] = field(default_factory=set)
 
     def prepared(self, function: Any) -> Callable[..., Any]:
-        """`function`, and the functions of its module that it calls, in this environment."""
+        """`function` in this environment, as are the functions of its module that it calls."""
         if isinstance(function, functools.partial):
             names = list(inspect.signature(function.func).parameters)
             args = [self.captured(names[i] if i < len(names) else "array", a) for i, a in enumerate(function.args)]
@@ -129,7 +129,7 @@ class _Environment:
         raise TraceError(f"expected a plain Python function, not a {type(function).__name__}")
 
     def captured(self, name: str, value: Any) -> Any:
-        """`value`; what stands for it if it is an array."""
+        """`value`, or its stand-in if it is an array."""
         if not is_array(value):
             return value
         dtype = array_dtype(value)
@@ -164,13 +164,13 @@ class _Environment:
         for name, cell, original in zip(code.co_freevars, cells, function.__closure__ or (), strict=True):
             try:
                 value = original.cell_contents
-            except ValueError:  # not assigned yet, nor for the function itself
+            except ValueError:  # not assigned yet
                 continue
             cell.cell_contents = self._replaced(function, name, value)
         return made
 
     def _replaced(self, function: types.FunctionType, name: str, value: Any) -> Any:
-        """What a global or enclosing variable of `function` is to the traced function."""
+        """The value of a global or enclosing variable of `function` in the traced function."""
         if name in self.known:
             return self.known[name]
         if isinstance(value, types.FunctionType) and value.__module__ == function.__module__:
@@ -179,12 +179,12 @@ class _Environment:
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:
-    """`code`, and that of the functions, lambdas and comprehensions inside it."""
+    """`code`, and the code of functions, lambdas and comprehensions inside it."""
     return [code, *(inner for c in code.co_consts if isinstance(c, types.CodeType) for inner in _codes(c))]
 
 
 def _place(error: BaseException, codes: set[types.CodeType]) -> str:
-    """The line of the traced function that `error` came from, with a caret."""
+    """The line of the traced function that raised `error`, with a caret."""
     frames = [(f, at) for f, at in traceback.walk_tb(error.__traceback__) if f.f_code in codes]
     if not frames:
         return ""
@@ -201,7 +201,7 @@ def _place(error: BaseException, codes: set[types.CodeType]) -> str:
 
 
 def _columns(text: str, frame: traceback.FrameSummary) -> tuple[int, int]:
-    """The columns of what was computed, from Python's, which count bytes from 0; of the whole line if it does not say."""
+    """The columns of the expression at fault. Python counts bytes from 0; without its columns, the whole line."""
     start, end = getattr(frame, "colno", None), getattr(frame, "end_colno", None)
     if start is None or end is None:
         return len(text) - len(text.lstrip()) + 1, len(text) + 1

@@ -1,4 +1,4 @@
-"""`Tracer`: stands for a value inside a traced function; what Python, numpy and torch do to it becomes an expression."""
+"""`Tracer`: the stand-in for a value inside a traced function. Operations on it build an expression."""
 
 from __future__ import annotations
 
@@ -14,55 +14,20 @@ from attngen.spec.operators import FUNCTIONS
 
 
 class TraceError(TypeError):
-    """A traced function does what an expression cannot say; the text names the place and what to write instead."""
+    """A traced function cannot be expressed; the text names the place and what to write instead."""
 
 
 class _NoSuchAttribute(TraceError, AttributeError):
-    """`hasattr` of a traced value is False, as numpy and torch expect of what is not theirs."""
+    """Makes `hasattr` of a traced value False, as numpy and torch expect for foreign types."""
 
 
 class Tracer:
-    """Stands for a value inside a traced function; operators on it build an expression."""
+    """The stand-in for a value inside a traced function; operators on it build an expression."""
 
     __slots__ = ("expr",)
 
     def __init__(self, expr: Expr) -> None:
         self.expr = expr
-
-    def __bool__(self) -> bool:
-        raise TraceError(
-            "a traced value is neither true nor false yet: write where(c, a, b) for `if`, a & b for `and`, a | b for `or`, "
-            "~a for `not`, and two comparisons for a chained one"
-        )
-
-    def __index__(self) -> int:
-        raise TraceError(
-            "a traced value is not a whole number yet: it indexes only captured arrays, those that the function refers to by a "
-            "global or enclosing variable"
-        )
-
-    __int__ = __index__
-
-    def __float__(self) -> float:
-        raise TraceError("a traced value is not a number yet: use the functions of attngen (exp, log, ...), not math's")
-
-    def __complex__(self) -> complex:
-        raise TraceError("a traced value is not a complex number: expressions have truth values, integers and floats")
-
-    def __hash__(self) -> int:
-        raise TraceError("a traced value cannot be a key of a dict or set: put the values into an array and index that")
-
-    def __iter__(self) -> NoReturn:
-        raise TraceError("a traced value is one number: it cannot be iterated over")
-
-    def __len__(self) -> int:
-        raise TraceError("a traced value is one number: it has no length")
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise TraceError("a traced value is one number: it cannot be indexed")
-
-    def __contains__(self, item: Any) -> bool:
-        raise TraceError("a traced value is one number: nothing is `in` it")
 
     def __pow__(self, exponent: Any, modulus: None = None) -> Any:
         if modulus is not None:
@@ -89,11 +54,6 @@ class Tracer:
     def __rrshift__(self, other: Any) -> Any:
         return _shifted("floordiv", ">>", other, self)
 
-    def __matmul__(self, other: Any) -> NoReturn:
-        raise TraceError("a traced value is one number: `@` multiplies matrices")
-
-    __rmatmul__ = __matmul__
-
     def __divmod__(self, other: Any) -> tuple[Any, Any]:
         return call("floordiv", self, other), call("mod", self, other)
 
@@ -109,14 +69,8 @@ class Tracer:
     def __trunc__(self) -> Any:
         return call("int", self)
 
-    def __round__(self, digits: Any = None) -> NoReturn:
-        raise TraceError("round() cannot be traced: write floor(x + 0.5)")
-
     def __pos__(self) -> Tracer:
         return self
-
-    def __format__(self, spec: str) -> str:
-        raise TraceError("a traced value has no text: what is made of it would not depend on its value")
 
     def __repr__(self) -> str:
         return f"Tracer({self.expr!r})"
@@ -154,14 +108,14 @@ def available() -> str:
 
 
 def lift(value: Any) -> Expr:
-    """A tracer's expression, or a number's. Raises TraceError for anything else."""
+    """The expression of a tracer or a number. Raises TraceError for other values."""
     if isinstance(value, Tracer):
         return value.expr
     if isinstance(value, (bool, int, float)):
         return constant(_plain(value))
     if is_numpy_scalar(value) and isinstance(value.item(), (bool, int, float)):
         return constant(_plain(value.item()))
-    if hasattr(type(value), "refuse"):  # an array that is captured
+    if hasattr(type(value), "refuse"):  # a captured array
         value.refuse()
     if getattr(value, "shape", None) == () and hasattr(value, "item") and not is_numpy_scalar(value):
         raise TraceError(
@@ -172,13 +126,13 @@ def lift(value: Any) -> Expr:
 
 
 def is_numpy_scalar(value: Any) -> bool:
-    """Whether `value` is a number of numpy, which nothing can change, and no array."""
+    """Whether `value` is a number of numpy, which is immutable, not an array."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.generic)
 
 
 def _plain(value: Any) -> bool | int | float:
-    """Without the class of one's own that a number may have, such as an IntEnum's or numpy's float64."""
+    """A number as bool, int or float, without a subclass such as IntEnum or numpy's float64."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, int):
@@ -189,7 +143,7 @@ def _plain(value: Any) -> bool | int | float:
 
 
 def call(op: str, *args: Any) -> Any:
-    """`op` of the operator table applied to tracers and numbers. Raises TraceError."""
+    """The operator `op` applied to tracers and numbers. Raises TraceError."""
     operands = [lift(a) for a in args]
     try:
         return Tracer(apply(op, *operands))
@@ -211,14 +165,14 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 def power(base: Any, exponent: Any) -> Any:
-    """base ** exponent: a product, and so exact, if an integer is raised to a small whole number; else the operator."""
+    """base ** exponent: an exact product if an integer is raised to a small whole number, else the operator."""
     if lift(base).type is Type.INT and isinstance(exponent, int) and not isinstance(exponent, bool) and 1 <= exponent <= 8:
         return functools.reduce(lambda x, y: call("mul", x, y), [base] * exponent)
     return call("pow", base, exponent)
 
 
 def exclusive_or(a: Any, b: Any) -> Any:
-    """Of truth values: `!=`."""
+    """a ^ b of truth values, which is `!=`."""
     if (lift(a).type, lift(b).type) != (Type.BOOL, Type.BOOL):
         raise TraceError("`^` takes truth values; there are no bit operations on integers")
     return call("ne", a, b)
@@ -231,7 +185,7 @@ def _shifted(op: str, symbol: str, value: Any, places: Any) -> Any:
 
 
 def rounded(op: str, value: Any, then: str | None = None) -> Any:
-    """floor or ceil; an integer is its own."""
+    """floor or ceil; an integer is unchanged."""
     if lift(value).type is Type.INT:
         return Tracer(lift(value))
     result = call(op, value)
@@ -244,7 +198,7 @@ def _install(method: str, op: str, reflected: str | None) -> None:
         setattr(Tracer, reflected, lambda self, other: call(op, other, self))
 
 
-# Python's operator methods, by row of the table.
+# Python's operator methods for rows of the table.
 for _method, _op, _reflected in (
     ("__add__", "add", "__radd__"),
     ("__sub__", "sub", "__rsub__"),
@@ -267,8 +221,42 @@ for _method, _op, _reflected in (
     _install(_method, _op, _reflected)
 
 
+_ONE_NUMBER = "a traced value is one number"
+# Python's methods that a traced value refuses, with what to write instead.
+_REFUSED = {
+    "bool": "a traced value is neither true nor false yet: write where(c, a, b) for `if`, a & b for `and`, a | b for `or`, "
+    "~a for `not`, and two comparisons for a chained one",
+    **dict.fromkeys(
+        ("index", "int"),
+        "a traced value is not a whole number yet: it indexes only captured arrays, those that the function refers to by a "
+        "global or enclosing variable",
+    ),
+    "float": "a traced value is not a number yet: use the functions of attngen (exp, log, ...), not math's",
+    "complex": "a traced value is not a complex number: expressions have truth values, integers and floats",
+    "hash": "a traced value cannot be a key of a dict or set: put the values into an array and index that",
+    "iter": f"{_ONE_NUMBER}: it cannot be iterated over",
+    "len": f"{_ONE_NUMBER}: it has no length",
+    "getitem": f"{_ONE_NUMBER}: it cannot be indexed",
+    "contains": f"{_ONE_NUMBER}: nothing is `in` it",
+    **dict.fromkeys(("matmul", "rmatmul"), f"{_ONE_NUMBER}: `@` multiplies matrices"),
+    "round": "round() cannot be traced: write floor(x + 0.5)",
+    "format": "a traced value has no text: what is made of it would not depend on its value",
+}
+
+
+def _refusal(message: str) -> Callable[..., NoReturn]:
+    def refuse(self: Tracer, *_: Any) -> NoReturn:
+        raise TraceError(message)
+
+    return refuse
+
+
+for _method, _message in _REFUSED.items():
+    setattr(Tracer, f"__{_method}__", _refusal(_message))
+
+
 class _OfTracersToo(type):
-    """The metaclass of stand-ins for `int` and `float`: `isinstance(x, int)` asks Python's own."""
+    """The metaclass of stand-ins for `int` and `float`; `isinstance(x, int)` behaves as for the original."""
 
     plain: type
 
@@ -303,6 +291,6 @@ def _extreme(op: str) -> Callable[..., Any]:
 
 
 def tracing_builtins() -> dict[str, Any]:
-    """Python's builtins, with those that the table has working on tracers too."""
+    """Python's builtins; int, float, min and max also accept tracers."""
     classes = {t.__name__: _OfTracersToo(t.__name__, (), {"plain": t}) for t in (int, float)}
     return {**vars(builtins), **classes, "min": _extreme("min"), "max": _extreme("max")}

@@ -1,26 +1,22 @@
-"""How: architectures, plans with their reasons, tile classification. `choose(spec, arch)` gives the plan."""
+"""How: architectures, plans with their reasons, mask bounds: what all schedules share."""
 
 from attngen.plan.arch import ARCHES, DEFAULT_ARCH, Arch, Feature, find_arch
-from attngen.plan.choose import SCHEDULES, candidates, choose, default_arch, depends_on_sizes, plans_for, rungs_for
-from attngen.plan.plan import Decision, Plan, PlanRefusal, SharedBuffer
+from attngen.plan.plan import Decision, Plan, PlanRefusal, Schedule
 from attngen.plan.problem import Problem
+from attngen.plan.shared_memory import SharedBuffer
+from attngen.plan.tile import Tile
 
 __all__ = [
     "ARCHES",
     "DEFAULT_ARCH",
-    "SCHEDULES",
     "Arch",
     "Decision",
     "Feature",
     "Plan",
     "PlanRefusal",
     "Problem",
+    "Schedule",
     "SharedBuffer",
-    "candidates",
-    "choose",
-    "default_arch",
-    "depends_on_sizes",
+    "Tile",
     "find_arch",
-    "plans_for",
-    "rungs_for",
 ]

@@ -1,6 +1,5 @@
 """How much code a mask or a score is: each pair of a thread has a copy of it, unless the code is a function that is called."""
 
-from attngen.plan.facts import fact
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Apply, Expr, Gather, walk
 
@@ -12,7 +11,6 @@ def operations(*exprs: Expr | None) -> int:
     return sum(isinstance(node, (Apply, Gather)) for node in walk(*(e for e in exprs if e is not None)))
 
 
-@fact
 def pair_operations(spec: AttentionSpec) -> int:
     """Of the mask or of the score, whichever has more."""
     return max(operations(spec.mask), operations(spec.score))

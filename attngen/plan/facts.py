@@ -1,10 +1,54 @@
-"""Facts: what follows from a spec alone. Each is a pure function of the spec that is computed once and then remembered.
+"""`SpecFacts`: what follows from a spec alone, computed once and passed along."""
 
-One plan asks for the same fact dozens of times, for each candidate tile, and each new length of a call would ask again.
-"""
+from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
 
-REMEMBERED = 256  # results of each fact; the least recently used are dropped
+from attngen.plan.affine_scores import AffineScore, affine_score
+from attngen.plan.bounded_scores import constant_shift
+from attngen.plan.captured_staging import Staged, staged
+from attngen.plan.code_size import pair_operations
+from attngen.plan.distances import distances_of_a_thread, divides_distances
+from attngen.plan.mask_bounds import MaskBounds, mask_bounds
+from attngen.plan.memo import remembered
+from attngen.plan.uniform_score import uniform_score
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import Expr
+from attngen.spec.gradient import Gradient, gradient_of
 
-fact = lru_cache(maxsize=REMEMBERED)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpecFacts:
+    """A spec, and what planning and emission know of it before a schedule is chosen."""
+
+    spec: AttentionSpec
+    bounds: MaskBounds  # of tiles of any size
+    staged: Staged  # elements of captured tensors that are read once per key or per row
+    uniform_score: Expr | None  # when the pairs of a tile have the score of its first pair, given `s`
+    affine_score: AffineScore | None  # the score with its terms that are affine in k apart
+    shift: float | None  # subtracted from the exponents (of 2) of all scores instead of a row maximum; None: needs a maximum
+    pair_operations: int  # of the mask or of the score, whichever has more
+    divides_distances: bool  # by a number that is no constant
+    wanted: tuple[str, ...] = ()  # the gradients that a backward computes, by the names of arguments; none: a forward
+    gradient: Gradient | None = None  # of the spec, for a backward
+
+    def divided_distances(self, rows: int, block_kv: int) -> int:
+        """The distances for which a thread keeps a remainder, see `distances_of_a_thread`."""
+        return distances_of_a_thread(rows, block_kv) if self.divides_distances else 0
+
+
+@remembered
+def facts_of(spec: AttentionSpec, wanted: tuple[str, ...] = ()) -> SpecFacts:
+    """The facts of `spec` for its forward, or for a backward that computes the gradients `wanted`."""
+    return SpecFacts(
+        spec,
+        mask_bounds(spec),
+        staged(spec),
+        uniform_score(spec),
+        affine_score(spec.score),
+        constant_shift(spec),
+        pair_operations(spec),
+        divides_distances(spec),
+        wanted,
+        gradient_of(spec) if wanted else None,
+    )

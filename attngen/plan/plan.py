@@ -1,14 +1,26 @@
-"""`Plan`: how one spec is computed on one architecture, every choice with its reason."""
+"""`Schedule`: one way to compute attention. `Plan`: how a spec is computed on an architecture, each choice with its reason."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.plan.affine_scores import AffineScore
 from attngen.plan.arch import Arch
-from attngen.plan.staging import NOTHING, Staged
-from attngen.plan.tiles import TileBounds
+from attngen.plan.captured_staging import NOTHING, Staged
+from attngen.plan.captured_sums import TermSum
+from attngen.plan.facts import SpecFacts
+from attngen.plan.heads_in_l2 import HeadsInL2
+from attngen.plan.mask_bounds import MaskBounds
+from attngen.plan.problem import Problem
+from attngen.plan.shared_memory import Layout, SharedBuffer, layouts
+from attngen.plan.tile import Tile
+from attngen.spec.attention import AttentionSpec, ScheduleName
+
+Direction = Literal["forward", "backward"]
+BACKWARD_SUFFIX = "_backward"  # of the name of a schedule that computes gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +32,6 @@ class Decision:
     because: str
 
 
-@dataclass(frozen=True, slots=True)
-class SharedBuffer:
-    """A named range of a block's shared memory."""
-
-    name: str
-    offset: int
-    bytes: int
-    what: str  # its shape and use, in words
-
-
-@dataclass(frozen=True, kw_only=True)
 class DoesNotFit(Diagnostic):
     """An override of the spec that the schedule or the architecture cannot take."""
 
@@ -53,27 +54,63 @@ def refusal(statement: str, what: str, why: str, cure: str) -> PlanRefusal:
     return PlanRefusal(DoesNotFit(statement=statement, what=what, why=why, cure=cure))
 
 
-FragmentsAhead = Literal["", "Q", "K", "Q and K"]
-RowSums = Literal["products", "weights, the heaviest rounded", "weights"]
+class TileChoice(Protocol):
+    """A choice between tiles that is left until the lengths of a call are known."""
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]: ...
+
+    def fastest(self, problem: Problem) -> Tile:
+        """The tile that a model of its time finds fastest for these lengths."""
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """One warpgroup copies, `consumers` others multiply; registers are those of a thread.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Schedule:
+    """Everything that the compiler knows of one schedule; adding a schedule takes this object and its template.
 
-    A warp's output leaves by copies of slabs, `output_slabs` of which have room in shared memory. `row_sums` says what the sums
-    of a softmax are: "products" of P with columns of ones beside V, or of "weights" that the threads add. `shift` is subtracted
-    from the exponents (of 2) of all scores in place of a row's maximum; None: there is a maximum. `own_tiles`: a
-    consumer multiplies the tiles that have keys for its own rows, not all of the block's.
+    `name` is that of its template, `templates/kernels/NAME.cu.j2`, and of the explanation of its design,
+    `templates/lessons/NAME.j2`. `keyword` is its name in a spec's `kernel` statement, which several schedules may share: the
+    first of them that suits the spec and the architecture is used. A schedule of direction "backward" computes the gradients
+    `facts.wanted`; its name ends in BACKWARD_SUFFIX.
     """
 
-    consumers: int
-    producer_registers: int
-    consumer_registers: int
-    output_slabs: int
-    row_sums: RowSums
-    shift: float | None
-    own_tiles: bool
+    name: str
+    keyword: ScheduleName
+    summary: str  # one sentence, for `attngen list`
+    direction: Direction = "forward"
+    # planning
+    why_not: Callable[[SpecFacts, Arch], str]  # the reason it cannot compute the spec on the architecture; empty if it can
+    propose: Callable[[Schedule, SpecFacts, Arch], Plan]  # raises PlanRefusal
+    tiles: Callable[[SpecFacts, Arch], tuple[Tile, ...]] = lambda facts, arch: ()  # those that fit, for tuning
+    by_lengths: Callable[[SpecFacts], TileChoice | None] = lambda facts: None  # None: one tile for all lengths
+    propose_tile: Callable[[Schedule, SpecFacts, Arch, Tile], Plan] | None = None  # the plan of a tile of `by_lengths`
+    # emission: a subclass of `attngen.emit.file.File`
+    context: Any
+    # pages and traces
+    loops: Callable[[AttentionSpec, Plan], Any]  # the loop nest of each kernel, by the kernel's suffix (`emit/loops.py`)
+    layouts: Callable[[AttentionSpec, Plan], tuple[Layout, ...]] = lambda spec, plan: layouts(plan.buffers)  # of its tiles
+    timeline: Callable[[Plan, str], Any]  # a schematic of its pipeline (`schedules/timeline.py`)
+    # properties that shared code branches on
+    is_tiled: bool = True  # tiles of the mask are classified
+    is_fused: bool = True  # scores and weights stay on the chip, one tile at a time
+    on_tensor_cores: bool = False
+    by_tma: bool = False  # TMA copies the tiles, which then lie swizzled in shared memory
+    is_warp_specialized: bool = False  # persistent blocks with a producer and consumers
+
+    @property
+    def visits_rows(self) -> bool:
+        """Whether blocks of keys visit tiles of rows, beside blocks of rows that visit tiles of keys."""
+        return self.direction == "backward" and self.is_fused
+
+    def suits(self, facts: SpecFacts, arch: Arch) -> bool:
+        return not self.why_not(facts, arch)
+
+    def plan(self, facts: SpecFacts, arch: Arch) -> Plan:
+        """The plan for a spec, whatever the lengths of a call. Raises PlanRefusal."""
+        return self.propose(self, facts, arch)
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.name}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,37 +118,75 @@ class Plan:
     """How: the schedule, its tiles and its use of a block's resources.
 
     `block_q` query rows and `block_kv` key rows make a tile; a block of `32 * warps` threads works on one tile at a time;
-    K and V tiles go round `stages` buffers. `shared_bytes` counts dynamic shared memory.
+    K and V tiles rotate through `stages` buffers. `shared_bytes` counts dynamic shared memory.
     """
 
-    rung: str  # "naive", "tiled", "fused", "wgmma" or "hopper"
-    schedule: str  # the proposer's name, which is the kernel template's name too
+    schedule: Schedule
+    facts: SpecFacts
     arch: Arch
     block_q: int
     block_kv: int
     warps: int
     stages: int
-    bounds: TileBounds
+    bounds: MaskBounds
     decisions: tuple[Decision, ...]
     buffers: tuple[SharedBuffer, ...] = ()
-    q_in_registers: bool = False
-    copies_between_steps: bool = False  # copies are asked for between the steps of a tile's products, not before them
-    fragments_ahead: FragmentsAhead = ""  # whose next fragments are read before the products of these
-    staggered: bool = False  # the lower half of a block's rows may be a tile ahead of the upper half
-    half_tile: bool = False  # a block's last tile may be for the lower half of its rows alone
-    blocks: int = 0  # of an SM at once, as the compiler is told; 0: it is not told
-    roles: Roles | None = None  # where warpgroups have different work
+    own: Any = None  # the schedule's own choices: a frozen value of its package, None if it has none
+    blocks: int = 0  # per SM, for the launch bounds; 0: not stated
+    heads_in_l2: HeadsInL2 | None = None  # how work tiles are numbered; None: the grid has a dimension per head
+    consumer_rows: int = 0  # rows of a consumer that has a tile range of its own; 0: all rows of a block share their tiles
     staged: Staged = NOTHING  # elements of captured tensors that are not read pair by pair
+    affine: AffineScore | None = None  # the score's term that is added once for a row and tile; None: with each pair's score
+    saves_lse: bool = False  # for the backward, as exact as weights in 16 bits need: no choice is made for it
+    term_sums: tuple[TermSum, ...] = ()  # of a backward: what pairs add to the gradients of captured tensors
+    saves_lse_rest: bool = False  # what lse lacks as one fp32 number (`attngen.plan.saved`)
+    row_bounds: MaskBounds | None = None  # for blocks of keys, see `Schedule.visits_rows`
+    saved: tuple[str, ...] = ()  # results of the forward that a backward reads, by the names of arguments: "out", "lse", ...
+    workspaces: tuple[str, ...] = ()  # of a backward: names of `attngen.emit.abi.WORKSPACES`
 
     def __repr__(self) -> str:
-        stages = f", {self.stages} stage{'s' * (self.stages > 1)}" if self.is_fused else ""
-        tile = "" if self.rung == "naive" else f", tile {self.block_q} x {self.block_kv}{stages}"
+        stages = f", {self.stages} stage{'s' * (self.stages > 1)}" if self.schedule.is_fused else ""
+        tile = f", tile {self.block_q} x {self.block_kv}{stages}" if self.schedule.is_tiled else ""
         return f"<Plan {self.title} on {self.arch.name}{tile}, {self.warps} warps>"
 
     @property
+    def writes_lse(self) -> bool:
+        """Whether the kernels write lse: as the spec's output, or for the backward."""
+        return self.direction == "forward" and (self.facts.spec.lse or self.saves_lse)
+
+    @property
+    def direction(self) -> Direction:
+        return self.schedule.direction
+
+    @property
+    def suffix(self) -> str:
+        """What the names of a backward's file and kernels have after the spec's or the schedule's."""
+        return BACKWARD_SUFFIX if self.direction == "backward" else ""
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The gradients that a backward computes, by the names of arguments."""
+        return self.facts.wanted
+
+    def wants(self, *names: str) -> bool:
+        """Whether one of these gradients is wanted."""
+        return any(n in self.wanted for n in names)
+
+    @property
+    def keyword(self) -> ScheduleName:
+        """The schedule's name in a `kernel` statement."""
+        return self.schedule.keyword
+
+    @property
     def title(self) -> str:
-        """The rung, and by which schedule if that has another name."""
-        return self.rung if self.schedule == self.rung else f"{self.rung} by {self.schedule}"
+        """The keyword, and the schedule if its name is another."""
+        name = self.schedule.name.removesuffix(BACKWARD_SUFFIX)
+        title = self.keyword if name == self.keyword else f"{self.keyword} by {name}"
+        return title if self.direction == "forward" else f"{title}, backward"
+
+    @property
+    def tile(self) -> Tile:
+        return Tile(self.block_q, self.block_kv, self.stages, self.warps)
 
     @property
     def threads(self) -> int:
@@ -120,46 +195,13 @@ class Plan:
     @property
     def tile_rows(self) -> int:
         """Rows that are multiplied with the same tiles: those of a block, or of a consumer."""
-        return self.block_q // self.roles.consumers if self.roles is not None and self.roles.own_tiles else self.block_q
+        return self.consumer_rows or self.block_q
 
     def missing_rows(self, q_len: int) -> int:
-        """Rows that the first block has not: where consumers have tiles of their own, blocks are counted from the last row, in
-        whole consumers. Other plans count them from the first."""
-        own = self.roles is not None and self.roles.own_tiles
-        return -q_len % self.block_q // self.tile_rows * self.tile_rows if own else 0
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether scores and weights stay on the chip, one tile at a time."""
-        return self.rung not in ("naive", "tiled")
-
-    @property
-    def on_tensor_cores(self) -> bool:
-        return self.schedule == "fused_mma" or self.by_tma
-
-    @property
-    def by_tma(self) -> bool:
-        """Whether TMA copies the tiles, which then lie swizzled in shared memory."""
-        return self.schedule in ("wgmma", "hopper")
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether a softmax does without maxima: a constant keeps its weights in range."""
-        return self.roles is not None and self.roles.shift is not None
+        """Rows missing from the first block: if consumers have tile ranges of their own, blocks are aligned to the last row, in
+        whole consumers. Other plans align them to the first."""
+        return -q_len % self.block_q // self.tile_rows * self.tile_rows if self.consumer_rows else 0
 
     @property
     def shared_bytes(self) -> int:
         return max((b.offset + b.bytes for b in self.buffers), default=0)
-
-
-ALIGN = 128  # bytes
-
-
-def lay_out(*wanted: tuple[str, int, str]) -> tuple[SharedBuffer, ...]:
-    """Buffers one after another, each at a multiple of ALIGN: (name, bytes, what it is)."""
-    buffers: list[SharedBuffer] = []
-    offset = 0
-    for name, size, what in wanted:
-        buffers.append(SharedBuffer(name, offset, size, what))
-        offset += -(-size // ALIGN) * ALIGN
-    return tuple(buffers)

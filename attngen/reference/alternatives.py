@@ -13,9 +13,9 @@ from attngen.spec.expr import Apply, Expr, ExpressionError, Gather, Name, Type, 
 from attngen.spec.operator import TABLE, ZERO, apply, is_comparison, mul, neg
 from attngen.spec.print_attn import expression_to_text
 
-MOST = 200  # alternatives of one spec: each costs an evaluation of its mask and score
-LONGEST = 60  # characters of an expression in a sentence
-NEIGHBOURS = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}  # the other answer where both sides are equal
+MAX_ALTERNATIVES = 200  # of one spec: each costs an evaluation of its mask and score
+MAX_TEXT = 60  # characters of an expression in a sentence
+NEIGHBOURS = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}  # differ only if both sides are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +31,20 @@ class Alternative:
         return f"{self.keyword}: `{self.part}` {self.change}" if self.part else f"{self.keyword} {self.change}"
 
 
-def alternatives(spec: AttentionSpec) -> tuple[Alternative, ...]:
-    """The alternatives of `spec`, at most MOST: each condition as always true and always false, each comparison of integers
-    with the other answer at its boundary, each operator as one of its operands, b and h as 0, another scale, no sink."""
+def alternatives(spec: AttentionSpec, most: int = MAX_ALTERNATIVES) -> tuple[Alternative, ...]:
+    """The first `most` alternatives of `spec`: each condition as always true and always false, each comparison of
+    integers with the other answer at its boundary, each operator as one of its operands, b and h as 0, another scale, no sink.
+    """
     found: dict[AttentionSpec, Alternative] = {}
-    for one in _every(spec):
-        if len(found) == MOST:
+    for one in _candidates(spec):
+        if len(found) == most:
             break
         if one.spec != spec:
             found.setdefault(one.spec, one)
     return tuple(found.values())
 
 
-def _every(spec: AttentionSpec) -> Iterator[Alternative]:
+def _candidates(spec: AttentionSpec) -> Iterator[Alternative]:
     yield Alternative("scale", "", "doubled", replace(spec, scale=mul(constant(2.0), spec.scale)))
     if spec.sink is not None:
         yield Alternative("sink", "", "left out", replace(spec, sink=None))
@@ -71,7 +72,7 @@ def _with(spec: AttentionSpec, keyword: str, expr: Expr) -> AttentionSpec:
 
 
 def _changes(root: Expr) -> Iterator[tuple[Expr, Expr, str]]:
-    """(node of `root`, what takes its place, the change in words)."""
+    """(node of `root`, its replacement, the change in words)."""
     for node in walk(root):
         if node.type is Type.BOOL and (isinstance(node, Gather) or (isinstance(node, Apply) and is_comparison(node.op))):
             yield node, constant(True), "always true"
@@ -88,7 +89,7 @@ def _of_operator(node: Apply) -> Iterator[tuple[Expr, Expr, str]]:
         infix = TABLE[other].infix
         assert infix is not None
         yield node, apply(other, *node.args), f"with `{infix.symbol}`"
-    if node.op in ("and", "or") or is_comparison(node.op):  # their conditions are changed one by one
+    if node.op in ("and", "or") or is_comparison(node.op):  # their operands are changed one by one
         return
     operands = [arg for arg in node.args if arg.type is node.type]
     if node.op == "sub":
@@ -103,7 +104,4 @@ def _of_operator(node: Apply) -> Iterator[tuple[Expr, Expr, str]]:
 
 def _text(expr: Expr) -> str:
     text = expression_to_text(expr)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-
-
-__all__ = ["Alternative", "alternatives"]
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."

@@ -1,8 +1,8 @@
-"""How wrong a result is, and how wrong it may be.
+"""Errors of a result against float64, and their limits.
 
 Errors are the maximum over all elements, against float64. The bound is twice the error of the same computation done the way
 torch's math backend does it at the same storage precision (fp32 arithmetic, output rounded to storage), plus one unit in the
-last place of the largest output; with `precision high`, what that allows besides.
+last place of the largest output. `precision high` allows more.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from attngen.reference.definition import Rounding
 from attngen.reference.numpy_oracle import Reference, numpy_attention
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import FP32, DType, from_storage, round_to_storage
+from attngen.spec.dtypes import FP32, FRACTION_BITS, DType, from_storage, round_to_storage
 
 Array = np.ndarray[Any, Any]
-
-FRACTION_BITS = {"fp16": 10, "bf16": 7, "fp32": 23}
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """The float64 result of a problem and the errors allowed to a kernel."""
+    """The float64 result of a problem, and the largest errors allowed to a kernel."""
 
     reference: Reference
     allowed: float
@@ -34,10 +33,10 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """The elements of one tensor that are off by more than the bound: the first of them, how many there are, and where.
+    """The elements of one tensor whose error exceeds the bound: the first one, their number and their place.
 
-    `index` is (b, h, q, d) in O and (b, h, q) in lse. `where` names the heads, rows, ... that hold all of them; "" if they are
-    everywhere.
+    `index` has an entry for each of `axes`: (b, h, q, d) in O and (b, h, q) in lse. `where` names the heads, rows, ... that
+    contain all of them; "" if these are not restricted.
     """
 
     tensor: str
@@ -47,9 +46,10 @@ class Wrong:
     count: int
     elements: int
     where: str
+    axes: tuple[str, ...]
 
     def __str__(self) -> str:
-        at = ", ".join(f"{axis}={i}" for axis, i in zip(AXES, self.index, strict=False))
+        at = ", ".join(f"{axis}={i}" for axis, i in zip(self.axes, self.index, strict=True))
         share = f"{self.count:,} of {self.elements:,} elements of {self.tensor} are wrong"
         where = f", all in {self.where}" if self.where else ""
         return f"first at {self.tensor}[{at}]: {self.found:.6g}, expected {self.expected:.6g}; {share}{where}"
@@ -57,8 +57,8 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The largest errors of one result, and the bounds of both. NaN counts as an infinite error. `wrong` says which elements
-    exceed the bound, one entry per tensor."""
+    """The largest errors of O and lse, and their bounds. NaN counts as an infinite error. `wrong` has an entry for each tensor
+    with elements that exceed the bound."""
 
     error: float
     allowed: float
@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def excess(self) -> float:
-        """The error as a multiple of its bound, of O or lse, whichever is larger."""
+        """The error as a multiple of its bound: the larger of O's and lse's."""
         pairs = [(self.error, self.allowed), (self.lse_error or 0.0, self.allowed_lse)]
         return max(error / allowed if allowed else np.inf if error else 0.0 for error, allowed in pairs)
 
@@ -85,16 +85,25 @@ def unit_in_last_place(magnitude: float, dtype: DType) -> float:
 
 
 def truth(spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float] | None = None) -> Truth:
-    """The float64 result of `problem` and the bounds that follow from computing it in storage precision."""
-    exact = numpy_attention(spec, problem.q, problem.k, problem.v, inputs=problem.inputs, params=params)
-    single = numpy_attention(spec, problem.q, problem.k, problem.v, inputs=problem.inputs, params=params, compute=np.float32)
-    stored = from_storage(round_to_storage(single.output, spec.dtype))
-    allowed = bound(max_error(stored, exact.output), exact.output, spec.dtype) + precision_allows(spec, exact.output)
+    """The float64 result of `problem` and the bounds that follow from computing it in storage precision.
+
+    The error of fp32 is the larger of what it is here and what it may be on any machine: numpy's products add in an order of
+    the machine's, and one row has few of them.
+    """
+    exact = numpy_attention(spec, problem, params)
+    single = numpy_attention(spec, problem, params, np.float32)
+    rounded = numpy_attention(spec, problem, params, rounding=Rounding(0))
+    error = max(max_error(_stored(spec, one.output), exact.output) for one in (single, rounded))
+    allowed = bound(error, exact.output, spec.dtype) + precision_allows(spec, exact.output)
     allowed_lse = 0.0
-    if exact.lse is not None and single.lse is not None:
-        allowed_lse = lse_bound(max_error(single.lse.astype(np.float64), exact.lse), exact.lse, problem.k.shape[2])
-        allowed_lse += precision_allows(spec, exact.lse)
+    if exact.lse is not None:
+        error = max(max_error(np.asarray(one.lse, np.float64), exact.lse) for one in (single, rounded))
+        allowed_lse = lse_bound(error, exact.lse, problem.k.shape[2]) + precision_allows(spec, exact.lse)
     return Truth(exact, allowed, allowed_lse)
+
+
+def _stored(spec: AttentionSpec, output: Array) -> Array:
+    return from_storage(round_to_storage(output.astype(np.float32), spec.dtype))
 
 
 def bound(error: float, exact: Array, dtype: DType) -> float:
@@ -105,8 +114,8 @@ def bound(error: float, exact: Array, dtype: DType) -> float:
 
 
 def precision_allows(spec: AttentionSpec, exact: Array) -> float:
-    """What `precision high` may cost: 1e-4, or that of the largest element where it exceeds 1, and 1e-3 of the largest; with
-    elements of 16 bits, 1e-2 of the largest."""
+    """The additional error that `precision high` allows, relative to the largest element x: min(1e-4 max(1, x), 1e-3 x);
+    1e-2 x for elements of 16 bits."""
     if spec.precision == "highest":
         return 0.0
     largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))
@@ -116,12 +125,12 @@ def precision_allows(spec: AttentionSpec, exact: Array) -> float:
 
 
 def lse_bound(error: float, exact: Array, kv_len: int) -> float:
-    """`bound` in fp32, plus what summing kv_len terms one after the other may lose: 2 sqrt(n) u (Higham and Mary 2019)."""
+    """`bound` in fp32, plus the error of adding n = kv_len terms one by one: 2 sqrt(n) u (Higham and Mary 2019)."""
     return bound(error, exact, FP32) + 2.0 * float(np.sqrt(kv_len)) * 2.0**-24
 
 
 def errors(found: Array, exact: Array) -> Array:
-    """The difference of each element; infinite where one is NaN or infinite and the other is not the same."""
+    """The difference of each element; infinite if one is NaN or infinite and the other is not the same."""
     with np.errstate(invalid="ignore"):
         difference = np.where(found == exact, 0.0, np.abs(found - exact))
     return np.where(np.isnan(difference), np.inf, difference)
@@ -133,43 +142,57 @@ def max_error(found: Array, exact: Array) -> float:
 
 
 def compare(found: Array, lse: Array | None, expected: Truth) -> Comparison:
-    """`found` and `lse` (storage arrays) against the truth."""
+    """The errors of `found` (O) and `lse`, both storage arrays."""
     exact = expected.reference
     output = from_storage(found)
-    wrong = [_wrong("O", output, exact.output, expected.allowed)]
+    wrong = [wrong_elements("O", output, exact.output, expected.allowed)]
     error, lse_error = max_error(output, exact.output), None
     if lse is not None and exact.lse is not None:
         sums = from_storage(lse)
         lse_error = max_error(sums, exact.lse)
-        wrong.append(_wrong("lse", sums, exact.lse, expected.allowed_lse))
+        wrong.append(wrong_elements("lse", sums, exact.lse, expected.allowed_lse))
     return Comparison(error, expected.allowed, lse_error, expected.allowed_lse, tuple(w for w in wrong if w is not None))
 
 
-def _wrong(tensor: str, found: Array, exact: Array, allowed: float) -> Wrong | None:
+AXES = ("b", "h", "q", "d")
+
+
+def wrong_elements(tensor: str, found: Array, exact: Array, allowed: float, axes: tuple[str, ...] = AXES) -> Wrong | None:
+    """The elements of `found` whose error exceeds `allowed`; None if there is none."""
     is_wrong = ~(errors(found, exact) <= allowed)
     count = int(np.count_nonzero(is_wrong))
     if not count:
         return None
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(is_wrong)), is_wrong.shape))
-    return Wrong(tensor, index, float(found[index]), float(exact[index]), count, is_wrong.size, _where(is_wrong))
+    return Wrong(
+        tensor,
+        index,
+        float(found[index]),
+        float(exact[index]),
+        count,
+        is_wrong.size,
+        _where(is_wrong, axes),
+        axes[: is_wrong.ndim],
+    )
 
 
-AXES = "bhqd"
-AXIS_NAMES = {"b": ("batch", "batches"), "h": ("head", "heads"), "q": ("row", "rows"), "d": ("column", "columns")}
-LISTED = 3  # indices that are named one by one
+AXIS_NAMES = {
+    "b": ("batch", "batches"), "h": ("head", "heads"), "q": ("row", "rows"), "k": ("key", "keys"), "d": ("column", "columns")
+}  # fmt: skip
+LISTED = 3  # indices: at most so many are named one by one
 
 
-def _where(is_wrong: Array) -> str:
-    """The batches, heads, rows and columns that hold every wrong element, as far as these are not all of them."""
+def _where(is_wrong: Array, axes: tuple[str, ...]) -> str:
+    """The batches, heads, rows and columns that contain all wrong elements; an axis is left out if all of its indices do."""
     parts = []
-    for axis, letter in zip(range(is_wrong.ndim), AXES, strict=False):
+    for axis, letter in zip(range(is_wrong.ndim), axes, strict=False):
         others = tuple(a for a in range(is_wrong.ndim) if a != axis)
         at = np.flatnonzero(is_wrong.any(axis=others))
         size = is_wrong.shape[axis]
         if len(at) == size:
             continue
         first, last = int(at[0]), int(at[-1])
-        one, several = AXIS_NAMES[letter]
+        one, several = AXIS_NAMES.get(letter, (letter, letter))
         if len(at) <= LISTED:
             parts.append(f"{one if len(at) == 1 else several} {', '.join(map(str, at))}")
         elif len(at) == last - first + 1:
@@ -177,18 +200,3 @@ def _where(is_wrong: Array) -> str:
         elif first > 0 or last < size - 1:
             parts.append(f"{len(at)} of the {several} {first} to {last}")
     return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-__all__ = [
-    "Comparison",
-    "Truth",
-    "Wrong",
-    "bound",
-    "compare",
-    "errors",
-    "lse_bound",
-    "max_error",
-    "precision_allows",
-    "truth",
-    "unit_in_last_place",
-]

@@ -1,4 +1,4 @@
-"""Which parts of a spec a problem exercises: those without which some result of the problem would be wrong."""
+"""The parts of a spec that a problem exercises: without such a part, some result of the problem would be wrong."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from attngen.spec.dtypes import from_storage, round_to_storage
 
 Array = np.ndarray[Any, Any]
 
-PAIRS = 2**19  # of a row and a key, of one head, that are compared
-MARGIN = 3.0  # bounds by which an alternative must differ: the kernel's own error may hide one
-OUTSIDE = {"f": np.nan, "i": 2**30, "b": False}  # what is read past the end of a captured tensor
+MAX_PAIRS = 2**19  # of a row and a key, compared in one head
+MARGIN = 3.0  # an alternative must differ by so many bounds: the kernel's own error may hide one of them
+OUTSIDE = {"f": np.nan, "i": 2**30, "b": False}  # values read outside a captured tensor, by kind of element
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of one head (b, h, rows): the results of the spec, and the bounds of a kernel's."""
+    """Rows of one head (b, h, rows): the results of the spec, and the bounds of a kernel's errors."""
 
     place: tuple[int, int, slice]
     output: Array
@@ -35,7 +35,7 @@ class _Part:
 
 
 class Exercise:
-    """A problem and the results of a few of its heads, to which those of alternatives are compared."""
+    """A problem with the results of a few of its heads. Results of alternatives are compared with them."""
 
     def __init__(self, spec: AttentionSpec, sample: Sample, params: Mapping[str, int | float]) -> None:
         self.spec = spec
@@ -43,6 +43,7 @@ class Exercise:
         heads = _some_heads(*sample.q.shape[:2]) if sample.q.size else []
         parts = _some_rows(sample.q.shape[2], sample.k.shape[2])
         self._parts = [self._part(b, h, rows) for b, h in heads for rows in parts]
+        self._noticed: dict[Alternative, bool] = {}
 
     def _part(self, b: int, h: int, rows: slice) -> _Part:
         spec = self.spec
@@ -57,9 +58,13 @@ class Exercise:
         return _Part((b, h, rows), output, lse, allowed, allowed_lse + precision_allows(spec, lse))
 
     def noticed(self, alternatives: Iterable[Alternative]) -> Iterator[Alternative]:
-        """Those of `alternatives` whose results differ by more than a check allows."""
-        with np.errstate(all="ignore"):
-            yield from (one for one in alternatives if any(self._differs(one, part) for part in self._parts))
+        """The alternatives whose results differ by more than a check allows."""
+        for one in alternatives:
+            if one not in self._noticed:
+                with np.errstate(all="ignore"):
+                    self._noticed[one] = any(self._differs(one, part) for part in self._parts)
+            if self._noticed[one]:
+                yield one
 
     def _differs(self, one: Alternative, part: _Part) -> bool:
         output, lse = attention_rows(self._as(one), *part.place)
@@ -72,7 +77,7 @@ class Exercise:
         )
 
     def same_by_normalization(self, one: Alternative) -> bool:
-        """Whether `one` differs by a number for each row alone, which a softmax divides away: no result can show it."""
+        """Whether `one` adds the same number to all scores of a row. The softmax divides it away, so no result can show it."""
         spec = self.spec
         if one.keyword != "score" or spec.normalize != "softmax" or spec.lse or spec.sink is not None:
             return False
@@ -81,7 +86,7 @@ class Exercise:
         return None not in shifts and any(shifts)
 
     def _shift(self, one: Alternative, part: _Part) -> float | None:
-        """The largest number by which the scores of a row differ; None if those of some row differ by several."""
+        """The largest number added to the scores of a row; None if the scores of some row change by different numbers."""
         place = part.place
         scores = score_rows(self._exact, *place)
         difference = score_rows(replace(self._as(one), q=self._exact.q, k=self._exact.k), *place) - scores
@@ -98,19 +103,19 @@ class Exercise:
 
 
 def _some_heads(batch: int, heads: int) -> list[tuple[int, int]]:
-    """The last batch and head, where a wrong index of either shows, and three more."""
+    """The last batch and head, which show a wrong index of either, and three more."""
     corners = [(batch - 1, heads - 1), (0, 0), (batch - 1, 0), (0, heads - 1)]
     return list(dict.fromkeys(corners))
 
 
 def _some_rows(q_len: int, kv_len: int) -> list[slice]:
     """All rows, or the first and the last of a large problem."""
-    half = max(PAIRS // max(kv_len, 1) // 2, 1)
+    half = max(MAX_PAIRS // max(kv_len, 1) // 2, 1)
     return [slice(0, q_len)] if q_len <= 2 * half else [slice(0, half), slice(q_len - half, q_len)]
 
 
 def _read_anywhere(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
-    """`read_input`, where an index outside of the tensor reads OUTSIDE: an alternative may read there."""
+    """`read_input` for alternatives, which may read outside the tensor: such an index reads OUTSIDE."""
     array = problem.inputs[name]
     declared = problem.spec.input(name)
     at, inside = [], np.bool_(True)

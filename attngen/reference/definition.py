@@ -1,21 +1,36 @@
-"""Attention as `AttentionSpec` defines it, on arrays of numpy or torch: the one definition that both oracles run."""
+"""Attention as `AttentionSpec` defines it, on arrays of numpy or torch. Both oracles use this definition."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
+import numpy as np
+
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import FP32, unit_roundoff
 from attngen.spec.evaluate import evaluate
 
-ROW_BUDGET = 2**25  # scores held at once
+ROW_BUDGET = 2**25  # scores in memory at once
+
+
+TERM = 6.0 * unit_roundoff(FP32)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Errors of matrix products: `seed` of their signs, and the relative error of each term of a sum over rows or keys."""
+
+    seed: int
+    term: float = TERM
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Arrays of one call, all of one namespace `xp`: floats in the precision to compute in, integers as int64.
+    """Arrays of one call, all of the namespace `xp`: floats in the precision of the computation, integers as int64.
 
     q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, head_dim_v].
     """
@@ -28,6 +43,7 @@ class Problem:
     params: Mapping[str, int | float]
     xp: Any
     read: Callable[[Problem, str, tuple[Any, ...]], Any] | None = None  # in place of `read_input`
+    rounding: Rounding | None = None  # of each `matrix_product` (numpy only)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -44,11 +60,11 @@ class Problem:
 def allowed_rows(problem: Problem, b: int, h: int, rows: slice) -> Any:
     """The mask of one head, for a block of query rows: [rows, kv_len], or a shape that broadcasts to it."""
     assert problem.spec.mask is not None
-    return evaluate(problem.spec.mask, *_surroundings(problem, b, h, rows))
+    return evaluate(problem.spec.mask, *surroundings(problem, b, h, rows))
 
 
-def _surroundings(problem: Problem, b: int, h: int, rows: slice) -> tuple[dict[str, Any], Any, Any, Any]:
-    """What `evaluate` wants: the names of a block of rows, how inputs are read, the namespace, literals."""
+def surroundings(problem: Problem, b: int, h: int, rows: slice) -> tuple[dict[str, Any], Any, Any, Any]:
+    """The arguments of `evaluate` for a block of rows: values of names, reader of inputs, namespace, literals."""
     sizes = problem.sizes
     numbers = {**sizes, **problem.params, "b": b, "h": h}
     names: dict[str, Any] = {name: _literal(problem, value) for name, value in numbers.items()}
@@ -60,37 +76,79 @@ def _surroundings(problem: Problem, b: int, h: int, rows: slice) -> tuple[dict[s
 
 def score_rows(problem: Problem, b: int, h: int, rows: slice) -> Any:
     """The scores of one head before the mask, for a block of query rows: [rows, kv_len]."""
-    names, *rest = _surroundings(problem, b, h, rows)
-    q, k = problem.q[b, h, rows], problem.k[b, _kv_head(problem, h)]
-    names["s"] = (q @ k.T) * evaluate(problem.spec.scale, names, *rest)
+    names, *rest = surroundings(problem, b, h, rows)
+    q, k = problem.q[b, h, rows], problem.k[b, kv_head(problem, h)]
+    names["s"] = matrix_product(problem, q, k.T, "s", (b, h, rows.start)) * evaluate(problem.spec.scale, names, *rest)
     return _like(evaluate(problem.spec.score, names, *rest) + 0.0 * names["s"], q)
 
 
-def _kv_head(problem: Problem, h: int) -> int:
+def kv_head(problem: Problem, h: int) -> int:
     return int(h // (problem.q.shape[1] // problem.k.shape[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of a block of query rows and what they follow from. The last two are None if rows are not a softmax."""
+
+    allowed: Any  # of each pair; None: every pair
+    weights: Any  # P [rows, kv_len]
+    lse: Any | None  # [rows]
+    sink_weight: Any | None  # [rows, 1], the weight of the sink; also None without one
+
+
+def weight_rows(problem: Problem, b: int, h: int, rows: slice) -> Weights:
+    """The weights of one head, for a block of query rows."""
+    spec, xp = problem.spec, problem.xp
+    scores = score_rows(problem, b, h, rows)
+    allowed = None
+    if spec.mask is not None:
+        allowed = allowed_rows(problem, b, h, rows)
+        forbidden = 0.0 if spec.normalize == "none" else -math.inf
+        scores = xp.where(allowed, scores, _full(scores, forbidden, xp))
+    if spec.normalize == "none":
+        return Weights(allowed, scores, None, None)
+    if spec.normalize == "sigmoid":
+        return Weights(allowed, 1.0 / (1.0 + xp.exp(-scores)), None, None)
+    sink = None
+    if spec.sink is not None:
+        names, *rest = surroundings(problem, b, h, rows)
+        sink = evaluate(spec.sink, names, *rest)
+    return Weights(allowed, *_softmax(scores, sink, xp))
 
 
 def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, Any | None]:
     """O [rows, head_dim_v] and lse [rows] of one head, for a block of query rows."""
-    spec, xp = problem.spec, problem.xp
-    v = problem.v[b, _kv_head(problem, h)]
-    scores = score_rows(problem, b, h, rows)
-    if spec.mask is not None:
-        forbidden = 0.0 if spec.normalize == "none" else -math.inf
-        scores = xp.where(allowed_rows(problem, b, h, rows), scores, _full(scores, forbidden, xp))
-    if spec.normalize == "none":
-        return scores @ v, None
-    if spec.normalize == "sigmoid":
-        return (1.0 / (1.0 + xp.exp(-scores))) @ v, None
-    sink = None
-    if spec.sink is not None:
-        names, *rest = _surroundings(problem, b, h, rows)
-        sink = evaluate(spec.sink, names, *rest)
-    return _softmax(scores, v, sink, xp)
+    found = weight_rows(problem, b, h, rows)
+    return matrix_product(problem, found.weights, problem.v[b, kv_head(problem, h)], "o", (b, h, rows.start)), found.lse
 
 
-def _softmax(scores: Any, v: Any, sink: Any | None, xp: Any) -> tuple[Any, Any]:
-    """Rows with no key give O = 0; their lse is the sink, or -inf without one."""
+SUMS_OVER_HEAD_DIM = ("s", "dp")
+
+
+def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int, ...]) -> Any:
+    """`a @ b`; if the problem has rounding, with errors as fp32 may have them on any machine, the same each time.
+
+    The error of a sum of n terms x is u sqrt(n + 36) |x|: 2.4 standard deviations of independent roundings, u sqrt(n / 6) |x|
+    of n additions (Higham and Mary 2019) and 2.4 u |x| of terms of which each is three products of tf32. Sums over rows and
+    keys, which are long and added in parts, have the error of their terms alone.
+
+    Every fourth element has an error: so one row and one key have one that is not small by chance, and sums of many errors are
+    as large as usual.
+    """
+    exact = a @ b
+    if problem.rounding is None:
+        return exact
+    over_head_dim = math.sqrt(a.shape[-1] + 36.0) * unit_roundoff(FP32)
+    unit = over_head_dim if result in SUMS_OVER_HEAD_DIM else problem.rounding.term
+    size = unit * np.sqrt((a * a) @ (b * b))
+    size[~np.isfinite(size)] = 0.0
+    size[(np.arange(exact.shape[0])[:, None] + np.arange(exact.shape[1])) % 4 != 0] = 0.0
+    random = np.random.default_rng((problem.rounding.seed, *result.encode(), *at))
+    return exact + np.where(random.integers(0, 2, exact.shape, dtype=np.int8), size, -size)
+
+
+def _softmax(scores: Any, sink: Any | None, xp: Any) -> tuple[Any, Any, Any | None]:
+    """P, lse and the sink's weight. A row without keys has P = 0; its lse is the sink, or -inf without one."""
     column = _full(scores.sum(-1)[:, None], -math.inf, xp)
     floor = column if sink is None else _full(column, 0.0, xp) + sink
     row_max = xp.maximum(xp.amax(scores, -1)[:, None], floor) if scores.shape[1] else floor
@@ -101,9 +159,8 @@ def _softmax(scores: Any, v: Any, sink: Any | None, xp: Any) -> tuple[Any, Any]:
         total = total + xp.exp(floor - shift)
     empty = total == 0.0
     divisor = xp.where(empty, _full(total, 1.0, xp), total)
-    output = (weights / divisor) @ v
     lse = xp.where(empty, _full(total, -math.inf, xp), shift + xp.log(divisor))
-    return output, lse[:, 0]
+    return weights / divisor, lse[:, 0], None if sink is None else xp.exp(floor - shift) / divisor
 
 
 def _like(array: Any, example: Any) -> Any:
@@ -120,8 +177,9 @@ def _arange(problem: Problem, start: int, stop: int) -> Any:
 
 
 def _literal(problem: Problem, value: Any) -> Any:
-    """A number for an expression: torch's functions want tensors, numpy's do better with Python's numbers."""
-    if not _place(problem):
+    """A number for an expression: torch's functions require tensors; numpy's are faster with Python's numbers. A param that is
+    a tensor stays one, so that it has a gradient."""
+    if not _place(problem) or not isinstance(value, (int, float)):
         return value
     precision = {"dtype": problem.xp.float64} if isinstance(value, float) else {}
     return problem.xp.tensor(value, **_place(problem), **precision)
@@ -132,7 +190,7 @@ def _place(problem: Problem) -> dict[str, Any]:
 
 
 def read_input(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
-    """`input[indices]`, where a dimension of size 1 is broadcast whatever the index."""
+    """`input[indices]`. A dimension of size 1 is broadcast: it is read at 0 for every index."""
     array = problem.inputs[name]
     declared = problem.spec.input(name)
     at = tuple(
@@ -142,6 +200,30 @@ def read_input(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
     return array[at]
 
 
-def block_rows(problem: Problem) -> int:
-    """How many query rows to compute at once."""
-    return max(1, ROW_BUDGET // max(1, int(problem.k.shape[2])))
+def attention(problem: Problem, output: Any, lse: Any) -> tuple[Any, Any | None]:
+    """O and lse of all heads, written to `output` and `lse`; None instead of lse if rows are not a softmax."""
+    for b in range(problem.q.shape[0]):
+        for h in range(problem.q.shape[1]):
+            for rows in blocks_of_rows(problem):
+                output[b, h, rows], row_lse = attention_rows(problem, b, h, rows)
+                if row_lse is not None:
+                    lse[b, h, rows] = row_lse
+    return output, lse if problem.spec.normalize == "softmax" else None
+
+
+def count_allowed(problem: Problem, batches: int, heads: int) -> int:
+    """The number of pairs of a query and a key that the mask allows in the first `batches` and `heads`."""
+    q_len, kv_len = problem.q.shape[2], problem.k.shape[2]
+    if problem.spec.mask is None:
+        return int(batches * heads * q_len * kv_len)
+    total = 0
+    for b, h, rows in product(range(batches), range(heads), blocks_of_rows(problem)):
+        allowed = allowed_rows(problem, b, h, rows)
+        total += int(problem.xp.broadcast_to(allowed, (rows.stop - rows.start, kv_len)).sum())
+    return total
+
+
+def blocks_of_rows(problem: Problem) -> list[slice]:
+    """The query rows, as many at once as ROW_BUDGET allows."""
+    q_len, step = problem.q.shape[2], max(1, ROW_BUDGET // max(1, int(problem.k.shape[2])))
+    return [slice(start, min(start + step, q_len)) for start in range(0, q_len, step)]

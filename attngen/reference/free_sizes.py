@@ -12,11 +12,11 @@ from attngen.spec.expr import Expr, ExpressionError, Gather, names_in, walk
 from attngen.spec.obligations import call_ranges
 from attngen.spec.ranges import element_ranges
 
-LARGEST = 2**20  # elements that a problem gives a dimension by itself
+LARGEST = 2**20  # elements of a dimension that gets its size here
 
 
 def with_free_sizes(spec: AttentionSpec, shape: Shape, params: Mapping[str, int | float]) -> Shape:
-    """`shape` with a size for each free dimension that it does not give: one more than the largest index into it.
+    """`shape` with a size for each free dimension that it does not fix: one more than the largest index into it.
 
     A dimension whose index is bounded by the dimension itself keeps the default of `Shape`.
     """

@@ -1,14 +1,14 @@
-"""The oracle on numpy: float64 truth, and the same computation at a lower precision for comparison."""
+"""The oracle on numpy: float64 results, and the same computation at a lower precision for comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from attngen.reference.definition import Problem, attention_rows, block_rows
+from attngen.reference.definition import Problem, Rounding, attention
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """O [batch, q_heads, q_len, head_dim_v] and lse [batch, q_heads, q_len] (None where rows are not a softmax)."""
+    """O [batch, q_heads, q_len, head_dim_v] and lse [batch, q_heads, q_len] (None if rows are not a softmax)."""
 
     output: Array
     lse: Array | None
@@ -26,38 +26,27 @@ class Reference:
 
 def numpy_attention(
     spec: AttentionSpec,
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    inputs: Mapping[str, Array] | None = None,
+    sample: Sample,
     params: Mapping[str, int | float] | None = None,
     compute: type[np.floating[Any]] = np.float64,
+    rounding: Rounding | None = None,
 ) -> Reference:
-    """`spec` applied to storage arrays q [batch, q_heads, q_len, head_dim], k and v, computed in `compute`.
+    """`spec` applied to the storage arrays of a sample, computed in `compute`.
 
-    Captured tensors come in `inputs`, numbers in `params` (defaults of the spec where left out).
+    `params` are numbers (the spec's defaults for those left out). With `rounding`, matrix products have errors
+    as fp32 may have them (`attngen.reference.definition.matrix_product`).
     """
-    problem = numbers_of(spec, Sample(q, k, v, dict(inputs or {})), params or {}, compute)
-    batch, q_heads, q_len, _ = q.shape
-    output = np.zeros((batch, q_heads, q_len, v.shape[3]), compute)
-    lse = np.full((batch, q_heads, q_len), -np.inf, compute)
-    step = block_rows(problem)
+    problem = replace(numbers_of(spec, sample, params or {}, compute), rounding=rounding)
+    rows = sample.q.shape[:3]
+    output, lse = np.zeros((*rows, sample.v.shape[3]), compute), np.full(rows, -np.inf, compute)
     with np.errstate(all="ignore"):
-        for b in range(batch):
-            for h in range(q_heads):
-                for start in range(0, q_len, step):
-                    rows = slice(start, min(start + step, q_len))
-                    output[b, h, rows], row_lse = attention_rows(problem, b, h, rows)
-                    if row_lse is not None:
-                        lse[b, h, rows] = row_lse
-    return Reference(output, lse if spec.normalize == "softmax" else None)
+        return Reference(*attention(problem, output, lse))
 
 
 def numbers_of(
     spec: AttentionSpec, sample: Sample, params: Mapping[str, int | float], compute: type[np.floating[Any]]
 ) -> Problem:
-    """Storage arrays as the numbers they stand for, in the precision `compute`."""
+    """The values of storage arrays, in the precision `compute`."""
     real = {name: _decode(array, compute) for name, array in sample.inputs.items()}
     numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params)
     q, k, v = (_decode(array, compute) for array in (sample.q, sample.k, sample.v))

@@ -1,4 +1,4 @@
-"""Problems to try a spec on: randn Q, K and V, and sensible values for captured tensors, as storage arrays."""
+"""Sample problems of a spec: randn Q, K and V, and sensible values of captured tensors, as storage arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a problem; heads that the spec fixes are taken from it."""
+    """The sizes of a problem. Numbers of heads that the spec states take precedence."""
 
     batch: int = 2
     q_heads: int = 2
@@ -45,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How the values of a problem are drawn.
+    """The distribution of a problem's values.
 
     `magnitude` multiplies Q, and so the scores. `integers` along a sequence are sorted identifiers of documents, of two
     documents, or positions in any order. Booleans over keys are true for `tile` (rows, keys) and false for the keys after it,
@@ -61,7 +61,7 @@ USUAL = Draw()
 
 
 def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL) -> Sample:
-    """Random arrays for `spec`. Captured integers are in range for what they index or count; see `_values`."""
+    """Random arrays for `spec`. Captured integers are valid indices or counts; see `_values`."""
     rng = np.random.default_rng(seed)
     sizes = shape.sizes(spec)
 
@@ -76,7 +76,7 @@ def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL)
 
 
 def sample_inputs(spec: AttentionSpec, shape: Shape, seed: int = 0) -> dict[str, Array]:
-    """The captured tensors of `sample` alone, with other numbers."""
+    """The captured tensors of a problem, without Q, K and V; other values than in `sample`."""
     return _inputs(spec, shape.sizes(spec), np.random.default_rng(seed), USUAL)
 
 
@@ -86,7 +86,7 @@ def _inputs(spec: AttentionSpec, sizes: dict[str, int], rng: np.random.Generator
 
 def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np.random.Generator, draw: Draw) -> Array:
     """Booleans: most are true. Integers along a sequence: sorted identifiers of documents; others: lengths up to kv_len.
-    Floats: randn, but small and falling with the head where they multiply positions (as ALiBi's slopes do)."""
+    Floats: randn; if they multiply positions (ALiBi's slopes), small values that fall with the head."""
     shape = tuple(d if isinstance(d, int) else sizes[d] for d in declared.dims)
     if declared.dtype.kind == "bool":
         return _booleans(declared, rng.random(shape) < 0.8, draw)
@@ -94,7 +94,7 @@ def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np
         if shape and declared.dims[-1] in ("q_len", "kv_len"):
             return _along_sequence(shape, sizes["kv_len"], rng, draw).astype(declared.dtype.numpy)
         return rng.integers(0, sizes["kv_len"] + 1, shape).astype(declared.dtype.numpy)
-    if _multiplies_positions(spec, declared.name):
+    if _products(spec, declared.name):
         heads = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
         return round_to_storage(np.exp2(-8.0 * heads / heads.size) * np.float32(_sign(spec, declared.name)), declared.dtype)
     return round_to_storage(rng.standard_normal(shape, dtype=np.float32), declared.dtype)
@@ -110,7 +110,7 @@ def _along_sequence(shape: tuple[int, ...], kv_len: int, rng: np.random.Generato
 
 
 def _booleans(declared: Input, values: Array, draw: Draw) -> Array:
-    """`values`, with a whole tile that is true and one beside it that is false."""
+    """`values` with one tile that is true and a tile beside it that is false."""
     if draw.tile is None or "kv_len" not in declared.dims:
         return values
     rows, keys = draw.tile
@@ -135,11 +135,7 @@ def _is_position(node: Any) -> bool:
     return not inputs_in(node) and any(isinstance(n, Name) and n.name in ("q", "k") for n in walk(node))
 
 
-def _multiplies_positions(spec: AttentionSpec, name: str) -> bool:
-    return bool(_products(spec, name))
-
-
 def _sign(spec: AttentionSpec, name: str) -> float:
-    """-1 where the product is exponentiated, so that it decays."""
+    """-1 if the product is an exponent, so that it decays."""
     exponents = (n for n in walk(spec.score) if isinstance(n, Apply) and n.op in ("exp", "exp2"))
     return -1.0 if any(p in walk(n) for n in exponents for p in _products(spec, name)) else 1.0

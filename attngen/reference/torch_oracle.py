@@ -1,11 +1,12 @@
-"""The oracle on torch: float64 truth on the tensors' own device, and torch's own result at storage precision."""
+"""The oracle on torch: float64 results on the device of the tensors, and results at storage precision."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from attngen.reference.definition import Problem, allowed_rows, attention_rows, block_rows
+from attngen.reference.definition import Problem, attention, attention_rows, blocks_of_rows, count_allowed
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import names_in
 
@@ -27,28 +28,54 @@ def torch_attention(
     import torch
 
     wanted = compute or torch.float64
+    given = {"q": q, "k": k, "v": v, **(inputs or {})}
+    problem = _problem(spec, {name: _decoded(tensor, wanted) for name, tensor in given.items()}, params or {})
+    output = torch.zeros((*q.shape[:3], v.shape[3]), dtype=wanted, device=q.device)
+    lse = torch.full(q.shape[:3], float("-inf"), dtype=wanted, device=q.device)
+    return attention(problem, output, lse)
 
-    def decode(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype.is_floating_point:
-            return tensor.to(wanted)
-        return tensor if tensor.dtype is torch.bool else tensor.long()
 
-    numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params or {})
-    real = {name: decode(tensor) for name, tensor in (inputs or {}).items()}
-    problem = Problem(spec, decode(q), decode(k), decode(v), real, numbers, torch)
-    batch, q_heads, q_len, _ = q.shape
-    output = torch.zeros((batch, q_heads, q_len, v.shape[3]), dtype=wanted, device=q.device)
-    lse = torch.full((batch, q_heads, q_len), float("-inf"), dtype=wanted, device=q.device)
-    step = block_rows(problem)
-    for b in range(batch):
-        for h in range(q_heads):
-            for start in range(0, q_len, step):
-                rows = slice(start, min(start + step, q_len))
-                found, row_lse = attention_rows(problem, b, h, rows)
-                output[b, h, rows] = found.to(wanted)
-                if row_lse is not None:
-                    lse[b, h, rows] = row_lse.to(wanted)
-    return output, lse if spec.normalize == "softmax" else None
+def torch_gradients(
+    spec: AttentionSpec,
+    tensors: Mapping[str, torch.Tensor],
+    params: Mapping[str, int | float],
+    dout: torch.Tensor,
+    wanted: tuple[str, ...],
+) -> dict[str, torch.Tensor]:
+    """The gradients `wanted` in float64 by autograd, for a loss whose gradient by O is `dout`. `tensors` are q, k, v and the
+    inputs by name. The derivative of each block of rows is taken by itself: memory grows with the lengths alone."""
+    import torch
+
+    numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params)
+    given = {name: _decoded(tensor.detach(), torch.float64) for name, tensor in tensors.items()}
+    given |= {n: torch.tensor(numbers[n], dtype=torch.float64, device=dout.device) for n in wanted if n in numbers}
+    leaves = {name: given[name].clone().requires_grad_() for name in wanted}
+    read = {name: leaves.get(name, tensor) for name, tensor in given.items()}
+    problem = _problem(spec, {name: read[name] for name in tensors}, {**numbers, **{n: read[n] for n in read if n in numbers}})
+    with torch.enable_grad():
+        for b, h, rows in product(range(dout.shape[0]), range(dout.shape[1]), blocks_of_rows(problem)):
+            output, _ = attention_rows(problem, b, h, rows)
+            if output.requires_grad:
+                output.backward(dout[b, h, rows].double())
+    return {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+
+
+def _decoded(tensor: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
+    """Floats in `precision`, integers as int64."""
+    import torch
+
+    if tensor.dtype.is_floating_point:
+        return tensor.to(precision)
+    return tensor if tensor.dtype is torch.bool else tensor.long()
+
+
+def _problem(spec: AttentionSpec, tensors: Mapping[str, torch.Tensor], params: Mapping[str, Any]) -> Problem:
+    import torch
+
+    inputs = dict(tensors)
+    q, k, v = (inputs.pop(name) for name in ("q", "k", "v"))
+    numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params)
+    return Problem(spec, q, k, v, inputs, numbers, torch)
 
 
 def allowed_pairs(
@@ -58,28 +85,12 @@ def allowed_pairs(
     inputs: Mapping[str, torch.Tensor],
     params: Mapping[str, int | float] | None = None,
 ) -> int:
-    """How many pairs of a query and a key the mask keeps, over all heads."""
-    import torch
-
-    batch, q_heads, q_len, _ = q.shape
-    kv_len = k.shape[2]
-    if spec.mask is None:
-        return int(batch * q_heads * q_len * kv_len)
-    numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params or {})
-    long = {n: t if t.dtype is torch.bool or t.dtype.is_floating_point else t.long() for n, t in inputs.items()}
-    problem = Problem(spec, q, k, k, long, numbers, torch)
-    used = names_in(spec.mask)
-    heads = range(q_heads if "h" in used else 1)
-    batches = range(batch if "b" in used else 1)
-    step = block_rows(problem)
-    total = 0
-    for b in batches:
-        for h in heads:
-            for start in range(0, q_len, step):
-                rows = slice(start, min(start + step, q_len))
-                found = allowed_rows(problem, b, h, rows)
-                total += int(found.expand(rows.stop - rows.start, kv_len).sum())
-    return total * int(batch // len(batches)) * int(q_heads // len(heads))
+    """The number of pairs of a query and a key that the mask allows, over all heads and batches."""
+    used = names_in(spec.mask) if spec.mask is not None else ()
+    batches, heads = (size if index in used else 1 for index, size in zip("bh", q.shape, strict=False))
+    given = {"q": q, "k": k, "v": k, **{name: _decoded(tensor, tensor.dtype) for name, tensor in inputs.items()}}
+    counted = count_allowed(_problem(spec, given, params or {}), batches, heads)
+    return counted * int(q.shape[0] // batches) * int(q.shape[1] // heads)
 
 
 def to_torch(array: Any, device: str) -> torch.Tensor:
@@ -89,7 +100,7 @@ def to_torch(array: Any, device: str) -> torch.Tensor:
 
     from attngen.spec.dtypes import NUMPY_BFLOAT16
 
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")
     if array.dtype == NUMPY_BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
     return torch.from_numpy(array).to(device)

@@ -1,4 +1,4 @@
-"""`AttentionSpec`: which attention is meant, whoever wrote it down. What it says and nothing of how it is computed."""
+"""`AttentionSpec`: the definition of an attention variant, from text or Python, independent of how it is computed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Literal, cast
 from attngen.spec.dtypes import DType
 from attngen.spec.expr import Expr, Type, name
 
-Rung = Literal["auto", "naive", "tiled", "fused", "wgmma", "hopper"]
+ScheduleName = Literal["auto", "naive", "tiled", "fused", "wgmma", "hopper"]
 Normalize = Literal["softmax", "sigmoid", "none"]
 Precision = Literal["highest", "high"]
 
-RUNGS: tuple[Rung, ...] = ("naive", "tiled", "fused")  # of every architecture
-HOPPER_RUNGS: tuple[Rung, ...] = ("wgmma", "hopper")  # where there are TMA and wgmma
+PORTABLE_SCHEDULES: tuple[ScheduleName, ...] = ("naive", "tiled", "fused")  # on every architecture
+HOPPER_SCHEDULES: tuple[ScheduleName, ...] = ("wgmma", "hopper")  # on architectures with TMA and wgmma
+SCHEDULE_NAMES: tuple[ScheduleName, ...] = (*PORTABLE_SCHEDULES, *HOPPER_SCHEDULES)
 
 MAX_HEAD_DIM = 256
 
@@ -27,7 +28,7 @@ S = name("s", Type.FLOAT)
 class Input:
     """A captured tensor: `dims` are names of SIZES, numbers, or free names whose size comes with the tensor.
 
-    Without dimensions it is one number. Where a dimension is named, a tensor of size 1 is broadcast over it.
+    Without dimensions it is one number. A tensor of size 1 in a named dimension is broadcast over it.
     """
 
     name: str
@@ -45,23 +46,23 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """What the spec asks of the plan; None is left to the planner."""
+class KernelRequest:
+    """The `kernel` statement of a spec: a schedule and its overrides. The planner chooses those that are None."""
 
-    rung: Rung = "auto"
+    schedule: ScheduleName = "auto"
     block_q: int | None = None
     block_kv: int | None = None
     stages: int | None = None
     warps: int | None = None
 
-    def overridden(self, rung: str | None) -> Schedule:
-        """What is asked for where a call or a command names `rung`. Tile, stages and warps are for the rung that they were said
-        of; of "auto" they were said of whichever rung of a single kernel it would be."""
-        if rung is None or rung == self.rung:
+    def overridden(self, schedule: str | None) -> KernelRequest:
+        """The request of a call or command that names `schedule`. Tile, stages and warps apply only to the stated schedule;
+        those stated for "auto" apply to every schedule of a single kernel."""
+        if schedule is None or schedule == self.schedule:
             return self
-        if self.rung == "auto" and rung not in ("naive", "tiled"):
-            return replace(self, rung=cast(Rung, rung))
-        return Schedule(cast(Rung, rung))
+        if self.schedule == "auto" and schedule not in ("naive", "tiled"):
+            return replace(self, schedule=cast(ScheduleName, schedule))
+        return KernelRequest(cast(ScheduleName, schedule))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +71,15 @@ class AttentionSpec:
 
     For query row q and head h of batch b, with s = scale * dot(Q[b, h, q], K[b, h // group_size, k]):
 
-        S[k] = score(s, b, h, q, k) where mask(b, h, q, k), else -inf
-        P    = softmax over k of S (with `sink` as one more logit that has no value), or sigmoid(S), or S itself with 0
-               where the mask forbids, by `normalize`
+        S[k] = score(s, b, h, q, k) if mask(b, h, q, k), else -inf
+        P    = by `normalize`: softmax over k of S (with `sink` as one more logit, without a value), or sigmoid(S), or S itself
+               with 0 for pairs that the mask excludes
         O    = sum over k of P[k] * V[b, h // group_size, k]
         lse  = log(sum over k of exp(S[k]) [+ exp(sink)])
 
-    `precision` is of the products of an fp32 spec, in the words of torch.set_float32_matmul_precision: "highest" is fp32's own;
-    "high" lets each number be the sum of two of bf16, with errors of O up to 1e-4 and 1e-3 of its largest element. For elements
-    of 16 bits it lets a score's tanh be the GPU's own approximation, with errors of O up to 1e-2 of its largest element.
+    `precision` has the words of torch.set_float32_matmul_precision. "highest" computes fp32 products in fp32; "high" may split
+    each number into two of bf16, with errors of O up to 1e-4 and 1e-3 of its largest element. For elements of 16 bits, "high"
+    allows the GPU's approximation of tanh in scores, with errors of O up to 1e-2 of its largest element.
 
     `mask` None allows every pair; `score` is `S` (the name `s`) by default; `scale` and `sink` are float expressions,
     `scale` of params only, `sink` of b, h and q. Build one with `attngen.language`, which checks it.
@@ -99,7 +100,7 @@ class AttentionSpec:
     sink: Expr | None = None
     lse: bool = False
     precision: Precision = "highest"
-    schedule: Schedule = Schedule()
+    kernel: KernelRequest = KernelRequest()
 
     def input(self, name: str) -> Input:
         """The input called `name`. Raises KeyError."""
@@ -110,6 +111,6 @@ class AttentionSpec:
 
     @property
     def free_dims(self) -> tuple[str, ...]:
-        """Names of dimensions whose size comes with an input, in the order they first occur."""
+        """The dimensions whose size comes with an input, in order of first occurrence."""
         names = (d for i in self.inputs for d in i.dims if isinstance(d, str) and d not in SIZES)
         return tuple(dict.fromkeys(names))

@@ -1,7 +1,7 @@
-"""Interval arithmetic over expressions: the least and greatest value that an expression may take.
+"""Interval arithmetic over expressions: the least and greatest value that an expression may have.
 
-The rules stand in the operator table; this module walks an expression with them. Intervals are themselves expressions, so
-the same rule is evaluated here on constants and printed into CUDA by the emitter.
+The rules are in the operator table. Intervals are themselves expressions, so that the same rule is evaluated here on constants
+and printed as CUDA by the emitter.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Range = tuple[int | float, int | float]
 
 
 def interval(expr: Expr, of_name: OfName, of_gather: OfGather) -> Interval:
-    """An interval that holds every value of `expr`, given those of its names and of the elements it reads."""
+    """An interval that contains every value of `expr`, given those of its names and of the elements that it reads."""
     return intervals(expr, of_name, of_gather)[expr]
 
 
 def intervals(
     expr: Expr, of_name: OfName, of_gather: OfGather, memo: dict[Expr, Interval] | None = None
 ) -> dict[Expr, Interval]:
-    """`interval` of every node of `expr`. `memo` holds those that are known, and gets the others."""
+    """`interval` of every node of `expr`. Known ones are read from `memo`; the others are added to it."""
     memo = {} if memo is None else memo
     for node in walk(expr, known=memo):
         match node:
@@ -42,8 +42,7 @@ def intervals(
 def ranges(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Range]) -> dict[Expr, Range]:
     """The range of every integer or float node of `expr`, given the ranges of names and of the elements of inputs.
 
-    Names and inputs that are not given may have any value of their type. Raises ExpressionError where an integer might not
-    fit 64 bits.
+    Other names and inputs may have any value of their type. Raises ExpressionError if an integer might not fit 64 bits.
     """
     found: dict[Expr, Interval] = {}
     range_of(expr, names, elements, found)
@@ -51,7 +50,7 @@ def ranges(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Range]
 
 
 def range_of(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Range], memo: dict[Expr, Interval]) -> Range:
-    """The range of `expr`, as `ranges` has it. `memo` holds the nodes that earlier calls with the same ranges have met."""
+    """The range of `expr` as in `ranges`. `memo` has the nodes of earlier calls with the same ranges."""
 
     def known(range: Range | None, type: Type) -> Interval:
         return EVERY_VALUE[type] if range is None else Interval(constant(range[0]), constant(range[1]))

@@ -1,4 +1,4 @@
-"""What every spec must satisfy, however it was written. Text and Python specs are checked here, and only here."""
+"""The checks of every spec. Text and Python specs are checked here, and only here."""
 
 from __future__ import annotations
 
@@ -35,15 +35,10 @@ MAX_DIMENSIONS = 8
 MAX_BLOCK = 256
 MAX_STAGES = 16
 MAX_WARPS = 32
-MAX_CHECKED_DEPTH = 2 * MAX_DEPTH  # what is written at most MAX_DEPTH deep, conversions included
+MAX_CHECKED_DEPTH = 2 * MAX_DEPTH  # an expression of MAX_DEPTH, with conversions
 
-# Which names an expression of each statement may use besides params, sizes and inputs.
-ALLOWED: dict[str, tuple[str, ...]] = {
-    "mask": INDICES,
-    "score": ("s", *INDICES),
-    "sink": ("b", "h", "q"),
-    "scale": (),
-}
+# The names that an expression of each statement may use besides params, sizes and inputs.
+ALLOWED: dict[str, tuple[str, ...]] = {"mask": INDICES, "score": ("s", *INDICES), "sink": ("b", "h", "q"), "scale": ()}
 
 
 def _has_rough_operator(spec: AttentionSpec) -> bool:
@@ -52,7 +47,7 @@ def _has_rough_operator(spec: AttentionSpec) -> bool:
 
 
 def check(spec: AttentionSpec) -> None:
-    """Raise DiagnosticError with every mistake of `spec`."""
+    """Raises DiagnosticError with every mistake of `spec`."""
     found = tuple(_mistakes(spec))
     if found:
         raise DiagnosticError(*found)
@@ -124,7 +119,7 @@ def _dimensions(name: str, dims: tuple[int | str, ...]) -> Iterator[Diagnostic]:
 
 
 def _names(spec: AttentionSpec) -> Iterator[Diagnostic]:
-    """Names become part of generated text: none of them may say more than a name."""
+    """Mistakes of names. They become part of generated text, so each must be a plain identifier."""
     yield from name_mistakes(spec.name, title=True)
     seen: set[str] = set()
     for statement, declared in (("input", spec.inputs), ("param", spec.params)):
@@ -146,25 +141,16 @@ def _names(spec: AttentionSpec) -> Iterator[Diagnostic]:
 
 
 def _schedule(spec: AttentionSpec) -> Iterator[Diagnostic]:
-    asked = spec.schedule
-    for what, value in (("tile rows", asked.block_q), ("tile keys", asked.block_kv)):
+    request = spec.kernel
+    for what, value in (("tile rows", request.block_q), ("tile keys", request.block_kv)):
         if value is not None and (not 8 <= value <= MAX_BLOCK or value % 8):
             yield mistakes.BadTile(
-                statement="kernel",
-                what=what,
-                value=value,
-                limits=f"multiples of 8 from 8 to {MAX_BLOCK}",
-                cure="use 64",
+                statement="kernel", what=what, value=value, limits=f"multiples of 8 from 8 to {MAX_BLOCK}", cure="use 64"
             )
-    for what, value, limit in (("stages", asked.stages, MAX_STAGES), ("warps", asked.warps, MAX_WARPS)):
+    for what, value, limit in (("stages", request.stages, MAX_STAGES), ("warps", request.warps, MAX_WARPS)):
         if value is not None and not 1 <= value <= limit:
-            yield mistakes.BadTile(
-                statement="kernel",
-                what=what,
-                value=value,
-                limits=f"from 1 to {limit}",
-                cure=f"leave `{what}` to the planner",
-            )
+            cure = f"leave `{what}` to the planner"
+            yield mistakes.BadTile(statement="kernel", what=what, value=value, limits=f"from 1 to {limit}", cure=cure)
 
 
 def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
@@ -182,9 +168,8 @@ def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
             yield mistakes.BadDefault(statement=f"param {p.name}", name=p.name, expected=str(p.type), found=found)
             continue
         if p.default != p.default:
-            yield mistakes.BadDefault(
-                statement=f"param {p.name}", name=p.name, expected=str(p.type), found="not a number (NaN)"
-            )
+            found = "not a number (NaN)"
+            yield mistakes.BadDefault(statement=f"param {p.name}", name=p.name, expected=str(p.type), found=found)
         if p.type is Type.INT and p.default is not None and abs(p.default) > MAX_INT_PARAM:
             yield mistakes.NumberTooLarge(statement=f"param {p.name}", number=magnitude(p.default), limit=str(MAX_INT_PARAM))
         if p.type is Type.FLOAT and p.default is not None and MAX_FLOAT < abs(p.default) < math.inf:
@@ -202,24 +187,10 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
     allowed = (*ALLOWED[keyword], *params) if keyword == "scale" else (*ALLOWED[keyword], *params, *SIZES, *spec.free_dims)
     for name in sorted(names_in(expr)):
         if name not in allowed:
-            yield mistakes.NameNotHere(
-                statement=keyword,
-                part=name,
-                name=name,
-                where=keyword,
-                reason=_reason(name, keyword),
-                allowed=", ".join(allowed) or "constants",
-            )
+            yield _name_not_here(name, keyword, allowed)
             return
     if keyword == "scale" and inputs_in(expr):
-        yield mistakes.NameNotHere(
-            statement=keyword,
-            part=min(inputs_in(expr)),
-            name=min(inputs_in(expr)),
-            where=keyword,
-            reason="the scale is one number for the whole call",
-            allowed=", ".join(allowed) or "constants",
-        )
+        yield _name_not_here(min(inputs_in(expr)), keyword, allowed)
         return
     if isinstance(expr, Const) and expr.type is not Type.BOOL:
         no_sink = keyword == "sink" and expr.value == -math.inf
@@ -242,17 +213,16 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
     yield from static_mistakes(spec, keyword, expr)
 
 
-MAX_SINK = 1e37  # kernels keep a sink divided by the scale, and lse is this times the scale again
+MAX_SINK = 1e37  # kernels divide a sink by the scale, and multiply lse by it
 
 
 def magnitude(number: float) -> str:
-    """A number that is too large, in a few characters."""
+    """A short text for a number that is too large."""
     return str(number) if abs(number) < 2**64 else f"10^{round(int(number).bit_length() * 0.30103)}"
 
 
-def _reason(name: str, keyword: str) -> str:
-    if name == "s":
-        return "the scaled dot product belongs to the score"
-    if keyword == "scale":
-        return "the scale is one number for the whole call"
-    return "a sink is one logit for the whole row"
+def _name_not_here(name: str, keyword: str, allowed: tuple[str, ...]) -> Diagnostic:
+    reasons = {"scale": "the scale is one number for the whole call", "sink": "a sink is one logit for the whole row"}
+    reason = "the scaled dot product belongs to the score" if name == "s" else reasons[keyword]
+    known = ", ".join(allowed) or "constants"
+    return mistakes.NameNotHere(statement=keyword, part=name, name=name, where=keyword, reason=reason, allowed=known)

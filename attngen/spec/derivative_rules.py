@@ -1,6 +1,7 @@
-"""The derivative column of the operator table, where a rule is more than a line.
+"""Rules of the derivative column of the operator table that are longer than a line.
 
-A rule takes the gradient of the result, the result and the operands, and gives the gradient of every operand.
+A rule maps the gradient of the result, the result and the operands to the gradient of every operand. At kinks the rules have
+the values of torch's autograd: half for each of two equal operands of min and max, 0 for abs at 0.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 
 from attngen.spec.expr import Const, Expr, constant
-from attngen.spec.operator import FLOAT_ONE, FLOAT_ZERO, Derivative, apply, less, less_equal, mul, sub, where
+from attngen.spec.operator import FLOAT_ONE, FLOAT_ZERO, Derivative, apply, less, mul, neg, sub, where
 
 
 def discrete(count: int) -> Derivative:
@@ -17,17 +18,27 @@ def discrete(count: int) -> Derivative:
 
 
 def of_smaller(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    first = less_equal(a, b)
-    return where(first, g, FLOAT_ZERO), where(first, FLOAT_ZERO, g)
+    return _of_chosen(g, less(a, b), less(b, a))
 
 
 def of_larger(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    return of_smaller(g, out, b, a)  # b <= a: then a is the larger
+    return _of_chosen(g, less(b, a), less(a, b))
+
+
+def _of_chosen(g: Expr, first: Expr, second: Expr) -> tuple[Expr, Expr]:
+    """All of `g` for the chosen operand, half for each if none is chosen."""
+    half = mul(g, constant(0.5))
+    return where(first, g, where(second, FLOAT_ZERO, half)), where(second, g, where(first, FLOAT_ZERO, half))
+
+
+def of_magnitude(g: Expr, out: Expr, a: Expr) -> tuple[Expr]:
+    return (where(less(FLOAT_ZERO, a), g, where(less(a, FLOAT_ZERO), neg(g), FLOAT_ZERO)),)
 
 
 def of_power(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr | None]:
-    """The exponent's gradient is taken for 0 where the base is not positive, as torch does at 0 (0 * log 0)."""
+    """Gradients of a ** b. That of a is 0 if b is 0; that of b is 0 if a is not positive, as in torch at 0 (0 * log 0)."""
     base = mul(g, mul(b, apply("pow", a, sub(b, FLOAT_ONE))))
+    base = where(apply("eq", b, FLOAT_ZERO), FLOAT_ZERO, base)
     if isinstance(b, Const):
         return base, None
     positive = less(FLOAT_ZERO, a)

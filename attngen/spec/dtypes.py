@@ -1,7 +1,7 @@
 """The element types of tensors, one row each.
 
 bf16 has no numpy type of its own. A bf16 numpy array is a structured array of the one-field type `NUMPY_BFLOAT16`, which
-cannot be taken for integers by accident; arrays of `ml_dtypes.bfloat16`, where that package is in use, are accepted too.
+cannot be mistaken for integers. Arrays of `ml_dtypes.bfloat16` are accepted too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # numpy is imported when an array is first touched: building a kernel touches none
+if TYPE_CHECKING:  # imported at the first use of an array: building a kernel uses none
     import numpy as np
 
     NUMPY_BFLOAT16: np.dtype[Any]
@@ -44,6 +44,14 @@ class DType:
         return self.name
 
 
+FRACTION_BITS = {"fp16": 10, "bf16": 7, "fp32": 23}
+
+
+def unit_roundoff(dtype: DType) -> float:
+    """The largest relative error of rounding to a float type."""
+    return float(2.0 ** -(FRACTION_BITS[dtype.name] + 1))
+
+
 @cache
 def _numpy_dtype(name: str) -> np.dtype[Any]:
     import numpy as np
@@ -59,7 +67,7 @@ INT64 = DType("int64", "long long", "int64", 8, "int")
 BOOL = DType("bool", "bool", "bool", 1, "bool")
 
 DTYPES: dict[str, DType] = {t.name: t for t in (FP32, FP16, BF16, INT32, INT64, BOOL)}
-STORAGE_DTYPES: tuple[DType, ...] = (FP16, BF16, FP32)  # what Q, K, V and O may be stored as
+STORAGE_DTYPES: tuple[DType, ...] = (FP16, BF16, FP32)  # of Q, K, V and O
 
 
 def round_to_storage(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
@@ -67,7 +75,7 @@ def round_to_storage(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[A
     import numpy as np
 
     if dtype is not BF16:
-        with np.errstate(over="ignore"):  # beyond the largest number lies infinity
+        with np.errstate(over="ignore"):  # numbers beyond the largest become infinity
             return np.asarray(values, order="C").astype(dtype.numpy)
     bits = np.asarray(values, np.float32, order="C").view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -77,7 +85,7 @@ def round_to_storage(values: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[A
 
 
 def from_storage(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A storage array as numpy values: floats as float64, integers and booleans as they are."""
+    """The values of a storage array: floats as float64, integers and booleans unchanged."""
     import numpy as np
 
     if array.dtype == BF16.numpy:

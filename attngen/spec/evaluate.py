@@ -18,7 +18,7 @@ def evaluate(
     """`expr` with every name replaced by its array (arrays broadcast), elements of inputs given by `read(input, indices)`.
 
     `xp` is the namespace of the arrays: numpy or torch. Integer arrays should be int64, float arrays of the precision
-    wanted for the result. `literal` makes an array of a constant where the namespace needs one (torch).
+    wanted for the result. `literal` converts a constant to an array, which torch requires.
     """
     memo: dict[Expr, Any] = {}
     for node in walk(expr):
@@ -35,8 +35,8 @@ def evaluate(
 
 
 def on_numbers(*exprs: Expr) -> Callable[[Numbers], tuple[Any, ...]]:
-    """`exprs` as a function of the numbers that their names stand for. They are walked once, here, so that a call costs
-    little; they may not read captured tensors.
+    """`exprs` as a function of the values of their names. They are walked once, here, so that a call is cheap; they must not
+    read captured tensors.
 
     The function raises ArithmeticError or ValueError if an operator has no value for the numbers.
     """

@@ -1,14 +1,15 @@
-"""Typed expressions: what a mask, a score, a scale or a sink is made of.
+"""Typed expressions of masks, scores, scales and sinks.
 
-An `Expr` is a tree of four kinds of node. Nodes are interned: two equal expressions are the same object, so equality is
-identity, a memo can be keyed by the node, and an expression used twice is stored once. Build them with `constant`, `name`,
-`gather` and `apply`; what an operator means stands in one place, `attngen.spec.operators`.
+An `Expr` is a tree of four kinds of node. Nodes are interned: equal expressions are the same object, so equality is identity,
+caches are keyed by node, and an expression that is used twice is stored once. Build them with `constant`, `name`, `gather` and
+`apply`. The meaning of operators is defined in `attngen.spec.operators`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from enum import Enum
+from functools import reduce
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,7 +24,7 @@ Scalar = bool | int | float
 
 
 class Type(Enum):
-    """The type of an expression. Integers are exact: CUDA text uses 64 bits where 32 might not hold the value."""
+    """The type of an expression. Integers are exact: CUDA text uses 64 bits if the value might not fit 32."""
 
     BOOL = "bool"
     INT = "int"
@@ -34,7 +35,7 @@ class Type(Enum):
 
 
 class ExpressionError(ValueError):
-    """An expression that has no meaning: wrong types, a wrong number of operands, or too large. `help` says what to write."""
+    """An invalid expression: wrong types, a wrong number of operands, or too large. `help` says what to write."""
 
     def __init__(self, message: str, help: str | None = None) -> None:
         super().__init__(message)
@@ -43,15 +44,18 @@ class ExpressionError(ValueError):
 
 
 class Expr:
-    """A node. `size` counts nodes as a tree (shared ones each time), `depth` the longest path; neither is part of identity."""
+    """A node. `size` counts nodes as a tree (shared ones each time), `depth` the longest path; `names` and `inputs` are those
+    that occur in it. None of these is part of identity."""
 
-    __slots__ = ("__weakref__", "args", "depth", "key", "size", "type")
+    __slots__ = ("__weakref__", "args", "depth", "inputs", "key", "names", "size", "type")
 
     key: tuple[Any, ...]
     type: Type
     args: tuple[Expr, ...]
     size: int
     depth: int
+    names: frozenset[str]
+    inputs: frozenset[str]
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -112,7 +116,7 @@ class Gather(Expr):
 
 
 class Apply(Expr):
-    """An operator of the table applied to operands that already have the types it takes."""
+    """An operator of the table applied to operands of the types that it requires."""
 
     __slots__ = ("op",)
     op: str
@@ -124,6 +128,7 @@ class Apply(Expr):
         return f"{self.op}({', '.join(args)})"
 
 
+NOTHING: frozenset[str] = frozenset()
 _interned: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
 
 
@@ -133,11 +138,22 @@ def _intern(cls: type[Any], key: tuple[Any, ...], type: Type, args: tuple[Expr, 
         return found
     node = cls()
     node.key, node.type, node.args = key, type, args
-    node.size = 1 + sum(a.size for a in args)
-    node.depth = 1 + max((a.depth for a in args), default=0)
     for field, value in fields.items():
         setattr(node, field, value)
+    node.size, node.depth = 1, 1
+    node.names = frozenset((node.name,)) if cls is Name else NOTHING
+    node.inputs = frozenset((node.input,)) if cls is Gather else NOTHING
+    for a in args:
+        node.size += a.size
+        node.depth = max(node.depth, 1 + a.depth)
+        node.names = _union(node.names, a.names)
+        node.inputs = _union(node.inputs, a.inputs)
     return _interned.setdefault(key, node)
+
+
+def _union(a: frozenset[str], b: frozenset[str]) -> frozenset[str]:
+    """The union; one of the two, if it contains the other, so that nodes share it."""
+    return a if b <= a else b if a <= b else a | b
 
 
 def constant(value: Scalar) -> Const:
@@ -162,20 +178,21 @@ def gather(input: str, type: Type, indices: tuple[Expr, ...]) -> Gather:
 
 
 def rebuild(op: str, args: tuple[Expr, ...]) -> Expr:
-    """`apply` for operands that may be of any types; see `attngen.spec.operators.apply`."""
+    """`attngen.spec.operator.apply`, imported late."""
     from attngen.spec.operator import apply
 
     return apply(op, *args)
 
 
 def intern_apply(op: str, type: Type, args: tuple[Expr, ...]) -> Apply:
-    """For `attngen.spec.operators.apply` alone, which checks types and folds constants."""
+    """The node of an operator. Only `attngen.spec.operator.apply` calls it: it checks types and folds constants."""
     node: Apply = _intern(Apply, ("apply", op, args), type, args, op=op)
     return node
 
 
-def walk(*roots: Expr, known: Container[Expr] = ()) -> Iterator[Expr]:
-    """Every distinct node below `roots`, operands before what uses them; not `known` nodes, nor what is below these alone."""
+def walk(*roots: Expr, known: Container[Expr] = (), through: Callable[[Expr], bool] | None = None) -> Iterator[Expr]:
+    """Every distinct node of `roots`, operands first. Nodes in `known`, and their operands, are skipped; so are the operands of
+    nodes for which `through` is false."""
     seen: set[Expr] = set()
     stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
     while stack:
@@ -185,21 +202,22 @@ def walk(*roots: Expr, known: Container[Expr] = ()) -> Iterator[Expr]:
         elif node not in seen and node not in known:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((arg, False) for arg in reversed(node.args))
+            if node.args and (through is None or through(node)):
+                stack.extend((arg, False) for arg in reversed(node.args))
 
 
 def names_in(*roots: Expr) -> frozenset[str]:
     """The names that occur in `roots`."""
-    return frozenset(node.name for node in walk(*roots) if isinstance(node, Name))
+    return reduce(_union, [root.names for root in roots], NOTHING)
 
 
 def inputs_in(*roots: Expr) -> frozenset[str]:
     """The captured tensors that `roots` read."""
-    return frozenset(node.input for node in walk(*roots) if isinstance(node, Gather))
+    return reduce(_union, [root.inputs for root in roots], NOTHING)
 
 
 def rewrite(root: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
-    """`root` with every node for which `replace` gives an expression replaced by it, from the leaves up."""
+    """`root` with nodes replaced, from the leaves up, if `replace` returns an expression for them."""
     memo: dict[Expr, Expr] = {}
     for node in walk(root):
         replaced = replace(node)

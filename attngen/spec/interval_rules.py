@@ -1,6 +1,6 @@
 """The bounds column of the operator table: interval arithmetic (Moore, Kearfott and Cloud 2009), written as expressions.
 
-A bound may be wider than the values are, never narrower.
+A bound may be wider than the values, never narrower.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from attngen.spec.operator import (
 
 
 def unbounded(type: Type) -> Bounds:
-    """Nothing is known of the result. Said of float arithmetic: rounding, infinities and NaN would need care that no mask
-    has asked for yet, and a bound that is too wide costs speed only."""
+    """No bound. Used for float arithmetic: rounding, infinities and NaN would need care that no mask has needed yet, and a
+    bound that is too wide costs only speed."""
     return lambda *_: EVERY_VALUE[type]
 
 
 def exact_integers(rule: Bounds) -> Bounds:
-    """`rule` for integers; nothing is known of floats."""
+    """`rule` for integers; no bound for floats."""
     return lambda *args: rule(*args) if args[0].lo.type is INT else EVERY_VALUE[FLOAT]
 
 
 def increasing(op: str) -> Bounds:
-    """The operator applied to the lower ends and to the upper ends."""
+    """The bound of an increasing operator: it is applied to the lower and to the upper ends."""
     return lambda *args: Interval(apply(op, *(a.lo for a in args)), apply(op, *(a.hi for a in args)))
 
 
@@ -76,7 +76,7 @@ def quotient(a: Interval, b: Interval) -> Interval:
     if isinstance(b.lo, Const) and b.lo is b.hi:
         ends = floordiv(a.lo, b.lo), floordiv(a.hi, b.lo)
         return Interval(*ends) if b.lo.value > 0 else Interval(*reversed(ends))
-    if b.lo is b.hi:  # one number, which an argument gives: as it grows with a, or falls
+    if b.lo is b.hi:  # a single divisor of unknown sign: monotonic in a
         return _min_max([floordiv(x, b.lo) for x in a])
     if isinstance(b.lo, Const) and b.lo.value > 0:
         return _min_max([floordiv(x, y) for x in a for y in b])
@@ -90,7 +90,7 @@ def remainder(a: Interval, b: Interval) -> Interval:
     most = sub(b.hi, ONE) if positive else maximum(ZERO, sub(b.hi, ONE))
     if b.lo is not b.hi or b.lo is ZERO:
         return Interval(least, most)
-    same = equal(floordiv(a.lo, b.lo), floordiv(a.hi, b.lo))  # of one quotient: the remainder grows with the dividend
+    same = equal(floordiv(a.lo, b.lo), floordiv(a.hi, b.lo))  # with the same quotient, the remainder grows with the dividend
     return Interval(where(same, apply("mod", a.lo, b.lo), least), where(same, apply("mod", a.hi, b.lo), most))
 
 
@@ -113,7 +113,4 @@ def selected(c: Interval, a: Interval, b: Interval) -> Interval:
         lo, hi = both(a.lo, b.lo), either(a.hi, b.hi)
     else:
         lo, hi = minimum(a.lo, b.lo), maximum(a.hi, b.hi)
-    return Interval(
-        where(c.lo, a.lo, where(c.hi, lo, b.lo)),
-        where(c.lo, a.hi, where(c.hi, hi, b.hi)),
-    )
+    return Interval(where(c.lo, a.lo, where(c.hi, lo, b.lo)), where(c.lo, a.hi, where(c.hi, hi, b.hi)))

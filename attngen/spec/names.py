@@ -1,4 +1,4 @@
-"""Which names a spec may give to attentions, inputs, params and definitions."""
+"""Valid names of attentions, inputs, params and definitions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.source import Span
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, SIZES
+from attngen.spec.attention import INDICES, SIZES, AttentionSpec
+from attngen.spec.gradient import GradientError
 from attngen.spec.operators import FUNCTIONS
 from attngen.spec.reserved import reserved_reason
 
@@ -17,11 +18,29 @@ MAX_NAME = 64
 CONSTANTS: dict[str, bool | float] = {"true": True, "false": False, "inf": math.inf}
 SPELLED = {"heads": "q_heads"}  # other spellings of sizes
 
-TENSORS = frozenset(("Q", "K", "V", "O", "S", "P", "lse", "v", "out", "stream"))
+TENSORS = frozenset(("Q", "K", "V", "O", "S", "P", "lse", "next_work", "v", "out", "stream"))
+
+# Names of a backward program and arguments of its call: a spec with one of them has a forward only.
+BACKWARD_NAMES = frozenset(
+    "dO dQ dK dV dP dS ds QK delta sink_weight row_numbers lse_rest dlse dout dq dk dv wanted".split()  # noqa: SIM905
+)
+# Of a captured tensor's gradient, and of the workspaces that it is added up in.
+GRADIENT_PREFIXES = ("d_", *(f"{place}_of_" for place in ("rows", "keys", "pairs", "words")))
+DIGITS = "0123456789"
+
+
+def check_backward_names(spec: AttentionSpec) -> None:
+    """Raises GradientError for an input or a param that a backward program cannot have beside its own tensors."""
+    names = [*(i.name for i in spec.inputs), *(p.name for p in spec.params)]
+    others = {form for name in names for form in (name, name.rstrip(DIGITS))}
+    for name in names:
+        derived = any(name.startswith(p) and name.removeprefix(p).rstrip(DIGITS) in others for p in GRADIENT_PREFIXES)
+        if name in BACKWARD_NAMES or derived:
+            raise GradientError(f"`{name}` is the name of a tensor or an argument of the backward; rename it in the spec")
 
 
 def derived_names(input: str, rank: int) -> Iterator[str]:
-    """What generated code calls that belongs to the captured tensor `input`: accessor, strides, tile ranges."""
+    """Names in generated code that belong to the captured tensor `input`: accessor, strides, tile ranges."""
     yield f"{input}_at"
     yield from (f"{input}_step_{d}" for d in range(rank))
     for index in ("q", "k", "qk"):
@@ -33,7 +52,7 @@ def derived_names(input: str, rank: int) -> Iterator[str]:
 
 
 def check_name(text: str, span: Span | None = None, title: bool = False) -> None:
-    """Raise DiagnosticError for a name that generated code, or a reader, could take for something else."""
+    """Raises DiagnosticError for a name that already has a meaning in generated code or in the language."""
     for mistake in name_mistakes(text, span, title=title):
         raise DiagnosticError(mistake)
 
@@ -41,8 +60,8 @@ def check_name(text: str, span: Span | None = None, title: bool = False) -> None
 def name_mistakes(
     text: str, span: Span | None = None, statement: str | None = None, title: bool = False
 ) -> Iterator[Diagnostic]:
-    """What is wrong with a name, if anything. The `title` of an attention stands in no expression and is a part of longer names
-    in generated code alone, so that it may be the name of an index, a size or a tensor."""
+    """The mistakes of a name. A `title`, the name of an attention, occurs in no expression, and in generated code only as a
+    part of longer names, so it may also be the name of an index, a size or a tensor."""
     if len(text) > MAX_NAME:
         yield mistakes.NameTooLong(span=span, statement=statement, length=len(text), limit=MAX_NAME)
         return

@@ -1,8 +1,8 @@
-"""What must hold for an expression to be computed at all: indices inside their dimensions, divisors that are not zero.
+"""Conditions for evaluating an expression: indices are inside their dimensions, divisors are not zero.
 
-What can be told from the spec alone is told there (`static_mistakes`). What depends on sizes and params is checked at each
-call (`check_obligations`), by the same interval arithmetic, before anything is launched: by bounds that are expressions of
-sizes and params, found once for a spec, or, if these are too wide, by bounds of the call's own numbers.
+`static_mistakes` checks those that follow from the spec alone. `check_obligations` checks those that depend on sizes and params
+at each call, before anything is launched, with the same interval arithmetic: first with bounds that are expressions of sizes
+and params, computed once for a spec, then, if these are too wide, with bounds from the numbers of the call.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ DIVISIONS = ("floordiv", "mod")
 
 
 class ObligationError(ArgumentError):
-    """A call whose sizes or params would make an expression read outside a captured tensor, or divide by zero. `diagnostic`
-    names the statement at fault of `attention`."""
+    """A call with sizes or params for which an expression reads outside a captured tensor or divides by zero. `diagnostic`
+    names the statement of `attention` at fault."""
 
     def __init__(self, message: str, attention: str = "", diagnostic: Diagnostic | None = None) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ def _refuse(spec: AttentionSpec, diagnostic: Diagnostic) -> NoReturn:
 
 
 def static_mistakes(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagnostic]:
-    """Obligations of `expr` that fail, or that nothing could ever prove, whatever the call."""
+    """Obligations of `expr` that fail, or cannot be proved, for every call."""
     known = ranges(expr, name_ranges(spec), element_ranges(spec))
     for node in walk(expr):
         if isinstance(node, Gather):
@@ -73,7 +73,7 @@ def _static_indices(spec: AttentionSpec, keyword: str, node: Gather, known: Mapp
         last = str(dim - 1) if isinstance(dim, int) else f"{dim} - 1"
         if _from_data(index) and (low < 0 or high >= MAX_LENGTH):
             yield mistakes.IndexFromData(statement=keyword, part=node.input, position=position, name=node.input, last=last)
-        elif isinstance(dim, int) and dim > 0 and (low < 0 or high >= dim) and not _depends_on_call(index):
+        elif isinstance(dim, int) and dim > 0 and (low < 0 or high >= dim) and not names_in(index):
             yield mistakes.IndexOutOfRange(
                 statement=keyword,
                 part=node.input,
@@ -86,21 +86,20 @@ def _static_indices(spec: AttentionSpec, keyword: str, node: Gather, known: Mapp
 
 
 def _from_data(expr: Expr) -> bool:
-    """Whether the value comes from a captured tensor or from a float, whose range nothing is known of."""
+    """Whether the value comes from a captured tensor or a float, so that its range is unknown."""
     from_float = (isinstance(n, Apply) and n.op == "int" and n.args[0].type is Type.FLOAT for n in walk(expr))
     return bool(inputs_in(expr)) or any(from_float)
 
 
-def _depends_on_call(expr: Expr) -> bool:
-    """Whether sizes, indices or params decide the range, which only a call knows."""
-    return bool(names_in(expr))
-
-
 def check_obligations(spec: AttentionSpec, sizes: Mapping[str, int], params: Mapping[str, int | float]) -> None:
-    """Check every index and divisor of `spec` for a call with these sizes and params.
+    """Checks the numbers of heads, and every index and divisor of `spec`, for a call with these sizes and params.
 
-    Raises ObligationError that names the tensor, the range of the index and the size. Empty calls have nothing to check.
+    Raises ArgumentError for numbers of heads, and ObligationError, which names the tensor, the range of the index and the size.
+    Of an empty call, heads alone are checked.
     """
+    q_heads, kv_heads = sizes["q_heads"], sizes["kv_heads"]
+    if q_heads and (kv_heads == 0 or q_heads % kv_heads):
+        raise ArgumentError(f"{q_heads} query heads of `q` cannot share {kv_heads} key/value heads of `k`")
     if 0 in (sizes["batch"], sizes["q_heads"], sizes["q_len"], sizes["kv_len"]):
         return
     if not _surely_holds(spec, {**sizes, **params}):
@@ -121,7 +120,7 @@ EXTENTS = dict(zip(INDICES, ("batch", "q_heads", "q_len", "kv_len"), strict=True
 
 @lru_cache(maxsize=256)
 def _conditions(spec: AttentionSpec) -> Callable[[Numbers], tuple[Any, ...]] | None:
-    """Truth values over sizes and params, all of which imply the obligations of `spec`; None if there are none such."""
+    """Conditions over sizes and params that together imply the obligations of `spec`; None if a bound does not fit 64 bits."""
     elements = element_ranges(spec)
 
     def size(dim: int | str) -> Expr:
@@ -151,7 +150,7 @@ def _conditions(spec: AttentionSpec) -> Callable[[Numbers], tuple[Any, ...]] | N
 
 
 def call_ranges(sizes: Mapping[str, int], params: Mapping[str, int | float]) -> dict[str, Range]:
-    """The range of each integer name of a call with these sizes and params."""
+    """The range of every integer name in a call with these sizes and params."""
     known = {n: v for n, v in params.items() if isinstance(v, int)}
     names: dict[str, Range] = {name: (value, value) for name, value in (*sizes.items(), *known.items())}
     return names | {index: (0, sizes[dim] - 1) for index, dim in EXTENTS.items()}

@@ -1,30 +1,23 @@
-"""What an operator is, and how one is applied: the machinery under the table of `attngen.spec.operators`."""
+"""Operators and their application; `attngen.spec.operators` has the table."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from attngen.spec.expr import (
-    MAX_DEPTH,
-    MAX_SIZE,
-    Apply,
-    Const,
-    Expr,
-    ExpressionError,
-    Scalar,
-    Type,
-    constant,
-    intern_apply,
-)
+from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Apply, Const, Expr, ExpressionError, Scalar, Type, constant, intern_apply
 
 BOOL, INT, FLOAT = Type.BOOL, Type.INT, Type.FLOAT
 
 
 class Interval(NamedTuple):
-    """All values an expression may take: `lo <= value <= hi`. For a truth value, `lo` is "always" and `hi` is "sometimes"."""
+    """The values of an expression: `lo <= value <= hi`. For a truth value, `lo` means "always" and `hi` "sometimes"."""
 
     lo: Expr
     hi: Expr
@@ -40,14 +33,14 @@ EVERY_VALUE: dict[Type, Interval] = {
 
 
 class Spelling(NamedTuple):
-    """How a row is written: `{0}` stands for the first operand; `precedence` is that of the outermost C operator."""
+    """The CUDA text of a row: `{0}` is the first operand, `precedence` that of the outermost C operator."""
 
     text: str
     precedence: int
 
 
 class Infix(NamedTuple):
-    """How a row is written in the language: its symbol and how tightly it binds (`not` and unary minus: prefix)."""
+    """The notation of a row in the language: symbol and precedence (`not` and unary minus: prefix)."""
 
     symbol: str
     precedence: int
@@ -62,10 +55,10 @@ Bounds = Callable[..., Interval]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One row. `nonnegative` is a shorter CUDA text that is right when no operand is negative; `helpers` are device
-    functions that the CUDA text calls (`templates/parts/NAME.cuh`). `fast` and `rough` are primitives that
-    approximate it: so well that results of 16 bits do not show it, and as `precision high` allows. `fast` takes a factor of its
-    operand too; `fast_of_two` replaces two operands by what `fast` gives of each, for less. All results lie `within`."""
+    """One row. `nonnegative` is a shorter CUDA text for operands that are not negative. `helpers` are device functions that the
+    CUDA text calls (`templates/parts/NAME.cuh`). `fast` is a primitive that approximates the operator with an error that
+    results of 16 bits do not show, `rough` one with an error that `precision high` allows. `fast` takes a factor of its operand
+    too; `fast_of_two` replaces two operands by their `fast` results at a lower cost. All results are `within` this range."""
 
     name: str
     typing: Typing
@@ -87,15 +80,25 @@ TABLE: dict[str, Operator] = {}  # filled by attngen.spec.operators, its only so
 
 
 def is_comparison(op: str) -> bool:
-    """Whether `op` binds as the comparisons do: such operators cannot be chained."""
+    """Whether `op` has the precedence of comparisons, which cannot be chained."""
     infix, like = TABLE[op].infix, TABLE["lt"].infix
     return infix is not None and like is not None and infix.precedence == like.precedence
 
 
-def apply(op: str, *args: Expr) -> Expr:
-    """`op` applied to `args`: checks and converts types, folds constants, drops what has no effect.
+def arity(op: str) -> int:
+    """The number of operands of `op`."""
+    for count in (1, 2, 3):
+        for types in ((FLOAT,) * count, (BOOL,) + (FLOAT,) * (count - 1)):
+            with suppress(ExpressionError):
+                TABLE[op].typing(op, types)
+                return count
+    raise AssertionError(op)
 
-    Raises ExpressionError where the operands have no meaning for `op`, or the expression grows too large.
+
+def apply(op: str, *args: Expr) -> Expr:
+    """`op` applied to `args`: converts types, folds constants, simplifies.
+
+    Raises ExpressionError if the operands are not valid for `op`, or if the expression becomes too large.
     """
     row = TABLE[op]
     wanted, result = row.typing(row.infix.symbol if row.infix else op, tuple(a.type for a in args))
@@ -123,8 +126,8 @@ def _fold(row: Operator, result: Type, values: tuple[Scalar, ...]) -> Const | No
     try:
         value = row.array(PYTHON, *values)
     except (OverflowError, ValueError, ZeroDivisionError):
-        return None  # the generated code computes what IEEE arithmetic says
-    if isinstance(value, complex):  # Python's own answer to a root of a negative number; IEEE's is NaN
+        return None  # left to the generated code, which follows IEEE arithmetic
+    if isinstance(value, complex):  # Python's root of a negative number; IEEE's is NaN
         return None
     if result is INT:
         if not INT64_MIN <= value <= INT64_MAX:
@@ -134,7 +137,7 @@ def _fold(row: Operator, result: Type, values: tuple[Scalar, ...]) -> Const | No
 
 
 def _simplify(op: str, args: tuple[Expr, ...], result: Type) -> Expr | None:
-    """`args` reduced by the identities that hold for every value (and so not `0.0 * x`)."""
+    """A simpler expression by identities that hold for every value (`0.0 * x` is none); None if there is none."""
     first, last = args[0], args[-1]
     match op:
         case "and" | "or":
@@ -176,124 +179,26 @@ def _simplify(op: str, args: tuple[Expr, ...], result: Type) -> Expr | None:
     return None
 
 
-class _PythonNamespace:
-    """The functions of numpy that rows use, on Python scalars: exact integers, for folding constants."""
-
-    exp, log, log2, sqrt, tanh, sin, cos = math.exp, math.log, math.log2, math.sqrt, math.tanh, math.sin, math.cos
-    floor, ceil = math.floor, math.ceil
-
-    @staticmethod
-    def divide(a: float, b: float) -> float:
-        if b == 0:  # as IEEE arithmetic has it, where Python raises
-            return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
-        return a / b
-
-    @staticmethod
-    def pow(a: float, b: float) -> Any:
-        return a**b
-
-    @staticmethod
-    def exp2(x: float) -> float:
-        return float(2.0**x)
-
-    @staticmethod
-    def abs(x: Any) -> Any:
-        return abs(x)
-
-    @staticmethod
-    def minimum(a: Any, b: Any) -> Any:
-        return min(a, b)
-
-    @staticmethod
-    def maximum(a: Any, b: Any) -> Any:
-        return max(a, b)
-
-    @staticmethod
-    def floor_divide(a: int, b: int) -> int:
-        return a // b
-
-    @staticmethod
-    def remainder(a: int, b: int) -> int:
-        return a % b
-
-    @staticmethod
-    def logical_and(a: bool, b: bool) -> bool:
-        return a and b
-
-    @staticmethod
-    def logical_or(a: bool, b: bool) -> bool:
-        return a or b
-
-    @staticmethod
-    def logical_not(a: bool) -> bool:
-        return not a
-
-    @staticmethod
-    def where(c: bool, a: Any, b: Any) -> Any:
-        return a if c else b
+def _divide(a: float, b: float) -> float:
+    """a / b as IEEE arithmetic defines it; Python raises an exception if b is 0."""
+    if b == 0:
+        return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
+    return a / b
 
 
-PYTHON = _PythonNamespace()
+# The functions of numpy that rows use, on Python's numbers: exact integers, for folding constants.
+PYTHON = SimpleNamespace(
+    exp=math.exp, exp2=lambda x: float(2.0**x), log=math.log, log2=math.log2, sqrt=math.sqrt, tanh=math.tanh, sin=math.sin,
+    cos=math.cos, floor=math.floor, ceil=math.ceil, pow=pow, abs=abs, minimum=min, maximum=max, divide=_divide,
+    floor_divide=operator.floordiv, remainder=operator.mod, logical_and=lambda a, b: a and b, logical_or=lambda a, b: a or b,
+    logical_not=operator.not_, where=lambda c, a, b: a if c else b,
+)  # fmt: skip
 ZERO, ONE, FLOAT_ONE = constant(0), constant(1), constant(1.0)
 FLOAT_ZERO = constant(0.0)
 TRUE, FALSE = constant(True), constant(False)
 
-
-def neg(a: Expr) -> Expr:
-    return apply("neg", a)
-
-
-def add(a: Expr, b: Expr) -> Expr:
-    return apply("add", a, b)
-
-
-def sub(a: Expr, b: Expr) -> Expr:
-    return apply("sub", a, b)
-
-
-def mul(a: Expr, b: Expr) -> Expr:
-    return apply("mul", a, b)
-
-
-def div(a: Expr, b: Expr) -> Expr:
-    return apply("div", a, b)
-
-
-def floordiv(a: Expr, b: Expr) -> Expr:
-    return apply("floordiv", a, b)
-
-
-def minimum(a: Expr, b: Expr) -> Expr:
-    return apply("min", a, b)
-
-
-def maximum(a: Expr, b: Expr) -> Expr:
-    return apply("max", a, b)
-
-
-def less(a: Expr, b: Expr) -> Expr:
-    return apply("lt", a, b)
-
-
-def less_equal(a: Expr, b: Expr) -> Expr:
-    return apply("le", a, b)
-
-
-def equal(a: Expr, b: Expr) -> Expr:
-    return apply("eq", a, b)
-
-
-def both(a: Expr, b: Expr) -> Expr:
-    return apply("and", a, b)
-
-
-def either(a: Expr, b: Expr) -> Expr:
-    return apply("or", a, b)
-
-
-def negation(a: Expr) -> Expr:
-    return apply("not", a)
-
-
-def where(c: Expr, a: Expr, b: Expr) -> Expr:
-    return apply("where", c, a, b)
+neg, negation = partial(apply, "neg"), partial(apply, "not")
+add, sub, mul, div, floordiv = (partial(apply, op) for op in ("add", "sub", "mul", "div", "floordiv"))
+minimum, maximum, where = (partial(apply, op) for op in ("min", "max", "where"))
+less, less_equal, equal = (partial(apply, op) for op in ("lt", "le", "eq"))
+both, either = partial(apply, "and"), partial(apply, "or")

@@ -2,14 +2,14 @@
 
 A row says, for one operator:
 
-- **types**: what operands it takes and what it gives;
+- **types**: the types of its operands and its result;
 - **cuda**: its text in generated CUDA, by the type of its operands;
-- **array**: its meaning on arrays, as a function of the namespace (`numpy` or `torch`) and the operands;
-- **derivative**: reverse mode: from the gradient of the result, the result and the operands, the gradient of every operand;
-- **bounds**: interval arithmetic: from an interval for every operand, an interval for the result.
+- **array**: its value on arrays, as a function of the namespace (`numpy` or `torch`) and the operands;
+- **derivative**: reverse mode: the gradient of every operand, from the gradient of the result, the result and the operands;
+- **bounds**: interval arithmetic: an interval of the result, from intervals of the operands.
 
-Derivatives and bounds are written as expressions, so one rule serves generated CUDA, the oracle and the tests. A row
-without one of the columns cannot be made: `DISCRETE`, `UNBOUNDED` and the like say explicitly what a column lacks.
+Derivatives and bounds are expressions, so one rule serves generated CUDA, the oracle and the tests. Every column is required:
+`discrete` and `unbounded` state explicitly that it does not apply.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attngen.spec.derivative_rules import LN2, discrete, of_larger, of_power, of_smaller
+from attngen.spec.derivative_rules import LN2, discrete, of_larger, of_magnitude, of_power, of_smaller
 from attngen.spec.expr import Type, constant
 from attngen.spec.interval_rules import (
     absolute,
@@ -121,8 +121,7 @@ ROWS: tuple[Operator, ...] = (
              array=lambda xp, a, b: xp.maximum(a, b), derivative=of_larger, bounds=increasing("max"),
              what="the larger of two numbers"),
     Operator(name="abs", typing=numbers(1), cuda=both_types("abs({0})", CALL, "fabsf({0})"),
-             array=lambda xp, a: xp.abs(a),
-             derivative=lambda g, out, a: (where(less(a, FLOAT_ZERO), neg(g), g),), bounds=absolute,
+             array=lambda xp, a: xp.abs(a), derivative=of_magnitude, bounds=absolute,
              what="the magnitude"),
     Operator(name="exp", typing=floats(1), cuda=as_float("expf({0})"), array=lambda xp, a: xp.exp(a),
              derivative=lambda g, out, a: (mul(g, out),), bounds=unbounded(FLOAT), what="e to the power x"),

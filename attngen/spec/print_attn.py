@@ -1,21 +1,21 @@
-"""Specs and expressions as text of the language, which parses to the equal spec."""
+"""Specs and expressions as text of the language, which parses to an equal spec."""
 
 from __future__ import annotations
 
 import math
 
-from attngen.spec.attention import AttentionSpec, Schedule
+from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
 from attngen.spec.operator import INT64_MIN, TABLE, is_comparison
 
 ATOM, PREFIX = 100, 7
 
-Text = tuple[str, int]  # a text and how tightly its outermost operator binds
+Text = tuple[str, int]  # a text and the precedence of its outermost operator
 SPELLED = {"q_heads": "heads"}
 
 
 def expression_to_text(expr: Expr) -> str:
-    """`expr` as the language writes it, with no more parentheses than it needs."""
+    """`expr` as text of the language, with as few parentheses as possible."""
     texts: dict[Expr, Text] = {}
     for node in walk(expr):
         texts[node] = _node(node, [texts[a] for a in node.args])
@@ -57,7 +57,7 @@ def _constant(value: bool | int | float) -> Text:
         return ("inf", ATOM) if value > 0 else ("-inf", PREFIX)
     if value != value:
         return "(inf - inf)", ATOM
-    if value == INT64_MIN and isinstance(value, int):  # its magnitude is no literal
+    if value == INT64_MIN and isinstance(value, int):  # its magnitude is too large for a literal
         return f"({value + 1} - 1)", ATOM
     return repr(value), ATOM if value >= 0 and not (value == 0 and math.copysign(1, value) < 0) else PREFIX
 
@@ -87,8 +87,8 @@ def to_text(spec: AttentionSpec) -> str:
         lines.append(("precision", spec.precision))
     if spec.lse:
         lines.append(("output", "lse"))
-    if spec.schedule != Schedule():
-        lines.append(("kernel", _schedule(spec.schedule)))
+    if spec.kernel != KernelRequest():
+        lines.append(("kernel", kernel_to_text(spec.kernel)))
     body = "\n".join(f"    {keyword:<9} {rest}" for keyword, rest in lines)
     return f"attention {spec.name} {{\n{body}\n}}\n"
 
@@ -99,23 +99,13 @@ def _literal(value: int | float, type: Type) -> Expr:
     return constant(float(value) if type is Type.FLOAT else value)
 
 
-def schedule_data(schedule: Schedule) -> dict[str, str | int | None]:
-    """What a `kernel` statement says, as plain values; None is left to the planner."""
-    return {
-        "schedule": schedule.rung,
-        "block_q": schedule.block_q,
-        "block_kv": schedule.block_kv,
-        "stages": schedule.stages,
-        "warps": schedule.warps,
-    }
-
-
-def _schedule(schedule: Schedule) -> str:
+def kernel_to_text(request: KernelRequest) -> str:
+    """The operands of a `kernel` statement."""
     parts = []
-    if schedule.block_q is not None:
-        parts.append(f"tile {schedule.block_q} x {schedule.block_kv}")
-    if schedule.stages is not None:
-        parts.append(f"stages {schedule.stages}")
-    if schedule.warps is not None:
-        parts.append(f"warps {schedule.warps}")
-    return schedule.rung + (f" {{ {'  '.join(parts)} }}" if parts else "")
+    if request.block_q is not None:
+        parts.append(f"tile {request.block_q} x {request.block_kv}")
+    if request.stages is not None:
+        parts.append(f"stages {request.stages}")
+    if request.warps is not None:
+        parts.append(f"warps {request.warps}")
+    return request.schedule + (f" {{ {'  '.join(parts)} }}" if parts else "")

@@ -1,4 +1,4 @@
-"""What is known of every name of a spec before it is called: the range of each index, size and parameter."""
+"""The range of each index, size and param of a spec for all calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def name_ranges(spec: AttentionSpec) -> dict[str, Range]:
 
 
 def dtype_range(dtype: DType) -> Range | None:
-    """The range of the integers that `dtype` holds; None for floats and truth values, of which nothing is known."""
+    """The range of the integers of `dtype`; None for floats and truth values, whose range is unknown."""
     if dtype.kind != "int":
         return None
     bits = 8 * dtype.bytes

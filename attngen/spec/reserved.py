@@ -1,8 +1,8 @@
-"""Words that are no names in generated CUDA.
+"""Words that cannot be names in generated CUDA.
 
 A name of a spec becomes a member of a struct (`in.slopes`) and a part of longer names (`slopes_at`, `captured_slopes`). A
-member may have the name of any type, function or variable. It may not be a keyword, a macro (which replaces it wherever it
-stands), or a type that the struct itself uses. These are few and known, so names stay as they are written, without a prefix.
+member may have the name of any type, function or variable, but not of a keyword, a macro (which is replaced everywhere), or a
+type that the struct itself uses. These are few and known, so names need no prefix.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TYPES = frozenset(("fp16", "bf16", "Captured"))
 
 
 def reserved_reason(name: str) -> str:
-    """Why `name` is none in generated code; empty if it is one."""
+    """The reason why `name` cannot be a name in generated code; empty if it can."""
     if name in CXX_WORDS:
         return "it is a keyword of C++, the language of the generated code"
     if MACROS.fullmatch(name):

@@ -1,4 +1,4 @@
-"""The types column of the operator table: which operands an operator takes, and what it gives."""
+"""The types column of the operator table: the types of an operator's operands and result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _numeric(name: str, types: tuple[Type, ...]) -> Type:
 
 
 def numbers(count: int) -> Typing:
-    """Numbers, integers becoming floats where they meet one; the result has their common type."""
+    """Numbers, converted to float if one of them is a float; the result has their common type."""
 
     def typing(name: str, types: tuple[Type, ...]) -> tuple[tuple[Type, ...], Type]:
         _expect(name, types, count)
@@ -29,7 +29,7 @@ def numbers(count: int) -> Typing:
 
 
 def floats(count: int) -> Typing:
-    """Numbers, all taken as floats; the result is a float."""
+    """Numbers, all converted to float; the result is a float."""
 
     def typing(name: str, types: tuple[Type, ...]) -> tuple[tuple[Type, ...], Type]:
         _expect(name, types, count)

@@ -5,10 +5,12 @@
     layer = attngen.torch.Attention(mask="causal and window(1024)")
     o = layer(q, k, v)
 
-Everything works in eager mode, under `torch.compile(fullgraph=True)`, in `torch.export`, and in CUDA graphs. There is no
-backward yet: an input that requires grad is an error.
+Everything works in eager mode, under `torch.compile(fullgraph=True)`, in `torch.export`, and in CUDA graphs, and has gradients:
+by every tensor that requires grad, captured ones too.
 """
 
+from attngen.torch import autograd as autograd  # registers the operator's derivatives
+from attngen.torch import batching as batching  # registers what torch.vmap does of it
 from attngen.torch import compiled as compiled  # registers compiled specs as callables of tensors
 from attngen.torch.functional import attention
 from attngen.torch.module import Attention

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from attngen.device.arrays import ArgumentError, ArgumentTypeError
-from attngen.device.binding import check_params, refuse_unknown
+from attngen.device.arrays import ArgumentTypeError
+from attngen.device.params import check_params, declared_params, named_arguments
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 
 Tensor = Any
 Lists = tuple[Any, ...]  # (inputs, ints, floats) without trailing empty lists; None for any other empty list
+
+
+def unpacked(lists: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """(inputs, ints, floats), each a list or an empty tuple."""
+    inputs, ints, floats = (*lists, None, None, None)[:3]
+    return inputs or (), ints or (), floats or ()
 
 
 class NamedArguments:
@@ -22,15 +28,19 @@ class NamedArguments:
     def __init__(self, spec: AttentionSpec) -> None:
         self.inputs = tuple(i.name for i in spec.inputs)
         self._input_names = set(self.inputs)
-        self._params = {p.name: (str(p.type), p.default) for p in spec.params}
+        self._params = declared_params(spec)
         self._ints = tuple(p.name for p in spec.params if p.type is Type.INT)
         self._floats = tuple(p.name for p in spec.params if p.type is Type.FLOAT)
         self._usual: Lists | None = None
         if all(p.default is not None for p in spec.params):
-            self._usual = self._numbers({})
+            self._usual = self._numbers(check_params(self._params, {}))
 
-    def said(self, named: Mapping[str, Any], captured: Mapping[str, Tensor]) -> tuple[list[Tensor], tuple[Any, ...] | None]:
-        """(inputs, params) as part of the key of `EagerCalls`, unchecked; params is None if it cannot be part of a key."""
+    def unchecked(
+        self, named: Mapping[str, Any], captured: Mapping[str, Tensor]
+    ) -> tuple[list[Tensor], tuple[Any, ...] | None]:
+        """(inputs, params) for `EagerCalls`; params is None if it cannot be part of a key."""
+        if not named and not self.inputs:
+            return [], ()
         if named.keys() == self._input_names:
             return [named[name] for name in self.inputs], ()
         params = tuple((name, type(value), value) for name, value in named.items() if name not in self._input_names)
@@ -47,16 +57,26 @@ class NamedArguments:
                 return _trimmed(None, self._usual)
             if named.keys() == self._input_names:
                 return _trimmed([tensor(name, named[name]) for name in self.inputs], self._usual)
-        refuse_unknown(list(named), [*self.inputs, *self._params])
-        inputs = []
-        for name in self.inputs:
-            if name not in named and name not in captured:
-                raise ArgumentError(f"input `{name}` was not given; pass {name}=...")
-            inputs.append(tensor(name, named[name] if name in named else captured[name]))
-        return _trimmed(inputs or None, self._numbers(named))
+        for name in self._floats:
+            if isinstance(named.get(name), torch.Tensor):
+                raise ArgumentTypeError(
+                    f'param `{name}` is a tensor; expected a number. Declare it as `input {name}: fp32[]`; only mode="math" '
+                    "takes tensors for params"
+                )
+        inputs, params = named_arguments(self.inputs, self._params, named, captured)
+        tensors = [tensor(name, value) for name, value in zip(self.inputs, inputs, strict=True)]
+        return _trimmed(tensors or None, self._numbers(params))
 
-    def _numbers(self, named: Mapping[str, Any]) -> Lists:
-        numbers = check_params(self._params, named)
+    def with_tensors(self, named: Mapping[str, Any], captured: Mapping[str, Tensor]) -> Lists:
+        """`lists`, in which a float param may be a tensor without dimensions. Raises as `lists`."""
+        given = {name: named[name] for name in self._floats if isinstance(named.get(name), torch.Tensor)}
+        for name, value in given.items():
+            if value.dim() or not value.is_floating_point():
+                raise ArgumentTypeError(f"param `{name}` is a tensor {list(value.shape)} of {value.dtype}; expected one float")
+        inputs, ints, floats = unpacked(self.lists({**named, **dict.fromkeys(given, 0.0)}, captured))
+        return inputs, ints, [given.get(name, value) for name, value in zip(self._floats, floats, strict=True)]
+
+    def _numbers(self, numbers: Mapping[str, int | float]) -> Lists:
         ints, floats = [int(numbers[n]) for n in self._ints], [float(numbers[n]) for n in self._floats]
         return (ints or None, floats) if floats else (ints,) if ints else ()
 

@@ -7,29 +7,32 @@ from typing import Any
 
 import torch
 
-from attngen.api import check_stream, register_of_tensors
-from attngen.device.arrays import ArgumentError, view
+from attngen.api import check_lse_given, check_stream, register_tensor_function
+from attngen.device.arrays import view
 from attngen.spec.attention import AttentionSpec
-from attngen.torch.arguments import NamedArguments, tensor
+from attngen.torch.arguments import NamedArguments, tensor, unpacked
 from attngen.torch.description import fixed_text
 from attngen.torch.eager import EagerCalls
-from attngen.torch.layout import refuse_sparse
+from attngen.torch.layout import follow_autocast, refuse_sparse
+from attngen.torch.math import by_torch
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.runtime import runtime
 
 Tensor = Any
 
 
-class OfTensors:
-    """`spec` as a function of tensors on `device`, by torch's name. `rung` overrides the spec's own statement; `captures` are
-    the values of inputs that a call does not give."""
+class TorchFunction:
+    """`spec` as a function of tensors on `device`, by torch's name. `schedule` overrides the spec's own statement; `captures`
+    are the values of inputs that a call does not give."""
 
-    def __init__(self, spec: AttentionSpec, rung: str | None, captures: Mapping[str, Any], device: str) -> None:
+    def __init__(self, spec: AttentionSpec, schedule: str | None, captures: Mapping[str, Any], device: str) -> None:
         self._device = torch.device(device)
-        self._text = fixed_text(spec, rung)
+        self._text = fixed_text(spec, schedule)
         self._arguments = NamedArguments(spec)
         self._captures = dict(captures)
-        self._lse = spec.lse
+        self._spec = spec
+        self._dtype = getattr(torch, spec.dtype.torch)
+        self._returns_lse = spec.lse
         self._calls = EagerCalls()
 
     def takes(self, q: Any) -> bool:
@@ -49,39 +52,44 @@ class OfTensors:
         """O, or (O, lse), as `CompiledAttention` says. Raises ArgumentError."""
         k, v = tensor("k", k), tensor("v", v)
         if out is not None or lse is not None or stream is not None:
-            return self._into(q, k, v, named, out, lse, stream)
-        inputs, said = self._arguments.said(named, self._captures)
-        result = self._calls.repeat(q, k, v, inputs, said)
-        if result is None:
-            refuse_sparse(q, k, v)
-            arguments = (q, k, v, self._text, *self._arguments.lists(named, self._captures))
-            result = self._calls.make(q, k, v, inputs, said, arguments)
-        return result if self._lse else result[0]
+            result = self._into((q, k, v), named, out, lse, stream)
+        else:
+            inputs, params = self._arguments.unchecked(named, self._captures)
+            tensors = (q, k, v, *inputs)
+            result = self._calls.repeat(tensors, params)
+            if result is None:
+                refuse_sparse(q, k, v)
+                arguments = (*follow_autocast(q, k, v, self._dtype), self._text, *self._arguments.lists(named, self._captures))
+                result = self._calls.make(tensors, params, arguments)
+        return tuple(result) if self._returns_lse else result[0]
+
+    def math(self, q: Tensor, k: Tensor, v: Tensor, named: Mapping[str, Any]) -> Any:
+        """O, or (O, lse), by torch's own operations. Raises ArgumentError."""
+        refuse_sparse(q, tensor("k", k), tensor("v", v))
+        result = by_torch(q, k, v, self._text, self._arguments.with_tensors(named, self._captures))
+        return result if self._returns_lse else result[0]
 
     def _into(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        tensors: tuple[Tensor, ...],
         named: Mapping[str, Any],
         out: Tensor | None,
         lse: Tensor | None,
         stream: int | None,
     ) -> Any:
         """A call with `out`, `lse` or `stream`: it writes to its arguments, so it bypasses torch's dispatcher."""
-        if lse is not None and not self._lse:
-            raise ArgumentError("`lse` was given, but the spec does not say `output lse`")
+        if lse is not None:
+            check_lse_given(self._spec)
         check_stream(stream)
-        inputs, ints, floats = [*self._arguments.lists(named, self._captures), None, None, None][:3]
-        out = None if out is None else tensor("out", out)
-        lse = None if lse is None else tensor("lse", lse)
-        named_tensors = {"q": q, "k": k, "v": v, **dict(zip(self._arguments.inputs, inputs or (), strict=True))}
-        named_tensors |= {name: given for name, given in (("out", out), ("lse", lse)) if given is not None}
-        if is_observed() or not are_plain(tuple(named_tensors.values())):
-            for name, given in named_tensors.items():
-                view(given, name)  # raises for a tensor without memory of its own
-        result = runtime(self._text, q.device)(q, k, v, inputs or (), ints or (), floats or (), out, lse, stream)
-        return result if self._lse else result[0]
+        inputs, ints, floats = unpacked(self._arguments.lists(named, self._captures))
+        tensors = (*tensors, *inputs)
+        outputs = {"out": out, "lse": lse} if self._returns_lse else {"out": out}
+        given = [tensor(name, value) for name, value in outputs.items() if value is not None]
+        if is_observed() or not are_plain(tensors) or not are_plain(given):
+            names = ("q", "k", "v", *self._arguments.inputs, *(name for name, value in outputs.items() if value is not None))
+            for name, value in zip(names, (*tensors, *given), strict=True):
+                view(value, name)  # raises for a tensor without memory of its own
+        return runtime(self._text, self._device)(tensors, ints, floats, tuple(outputs.values()), stream)
 
 
-register_of_tensors(OfTensors)
+register_tensor_function(TorchFunction)

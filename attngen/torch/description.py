@@ -6,25 +6,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import index
-from typing import Any, get_args
+from typing import Any, Literal, cast
 
 import torch
 
-from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.api import check_schedule
+from attngen.device.arrays import ArgumentTypeError
 from attngen.language import to_text, traced
 from attngen.sdpa import also_causal, standard_spec
-from attngen.spec.attention import AttentionSpec, Rung
+from attngen.spec.attention import AttentionSpec, ScheduleName
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
 
 Written = str | Callable[..., Any] | None
-MODES: tuple[str, ...] = get_args(Rung)
+Mode = ScheduleName | Literal["math"]  # a schedule, or torch's own operations (`attngen.torch.math`)
 
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """The keywords of `attngen.define` except dtype and head sizes; `mode` is the rung."""
+    """The keywords of `attngen.define` except dtype and head sizes; `mode` is the schedule, or "math"."""
 
-    mode: Rung = "auto"
+    mode: Mode = "auto"
     is_causal: bool = False
     scale: float | None = None
     return_lse: bool = False
@@ -40,13 +41,18 @@ class Description:
             spec, captured = traced(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, **keywords)
             if self.is_causal:
                 spec = also_causal(spec)
-        return replace(spec, lse=self.return_lse, schedule=replace(spec.schedule, rung=self.mode)), captured
+        kernel = replace(spec.kernel, schedule=cast(ScheduleName, schedule_of(self.mode) or "auto"))
+        return replace(spec, lse=self.return_lse, kernel=kernel), captured
 
 
 def check_mode(mode: str) -> None:
-    """Raises ArgumentError for an unknown mode."""
-    if mode not in MODES:
-        raise ArgumentError(f"mode is {mode!r}; expected {', '.join(MODES)}")
+    """Raises ArgumentError for a mode that does not exist."""
+    check_schedule("mode", mode, "math")
+
+
+def schedule_of(mode: str) -> str | None:
+    """The schedule that a mode names; None if that is the spec's own."""
+    return None if mode in ("auto", "math") else mode
 
 
 _known: list[Description] = []
@@ -60,8 +66,10 @@ def register(description: Description) -> int:
 
 @lru_cache(maxsize=4096)
 def _text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_dtypes: tuple[Any, ...]) -> str:
-    spec, captured = _known[number].spec(dtype_name(dtype), head_dim, head_dim_v, None)
-    converted = {name: _DTYPES[dtype] for name, dtype in zip(captured, captured_dtypes, strict=True)}
+    described = _known[number]
+    spec, captured = described.spec(dtype_name(_stated(dtype, described.mode)), head_dim, head_dim_v, None)
+    dtypes = (_DTYPES[_stated(dtype, described.mode)] for dtype in captured_dtypes)
+    converted = dict(zip(captured, dtypes, strict=True))
     return to_text(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
 
 
@@ -78,23 +86,14 @@ def head_size(tensor: Any) -> int:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def standard_text(
-    mode: Rung,
-    is_causal: bool,
-    scale: float | None,
-    return_lse: bool,
-    dtype: Any,
-    head_dim: int,
-    head_dim_v: int,
-    mask_dtype: Any,
-) -> str:
-    """The text of torch's attention; a constant to torch.compile."""
-    return _standard_text(mode, is_causal, scale, return_lse, dtype, head_dim, head_dim_v, mask_dtype)
+def standard_text(*described: Any) -> str:
+    """The text of torch's attention, see `_standard_text`; a constant to torch.compile."""
+    return _standard_text(*described)
 
 
 @lru_cache(maxsize=4096)
 def _standard_text(
-    mode: Rung,
+    mode: Mode,
     is_causal: bool,
     scale: float | None,
     return_lse: bool,
@@ -103,10 +102,18 @@ def _standard_text(
     head_dim_v: int,
     mask_dtype: Any,
 ) -> str:
+    """By the arguments of `attention`, and by torch's element types, of the mask's None without one."""
     check_mode(mode)
     description = Description(mode, is_causal, scale, return_lse)
+    dtype, mask_dtype = _stated(dtype, mode), _stated(mask_dtype, mode)
     spec, _ = description.spec(dtype_name(dtype), head_dim, head_dim_v, _mask_name(mask_dtype))
     return to_text(spec)
+
+
+def _stated(dtype: Any, mode: Mode) -> Any:
+    """The element type that a text states for tensors of `dtype`: the language has no fp64, which mode "math" computes too, in
+    the tensors' own precision."""
+    return torch.float32 if mode == "math" and dtype is torch.float64 else dtype
 
 
 _DTYPES = {getattr(torch, t.torch): t for t in DTYPES.values()}
@@ -128,8 +135,8 @@ def _mask_name(dtype: Any) -> str | None:
     return _STORAGE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def fixed_text(spec: AttentionSpec, rung: str | None) -> str:
-    """The text of a complete spec; `rung` overrides the spec's own."""
-    if rung is not None:
-        check_mode(rung)
-    return to_text(replace(spec, schedule=spec.schedule.overridden(rung)))
+def fixed_text(spec: AttentionSpec, schedule: str | None) -> str:
+    """The text of a complete spec; `schedule` overrides the spec's own."""
+    if schedule is not None:
+        check_schedule("mode", schedule)
+    return to_text(replace(spec, kernel=spec.kernel.overridden(schedule)))

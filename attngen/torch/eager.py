@@ -5,43 +5,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from attngen.torch.arguments import unpacked
 from attngen.torch.observed import are_plain, is_observed
-from attngen.torch.operator import attention_operator
-from attngen.torch.runtime import OnGpu, Remembered, runtimes, signature
+from attngen.torch.operator import Pair, attention_operator, full_operator
+from attngen.torch.runtime import CallCache, OnGpu, runtimes, signature
 
 Tensor = Any
-Said = tuple[Any, ...] | None
+_autocasts = torch._C._is_any_autocast_enabled
+Others = tuple[Any, ...] | None  # what the launches depend on besides the tensors; None if the call cannot be repeated
+
+
+def _call(arguments: tuple[Any, ...], deterministic: bool | None) -> Pair:
+    """The operator. In a transform of torch.func it is `full`: the dispatcher does not look for a transform's tensors in an
+    optional list."""
+    if torch._C._are_functorch_transforms_active():
+        q, k, v, text, *lists = arguments
+        output, lse, _ = full_operator(q, k, v, text, *map(list, unpacked(lists)), False, deterministic)
+        return output, lse
+    named = {} if deterministic is None else {"deterministic": deterministic}
+    result: Pair = attention_operator(*arguments, **named)
+    return result
 
 
 class EagerCalls:
     """Earlier eager calls of one function or module, by everything that their launches depend on."""
 
     def __init__(self) -> None:
-        self._calls = Remembered()
+        self._calls = CallCache()
 
-    def repeat(self, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], said: Said) -> Any:
-        """(O, lse) of a call like an earlier one; None if there was none, or if torch must see the call.
-
-        `said` is what the launches depend on besides the tensors; None if the call cannot be repeated.
-        """
-        if said is None or is_observed() or not are_plain((q, k, v, *inputs)):
+    def repeat(self, tensors: Sequence[Tensor], others: Others) -> Any:
+        """The outputs of a call like an earlier one; None if there was none, or if torch must see the call."""
+        if others is None or is_observed() or _autocasts() or not are_plain(tensors):
             return None
-        call = self._calls.get(signature(said, q, k, v, inputs))
-        return None if call is None else call(q, k, v, inputs)
+        call = self._calls.get(signature(others, *tensors))
+        return None if call is None else call(tensors)
 
     def make(
-        self, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], said: Said, arguments: tuple[Any, ...]
+        self, tensors: Sequence[Tensor], others: Others, arguments: tuple[Any, ...], deterministic: bool | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(O, lse) of the operator with `arguments`; the call is remembered by `said` and by the tensors' shapes and types."""
-        result: tuple[Tensor, Tensor] = attention_operator(*arguments)
-        if said is not None and not is_observed() and are_plain((q, k, v, *inputs)):
-            queries, keys, values, text, *lists = arguments
-            found = runtimes.get((text, queries.device))
+        """(O, lse) of the operator with `arguments`, which are made of `tensors`. The call is remembered for `repeat`."""
+        result = _call(arguments, deterministic)
+        if others is not None and not is_observed() and not _autocasts() and are_plain(tensors):
+            q, k, v, text, *lists = arguments
+            found = runtimes.get((text, q.device))
             if isinstance(found, OnGpu):
-                listed = [of or () for of in (*lists, None, None, None)[:3]]
-                call = found.made(queries, keys, values, *listed)
+                inputs, ints, floats = unpacked(lists)
+                call = found.prepared((q, k, v, *inputs), ints, floats)
                 if call is not None:
-                    self._calls[signature(said, q, k, v, inputs)] = call
+                    self._calls[signature(others, *tensors)] = call
         return result
 
     def __reduce__(self) -> tuple[type[EagerCalls], tuple[()]]:

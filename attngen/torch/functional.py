@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from attngen.sdpa import refuse_dropout, refuse_renamed, register_of_tensors
-from attngen.spec.attention import Rung
-from attngen.torch.description import head_size, standard_text
+from attngen.sdpa import check_equal_heads, refuse_dropout, refuse_renamed, register_tensor_function
+from attngen.torch.description import Mode, head_size, standard_text
 from attngen.torch.eager import EagerCalls
-from attngen.torch.layout import check_equal_heads, four_dimensions, heads_first, laid_out
+from attngen.torch.layout import follow_autocast, four_dimensions, heads_first, results
+from attngen.torch.math import by_torch
 
 Tensor = Any
 
@@ -23,10 +23,11 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    mode: Rung = "auto",
+    mode: Mode = "auto",
     return_lse: bool = False,
     layout: str = "bhsd",
     copy: bool = False,
+    deterministic: bool | None = None,
     **unknown: Any,
 ) -> Any:
     """softmax(scale * q k^T + attn_mask) v, with the arguments of torch's scaled_dot_product_attention, in its order.
@@ -38,20 +39,25 @@ def attention(
 
     `attn_mask` is boolean (true: take part) or a float tensor that is added, broadcastable to [batch, q_heads, q_len, kv_len].
     `is_causal` lets query i see keys up to i. `scale` is 1 / sqrt(head_dim) by default. Fewer key/value heads than query
-    heads need `enable_gqa`. `dropout_p` must be 0. `mode` is naive, tiled, fused, wgmma, hopper or auto.
+    heads need `enable_gqa`. `dropout_p` must be 0. `mode` is naive, tiled, fused, wgmma, hopper or auto; or math, by torch's
+    own operations: of fp64 too, on any device, differentiable any number of times.
 
-    Gives O, laid out as the query, or with `return_lse` (O, lse [batch, q_heads, q_len] in fp32). Raises ArgumentError, which
-    names the argument, and for inputs that require grad; TypeError for a keyword that is not torch's.
+    O and lse have derivatives by every tensor that requires grad, a float mask too; math alone has second ones. `deterministic`
+    asks for gradients that have the same bits in every run, by default as torch.use_deterministic_algorithms says; all that
+    there are have them. Under autocast, query, key and value follow it.
+
+    Returns O, laid out as the query, or with `return_lse` (O, lse [batch, q_heads, q_len] in fp32). Raises ArgumentError, which
+    names the argument; TypeError for a keyword that is not torch's.
     """
     if unknown:
         refuse_renamed(unknown, attention)
     if dropout_p:
         refuse_dropout(dropout_p)
-    said = None if copy else (mode, is_causal, scale, enable_gqa, return_lse, layout)
-    inputs = () if attn_mask is None else (attn_mask,)
-    result = _calls.repeat(query, key, value, inputs, said)
+    others = None if copy else (mode, is_causal, scale, enable_gqa, return_lse, layout)
+    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    result = _calls.repeat(tensors, others)
     if result is None:
-        queries, keys, values = heads_first(query, key, value, layout, copy)
+        queries, keys, values = follow_autocast(*heads_first(query, key, value, layout, copy))
         if not enable_gqa:
             check_equal_heads(queries, keys)
         mask = None if attn_mask is None else four_dimensions(attn_mask)
@@ -60,12 +66,12 @@ def attention(
             mode, is_causal, scale, return_lse, queries.dtype, head_size(queries), head_size(values), mask_dtype
         )
         lists = () if mask is None else ([mask],)
-        result = _calls.make(query, key, value, inputs, said, (queries, keys, values, text, *lists))
-    output, lse = result
-    if layout == "bshd" or query.dim() != 4:
-        output, lse = laid_out(output, lse, query, layout)
-    return (output, lse) if return_lse else output
+        if mode == "math":
+            result = by_torch(queries, keys, values, text, lists)
+        else:
+            result = _calls.make(tensors, others, (queries, keys, values, text, *lists), deterministic)
+    return results(result, query, layout, return_lse)
 
 
 _calls = EagerCalls()
-register_of_tensors(attention)
+register_tensor_function(attention)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,27 @@ def heads_first(q: Tensor, k: Tensor, v: Tensor, layout: str, copy: bool) -> tup
     return q, k, v
 
 
+def follow_autocast(q: Tensor, k: Tensor, v: Tensor, dtype: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v in autocast's type, if it is on for their device; unchanged if the spec states another type, `dtype`. Captured
+    tensors keep theirs: what a table adds to a score is not a product that 16 bits would speed up."""
+    kind = q.device.type
+    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
+        return q, k, v
+    wanted = torch.get_autocast_dtype(kind)
+    if dtype is not None and dtype is not wanted:
+        return q, k, v
+    q, k, v = (t.to(wanted) if t.dtype in _AUTOCAST else t for t in (q, k, v))
+    return q, k, v
+
+
+_AUTOCAST = (torch.float16, torch.bfloat16, torch.float32)  # as for torch's own attention: fp64 does not follow
+
+
 def refuse_sparse(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises ArgumentTypeError for a sparse or nested tensor."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.layout is not torch.strided or tensor.is_nested:
-            raise ArgumentTypeError(f"`{name}` is a sparse or nested tensor; expected a dense one, padded where necessary")
+            raise ArgumentTypeError(f"`{name}` is a sparse or nested tensor; expected a dense one, padded if necessary")
 
 
 def all_tensors(q: Any, k: Any, v: Any) -> bool:
@@ -66,24 +83,21 @@ def _one(tensor: Tensor, name: str, layout: str, copy: bool) -> Tensor:
     return seen.clone(memory_format=torch.contiguous_format) if copy and not readable(seen) else seen
 
 
-def laid_out(output: Tensor, lse: Tensor, query: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """`output` [batch, heads, length, size] in the layout of the call's query; both without the dimensions that it lacks."""
+def results(outputs: Sequence[Tensor], query: Tensor, layout: str, return_lse: bool) -> Any:
+    """O, or (O, lse), of the operator's outputs: in the layout of the call's query, without the dimensions that it lacks."""
+    output = outputs[0]
     if layout == "bshd":
         output = output.transpose(1, 2)
     missing = 4 - query.dim()
     if missing:
-        output, lse = output.flatten(0, missing), lse.flatten(0, missing) if lse.dim() == 3 else lse
-    return output, lse
-
-
-def check_equal_heads(q: Tensor, k: Tensor) -> None:
-    """Raises ArgumentError if query heads would share key/value heads."""
-    if q.shape[1] != k.shape[1]:
-        raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
+        output = output.flatten(0, missing)
+    if not return_lse:
+        return output
+    return output, outputs[1].flatten(0, missing) if missing else outputs[1]
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether every rung can read `tensor` in place: contiguous rows, each aligned to 16 bytes."""
+    """Whether every schedule can read `tensor` in place: contiguous rows, each aligned to 16 bytes."""
     size = tensor.element_size()
     whole = tensor.stride(3) == 1 and tensor.storage_offset() * size % ROW_BYTES == 0
     return whole and all(tensor.stride(d) * size % ROW_BYTES == 0 for d in range(3))

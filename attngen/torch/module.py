@@ -9,16 +9,28 @@ from typing import Any
 
 import torch
 
-from attngen.api import load
+from attngen.api import load_one
 from attngen.device.arrays import ArgumentError
-from attngen.device.binding import refuse_unknown
+from attngen.device.params import refuse_unknown
 from attngen.diagnostics import refuse_keywords
-from attngen.spec.attention import AttentionSpec, Rung
+from attngen.sdpa import check_equal_heads
+from attngen.spec.attention import AttentionSpec
 from attngen.torch.arguments import NamedArguments
-from attngen.torch.description import Description, Written, check_mode, fixed_text, head_size, register, spec_text
+from attngen.torch.description import (
+    Description,
+    Mode,
+    Written,
+    check_mode,
+    fixed_text,
+    head_size,
+    register,
+    schedule_of,
+    spec_text,
+)
 from attngen.torch.eager import EagerCalls
 from attngen.torch.functional import attention
-from attngen.torch.layout import as_tensor, check_equal_heads, check_layout, heads_first, laid_out
+from attngen.torch.layout import as_tensor, check_layout, follow_autocast, heads_first, results
+from attngen.torch.math import by_torch
 
 Tensor = Any
 NOTHING: Mapping[str, Tensor] = {}
@@ -51,10 +63,11 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-        mode: Rung = "auto",
+        mode: Mode = "auto",
         return_lse: bool = False,
         layout: str = "bhsd",
         copy: bool = False,
+        deterministic: bool | None = None,
         **unknown: Any,
     ) -> None:
         super().__init__()
@@ -63,7 +76,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         check_mode(mode)
         check_layout(layout)
         # Private, so that captured arrays may be called `scale` or `mode`.
-        self._enable_gqa, self._layout, self._copy = enable_gqa, layout, copy
+        self._enable_gqa, self._layout, self._copy, self._deterministic = enable_gqa, layout, copy, deterministic
         self._is_causal, self._scale, self._mode, self._return_lse = is_causal, scale, mode, return_lse
         described = {"mask": mask, "score": score, "sink": sink, "inputs": inputs, "params": params}
         given = {name: value for name, value in described.items() if value is not None}
@@ -72,6 +85,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         if precision != "highest":
             given["precision"] = precision
         self._text: str | None = None
+        self._dtype: Any = None  # of a spec that states it
         self._description: Description | None = None
         self._number = 0
         self._calls = EagerCalls()
@@ -80,13 +94,14 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         if spec is not None:
             if given or is_causal or scale is not None:
                 raise ArgumentError("the spec states mask, score and scale; pass either a spec or the keywords")
-            self._take_spec(_one(spec))
+            self._take_spec(spec if isinstance(spec, AttentionSpec) else load_one(spec))
         elif given:
             self._describe(given)
 
     def _take_spec(self, spec: AttentionSpec) -> None:
-        self._text = fixed_text(spec, None if self._mode == "auto" else self._mode)
+        self._text = fixed_text(spec, schedule_of(self._mode))
         self._return_lse = spec.lse
+        self._dtype = getattr(torch, spec.dtype.torch)
         self._enable_gqa = True  # the tensors' heads are checked against the spec's
         self._arguments = NamedArguments(spec)
 
@@ -115,29 +130,30 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             refuse_unknown(list(named), [])
             return attention(
                 q, k, v, attn_mask, 0.0, self._is_causal, self._scale, self._enable_gqa, mode=self._mode,
-                return_lse=self._return_lse, layout=self._layout, copy=self._copy,
+                return_lse=self._return_lse, layout=self._layout, copy=self._copy, deterministic=self._deterministic,
             )  # fmt: skip
         if attn_mask is not None:
             raise ArgumentError("this layer has a mask of its own; declare a dense one as an input of it instead")
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
-        inputs, said = self._arguments.said(named, captured)
+        inputs, params = self._arguments.unchecked(named, captured)
         if self._copy:
-            said = None
-        result = self._calls.repeat(q, k, v, inputs, said)
+            params = None
+        tensors = (q, k, v, *inputs)
+        result = self._calls.repeat(tensors, params)
         if result is None:
-            queries, keys, values = heads_first(q, k, v, self._layout, self._copy)
+            queries, keys, values = follow_autocast(*heads_first(q, k, v, self._layout, self._copy), self._dtype)
             if not self._enable_gqa:
                 check_equal_heads(queries, keys)
             text = self._text
             if text is None:
                 dtypes = tuple(tensor.dtype for tensor in captured.values())
                 text = spec_text(self._number, queries.dtype, head_size(queries), head_size(values), dtypes)
-            arguments = (queries, keys, values, text, *self._arguments.lists(named, captured))
-            result = self._calls.make(q, k, v, inputs, said, arguments)
-        output, lse = result
-        if self._layout == "bshd" or q.dim() != 4:
-            output, lse = laid_out(output, lse, q, self._layout)
-        return (output, lse) if self._return_lse else output
+            if self._mode == "math":
+                result = by_torch(queries, keys, values, text, self._arguments.with_tensors(named, captured))
+            else:
+                arguments = (queries, keys, values, text, *self._arguments.lists(named, captured))
+                result = self._calls.make(tensors, params, arguments, self._deterministic)
+        return results(result, q, self._layout, self._return_lse)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -148,14 +164,3 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         """What is printed between the parentheses."""
         inputs = self._arguments.inputs if self._arguments is not None else ()
         return f"mode={self._mode}, layout={self._layout}" + (f", inputs={inputs}" if inputs else "")
-
-
-def _one(spec: AttentionSpec | str | PathLike[str]) -> AttentionSpec:
-    if isinstance(spec, AttentionSpec):
-        return spec
-    loaded = load(spec)
-    if isinstance(loaded, tuple):
-        raise ArgumentError(
-            f"{spec} holds several attentions ({', '.join(s.name for s in loaded)}); load it and pass one of them"
-        )
-    return loaded

@@ -13,19 +13,26 @@ _USUAL_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect) | torc
     torch._C.DispatchKey.ADInplaceOrView
 )
 _LISTENERS = ~_USUAL_KEYS.raw_repr()  # any other included key traces, transforms or replaces calls
+_include_set = torch._C._dispatch_tls_local_include_set  # looked up once: this runs at every call
+_functions, _profiles, _is_compiling = (
+    torch._C._len_torch_function_stack,
+    torch._C._autograd._profiler_enabled,
+    torch.compiler.is_dynamo_compiling,  # others that trace have a mode
+)
 _PLAIN, _PARAMETER = torch.Tensor, torch.nn.Parameter
 
 
 def is_observed() -> bool:
     """Whether something of torch would see a call of the operator in this thread: torch.compile, a mode, a transform, a tracer,
     the profiler, forward-mode differentiation."""
-    return bool(
-        torch.compiler.is_compiling()
-        or torch._C._dispatch_tls_local_include_set().raw_repr() & _LISTENERS
-        or torch._C._len_torch_function_stack()
-        or torch._C._autograd._profiler_enabled()
+    observed: bool = (  # truth values all: a call of bool() would cost as much as one of these
+        _is_compiling()
+        or _include_set().raw_repr() & _LISTENERS != 0
+        or _functions() != 0
+        or _profiles()
         or forward_ad._current_level >= 0
     )
+    return observed
 
 
 def are_plain(tensors: Sequence[Tensor]) -> bool:

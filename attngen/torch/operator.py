@@ -1,94 +1,149 @@
 """The operator `attngen::attention`: every attention of this package, in every mode of torch.
 
-    attention(Tensor q, Tensor k, Tensor v, str spec, Tensor[]? inputs=None, SymInt[]? ints=None, float[]? floats=None)
-        -> (Tensor o, Tensor lse)
+    attention(Tensor q, Tensor k, Tensor v, str spec, Tensor[]? inputs=None, SymInt[]? ints=None, float[]? floats=None,
+              bool? deterministic=None) -> (Tensor o, Tensor lse)
+    attention.full(Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, float[] floats, bool saves,
+                   bool? deterministic) -> (Tensor o, Tensor lse, Tensor lse_rest)
 
-`spec` is an `.attn` text with one attention, so that an exported graph says by itself what it computes; `inputs` are its
-captured tensors, `ints` and `floats` its params of either type, all in the order of their declaration. O lies in memory as q
-does ([batch, heads, length, size] or [batch, length, heads, size]); lse has no element where the spec does not say `output
-lse`.
+`spec` is an `.attn` text with one attention, so that an exported graph is self-contained; `inputs` are its captured tensors,
+`ints` and `floats` its params of either type, all in the order of their declaration. O lies in memory as q does ([batch, heads,
+length, size] or [batch, length, heads, size]); lse has no element if the spec does not say `output lse`.
+
+`full` is what a call becomes that has gradients or is batched by vmap. With `saves` it returns what the backward reads, and lse
+has elements; lse + lse_rest is more exact than one fp32 number, if the kernel writes lse_rest. `deterministic` is about
+gradients: see `attngen.torch.backward`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from attngen.api import preload
-from attngen.device.arrays import ArgumentError, dimensions
-from attngen.torch.observed import are_plain, is_observed
-from attngen.torch.runtime import lse_like, named_inputs, output_like, parsed, refuse_grad, runtime, runtimes
+from attngen.device.arrays import ArgumentError, dimensions, has_heads_inside
+from attngen.torch.runtime import input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
 
 Tensor = Any  # torch.Tensor; torch is imported without its types
+Tensors: TypeAlias = Sequence[Tensor] | None
+Ints: TypeAlias = Sequence[int] | None
+Floats: TypeAlias = Sequence[float] | None
+Pair = tuple[Tensor, Tensor]
+Saved = tuple[Tensor, Tensor, Tensor]  # O, lse, lse_rest
 
-SCHEMA = (
-    "attention(Tensor q, Tensor k, Tensor v, str spec, Tensor[]? inputs=None, SymInt[]? ints=None, float[]? floats=None) "
-    "-> (Tensor, Tensor)"
+
+class Full(NamedTuple):
+    """The arguments of `attention.full`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    spec: str
+    inputs: Sequence[Tensor]
+    ints: Sequence[int]
+    floats: Sequence[float]
+    saves: bool
+    deterministic: bool | None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.q, self.k, self.v, *self.inputs
+
+
+SCHEMAS = (
+    "attention(Tensor q, Tensor k, Tensor v, str spec, Tensor[]? inputs=None, SymInt[]? ints=None, float[]? floats=None, "
+    "bool? deterministic=None) -> (Tensor, Tensor)",
+    "attention.full(Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, float[] floats, bool saves, "
+    "bool? deterministic) -> (Tensor, Tensor, Tensor)",
 )
 
 
-def _run(
+def run(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     spec: str,
-    inputs: Sequence[Tensor] | None = None,
-    ints: Sequence[int] | None = None,
-    floats: Sequence[float] | None = None,
-) -> tuple[Tensor, Tensor]:
+    inputs: Tensors = None,
+    ints: Ints = None,
+    floats: Floats = None,
+    deterministic: bool | None = None,
+) -> Pair:
+    """(O, lse) by the kernel of `spec` on q's device."""
     found = runtimes.get((spec, q.device)) or runtime(spec, q.device)
-    return found(q, k, v, inputs or (), ints or (), floats or ())
+    results = found((q, k, v, *inputs) if inputs else (q, k, v), ints or (), floats or ())
+    return results[0], results[1] if len(results) == 2 else found.no_lse
 
 
-def _fake(
+def run_full(*arguments: Any) -> Saved:
+    """(O, lse, lse_rest) by the kernel of a spec on q's device."""
+    call = Full(*arguments)
+    found = (saving_runtime if call.saves else runtime)(call.spec, call.q.device)
+    results = dict(zip(found.output_names, found(call.tensors, call.ints, call.floats), strict=True))
+    return results["out"], results.get("lse", found.no_lse), results.get("lse_rest", found.no_lse_rest)
+
+
+def fake(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     spec: str,
-    inputs: Sequence[Tensor] | None = None,
-    ints: Sequence[int] | None = None,
-    floats: Sequence[float] | None = None,
-) -> tuple[Tensor, Tensor]:
+    inputs: Tensors = None,
+    ints: Ints = None,
+    floats: Floats = None,
+    deterministic: bool | None = None,
+) -> Pair:
     """Shapes and strides alone."""
-    refuse_grad(q, k, v, inputs, spec)
-    for name, tensor in (("k", k), ("v", v), *named_inputs(spec, inputs)):
+    tensors = (q, k, v, *(inputs or ()))
+    refuse_tangents(spec, tensors)
+    for name, tensor in zip(input_names(spec), tensors, strict=False):
         if tensor.device != q.device:
             raise ArgumentError(f"`q` is on {q.device} and `{name}` on {tensor.device}; move them to one place")
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
+        if name in ("q", "k", "v") and tensor.dim() != 4:
             raise ArgumentError(f"`{name}` has {dimensions(tensor.dim())}; expected [batch, heads, length, head size]")
-    return output_like(q, v.shape[3]), lse_like(q, parsed(spec).lse)
+    output = empty_as(q, (*q.shape[:3], v.shape[3]), q)
+    return output, q.new_empty(q.shape[:3] if parsed(spec).lse else (0,), dtype=torch.float32)
 
 
-def _autograd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spec: str,
-    inputs: Sequence[Tensor] | None = None,
-    ints: Sequence[int] | None = None,
-    floats: Sequence[float] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The operator without derivatives. Transforms of `torch.func` and forward mode are refused here: below autograd their
-    tensors are unwrapped, and nothing tells that a derivative is lost."""
-    refuse_grad(q, k, v, inputs, spec)
-    if not is_observed() and are_plain((q, k, v, *(inputs or ()))) and q.device.type in ("cuda", "cpu"):
-        return _run(q, k, v, spec, inputs, ints, floats)  # a second walk through the dispatcher would double what a call costs
-    with torch._C._AutoDispatchBelowAutograd():
-        result: tuple[Tensor, Tensor] = attention_operator(q, k, v, spec, inputs, ints, floats)
-    return result
+def fake_full(*arguments: Any) -> Saved:
+    """Shapes and strides alone."""
+    q, k, v, spec, inputs, _, _, saves, _ = Full(*arguments)
+    output, lse = fake(q, k, v, spec, inputs)
+    written = saving_outputs(spec, q.device) if saves else ()
+    if "lse" in written:
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    return output, lse, q.new_empty(q.shape[:3] if "lse_rest" in written else (0,), dtype=torch.float32)
 
 
-_LIBRARY = torch.library.Library("attngen", "FRAGMENT")
-_LIBRARY.define(SCHEMA)
+def saving_outputs(spec: str, device: Any) -> tuple[str, ...]:
+    """The outputs of the kernel that saves, on a device or on what stands for it in a trace."""
+    return saving_runtime(spec, runs_on(device)).output_names
+
+
+def runs_on(device: Any) -> Any:
+    """The device whose plans are used for tensors on `device`: that of the CPU for tensors without memory."""
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def empty_as(like: Tensor, shape: Sequence[int], order: Tensor | None) -> Tensor:
+    """A tensor of that shape and of the type of `like`: contiguous, or with its dimensions in the order of `order`'s memory."""
+    if order is not None and has_heads_inside(order.stride()):
+        batch, heads, length, size = shape
+        return like.new_empty((batch, length, heads, size)).transpose(1, 2)
+    return like.new_empty(shape)
+
+
+LIBRARY = torch.library.Library("attngen", "FRAGMENT")
+for _schema in SCHEMAS:
+    LIBRARY.define(_schema)
 for _key in ("CUDA", "CPU"):
-    _LIBRARY.impl("attention", _run, _key)
-_LIBRARY.impl("attention", _autograd, "Autograd")
-torch.library.register_fake("attngen::attention", _fake, lib=_LIBRARY)
+    LIBRARY.impl("attention", run, _key)
+    LIBRARY.impl("attention.full", run_full, _key)
+torch.library.register_fake("attngen::attention", fake, lib=LIBRARY)
+torch.library.register_fake("attngen::attention.full", fake_full, lib=LIBRARY)
 
 attention_operator = torch.ops.attngen.attention.default
+full_operator = torch.ops.attngen.attention.full
 
 
 preload()  # whoever imports this will call it: the first call should not pay for what all calls need

@@ -1,67 +1,29 @@
-"""Kernels called with tensors, as the operator calls them: allocation, checks remembered by signature, launches."""
+"""Programs called with tensors, as the operator calls them: allocation, checks remembered by signature, launches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 from threading import Lock
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from attngen.api import CompiledAttention, compile_later
-from attngen.device.arrays import ArgumentError, ArrayView, dimensions, view
-from attngen.device.binding import Apart
-from attngen.device.choose import warn_emulated
+from attngen.api import compile_later
+from attngen.device.arrays import ArgumentError, ArrayView, view
+from attngen.device.binding import Bound
+from attngen.device.select import warn_emulated
 from attngen.language import load_text
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
+from attngen.spec.gradient import GradientError
 
 Tensor = Any  # torch.Tensor; torch is imported without its types
-MOST_SIGNATURES = 4096  # call signatures remembered by one kernel: a length that was seen before costs no checks
-
-
-def output_like(q: Tensor, head_dim_v: Any) -> Tensor:
-    """An uninitialized O [batch, q_heads, q_len, head_dim_v] with the memory layout of q."""
-    batch, heads, length, _ = q.shape
-    if q.stride(1) < q.stride(2):
-        return q.new_empty((batch, length, heads, head_dim_v)).transpose(1, 2)
-    return q.new_empty((batch, heads, length, head_dim_v))
-
-
-def lse_like(q: Tensor, wanted: bool) -> Tensor:
-    """An uninitialized lse [batch, q_heads, q_len] in fp32, or a tensor without elements."""
-    return q.new_empty(q.shape[:3] if wanted else (0,), dtype=torch.float32)
-
-
-@cache
-def no_lse(device: Any) -> Tensor:
-    """The empty tensor that is returned if the spec has no lse. There is one per device: another costs a microsecond."""
-    return torch.empty((0,), dtype=torch.float32, device=device)
-
-
-def refuse_grad(q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor] | None, spec: AttentionSpec | str) -> None:
-    """Raise ArgumentError if a derivative would be lost. `inputs` are those of the spec, or of its text."""
-    forward = forward_ad._current_level >= 0
-    if not forward and not torch.is_grad_enabled():
-        return
-    for name, tensor in (("q", q), ("k", k), ("v", v), *named_inputs(spec, inputs)):
-        if forward and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise ArgumentError(f"`{name}` has a tangent, and attention has no forward-mode derivative; pass its primal alone")
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError(
-                f"`{name}` requires grad, and there is no backward kernel yet; call under torch.no_grad(), or pass "
-                f"{name}.detach()"
-            )
-
-
-def named_inputs(spec: AttentionSpec | str, inputs: Sequence[Tensor] | None) -> list[tuple[str, Tensor]]:
-    """The inputs of a call of the spec, or of its text, with their names, as many as there are."""
-    if not inputs:
-        return []
-    known = (parsed(spec) if isinstance(spec, str) else spec).inputs
-    return [(declared.name, tensor) for declared, tensor in zip(known, inputs, strict=False)]
+Compiled = Any  # CompiledAttention or CompiledBackward: what has a program and binds calls of it
+Given = Sequence[Tensor | None]  # outputs of the caller, in the program's order: None, or none at all, for those to allocate
+MAX_SIGNATURES = 4096  # call signatures remembered by one kernel: a length that was seen before costs no checks
+_is_grad_enabled = torch.is_grad_enabled
 
 
 @lru_cache(maxsize=4096)
@@ -73,7 +35,27 @@ def parsed(text: str) -> AttentionSpec:
     return specs[0]
 
 
+@lru_cache(maxsize=4096)
+def input_names(text: str) -> tuple[str, ...]:
+    """The names of the operator's tensors for a spec's text, in order."""
+    return ("q", "k", "v", *(i.name for i in parsed(text).inputs))
+
+
+def refuse_tangents(names: str | Sequence[str], tensors: Sequence[Tensor]) -> None:
+    """Raises GradientError if one of `tensors` has a tangent, which a kernel would lose. `names` are theirs, or the spec's text
+    if they are those of the operator."""
+    if forward_ad._current_level < 0:
+        return
+    for name, tensor in zip(input_names(names) if isinstance(names, str) else names, tensors, strict=False):
+        if forward_ad.unpack_dual(tensor).tangent is not None:
+            raise GradientError(
+                f'`{name}` has a tangent, and no kernel has a forward-mode derivative; mode="math" has, and so has a compiled '
+                "spec's math()"
+            )
+
+
 runtimes: dict[tuple[str, Any], Emulated | OnGpu] = {}
+_training: dict[tuple[Any, ...], Emulated | OnGpu] = {}  # forwards that save, and backwards
 _lock = Lock()
 
 
@@ -93,6 +75,24 @@ def runtime(text: str, device: Any) -> Emulated | OnGpu:
                     )
                     found = Emulated(compile_later(parsed(text), "emulated"))
                 runtimes[text, device] = found
+    return found
+
+
+def saving_runtime(text: str, device: Any) -> Emulated | OnGpu:
+    """The kernel that also returns what a backward reads."""
+    found = _training.get((text, device))
+    if found is None:
+        usual = runtime(text, device)
+        found = _training[text, device] = type(usual)(usual.compiled.saving())
+    return found
+
+
+def backward_runtime(text: str, device: Any, wanted: tuple[str, ...]) -> Emulated | OnGpu:
+    """The kernels that compute the gradients `wanted`, by the names of the tensors. Raises GradientError, PlanRefusal."""
+    found = _training.get((text, device, wanted))
+    if found is None:
+        usual = runtime(text, device)
+        found = _training[text, device, wanted] = type(usual)(usual.compiled.gradients(wanted))
     return found
 
 
@@ -116,42 +116,46 @@ def counter_of(device: Any, stream: int) -> Tensor:
 
 
 class Runtime:
-    """One compiled spec. Subclasses are called with tensors and return (O, lse), written to `out` and `lse` if these are given,
-    on the driver's `stream` (the current one by default)."""
+    """A compiled spec as a function of its program's inputs, its int and its float params, each in order.
 
-    def __init__(self, compiled: CompiledAttention) -> None:
+    It returns the program's outputs, `output_names`. They are written to those of `outputs` that are not None, on the driver's
+    `stream`, by default the current one.
+    """
+
+    def __init__(self, compiled: Compiled) -> None:
         self.compiled = compiled
-        spec = compiled.spec
-        self.input_names = tuple(i.name for i in spec.inputs)
-        self.int_names = tuple(p.name for p in spec.params if p.type is Type.INT)
-        self.float_names = tuple(p.name for p in spec.params if p.type is Type.FLOAT)
+        self.input_names = tuple(t.argument for t in compiled.source.of_role("input"))
+        self.output_names = tuple(t.argument for t in compiled.source.of_role("output"))
+        self._ints = tuple(p.name for p in compiled.spec.params if p.type is Type.INT)
+        self._floats = tuple(p.name for p in compiled.spec.params if p.type is Type.FLOAT)
 
-    def arrays(
-        self, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], out: Tensor | None, lse: Tensor | None
-    ) -> dict[str, ArrayView]:
-        """The kernel's tensors in this call; missing outputs are allocated. Raises ArgumentError."""
-        self._check_counts(inputs, self.input_names, "inputs")
-        named = zip(self.input_names, inputs, strict=True)
-        arrays = {"Q": view(q, "q"), "K": view(k, "k"), "V": view(v, "v"), **{n: view(t, n) for n, t in named}}
-        for array in arrays.values():
-            if array.name in ("q", "k", "v") and len(array.shape) != 4:
-                raise ArgumentError(
-                    f"`{array.name}` has {dimensions(len(array.shape))}; expected [batch, heads, length, head size]"
-                )
-        arrays["O"] = view(output_like(q, v.shape[3]) if out is None else out, "out")
-        if self.compiled.spec.lse:
-            arrays["lse"] = view(lse_like(q, True) if lse is None else lse, "lse")
-        return arrays
+    @cached_property
+    def no_lse(self) -> Tensor:
+        """What the operator returns if the program has no lse. Made by the first kernel that runs: a trace or a transform, in
+        which this object may be made, would wrap it."""
+        return self._nothing()
 
-    def params(self, ints: Sequence[int], floats: Sequence[float]) -> dict[str, int | float]:
-        """Every param's value by name. Raises ArgumentError."""
-        self._check_counts(ints, self.int_names, "ints")
-        self._check_counts(floats, self.float_names, "floats")
-        return dict(zip(self.int_names, ints, strict=True)) | dict(zip(self.float_names, floats, strict=True))
+    @cached_property
+    def no_lse_rest(self) -> Tensor:
+        """As `no_lse`: two results of an operator must not be the same tensor."""
+        return self._nothing()
 
-    def _check_counts(self, given: Sequence[Any], names: tuple[str, ...], what: str) -> None:
-        if len(given) != len(names):
-            raise ArgumentError(f"{len(given)} {what} were given; this attention takes {len(names)}: {', '.join(names)}")
+    def _nothing(self) -> Tensor:
+        name = self.compiled.device.name
+        return torch.empty((0,), device=name if name.startswith("cuda") else "cpu")
+
+    def _bind(self, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float], outputs: Given) -> Bound:
+        """The call, checked. Raises ArgumentError."""
+        wanted = {"tensors": (self.input_names, tensors), "ints": (self._ints, ints), "floats": (self._floats, floats)}
+        for what, (names, given) in wanted.items():
+            if len(given) != len(names):
+                raise ArgumentError(f"{len(given)} {what} were given; this attention takes {len(names)}: {', '.join(names)}")
+        refuse_tangents(self.input_names, tensors)
+        arrays: dict[str, ArrayView] = {name: view(t, name) for name, t in zip(self.input_names, tensors, strict=True)}
+        arrays |= {name: view(t, name) for name, t in zip(self.output_names, outputs, strict=False) if t is not None}
+        params: Mapping[str, int | float] = dict(zip((*self._ints, *self._floats), (*ints, *floats), strict=True))
+        bound: Bound = self.compiled.bind(arrays, params)
+        return bound
 
 
 class Emulated(Runtime):
@@ -159,151 +163,136 @@ class Emulated(Runtime):
 
     def __call__(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        inputs: Sequence[Tensor],
-        ints: Sequence[int],
-        floats: Sequence[float],
-        out: Tensor | None = None,
-        lse: Tensor | None = None,
+        tensors: Sequence[Tensor],
+        ints: Sequence[int] = (),
+        floats: Sequence[float] = (),
+        outputs: Given = (),
         stream: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        refuse_grad(q, k, v, inputs, self.compiled.spec)
-        arrays = self.arrays(q, k, v, inputs, out, lse)
-        bound = self.compiled.bind(arrays, self.params(ints, floats))
-        if out is not None or lse is not None:
-            Apart(list(arrays.values())).check([array.pointer for array in arrays.values()])
-        if bound.launches:
-            self.compiled.kernel.launch(bound.launches, bound.memory)
-        return arrays["O"].owner, arrays["lse"].owner if "lse" in arrays else no_lse(q.device)
+    ) -> Sequence[Tensor]:
+        bound = self._bind(tensors, ints, floats, outputs)
+        bound.run()
+        return tuple(bound.outputs.values())
 
 
 class OnGpu(Runtime):
     """On a GPU. Checks and launches are remembered by a call's signature: shapes, strides, types, params."""
 
-    def __init__(self, compiled: CompiledAttention) -> None:
+    def __init__(self, compiled: Compiled) -> None:
         super().__init__(compiled)
-        self.calls = Remembered()
+        self._calls = CallCache()
 
     def __call__(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        inputs: Sequence[Tensor],
-        ints: Sequence[int],
-        floats: Sequence[float],
-        out: Tensor | None = None,
-        lse: Tensor | None = None,
+        tensors: Sequence[Tensor],
+        ints: Sequence[int] = (),
+        floats: Sequence[float] = (),
+        outputs: Given = (),
         stream: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        key = self._key(q, k, v, inputs, ints, floats)
-        if out is not None:
-            key += (out.shape, out.stride(), out.dtype, out.device, out.requires_grad)
-        if lse is not None:
-            key += ("lse", lse.shape, lse.stride(), lse.dtype, lse.device, lse.requires_grad)
-        call = self.calls.get(key)
-        result = call(q, k, v, inputs, out, lse, stream) if call is not None else None
+    ) -> Sequence[Tensor]:
+        key = signature((*ints, *map(float, floats)) if ints or floats else None, *tensors)
+        for tensor in outputs:
+            key += (
+                (None,)
+                if tensor is None
+                else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+            )
+        call = self._calls.get(key)
+        result = call(tensors, outputs, stream) if call is not None else None
         if result is None:
-            refuse_grad(q, k, v, inputs, self.compiled.spec)
-            params = self.params(ints, floats)
-            given = out is not None or lse is not None
-            call = Call(self, self.arrays(q, k, v, inputs, out, lse), params, given)  # makes all checks
-            self.calls[key] = call
-            result = call(q, k, v, inputs, out, lse, stream, checked=True)
+            call = self._calls[key] = PreparedCall(self._bind(tensors, ints, floats, outputs))
+            result = call(tensors, outputs, stream, checked=True)
             assert result is not None
         return result
 
-    def made(
-        self, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
-    ) -> Call | None:
+    def prepared(self, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]) -> PreparedCall | None:
         """The remembered call with this signature."""
-        return self.calls.get(self._key(q, k, v, inputs, ints, floats))
-
-    @staticmethod
-    def _key(
-        q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
-    ) -> tuple[Any, ...]:
-        said = (*ints, *map(float, floats)) if ints or floats else None
-        return signature(said, q, k, v, inputs)
+        return self._calls.get(signature((*ints, *map(float, floats)) if ints or floats else None, *tensors))
 
 
-def signature(said: Any, q: Tensor, k: Tensor, v: Tensor, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
-    """What a call's checks and launches depend on, except addresses; `said` is the part that is not in the tensors."""
+def signature(other: Any, first: Tensor, second: Tensor, third: Tensor, *more: Tensor) -> tuple[Any, ...]:
+    """What a call's checks and launches depend on, except addresses; `other` is the part that is not in the tensors.
+
+    Every program has three inputs: for these, a loop would cost 0.4 us a call.
+    """
     key = (
-        said, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype,
-        q.device, k.device, v.device,
+        other, first.shape, first.stride(), second.shape, second.stride(), third.shape, third.stride(),
+        first.dtype, second.dtype, third.dtype, first.device, second.device, third.device,
     )  # fmt: skip
-    for t in inputs:
+    for t in more:
         key += (t.shape, t.stride(), t.dtype, t.device)  # type: ignore[assignment]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *inputs)):
+    if _is_grad_enabled() and (
+        first.requires_grad or second.requires_grad or third.requires_grad or (more and any(t.requires_grad for t in more))
+    ):
         key += (True,)  # type: ignore[assignment]
     return key
 
 
-class Remembered(dict[tuple[Any, ...], "Call"]):
+class CallCache(dict[tuple[Any, ...], "PreparedCall"]):
     """Calls by their signature; the oldest are dropped."""
 
-    def __setitem__(self, key: tuple[Any, ...], call: Call) -> None:
-        while len(self) >= MOST_SIGNATURES:
+    def __setitem__(self, key: tuple[Any, ...], call: PreparedCall) -> None:
+        while len(self) >= MAX_SIGNATURES:
             self.pop(next(iter(self)), None)
         super().__setitem__(key, call)
 
 
-class Call:
-    """The launches of one signature."""
+class PreparedCall:
+    """The launches of one signature, repeated with other tensors."""
 
-    def __init__(self, owner: OnGpu, arrays: dict[str, ArrayView], params: dict[str, int | float], given: bool) -> None:
-        """`given`: whether the caller gives an output."""
-        compiled = owner.compiled.at(arrays)
-        bound = compiled.bind(arrays, params)
-        q, o = arrays["Q"].owner, arrays["O"].owner
-        names = [*(["lse"] if compiled.spec.lse else []), *(t.name for t in compiled.source.tensors if t.role == "workspace")]
-        alignment = max(t.alignment for t in compiled.source.tensors if t.name in ("Q", "K", "V"))
-        self._misaligned = max(alignment - 1, 0)  # the bits of an address that must not be set
-        self._shape, self._strides = tuple(o.shape), tuple(o.stride())
-        self._counted = any(t.role == "counter" for t in compiled.source.tensors)
-        self._others = tuple((tuple(arrays[n].owner.shape), arrays[n].owner.dtype) for n in names)
-        self._no_lse = None if compiled.spec.lse else no_lse(q.device)
-        self._device = q.device
-        self._index: int = q.device.index
-        order = ("Q", "K", "V", "O", *names, *owner.input_names)
-        self._apart = Apart([arrays[n] for n in order]) if given else None
-        order += tuple(t.name for t in compiled.source.tensors if t.role == "counter")
+    def __init__(self, bound: Bound) -> None:
+        program = bound.kernel.source
+        inputs, outputs, workspaces = (program.of_role(role) for role in ("input", "output", "workspace"))
+        counters = program.of_role("counter")
+        first = bound.arrays[inputs[0].key].owner
+        # the inputs whose addresses must be aligned, the first ones and others, and the bits of an address that must then be 0
+        self._aligned = next((i for i, t in enumerate(inputs) if not t.alignment), len(inputs))
+        self._also_aligned = tuple(i for i, t in enumerate(inputs) if t.alignment and i > self._aligned)
+        self._misaligned = max((t.alignment - 1 for t in (*inputs, *outputs) if t.alignment), default=0)
+        self._outputs, self._workspaces = (
+            tuple((*_layout(bound.arrays[t.key].owner, first), bool(t.alignment)) for t in made)
+            for made in (outputs, workspaces)
+        )
+        self._counted = bool(counters)
+        self._device = first.device
+        self._index: int = first.device.index
+        self._overlap = bound.overlap
         self._repeat = None
         if bound.launches:
-            self._repeat = compiled.kernel.repeat(bound.launches, order)  # type: ignore[attr-defined]
+            order = tuple(t.name for t in (*inputs, *outputs, *workspaces, *counters))
+            self._repeat = bound.kernel.repeat(bound.launches, order)  # type: ignore[attr-defined]
 
     def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        inputs: Sequence[Tensor],
-        out: Tensor | None = None,
-        lse: Tensor | None = None,
-        stream: int | None = None,
-        *,
-        checked: bool = False,
-    ) -> tuple[Tensor, Tensor] | None:
-        """(O, lse), or None if an address is not aligned as the kernel's copies require and was not `checked`. Raises
-        ArgumentError if an output shares memory with an input."""
-        if out is None:
-            out = q.new_empty_strided(self._shape, self._strides)
-        addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()]
-        if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & self._misaligned and not checked:
+        self, tensors: Sequence[Tensor], outputs: Given = (), stream: int | None = None, *, checked: bool = False
+    ) -> Sequence[Tensor] | None:
+        """The outputs, or None if an address is not aligned as the kernel's copies require and was not `checked`. Raises
+        ArgumentError if an output shares memory with another tensor."""
+        new = tensors[0].new_empty_strided
+        addresses, bits = [], 0
+        for tensor in tensors[: self._aligned]:
+            address = tensor.data_ptr()
+            addresses.append(address)
+            bits |= address
+        for tensor in tensors[self._aligned :]:
+            addresses.append(tensor.data_ptr())
+        for position in self._also_aligned:
+            bits |= addresses[position]
+        results: list[Tensor] = []
+        for shape, strides, dtype, aligned in self._outputs:
+            result = outputs[len(results)] if outputs else None
+            if result is None:
+                result = new(shape, strides) if dtype is None else new(shape, strides, dtype=dtype)
+            elif aligned:
+                bits |= result.data_ptr()
+            results.append(result)
+            addresses.append(result.data_ptr())
+        if bits & self._misaligned and not checked:
             return None
-        if self._others:
-            made = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in self._others]
-            if lse is not None:
-                made[0] = lse
-            addresses += [t.data_ptr() for t in made]
-            lse = made[0] if self._no_lse is None else None
-        for t in inputs:
-            addresses.append(t.data_ptr())
-        if self._apart is not None:
-            self._apart.check(addresses)
+        workspaces = []  # kept until the launch
+        for shape, strides, dtype, _ in self._workspaces:
+            workspaces.append(new(shape, strides, dtype=dtype))
+            addresses.append(workspaces[-1].data_ptr())
+        if self._overlap is not None:
+            self._overlap.check(addresses)
         if self._repeat is not None:
             if stream is None:
                 stream = torch._C._cuda_getCurrentRawStream(self._index)
@@ -315,4 +304,9 @@ class Call:
             else:
                 with torch.cuda.device(self._index):
                     self._repeat(addresses, stream)
-        return out, self._no_lse if lse is None else lse
+        return results
+
+
+def _layout(tensor: Tensor, first: Tensor) -> tuple[Any, ...]:
+    """How to allocate a tensor like `tensor`: its shape, its strides, and its element type if that of `first` is another."""
+    return tuple(tensor.shape), tuple(tensor.stride()), None if tensor.dtype == first.dtype else tensor.dtype

@@ -15,7 +15,7 @@ from typing import Any
 
 from attngen.device.kernel_cache import KernelCache, digest
 from attngen.device.protocol import CompilationError, DeviceError
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.program import Program
 
 CACHE = KernelCache("cuda")
 SASS_CURE = "pip install nvidia-cuda-nvdisasm, or put a CUDA toolkit's nvdisasm on the PATH"
@@ -23,7 +23,7 @@ SASS_CURE = "pip install nvidia-cuda-nvdisasm, or put a CUDA toolkit's nvdisasm 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What ptxas gave one entry point. Stack and spills are bytes of local memory: a spill is a register that did not fit."""
+    """The resources of one entry point by ptxas. Stack and spills are bytes of local memory."""
 
     entry: str
     registers: int
@@ -35,7 +35,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """One compiled file: the cubin, or PTX text, and what the compiler said."""
+    """One compiled file: the cubin or PTX text, and the compiler's log."""
 
     code: bytes
     log: str
@@ -45,8 +45,8 @@ class Compiled:
         return parse_resources(self.log)
 
 
-def compile_text(source: KernelSource, target: str = "cubin") -> Compiled:
-    """Compile afresh, with ptxas's report, and without asking any driver. `target` is "cubin" or "ptx".
+def compile_text(source: Program, target: str = "cubin") -> Compiled:
+    """`source` compiled without a cache, with ptxas's report. `target` is "cubin" or "ptx". Needs no driver.
 
     Raises CompilationError with the log.
     """
@@ -55,20 +55,20 @@ def compile_text(source: KernelSource, target: str = "cubin") -> Compiled:
     return Compiled(code, log)
 
 
-def compile_with_lines(source: KernelSource) -> tuple[bytes, str]:
-    """The cubin and the PTX of one compilation, with the line of the text that each instruction is from.
+def compile_with_lines(source: Program) -> tuple[bytes, str]:
+    """The cubin and the PTX of one compilation, with line tables.
 
-    The instructions are those of `compile_text`: line tables lie beside them. For looking, not for running: nothing of it is
-    kept in the cache. Raises CompilationError with the log.
+    The instructions are those of `compile_text`. The result is for inspection and is not cached. Raises CompilationError with
+    the log.
     """
     (cubin, ptx), _ = _compile(source, ("cubin", "ptx"), f"--gpu-architecture={source.arch}", "--generate-line-info")
     return cubin, ptx.decode().rstrip("\0")
 
 
-def _compile(source: KernelSource, targets: tuple[str, ...], *options: str) -> tuple[list[bytes], str]:
-    """What NVRTC makes of `source`, one result for each of `targets`, and its log.
+def _compile(source: Program, targets: tuple[str, ...], *options: str) -> tuple[list[bytes], str]:
+    """NVRTC's results for `source`, one for each of `targets`, and its log.
 
-    NVRTC's own cache (12.9 and later, where there is a driver) is not asked: what it keeps has no word of ptxas's report.
+    NVRTC's own cache (from 12.9 on, with a driver) is not used, because its entries lack ptxas's report.
     """
     try:
         from cuda.bindings import nvrtc
@@ -82,7 +82,7 @@ def _compile(source: KernelSource, targets: tuple[str, ...], *options: str) -> t
 
     def result(size_of: Any, get: Any) -> bytes:
         size = checked(*size_of(program))
-        # NVRTC writes into it. Of one byte Python has one object for all: an empty log would change what b" " is everywhere
+        # NVRTC writes into this object, so it must not be one that Python shares, as it does with bytes of length 1
         code = bytes(max(size, 2))
         checked(*get(program, code))
         return code[:size]
@@ -93,15 +93,12 @@ def _compile(source: KernelSource, targets: tuple[str, ...], *options: str) -> t
     log = result(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace").rstrip("\0 ")
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise CompilationError(f"NVRTC could not compile {source.name} for {source.arch}", log)
-    getters = {
-        "cubin": (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
-        "ptx": (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX),
-    }
+    getters = {"cubin": (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), "ptx": (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)}
     return [result(*getters[target]) for target in targets], log
 
 
-def cubin(source: KernelSource) -> bytes:
-    """The cubin of `source`, from the cache on disk where it is there. Needs no driver. Raises CompilationError."""
+def cubin(source: Program) -> bytes:
+    """The cubin of `source`, from the cache on disk or compiled. Needs no driver. Raises CompilationError."""
     key = digest(source.text, source.arch, nvrtc_version())
     return CACHE.data(f"{source.name}-{source.arch}-{key}.cubin", lambda: compile_text(source).code)
 
@@ -137,7 +134,7 @@ def parse_resources(log: str) -> tuple[Resources, ...]:
 
 
 def disassemble(cubin: bytes, *options: str) -> str:
-    """SASS of a cubin; `options` are nvdisasm's. Raises DeviceError where no nvdisasm is to be found."""
+    """SASS of a cubin; `options` are nvdisasm's. Raises DeviceError if nvdisasm is missing."""
     tool = find_nvdisasm()
     if tool is None:
         raise DeviceError(f"nvdisasm was not found; {SASS_CURE}")

@@ -9,14 +9,14 @@ from typing import Any
 from attngen.device.cuda.compiler import cubin
 from attngen.device.cuda.launcher import Repeated, pack
 from attngen.device.protocol import DeviceError, Launch, Memory
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.program import Program
 
-ARCH_SUFFIX_FROM = 9  # from compute capability 9.0 on, the architecture-specific features are named by an `a`
-STATIC_SHARED_LIMIT = 48 * 1024  # a block gets more dynamic shared memory only when its kernel asks
+ARCH_SUFFIX_FROM = 9  # from compute capability 9.0 on, the suffix `a` selects architecture-specific features
+STATIC_SHARED_LIMIT = 48 * 1024  # more dynamic shared memory per block requires an attribute of the kernel
 
 
 def arch_name(major: int, minor: int) -> str:
-    """The architecture of a compute capability, as Arch rows are named: (8, 0) is sm_80, (9, 0) is sm_90a."""
+    """The name of the Arch row of a compute capability: (8, 0) is sm_80, (9, 0) is sm_90a."""
     return f"sm_{major}{minor}{'a' if major >= ARCH_SUFFIX_FROM else ''}"
 
 
@@ -24,15 +24,15 @@ def arch_name(major: int, minor: int) -> str:
 class CudaKernel:
     """A cubin loaded on one GPU. Entry points are looked up once."""
 
-    source: KernelSource
+    source: Program
     device: Any
     code: Any
     _entries: dict[str, Any] = field(default_factory=dict)
 
     def launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], stream: int | None = None) -> None:
-        """Launch in order on the driver stream `stream` (the legacy default stream by default); nothing is waited for.
+        """Launches in order on the driver stream `stream` (by default the legacy default stream), without synchronization.
 
-        Raises DeviceError where the driver refuses.
+        Raises DeviceError if the driver refuses.
         """
         from cuda.bindings import driver
 
@@ -44,7 +44,7 @@ class CudaKernel:
         self.repeat(launches, ())((), stream or 0)
 
     def repeat(self, launches: tuple[Launch, ...], order: tuple[str, ...]) -> Repeated:
-        """`launches`, to be repeated with other addresses of the tensors that `order` names."""
+        """`launches` packed for repetition with other addresses of the tensors in `order`."""
         return Repeated(tuple(pack(self._entry(one), one, order) for one in launches), self.device)
 
     def _entry(self, one: Launch) -> Any:
@@ -55,7 +55,7 @@ class CudaKernel:
             kernel = self.code.get_kernel(name)
             if one.entry.shared_bytes > STATIC_SHARED_LIMIT:
                 _allow_shared(kernel, one.entry.shared_bytes, self.device.device_id)
-            self._entries[name] = driver.CUfunction(int(kernel.handle))  # a CUkernel serves in the context that is current
+            self._entries[name] = driver.CUfunction(int(kernel.handle))  # a CUkernel is valid in the current context
         return self._entries[name]
 
 
@@ -69,7 +69,7 @@ def _allow_shared(kernel: Any, size: int, ordinal: int) -> None:
 
 
 class CudaDevice:
-    """One GPU. Raises DeviceError, with the cause, where there is none to use."""
+    """One GPU. Raises DeviceError with the cause if there is no usable one."""
 
     def __init__(self, ordinal: int = 0) -> None:
         try:
@@ -86,10 +86,10 @@ class CudaDevice:
         self.name = f"cuda:{ordinal}"
         self.description: str = self._device.name
         self.multiprocessors: int = self._device.properties.multiprocessor_count
-        self._kernels: dict[KernelSource, CudaKernel] = {}
+        self._kernels: dict[Program, CudaKernel] = {}
         self._lock = Lock()
 
-    def compile(self, source: KernelSource) -> CudaKernel:
+    def compile(self, source: Program) -> CudaKernel:
         """The kernel of `source`, compiled or taken from the cache. Raises CompilationError."""
         with self._lock:
             if source not in self._kernels:

@@ -1,4 +1,4 @@
-"""Launching with little host time: everything of a call but its addresses is packed once, and repeated as bytes."""
+"""Launches with little host time: all parameters of a call except addresses are packed once and copied as bytes."""
 
 from __future__ import annotations
 
@@ -15,55 +15,52 @@ from attngen.device.tensor_map import MappedTensor, TensorMap
 
 _FORMATS = {ctypes.c_void_p: "P", ctypes.c_longlong: "q", ctypes.c_int: "i", ctypes.c_float: "f", ctypes.c_bool: "?"}
 
-
 MAP_WORDS = 16  # of eight bytes
-MOST_MAPS = 1024  # packed tensor maps that one parameter remembers
+MAX_MAPS = 1024  # packed tensor maps that one parameter remembers
 
 
-class Maps:
-    """One tensor-map parameter, packed for each address it is called with: packing takes the driver some microseconds."""
+class PackedMaps(dict[int, memoryview]):
+    """The words of one tensor-map parameter by the tensor's address: packing takes the driver some microseconds."""
 
     def __init__(self, described: TensorMap) -> None:
+        super().__init__()
         self._described = described
-        self._packed: dict[int, memoryview] = {}
 
-    def __call__(self, address: int) -> memoryview:
-        """The map's words. Raises TensorMapError, DeviceError."""
-        found = self._packed.get(address)
-        if found is None:
-            while len(self._packed) >= MOST_MAPS:
-                self._packed.pop(next(iter(self._packed)), None)
-            found = self._packed[address] = memoryview(bytes(encode(self._described, address))).cast("Q")
-        return found
+    def __missing__(self, address: int) -> memoryview:
+        """Packs the map. Raises TensorMapError, DeviceError."""
+        while len(self) >= MAX_MAPS:
+            self.pop(next(iter(self)), None)
+        packed = self[address] = memoryview(bytes(encode(self._described, address))).cast("Q")
+        return packed
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One launch: `template` holds its packed parameters, `slots` where addresses go: (which eight bytes, which address), and
-    `maps` where the tensor maps of addresses do."""
+    """One launch. `template` holds its packed parameters; `slots` are the addresses in it: (which eight bytes, which address);
+    `maps` are the tensor maps, packed by address."""
 
     geometry: tuple[Any, int, int, int, int, int, int, int]  # function, grid, block, shared bytes: as the driver takes them
     template: bytes
     offsets: tuple[int, ...]
     slots: tuple[tuple[int, int], ...]
-    maps: tuple[tuple[int, int, Maps], ...]
+    maps: tuple[tuple[int, int, PackedMaps], ...]
 
 
 def pack(function: Any, launch: Launch, order: Sequence[str]) -> Step:
-    """`launch` as a Step. `order` names the tensors whose addresses `Repeated` is called with; the others keep theirs.
+    """The launch as a Step. `order` names the tensors whose addresses `Repeated` is called with; the others keep theirs.
 
-    Parameters lie at multiples of their own size, tensor maps of eight bytes; the driver gets the offset of each.
+    Parameters lie at multiples of their own size, tensor maps at multiples of eight bytes; the driver gets the offset of each.
     """
     buffer = bytearray()
     offsets, slots, maps = [], [], []
     for parameter, value in zip(launch.entry.parameters, launch.arguments, strict=True):
         if isinstance(value, MappedTensor):
-            packed = Maps(value.map)
+            packed = PackedMaps(value.map)
             buffer += bytes(-len(buffer) % 8)
             offsets.append(len(buffer))
             if parameter.of in order:
                 maps.append((len(buffer) // 8, order.index(parameter.of), packed))
-            buffer += packed(value.pointer).tobytes()
+            buffer += packed[value.pointer].tobytes()
             continue
         assert not isinstance(value, ctypes.Array)
         size = ctypes.sizeof(value)
@@ -103,11 +100,11 @@ class Repeated:
         self._threads = threading.local()
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        """Launch on the driver stream `stream`, whose context must be current. Raises DeviceError where the driver refuses."""
+        """Launches on the driver stream `stream`, whose context must be current. Raises DeviceError if the driver refuses."""
         try:
             buffers = self._threads.buffers
         except AttributeError:
-            self._device.set_current()  # a thread that has not used the GPU yet
+            self._device.set_current()  # this thread has not used the GPU yet
             buffers = self._threads.buffers = tuple(_Buffers(s) for s in self._steps)
         place = _streams.get(stream) or _stream(stream)
         for memory in buffers:
@@ -115,7 +112,7 @@ class Repeated:
             for word, which in memory.slots:
                 words[word] = addresses[which]
             for word, which, packed in memory.maps:
-                words[word : word + MAP_WORDS] = packed(addresses[which])
+                words[word : word + MAP_WORDS] = packed[addresses[which]]
             (status,) = _launch(*memory.geometry, place, memory.address, 0)
             if status:
                 gx, gy, gz = memory.geometry[1:4]

@@ -11,9 +11,9 @@ _TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32"}
 
 
 def encode(tensor_map: TensorMap, pointer: int) -> OpaqueBytes:
-    """The 128 bytes that a kernel's parameter takes; `pointer` is the tensor's address on the device.
+    """The 128 bytes of a kernel's parameter; `pointer` is the tensor's address on the device.
 
-    Elements outside the tensor are zeros, and L2 fetches 256 bytes at a time. Raises TensorMapError, and DeviceError where the
+    Elements outside the tensor are zeros, and L2 fetches 256 bytes at a time. Raises TensorMapError, and DeviceError if the
     driver refuses.
     """
     from cuda.bindings import driver

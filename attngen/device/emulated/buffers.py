@@ -1,4 +1,4 @@
-"""The names of what a launch may touch: its tensors, and the parts of shared memory, dynamic and static."""
+"""The named buffers that a launch may access: its tensors, and the parts of dynamic and static shared memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from attngen.device.protocol import Memory
-from attngen.emit.kernel_source import EntryPoint
+from attngen.emit.program import KernelEntry
 
-SHARED = "shared memory"  # what no name is known of
+SHARED = "shared memory"  # of parts without a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class NamedBuffer:
         return f"{self.name}_smem" if planned else self.name
 
 
-def buffers_of(entry: EntryPoint, memory: Sequence[Memory], library: Path) -> tuple[NamedBuffer, ...]:
-    """Everything that a launch of `entry` may touch; of those that hold an address the first names it."""
+def buffers_of(entry: KernelEntry, memory: Sequence[Memory], library: Path) -> tuple[NamedBuffer, ...]:
+    """The buffers that a launch of `entry` may access. The first one that contains an address names it."""
     tensors = [NamedBuffer(m.name, i, False, 0, m.bytes) for i, m in enumerate(memory)]
     dynamic = [NamedBuffer(b.name, -1, False, b.offset, b.bytes) for b in entry.shared_buffers]
     whole = [NamedBuffer(SHARED, -1, is_static, 0, 2**32) for is_static in (False, True)]
@@ -47,7 +47,7 @@ def buffers_of(entry: EntryPoint, memory: Sequence[Memory], library: Path) -> tu
 
 @lru_cache(maxsize=64)
 def static_arrays(library: Path) -> tuple[NamedBuffer, ...]:
-    """The `__shared__` arrays of a library by the names they have in the source; none where the machine has no nm."""
+    """The `__shared__` arrays of a library with their names in the source; none if the machine has no nm."""
     tool = shutil.which("nm") or shutil.which("llvm-nm")
     if tool is None:
         return ()
@@ -62,5 +62,5 @@ def static_arrays(library: Path) -> tuple[NamedBuffer, ...]:
 
 
 def find(buffers: Sequence[NamedBuffer], is_static: bool, offset: int) -> NamedBuffer:
-    """The shared buffer that holds `offset`."""
+    """The shared buffer that contains `offset`."""
     return next(b for b in buffers if b.is_shared and b.is_static == is_static and b.offset <= offset < b.offset + b.bytes)

@@ -1,4 +1,4 @@
-"""C++ text -> a shared library, by the host compiler, kept on disk between runs.
+"""C++ text -> a shared library, compiled by the host compiler and cached on disk.
 
 The runtime is compiled once for each compiler and linked into the library of every kernel.
 """
@@ -20,16 +20,16 @@ from attngen.device.emulated.translate import COUNTED, RUNTIME, meanings
 from attngen.device.kernel_cache import KernelCache, digest
 
 COMMON = ("-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
-# Lines and inlined calls, which findings name; the types of variables would take most of the time of a compilation.
+# Lines and inlined calls, for findings; types of variables would take most of the compile time.
 KERNEL = (*COMMON, "-std=c++20", "-nostdinc++", "-gdwarf-4", "-g1")
 FAST = ("-O2",)
-# For a debugger: every variable where the source has it.
+# For a debugger, without optimization.
 DEBUG = ("-O0", "-g3")
 RUNTIME_FLAGS = (*COMMON, "-std=c++17", "-O2")  # the headers of C++20 take twice as long to parse
 UNITS = 2  # translation units of the runtime, compiled in parallel; fewer parse the C++ library's headers less often
 
 CACHE = KernelCache("emulated")
-LOG = logging.getLogger("attngen")  # the command line prints it on a terminal
+LOG = logging.getLogger("attngen")  # printed by the command line on a terminal
 
 
 def build_library(text: str, name: str, checked: bool, debug: bool = False) -> Path:
@@ -78,8 +78,8 @@ def runtime_digest() -> str:
 
 
 def calls_of(library: Path, addresses: Sequence[int], file: str) -> dict[int, list[int]]:
-    """The lines of `file` that the code before each address was compiled from, innermost first: inlined calls give several.
-    Addresses are offsets into the library."""
+    """The lines of `file` behind the code before each address, innermost first; inlined calls give several. Addresses are
+    offsets into the library."""
     tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
     distinct = sorted(set(addresses))
     if tool is None or not distinct:

@@ -1,6 +1,6 @@
-"""`EmulatedDevice`: runs generated CUDA on the CPU, thread by thread, and in its checked mode watches every access.
+"""`EmulatedDevice`: runs generated CUDA on the CPU, thread by thread; its checked mode checks every memory access.
 
-`docs/trace.md` says how to trace a kernel, and how to step through it with gdb.
+`docs/trace.md` describes how to trace a kernel, and how to step through it with gdb.
 """
 
 from __future__ import annotations
@@ -18,83 +18,60 @@ from attngen.device.emulated.buffers import buffers_of, find
 from attngen.device.emulated.build import build_library, calls_of
 from attngen.device.emulated.findings import KINDS, BufferPlace, EmulationError, Place
 from attngen.device.emulated.tensor_map import encode
-from attngen.device.emulated.tracing import Call, Traced, Watch
+from attngen.device.emulated.tracing import Call, Traced, Watch, ints, words
 from attngen.device.emulated.translate import Translated, primitive_lines, translate
 from attngen.device.protocol import DeviceError, Launch, Memory
 from attngen.device.tensor_map import MappedTensor
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.program import Program
 
-MULTIPROCESSORS = 2  # so that a block which takes work until there is none takes some more than once
-ACCESS_BUDGET = 2**32  # accesses of one thread before it counts as an endless loop
-_lock = threading.Lock()  # the runtime of a library holds the state of one launch
+MULTIPROCESSORS = 2  # few, so that the blocks of a persistent kernel get several work tiles
+ACCESS_BUDGET = 2**32  # accesses of one thread; more count as an endless loop
+_lock = threading.Lock()  # the runtime of a library has the state of one launch
 
 
 TRACE, WAITERS = 16, 8  # of runtime/state.hpp
-TRACED = 2  # of the modes of emulator_launch: 0 is fast, 1 checked
+TRACED = 2  # mode of emulator_launch; 0 is fast, 1 checked
 
 
 class _Waiter(ctypes.Structure):
     """`Waiter` of runtime/state.hpp."""
 
-    _fields_ = (
-        ("thread", ctypes.c_int),
-        ("line", ctypes.c_int),
-        ("trace", ctypes.c_uint64 * TRACE),
-        ("text", ctypes.c_char * 192),
-    )
+    _fields_ = (*ints("thread line"), ("trace", ctypes.c_uint64 * TRACE), ("text", ctypes.c_char * 192))
 
 
 class _Finding(ctypes.Structure):
     """`Finding` of runtime/state.hpp."""
 
     _fields_ = (
-        ("kind", ctypes.c_int),
-        ("line", ctypes.c_int),
-        ("other_line", ctypes.c_int),
-        ("code", ctypes.c_uint64),
-        ("other_code", ctypes.c_uint64),
-        ("thread", ctypes.c_int),
-        ("other_thread", ctypes.c_int),
-        ("block", ctypes.c_uint * 3),
-        ("address", ctypes.c_uint64),
-        ("bytes", ctypes.c_int),
-        ("waiter_count", ctypes.c_int),
-        ("trace", ctypes.c_uint64 * TRACE),
-        ("waiters", _Waiter * WAITERS),
+        *ints("kind line other_line"), *words("code other_code"), *ints("thread other_thread"), ("block", ctypes.c_uint * 3),
+        *words("address"), *ints("bytes waiter_count"), ("trace", ctypes.c_uint64 * TRACE), ("waiters", _Waiter * WAITERS),
         ("text", ctypes.c_char * 256),
-    )
+    )  # fmt: skip
 
 
 class _Range(ctypes.Structure):
     """`Range` of runtime/state.hpp."""
 
-    _fields_ = (
-        ("pointer", ctypes.c_uint64),
-        ("bytes", ctypes.c_uint64),
-        ("writable", ctypes.c_int),
-        ("reserved", ctypes.c_int),
-        ("read", ctypes.c_uint64),
-        ("written", ctypes.c_uint64),
-    )
+    _fields_ = (*words("pointer bytes"), *ints("writable reserved"), *words("read written"))
 
 
 @dataclass(slots=True)
 class Counters:
-    """Exact counts of one call, all its launches together; bytes are counted in the checked mode only."""
+    """Exact counts of one call, summed over its launches; bytes are counted only in checked mode."""
 
     bytes_read: dict[str, int] = field(default_factory=dict)
     bytes_written: dict[str, int] = field(default_factory=dict)
     shared_bytes_read: int = 0
     shared_bytes_written: int = 0
     barriers: int = 0
-    instructions: dict[str, int] = field(default_factory=dict)  # of PTX, of each thread; FMA in the checked mode only
+    instructions: dict[str, int] = field(default_factory=dict)  # PTX instructions of each thread; FMA only in checked mode
 
 
 @dataclass(slots=True, weakref_slot=True)
 class EmulatedKernel:
-    """A library loaded into this process. `counters`, and `traced` where the device traces, are of the latest call."""
+    """A library loaded into this process. `counters`, and `traced` if the device traces, are those of the latest call."""
 
-    source: KernelSource
+    source: Program
     library: Path
     translated: Translated = field(repr=False)
     checked: bool
@@ -105,21 +82,21 @@ class EmulatedKernel:
     _loaded: ctypes.CDLL | None = None
 
     def launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], stream: int | None = None) -> None:
-        """Run `launches` to their end. Raises EmulationError for the first thing that the checked mode finds."""
+        """Runs `launches` to their end. Raises EmulationError for the first finding of the checked mode."""
         with _lock:
             self._launch(launches, memory)
 
     def _launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...]) -> None:
         if self._loaded is None:
             self._loaded = ctypes.CDLL(str(self.library))
-            # its stacks and tables are some megabytes, which go with the last kernel that uses it
+            # frees some megabytes of stacks and tables with the last kernel that uses the library
             weakref.finalize(self, _ctypes.dlclose, self._loaded._handle).atexit = False
         for counter in (m for m in memory if m.counter):
             ctypes.memset(counter.pointer, 0, counter.bytes)
         ranges = (_Range * len(memory))(*(_Range(m.pointer, m.bytes, int(m.writable)) for m in memory))
         counts = (ctypes.c_uint64 * max(1, len(self.translated.instructions)))()
         totals = (ctypes.c_uint64 * 3)()
-        buffers = [buffers_of(one.entry, memory, self.library) for one in launches]
+        buffers = [buffers_of(one.entry, memory, self.library) for one in launches] if self.watch is not None else []
         for position, one in enumerate(launches):
             if self.watch is not None:
                 tracing.begin(self._loaded, position == 0, buffers[position], self.watch)
@@ -184,7 +161,7 @@ class EmulatedKernel:
         return EmulationError(KINDS[finding.kind], text, one.entry.name, (x, y, z), at, other, where)
 
     def _where(self, one: Launch, memory: tuple[Memory, ...], address: int) -> BufferPlace | None:
-        """Which buffer holds an address, and where in it that is."""
+        """The buffer that contains an address, and the offset in it."""
         for tensor in memory:
             if tensor.pointer <= address < tensor.pointer + tensor.bytes:
                 return BufferPlace(tensor.name, address - tensor.pointer)
@@ -197,7 +174,7 @@ class EmulatedKernel:
         return BufferPlace(buffer.label, offset.value - buffer.offset)
 
     def _calls(self, stacks: Sequence[Sequence[int]]) -> list[tuple[Call, ...]]:
-        """The lines of the generated file that each stack of addresses of the library stands for, innermost first."""
+        """The lines of the generated file for each stack of addresses in the library, innermost first."""
         lines = self.source.text.splitlines()
         in_ptx = primitive_lines(self.source.text)
         base = self._base()
@@ -210,7 +187,7 @@ class EmulatedKernel:
         return found
 
     def _waiter(self, waiter: _Waiter) -> str:
-        """Who waits for what; a primitive waits where it was called."""
+        """The thread, and what it waits for; for a primitive, the line of its call."""
         place = self._place(waiter.line, 0, waiter.thread, waiter.trace)
         line, text = place.callers[0] if place.callers else (place.line, "")
         quoted = f" ({text.strip()})" if text else ""
@@ -234,7 +211,7 @@ class EmulatedKernel:
         return Place(line, text(line), thread, callers)
 
     def _base(self) -> int:
-        """Where the library was loaded; its file may have been replaced since, by another process that made the same."""
+        """The address of the loaded library. Another process may have replaced its file by an equal one since."""
         names = (str(self.library), f"{self.library} (deleted)")
         with open("/proc/self/maps") as maps:
             starts = [int(row.split("-", 1)[0], 16) for row in maps if row.rstrip().endswith(names)]
@@ -244,10 +221,9 @@ class EmulatedKernel:
 class EmulatedDevice:
     """The CPU as a CUDA device.
 
-    `checked` watches every access (see EmulationError) and counts bytes; without it kernels run several times faster. `seed`
-    other than 0 permutes the order in which the threads of a block run, again after every barrier. `arch` is what to plan for.
-    `watch`, of a checked device only, traces every access too, and the steps of the threads that it names. `debug` compiles for
-    a debugger.
+    `checked` checks every access (see EmulationError) and counts bytes; without it, kernels run several times faster. A `seed`
+    other than 0 permutes the order of a block's threads after every barrier. `arch` is the architecture of plans. `watch`, for
+    a checked device, also traces every access, and the steps of the threads that it names. `debug` compiles for a debugger.
     """
 
     def __init__(
@@ -262,7 +238,7 @@ class EmulatedDevice:
         self.debug = debug
         self.multiprocessors = MULTIPROCESSORS
 
-    def compile(self, source: KernelSource) -> EmulatedKernel:
+    def compile(self, source: Program) -> EmulatedKernel:
         """The kernel of `source`, from the cache or the host compiler. Raises CompilationError, DeviceError."""
         translated = translate(source)
         library = build_library(translated.text, source.name, self.checked, self.debug)

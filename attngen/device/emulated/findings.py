@@ -1,4 +1,4 @@
-"""What the checked mode of the emulated device finds."""
+"""Findings of the emulated device's checked mode."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place:
     line: int
     text: str
     thread: int
-    callers: tuple[tuple[int, str], ...] = ()  # the calls that it is in, innermost first: line and text
+    callers: tuple[tuple[int, str], ...] = ()  # the enclosing calls, innermost first: line and text
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class BufferPlace:
 
 
 class EmulationError(DeviceError):
-    """A kernel did what it must not. `kind` is one of KINDS; `at` and, where two threads are involved, `other` are places;
-    `where` is the memory that it is about, where there is some that has a name."""
+    """A mistake of a kernel. `kind` is one of KINDS; `at` is its place, and `other` that of a second thread if there is one;
+    `where` is the memory that is involved, if it has a name."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The host's C++ compiler: which one is used, what it understands, and how it is run."""
+"""The host's C++ compiler: its selection, its options, and running it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CANDIDATES = ("g++", "clang++")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Compilers with the same command line. `common` are flags of every call, `checked` instrument memory accesses."""
+    """Compilers with the same command line. `common` are the flags of every call; `checked` instrument memory accesses."""
 
     name: str
     common: tuple[str, ...]
@@ -34,14 +34,14 @@ CALLS = ("-O1", "-fsanitize=thread")
 # Scalar replacement of aggregates is off, because it changes the width of accesses.
 GCC = Family("gcc", (), (*CALLS, "-fno-tree-sra"))
 CLANG = Family("clang", (), CALLS)
-# By default zig compiles for the CPU that it runs on, but several machines may use a cache; and it adds checks of its own.
+# By default, zig compiles for the present CPU, but machines may share a cache; and it adds its own checks.
 # It links the C++ library statically, with debug information of 4 MB.
 ZIG = Family("zig", ("-mcpu=baseline", "-fno-sanitize=undefined", "-Wl,--compress-debug-sections=zlib"), CALLS)
 
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A C++ compiler that was found. `command` may begin with a launcher such as ccache, and end with options."""
+    """A C++ compiler. `command` may begin with a launcher such as ccache, and end with options."""
 
     command: tuple[str, ...]
     version: str  # the first line of its --version
@@ -54,14 +54,14 @@ class HostCompiler:
 
     @cached_property
     def identity(self) -> str:
-        """What must be equal for compiled code to be used again."""
+        """The key of compiled code: code of an equal compiler can be reused."""
         return "\0".join([self.version, platform.machine(), *self.family.common, *self.command[1:]])
 
     def __str__(self) -> str:
         return f"{self.version} ({shlex.join(self.command)})"
 
     def run(self, arguments: Sequence[str], what: str) -> None:
-        """Compile or link `what`. Raises CompilationError with the compiler's messages."""
+        """Compiles or links `what`. Raises CompilationError with the compiler's messages."""
         command = [*self.command, *self.family.common, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -69,7 +69,7 @@ class HostCompiler:
 
 
 def find_compiler() -> HostCompiler:
-    """The compiler that $CXX names; without it g++, clang++, or zig of the ziglang wheel. Raises DeviceError with the cure."""
+    """The compiler named by $CXX, else g++, clang++, or zig of the ziglang wheel. Raises DeviceError with the cure."""
     return _find(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
 
 
@@ -87,11 +87,11 @@ def _find(cxx: str, path: str) -> HostCompiler:
 
 
 def _named(cxx: str) -> HostCompiler:
-    """The compiler that the value of CXX names: a program, and arguments, as a shell would split them."""
+    """The compiler named by the value of CXX: a program and arguments, split as by a shell."""
     try:
         command = tuple(shlex.split(cxx))
     except ValueError as error:
-        raise DeviceError(f"CXX is {cxx!r}, which is no command: {str(error).lower()}") from None
+        raise DeviceError(f"CXX is {cxx!r}, which is not a command: {str(error).lower()}") from None
     if not command or shutil.which(command[0]) is None:
         program = command[0] if command else ""
         cure = "set CXX to a C++ compiler, or unset it to use g++ or clang++"

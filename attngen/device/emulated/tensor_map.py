@@ -8,13 +8,13 @@ import struct
 from attngen.device.protocol import OpaqueBytes
 from attngen.device.tensor_map import MAX_RANK, TensorMap
 
-BYTES, ALIGNMENT = 128, 64  # of the kernel's parameter: compilers copy it by aligned instructions
+BYTES, ALIGNMENT = 128, 64  # of the kernel's parameter, which compilers copy by aligned instructions
 MAGIC = b"attnmap1"
 _LAYOUT = struct.Struct("<8sQ5Q4Q5HBBB")  # `Map` of runtime/tma.cpp
 
 
 def encode(tensor_map: TensorMap, pointer: int) -> OpaqueBytes:
-    """The 128 bytes that a kernel's parameter takes; `pointer` is the tensor's address. Raises TensorMapError."""
+    """The 128 bytes of a kernel's parameter; `pointer` is the tensor's address. Raises TensorMapError."""
     tensor_map.check_address(pointer)
 
     def padded(values: tuple[int, ...], length: int) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""What a traced launch did, by statement and by step: runtime/trace.cpp as plain values.
+"""A traced launch by statement and by step: the tables of runtime/trace.cpp as plain values.
 
-An *access site* is a statement of the generated file, in the calls that it is in, with the buffer that it accesses. A warp
-executes it once for each n-th execution by its lanes between two meetings of the warp (a block barrier, or anything that all
-lanes do together). Lanes of a warp that have no n-th execution are *idle*: inactive at a branch, or ended.
+An *access site* is a statement of the generated file, with its enclosing calls and the buffer that it accesses. The n-th
+executions by the lanes of a warp since its last convergence (a block barrier, or an operation of all lanes) count as one
+execution of the warp. Lanes without an n-th execution are *idle*: inactive at a branch, or ended.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from attngen.device.emulated.buffers import NamedBuffer
 
 LANES = 32
 CALLS = 24  # of runtime/trace.hpp
-# What each lane does by itself; the others are done by all lanes together, or by one thread for many.
+# Accesses of single lanes; the others are made by all lanes together, or by one thread for many.
 BY_LANE = ("load", "store", "atomic", "cp.async")
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Whose steps are wanted: at most `limit` a launch of each of `threads` of block `block`, both linear."""
+    """The threads whose steps are recorded: `threads` of block `block` (linear indices), at most `limit` steps each per
+    launch."""
 
     block: int = 0
     threads: tuple[int, ...] = (0,)
@@ -34,7 +35,7 @@ NOBODY = Watch(threads=(), limit=0)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A line of the generated file; `primitive`: of a function that is written in PTX."""
+    """A line of the generated file; `primitive`: in a function written in PTX."""
 
     line: int
     text: str
@@ -43,11 +44,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class AccessSite:
-    """One access site, or (with `buffer` None) a statement at which threads meet.
+    """One access site, or (with `buffer` None) a statement at which threads synchronize.
 
-    `calls` are the statement and the calls that it is in, innermost first. `wavefronts` are what its executions take of shared
-    memory, `phases` what they would take without bank conflicts; `degree` is the most wavefronts of one phase. `sectors` are
-    the 32 bytes of global memory that executions touch, each counted once an execution.
+    `calls` are the statement and its enclosing calls, innermost first. `wavefronts` are those of its executions in shared
+    memory, `phases` their number without bank conflicts; `degree` is the largest number of wavefronts of one phase. `sectors`
+    are the 32-byte sectors of global memory that executions touch, each counted once per execution.
     """
 
     kernel: str
@@ -66,36 +67,36 @@ class AccessSite:
 
     @property
     def conflicts(self) -> int:
-        """Wavefronts that bank conflicts add."""
+        """Additional wavefronts due to bank conflicts."""
         return self.wavefronts - self.phases
 
     @property
     def counts_lanes(self) -> bool:
-        """Whether lanes that take no part are idle: not at a cp.async's reads, where they copy zeros."""
+        """Whether inactive lanes count as idle: not for the reads of a cp.async, where they copy zeros."""
         return self.what in BY_LANE and (self.writes or self.what != "cp.async")
 
     @property
     def idle_lanes(self) -> int:
-        """Lanes that take no part, over all executions."""
+        """Inactive lanes, summed over all executions."""
         return LANES * self.executions - self.lanes if self.counts_lanes else 0
 
     @property
     def place(self) -> Call:
-        """The line to name: that of the statement, or where its primitive is called."""
+        """The line of the statement, or of the call of its primitive."""
         return next((call for call in self.calls if not call.primitive), Call(0, ""))
 
     @property
     def callers(self) -> tuple[Call, ...]:
-        """The calls that `place` is in, innermost first."""
+        """The calls that enclose `place`, innermost first."""
         outside = [call for call in self.calls if not call.primitive]
         return tuple(outside[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one thread did at one time: `phase` counts the block barriers before it, `epoch` the meetings of its warp, `order`
-    its own steps since; `at` is its place among the steps of all watched threads, as the emulated device ran them. `offset`
-    into the buffer and `width` are in bytes; `value` is what was read or written, if it is known."""
+    """One step of a thread. `phase` counts the block barriers before it, `epoch` the convergences of its warp, `order` its own
+    steps since; `at` is its index among the steps of all watched threads, in the order of the run. `offset` in the buffer and
+    `width` are in bytes; `value` is the value read or written, if it is known."""
 
     site: AccessSite
     block: int
@@ -111,64 +112,48 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One call: its sites in the order in which they were first executed, and the steps that were watched, in the order
-    kernel, phase, warp, and the lanes of a warp in step."""
+    """One call: its sites in order of first execution, and the watched steps, ordered by kernel, phase and warp, with the lanes
+    of a warp in lockstep."""
 
     sites: tuple[AccessSite, ...]
     steps: tuple[Step, ...]
+
+
+def ints(names: str) -> list[tuple[str, type[ctypes.c_int]]]:
+    """Fields of a C structure of type int."""
+    return [(name, ctypes.c_int) for name in names.split()]
+
+
+def words(names: str) -> list[tuple[str, type[ctypes.c_uint64]]]:
+    """Fields of a C structure of 64 bits."""
+    return [(name, ctypes.c_uint64) for name in names.split()]
 
 
 class _Site(ctypes.Structure):
     """`Site` of runtime/trace.hpp."""
 
     _fields_ = (
-        ("calls", ctypes.c_uint64 * CALLS),
-        ("what", ctypes.c_char_p),
-        ("launch", ctypes.c_int),
-        ("statement", ctypes.c_int),
-        ("write", ctypes.c_int),
-        ("buffer", ctypes.c_int),
-        ("executions", ctypes.c_uint64),
-        ("lanes", ctypes.c_uint64),
-        ("bytes", ctypes.c_uint64),
-        ("phases", ctypes.c_uint64),
-        ("wavefronts", ctypes.c_uint64),
-        ("sectors", ctypes.c_uint64),
-        ("degree", ctypes.c_int),
-        ("width", ctypes.c_int),
-    )
+        ("calls", ctypes.c_uint64 * CALLS), ("what", ctypes.c_char_p), *ints("launch statement write buffer"),
+        *words("executions lanes bytes phases wavefronts sectors"), *ints("degree width"),
+    )  # fmt: skip
 
 
 class _Step(ctypes.Structure):
     """`Step` of runtime/trace.hpp."""
 
     _fields_ = (
-        ("site", ctypes.c_int),
-        ("block", ctypes.c_int),
-        ("thread", ctypes.c_int),
-        ("phase", ctypes.c_int),
-        ("epoch", ctypes.c_int),
-        ("order", ctypes.c_int),
-        ("bytes", ctypes.c_int),
-        ("has_value", ctypes.c_int),
-        ("offset", ctypes.c_uint64),
-        ("value", ctypes.c_ubyte * 16),
-    )
+        *ints("site block thread phase epoch order bytes has_value"), *words("offset"), ("value", ctypes.c_ubyte * 16),
+    )  # fmt: skip
 
 
 class _Buffer(ctypes.Structure):
     """`Buffer` of runtime/trace.hpp."""
 
-    _fields_ = (
-        ("tensor", ctypes.c_int),
-        ("is_static", ctypes.c_int),
-        ("offset", ctypes.c_uint64),
-        ("bytes", ctypes.c_uint64),
-    )
+    _fields_ = (*ints("tensor is_static"), *words("offset bytes"))
 
 
 def begin(library: ctypes.CDLL, first: bool, buffers: Sequence[NamedBuffer], watch: Watch) -> None:
-    """Say what to trace of the next launch."""
+    """Sets what to trace in the next launch."""
     table = (_Buffer * len(buffers))(*(_Buffer(b.tensor, b.is_static, b.offset, b.bytes) for b in buffers))
     watched = bytearray(max(watch.threads, default=-1) + 1)
     for thread in watch.threads:
@@ -183,8 +168,8 @@ LinesOf = Callable[[Sequence[Sequence[int]]], Sequence[tuple[Call, ...]]]
 def collect(
     library: ctypes.CDLL, kernels: Sequence[str], buffers: Sequence[Sequence[NamedBuffer]], lines_of: LinesOf
 ) -> Traced:
-    """What the launches of a call have done. `kernels` and `buffers` are those of each launch; `lines_of` gives the lines of
-    each list of addresses of the library."""
+    """The sites and steps of a call. `kernels` and `buffers` are those of each launch; `lines_of` returns the lines of each
+    list of addresses in the library."""
     sites, steps = ctypes.POINTER(_Site)(), ctypes.POINTER(_Step)()
     site_count, step_count = ctypes.c_int(), ctypes.c_int()
     library.emulator_traced(*map(ctypes.byref, (sites, site_count, steps, step_count)))
@@ -211,7 +196,7 @@ def _step(s: Any, site: AccessSite, at: int) -> Step:
 
 
 def _merged(sites: Sequence[AccessSite]) -> tuple[AccessSite, ...]:
-    """Those that the host compiler made several of, as one."""
+    """Sites with those merged that the host compiler duplicated."""
     whole: dict[tuple[Any, ...], AccessSite] = {}
     for s in sites:
         key = (s.kernel, s.what, s.writes, s.buffer, s.calls, s.width)

@@ -1,8 +1,8 @@
 """A generated `.cu` as C++ for the host compiler, line for line.
 
-The file is not written for the emulator and is not changed but for two things that no macro can do: an inline-assembly
-statement becomes a call of the C++ function that gives its PTX instruction its meaning (`*.emulated.hpp` beside the
-primitives), and the declaration of dynamic shared memory becomes a pointer. Lines keep their numbers.
+Only two things are changed, because no macro can express them: an inline-assembly statement becomes a call of the C++ function
+with the meaning of its PTX instruction (`*.emulated.hpp` beside the primitives), and the declaration of dynamic shared memory
+becomes a pointer. Lines keep their numbers.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 
 from attngen.device.protocol import DeviceError
-from attngen.emit.kernel_source import EntryPoint, KernelSource
+from attngen.emit.program import KernelEntry, Program
 from attngen.emit.templates import template_directory
 
 RUNTIME = Path(__file__).parent / "runtime"
-COUNTED = "EMULATOR_COUNTS_FMA"  # the macro that is defined where ordinary multiply-adds are counted
+COUNTED = "EMULATOR_COUNTS_FMA"  # the macro that makes ordinary multiply-adds counted
 
 _ASM = re.compile(r"\basm\s*(volatile)?\s*\(")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -25,7 +25,7 @@ _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?uns
 _OPERAND = re.compile(r"%(\d+)|(?<![\w%])(\d+)(?!\w)|%%(\w+\.x)|(?<![\w%.])([a-z]\w*)")
 _BLOCK = re.compile(r"\{\s*\.reg \.pred (\w+);(.*)\}", re.DOTALL)
 _COLUMNS = re.compile(r"(m\d+)n(\d+)(k\d+)")
-FMA = "fma.rn.f32"  # what a call of fmaf is on a GPU
+FMA = "fma.rn.f32"  # the PTX instruction of fmaf
 # A macro does not expand itself: the inner fmaf is the function.
 _COUNTED_FMA = f"""\
 #ifdef {COUNTED}
@@ -37,14 +37,14 @@ _SPECIAL_REGISTERS = {"tid.x": "threadIdx.x", "ctaid.x": "blockIdx.x"}
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """C++ text, and the instructions that are counted: their counters have the numbers of this order."""
+    """C++ text, and the counted instructions in the order of their counters."""
 
     text: str
     instructions: tuple[str, ...]
 
 
-def translate(source: KernelSource) -> Translated:
-    """`source` for the host compiler. Raises DeviceError for an instruction that has no meaning yet."""
+def translate(source: Program) -> Translated:
+    """`source` for the host compiler. Raises DeviceError for an unknown instruction."""
     instructions: list[str] = []
     pieces: list[str] = []
     position = 0
@@ -61,25 +61,25 @@ def translate(source: KernelSource) -> Translated:
     if "fmaf(" in source.text:
         includes += _COUNTED_FMA.format(number=len(instructions))
         instructions.append(FMA)
-    thunks = "\n".join(_thunk(entry) for entry in source.entry_points)
+    thunks = "\n".join(_thunk(entry) for entry in source.kernels)
     return Translated(f'{includes}#line 1 "{source.name}.cu"\n{text}\n{thunks}\n', tuple(instructions))
 
 
 @cache
 def meanings() -> tuple[Path, ...]:
-    """The files that give PTX instructions their meaning."""
+    """The files with the meanings of PTX instructions."""
     return tuple(sorted((template_directory() / "primitives").glob("*.emulated.hpp")))
 
 
 @cache
 def known_instructions() -> frozenset[str]:
-    """The names, as C++ identifiers, of the instructions that have a meaning."""
+    """The known instructions, as C++ identifiers."""
     text = "\n".join(p.read_text() for p in meanings())
     return frozenset(re.findall(r"(?:inline void |MMA\()(\w+)\b", text))
 
 
 def primitive_lines(text: str) -> frozenset[int]:
-    """The lines of the device functions of `text` that are written in PTX."""
+    """The lines of device functions of `text` that contain inline PTX."""
     lines = text.splitlines()
     found: set[int] = set()
     start = 0
@@ -162,8 +162,8 @@ def _sections(statement: str) -> tuple[str, list[list[str]]]:
     return template.replace("\\n", " ").replace("\\t", " "), [*sections, [], []]
 
 
-def _thunk(entry: EntryPoint) -> str:
+def _thunk(entry: KernelEntry) -> str:
     """A function that calls the kernel with arguments from an array of addresses."""
     arguments = ", ".join(f"*({p.ctype}*)a[{i}]" for i, p in enumerate(entry.parameters))
-    attributes = '__attribute__((no_sanitize("thread"), noinline))'  # its reads are Python's, not the kernel's
+    attributes = '__attribute__((no_sanitize("thread"), noinline))'  # it reads memory of Python, not of the kernel
     return f'extern "C" {attributes} void attngen_call_{entry.name}(void** a) {{ {entry.name}({arguments}); }}'

@@ -10,16 +10,15 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from attngen.device.cuda.line_table import Chain, MachineCode, MachineLine
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.program import Program
 from attngen.inspect.opcodes import CLASSES, OTHER, class_of
 from attngen.language import Loaded
 
 CLASS_NAMES = (*(name for name, _ in CLASSES), OTHER)
 
 
-def code_data(loaded: Loaded, source: KernelSource, code: MachineCode, of_spec: dict[int, tuple[int, ...]]) -> dict[str, Any]:
-    """What the page's script needs. Lines count from 1; a place is the number of a chain in `chains`, the first of which is
-    empty."""
+def code_data(loaded: Loaded, source: Program, code: MachineCode, of_spec: dict[int, tuple[int, ...]]) -> dict[str, Any]:
+    """The data of the page's script. Lines count from 1; a place is an index into `chains`, whose first is empty."""
     chains: dict[Chain, int] = {(): 0}
     places = {
         name: [chains.setdefault(line.cuda, len(chains)) for line in lines]
@@ -62,7 +61,7 @@ _MACHINE = re.compile(
 
 
 def _machine_html(line: MachineLine) -> str:
-    """An instruction's opcode stands out; its address is told, but takes no room."""
+    """An instruction with its opcode highlighted and its address hidden."""
     text = line.text.expandtabs(1).strip()
     found = _MACHINE.match(text) if line.is_code else None
     if found is None:
@@ -80,7 +79,7 @@ def _formatter() -> Any:
 
 
 def cuda_html(text: str) -> list[str]:
-    """The lines of a CUDA file with pygments' classes, each complete in itself."""
+    """The lines of a CUDA file with pygments' classes; each is valid HTML by itself."""
     from pygments import highlight
     from pygments.lexers import CudaLexer
 

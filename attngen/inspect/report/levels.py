@@ -1,4 +1,4 @@
-"""The CUDA of a page at the other levels of comments, each line with its number in the brief file, which all links are of."""
+"""The CUDA of a page at the other levels of comments, with line numbers of the brief file, which links refer to."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from attngen.spec.attention import AttentionSpec
 
 
 def levels_data(spec: AttentionSpec, plan: Plan, brief: str) -> dict[str, Any]:
-    """By level: highlighted lines, and for each the number of the same line in `brief`, or 0 for blank lines and for comments
-    that only this level has."""
+    """For each level its highlighted lines, and the number of each line in `brief`: 0 for blank lines and for comments that
+    only this level has."""
     lines = brief.splitlines()
-    code = [_code_of(line) for line in lines]
+    code = [strip_comments(line).rstrip() for line in lines]  # empty for a line that is only a comment
     found: dict[str, Any] = {}
     for level, wanted in (("none", code), ("teach", lines)):
         text = emit(spec, plan, level).text  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ def levels_data(spec: AttentionSpec, plan: Plan, brief: str) -> dict[str, Any]:
 
 
 def _numbers(shown: list[str], brief: list[str]) -> Iterator[int]:
-    """For each of `shown` the number of the same line of `brief`, whose lines that are not blank all occur, in order."""
+    """The number in `brief` of each line of `shown`, which contains all lines of `brief` that are not blank, in order."""
     left = iter([(number, line) for number, line in enumerate(brief, 1) if line])
     number, wanted = next(left, (0, None))
     for line in shown:
@@ -34,8 +34,3 @@ def _numbers(shown: list[str], brief: list[str]) -> Iterator[int]:
             continue
         yield number
         number, wanted = next(left, (0, None))
-
-
-def _code_of(line: str) -> str:
-    """A line without its comment, and empty if it has nothing else."""
-    return strip_comments(line).rstrip()

@@ -1,4 +1,4 @@
-"""The geometry of the page's pictures: what is drawn where. The templates draw it."""
+"""The geometry of the page's pictures, which the templates draw."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from attngen.inspect.work import Roofline, Work, roofline, tile_kinds, work
-from attngen.plan import Plan, choose
-from attngen.plan.choose import rungs_for
+from attngen.inspect.work import roofline, tile_kinds, work
+from attngen.plan import Plan
+from attngen.plan.block_map import KIND_NAMES, count_kinds
 from attngen.plan.plan import PlanRefusal
-from attngen.plan.tile_map import EMPTY, FULL, PARTIAL
 from attngen.reference.problems import Sample
-from attngen.spec.attention import AttentionSpec, Rung
+from attngen.schedules import choose
+from attngen.schedules.choose import schedules_for
+from attngen.spec.attention import AttentionSpec, ScheduleName
 
-MOST_TILES = 64  # rows and columns of the map that are drawn
-KINDS = {EMPTY: "empty", PARTIAL: "partial", FULL: "full"}
+MOST_TILES = 64  # rows and columns of the map
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class TileMap:
-    """The tiles of one head. `counts` is of all of them, `runs` of the first `rows` x `columns`."""
+    """The tiles of one head: `counts` of all, `runs` of the first `rows` x `columns`."""
 
     rows: int
     columns: int
@@ -42,7 +42,7 @@ class TileMap:
 
 
 def tile_map(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, int | float]) -> TileMap | None:
-    """The tiles of batch 0 and head 0; None on the naive rung, which has none."""
+    """The tiles of batch 0 and head 0; None for the naive schedule, which has none."""
     kinds = tile_kinds(spec, plan, problem, names)
     if kinds is None:
         return None
@@ -55,11 +55,10 @@ def tile_map(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[st
             count = 1 + len(others)
             keys = f"keys {first * plan.block_kv} to {(first + count) * plan.block_kv - 1}"
             first_row = row * plan.block_q - missing
-            says = f"rows {max(first_row, 0)} to {first_row + plan.block_q - 1}, {keys}: {KINDS[kind]}"
-            runs.append(Run(row, first, count, KINDS[kind], says))
-    counts = {name: int((kinds == kind).sum()) for kind, name in KINDS.items()}
+            says = f"rows {max(first_row, 0)} to {first_row + plan.block_q - 1}, {keys}: {KIND_NAMES[kind]}"
+            runs.append(Run(row, first, count, KIND_NAMES[kind], says))
     rows, columns = drawn.shape
-    return TileMap(rows, columns, tuple(runs), counts, drawn.shape == kinds.shape)
+    return TileMap(rows, columns, tuple(runs), count_kinds(kinds), drawn.shape == kinds.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +74,30 @@ class Axis:
         return min(max(share, 0.0), 1.0) * self.size
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """Powers of ten within."""
+        """The powers of ten on the axis."""
         for power in range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1):
             yield self.at(10.0**power), f"{10.0**power:g}"
 
 
-def plans_beside(spec: AttentionSpec, plan: Plan) -> dict[Rung, Plan]:
-    """The plans of all rungs on the architecture of `plan`, which is one of them; those left out whose tile, as the spec states
-    it, the architecture cannot take."""
-    plans: dict[Rung, Plan] = {}
-    for rung in rungs_for(spec, plan.arch):
+def plans_beside(spec: AttentionSpec, plan: Plan) -> dict[ScheduleName, Plan]:
+    """The plans of all schedules on the architecture of `plan`, which is one of them, in its direction and with its gradients;
+    those left out whose tile, as the spec states it, the architecture cannot take."""
+    plans: dict[ScheduleName, Plan] = {}
+    wanted = plan.wanted or None
+    for schedule in schedules_for(spec, plan.arch, plan.wanted):
         try:
-            plans[rung] = plan if rung == plan.rung else choose(spec, plan.arch, rung)
+            other = choose(spec, plan.arch, schedule, direction=plan.direction, wanted=wanted)
+            plans[schedule] = plan if schedule == plan.keyword else other
         except PlanRefusal:
             continue
     return plans
 
 
 @dataclass(frozen=True, slots=True)
-class RungPoint:
-    """The most that the roof allows to one rung: a bound, not a measurement."""
+class SchedulePoint:
+    """The roofline's limit for one schedule: a bound, not a measurement."""
 
-    rung: str
+    schedule: str
     is_shown: bool  # the page's own
     intensity: float
     tflops: float
@@ -106,34 +107,33 @@ class RungPoint:
 
 @dataclass(frozen=True, slots=True)
 class RooflinePlot:
-    """Roofs in TFLOP/s over operations a byte, and every rung of the spec under them."""
+    """Roofs in TFLOP/s over operations a byte, and every schedule of the spec under them."""
 
     gpu: str
     bandwidth: float  # TB/s
     x: Axis
     y: Axis
     roofs: tuple[tuple[str, float], ...]  # units, TFLOP/s; the highest first
-    points: tuple[RungPoint, ...]
+    points: tuple[SchedulePoint, ...]
 
 
 def roofline_plot(
     spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, int | float], size: tuple[float, float]
 ) -> RooflinePlot:
     found = []
-    for rung, other in plans_beside(spec, plan).items():
+    for schedule, other in plans_beside(spec, plan).items():
         cost = work(spec, other, problem, names)
-        found.append((rung, cost, roofline(spec, other, cost)))
+        found.append((schedule, cost, roofline(spec, other, cost)))
     roofs = {roof.units: roof.peak / 1e12 for _, _, roof in found}
-    points = tuple(_point(rung, cost, roof, rung == plan.rung) for rung, cost, roof in found)
+    points = tuple(
+        SchedulePoint(one, one == plan.keyword, cost.intensity, roof.reachable / 1e12, roof.microseconds, roof.by_memory)
+        for one, cost, roof in found
+    )
     top = 10.0 ** math.ceil(math.log10(max(roofs.values()) * 1.2))
-    drawn = [p.intensity for p in points if p.intensity]  # of a mask that allows nothing there is none
+    drawn = [p.intensity for p in points if p.intensity]  # none if the mask allows nothing
     least = min([1.0, *drawn])
     most = max([10.0 ** math.ceil(math.log10(top / plan.arch.bandwidth_tb_s)), *(2 * i for i in drawn)])
     x = Axis(10.0 ** math.floor(math.log10(least)), most, size[0])
     y = Axis(10.0 ** math.floor(math.log10(x.low * plan.arch.bandwidth_tb_s)), top, size[1])
     highest = tuple(sorted(roofs.items(), key=lambda pair: -pair[1]))
     return RooflinePlot(plan.arch.gpu, plan.arch.bandwidth_tb_s, x, y, highest, points)
-
-
-def _point(rung: str, cost: Work, roof: Roofline, is_shown: bool) -> RungPoint:
-    return RungPoint(rung, is_shown, cost.intensity, roof.reachable / 1e12, roof.microseconds, roof.by_memory)

@@ -1,9 +1,9 @@
-"""The pipeline of a fused kernel, drawn from a traced run on the emulated device: who copies and who multiplies which tile.
+"""The pipeline of a fused kernel, drawn from a traced run on the emulated device: copies and products of tiles by role.
 
-Copies and products, their order within each role, and their buffers are those of the run. Times are not: every copy and every
-product gets a nominal length, and starts as early as dependencies allow. A product waits for its tile, a copy for the products
-that read its buffer before, P V for its weights. Threads that both copy and multiply copy where the run does: after the product
-before, or beside it.
+The copies and products, their order within each role, and their buffers are those of the run. Times are not measured: each copy
+and product has a nominal length and starts as early as its dependencies allow. A product waits for its tile, a copy for the
+products that read its buffer before, P V for its weights. Threads that both copy and multiply copy after a product or during
+it, as in the run.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from attngen.device.emulated.tracing import Step, Watch
-from attngen.inspect.report.timeline import COPY, PRODUCT, SOFTMAX, Bar, Timeline
+from attngen.inspect.explain_work import defaults
 from attngen.inspect.tracing import trace_spec
 from attngen.plan import Plan
 from attngen.reference.problems import Shape
+from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, Bar, Timeline
 from attngen.spec.attention import AttentionSpec
 
-LENGTH = 4  # of the traced problem, in tiles
-STEPS = 4000  # of each thread
-SHOWN = 5  # tiles
+LENGTH = 4  # tiles of the traced problem
+STEPS = 4000  # recorded for each thread
+SHOWN = 5  # tiles shown
 LOAD, WEIGHTS, PRODUCTS = 0.5, 1.6, 1.0  # nominal lengths; the products of all consumers of a tile take PRODUCTS
 WARPGROUP = 128
 COPIES = ("tma load", "cp.async")
@@ -39,24 +40,23 @@ class Event:
 
 
 def traced_timeline(spec: AttentionSpec, plan: Plan) -> Timeline | None:
-    """What the block that starts first does, from a run of one head; None for schedules without a pipeline.
+    """The timeline of the first block, from a run of one head; None for schedules without a pipeline.
 
     Raises DeviceError if the emulated device cannot run.
     """
-    if plan.schedule not in TRACED:
+    if plan.schedule.name not in TRACED:
         return None
     one_head = replace(spec, q_heads=None, kv_heads=None)
     length = LENGTH * max(plan.block_q, plan.block_kv)
-    params = {p.name: 1 if p.default is None else p.default for p in spec.params}
-    watch = Watch(0, tuple(range(plan.threads)) if plan.by_tma else (0,), STEPS)
+    watch = Watch(0, tuple(range(plan.threads)) if plan.schedule.by_tma else (0,), STEPS)
     shape = Shape(1, 1, 1, length, length)
-    (found,) = trace_spec(one_head, (plan.rung,), plan.arch.name, shape, params, watch)
+    (found,) = trace_spec(one_head, (plan.keyword,), plan.arch.name, shape, defaults(spec), watch)
     events = list(_merged(_events(plan, sorted(found.steps, key=lambda step: step.at))))
     return _Replay(plan, "score" if spec.normalize == "none" else spec.normalize).run(events) if events else None
 
 
 def _events(plan: Plan, steps: Sequence[Step]) -> Iterator[Event]:
-    slots = {b.name: b.bytes // max(_slots(plan), 1) for b in plan.buffers if b.name in "KV"}
+    slots = {b.name: b.bytes // max(plan.stages, 1) for b in plan.buffers if b.name in "KV"}
     for step in steps:
         what, buffer = step.site.what, step.site.buffer
         name = "" if buffer is None else buffer.label.removesuffix("_smem")
@@ -65,18 +65,14 @@ def _events(plan: Plan, steps: Sequence[Step]) -> Iterator[Event]:
             yield Event(_role(plan, step.thread, name, is_copy), name, step.offset // slots[name], is_copy)
 
 
-def _slots(plan: Plan) -> int:
-    return plan.stages + plan.staggered
-
-
 def _role(plan: Plan, thread: int, buffer: str, is_copy: bool) -> str:
-    if plan.roles is None:
-        return ("TMA" if plan.by_tma else "cp.async") if is_copy else ("wgmma" if plan.by_tma else "warp 0")
+    if not plan.schedule.is_warp_specialized:
+        return ("TMA" if plan.schedule.by_tma else "cp.async") if is_copy else ("wgmma" if plan.schedule.by_tma else "warp 0")
     return f"TMA, {buffer}" if is_copy else f"consumer {thread // WARPGROUP}"
 
 
 def _merged(events: Sequence[Event] | Iterator[Event]) -> Iterator[Event]:
-    """One event for the many copies or reads of one tile, at the first of them: until the slot is filled, or read, again."""
+    """One event for all copies or reads of a tile, at the first of them, until the slot is filled or read again."""
     latest: dict[tuple[str, str, bool], Event] = {}
     copied: dict[tuple[str, int], bool] = {}
     for event in events:
@@ -92,19 +88,19 @@ def _merged(events: Sequence[Event] | Iterator[Event]) -> Iterator[Event]:
 
 @dataclass(slots=True)
 class _Replay:
-    """Events get times, in the order of the run."""
+    """Assigns times to events, in the order of the run."""
 
     plan: Plan
     weights: str
     lanes: dict[str, list[Bar]] = field(default_factory=dict)
-    copies: dict[str, int] = field(default_factory=dict)  # of each buffer, so far
-    tile: dict[tuple[str, int], int] = field(default_factory=dict)  # in a slot: its number
-    ready: dict[tuple[str, int], float] = field(default_factory=dict)  # when the slot's tile is there
-    read: dict[tuple[str, int], float] = field(default_factory=dict)  # when all of its products are done
-    free: dict[str, float] = field(default_factory=dict)  # of a role, or of the tensor cores: when it may go on
-    beside: float = 0.0  # when threads that copy and multiply may copy next
+    copies: dict[str, int] = field(default_factory=dict)  # so far, by buffer
+    tile: dict[tuple[str, int], int] = field(default_factory=dict)  # number of the tile in a slot
+    ready: dict[tuple[str, int], float] = field(default_factory=dict)  # when the slot's tile has arrived
+    read: dict[tuple[str, int], float] = field(default_factory=dict)  # when all products of the slot's tile are done
+    free: dict[str, float] = field(default_factory=dict)  # when a role, or the tensor cores, can continue
+    beside: float = 0.0  # when threads that copy and multiply can copy next
     last_weights: float = 0.0
-    weighed: dict[tuple[str, int], float] = field(default_factory=dict)  # of a consumer and a tile: when its weights are there
+    weighed: dict[tuple[str, int], float] = field(default_factory=dict)  # when the weights of a tile are ready, by consumer
 
     def run(self, events: Sequence[Event]) -> Timeline:
         for event in events:
@@ -121,21 +117,21 @@ class _Replay:
         if number >= SHOWN:
             return
         start = max(self.free.get(event.role, 0.0), self.read.get(slot, 0.0), self.beside)
-        if self.plan.copies_between_steps and self.plan.stages == 1 and event.buffer == "K":
-            start = max(start, self.last_weights)  # beside P V, not beside Q K^T
+        if getattr(self.plan.own, "copies_between_steps", False) and self.plan.stages == 1 and event.buffer == "K":
+            start = max(start, self.last_weights)  # during P V, not during Q K^T
         self.free[event.role] = self.ready[slot] = self._add(event.role, start, LOAD, f"{event.buffer}{number}", COPY)
 
     def _product(self, event: Event) -> None:
         slot, role = (event.buffer, event.slot), event.role
-        number, consumers = self.tile[slot], self.plan.roles.consumers if self.plan.roles else 1
+        number, consumers = self.tile[slot], self.plan.own.consumers if self.plan.schedule.is_warp_specialized else 1
         start = max(self.free.get("tensor cores", 0.0), self.ready[slot])
         of_scores = event.buffer == "K"
         start = max(start, self.free.get(role, 0.0) if of_scores else self.weighed.get((role, number), 0.0))
         label = f"Q K{number}" if of_scores else f"P V{number}"
         end = self._add(f"products, {role}", start, PRODUCTS / consumers, label, PRODUCT)
         self.free["tensor cores"] = end
-        if self.plan.roles is None:
-            self.beside = start if self.plan.copies_between_steps else end
+        if not self.plan.schedule.is_warp_specialized:
+            self.beside = start if getattr(self.plan.own, "copies_between_steps", False) else end
         self.read[slot] = max(self.read.get(slot, 0.0), end)
         if of_scores:
             end = self._add(f"{self.weights}, {role}", end, WEIGHTS, f"{self.weights} {number}", SOFTMAX)
@@ -151,7 +147,7 @@ class _Replay:
         return (0, kind, role) if kind in ("TMA", "cp.async") else (1, role, "a" if kind == "products" else "b")
 
     def _says(self) -> str:
-        slots = _slots(self.plan)
+        slots = self.plan.stages
         return (
             "From a traced run on the emulated device: the copies and products of one block in their order, tiles numbered as "
             f"they are copied, {slots} buffer{'s' * (slots > 1)} each for K and V. Lengths are nominal, not measured: a "

@@ -1,14 +1,12 @@
-"""Mistakes of expressions, E2: names, types, indices, what a mask, score, scale or sink may be."""
+"""Mistakes of expressions, E2: names, types, indices, and limits of masks, scores, scales and sinks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from attngen.diagnostics import Diagnostic
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnknownName(Diagnostic):
     code: ClassVar[str] = "E201"
     title: ClassVar[str] = "`{name}` is not defined"
@@ -20,7 +18,6 @@ class UnknownName(Diagnostic):
     known: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NameNotHere(Diagnostic):
     code: ClassVar[str] = "E202"
     title: ClassVar[str] = "`{name}` cannot be used in the {where}"
@@ -33,7 +30,6 @@ class NameNotHere(Diagnostic):
     allowed: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotAFunction(Diagnostic):
     code: ClassVar[str] = "E203"
     title: ClassVar[str] = "`{name}` is not a function"
@@ -44,7 +40,6 @@ class NotAFunction(Diagnostic):
     what: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class WrongArguments(Diagnostic):
     code: ClassVar[str] = "E204"
     title: ClassVar[str] = "`{name}` takes {expected} argument{plural}, not {given}"
@@ -58,7 +53,6 @@ class WrongArguments(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class TypeMismatch(Diagnostic):
     code: ClassVar[str] = "E205"
     title: ClassVar[str] = "{problem}"
@@ -69,7 +63,6 @@ class TypeMismatch(Diagnostic):
     cure: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotATruthValue(Diagnostic):
     code: ClassVar[str] = "E206"
     title: ClassVar[str] = "the mask is {found}, not a truth value"
@@ -79,7 +72,6 @@ class NotATruthValue(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotANumber(Diagnostic):
     code: ClassVar[str] = "E207"
     title: ClassVar[str] = "the {keyword} is {found}, not a number"
@@ -90,7 +82,6 @@ class NotANumber(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class WrongIndexCount(Diagnostic):
     code: ClassVar[str] = "E208"
     title: ClassVar[str] = "`{name}` has {expected} dimension{plural}, not {given}"
@@ -104,7 +95,6 @@ class WrongIndexCount(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotAnInput(Diagnostic):
     code: ClassVar[str] = "E209"
     title: ClassVar[str] = "`{name}` cannot be indexed"
@@ -115,7 +105,6 @@ class NotAnInput(Diagnostic):
     what: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class InputWithoutIndex(Diagnostic):
     code: ClassVar[str] = "E210"
     title: ClassVar[str] = "input `{name}` needs indices"
@@ -126,7 +115,6 @@ class InputWithoutIndex(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Recursion(Diagnostic):
     code: ClassVar[str] = "E211"
     title: ClassVar[str] = "`{name}` is defined in terms of itself"
@@ -136,7 +124,6 @@ class Recursion(Diagnostic):
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExpandsTooMuch(Diagnostic):
     code: ClassVar[str] = "E212"
     title: ClassVar[str] = "the definitions expand to more than {limit} nodes"
@@ -146,7 +133,6 @@ class ExpandsTooMuch(Diagnostic):
     limit: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class MightOverflow(Diagnostic):
     code: ClassVar[str] = "E213"
     title: ClassVar[str] = "an integer in this expression might not fit 64 bits"
@@ -154,7 +140,6 @@ class MightOverflow(Diagnostic):
     help: ClassVar[str] = "limit its operands with min, max or clamp, or read them from an int32 input"
 
 
-@dataclass(frozen=True, kw_only=True)
 class IndexOutOfRange(Diagnostic):
     code: ClassVar[str] = "E214"
     title: ClassVar[str] = "index {position} of `{name}` {can_be}"
@@ -168,7 +153,6 @@ class IndexOutOfRange(Diagnostic):
     last: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class IndexFromData(Diagnostic):
     code: ClassVar[str] = "E215"
     title: ClassVar[str] = "index {position} of `{name}` comes from data"
@@ -180,7 +164,6 @@ class IndexFromData(Diagnostic):
     last: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class DivisionByZero(Diagnostic):
     code: ClassVar[str] = "E216"
     title: ClassVar[str] = "the divisor of `{symbol}` can be zero"
@@ -190,7 +173,6 @@ class DivisionByZero(Diagnostic):
     symbol: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChainedComparison(Diagnostic):
     code: ClassVar[str] = "E217"
     title: ClassVar[str] = "comparisons cannot be chained"
@@ -198,7 +180,6 @@ class ChainedComparison(Diagnostic):
     help: ClassVar[str] = "write a < b and b < c"
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotConstant(Diagnostic):
     code: ClassVar[str] = "E218"
     title: ClassVar[str] = "`let {name}` is not a constant"
@@ -209,7 +190,6 @@ class NotConstant(Diagnostic):
     uses: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Unused(Diagnostic):
     code: ClassVar[str] = "E219"
     title: ClassVar[str] = "{what} `{name}` is not used"
@@ -220,7 +200,6 @@ class Unused(Diagnostic):
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class LseNeedsSoftmax(Diagnostic):
     code: ClassVar[str] = "E220"
     title: ClassVar[str] = "`output lse` requires normalize softmax"
@@ -230,7 +209,6 @@ class LseNeedsSoftmax(Diagnostic):
     normalize: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SinkNeedsSoftmax(Diagnostic):
     code: ClassVar[str] = "E221"
     title: ClassVar[str] = "`sink` requires normalize softmax"
@@ -240,7 +218,6 @@ class SinkNeedsSoftmax(Diagnostic):
     normalize: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotFinite(Diagnostic):
     code: ClassVar[str] = "E222"
     title: ClassVar[str] = "the {keyword} is {value}"
@@ -251,7 +228,6 @@ class NotFinite(Diagnostic):
     value: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SinkTooLarge(Diagnostic):
     code: ClassVar[str] = "E229"
     title: ClassVar[str] = "the sink is {value}"
@@ -261,7 +237,6 @@ class SinkTooLarge(Diagnostic):
     value: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class FunctionWithoutArguments(Diagnostic):
     code: ClassVar[str] = "E223"
     title: ClassVar[str] = "`{name}` needs {expected} argument{plural}"
@@ -274,7 +249,6 @@ class FunctionWithoutArguments(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class TooManyNames(Diagnostic):
     code: ClassVar[str] = "E224"
     title: ClassVar[str] = "more than {limit} {what}"
@@ -285,7 +259,6 @@ class TooManyNames(Diagnostic):
     what: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class PrecisionHasNoEffect(Diagnostic):
     code: ClassVar[str] = "E225"
     title: ClassVar[str] = "`precision` has no effect here"
@@ -295,7 +268,6 @@ class PrecisionHasNoEffect(Diagnostic):
     dtype: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScoreTwice(Diagnostic):
     code: ClassVar[str] = "E226"
     title: ClassVar[str] = "`{call}` is a complete score, but the other operand contains `s` too"
@@ -306,9 +278,8 @@ class ScoreTwice(Diagnostic):
     stands_for: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class CallIndexOutOfRange(Diagnostic):
-    """Of a call: the spec is right, its sizes or params are not."""
+    """A mistake of a call: its sizes or params are wrong, not the spec."""
 
     code: ClassVar[str] = "E227"
     title: ClassVar[str] = "index {position} of `{name}` {can_be}, but the dimension{of_dim} has {count} elements"
@@ -323,9 +294,8 @@ class CallIndexOutOfRange(Diagnostic):
     last: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class CallDividesByZero(Diagnostic):
-    """Of a call: the spec is right, its sizes or params are not."""
+    """A mistake of a call: its sizes or params are wrong, not the spec."""
 
     code: ClassVar[str] = "E228"
     title: ClassVar[str] = "the divisor of `{symbol}` {can_be}"

@@ -1,14 +1,12 @@
-"""Mistakes of statements, E1: what an attention says of itself, what it declares, names."""
+"""Mistakes of statements and names, E1."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from attngen.diagnostics import Diagnostic
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoAttention(Diagnostic):
     code: ClassVar[str] = "E101"
     title: ClassVar[str] = "the text defines no attention"
@@ -16,7 +14,6 @@ class NoAttention(Diagnostic):
     help: ClassVar[str] = "write an attention: attention my_attention {{ dtype fp16  head_dim 64  mask causal }}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class DuplicateAttention(Diagnostic):
     code: ClassVar[str] = "E102"
     title: ClassVar[str] = "two attentions are named `{name}`"
@@ -26,7 +23,6 @@ class DuplicateAttention(Diagnostic):
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnknownStatement(Diagnostic):
     code: ClassVar[str] = "E103"
     title: ClassVar[str] = "`{found}` is not a statement"
@@ -38,7 +34,6 @@ class UnknownStatement(Diagnostic):
     known: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class HeadsDoNotDivide(Diagnostic):
     code: ClassVar[str] = "E104"
     title: ClassVar[str] = "{q_heads} query heads cannot share {kv_heads} key/value heads"
@@ -50,7 +45,6 @@ class HeadsDoNotDivide(Diagnostic):
     divisors: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class DuplicateStatement(Diagnostic):
     code: ClassVar[str] = "E105"
     title: ClassVar[str] = "`{keyword}` is given twice"
@@ -61,7 +55,6 @@ class DuplicateStatement(Diagnostic):
     line: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class MissingStatement(Diagnostic):
     code: ClassVar[str] = "E106"
     title: ClassVar[str] = "attention `{name}` has no `{keyword}`"
@@ -73,7 +66,6 @@ class MissingStatement(Diagnostic):
     example: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnknownDType(Diagnostic):
     code: ClassVar[str] = "E107"
     title: ClassVar[str] = "`{dtype}` is not an element type{of_what}"
@@ -86,7 +78,6 @@ class UnknownDType(Diagnostic):
     known: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class HeadDimNotMultiple(Diagnostic):
     code: ClassVar[str] = "E108"
     title: ClassVar[str] = "head size {size} is not a multiple of 8"
@@ -98,7 +89,6 @@ class HeadDimNotMultiple(Diagnostic):
     above: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class HeadDimOutOfRange(Diagnostic):
     code: ClassVar[str] = "E109"
     title: ClassVar[str] = "head size {size} is out of range"
@@ -109,7 +99,6 @@ class HeadDimOutOfRange(Diagnostic):
     limit: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoHeads(Diagnostic):
     code: ClassVar[str] = "E110"
     title: ClassVar[str] = "a head count of {count} is out of range"
@@ -120,7 +109,6 @@ class NoHeads(Diagnostic):
     limit: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class DuplicateName(Diagnostic):
     code: ClassVar[str] = "E111"
     title: ClassVar[str] = "the name `{name}` is taken"
@@ -131,7 +119,6 @@ class DuplicateName(Diagnostic):
     taken_by: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReservedName(Diagnostic):
     code: ClassVar[str] = "E112"
     title: ClassVar[str] = "the name `{name}` cannot be used"
@@ -143,7 +130,6 @@ class ReservedName(Diagnostic):
     suggestion: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NameTooLong(Diagnostic):
     code: ClassVar[str] = "E113"
     title: ClassVar[str] = "the name has {length} characters"
@@ -154,7 +140,6 @@ class NameTooLong(Diagnostic):
     limit: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnknownDimension(Diagnostic):
     code: ClassVar[str] = "E114"
     title: ClassVar[str] = "there is no dimension `{name}`"
@@ -165,7 +150,6 @@ class UnknownDimension(Diagnostic):
     near: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class DimensionOutOfRange(Diagnostic):
     code: ClassVar[str] = "E115"
     title: ClassVar[str] = "a dimension of size {size} is out of range"
@@ -176,7 +160,6 @@ class DimensionOutOfRange(Diagnostic):
     limit: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class TooManyDimensions(Diagnostic):
     code: ClassVar[str] = "E116"
     title: ClassVar[str] = "input `{name}` has {count} dimensions"
@@ -188,7 +171,6 @@ class TooManyDimensions(Diagnostic):
     limit: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnknownParamType(Diagnostic):
     code: ClassVar[str] = "E117"
     title: ClassVar[str] = "`{found}` is not a type of a param"
@@ -198,7 +180,6 @@ class UnknownParamType(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class BadDefault(Diagnostic):
     code: ClassVar[str] = "E118"
     title: ClassVar[str] = "the default of param `{name}` is {found}"
@@ -210,7 +191,6 @@ class BadDefault(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnknownNormalize(Diagnostic):
     code: ClassVar[str] = "E119"
     title: ClassVar[str] = "`{found}` is not a row normalization"
@@ -221,7 +201,6 @@ class UnknownNormalize(Diagnostic):
     hint: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnknownOutput(Diagnostic):
     code: ClassVar[str] = "E120"
     title: ClassVar[str] = "there is no output `{found}`"
@@ -231,8 +210,7 @@ class UnknownOutput(Diagnostic):
     found: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnknownRung(Diagnostic):
+class UnknownSchedule(Diagnostic):
     code: ClassVar[str] = "E121"
     title: ClassVar[str] = "there is no kernel `{found}`"
     label: ClassVar[str] = "{hint}"
@@ -242,7 +220,6 @@ class UnknownRung(Diagnostic):
     hint: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class BadTile(Diagnostic):
     code: ClassVar[str] = "E122"
     title: ClassVar[str] = "{what} {value} is out of range"
@@ -255,7 +232,6 @@ class BadTile(Diagnostic):
     cure: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnknownPrecision(Diagnostic):
     code: ClassVar[str] = "E123"
     title: ClassVar[str] = "`{found}` is not a precision"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from attngen.diagnostics import Diagnostic
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnexpectedCharacter(Diagnostic):
     code: ClassVar[str] = "E001"
     title: ClassVar[str] = "unexpected character {character}"
@@ -18,7 +16,6 @@ class UnexpectedCharacter(Diagnostic):
     character: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnexpectedText(Diagnostic):
     code: ClassVar[str] = "E002"
     title: ClassVar[str] = "unexpected {found}"
@@ -30,7 +27,6 @@ class UnexpectedText(Diagnostic):
     instead: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class UnexpectedEnd(Diagnostic):
     code: ClassVar[str] = "E003"
     title: ClassVar[str] = "the text ends too early"
@@ -40,7 +36,6 @@ class UnexpectedEnd(Diagnostic):
     expected: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextTooLong(Diagnostic):
     code: ClassVar[str] = "E004"
     title: ClassVar[str] = "the text has {size} characters"
@@ -51,7 +46,6 @@ class TextTooLong(Diagnostic):
     limit: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class NestedTooDeeply(Diagnostic):
     code: ClassVar[str] = "E005"
     title: ClassVar[str] = "the expression is nested too deeply"
@@ -61,7 +55,6 @@ class NestedTooDeeply(Diagnostic):
     limit: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class NumberTooLarge(Diagnostic):
     code: ClassVar[str] = "E006"
     title: ClassVar[str] = "the number {number} is too large"
@@ -72,7 +65,6 @@ class NumberTooLarge(Diagnostic):
     limit: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotAText(Diagnostic):
     code: ClassVar[str] = "E007"
     title: ClassVar[str] = "the file is not UTF-8 text"
@@ -82,7 +74,6 @@ class NotAText(Diagnostic):
     position: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class ForeignSpelling(Diagnostic):
     code: ClassVar[str] = "E008"
     title: ClassVar[str] = "`{found}` is not in this language"

@@ -29,12 +29,13 @@
 #define __shfl_down_sync(mask, value, by) emulator::shuffle(__LINE__, mask, value, emulator::lane_index() + int(by) > 31 ? emulator::lane_index() : emulator::lane_index() + int(by))
 #define __ballot_sync(mask, vote) emulator::ballot(__LINE__, mask, vote)
 #define __ffs __builtin_ffs
+#define __popc __builtin_popcount
 #define __any_sync(mask, vote) (emulator::ballot(__LINE__, mask, vote) != 0)
 #define __all_sync(mask, vote) (emulator::ballot(__LINE__, mask, !(vote)) == 0)
 #define __cvta_generic_to_shared(pointer) emulator::shared_address(pointer)
 
 // The value before the update is the result.
-#define atomicAdd(address, by) emulator::atomic_update(address, by, [](unsigned a, unsigned b) { return a + b; }, __LINE__)
+#define atomicAdd(address, by) emulator::atomic_update(address, by, [](auto a, auto b) { return a + b; }, __LINE__)
 #define atomicInc(address, most) emulator::atomic_update(address, most, [](unsigned a, unsigned b) { return a >= b ? 0 : a + 1; }, __LINE__)
 #define atomicExch(address, value) emulator::atomic_update(address, value, [](unsigned, unsigned b) { return b; }, __LINE__)
 
@@ -55,4 +56,6 @@ inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline long long min(long long a, long long b) { return a < b ? a : b; }
 inline long long max(long long a, long long b) { return a > b ? a : b; }
+inline long long abs(long long a) { return a < 0 ? -a : a; }  // C has one for int alone
+inline float __fmul_rn(float a, float b) { return a * b; }  // never joined with an addition
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }

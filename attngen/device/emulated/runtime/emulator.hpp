@@ -53,6 +53,7 @@ void set_registers(bool take, unsigned registers, int line);
 
 struct Coordinates { int at[5]; };
 void tma_load(int rank, unsigned to, const void* map, Coordinates coordinates, unsigned barrier, int line);
+void bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barrier, int line);  // of consecutive bytes
 void tma_store(int rank, const void* map, Coordinates coordinates, unsigned from, int line);
 void tma_store_commit();
 void tma_store_wait(int pending, bool only_read);
@@ -76,6 +77,7 @@ void wgmma_wait(int pending, int line);
 // --- atomic updates of global memory (memory.cpp)
 
 unsigned atomic_update(unsigned* address, unsigned operand, unsigned (*update)(unsigned, unsigned), int line);
+unsigned long long atomic_update(unsigned long long* address, unsigned long long operand, unsigned long long (*update)(unsigned long long, unsigned long long), int line);
 
 // --- counting
 

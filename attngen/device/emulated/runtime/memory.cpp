@@ -282,26 +282,38 @@ void keep_for_mbarrier(unsigned address, int line) {
     }
 }
 
-unsigned atomic_update(unsigned* address, unsigned operand, unsigned (*update)(unsigned, unsigned), int line) {
-    if (launch.checked) {
-        Range* range = range_of((const unsigned char*)address, 4);
-        if (!range) report(Kind::OUT_OF_BOUNDS, "an atomic update outside every tensor", line, nullptr, 0, nullptr, -1, address, 4);
-        if ((uint64_t)address % 4) report(Kind::MISALIGNED, "an atomic update of an address that is not a multiple of 4", line, nullptr, 0, nullptr, -1, address, 4);
-        if (!range->writable) report(Kind::READ_ONLY, "an atomic update of a tensor that is only read", line, nullptr, 0, nullptr, -1, address, 4);
-        range->read += 4, range->written += 4;
-        if (launch.traced)
-            for (bool write : {false, true}) trace_access("atomic", write, address, 4, range, __builtin_return_address(0));
-        auto& writers = launch.writers[range - launch.ranges];
-        const uint64_t mark = launch.sequence << THREAD_BITS | ATOMIC;
-        for (uint64_t i = ((uint64_t)address - range->pointer) / GRANULE, last = i + 4 / GRANULE; i < last; ++i) {
-            if (writers[i] >> THREAD_BITS == launch.sequence && writers[i] != mark)
-                report(Kind::RACE, "an atomic update of global memory that a thread of this launch has written", line, nullptr, 0, nullptr, -1, address, 4);
-            writers[i] = mark;
-        }
+// What the checks of an atomic update of `bytes` find, and what they remember of it.
+static void check_atomic(void* address, int bytes, int line, const void* code) {
+    if (!launch.checked) return;
+    Range* range = range_of((const unsigned char*)address, bytes);
+    if (!range) report(Kind::OUT_OF_BOUNDS, "an atomic update outside every tensor", line, nullptr, 0, nullptr, -1, address, bytes);
+    if ((uint64_t)address % bytes) report(Kind::MISALIGNED, "an atomic update of an address that is not a multiple of its size", line, nullptr, 0, nullptr, -1, address, bytes);
+    if (!range->writable) report(Kind::READ_ONLY, "an atomic update of a tensor that is only read", line, nullptr, 0, nullptr, -1, address, bytes);
+    range->read += bytes, range->written += bytes;
+    if (launch.traced)
+        for (bool write : {false, true}) trace_access("atomic", write, address, bytes, range, code);
+    auto& writers = launch.writers[range - launch.ranges];
+    const uint64_t mark = launch.sequence << THREAD_BITS | ATOMIC;
+    for (uint64_t i = ((uint64_t)address - range->pointer) / GRANULE, last = i + bytes / GRANULE; i < last; ++i) {
+        if (writers[i] >> THREAD_BITS == launch.sequence && writers[i] != mark)
+            report(Kind::RACE, "an atomic update of global memory that a thread of this launch has written", line, nullptr, 0, nullptr, -1, address, bytes);
+        writers[i] = mark;
     }
-    const unsigned before = *address;
+}
+
+template <typename T> static T updated(T* address, T operand, T (*update)(T, T), int line, const void* code) {
+    check_atomic(address, sizeof(T), line, code);
+    const T before = *address;
     *address = update(before, operand);
     return before;
+}
+
+unsigned atomic_update(unsigned* address, unsigned operand, unsigned (*update)(unsigned, unsigned), int line) {
+    return updated(address, operand, update, line, __builtin_return_address(0));
+}
+
+unsigned long long atomic_update(unsigned long long* address, unsigned long long operand, unsigned long long (*update)(unsigned long long, unsigned long long), int line) {
+    return updated(address, operand, update, line, __builtin_return_address(0));
 }
 
 // The data arrives when its group is waited for, which is the latest that the hardware may deliver it.

@@ -141,6 +141,14 @@ bool land(size_t which) {
     return bring_bytes(load.ticket, box.bytes(), box.line);
 }
 
+void load(const Box& box, unsigned barrier) {
+    const Ticket t = ticket(barrier, box.line);
+    check_global(box, false);
+    background_write(box.shared, box.bytes(), box.line, current->clock, t.writer);
+    if (launch.traced) trace_bulk("tma load", true, shared_pointer(box.shared), box.bytes(), nullptr);
+    loads.push_back({box, t});
+}
+
 }  // namespace
 
 void begin_block_tma() {
@@ -149,12 +157,18 @@ void begin_block_tma() {
 }
 
 void tma_load(int rank, unsigned to, const void* map, Coordinates coordinates, unsigned barrier, int line) {
-    const Box box = checked_box(rank, to, map, coordinates, line);
-    const Ticket t = ticket(barrier, line);
-    check_global(box, false);
-    background_write(to, box.bytes(), line, current->clock, t.writer);
-    if (launch.traced) trace_bulk("tma load", true, shared_pointer(to), box.bytes(), nullptr);
-    loads.push_back({box, t});
+    load(checked_box(rank, to, map, coordinates, line), barrier);
+}
+
+// A copy without a tensor map is that of a box of one row, in elements of 16 bytes.
+void bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barrier, int line) {
+    if (to % CHUNK || (uint64_t)from % CHUNK || bytes % CHUNK || bytes == 0)
+        report(Kind::MISALIGNED, "a bulk copy whose addresses or size are not multiples of 16", line, nullptr, 0, nullptr, -1, from, bytes);
+    Box box{{}, {}, to, current->index, line};
+    box.map.address = (uint64_t)from;
+    box.map.sizes[0] = box.map.box[0] = uint16_t(bytes / CHUNK);
+    box.map.rank = 1, box.map.element_bytes = CHUNK;
+    load(box, barrier);
 }
 
 // Those under way arrive in any order; the last one first, where the order is not permuted.

@@ -1,0 +1,204 @@
+"""`bench`: the speed of a spec's forward or backward beside its alternatives in torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import click
+
+from attngen.cli import options
+from attngen.cli.common import colored, kernel_title, whole_numbers, words
+from attngen.cli.specs import gradients_named, known_params, load_one_spec, load_specs
+from attngen.spec.attention import PORTABLE_SCHEDULES, ScheduleName
+
+
+@click.command("bench")
+@click.argument("spec", required=False)
+@click.option(
+    "--lengths", default="512,1024,2048,4096,8192,16384", show_default=True, help="Sequence lengths, separated by commas."
+)
+@click.option("--dtypes", help="Element types, separated by commas.  [default: the spec's own]")
+@click.option("--head-dims", help="Head sizes, separated by commas.  [default: the spec's own]")
+@click.option("--full", is_flag=True, help="Measure each case also without its mask.")
+@options.tokens
+@click.option(
+    "--kernel",
+    default=",".join((*PORTABLE_SCHEDULES, "auto")),
+    show_default=True,
+    help="Schedules, separated by commas; auto is the one selected for this GPU. naive and tiled run up to length 4096.",
+)
+@options.number("--rounds", 2, "Number of timings of each candidate.", 21)
+@options.param
+@options.backward
+@options.wanted
+@options.name
+@options.file("--json", "json_file", what="Write the results to this file.")
+@options.file("--plot", what="Plot the results to this file: .png, .svg or .pdf.")
+@click.option(
+    "--from", "kept", type=click.Path(exists=True, path_type=Path), help="Read results from this file instead of measuring."
+)
+def command(
+    spec: str | None, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
+    kernel: str, rounds: int, given: tuple[str, ...], backward: bool, wanted: str | None, name: str | None,
+    json_file: Path | None, plot: Path | None, kept: Path | None,
+) -> None:  # fmt: skip
+    """Measure a spec on the GPU beside the alternatives in torch.
+
+    \b
+    attngen bench specs/gpt2.attn --json gpt2.json --plot gpt2.png
+    attngen bench llama_gqa --lengths 1024,4096 --dtypes fp16,bf16 --full
+    attngen bench gpt2 --kernel auto,fused --full --json gpt2.json
+    attngen bench alibi --backward --wanted q,k,v,slopes
+    attngen bench --from gpt2.json --plot gpt2.svg
+
+    attngen's schedules are measured beside torch's backends and FlashAttention 3 and 4, if these are installed and support
+    the spec, and beside FlexAttention with the spec's own mask and score. Times are medians by CUDA events, with the L2 cache
+    flushed before each call. TFLOP/s count the pairs that the mask keeps. Shares are of a matrix product and a copy measured
+    in the same run. Errors are the largest against float64.
+
+    With --backward, the backward is measured alone, without the forward whose results it reads: torch's backends (cuDNN's
+    among them), FlashAttention and FlexAttention by autograd, for the same gradients and the same gradient of O. TFLOP/s then
+    count five products for each pair, as FlashAttention's benchmarks do, each once even if two kernels compute it: Q K^T,
+    dO V^T, P^T dO, dS^T Q and dS K, with equal head sizes 2.5 times the forward. Those that no wanted gradient needs are not
+    counted. The error is that of the gradient that is furthest from float64, relative to its largest element.
+
+    Without a GPU, operations and bytes are counted on the emulated device instead.
+    """
+    from attngen.device.select import has_gpu
+
+    if plot is not None:
+        from attngen.bench.plot import check_drawable
+
+        check_drawable(plot)  # before anything is measured
+    if kept is not None:
+        report = _kept_report(kept)
+        table = _BenchTable()
+        for result in report.results:
+            table.add(result)
+    elif spec is None:
+        raise click.UsageError("name the SPEC to measure, or read earlier results with --from FILE")
+    elif not has_gpu():
+        if json_file is not None or plot is not None:
+            raise click.UsageError(
+                "no GPU found, so nothing can be timed; without --json and --plot, operations and bytes are counted instead"
+            )
+        _count(spec, name, given, backward, wanted)
+        return
+    else:
+        one = load_one_spec(spec, name)
+        gradients = gradients_named(backward, wanted, one.spec)
+        report = _measured(
+            one.spec,
+            lengths,
+            dtypes,
+            head_dims,
+            full,
+            tokens,
+            kernel,
+            rounds,
+            known_params(one.spec, given),
+            gradients,
+            json_file,
+        )
+    click.echo(f"\n{report.what}; {report.where}; medians of {report.rounds} timings, in brackets the 10th and 90th percentile")
+    if plot is not None:
+        from attngen.bench.plot import draw
+
+        draw(report, plot)
+        click.echo(f"wrote {plot}", err=True)
+
+
+def _measured(
+    spec: Any, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
+    kernel: str, rounds: int, params: dict[str, int | float], gradients: tuple[str, ...], json_file: Path | None,
+) -> Any:  # fmt: skip
+    """The report of a sweep. Each result is printed and written to `json_file` as soon as it is measured."""
+    try:
+        from attngen.bench import sweep
+    except ImportError as error:
+        raise click.UsageError("measuring needs torch: pip install torch") from error
+    from attngen.bench.report import Report
+    from attngen.spec.dtypes import DTYPES
+
+    elements = words(dtypes)
+    for element in elements:
+        if element not in DTYPES:
+            raise click.BadParameter(f"unknown element type {element}; known: {', '.join(DTYPES)}", param_hint="--dtypes")
+    schedules = words(kernel)
+    for schedule in schedules:
+        if schedule not in get_args(ScheduleName):
+            known = ", ".join(get_args(ScheduleName))
+            raise click.BadParameter(f"unknown schedule {schedule}; known: {known}", param_hint="--kernel")
+    todo = list(sweep.cases(spec, whole_numbers(lengths), elements, whole_numbers(head_dims), full, tokens))
+    table = _BenchTable()
+    report = Report(spec.name, sweep.where(), tokens, rounds, (), gradients)
+    progress = partial(click.echo, err=True)
+    for result in sweep.run(todo, params, rounds, progress, cast("list[ScheduleName]", schedules), gradients):
+        report = replace(report, results=(*report.results, result))
+        table.add(result)
+        if json_file is not None:
+            json_file.write_text(json.dumps(report.to_json(), indent=1))
+    return report
+
+
+def _kept_report(path: Path) -> Any:
+    from attngen.bench.report import from_json
+    from attngen.device.arrays import ArgumentError
+
+    try:
+        return from_json(json.loads(path.read_text()))
+    except ValueError as error:
+        raise ArgumentError(f"{path} is not a JSON file ({error})") from error
+
+
+class _BenchTable:
+    """A table that is printed line by line: a heading for each case, its candidates below."""
+
+    def __init__(self) -> None:
+        self.case = ""
+
+    def add(self, r: Any) -> None:
+        if r.case != self.case:
+            self.case = r.case
+            click.echo(click.style(f"\n{r.case}", bold=True), color=colored(sys.stdout))
+            click.echo(
+                f"  {'':<16} {'ms':>9} {'':<19} {'TFLOP/s':>8} {'of matmul':>10} {'of copy':>8} {'peak MiB':>9} {'error':>9}"
+            )
+        t = r.timing
+        spread = f"({t.low:.3f} to {t.high:.3f})"
+        line = (
+            f"  {r.candidate:<16} {t.median:>9.3f} {spread:<19} {r.tflops:>8.1f} {r.of_matmul:>9.0%} "
+            f"{r.of_copy:>8.0%} {r.peak_bytes / 2**20:>9.1f} {'-' if r.error is None else format(r.error, '.1e'):>9}"
+        )
+        click.echo(click.style(line, bold=r.candidate.startswith("attngen")), color=colored(sys.stdout))
+
+
+def _count(spec: str, name: str | None, given: tuple[str, ...], backward: bool, wanted: str | None) -> None:
+    """Prints the counts of the emulated device."""
+    from attngen.bench.counts import count
+    from attngen.reference.problems import Shape
+
+    click.echo("no GPU found, so nothing can be timed; these are exact counts of the emulated device", err=True)
+    for one in load_specs(spec, name):
+        shape = Shape(batch=1, q_heads=2, kv_heads=2, q_len=256, kv_len=256)
+        sizes, gradients = shape.sizes(one.spec), gradients_named(backward, wanted, one.spec)
+        width = 27 if gradients else 18
+        of = f", gradients of {', '.join(gradients)}" if gradients else ""
+        click.echo(
+            f"{one.spec.name}{of}: batch 1, {sizes['q_heads']} query heads, length 256; bytes of every access, before any cache"
+        )
+        click.echo(
+            f"  {'kernel':<{width}} {'global read':>12} {'written':>10} {'shared read':>12} {'written':>10} {'workspace':>10} "
+            f"{'mma':>8} {'barriers':>9}"
+        )
+        for c in count(one.spec, shape, known_params(one.spec, given), gradients):
+            click.echo(
+                f"  {kernel_title(c.schedule, c.template):<{width}} {c.global_read:>12,} {c.global_written:>10,} "
+                f"{c.shared_read:>12,} {c.shared_written:>10,} {c.workspace:>10,} "
+                f"{c.tensor_core_instructions:>8,} {c.barriers:>9,}"
+            )

@@ -1,0 +1,299 @@
+"""`check`: kernels run on a device and compared with float64."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attngen.cli import options, specs
+from attngen.cli.common import FAILED, OK, colored, device_named, emulated_by_default, kernel_title
+
+if TYPE_CHECKING:
+    from attngen.device.protocol import Device
+    from attngen.inspect.changed_file import ChangedFile
+    from attngen.inspect.checking import Checked, Kernel
+    from attngen.spec.attention import AttentionSpec
+
+
+@click.command("check")
+@options.spec
+@click.option("--device", default="auto", show_default=True, help="cuda, cuda:N, emulated, or auto: cuda if there is a GPU.")
+@click.option("--kernel", type=options.SCHEDULES, help="One schedule.  [default: all that the architecture has for the spec]")
+@click.option(
+    "--backward/--forward",
+    "backward",
+    default=None,
+    help="Check the gradients alone, or the forward alone.  [default: both, of the schedules that have a backward]",
+)
+@options.wanted
+@click.option("--arch", help="Emulated device: the architecture to plan for.  [default: sm_80; for wgmma and hopper sm_90a]")
+@click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), help="The element type.  [default: the spec's own]")
+@options.number("--batch", 0, "Batch size.  [default: 1 and 2]")
+@options.number("--heads", 1, "Query heads, unless the spec states `heads`.  [default: 2 and 4]")
+@options.number("--kv-heads", 1, "Key/value heads.  [default: --heads, or 1 and 2]")
+@options.number("--q-len", 0, "Number of queries, for one problem.  [default: chosen, or --kv-len]")
+@options.number("--kv-len", 0, "Number of keys, for one problem.  [default: chosen, or --q-len]")
+@options.param
+@click.option(
+    "--dim",
+    "dims",
+    multiple=True,
+    metavar="NAME=SIZE",
+    help="Size of a dimension that only inputs have.  [default: by its index]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the random inputs.")
+@options.number("--thread-orders", 1, "Emulated device: number of different orders of threads to run.", 1)
+@click.option("--fast", is_flag=True, help="Emulated device: do not watch memory accesses.")
+@click.option("--debug", is_flag=True, help="Emulated device: compile for gdb; see docs/trace.md.")
+@options.source
+@options.name
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, with the sizes and params of each problem.")
+def command(
+    spec: str, device: str, kernel: str | None, backward: bool | None, wanted: str | None, arch: str | None, dtype: str | None,
+    batch: int | None, heads: int | None, kv_heads: int | None, q_len: int | None, kv_len: int | None, given: tuple[str, ...],
+    dims: tuple[str, ...], seed: int, thread_orders: int, fast: bool, debug: bool, source: Path | None, name: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Run a spec's kernels, forward and backward, compare with numpy in float64, and print the errors.
+
+    \b
+    attngen check specs/gpt2.attn
+    attngen check alibi --q-len 300 --heads 4
+    attngen check specs/gpt2.attn --device emulated --thread-orders 3
+    attngen check alibi --backward --wanted slopes    the gradient of the slopes alone
+    attngen check gpt2 --source out/gpt2_fused.cu     a file of `attngen build` that you changed
+
+    All schedules are checked: naive, tiled and fused, and wgmma and hopper if the spec supports them. On a GPU they are those
+    of its architecture. hopper runs with the tile that is planned for unknown lengths. A line "naive backward" is about
+    gradients: those of q, k and v and of all captured float tensors and params; its error is that of the gradient that comes
+    nearest to its bound. Schedules without such a line have no backward.
+
+    Each schedule runs on two to four small problems. Lengths, params and captured tensors are chosen so that each condition
+    of the mask and each term of the score changes a result, and so that skipped, full and partial tiles, rows and keys that
+    do not fill a tile, several batches, heads and groups of heads, and q_len != kv_len occur. What no problem exercises is
+    printed as "not exercised": an error there is not found. With --q-len or --kv-len there is one problem, of these lengths.
+
+    The allowed error is twice that of the same computation in fp32 with its output rounded to the spec's type, as torch's math
+    backend does it, plus one unit in the last place. The emulated device also reports races, missing barriers and
+    out-of-bounds accesses.
+    """
+    from dataclasses import replace
+    from itertools import chain
+
+    if q_len is None and kv_len is None:  # small problems: numpy's threads cost more than they save
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from attngen.inspect.checking import check_exercised
+    from attngen.inspect.trials import Fixed
+    from attngen.spec.dtypes import DTYPES
+
+    gpu = None if emulated_by_default(device) else device_named(device)
+    arch = gpu.arch if gpu is not None else None if arch is None else specs.arch_known(arch).name
+    loaded = specs.load_specs(spec, name)
+    if dtype is not None:
+        loaded = [replace(one, spec=replace(one.spec, dtype=DTYPES[dtype])) for one in loaded]
+    loaded, changed = specs.changed_kernel(source, loaded, kernel, arch)
+    kernel, arch = (changed.schedule, changed.arch.name) if changed is not None else (kernel, arch)
+    devices = _Devices(gpu, arch, thread_orders, fast, debug)
+    progress = _Progress()
+    checks = []  # planned before the first runs, so that a refusal is the only output
+    for one in loaded:
+        fixed = Fixed(batch, heads, kv_heads, q_len, kv_len, specs.known_params(one.spec, given), _sizes(one.spec, dims), seed)
+        with specs.pointing_at(one), progress.cleared():
+            kernels = devices.checked(one.spec, kernel, _directions(backward, changed), wanted, changed)
+            checks.append(check_exercised(one.spec, kernels, fixed, changed.text if changed else None, progress.show))
+    results = []
+    table = None if as_json else _CheckTable()
+    with specs.compilation_errors_in(changed), progress.cleared():
+        for result in chain.from_iterable(checks):
+            results.append(result)
+            progress.clear()
+            if table is not None:
+                table.add(result)
+    if table is None:
+        click.echo(json.dumps([_check_json(r) for r in results], indent=2))
+    else:
+        table.finish()
+    sys.exit(OK if all(r.comparison.passed for r in results) else FAILED)
+
+
+def _directions(backward: bool | None, changed: ChangedFile | None) -> tuple[bool, ...]:
+    """Whether the forward is checked (False), the backward (True) or both: with --source, that of the file."""
+    if changed is not None:
+        return (bool(changed.wanted),)
+    return (False, True) if backward is None else (backward,)
+
+
+def _sizes(spec: AttentionSpec, dims: tuple[str, ...]) -> dict[str, int]:
+    """The values of --dim: sizes of dimensions that only the spec's inputs have."""
+    sizes: dict[str, int] = {}
+    for text in dims:
+        name, _, size = text.partition("=")
+        if not size.isdecimal():
+            raise click.BadParameter(f"{text!r} is not NAME=SIZE", param_hint="--dim")
+        if name not in spec.free_dims:
+            known = ", ".join(spec.free_dims) or "none"
+            raise click.BadParameter(f"{spec.name} has no dimension {name} of its own; it has {known}", param_hint="--dim")
+        sizes[name] = int(size)
+    return sizes
+
+
+class _Devices:
+    """The devices of a check: a GPU, or the emulated device for one architecture, once for each order of threads."""
+
+    def __init__(self, gpu: Device | None, arch: str | None, thread_orders: int, fast: bool, debug: bool) -> None:
+        self.gpu, self.arch, self.thread_orders, self.fast, self.debug = gpu, arch, thread_orders, fast, debug
+
+    def kernels(self, spec: AttentionSpec, kernel: str | None) -> list[tuple[str, Device]]:
+        """Each schedule with each of its devices: `kernel`, or all schedules that support the spec."""
+        schedules = (kernel,) if kernel is not None else self._schedules(spec)
+        return [(schedule, device) for schedule in schedules for device in self._devices(spec, schedule)]
+
+    def checked(
+        self,
+        spec: AttentionSpec,
+        kernel: str | None,
+        directions: tuple[bool, ...],
+        wanted: str | None,
+        changed: ChangedFile | None,
+    ) -> list[Kernel]:
+        """What is checked: forwards, then backwards. A backward that a spec or a schedule has not is left out, unless it alone
+        was asked for."""
+        from attngen.inspect.checking import Kernel
+
+        kernels = self.kernels(spec, kernel)
+        found = [Kernel(*one) for one in kernels] if False in directions else []
+        if True in directions:
+            found += self._backwards(spec, kernels, wanted, changed, must=directions == (True,))
+        return found
+
+    def _backwards(
+        self,
+        spec: AttentionSpec,
+        kernels: list[tuple[str, Device]],
+        wanted: str | None,
+        changed: ChangedFile | None,
+        must: bool,
+    ) -> list[Kernel]:
+        from attngen.inspect.checking import Kernel
+        from attngen.inspect.prepare import plan_for
+        from attngen.plan import PlanRefusal
+        from attngen.spec.gradient import QKV, GradientError
+
+        found = []
+        refusal: Exception | None = None
+        for schedule, device in kernels:
+            choices = [changed.wanted] if changed else [specs.gradients_named(True, wanted, spec), *([] if wanted else [QKV])]
+            for gradients in choices:  # all of them, or those that every backward has
+                try:
+                    plan_for(spec, schedule, device, gradients)
+                except (PlanRefusal, GradientError) as error:
+                    refusal = refusal or error
+                    continue
+                found.append(Kernel(schedule, device, gradients))
+                break
+        if must and not found and refusal is not None:
+            raise refusal
+        return found
+
+    def _schedules(self, spec: AttentionSpec) -> Sequence[str]:
+        from attngen.plan import PlanRefusal, find_arch
+        from attngen.schedules import choose, schedules_for
+        from attngen.spec.attention import HOPPER_SCHEDULES
+
+        own = spec.kernel.schedule
+        arch = find_arch(self.arch or "sm_90a")
+        assert arch is not None
+        schedules = []
+        for schedule in dict.fromkeys((*schedules_for(spec, arch), *((own,) if own != "auto" else ()))):
+            if schedule in HOPPER_SCHEDULES and schedule != own:
+                try:
+                    choose(spec, arch, schedule)
+                except PlanRefusal:  # the tile that the spec states for `auto` fits fused only
+                    continue
+            schedules.append(schedule)
+        return schedules
+
+    def _devices(self, spec: AttentionSpec, schedule: str) -> list[Device]:
+        if self.gpu is not None:
+            return [self.gpu]
+        from attngen.device.emulated import EmulatedDevice
+        from attngen.schedules import default_arch
+
+        arch = self.arch or default_arch(spec.kernel.schedule if schedule == "auto" else schedule)
+        return [EmulatedDevice(not self.fast, order, arch, debug=self.debug) for order in range(self.thread_orders)]
+
+
+class _Progress:
+    """The current step, on one line of the terminal; nothing if stderr is not a terminal that can erase a line."""
+
+    def __init__(self) -> None:
+        self.shown = False
+
+    def show(self, what: str) -> None:
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            click.echo(f"\r\x1b[2K{what} ...", nl=False, err=True)
+            self.shown = True
+
+    def clear(self) -> None:
+        if self.shown:
+            click.echo("\r\x1b[2K", nl=False, err=True)
+            self.shown = False
+
+    @contextmanager
+    def cleared(self) -> Iterator[None]:
+        """A context that clears the line at its end, also after an exception."""
+        try:
+            yield
+        finally:
+            self.clear()
+
+
+class _CheckTable:
+    """A table that is printed line by line as results arrive."""
+
+    def __init__(self) -> None:
+        self.results: list[Checked] = []
+        click.echo(
+            f"{'attention':<20} {'kernel':<25} {'device':<10} {'error':>9} {'allowed':>9} {'lse':>9} {'compile':>8} {'run':>8}"
+        )
+
+    def add(self, r: Checked) -> None:
+        self.results.append(r)
+        c = r.comparison
+        lse = "-" if c.lse_error is None else f"{c.lse_error:.2e}"
+        verdict = click.style("ok", fg="green") if c.passed else click.style("FAILED", fg="red", bold=True)
+        click.echo(
+            f"{r.spec:<20} {kernel_title(r.schedule, r.template):<25} {r.device:<10} {c.error:>9.2e} "
+            f"{c.allowed:>9.2e} {lse:>9} {r.compile_seconds:>7.2f}s {r.run_seconds:>7.2f}s  {verdict}",
+            color=colored(sys.stdout),
+        )
+        for wrong in c.wrong:
+            click.echo(f"    {wrong}")
+        if not c.passed:
+            click.echo(f"    {r.problem_text}")
+
+    def finish(self) -> None:
+        """Prints what was not exercised; names the schedules if it is not all of them."""
+        for spec in dict.fromkeys(r.spec for r in self.results):
+            results = [r for r in self.results if r.spec == spec]
+            missed: dict[tuple[str, ...], list[str]] = {}
+            for what in dict.fromkeys(what for r in results for what in r.not_exercised):
+                missed.setdefault(tuple(dict.fromkeys(r.schedule for r in results if what in r.not_exercised)), []).append(what)
+            for schedules, whats in missed.items():
+                of = "" if len(schedules) == len({r.schedule for r in results}) else f", {', '.join(schedules)}"
+                click.echo(f"{spec}{of}: not exercised: {'; '.join(whats)}")
+
+
+def _check_json(r: Checked) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    data = asdict(r)
+    names = {"spec": data.pop("spec"), "rung": data.pop("schedule"), "schedule": data.pop("template")}
+    return {**names, **data, "passed": r.comparison.passed}

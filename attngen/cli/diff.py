@@ -1,0 +1,152 @@
+"""`diff`: two schedules of a spec side by side."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from attngen.cli import options
+from attngen.cli.common import colored
+from attngen.cli.specs import arches_named, gradients_named, load_specs, source_of
+
+if TYPE_CHECKING:
+    from attngen.emit.comments import Comments
+    from attngen.emit.program import Program
+    from attngen.inspect.diff import Comparison
+    from attngen.language import Loaded
+    from attngen.plan import Plan
+    from attngen.plan.arch import Arch
+
+
+@click.command("diff")
+@options.spec
+@click.argument("left", metavar="SCHEDULE[@ARCH]")
+@click.argument("right", metavar="SCHEDULE[@ARCH]")
+@click.option("--arch", help="One architecture for both.  [default: the oldest that has both schedules]")
+@options.backward
+@options.wanted
+@options.name
+@options.comments
+@options.number("--context", 0, "Number of unchanged lines around each change.", 3)
+@click.option("--full", is_flag=True, help="Print every line, changed or not.")
+@options.number("--width", 20, "Width in columns; below 120, one file below the other.  [default: the terminal's]")
+@click.option("--json", "as_json", is_flag=True, help="Print only the counts of lines, as JSON.")
+def command(
+    spec: str, left: str, right: str, arch: str | None, backward: bool, wanted: str | None, name: str | None,
+    comments: Comments, context: int, full: bool, width: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Show what changes from one schedule to another, side by side.
+
+    \b
+    attngen diff gpt2 naive tiled                tiles in shared memory, sums in registers
+    attngen diff gpt2 tiled fused                no S in memory: the online softmax
+    attngen diff gpt2 fused@sm_75 fused@sm_80    tensor cores, asynchronous copies
+    attngen diff gpt2 fused wgmma                TMA, warpgroup matrix products
+    attngen diff gpt2 wgmma hopper               warp specialization, a persistent kernel
+    attngen diff gpt2 naive naive_backward       what gradients add to a forward
+    attngen diff gpt2 naive tiled --backward     the backwards of two schedules
+
+    The default architecture is the oldest that has both schedules. For tiled and fused this is sm_75, where both multiply on
+    the ordinary arithmetic units, so that only the fusion differs.
+
+    The last lines give the part of the shorter file that is kept. Lines are compared without indentation and without blank
+    lines. Unchanged lines are in both files, in the same order. Moved lines are runs of at least three other lines that occur
+    elsewhere in the other file; each run is shown as a numbered block. The second figure counts code without comments.
+    """
+    from attngen.inspect.diff_text import diff_text, summary
+
+    numbers = []
+    for one in load_specs(spec, name):
+        (plan, source), (other_plan, other) = _sides(one, left, right, arch, comments, backward, wanted)
+        compared, code = _compared(source, other)
+        numbers.append({"spec": one.spec.name, "lines": _numbers(compared), "code": _numbers(code)})
+        if as_json:
+            continue
+        titles = _title(source, plan), _title(other, other_plan)
+        columns = width or shutil.get_terminal_size().columns
+        click.echo(diff_text(compared, titles, columns, None if full else context, colored(sys.stdout)))
+        click.echo(summary(compared, "lines of the shorter file"))
+        click.echo(summary(code, "lines of its code"))
+        if plan.keyword != other_plan.keyword:
+            click.echo("".join(_elsewhere(spec, one, side) for side in (plan, other_plan)), nl=False)
+    if as_json:
+        click.echo(json.dumps(numbers))
+
+
+def _compared(left: Program, right: Program) -> tuple[Comparison, Comparison]:
+    """The comparison of two files, and that of their code without comments."""
+    from attngen.emit.comments import strip_comments
+    from attngen.inspect.diff import compare
+
+    return compare(left.text, right.text), compare(strip_comments(left.text), strip_comments(right.text))
+
+
+def _numbers(compared: Comparison) -> dict[str, float]:
+    return {"lines": compared.lines, "unchanged": compared.unchanged, "moved": compared.moved, "kept": compared.kept}
+
+
+def _title(source: Program, plan: Plan) -> str:
+    return f"{source.name}, template {plan.schedule.name}, for {plan.arch.name} ({plan.arch.what})"
+
+
+def _elsewhere(spec: str, one: Loaded, plan: Plan) -> str:
+    """A hint at the next comparison, if the default architecture uses another template for this schedule."""
+    from attngen.schedules import default_arch
+
+    (usual,) = arches_named(default_arch(plan.keyword), plan.keyword, [one])
+    other = source_of(one, usual, plan.keyword, wanted=plan.wanted)[0].schedule
+    if other is plan.schedule:
+        return ""
+    step = f"attngen diff {spec} {plan.keyword}@{plan.arch.name} {plan.keyword}@{usual.name}"
+    return f"on {usual.name}, {plan.keyword} uses the template {other.name}: {step}\n"
+
+
+def _sides(
+    one: Loaded, left: str, right: str, arch: str | None, comments: Comments, backward: bool, wanted: str | None
+) -> tuple[tuple[Plan, Program], tuple[Plan, Program]]:
+    """Both files. Raises BadParameter if they are the same file, or if no schedule has the name."""
+    sides = (_side(left, backward), _side(right, backward))
+    common = _common_arch(one, (sides[0][0], sides[1][0]))
+    (first, second) = (
+        (schedule, arches_named(named or arch or common, schedule, [one])[0], is_backward)
+        for schedule, named, is_backward in sides
+    )
+    if first == second:
+        raise click.BadParameter(
+            f"both sides are {first[0]} for {first[1].name}; name two schedules, or two architectures as in fused@sm_80"
+        )
+    if wanted is not None and not (first[2] or second[2]):
+        gradients_named(False, wanted, one.spec)
+
+    def built(schedule: str, target: Arch, is_backward: bool) -> tuple[Plan, Program]:
+        gradients = gradients_named(is_backward, wanted, one.spec) if is_backward else ()
+        return source_of(one, target, schedule, comments, gradients)
+
+    return built(*first), built(*second)
+
+
+def _side(text: str, backward: bool) -> tuple[str, str | None, bool]:
+    """Schedule, architecture if one is named, and whether it is the backward: by --backward, or named as naive_backward."""
+    name, _, arch = text.partition("@")
+    from attngen.plan.plan import BACKWARD_SUFFIX
+    from attngen.spec.attention import SCHEDULE_NAMES
+
+    schedule = name.removesuffix(BACKWARD_SUFFIX)
+    if schedule not in SCHEDULE_NAMES:
+        raise click.BadParameter(f"unknown schedule {schedule}; known: {', '.join(SCHEDULE_NAMES)}")
+    return schedule, arch or None, backward or name != schedule
+
+
+def _common_arch(one: Loaded, schedules: tuple[str, str]) -> str:
+    """The first architecture that supports both schedules for this spec; if there is none, one whose planner says why."""
+    from attngen.plan.arch import ARCHES
+    from attngen.schedules import default_arch
+    from attngen.schedules.choose import schedules_for
+    from attngen.spec.attention import HOPPER_SCHEDULES
+
+    has: list[Arch] = [arch for arch in ARCHES.values() if set(schedules) <= set(schedules_for(one.spec, arch))]
+    return has[0].name if has else default_arch(next((one for one in schedules if one in HOPPER_SCHEDULES), None))

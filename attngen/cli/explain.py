@@ -1,0 +1,70 @@
+"""`explain`: a kernel's plan with its reasons, registers, work, and visited tiles."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from attngen.cli import options
+from attngen.cli.specs import arches_named, gradients_named, known_params, load_specs, source_of
+
+
+@click.command("explain")
+@options.spec
+@options.kernel
+@options.arch
+@options.number("--q-len", 1, "Number of queries.", 2048)
+@options.kv_len
+@options.param
+@options.backward
+@options.wanted
+@options.name
+@click.option("--json", "as_json", is_flag=True, help="Print the same as data; docs/json.md lists the keys.")
+def command(
+    spec: str, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None, given: tuple[str, ...], backward: bool,
+    wanted: str | None, name: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Explain a kernel: decisions with reasons, shared memory, registers, occupancy, work, roofline, and visited tiles.
+
+    \b
+    attngen explain gpt2
+    attngen explain mistral_window --q-len 8192 --param size=1024   and what this value changes
+    attngen explain gpt2 --kernel naive --arch sm_90a
+    attngen explain alibi --backward                the derived equations, and the plan that computes them
+
+    Registers and spills come from NVRTC, which needs no GPU. The roofline uses the data sheet of one GPU of the architecture.
+    Operations and bytes are of one batch, and of one head unless the spec states `heads`. Each product of a backward counts
+    once, five for q, k and v; its table of launches has all that is computed.
+    """
+    from attngen.inspect.explain import explain_gradients, explain_plan, explain_tiles
+    from attngen.inspect.explain_work import explain_changes, explain_work
+    from attngen.inspect.occupancy import explain_occupancy
+    from attngen.inspect.prepare import check_call
+    from attngen.reference.problems import Shape
+
+    lengths = (q_len, q_len if kv_len is None else kv_len)
+    loaded = load_specs(spec, name)
+    (target, *_) = arches_named(arch, kernel, loaded)
+    explained = []
+    for one in loaded:
+        plan, source = source_of(one, target, kernel, wanted=gradients_named(backward, wanted, one.spec))
+        params = known_params(one.spec, given)
+        check_call(one.spec, Shape(1, q_len=lengths[0], kv_len=lengths[1]), params)
+        if as_json:
+            from attngen.inspect.data import explain_data
+
+            explained.append(explain_data(one.spec, plan, source, *lengths, params))
+            continue
+        if backward:
+            click.echo(explain_gradients(one.spec, plan))
+        click.echo(explain_plan(one.spec, plan))
+        click.echo(explain_occupancy(source, target))
+        click.echo(explain_work(one.spec, plan, *lengths, params))
+        if not backward:
+            click.echo(explain_tiles(one.spec, plan, *lengths, params))
+        changes = explain_changes(one.spec, plan, *lengths, params)
+        if changes:
+            click.echo(changes)
+    if as_json:
+        click.echo(json.dumps({"attentions": explained}, indent=2))

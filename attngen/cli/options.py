@@ -1,0 +1,56 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def number(flag: str, least: int, what: str, default: int | None = None) -> Callable[[F], F]:
+    """An option whose value is a whole number, at least `least`."""
+    return click.option(flag, type=click.IntRange(least), default=default, show_default=default is not None, help=what)
+
+
+def file(*flags: str, what: str) -> Callable[[F], F]:
+    """An option whose value is the path of a file to be written."""
+    return click.option(*flags, type=click.Path(dir_okay=False, path_type=Path), help=what)
+
+
+SCHEDULES = click.Choice(["auto", "naive", "tiled", "fused", "wgmma", "hopper"])
+
+spec = click.argument("spec")
+name = click.option("--name", help="The attention of this name, if the file defines several.  [default: all]")
+one_name = click.option("--name", help="The attention of this name; required if the file defines several.")
+kernel = click.option("--kernel", type=SCHEDULES, help="The schedule.  [default: the spec's own, else auto]")
+kv_len = number("--kv-len", 1, "Number of keys.  [default: --q-len]")
+tokens = number("--tokens", 1, "Batch times length: the batch follows from it.", 16384)
+USUAL = "  [default: sm_80; sm_90a for wgmma and hopper]"
+arch = click.option("--arch", help=f"The architecture to generate code for; `attngen list` names them.{USUAL}")
+arches = click.option("--arch", help=f"One or more architectures, separated by commas.{USUAL}")
+comments = click.option(
+    "--comments",
+    type=click.Choice(["none", "brief", "teach"]),
+    default="brief",
+    show_default=True,
+    help="How much the file explains. The code is the same at every level.",
+)
+PARAM = "The value of a param; repeatable.  [default: the param's own]"
+param = click.option("--param", "given", multiple=True, metavar="NAME=NUMBER", help=PARAM)
+
+backward = click.option("--backward", is_flag=True, help="The backward, which computes gradients, in the place of the forward.")
+wanted = click.option(
+    "--wanted",
+    metavar="NAMES",
+    help="With --backward: the gradients, such as q,k,v,slopes.  [default: q, k, v and all captured float tensors and params]",
+)
+
+source = click.option(
+    "--source",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file of `attngen build` that you changed: its kernel is run instead of the generated one.",
+)

@@ -1,0 +1,171 @@
+"""The specs, architectures, params and changed files of a command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attngen.cli.common import words
+
+if TYPE_CHECKING:
+    from attngen.emit.comments import Comments
+    from attngen.emit.program import Program
+    from attngen.inspect.changed_file import ChangedFile
+    from attngen.language import Loaded
+    from attngen.plan import Plan
+    from attngen.plan.arch import Arch
+    from attngen.spec.attention import AttentionSpec
+
+LOADED: list[Loaded] = []  # the specs of this command: a refused call is reported at their source positions
+
+
+def load_specs(spec: str, name: str | None) -> list[Loaded]:
+    """The attentions of the file SPEC, or the one called `name`."""
+    from attngen.language.load import load_path
+    from attngen.shipped import find_spec
+
+    loaded = list(load_path(find_spec(spec)))
+    LOADED[:] = loaded
+    if name is None:
+        return loaded
+    chosen = [one for one in loaded if one.spec.name == name]
+    if not chosen:
+        raise click.BadParameter(
+            f"{spec} defines no attention named {name}; it defines {', '.join(o.spec.name for o in loaded)}",
+            param_hint="--name",
+        )
+    return chosen
+
+
+def load_one_spec(spec: str, name: str | None) -> Loaded:
+    """The only attention of the file SPEC, or the one called `name`. Raises UsageError if there are several."""
+    loaded = load_specs(spec, name)
+    if len(loaded) > 1:
+        names = ", ".join(one.spec.name for one in loaded)
+        raise click.UsageError(f"{spec} defines several attentions; choose one with --name: {names}")
+    return loaded[0]
+
+
+def arches_named(names: str | None, kernel: str | None, loaded: Sequence[Loaded]) -> list[Arch]:
+    """The architectures in `names`; by default, one that supports the schedule `kernel`, or else the schedules of the specs."""
+    from attngen.schedules import default_arch
+    from attngen.spec.attention import HOPPER_SCHEDULES
+
+    stated = next((one.spec.kernel.schedule for one in loaded if one.spec.kernel.schedule in HOPPER_SCHEDULES), None)
+    return [arch_known(name) for name in (names or default_arch(kernel or stated)).split(",")]
+
+
+def arch_known(name: str) -> Arch:
+    """The architecture called `name`."""
+    from attngen.plan.arch import ARCHES, find_arch
+
+    found = find_arch(name.strip())
+    if found is None:
+        raise click.BadParameter(f"unknown architecture {name}; known: {', '.join(ARCHES)}", param_hint="--arch")
+    return found
+
+
+def source_of(
+    one: Loaded, arch: Arch, kernel: str | None, comments: Comments = "brief", wanted: tuple[str, ...] = ()
+) -> tuple[Plan, Program]:
+    """(plan, Program) of one attention: of its forward, or of a backward that computes the gradients `wanted`. Refusals of the
+    planner point at the spec's text."""
+    from attngen.emit.emitter import emit
+    from attngen.schedules import choose
+
+    with pointing_at(one):
+        plan = choose(one.spec, arch, kernel, wanted=wanted)
+    return plan, emit(one.spec, plan, comments)
+
+
+def gradients_named(backward: bool, names: str | None, spec: AttentionSpec) -> tuple[str, ...]:
+    """The gradients of --backward and --wanted; none for the forward. Raises GradientError."""
+    from attngen.spec.gradient import QKV, differentiable, wanted_gradients
+
+    if not backward:
+        if names is not None:
+            raise click.BadParameter("gradients are those of a backward; add --backward", param_hint="--wanted")
+        return ()
+    return wanted_gradients(spec, words(names) if names else (*QKV, *differentiable(spec)))
+
+
+@contextmanager
+def pointing_at(one: Loaded) -> Iterator[None]:
+    """A context in which refusals of the planner point at the spec's text."""
+    from attngen.diagnostics import DiagnosticError
+
+    try:
+        yield
+    except DiagnosticError as error:
+        raise error.located(one.spans) from None
+
+
+def schedules_named(
+    kernel: str | None, spec: AttentionSpec, wanted: tuple[str, ...] = (), arch: Arch | None = None
+) -> tuple[str, ...]:
+    """The schedule `kernel`; by default, those that every architecture supports, and the one that the spec states. With
+    `wanted` those of them that compute these gradients on `arch`."""
+    from attngen.schedules import schedules_for
+    from attngen.spec.attention import HOPPER_SCHEDULES, PORTABLE_SCHEDULES
+
+    if kernel is not None:
+        return (kernel,)
+    every = (*PORTABLE_SCHEDULES, *(schedule for schedule in HOPPER_SCHEDULES if schedule == spec.kernel.schedule))
+    if not wanted or arch is None:
+        return every
+    suitable = schedules_for(spec, arch, wanted)
+    return tuple(schedule for schedule in every if schedule in suitable)
+
+
+def known_params(spec: AttentionSpec, given: tuple[str, ...]) -> dict[str, int | float]:
+    """The values of --param. Raises ArgumentError for a name that is not a param of `spec` and for a value of the wrong type,
+    BadParameter if a param without default is missing."""
+    from attngen.device.params import check_params, refuse_unknown
+
+    values: dict[str, int | float] = {}
+    for text in given:
+        key, _, value = text.partition("=")
+        try:
+            values[key] = float(value) if any(c in value for c in ".einf") else int(value)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not of the form NAME=NUMBER", param_hint="--param") from None
+    refuse_unknown(list(values), [p.name for p in spec.params])
+    for p in spec.params:
+        if p.default is None and p.name not in values:
+            raise click.BadParameter(f"the param `{p.name}` has no default; add --param {p.name}=NUMBER", param_hint="--param")
+    return check_params({p.name: (str(p.type), p.default) for p in spec.params if p.name in values}, values)
+
+
+def changed_kernel(
+    source: Path | None, loaded: list[Loaded], kernel: str | None, arch: str | None
+) -> tuple[list[Loaded], ChangedFile | None]:
+    """The attentions to run, and the file of --source that contains the kernel of one of them.
+
+    Without --source: all attentions and None. Raises ArgumentError if the file contains a kernel of none of them.
+    """
+    from attngen.inspect.changed_file import changed_file
+
+    if source is None:
+        return loaded, None
+    changed = changed_file(source, [one.spec for one in loaded], kernel, arch)
+    return [one for one in loaded if one.spec == changed.spec], changed
+
+
+@contextmanager
+def compilation_errors_in(changed: ChangedFile | None) -> Iterator[None]:
+    """A context in which errors of compiling the file of --source name that file. Raises ArgumentError for them."""
+    from attngen.device.arrays import ArgumentError
+    from attngen.device.protocol import CompilationError
+
+    try:
+        yield
+    except CompilationError as error:
+        if changed is None:
+            raise
+        log = re.sub(rf"(?<![\w./-]){changed.spec.name}_{changed.schedule}\.cu\b", str(changed.path), error.log)
+        raise ArgumentError(f"{changed.path} does not compile:\n{log.strip()}") from None

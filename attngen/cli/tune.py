@@ -1,0 +1,89 @@
+"""`tune`: the fastest tile sizes of a spec's forward or backward, by timing all of them on the GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from typing import Any
+
+import click
+
+from attngen.cli import options
+from attngen.cli.common import colored, whole_numbers
+from attngen.cli.specs import gradients_named, known_params, load_one_spec
+
+
+@click.command("tune")
+@click.argument("spec")
+@click.option("--lengths", default="512,2048,8192", show_default=True, help="Sequence lengths, separated by commas.")
+@options.tokens
+@options.number("--rounds", 2, "Number of timings of each finalist.", 21)
+@options.param
+@options.backward
+@options.wanted
+@options.one_name
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON; docs/json.md lists the keys.")
+def command(
+    spec: str, lengths: str, tokens: int, rounds: int, given: tuple[str, ...], backward: bool, wanted: str | None,
+    name: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Time the tile sizes, stages and warps that fit a spec on the GPU, and remember the fastest.
+
+    \b
+    attngen tune specs/gpt2.attn
+    attngen tune llama_gqa --lengths 4096 --tokens 4096
+    attngen tune alibi --backward --wanted q,k,v,slopes
+
+    All combinations that fit registers and shared memory, by the planner's model, are compiled and timed; the best are timed
+    again, for longer. The winner is kept on disk for this spec, this architecture and these sizes, rounded up to powers of 2
+    (of the keys, and of the rows of all heads and batches). `attngen.compile` then uses it for calls of such sizes. A spec that
+    states `tile`, `stages` or `warps` itself cannot be tuned. `attngen cache list --kind tuned` lists the winners.
+
+    With --backward the same is done for the gradients, all kernels of the backward together; the forward is not timed. The
+    winner is kept for these gradients alone: backwards that compute others, and the forward, are tuned by themselves. Training
+    in torch and `backward()` then use it. The backward takes no tile from the spec, so that it can always be tuned.
+    """
+    from attngen.device.protocol import DeviceError
+    from attngen.device.select import has_gpu
+    from attngen.device.tuning_cache import is_open
+
+    one = load_one_spec(spec, name)
+    if not has_gpu():
+        raise DeviceError("tuning needs a GPU, and none was found; `attngen explain` shows the tile that the planner chooses")
+    try:
+        from attngen.bench import sweep, tune
+    except ImportError as error:
+        raise click.UsageError("tuning needs torch: pip install torch") from error
+    gradients = gradients_named(backward, wanted, one.spec)
+    if not is_open(one.spec, gradients):
+        what = "its own kernel" if gradients else "its own kernel, tile, stages or warps"
+        raise click.UsageError(f"{one.spec.name} states {what}: nothing is left to tune")
+    if gradients and not as_json:
+        click.echo(f"the backward of {one.spec.name}: gradients of {', '.join(gradients)}")
+    todo = list(sweep.cases(one.spec, whole_numbers(lengths), [], [], False, tokens))
+    outcomes = []
+    for number, case in enumerate(todo, 1):
+        place = f"[{number}/{len(todo)}]"
+        if not as_json:
+            click.echo(click.style(f"{case.title}", bold=True), color=colored(sys.stdout))
+        found = tune.tune(case, known_params(one.spec, given), rounds, partial(_progress, place), gradients)
+        outcomes.append({"case": case.title, **found.to_json()})
+        if not as_json:
+            _show_outcome(found)
+    if as_json:
+        click.echo(json.dumps({"attention": one.spec.name, "gradients": list(gradients), "cases": outcomes}, indent=2))
+
+
+def _show_outcome(found: Any) -> None:
+    planned = next(t for t in found.tried if t.planned)
+    for t in found.tried:
+        marks = ", ".join((*(["planned"] if t.planned else []), *(["remembered"] if t.kernel == found.winner.kernel else [])))
+        speed = planned.timing.median / t.timing.median
+        line = f"  {t.title:<30} {t.timing.median:>8.3f} ms  x{speed:.2f}  {marks}".rstrip()
+        click.echo(click.style(line, bold="remembered" in marks), color=colored(sys.stdout))
+    click.echo(f"  the best of {found.of}" + ("" if found.kept else "; it could not be written to the cache"))
+
+
+def _progress(place: str, text: str) -> None:
+    click.echo(f"{place} {text}", err=True)

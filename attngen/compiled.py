@@ -1,0 +1,66 @@
+"""`Compiled`: what compiled forwards and backwards share, a program that is bound to arrays by the plan for a call's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from attngen.device.arrays import ArrayView
+from attngen.device.binding import Bound, bind, sizes_of
+from attngen.device.params import Number
+from attngen.device.protocol import Device, Kernel
+from attngen.device.tuning_cache import Bucket, Winner, bucket_of
+from attngen.emit.emitter import emit
+from attngen.emit.program import Program
+from attngen.plan import Plan
+from attngen.schedules import tuned_plan
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.obligations import check_obligations
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A plan of a spec with its kernel. `tuned` has the winners of `attngen tune` by the sizes of a call."""
+
+    spec: AttentionSpec
+    plan: Plan
+    kernel: Kernel
+    device: Device
+    tuned: Mapping[Bucket, Winner] = field(default_factory=dict, repr=False, compare=False)
+    _others: dict[Any, Self] = field(default_factory=dict, repr=False, compare=False)  # the same for other sizes
+
+    @property
+    def source(self) -> Program:
+        """The generated CUDA and its ABI."""
+        return self.kernel.source
+
+    def bind(self, arrays: Mapping[str, ArrayView], params: Mapping[str, Number]) -> Bound:
+        """A call with `arrays`, the inputs and outputs by the names of their arguments, by the kernel for its sizes.
+
+        Raises ArgumentError, and ObligationError for an index or a divisor out of range.
+        """
+        sizes = sizes_of(self.source, self.device, arrays)
+        check_obligations(self.spec, sizes, params)
+        return bind(self.at(sizes).kernel, sizes, arrays, params)
+
+    def at(self, sizes: Mapping[str, int]) -> Self:
+        """This planned for the sizes of a call: as tuned, else as the planner chooses, which may be this plan.
+
+        A plan that no call has needed before is compiled now.
+        """
+        bucket = bucket_of(sizes)
+        if bucket not in self.tuned:
+            return self._chosen(sizes)
+        if bucket not in self._others:
+            winner = self.tuned[bucket]
+            plan = tuned_plan(self.plan, winner.kernel, winner.decision)
+            self._others[bucket] = self if plan is self.plan else self._with(plan)
+        return self._others[bucket]
+
+    def _chosen(self, sizes: Mapping[str, int]) -> Self:
+        """This with the planner's choice for the sizes of a call."""
+        return self
+
+    def _with(self, plan: Plan) -> Self:
+        return type(self)(self.spec, plan, self.device.compile(emit(self.spec, plan)), self.device)

@@ -1,0 +1,75 @@
+"""The arguments of a call by name: params and captured inputs, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from numbers import Integral, Real
+from typing import Any
+
+from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import MAX_FLOAT, MAX_INT_PARAM
+
+Number = int | float
+
+INFINITIES = (math.inf, -math.inf)
+
+
+Declared = Mapping[str, tuple[str, Number | None]]  # params by name: (type, default)
+
+
+def declared_params(spec: AttentionSpec) -> dict[str, tuple[str, Number | None]]:
+    """The params of a spec as plain values."""
+    return {p.name: (str(p.type), p.default) for p in spec.params}
+
+
+def named_arguments(
+    inputs: Sequence[str], params: Declared, named: Mapping[str, Any], captures: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Number]]:
+    """The inputs in order, from `captures` if a call does not name them, and every param's value.
+
+    Raises ArgumentError for a name that is unknown, and for an input or a param that is missing or out of range.
+    """
+    refuse_unknown(list(named), [*inputs, *params])
+    given = {**captures, **named}
+    for name in inputs:
+        if name not in given:
+            raise ArgumentError(f"input `{name}` was not given; pass {name}=...")
+    return [given[name] for name in inputs], check_params(params, named)
+
+
+def check_params(declared: Declared, given: Mapping[str, Any]) -> dict[str, Number]:
+    """Every param's value: the given one, else its default.
+
+    Raises ArgumentError for a param that is missing, of the wrong type or out of range.
+    """
+    values: dict[str, Number] = {}
+    for name, (kind, default) in declared.items():
+        value = given.get(name, default)
+        if value is None:
+            raise ArgumentError(f"param `{name}` has no default and was not given; pass {name}=...")
+        if not isinstance(value, (int, float)):  # numpy's numbers
+            value = int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "int" and not isinstance(value, int)):
+            raise ArgumentTypeError(f"param `{name}` is {value!r}; expected {'an int' if kind == 'int' else 'a number'}")
+        limit = MAX_INT_PARAM if kind == "int" else MAX_FLOAT
+        if abs(value) > limit and value not in INFINITIES:
+            raise ArgumentError(f"param `{name}` is {_shown(value)}; expected at most {limit} in magnitude")
+        values[name] = value
+    return values
+
+
+def _shown(value: Number) -> str:
+    """A number in at most about 40 characters."""
+    return str(value) if isinstance(value, float) or abs(value) < 10**40 else "a number of more than 40 digits"
+
+
+def refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raises ArgumentError for the first name that is not in `known`."""
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean `{near[0]}`?" if near else f"it takes {', '.join(known) or 'none'}"
+            raise ArgumentError(f"this attention has no input or param `{name}`; {hint}")

@@ -1,0 +1,166 @@
+"""What templates see of the gradients of captured tensors: the sums of their terms, and the kernels that add these up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.emit import abi, comment_text
+from attngen.emit.file import ConstantLine, File, KernelText
+from attngen.emit.gradient_functions import CapturedFunctions, ContributionFunctions
+from attngen.emit.program import CeilDiv, Extent, Parameter, Tensor
+from attngen.emit.variant import Function
+from attngen.plan.captured_sums import WORDS, Place, TermSum
+from attngen.spec.dtypes import DTYPES
+from attngen.spec.gradient import CapturedGradient, Source, gradient_argument
+
+LENGTHS = {"b": "batch", "h": "q_heads", "q": "q_len", "k": "kv_len"}
+INDEX_OF = {"rows": "bhq", "keys": "bhk", "pairs": "bhqk", "words": ""}  # of the numbers of a workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A workspace, and the terms that are added to it."""
+
+    name: str
+    place: Place
+    reads: tuple[ContributionFunctions[Function], ...]
+    functions: CapturedFunctions[Function]
+    rank: int
+    broadcasts: tuple[bool, ...]  # of each dimension, whether an array of size 1 stands for any size
+    diagonals: bool  # a term is the sum of a tile's diagonal
+    gradient: str  # the tensor whose sizes an element's place follows from
+
+    def of(self, *sources: Source) -> tuple[ContributionFunctions[Function], ...]:
+        return tuple(c for c in self.reads if c.source in sources)
+
+    @property
+    def indices(self) -> str:
+        return INDEX_OF[self.place]
+
+
+@dataclass(frozen=True, slots=True)
+class LastKernel:
+    """The kernel that adds up the terms of one captured gradient."""
+
+    kernel: KernelText
+    tensor: Tensor
+    functions: CapturedFunctions[Function]
+    sums: tuple[Terms, ...]
+    loops: tuple[tuple[str, str, int | None], ...]  # index, length, and the dimension that has this index, if one has
+    broadcasts: tuple[bool, ...]
+    by_block: bool  # a block adds up one element, else a thread
+    reads_captured: bool
+
+    @property
+    def rank(self) -> int:
+        return len(self.tensor.axes)
+
+    @property
+    def in_words(self) -> bool:
+        return any(s.place == "words" for s in self.sums)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroKernel:
+    """The kernel that sets a workspace to 0: pairs that no block visits add nothing, and words are counted up from 0."""
+
+    kernel: KernelText
+    terms: Terms
+    sizes: tuple[str, ...]
+
+
+class CapturedSums(File):
+    """The gradients of captured tensors of a schedule that keeps no scores in memory."""
+
+    def term_sums(self, *places: Place) -> tuple[Terms, ...]:
+        """The sums in `places`, by default all."""
+        return tuple(self._terms(s) for s in self.plan.term_sums if not places or s.place in places)
+
+    def _terms(self, of: TermSum) -> Terms:
+        functions = self._functions(of.captured)
+        tensor = self.tensors[gradient_argument(of.captured)]
+        reads = tuple(functions.contributions[n] for n in of.reads)
+        broadcasts = tuple(axis.is_free for axis in tensor.axes)
+        return Terms(of.name, of.place, reads, functions, len(tensor.axes), broadcasts, of.diagonals, tensor.name)
+
+    def _functions(self, captured: str) -> CapturedFunctions[Function]:
+        return next(one for one in self.variant.captured_gradients if one.gradient.name == captured)
+
+    def term_parameters(self, *places: Place) -> list[Parameter]:
+        """The workspaces in `places`, for the kernel that adds terms to them."""
+        parameters: list[Parameter] = []
+        for terms in self.term_sums(*places):
+            parameters.append(abi.data(terms.name, "long long" if terms.place == "words" else "float", writable=True))
+            if terms.place == "words":
+                parameters += abi.extents(self.tensors[terms.gradient])
+        return parameters
+
+    def term_functions(self, *places: Place) -> tuple[Function, ...]:
+        """The device functions of the terms in `places`."""
+        return tuple(f for terms in self.term_sums(*places) for f in terms.functions.functions)
+
+    def captured_sections(self) -> dict[str, str]:
+        return {"captured": "Gradients of captured tensors"} if self.variant.captured_gradients else {}
+
+    def captured_constants(self) -> list[ConstantLine]:
+        return [ConstantLine("int", "WORDS", str(WORDS), "of a sum without rounding")] if self.term_sums("words") else []
+
+    def captured_primitives(self, lanes_of_a_row: int) -> list[str]:
+        reduced = lanes_of_a_row > 1 and bool(self.term_sums("rows", "keys"))
+        return [*(["lane_reduce"] if reduced else []), *(["exact_sum"] if self.term_sums("words") else [])]
+
+    def captured_equations(self, captured: CapturedGradient) -> list[str]:
+        return comment_text.captured_equations(self.spec, self.gradient, captured)
+
+    def zero_kernels(self) -> dict[str, ZeroKernel]:
+        """By the names of their workspaces, in launch order."""
+        return {t.name: self._zero_kernel(t) for t in self.term_sums("pairs", "words")}
+
+    def _zero_kernel(self, terms: Terms) -> ZeroKernel:
+        workspace = self.tensors[terms.name]
+        ctype = "long long" if terms.place == "words" else "float"
+        if terms.place == "words":
+            sizes: tuple[Extent, ...] = workspace.shape[:-1]
+            of_sizes = abi.extents(self.tensors[terms.gradient])
+        else:
+            sizes, of_sizes = workspace.shape, abi.sizes(self.spec, "batch", "q_heads", "q_len", "kv_len")
+        parameters = [abi.data(terms.name, ctype, writable=True), *of_sizes]
+        names = tuple(p.name for p in of_sizes) if terms.place == "words" else tuple(LENGTHS[i] for i in terms.indices)
+        return ZeroKernel(self.kernel(f"zero_{terms.name}", self._by_last(sizes), parameters), terms, names)
+
+    def last_kernels(self) -> dict[str, LastKernel]:
+        """By the names of the gradients, in launch order."""
+        return {gradient_argument(one.gradient.name): self._last_kernel(one) for one in self.variant.captured_gradients}
+
+    def _last_kernel(self, functions: CapturedFunctions[Function]) -> LastKernel:
+        tensor = self.tensors[gradient_argument(functions.gradient.name)]
+        sums = tuple(t for t in self.term_sums() if t.gradient == tensor.name)
+        indices = sums[0].indices if sums else ""
+        by_block = "q" in indices and "q" not in functions.own
+        of_indices = [i.function for s in sums for c in s.reads for i in c.indices if s.place != "words"]
+        parameters = [
+            *(abi.data(s.name, "long long" if s.place == "words" else "float") for s in sums),
+            abi.data(tensor.name, DTYPES[tensor.dtype].cuda, writable=True),
+            *abi.extents(tensor),
+            *abi.all_strides(tensor),
+            *(abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len") if indices else []),
+            *self.captured(*of_indices, scale=False),
+        ]
+        grid = tensor.shape[::-1] if by_block else self._by_last(tensor.shape)
+        return LastKernel(
+            self.kernel(tensor.name, grid, parameters, threads_name="THREADS, 1"),  # else registers are spilled for more blocks
+            tensor,
+            functions,
+            sums,
+            tuple((i, LENGTHS[i], functions.own.get(i)) for i in indices),
+            tuple(axis.is_free for axis in tensor.axes),
+            by_block,
+            self.reads_captured(*of_indices, scale=False),
+        )
+
+    def _by_last(self, sizes: tuple[Extent, ...]) -> tuple[Extent, ...]:
+        """A grid with a thread for each element."""
+        *others, last = sizes or (1,)
+        threads = self.plan.threads
+        blocks = -(-last // threads) if isinstance(last, int) else CeilDiv(str(last), threads)
+        return (blocks, *reversed(others))

@@ -1,0 +1,171 @@
+"""The words of a generated file's comments: equations, shapes, reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from attngen.emit.program import Tensor
+from attngen.plan.plan import Decision
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.gradient import CapturedGradient, Gradient
+from attngen.spec.operator import FLOAT_ONE
+from attngen.spec.print_attn import expression_to_text
+
+HEADER_WIDTH = 118
+WEIGHING = {"softmax": "the softmax", "sigmoid": "the sigmoid", "none": "the scores"}  # what comes between the products
+# Bytes of S and P that the unfused kernels move for each pair: a score is written once and read once, by a softmax twice; a
+# weight too, unless it is the score itself.
+PAIR_BYTES = {"softmax": 20, "sigmoid": 16, "none": 8}
+
+
+def expression_texts(spec: AttentionSpec, gradient: Gradient | None = None) -> dict[str, str]:
+    """The spec's expressions as the language writes them, for comments, and their derivatives."""
+    return {
+        "derivative": expression_to_text(gradient.ds) if gradient else "",
+        "score": expression_to_text(spec.score),
+        "mask": expression_to_text(spec.mask) if spec.mask is not None else "",
+        "sink": expression_to_text(spec.sink) if spec.sink is not None else "",
+        "masked": "0" if spec.normalize == "none" else "-inf",
+    }
+
+
+def shape_text(tensor: Tensor) -> str:
+    return f"[{', '.join(map(str, tensor.shape))}]"
+
+
+def shape_line(tensor: Tensor) -> str:
+    role = {"input": "", "output": ", written", "workspace": ", workspace", "counter": ", counter"}[tensor.role]
+    return f"{tensor.name:<4} {tensor.dtype} {shape_text(tensor)}{role}"
+
+
+def equations(spec: AttentionSpec, lse: bool) -> list[str]:
+    text = expression_texts(spec)
+    lines = [f"s    = {expression_to_text(spec.scale)} * sum over d of Q[q, d] * K[k, d]"]
+    where = f" where {text['mask']}, else {text['masked']}" if text["mask"] else ""
+    lines.append(f"S[k] = {text['score']}{where}")
+    lines += weights_equations(spec, lse)
+    return [*lines, "O[d] = sum over k of P[k] * V[k, d]"]
+
+
+def backward_equations(spec: AttentionSpec, gradient: Gradient, wanted: Sequence[str]) -> list[str]:
+    """The derived equations of the gradients that are wanted, in the notation of `equations`, whose first ones are repeated."""
+    text = expression_texts(spec, gradient)
+    forward = equations(spec, False)[:-1]
+    where = f" where {text['mask']}, else 0" if text["mask"] else ""
+    scale, ds = expression_to_text(spec.scale), "dS" if gradient.ds is FLOAT_ONE else "ds"
+    lines = [*forward, f"dP[k] = (sum over d of dO[q, d] * V[k, d]){where}", *score_gradient_equations(spec)]
+    if ds == "ds":
+        lines.append(f"ds[k] = dS[k] * ({text['derivative']})")
+    if "q" in wanted:
+        lines.append(f"dQ[d] = {scale} * sum over k of {ds}[k] * K[k, d]")
+    if {"k", "v"} & {*wanted}:
+        lines.append("and for each key k of a key/value head, over the rows q of the query heads that share it:")
+    if "k" in wanted:
+        lines.append(f"    dK[d] = {scale} * sum over h, q of {ds}[q, k] * Q[q, d]")
+    if "v" in wanted:
+        lines.append("    dV[d] = sum over h, q of P[q, k] * dO[q, d]")
+    of_captured = [one for one in gradient.captured if one.name in wanted]
+    if of_captured:
+        lines.append("and added up over all b, h, q and, where it occurs, k:")
+    return [*lines, *(f"    {line}" for one in of_captured for line in captured_equations(spec, gradient, one))]
+
+
+def captured_equations(spec: AttentionSpec, gradient: Gradient, captured: CapturedGradient) -> list[str]:
+    """What each pair, or each row, adds to the gradient of a captured tensor or param."""
+    ds = "dS" if gradient.ds is FLOAT_ONE else "ds"
+    of_source = {"score": "dS[q, k]", "scale": f"{ds}[q, k] * Q K^T[q, k]", "sink": "-P_sink[q] * delta[q]"}
+    lines = []
+    for c in captured.contributions:
+        factor = "" if c.factor is FLOAT_ONE else f" * ({expression_to_text(c.factor)})"
+        lines.append(f"d_{expression_to_text(c.element)} += {of_source[c.source]}{factor}")
+    if any(c.source == "sink" for c in captured.contributions):
+        assert spec.sink is not None
+        sink = expression_to_text(spec.sink)
+        lines.append(f"with P_sink = exp({sink}) / (sum over k of exp(S[k]) + exp({sink}))")
+    return lines or [f"d_{captured.name} = 0: what reads it does not change smoothly with it"]
+
+
+def score_gradient_equations(spec: AttentionSpec) -> list[str]:
+    """dS, the gradient of the scores, from the weights and their gradient."""
+    match spec.normalize:
+        case "sigmoid":
+            return ["dS[k] = dP[k] * P[k] * (1 - P[k])"]
+        case "none":
+            return ["dS[k] = dP[k]"]
+    minus = " - dlse" if spec.lse else ""
+    return [f"delta = sum over k of P[k] * dP[k]{minus}", "dS[k] = P[k] * (dP[k] - delta)"]
+
+
+def pair_equations(spec: AttentionSpec, gradient: Gradient, of_scores: bool) -> list[str]:
+    """P of a tile, recomputed from lse, and with `of_scores` the gradients of its scores."""
+    text = expression_texts(spec, gradient)
+    weights = {"softmax": "exp(S - lse)", "sigmoid": "1 / (1 + exp(-S))", "none": "S"}[spec.normalize]
+    where = f"   where {text['mask']}, else 0" if text["mask"] else ""
+    lines = [f"P  = {weights}  with S = {text['score']}{where}"]
+    if not of_scores:
+        return lines
+    score_gradients = {"softmax": "P * (dO V^T - delta)", "sigmoid": "(dO V^T) * P * (1 - P)", "none": "dO V^T"}
+    lines.append(f"dS = {score_gradients[spec.normalize]}{where}")
+    return [*lines, f"ds = dS * ({text['derivative']})"] if gradient.ds is not FLOAT_ONE else lines
+
+
+def weights_equations(spec: AttentionSpec, lse: bool) -> list[str]:
+    match spec.normalize:
+        case "sigmoid":
+            return ["P[k] = 1 / (1 + exp(-S[k]))"]
+        case "none":
+            return ["P[k] = S[k]"]
+    sink = f" + exp({expression_to_text(spec.sink)})" if spec.sink is not None else ""
+    written = ["lse  = log(sum over k of exp(S[k])" + sink + ")"] if lse else []
+    return [f"P[k] = exp(S[k]) / (sum over k of exp(S[k]){sink})", *written]
+
+
+def fused_equations(spec: AttentionSpec, lse: bool, bounded: bool = False) -> list[str]:
+    """The loop of a fused kernel; `bounded`: a constant is subtracted from all scores, not a maximum."""
+    if spec.normalize != "softmax":
+        return ["for every tile of keys:", "    S = score(Q K^T);  P = weights of S;  O += P V"]
+    if bounded:
+        return [
+            "l = 0, O = 0; for every tile of keys:",
+            "    S = score(Q K^T)                      -inf where the mask forbids",
+            "    P = exp(S - a constant)               which all weights of a row have, and O / l does not",
+            "    l = l + row sum of P",
+            "    O = O + P V",
+            "O = O / l" + (";  lse = the constant + log(l)" if lse else ""),
+        ]
+    return [
+        "m = -inf, l = 0, O = 0; for every tile of keys:"
+        if spec.sink is None
+        else "m = sink, l = 1, O = 0; for every tile of keys:",
+        "    S  = score(Q K^T)                     -inf where the mask forbids",
+        "    m' = max(m, row maximum of S)",
+        "    P  = exp(S - m')",
+        "    l  = l * exp(m - m') + row sum of P",
+        "    O  = O * exp(m - m') + P V",
+        "    m  = m'",
+        "O = O / l" + (";  lse = m + log(l)" if lse else ""),
+    ]
+
+
+def wrapped(text: str) -> list[str]:
+    """`text` as lines that fit beside code."""
+    return wrap(text, HEADER_WIDTH - 8, break_long_words=False)
+
+
+def wrapped_list(items: list[str]) -> list[str]:
+    """`items` with commas between them, as lines that fit; no item is broken."""
+    lines = [items[0]]
+    for item in items[1:]:
+        longer = f"{lines[-1]}, {item}"
+        if len(longer) <= HEADER_WIDTH:
+            lines[-1] = longer
+        else:
+            lines.append(item)
+    return lines
+
+
+def decision_lines(decision: Decision) -> list[str]:
+    """A decision as comment lines."""
+    head = f"{decision.field} = {decision.value}: "
+    return wrap(head + decision.because, HEADER_WIDTH - 8, subsequent_indent="    ")

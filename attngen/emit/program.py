@@ -1,0 +1,191 @@
+"""`Program`: the CUDA text emitted for a spec, its kernels in launch order, and its tensors.
+
+Pure data, which the JSON manifest holds too. It is all that a launch needs: allocate the tensors whose role is not "input",
+compute each kernel's grid and parameters from the sizes of the call, and launch the kernels in order on one stream.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, TypeAlias
+
+from attngen.plan.heads_in_l2 import HeadsInL2 as HeadsInL2  # a formula too
+
+# --- formulas: numbers that the host computes from the sizes of a call ---------------------------------------------------
+
+MULTIPROCESSORS = "multiprocessors"  # the size that is the number of SMs of the device
+Sizes: TypeAlias = Mapping[str, int]  # of a call, by the names of dimensions; with MULTIPROCESSORS
+
+
+@dataclass(frozen=True, slots=True)
+class CeilDiv:
+    """`ceil(size / by)`: the number of blocks of `by` that cover the dimension named `size`."""
+
+    size: str
+    by: int
+
+    def __call__(self, sizes: Sizes) -> int:
+        return -(-sizes[self.size] // self.by)
+
+    def __str__(self) -> str:
+        return f"ceil({self.size} / {self.by})"
+
+
+Extent = int | str | CeilDiv  # a number, the name of a dimension, or a number of blocks
+
+
+def evaluate(extent: Extent, sizes: Sizes) -> int:
+    """The value of an extent."""
+    if isinstance(extent, int):
+        return extent
+    return sizes[extent] if isinstance(extent, str) else extent(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of extents, or the size named `at_most` if that is less: one component of a grid.
+
+    The factors are the dimensions of a work tile: its block of rows, head and batch.
+    """
+
+    factors: tuple[Extent, ...]
+    at_most: str = ""
+
+    def whole(self, sizes: Sizes) -> int:
+        """The product alone: the number of work tiles."""
+        return prod([evaluate(f, sizes) for f in self.factors])
+
+    def __call__(self, sizes: Sizes) -> int:
+        product = self.whole(sizes)
+        return min(product, sizes[self.at_most]) if self.at_most else product
+
+    def __str__(self) -> str:
+        product = " * ".join(map(str, self.factors)) or "1"
+        return f"min({product}, {self.at_most})" if self.at_most else product
+
+
+# --- tensors -------------------------------------------------------------------------------------------------------------
+
+Role = Literal["input", "output", "workspace", "counter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One dimension of a tensor: its name, "" if it has none, and its size, which each call states if it is the name itself."""
+
+    name: str
+    size: Extent
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the size is that of the caller's array."""
+        return self.size == self.name
+
+
+def free(name: str) -> Axis:
+    """The axis whose size each call states."""
+    return Axis(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that the kernels read or write. The role says who allocates it:
+
+    "input":     the caller, who names it `argument`;
+    "output":    the caller, or the call, which returns it. It must not share memory with another array;
+    "workspace": the call. Contiguous, not initialized, unseen by the caller;
+    "counter":   one number that must be 0 before a launch, and is 0 again after it. Launches that may run at the same time
+                 need one each.
+    """
+
+    name: str  # in the CUDA text
+    role: Role
+    dtype: str  # a name of `attngen.spec.dtypes.DTYPES`
+    axes: tuple[Axis, ...]
+    argument: str = ""  # "": callers do not see it
+    alignment: int = 0  # bytes that the address and every stride but the last must be a multiple of; 0: the element's size
+    unit_stride: bool = False  # the last dimension must have stride 1
+    broadcasts: bool = False  # an array of size 1 along a free axis stands for any size
+    like: str = ""  # the argument whose array's shape it has, broadcast or not: a gradient has that of its tensor
+
+    @property
+    def shape(self) -> tuple[Extent, ...]:
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def key(self) -> str:
+        """The name under which a call holds the array."""
+        return self.argument or self.name
+
+    @property
+    def is_written(self) -> bool:
+        return self.role != "input"
+
+
+# --- kernels -------------------------------------------------------------------------------------------------------------
+
+Binding = Literal["data", "map", "stride", "step", "extent", "size", "param", "section"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a kernel, in the order of its signature.
+
+    binding "data":   the address of tensor `of`;
+    binding "map":    a tensor map of `of` for TMA: [batch, head, row, element], the innermost first, in boxes of 128 bytes by
+                      `dim` rows with the 128-byte swizzle, zeros outside;
+    binding "stride": the stride, in elements, of dimension `dim` of tensor `of` (0 where it is broadcast);
+    binding "step":   the same in bytes;
+    binding "extent": the size of dimension `dim` of the array of tensor `of`: 1 where it is broadcast;
+    binding "size":   the size of the dimension named `of`;
+    binding "param":  the value of the spec's `param of`;
+    binding "section": the value of `formula`.
+    """
+
+    name: str
+    ctype: str  # "const fp16*", "long long", "int", "float", "bool"
+    binding: Binding
+    of: str
+    dim: int = 0
+    formula: HeadsInL2 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRange:
+    """A named range of a block's dynamic shared memory, in bytes, and what it holds."""
+
+    name: str
+    offset: int
+    bytes: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEntry:
+    """One `__global__` function and how to launch it. A grid with a zero in it means: do not launch."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    grid: tuple[Product, Product, Product]
+    block: tuple[int, int, int]
+    shared_bytes: int = 0  # dynamic
+    shared_buffers: tuple[SharedRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One emitted file: `text` compiles for `arch` with NVRTC or nvcc, with no header of any toolkit."""
+
+    name: str
+    text: str
+    arch: str  # "sm_80", "sm_90a", ...
+    kernels: tuple[KernelEntry, ...]
+    tensors: tuple[Tensor, ...]
+
+    def __repr__(self) -> str:
+        kernels = ", ".join(e.name for e in self.kernels)
+        return f"<Program {self.name}.cu for {self.arch}: {len(self.text.splitlines())} lines, kernels {kernels}>"
+
+    def of_role(self, *roles: Role) -> tuple[Tensor, ...]:
+        """The tensors of these roles, in the table's order."""
+        return tuple(t for t in self.tensors if t.role in roles)

@@ -1,0 +1,63 @@
+"""Backwards of `check` and `trace`, run on one problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attngen.backward import CompiledBackward
+from attngen.device.arrays import view
+from attngen.plan import Plan
+from attngen.reference.compare_gradients import gradient_dtype
+from attngen.reference.gradients import Loss
+from attngen.reference.numpy_oracle import Reference
+from attngen.reference.problems import Sample
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import round_to_storage
+from attngen.spec.gradient import gradient_argument
+
+Array = np.ndarray[Any, Any]
+
+
+def backward_inputs(spec: AttentionSpec, plan: Plan, problem: Sample, loss: Loss, forward: Reference) -> dict[str, Array]:
+    """The arrays of a call by the names of the program's arguments; what the plan reads of the forward's results is taken from
+    `forward`, in float64, and rounded."""
+    arrays = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs, "dout": loss.dout}
+    if loss.dlse is not None:
+        arrays["dlse"] = loss.dlse
+    return arrays | {name: array for name, array in _saved(spec, forward).items() if name in plan.saved}
+
+
+def _saved(spec: AttentionSpec, forward: Reference) -> dict[str, Array]:
+    """The forward's results as a backward may read them; lse as two numbers whose sum it is."""
+    saved = {"out": round_to_storage(forward.output, spec.dtype)}
+    if forward.lse is not None:
+        saved["lse"] = forward.lse.astype(np.float32)
+        rest = np.where(np.isfinite(forward.lse), forward.lse - saved["lse"], 0.0)
+        saved["lse_rest"] = rest.astype(np.float32)
+    return saved
+
+
+def run_backward(
+    compiled: CompiledBackward, arrays: Mapping[str, Array], params: Mapping[str, int | float]
+) -> dict[str, Array]:
+    """The gradients as numpy storage arrays, wherever the kernels ran. An element that no thread writes is NaN."""
+    if compiled.device.name.startswith("cuda"):
+        from attngen.inspect.gpu_memory import from_gpu, to_gpu
+
+        found = compiled.run({name: view(to_gpu(array), name) for name, array in arrays.items()}, dict(params))
+        return {name: from_gpu(array) for name, array in found.items()}
+    given = {**arrays, **_poisoned(compiled, arrays)}
+    return compiled.run({name: view(array, name) for name, array in given.items()}, dict(params))
+
+
+def _poisoned(compiled: CompiledBackward, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs full of NaN."""
+    outputs = {}
+    for name in compiled.plan.wanted:
+        shape = arrays[name].shape if name in arrays else ()
+        dtype = gradient_dtype(compiled.spec, name)
+        outputs[gradient_argument(name)] = np.array(round_to_storage(np.full(shape, np.nan, np.float32), dtype))
+    return outputs

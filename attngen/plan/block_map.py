@@ -1,0 +1,92 @@
+"""The classification of every tile of one problem: what the kernels decide, evaluated here on numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attngen.plan.axes import KEYS, ROWS
+from attngen.plan.mask_bounds import MaskBounds
+from attngen.plan.spans import Span
+from attngen.spec.evaluate import evaluate
+from attngen.spec.expr import Expr
+
+EMPTY, PARTIAL, FULL = 0, 1, 2
+KIND_NAMES = {EMPTY: "empty", PARTIAL: "partial", FULL: "full"}
+Array = np.ndarray[Any, Any]
+
+
+def classify_tiles(
+    bounds: MaskBounds,
+    block_q: int,
+    block_kv: int,
+    names: Mapping[str, int | float],
+    inputs: Mapping[str, Array] | None = None,
+    missing: int = 0,
+) -> Array:
+    """EMPTY, PARTIAL or FULL for each tile of one batch and head: [blocks of rows, tiles of keys]; by bounds that are solved
+    for rows [blocks of keys, tiles of rows].
+
+    A tile that reaches past the last of its keys (of its rows) is never FULL. `names` gives b, h, sizes and params; `inputs`
+    the captured tensors as numpy arrays of their declared shapes. The first block lacks `missing` indices.
+    """
+    axis, of_blocks = bounds.axis, bounds.axis.other
+    lengths = {ROWS.index: block_q, KEYS.index: block_kv}
+    size, block_size = lengths[axis.index], lengths[of_blocks.index]
+    length, block_length = int(names[axis.length.name]), int(names[of_blocks.length.name])
+    read = _Reader(dict(inputs or {}), bounds.spans, lengths | {"qk": size})
+    tiles = np.arange(-(-length // size))
+    low, after = tiles * size, (tiles + 1) * size
+    whole = after <= length
+    at = {**names, axis.tile.name: tiles, axis.lo.name: low, axis.hi.name: np.minimum(after, length) - 1}
+
+    def value(expr: Expr) -> Any:
+        return evaluate(expr, at, read, np)
+
+    kinds = np.full((-(-block_length // block_size), len(tiles)), EMPTY)
+    for block, of_block in enumerate(kinds):
+        first = block * block_size - missing
+        last = min(first + block_size, block_length) - 1
+        at |= {of_blocks.tile.name: block, of_blocks.lo.name: max(first, 0), of_blocks.hi.name: last}
+        visited = (value(bounds.begin) // size <= tiles) & (tiles < -(-value(bounds.end) // size))
+        if bounds.full_begin is None or bounds.full_end is None:
+            some, every = value(bounds.may), value(bounds.must)
+        else:
+            some, every = True, (value(bounds.full_begin) <= low) & (after <= value(bounds.full_end))
+        of_block[visited & some] = PARTIAL
+        of_block[visited & every & whole] = FULL
+    return kinds
+
+
+def extents(length: int, block: int) -> Array:
+    """The number of indices of each block."""
+    starts = np.arange(0, length, block)
+    return np.minimum(starts + block, length) - starts
+
+
+def count_kinds(kinds: Array) -> dict[str, int]:
+    """The number of tiles of each kind, by its name."""
+    return {name: int((kinds == kind).sum()) for kind, name in KIND_NAMES.items()}
+
+
+def exact_integers(array: Array) -> Array:
+    """Integers as int64: they are exact in kernels, and numpy would add a param in the element's own type."""
+    return array.astype(np.int64) if array.dtype.kind in "iu" else array
+
+
+class _Reader:
+    """Reads captured tensors, and the tile ranges that the pre-pass would have written."""
+
+    def __init__(self, inputs: dict[str, Array], spans: tuple[Span, ...], blocks: dict[str, int]) -> None:
+        self.arrays = {name: exact_integers(array) for name, array in inputs.items()}
+        for span in spans:
+            moved = np.moveaxis(self.arrays[span.input], span.dim, -1)
+            starts = np.arange(0, moved.shape[-1], blocks[span.index])
+            for end, least_or_greatest in zip(span.ends, (np.minimum, np.maximum), strict=True):
+                self.arrays[end] = least_or_greatest.reduceat(moved, starts, axis=-1)
+
+    def __call__(self, name: str, indices: tuple[Any, ...]) -> Any:
+        array = self.arrays[name]
+        return array[tuple(0 if size == 1 else i for i, size in zip(indices, array.shape, strict=True))]

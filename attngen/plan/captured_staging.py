@@ -1,0 +1,99 @@
+"""Staging of captured tensors: elements that depend on the key only, or the row only, are read once, not once per pair.
+
+key vector    one index is `k`, the others are the same for a whole block (`document[b, k]`, `bias[h, k]`): the elements of a
+              tile are staged in shared memory beside its keys
+row element   one index is `q` (`document[b, q]`): a thread reads the elements of its rows once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attngen.plan.axes import KEYS, ROWS
+from attngen.plan.shared_memory import SharedBuffer
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import FP32, INT32, DType
+from attngen.spec.expr import Expr, Gather, Name, name, names_in, rewrite, walk
+
+KEY_BYTES = 16  # staged per key at most, over all vectors: the limit of the registers of the producer's lanes
+ROW_ELEMENTS = 4  # at most: a thread holds each of them for two rows
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """A staged element: `gather`, read once per key or row. `name` is its name in functions of pairs. `in_score`: the score
+    reads it, which is evaluated in every tile; otherwise the mask alone does, which is evaluated in partial tiles."""
+
+    name: str
+    gather: Gather
+    dtype: DType
+    in_score: bool
+
+    @property
+    def symbol(self) -> Name:
+        """The name that replaces it in expressions; the dot distinguishes it from all names of a spec."""
+        return name(f".{self.name}", self.gather.type)
+
+    @property
+    def stored(self) -> DType:
+        """Its type in shared memory, of at least 32 bits, so that each element is one word."""
+        return {"float": FP32, "bool": INT32}.get(self.dtype.kind, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The elements that are read once per key, and once per row."""
+
+    keys: tuple[Element, ...] = ()
+    rows: tuple[Element, ...] = ()
+
+    @property
+    def elements(self) -> tuple[Element, ...]:
+        return (*self.keys, *self.rows)
+
+    @property
+    def key_bytes(self) -> int:
+        return sum(e.stored.bytes for e in self.keys)
+
+    def buffer(self, block_kv: int, slots: int = 0) -> SharedBuffer:
+        """The buffer of the key vectors of a tile of `block_kv` keys, or of `slots` tiles."""
+        dtypes = {e.stored.name for e in self.keys}
+        same = len(dtypes) == 1
+        vectors = (len(self.keys), block_kv) if same else (self.key_bytes * block_kv,)
+        use = f"the key vectors of {slots} tiles" if slots else "what each key of a tile has for itself"
+        element = dtypes.pop() if same else "byte"
+        return SharedBuffer(name="KEY_VECTORS", element=element, shape=(*([slots] if slots else []), *vectors), use=use)
+
+    def named(self, expr: Expr) -> Expr:
+        """`expr` with these elements replaced by their names."""
+        names: dict[Expr, Expr] = {e.gather: e.symbol for e in self.elements}
+        return rewrite(expr, names.get)
+
+
+NOTHING = Staged()
+
+
+def staged(spec: AttentionSpec) -> Staged:
+    """The staged elements of the mask and score of `spec`; row elements only if there are key vectors."""
+    keys: list[Element] = []
+    for element in _elements(spec, KEYS.at):
+        if sum(e.stored.bytes for e in (*keys, element)) <= KEY_BYTES:
+            keys.append(element)
+    return Staged(tuple(keys), tuple(_elements(spec, ROWS.at))[:ROW_ELEMENTS]) if keys else NOTHING
+
+
+def _elements(spec: AttentionSpec, index: Name) -> Iterator[Element]:
+    in_score = set(walk(spec.score))
+    found: dict[str, int] = {}
+    for node in walk(*(e for e in (spec.score, spec.mask) if e is not None)):
+        if isinstance(node, Gather) and _is_of(index, node):
+            count = found[node.input] = found.get(node.input, 0) + 1
+            suffix = "" if count == 1 else str(count)
+            yield Element(f"{node.input}_of_{index.name}{suffix}", node, spec.input(node.input).dtype, node in in_score)
+
+
+def _is_of(index: Name, node: Gather) -> bool:
+    """Whether one index of `node` is `index` and the others are the same for all pairs of a block."""
+    others = [a for a in node.args if a is not index]
+    return len(others) == len(node.args) - 1 and not names_in(*others) & {"q", "k", "s"}

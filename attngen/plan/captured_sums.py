@@ -1,0 +1,70 @@
+"""How schedules that keep no scores in memory add up the gradients of captured tensors.
+
+What each pair adds goes to a workspace, and a last kernel adds that up in a fixed order:
+
+    rows    a sum for each row, by the kernel that owns rows: elements that depend on b, h and q at most, and params
+    keys    a sum for each key and query head, by the kernel that owns keys: elements that depend on b, h and k
+    pairs   each term by itself, by the kernel that owns rows: elements that depend on q and k
+    words   sums without rounding, so that their order does not matter, by atomic additions: all other elements. If an element
+            depends on q and k by their distance, a block may first add up the diagonals of a tile
+
+In the first three no two blocks write to the same number. A term of the last goes to the words of its element, which
+`templates/primitives/exact_sum.cuh` defines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from attngen.plan.facts import SpecFacts
+from attngen.spec.expr import Expr
+from attngen.spec.gradient import Access, CapturedGradient
+
+Place = Literal["rows", "keys", "pairs", "words"]
+PLACES: dict[Access, Place] = {
+    "head": "rows",
+    "row": "rows",
+    "key": "keys",
+    "pair": "pairs",
+    "distance": "words",
+    "data": "words",
+}
+WORDS = 13  # of an element that is summed without rounding (templates/primitives/exact_sum.cuh)
+
+
+@dataclass(frozen=True, slots=True)
+class TermSum:
+    """A workspace that holds what pairs add to one captured tensor or param, `captured`.
+
+    `reads` are the numbers of the contributions that add to it: all of one element, or, in words, all.
+    """
+
+    captured: str
+    place: Place
+    reads: tuple[int, ...]
+    number: int = 0  # of the workspace, if the tensor has several
+    diagonals: bool = False  # of words: a term is the sum of a tile's diagonal, whose pairs read the same element
+
+    @property
+    def name(self) -> str:
+        """The workspace's name."""
+        return f"{self.place}_of_{self.captured}{self.number or ''}"
+
+
+def term_sums(facts: SpecFacts, diagonals: bool = False) -> tuple[TermSum, ...]:
+    """The workspaces of the captured gradients that are wanted; `diagonals`: a block adds up those of its tiles."""
+    assert facts.gradient is not None
+    return tuple(s for one in facts.gradient.captured if one.name in facts.wanted for s in _of_one(one, diagonals))
+
+
+def _of_one(gradient: CapturedGradient, diagonals: bool) -> list[TermSum]:
+    place = PLACES[gradient.access]
+    numbers = range(len(gradient.contributions))
+    if place == "words":
+        return [TermSum(gradient.name, place, tuple(numbers), diagonals=diagonals and gradient.access == "distance")]
+    of_element: dict[Expr, list[int]] = {}
+    for n in numbers:
+        of_element.setdefault(gradient.contributions[n].element, []).append(n)
+    several = len(of_element) > 1
+    return [TermSum(gradient.name, place, tuple(r), several * (n + 1)) for n, r in enumerate(of_element.values())]

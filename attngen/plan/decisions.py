@@ -1,0 +1,64 @@
+"""Decisions that several schedules share, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attngen.plan.bounded_scores import score_bound
+from attngen.plan.captured_sums import Place, TermSum
+from attngen.plan.facts import SpecFacts
+from attngen.plan.plan import Decision
+from attngen.plan.precision import rough_functions
+from attngen.spec.expr import inputs_in
+
+
+def score_decisions(facts: SpecFacts) -> Iterator[Decision]:
+    """How scores are computed: by the GPU's own functions, once for a whole tile."""
+    if rough_functions(facts.spec):
+        because = "`precision high` allows it: errors of O up to 1e-2 of its largest element"
+        yield Decision("tanh of scores", "one instruction, wrong by up to 2^-11", because)
+    if facts.uniform_score is not None:
+        names = ", ".join(sorted(inputs_in(facts.spec.score)))
+        yield Decision(f"elements of {names}", "one for a whole tile", "where the index is the same for all of its pairs")
+
+
+def maximum_decisions(facts: SpecFacts) -> Iterator[Decision]:
+    """Whether a softmax needs a row maximum."""
+    if facts.shift is not None:
+        because = f"scores lie within {score_bound(facts.spec):g} of 0: a constant keeps weights in range"
+        yield Decision("maximum", "none", because)
+
+
+def saved_decisions(saved: tuple[str, ...]) -> Iterator[Decision]:
+    """What the forward has saved for a backward."""
+    if "lse" in saved:
+        yield Decision(
+            "weights", "recomputed", "from scores and the lse of their row, which the forward has saved: O(q_len) bytes"
+        )
+    if "lse_rest" in saved:
+        yield Decision("lse", "lse + lse_rest", WHY_LSE_REST)
+
+
+def term_decisions(terms: tuple[TermSum, ...]) -> Iterator[Decision]:
+    """How the gradients of captured tensors are added up."""
+    for t in {t.captured: t for t in terms}.values():
+        yield Decision(f"d_{t.captured}", *(HOW_DIAGONALS if t.diagonals else HOW_SUMMED[t.place]))
+
+
+HOW_SUMMED: dict[Place, tuple[str, str]] = {
+    "rows": ("row by row", "the block that owns a row adds up its pairs, and a last kernel the rows: a fixed order"),
+    "keys": ("key by key", "the block that owns a key adds up its pairs, and a last kernel the heads: a fixed order"),
+    "pairs": (
+        "pair by pair",
+        "each pair writes its term, and a last kernel adds them up: O(q_len * kv_len) bytes, a fixed order",
+    ),
+    "words": (
+        "without rounding",
+        "by atomic additions of integers, whose order does not matter: which pairs meet is not known",
+    ),
+}
+HOW_DIAGONALS = (
+    "diagonal by diagonal",
+    "its pairs read the same element: a block adds up those of a tile, atomic additions of integers those of all tiles",
+)
+WHY_LSE_REST = "one fp32 number cannot hold a large maximum and the logarithm of a sum beside it"

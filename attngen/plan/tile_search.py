@@ -1,0 +1,144 @@
+"""The tile of a schedule: the first candidate, in order of preference, that fits and was not ruled out; and its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attngen.plan.arch import Arch
+from attngen.plan.facts import SpecFacts
+from attngen.plan.heads_in_l2 import heads_in_l2
+from attngen.plan.mask_bounds import mask_bounds
+from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.shared_memory import SharedBuffer, lay_out
+from attngen.plan.tile import Tile
+from attngen.spec.attention import AttentionSpec
+
+STATED = "stated in the spec"  # the reason for an override
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a tile takes: shared memory in bytes for a block, registers for a thread (an estimate of what must be live).
+
+    `have` is the limit if threads have different numbers of registers; None: the registers of an SM, shared evenly. A block
+    has at least `threads` threads.
+    """
+
+    shared: int
+    registers: int
+    have: int | None = None
+    threads: int = 1
+
+    def fits(self, arch: Arch, threads: int) -> bool:
+        return not self.why_not(arch, threads)
+
+    def why_not(self, arch: Arch, threads: int) -> str:
+        """Why it does not fit, in words; empty where it does."""
+        if self.shared > arch.shared_per_block:
+            return f"needs {kib(self.shared)} of shared memory, and a block of {arch.name} has {kib(arch.shared_per_block)}"
+        limit = self.have or min(arch.max_registers_per_thread, arch.registers_per_sm // threads)
+        if self.registers > limit:
+            return f"needs about {self.registers} registers a thread; the limit is {limit}"
+        if self.threads > threads:
+            return f"needs {self.threads} threads, and a block of this tile has {threads}"
+        return ""
+
+
+def kib(size: int) -> str:
+    return f"{size / 1024:.1f} KiB".replace(".0 KiB", " KiB")
+
+
+def pick_tile(
+    spec: AttentionSpec, arch: Arch, preferred: Sequence[Tile], possible: Sequence[Tile], cost: Callable[[Tile], Cost]
+) -> Tile:
+    """The first of `preferred` that fits; with overrides in the spec, the first of `possible` that has them and fits.
+
+    Raises PlanRefusal, with the tiles that would fit, where the overrides do not.
+    """
+    asked = spec.kernel
+    overrides: dict[str, object] = {
+        "tile": (asked.block_q, asked.block_kv) if asked.block_q and asked.block_kv else None,
+        "stages": asked.stages,
+        "warps": asked.warps,
+    }
+    overrides = {field: value for field, value in overrides.items() if value is not None}
+    if not overrides:
+        for tile in preferred:
+            if cost(tile).fits(arch, 32 * tile.warps):
+                return tile
+        raise AssertionError((spec.head_dim, spec.head_dim_v, arch.name))
+    matching = [t for t in (*preferred, *possible) if _has(t, overrides)]
+    for tile in matching:
+        if cost(tile).fits(arch, 32 * tile.warps):
+            return tile
+    others = fitting(arch, possible, cost)
+    sizes = f"{spec.head_dim}" + (f", v {spec.head_dim_v}" if spec.head_dim_v != spec.head_dim else "")
+    wanted = ", ".join(f"{field} {_show(value)}" for field, value in overrides.items())
+    why_not = "not among the tiles of this schedule"
+    label = cost(matching[0]).why_not(arch, 32 * matching[0].warps) if matching else why_not
+    raise refusal(
+        "kernel",
+        f"{wanted} does not fit {spec.dtype} with head size {sizes} on {arch.name}",
+        label,
+        f"use {_suggest(others, overrides)}",
+    )
+
+
+def tile_decision(spec: AttentionSpec, tile: Tile, because: str) -> Decision:
+    """The tile, and why it was chosen if the spec does not state it."""
+    return Decision("BLOCK_Q x BLOCK_KV", f"{tile.block_q} x {tile.block_kv}", STATED if spec.kernel.block_q else because)
+
+
+def planned(
+    schedule: Schedule,
+    facts: SpecFacts,
+    arch: Arch,
+    tile: Tile,
+    decisions: Sequence[Decision],
+    buffers: Sequence[SharedBuffer] = (),
+    own: object = None,
+    **more: Any,
+) -> Plan:
+    """The plan of a tile; `own` and `more` are fields of `Plan`, `buffers` are laid out one after another.
+
+    Bounds are those for tiles of this size, which may share spans.
+    """
+    q, kv = size = tile.block_q, tile.block_kv
+    bounds = mask_bounds(facts.spec, size)
+    if schedule.visits_rows:
+        more["row_bounds"] = mask_bounds(facts.spec, size, "q")
+    if schedule.on_tensor_cores:
+        rule, because = heads_in_l2(facts)
+        more["heads_in_l2"] = rule
+        decisions = (*decisions, Decision("heads side by side", str(rule), because))
+    buffers = lay_out(*buffers)
+    return Plan(schedule, facts, arch, q, kv, tile.warps, tile.stages, bounds, tuple(decisions), buffers, own, **more)
+
+
+def fitting(arch: Arch, tiles: Sequence[Tile], cost: Callable[[Tile], Cost]) -> tuple[Tile, ...]:
+    """Those of `tiles` that fit, each once."""
+    return tuple(t for t in dict.fromkeys(tiles) if cost(t).fits(arch, 32 * t.warps))
+
+
+def _has(tile: Tile, overrides: dict[str, object]) -> bool:
+    have = {"tile": (tile.block_q, tile.block_kv), "stages": tile.stages, "warps": tile.warps}
+    return all(have[field] == value for field, value in overrides.items())
+
+
+def _show(value: object) -> str:
+    return f"{value[0]} x {value[1]}" if isinstance(value, tuple) else str(value)
+
+
+def _suggest(those_that_fit: Sequence[Tile], overrides: dict[str, object]) -> str:
+    """The choices of the first overridden field that fit, with the other overrides kept where that leaves any."""
+    for field in overrides:
+        others = {f: v for f, v in overrides.items() if f != field}
+        tiles = [t for t in those_that_fit if _has(t, others)]
+        values = dict.fromkeys(
+            {"tile": f"{t.block_q} x {t.block_kv}", "stages": str(t.stages), "warps": str(t.warps)}[field] for t in tiles
+        )
+        if values:
+            return f"{field} {', '.join(values)}"
+    return ", ".join(dict.fromkeys(f"tile {t.block_q} x {t.block_kv}" for t in those_that_fit))

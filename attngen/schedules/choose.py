@@ -1,0 +1,213 @@
+"""spec + architecture -> Plan, by the schedule that the spec, the caller or the architecture asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from attngen.plan.arch import DEFAULT_ARCH, Arch
+from attngen.plan.decisions import WHY_LSE_REST
+from attngen.plan.facts import SpecFacts, facts_of
+from attngen.plan.memo import remembered
+from attngen.plan.plan import Decision, Direction, Plan, PlanRefusal, Schedule, TileChoice, refusal
+from attngen.plan.problem import Problem
+from attngen.plan.saved import needs_lse_rest
+from attngen.plan.tile import Tile
+from attngen.plan.tile_search import STATED
+from attngen.schedules.fused_mma import FUSED_MMA, FUSED_MMA_BACKWARD
+from attngen.schedules.fused_simt import FUSED_SIMT, FUSED_SIMT_BACKWARD
+from attngen.schedules.hopper import HOPPER
+from attngen.schedules.hopper_backward import HOPPER_BACKWARD
+from attngen.schedules.naive import NAIVE, NAIVE_BACKWARD
+from attngen.schedules.tiled import TILED, TILED_BACKWARD
+from attngen.schedules.wgmma import WGMMA
+from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec, KernelRequest, ScheduleName
+from attngen.spec.gradient import wanted_gradients
+from attngen.spec.names import check_backward_names
+
+# In order of preference under one keyword.
+SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER)
+BACKWARD_SCHEDULES: tuple[Schedule, ...] = (
+    NAIVE_BACKWARD,
+    TILED_BACKWARD,
+    FUSED_MMA_BACKWARD,
+    FUSED_SIMT_BACKWARD,
+    HOPPER_BACKWARD,
+)
+AUTOMATIC: tuple[ScheduleName, ...] = ("hopper", "fused")  # "auto" is the first that suits: the least work, and O(S) memory
+AUTOMATIC_BACKWARD: tuple[ScheduleName, ...] = (*AUTOMATIC, "tiled", "naive")
+
+
+def schedules_of(facts: SpecFacts) -> tuple[Schedule, ...]:
+    """The schedules of the direction that `facts` are for."""
+    return BACKWARD_SCHEDULES if facts.wanted else SCHEDULES
+
+
+def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule:
+    """The schedule that `keyword` stands for; one that does not suit if there is no other: it refuses with the reason.
+
+    Raises PlanRefusal if the keyword has no backward.
+    """
+    named = [s for s in schedules_of(facts) if s.keyword == keyword]
+    if not named:
+        others = ", ".join(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES))
+        what = f"the {keyword} schedule has no backward"
+        raise refusal("kernel", what, f"gradients by {keyword} asked for", f"compute gradients by auto, or one of: {others}")
+    return next((s for s in named if s.suits(facts, arch)), named[-1])
+
+
+def candidates(
+    spec: AttentionSpec, arch: Arch, keyword: ScheduleName = "fused", wanted: tuple[str, ...] = ()
+) -> tuple[KernelRequest, ...]:
+    """The `kernel` statements with a tile that fits `arch`, by the schedule's model of registers and shared memory: of the
+    forward, or of the backward with the gradients `wanted`."""
+    facts = facts_of(spec, wanted)
+    tiles = schedule_of(facts, arch, keyword).tiles(facts, arch)
+    return tuple(KernelRequest(keyword, t.block_q, t.block_kv, t.stages, t.warps) for t in tiles)
+
+
+def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:
+    """The keyword that "auto" stands for."""
+    suitable = {s.keyword for s in schedules_of(facts) if s.suits(facts, arch)}
+    return next(keyword for keyword in (AUTOMATIC_BACKWARD if facts.wanted else AUTOMATIC) if keyword in suitable)
+
+
+def default_arch(schedule: str | None) -> str:
+    """The architecture to plan for if none is named: that of the most GPUs, or the one that the keyword needs."""
+    return "sm_90a" if schedule in HOPPER_SCHEDULES else DEFAULT_ARCH
+
+
+def schedules_for(spec: AttentionSpec, arch: Arch, wanted: tuple[str, ...] = ()) -> tuple[ScheduleName, ...]:
+    """The keywords of all schedules that suit the spec on `arch`: of forwards, or of backwards with the gradients `wanted`."""
+    facts = facts_of(spec, wanted)
+    return tuple(dict.fromkeys(s.keyword for s in schedules_of(facts) if s.suits(facts, arch)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """The choice for a spec on an architecture: one plan for all lengths, or one of several by the lengths of a call."""
+
+    usual: Plan  # if the lengths are unknown
+    by_lengths: TileChoice | None  # None: `usual` is for all lengths
+
+    def at(self, problem: Problem) -> Plan:
+        """The plan for these lengths. Lengths that were not seen before cost a comparison of a few tiles, whose plans are
+        made once."""
+        return self.usual if self.by_lengths is None else _at(self, problem)
+
+    def plans(self) -> tuple[Plan, ...]:
+        """Every plan that `at` may return, `usual` first."""
+        others = (_of_tile(self.usual, tile) for tile in (self.by_lengths.tiles if self.by_lengths else ()))
+        usual = self.usual
+        return usual, *(p for p in others if (p.block_q, p.block_kv) != (usual.block_q, usual.block_kv))
+
+
+def choose(
+    spec: AttentionSpec,
+    arch: Arch,
+    schedule: str | KernelRequest | None = None,
+    problem: Problem | None = None,
+    saves_lse: bool = False,
+    *,
+    direction: Direction | None = None,
+    wanted: Iterable[str] | None = None,
+) -> Plan:
+    """The plan for `spec` on `arch`, and for the lengths of `problem` if these are known. `schedule` overrides the spec's own
+    `kernel` statement (`attngen.spec.attention.KernelRequest.overridden`), and a KernelRequest replaces it; "auto" is
+    `automatic`. With `saves_lse`, a softmax also writes the lse that the backward recomputes weights from, which changes no
+    other choice.
+
+    With `wanted`, or with direction "backward", it is the plan of a backward that computes the gradients `wanted`, by default
+    those of q, k and v. The tile, stages and warps that a spec states are those of its forward, those of a KernelRequest are
+    the backward's.
+
+    Raises PlanRefusal if an override of the spec does not fit, or the architecture lacks what the schedule needs, and
+    GradientError if one of `wanted` has no gradient.
+    """
+    gradients = _gradients(spec, direction, wanted)
+    choice = choice_of(spec, arch, schedule, gradients)
+    plan = choice.usual if problem is None else choice.at(problem)
+    return _saving_lse(plan) if saves_lse and not gradients and spec.normalize == "softmax" else plan
+
+
+@remembered
+def _saving_lse(plan: Plan) -> Plan:
+    """`plan` with an lse for the backward. One that is the spec's output is exact instead, at the cost of the fast softmax."""
+    spec, decisions = plan.facts.spec, plan.decisions
+    if not spec.lse:
+        because = "of the sums that divide O, in which weights may be rounded: the backward rounds them too"
+        plan, decisions = replace(plan, saves_lse=True), (*decisions, Decision("lse", "saved", because))
+    if plan.schedule.is_fused and needs_lse_rest(spec):
+        plan, decisions = replace(plan, saves_lse_rest=True), (*decisions, Decision("lse_rest", "saved", WHY_LSE_REST))
+    return replace(plan, decisions=decisions)
+
+
+def _gradients(spec: AttentionSpec, direction: Direction | None, wanted: Iterable[str] | None) -> tuple[str, ...]:
+    """The gradients that a plan computes; none for a forward. Raises GradientError."""
+    if (direction or ("backward" if wanted else "forward")) == "forward":
+        return ()
+    check_backward_names(spec)
+    return wanted_gradients(spec, wanted)
+
+
+@remembered
+def choice_of(
+    spec: AttentionSpec, arch: Arch, schedule: str | KernelRequest | None = None, wanted: tuple[str, ...] = ()
+) -> Choice:
+    """The part of `choose` that does not depend on lengths. Raises PlanRefusal."""
+    kernel = _request(spec, schedule, wanted)
+    facts = facts_of(replace(spec, kernel=kernel), wanted)
+    chosen = schedule_of(facts, arch, automatic(facts, arch) if kernel.schedule == "auto" else kernel.schedule)
+    if wanted and (reason := chosen.why_not(facts, arch)):
+        others = ", ".join(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES if s.suits(facts, arch)))
+        what = f"the backward of the {chosen.keyword} schedule does not suit attention `{spec.name}` on {arch.name}"
+        raise refusal("kernel", what, reason, f"compute these gradients by auto, or one of: {others}")
+    return Choice(chosen.plan(facts, arch), chosen.by_lengths(facts))
+
+
+def _request(spec: AttentionSpec, schedule: str | KernelRequest | None, wanted: tuple[str, ...]) -> KernelRequest:
+    """The `kernel` statement to plan for."""
+    if isinstance(schedule, KernelRequest):
+        return schedule
+    kernel = spec.kernel.overridden(schedule)
+    return KernelRequest(kernel.schedule) if wanted else kernel
+
+
+@lru_cache(maxsize=4096)
+def _at(choice: Choice, problem: Problem) -> Plan:
+    assert choice.by_lengths is not None
+    return _of_tile(choice.usual, choice.by_lengths.fastest(problem))
+
+
+@remembered
+def _of_tile(usual: Plan, tile: Tile) -> Plan:
+    schedule = usual.schedule
+    assert schedule.propose_tile is not None
+    return schedule.propose_tile(schedule, usual.facts, usual.arch, tile)
+
+
+def tuned_plan(plan: Plan, kernel: KernelRequest, decision: Decision) -> Plan:
+    """`plan` with the tile, stages and warps of `kernel`, which tuning found, and `decision` first.
+
+    `plan` itself if they do not fit: another version of attngen found them.
+    """
+    saves = plan.saves_lse or plan.saves_lse_rest
+    try:
+        found = choose(plan.facts.spec, plan.arch, kernel, None, saves, direction=plan.direction, wanted=plan.wanted)
+    except PlanRefusal:
+        return plan
+    others = (replace(d, because=d.because.replace(STATED, "as tuned")) for d in found.decisions)
+    return replace(found, decisions=(decision, *others))
+
+
+def plans_for(
+    spec: AttentionSpec,
+    arch: Arch,
+    schedule: str | None = None,
+    *,
+    direction: Direction | None = None,
+    wanted: Iterable[str] | None = None,
+) -> tuple[Plan, ...]:
+    """Every plan that `choose` may return for `spec`, whatever the lengths of a call."""
+    return choice_of(spec, arch, schedule, _gradients(spec, direction, wanted)).plans()

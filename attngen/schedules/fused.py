@@ -1,0 +1,118 @@
+"""The emission context that the fused schedules share: a tile of scores stays in registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attngen.emit import abi
+from attngen.emit.file import ConstantLine, File, KernelText
+from attngen.emit.program import CeilDiv, Extent, Parameter
+from attngen.plan import bounded_scores
+from attngen.plan.shared_memory import WORK_TILE
+
+
+class Fused(File):
+    """The context of a schedule that keeps a tile of scores in registers."""
+
+    def fused_kernel(self, axes: str, *more: Parameter) -> dict[str, KernelText]:
+        parameters = [
+            self.pointer("Q"),
+            self.pointer("K"),
+            self.pointer("V"),
+            self.pointer("O", writable=True),
+            *(p for t in "QKVO" for p in abi.strides(t, axes)),
+            *self.lse_parameters(),
+            *self.sizes(),
+            *more,
+            *self.captured_anywhere(),
+        ]
+        return {"fused": self.kernel("fused", self.q_block_grid(), parameters, threads_name=self.launch_bounds(), shared=True)}
+
+    def launch_bounds(self) -> str:
+        return "THREADS, BLOCKS" if self.plan.blocks else "THREADS"
+
+    def blocks(self) -> list[ConstantLine]:
+        """The number of blocks per SM, if the launch bounds state it."""
+        return [ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []
+
+    def q_block_grid(self) -> tuple[Extent, ...]:
+        """A grid with one block for every BLOCK_Q rows of a head."""
+        return self.head_grid(CeilDiv("q_len", self.plan.block_q))
+
+    def captured_anywhere(self) -> list[Parameter]:
+        """The captured values, if any part of the only kernel reads one."""
+        v = self.variant
+        return abi.captured(v) if v.key_vectors else self.captured(*v.of_scores, v.mask, v.sink, v.kv_range, v.classify)
+
+    def sections(self) -> dict[str, str]:
+        return {**self.tile_sections(), "fused": "The fused kernel"}
+
+    def context(self) -> dict[str, Any]:
+        return super().context() | {
+            "large_scores": self.large_scores,
+            "work_tile": WORK_TILE,
+            "places_rows": self.variant.places_rows,
+        }
+
+    def fused_numbers(self) -> list[ConstantLine]:
+        plan = self.plan
+        return [
+            *self.infinity(),
+            *self.numbers(),
+            *(self.exponent_numbers() if self.exponentials() else []),
+            ConstantLine("int", "BLOCK_Q", str(plan.block_q), "query rows of a block"),
+            ConstantLine("int", "BLOCK_KV", str(plan.block_kv), "keys of a tile"),
+            ConstantLine("int", "THREADS", str(plan.threads)),
+            *(ConstantLine("int", f"{b.name}_SMEM", str(b.offset)) for b in plan.buffers),
+        ]
+
+    def exponent_numbers(self) -> list[ConstantLine]:
+        """The factors of exponents."""
+        factor = self.variant.factor
+        exponent = f"{factor} * LOG2_E" if factor else "LOG2_E"
+        what = f"exp(x) = 2^(x log2(e)); {factor} joins the factor" if factor else "exp(x) = 2^(x log2(e))"
+        return [
+            ConstantLine("float", "LOG2_E", "1.4426950408889634f"),
+            ConstantLine("float", "EXPONENT_SCALE", exponent, what),
+        ]
+
+    def first_primitives(self, packed: str | None) -> list[str]:
+        """The primitives of every fused schedule on tensor cores; `packed` is the type of operands that are packed in pairs."""
+        return [
+            *self.conversions(elementwise=False),
+            *([f"pack_{packed}"] if packed else []),
+            *self.exponentials(),
+            *self.variant.primitives,
+            "special_registers",
+        ]
+
+    def slack(self, what: str = "") -> list[ConstantLine]:
+        """The rescaling threshold, and the bound of large scores; `what` is added to the comment."""
+        if self.spec.normalize != "softmax":
+            return []
+        large = ConstantLine("float", "LARGE", f"{bounded_scores.LARGE_EXPONENT}f", LARGE)
+        return [
+            ConstantLine("float", "RESCALE_THRESHOLD", "8.0f", RESCALE_THRESHOLD + what),
+            *([large] if self.large_scores else []),
+        ]
+
+    @property
+    def large_scores(self) -> bool:
+        """Whether a row's maximum may need to be subtracted before scaling; with split operands it always is."""
+        return self.spec.dtype.bytes == 2 and bounded_scores.may_be_large(self.spec)
+
+    def exponentials(self) -> list[str]:
+        """The primitives of a softmax in base 2, which the schedules on tensor cores use."""
+        if not self.plan.schedule.on_tensor_cores or self.spec.normalize != "softmax":
+            return []
+        return ["exp2_log2", *(["fast_reciprocal"] if self.spec.dtype.bytes == 2 else [])]
+
+    def heads_in_l2(self) -> Parameter:
+        """The number of heads whose work tiles are numbered together."""
+        return Parameter("heads_in_l2", "int", "section", "", formula=self.plan.heads_in_l2)
+
+
+LARGE = "exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse"
+RESCALE_THRESHOLD = "powers of 2 by which a score may exceed the kept maximum"
+BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
+ROW_BLOCKS = ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp")

@@ -1,0 +1,234 @@
+"""What the template of the backward of the fused schedule on tensor cores reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attngen.emit import abi, comment_text
+from attngen.emit.captured_sums import CapturedSums, Terms
+from attngen.emit.file import ConstantLine, KernelText
+from attngen.emit.program import CeilDiv, Extent
+from attngen.emit.variant import Function
+from attngen.schedules.fused import Fused
+from attngen.schedules.fused_mma import backward_plan
+from attngen.schedules.fused_mma.backward_plan import FusedMmaBackwardPlan
+
+DELTA_LANES = 8  # that share a row: of 64 numbers of 16 bits, each loads 16 bytes
+ROW_LANES = 4  # that have the columns of a row of a fragment
+RESULTS = {"dk_dv": ("dK", "dV"), "dv": ("dV",), "dk": ("dK",), "dq": ("dQ",)}
+TITLES = {
+    "delta": "Delta",
+    "dk_dv": "dK and dV",
+    "dv": "dV",
+    "dk": "dK",
+    "dq": "dQ",
+}
+ALONE = {"dk": "Sums of keys", "dq": "Sums of rows"}  # of kernels without dK or dQ, which captured gradients need
+
+
+@dataclass(frozen=True, slots=True)
+class KeyKernel:
+    """A kernel that owns keys, as the template sees it."""
+
+    section: str
+    kernel: KernelText
+    sums_k: bool
+    sums_v: bool
+    needs_ds: bool
+    terms: tuple[Terms, ...]  # of captured gradients, which it adds up
+    reads_captured: bool
+    equations: tuple[str, ...]
+    transposed: str
+
+
+class FusedMmaBackward(Fused, CapturedSums):
+    @property
+    def own(self) -> FusedMmaBackwardPlan:
+        assert isinstance(self.plan.own, FusedMmaBackwardPlan)
+        return self.plan.own
+
+    @property
+    def row_values(self) -> tuple[str, ...]:
+        return backward_plan.row_values(self.facts)
+
+    def equations(self) -> list[str]:
+        assert self.facts.gradient is not None
+        return comment_text.backward_equations(self.spec, self.facts.gradient, self.plan.wanted)
+
+    def sections(self) -> dict[str, str]:
+        own = {name: TITLES[name] for name in self.own.kernels}
+        own |= {f"d{n}": ALONE[f"d{n}"] for n in ("k", "q") if f"d{n}" in own and not self.plan.wants(n)}
+        return {**self.tile_sections(), "products": "Products", **own, **self.captured_sections()}
+
+    def context(self) -> dict[str, Any]:
+        kernels = self.kernels()
+        of_q = [f"dQ = softmax_scale * {self._ds} K"] if self.plan.wants("q") else []
+        return super().context() | {
+            "kernels": {name: kernels.get(name) for name in TITLES},
+            "key_kernels": [
+                self._key_kernel(name, kernels[name]) for name in self.own.kernels if name in backward_plan.OF_KEYS
+            ],
+            "query_equations": [*self._pair_equations(True), *of_q],
+            "query_sums": self._terms_of("dq"),
+            "queries_read_captured": self.reads_captured(*self._functions_of("dq")),
+            "sums_q": self.plan.wants("q"),
+            "stored_sums": [t for t in self.term_sums("rows", "pairs", "words") if t.place == "rows" or t.of("sink")],
+            "sinks": self._sinks,
+            "diagonals": any(terms.diagonals for terms in self.term_sums()),
+            "zero_kernels": self.zero_kernels().values(),
+            "last_kernels": self.last_kernels().values(),
+            "captured_equations": self.captured_equations,
+            "ds": self._ds,
+            "row_values": self.row_values,
+            "subtracts_first": self.subtracts_first,
+            "dlse": self.spec.lse,
+            "inline_classify": True,
+        }
+
+    def kernels(self) -> dict[str, KernelText]:
+        return {
+            **{f"zero_{name}": zero.kernel for name, zero in self.zero_kernels().items()},
+            **{name: self._delta() if name == "delta" else self._gradients(name) for name in self.own.kernels},
+            **{name: last.kernel for name, last in self.last_kernels().items()},
+        }
+
+    def _terms_of(self, name: str) -> tuple[Terms, ...]:
+        """What a kernel adds up of captured gradients."""
+        names = {t.name for t in backward_plan.terms_of(self.facts, name, self.own.kernels)}
+        return tuple(t for t in self.term_sums() if t.name in names)
+
+    @property
+    def _sums_rows(self) -> bool:
+        """Whether lanes add up what they have of a row, or of a key."""
+        return bool(self.term_sums("rows", "keys")) or self._sinks
+
+    @property
+    def _sinks(self) -> bool:
+        """Whether a gradient through the sink is wanted."""
+        return any(terms.of("sink") for terms in self.term_sums())
+
+    def _functions_of(self, name: str) -> tuple[Function | None, ...]:
+        """The functions that a kernel calls."""
+        v = self.variant
+        of_terms = [f for terms in self._terms_of(name) for f in terms.functions.functions]
+        by_query = name == "dq"
+        sink = v.sink if by_query and self._sinks else None
+        return v.score, v.derivative, v.mask, v.kv_range if by_query else v.q_range, v.classify, sink, *of_terms
+
+    def _delta(self) -> KernelText:
+        dlse = [abi.data("dlse", "float"), *abi.strides("dlse", "bhs")] if self.spec.lse else []
+        parameters = [
+            self.pointer("O"),
+            self.pointer("dO"),
+            abi.data("delta", "float", writable=True),
+            *abi.strides("O", "bhs"),
+            *abi.strides("dO", "bhs"),
+            *dlse,
+            *abi.sizes(self.spec, "q_heads", "q_len"),
+        ]
+        return self.kernel("delta", self.head_grid(CeilDiv("q_len", self.plan.threads // DELTA_LANES)), parameters)
+
+    def _gradients(self, name: str) -> KernelText:
+        """A kernel that adds up gradients: of keys, or of queries."""
+        results = [r for r in RESULTS[name] if self.plan.wants(r[1:].lower())]
+        terms = self._terms_of(name)
+        read = ("Q", "K", "V", "dO") if name != "dv" or terms else ("Q", "K", "dO")
+        lse = [n for n in self.row_values if n != "delta"]
+        by_query = name == "dq"
+        parameters = [
+            *(self.pointer(t) for t in read),
+            *(abi.data(n, "float") for n in lse),
+            *([abi.data("delta", "float")] if self._reads_delta(name) else []),
+            *(self.pointer(t, writable=True) for t in results),
+            *(self.term_parameters(*{t.place: "" for t in terms}) if terms else []),
+            *(p for t in (*read, *results) for p in abi.strides(t, "bhs")),
+            *(p for n in lse for p in abi.strides(n, "bhs")),
+            *self.sizes(),
+            *([self.heads_in_l2()] if by_query else []),
+            *self.captured(*self._functions_of(name)),
+        ]
+        grid = self.q_block_grid() if by_query else self._key_grid()
+        return self.kernel(name, grid, parameters, threads_name=self.launch_bounds(), shared=True)
+
+    def _key_grid(self) -> tuple[Extent, ...]:
+        return CeilDiv("kv_len", self.plan.block_kv), abi.head_axes(self.spec)[1].size, "batch"
+
+    def _reads_delta(self, name: str) -> bool:
+        return "delta" in self.row_values
+
+    @property
+    def _ds(self) -> str:
+        return "ds" if self.variant.derivative else "dS"
+
+    def _key_kernel(self, name: str, kernel: KernelText) -> KeyKernel:
+        terms, reads_captured = self._terms_of(name), self.reads_captured(*self._functions_of(name))
+        sums_k, sums_v = name != "dv" and self.plan.wants("k"), name != "dk"
+        needs_ds = sums_k or bool(terms)
+        of_v = ["dV = sum over query heads of P^T dO"] if sums_v else []
+        of_k = [f"dK = softmax_scale * sum over query heads of {self._ds}^T Q"] if sums_k else []
+        operands = " and ".join([*(["P^T"] if sums_v else []), *([f"{self._ds}^T"] if sums_k else [])])
+        are = "are A operands as they are" if sums_k and sums_v else "is an A operand as it is"
+        transposed = f": {operands} {are}" if operands else ""
+        equations = (*self._pair_equations(needs_ds), *of_v, *of_k)
+        return KeyKernel(name, kernel, sums_k, sums_v, needs_ds, terms, reads_captured, equations, transposed)
+
+    def _pair_equations(self, of_scores: bool) -> list[str]:
+        assert self.facts.gradient is not None
+        return comment_text.pair_equations(self.spec, self.facts.gradient, of_scores)
+
+    def primitives(self) -> list[str]:
+        dtype, split = self.spec.dtype.name, self.own.split
+        packed = None if split == "tf32" else split or dtype
+        return [
+            *self.first_primitives(packed),
+            "opaque",
+            *([f"unpack_{dtype}"] if not split and "delta" in self.own.kernels else []),
+            "cp_async",
+            *(["finite_or_0"] if self.row_values else []),
+            *(["cp_async_4"] if self.row_values and self.own.kernels != ("delta", "dq") else []),
+            f"special_{dtype}",
+            "ldmatrix",
+            *([] if split else ["ldmatrix_trans"]),
+            *([f"mma_{split}", f"split_{split}"] if split else [f"mma_{dtype}"]),
+            *self.captured_primitives(ROW_LANES),
+        ]
+
+    @property
+    def uses_infinity(self) -> bool:
+        return bool(self.row_values)  # lse is among them
+
+    @property
+    def subtracts_first(self) -> bool:
+        """Whether lse is subtracted before the scale multiplies: a product of a score and log2(e) is rounded."""
+        return bool(self.own.split) or "lse_rest" in self.row_values
+
+    def exponentials(self) -> list[str]:
+        return ["exp2_log2"] if self.spec.normalize == "softmax" else []
+
+    def exponent_numbers(self) -> list[ConstantLine]:
+        log2_e, exponent_scale = super().exponent_numbers()
+        return [log2_e] if self.subtracts_first else [log2_e, exponent_scale]
+
+    def constants(self) -> list[ConstantLine]:
+        own, plan = self.own, self.plan
+        filled = {own.qk_width: self.spec.head_dim, own.v_width: self.spec.head_dim_v}
+        zeros = {width: f"{width - dim} zeros fill the last step of 16" if width > dim else "" for width, dim in filled.items()}
+        delta = ConstantLine("int", "DELTA_LANES", str(DELTA_LANES), "that share a row")
+        return [
+            *self.fused_numbers(),
+            *self.blocks(),
+            NOT_A_NUMBER,
+            ConstantLine("int", "BLOCK", str(plan.block_q), "BLOCK_Q and BLOCK_KV: rows of a tile in shared memory"),
+            ConstantLine("int", "PART", str(own.part), "columns of S and dP that are multiplied at once"),
+            ConstantLine("int", "ROW_BLOCKS", f"BLOCK / (16 * {plan.warps})", "of 16 rows, of a warp"),
+            ConstantLine("int", "PAD", str(own.chunk)),
+            ConstantLine("int", "QK_WIDTH", str(own.qk_width), zeros[own.qk_width]),
+            ConstantLine("int", "V_WIDTH", str(own.v_width), zeros[own.v_width]),
+            *([delta] if "delta" in own.kernels else []),
+            *([ConstantLine("int", "ROW_LANES", str(ROW_LANES), "that share a row of a fragment")] if self._sums_rows else []),
+            *self.captured_constants(),
+        ]
+
+
+NOT_A_NUMBER = ConstantLine("float", "NOT_A_NUMBER", "__builtin_bit_cast(float, 0x7fffffff)")

@@ -1,0 +1,286 @@
+"""The backward of the fused schedule on tensor cores: a kernel that owns keys and one that owns rows.
+
+No floats are added up in global memory, so that every run has the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from attngen.plan.arch import Arch, Feature
+from attngen.plan.captured_sums import TermSum, term_sums
+from attngen.plan.decisions import saved_decisions, term_decisions
+from attngen.plan.facts import SpecFacts
+from attngen.plan.mask_bounds import mask_bounds
+from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.saved import saved_results
+from attngen.plan.shared_memory import COLUMN, SharedBuffer
+from attngen.plan.tile import Tile
+from attngen.plan.tile_search import STATED, Cost, fitting, pick_tile, planned, tile_decision
+from attngen.schedules.fused_mma.needs import (
+    CAPTURED_REGISTERS,
+    MMA_ROWS,
+    RESERVED,
+    TILE_WORDS,
+    Operands,
+    Split,
+    chunk,
+    gathers,
+    operands,
+    row_blocks,
+)
+from attngen.spec.attention import AttentionSpec
+
+NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
+OTHER_REGISTERS = 56  # addresses, fragments
+OTHER_SPLIT_REGISTERS = 76  # the same where each number is two
+SPLIT_PAIR_REGISTERS = 4  # of a column of S and dP and a row block: they stay in fp32 while they are multiplied
+WARPS_OF_AN_SM = 8  # two for each of its schedulers: as many as have all the registers of a thread
+OF_KEYS = ("dk_dv", "dk", "dv")  # the kernels that own keys; the first has dS
+PARTS = (32, 16)  # columns of S that may be multiplied at once
+BLOCKS = 2  # of an SM, where shared memory allows it: one multiplies while the other waits
+# Blocks of as many keys as rows, so that ranges of captured vectors serve both kernels.
+POSSIBLE = tuple(
+    Tile(size, size, stages, size // rows)
+    for size in (128, 64, 32, 16)
+    for rows in (32, 16)
+    if size >= rows
+    for stages in (2, 1)
+)
+
+
+WHY_TWO_KERNELS = (
+    "a block has its gradients for itself and adds them up in registers, in a fixed order: no atomics, the same bits in every "
+    "run; in return S and dP are computed twice"
+)
+WHY_BLOCKS = "the compiler may use the registers of so many; unasked, it spills some to make room for more"
+
+
+@dataclass(frozen=True, slots=True)
+class FusedMmaBackwardPlan:
+    """The choices of this schedule beside its tile, and the widths of its tiles in elements."""
+
+    kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
+    part: int  # columns of S and dP that are multiplied at once: their sums are in registers
+    split: Split  # the type of the two parts of each number; empty: numbers are not split
+    idle_copiers: bool  # some threads copy nothing: a row's chunks do not divide the number of threads
+    chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
+    qk_width: int  # of a row of Q or K in shared memory, without the padding
+    v_width: int
+
+
+def why_not(facts: SpecFacts, arch: Arch) -> str:
+    """Why this schedule cannot compute the gradients on `arch`; empty if it can."""
+    missing = [f for f in (*NEEDED, operands(facts.spec).feature) if not arch.has(f)]
+    if missing:
+        return f"{arch.name} has no {', no '.join(f.value.partition(':')[0] for f in missing)}"
+    if not tiles(facts, arch):
+        smallest = POSSIBLE[-1]
+        return f"the smallest tile of fused_mma_backward {cost(facts, smallest, True).why_not(arch, 32 * smallest.warps)}"
+    return ""
+
+
+def widths(spec: AttentionSpec) -> tuple[int, int]:
+    """The head sizes rounded up to the 16 elements that a step sums over; the rest is zeros in shared memory."""
+    return -(-spec.head_dim // MMA_ROWS) * MMA_ROWS, -(-spec.head_dim_v // MMA_ROWS) * MMA_ROWS
+
+
+def kernels_of(facts: SpecFacts, apart: bool) -> tuple[str, ...]:
+    """The kernels that the wanted gradients need; `apart`: dK and dV by a kernel each."""
+    wanted, places = {*facts.wanted}, {terms.place for terms in term_sums(facts)}
+    both = {"k", "v"} <= wanted and not apart
+    needed = {
+        "delta": facts.spec.normalize == "softmax" and bool({"q", "k"} & wanted or places),
+        "dk_dv": both,
+        "dv": "v" in wanted and not both,
+        "dk": ("k" in wanted and not both) or ("keys" in places and "v" not in wanted),
+        "dq": "q" in wanted or bool(places - {"keys"}),
+    }
+    return tuple(name for name, is_needed in needed.items() if is_needed)
+
+
+def terms_of(facts: SpecFacts, kernel: str, kernels: tuple[str, ...]) -> tuple[TermSum, ...]:
+    """What `kernel` adds up of captured gradients; `kernels` are all of the program."""
+    of_keys = next((name for name in OF_KEYS if name in kernels), "")
+    owner = {"keys": of_keys, "rows": "dq", "pairs": "dq", "words": "dq"}
+    return tuple(terms for terms in term_sums(facts, diagonals=True) if owner[terms.place] == kernel)
+
+
+def registers(facts: SpecFacts, tile: Tile, part: int, apart: bool) -> int:
+    """The estimate of what a thread needs: sums, S and dP of a part, and the rest."""
+    spec, blocks = facts.spec, row_blocks(tile)
+    split = operands(spec).split
+    other, of_pairs = (OTHER_SPLIT_REGISTERS, SPLIT_PAIR_REGISTERS) if split else (OTHER_REGISTERS, 1)
+    captured = CAPTURED_REGISTERS if gathers(spec) else 0
+    qk, v = (width if name in facts.wanted else 0 for width, name in zip(widths(spec), ("k", "v"), strict=True))
+    columns = {"dk_dv": qk + v, "dv": v, "dk": qk, "dq": widths(spec)[0] if "q" in facts.wanted else 0, "delta": 0}
+    kernels = kernels_of(facts, apart)
+    sums = (blocks * columns[k] // 2 + _sums_of_terms(terms_of(facts, k, kernels), blocks) for k in kernels)
+    return max(sums, default=0) + of_pairs * blocks * part + captured + _ahead(facts) + other
+
+
+def _ahead(facts: SpecFacts) -> int:
+    """Registers of operands that the compiler loads ahead; without captured gradients there is room for them."""
+    if not term_sums(facts):
+        return 0
+    wide = max(widths(facts.spec))
+    return max(0, wide - 64) // 2 if operands(facts.spec).split else max(0, wide - 128) * 5 // 16
+
+
+def _sums_of_terms(terms: tuple[TermSum, ...], blocks: int) -> int:
+    """Registers of a thread for captured gradients: a sum for each of its rows. Diagonals take the place of S."""
+    return 2 * blocks * sum(t.place in ("rows", "keys") for t in terms)
+
+
+def part_of(facts: SpecFacts, tile: Tile, apart: bool, limit: int = 255) -> int:
+    """The most columns that are multiplied at once; 0 if there is no room for any."""
+    fit = (part for part in PARTS if part <= tile.block_q and registers(facts, tile, part, apart) <= limit)
+    return next(fit, 0)
+
+
+def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
+    """The shared memory of a block: its own rows, and tiles of the other axis."""
+    spec, size, stages = facts.spec, tile.block_q, tile.stages
+    qk, v = widths(spec)
+
+    def rows(name: str, shape: tuple[int, ...], use: str) -> SharedBuffer:
+        return SharedBuffer(name=name, element=spec.dtype.name, shape=shape, use=use, pad=chunk(spec), read=COLUMN)
+
+    apart = apart_by_registers(facts, tile)
+    kernels = kernels_of(facts, apart)
+    kept = any(k in OF_KEYS or terms_of(facts, k, kernels) for k in kernels)
+    values = len(row_values(facts))
+    bits = "a bit for each tile to visit, and for each full one"
+    classified = facts.bounds.per_tile or mask_bounds(spec, None, "q").per_tile
+    folded = diagonal_columns(tile, part_of(facts, tile, apart) or PARTS[-1])
+    diagonals = SharedBuffer(name="DIAGONALS", element="float", shape=(tile.warps, 8, folded), use="terms of a warp's pairs")
+    return (
+        rows("FIXED_QK", (size, qk), "the block's keys, or its queries; in the end dK or dQ"),
+        rows("FIXED_V", (size, v), "the block's values, in the end dV; or its rows of dO"),
+        rows("STREAMED_QK", (stages, size, qk), "a tile of queries, or of keys"),
+        rows("STREAMED_V", (stages, size, v), "a tile of rows of dO, or of values"),
+        *(
+            [SharedBuffer(name="ROW_VALUES", element="float", shape=(stages, values, size), use="numbers of a tile's rows")]
+            if values and kept
+            else []
+        ),
+        *([diagonals] if any(terms.diagonals for terms in term_sums(facts, diagonals=True)) else []),
+        *([SharedBuffer(name="TILES", element="unsigned", shape=(TILE_WORDS, tile.warps), use=bits)] if classified else []),
+    )
+
+
+def row_values(facts: SpecFacts) -> tuple[str, ...]:
+    """The numbers that each row has for itself."""
+    needs_delta = "delta" in kernels_of(facts, apart=False)
+    return (*(n for n in saved_results(facts) if n != "out"), *(["delta"] if needs_delta else []))
+
+
+def diagonal_columns(tile: Tile, part: int) -> int:
+    """The columns of the terms of a warp's pairs whose rows 8 apart are added (templates/parts/types/diagonals.cuh.j2)."""
+    return MMA_ROWS * row_blocks(tile) - 8 + part
+
+
+def cost(facts: SpecFacts, tile: Tile, apart: bool) -> Cost:
+    copiers = max(widths(facts.spec)) // chunk(facts.spec)  # of a row: one for each of its chunks
+    return Cost(sum(b.bytes for b in buffers(facts, tile)), registers(facts, tile, PARTS[-1], apart), threads=copiers)
+
+
+def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
+    """Blocks for which an SM has shared memory, up to the number that it has all registers of a thread for."""
+    shared = arch.shared_per_sm // (sum(b.bytes for b in buffers(facts, tile)) + RESERVED)
+    return min(shared, max(1, WARPS_OF_AN_SM // tile.warps))
+
+
+def apart_by_registers(facts: SpecFacts, tile: Tile) -> bool:
+    """Whether dK and dV are added up by kernels of their own, because a thread has no registers for the sums of both."""
+    return part_of(facts, tile, apart=False) == 0
+
+
+def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
+    """The tiles that fit, the preferred first."""
+    fit = fitting(arch, POSSIBLE, lambda t: cost(facts, t, apart=True))
+    return tuple(sorted(fit, key=lambda t: _order(facts, arch, t)))
+
+
+def _order(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[bool, int, int, int, int]:
+    """Less is better: dK and dV in one kernel, which computes S and P once for both; enough warps on an SM; in several blocks;
+    32 rows a warp, for which fragments are read once; the next tile copied in the background."""
+    blocks = blocks_of_an_sm(facts, arch, tile)
+    warps = min(tile.warps * blocks, WARPS_OF_AN_SM)
+    return apart_by_registers(facts, tile), -warps, -min(blocks, BLOCKS), -row_blocks(tile), -tile.stages
+
+
+def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
+    """The preferred tile that fits, of those that a KernelRequest allows; see the decisions for its reasons."""
+    spec = facts.spec
+    fitting_tiles = tiles(facts, arch)
+    if not fitting_tiles:
+        head = max(spec.head_dim, spec.head_dim_v)
+        what = f"fused_mma_backward does not compute {spec.dtype} with head size {head} on {arch.name}"
+        raise refusal("kernel", what, why_not(facts, arch), "compute gradients by auto")
+    tile = pick_tile(spec, arch, fitting_tiles, fitting_tiles, lambda t: cost(facts, t, apart=True))
+    apart = apart_by_registers(facts, tile)
+    kernels = kernels_of(facts, apart)
+    qk, v = widths(spec)
+    own = FusedMmaBackwardPlan(
+        kernels=kernels,
+        part=part_of(facts, tile, apart),
+        split=operands(spec).split,
+        idle_copiers=any(32 * tile.warps % (width // chunk(spec)) for width in (qk, v)),
+        chunk=chunk(spec),
+        qk_width=qk,
+        v_width=v,
+    )
+    return planned(
+        schedule,
+        facts,
+        arch,
+        tile,
+        tuple(_decisions(facts, arch, tile, own)),
+        buffers(facts, tile),
+        own,
+        blocks=blocks_of_an_sm(facts, arch, tile),
+        saved=saved_results(facts),
+        term_sums=term_sums(facts, diagonals=True),
+        workspaces=("delta",) if "delta" in kernels else (),
+    )
+
+
+def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPlan) -> Iterator[Decision]:
+    numbers: Operands = operands(facts.spec)
+    rows = MMA_ROWS * row_blocks(tile)
+    yield Decision("schedule", "fused_mma_backward", f"{facts.spec.dtype} on tensor cores (mma.sync, which {arch.name} has)")
+    yield Decision("gradients", ", ".join(facts.wanted), "what is not wanted is not computed")
+    if numbers.split:
+        yield Decision("products", numbers.products, numbers.because)
+    if {"q", "k"} <= {*facts.wanted} or {"q", "v"} <= {*facts.wanted}:
+        yield Decision("dK, dV and dQ", "by kernels of their own", WHY_TWO_KERNELS)
+    if "dv" in own.kernels and "dk" in own.kernels:
+        both = own.qk_width + own.v_width
+        yield Decision("dK and dV", "by kernels of their own", f"{row_blocks(tile) * both // 2} sums a thread would spill")
+    yield from saved_decisions(saved_results(facts))
+    yield from term_decisions(term_sums(facts, diagonals=True))
+    why_square = "as many rows as keys: ranges of captured vectors serve both kernels; "
+    blocks = blocks_of_an_sm(facts, arch, tile)
+    yield tile_decision(facts.spec, tile, f"{why_square}an SM has room for {blocks} such block" + "s" * (blocks != 1))
+    shared = ", and a fragment of a tile serves two products" if rows > MMA_ROWS else ", for which a thread has registers"
+    yield Decision("warps", str(tile.warps), f"{rows} keys, or rows, each{shared}")
+    yield Decision("stages", str(tile.stages), _why_stages(facts, arch, tile))
+    yield Decision("PART", str(own.part), "columns of S and dP whose sums find registers beside those of the gradients")
+    yield Decision("blocks per SM", str(blocks), WHY_BLOCKS)
+    if own.idle_copiers:
+        yield Decision("copying threads", "not all", "the 16-byte chunks of a row do not divide the number of threads")
+    why_pad = "the 8 rows that ldmatrix reads lie in different banks"
+    yield Decision("rows in shared memory", f"padded by {own.chunk}", why_pad)
+
+
+def _why_stages(facts: SpecFacts, arch: Arch, tile: Tile) -> str:
+    if facts.spec.kernel.stages:
+        return STATED
+    if tile.stages == 2:
+        return "the next tile is copied while one is multiplied"
+    two = replace(tile, stages=2)
+    if cost(facts, two, apart=True).shared > arch.shared_per_block:
+        return "two do not fit shared memory"
+    return "two would take the room of another block on the same multiprocessor, which multiplies while this one waits"

@@ -1,0 +1,230 @@
+"""What a tile of the fused schedule on tensor cores needs: registers of a thread, shared memory of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from attngen.plan.arch import Arch, Feature
+from attngen.plan.axes import KEYS, ROWS
+from attngen.plan.captured_staging import NOTHING, Staged
+from attngen.plan.facts import SpecFacts
+from attngen.plan.memo import remembered
+from attngen.plan.shared_memory import COLUMN, NEITHER, WORK_TILE, SharedBuffer
+from attngen.plan.tile import Tile
+from attngen.plan.tile_search import Cost
+from attngen.spec.attention import AttentionSpec, S
+from attngen.spec.expr import Expr, Gather, Type, name, names_in, rewrite, walk
+from attngen.spec.operator import sub
+
+MMA_ROWS = 16  # the rows of one mma
+CHUNK_BYTES = 16  # what a lane copies at once; a row in shared memory is padded by as much
+
+
+Split = Literal["", "tf32", "bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The operands of tensor cores for a storage type."""
+
+    feature: Feature
+    split: Split = ""  # each number is the sum of two of these, and three products are summed for one
+    products: str = ""  # what that is called, and why it is done
+    because: str = ""
+
+
+OPERANDS = {
+    "fp16": Operands(Feature.MMA_FP16),
+    "bf16": Operands(Feature.MMA_BF16),
+    "fp32": Operands(
+        Feature.MMA_TF32,
+        "tf32",
+        "3xTF32",
+        "a number as the sum of two that tf32 holds, three products for one: as exact as fp32, and faster than the ordinary "
+        "arithmetic units",
+    ),
+    "fp32, precision high": Operands(
+        Feature.MMA_BF16,
+        "bf16",
+        "bf16x3",
+        "a number as the sum of two of bf16, three products for one, as `precision high` allows: errors of O up to 1e-4, and "
+        "up to 1e-3 of its largest element",
+    ),
+}
+OTHER_REGISTERS = 60  # addresses, row state, fragments of K or V
+OTHER_SPLIT_REGISTERS = 95  # the same without V, where each fragment is two
+CAPTURED_REGISTERS = 10  # addresses of captured tensors, and indices into them
+OF_BLOCK_REGISTERS = 1  # an element that all pairs of a block share
+SHARED_REGISTERS = 4  # more of them, beside a softmax, where scores or a sink read such an element
+SCORE_REGISTERS = 4  # a softmax of scores that are computed from s, not s itself
+DIVISOR_REGISTERS = 10  # divisors that are not known before the call, and their inverses
+KEY_REGISTERS = 2  # the address of an element that a thread reads of one key
+RESERVED = 1024  # bytes of shared memory that the driver adds to each block
+TILE_WORDS = 2  # of 32 tiles each, that a warp has classified: which are visited, which are full
+
+
+def operands(spec: AttentionSpec) -> Operands:
+    return OPERANDS["fp32, precision high" if (spec.dtype.name, spec.precision) == ("fp32", "high") else spec.dtype.name]
+
+
+def chunk(spec: AttentionSpec) -> int:
+    """Elements that a lane copies at once."""
+    return CHUNK_BYTES // spec.dtype.bytes
+
+
+def padded_head_dim(spec: AttentionSpec) -> int:
+    """The head size rounded up to the 16 elements that a step sums over; the rest is zeros in shared memory."""
+    return -(-spec.head_dim // 16) * 16
+
+
+def width_of_v(spec: AttentionSpec) -> int:
+    """The head size of V as shared memory holds it: split operands are multiplied 16 columns at a time."""
+    return -(-spec.head_dim_v // 16) * 16 if operands(spec).split else spec.head_dim_v
+
+
+def row_blocks(tile: Tile) -> int:
+    """Blocks of 16 rows that a warp computes."""
+    return tile.block_q // (MMA_ROWS * tile.warps)
+
+
+def q_registers(spec: AttentionSpec, tile: Tile) -> int:
+    """Registers of a thread for the fragments of Q."""
+    return row_blocks(tile) * padded_head_dim(spec) * spec.dtype.bytes // 8
+
+
+def registers(facts: SpecFacts, tile: Tile) -> int:
+    """Registers that a thread needs without Q: output, scores, and the rest."""
+    spec = facts.spec
+    output, scores = row_blocks(tile) * spec.head_dim_v // 2, row_blocks(tile) * tile.block_kv // 2
+    if operands(spec).split:
+        output, scores = row_blocks(tile) * width_of_v(spec) // 2, scores * (2 if operands(spec).split == "tf32" else 1)
+    captured = _captured_registers(facts, tile, scores)
+    if not operands(spec).split:
+        computed = SCORE_REGISTERS if spec.normalize == "softmax" and spec.score != S else 0
+        return output + scores + captured + computed + remainders(facts, tile) + OTHER_REGISTERS
+    wide = max(0, tile.block_kv - 32) // 4 if operands(spec).split == "bf16" else 0  # fragments of K
+    return output + scores + captured + wide + 16 * summed(tile) + OTHER_SPLIT_REGISTERS
+
+
+def remainders(facts: SpecFacts, tile: Tile) -> int:
+    """Registers of a thread for the remainders of distances that a mask divides by params, and for the divisors."""
+    distances = facts.divided_distances(2 * row_blocks(tile), tile.block_kv)
+    return distances + DIVISOR_REGISTERS if distances else 0
+
+
+def summed(tile: Tile) -> int:
+    """Split operands: steps of 16 keys whose products are added to the output together, their fragments of V in registers."""
+    return min(2, tile.block_kv // 16)
+
+
+def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
+    """The shared memory of a block."""
+    spec = facts.spec
+    q, kv, stages, own = tile.block_q, tile.block_kv, tile.stages, staged_of(facts, tile)
+    d, dv, v_read = padded_head_dim(spec), width_of_v(spec), NEITHER if operands(spec).split else COLUMN
+    tiles = "one tile" if stages == 1 else f"{stages} tiles"
+
+    def rows(name: str, shape: tuple[int, ...], use: str, read: str = COLUMN, then: str = "") -> SharedBuffer:
+        return SharedBuffer(name=name, element=spec.dtype.name, shape=shape, use=use, pad=chunk(spec), read=read, then=then)
+
+    bits = "a bit for each tile to visit, and for each full one"
+    classified = SharedBuffer(name="TILES", element="unsigned", shape=(TILE_WORDS, tile.warps), use=bits)
+    return (
+        rows("Q", (q, max(d, dv)), "the block's query rows, in the end its output", then="O"),
+        rows("K", (stages, kv, d), f"the keys of {tiles}"),
+        rows("V", (stages, kv, dv), f"the values of {tiles}", v_read),
+        SharedBuffer(name="WORK_TILE", element="int", shape=(len(WORK_TILE),), use="which rows and head the block computes"),
+        *([classified] if facts.bounds.per_tile else []),
+        *([own.buffer(kv)] if own.keys else []),
+    )
+
+
+def staged_of(facts: SpecFacts, tile: Tile) -> Staged:
+    """The elements that the mask alone reads per key and per row, for tiles of many keys: one stage gives a barrier between
+    Q K^T and the mask, and there must be more threads than keys."""
+    own = facts.staged
+    fits = tile.stages == 1 and 64 <= tile.block_kv < 32 * tile.warps and not operands(facts.spec).split
+    return own if fits and not any(e.in_score for e in own.elements) else NOTHING
+
+
+@remembered
+def reads_pairs(spec: AttentionSpec) -> bool:
+    """Whether each pair reads an element of its own from a captured tensor. Elements that are read by distance do not count:
+    they repeat along the diagonals of a thread's pairs."""
+    return any(names_in(*(rewrite(index, _distance) for index in node.args)) & {"q", "k"} for node in _pair_gathers(spec))
+
+
+@remembered
+def gathers(spec: AttentionSpec) -> tuple[Gather, ...]:
+    """Elements of captured tensors that the mask or the score reads."""
+    return tuple(node for node in _walked(spec.mask, spec.score) if isinstance(node, Gather))
+
+
+def _walked(*exprs: Expr | None) -> Iterator[Expr]:
+    """All nodes of the expressions that are not None."""
+    return walk(*(e for e in exprs if e is not None))
+
+
+@remembered
+def _pair_gathers(spec: AttentionSpec) -> tuple[Gather, ...]:
+    """The elements whose indices depend on both the query and the key."""
+    return tuple(node for node in gathers(spec) if {"q", "k"} <= names_in(*node.args))
+
+
+def of_pairs(node: Gather) -> bool:
+    """Whether the element depends on the query or the key; otherwise all pairs of a block share it."""
+    return bool({"q", "k"} & names_in(*node.args))
+
+
+def _distance(node: Expr) -> Expr | None:
+    """The name that replaces `k - q` and `q - k`."""
+    return name("q.k", Type.INT) if node in (sub(KEYS.at, ROWS.at), sub(ROWS.at, KEYS.at)) else None
+
+
+def _captured_registers(facts: SpecFacts, tile: Tile, scores: int) -> int:
+    """Registers of a thread for elements of captured tensors and their addresses. A thread that reads the elements of one key
+    holds them during Q K^T; weights without a softmax, and a sink, take one more each."""
+    spec = facts.spec
+    own = staged_of(facts, tile)
+    elements = _elements(spec, scores)
+    if operands(spec).split:
+        return (CAPTURED_REGISTERS if spec.inputs else 0) + elements
+    inputs = {g.input for g in gathers(spec) if of_pairs(g)}
+    if not own.keys:
+        return (CAPTURED_REGISTERS if inputs else _shared_registers(spec)) + elements
+    others = inputs - {e.gather.input for e in own.elements}
+    held = sum(KEY_REGISTERS + e.stored.bytes // 4 for e in own.keys)
+    more = (spec.normalize != "softmax") + (spec.sink is not None)
+    return (CAPTURED_REGISTERS if others else 0) + held + more + elements
+
+
+@remembered
+def _shared_registers(spec: AttentionSpec) -> int:
+    """Registers for elements that all pairs of a block share."""
+    shared = {g for g in gathers(spec) if not of_pairs(g)}
+    weighed = spec.normalize == "softmax" and any(isinstance(n, Gather) for n in _walked(spec.score, spec.sink))
+    return OF_BLOCK_REGISTERS * len(shared) + (SHARED_REGISTERS if weighed else 0)
+
+
+def _elements(spec: AttentionSpec, scores: int) -> int:
+    """Registers of a thread for elements of pairs: one per score, or in wide tiles one for some diagonals."""
+    if reads_pairs(spec):
+        return scores
+    return max(0, scores - 32) // 3 if _pair_gathers(spec) else 0
+
+
+def copiers(spec: AttentionSpec) -> int:
+    """Threads that copy a row of a tile: one for each of its chunks."""
+    return max(padded_head_dim(spec), width_of_v(spec)) // chunk(spec)
+
+
+def cost(facts: SpecFacts, tile: Tile) -> Cost:
+    return Cost(sum(b.bytes for b in buffers(facts, tile)), registers(facts, tile), threads=copiers(facts.spec))
+
+
+def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
+    """The number of blocks that an SM has room for."""
+    need, threads = cost(facts, tile), 32 * tile.warps
+    return min(arch.shared_per_sm // (need.shared + RESERVED), arch.registers_per_sm // (need.registers * threads))

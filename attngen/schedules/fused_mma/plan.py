@@ -1,0 +1,195 @@
+"""The fused schedule on tensor cores, sm_80 and later: mma.sync, ldmatrix and cp.async; fp16, bf16, split fp32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from attngen.plan.arch import Arch, Feature
+from attngen.plan.decisions import score_decisions
+from attngen.plan.facts import SpecFacts
+from attngen.plan.plan import Decision, Plan, Schedule
+from attngen.plan.tile import Tile
+from attngen.plan.tile_search import STATED, fitting, pick_tile, planned, tile_decision
+from attngen.schedules.fused_mma import needs
+from attngen.schedules.fused_mma.loop import copies_between_steps, holds_q, idle_copiers
+from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, blocks_of_an_sm, cost, operands, row_blocks, staged_of
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import Gather, walk
+
+NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
+SPLIT_UP_TO = 225  # registers of a thread by the estimate: beyond, ptxas spills some
+BLOCKS = 2  # of an SM, where tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
+ROOMY_ROWS = 64
+TWO_STAGES_UP_TO = 230  # registers of a thread
+# Two row blocks a warp read each fragment of K and V once for 32 rows: shared memory is what 16 rows a warp wait for.
+PREFERRED = tuple(
+    Tile(q, kv, stages, warps)
+    for q, kv, warps in ((128, 64, 4), (128, 32, 4), (64, 64, 4), (64, 32, 4), (32, 32, 2), (16, 16, 1))
+    for stages in (2, 1)
+)
+# Split operands need twice the registers: 16 rows a warp leave room for tiles of 64 keys.
+PREFERRED_SPLIT = tuple(Tile(q, kv, 1, q // 16) for q, kv in ((64, 64), (64, 32), (64, 16), (32, 16), (16, 16)))
+# 32 rows a warp where the operands' registers are few and no row has less to do than others.
+PREFERRED_SPLIT_FULL = (Tile(128, 32, 1, 4),)
+# Masks of queries' or keys' elements allow parts of many tiles: fewer rows waste less of them. 128 are for masks that
+# compare a key's element with a row's, which shared memory hands on.
+PREFERRED_FOR_DATA = (Tile(64, 64, 2, 2), Tile(128, 64, 1, 4), Tile(64, 64, 1, 2), Tile(64, 32, 2, 2), Tile(64, 32, 1, 2))
+# Masks and scores that read an element for each pair hold as many: 16 rows a warp.
+PREFERRED_FOR_PAIRS = tuple(Tile(q, kv, 2, q // 16) for q, kv in ((64, 32), (32, 32)))
+POSSIBLE = tuple(
+    Tile(q, kv, stages, q // rows)
+    for rows in (32, 16)
+    for q in (256, 128, 64, 32, 16)
+    if q >= rows
+    for kv in (128, 64, 32, 16)
+    for stages in (1, 2)
+)
+WEIGHING = {"softmax": "the softmax and ", "sigmoid": "the sigmoid and ", "none": ""}  # what comes before P V
+WHY_BETWEEN = "issued when the first products of a tile are queued: the tensor cores work while addresses are computed"
+WHY_IDLE = "the 16-byte chunks of a row do not divide the number of threads"
+WHY_SUMMED = "added to O in fp32: the tensor cores truncate sums, and errors of one sign add up"
+WHY_BLOCKS = "the compiler may use the registers of so many: split operands need all that a thread can have"
+WHY_KEYS = "for partial tiles: the elements of a key are read once, during Q K^T, not by every thread that meets the key"
+
+
+@dataclass(frozen=True, slots=True)
+class FusedMmaPlan:
+    """The choices of this schedule beside its tile, and the widths of its tiles in elements."""
+
+    q_in_registers: bool
+    copies_between_steps: bool  # copies are issued between the steps of a tile's products, not before them
+    idle_copiers: bool  # some threads copy nothing: a row's chunks do not divide the number of threads
+    split: needs.Split  # the type of the two parts of each number; empty: numbers are not split
+    summed: int  # steps of 16 keys whose products are summed by themselves before they are added to O; of split numbers
+    chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
+    qk_width: int  # of a row of Q or K in shared memory, without the padding
+    v_width: int
+    one_stage_because: str  # why there is one stage, if the reason is that there is no room for two
+
+
+def why_not(facts: SpecFacts, arch: Arch) -> str:
+    """Why this schedule cannot run the spec on `arch`; empty if it can. Even the smallest tile may need too many registers, if
+    operands are split, heads wide, and elements of captured tensors read."""
+    spec = facts.spec
+    missing = [f for f in (*NEEDED, operands(spec).feature) if not arch.has(f)]
+    if missing:
+        return f"{arch.name} has no {', no '.join(f.value.partition(':')[0] for f in missing)}"
+    preferred = preferred_tiles(facts)
+    if fitting(arch, preferred, lambda t: cost(facts, t)):
+        return ""
+    smallest = preferred[-1]
+    reason = cost(facts, smallest).why_not(arch, 32 * smallest.warps)
+    return f"the smallest tile of fused_mma, {smallest.block_q} x {smallest.block_kv}, {reason}"
+
+
+def blocks_told(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
+    """The blocks per SM that the launch bounds state; 0: none. Split operands are fastest with all registers of a thread, which
+    the compiler does not use otherwise."""
+    if not operands(facts.spec).split:
+        return 0
+    every = arch.registers_per_sm // ((arch.max_registers_per_thread + 1) * 32 * tile.warps)
+    return max(1, min(every, arch.shared_per_sm // (cost(facts, tile).shared + RESERVED)))
+
+
+def is_roomy(facts: SpecFacts, arch: Arch, tile: Tile) -> bool:
+    """Whether BLOCKS blocks fit an SM; with two stages, with a fifth of its shared memory and some registers to spare."""
+    need = cost(facts, tile)
+    if operands(facts.spec).split:
+        return need.registers <= SPLIT_UP_TO
+    shared = BLOCKS * (need.shared + RESERVED)
+    spare = 5 * shared <= 4 * arch.shared_per_sm and need.registers <= TWO_STAGES_UP_TO
+    return blocks_of_an_sm(facts, arch, tile) >= BLOCKS and (tile.stages == 1 or spare)
+
+
+def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
+    """The tiles to try, the fastest first, as measured by `attngen tune`."""
+    spec = facts.spec
+    if not operands(spec).split:
+        if needs.reads_pairs(spec):
+            return (*PREFERRED_FOR_PAIRS, *PREFERRED)
+        from_data = spec.mask is not None and any(isinstance(node, Gather) and needs.of_pairs(node) for node in walk(spec.mask))
+        for_data = [t for t in PREFERRED_FOR_DATA if t.block_q <= ROOMY_ROWS or staged_of(facts, t).rows]
+        return (*for_data, *PREFERRED) if from_data else PREFERRED
+    full = operands(spec).split == "bf16" and spec.mask is None
+    return (*PREFERRED_SPLIT_FULL, *PREFERRED_SPLIT) if full else PREFERRED_SPLIT
+
+
+def one_stage_because(facts: SpecFacts, arch: Arch, tile: Tile) -> str:
+    """Why there is no room for two stages; empty if there are two, or if room is not the reason."""
+    two = replace(tile, stages=2)
+    if tile.stages == 2:
+        return ""
+    if cost(facts, two).shared > arch.shared_per_block:
+        return "two of each do not fit shared memory"
+    fewer = blocks_of_an_sm(facts, arch, two) < blocks_of_an_sm(facts, arch, tile)
+    return "two of each would take the room of another block on the same multiprocessor" if fewer else ""
+
+
+def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
+    """The tiles that fit and give an SM at least four warps, one for each of its schedulers."""
+    fit = fitting(arch, (*preferred_tiles(facts), *POSSIBLE), lambda t: cost(facts, t))
+    return tuple(t for t in fit if t.warps * blocks_of_an_sm(facts, arch, t) >= 4)
+
+
+def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
+    """The preferred tile that fits; see the decisions for its reasons."""
+    spec = facts.spec
+    preferred = preferred_tiles(facts)
+    roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(facts, arch, t)]
+    tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(facts, t))
+    stages = tile.stages
+    staged = staged_of(facts, tile)
+    numbers = operands(spec)
+    pad, t = needs.chunk(spec), spec.dtype.name
+    between, idle = copies_between_steps(spec, tile), idle_copiers(spec, tile)
+    beside = f"V is copied during Q K^T, the next K during {'' if between else WEIGHING[spec.normalize]}P V"
+    why_stages = beside if stages == 1 else "the next K and V are copied while these are used"
+    if spec.kernel.stages:
+        why_stages = f"{STATED}; {why_stages}"
+    rows = MMA_ROWS * row_blocks(tile)
+    shared = ", and a fragment of K or V serves two products" if rows > MMA_ROWS else ""
+    holds, blocks = holds_q(facts, tile), blocks_told(facts, arch, tile)
+    decisions = (
+        Decision("schedule", "fused_mma", f"{t} on tensor cores (mma.sync, which {arch.name} has)"),
+        *score_decisions(facts),
+        *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
+        tile_decision(spec, tile, _why_tile(facts, arch, tile, roomy)),
+        Decision("warps", str(tile.warps), f"{rows} rows each: no warp needs the scores of another{shared}"),
+        Decision("stages", str(stages), why_stages),
+        Decision("Q", "in registers" if holds else "in shared memory", _why_q(spec, tile, holds)),
+        *([Decision("copies", "between products", WHY_BETWEEN)] if between else []),
+        *([Decision("copying threads", "not all", WHY_IDLE)] if idle else []),
+        *([Decision("partial sums", f"of {16 * needs.summed(tile)} keys", WHY_SUMMED)] if numbers.split else []),
+        *([Decision("blocks per SM", str(blocks), WHY_BLOCKS)] if blocks else []),
+        *([Decision("key vectors", "in shared memory", WHY_KEYS)] if staged.keys else []),
+        Decision("rows in shared memory", f"padded by {pad}", "the 8 rows that ldmatrix reads lie in different banks"),
+    )
+    own = FusedMmaPlan(
+        q_in_registers=holds,
+        copies_between_steps=between,
+        idle_copiers=idle,
+        split=numbers.split,
+        summed=needs.summed(tile),
+        chunk=pad,
+        qk_width=needs.padded_head_dim(spec),
+        v_width=needs.width_of_v(spec),
+        one_stage_because=one_stage_because(facts, arch, tile),
+    )
+    return planned(schedule, facts, arch, tile, decisions, needs.buffers(facts, tile), own, blocks=blocks, staged=staged)
+
+
+def _why_tile(facts: SpecFacts, arch: Arch, tile: Tile, roomy: list[Tile]) -> str:
+    blocks = blocks_of_an_sm(facts, arch, tile)
+    if tile in roomy and not operands(facts.spec).split:
+        return f"the fastest measured tile of which an SM has room for {blocks} blocks"
+    room = f"an SM has room for {blocks} such block" + ("s" if blocks != 1 else "")
+    return f"the fastest measured tile that fits registers and shared memory; {room}"
+
+
+def _why_q(spec: AttentionSpec, tile: Tile, holds: bool) -> str:
+    if operands(spec).split:
+        twice = 2 * needs.q_registers(spec, tile)
+        return f"split in two, its fragments would take {twice} registers a thread, which spills others"
+    others = row_blocks(tile) * (spec.head_dim_v + tile.block_kv) // 2
+    needed = f"its fragments take {needs.q_registers(spec, tile)} registers a thread"
+    return needed if holds else f"{needed}, and output and scores already take {others}"

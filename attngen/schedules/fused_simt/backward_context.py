@@ -1,0 +1,169 @@
+"""The context of the fused_simt backward's template: kernels, constants and equations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attngen.emit import abi, comment_text
+from attngen.emit.captured_sums import CapturedSums
+from attngen.emit.file import ConstantLine, KernelText
+from attngen.emit.program import CeilDiv, Parameter
+from attngen.emit.variant import Function
+from attngen.plan.captured_sums import Place
+from attngen.schedules.fused_simt import plan as forward
+from attngen.schedules.fused_simt.backward_plan import FusedSimtBackwardPlan, row_values
+from attngen.schedules.fused_simt.context import PAD
+
+
+class FusedSimtBackward(CapturedSums):
+    @property
+    def own(self) -> FusedSimtBackwardPlan:
+        assert isinstance(self.plan.own, FusedSimtBackwardPlan)
+        return self.plan.own
+
+    def sections(self) -> dict[str, str]:
+        titles = {"delta": "Delta", "dk_dv": "dK and dV", "dq": "dQ"}
+        own = {name: titles[name] for name in self.own.kernels}
+        return {**self.tile_sections(), "products": "Products", **own, **self.captured_sections()}
+
+    def primitives(self) -> list[str]:
+        softmax = ["finite_or_0"] if self.spec.normalize == "softmax" else []
+        return [*self.conversions(), *softmax, *self.captured_primitives(self.own.column_threads)]
+
+    @property
+    def wants(self) -> dict[str, bool]:
+        return {name: self.plan.wants(name) for name in ("q", "k", "v")}
+
+    @property
+    def row_values(self) -> tuple[str, ...]:
+        return row_values(self.facts)
+
+    def context(self) -> dict[str, Any]:
+        v = self.variant
+        pairs = (*v.of_scores, v.mask, v.derivative, v.classify)
+        return super().context() | {
+            "wants": self.wants,
+            "keys_need_ds": self.keys_need_ds,
+            "row_values": self.row_values,
+            "keys_read_captured": self.reads_captured(*pairs, v.q_range, *self.term_functions(*OF_KEYS)),
+            "queries_read_captured": self.reads_captured(*pairs, v.kv_range, *self._of_rows()),
+            "key_sums": self.term_sums(*OF_KEYS),
+            "query_sums": self.term_sums(*OF_ROWS),
+            "zero_kernels": self.zero_kernels().values(),
+            "last_kernels": self.last_kernels().values(),
+            "captured_equations": self.captured_equations,
+            "key_equations": self._key_equations(),
+            "query_equations": [*self._pair_equations(True), f"dQ = softmax_scale * {self.ds} K"],
+            "ds": self.ds,
+        }
+
+    @property
+    def ds(self) -> str:
+        return "ds" if self.variant.derivative else "dS"
+
+    def _pair_equations(self, of_scores: bool) -> list[str]:
+        return comment_text.pair_equations(self.spec, self.gradient, of_scores)
+
+    def _key_equations(self) -> list[str]:
+        of_k = f"dK = softmax_scale * sum over query heads of {self.ds}^T Q"
+        of_v = "dV = sum over query heads of P^T dO"
+        results = [line for letter, line in (("k", of_k), ("v", of_v)) if self.wants[letter]]
+        return [*self._pair_equations(self.keys_need_ds), *results]
+
+    @property
+    def keys_need_ds(self) -> bool:
+        return self.wants["k"] or bool(self.term_sums(*OF_KEYS))
+
+    def kernels(self) -> dict[str, KernelText]:
+        written = {"delta": self._delta, "dk_dv": self._dk_dv, "dq": self._dq}
+        return {
+            **{f"zero_{name}": zero.kernel for name, zero in self.zero_kernels().items()},
+            **{name: written[name]() for name in self.own.kernels},
+            **{name: last.kernel for name, last in self.last_kernels().items()},
+        }
+
+    def _of_rows(self) -> list[Function | None]:
+        """The device functions of the terms that the row-owning kernel adds to captured gradients."""
+        sinks = any(terms.of("sink") for terms in self.term_sums(*OF_ROWS))
+        return [*self.term_functions(*OF_ROWS), *([self.variant.sink] if sinks else [])]
+
+    def _delta(self) -> KernelText:
+        parameters = [
+            self.pointer("O"),
+            self.pointer("dO"),
+            abi.data("delta", "float", writable=True),
+            *abi.strides("O"),
+            *abi.strides("dO"),
+            *self.dlse_parameters(),
+            *self.sizes(),
+        ]
+        return self.kernel("delta", self.head_grid(CeilDiv("q_len", self.plan.threads)), parameters)
+
+    def _dk_dv(self) -> KernelText:
+        v = self.variant
+        results = [name for letter, name in (("k", "dK"), ("v", "dV")) if self.wants[letter]]
+        grid = (CeilDiv("kv_len", self.plan.block_kv), abi.head_axes(self.spec)[1].size, "batch")
+        functions = (*v.of_scores, v.mask, v.derivative, v.q_range, v.classify, *self.term_functions(*OF_KEYS))
+        parameters = [*self._operands(results, *OF_KEYS), *self.captured(*functions)]
+        return self.kernel("dk_dv", grid, parameters, threads_name=BOUNDS, shared=True)
+
+    def _dq(self) -> KernelText:
+        v = self.variant
+        functions = (*v.of_scores, v.mask, v.derivative, v.kv_range, v.classify, *self._of_rows())
+        results = ["dQ"] if self.wants["q"] else []
+        grid = self.head_grid(CeilDiv("q_len", self.plan.block_q))
+        parameters = [*self._operands(results, *OF_ROWS), *self.captured(*functions)]
+        return self.kernel("dq", grid, parameters, threads_name=BOUNDS, shared=True)
+
+    def _operands(self, results: list[str], *places: Place) -> list[Parameter]:
+        saved = [p for n in self.row_values if n != "delta" for p in (abi.data(n, "float"), *abi.strides(n, "bhs"))]
+        operands = ["Q", "K", "V", "dO"]
+        return [
+            *(self.pointer(t) for t in operands),
+            *(self.pointer(t, writable=True) for t in results),
+            *saved,
+            *([abi.data("delta", "float")] if "delta" in self.row_values else []),
+            *self.term_parameters(*places),
+            *(p for t in (*operands, *results) for p in abi.strides(t)),
+            *self.sizes(),
+        ]
+
+    def constants(self) -> list[ConstantLine]:
+        plan, own = self.plan, self.own
+        return [
+            *self.infinity(),
+            *self.numbers(),
+            ConstantLine("int", "BLOCK", str(plan.block_q), "rows, or keys, that a block owns, and of a tile that it visits"),
+            ConstantLine("int", "BLOCK_Q", "BLOCK"),
+            ConstantLine("int", "BLOCK_KV", "BLOCK"),
+            ConstantLine("int", "THREADS", str(plan.threads)),
+            ConstantLine(
+                "int",
+                "BLOCKS",
+                str(plan.blocks),
+                "that an SM is to hold at once: the compiler may use the registers of so many",
+            ),
+            *(ConstantLine("int", f"{b.name}_SMEM", str(b.offset)) for b in plan.buffers),
+            ConstantLine("int", "ROW_THREADS", str(own.row_threads), "of the block's threads, as a grid over a tile"),
+            ConstantLine("int", "COLUMN_THREADS", str(own.column_threads)),
+            ConstantLine("int", "ROWS", "BLOCK / ROW_THREADS", "own rows of a thread"),
+            ConstantLine("int", "COLUMNS", "BLOCK / COLUMN_THREADS", "rows of a thread in a tile"),
+            ConstantLine("int", "QK_DIMS", "HEAD_DIM / COLUMN_THREADS", "dimensions of dQ and dK of a thread"),
+            ConstantLine("int", "V_DIMS", "HEAD_DIM_V / COLUMN_THREADS", "dimensions of dV of a thread"),
+            ConstantLine("int", "QK_SLICE", str(own.slice_qk), SLICES),
+            ConstantLine("int", "V_SLICE", str(own.slice_v)),
+            ConstantLine("int", "W_SLICE", str(own.slice_w), "rows of a tile"),
+            ConstantLine("int", "QK_VECTOR", str(own.vector_qk), "neighbouring dimensions that a thread has"),
+            ConstantLine("int", "V_VECTOR", str(own.vector_v)),
+            ConstantLine("int", "PAD", str(forward.PAD), PAD),
+            ConstantLine("int", "QK_STRIDE", "HEAD_DIM + PAD", "floats from row to row in shared memory"),
+            ConstantLine("int", "V_STRIDE", "HEAD_DIM_V + PAD"),
+            ConstantLine("int", "W_STRIDE", "BLOCK + PAD"),
+            *self.captured_constants(),
+        ]
+
+
+OF_KEYS: tuple[Place, ...] = ("keys",)  # places of the captured gradients that the key-owning kernel adds up
+OF_ROWS: tuple[Place, ...] = ("rows", "pairs", "words")
+BOUNDS = "THREADS, BLOCKS"
+SLICES = "terms of a sum that are summed by themselves"

@@ -1,0 +1,67 @@
+"""The loops and the timeline of the fused_simt backward, as pages show them."""
+
+from __future__ import annotations
+
+from attngen.emit.loops import Loop, kernel
+from attngen.plan.plan import Plan
+from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, Bar, Timeline
+from attngen.spec.attention import AttentionSpec
+
+
+def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
+    own = plan.own
+    rows, columns = plan.block_q // own.row_threads, plan.block_kv // own.column_threads
+
+    def dots(name: str, dims: int, terms: int, operands: str, anchor: str) -> Loop:
+        held = f"{operands}: shared; {rows} x {columns}: registers"
+        return Loop(name, f"{dims} / {terms} = {dims // terms}", "thread", held, anchor)
+
+    def sums(name: str, dims: int, operands: str, anchor: str) -> Loop:
+        held = f"{operands}: shared; {rows} x {dims // own.column_threads}: registers"
+        return Loop(name, f"{plan.block_q} / 4 = {plan.block_q // 4}", "thread", held, anchor)
+
+    scores = dots("S = Q K^T, d", spec.head_dim, own.slice_qk, "Q, K", "dot_products<HEAD_DIM,")
+    weights = dots("dP = dO V^T, d", spec.head_dim_v, own.slice_v, "dO, V", "dot_products<HEAD_DIM_V,")
+    of_scores = (weights,) if plan.wants("k") else ()
+    of_v = (sums("dV += P^T dO, q", spec.head_dim_v, "P, dO", "add_product<V_DIMS"),) if plan.wants("v") else ()
+    of_k = (sums("dK += ds^T Q, q", spec.head_dim, "ds, Q", "add_product<QK_DIMS"),) if plan.wants("k") else ()
+    rows_loop = Loop(
+        "rows",
+        f"tiles of {plan.block_q}",
+        "block",
+        "Q, dO: global to shared",
+        "while (tile < tile_end)",
+        (scores, *of_scores, *of_v, *of_k),
+    )
+    keys_loop = Loop(
+        "keys",
+        f"tiles of {plan.block_kv}",
+        "block",
+        "K, V: global to shared",
+        "while (tile < tile_end)",
+        (scores, weights, sums("dQ += ds K, k", spec.head_dim, "ds, K", "add_product<QK_DIMS")),
+    )
+    heads = Loop("query heads", "group_size", "block", "", "++h_idx", (rows_loop,))
+    every = {
+        "delta": kernel(
+            "O, dO: global",
+            Loop("d", str(spec.head_dim_v), "thread", "a row each: registers", "begin < HEAD_DIM_V; begin += V_SLICE"),
+        ),
+        "dk_dv": kernel(f"K, V: global to shared, {plan.block_kv} keys", heads),
+        "dq": kernel(f"Q, dO: global to shared, {plan.block_q} rows", keys_loop),
+    }
+    return {name: every[name] for name in own.kernels}
+
+
+def timeline(plan: Plan, weights: str) -> Timeline:
+    work, copies, start = [], [], 0.0
+    for name, products in (("dk_dv", ("S, dP", "dV", "dK")), ("dq", ("S, dP", "dQ"))):
+        if name not in plan.own.kernels:
+            continue
+        copies.append(Bar(start, 1, "Q, dO" if name == "dk_dv" else "K, V", COPY))
+        first, *sums = products
+        work += [Bar(start + 1, 2, first, PRODUCT), Bar(start + 3, 1, weights, SOFTMAX)]
+        work += [Bar(start + 4 + i, 1, one, PRODUCT) for i, one in enumerate(sums)]
+        start = work[-1].end
+    lanes = {"global to shared": tuple(copies), "arithmetic": tuple(work)}
+    return Timeline(lanes, "A tile of each kernel: a block waits for it; other blocks of the multiprocessor compute meanwhile.")

@@ -1,0 +1,32 @@
+"""The context of the fused_simt schedule's template: kernel, constants and primitives."""
+
+from __future__ import annotations
+
+from attngen.emit.file import SLICE, ConstantLine, KernelText, thread_grid
+from attngen.schedules.fused import Fused
+from attngen.schedules.fused_simt import plan as fused_simt
+
+
+class FusedSimt(Fused):
+    def kernels(self) -> dict[str, KernelText]:
+        return self.fused_kernel("bhsd")
+
+    def primitives(self) -> list[str]:
+        return [*self.conversions(), *self.reductions()]
+
+    def constants(self) -> list[ConstantLine]:
+        own = self.plan.own
+        assert isinstance(own, fused_simt.FusedSimtPlan)
+        return [
+            *self.fused_numbers(),
+            *thread_grid(fused_simt.ROW_THREADS, fused_simt.COLUMN_THREADS, "HEAD_DIM_V"),
+            ConstantLine("int", "SLICE", str(own.slice), SLICE),
+            ConstantLine("int", "VECTOR", str(own.vector), "neighbouring dimensions of O that a thread has"),
+            ConstantLine("int", "PAD", str(fused_simt.PAD), PAD),
+            ConstantLine("int", "QK_STRIDE", "HEAD_DIM + PAD", "floats from row to row in shared memory"),
+            ConstantLine("int", "V_STRIDE", "HEAD_DIM_V + PAD"),
+            ConstantLine("int", "P_STRIDE", "BLOCK_KV + PAD"),
+        ]
+
+
+PAD = "floats at the end of each row in shared memory: its neighbours start in other banks"

@@ -1,0 +1,22 @@
+"""The schedule `hopper`, as one object."""
+
+from attngen.plan.plan import Schedule
+from attngen.schedules.hopper import plan, shown
+from attngen.schedules.hopper.context import Hopper
+
+HOPPER = Schedule(
+    name="hopper",
+    keyword="hopper",
+    summary="A persistent kernel with warp specialization: a producer copies by TMA, two to four consumers multiply by wgmma.",
+    propose=plan.propose,
+    why_not=plan.why_not,
+    tiles=plan.tiles,
+    by_lengths=plan.by_lengths,
+    propose_tile=plan.with_tile,
+    on_tensor_cores=True,
+    by_tma=True,
+    is_warp_specialized=True,
+    context=Hopper,
+    loops=shown.loops,
+    timeline=shown.timeline,
+)

@@ -1,0 +1,196 @@
+"""What the template of the Hopper schedule reads."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from attngen.emit import abi
+from attngen.emit.file import ConstantLine, KernelText
+from attngen.emit.program import MULTIPROCESSORS, Parameter
+from attngen.emit.variant import Variant
+from attngen.plan import bounded_scores
+from attngen.plan.axes import KEYS
+from attngen.schedules.hopper import plan as hopper
+from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
+from attngen.schedules.tma import ByTma
+from attngen.spec.operator import ZERO
+
+
+class Hopper(ByTma):
+    def kernels(self) -> dict[str, KernelText]:
+        parameters = [
+            *self.maps(),
+            abi.tensor_map("O", WARP_ROWS),
+            *self.lse_parameters(),
+            Parameter("next_work", "unsigned*", "data", "next_work"),
+            *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
+            self.heads_in_l2(),
+            *self.captured_anywhere(),
+        ]
+        grid, bounds = self.q_block_grid(), "THREADS, 1"
+        return {"hopper": self.kernel("hopper", grid, parameters, None, bounds, shared=True, at_most=MULTIPROCESSORS)}
+
+    def sections(self) -> dict[str, str]:
+        return {**self.tile_sections(), "work": "Work tiles", "fused": "The kernel: one warpgroup copies, the others multiply"}
+
+    def primitives(self) -> list[str]:
+        return [
+            *self.first_primitives(self.spec.dtype.name),
+            "mbarrier",
+            "mbarrier_arrive",
+            "mbarrier_wait",
+            *([] if self.own.row_sums == "products" else ["mbarrier_init_fence"]),
+            "tma_load",
+            "tma_store",
+            "stmatrix",
+            "proxy_fence",
+            "setmaxnreg",
+            *(["opaque"] if self.variant.key_vectors or self.pair_steps else []),
+            "wgmma",
+            *([f"unpack_{self.spec.dtype.name}"] if self.own.row_sums == "weights, the heaviest rounded" else []),
+            *(["ldmatrix"] if self.own.q_in_registers else []),
+        ]
+
+    def exponentials(self) -> list[str]:
+        return [*super().exponentials(), *(["fast_log2"] if self.own.adaptive_threshold else [])]
+
+    def q_rows(self) -> int:
+        return WARPGROUP_ROWS if self.own.per_consumer_range or not self.own.q_in_registers else self.plan.block_q
+
+    def v_columns(self) -> int:
+        return self.spec.head_dim_v + (hopper.ONES if self.own.row_sums == "products" else 0)
+
+    @property
+    def own(self) -> hopper.HopperPlan:
+        assert isinstance(self.plan.own, hopper.HopperPlan)
+        return self.plan.own
+
+    def q_in_registers(self) -> bool:
+        return self.own.q_in_registers
+
+    def is_bounded(self) -> bool:
+        return self.own.shift is not None
+
+    @property
+    def pair_steps(self) -> list[str]:
+        """The steps of captured tensors of which the score reads one element per pair."""
+        v = self.variant
+        if v.score is None or "in" not in v.score.arguments or v.one_score is not None:
+            return []
+        return [f"{t.c_name}_step_{d}" for t in v.tensors if sum(t.narrow) > 1 for d in range(t.rank) if t.narrow[d]]
+
+    def places_rows(self) -> bool:
+        """Whether a thread needs its row indices; in other schedules a sink computes them by itself."""
+        sink = self.variant.sink
+        return self.variant.places_rows or (sink is not None and "q_idx" in sink.arguments)
+
+    def names_warpgroup_rows(self) -> bool:
+        """Whether the text needs the number of a consumer's rows."""
+        return self.own.per_consumer_range or not self.own.q_in_registers or self.places_rows()
+
+    def constants(self) -> list[ConstantLine]:
+        plan, spec = self.plan, self.spec
+        return [
+            *self.fused_numbers(),
+            *(self.softmax_constants() if spec.normalize == "softmax" else []),
+            ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
+            ConstantLine("int", "CONSUMERS", str(self.own.consumers), "warpgroups that multiply, 64 rows each"),
+            *([ConstantLine("int", "WARPGROUP_ROWS", str(WARPGROUP_ROWS))] if self.names_warpgroup_rows() else []),
+            ConstantLine("int", "RELEASES", *RELEASES[self.own.warps_release]),
+            ConstantLine("int", "PRODUCER_REGISTERS", str(self.own.producer_registers), "of a thread"),
+            ConstantLine("int", "CONSUMER_REGISTERS", str(self.own.consumer_registers)),
+            *self.slab_constants(ConstantLine("int", "OUTPUT_SLABS", str(self.own.output_slabs), OUTPUT_SLABS)),
+            *self.output_constants(),
+            *(self.staging_constants() if plan.staged.keys else []),
+        ]
+
+    def softmax_constants(self) -> list[ConstantLine]:
+        if self.own.shift is not None:
+            least, most = bounded_scores.LEAST, bounded_scores.MOST
+            what = f"of exponents, in place of a maximum: weights stay between 2^{least:.0f} and 2^{most:.0f}"
+            return [ConstantLine("float", "SHIFT", f"{self.own.shift}f", what)]
+        adapts, keys = self.own.adaptive_threshold, hopper.heavy(self.own.row_sums)
+        heavy = [
+            ConstantLine("float", "HEAVY", f"{keys}.0f", "keys: a weight like all theirs is not rounded"),
+            ConstantLine("float", "HEAVY_OF_ROOT", f"{hopper.HEAVY_OF_ROOT}f", "of the root of kv_len, if that is more"),
+            ConstantLine("int", "SAMPLE", str(min(64, self.plan.block_kv)), "keys by which a tile's weights are judged"),
+        ]
+        chains = ConstantLine("int", "MAX_CHAINS", "4", "maxima of a row at once: comparisons that need not wait")
+        return [*self.slack(", at most" if adapts else ""), *(heavy if adapts else []), chains]
+
+    def output_constants(self) -> list[ConstantLine]:
+        if self.own.row_sums != "products":
+            return [ConstantLine("int", "OUTPUT_COLUMNS", "HEAD_DIM_V", "of O in registers")]
+        return [
+            ConstantLine("int", "ONES", str(hopper.ONES), "columns of ones beside V, the fewest that wgmma multiplies"),
+            ConstantLine("unsigned", "TWO_ONES", TWO_ONES[self.spec.dtype.name], f"1.0 twice, in {self.spec.dtype.name}"),
+            ConstantLine("int", "OUTPUT_COLUMNS", "HEAD_DIM_V + ONES", "of O in registers: the sums of P's rows are beside it"),
+        ]
+
+    def staging_constants(self) -> list[ConstantLine]:
+        lane_keys = -(-self.plan.block_kv // 32)
+        return [
+            ConstantLine("int", "SLOTS", "STAGES + 1", "tiles whose key vectors are in shared memory"),
+            ConstantLine("int", "LANE_KEYS", str(lane_keys), "keys of a tile whose elements a lane of the producer reads"),
+        ]
+
+    def context(self) -> dict[str, Any]:
+        v = self.variant
+        softmax = self.spec.normalize == "softmax"
+        keeps_maximum = softmax and not self.is_bounded()
+        members = argument_members(self.kernels()["hopper"].entry.parameters, v)
+        of_rows = v.kv_range.arguments if v.by_row or v.classify is None else ()
+        asked = {n for f in (*v.of_scores, v.one_score, v.mask, v.sink) if f is not None for n in f.arguments}.union(of_rows)
+        read_keys = frozenset[str]().union(*(e.indices for e in v.key_vectors))
+        asked |= {n for e in v.row_elements for n in e.indices}
+        return super().context() | {
+            "tiles_by_row": any({"q_lo", "q_hi"} & set(f.arguments) for f in (v.kv_range, v.classify) if f is not None),
+            "tile_indices": [n for n in OF_HEAD if v.classify is None and n in v.kv_range.arguments],
+            "consumer_indices": [n for n in OF_HEAD if n in asked],
+            "places_rows": self.places_rows(),
+            "keeps_maximum": keeps_maximum,
+            "maximum_of_lanes": keeps_maximum,
+            "sum_of_lanes": softmax and (self.own.row_sums != "products" or self.own.adaptive_threshold),
+            "argument_members": [line for line, _ in members],
+            "argument_values": [line for _, line in members],
+            "masked_text": "0" if self.spec.normalize == "none" else "-inf",
+            "partial_below": self.plan.bounds.full_begin not in (None, ZERO),
+            "row_begins": v.by_row and self.plan.bounds.begin is not ZERO,
+            "partial_above": self.plan.bounds.full_end not in (None, KEYS.length),
+            "tiles_read_captured": self.reads_captured(v.kv_range, v.classify, scale=False),
+            "lanes_work": " and ".join(["look for tiles"] * bool(v.classify) + ["read key vectors"] * bool(v.key_vectors)),
+            # read for partial tiles alone
+            "mask_vectors": v.classify is not None and any(not e.in_score for e in v.key_vectors),
+            "pair_steps": self.pair_steps,
+            "consumer_places": [f"{n} = work.current().{n}" for n in OF_HEAD if n in asked],
+            "key_places": [
+                f"{n} = opaque(at.{n})" if n in read_keys else f"{n} = at.{n}" for n in OF_HEAD if n in {"b_idx", *read_keys}
+            ],
+            "key_vector_indices": sorted(read_keys),
+        }
+
+
+TWO_ONES = {"fp16": "0x3c003c00", "bf16": "0x3f803f80"}
+WARP_ROWS = 16  # of a warpgroup's 64
+OUTPUT_SLABS = "of a warp's rows on their way to global memory"
+OF_HEAD = ("h_idx", "b_idx")
+RELEASES = {
+    True: ("4 * CONSUMERS", "of a stage: each warp of a consumer"),
+    False: ("CONSUMERS", "of a stage: a thread of each"),
+}
+
+
+def argument_members(parameters: tuple[Parameter, ...], variant: Variant) -> list[tuple[str, str]]:
+    """The kernel's arguments as members of the roles: the line that declares each group, and its values."""
+    maps = [p.name for p in parameters if p.ctype.endswith("TensorMap")]
+    others = [p for p in parameters if p.name not in maps and not p.name.startswith("captured_")]
+    lines = [(f"const TensorMap {', '.join(f'*{m}' for m in maps)}", ", ".join(f"&{m}" for m in maps))]
+    for (ctype, _), group in groupby(others, key=lambda p: (p.ctype, p.name if p.ctype.endswith("*") else "")):
+        names = ", ".join(p.name for p in group)
+        lines.append((f"{ctype} {names}", names))
+    if len(maps) + len(others) < len(parameters):
+        lines.append(("Captured in", "in"))
+    if not variant.scale_is_constant:
+        lines.append(("float softmax_scale", "softmax_scale"))
+    return lines

@@ -1,0 +1,361 @@
+"""The schedule for Hopper: warpgroups with roles, one that copies tiles by TMA and two to four that multiply them by wgmma."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from attngen.plan.affine_scores import AffineScore
+from attngen.plan.arch import Arch, Feature
+from attngen.plan.axes import ROWS
+from attngen.plan.captured_staging import Staged
+from attngen.plan.code_size import INLINED_UP_TO
+from attngen.plan.decisions import maximum_decisions, score_decisions
+from attngen.plan.facts import SpecFacts
+from attngen.plan.mask_bounds import MaskBounds
+from attngen.plan.memo import remembered
+from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.problem import Problem
+from attngen.plan.tile import Tile
+from attngen.plan.tile_search import fitting, pick_tile, planned, tile_decision
+from attngen.schedules.hopper import needs
+from attngen.schedules.hopper import tiles as hopper_tiles
+from attngen.schedules.hopper.tiles import WARPGROUP_ROWS, MaskClass, TileTiming, Visited, consumers
+from attngen.spec.attention import AttentionSpec, KernelRequest, S, ScheduleName
+from attngen.spec.expr import names_in
+from attngen.spec.operator import ZERO
+from attngen.spec.print_attn import expression_to_text
+
+T = TypeVar("T")
+RowSums = Literal["products", "weights, the heaviest rounded", "weights"]
+BesideLast = Literal["next scores", "next work tile", "nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class HopperPlan:
+    """Warp specialization: one warpgroup copies, `consumers` others multiply 64 rows each."""
+
+    consumers: int
+    producer_registers: int  # of a thread
+    consumer_registers: int
+    q_in_registers: bool
+    output_slabs: int  # of a warp's rows, copied out at once
+    row_sums: RowSums  # the softmax denominator: by products of P with columns of ones beside V, or by each thread
+    shift: float | None  # subtracted from the exponents (of 2) of all scores instead of a row maximum; None: there is one
+    per_consumer_range: bool  # a consumer multiplies the tiles that have keys for its own rows, not all of the block's
+    adaptive_threshold: bool  # the score that forces a rescale depends on the weights of a row's first tile
+    beside_last: BesideLast  # what a consumer does beside the last P V of a work tile
+    replaces_output: bool  # the first P V of a work tile replaces O, instead of adding to zeros
+    sink_in_output: bool  # the weight of the sink is added to the row sums that are columns of O
+    values_after_queries: bool  # the copies of a work tile's V wait for its Q
+    warp_loads_keys: bool  # all lanes of the producer's first warp classify tiles or read key vectors; else one thread copies
+    warps_release: bool  # each warp of a consumer releases a stage; else one thread of it
+
+
+NEEDED = (Feature.MBARRIER, Feature.TMA, Feature.WGMMA)
+DTYPES = ("fp16", "bf16")
+LAYOUT = "Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted"
+ONES = 8  # columns beside V: the step of a wgmma's N
+HEAVY_OF_ROOT = 0.75  # of the root of kv_len: `heavy` in long rows, where rounding errors add up to that root
+SUM_REGISTERS = 2  # the sums of a thread's two rows
+MAX_COLUMNS = 256  # N of a wgmma
+WHY_LENGTHS = "the fastest for these lengths, by its rate in the loop and the extra cost of each block of rows"
+TENSOR_BOUND = 512  # head_dim + head_dim_v from which products hide a few more instructions of the softmax
+
+
+def added_once(facts: SpecFacts) -> AffineScore | None:
+    """The score's affine term if rows keep a maximum: it is added once per tile and row, and subtracted with the maximum.
+
+    None with an lse, whose error bound is smaller: the order of these additions differs from the score's.
+    """
+    softmax = facts.spec.normalize == "softmax" and facts.shift is None
+    return facts.affine_score if softmax and not facts.spec.lse else None
+
+
+def adapts_slack(facts: SpecFacts) -> bool:
+    """Whether the rescaling threshold of a row is computed from its first tile, so that its heaviest weights are exact.
+
+    Only if all rows have the same keys: otherwise rows with few keys have the largest errors, which no threshold changes.
+    """
+    return facts.spec.normalize == "softmax" and facts.spec.mask is None and facts.shift is None
+
+
+def heavy(row_sums: RowSums) -> int:
+    """Number of average keys whose weights together equal the weight at an adaptive threshold.
+
+    A smaller number gives smaller errors and more rescaling; measured by `benchmarks/hopper.py --only plain,errors`. Sums of
+    rounded weights tolerate a larger one, and so do long rows, whose other errors grow with the root of the number of keys.
+    """
+    return 64 if row_sums == "products" else 32
+
+
+def row_sums(facts: SpecFacts, arch: Arch, tile: Tile) -> RowSums:
+    """How the softmax denominator is computed: by columns of ones beside V, or by each thread.
+
+    Rounding the heaviest weights in the sum as in P keeps their rounding error out of O. An lse needs the unrounded weights.
+    """
+    spec = facts.spec
+    if spec.normalize != "softmax" or spec.lse:
+        return "weights"
+    columns = spec.head_dim_v % needs.SLAB == 0 and spec.head_dim_v + ONES <= MAX_COLUMNS
+    of_q = needs.q_registers(spec) if needs.q_in_registers(facts, tile) else 0
+    fits = needs.has_registers(facts, tile, of_q + ONES // 2 - SUM_REGISTERS)
+    sizes = spec.head_dim + spec.head_dim_v
+    # Three consumers hide so much of each other's softmax that additions cost less; heavy weights are exact without them
+    exact = adapts_slack(facts) and consumers(tile) == 3 and 2 * sizes >= TENSOR_BOUND
+    if columns and fits and not exact and needs.shared_bytes(facts, tile, ones=True) <= arch.shared_per_block:
+        return "products"
+    keeps_slack = not adapts_slack(facts) and facts.shift is None
+    return "weights, the heaviest rounded" if sizes >= TENSOR_BOUND and keeps_slack else "weights"
+
+
+def why_not(facts: SpecFacts, arch: Arch) -> str:
+    """Why this schedule, or wgmma, cannot compute the spec on `arch`; empty if it can."""
+    size = facts.pair_operations
+    if not arch.has(*NEEDED):
+        return "it needs TMA and wgmma"
+    if facts.spec.dtype.name not in DTYPES:
+        return "its products are of fp16 or bf16"
+    if size > INLINED_UP_TO:
+        return f"it computes at most {INLINED_UP_TO} for each pair: code between its products is inlined"
+    return ""
+
+
+def refuse(facts: SpecFacts, arch: Arch, schedule: ScheduleName = "hopper") -> None:
+    """Raise PlanRefusal if a schedule of these instructions cannot compute the spec on `arch`."""
+    reason = why_not(facts, arch)
+    if not reason:
+        return
+    if not arch.has(*NEEDED):
+        raise refusal("kernel", f"kernel {schedule} on {arch.name}", reason, "use kernel fused, or --arch sm_90a")
+    what = facts.spec.dtype if facts.spec.dtype.name not in DTYPES else f"a mask or score of {facts.pair_operations} operations"
+    raise refusal("kernel", f"kernel {schedule} of {what}", reason, "use kernel fused")
+
+
+@remembered
+def kind(facts: SpecFacts) -> MaskClass:
+    bounds = facts.bounds
+    if facts.spec.normalize != "softmax":
+        return "other"
+    if facts.spec.score != S:
+        return "other" if bounds.per_tile or facts.shift is not None else "scored"
+    if not bounds.per_tile and bounds.begin is ZERO:
+        return "plain"
+    return "window" if bounds.exact else "other"
+
+
+def of_head_size(spec: AttentionSpec, table: Mapping[int, tuple[T, ...]]) -> tuple[T, ...]:
+    size = max(spec.head_dim, spec.head_dim_v)
+    return next((row for limit, row in table.items() if size <= limit), ())
+
+
+def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
+    """The tiles to try, the fastest first. For masks that divide by params, tiles of 128 and 64 keys come first if registers
+    allow: the blocks of a strided mask have such sides, and would have an edge in each tile of 96 keys."""
+    slower = [p.tile for p in of_head_size(facts.spec, hopper_tiles.TIMINGS) if kind(facts) not in p.serves]
+    usual = tuple(t for t in of_head_size(facts.spec, hopper_tiles.PREFERRED) if t not in slower)
+    if not facts.divided_distances(2, needs.SLAB):
+        return usual
+    whole = (*(t for t in usual if consumers(t) == 2 and t.block_kv % needs.SLAB == 0), hopper_tiles.tile(2, needs.SLAB, 2))
+    roomy = (t for t in whole if needs.has_registers(facts, t, needs.remainder_registers(facts, t)))
+    return (*roomy, *usual)
+
+
+@remembered
+def paces(facts: SpecFacts) -> tuple[TileTiming, ...]:
+    """The measured tiles that fit the registers: the lengths of a call select one of them."""
+    measured = [p for p in of_head_size(facts.spec, hopper_tiles.TIMINGS) if kind(facts) in p.serves]
+    return tuple(p for p in measured if needs.has_registers(facts, p.tile))
+
+
+def depends_on_lengths(facts: SpecFacts) -> bool:
+    """Whether the tile depends on the lengths of a call."""
+    return replace(facts.spec.kernel, schedule="auto") == KernelRequest() and len(paces(facts)) > 1
+
+
+def visited(bounds: MaskBounds, problem: Problem) -> Visited:
+    """The keys that rows visit, by the closed forms of the first, middle and last row; half of all keys if these read params
+    or inputs."""
+    if bounds.uniform:
+        return Visited(True, problem.keys, problem.keys)
+    found = bounds.visited((0, problem.rows // 2, problem.rows - 1), problem.rows, problem.keys)
+    if not found:
+        return Visited(False, 0, problem.keys / 2)
+    first, middle, last = found
+    return Visited(False, min(found), (first + 4 * middle + last) / 6)  # Simpson's rule
+
+
+@dataclass(frozen=True, slots=True)
+class ByLengths:
+    """The choice among the tiles of `paces` by the lengths of a call."""
+
+    bounds: MaskBounds
+    paces: tuple[tuple[TileTiming, int], ...]  # with the rows that visit the same keys
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        return tuple(pace.tile for pace, _ in self.paces)
+
+    def fastest(self, problem: Problem) -> Tile:
+        """The fastest tile for these lengths, by the model of `TileTiming`."""
+        keys = visited(self.bounds, problem)
+        return min(self.paces, key=lambda pair: pair[0].time(problem, keys, pair[1]))[0].tile
+
+
+def by_lengths(facts: SpecFacts) -> ByLengths | None:
+    """The choice by the lengths of a call; None if one tile serves all lengths."""
+    if not depends_on_lengths(facts):
+        return None
+    same = [(p, WARPGROUP_ROWS if needs.own_tiles(facts, p.tile) else p.tile.block_q) for p in paces(facts)]
+    return ByLengths(facts.bounds, tuple(same))
+
+
+def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
+    return fitting(arch, (*preferred_tiles(facts), *hopper_tiles.POSSIBLE), lambda t: needs.cost(facts, t))
+
+
+def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
+    """The preferred tile that fits, whatever the lengths of a call; the decisions say why."""
+    refuse(facts, arch)
+    tile = pick_tile(facts.spec, arch, preferred_tiles(facts), hopper_tiles.POSSIBLE, lambda t: needs.cost(facts, t))
+    plan = with_tile(schedule, facts, arch, tile, WHY_TILE)
+    others = ", ".join(f"{p.tile.block_q} x {p.tile.block_kv}" for p in paces(facts) if p.tile != tile)
+    if not depends_on_lengths(facts) or not others:
+        return plan
+    return replace(plan, decisions=(*plan.decisions, Decision("other tiles", others, WHY_OTHERS)))
+
+
+def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
+    """The choices of this schedule for a tile that fits."""
+    sums, groups = row_sums(facts, arch, tile), consumers(tile)
+    producer, consumer = needs.register_split(facts, tile)
+    holds, per_consumer = needs.q_in_registers(facts, tile), needs.own_tiles(facts, tile)
+    sink_in_output = facts.spec.sink is not None and sums == "products"
+    lanes_load = facts.bounds.per_tile or bool(facts.staged.keys)
+    return HopperPlan(
+        consumers=groups,
+        producer_registers=producer,
+        consumer_registers=consumer,
+        q_in_registers=holds,
+        output_slabs=needs.output_slabs(facts, arch, tile, sums == "products"),
+        row_sums=sums,
+        shift=facts.shift,
+        per_consumer_range=per_consumer,
+        adaptive_threshold=adapts_slack(facts),
+        beside_last=beside_last(facts, holds, per_consumer),
+        replaces_output=replaces_output(facts, sink_in_output),
+        sink_in_output=sink_in_output,
+        # with more than two consumers, the rows of a slow one would hold up the values of the others
+        values_after_queries=holds or groups == 2,
+        warp_loads_keys=lanes_load,
+        warps_release=lanes_load or per_consumer,
+    )
+
+
+def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why: str = WHY_LENGTHS) -> Plan:
+    """The plan of a tile that fits; `why` it was chosen."""
+    spec, own, affine = facts.spec, choices(facts, arch, tile), added_once(facts)
+    t, out, slabs, keys = spec.dtype.name, own.output_slabs, needs.slabs(spec.head_dim_v), heavy(own.row_sums)
+    slack = f"a row's own, up to the weight of {keys} keys, or more where there are many"
+    why_q = (
+        f"its fragments take {needs.q_registers(spec)} registers a thread"
+        + "; its buffer is free for the next" * own.q_in_registers
+    )
+    where = "in registers" if own.q_in_registers else "in shared memory"
+    why_out = "copied out in the background" + ("" if out == slabs else "; there is no room for more")
+    why_registers = f"copying needs few; about {needs.registers(facts, tile)} hold O, S and P"
+    decisions = (
+        Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
+        *score_decisions(facts),
+        *maximum_decisions(facts),
+        *([Decision(f"score's {expression_to_text(affine.term)}", "once for a row and tile", WHY_AFFINE)] if affine else []),
+        Decision("warpgroups", f"1 + {own.consumers}", f"one copies; {own.consumers} {WHY_GROUPS}"),
+        tile_decision(spec, tile, why),
+        Decision("stages", str(tile.stages), "the copies of later tiles are under way while these are used"),
+        Decision("registers", f"{own.producer_registers} and {own.consumer_registers} a thread", why_registers),
+        Decision("Q", where, why_q),
+        *([Decision("consumers' tiles", "each its own", WHY_OWN)] if own.per_consumer_range else []),
+        *([Decision("row sums", *WHY_SUMS[own.row_sums])] if spec.normalize == "softmax" else []),
+        *([Decision("slack", slack, WHY_SLACK)] if own.adaptive_threshold else []),
+        *pipeline_decisions(own),
+        Decision("O in shared memory", f"{out} of {slabs} slabs a warp", why_out),
+        Decision("blocks", "one for each SM", WHY_PERSISTENT),
+        Decision("swizzle", "128 bytes", LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
+        *staging_decisions(facts.staged),
+    )
+    buffers = needs.buffers(facts, tile, out, own.row_sums == "products")
+    more = {"consumer_rows": WARPGROUP_ROWS if own.per_consumer_range else 0, "staged": facts.staged, "affine": affine}
+    return planned(schedule, facts, arch, tile, decisions, buffers, own, **more)
+
+
+def beside_last(facts: SpecFacts, holds_q: bool, per_consumer: bool) -> BesideLast:
+    """What overlaps the last P V: nothing if tiles of other consumers follow, which are skipped before the next work tile."""
+    if per_consumer and names_in(facts.bounds.begin) & {ROWS.lo.name, ROWS.hi.name}:
+        return "nothing"
+    return "next scores" if holds_q else "next work tile"
+
+
+def replaces_output(facts: SpecFacts, sink_in_output: bool) -> bool:
+    """Whether the first P V replaces O: a register must be free for the flag, and O must not contain a sink."""
+    short_of_registers = facts.shift is not None or any(e.in_score for e in facts.staged.keys)
+    return not short_of_registers and not sink_in_output
+
+
+def pipeline_decisions(plan: HopperPlan) -> Iterator[Decision]:
+    yield Decision("beside the last P V", *WHY_BESIDE[plan.beside_last])
+    if plan.replaces_output:
+        yield Decision("first P V", "replaces O", "the accumulators need not be set to zero")
+    else:
+        yield Decision("first P V", "adds to O", "no register is left for a flag, or O has the sink before")
+    if not plan.q_in_registers:
+        order = WHY_IN_ORDER if plan.values_after_queries else WHY_AT_ONCE
+        yield Decision("first copy of V", "after Q" if plan.values_after_queries else "at once", order)
+    if plan.warp_loads_keys:
+        yield Decision("keys", "by a warp", "its lanes classify tiles or read key vectors together, and one copies")
+    if plan.warps_release:
+        yield Decision("stages released", "by each warp", WHY_WARPS)
+
+
+def staging_decisions(own: Staged) -> Iterator[Decision]:
+    if own.keys:
+        vectors = ", ".join(expression_to_text(e.gather) for e in own.keys)
+        yield Decision("key vectors", vectors, WHY_KEYS)
+    if own.rows:
+        elements = ", ".join(expression_to_text(e.gather) for e in own.rows)
+        yield Decision("row elements", elements, "each thread has two rows: it reads theirs once, under the first product")
+
+
+WHY_SUMS: dict[RowSums, tuple[str, str]] = {
+    "products": ("by P V", "columns of ones beside V: no addition for each weight, and each weight counts as rounded in P"),
+    "weights, the heaviest rounded": (
+        "by threads",
+        "of the weights, the heaviest of each lane as P rounds it: this rounding then moves O less",
+    ),
+    "weights": ("by threads", "of the weights before rounding"),
+}
+WHY_BESIDE: dict[BesideLast, tuple[str, str]] = {
+    "next scores": ("the next Q K^T", "the next Q is in registers by then: the tensor cores go on while O is stored"),
+    "next work tile": ("the next coordinates", "the latency of reading them is hidden"),
+    "nothing": (
+        "nothing",
+        "tiles below a consumer's rows are skipped first: the next work tile is published when all keys of this one are copied",
+    ),
+}
+WHY_GROUPS = "compute 64 rows each, the weights of one beside the products of another"
+WHY_PERSISTENT = "a persistent kernel: each block takes rows from a counter, the longest first, and copies ahead for the next"
+WHY_IN_ORDER = "Q and the first keys are needed first"
+WHY_AT_ONCE = "Q of the slowest of more than two consumers would hold up the values of the others"
+WHY_WARPS = "each waits for its own lanes' reads of the stage, or for a tile that it skips"
+WHY_OWN = (
+    "a tile has fewer keys than a block has rows, so some tiles have no key for a consumer's 64 rows: it skips these; "
+    "consumers take turns with the rows, so that each has as much to do"
+)
+WHY_SLACK = "a score that would weigh more becomes the maximum: its weight is then 1, which rounding does not change"
+WHY_KEYS = (
+    "in shared memory: the producer reads them while it waits for a stage, where a consumer would read each pair's from global "
+    "memory between its products"
+)
+WHY_AFFINE = "affine in k: each key adds a multiple of the slope, where each pair would convert its distance to a float"
+WHY_OTHERS = "used instead for calls whose lengths make them faster"
+WHY_TILE = "the first preferred tile whose O, S and P fit a consumer's registers, and whose stages fit shared memory"

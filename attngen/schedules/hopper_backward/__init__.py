@@ -1,0 +1,21 @@
+"""The backward of the schedule `hopper`, as one object."""
+
+from attngen.plan.plan import Schedule
+from attngen.schedules.hopper_backward import plan, shown
+from attngen.schedules.hopper_backward.context import HopperBackward
+
+HOPPER_BACKWARD = Schedule(
+    name="hopper_backward",
+    keyword="hopper",
+    direction="backward",
+    summary="Gradients by TMA and wgmma: a kernel whose blocks hold keys and one whose blocks hold rows; no atomics.",
+    propose=plan.propose,
+    why_not=plan.why_not,
+    tiles=plan.tiles,
+    on_tensor_cores=True,
+    by_tma=True,
+    is_warp_specialized=True,
+    context=HopperBackward,
+    loops=shown.loops,
+    timeline=shown.timeline,
+)

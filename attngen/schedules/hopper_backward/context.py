@@ -1,0 +1,211 @@
+"""What the template of the Hopper backward reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attngen.emit import abi, comment_text
+from attngen.emit.file import FIRST_SECTIONS, ConstantLine, KernelText
+from attngen.emit.program import MULTIPROCESSORS, CeilDiv, Parameter
+from attngen.emit.variant import Function
+from attngen.emit.wgmma import Wgmma
+from attngen.plan.bounded_scores import LARGE_EXPONENT
+from attngen.schedules.fused import LARGE
+from attngen.schedules.hopper.context import argument_members
+from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
+from attngen.schedules.hopper_backward.plan import HopperBackwardPlan
+from attngen.schedules.tma import ByTma
+
+DELTA_THREADS = 256
+WARP_ROWS = 16  # of a warpgroup's 64
+TITLES = {
+    "delta": "Delta, and lse in powers of 2",
+    "dk_dv": "Gradients of keys and values",
+    "dq": "Gradients of queries",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMembers:
+    """The members of the roles of one kernel, as its template sees them."""
+
+    lines: tuple[str, ...]  # that declare the arguments of the call
+    values: tuple[str, ...]  # of these
+    indices: tuple[str, ...]  # where a consumer's pairs are
+    visit_heads: bool  # the head of a visited tile is told: pairs need it
+    registers: tuple[int, int]  # of a producer's and of a consumer's thread
+    places_held: bool  # a consumer's thread needs the numbers of the keys, or rows, that it holds
+
+
+class HopperBackward(ByTma):
+    @property
+    def own(self) -> HopperBackwardPlan:
+        assert isinstance(self.plan.own, HopperBackwardPlan)
+        return self.plan.own
+
+    def sections(self) -> dict[str, str]:
+        prepass = {"tile_ranges": "Tile ranges of captured vectors"} if self.variant.spans else {}
+        titles = {name: TITLES[name] for name in self.own.kernels}
+        delta = {"delta": titles.pop("delta")} if "delta" in titles else {}
+        loads = {"loads": "Tiles in shared memory", "work": "What both kernels share"}
+        return {**FIRST_SECTIONS, "tiles": "Which tiles are visited", **prepass, **delta, **loads, **titles}
+
+    @property
+    def lse_rest(self) -> bool:
+        """Whether lse is the sum of two numbers, so that scores may be large."""
+        return "lse_rest" in self.plan.saved
+
+    # kernels
+
+    def kernels(self) -> dict[str, KernelText]:
+        written = {
+            "delta": self._delta,
+            "dk_dv": self._dk_dv,
+            "dq": self._dq,
+        }
+        return {name: written[name]() for name in self.own.kernels}
+
+    def _delta(self) -> KernelText:
+        of_rows = ("lse", *(["lse_rest"] if self.lse_rest else []), *(["dlse"] if self.spec.lse else []))
+        parameters = [
+            self.pointer("O"),
+            self.pointer("dO"),
+            *(abi.data(t, "float") for t in of_rows),
+            *self._numbers(writable=True),
+            *abi.strides("O", "bhs"),
+            *abi.strides("dO", "bhs"),
+            *(p for t in of_rows for p in abi.strides(t, "bhs")),
+            *abi.sizes(self.spec, "q_heads", "q_len"),
+        ]
+        grid = self.head_grid(CeilDiv("q_len", self.own.held))
+        return self.kernel("delta", grid, parameters, threads=DELTA_THREADS, threads_name="DELTA_THREADS")
+
+    def _dk_dv(self) -> KernelText:
+        grid = (CeilDiv("kv_len", self.own.held), abi.head_axes(self.spec)[1].size, "batch")
+        parameters = self._parameters(held="KV", seen=("Q", "dO"), results=("dK", "dV"))
+        return self.kernel("dk_dv", grid, parameters, None, "THREADS, 1", shared=True, at_most=MULTIPROCESSORS)
+
+    def _dq(self) -> KernelText:
+        grid = self.head_grid(CeilDiv("q_len", self.own.held))
+        parameters = self._parameters(held=("Q", "dO"), seen="KV", results=("dQ",))
+        return self.kernel("dq", grid, parameters, None, "THREADS, 1", shared=True, at_most=MULTIPROCESSORS)
+
+    def _parameters(self, held: Any, seen: Any, results: tuple[str, ...]) -> list[Parameter]:
+        return [
+            *(abi.tensor_map(t, self.own.held) for t in held),
+            *(abi.tensor_map(t, WARPGROUP_ROWS) for t in seen),
+            *(abi.tensor_map(t, WARP_ROWS) for t in results),
+            *self._numbers(),
+            Parameter("next_work", "unsigned*", "data", "next_work"),
+            *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
+            self.heads_in_l2(),
+            *self.captured(*self._functions),
+        ]
+
+    def _numbers(self, writable: bool = False) -> list[Parameter]:
+        """lse2 and delta of every row, if there are any."""
+        return [abi.data(t, "RowNumbers", writable=writable, name="numbers") for t in self.plan.workspaces]
+
+    @property
+    def _functions_of_pairs(self) -> list[Function]:
+        v = self.variant
+        return [f for f in (v.score, v.derivative, v.mask) if f is not None]
+
+    @property
+    def _functions(self) -> list[Function | None]:
+        return [*self._functions_of_pairs, self.variant.kv_range, self.variant.q_range, self.variant.classify]
+
+    def members(self, kernel: KernelText, keys: bool) -> RoleMembers:
+        """The members of a kernel's roles; `keys`: whether its blocks hold keys."""
+        lines = argument_members(kernel.entry.parameters, self.variant)
+        read = {n for f in self._functions_of_pairs for n in f.arguments}
+        held, held_read = ("kv_lo", "kv_idx" in read) if keys else ("q_lo", "q_idx" in read)
+        indices = [*([held] if held_read else []), *(n for n in ("h_idx", "b_idx") if n in read)]
+        return RoleMembers(
+            tuple(line for line, _ in lines),
+            tuple(value for _, value in lines),
+            tuple(indices),
+            visit_heads=keys and "h_idx" in read,
+            registers=self.own.key_registers if keys else self.own.row_registers,
+            places_held=held_read,
+        )
+
+    # the file
+
+    def context(self) -> dict[str, Any]:
+        text = comment_text.expression_texts(self.spec, self.facts.gradient)
+        weights = {"softmax": "exp(S - lse)", "sigmoid": "1 / (1 + exp(-S))", "none": "S"}[self.spec.normalize]
+        gradient = {"softmax": "P * (dP - delta)", "sigmoid": "dP * P * (1 - P)", "none": "dP"}[self.spec.normalize]
+        ds = f"({gradient}) * ({text['derivative']})" if self.variant.derivative else gradient
+        where = f"   where {text['mask']}, else 0" if text["mask"] else ""
+        pair = [
+            f"S = {text['score']},  s = softmax_scale * Q K^T,  dP = dO V^T",
+            f"P = {weights}{where}",
+            f"dS = {ds}{where}",
+        ]
+        kernels = self.kernels()
+        of_keys, of_rows = kernels.get("dk_dv"), kernels.get("dq")
+        return super().context() | {
+            "kernels": {name: kernels.get(name) for name in TITLES},
+            "of_keys": self.members(of_keys, True) if of_keys else None,
+            "of_rows": self.members(of_rows, False) if of_rows else None,
+            "key_equations": [*pair, "dV = sum of P^T dO,  dK = softmax_scale * sum of dS^T Q"],
+            "query_equations": [*pair, "dQ = softmax_scale * sum of dS K"],
+            "offsets": self.lse_rest,
+            "reads_captured": self.reads_captured(*self._functions),
+        }
+
+    def products(self) -> list[Wgmma]:
+        spec, dtype = self.spec, self.spec.dtype.name
+        of_keys = "dk_dv" in self.own.kernels
+        return [
+            Wgmma("wgmma_pairs", WARPGROUP_ROWS, dtype),
+            Wgmma("wgmma_dqk", spec.head_dim, dtype, a_in_registers=True, b_transposed=True),
+            *([Wgmma("wgmma_dv", spec.head_dim_v, dtype, a_in_registers=True, b_transposed=True)] if of_keys else []),
+        ]
+
+    def primitives(self) -> list[str]:
+        dtype, deltas = self.spec.dtype.name, "delta" in self.own.kernels
+        staged_rows = deltas and "dk_dv" in self.own.kernels
+        return [
+            *self.first_primitives(dtype),
+            *([f"unpack_{dtype}", "lane_reduce"] if deltas else []),
+            "mbarrier",
+            "mbarrier_arrive",
+            "mbarrier_wait",
+            "mbarrier_init_fence",
+            "tma_load",
+            *(["bulk_load"] if staged_rows else []),
+            "tma_store",
+            "stmatrix",
+            "proxy_fence",
+            "setmaxnreg",
+            "opaque",
+            "wgmma",
+        ]
+
+    def exponentials(self) -> list[str]:
+        return ["exp2_log2"] if self.spec.normalize == "softmax" else []
+
+    def constants(self) -> list[ConstantLine]:
+        own, spec = self.own, self.spec
+        whole = spec.head_dim_v % 16 == 0
+        v_steps, what = ("HEAD_DIM_V / 16", "") if whole else ("(HEAD_DIM_V + 15) / 16", "zeros fill the last")
+        lanes = next(n for n in (1, 2, 4, 8, 16, 32) if 8 * n >= spec.head_dim_v)
+        delta = [
+            ConstantLine("int", "DELTA_THREADS", str(DELTA_THREADS)),
+            ConstantLine("int", "ROW_LANES", str(lanes), "that share a row of O and dO"),
+        ]
+        return [
+            *self.fused_numbers(),
+            *([ConstantLine("float", "LARGE", f"{LARGE_EXPONENT}f", LARGE)] if self.lse_rest else []),
+            ConstantLine("int", "STAGES", str(self.plan.stages), "tiles to visit in shared memory"),
+            ConstantLine("int", "CONSUMERS", str(own.consumers), "warpgroups that multiply, for 64 rows, or keys, each"),
+            ConstantLine("int", "WARPGROUP_ROWS", str(WARPGROUP_ROWS)),
+            ConstantLine("int", "BLOCK_ROWS", "CONSUMERS * WARPGROUP_ROWS", "that a block holds: keys, or rows"),
+            ConstantLine("int", "RELEASES", "4 * CONSUMERS", "of a tile: each warp of a consumer"),
+            *self.slab_constants(ConstantLine("int", "OUTPUT_SLABS", str(own.output_slabs), "the larger of both")),
+            ConstantLine("int", "V_STEPS", v_steps, what),
+            *(delta if "delta" in own.kernels else []),
+        ]

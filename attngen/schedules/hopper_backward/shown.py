@@ -1,0 +1,48 @@
+"""What pages show of the Hopper backward: its loops and its timeline."""
+
+from __future__ import annotations
+
+from attngen.emit.loops import Loop, kernel
+from attngen.plan.plan import Plan
+from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, TILES, Bar, Timeline
+from attngen.spec.attention import AttentionSpec
+
+
+def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
+    stages = f"pipeline stage, 1 of {plan.stages}"
+    visited = f"tiles of {plan.block_q}, {'not empty' if plan.bounds.per_tile else 'begin to end'}"
+
+    def role(name: str, who: str, moved: str, start: str, tiles: Loop) -> Loop:
+        return Loop(f"{name}: work tiles", "from a counter", who, moved, start, (tiles,))
+
+    def of(held: str, seen: str, sums: str, products: str) -> Loop:
+        copied = Loop("tiles", visited, stages, f"{seen}: global to shared by TMA", "while (any) {")
+        inner = Loop(products, "64 x 64 pairs", "warpgroup", "S, dP: registers", "void step() {")
+        multiplied = Loop("tiles", visited, stages, f"{seen}: shared", "while (!is_last(visit))", (inner,))
+        producer = role("producer", "one warp", f"{held}: global to shared by TMA", "while (next < work_tiles())", copied)
+        stored = f"{sums}: registers to shared to global"
+        consumers = role("consumers", f"{plan.own.consumers} warpgroups", stored, "void compute() {", multiplied)
+        return kernel("one for each SM", producer, consumers)
+
+    rows = Loop("rows", str(plan.own.held), "lanes of a row", "O, dO: global", "row < BLOCK_ROWS")
+    every = {
+        "delta": kernel("O, dO: global", rows),
+        "dk_dv": of("K, V", "Q, dO", "dK, dV", "S^T, dP^T; dV += P^T dO, dK += dS^T Q"),
+        "dq": of("Q, dO", "K, V", "dQ", "S, dP; dQ += dS K"),
+    }
+    return {name: every[name] for name in plan.own.kernels}
+
+
+def timeline(plan: Plan, weights: str) -> Timeline:
+    """A consumer of the kernel that holds keys: its products, and what its threads compute beside them."""
+    products: list[Bar] = [Bar(1, 1, "S 0", PRODUCT)]
+    threads: list[Bar] = []
+    copies: list[Bar] = []
+    for n in range(TILES):
+        start, copied = 2.0 + 4 * n, max(0.0, 2.0 + 4 * (n - plan.stages))
+        copies += [Bar(max(copied, n), 0.5, f"Q{n}", COPY), Bar(max(copied, n) + 0.5, 0.5, f"dO{n}", COPY)]
+        names = (f"dP {n}", f"dV {n}", f"dK {n}", *((f"S {n + 1}",) if n + 1 < TILES else ()))
+        products += [Bar(start + i, 1.0, name, PRODUCT) for i, name in enumerate(names)]
+        threads += [Bar(start, 1.0, f"P {n}", SOFTMAX), Bar(start + 1, 1.0, f"dS {n}", SOFTMAX)]
+    lanes = {"producer, TMA": tuple(copies), "wgmma": tuple(products), "threads": tuple(threads)}
+    return Timeline(lanes, "P is computed beside dP, dS beside dV; the next tile's scores are in the queue behind dK.")

@@ -1,0 +1,211 @@
+"""What the template of the naive backward reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attngen.emit import abi, comment_text
+from attngen.emit.file import FIRST_SECTIONS, SLICE, ConstantLine, KernelText
+from attngen.emit.gradient_functions import CapturedFunctions
+from attngen.emit.program import CeilDiv, Extent, Parameter, Tensor
+from attngen.emit.variant import Function
+from attngen.schedules.naive.backward_plan import NaiveBackwardPlan
+from attngen.schedules.unfused import Unfused
+from attngen.spec.dtypes import DTYPES
+from attngen.spec.gradient import gradient_argument
+
+LOOPS = {"b": "batch", "h": "q_heads", "q": "q_len", "k": "kv_len"}
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedKernel:
+    """The kernel of one captured gradient as its template sees it."""
+
+    kernel: KernelText
+    functions: CapturedFunctions[Function]
+    tensor: Tensor
+    broadcasts: tuple[bool, ...]  # of each dimension, whether an array of size 1 stands for any size
+    loops: tuple[tuple[str, str, int | None], ...]  # index, length, and the dimension that has this index, if one has
+    reads_s: bool
+    reads_captured: bool
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype
+
+    @property
+    def rank(self) -> int:
+        return len(self.tensor.axes)
+
+
+class NaiveBackward(Unfused):
+    @property
+    def own(self) -> NaiveBackwardPlan:
+        assert isinstance(self.plan.own, NaiveBackwardPlan)
+        return self.plan.own
+
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        names: tuple[str, ...] = self.plan.own.kernels
+        return names
+
+    def keeps(self, workspace: str) -> bool:
+        return workspace in self.plan.workspaces
+
+    def derivative_reads_s(self) -> bool:
+        derivative = self.variant.derivative
+        return self.keeps("ds") and derivative is not None and "s" in derivative.arguments
+
+    def sections(self) -> dict[str, str]:
+        titles = {
+            "weight_gradients": "Gradients of the weights",
+            "delta": "Delta",
+            "score_gradients": "Gradients of the scores",
+            "dq": "dQ",
+            "dk": "dK",
+            "dv": "dV",
+        }
+        captured = {f"d_{one.gradient.name}": f"d_{one.gradient.name}" for one in self.variant.captured_gradients}
+        titles = {"scores": "Scores", **self.weights_section(), **titles, **captured}
+        return {**FIRST_SECTIONS, **{name: titles[name] for name in self.kernel_names}}
+
+    def context(self) -> dict[str, Any]:
+        v = self.variant
+        return super().context() | {
+            "keeps_dot": self.keeps("QK"),
+            "score_gradient_equations": comment_text.score_gradient_equations(self.spec),
+            "ds": "ds" if self.keeps("ds") else "dS",
+            "weight_gradients_read_captured": self.reads_captured(v.mask, *self.of_tiles(), scale=False),
+            "score_gradients_read_captured": self.reads_captured(
+                v.derivative, *self.of_tiles(), scale=self.derivative_reads_s()
+            ),
+            "derivative_reads_s": self.derivative_reads_s(),
+            "keeps_sink_weight": self.keeps("sink_weight"),
+            "row_floats": "kv_len",
+            "captured_equations": lambda one: comment_text.captured_equations(self.spec, self.gradient, one),
+            "captured_kernels": [self._captured_kernel(one) for one in v.captured_gradients],
+        }
+
+    def kernels(self) -> dict[str, KernelText]:
+        written = {
+            "scores": lambda: self.scores(*self._write("QK")),
+            "weights": lambda: self.weights(*self._write("sink_weight")),
+            "weight_gradients": self._weight_gradients,
+            "delta": self._delta,
+            "score_gradients": self._score_gradients,
+            "dq": self._dq,
+            "dk": self._dk,
+            "dv": self._dv,
+        }
+        of_captured = {f"d_{one.gradient.name}": self._captured_kernel(one).kernel for one in self.variant.captured_gradients}
+        return {name: of_captured[name] if name in of_captured else written[name]() for name in self.kernel_names}
+
+    def _score_gradient_grid(self) -> tuple[Extent, ...]:
+        return self.pairs()
+
+    def _read(self, name: str, tensor: str | None = None) -> list[Parameter]:
+        """The workspace `tensor` as `name`, where the plan has it."""
+        return [abi.data(tensor or name, "float", name=name)] if self.keeps(tensor or name) else []
+
+    def _write(self, name: str, tensor: str | None = None) -> list[Parameter]:
+        return [abi.data(tensor or name, "float", writable=True, name=name)] if self.keeps(tensor or name) else []
+
+    def _weight_gradients(self) -> KernelText:
+        parameters = [
+            self.pointer("dO"),
+            self.pointer("V"),
+            *self._write("dP"),
+            *abi.strides("dO"),
+            *abi.strides("V"),
+            *self.sizes(),
+            *self.captured(self.variant.mask, *self.of_tiles(), scale=False),
+        ]
+        return self.kernel("weight_gradients", self.pairs(), parameters)
+
+    def _delta(self) -> KernelText:
+        parameters = [*self._read("P", "S"), *self._read("dP"), *self._write("delta"), *self.dlse_parameters(), *self.sizes()]
+        parameters += self.captured(*self.of_tiles(), scale=False)
+        return self.kernel("delta", self.rows(), parameters)
+
+    def _score_gradients(self) -> KernelText:
+        parameters = [
+            *(self._read("P", "S") if self.spec.normalize != "none" else []),
+            *(self._read("QK") if self.derivative_reads_s() else []),
+            *self._read("delta"),
+            *self._write("dS", "dP"),
+            *self._write("ds"),
+            *self.sizes(),
+            *self.captured(self.variant.derivative, *self.of_tiles(), scale=self.derivative_reads_s()),
+        ]
+        return self.kernel("score_gradients", self._score_gradient_grid(), parameters)
+
+    def _ds(self) -> list[Parameter]:
+        return self._read("ds") or self._read("dS", "dP")
+
+    def _dq(self) -> KernelText:
+        return self._product("dQ", self.head_grid("q_len"), [*self._ds(), self.pointer("K")], "K")
+
+    def _dk(self) -> KernelText:
+        return self._product("dK", self._keys(), [*self._ds(), self.pointer("Q")], "Q")
+
+    def _dv(self) -> KernelText:
+        return self._product("dV", self._keys(), [*self._read("P", "S"), self.pointer("dO")], "dO", scale=False)
+
+    def _keys(self) -> tuple[Extent, ...]:
+        return "kv_len", abi.head_axes(self.spec)[1].size, "batch"
+
+    def _product(
+        self, result: str, grid: tuple[Extent, ...], factors: list[Parameter], rows: str, scale: bool = True
+    ) -> KernelText:
+        """A block computes a row of `result`, a thread an element."""
+        parameters = [
+            *factors,
+            self.pointer(result, writable=True),
+            *abi.strides(rows),
+            *abi.strides(result),
+            *self.sizes(),
+            *self.captured(*self.of_tiles(), scale=scale),
+        ]
+        return self._of_product(result, grid, parameters)
+
+    def _of_product(self, result: str, grid: tuple[Extent, ...], parameters: list[Parameter]) -> KernelText:
+        return self.kernel(result.lower(), grid, parameters, threads=self.own.threads_d, threads_name="THREADS_D")
+
+    def _captured_kernel(self, functions: CapturedFunctions[Function]) -> CapturedKernel:
+        """A thread computes one element of the gradient of a captured tensor, or that of a param."""
+        tensor = self.tensors[gradient_argument(functions.gradient.name)]
+        sizes = tensor.shape
+        reads_s = any(c.reads_s for c in functions.contributions)
+        reads_scale = reads_s or functions.reads("scale")
+        parameters = [
+            *(self._read("dS", "dP") if functions.reads("score") else []),
+            *(self._ds() if functions.reads("scale") and (self.keeps("ds") or not functions.reads("score")) else []),
+            *(self._read("QK") if reads_scale else []),
+            *(self._read("sink_weight") + self._read("delta") if functions.reads("sink") else []),
+            abi.data(tensor.name, DTYPES[tensor.dtype].cuda, writable=True),
+            *abi.extents(tensor),
+            *abi.all_strides(tensor),
+            *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
+            *self.captured(*functions.functions, scale=reads_s),
+        ]
+        last = sizes[-1] if sizes else 1
+        blocks = -(-last // self.plan.threads) if isinstance(last, int) else CeilDiv(str(last), self.plan.threads)
+        return CapturedKernel(
+            self.kernel(tensor.name, (blocks, *reversed(sizes[:-1])), parameters),
+            functions,
+            tensor,
+            tuple(axis.is_free for axis in tensor.axes),
+            tuple((index, length, functions.own.get(index)) for index, length in LOOPS.items()),
+            reads_s,
+            self.reads_captured(*functions.functions, scale=reads_s),
+        )
+
+    def constants(self) -> list[ConstantLine]:
+        return [
+            *self.infinity(),
+            *self.numbers(),
+            ConstantLine("int", "THREADS", str(self.plan.threads)),
+            ConstantLine("int", "THREADS_D", str(self.own.threads_d), "the larger head size in whole warps"),
+            ConstantLine("int", "SLICE", str(self.own.slice), SLICE),
+        ]

@@ -1,0 +1,32 @@
+"""What pages show of this schedule: its loops, its tiles in shared memory, its timeline."""
+
+from __future__ import annotations
+
+from attngen.emit.loops import Loop, kernel
+from attngen.plan.plan import Plan
+from attngen.schedules.timeline import PRODUCT, SOFTMAX, Bar, Timeline
+from attngen.spec.attention import AttentionSpec
+
+
+def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
+    def of_block(memory: str, name: str, each: str, moved: str, *inner: Loop) -> Loop:
+        return kernel(memory, Loop(name, each, "thread", moved, "threadIdx.x", inner))
+
+    def terms(index: str, count: str, moved: str, end: str) -> Loop:
+        return Loop(index, count, "thread", moved, f"{index} < min(begin + SLICE, {end})")
+
+    rows = [terms("k", "kv_len", "S: global", "kv_len")] if spec.normalize == "softmax" else []
+    dims = terms("d", str(spec.head_dim), "Q, K: global", "HEAD_DIM")
+    keys, out = terms("k", "kv_len", "P, V: global", "kv_len"), "O: registers, then global"
+    scores, each_row = f"{plan.threads}, one score each", f"{plan.threads}, one row each"
+    return {
+        "scores": of_block("Q, K: global", "keys", scores, "S: registers, then global", dims),
+        spec.normalize: of_block("S: global, in place", "rows", each_row, "maximum and sum: registers", *rows),
+        "weighted_sum": of_block("P, V: global", "dimensions", f"{spec.head_dim_v}, one each", out, keys),
+    }
+
+
+def timeline(plan: Plan, weights: str) -> Timeline:
+    names = [("scores", PRODUCT), *([(weights, SOFTMAX)] if weights != "score" else []), ("weighted sum", PRODUCT)]
+    bars = tuple(Bar(3 * n, 3, name, kind) for n, (name, kind) in enumerate(names))
+    return Timeline({"kernels": bars}, "One kernel after the other: the scores cross global memory between them.")

@@ -1,0 +1,34 @@
+"""The context of the tiled backward's template: the kernels of the naive backward with other grids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attngen.emit.file import ConstantLine, KernelText
+from attngen.emit.program import CeilDiv, Extent, Parameter
+from attngen.schedules.naive.backward_context import NaiveBackward
+from attngen.schedules.tiled.context import OfTiles
+from attngen.schedules.tiled.plan import BLOCK_DV
+
+
+class TiledBackward(OfTiles, NaiveBackward):
+    DIMS = ConstantLine("int", "BLOCK_D", str(BLOCK_DV), "dimensions of a gradient of a block")
+
+    def sections(self) -> dict[str, str]:
+        return {**self.tile_sections(), **{k: v for k, v in super().sections().items() if k in self.kernel_names}}
+
+    def context(self) -> dict[str, Any]:
+        return super().context() | {
+            "fills": self.plan.own.fills,
+            "row_floats": "((kv_len + BLOCK_KV - 1) / BLOCK_KV * BLOCK_KV)",
+        }
+
+    def _score_gradient_grid(self) -> tuple[Extent, ...]:
+        return self.rows()
+
+    def _of_product(self, result: str, grid: tuple[Extent, ...], parameters: list[Parameter]) -> KernelText:
+        dims = self.spec.head_dim_v if result == "dV" else self.spec.head_dim
+        by_rows, by_keys = CeilDiv("q_len", self.plan.block_q), CeilDiv("kv_len", self.plan.block_kv)
+        return self.kernel(
+            result.lower(), (-(-dims // BLOCK_DV), by_rows if result == "dQ" else by_keys, *grid[1:]), parameters
+        )

@@ -1,0 +1,53 @@
+"""The plan of the tiled backward: the naive backward with tiles in shared memory and registers; empty tiles are skipped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.plan.arch import Arch
+from attngen.plan.facts import SpecFacts
+from attngen.plan.plan import Decision, Plan, Schedule
+from attngen.plan.tile_search import planned
+from attngen.schedules.naive.backward_plan import kernels_and_workspaces
+from attngen.schedules.tiled.plan import BLOCK_DV, PREFERRED, ROWS_PER_PAD, WHY_PAD, WHY_TILE, outputs, thread_grid
+from attngen.spec.gradient import QKV
+
+
+@dataclass(frozen=True, slots=True)
+class TiledBackwardPlan:
+    """What the tiled backward chooses in addition to its tile."""
+
+    kernels: tuple[str, ...]  # in launch order; only those that the wanted gradients need
+    fills: bool  # whether pairs of empty tiles are set to zero, because a later kernel visits all pairs
+    row_threads: int  # a block's threads are a grid of row_threads x column_threads over a tile
+    column_threads: int
+    rows: int  # a thread computes rows x columns elements of a tile, or of a gradient
+    columns: int
+    slice: int  # terms of each sum that are in shared memory at once
+    pad: int  # floats after every fourth row of a transposed tile
+
+
+def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
+    """The plan with 64 x 64 tiles: the only tile of this schedule."""
+    spec, tile = facts.spec, PREFERRED[0]
+    kernels, kept = kernels_and_workspaces(facts)
+    of_captured = any(n not in QKV for n in facts.wanted) and "dP" in kept
+    if of_captured and "score_gradients" not in kernels:
+        at = kernels.index("delta" if "delta" in kernels else "weight_gradients") + 1
+        kernels = (*kernels[:at], "score_gradients", *kernels[at:])
+    rows, columns, _ = outputs(tile)
+    terms = 16 if spec.head_dim % 16 == spec.head_dim_v % 16 == 0 else 8
+    pad = 32 * ROWS_PER_PAD // terms
+    own = TiledBackwardPlan(kernels, of_captured, *thread_grid(tile.warps), rows, columns, terms, pad)
+    decisions = (
+        Decision("gradients", ", ".join(facts.wanted), "each by a kernel of its own: what is not wanted is not computed"),
+        Decision("weights", "recomputed", "by the kernels of the forward: nothing is saved between the two"),
+        Decision("in global memory", ", ".join(kept), "O(q_len * kv_len) bytes, which fused schedules avoid"),
+        Decision("BLOCK_Q x BLOCK_KV", f"{tile.block_q} x {tile.block_kv}", WHY_TILE),
+        Decision("BLOCK_D", str(BLOCK_DV), "dimensions of a gradient of a block: as many as a tile has keys"),
+        Decision("THREADS", str(32 * tile.warps), f"{own.row_threads} x {own.column_threads} threads, each {rows} x {columns}"),
+        Decision("SLICE", str(terms), "a divisor of both head sizes"),
+        Decision("PAD", str(pad), WHY_PAD),
+        Decision("order of sums", "fixed", "a block adds up alone what it owns: the same bits in every run, no atomics"),
+    )
+    return planned(schedule, facts, arch, tile, decisions, own=own, workspaces=kept)

@@ -1,0 +1,65 @@
+"""The contexts of the tiled schedule's templates: what its forward and its backward share, and the forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attngen.emit.file import SLICE, ConstantLine, KernelText, thread_grid
+from attngen.emit.program import CeilDiv, Extent, Parameter
+from attngen.emit.variant import Function
+from attngen.schedules.tiled.plan import BLOCK_DV
+from attngen.schedules.unfused import ThreeKernels, Unfused
+
+
+class OfTiles(Unfused):
+    """Kernels whose blocks compute tiles, or rows of them."""
+
+    DIMS = ConstantLine("int", "BLOCK_DV", str(BLOCK_DV), "dimensions of O of a block")
+
+    def of_tiles(self) -> tuple[Function | None, ...]:
+        return self.variant.kv_range, self.variant.classify
+
+    def pairs(self) -> tuple[Extent, ...]:
+        return self.head_grid(CeilDiv("kv_len", self.plan.block_kv), CeilDiv("q_len", self.plan.block_q))
+
+    def rows(self) -> tuple[Extent, ...]:
+        return self.head_grid("q_len")
+
+    def primitives(self) -> list[str]:
+        return [*super().primitives(), *self.reductions()]
+
+    def context(self) -> dict[str, Any]:
+        v, context, tiles = self.variant, super().context(), self.of_tiles()
+        return context | {
+            "rows_of_block": bool({"q_lo", "q_hi", "q_tile"} & set(context["tile_arguments"])),
+            "scores_read_captured": self.reads_captured(v.score, v.mask, *tiles),
+            "weights_read_captured": self.reads_captured(v.sink, *tiles, scale=False),
+            "tiles_read_captured": self.reads_captured(*tiles, scale=False),
+        }
+
+    def constants(self) -> list[ConstantLine]:
+        plan, own = self.plan, self.plan.own
+        return [
+            *self.infinity(),
+            *self.numbers(),
+            ConstantLine("int", "BLOCK_Q", str(plan.block_q), "query rows of a block"),
+            ConstantLine("int", "BLOCK_KV", str(plan.block_kv), "keys of a tile"),
+            self.DIMS,
+            ConstantLine("int", "THREADS", str(plan.threads)),
+            *thread_grid(own.row_threads, own.column_threads, self.DIMS.name),
+            ConstantLine("int", "SLICE", str(own.slice), SLICE),
+            ConstantLine("int", "PAD", str(own.pad), TRANSPOSED_PAD),
+            *([ConstantLine("int", "WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
+        ]
+
+
+class Tiled(OfTiles, ThreeKernels):
+    def first_sections(self) -> dict[str, str]:
+        return self.tile_sections()
+
+    def weighted_sum(self, parameters: list[Parameter]) -> KernelText:
+        grid = self.head_grid(-(-self.spec.head_dim_v // BLOCK_DV), CeilDiv("q_len", self.plan.block_q))
+        return self.kernel("weighted_sum", grid, parameters)
+
+
+TRANSPOSED_PAD = "floats after every fourth row of a transposed tile: what a warp writes lies in different banks"

@@ -1,0 +1,53 @@
+"""The loops, the tiles in shared memory and the timeline of the tiled schedule, as pages show them."""
+
+from __future__ import annotations
+
+from attngen.emit.loops import Loop, kernel
+from attngen.plan.plan import Plan
+from attngen.plan.shared_memory import ROW, Layout
+from attngen.schedules.tile_loops import tile_loop
+from attngen.schedules.tiled import plan as tiled
+from attngen.schedules.timeline import COPY, PRODUCT, STORE, TILES, Bar, Timeline
+from attngen.spec.attention import AttentionSpec
+
+
+def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
+    rows, columns = plan.own.row_threads, plan.own.column_threads
+    own_rows, own_keys = plan.block_q // rows, plan.block_kv // columns
+    slices = plan.own.slice
+
+    def product(terms: str, count: int, operands: str, result: str, own: int, condition: str) -> Loop:
+        products = Loop("products", f"{own_rows} x {own}", "thread, unrolled", f"{result}: registers", "part[r][")
+        moved = f"{operands}: shared, to registers"
+        one_slice = Loop(terms, str(slices), "thread", moved, f"int {terms} = 0; {terms} < SLICE", (products,))
+        moved = f"{operands}: global, by way of registers, to shared"
+        return Loop("slices", f"{count} / {slices} = {count // slices}", "pipeline stage", moved, condition, (one_slice,))
+
+    dims = tiled.BLOCK_DV // columns
+    row = Loop("keys of a row", "four a thread at a time", "thread", "S: global, in place", "k += THREADS * 4")
+    pv = product("k", plan.block_kv, "P, V", "O", dims, "begin < BLOCK_KV; begin += SLICE")
+    return {
+        "scores": kernel("a tile of S", product("d", spec.head_dim, "Q, K", "S", own_keys, "begin < HEAD_DIM; begin += SLICE")),
+        spec.normalize: kernel("a row of S", row),
+        "weighted_sum": kernel(f"{plan.block_q} rows of O", tile_loop(plan, "block", "P: global", pv)),
+    }
+
+
+def layouts(spec: AttentionSpec, plan: Plan) -> tuple[Layout, ...]:
+    """The layouts of slices of SLICE terms. All but V are transposed, so that a row has what a warp reads in one step."""
+    terms, gap = plan.own.slice, (tiled.ROWS_PER_PAD, 4 * plan.own.pad)
+    widths = {"Q": plan.block_q, "K": plan.block_kv, "P": plan.block_q}
+    padded = [Layout(f"{name}, transposed", terms, 4 * width, 4 * width, ROW, gap=gap) for name, width in widths.items()]
+    return (*padded, Layout("V", terms, 4 * tiled.BLOCK_DV, 4 * tiled.BLOCK_DV, ROW))
+
+
+def timeline(plan: Plan, weights: str) -> Timeline:
+    fetches, stores, products = [Bar(0, 1, "fetch 0", COPY)], [], []
+    for n in range(TILES):
+        start = 1 + 2.5 * n
+        stores.append(Bar(start, 0.5, str(n), STORE))
+        products.append(Bar(start + 0.5, 2, f"multiply {n}", PRODUCT))
+        if n + 1 < TILES:
+            fetches.append(Bar(start + 0.5, 1, f"fetch {n + 1}", COPY))
+    lanes = {"global to registers": tuple(fetches), "registers to shared": tuple(stores), "arithmetic": tuple(products)}
+    return Timeline(lanes, "One product: the next slices are fetched into registers while this one is multiplied.")

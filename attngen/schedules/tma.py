@@ -1,0 +1,48 @@
+"""The emission context that wgmma and hopper share: TMA copies, warpgroups multiply."""
+
+from __future__ import annotations
+
+from attngen.emit import abi
+from attngen.emit.file import ConstantLine
+from attngen.emit.program import Parameter
+from attngen.emit.wgmma import Wgmma
+from attngen.schedules.fused import Fused
+from attngen.schedules.hopper.needs import slabs
+
+
+class ByTma(Fused):
+    """The context of a schedule in which TMA copies slabs of tiles and warpgroups multiply them."""
+
+    def maps(self) -> list[Parameter]:
+        """The tensor maps of Q, K and V, with the rows that one copy has."""
+        return [abi.tensor_map("Q", self.q_rows()), *(abi.tensor_map(t, self.plan.block_kv) for t in "KV")]
+
+    def q_rows(self) -> int:
+        return self.plan.block_q
+
+    def q_in_registers(self) -> bool:
+        """Whether Q is an operand in registers, not in shared memory."""
+        return False
+
+    def products(self) -> list[Wgmma]:
+        dtype = self.spec.dtype.name
+        return [
+            Wgmma("wgmma_qk", self.plan.block_kv, dtype, a_in_registers=self.q_in_registers()),
+            Wgmma("wgmma_pv", self.v_columns(), dtype, a_in_registers=True, b_transposed=True),
+        ]
+
+    def v_columns(self) -> int:
+        """The number of columns that P is multiplied by."""
+        return self.spec.head_dim_v
+
+    def slab_constants(self, *more: ConstantLine) -> list[ConstantLine]:
+        """The constants of tiles in shared memory; `more` stands after the numbers of slabs."""
+        spec = self.spec
+        steps, what = ("HEAD_DIM / 16", "") if spec.head_dim % 16 == 0 else ("(HEAD_DIM + 15) / 16", "; zeros fill the last")
+        return [
+            ConstantLine("int", "ROW_BYTES", "128", "of 64 columns: a slab of a tile"),
+            ConstantLine("int", "QK_SLABS", str(slabs(spec.head_dim))),
+            ConstantLine("int", "V_SLABS", str(slabs(spec.head_dim_v))),
+            *more,
+            ConstantLine("int", "K_STEPS", steps, "steps of 16 over the head size" + what),
+        ]

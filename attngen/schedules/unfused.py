@@ -1,0 +1,89 @@
+"""The emission context that naive and tiled share, and their backwards: S in global memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attngen.emit import abi
+from attngen.emit.file import File, KernelText
+from attngen.emit.program import CeilDiv, Extent, Parameter
+from attngen.emit.variant import Function
+
+
+class Unfused(File):
+    """The kernels of scores and of row weights, with the grids of the naive schedule."""
+
+    def of_tiles(self) -> tuple[Function | None, ...]:
+        """The functions that say which tiles are visited."""
+        return ()
+
+    def pairs(self) -> tuple[Extent, ...]:
+        """The grid of the kernels that compute pairs."""
+        return self.head_grid(CeilDiv("kv_len", self.plan.threads), "q_len")
+
+    def rows(self) -> tuple[Extent, ...]:
+        """The grid of the kernels that compute rows."""
+        return self.head_grid(CeilDiv("q_len", self.plan.threads))
+
+    def primitives(self) -> list[str]:
+        return self.conversions()
+
+    def context(self) -> dict[str, Any]:
+        return super().context() | {"keeps_dot": False, "keeps_sink_weight": False}
+
+    def weights_section(self) -> dict[str, str]:
+        title = {"softmax": "Softmax", "sigmoid": "Sigmoid"}.get(self.spec.normalize)
+        return {} if title is None else {"weights": title}
+
+    def scores(self, *kept: Parameter) -> KernelText:
+        """The kernel that writes S; `kept` is what a backward keeps beside it."""
+        parameters = [
+            self.pointer("Q"),
+            self.pointer("K"),
+            Parameter("S", "float*", "data", "S"),
+            *kept,
+            *abi.strides("Q"),
+            *abi.strides("K"),
+            *self.sizes(),
+            *self.captured(self.variant.score, self.variant.mask, *self.of_tiles()),
+        ]
+        return self.kernel("scores", self.pairs(), parameters)
+
+    def weights(self, *kept: Parameter) -> KernelText:
+        """The kernel that replaces S by P; `kept` is what a backward keeps beside it."""
+        parameters = [
+            Parameter("S", "float*", "data", "S"),
+            *self.lse_parameters(),
+            *self.sizes(),
+            *kept,
+            *self.captured(self.variant.sink, *self.of_tiles(), scale=False),
+        ]
+        return self.kernel(self.spec.normalize, self.rows(), parameters)
+
+
+class ThreeKernels(Unfused):
+    """The forwards: scores, row weights, weighted sum."""
+
+    def sections(self) -> dict[str, str]:
+        return {**self.first_sections(), "scores": "Scores", **self.weights_section(), "weighted_sum": "Weighted sum"}
+
+    def first_sections(self) -> dict[str, str]:
+        """The sections before the kernels."""
+        raise NotImplementedError
+
+    def kernels(self) -> dict[str, KernelText]:
+        normalized = {} if self.spec.normalize == "none" else {"weights": self.weights()}
+        parameters = [
+            Parameter("P", "const float*", "data", "S"),
+            self.pointer("V"),
+            self.pointer("O", writable=True),
+            *abi.strides("V"),
+            *abi.strides("O"),
+            *self.sizes(),
+            *self.captured(*self.of_tiles(), scale=False),
+        ]
+        return {"scores": self.scores(), **normalized, "weighted_sum": self.weighted_sum(parameters)}
+
+    def weighted_sum(self, parameters: list[Parameter]) -> KernelText:
+        """The kernel that multiplies P by V."""
+        raise NotImplementedError

@@ -1,0 +1,20 @@
+"""The schedule `wgmma`, as one object."""
+
+from attngen.plan.plan import Schedule
+from attngen.schedules.hopper import plan as hopper
+from attngen.schedules.wgmma import plan, shown
+from attngen.schedules.wgmma.context import FusedWgmma
+
+WGMMA = Schedule(
+    name="wgmma",
+    keyword="wgmma",
+    summary="The step between fused and hopper: TMA copies the tiles and warpgroups multiply by wgmma; no warp specialization.",
+    propose=plan.propose,
+    why_not=hopper.why_not,
+    tiles=plan.tiles,
+    on_tensor_cores=True,
+    by_tma=True,
+    context=FusedWgmma,
+    loops=shown.loops,
+    timeline=shown.timeline,
+)

@@ -1,0 +1,45 @@
+"""What the template of the wgmma schedule reads."""
+
+from __future__ import annotations
+
+from attngen.emit import abi
+from attngen.emit.file import ConstantLine, KernelText, thread_grid
+from attngen.schedules.fused import ROW_BLOCKS
+from attngen.schedules.tma import ByTma
+
+
+class FusedWgmma(ByTma):
+    def kernels(self) -> dict[str, KernelText]:
+        parameters = [
+            *self.maps(),
+            self.pointer("O", writable=True),
+            *abi.strides("O", "bhs"),
+            *self.lse_parameters(),
+            *self.sizes(),
+            self.heads_in_l2(),
+            *self.captured_anywhere(),
+        ]
+        return {"wgmma": self.kernel("wgmma", self.q_block_grid(), parameters, threads_name=self.launch_bounds(), shared=True)}
+
+    def primitives(self) -> list[str]:
+        return [
+            *self.first_primitives(self.spec.dtype.name),
+            "mbarrier",
+            "mbarrier_wait",
+            "tma_load",
+            "proxy_fence",
+            "opaque",
+            "wgmma",
+        ]
+
+    def constants(self) -> list[ConstantLine]:
+        plan = self.plan
+        return [
+            *self.fused_numbers(),
+            *self.slack(),
+            *self.blocks(),
+            *thread_grid(8 * plan.warps, 4, "HEAD_DIM_V"),
+            ROW_BLOCKS,
+            ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
+            *self.slab_constants(),
+        ]

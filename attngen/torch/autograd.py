@@ -1,0 +1,178 @@
+"""The derivatives of `attngen::attention`: by `attngen::attention_backward`, once.
+
+torch.library.register_autograd would make the same function, but one that torch.func.grad refuses; and without gradients it
+would send a call through the dispatcher twice. A function of a single level of torch.func, as torch itself makes them for
+autograd.Function, takes part in every transform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.autograd.function import _SingleLevelFunction
+
+from attngen.spec.gradient import GradientError
+from attngen.torch import backward, operator
+from attngen.torch.backward import Backward, backward_operator, saved_by
+from attngen.torch.observed import are_plain, is_observed
+from attngen.torch.operator import LIBRARY, Floats, Full, Ints, Pair, Saved, Tensors, attention_operator, full_operator
+from attngen.torch.runtime import input_names, parsed, refuse_tangents
+
+Tensor = Any
+NO_SECOND_DERIVATIVE = (
+    'no kernel computes the second derivative of attention; mode="math" computes any attention by torch\'s own operations, '
+    "differentiable any number of times, and so does a compiled spec's math()"
+)
+
+
+def _applied(function: Any, *arguments: Any) -> Any:
+    if not torch._C._are_functorch_transforms_active():
+        return function.apply(*arguments)
+    with enable_single_level_autograd_function():
+        return function.apply(*arguments)
+
+
+@contextmanager
+def _below_autograd() -> Iterator[None]:
+    """Operators called here pass this level of autograd. Those of torch.func further out see every derivative: a function's
+    forward has turned them off for all levels."""
+    with torch._C._AutoDispatchBelowAutograd():
+        if not torch._C._are_functorch_transforms_active():
+            yield
+            return
+        with torch.enable_grad(), _set_fwd_grad_enabled(True):
+            yield
+
+
+def _needs_gradients(tensors: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _is_direct(tensors: Sequence[Tensor]) -> bool:
+    """Whether a kernel may be called without the dispatcher: a second walk through it would double what a call costs."""
+    return not is_observed() and are_plain(tensors) and tensors[0].device.type in ("cuda", "cpu")
+
+
+class _Attention(_SingleLevelFunction):  # type: ignore[misc]
+    """The arguments of `attention.full`, the tensors last."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        spec: str,
+        ints: Sequence[int],
+        floats: Sequence[float],
+        saves: bool,
+        deterministic: bool | None,
+        *tensors: Tensor,
+    ) -> Saved:
+        q, k, v, *inputs = tensors
+        names = input_names(spec)
+        needed = ctx.needs_input_grad[-len(tensors) :]
+        wanted = tuple(name for name, is_needed in zip(names, needed, strict=True) if is_needed)
+        saved = saved_by(spec, q.device, wanted)
+        writes = saves or bool({"lse", "lse_rest"} & set(saved))
+        out, lse, lse_rest = _full(q, k, v, spec, inputs, ints, floats, writes, deterministic)
+        results = {"out": out, "lse": lse, "lse_rest": lse_rest}
+        ctx.save_for_backward(*tensors, *(tensor if name in saved else None for name, tensor in results.items()))
+        ctx.set_materialize_grads(False)
+        ctx.call = spec, ints, floats, wanted, needed, deterministic
+        if not saves:
+            lse_rest = lse.new_empty((0,))
+            lse = lse if parsed(spec).lse else lse.new_empty((0,))
+        ctx.mark_non_differentiable(*((lse_rest,) if parsed(spec).lse else (lse, lse_rest)))
+        return out, lse, lse_rest
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        spec, ints, floats, wanted, needed, deterministic = ctx.call
+        q, k, v, *inputs, out, lse, lse_rest = ctx.saved_tensors
+        if dout is None:
+            dout = q.new_zeros((*q.shape[:3], v.shape[3]))
+        arguments = (dout, dlse, q, k, v, spec, inputs, ints, floats, out, lse, lse_rest, wanted, deterministic)
+        gradients = iter(_attention_backward(*arguments) if _is_direct((dout, q, k, v)) else backward_operator(*arguments))
+        return (None, None, None, None, None, *(next(gradients) if is_needed else None for is_needed in needed))
+
+
+def _full(*arguments: Any) -> Saved:
+    """`attention.full` below autograd."""
+    if _is_direct(Full(*arguments).tensors):
+        return operator.run_full(*arguments)
+    with _below_autograd():
+        result: Saved = full_operator(*arguments)
+    return result
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: str,
+    inputs: Tensors = None,
+    ints: Ints = None,
+    floats: Floats = None,
+    deterministic: bool | None = None,
+) -> Pair:
+    tensors = (q, k, v, *inputs) if inputs else (q, k, v)
+    refuse_tangents(spec, tensors)
+    if _needs_gradients(tensors):
+        output, lse, _ = _applied(_Attention, spec, ints or (), floats or (), False, _asked(deterministic), *tensors)
+        return output, lse
+    if _is_direct(tensors):
+        return operator.run(q, k, v, spec, inputs, ints, floats)
+    with _below_autograd():
+        result: Pair = attention_operator(q, k, v, spec, inputs, ints, floats)
+    return result
+
+
+def _attention_full(*arguments: Any) -> Saved:
+    call = Full(*arguments)
+    refuse_tangents(call.spec, call.tensors)
+    if _needs_gradients(call.tensors):
+        deterministic = _asked(call.deterministic)
+        result: Saved = _applied(_Attention, call.spec, call.ints, call.floats, call.saves, deterministic, *call.tensors)
+        return result
+    return _full(*call)
+
+
+def _asked(deterministic: bool | None) -> bool:
+    """What a call says about its gradients, by default what torch's global switch says when it is made."""
+    return torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+
+
+class _Gradients(_SingleLevelFunction):  # type: ignore[misc]
+    """`compute`(tensors) where somebody may ask for its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., list[Tensor]], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(compute(*tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        raise GradientError(NO_SECOND_DERIVATIVE)
+
+
+def _attention_backward(*arguments: Any) -> list[Tensor]:
+    call = Backward(*arguments)
+
+    def compute(*tensors: Tensor | None) -> list[Tensor]:
+        given = call.with_tensors(tensors)
+        if _is_direct([t for t in tensors if t is not None]):
+            return backward.run(*given)
+        with _below_autograd():
+            result: list[Tensor] = backward_operator(*given)
+        return result
+
+    if _needs_gradients([t for t in call.tensors if t is not None]):
+        return list(_applied(_Gradients, compute, *call.tensors))
+    return compute(*call.tensors)
+
+
+LIBRARY.impl("attention", _attention, "Autograd")
+LIBRARY.impl("attention.full", _attention_full, "Autograd")
+LIBRARY.impl("attention_backward", _attention_backward, "Autograd")

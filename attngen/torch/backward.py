@@ -1,0 +1,104 @@
+"""The operator `attngen::attention_backward`: the gradients of every attention of this package.
+
+    attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints,
+                       float[] floats, Tensor? out, Tensor? lse, Tensor? lse_rest, str[] wanted, bool? deterministic)
+        -> Tensor[]
+
+The gradients of `wanted`, names of q, k, v and inputs, in that order. `out`, `lse` and `lse_rest` are the forward's results
+that the plan of the backward names (`saved_by`); `dlse` is None if nobody used lse.
+
+Every gradient is a sum in a fixed order, so each has the same bits in every run: what `deterministic` asks for (None: as
+torch.use_deterministic_algorithms says) is true of every plan there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from attngen.spec.gradient import gradient_argument
+from attngen.torch.layout import readable
+from attngen.torch.operator import LIBRARY, empty_as, runs_on
+from attngen.torch.runtime import backward_runtime, input_names, parsed
+
+Tensor = Any
+
+SCHEMA = (
+    "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, "
+    "float[] floats, Tensor? out, Tensor? lse, Tensor? lse_rest, str[] wanted, bool? deterministic) -> Tensor[]"
+)
+
+
+def saved_by(spec: str, device: Any, wanted: Sequence[str]) -> tuple[str, ...]:
+    """The results of the forward that the gradients `wanted` are computed from. Raises GradientError, PlanRefusal."""
+    saved: tuple[str, ...] = backward_runtime(spec, runs_on(device), tuple(wanted)).compiled.plan.saved
+    return saved
+
+
+class Backward(NamedTuple):
+    """The arguments of `attention_backward`."""
+
+    dout: Tensor
+    dlse: Tensor | None
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    spec: str
+    inputs: Sequence[Tensor]
+    ints: Sequence[int]
+    floats: Sequence[float]
+    out: Tensor | None
+    lse: Tensor | None
+    lse_rest: Tensor | None
+    wanted: Sequence[str]
+    deterministic: bool | None
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All tensors, from `FIRST_INPUT` on those that have gradients."""
+        return self.dout, self.dlse, self.out, self.lse, self.lse_rest, self.q, self.k, self.v, *self.inputs
+
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Backward:
+        """The same call of other tensors, in the order of `tensors`."""
+        dout, dlse, out, lse, lse_rest, q, k, v, *inputs = tensors
+        return self._replace(dout=dout, dlse=dlse, out=out, lse=lse, lse_rest=lse_rest, q=q, k=k, v=v, inputs=inputs)
+
+    @property
+    def inputs_by_name(self) -> dict[str, Tensor]:
+        """The tensors that have gradients."""
+        return dict(zip(input_names(self.spec), self.tensors[FIRST_INPUT:], strict=True))
+
+
+FIRST_INPUT = 5
+
+
+def run(*arguments: Any) -> list[Tensor]:
+    """The gradients by the kernels of a spec on q's device."""
+    call = Backward(*arguments)
+    found = backward_runtime(call.spec, call.q.device, tuple(call.wanted))
+    given = {**call.inputs_by_name, "out": call.out, "lse": call.lse, "lse_rest": call.lse_rest}
+    given["dout"] = call.dout if readable(call.dout) else call.dout.contiguous()
+    if parsed(call.spec).lse:
+        dlse = call.dlse
+        given["dlse"] = call.q.new_zeros(call.q.shape[:3], dtype=torch.float32) if dlse is None else dlse.contiguous()
+    gradients = found([given[n] for n in found.input_names], call.ints, call.floats)
+    results = dict(zip(found.output_names, gradients, strict=True))
+    return [results[gradient_argument(name)] for name in call.wanted]
+
+
+def fake(*arguments: Any) -> list[Tensor]:
+    """Shapes and strides alone."""
+    call = Backward(*arguments)
+    given = call.inputs_by_name
+    order = {"q": call.q, "k": call.k, "v": call.k}  # as `bind` allocates them: as the first input with the same heads and rows
+    return [empty_as(given[name], given[name].shape, order.get(name)) for name in call.wanted]
+
+
+LIBRARY.define(SCHEMA)
+for _key in ("CUDA", "CPU"):
+    LIBRARY.impl("attention_backward", run, _key)
+torch.library.register_fake("attngen::attention_backward", fake, lib=LIBRARY)
+
+backward_operator = torch.ops.attngen.attention_backward.default

@@ -1,0 +1,141 @@
+"""torch.vmap of the operators: the dimension that it adds is folded into batch, and one call of the kernels computes all of it.
+
+A captured tensor that differs between the samples and has no batch dimension cannot be folded, nor can a spec that uses `b` or
+`batch` in another way than to index a batch. Their samples are computed one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from attngen.emit.abi import input_tensors
+from attngen.spec.expr import Gather, Name, walk
+from attngen.torch.backward import FIRST_INPUT, Backward, backward_operator
+from attngen.torch.operator import LIBRARY, Floats, Full, Ints, Pair, Tensors, full_operator
+from attngen.torch.runtime import input_names, parsed
+
+Tensor = Any
+Dim = int | None  # the position of the added dimension; None: the tensor is the same for all samples
+Compute = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+Rule = tuple[tuple[Tensor, ...], tuple[Dim, ...]]  # results, and their added dimensions
+
+
+@lru_cache(maxsize=4096)
+def batch_axes(spec: str) -> tuple[Dim, ...] | None:
+    """The batch dimension of q, k, v and each input, None if it has none; None instead of all if the spec cannot be folded."""
+    attention = parsed(spec)
+    dims = {i.name: i.dims for i in attention.inputs}
+    for node in walk(*(e for e in (attention.mask, attention.score, attention.sink) if e is not None)):
+        if isinstance(node, Name) and node.name == "batch":
+            return None
+        for position, arg in enumerate(node.args):
+            is_sample = isinstance(arg, Name) and arg.name == "b"
+            indexes_batch = isinstance(node, Gather) and dims[node.input][position] == "batch"
+            if is_sample != indexes_batch:
+                return None
+    names = [[axis.name for axis in tensor.axes] for tensor in input_tensors(attention)]
+    return tuple(axes.index("batch") if "batch" in axes else None for axes in names)
+
+
+def _fold(tensor: Tensor | None, dim: Dim, axis: Dim, samples: int, batch: int) -> Tensor | None:
+    """`tensor` with the added dimension as part of its dimension `axis`, which has `batch` elements or 1 in each sample."""
+    if tensor is None or axis is None:
+        return tensor
+    moved = tensor.unsqueeze(0).expand(samples, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    by_batch = moved.movedim(axis + 1, 1)
+    return by_batch.expand(samples, batch, *by_batch.shape[2:]).flatten(0, 1).movedim(0, axis)
+
+
+def _unfold(tensor: Tensor, axis: int, samples: int) -> Tensor:
+    """The added dimension of a folded tensor, as its first."""
+    return tensor.unflatten(axis, (samples, tensor.shape[axis] // samples)).movedim(axis, 0)
+
+
+def _one_by_one(tensors: Sequence[Tensor | None], dims: Sequence[Dim], samples: int, compute: Compute) -> Rule:
+    results = []
+    for i in range(samples):
+        results.append(
+            compute([t if t is None or dim is None else t.select(dim, i) for t, dim in zip(tensors, dims, strict=True)])
+        )
+    stacked = tuple(torch.stack(each) for each in zip(*results, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def _shared(axes: Sequence[Dim], dims: Sequence[Dim]) -> bool:
+    """Whether all that differs between the samples has a batch dimension."""
+    return all(axis is not None or dim is None for axis, dim in zip(axes, dims, strict=True))
+
+
+def _batch(q: Tensor, dim: Dim) -> int:
+    """The batch of one sample."""
+    sizes = list(q.shape)
+    if dim is not None:
+        del sizes[dim]
+    return int(sizes[0]) if isinstance(sizes[0], int) else sizes[0]
+
+
+def _full(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
+    call, dims = Full(*arguments), Full(*in_dims).tensors
+    axes = batch_axes(call.spec)
+
+    def compute(given: Sequence[Tensor]) -> Sequence[Tensor]:
+        q, k, v, *inputs = given
+        result: Sequence[Tensor] = full_operator(*call._replace(q=q, k=k, v=v, inputs=inputs))
+        return result
+
+    if axes is None or not _shared(axes, dims):
+        return _one_by_one(call.tensors, dims, info.batch_size, compute)
+    batch = _batch(call.q, dims[0])
+    results = compute([_fold(*each, info.batch_size, batch) for each in zip(call.tensors, dims, axes, strict=True)])
+    is_empty = [result.dim() == 1 for result in results]  # an lse that nobody wants
+    unfolded = (r if empty else _unfold(r, 0, info.batch_size) for r, empty in zip(results, is_empty, strict=True))
+    return tuple(unfolded), tuple(None if empty else 0 for empty in is_empty)
+
+
+def _backward(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
+    call, dims = Backward(*arguments), Backward(*in_dims).tensors
+    names, known = input_names(call.spec), batch_axes(call.spec)
+
+    def compute(given: Sequence[Tensor]) -> Sequence[Tensor]:
+        result: Sequence[Tensor] = backward_operator(*call.with_tensors(given))
+        return result
+
+    by_name = dict(zip(names, known or (), strict=False))
+    if known is None or not _shared(known, dims[FIRST_INPUT:]) or any(by_name[name] is None for name in call.wanted):
+        return _one_by_one(call.tensors, dims, info.batch_size, compute)
+    axes = (*(0,) * FIRST_INPUT, *known)
+    batch = _batch(call.q, in_dims[2])
+    results = compute([_fold(*each, info.batch_size, batch) for each in zip(call.tensors, dims, axes, strict=True)])
+    unfolded = []
+    for name, result in zip(call.wanted, results, strict=True):
+        axis, dim = by_name[name], dims[FIRST_INPUT + names.index(name)]
+        assert axis is not None
+        tensor = call.inputs_by_name[name]
+        of_sample = tensor if dim is None else tensor.select(dim, 0)
+        gradient = _unfold(result, axis, info.batch_size)
+        unfolded.append(gradient if of_sample.shape[axis] == batch else gradient.sum(axis + 1, keepdim=True))
+    return tuple(unfolded), (0,) * len(unfolded)
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: str,
+    inputs: Tensors = None,
+    ints: Ints = None,
+    floats: Floats = None,
+    deterministic: bool | None = None,
+) -> Pair:
+    lists = (list(given or ()) for given in (inputs, ints, floats))
+    output, lse, _ = full_operator(q, k, v, spec, *lists, False, deterministic)
+    return output, lse
+
+
+LIBRARY.impl("attention", _attention, "FuncTorchBatched")
+torch.library.register_vmap("attngen::attention.full", _full, lib=LIBRARY)
+torch.library.register_vmap("attngen::attention_backward", _backward, lib=LIBRARY)
