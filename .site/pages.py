@@ -27,7 +27,7 @@ ASSETS = ("iframe-worker.js", "icon.svg", "site.css")
 LANGUAGES = {".attn": "attn", ".py": "python", ".lark": "text", ".ipynb": ""}
 LANGUAGES |= {".cu": "cuda", ".cuh": "cuda", ".j2": "cpp", ".hpp": "cpp", ".cpp": "cpp"}
 LISTED = ("specs", "generated")
-ORDER = {f"{spec}_{rung}.cu": i for i, (spec, rung, _) in enumerate(LADDER)}
+ORDER = {f"{spec}_{schedule}.cu": i for i, (spec, schedule, _) in enumerate(LADDER)}
 CODE_OR_LINK = re.compile(
     r"^(?P<fence>```+|~~~+).*?^(?P=fence)|`[^`\n]+`|\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)", re.M | re.S
 )
@@ -93,8 +93,8 @@ def shown(path: str) -> str:
 
 def _relatives(path: str) -> Iterable[str]:
     """Of a spec the files that were generated of it, of a generated file its spec."""
-    for spec, rung, _ in LADDER:
-        pair = (f"specs/{spec}.attn", f"generated/{spec}_{rung}.cu")
+    for spec, schedule, _ in LADDER:
+        pair = (f"specs/{spec}.attn", f"generated/{spec}_{schedule}.cu")
         if path in pair:
             yield pair[1 - pair.index(path)]
 

@@ -60,7 +60,7 @@ class Cell:
 
     def randn(self) -> Tensors:
         """q, k, v."""
-        element = {"fp16": torch.float16, "bf16": torch.bfloat16}[self.dtype]
+        element = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[self.dtype]
         kv_heads = self.kv_heads or self.heads
         return (
             torch.randn(self.batch, self.heads, self.q_len, self.head_dim, device="cuda").to(element),

@@ -28,7 +28,7 @@ Failed experiments are listed too. The data is in `benchmarks/experiments/`; `py
 page. [Performance](performance.md) has the conclusions.
 
 Unless a row says otherwise: percentages are changes of speed between two builds that differ in this one change; times are those
-of `benchmarks/rungs.py`; instruction counts are those of `attngen show gpt2 --stage sass`; error bounds are those that
+of `benchmarks/schedules.py`; instruction counts are those of `attngen show gpt2 --stage sass`; error bounds are those that
 `pytest -m gpu tests/gpu` checks; "documents" are causal documents of 1024 tokens. D is the head size, S the length. A row whose
 "kept" is `-` measures a bound and changes nothing.
 """

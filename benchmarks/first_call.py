@@ -1,4 +1,4 @@
-"""How long the first call of a variant takes, from the spec to the result on the GPU, for each fused rung.
+"""How long the first call of a variant takes, from the spec to the result on the GPU, for each fused schedule.
 
     python benchmarks/first_call.py [--write docs/performance_tables.md]
 
@@ -40,13 +40,13 @@ print(json.dumps({"first": first, "next": sum(next) / 2}))
 """
 
 
-RUNGS = ("fused", "hopper")
+SCHEDULES = ("fused", "hopper")
 LIMIT = 2000  # ms
 
 
-def child(cache: str, rung: str) -> dict[str, float]:
+def child(cache: str, schedule: str) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, rung],
+        [sys.executable, "-c", CHILD, schedule],
         capture_output=True,
         text=True,
         check=True,
@@ -57,13 +57,13 @@ def child(cache: str, rung: str) -> dict[str, float]:
 
 
 def table(times: Mapping[str, Mapping[str, list[float]]]) -> str:
-    lines = [f"| ms by cache on disk, call | {' | '.join(RUNGS)} |", "|---" * (1 + len(RUNGS)) + "|"]
-    for name, by_rung in times.items():
-        lines.append(f"| {name} | {' | '.join(f'{median(by_rung[rung]):.0f}' for rung in RUNGS)} |")
-    cold = [ms for name, by_rung in times.items() if name.startswith("cold") for ms in by_rung.values()]
+    lines = [f"| ms by cache on disk, call | {' | '.join(SCHEDULES)} |", "|---" * (1 + len(SCHEDULES)) + "|"]
+    for name, by_schedule in times.items():
+        lines.append(f"| {name} | {' | '.join(f'{median(by_schedule[schedule]):.0f}' for schedule in SCHEDULES)} |")
+    cold = [ms for name, by_schedule in times.items() if name.startswith("cold") for ms in by_schedule.values()]
     most, longest = max(map(median, cold)), max(map(max, cold))
-    asked = f"Goal: a cold call, compile included, within {LIMIT} ms."
-    lines.append(f"\n{asked} Measured: at most {most:.0f}; in one process {longest:.0f}.")
+    goal = f"Goal: a cold call, compile included, within {LIMIT} ms."
+    lines.append(f"\n{goal} Measured: at most {most:.0f}; in one process {longest:.0f}.")
     return "\n".join(lines)
 
 
@@ -73,15 +73,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--write", type=Path, help="a Markdown file whose table between the markers is replaced")
     options = parser.parse_args()
-    times: dict[str, dict[str, list[float]]] = {}  # by disk and call, by rung
+    times: dict[str, dict[str, list[float]]] = {}  # by disk and call, by schedule
     for _ in range(options.rounds):
-        for rung in RUNGS:
+        for schedule in SCHEDULES:
             with tempfile.TemporaryDirectory() as cache:
                 for disk in ("cold", "warm"):
-                    for which, value in child(cache, rung).items():
+                    for which, value in child(cache, schedule).items():
                         name = f"{disk}, {which}"
-                        times.setdefault(name, {}).setdefault(rung, []).append(value)
-                        print(json.dumps({"case": name, "rung": rung, "ms": value}), flush=True)
+                        times.setdefault(name, {}).setdefault(schedule, []).append(value)
+                        print(json.dumps({"case": name, "rung": schedule, "ms": value}), flush=True)
     import torch
 
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, median of {options.rounds} processes"

@@ -90,7 +90,9 @@ def main() -> None:
     plan = attngen.compile(attngen.define(dtype="fp32", head_dim=64), device="cuda").plan
     with torch.no_grad():
         rows = [case(length, causal, options.rounds) for causal in (False, True) for length in LENGTHS]
-    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, median of {options.rounds}; schedule {plan.schedule}"
+    where = (
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, median of {options.rounds}; schedule {plan.schedule.name}"
+    )
     text = f"{where}\n\n{table(rows)}"
     print(text)
     if options.json:

@@ -1,4 +1,4 @@
-"""The hopper rung (wgmma, TMA; sm_90a) beside torch's cuDNN backend, and its variants beside FlexAttention.
+"""The hopper schedule (wgmma, TMA; sm_90a) beside torch's cuDNN backend, and its variants beside FlexAttention.
 
     python benchmarks/hopper.py [--only plain,errors] [--rounds N] [--write docs/performance_tables.md]
 

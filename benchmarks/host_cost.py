@@ -26,7 +26,8 @@ from markers import write_between
 
 import attngen
 from attngen.device.arrays import ArrayView, view
-from attngen.plan import ARCHES, Problem, choose
+from attngen.plan import ARCHES, Problem
+from attngen.schedules import choose
 from attngen.torch import Attention, attention
 from attngen.torch.description import standard_text
 from attngen.torch.operator import attention_operator
@@ -111,8 +112,8 @@ def captured(names: dict[str, Any], device: str, length: int) -> dict[str, torch
 
 
 def new_lengths(described: dict[str, Any]) -> list[float | None]:
-    """Of one variant: the first plan in milliseconds; in microseconds a new length's plan, with checks and arguments too, and
-    its whole call through torch and past it, None without a GPU."""
+    """Of one variant: the first plan in milliseconds; in microseconds a new length's plan, with checks and arguments too, those
+    of its backward, and its whole call through torch and past it, None without a GPU."""
     inputs = described.get("inputs", {})
     spec = attngen.define(dtype="bf16", head_dim=SIZE, **described)
     arch = ARCHES["sm_90a"]
@@ -122,15 +123,30 @@ def new_lengths(described: dict[str, Any]) -> list[float | None]:
     choose(spec, arch, None, Problem(HEADS, 20_000, 20_000, 132))  # the plan of long rows
     plan = each(lambda length: choose(spec, arch, None, Problem(BATCH * HEADS, length, length, 132)))
     somewhere = attngen.compile(spec, device=Nowhere())
-    held = {name: torch.empty(BATCH, HEADS, LENGTHS[-1], SIZE, dtype=torch.bfloat16) for name in "QKV"}
+    held = {name: torch.empty(BATCH, HEADS, LENGTHS[-1], SIZE, dtype=torch.bfloat16) for name in "qkv"}
     named = {length: captured(inputs, "cpu", length) for length in (999, *LENGTHS)}
 
     def bind(length: int) -> None:
         arrays: dict[str, ArrayView] = {name: view(tensor[:, :, :length], name) for name, tensor in held.items()}
         arrays |= {name: view(tensor, name) for name, tensor in named[length].items()}
-        somewhere.at(arrays).bind(arrays, {})
+        somewhere.bind(arrays, {})
 
-    return [first, plan, each(bind), *(whole_calls(described) if torch.cuda.is_available() else (None, None))]
+    backward = somewhere.gradients()
+    rows = {"dout": held["q"], "out": held["q"], **{name: held["q"][..., 0].float() for name in ("lse", "lse_rest")}}
+    read = {t.argument for t in backward.source.of_role("input")}
+
+    def bind_backward(length: int) -> None:
+        given = {name: tensor[:, :, :length] for name, tensor in {**held, **rows}.items() if name in read}
+        arrays = {name: view(tensor, name) for name, tensor in {**given, **named[length]}.items()}
+        backward.bind(arrays, {})
+
+    return [
+        first,
+        plan,
+        each(bind),
+        each(bind_backward),
+        *(whole_calls(described) if torch.cuda.is_available() else (None, None)),
+    ]
 
 
 def whole_calls(described: dict[str, Any]) -> tuple[float, float]:
@@ -139,7 +155,7 @@ def whole_calls(described: dict[str, Any]) -> tuple[float, float]:
     q, k, v = (torch.empty(BATCH, HEADS, 20_000, SIZE, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
     layer = Attention(**described)
     compiled = attngen.compile(attngen.define(dtype="bf16", head_dim=SIZE, **described), device="cuda")
-    elsewhere = replace(compiled, of_tensors=None)
+    elsewhere = replace(compiled, on_tensors=None)
     found = []
     for function in (layer, elsewhere):
         function(q, k, v, **captured(inputs, "cuda", 20_000))  # compiles the plan of long rows
@@ -152,7 +168,8 @@ def whole_calls(described: dict[str, Any]) -> tuple[float, float]:
 
 def lengths() -> str:
     """The table of new lengths."""
-    columns = ("first plan, ms", "plan, us", "plan, checks and arguments, us", "call through torch, us", "other call, us")
+    all_of_it = "plan, checks and arguments, us"
+    columns = ("first plan, ms", "plan, us", all_of_it, f"backward: {all_of_it}", "call through torch, us", "other call, us")
     lines = [f"| a new length | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 1)}"]
     for name, described in VARIANTS.items():
         figures = ["-" if f is None else f"{f:.1f}" for f in new_lengths(described)]

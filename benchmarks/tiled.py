@@ -1,4 +1,4 @@
-"""The three kernels of the tiled rung one by one, at every tile, beside torch's own products and softmax.
+"""The three kernels of the tiled schedule one by one, at every tile, beside torch's own products and softmax.
 
     python benchmarks/tiled.py [--write docs/performance_tables.md]
 
@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import attngen
 from attngen.bench.measure import measure
 from attngen.device.arrays import view
-from attngen.plan import tiled
+from attngen.schedules.tiled import plan as tiled
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -27,15 +27,15 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def kernels(spec: attngen.AttentionSpec, tensors: Tensors) -> dict[str, Callable[[], object]]:
     """Each kernel of `spec` by the end of its name, to be launched alone."""
     compiled = attngen.compile(spec, device="cuda")
-    arrays = {name: view(tensor, name) for name, tensor in zip("QKV", tensors, strict=True)}
+    arrays = {name: view(tensor, name) for name, tensor in zip("qkv", tensors, strict=True)}
     bound = compiled.bind(arrays, {})
     stream = torch.cuda.current_stream().cuda_stream
 
     def alone(one):
-        return lambda kept=arrays: compiled.kernel.launch((one,), bound.memory, stream)
+        return lambda kept=bound: compiled.kernel.launch((one,), bound.memory, stream)
 
     found = {one.entry.name.removeprefix(f"{spec.name}_"): alone(one) for one in bound.launches}
-    return found | {"all": lambda kept=arrays: compiled.kernel.launch(bound.launches, bound.memory, stream)}
+    return found | {"all": lambda kept=bound: compiled.kernel.launch(bound.launches, bound.memory, stream)}
 
 
 def unfused(tensors: Tensors, causal: bool) -> dict[str, Callable[[], object]]:

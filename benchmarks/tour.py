@@ -1,4 +1,4 @@
-"""The figures of the tour: memory traffic of each rung, counted on the emulated device, and its speed on the GPU.
+"""The figures of the tour: memory traffic of each schedule, counted on the emulated device, and its speed on the GPU.
 
     python benchmarks/tour.py --only counts --write docs/tour/[0-9]_*.md      needs no GPU
     python benchmarks/tour.py --only rates --write docs/tour/[0-9]_*.md       needs a Hopper GPU
@@ -22,26 +22,29 @@ from markers import write_between
 
 import attngen
 from attngen.api import CompiledAttention
-from attngen.device.choose import device_by_name
+from attngen.device.select import device_by_name
 from attngen.emit.emitter import emit
 from attngen.inspect.tracing import Totals, trace_spec
 from attngen.language import load_text
-from attngen.plan import choose, find_arch
+from attngen.plan import find_arch
 from attngen.reference.problems import Shape
+from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.gradient import QKV
 
-TURING = "sm_75"  # its fused rung multiplies on ordinary units
+TURING = "sm_75"  # its fused schedule multiplies on ordinary units
 BATCH, HEADS, LENGTH, HEAD_DIM = 2, 16, 4096, 64  # of the rates
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A kernel of a table: what to call it, the statements of its spec, and its rung."""
+    """A kernel of a table: what to call it, the statements of its spec, and its schedule."""
 
     label: str
     statements: str = "mask causal"
-    rung: str = "fused"
+    schedule: str = "fused"
     arch: str = "sm_80"
+    wanted: tuple[str, ...] = ()  # gradients, of a backward
 
     def spec(self) -> AttentionSpec:
         """gpt2 with these statements: fp16 and heads of 64."""
@@ -49,13 +52,20 @@ class Row:
         return spec
 
 
-RUNGS = (
-    Row("naive", rung="naive"),
-    Row("tiled", rung="tiled"),
+SCHEDULES = (
+    Row("naive", schedule="naive"),
+    Row("tiled", schedule="tiled"),
     Row("fused, ordinary units", arch=TURING),
     Row("fused, tensor cores"),
-    Row("wgmma", rung="wgmma", arch="sm_90a"),
-    Row("hopper", rung="hopper", arch="sm_90a"),
+    Row("wgmma", schedule="wgmma", arch="sm_90a"),
+    Row("hopper", schedule="hopper", arch="sm_90a"),
+)
+BACKWARDS = (
+    Row("naive, backward", schedule="naive", wanted=QKV),
+    Row("tiled, backward", schedule="tiled", wanted=QKV),
+    Row("fused, ordinary units, backward", arch=TURING, wanted=QKV),
+    Row("fused, tensor cores, backward", wanted=QKV),
+    Row("hopper, backward", schedule="hopper", arch="sm_90a", wanted=QKV),
 )
 ALL = Row("every pair", "")
 CAUSAL = Row("causal")
@@ -92,11 +102,12 @@ MASKS = (ALL, CAUSAL)
 SCORES = (CAUSAL, CAPPED, ALIBI, SINK)
 TILES = (tile(128, 64), tile(128, 32), tile(64, 64), tile(64, 32), tile(32, 64))
 CHAPTERS = {
-    **{number: Chapter(RUNGS[:number], 256, RUNGS[:number]) for number in range(1, 5)},
+    **{number: Chapter(SCHEDULES[:number], 256, SCHEDULES[:number]) for number in range(1, 5)},
     5: Chapter((*MASKS, window(100), documents("documents, causal", "causal and ")), 512, (*MASKS, window(512))),
     6: Chapter(SCORES, 256, SCORES),
-    7: Chapter(RUNGS, 256, RUNGS),
-    8: Chapter(TILES, 512, TILES),
+    7: Chapter(SCHEDULES, 256, SCHEDULES),
+    8: Chapter((*SCHEDULES[2:4], *BACKWARDS), 256, ()),
+    9: Chapter(TILES, 512, TILES),
 }
 
 
@@ -106,7 +117,7 @@ CHAPTERS = {
 @cache
 def counted(row: Row, length: int) -> Totals:
     """What one head of `length` rows and keys asks for."""
-    (trace,) = trace_spec(row.spec(), (row.rung,), row.arch, Shape(1, 1, 1, length, length), {})
+    (trace,) = trace_spec(row.spec(), (row.schedule,), row.arch, Shape(1, 1, 1, length, length), {}, wanted=row.wanted)
     return trace.totals
 
 
@@ -149,11 +160,11 @@ def timed(rows: Mapping[str, Row], rounds: int) -> Iterator[tuple[str, float, fl
 def compiled(row: Row) -> CompiledAttention:
     """The row's kernel as planned for the GPU; the one of ordinary units as planned for Turing, and compiled for the GPU."""
     if row.arch != TURING:
-        return attngen.compile(row.spec(), kernel=row.rung, device="cuda")
+        return attngen.compile(row.spec(), kernel=row.schedule, device="cuda")
     device = device_by_name("cuda")
     arch = find_arch(TURING)
     assert arch is not None
-    plan = choose(row.spec(), arch, row.rung)
+    plan = choose(row.spec(), arch, row.schedule)
     source = replace(emit(row.spec(), plan), arch=device.arch)
     return CompiledAttention(row.spec(), plan, device.compile(source), device)
 
@@ -171,11 +182,11 @@ def rates_tables(rounds: int) -> dict[int, str]:
         f"{torch.cuda.get_device_name()}: fp16, batch {BATCH}, {HEADS} heads of {HEAD_DIM}, {LENGTH} rows and keys; median of "
     )
     about += f"{rounds}. Shares are of a matrix product measured in the same run: {top:.0f} TFLOP/s."
-    return {number: rates_table(about, chapter, found, top) for number, chapter in CHAPTERS.items()}
+    return {number: rates_table(about, chapter, found, top) for number, chapter in CHAPTERS.items() if chapter.timed}
 
 
 def rates_table(about: str, chapter: Chapter, found: Mapping[str, tuple[float, float]], top: float) -> str:
-    """Milliseconds, TFLOP/s and share of `top` TFLOP/s; of rungs with the causal mask and without one."""
+    """Milliseconds, TFLOP/s and share of `top` TFLOP/s; of schedules with the causal mask and without one."""
     lines = [about, "", "| | ms | TFLOP/s | share |", "|---|---:|---:|---:|"]
     for row in both(chapter.timed):
         ms, tflops = found[key(row)]
@@ -185,12 +196,12 @@ def rates_table(about: str, chapter: Chapter, found: Mapping[str, tuple[float, f
 
 def key(row: Row) -> str:
     """What tells a kernel from the others."""
-    return f"{row.rung} {row.arch} {row.statements}"
+    return f"{row.schedule} {row.arch} {row.statements}"
 
 
 def both(rows: tuple[Row, ...]) -> list[Row]:
-    """Rungs of the ladder also without their mask; other rows as they are."""
-    if rows[0] not in RUNGS:
+    """Schedules of the ladder also without their mask; other rows as they are."""
+    if not set(rows) & set(SCHEDULES):
         return list(rows)
     return [replace(row, label=f"{row.label}, {m.label}", statements=m.statements) for m in MASKS for row in rows]
 

@@ -33,10 +33,14 @@ from attngen.bench.measure import measure_bursts
 BEFORE = "attngen_before"
 Case = tuple[str, dict[str, Any], tuple[int, int, int], dict[str, torch.Tensor]]  # title, keywords, (B, H, S), inputs
 DENSE = {"score": "s + bias[q, k]", "inputs": {"bias": ("bf16", ("q_len", "kv_len"))}}
+ALIBI = {"score": "alibi(slopes)", "inputs": {"slopes": ("fp32", ("heads",))}}
 SCORES: dict[str, dict[str, Any]] = {
-    "soft-cap 50": {"mask": "causal", "score": "softcap(50.0)"},
-    "s + (q - k)": {"score": "s + (q - k)"},
     "s + (k - q)": {"score": "s + (k - q)"},
+    "s + (q - k)": {"score": "s + (q - k)"},
+    "s + 1e-6 * (q - k)": {"score": "s + 1e-6 * (q - k)"},
+    "ALiBi, all pairs": ALIBI,
+    "causal ALiBi": {"mask": "causal", **ALIBI},
+    "soft-cap 50": {"mask": "causal", "score": "softcap(50.0)"},
     "additive mask": DENSE,
     "dense mask": {"mask": "allowed[q, k]", "inputs": {"allowed": ("bool", ("q_len", "kv_len"))}},
     "sink": {"mask": "causal", "sink": "1.5"},
@@ -74,9 +78,10 @@ def cases(part: str) -> Iterator[Case]:
         for name, keywords in SCORES.items():
             length = 4096
             numbers = torch.randn(length, length, device="cuda")
-            captured_tensor = {"bias": numbers.bfloat16(), "allowed": numbers > 0}
-            inputs = {n: captured_tensor[n] for n in keywords.get("inputs", {})}
             for head_dim in (64, 128, 256):
+                slopes = 2.0 ** -torch.linspace(0.5, 8, 2048 // head_dim, device="cuda")
+                captured_tensor = {"bias": numbers.bfloat16(), "allowed": numbers > 0, "slopes": slopes}
+                inputs = {n: captured_tensor[n] for n in keywords.get("inputs", {})}
                 yield (
                     f"{name} D{head_dim}",
                     {"dtype": "bf16", "head_dim": head_dim, **keywords},

@@ -1,4 +1,4 @@
-"""Every tile that attngen/plan/hopper_tiles.py may select by the lengths of a call (`PACES`), and the one that it selects."""
+"""Every tile that `TIMINGS` (attngen/schedules/hopper/tiles.py) may select by the lengths of a call, and the one selected."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from words import markdown, most
 
 import attngen
 from attngen.bench.measure import measure_bursts
-from attngen.plan.hopper import by_lengths, paces
+from attngen.plan.facts import facts_of
 from attngen.plan.problem import Problem
-from attngen.plan.tiling import Tile
-from attngen.spec.attention import Schedule
+from attngen.plan.tile import Tile
+from attngen.schedules.hopper.plan import by_lengths, paces
+from attngen.spec.attention import KernelRequest
 
 HEAD_DIMS = (32, 64, 80, 96, 128, 160)
 LENGTHS = (512, 1024, 4096, 16384)
@@ -31,9 +32,9 @@ def rows(rounds: int) -> Iterator[Row]:
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     for cell in CELLS:
         tensors = cell.randn()
-        tiles = [pace.tile for pace in paces(cell.spec)]
+        tiles = [pace.tile for pace in paces(facts_of(cell.spec))]
         found = measure_bursts({name(tile): kernel(cell, tensors, tile) for tile in tiles}, rounds)
-        choice = by_lengths(cell.spec)
+        choice = by_lengths(facts_of(cell.spec))
         assert choice is not None, cell.title
         taken = choice.fastest(Problem(cell.batch * cell.heads, cell.q_len, cell.kv_len, multiprocessors))
         yield {
@@ -49,8 +50,8 @@ def name(tile: Tile) -> str:
 
 
 def kernel(cell: Cell, tensors: Tensors, tile: Tile) -> Call:
-    schedule = Schedule("hopper", tile.block_q, tile.block_kv, tile.stages)
-    return partial(attngen.compile(replace(cell.spec, schedule=schedule), kernel="hopper", device="cuda"), *tensors)
+    schedule = KernelRequest("hopper", tile.block_q, tile.block_kv, tile.stages)
+    return partial(attngen.compile(replace(cell.spec, kernel=schedule), kernel="hopper", device="cuda"), *tensors)
 
 
 def table(rows: list[Row]) -> str:

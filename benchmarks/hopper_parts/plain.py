@@ -35,5 +35,5 @@ def table(rows: list[Row]) -> str:
         chosen = [r for r in rows if r["case"].startswith(dtype)]
         mean = geometric_mean([r["ratio"] for r in chosen])
         ends.append(f"{dtype} geometric mean {mean:.3f}, least {least(chosen, lambda r: r['ratio'])}")
-    asked = f"Goal: geometric mean of the ratios {MEAN:.2f}, each {EACH:.2f}. Measured: {'; '.join(ends)}."
-    return f"{markdown(('TFLOP/s', 'attngen', 'cuDNN', 'ratio'), lines)}\n\n{asked}"
+    goal = f"Goal: geometric mean of the ratios {MEAN:.2f}, each {EACH:.2f}. Measured: {'; '.join(ends)}."
+    return f"{markdown(('TFLOP/s', 'attngen', 'cuDNN', 'ratio'), lines)}\n\n{goal}"

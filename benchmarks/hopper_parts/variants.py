@@ -19,5 +19,5 @@ def rows(rounds: int) -> Iterator[Row]:
 def table(rows: list[Row]) -> str:
     masked = [r for r in rows if r["case"] in MASKED]
     seen = f"the least share {least(masked, lambda r: r['share'])}; over FlexAttention {least(rows, lambda r: r['ratio'])}"
-    asked = f"{', '.join(MASKED)} at least {SHARE:.0%} of the plain rate per kept pair"
-    return f"{variants.table(rows)}\n\nGoal: {asked}. Measured: {seen}."
+    goal = f"{', '.join(MASKED)} at least {SHARE:.0%} of the plain rate per kept pair"
+    return f"{variants.table(rows)}\n\nGoal: {goal}. Measured: {seen}."

@@ -35,7 +35,7 @@ def beside_flash(cell: Cell, rounds: int) -> Row:
     ms = {name: timing.median for name, timing in measure(calls, rounds).items()}
     return {
         "case": cell.title,
-        "schedule": compiled.plan.schedule,
+        "schedule": compiled.plan.schedule.name,
         "ms": ms,
         "tflops": rates(cell.operations(tensors), ms),
         "ratio": ms[FLASH] / ms["attngen"],

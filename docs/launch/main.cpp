@@ -18,7 +18,7 @@ constexpr unsigned SHARED_BYTES = 55308;                        // .shared_bytes
 constexpr int ROWS = 128;                                       // .grid[0] is ceil(q_len / ROWS) * q_heads * batch
 constexpr int HEAD_DIM = 64;                                    // the last extent of each tensor
 struct Sections { int rows, least, most; };
-constexpr Sections SECTIONS = {131072, 32, 128};                // of the parameter section_heads
+constexpr Sections SECTIONS = {131072, 32, 128};                // of the parameter heads_in_l2
 
 // The value of a parameter of binding "section": how many query heads are numbered together, to share K and V in L2.
 int section_heads(Sections s, int batch, int q_heads, int kv_heads, int kv_len) {

@@ -29,6 +29,7 @@
 //     THREADS = 128: 16 x 8 threads, each with 4 x 8 scores, and 4 x 8 outputs, in registers: 12 floats from shared
 //         memory make 32 products
 //     SLICE = 16: a thread holds 16 numbers of the next slices
+//     PAD = 8: floats after every 4 rows of a transposed tile: as many as a warp writes at once
 //
 // Sections
 //     1. Numbers
@@ -322,14 +323,13 @@ gpt2_scores(
 //
 // One block computes one row, in place, a thread four neighbouring keys at a time.
 
-// One step of an online softmax: the maximum of a row becomes `x`, if that is more. Returns the factor of a sum that was made
-// under the old maximum.
-__device__ __forceinline__ float raise_max(float& row_max, float x) {
-    const float new_max = fmaxf(row_max, x);
+// One step of an online softmax: the maximum of a row becomes `new_max`, which is at least the old one. `alpha` is then the
+// factor of what was summed under the old maximum, 1 if it is the same. Returns what is subtracted from scores: the maximum.
+__device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
-    const float alpha = expf(row_max - shift);
+    alpha = expf(row_max - shift);
     row_max = new_max;
-    return alpha;
+    return shift;
 }
 
 // `x` of all threads combined, known to all of them. `scratch` holds one value a warp.
@@ -370,8 +370,10 @@ gpt2_softmax(
 #pragma unroll 4
     for (int k = first; k < end; k += THREADS * 4) {
         const Vector<float, 4> s = *(const Vector<float, 4>*)&row[k];
-        row_sum *= raise_max(row_max, fmaxf(fmaxf(s.at[0], s.at[1]), fmaxf(s.at[2], s.at[3])));
-        const float shift = row_max == -INF ? 0.0f : row_max;
+        const float new_max = fmaxf(row_max, fmaxf(fmaxf(s.at[0], s.at[1]), fmaxf(s.at[2], s.at[3])));
+        float alpha;
+        const float shift = raise_max(row_max, alpha, new_max);
+        row_sum *= alpha;
         for (int e = 0; e < 4; ++e) row_sum += expf(s.at[e] - shift);
     }
 

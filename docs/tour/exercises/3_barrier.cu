@@ -26,6 +26,8 @@
 //         ordinary arithmetic units
 //     BLOCK_Q x BLOCK_KV = 64 x 32: the largest preferred tile that fits 64 KiB of shared memory and the registers
 //     THREADS = 128: 16 x 8 threads over the tile
+//     SLICE = 16: terms of Q K^T that are summed by themselves, a divisor of the head size
+//     VECTOR = 4: a thread has 8 dimensions of O, in whole vectors
 //     stages = 1: other blocks on the same multiprocessor compute while this one loads
 //
 // Shared memory of a block, 44032 bytes
@@ -159,14 +161,13 @@ __device__ __forceinline__ int spread(int t, int threads, int i) { return t + th
 // A block computes BLOCK_Q rows, thread (ty, tx) the rows row_of(r) and the keys column_of(j) of every tile of S, and VECTOR
 // neighbouring dimensions of O at a time. The products of a tile are summed by themselves.
 
-// One step of an online softmax: the maximum of a row becomes `x`, if that is more. Returns the factor of a sum that was made
-// under the old maximum.
-__device__ __forceinline__ float raise_max(float& row_max, float x) {
-    const float new_max = fmaxf(row_max, x);
+// One step of an online softmax: the maximum of a row becomes `new_max`, which is at least the old one. `alpha` is then the
+// factor of what was summed under the old maximum, 1 if it is the same. Returns what is subtracted from scores: the maximum.
+__device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
-    const float alpha = expf(row_max - shift);
+    alpha = expf(row_max - shift);
     row_max = new_max;
-    return alpha;
+    return shift;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -267,11 +268,11 @@ gpt2_fused(
 
         // online softmax: what was summed is rescaled whenever the maximum grows
         for (int r = 0; r < ROWS; ++r) {
-            float tile_max = S_frag[r][0];
-            for (int j = 1; j < COLUMNS; ++j) tile_max = fmaxf(tile_max, S_frag[r][j]);
+            float tile_max = row_max[r];
+            for (int j = 0; j < COLUMNS; ++j) tile_max = fmaxf(tile_max, S_frag[r][j]);
             tile_max = lane_reduce<COLUMN_THREADS>(tile_max, [](float a, float b) { return fmaxf(a, b); });
-            const float alpha = raise_max(row_max[r], tile_max);
-            const float shift = row_max[r] == -INF ? 0.0f : row_max[r];
+            float alpha;
+            const float shift = raise_max(row_max[r], alpha, tile_max);
             row_sum[r] *= alpha;
             for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha;
             for (int j = 0; j < COLUMNS; ++j) {

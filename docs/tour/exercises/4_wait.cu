@@ -30,12 +30,13 @@
 //     copies = between products: issued when the first products of a tile are queued: the tensor cores work while
 //         addresses are computed
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
+//     heads side by side = by length: as many heads of keys and values as fit 32 MiB of L2, 32 to 128
 //
 // Shared memory of a block, 55308 bytes
 //          0  Q        fp16 [128][64 + 8], the block's query rows, in the end its output
 //      18432  K        fp16 [2][64][64 + 8], the keys of 2 tiles
 //      36864  V        fp16 [2][64][64 + 8], the values of 2 tiles
-//      55296  PLACE    int [3], which rows and head the block computes
+//      55296  WORK_TILE int [3], which rows and head the block computes
 //
 // Sections
 //     1. Numbers
@@ -59,8 +60,8 @@ constexpr int THREADS = 128;
 constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 18432;
 constexpr int V_SMEM = 36864;
-constexpr int PLACE_SMEM = 55296;
-constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr int WORK_TILE_SMEM = 55296;
+constexpr float RESCALE_THRESHOLD = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
 constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
 constexpr int COLUMN_THREADS = 4;
@@ -101,15 +102,15 @@ __device__ __forceinline__ float fast_reciprocal(float x) {
     return y;
 }
 
-// threadIdx.x, read anew at each call: what was computed from it before need not stay in a register.
+// threadIdx.x, read again at each call: what was computed from an earlier call need not stay in a register.
 __device__ __forceinline__ unsigned thread_index() {
     unsigned index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
     return index;
 }
 
-// x, of which the compiler forgets how it came about: what was computed from it before need not stay in a register.
-__device__ __forceinline__ int anew(int x) {
+// x, passed through an empty asm statement: values derived from it are computed again instead of kept in registers.
+__device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
@@ -188,30 +189,35 @@ __device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
 
 // 5. Loading tiles
 //
-// A tile in shared memory is rows of fp16, PAD elements longer than their data, so that the eight rows that an ldmatrix
-// reads at once start in different banks: a row is an odd number of 16-byte chunks.
+// A tile in shared memory is rows of fp16, each followed by PAD elements that are not used: the eight rows that an ldmatrix
+// reads at once then start in different banks, since a row is an odd number of 16-byte chunks.
 
-// A thread copies 16 bytes of every STEP-th row of a tile, always of the same columns.
-template <int WIDTH> constexpr int STEP = THREADS / (WIDTH / 8);  // rows that the block copies at once
-template <int WIDTH> __device__ __forceinline__ int my_row(int thread) { return thread / (WIDTH / 8); }
-template <int WIDTH> __device__ __forceinline__ int my_column(int thread) { return thread % (WIDTH / 8) * 8; }
-template <int WIDTH> __device__ __forceinline__ long long my_first(long long row_stride) {
-    return my_row<WIDTH>(threadIdx.x) * row_stride + my_column<WIDTH>(threadIdx.x);
-}
+// A tile of TILE_ROWS rows in shared memory, STRIDE elements from row to row: COLUMNS elements of data, zeros up to WIDTH.
+template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
+    static constexpr int ELEMENTS = TILE_ROWS * STRIDE;
+    static constexpr int CHUNKS = WIDTH / 8;  // of 16 bytes in a row
+    static constexpr int STEP = THREADS / CHUNKS;  // rows that the block copies at once
+    static_assert(CHUNKS <= THREADS, "each chunk of a row has a thread");
+    fp16* smem;
 
-// tile[r][c] = matrix[r][c] for WIDTH columns, copied in the background; zero from row `rows` and from column COLUMNS on.
-// `mine` is where this thread's first elements are, matrix + my_first.
-template <int ROWS, int COLUMNS, int WIDTH, int STRIDE>
-__device__ __forceinline__ void load_tile_async(fp16* tile, const fp16* mine, long long row_stride, int rows) {
-    const int thread = thread_index();  // row and column are computed anew: kept from tile to tile, they would cost registers
-    const int row = my_row<WIDTH>(thread), column = my_column<WIDTH>(thread);
-    fp16* to = tile + row * STRIDE + column;
+    // Copies the rows of `matrix` from `first` on in the background; all threads call it. Rows from `end` on arrive as zeros. A
+    // thread copies 16 bytes of every STEP-th row, always of the same columns.
+    __device__ __forceinline__ void load_async(const fp16* matrix, long long row_stride, int first, int end) const {
+        const int thread = thread_index();  // read again at each call: row and column would cost registers between calls
+        const int row = thread / CHUNKS, column = thread % CHUNKS * 8;
+        const fp16* from = matrix + (first + row) * row_stride + column;
+        fp16* to = smem + row * STRIDE + column;
 #pragma unroll
-    for (int r = 0; r < ROWS; r += STEP<WIDTH>) {
-        if (ROWS % STEP<WIDTH> == 0 || r + row < ROWS) cp_async_16(to + r * STRIDE, mine, r + row < rows && column < COLUMNS);
-        mine += STEP<WIDTH> * row_stride;
+        for (int r = 0; r < TILE_ROWS; r += STEP) {
+            const bool inside = first + row + r < end && column < COLUMNS;
+            if (TILE_ROWS % STEP == 0 || r + row < TILE_ROWS) cp_async_16(to + r * STRIDE, from, inside);
+            from += STEP * row_stride;
+        }
     }
-}
+};
+using QTile = PaddedTile<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>;
+using KTile = PaddedTile<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>;
+using VTile = PaddedTile<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>;
 
 // 6. The fused kernel
 //
@@ -228,8 +234,8 @@ __device__ __forceinline__ void load_tile_async(fp16* tile, const fp16* mine, lo
 //     O = O / l
 //
 // A block computes BLOCK_Q rows, each warp its share of them.
-// In the fragments of S and O lane l has, of the 16 rows that a product gives its warp, l / 4 and l / 4 + 8, and of every 8
-// columns 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
+// Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
+// 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
 
 // The largest, and the sum, over the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
@@ -241,24 +247,33 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// One step of an online softmax: the maximum of a row becomes `new_max`, which is at least the old one. `alpha` is then the
+// factor of what was summed under the old maximum, 1 if it is the same. Returns what is subtracted from scores: the maximum.
+__device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
+    const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
+    alpha = fast_exp2((row_max - shift) * EXPONENT_SCALE);
+    row_max = new_max;
+    return shift;
+}
+
 struct alignas(16) Chunk {  // what a lane loads or stores at once
     unsigned words[4];
 };
 
-// The rows and the head of a block. Blocks are numbered by sections of heads, so that those that run together are neighbours
-// in a few heads, and read the same keys and values from L2; and of a section the last rows come first: under a causal mask
-// they have most to do.
-struct Place {
+// A work tile: a block of rows of one head. They are numbered by sections of heads, so that blocks that run at the same time
+// have neighbouring rows of a few heads, and read the same keys and values from L2. In a section the last rows come first:
+// under a causal mask they have the most keys.
+struct WorkTile {
     int q_block, h_idx, b_idx;
 };
-__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int q_len, int section) {
+__device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_heads, int q_len, int heads_in_l2) {
     const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int first = block / (section * q_blocks) * section;  // head of the section
-    const int here = min(section, blocks / q_blocks - first);  // heads: the last section may have fewer
-    const int in_section = block - first * q_blocks;
-    const int rows_after = in_section / here;
-    const int head = first + in_section % here;
-    return {q_blocks - 1 - rows_after, head % q_heads, head / q_heads};
+    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
+    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
+    const int in_section = block - first_head * q_blocks;
+    const int blocks_after = in_section / heads;  // of the head, in the order of its rows
+    const int head = first_head + in_section % heads;
+    return {q_blocks - 1 - blocks_after, head % q_heads, head / q_heads};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -272,34 +287,28 @@ gpt2_fused(
     long long v_stride_b, long long v_stride_h, long long v_stride_s,
     long long o_stride_b, long long o_stride_h, long long o_stride_s,
     int q_heads, int kv_heads, int q_len, int kv_len,
-    int section_heads)  // query heads whose blocks are numbered together
+    int heads_in_l2)  // query heads whose blocks are numbered together
 {
     extern __shared__ __align__(16) unsigned char smem[];
     fp16* Q_smem = (fp16*)(smem + Q_SMEM);  // [BLOCK_Q][Q_STRIDE], in the end O
     fp16* K_smem = (fp16*)(smem + K_SMEM);  // [2][BLOCK_KV][K_STRIDE]
     fp16* V_smem = (fp16*)(smem + V_SMEM);  // [2][BLOCK_KV][V_STRIDE]
 
-    const Place place = place_of(blockIdx.x, gridDim.x, q_heads, q_len, section_heads);
-    if (threadIdx.x == 0) *(Place*)(smem + PLACE_SMEM) = place;  // for the end: until then it would cost registers
-    const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
+    const WorkTile work_tile = work_tile_of(blockIdx.x, gridDim.x, q_heads, q_len, heads_in_l2);
+    WorkTile* work_tile_smem = (WorkTile*)(smem + WORK_TILE_SMEM);
+    if (threadIdx.x == 0) *work_tile_smem = work_tile;  // read again at the end; in between it would cost registers
+    const int q_block = work_tile.q_block, h_idx = work_tile.h_idx, b_idx = work_tile.b_idx;
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
-    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; each other is 8 further
-    const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
-    const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
 
     const fp16* q_head = Q + b_idx * q_stride_b + h_idx * q_stride_h;
     const fp16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
     const fp16* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
-    // this thread's first element of Q, K and V in the tiles that the block loads
-    const fp16* q_mine = q_head + q_lo * q_stride_s + my_first<QK_WIDTH>(q_stride_s);
-    const fp16* k_mine = k_head + my_first<QK_WIDTH>(k_stride_s);
-    const fp16* v_mine = v_head + my_first<HEAD_DIM_V>(v_stride_s);
 
-    load_tile_async<BLOCK_Q, HEAD_DIM, QK_WIDTH, Q_STRIDE>(Q_smem, q_mine, q_stride_s, q_len - q_lo);
-    cp_async_commit();  // Q by itself: its fragments are read before the first tile is there
+    QTile{Q_smem}.load_async(q_head, q_stride_s, q_lo, q_len);
+    cp_async_commit();  // a group of its own: Q's fragments are read before the first tile has arrived
 
     const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
     const KvRange range = kv_range(q_lo, q_hi, kv_len);
@@ -308,17 +317,14 @@ gpt2_fused(
     const int full_tile_end = range.full_end / BLOCK_KV;
     int tile = range.begin / BLOCK_KV;
 
-    // The keys, and the values, of a tile; zeros where there is no such tile
-    const auto rows_of = [&](int tile) { return tile < tile_end ? kv_len - tile * BLOCK_KV : 0; };
+    // Copies a tile's keys, or its values, to a stage; zeros if there is no such tile
     const auto load_k = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM, QK_WIDTH, K_STRIDE>(K_smem + stage * BLOCK_KV * K_STRIDE,
-                                                                k_mine + kv_lo * k_stride_s, k_stride_s, rows_of(tile));
+        KTile{K_smem + stage * KTile::ELEMENTS}.load_async(
+            k_head, k_stride_s, tile * BLOCK_KV, tile < tile_end ? kv_len : 0);
     };
     const auto load_v = [&](int tile, int stage) {
-        const int kv_lo = tile * BLOCK_KV;
-        load_tile_async<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>(V_smem + stage * BLOCK_KV * V_STRIDE,
-                                                                    v_mine + kv_lo * v_stride_s, v_stride_s, rows_of(tile));
+        VTile{V_smem + stage * VTile::ELEMENTS}.load_async(
+            v_head, v_stride_s, tile * BLOCK_KV, tile < tile_end ? kv_len : 0);
     };
     load_k(tile, 0);
     load_v(tile, 0);
@@ -333,7 +339,7 @@ gpt2_fused(
         for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 
     float O_frag[ROWS][DIMS] = {};
-    float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: this lane's keys only, until the end
+    float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: of this lane's keys only, until the end
     for (int r = 0; r < ROWS; ++r) {
         row_max[r] = -INF;
         row_sum[r] = 0.0f;
@@ -344,8 +350,8 @@ gpt2_fused(
         const int kv_lo = tile * BLOCK_KV;
         const bool partial = tile < full_tile_begin || tile >= full_tile_end;
         const int following = tile + 1;
-        cp_async_wait<1>();  // what this thread copied of the tile is there, and after the barrier all of it
-        __syncthreads();  // everyone is done with the tile before: the next one may take its place
+        cp_async_wait<1>();  // this thread's copies of the tile have arrived; after the barrier, all threads' copies
+        __syncthreads();  // all threads are done with the previous tile: the next one may replace it
         const fp16* K_tile = K_smem + stage * BLOCK_KV * K_STRIDE;
         const fp16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
 
@@ -372,6 +378,11 @@ gpt2_fused(
             }
         }
 
+        // Rows and columns of S_frag's elements, from the thread's number: kept from tile to tile, they would cost registers
+        const int thread = thread_index(), first_column = thread % 4 * 2;
+        const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
+        const int first_row = thread / 32 * 16 * ROW_BLOCKS + thread % 32 / 4;
+        const auto row_of = [&](int r) { return first_row + 8 * r; };
         if (partial) {  // the pairs that the mask forbids, and keys past the end
 #pragma unroll
             for (int r = 0; r < ROWS; ++r)
@@ -384,9 +395,9 @@ gpt2_fused(
                 }
         }
 
-        // online softmax. An old maximum serves as long as no score of the row exceeds it by much: exp2 then stays below
-        // 2^SLACK, and what was summed need not be rescaled
-        bool kept = true;
+        // Online softmax. The maximum is kept as long as no score of the row exceeds it by more than RESCALE_THRESHOLD
+        // powers of 2: then exp2 stays below 2^RESCALE_THRESHOLD, and the sums need not be rescaled
+        bool keep_max = true;
         float new_max[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
@@ -394,23 +405,21 @@ gpt2_fused(
 #pragma unroll
             for (int j = 0; j < COLUMNS; j += 2) tile_max = fmaxf(tile_max, fmaxf(S_frag[r][j], S_frag[r][j + 1]));
             new_max[r] = quad_max(tile_max);
-            kept &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= SLACK);
-            kept &= fabsf(row_max[r] * EXPONENT_SCALE) <= LARGE;  // see below
+            keep_max &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= RESCALE_THRESHOLD);
+            keep_max &= fabsf(row_max[r] * EXPONENT_SCALE) <= LARGE;  // else each tile subtracts it from its scores, below
         }
-        const bool rescale = !__all_sync(0xffffffff, kept);
+        const bool rescale = !__all_sync(0xffffffff, keep_max);
         if (rescale) {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
-                alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
-                row_max[r] = new_max[r];
+                const float subtracted = raise_max(row_max[r], alpha[r], new_max[r]);
                 row_sum[r] *= alpha[r];
 #pragma unroll
                 for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha[r];
                 // A large maximum is subtracted from the scores before the scale multiplies them: the difference is exact
-                if (fabsf(finite_max * EXPONENT_SCALE) > LARGE)
+                if (fabsf(subtracted * EXPONENT_SCALE) > LARGE)
 #pragma unroll
-                    for (int j = 0; j < COLUMNS; ++j) S_frag[r][j] -= finite_max;
+                    for (int j = 0; j < COLUMNS; ++j) S_frag[r][j] -= subtracted;
             }
         }
         // the weights P take the place of S
@@ -454,11 +463,11 @@ gpt2_fused(
         tile = following;
     }
 
-    // O goes through the warp's own rows of Q_smem, so that whole rows are written, 16 bytes a lane
+    // O goes through the warp's own rows of Q_smem: whole rows are then written, 16 bytes a lane
     fp16* O_smem = Q_smem + warp_row * Q_STRIDE;
-    cp_async_wait<0>();  // the zeros of the tile after the last
-    __syncthreads();  // where no tile was visited, Q is still being read
-    const Place end = *(const Place*)(smem + PLACE_SMEM);
+    cp_async_wait<0>();  // the zeros copied after the last tile
+    __syncthreads();  // if no tile was visited, Q is still being read
+    const WorkTile end = *work_tile_smem;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         row_sum[r] = quad_sum(row_sum[r]);
@@ -471,7 +480,7 @@ gpt2_fused(
     __syncwarp();
     // A lane stores 16 bytes of every ROWS_AT_ONCE-th row, always of the same columns
     constexpr int ROW_LANES = HEAD_DIM_V / 8, ROWS_AT_ONCE = 32 / ROW_LANES;
-    const int my_lane = anew(lane), my_row = my_lane / ROW_LANES, first_row = end.q_block * BLOCK_Q + warp_row;
+    const int my_lane = opaque(lane), my_row = my_lane / ROW_LANES, first_row = end.q_block * BLOCK_Q + warp_row;
     const int rows = min(16 * ROW_BLOCKS, q_len - first_row);
     const int column = 8 * (my_lane % ROW_LANES);
     fp16* mine = O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + (first_row + my_row) * o_stride_s + column;

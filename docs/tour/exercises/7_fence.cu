@@ -32,11 +32,15 @@
 //     Q = in registers: its fragments take 16 registers a thread; its buffer is free for the next
 //     row sums = by P V: columns of ones beside V: no addition for each weight, and each weight counts as rounded in
 //         P
+//     beside the last P V = the next Q K^T: the next Q is in registers by then: the tensor cores go on while O is
+//         stored
+//     first P V = replaces O: the accumulators need not be set to zero
 //     O in shared memory = 1 of 1 slabs a warp: copied out in the background
 //     blocks = one for each SM: a persistent kernel: each block takes rows from a counter, the longest first, and
 //         copies ahead for the next
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
 //         that neither TMA nor wgmma meets a bank conflict
+//     heads side by side = by length: as many heads of keys and values as fit 32 MiB of L2, 32 to 128
 //     other tiles = 256 x 64, 192 x 128: used instead for calls whose lengths make them faster
 //
 // Shared memory of a block, 180376 bytes
@@ -44,15 +48,16 @@
 //      16384  K        fp16 [3][1][128][64], the keys of 3 tiles
 //      65536  V        fp16 [3][2][128][64], the values of 3 tiles, and ones
 //     163840  O        fp16 [8][1][16][64], output rows of each warp on their way
-//     180224  BARRIERS mbarrier [2 + 4 * 3], see the kernel
-//     180352  PLACES   int [2][3], which rows and head Q holds, and held before
+//     180224  BARRIERS mbarrier [14], see the kernel
+//     180352  WORK_TILES int [2][3], which rows and head Q holds, and held before
 //
 // Sections
 //     1. Numbers
 //     2. Primitives
 //     3. Which tiles are visited
 //     4. Loading tiles
-//     5. The kernel: one warpgroup copies, the others multiply
+//     5. Work tiles
+//     6. The kernel: one warpgroup copies, the others multiply
 
 // 1. Numbers
 
@@ -70,12 +75,14 @@ constexpr int K_SMEM = 16384;
 constexpr int V_SMEM = 65536;
 constexpr int O_SMEM = 163840;
 constexpr int BARRIERS_SMEM = 180224;
-constexpr int PLACES_SMEM = 180352;
-constexpr float SLACK = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
+constexpr int WORK_TILES_SMEM = 180352;
+constexpr float RESCALE_THRESHOLD = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
 constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
 constexpr int MAX_CHAINS = 4;  // maxima of a row at once: comparisons that need not wait
 constexpr int STAGES = 3;  // tiles of K, and of V, in shared memory
 constexpr int CONSUMERS = 2;  // warpgroups that multiply, 64 rows each
+constexpr int WARPGROUP_ROWS = 64;
+constexpr int RELEASES = CONSUMERS;  // of a stage: a thread of each
 constexpr int PRODUCER_REGISTERS = 40;  // of a thread
 constexpr int CONSUMER_REGISTERS = 232;
 constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
@@ -83,11 +90,9 @@ constexpr int QK_SLABS = 1;
 constexpr int V_SLABS = 1;
 constexpr int OUTPUT_SLABS = 1;  // of a warp's rows on their way to global memory
 constexpr int K_STEPS = HEAD_DIM / 16;  // steps of 16 over the head size
-constexpr int Q_SLAB = BLOCK_Q * ROW_BYTES;  // bytes
-constexpr int KV_SLAB = BLOCK_KV * ROW_BYTES;
-constexpr int V_STAGE = (V_SLABS + 1) * KV_SLAB;  // with a slab of ones
 constexpr int ONES = 8;  // columns of ones beside V, the fewest that wgmma multiplies
 constexpr unsigned TWO_ONES = 0x3c003c00;  // 1.0 twice, in fp16
+constexpr int OUTPUT_COLUMNS = HEAD_DIM_V + ONES;  // of O in registers: the sums of P's rows are beside it
 
 // 2. Primitives
 
@@ -115,7 +120,7 @@ __device__ __forceinline__ float fast_reciprocal(float x) {
     return y;
 }
 
-// threadIdx.x, read anew at each call: what was computed from it before need not stay in a register.
+// threadIdx.x, read again at each call: what was computed from an earlier call need not stay in a register.
 __device__ __forceinline__ unsigned thread_index() {
     unsigned index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
@@ -236,21 +241,26 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// After wgmma_wait: keeps the compiler from moving a use of the accumulators to before it, where ptxas would have to wait too.
+// After wgmma_wait: keeps the compiler from moving a use of the accumulators to before it, where ptxas would have to wait
+// too.
 template <int N> __device__ __forceinline__ void wgmma_received(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Where an operand lies, in rows of 128 bytes with the 128-byte swizzle (the tile begins at a multiple of 1024 bytes).
-// `stride_bytes`: from one group of eight rows to the next, 1024. `leading_bytes`: of an MN-major operand, from 64 of its rows
-// or columns to the next 64; of a K-major one it is not used. Adding bytes / 16 to a descriptor moves it.
-__device__ __forceinline__ unsigned long long smem_descriptor(const void* tile_smem, unsigned leading_bytes,
-                                                              unsigned stride_bytes) {
-    constexpr unsigned long long SWIZZLE_128_BYTES = 1ull << 62;
-    const unsigned address = (unsigned)__cvta_generic_to_shared(tile_smem);
-    const unsigned low = (leading_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
-    return SWIZZLE_128_BYTES | (unsigned long long)(stride_bytes >> 4) << 32 | low;
+// Where an operand lies, in rows of 128 bytes with the 128-byte swizzle: the lower word of its descriptor, in units of 16
+// bytes, so that adding bytes / 16 moves it. The operand begins at a multiple of 1024 bytes. `leading_bytes`: of an MN-major
+// operand, from 64 of its rows or columns to the next 64; of a K-major one it is not used.
+__device__ __forceinline__ unsigned smem_operand(const void* operand_smem, unsigned leading_bytes) {
+    const unsigned address = (unsigned)__cvta_generic_to_shared(operand_smem);
+    return (leading_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+
+// The descriptor that wgmma takes; the upper word has the swizzle, and the stride of 1024 bytes from eight rows to the next
+// eight.
+__device__ __forceinline__ unsigned long long smem_descriptor(unsigned operand) {
+    constexpr unsigned long long SWIZZLE_128_BYTES = 1ull << 62, STRIDE = (1024ull >> 4) << 32;
+    return SWIZZLE_128_BYTES | STRIDE | operand;
 }
 
 // Four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and
@@ -332,34 +342,133 @@ __device__ __forceinline__ KvRange kv_range(int q_lo, int q_hi, int kv_len) {
     };
 }
 
+// The tiles to visit, from the last to the first: [begin, end). Those in [full_begin, full_end) are full.
+struct TileRange {
+    int begin, end, full_begin, full_end;
+};
+
 // 4. Loading tiles
-//
-// A tile in shared memory is slabs of 64 columns. A slab is rows of ROW_BYTES; the eight 16-byte chunks of a row are permuted
-// by exclusive or with the row's number modulo 8, as TMA writes and wgmma reads them: the swizzle of 128 bytes.
 
-// The rows of one head from `row` on, copied in the background; their bytes count at `full`. Columns past the head size and
-// rows past the last one arrive as zeros.
-template <int ROWS, int SLABS>
-__device__ __forceinline__ void load_tile_async(unsigned char* tile, const TensorMap* map, unsigned long long* full, int row,
-                                                int h_idx, int b_idx, unsigned long long l2_hint) {
-    mbarrier_expect_bytes(full, SLABS * ROWS * ROW_BYTES);
+// The rows of Q, K or V of one head in global memory. All loads of rows go through it: nothing else knows how they are stored.
+struct HeadRows {
+    const TensorMap* map;
+    int h_idx, b_idx;
+
+    // One thread: copies 64 columns of the rows from `row` on to `smem` in the background, as many as the map says
+    __device__ __forceinline__ void load_async(unsigned char* smem, unsigned long long* full, int column, int row,
+                                               unsigned long long l2_hint) const {
+        tma_load(smem, map, full, column, row, h_idx, b_idx, l2_hint);
+    }
+};
+
+// A tile of TILE_ROWS rows in shared memory: SLABS slabs of 64 columns, one after another, and room for EXTRA_SLABS more,
+// which copies leave alone. A row of a slab is ROW_BYTES long, and its eight 16-byte chunks are permuted by exclusive or
+// with the row's number modulo 8, as TMA writes and wgmma reads them: the swizzle of 128 bytes. A tile begins at a multiple
+// of 1024 bytes.
+template <int TILE_ROWS, int SLABS, int EXTRA_SLABS = 0> struct SlabTile {
+    static constexpr int SLAB_BYTES = TILE_ROWS * ROW_BYTES, BYTES = (SLABS + EXTRA_SLABS) * SLAB_BYTES;
+    unsigned char* smem;
+
+    // Copies rows from `row` on in the background; one thread calls it. Columns past the head size and rows
+    // past the last one arrive as zeros. The bytes, and one arrival, count at the mbarrier `full`.
+    __device__ __forceinline__ void load_async(const HeadRows& rows, unsigned long long* full, int row,
+                                               unsigned long long l2_hint) const {
+        mbarrier_expect_bytes(full, SLABS * SLAB_BYTES);
 #pragma unroll
-    for (int slab = 0; slab < SLABS; ++slab)
-        tma_load(tile + slab * ROWS * ROW_BYTES, map, full, 64 * slab, row, h_idx, b_idx, l2_hint);
-}
+        for (int slab = 0; slab < SLABS; ++slab)
+            rows.load_async(smem + slab * SLAB_BYTES, full, 64 * slab, row, l2_hint);
+    }
 
-// A stage of K or V, and the parity of the phase that its barriers are in: both change as tiles go round.
-struct Stage {
-    int index;
-    unsigned phase;
+    // Where 16 bytes of a row are: chunk 0 to 7 of a slab.
+    __device__ __forceinline__ unsigned char* at(int slab, int row, int chunk) const {
+        return smem + slab * SLAB_BYTES + row * ROW_BYTES + (chunk ^ row % 8) * 16;
+    }
+
+    // The tile as an operand of wgmma: K-major, a product takes 16 columns; MN-major, 16 rows. Then how far it is, in the
+    // same units, from one product to the next.
+    __device__ __forceinline__ unsigned k_major() const { return smem_operand(smem, 0); }
+    __device__ __forceinline__ unsigned mn_major() const { return smem_operand(smem, SLAB_BYTES); }
+    __device__ static constexpr unsigned k_major_step(int step) { return step / 4 * (SLAB_BYTES / 16) + step % 4 * 2; }
+    __device__ static constexpr unsigned mn_major_step(int step) { return step * (16 * ROW_BYTES / 16); }
+};
+using QTile = SlabTile<BLOCK_Q, QK_SLABS>;
+using KTile = SlabTile<BLOCK_KV, QK_SLABS>;
+using VTile = SlabTile<BLOCK_KV, V_SLABS, 1>;  // with a slab of ones
+using OTile = SlabTile<16, OUTPUT_SLABS>;  // of a warp
+
+// A ring of STAGES tiles in shared memory, and a position in it: the stage of the tile at hand, and the parity of the phase
+// that the stages' mbarriers are in, which changes with each round.
+//     full[stage]  its phase ends when the bytes of the stage's tile are there: then it may be read
+template <typename Tile> struct Ring {
+    Tile first;                // of [STAGES]
+    unsigned long long* full;  // [STAGES]
+    int index = 0;
+    unsigned phase = 0;
+
+    // One thread: copies a tile of K or V, from `row` on, to `stage`
+    __device__ __forceinline__ void load_async(int stage, const HeadRows& rows, int row) const {
+        const Tile tile = {first.smem + stage * Tile::BYTES};
+        tile.load_async(rows, full + stage, row, L2_EVICT_LAST);
+    }
+    __device__ __forceinline__ void wait_full() const { mbarrier_wait(full + index, phase); }
     __device__ __forceinline__ void advance() {
         if (++index == STAGES) index = 0, phase ^= 1;
     }
 };
 
-constexpr int END = -1;  // in the place of a block of rows: there is no more work
+// A ring that a producer hands to consumers. Each role goes round with a copy of its own: tiles and mbarriers are shared, the
+// position is not.
+//     empty[stage]  its phase ends when all who read the stage have released it: the producer may copy the next tile there
+template <typename Tile> struct Pipeline : Ring<Tile> {
+    unsigned long long* empty;  // [STAGES]
 
-// 5. The kernel: one warpgroup copies, the others multiply
+    // The producer, before it copies. Nobody has released a stage before the first round: its waits pass at once
+    __device__ __forceinline__ void acquire() const { mbarrier_wait(empty + this->index, this->phase ^ 1); }
+    // Who has read the stage
+    __device__ __forceinline__ void release() const { mbarrier_arrive(empty + this->index); }
+};
+
+// 5. Work tiles
+
+// A work tile: a block of rows of one head. They are numbered by sections of heads, so that blocks that run at the same time
+// have neighbouring rows of a few heads, and read the same keys and values from L2. In a section the last rows come first:
+// under a causal mask they have the most keys.
+struct WorkTile {
+    int q_block, h_idx, b_idx;
+};
+__device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_heads, int q_len, int heads_in_l2) {
+    const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
+    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
+    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
+    const int in_section = block - first_head * q_blocks;
+    const int blocks_after = in_section / heads;  // of the head, in the order of its rows
+    const int head = first_head + in_section % heads;
+    return {q_blocks - 1 - blocks_after, head % q_heads, head / q_heads};
+}
+constexpr int END = -1;  // a q_block: there is no more work
+
+// The work tiles of a block, from the producer, which takes them from the counter, to the consumers. There are two slots,
+// used in turn: the parity of a work tile's phase is the number of its slot, and the work tile before is still in the other.
+//     full   its phase ends when the work tile and its rows of Q are there
+//     empty  its phase ends when all have read both: each thread of the consumers, and the thread that copies V
+struct WorkQueue {
+    volatile WorkTile* slots;  // [2]
+    unsigned long long *full, *empty;
+    unsigned phase = 0;  // of the work tile at hand
+
+    __device__ __forceinline__ const volatile WorkTile& current() const { return slots[phase]; }
+    __device__ __forceinline__ const volatile WorkTile& previous() const { return slots[phase ^ 1]; }
+    __device__ __forceinline__ void acquire() const { mbarrier_wait(empty, phase ^ 1); }  // producer, before it writes the slot
+    __device__ __forceinline__ void write(int q_block, int h_idx, int b_idx) const {
+        slots[phase].q_block = q_block, slots[phase].h_idx = h_idx, slots[phase].b_idx = b_idx;
+    }
+    __device__ __forceinline__ void publish() const { mbarrier_arrive(full); }           // producer, when it has written it
+    __device__ __forceinline__ void wait_full() const { mbarrier_wait(full, phase); }    // before a role reads the slot
+    __device__ __forceinline__ void release() const { mbarrier_arrive(empty); }          // when it has read it
+    __device__ __forceinline__ void advance() { phase ^= 1; }
+};
+
+// 6. The kernel: one warpgroup copies, the others multiply
 //
 //     S[q, k] = s  where q >= k, else -inf
 //     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
@@ -373,17 +482,20 @@ constexpr int END = -1;  // in the place of a block of rows: there is no more wo
 //         m  = m'
 //     O = O / l
 //
-// There is one block for each SM. It takes BLOCK_Q rows of a head, the longest first, then the next that no block has taken.
-// Warpgroup 0 copies; each of the others multiplies 64 rows, and while the tensor cores work on Q K^T of the next tile and on
-// P V of this one, its threads compute the softmax between the two:
+// There is one block for each SM. A work tile is BLOCK_Q rows of a head. A block takes the next work tile that no block has
+// taken; those of most keys come first. Warpgroup 0, the producer, copies. The others, the consumers, multiply 64 rows each.
+// While the tensor cores compute Q K^T of the next tile and P V of this one, the threads compute the softmax between the two:
 //
 //     producer     K0  K1  K2 ...                                         each as soon as a stage is empty
 //                  V0  V1  V2 ...
 //     products     Q K0 | Q K1, P0 V0 | Q K2, P1 V1 | ... | Pn Vn
 //     weights             P0 |          P1 |          P2 ...
 //
-// In the fragments of S and O lane l has, of the 16 rows that a product gives its warp, l / 4 and l / 4 + 8, and of every 8
-// columns 2 * (l % 4) and the next; the four lanes with one l / 4 share a row.
+// Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
+// 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
+// Register i of S or O is of the upper (0) or the lower (1) of the two rows, and of this column if lane % 4 is 0.
+__device__ constexpr int row_in_pair(int i) { return i / 2 % 2; }
+__device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
 // The largest over the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
@@ -391,70 +503,22 @@ __device__ __forceinline__ float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
 
-// The rows and the head of a block. Blocks are numbered by sections of heads, so that those that run together are neighbours
-// in a few heads, and read the same keys and values from L2; and of a section the last rows come first: under a causal mask
-// they have most to do.
-struct Place {
-    int q_block, h_idx, b_idx;
-};
-__device__ __forceinline__ Place place_of(int block, int blocks, int q_heads, int q_len, int section) {
-    const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int first = block / (section * q_blocks) * section;  // head of the section
-    const int here = min(section, blocks / q_blocks - first);  // heads: the last section may have fewer
-    const int in_section = block - first * q_blocks;
-    const int rows_after = in_section / here;
-    const int head = first + in_section % here;
-    return {q_blocks - 1 - rows_after, head % q_heads, head / q_heads};
-}
+// What the roles of a block share: the arguments of the call, and shared memory with the mbarriers that hand it over.
+struct Block {
+    const TensorMap *q_map, *k_map, *v_map, *o_map;
+    unsigned* next_work;
+    int batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2;
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-gpt2_hopper(
-    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
-    const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
-    unsigned* next_work,  // [1]
-    int batch, int q_heads, int kv_heads, int q_len, int kv_len,
-    int section_heads)  // query heads whose blocks are numbered together
-{
-    extern __shared__ __align__(1024) unsigned char smem[];
-    unsigned char* Q_smem = smem + Q_SMEM;  // [QK_SLABS][BLOCK_Q][64]
-    unsigned char* K_smem = smem + K_SMEM;  // [STAGES][QK_SLABS][BLOCK_KV][64]
-    unsigned char* V_smem = smem + V_SMEM;  // [STAGES][V_SLABS + 1][BLOCK_KV][64], the last slab of a stage ones
-    unsigned char* O_smem = smem + O_SMEM;  // [4 * CONSUMERS][OUTPUT_SLABS][16][64], the rows of each warp
-    volatile Place* places = (volatile Place*)(smem + PLACES_SMEM);  // [2], of the rows in Q_smem: by the parity of their phase
+    QTile q;  // the rows of the work tile at hand
+    Pipeline<KTile> k;
+    Pipeline<VTile> v;  // with a slab of ones
+    OTile o;         // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
+    WorkQueue work;  // whose rows are at hand
 
-    // full: who copies arrives once, with the bytes of its copies; who multiplies waits before it reads.
-    // empty: a thread of a consumer arrives when its products have read the stage. For Q each thread of the
-    // consumers does, and the one that copies V, which reads whose rows they are. The producer waits before it
-    // copies.
-    // The output leaves by copies of each warp's own: it waits until they have read O_smem before it writes there again.
-    unsigned long long *q_full = (unsigned long long*)(smem + BARRIERS_SMEM), *q_empty = q_full + 1;
-    unsigned long long *k_full = q_empty + 1, *k_empty = k_full + STAGES;  // [STAGES] each
-    unsigned long long *v_full = k_empty + STAGES, *v_empty = v_full + STAGES;
-    if (threadIdx.x == 0) {
-        mbarrier_init(q_full, 1);
-        mbarrier_init(q_empty, 128 * CONSUMERS + 1);  // threads that multiply, and who copies V
-        for (int stage = 0; stage < STAGES; ++stage) {
-            mbarrier_init(k_full + stage, 1);
-            mbarrier_init(v_full + stage, 1);
-            mbarrier_init(k_empty + stage, CONSUMERS);
-            mbarrier_init(v_empty + stage, CONSUMERS);
-        }
-    }
-    for (int stage = 0; stage < STAGES; ++stage)
-        for (int i = threadIdx.x; i < KV_SLAB / 4; i += THREADS)
-            ((unsigned*)(V_smem + stage * V_STAGE + V_SLABS * KV_SLAB))[i] = TWO_ONES;
-    async_proxy_fence();  // TMA and wgmma are to see what threads wrote
-    __syncthreads();  // the barriers and the ones are there; after this no wait is for the whole block
+    __device__ __forceinline__ int work_tiles() const { return (q_len + BLOCK_Q - 1) / BLOCK_Q * q_heads * batch; }
 
-    const int works = (q_len + BLOCK_Q - 1) / BLOCK_Q * q_heads * batch;  // pieces of work: BLOCK_Q rows of a head each
-    // the same for all lanes of a warp, which the compiler cannot know of threadIdx.x
-    const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-
-    // The tiles to visit for a block of rows, from the last to the first: [begin, end); those [full_begin, full_end) are full
-    struct Tiles {
-        int begin, end, full_begin, full_end;
-    };
-    const auto tiles_of = [&](int q_block) -> Tiles {
+    // The tiles that have keys for a block of rows
+    __device__ __forceinline__ TileRange tiles_of(int q_block) const {
         const int q_lo = q_block * BLOCK_Q;
         const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
         const KvRange range = kv_range(q_lo, q_hi, kv_len);
@@ -464,319 +528,453 @@ gpt2_hopper(
         const int full_tile_end = range.full_end / BLOCK_KV;
 
         return {tile_begin, tile_end, full_tile_begin, full_tile_end};
-    };
-    // The producer's first thread copies Q and K of every piece of work, and says whose they are
-    const auto produce_keys = [&] {
-        Stage k = {0, 0};
-        unsigned q_phase = 0;
-        int work = blockIdx.x;
-        while (work < works) {
-            const Place place = place_of(work, works, q_heads, q_len, section_heads);
-            const int q_block = place.q_block, h_idx = place.h_idx, b_idx = place.b_idx;
-            const int kv_h_idx = h_idx / (q_heads / kv_heads);
-            work = gridDim.x + atomicInc(next_work, works - 1);  // after all have been taken it is zero again
-            const Tiles tiles = tiles_of(q_block);
-            const auto load_q = [&] {
-                mbarrier_wait(q_empty, q_phase ^ 1);
-                places[q_phase].q_block = q_block, places[q_phase].h_idx = h_idx, places[q_phase].b_idx = b_idx;
-                load_tile_async<BLOCK_Q, QK_SLABS>(Q_smem, &q_map, q_full, q_block * BLOCK_Q, h_idx, b_idx, L2_EVICT_FIRST);
-            };
-            load_q();
-            const auto load_keys = [&](int tile) {
-                mbarrier_wait(k_empty + k.index, k.phase ^ 1);
-                load_tile_async<BLOCK_KV, QK_SLABS>(K_smem + k.index * QK_SLABS * KV_SLAB, &k_map, k_full + k.index,
-                                                    tile * BLOCK_KV, kv_h_idx, b_idx, L2_EVICT_LAST);
-                k.advance();
-            };
-            for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) load_keys(tile);
-            q_phase ^= 1;
-        }
-        mbarrier_wait(q_empty, q_phase ^ 1);
-        places[q_phase].q_block = END;
-        mbarrier_arrive(q_full);
-    };
-    // A thread of its second warp copies V
-    const auto produce_values = [&] {
-        Stage v = {0, 0};
-        for (unsigned q_phase = 0;; q_phase ^= 1) {
-            mbarrier_wait(q_full, q_phase);
-            const int q_block = places[q_phase].q_block;
-            if (q_block == END) break;
-            const int h_idx = places[q_phase].h_idx, b_idx = places[q_phase].b_idx;
-            mbarrier_arrive(q_empty);
-            const int kv_h_idx = h_idx / (q_heads / kv_heads);
-            const auto load_values = [&](int tile) {
-                mbarrier_wait(v_empty + v.index, v.phase ^ 1);
-                load_tile_async<BLOCK_KV, V_SLABS>(V_smem + v.index * V_STAGE, &v_map, v_full + v.index,
-                                                   tile * BLOCK_KV, kv_h_idx, b_idx, L2_EVICT_LAST);
-                v.advance();
-            };
-            const Tiles tiles = tiles_of(q_block);
-            for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) load_values(tile);
-        }
-    };
-    if (warpgroup == 0) {
-        give_registers<PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0) produce_keys();
-        if (threadIdx.x == 32) produce_values();
-        return;
     }
 
-    take_registers<CONSUMER_REGISTERS>();
+    // Before the roles begin: all threads
+    __device__ __forceinline__ void set_up() const {
+        if (threadIdx.x == 0) {
+            mbarrier_init(work.full, 1);
+            mbarrier_init(work.empty, 128 * CONSUMERS + 1);  // threads that multiply, and that which copies V
+            for (int stage = 0; stage < STAGES; ++stage) {
+                mbarrier_init(k.full + stage, 1);
+                mbarrier_init(v.full + stage, 1);
+                mbarrier_init(k.empty + stage, RELEASES);
+                mbarrier_init(v.empty + stage, RELEASES);
+            }
+        }
+        for (int stage = 0; stage < STAGES; ++stage)
+            for (int i = threadIdx.x; i < VTile::SLAB_BYTES / 4; i += THREADS)
+                ((unsigned*)(v.first.smem + stage * VTile::BYTES + V_SLABS * VTile::SLAB_BYTES))[i] = TWO_ONES;
+        async_proxy_fence();  // makes what threads wrote visible to TMA and wgmma
+        __syncthreads();  // the barriers and the ones are there; after this no wait is for the whole block
+    }
+};
 
-    const int consumer = warpgroup - 1, thread = threadIdx.x % 128, lane = thread % 32;
-    const int warp_row = 64 * consumer + 16 * (thread / 32);  // of BLOCK_Q
-    const int lane_row = warp_row + lane / 4;                 // this lane's first row; the other is 8 further
-    // descriptors count in 16 bytes
-    const unsigned long long k_at = smem_descriptor(K_smem, 0, 8 * ROW_BYTES);
-    const unsigned long long v_at = smem_descriptor(V_smem, KV_SLAB, 8 * ROW_BYTES);
+// The producer warpgroup: loads. A few of its threads copy, as far ahead of the products as there are empty buffers.
+struct Producer : Block {
+    // One thread: takes work tiles until none is left; copies the queries and keys of each
+    __device__ __forceinline__ void load_queries_and_keys() {
+        const int works = work_tiles();
+        int next = blockIdx.x;
+        while (next < works) {
+            const WorkTile at = work_tile_of(next, works, q_heads, q_len, heads_in_l2);
+            const int q_block = at.q_block, h_idx = at.h_idx, b_idx = at.b_idx;
+            const HeadRows keys = {k_map, h_idx / (q_heads / kv_heads), b_idx};
+            next = gridDim.x + atomicInc(next_work, works - 1);  // after all have been taken it is zero again
+            const TileRange tiles = tiles_of(q_block);
+            publish(q_block, h_idx, b_idx);
+            for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) load_key_tile(tile, keys);
+            work.advance();
+        }
+        work.acquire();
+        work.write(END, 0, 0);
+        work.publish();
+    }
 
-    float O_frag[(HEAD_DIM_V + ONES) / 2], S[BLOCK_KV / 2];
-    unsigned P_frag[BLOCK_KV / 16][4];
-    unsigned Q_frag[K_STEPS][4];
-    float row_max[2], alpha[2];
-    float shift[2];  // what the exponents of a row's weights lack: row_max * EXPONENT_SCALE, or 0
-    float limit[2];  // the largest score that does not change row_max; -INF: each tile does
-    Stage k = {0, 0}, v = {0, 0};
-    unsigned q_phase = 1;  // of the rows at hand
+    // Hands a work tile to all roles, with its rows of Q
+    __device__ __forceinline__ void publish(int q_block, int h_idx, int b_idx) {
+        work.acquire();
+        work.write(q_block, h_idx, b_idx);
+        q.load_async({q_map, h_idx, b_idx}, work.full, q_block * BLOCK_Q, L2_EVICT_FIRST);
+    }
+
+    // Copies the keys of a tile as soon as a stage is empty
+    __device__ __forceinline__ void load_key_tile(int tile, const HeadRows& keys) {
+        k.acquire();
+        k.load_async(k.index, keys, tile * BLOCK_KV);
+        k.advance();
+    }
+
+    // One thread: copies the values of each work tile
+    __device__ __forceinline__ void load_values() {
+        for (;; work.advance()) {
+            work.wait_full();
+            const int q_block = work.current().q_block;
+            if (q_block == END) break;
+            const int h_idx = work.current().h_idx, b_idx = work.current().b_idx;
+            work.release();
+            const HeadRows values = {v_map, h_idx / (q_heads / kv_heads), b_idx};
+            const TileRange tiles = tiles_of(q_block);
+            for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) load_value_tile(tile, values);
+        }
+    }
+
+    __device__ __forceinline__ void load_value_tile(int tile, const HeadRows& values) {
+        v.acquire();
+        v.load_async(v.index, values, tile * BLOCK_KV);
+        v.advance();
+    }
+};
+
+// A consumer thread's registers of the matrices: accumulators S and O, operands P and Q.
+struct Fragments {
+    float S[BLOCK_KV / 2], O[OUTPUT_COLUMNS / 2];
+    unsigned P[BLOCK_KV / 16][4];
+    unsigned Q[K_STEPS][4];
+};
+
+// One step of an online softmax: the maximum of a row becomes `new_max`, which is at least the old one. `alpha` is then the
+// factor of what was summed under the old maximum, 1 if it is the same. Returns what is subtracted from scores: the maximum.
+__device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
+    const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
+    alpha = fast_exp2((row_max - shift) * EXPONENT_SCALE);
+    row_max = new_max;
+    return shift;
+}
+
+// What an online softmax knows of the thread's two rows.
+struct RowSoftmax {
+    float max[2];    // the maximum in use, which may be less than the largest score
+    float alpha[2];  // the factor of what was summed under the maximum before
+    float shift[2];  // subtracted from exponents: max * EXPONENT_SCALE, or 0
+    float limit[2];  // the largest score that does not change the maximum; -INF: every tile does
+};
+
+// A consumer warpgroup: computes. Its members are registers of one of its threads.
+struct Consumer : Block {
+    int consumer, thread, lane;  // this warpgroup's number; this thread's in it, and in its warp
+    int lane_row;  // of the block's rows: this lane's first; its other is 8 further
+    unsigned k_operand, v_operand;  // of stage 0
+
+    Fragments& frag;
+    RowSoftmax& rows;
+
+    // The work tile at hand
     int q_block, q_lo, tile;
-    bool any;  // whether there is a tile to visit
-    Tiles tiles;
+    bool any;  // whether it has a tile to visit
+    bool begun;  // whether O has a product of these rows
+    TileRange tiles;
+
+    __device__ __forceinline__ Consumer(const Block& block, int number, Fragments& frag, RowSoftmax& rows)
+        : Block(block), consumer(number), frag(frag), rows(rows) {
+        thread = threadIdx.x % 128, lane = thread % 32;
+        lane_row = WARPGROUP_ROWS * consumer + 16 * (thread / 32) + lane / 4;
+        k_operand = k.first.k_major(), v_operand = v.first.mn_major();
+        work.phase = 1;  // next_work_tile() comes first
+    }
 
     // S = Q K^T, issued
-    const auto issue_qk = [&](int stage) {
-        const unsigned long long k_tile = k_at + stage * (QK_SLABS * KV_SLAB / 16);
+    __device__ __forceinline__ void issue_qk() {
+        const unsigned long long k_tile = smem_descriptor(k_operand + k.index * (KTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)
-            wgmma_qk(S, Q_frag[step], k_tile + step / 4 * (KV_SLAB / 16) + step % 4 * 2, step > 0);
+            wgmma_qk(frag.S, frag.Q[step], k_tile + KTile::k_major_step(step), step > 0);
         wgmma_commit();
-    };
-    bool begun;  // whether O has a product of these rows
+    }
+
     // O += P V, issued, and in the columns of ones the sums of P's rows
-    const auto issue_pv = [&](int stage) {
-        const unsigned long long v_tile = v_at + stage * (V_STAGE / 16);
+    __device__ __forceinline__ void issue_pv() {
+        const unsigned long long v_tile = smem_descriptor(v_operand + v.index * (VTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BLOCK_KV / 16; ++step)
-            wgmma_pv(O_frag, P_frag[step], v_tile + step * (16 * ROW_BYTES / 16), begun || step > 0);
+            wgmma_pv(frag.O, frag.P[step], v_tile + VTile::mn_major_step(step), begun || step > 0);
         wgmma_commit();
         begun = true;
-    };
-    // The weights of a tile take the place of its scores. Returns whether O must be multiplied by alpha first.
-    const auto weigh = [&](int tile, bool partial, bool first = false) {
+    }
+
+    // Products have read a stage of `ring`: the producer may copy the next tile there
+    template <typename Tile> __device__ __forceinline__ void release_stage(const Pipeline<Tile>& ring) {
+        if (thread == 0) ring.release();
+    }
+
+    // S = -inf where the mask forbids. A full tile (PARTIAL is false) has no such pair
+    template <bool PARTIAL> __device__ __forceinline__ void score_tile() {
         const int kv_lo = tile * BLOCK_KV;
-        if (partial) {  // each row has one range of keys
-            const int first_key = kv_lo + lane % 4 * 2;
-            int upto[2];
+        if constexpr (PARTIAL) mask_tile(kv_lo, -INF);
+    }
+
+    // S = value where the mask forbids
+    __device__ __forceinline__ void mask_tile(int kv_lo, float value) {
+        // each row has one range of keys: [kv_begin, kv_end), counted from the lane's first key
+        const int first_key = kv_lo + lane % 4 * 2;
+        int kv_end[2];
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int q_idx = q_lo + lane_row + 8 * r;
-                const KvRange allowed = kv_range(q_idx, q_idx, kv_len);
-                upto[r] = allowed.end - first_key;
-            }
-#pragma unroll
-            for (int i = 0; i < BLOCK_KV / 2; ++i) {
-                const int r = i / 2 % 2, key = i / 4 * 8 + i % 2;
-                if (key >= upto[r]) S[i] = -INF;
-            }
+        for (int r = 0; r < 2; ++r) {
+            const int q_idx = q_lo + lane_row + 8 * r;
+            const KvRange allowed = kv_range(q_idx, q_idx, kv_len);
+            kv_end[r] = allowed.end - first_key;
         }
-        // online softmax. An old maximum serves as long as no score of the row exceeds its limit: exp2 then stays below
-        // 2^SLACK, and what was summed need not be rescaled. Each lane looks at its own scores; the bits of floats that are not
-        // negative have the order of integers, of which the GPU compares three at once. With a negative limit floats are asked
-        int most[2][MAX_CHAINS];
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; ++i) {
-            int& chain = most[i / 2 % 2][i / 4 % MAX_CHAINS];
-            chain = i < 4 * MAX_CHAINS && i % 2 == 0 ? __float_as_int(S[i]) : max(chain, __float_as_int(S[i]));
+            const int r = row_in_pair(i), key = column_of(i);
+            if (key >= kv_end[r]) frag.S[i] = value;
         }
+    }
+
+    // The bits of the largest score that this lane has of each row. The bits of floats that are not negative have the order
+    // of integers; if all scores of a row are negative, so is the result, and nothing else is known
+    __device__ __forceinline__ void largest_scores(int (&row_max_bits)[2]) const {
+        int largest[2][MAX_CHAINS];
+#pragma unroll
+        for (int i = 0; i < BLOCK_KV / 2; ++i) {
+            int& chain = largest[row_in_pair(i)][i / 4 % MAX_CHAINS];
+            chain = i < 4 * MAX_CHAINS && i % 2 == 0 ? __float_as_int(frag.S[i]) : max(chain, __float_as_int(frag.S[i]));
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            row_max_bits[r] = largest[r][0];
+#pragma unroll
+            for (int chain = 1; chain < MAX_CHAINS; ++chain) row_max_bits[r] = max(row_max_bits[r], largest[r][chain]);
+        }
+    }
+
+    // The maximum of each row becomes that of all of its scores so far, over the lanes that share it
+    template <bool PARTIAL, bool FIRST> __device__ __forceinline__ void raise_maximum(int (&row_max_bits)[2]) {
+        float new_max[2] = {rows.max[0], rows.max[1]}, offset[2];
+        // With a row of negative scores alone, floats are compared
+        if ((FIRST && PARTIAL) || __any_sync(0xffffffff, min(row_max_bits[0], row_max_bits[1]) < 0)) {
+#pragma unroll
+            for (int i = 0; i < BLOCK_KV / 2; ++i) new_max[row_in_pair(i)] = fmaxf(new_max[row_in_pair(i)], frag.S[i]);
+        } else {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) new_max[r] = fmaxf(new_max[r], __int_as_float(row_max_bits[r]));
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            new_max[r] = quad_max(new_max[r]);
+            const float subtracted = raise_max(rows.max[r], rows.alpha[r], new_max[r]);
+            rows.shift[r] = subtracted * EXPONENT_SCALE;
+            const bool large = fabsf(rows.shift[r]) > LARGE;
+            offset[r] = large ? subtracted : 0.0f;
+            if (large) rows.shift[r] = 0.0f;
+            rows.limit[r] = large ? -INF : new_max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
+        }
+        // A large maximum is subtracted from the scores before the scale multiplies them: difference and weights are exact.
+        // The row's limit is -INF then, so that each of its tiles comes here
+        if (__any_sync(0xffffffff, offset[0] != 0.0f || offset[1] != 0.0f)) {
+#pragma unroll
+            for (int i = 0; i < BLOCK_KV / 2; ++i) frag.S[i] -= offset[row_in_pair(i)];
+        }
+    }
+
+    // One step of the online softmax: the weights of a tile take the place of its scores. Returns whether O is to be
+    // multiplied by alpha. FIRST: the tile is the first of its rows.
+    template <bool PARTIAL, bool FIRST> __device__ __forceinline__ bool softmax_tile() {
+        int row_max_bits[2];
+        largest_scores(row_max_bits);
         bool exceeds = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-#pragma unroll
-            for (int chain = 1; chain < MAX_CHAINS; ++chain) most[r][0] = max(most[r][0], most[r][chain]);
-            exceeds |= most[r][0] > __float_as_int(limit[r]) || limit[r] < 0.0f;
+            exceeds |= row_max_bits[r] > __float_as_int(rows.limit[r]) || rows.limit[r] < 0.0f;
         }
-        const bool rescale = first || __any_sync(0xffffffff, exceeds);
-        if (rescale) {  // with the maximum of the whole row
-            float new_max[2] = {row_max[0], row_max[1]}, offset[2];
-            if ((first && partial) || __any_sync(0xffffffff, min(most[0][0], most[1][0]) < 0)) {
+        const bool rescale = FIRST || __any_sync(0xffffffff, exceeds);
+        if (rescale) raise_maximum<PARTIAL, FIRST>(row_max_bits);
 #pragma unroll
-                for (int i = 0; i < BLOCK_KV / 2; ++i) new_max[i / 2 % 2] = fmaxf(new_max[i / 2 % 2], S[i]);
-            } else {
-#pragma unroll
-                for (int r = 0; r < 2; ++r) new_max[r] = fmaxf(new_max[r], __int_as_float(most[r][0]));
-            }
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                new_max[r] = quad_max(new_max[r]);
-                const float finite_max = new_max[r] == -INF ? 0.0f : new_max[r];  // no key yet: exp2(-inf - 0) = 0, not NaN
-                alpha[r] = fast_exp2((row_max[r] - finite_max) * EXPONENT_SCALE);  // 1 under the same maximum
-                row_max[r] = new_max[r];
-                shift[r] = finite_max * EXPONENT_SCALE;
-                const bool large = fabsf(shift[r]) > LARGE;
-                offset[r] = large ? finite_max : 0.0f;
-                if (large) shift[r] = 0.0f;
-                limit[r] = large ? -INF : new_max[r] + SLACK / EXPONENT_SCALE;
-            }
-            // A large maximum is subtracted from the scores before the scale multiplies them: difference and weights are exact.
-            // The row's limit, -INF, brings each of its tiles here
-            if (__any_sync(0xffffffff, offset[0] != 0.0f || offset[1] != 0.0f)) {
-#pragma unroll
-                for (int i = 0; i < BLOCK_KV / 2; ++i) S[i] -= offset[i / 2 % 2];
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < BLOCK_KV / 2; ++i) S[i] = fast_exp2(S[i] * EXPONENT_SCALE - shift[i / 2 % 2]);
+        for (int i = 0; i < BLOCK_KV / 2; ++i) frag.S[i] = fast_exp2(frag.S[i] * EXPONENT_SCALE - rows.shift[row_in_pair(i)]);
         return rescale;
-    };
+    }
+
     // P as the A operand of P V: the fragments of S, rounded
-    const auto round_weights = [&] {
+    __device__ __forceinline__ void round_weights() {
 #pragma unroll
-        for (int i = 0; i < BLOCK_KV / 4; ++i) P_frag[i / 4][i % 4] = pack(S[2 * i], S[2 * i + 1]);
-    };
-    const auto multiplied = [&](unsigned long long* empty) {  // products have read a stage
-        if (thread == 0) mbarrier_arrive(empty);
-    };
+        for (int i = 0; i < BLOCK_KV / 4; ++i) frag.P[i / 4][i % 4] = pack(frag.S[2 * i], frag.S[2 * i + 1]);
+    }
 
     // Q K^T of the first tile, by itself
-    const auto first_scores = [&] {
-        mbarrier_wait(k_full + k.index, k.phase);
-        issue_qk(k.index);
+    __device__ __forceinline__ void first_scores() {
+        k.wait_full();
+        issue_qk();
         wgmma_wait<0>();
-        wgmma_received(S);
-    };
+        wgmma_received(frag.S);
+    }
+
     // One tile further: Q K^T of the next tile beside P V of this one, then the next tile's weights
-    const auto step = [&](int tile, bool partial) {
-        mbarrier_wait(k_full + k.index, k.phase);
-        issue_qk(k.index);
-        mbarrier_wait(v_full + v.index, v.phase);
-        issue_pv(v.index);
+    template <bool PARTIAL> __device__ __forceinline__ void step() {
+        k.wait_full();
+        issue_qk();
+        v.wait_full();
+        issue_pv();
         wgmma_wait<1>();
-        wgmma_received(S);
-        multiplied(k_empty + k.index);
+        wgmma_received(frag.S);
+        release_stage(k);
         k.advance();
-        const bool rescale = weigh(tile, partial);
+        score_tile<PARTIAL>();
+        const bool rescale = softmax_tile<PARTIAL, false>();
         wgmma_wait<0>();
-        wgmma_received(O_frag);
-        multiplied(v_empty + v.index);
+        wgmma_received(frag.O);
+        release_stage(v);
         v.advance();
         if (rescale) {
 #pragma unroll
-            for (int i = 0; i < (HEAD_DIM_V + ONES) / 2; ++i) O_frag[i] *= alpha[i / 2 % 2];
+            for (int i = 0; i < OUTPUT_COLUMNS / 2; ++i) frag.O[i] *= rows.alpha[row_in_pair(i)];
         }
         round_weights();
-    };
+    }
 
-    // The rows are done: O = O / l. O leaves
-    const auto finish = [&](const volatile Place& its_place) {
-        const Place place = {its_place.q_block, its_place.h_idx, its_place.b_idx};
-        // What depends on the lane is computed anew: until here it would cost registers
+    // Finishes a work tile: O = O / l, and O is on its way to global memory
+    __device__ __forceinline__ void epilogue(const volatile WorkTile& done) {
+        const WorkTile at = {done.q_block, done.h_idx, done.b_idx};
+        // What depends on the lane is computed again: kept until here it would cost registers
         const int lane = thread_index() % 32, warp = thread_index() / 32 - 4;
-        const int first_row = place.q_block * BLOCK_Q + 16 * warp;
+        const int first_row = at.q_block * BLOCK_Q + 16 * warp;
         float inverse_sum[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float row_sum = O_frag[HEAD_DIM_V / 2 + 2 * r];
-            inverse_sum[r] = row_sum == 0.0f ? 0.0f : fast_reciprocal(row_sum);  // a row with no key gives 0
+            const float sum = frag.O[HEAD_DIM_V / 2 + 2 * r];
+            inverse_sum[r] = sum == 0.0f ? 0.0f : fast_reciprocal(sum);  // a row with no key gives 0
         }
-        const auto out = [&](int i) {
-            return pack(O_frag[i] * inverse_sum[i / 2 % 2], O_frag[i + 1] * inverse_sum[i / 2 % 2]);
+        const auto out = [&](int i) {  // registers i and i + 1 of O as they are stored
+            return pack(frag.O[i] * inverse_sum[row_in_pair(i)], frag.O[i + 1] * inverse_sum[row_in_pair(i)]);
         };
-        // Through the warp's rows of O_smem, swizzled as TMA reads them; it writes no row past the last one
-        unsigned char* const rows = O_smem + warp * (OUTPUT_SLABS * 16 * ROW_BYTES);
+        // By way of the warp's own tile in shared memory, OUTPUT_SLABS slabs at a time; TMA writes no row past the last one
+        const OTile rows = {o.smem + warp * OTile::BYTES};
 #pragma unroll
         for (int first = 0; first < V_SLABS; first += OUTPUT_SLABS) {
-            if (lane == 0) tma_store_wait_read<0>();
+            if (lane == 0) tma_store_wait_read<0>();  // copies before have read the tile
             __syncwarp();
 #pragma unroll
             for (int i = 32 * first; i < min(32 * (first + OUTPUT_SLABS), HEAD_DIM_V / 2); i += 8) {  // 16 columns each
-                const int row = lane % 16, chunk = i % 32 / 4 + lane / 16;
                 const bool both = i + 4 < HEAD_DIM_V / 2;
-                stmatrix_x4(rows + ((i / 32 - first) * 16 + row) * ROW_BYTES + (chunk ^ row % 8) * 16, out(i), out(i + 2),
+                stmatrix_x4(rows.at(i / 32 - first, lane % 16, i % 32 / 4 + lane / 16), out(i), out(i + 2),
                             both ? out(i + 4) : 0, both ? out(i + 6) : 0);
             }
             __syncwarp();
             if (lane == 0) {
 #pragma unroll
                 for (int slab = first; slab < first + OUTPUT_SLABS; ++slab)
-                    tma_store(&o_map, rows + (slab - first) * 16 * ROW_BYTES, 64 * slab, first_row, place.h_idx, place.b_idx);
+                    tma_store(o_map, rows.smem + (slab - first) * OTile::SLAB_BYTES, 64 * slab, first_row, at.h_idx, at.b_idx);
                 tma_store_commit();
             }
         }
-    };
+    }
 
-    // The next rows: their place, their first tile, Q
-    const auto begin = [&] {
-        q_phase ^= 1;
-        mbarrier_wait(q_full, q_phase);
-        q_block = places[q_phase].q_block;
+    // Goes on to the next work tile: its place, its first tile, Q
+    __device__ __forceinline__ void next_work_tile() {
+        work.advance();
+        work.wait_full();
+        q_block = work.current().q_block;
         any = false;
         if (q_block == END) return;
         q_lo = q_block * BLOCK_Q;
         tiles = tiles_of(q_block);
         tile = tiles.end - 1;
         any = tile >= tiles.begin;
-        // Q as A operands: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
+        // Q as A operands: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block. What depends on the lane
+        // is computed again: the addresses, kept from the work tile before, would cost registers
+        const int lane = thread_index() % 32, warp = thread_index() / 32 - 4;
 #pragma unroll
-        for (int step = 0; step < K_STEPS; ++step) {
-            const int row = warp_row + lane % 16, chunk = step % 4 * 2 + lane / 16;
-            ldmatrix_x4(Q_frag[step], Q_smem + step / 4 * Q_SLAB + row * ROW_BYTES + (chunk ^ row % 8) * 16);
-        }
-    };
+        for (int step = 0; step < K_STEPS; ++step)
+            ldmatrix_x4(frag.Q[step], q.at(step / 4, 16 * warp + lane % 16, step % 4 * 2 + lane / 16));
+    }
 
-    // The consumers: every piece of work, tile by tile
-    begin();
-    bool scored = false;  // whether S has the scores of the first tile
-    while (q_block != END) {
-        mbarrier_arrive(q_empty);  // each lane: it has read Q and the place. The next may come
+    // What is known of each row before its first tile
+    __device__ __forceinline__ void begin_rows() {
         begun = false;
         for (int r = 0; r < 2; ++r) {
-            row_max[r] = -INF;
-            limit[r] = -INF;
+            rows.max[r] = -INF;
+            rows.limit[r] = -INF;
         }
-        if (!any) {
-#pragma unroll
-            for (int i = 0; i < (HEAD_DIM_V + ONES) / 2; ++i) O_frag[i] = 0.0f;
-            finish(places[q_phase]);
-            begin();
-            continue;
-        }
-        if (!scored) first_scores();
-        multiplied(k_empty + k.index);
-        k.advance();
-        const bool partial = tile < tiles.full_begin || tile >= tiles.full_end;
-        if (partial) weigh(tile, true, true);
-        else weigh(tile, false, true);
-        round_weights();
-        --tile;
-#pragma unroll 1
-        for (; tile >= max(tiles.full_end, tiles.begin); --tile) step(tile, true);
-#pragma unroll 1
-        for (; tile >= tiles.begin; --tile) step(tile, false);
-        // The last P V of these rows, and beside it the first Q K^T of the next, under which O leaves. Both ways are
-        // written out from issue to wait, without which ptxas lets no product run beside another
-        begin();
-        mbarrier_wait(v_full + v.index, v.phase);
-        scored = any;
-        if (scored) {
-            issue_pv(v.index);
-            mbarrier_wait(k_full + k.index, k.phase);
-            issue_qk(k.index);
-            wgmma_wait<1>();
-            wgmma_received(O_frag);
-            multiplied(v_empty + v.index);
-            finish(places[q_phase ^ 1]);
-            wgmma_wait<0>();
-            wgmma_received(S);
-        } else {
-            issue_pv(v.index);
-            wgmma_wait<0>();
-            wgmma_received(O_frag);
-            multiplied(v_empty + v.index);
-            finish(places[q_phase ^ 1]);
-        }
-        v.advance();
     }
-    if (lane == 0) tma_store_wait<0>();  // shared memory is the block's as long as it runs
+
+    // The weights of the first tile
+    __device__ __forceinline__ void first_weights() {
+        const bool partial = tile < tiles.full_begin || tile >= tiles.full_end;
+        if (partial) {
+            score_tile<true>();
+            softmax_tile<true, true>();
+        } else {
+            score_tile<false>();
+            softmax_tile<false, true>();
+        }
+        round_weights();
+    }
+
+    __device__ __forceinline__ void clear_output() {
+#pragma unroll
+        for (int i = 0; i < OUTPUT_COLUMNS / 2; ++i) frag.O[i] = 0.0f;
+    }
+
+    // Every work tile, tile by tile
+    __device__ __forceinline__ void compute() {
+        next_work_tile();
+        bool scored = false;  // whether S has the scores of the first tile
+        while (q_block != END) {
+            work.release();  // each lane has read Q and the work tile: the next may come
+            begin_rows();
+            if (!any) {
+                clear_output();
+                epilogue(work.current());
+                next_work_tile();
+                continue;
+            }
+            if (!scored) first_scores();
+            release_stage(k);
+            k.advance();
+            first_weights();
+            --tile;
+#pragma unroll 1
+            for (; tile >= max(tiles.full_end, tiles.begin); --tile) step<true>();
+#pragma unroll 1
+            for (; tile >= tiles.begin; --tile) step<false>();
+            // The last P V of these rows, and beside it the first Q K^T of the next, under which O leaves. Both ways are
+            // written out from issue to wait: otherwise ptxas lets no product run beside another
+            next_work_tile();
+            v.wait_full();
+            scored = any;
+            if (scored) {
+                issue_pv();
+                k.wait_full();
+                issue_qk();
+                wgmma_wait<1>();
+                wgmma_received(frag.O);
+                release_stage(v);
+                epilogue(work.previous());
+                wgmma_wait<0>();
+                wgmma_received(frag.S);
+            } else {
+                issue_pv();
+                wgmma_wait<0>();
+                wgmma_received(frag.O);
+                release_stage(v);
+                epilogue(work.previous());
+            }
+            v.advance();
+        }
+        if (lane == 0) tma_store_wait<0>();  // shared memory is the block's as long as it runs
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+gpt2_hopper(
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+    const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
+    unsigned* next_work,  // [1]
+    int batch, int q_heads, int kv_heads, int q_len, int kv_len,
+    int heads_in_l2)  // query heads whose blocks are numbered together
+{
+    extern __shared__ __align__(1024) unsigned char smem[];
+
+    unsigned long long* const work_full = (unsigned long long*)(smem + BARRIERS_SMEM);
+    unsigned long long *const k_full = work_full + 2, *const v_full = k_full + 2 * STAGES;
+    volatile WorkTile* const slots = (volatile WorkTile*)(smem + WORK_TILES_SMEM);
+    const Block block = {
+        &q_map, &k_map, &v_map, &o_map,
+        next_work,
+        batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2,
+        {smem + Q_SMEM},
+        {{{smem + K_SMEM}, k_full}, k_full + STAGES},
+        {{{smem + V_SMEM}, v_full}, v_full + STAGES},
+        {smem + O_SMEM},
+        {slots, work_full, work_full + 1},
+    };
+    block.set_up();
+
+    // A shuffle makes the number of the warpgroup the same for all lanes of a warp, which the compiler cannot know of
+    // threadIdx.x: it then branches once for all lanes, and keeps what depends on the number in uniform registers
+    const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+    if (warpgroup == 0) {
+        give_registers<PRODUCER_REGISTERS>();
+        Producer producer = {block};
+        if (threadIdx.x == 0) producer.load_queries_and_keys();
+        if (threadIdx.x == 32) producer.load_values();
+    } else {
+        take_registers<CONSUMER_REGISTERS>();
+        // Objects of their own: until its loops are unrolled, an object that has arrays is not taken apart into registers
+        Fragments frag;
+        RowSoftmax rows;
+        Consumer consumer(block, warpgroup - 1, frag, rows);
+        consumer.compute();
+    }
 }

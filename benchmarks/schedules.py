@@ -1,6 +1,6 @@
-"""The three rungs side by side on the GPU, beside torch's own kernels.
+"""The three schedules side by side on the GPU, beside torch's own kernels.
 
-    python benchmarks/rungs.py [--write docs/performance_tables.md]
+    python benchmarks/schedules.py [--write docs/performance_tables.md]
 
 Median milliseconds of a call by CUDA events, L2 flushed before each, rounds in random order; TFLOP/s count the pairs that the
 mask keeps (4 * D FLOP a pair).
@@ -25,9 +25,9 @@ def case(dtype: str, causal: bool, batch: int, heads: int, length: int, head_dim
     q, k, v = (torch.randn(batch, heads, length, head_dim, device="cuda", dtype=element) for _ in range(3))
     spec = attngen.define(dtype=dtype, head_dim=head_dim, mask="causal" if causal else None)
     candidates = {}
-    for rung in ("naive", "tiled", "fused"):
-        kernel = attngen.compile(spec, kernel=rung, device="cuda")
-        candidates[rung] = lambda kernel=kernel: kernel(q, k, v)
+    for schedule in ("naive", "tiled", "fused"):
+        kernel = attngen.compile(spec, kernel=schedule, device="cuda")
+        candidates[schedule] = lambda kernel=kernel: kernel(q, k, v)
     backends = {"torch math": SDPBackend.MATH, "torch efficient": SDPBackend.EFFICIENT_ATTENTION}
     if dtype != "fp32":
         backends |= {"torch flash": SDPBackend.FLASH_ATTENTION, "torch cuDNN": SDPBackend.CUDNN_ATTENTION}
@@ -82,7 +82,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
     if options.write:
-        write_between(options.write, "rungs", text)
+        write_between(options.write, "schedules", text)
 
 
 if __name__ == "__main__":

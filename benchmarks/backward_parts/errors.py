@@ -1,0 +1,45 @@
+"""The largest errors of dQ, dK and dV against float64, beside cuDNN's on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from cell import CUDNN, Row
+from hopper_parts.errors import largest
+from words import markdown, most
+
+from backward_parts import beside_torch
+from backward_parts.plain import CELLS
+
+TIMES_CUDNN = 1.25
+GRADIENTS = ("dQ", "dK", "dV")
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    """Two heads of one batch: both sides get these alone."""
+    for cell in (c for c in CELLS if c.q_len <= 4096):
+        tensors = tuple(t[:1, :2].contiguous() for t in cell.randn())
+        calls = beside_torch(cell, tensors, "hopper", [CUDNN])
+        gradient = next(iter(calls.values())).args[2]  # type: ignore[attr-defined]
+        truth = in_float64(tensors, gradient, cell.mask == "causal")
+        found = {name: [largest(g, t) for g, t in zip(call(), truth, strict=True)] for name, call in calls.items()}
+        for number, title in enumerate(GRADIENTS):
+            errors = {name: each[number] for name, each in found.items()}
+            yield {"case": f"{cell.title}, {title}", "errors": errors, "ratio": errors["attngen"] / errors[CUDNN]}
+
+
+def in_float64(tensors: tuple[torch.Tensor, ...], gradient: torch.Tensor, causal: bool) -> tuple[torch.Tensor, ...]:
+    """The gradients by torch's autograd."""
+    q, k, v = (t.double().requires_grad_() for t in tensors)
+    with torch.enable_grad():
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+        return torch.autograd.grad(scores.softmax(-1) @ v, (q, k, v), gradient.double())
+
+
+def table(rows: list[Row]) -> str:
+    lines = ((r["case"], f"{r['errors']['attngen']:.1e}", f"{r['errors'][CUDNN]:.1e}", f"{r['ratio']:.2f}") for r in rows)
+    text = markdown(("largest error", "attngen", "cuDNN", "ratio"), lines)
+    return f"{text}\n\nGoal: at most {TIMES_CUDNN} of cuDNN's. Measured: {most(rows, lambda r: r['ratio'])}."

@@ -1,0 +1,45 @@
+"""Plain attention beside cuDNN's backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cell import CUDNN, Cell, Row, rates, square
+from words import geometric_mean, least, markdown
+
+from attngen.bench.measure import measure_bursts
+from backward_parts import beside_torch, operations
+
+MEAN, EACH = 1.25, 1.10
+CELLS: list[Cell] = [
+    square(t, d, m, s) for t in ("bf16", "fp16") for d in (64, 128, 256) for m in (None, "causal") for s in (1024, 4096, 16384)
+]
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    for cell in CELLS:
+        yield beside(cell, rounds, "hopper", CUDNN)
+
+
+def beside(cell: Cell, rounds: int, kernel: str, peer: str) -> Row:
+    """Milliseconds and TFLOP/s of both, and their ratio."""
+    tensors = cell.randn()
+    found = measure_bursts(beside_torch(cell, tensors, kernel, [peer]), rounds)
+    ms = found.medians()
+    ratio = found.ratio("attngen", peer)
+    return {"case": cell.title, "ms": ms, "tflops": rates(operations(cell, tensors), ms), "ratio": ratio, "peer": peer}
+
+
+def table(rows: list[Row]) -> str:
+    return table_beside(rows, f"geometric mean of the ratios {MEAN:.2f}, each {EACH:.2f}")
+
+
+def table_beside(rows: list[Row], goal: str) -> str:
+    lines = (
+        (r["case"], f"{r['tflops']['attngen']:.0f}", f"{r['tflops'][r['peer']]:.0f}", f"{r['ratio']:.3f}")
+        for r in rows
+    )  # fmt: skip
+    text = markdown(("TFLOP/s", "attngen", rows[0]["peer"], "ratio"), lines)
+    mean = geometric_mean([r["ratio"] for r in rows])
+    seen = f"geometric mean {mean:.3f}, least {least(rows, lambda r: r['ratio'])}"
+    return f"{text}\n\nGoal: {goal}. Measured: {seen}."
