@@ -1,4 +1,4 @@
-"""Which Chromium the tests of pages use."""
+"""The Chromium for tests of pages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PATIENCE = 300_000.0  # milliseconds until playwright gives up: a busy machine fails no test
+PATIENCE = 300_000.0  # milliseconds of playwright's timeout, long enough for a busy machine
 
 
 def find_browser() -> str | None:
-    """A Chromium on the PATH, or the one that `playwright install chromium` brought; None without either, or playwright."""
+    """A Chromium on the PATH, or that of `playwright install chromium`; None without either, or without playwright."""
     if find_spec("playwright") is None:
         return None
     on_path = next((path for path in map(shutil.which, NAMES) if path), None)
@@ -24,5 +24,5 @@ def find_browser() -> str | None:
 
 
 def launch_options() -> dict[str, object]:
-    """For playwright's `chromium.launch`. Chromium's own sandbox does not start for root."""
+    """Arguments of playwright's `chromium.launch`. Chromium's sandbox does not work for root."""
     return {"executable_path": find_browser(), "args": ["--no-sandbox"] if os.geteuid() == 0 else []}

@@ -1,10 +1,12 @@
-"""Fixtures and the choice of tests: those of the tier (tests/tiers.py); those marked gpu if there is a GPU, and those marked
-browser if there is Chromium. With ATTNGEN_NEEDS_BROWSER set, a missing Chromium is an error."""
+"""Fixtures, and the selection of tests: those of the tier (tests/tiers.py); tests marked gpu only with a GPU, tests marked
+browser only with Chromium. If ATTNGEN_NEEDS_BROWSER is set, a missing Chromium is an error."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -27,7 +29,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    from attngen.device.choose import has_gpu
+    from attngen.device.select import has_gpu
     from tests.browser import find_browser
 
     absent = set() if has_gpu() else {"gpu"}
@@ -44,12 +46,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A running Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    from tests.browser import launch_options
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(**launch_options())
+        yield chromium
+        chromium.close()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _kernels_of_tests(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One cache of compiled kernels for all workers, apart from the user's, kept between runs with pytest's own cache.
+    """One cache of compiled kernels for all workers, separate from the user's, kept between runs in pytest's cache.
 
-    `pytest --cache-clear` begins with an empty one. An entry is named by a digest of all that it is compiled from, so that a
-    kept one is never out of date. Without pytest's cache (`-p no:cacheprovider`) the kernels of a run go with it.
+    `pytest --cache-clear` empties it. An entry is named by a digest of everything that it is compiled from, so it is never out
+    of date. Without pytest's cache (`-p no:cacheprovider`), kernels are deleted after the run.
     """
     if "ATTNGEN_TEST_CACHE" in os.environ:
         root = Path(os.environ["ATTNGEN_TEST_CACHE"])

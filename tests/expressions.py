@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from attngen.spec.expr import Apply, Expr, ExpressionError, Type, constant, gather, name, walk
 from attngen.spec.obligations import DIVISIONS
-from attngen.spec.operator import TABLE, apply
+from attngen.spec.operator import apply, arity
 
 INDEX = {n: name(n, Type.INT) for n in ("b", "h", "q", "k")}
 WINDOW = name("window", Type.INT)
@@ -14,7 +14,7 @@ DOC = {i: gather("doc", Type.INT, (INDEX[i],)) for i in ("q", "k")}
 
 
 def attempt(op: str, *args: Expr) -> Expr:
-    """The expression, or its first operand where it has no meaning (a constant division by zero, say)."""
+    """The expression, or its first operand if it is invalid (a constant division by zero)."""
     try:
         return apply(op, *args)
     except ExpressionError:
@@ -22,7 +22,7 @@ def attempt(op: str, *args: Expr) -> Expr:
 
 
 def divides_by_window(expr: Expr) -> bool:
-    """Whether `window` may not be 0."""
+    """Whether `window` must not be 0."""
     return any(isinstance(n, Apply) and n.op in DIVISIONS and n.args[1] is WINDOW for n in walk(expr))
 
 
@@ -56,17 +56,6 @@ def booleans(draw, depth: int = 3) -> Expr:
 SMOOTH = tuple("add sub mul div neg exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos pow min max abs where".split())  # noqa: SIM905
 
 
-def arity(op: str) -> int:
-    for count in (1, 2, 3):
-        for types in ((Type.FLOAT,) * count, (Type.BOOL, *(Type.FLOAT,) * (count - 1))):
-            try:
-                TABLE[op].typing(op, types)
-            except ExpressionError:
-                continue
-            return count
-    raise AssertionError(op)
-
-
 @st.composite
 def floats(draw, depth: int = 3) -> Expr:
     """Float expressions over x and y."""
@@ -78,7 +67,7 @@ def floats(draw, depth: int = 3) -> Expr:
         condition = attempt("lt", draw(floats(depth - 1)), draw(floats(depth - 1)))
         return attempt(op, condition, draw(floats(depth - 1)), draw(floats(depth - 1)))
     operands = [draw(floats(depth - 1)) for _ in range(arity(op))]
-    if op in ("log", "log2", "sqrt", "rsqrt", "pow"):  # kept away from 0, where their derivative is infinite
+    if op in ("log", "log2", "sqrt", "rsqrt", "pow"):  # away from 0, where their derivative is infinite
         operands[0] = attempt("add", attempt("abs", operands[0]), constant(0.5))
     if op == "div":
         operands[1] = attempt("add", attempt("abs", operands[1]), constant(0.5))

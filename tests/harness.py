@@ -1,4 +1,4 @@
-"""Compile, run and compare: specs of every origin on the emulated device, against the float64 oracle."""
+"""Helpers that compile specs for the emulated device, run them, and compare with the float64 oracle."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from click.testing import CliRunner, Result
 
 from attngen.api import CompiledAttention, compile
-from attngen.device.emulated import EmulatedDevice
+from attngen.cli import main
+from attngen.device.emulated import EmulatedDevice, EmulationError
 from attngen.emit.emitter import emit
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.program import Program
 from attngen.language import load_file
-from attngen.plan import ARCHES, choose, default_arch
+from attngen.plan import ARCHES
+from attngen.plan.plan import Direction
 from attngen.reference.compare import Comparison, Truth, compare, truth
+from attngen.reference.compare_gradients import GradientComparison, GradientTruth, compare_gradients, gradient_truth
+from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.problems import Sample, Shape, sample
+from attngen.schedules import choose, default_arch
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES
+from attngen.spec.gradient import QKV
 from tests.conftest import ROOT
 
 SPECS = sorted(p.stem for p in (ROOT / "specs").glob("*.attn"))
 FEW_HEADS = {"llama_gqa": (4, 1), "mistral_window": (4, 2), "gemma_softcap": (2, 1), "gpt_oss_sinks": (4, 2)}
-SMALL_PARAMS = {"mistral_window": {"size": 50}}  # a window that is shorter than the small problems of tests
+SMALL_PARAMS = {"mistral_window": {"size": 50}}  # a window shorter than the problems of tests
 
 
 def shipped(name: str, dtype: str | None = None) -> AttentionSpec:
@@ -41,9 +48,9 @@ def small(name: str, dtype: str | None = None) -> AttentionSpec:
 
 
 @lru_cache(maxsize=16)  # a kernel has some megabytes of stacks
-def compiled(spec: AttentionSpec, rung: str, arch: str | None = None, seed: int = 0) -> CompiledAttention:
-    """A rung on the emulated device in checked mode, its threads in the order of `seed`: compiled once for all calls."""
-    return compile(spec, kernel=rung, device=EmulatedDevice(checked=True, seed=seed, arch=arch or default_arch(rung)))
+def compiled(spec: AttentionSpec, schedule: str, arch: str | None = None, seed: int = 0) -> CompiledAttention:
+    """A kernel for the emulated device in checked mode, with threads in the order of `seed`; compiled once for all calls."""
+    return compile(spec, kernel=schedule, device=EmulatedDevice(checked=True, seed=seed, arch=arch or default_arch(schedule)))
 
 
 def call(compiled: CompiledAttention, problem: Sample, **params: Any) -> tuple[Any, Any]:
@@ -55,13 +62,54 @@ def call(compiled: CompiledAttention, problem: Sample, **params: Any) -> tuple[A
 
 
 def compared(kernel: CompiledAttention, problem: Sample, expected: Truth | None = None, **params: Any) -> Comparison:
-    """How a kernel's result compares with `expected`, the oracle's if it is not given."""
+    """The errors of a kernel's result against `expected`, by default the oracle's result."""
     return compare(*call(kernel, problem, **params), expected or truth(kernel.spec, problem, params))
+
+
+def gradients(
+    kernel: CompiledAttention, problem: Sample, loss: Loss, wanted: tuple[str, ...] | None = None, **params: Any
+) -> dict[str, Any]:
+    """The gradients that a kernel computes."""
+    return kernel.backward(
+        loss.dout, problem.q, problem.k, problem.v, dlse=loss.dlse, wanted=wanted, **problem.inputs, **params
+    )
+
+
+def wrong_gradients(
+    kernel: CompiledAttention,
+    problem: Sample | Shape,
+    wanted: tuple[str, ...] = QKV,
+    expected: GradientTruth | None = None,
+    seed: int = 0,
+    **params: Any,
+) -> list[GradientComparison]:
+    """The gradients of a kernel whose errors exceed their bounds. A Shape stands for its sample."""
+    if isinstance(problem, Shape):
+        problem = sample(kernel.spec, problem, seed)
+    loss = sample_loss(kernel.spec, problem, seed)
+    found = gradients(kernel, problem, loss, wanted, **params)
+    expected = expected or gradient_truth(kernel.spec, problem, loss, wanted, params, kernel.gradients(wanted).plan.saved)
+    return [one for one in compare_gradients(found, expected).values() if not one.passed]
+
+
+def noticed_in_gradients(
+    kernel: CompiledAttention, program: Program, shape: Shape, wanted: tuple[str, ...] = QKV, seeds: tuple[int, ...] = (0, 5)
+) -> str:
+    """How `program`, in place of the kernel's own backward, is noticed to be wrong: the kind of finding, or "" if it is not."""
+    for seed in seeds:
+        device = EmulatedDevice(checked=True, seed=seed, arch=kernel.plan.arch.name)
+        backward = replace(kernel.gradients(wanted), kernel=device.compile(program), device=device)
+        try:
+            if wrong_gradients(replace(kernel, _backwards={wanted: backward}), shape, wanted):
+                return "wrong result"
+        except EmulationError as error:
+            return error.kind
+    return ""
 
 
 def run(
     spec: AttentionSpec,
-    rung: str,
+    schedule: str,
     problem: Sample | Shape,
     expected: Truth | None = None,
     *,
@@ -69,21 +117,26 @@ def run(
     seed: int = 0,
     **params: Any,
 ) -> Comparison:
-    """The same of a rung on the emulated device, compiled once for all calls. A shape stands for its sample."""
+    """The errors of a schedule on the emulated device, compiled once for all calls. A Shape stands for its sample."""
     if isinstance(problem, Shape):
         problem = sample(spec, problem)
-    return compared(compiled(spec, rung, arch, seed), problem, expected, **params)
+    return compared(compiled(spec, schedule, arch, seed), problem, expected, **params)
 
 
 def compile_text(
-    spec: AttentionSpec, rung: str, source: KernelSource, seed: int = 0, arch: str | None = None
+    spec: AttentionSpec, schedule: str, source: Program, seed: int = 0, arch: str | None = None
 ) -> CompiledAttention:
-    """A callable of `spec` whose CUDA text is `source`, which may have been tampered with."""
-    arch = arch or default_arch(rung)
+    """A callable of `spec` with the CUDA text of `source`, which may be modified."""
+    arch = arch or default_arch(schedule)
     device = EmulatedDevice(checked=True, seed=seed, arch=arch)
-    return CompiledAttention(spec, choose(spec, ARCHES[arch], rung), device.compile(source), device)
+    return CompiledAttention(spec, choose(spec, ARCHES[arch], schedule), device.compile(source), device)
 
 
-def emitted(spec: AttentionSpec, rung: str, arch: str = "sm_80") -> KernelSource:
-    """The kernel of a rung, planned for an architecture."""
-    return emit(spec, choose(spec, ARCHES[arch], rung))
+def emitted(spec: AttentionSpec, schedule: str, arch: str = "sm_80", direction: Direction = "forward") -> Program:
+    """The program of a schedule, planned for an architecture."""
+    return emit(spec, choose(spec, ARCHES[arch], schedule, direction=direction))
+
+
+def cli(*arguments: str) -> Result:
+    """The result of a command line."""
+    return CliRunner().invoke(main, list(arguments))

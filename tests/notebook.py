@@ -1,4 +1,4 @@
-"""The notebook of docs/, executed anew; `python -m tests.notebook` renews the outputs that it stores."""
+"""The notebook of docs/, executed; `python -m tests.notebook` updates its stored outputs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PATH = ROOT / "docs" / "first_kernel.ipynb"
 
 
 def stored() -> Any:
-    """As it is in the repository."""
+    """The notebook of the repository."""
     return nbformat.read(PATH, as_version=4)
 
 
 def executed() -> Any:
-    """With the outputs of now, and no times."""
+    """The notebook with new outputs, without execution times."""
     fresh = stored()
     nbclient.NotebookClient(fresh, timeout=None, resources={"metadata": {"path": str(ROOT)}}).execute()
     for cell in fresh.cells:
@@ -27,7 +27,7 @@ def executed() -> Any:
 
 
 def outputs(cell: Any) -> str:
-    """What a cell printed and gave."""
+    """The output and the result of a cell."""
     found = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.get("outputs", ()))
     return "".join(found).strip()
 

@@ -1,12 +1,12 @@
-"""Random specs: on every rung the numbers of another reading of the same text, by Python and numpy.
+"""Random specs: every schedule must give the numbers of an independent evaluation of the same text by Python and numpy.
 
-    python -m tests.random_specs [--seed 0] [--minutes 10] [--kernel hopper]
+    python -m tests.random_specs [--seed 0] [--minutes 10] [--kernel hopper] [--gradients]
 
-searches for longer than the tests do, and prints each spec that fails with its seed, which makes it again.
+searches longer than the tests do, and prints each spec that fails with its seed, which reproduces it.
 
-Drawn are masks and scores as trees of operators, conditions inside conditions, bool and integer tensors in scores, additive
-masks of finfo.min and -inf, sinks and values of any size, names that mean something in C++ or in generated code, and masks as
-Python functions whose parameters have defaults.
+Specs have masks and scores as trees of operators, nested conditions, bool and integer tensors in scores, additive masks with
+finfo.min and -inf, sinks and values of any magnitude, names with a meaning in C++ or in generated code, and masks as Python
+functions whose parameters have defaults.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import attngen
 from attngen.device.emulated import EmulatedDevice
 from attngen.diagnostics import DiagnosticError
 from attngen.language import load_text
-from attngen.plan import ARCHES, choose
+from attngen.plan import ARCHES
 from attngen.reference.compare import Comparison, compare, truth
 from attngen.reference.problems import Sample, Shape, sample
+from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
 from tests.harness import call
@@ -35,7 +36,7 @@ from tests.harness import call
 Array = np.ndarray[Any, Any]
 
 HEAD_DIMS = (8, 16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
-RUNGS = (
+SCHEDULES = (
     *[("fused", "sm_80")] * 4,
     *[("fused", "sm_90a")] * 5,
     *[("hopper", "sm_90a")] * 5,
@@ -43,7 +44,7 @@ RUNGS = (
     ("tiled", "sm_80"),
     ("naive", "sm_80"),
 )
-# Each in Python's own words too, where comparisons bind tighter than & and |
+# Comparisons are in parentheses where Python's & and | would bind tighter
 MASKS = (
     *["causal"] * 3, "causal_bottom_right", "window(w)", "prefix(n)", "same_document(doc)", "dilated(n)", "padding(ends)",
     "k <= q + w", "k >= q - w", "q != k", "abs(q - k) < w", "q // 16 == k // 16", "(q // n - k // n) % 3 == 0", "k < 30",
@@ -64,15 +65,15 @@ INPUTS = {
     "table": "fp32[heads, 101]", "by_row": "fp32[heads, q_len]", "by_key": "{dtype}[batch, kv_len]",
     "bias": "{dtype}[batch, heads, q_len, kv_len]", "sinks": "fp32[heads]", "extra": "{dtype}[batch, heads, q_len, kv_len]",
 }  # fmt: skip
-# Additive masks of "extra", by storage type: numbers that forbid a pair, or nearly
+# Elements of the additive mask "extra", by element type: they exclude a pair, or nearly
 LOW = {"fp16": (-65504.0, -1e4, -np.inf), "bf16": (-3.3895e38, -1e9, -1e4, -np.inf), "fp32": (-3.4028234e38, -1e9, -np.inf)}
 SINKS = (-np.inf, -1e37, -50.0, 50.0, 1e9, 1e37)
 SIZES_OF_V = (1e-20, 1e10, 1e25)
-# Words of C, C++, CUDA and generated code: names of inputs and params as good as any, or refused
+# Words of C, C++, CUDA and generated code: valid names of inputs and params, or refused
 WORDS = tuple(
     """
     size_t uint8_t int32_t string vector half float4 dim3 expf tanhf fmaxf printf gamma y0 j1 index time signal div exit abs_
-    rand score sink tile stage lane warp row_max limit shift q_lo kv_lo kv_head scale in captured Fragment KvRange Place smem
+    rand score sink tile stage lane warp row_max limit shift q_lo kv_lo kv_head scale in captured Fragment KvRange WorkTile smem
     kept final override import module co_await concept requires char8_t linux NULL auto register export thread_local i0 r j e
     """.split()  # noqa: SIM905
 )
@@ -89,9 +90,9 @@ TILES = {
     "tiled": ("32 x 32", "64 x 64"),
 }  # fmt: skip
 EXPECTED = {
-    "E219": "an input or a param that folding leaves without use",
+    "E219": "an input or a param that folding leaves unused",
     "E301": "a tile that does not fit",
-    "E112": "a word that may be no name",
+    "E112": "a word that is not a valid name",
 }
 LENGTHS = (1, 17, 64, 65, 100, 128, 129, 200, 257)
 
@@ -99,19 +100,19 @@ LENGTHS = (1, 17, 64, 65, 100, 128, 129, 200, 257)
 @dataclass(frozen=True)
 class Case:
     text: str
-    rung: str
+    schedule: str
     arch: str
     shape: Shape
     params: dict[str, int | float]
-    rows_apart: bool  # Q, K and V lie as [batch, length, heads, head_dim]
-    magnitude: float  # of Q, whose elements are randn otherwise: larger ones make rows' maxima rise from tile to tile
+    rows_apart: bool  # Q, K and V are stored as [batch, length, heads, head_dim]
+    magnitude: float  # factor of Q, which is randn: a large one makes row maxima rise from tile to tile
     size_of_v: float = 1.0
     extreme_sinks: bool = False
     words: tuple[tuple[str, str], ...] = ()  # other names of inputs and params
-    python_mask: str = ""  # the mask as a Python function's body, of b, h, q, k and the params, which are defaults
+    python_mask: str = ""  # the mask as the body of a Python function of b, h, q, k, with the params as defaults
 
     def spec(self) -> AttentionSpec:
-        """The spec, under its other names, its mask from a Python function if it has one."""
+        """The spec, renamed, with the mask of its Python function if it has one."""
         (spec,) = load_text(self.renamed(self.text))
         if not self.python_mask:
             return spec
@@ -174,13 +175,13 @@ def number(r: random.Random, depth: int) -> str:
 
 
 def case(seed: int, kernel: str | None = None) -> Case:
-    """The spec and the problem of `seed`: the first of its draws that the language and the plan take."""
+    """The spec and the problem of `seed`: the first draw that the language and the planner accept."""
     r = random.Random(seed)
     while True:
         one = draw(r, kernel)
         try:
             spec = one.spec()
-            choose(spec, ARCHES[one.arch], one.rung)
+            choose(spec, ARCHES[one.arch], one.schedule)
         except DiagnosticError as error:
             if {d.code for d in error.diagnostics} <= set(EXPECTED):
                 continue
@@ -189,8 +190,8 @@ def case(seed: int, kernel: str | None = None) -> Case:
 
 
 def draw(r: random.Random, kernel: str | None = None) -> Case:
-    rung, arch = r.choice([one for one in RUNGS if kernel in (None, one[0])])
-    dtype = r.choice(("bf16", "fp16") if rung in ("hopper", "wgmma") else ("bf16", "fp16", "fp32"))
+    schedule, arch = r.choice([one for one in SCHEDULES if kernel in (None, one[0])])
+    dtype = r.choice(("bf16", "fp16") if schedule in ("hopper", "wgmma") else ("bf16", "fp16", "fp32"))
     mask = boolean(r, r.choice((0, 1, 1, 2, 2, 3))) if r.random() < 0.9 else ""
     score = r.choice(SCORES) if r.random() < 0.75 else number(r, r.choice((1, 2, 3)))
     normalize = "softmax" if "extra" in score else r.choice((*["softmax"] * 8, "sigmoid", "none"))
@@ -216,14 +217,14 @@ def draw(r: random.Random, kernel: str | None = None) -> Case:
     if re.search(r"\b(doc|same_document|key_ok)\b", f"{mask} {score}"):  # read at rows and keys alike
         kv_len = max(kv_len, q_len)
     shape = Shape(r.choice((1, 2)), group * kv_heads, kv_heads, q_len, kv_len)
-    if rung in TILES and r.random() < 0.4:
-        lines.append(f"kernel {rung} {{ tile {r.choice(TILES[rung])} }}")
+    if schedule in TILES and r.random() < 0.4:
+        lines.append(f"kernel {schedule} {{ tile {r.choice(TILES[schedule])} }}")
     text = "attention random {\n" + "".join(f"    {line}\n" for line in lines) + "}\n"
     size_of_v = r.choice(SIZES_OF_V) if normalize == "softmax" and dtype != "fp16" and r.random() < 0.1 else 1.0
     captured = [n for n in (*INPUTS, *values) if re.search(rf"^ +(input|param) {n}:", text, re.MULTILINE)]
     words = tuple((n, r.choice(WORDS)) for n in captured if r.random() < 0.1) if r.random() < 0.5 else ()
     words = words if len({w for _, w in words}) == len(words) else ()
-    # a function reads no tensor of the text; calls of the prelude and of the language are not Python's
+    # a Python function can neither read tensors of the text nor call functions of the prelude
     plain = (
         mask and not re.search(r"\[|[a-z]\(|causal|temp", mask) and not set(params) & set(re.findall(r"\w+", f"{score} {sink}"))
     )
@@ -231,20 +232,20 @@ def draw(r: random.Random, kernel: str | None = None) -> Case:
     if python_mask:
         words = ()
     return Case(
-        text, rung, arch, shape, params, r.random() < 0.2, r.choice((1.0, 1.0, 1.0, 4.0, 25.0, 0.0)), size_of_v,
+        text, schedule, arch, shape, params, r.random() < 0.2, r.choice((1.0, 1.0, 1.0, 4.0, 25.0, 0.0)), size_of_v,
         r.random() < 0.3, words, python_mask,
     )  # fmt: skip
 
 
 def python_text(text: str) -> str:
-    """A condition of the language in Python's operators on arrays, where comparisons stand in parentheses."""
+    """A condition of the language with Python's operators on arrays; its comparisons are in parentheses."""
     for word, sign in (("and", "&"), ("or", "|"), ("not", "True ^")):
         text = re.sub(rf"\b{word}\b", sign, text)
     return text
 
 
 def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array]:
-    """O and lse in float64 as numpy reads the text: `and`, `or` and `not` as & | ^, the prelude's names as Python's."""
+    """O and lse in float64, evaluated from the text by numpy: `and`, `or`, `not` as & | ^, prelude functions as Python's."""
     batch, q_heads, q_len, _ = problem.q.shape
     kv_heads, kv_len = problem.k.shape[1:3]
     b, h, q, k = np.ogrid[:batch, :q_heads, :q_len, :kv_len]
@@ -290,7 +291,7 @@ def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array
 
 
 def extreme(one: Case, name: str, array: Array, spec: AttentionSpec, seed: int) -> Array:
-    """An additive mask's or a sink's elements, near the ends of their range; other inputs as they are."""
+    """Elements of additive masks and sinks near the ends of their range; other inputs unchanged."""
     rng = np.random.default_rng(seed)
     if name == "sinks" and one.extreme_sinks:
         return rng.choice(SINKS, array.shape).astype(np.float32)
@@ -298,12 +299,12 @@ def extreme(one: Case, name: str, array: Array, spec: AttentionSpec, seed: int) 
         return array
     low = rng.choice(LOW[spec.dtype.name])
     forbidden = rng.random(array.shape) < rng.choice((0.2, 0.9)) if rng.random() < 0.5 else np.indices(array.shape)[-1] > 70
-    forbidden[..., rng.integers(0, 5) :: 5, :] = True  # rows of which all keys are low
+    forbidden[..., rng.integers(0, 5) :: 5, :] = True  # rows whose keys are all low
     return round_to_storage(np.where(forbidden, low, 0.0).astype(np.float32), spec.dtype)
 
 
-def failure(one: Case, seed: int = 0) -> str:
-    """What is wrong with `one`; "" where nothing is. Raises what attngen raises."""
+def drawn_problem(one: Case, seed: int) -> Sample:
+    """The problem of `one`, without its layout."""
     spec = one.spec()
     problem = sample(spec, one.shape, seed)
     q, v = (from_storage(x) * np.float32(size) for x, size in ((problem.q, one.magnitude), (problem.v, one.size_of_v)))
@@ -311,6 +312,13 @@ def failure(one: Case, seed: int = 0) -> str:
     names = {word: name for name, word in one.words}
     for word, array in problem.inputs.items():
         problem.inputs[word] = extreme(one, names.get(word, word), array, spec, seed)
+    return problem
+
+
+def failure(one: Case, seed: int = 0) -> str:
+    """What is wrong with `one`; "" if nothing is. Raises the exceptions of attngen."""
+    spec, problem = one.spec(), drawn_problem(one, seed)
+    names = {word: name for name, word in one.words}
     params = {} if one.python_mask else one.by_word(one.params)
     expected = truth(spec, problem, params)
     output, lse = meant(one, spec, replace(problem, inputs={names.get(w, w): x for w, x in problem.inputs.items()}))
@@ -318,19 +326,20 @@ def failure(one: Case, seed: int = 0) -> str:
         if (
             ours is not None
             and ours.size == theirs.size
-            and not np.allclose(ours, theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
+            and not np.allclose(ours, theirs, rtol=1e-9, atol=1e-9 * max(1.0, one.size_of_v), equal_nan=True)
         ):
             return f"the oracle's {name} is not what the text says"
     if one.rows_apart:
         q, k, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (problem.q, problem.k, problem.v))
         problem = Sample(q, k, v, problem.inputs)
-    compiled = attngen.compile(spec, kernel=one.rung, device=EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5))
-    found = compare(*call(compiled, problem, **params), expected)
+    compiled = attngen.compile(spec, kernel=one.schedule, device=EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5))
+    result = call(compiled, problem, **params)
+    found = compare(*result, expected)
     return "" if is_right(found) else str(found)
 
 
 def is_right(found: Comparison) -> bool:
-    """Few rows may lie beside the bound by accident, and each of many problems has its own; what is wrong is off by more."""
+    """Whether errors are within twice the bound: among many problems, few rows exceed it by chance; wrong ones by far more."""
     return found.error <= 2 * found.allowed and (found.lse_error is None or found.lse_error <= 2 * found.allowed_lse)
 
 
@@ -338,20 +347,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--kernel", choices=sorted({name for name, _ in RUNGS}), help="specs of this schedule alone")
+    parser.add_argument("--kernel", choices=sorted({name for name, _ in SCHEDULES}), help="specs of this schedule alone")
+    parser.add_argument("--gradients", action="store_true", help="gradients of the specs, not their results")
     options = parser.parse_args()
+    from tests.random_gradients import gradient_case, gradient_failure
+
     end = time.monotonic() + 60 * options.minutes
     seed, failed = options.seed, 0
     while time.monotonic() < end:
-        one = None
+        one: Any = None
         try:
-            one = case(seed, options.kernel)
-            wrong = failure(one, seed)
+            one = gradient_case(seed, options.kernel) if options.gradients else case(seed, options.kernel)
+            wrong = failure(one, seed) if isinstance(one, Case) else gradient_failure(one, seed) if one is not None else ""
         except Exception as error:
             wrong = f"{type(error).__name__}: {error}"
         if wrong:
             failed += 1
-            print(f"\nseed {seed}: {wrong}\n{one}\n{one.text if one else ''}", flush=True)
+            print(f"\nseed {seed}: {wrong}\n{one}\n{getattr(one, 'case', one).text if one else ''}", flush=True)
         seed += 1
         print(f"\r{seed - options.seed} specs, {failed} failed", end="", flush=True)
     print()

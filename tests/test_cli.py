@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""The command line: output, exit codes and messages."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from attngen.cli import main
+from attngen.cli import COMMANDS
 from attngen.emit.comments import strip_comments
 from attngen.emit.manifest import from_manifest
-from attngen.spec.attention import HOPPER_RUNGS
+from attngen.spec.attention import HOPPER_SCHEDULES
 from tests.conftest import ROOT
+from tests.harness import cli as invoke
 from tests.harness import emitted, shipped
 
 GPT2 = str(ROOT / "specs" / "gpt2.attn")
-
-
-def invoke(*arguments: str):
-    return CliRunner().invoke(main, list(arguments))
 
 
 def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +30,7 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 def test_build_writes_cuda_and_manifests(tmp_path: Path) -> None:
     result = invoke("build", GPT2, "-o", str(tmp_path))
     assert result.exit_code == 0
-    names = {f"gpt2_{rung}.{suffix}" for rung in ("naive", "tiled", "fused") for suffix in ("cu", "json")}
+    names = {f"gpt2_{schedule}.{suffix}" for schedule in ("naive", "tiled", "fused") for suffix in ("cu", "json")}
     assert {p.name for p in tmp_path.iterdir()} == names
     text = (tmp_path / "gpt2_fused.cu").read_text()
     assert from_manifest((tmp_path / "gpt2_fused.json").read_text(), text) == emitted(shipped("gpt2"), "fused")
@@ -42,7 +38,7 @@ def test_build_writes_cuda_and_manifests(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", ["none", "teach"])
 def test_comments_change_the_text_and_nothing_else(level: str, tmp_path: Path) -> None:
-    """Not the manifest, and not what is compiled: a kernel is in the cache once."""
+    """--comments changes neither the manifest nor the compiled text: the cache has one entry per kernel."""
     cache = tmp_path / "cache"
     for name in ("brief", level):
         arguments = ("build", GPT2, "--kernel", "naive", "--comments", name, "--cubin", "-o", str(tmp_path / name))
@@ -78,7 +74,8 @@ def test_check_passes_and_says_so() -> None:
     result = invoke("check", GPT2, "--device", "emulated", "--q-len", "70", "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.output)
-    assert [r["rung"] for r in rows] == ["naive", "tiled", "fused", "wgmma", "hopper"]
+    assert [r["rung"] for r in rows if r["direction"] == "forward"] == ["naive", "tiled", "fused", "wgmma", "hopper"]
+    assert "naive" in [r["rung"] for r in rows if r["direction"] == "backward"]
     assert all(r["passed"] and r["comparison"]["error"] <= r["comparison"]["allowed"] for r in rows)
 
 
@@ -139,7 +136,7 @@ def test_a_param_that_must_be_given_is_asked_for_as_an_option(command: tuple[str
 
 @pytest.mark.parametrize("statements", ["dtype fp16 kernel fused { tile 256 x 256 stages 2 }", "dtype fp32 kernel hopper"])
 def test_check_plans_everything_before_it_runs_anything(statements: str, tmp_path: Path) -> None:
-    """What refuses is another attention of the file, or its last rung."""
+    """Nothing runs if another attention of the file, or its last schedule, is refused."""
     path = tmp_path / "two.attn"
     path.write_text(f"attention one {{ head_dim 64 dtype fp16 }}\nattention two {{ head_dim 64 {statements} }}\n")
     done = invoke("check", str(path), "--device", "emulated", "--q-len", "20")
@@ -182,7 +179,7 @@ def test_list_and_doctor() -> None:
 
 
 def test_every_command_has_help() -> None:
-    for command in main.commands:
+    for command in COMMANDS:
         result = invoke(command, "--help")
         assert result.exit_code == 0
         assert "Exit codes" in result.output
@@ -191,7 +188,7 @@ def test_every_command_has_help() -> None:
 
 
 def test_tune_needs_a_gpu_and_says_so() -> None:
-    from attngen.device.choose import has_gpu
+    from attngen.device.select import has_gpu
 
     if has_gpu():
         pytest.skip("there is one here")
@@ -200,18 +197,18 @@ def test_tune_needs_a_gpu_and_says_so() -> None:
     assert "needs a GPU, and none was found" in result.stderr
 
 
-@pytest.mark.parametrize("rung", HOPPER_RUNGS)
-def test_the_rungs_of_hopper_are_planned_for_the_architecture_that_has_them(rung: str, tmp_path: Path) -> None:
-    result = invoke("build", "gpt2", "--kernel", rung, "-o", str(tmp_path))
+@pytest.mark.parametrize("schedule", HOPPER_SCHEDULES)
+def test_the_schedules_of_hopper_are_planned_for_the_architecture_that_has_them(schedule: str, tmp_path: Path) -> None:
+    result = invoke("build", "gpt2", "--kernel", schedule, "-o", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert "wgmma.mma_async" in (tmp_path / f"gpt2_{rung}.cu").read_text()
-    refused = invoke("build", "gpt2", "--kernel", rung, "--arch", "sm_80", "-o", str(tmp_path))
+    assert "wgmma.mma_async" in (tmp_path / f"gpt2_{schedule}.cu").read_text()
+    refused = invoke("build", "gpt2", "--kernel", schedule, "--arch", "sm_80", "-o", str(tmp_path))
     assert refused.exit_code == 2
     assert "use kernel fused, or --arch sm_90a" in refused.output
 
 
-def test_the_rung_that_a_spec_states_is_the_one_it_gets(tmp_path: Path) -> None:
-    """And its tile is no other rung's."""
+def test_the_schedule_that_a_spec_states_is_the_one_it_gets(tmp_path: Path) -> None:
+    """The tile of the named schedule is not used for another one."""
     spec = tmp_path / "mine.attn"
     spec.write_text("attention mine {\n dtype bf16\n head_dim 64\n kernel hopper { tile 192 x 128 }\n}\n")
     assert invoke("build", str(spec), "-o", str(tmp_path)).exit_code == 0
@@ -241,3 +238,40 @@ def test_a_call_that_leaves_a_tensor_or_divides_by_zero_is_shown_in_the_spec(
     assert f": {title}\n" in result.stderr
     assert f"wrong.attn:{place}\n" in result.stderr
     assert "help: " in result.stderr
+
+
+def test_a_backward_is_built_and_explained(tmp_path: Path) -> None:
+    built = invoke("build", "alibi", "--backward", "--kernel", "naive", "-o", str(tmp_path), "--json")
+    assert built.exit_code == 0
+    assert {p.name for p in tmp_path.iterdir()} == {"alibi_naive_backward.cu", "alibi_naive_backward.json"}
+    manifest = json.loads((tmp_path / "alibi_naive_backward.json").read_text())
+    outputs = [t["name"] for t in manifest["tensors"] if t["role"] == "output"]
+    assert outputs == ["dQ", "dK", "dV", "d_slopes"]
+    explained = json.loads(invoke("explain", "alibi", "--backward", "--kernel", "naive", "--json").output)["attentions"][0]
+    assert explained["gradients"] == ["q", "k", "v", "slopes"]
+    assert "d_slopes[h] += dS[q, k] * (float(k - q))" in " ".join(explained["equations"])
+    shown = invoke("show", "alibi", "--backward", "--kernel", "naive", "--wanted", "slopes", "--stage", "loops")
+    assert "d_slopes: global" in shown.output
+    assert "d_slopes" in invoke("diff", "alibi", "naive", "naive_backward").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("build", "padding", "--backward", "--wanted", "lengths"), "`lengths` has no gradient: its elements are int32"),
+        (("build", "gpt2", "--wanted", "q"), "gradients are those of a backward; add --backward"),
+    ],
+)
+def test_gradients_that_do_not_exist_are_refused(arguments: tuple[str, ...], words: str) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code != 0
+    assert words in done.output
+
+
+def test_a_report_of_a_backward(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = invoke("report", "alibi", "--backward", "--kernel", "naive", "--no-check", "-o", str(page))
+    assert done.exit_code == 0, done.output
+    text = page.read_text()
+    assert "d_slopes[h] +=" in text
+    assert "<td>weight_gradients</td><td>dO V^T</td>" in text

@@ -1,4 +1,4 @@
-"""What the documents show is what happens."""
+"""Documents: their Python runs, and prints what they show."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_python_in_documents_runs(page: str, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.long
 def test_the_notebook_shows_what_happens() -> None:
-    """Executed anew, every cell gives the output that is stored; `python -m tests.notebook` renews them."""
+    """Every cell prints the stored output; `python -m tests.notebook` updates it."""
     pytest.importorskip("nbclient")
     from tests.notebook import executed, outputs, stored
 

@@ -1,4 +1,4 @@
-"""docs/limits.md: what it says is refused is refused, in the words that it quotes."""
+"""docs/limits.md: each limit that it states is refused, with the message that it quotes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,20 @@ def branches(b: object, h: object, q: object, k: object) -> bool:
     return bool(q == k)
 
 
+def second_derivative() -> object:
+    q = Q[:, :, :1].clone().requires_grad_()
+    (first,) = torch.autograd.grad(call(q=q).sum(), q, create_graph=True)
+    return torch.autograd.grad(first.sum(), q)
+
+
 DOUBLES = torch.zeros(3).double()
 TABLE, IDS = torch.zeros(3), torch.zeros(16, dtype=torch.int32)
 REFUSED: dict[str, Callable[[], object]] = {
-    "requires grad, and there is no backward kernel yet": lambda: call(q=Q.clone().requires_grad_()),
-    "q has a tangent, and attention has no forward-mode derivative": lambda: torch.func.jvp(lambda q: call(q=q), (Q,), (Q,)),
+    "limit has no gradient: only the mask reads it": lambda: Attention(
+        mask="float(q - k) < limit", inputs={"limit": ("fp32", ())}
+    )(Q, Q, Q, limit=torch.tensor(0.5, requires_grad=True)),
+    "no kernel computes the second derivative of attention": second_derivative,
+    "q has a tangent, and no kernel has a forward-mode derivative": lambda: torch.func.jvp(lambda q: call(q=q), (Q,), (Q,)),
     "q has elements of float8_e4m3fn; expected one of fp16, bf16, fp32": lambda: call(q=Q.to(torch.float8_e4m3fn)),
     "q has elements of float64; expected one of fp16, bf16, fp32": lambda: call(q=Q.double()),
     "dropout_p is 0.1; no kernel has dropout": lambda: attention(Q, Q, Q, dropout_p=0.1),
@@ -66,7 +75,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "kernel hopper of fp32": lambda: compiled("sm_90a", "hopper", "fp32"),
     "kernel hopper on sm_80": lambda: compiled("sm_80", "hopper"),
     "tile 128 x 128 does not fit": lambda: attngen.compile(
-        attngen.load("docs/tour/exercises/8_tiles.attn"), arch="sm_80", device="emulated"
+        attngen.load("docs/tour/exercises/9_tiles.attn"), arch="sm_80", device="emulated"
     ),
 }
 

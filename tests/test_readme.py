@@ -1,4 +1,4 @@
-"""What the README says to type works: its commands, its Python, its installation."""
+"""README: its commands, its Python and its installation work."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import shlex
 import shutil
 import subprocess
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from attngen.cli import main
+from attngen.cli import COMMANDS
 from tests.conftest import ROOT
 from tests.tour import environment
 
@@ -49,7 +50,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("block", RUN, ids=lambda block: block[0])
 def test_commands_run(block: list[str], checkout: Path) -> None:
-    """Those of a block one after another: what one writes the next ones read. What the page shows as output is printed."""
+    """The commands of a block, run in order in one folder, print the output that the page shows."""
     for command in block:
         arguments = shlex.split(command.removeprefix(".venv/bin/"))
         done = subprocess.run(arguments, cwd=checkout, env=environment(), capture_output=True, text=True)
@@ -60,12 +61,12 @@ def test_commands_run(block: list[str], checkout: Path) -> None:
 
 @pytest.mark.parametrize("command", MENTIONED)
 def test_commands_that_are_mentioned_can_be_said(command: str) -> None:
-    """Those that measure need a GPU: their words are parsed, and nothing is run."""
+    """Commands that need a GPU are parsed, not run."""
     name, *words = shlex.split(command)[1:]
     if words:
-        main.commands[name].make_context(name, words)
+        import_module(f"attngen.cli.{name}").command.make_context(name, words)
     else:
-        assert name in main.commands
+        assert name in COMMANDS
 
 
 def test_what_is_installed_is_there() -> None:
@@ -83,7 +84,7 @@ def test_what_is_installed_is_there() -> None:
 
 
 def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks one after another, each with tensors as its comments say."""
+    """The Python blocks, run in order, each with tensors as its comments say."""
     torch = pytest.importorskip("torch")
     monkeypatch.chdir(ROOT)
     names: dict[str, object] = {}

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +13,7 @@ from urllib.request import url2pathname
 
 import pytest
 
-from tests.browser import PATIENCE, launch_options
+from tests.browser import PATIENCE
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.long  # building the site takes long, and .ci/run builds it too
@@ -23,7 +22,7 @@ pytest.importorskip("material")
 pytest.importorskip("mkdocstrings")
 CHAPTERS = {
     "2_tiles.md": "# Tiles\n\n[Before](1_naive.md#one-thread-a-row), [the rest](../tour), [all of them](../../generated/).\n",
-    "1_naive.md": "# One thread a row\n\n[A spec](../../specs/gpt2.attn), [what measures it](../../benchmarks/rungs.py), "
+    "1_naive.md": "# One thread a row\n\n[A spec](../../specs/gpt2.attn), [what measures it](../../benchmarks/schedules.py), "
     "[to do](exercises/1_window.attn), [start](../../README.md#install).\n\n```\nattention a {\n    dtype fp16\n}\n```\n",
 }
 
@@ -83,14 +82,14 @@ def test_links_lead_to_pages_of_sources(tmp_path: Path) -> None:
     readme = (root / "README.md").read_text()
     (root / "README.md").write_text(re.sub(r"\]\(docs/tour[^)]*\)", "](docs/tour)", readme))
     assert not build(root / ".site" / "mkdocs.yml", tmp_path / "site")
-    names = ("tour/1_naive", "tour/2_tiles", "benchmarks/rungs.py", "tour/exercises/1_window.attn")
+    names = ("tour/1_naive", "tour/2_tiles", "benchmarks/schedules.py", "tour/exercises/1_window.attn")
     first, second, measures, exercise = ((tmp_path / "site" / f"{name}.html").read_text() for name in names)
-    for link in ("../specs/gpt2.attn", "../benchmarks/rungs.py", "exercises/1_window.attn"):
+    for link in ("../specs/gpt2.attn", "../benchmarks/schedules.py", "exercises/1_window.attn"):
         assert f'href="{link}.html"' in first
     assert 'href="../index.html#install"' in first
     assert '<span class="k">    dtype</span>' in first
     assert '<link rel="prev" href="1_naive.html">' in second
-    assert '<h1 id="benchmarksrungspy">benchmarks/rungs.py' in measures
+    assert '<h1 id="benchmarksschedulespy">benchmarks/schedules.py' in measures
     assert '<span class="nc">mistral_window</span>' in exercise
 
 
@@ -106,16 +105,6 @@ def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
     assert "4 warnings" in wrong
 
 
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(**launch_options())
-        yield chromium
-        chromium.close()
-
-
 @pytest.mark.browser
 def test_it_is_read_and_searched_from_the_disk(site: Path, browser: Any) -> None:
     """No page asks for anything of another machine, or has an error; both colour schemes are there."""
@@ -123,8 +112,8 @@ def test_it_is_read_and_searched_from_the_disk(site: Path, browser: Any) -> None
     for scheme in ("light", "dark"):
         context = browser.new_context(color_scheme=scheme, offline=True)
         context.set_default_timeout(PATIENCE)
-        tab, asked, wrong = context.new_page(), [], []
-        tab.on("request", lambda request, asked=asked: asked.append(request.url))
+        tab, requests, wrong = context.new_page(), [], []
+        tab.on("request", lambda request, requests=requests: requests.append(request.url))
         tab.on("requestfailed", lambda request, wrong=wrong: wrong.append((request.url, request.failure)))
         tab.on("pageerror", lambda error, wrong=wrong: wrong.append(("an error", str(error))))
         for page in ("generated/gpt2_tiled.cu", "reference", "index"):
@@ -135,8 +124,8 @@ def test_it_is_read_and_searched_from_the_disk(site: Path, browser: Any) -> None
         tab.locator(".md-search-result__item").first.wait_for()
         # A tab that leaves a page gives up what it was still asking for, its icon say: not a failure of the page.
         assert [(what, why) for what, why in wrong if why != "net::ERR_ABORTED"] == []
-        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-        files = {Path(url2pathname(urlsplit(url).path)) for url in asked if url.startswith("file:")}
+        assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+        files = {Path(url2pathname(urlsplit(url).path)) for url in requests if url.startswith("file:")}
         assert [path for path in sorted(files) if not path.exists()] == []
         backgrounds.add(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
         context.close()

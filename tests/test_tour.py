@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from math import exp
 from pathlib import Path
 from types import ModuleType
 
@@ -39,6 +40,7 @@ def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
             assert tour.printed(new) == tour.printed(old), old.source
 
 
+@pytest.mark.long
 def test_commands_and_breakpoints_of_trace_md_are_current() -> None:
     page = tour.TRACE.read_text()
     assert tour.renewed(page) == page
@@ -52,7 +54,7 @@ def test_every_line_of_a_session_is_a_command_or_its_output(page: Path) -> None:
 
 
 def test_the_notebook_is_the_chapters() -> None:
-    """Cell by cell: written anew from the chapters it is the one that is stored."""
+    """The stored notebook equals one made from the chapters."""
     import nbformat
 
     assert nbformat.read(tour.NOTEBOOK, as_version=4) == tour.notebook()
@@ -82,6 +84,25 @@ def test_links_lead_somewhere_and_specs_are_right(page: Path) -> None:
         assert load_text(spec)
 
 
+FIGURES = re.compile(r"<!-- tour \w+: begin.*?end -->", re.S)
+NUMBER = r"(?:\d[\d,]*(?:\.\d+)?(?:\^\d+)?|exp\(-?\d+\))"
+EQUATION = re.compile(rf"({NUMBER}(?: [*+/-] {NUMBER})*(?: [*+/-] \([^()]*\))?)(?: [a-z]+)? = (\d[\d,]*(?:\.\d+)?)")
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=NAMES)
+def test_numbers_in_the_text_are_shown_or_computed(page: Path) -> None:
+    """Equations are right, and every number with a comma is printed by a command or results from an equation."""
+    generated = [*tour.SESSION.findall(page.read_text()), *FIGURES.findall(page.read_text())]
+    known = {number.replace(",", "") for part in generated for number in re.findall(r"\d[\d,]*", part)}
+    text = " ".join(FIGURES.sub("", tour.SESSION.sub("", page.read_text())).split())
+    for left, right in EQUATION.findall(text):
+        value = eval(left.replace(",", "").replace("^", "**"), {"exp": exp})
+        result = right.replace(",", "")
+        assert f"{value:.{len(result.partition('.')[2])}f}" == result, (left, right)
+        known.add(result)
+    assert {n for n in re.findall(r"\b\d{1,3}(?:,\d{3})+\b", text) if n.replace(",", "") not in known} == set()
+
+
 def test_broken_kernels_are_those_that_are_emitted_now() -> None:
     for path, text in tour.broken_files().items():
         assert path.read_text() == text, path
@@ -96,12 +117,13 @@ def test_seconds_are_left_out() -> None:
 def test_counts_are_current(figures: ModuleType, page: Path) -> None:
     shown = re.search(r"<!-- tour counts: begin .*-->\n(.*?)\n<!-- tour counts: end -->", page.read_text(), re.S)
     assert shown is not None
-    assert figures.counts_table(figures.CHAPTERS[1 + CHAPTERS.index(page)]) == shown[1]
-    assert "<!-- tour rates: begin" in page.read_text()
+    chapter = figures.CHAPTERS[1 + CHAPTERS.index(page)]
+    assert figures.counts_table(chapter) == shown[1]
+    assert ("<!-- tour rates: begin" in page.read_text()) == bool(chapter.timed)
 
 
 def test_tables_of_rates(figures: ModuleType) -> None:
-    """From made-up figures: rungs without a mask before those with one, the share of the ceiling."""
+    """From made-up figures: schedules without a mask before those with one, the share of the ceiling."""
     rows = figures.both(figures.CHAPTERS[2].timed)
     found = {figures.key(row): (float(i + 1), 100.0 * i) for i, row in enumerate(rows)}
     assert figures.rates_table("H200.", figures.CHAPTERS[2], found, 800.0).splitlines()[4:] == [

@@ -37,7 +37,7 @@ def chosen(config: pytest.Config) -> str:
 
 
 def header(config: pytest.Config) -> str | None:
-    """The line of the report's header that says which tests are left out and how to run them."""
+    """The line of the report's header: the tests that are left out, and how to run them."""
     return {
         "quick": "tier: quick; tests marked long are left out, `python -m pytest -n auto --tier long` runs them",
         "long": "tier: long; tests of the quick tier are left out, `python -m pytest -n auto` runs them",
@@ -52,10 +52,10 @@ def is_in(item: pytest.Item, tier: str) -> bool:
 
 
 def cases(every: Iterable[Any], *, quick: Callable[..., bool] | Sequence[Any]) -> list[Any]:
-    """Arguments of `parametrize`: those of `every` that are not `quick` are marked long.
+    """Arguments of `parametrize`: the cases of `every`, marked long unless they are `quick`.
 
-    A case is a value, or a tuple of the values of several parameters. `quick` lists the quick cases, or says of the values of a
-    case whether it is one.
+    A case is a value, or a tuple of the values of several parameters. `quick` is a list of cases, or a predicate of the values
+    of a case.
     """
     marked = []
     for case in every:

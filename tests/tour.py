@@ -1,4 +1,4 @@
-"""The tour of docs/: its commands and what they print, its broken kernels, its notebook; and the commands of docs/trace.md.
+"""The tour of docs/: its commands with their output, its broken kernels, its notebook; and the commands of docs/trace.md.
 
 `python -m tests.tour` rewrites all of them: outputs in the chapters and in trace.md, exercises/*.cu and solutions/*.diff from
 the CUDA that is emitted now, and tour.ipynb from the chapters. tests/test_tour.py checks that nothing would change.
@@ -21,6 +21,7 @@ from typing import Any
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from attngen.plan.plan import Direction
 from tests.conftest import ROOT
 from tests.harness import emitted, shipped
 
@@ -40,22 +41,23 @@ SECONDS = re.compile(r" *\d+\.\d+s\b")
 class Broken:
     """A kernel of gpt2 with one statement changed: the first `old` becomes `new`."""
 
-    rung: str
+    schedule: str
     arch: str
     old: str
     new: str = ""
+    direction: Direction = "forward"
 
     def intact(self) -> str:
-        """As it is emitted."""
-        return emitted(shipped("gpt2"), self.rung, self.arch).text
+        """The emitted text."""
+        return emitted(shipped("gpt2"), self.schedule, self.arch, self.direction).text
 
     def text(self) -> str:
-        """As the exercise has it."""
+        """The text of the exercise."""
         assert self.old in self.intact(), self.old
         return self.intact().replace(self.old, self.new, 1)
 
     def repair(self, name: str) -> str:
-        """The solution: what `patch` makes the intact file of."""
+        """The solution as a diff for `patch`."""
         lines = (text.splitlines(keepends=True) for text in (self.text(), self.intact()))
         return "".join(difflib.unified_diff(*lines, f"exercises/{name}.cu", f"exercises/{name}.cu"))
 
@@ -66,13 +68,20 @@ BROKEN = {
         "fused", "sm_75", "        __syncwarp();  // the weights of a row are written and read by the same warp\n"
     ),
     "4_wait": Broken("fused", "sm_80", "cp_async_wait<0>();", "cp_async_wait<1>();"),
-    "7_deadlock": Broken("hopper", "sm_90a", "        if (thread == 0) mbarrier_arrive(empty);\n"),
+    "7_deadlock": Broken("hopper", "sm_90a", "        if (thread == 0) ring.release();\n"),
     "7_fence": Broken("hopper", "sm_90a", "            async_proxy_fence();\n"),
+    "8_barrier": Broken(
+        "fused",
+        "sm_75",
+        "            __syncthreads();  // everyone is done: the next tile may take its place\n",
+        direction="backward",
+    ),
+    "8_delta": Broken("naive", "sm_80", "p * (dp - delta[row])", "p * dp", "backward"),
 }
 
 
 def broken_files() -> dict[Path, str]:
-    """What the files of the broken kernels and of their repairs should hold."""
+    """The contents of the files of broken kernels and their repairs."""
     exercises = {TOUR / "exercises" / f"{name}.cu": broken.text() for name, broken in BROKEN.items()}
     return exercises | {TOUR / "solutions" / f"{name}.diff": broken.repair(name) for name, broken in BROKEN.items()}
 
@@ -82,32 +91,32 @@ def broken_files() -> dict[Path, str]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command of a chapter, and what is shown below it."""
+    """A command of a chapter and the output below it."""
 
     command: str
     output: str
 
 
 def steps(session: str) -> Iterator[Step]:
-    """The commands of a session: lines from `$ ` on, with those that a backslash continues, and then what is printed."""
+    """The commands of a session: lines after `$ `, continued by backslashes, and their output."""
     for found in re.finditer(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", session, re.M):
         yield Step(found[1], found[2])
 
 
 def without_times(output: str) -> str:
-    """With `...` of the same width where seconds stand, and no space at the ends of lines."""
+    """The output with `...` of the same width instead of seconds, and without space at the ends of lines."""
     hidden = SECONDS.sub(lambda found: "...".rjust(len(found[0])), output)
     return "".join(line.rstrip() + "\n" for line in hidden.splitlines())
 
 
 def environment() -> dict[str, str]:
-    """In which `attngen` is this checkout's, for this Python, and prints no colours."""
+    """The environment of commands: `attngen` is that of this checkout, runs with this Python, and prints no colours."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"}
 
 
 def run(command: str, directory: Path) -> str:
-    """What the command prints, errors too, as a chapter shows it."""
+    """The output of a command, with errors, as a chapter shows it."""
     done = subprocess.run(
         ["bash", "-c", command], cwd=directory, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -115,14 +124,14 @@ def run(command: str, directory: Path) -> str:
 
 
 def workplace(directory: Path) -> Path:
-    """`directory`, with copies of what the chapters' commands read."""
+    """`directory` with copies of the files that the chapters' commands read."""
     for name in ("exercises", "solutions"):
         shutil.copytree(TOUR / name, directory / name)
     return directory
 
 
 def renewed(page: str) -> str:
-    """A chapter with what its commands print now."""
+    """A chapter with the present output of its commands."""
 
     def session(found: re.Match[str]) -> str:
         shown = "".join(f"$ {step.command}\n{run(step.command, directory)}" for step in steps(found[1]))
@@ -134,7 +143,7 @@ def renewed(page: str) -> str:
 
 
 def with_breakpoints(page: str) -> str:
-    """`page`, with the line that its `grep -n` found in a file as the line of gdb's breakpoint in that file."""
+    """`page` with the line that its `grep -n` found in a file as the line of gdb's breakpoint in that file."""
     found = dict(FOUND_LINE.findall(page))
     return re.sub(r"break (\S+):\d+", lambda old: f"break {old[1]}:{found[old[1]]}", page)
 
@@ -163,7 +172,7 @@ Path("solutions").mkdir(exist_ok=True)"""
 
 
 def notebook(pages: Sequence[Path] = CHAPTERS) -> Any:
-    """Chapters as cells: text, the files of the exercises, the commands with what the chapters show."""
+    """Chapters as cells: text, files of exercises, and commands with their output."""
     cells = [new_markdown_cell(FIRST_TEXT), new_code_cell(INSTALL), new_code_cell(PREPARE)]
     for page in pages:
         parts = SESSION.split(page.read_text())
@@ -185,7 +194,7 @@ def _files_of(page: Path) -> list[Path]:
 
 
 def _for_notebook(part: str) -> str:
-    """Without the links from page to page, the markers of figures, and the boxes that hide answers."""
+    """The text without links between pages, markers of figures, and boxes that hide answers."""
     text = re.sub(r"^(<!-- .* -->|</?details>|\[Next: .*)\n", "", part, flags=re.M)
     text = re.sub(r"^<summary>(.*)</summary>$", r"**\1**", text, flags=re.M)
     return re.sub(r"(?<!!)\[([^]]*)\]\((?!http)[^)]*\)", r"\1", text).strip()
@@ -203,12 +212,12 @@ def _command_cell(step: Step) -> Any:
 
 
 def printed(cell: Any) -> str:
-    """What a cell printed."""
+    """The output of a cell."""
     return without_times("".join(o.get("text", "") for o in cell.get("outputs", ())).replace("\r\n", "\n"))
 
 
 def main() -> None:
-    """Write all that is generated."""
+    """Writes everything that is generated."""
     for path, text in broken_files().items():
         path.write_text(text)
     for page in (*CHAPTERS, TRACE):

@@ -1,4 +1,4 @@
-"""Measuring, as far as it goes without a GPU: peers made from specs, reports, pictures, counts, the command."""
+"""Benchmarks without a GPU: peers made from specs, reports, plots, counts, the command."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from attngen.bench.counts import count
 from attngen.bench.report import Measured, Report, Timing, from_json
-from attngen.cli import main
 from attngen.device.arrays import ArgumentError
 from attngen.language import load_text
-from attngen.plan import choose, find_arch
+from attngen.plan import find_arch
+from attngen.plan.products import operations_of_a_pair
 from attngen.reference.problems import Shape, sample
+from attngen.schedules import candidates, choose
 from attngen.spec.dtypes import DTYPES
 from tests import tiers
-from tests.harness import SPECS, shipped
+from tests.harness import SPECS, cli, shipped
 
 RESULTS = tuple(
     Measured(
@@ -102,8 +103,10 @@ def test_pairs_are_those_that_the_mask_keeps() -> None:
 
 def test_a_report_is_kept_and_read_again() -> None:
     assert from_json(json.loads(json.dumps(REPORT.to_json()))) == REPORT
+    of_gradients = replace(REPORT, wanted=("q", "k"))
+    assert from_json(json.loads(json.dumps(of_gradients.to_json()))) == of_gradients
     for bad in ({}, [], {**REPORT.to_json(), "results": [{"case": "x"}]}):
-        with pytest.raises(ArgumentError, match="no report"):
+        with pytest.raises(ArgumentError, match="not a report"):
             from_json(bad)
 
 
@@ -129,7 +132,7 @@ def test_the_picture_says_what_ran_where(tmp_path: Path) -> None:
         assert said in text, said
 
 
-def test_auto_is_measured_and_named_as_the_rung_that_it_selects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_measured_and_named_as_the_schedule_that_it_selects(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from attngen.bench import sweep
     from attngen.bench.measure import Ceilings
@@ -154,7 +157,72 @@ def test_auto_is_measured_and_named_as_the_rung_that_it_selects(monkeypatch: pyt
     assert [n for n in names if n.startswith("attngen")] == ["attngen hopper", "attngen fused"]
 
 
-def test_counts_fall_from_rung_to_rung() -> None:
+ONE = "attention one { dtype fp32 head_dim 16 heads 2 input slopes: fp32[heads] mask causal score s + slopes[h] * (k - q) }"
+
+
+@pytest.mark.parametrize("gradients", tiers.cases(["q,k,v", "k,slopes"], quick=["k,slopes"]))
+def test_a_backward_is_measured_beside_autograd(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command on the CPU, with a timer that is replaced."""
+    torch = pytest.importorskip("torch")
+    from attngen.api import compile
+    from attngen.bench import gradients as bench_gradients
+    from attngen.bench import sweep
+    from attngen.bench.measure import Ceilings
+    from attngen.bench.peers import CAUSAL
+    from attngen.device.emulated import EmulatedDevice
+
+    on_cpu, wanted = EmulatedDevice(arch="sm_75"), tuple(gradients.split(","))
+    captured, length, ran = "slopes" in wanted, 20, []
+
+    def measured(calls: dict[str, Any], rounds: int) -> dict[str, Timing]:
+        ran.extend(set(call()) for call in calls.values())
+        return {name: Timing(1.0, 1.0, 1.0) for name in calls}
+
+    def math_attention(spec: Any, q: Any, k: Any, v: Any, inputs: dict[str, Any], *rest: Any) -> dict[str, Any]:
+        distance = torch.arange(length) - torch.arange(length)[:, None]
+        bias = (inputs["slopes"][:, None, None] if captured else 0.0) * distance
+        mask = bias.masked_fill(distance > 0, -torch.inf)
+        return {"FlexAttention": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)}
+
+    spec = load_text(ONE if captured else "attention one { dtype fp32 head_dim 16 heads 2 mask causal }")[0]
+    assert spec.mask is CAUSAL
+    q, k, v, slopes = *torch.randn(3, 1, 2, length, 16), torch.rand(2)
+    monkeypatch.setattr(sweep, "compile", lambda spec, kernel, device: compile(spec, kernel=kernel, device=on_cpu))
+    monkeypatch.setattr(sweep, "problem", lambda case, params: (q, k, v, {"slopes": slopes} if captured else {}, {}))
+    monkeypatch.setattr(sweep, "peak_bytes", lambda call: 0)
+    monkeypatch.setattr(sweep, "measure", measured)
+    monkeypatch.setattr(sweep, "ceilings", lambda dtype: Ceilings(1.0, 1.0))
+    monkeypatch.setattr(bench_gradients, "flex_peer", math_attention)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    todo = list(sweep.cases(spec, [length], [], [], False, length))
+    results = list(sweep.run(todo, {}, 2, lambda text: None, ("naive", "fused"), wanted))
+    names = {r.candidate for r in results}
+    assert {"attngen naive", "attngen fused", "FlexAttention"} <= names
+    assert ("torch math" in names) == (not captured)
+    assert all(found == set(wanted) for found in ran)
+    assert all(r.error is not None and r.error < 1e-5 for r in results)
+    products = 5 if not captured else 3  # Q K^T, dO V^T and dS^T Q
+    operations = products * 2 * 16 * 2 * length * (length + 1) / 2
+    assert [r.tflops for r in results] == pytest.approx([operations / 1e9] * len(results))
+
+
+def test_products_of_a_backward_are_those_that_the_gradients_need() -> None:
+    spec = load_text("attention one { dtype fp32 head_dim 16, v 32 }")[0]
+    assert operations_of_a_pair(spec) == 2 * (16 + 32)
+    assert operations_of_a_pair(spec, ("q", "k", "v")) == 2 * (3 * 16 + 2 * 32)
+    assert operations_of_a_pair(spec, ("v",)) == 2 * (16 + 32)
+    equal = replace(spec, head_dim_v=16)
+    assert operations_of_a_pair(equal, ("q", "k", "v")) == 2.5 * operations_of_a_pair(equal)
+
+
+def test_counts_of_backwards() -> None:
+    found = list(count(load_text(ONE)[0], Shape(1, 2, 2, 64, 64), {}, ("q", "slopes")))
+    assert [c.template for c in found] == ["naive_backward", "tiled_backward", "fused_mma_backward"]
+    assert all(c.global_written > 0 for c in found)
+    assert found[0].workspace > found[-1].workspace > 0  # scores and their gradients; delta
+
+
+def test_counts_fall_from_schedule_to_schedule() -> None:
     shape = Shape(batch=1, q_heads=2, kv_heads=2, q_len=256, kv_len=256)
     naive, tiled, fused = count(shipped("gpt2"), shape, {})
     assert naive.global_read > tiled.global_read > fused.global_read
@@ -172,6 +240,7 @@ def test_counts_fall_from_rung_to_rung() -> None:
     [
         ((), "name the SPEC to measure"),
         (("gpt2", "--json", "x.json"), "no GPU"),
+        (("gpt2", "--wanted", "q"), "add --backward"),
         (("gpt2", "--plot", "x.gif"), "not as .gif"),
         (("--from", "pyproject.toml"), "is not a JSON file"),
     ],
@@ -179,8 +248,8 @@ def test_counts_fall_from_rung_to_rung() -> None:
 def test_what_cannot_be_measured_is_said_at_once(
     arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attngen.device.choose.has_gpu", lambda: False)
-    result = CliRunner().invoke(main, ["bench", *arguments])
+    monkeypatch.setattr("attngen.device.select.has_gpu", lambda: False)
+    result = cli("bench", *arguments)
     assert result.exit_code == 2
     assert words in result.output
 
@@ -189,7 +258,7 @@ def test_a_kept_report_is_shown_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "kept.json").write_text(json.dumps(REPORT.to_json()))
     arguments = ["bench", "--from", str(tmp_path / "kept.json"), "--plot", str(tmp_path / "kept.png")]
-    result = CliRunner().invoke(main, arguments)
+    result = cli(*arguments)
     assert result.exit_code == 0, result.output
     assert (tmp_path / "kept.png").exists()
     assert result.output.count("attngen fused") == 4
@@ -197,8 +266,58 @@ def test_a_kept_report_is_shown_and_drawn(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attngen.device.choose.has_gpu", lambda: False)
-    result = CliRunner().invoke(main, ["bench", "gpt2"])
+    monkeypatch.setattr("attngen.device.select.has_gpu", lambda: False)
+    result = cli("bench", "gpt2")
     assert result.exit_code == 0, result.output
     assert "no GPU found" in result.output
     assert result.output.count("fused") >= 1
+
+
+@pytest.mark.parametrize("gradients", tiers.cases(["", "q,slopes"], quick=["q,slopes"]))
+def test_tuning_keeps_the_fastest(gradients: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuning on the emulated device, with a timer that is replaced."""
+    torch = pytest.importorskip("torch")
+    from attngen.bench import sweep, tune
+    from attngen.device.emulated import EmulatedDevice
+    from attngen.device.tuning_cache import remembered
+
+    def timings(calls: dict[str, Any], rounds: int) -> dict[str, Timing]:
+        return {name: Timing(1.0 - 0.1 * int(name), 0.0, 2.0) for name in calls}  # later candidates are faster
+
+    wanted = tuple(gradients.split(",")) if gradients else ()
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tune, "CudaDevice", lambda: EmulatedDevice(arch="sm_75"))
+    monkeypatch.setattr(tune, "candidates", lambda *asked: candidates(*asked)[:2])
+    monkeypatch.setattr(tune, "_compile_all", lambda programs, progress: None)
+    monkeypatch.setattr(tune, "measure", timings)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")
+    q, slopes = torch.randn(1, 2, 20, 16), torch.rand(2)
+    monkeypatch.setattr(tune, "problem", lambda case, params: (q, q, q, {"slopes": slopes}, {}))
+    text = (
+        "attention one { dtype fp32 head_dim 16 heads 2 input slopes: fp32[heads] mask causal score s + slopes[h] * (k - q) }"
+    )
+    (case,) = sweep.cases(load_text(text)[0], [20], [], [], False, 20)
+    outcome = tune.tune(case, {}, 2, lambda said: None, wanted)
+    assert outcome.kept
+    assert outcome.tried[0].kernel == outcome.winner.kernel != next(t.kernel for t in outcome.tried if t.planned)
+    assert remembered(case.spec, "sm_75", "fused", wanted) == {outcome.bucket: outcome.winner}
+    assert not remembered(case.spec, "sm_75", "fused", () if wanted else ("q", "slopes"))
+
+
+def test_gradients_by_autograd_are_those_of_the_derivation() -> None:
+    pytest.importorskip("torch")
+    from attngen.reference.gradients import numpy_gradients, sample_loss
+    from attngen.reference.torch_oracle import to_torch, torch_gradients
+
+    spec = load_text(
+        "attention one { dtype fp32 head_dim 16 input bias: fp32[heads, q_len, 1] param heat: float = 1.5 "
+        "mask causal score s * heat + bias[h, q, 0] }"
+    )[0]
+    problem = sample(spec, Shape(2, 4, 2, 20, 30))
+    loss, wanted = sample_loss(spec, problem), ("q", "k", "v", "bias", "heat")
+    expected = numpy_gradients(spec, problem, loss, wanted)
+    arrays = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}
+    tensors = {name: to_torch(array, "cpu") for name, array in arrays.items()}
+    found = torch_gradients(spec, tensors, {}, to_torch(loss.dout, "cpu"), wanted)
+    for name in wanted:
+        np.testing.assert_allclose(found[name].numpy(), expected[name].value, atol=1e-9)

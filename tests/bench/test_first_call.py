@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
-def test_first_calls_by_rung() -> None:
+def test_first_calls_by_schedule() -> None:
     first_call = importlib.import_module("first_call")
     found = {
         "cold, first": {"fused": [70.0, 60.0, 80.0], "hopper": [900.0, 100.0, 2100.0]},
@@ -25,10 +25,10 @@ def test_first_calls_by_rung() -> None:
 
 def test_each_figure_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     first_call = importlib.import_module("first_call")
-    monkeypatch.setattr(first_call, "child", lambda cache, rung: {"first": 20.0, "next": 10.0})
+    monkeypatch.setattr(first_call, "child", lambda cache, schedule: {"first": 20.0, "next": 10.0})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(sys, "argv", ["first_call.py", "--rounds", "3"])
     first_call.main()
     figures = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert len(figures) == 3 * len(first_call.RUNGS) * 4
+    assert len(figures) == 3 * len(first_call.SCHEDULES) * 4
     assert figures[0] == {"case": "cold, first", "rung": "fused", "ms": 20.0}

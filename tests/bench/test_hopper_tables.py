@@ -27,9 +27,9 @@ def compared(case: str, ratio: float, **more: Any) -> dict[str, Any]:
 def test_plain_says_mean_and_least_of_each_type() -> None:
     text = part("plain").table([compared(c, r) for c, r in zip(CASES, (1.0, 1.44, 1.1), strict=True)])
     assert "| bf16 two | 144 | 100 | 1.440 |" in text
-    asked = "Goal: geometric mean of the ratios 1.20, each 1.07."
+    goal = "Goal: geometric mean of the ratios 1.20, each 1.07."
     seen = "Measured: bf16 geometric mean 1.200, least 1.000 (bf16 one); fp16 geometric mean 1.100, least 1.100 (fp16 one)."
-    assert text.endswith(f"{asked} {seen}")
+    assert text.endswith(f"{goal} {seen}")
 
 
 def test_sustained_compares_with_the_mean_of_before_and_after() -> None:
@@ -104,8 +104,8 @@ def test_errors_and_sloping_maxima() -> None:
     assert "| one | 3.0e-04 | 2.0e-04 | 1.50 |" in text
     assert "Measured: 1.500 (one); not all are." in text
     assert "| three, growing | 2.200 | 2.000 | 1.100 |" in text
-    asked = "Goal: growing and falling maxima at most 1.15 of randn's time."
-    assert text.endswith(f"{asked} Measured: 1.200 (three, falling).")
+    goal = "Goal: growing and falling maxima at most 1.15 of randn's time."
+    assert text.endswith(f"{goal} Measured: 1.200 (three, falling).")
     exact = torch.zeros(3, dtype=torch.float64)
     assert errors.largest(torch.tensor([0.0, -0.5, 0.25]), exact) == 0.5
     assert errors.largest(torch.tensor([0.0, math.nan, 0.25]), exact) == math.inf

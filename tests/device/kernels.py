@@ -15,7 +15,7 @@ from attngen.device.emulated.tracing import Watch
 from attngen.device.protocol import Launch, Memory
 from attngen.device.tensor_map import TensorMap
 from attngen.emit.emitter import _environment
-from attngen.emit.kernel_source import EntryPoint, KernelSource, Parameter, Product
+from attngen.emit.program import KernelEntry, Parameter, Product, Program
 from attngen.emit.templates import template_directory
 from attngen.emit.wgmma import Wgmma
 
@@ -55,7 +55,7 @@ class Arguments:
     written: frozenset[str]
 
 
-def kernel_source(body: str, given: Arguments, *, before: str, threads: int, shared: int, blocks: int = 1) -> KernelSource:
+def program_of(body: str, given: Arguments, *, before: str, threads: int, shared: int, blocks: int = 1) -> Program:
     maps = [Parameter(n, "const __grid_constant__ TensorMap", "data", m.tensor) for n, m in given.maps.items()]
     pointers = [
         Parameter(n, f"{'' if n in given.written else 'const '}{CTYPES[str(a.dtype)]}*", "data", n)
@@ -67,15 +67,15 @@ extern "C" __global__ void __launch_bounds__({threads}, 1) kernel({parameters}) 
 {body}
 }}
 """
-    entry = EntryPoint("kernel", (*maps, *pointers), (Product((blocks,)), Product(()), Product(())), (threads, 1, 1), shared)
-    return KernelSource("test", text, "sm_90a", (entry,), ())
+    entry = KernelEntry("kernel", (*maps, *pointers), (Product((blocks,)), Product(()), Product(())), (threads, 1, 1), shared)
+    return Program("test", text, "sm_90a", (entry,), ())
 
 
 def launch(
-    source: KernelSource, given: Arguments, *, seed: int = 0, checked: bool = True, watch: Watch | None = None
+    source: Program, given: Arguments, *, seed: int = 0, checked: bool = True, watch: Watch | None = None
 ) -> EmulatedKernel:
     kernel = EmulatedDevice(checked=checked, seed=seed, watch=watch).compile(source)
-    entry = source.entry_points[0]
+    entry = source.kernels[0]
     values = [encode(m, given.arrays[m.tensor].ctypes.data) for m in given.maps.values()]
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in given.arrays.values()]
     memory = tuple(Memory(n, a.ctypes.data, a.nbytes, n in given.written) for n, a in given.arrays.items())
@@ -99,7 +99,7 @@ def run(
 
     The body begins in the third line of a text without `before`. Options are those of `launch`."""
     given = Arguments(arrays, maps or {}, frozenset(written))
-    return launch(kernel_source(body, given, before=before, threads=threads, shared=shared, blocks=blocks), given, **options)
+    return launch(program_of(body, given, before=before, threads=threads, shared=shared, blocks=blocks), given, **options)
 
 
 def run_on_hopper(body: str, *arguments: Any, before: str = "", **options: Any) -> EmulatedKernel:

@@ -1,4 +1,4 @@
-"""What a call with wrong arrays is told: the argument, what it is, what was expected."""
+"""Errors of calls with wrong arrays: they name the argument, its value, and what was expected."""
 
 from __future__ import annotations
 
@@ -34,17 +34,12 @@ def kernel() -> attngen.CompiledAttention:
 
 
 def arguments(**changed):
-    given = {
-        "q": randn(2, 4, 30, 16),
-        "k": randn(2, 2, 30, 16),
-        "v": randn(2, 2, 30, 16),
-        "slopes": np.zeros(4, np.float32),
-    }
+    given = {"q": randn(2, 4, 30, 16), "k": randn(2, 2, 30, 16), "v": randn(2, 2, 30, 16), "slopes": np.zeros(4, np.float32)}
     return {name: value for name, value in (given | changed).items() if value is not None}
 
 
 def shifted(array: np.ndarray, by: int) -> np.ndarray:
-    """A copy that starts `by` bytes after a multiple of 16."""
+    """A copy whose address is `by` bytes above a multiple of 16."""
     memory = np.zeros(array.nbytes + 32, np.uint8)
     start = -memory.ctypes.data % 16 + by
     result = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -117,9 +112,9 @@ def test_a_read_only_output_is_refused(kernel) -> None:
         kernel(given.pop("q"), given.pop("k"), given.pop("v"), **given)
 
 
-@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
-def test_any_strides_that_a_rung_takes_give_the_same_result(rung: str) -> None:
-    kernel = attngen.compile(attngen.define(head_dim=16, mask="causal"), kernel=rung, device="emulated")
+@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused"])
+def test_any_strides_that_a_schedule_takes_give_the_same_result(schedule: str) -> None:
+    kernel = attngen.compile(attngen.define(head_dim=16, mask="causal"), kernel=schedule, device="emulated")
     packed = randn(2, 20, 3, 4, 16)
     q, k, v = (packed[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
     k = np.broadcast_to(k[:, :1], (2, 4, 20, 16))
@@ -127,7 +122,7 @@ def test_any_strides_that_a_rung_takes_give_the_same_result(rung: str) -> None:
     out = np.zeros((2, 20, 4, 16), np.float16).transpose(0, 2, 1, 3)
     kernel(q, k, v, out=out)
     assert np.array_equal(out, expected)
-    if rung != "fused":
+    if schedule != "fused":
         reversed_keys = kernel(q, k[:, :, ::-1], v[:, :, ::-1])
         assert np.array_equal(
             reversed_keys[:, :, -1], kernel(q, np.ascontiguousarray(k[:, :, ::-1]), v[:, :, ::-1].copy())[:, :, -1]
@@ -135,9 +130,9 @@ def test_any_strides_that_a_rung_takes_give_the_same_result(rung: str) -> None:
 
 
 @pytest.mark.parametrize(("q_len", "kv_len", "batch"), [(0, 5, 1), (5, 0, 1), (5, 5, 0)])
-@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
-def test_nothing_in_gives_nothing_or_zero(rung: str, q_len: int, kv_len: int, batch: int) -> None:
-    kernel = attngen.compile(attngen.define(head_dim=16, lse=True), kernel=rung, device="emulated")
+@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused"])
+def test_nothing_in_gives_nothing_or_zero(schedule: str, q_len: int, kv_len: int, batch: int) -> None:
+    kernel = attngen.compile(attngen.define(head_dim=16, lse=True), kernel=schedule, device="emulated")
     output, lse = kernel(randn(batch, 2, q_len, 16), randn(batch, 1, kv_len, 16), randn(batch, 1, kv_len, 16))
     assert output.shape == (batch, 2, q_len, 16)
     assert not output.any()
@@ -164,7 +159,7 @@ def test_a_param_that_may_divide_by_zero_is_refused() -> None:
 
 
 def test_the_stride_of_a_dimension_of_size_1_is_any_number() -> None:
-    """As a slice of a large tensor has it: nothing is multiplied by it."""
+    """A dimension of size 1 may have any stride, as in a slice of a large tensor: the stride is not used."""
     spec = attngen.define(head_dim=16, score="s + bias[q, k]", inputs={"bias": ("fp32", ("q_len", "kv_len"))})
     kernel = attngen.compile(spec, kernel="naive", device="emulated:fast")
     k, bias = randn(1, 1, 8, 16), randn(1, 8, dtype=np.float32)
@@ -205,7 +200,7 @@ def test_arguments_of_compile_that_are_nothing_of_their_kind(keyword: str, given
 
 
 class DLPackOnly:
-    """An array that speaks nothing but DLPack."""
+    """An array whose only protocol is DLPack."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -215,6 +210,25 @@ class DLPackOnly:
 
     def __dlpack_device__(self):
         return self.array.__dlpack_device__()
+
+
+def test_an_output_through_dlpack_is_returned_as_it_was_given() -> None:
+    kernel = attngen.compile(attngen.define(head_dim=16), kernel="naive", device="emulated:fast")
+    q = randn(1, 2, 5, 16)
+    out = DLPackOnly(np.zeros_like(q))
+    assert kernel(q, q, q, out=out) is out
+    assert np.array_equal(out.array, kernel(q, q, q))
+
+
+def test_an_output_lies_in_memory_as_the_queries_do() -> None:
+    kernel = attngen.compile(attngen.define(head_dim=16, lse=True), kernel="naive", device="emulated:fast")
+    q = randn(1, 5, 2, 16).transpose(0, 2, 1, 3)
+    output, lse = kernel(q, q, q)
+    assert output.transpose(0, 2, 1, 3).flags.c_contiguous
+    assert lse.flags.c_contiguous
+    contiguous, _ = kernel(*(np.ascontiguousarray(q) for _ in range(3)))
+    assert contiguous.flags.c_contiguous
+    assert np.array_equal(output, contiguous)
 
 
 def test_dlpack_is_read_in_place() -> None:
@@ -234,7 +248,7 @@ def test_torch_tensors_are_read_in_place() -> None:
     assert isinstance(result, torch.Tensor)
     assert result.dtype == torch.bfloat16
     with pytest.raises(ArgumentError, match="requires grad"):
-        kernel(q.requires_grad_(), q, q)
+        kernel(q.clone().requires_grad_(), q, q, out=torch.empty_like(q))
 
 
 def test_torch_tensors_whose_memory_is_not_their_elements_are_refused() -> None:
@@ -279,6 +293,6 @@ def test_pointers_are_64_bit() -> None:
     k = np.lib.stride_tricks.as_strided(memory, (1, 1, 2, 16), (0, 0, size // 2, 2))
     k[...] = randn(1, 1, 2, 16)
     q = randn(1, 1, 3, 16)
-    for rung in ("naive", "tiled", "fused"):
-        kernel = attngen.compile(attngen.define(head_dim=16), kernel=rung, device="emulated")
+    for schedule in ("naive", "tiled", "fused"):
+        kernel = attngen.compile(attngen.define(head_dim=16), kernel=schedule, device="emulated")
         assert np.array_equal(kernel(q, k, k), kernel(q, k.copy(), k.copy()))

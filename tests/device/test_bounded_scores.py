@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.plan import ARCHES, choose
-from attngen.plan.bounded import LEAST, MOST, score_bound, shift
+from attngen.plan import ARCHES
+from attngen.plan.bounded_scores import LEAST, MOST, constant_shift, score_bound
 from attngen.reference.problems import Sample, Shape, sample
+from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
 from tests import tiers
@@ -38,19 +39,19 @@ def test_what_bounds_a_score(score: str, bound: float | None) -> None:
 
 
 def test_who_needs_no_maximum() -> None:
-    assert shift(spec_of("softcap(20.0)")) == pytest.approx(20 * np.log2(np.e), abs=0.01)  # weights are at most 1
-    largest = shift(spec_of("softcap(38.0)"))
+    assert constant_shift(spec_of("softcap(20.0)")) == pytest.approx(20 * np.log2(np.e), abs=0.01)  # weights are at most 1
+    largest = constant_shift(spec_of("softcap(38.0)"))
     assert largest is not None
     octaves = 38 * np.log2(np.e)
     assert octaves - largest <= MOST
     assert -octaves - largest >= LEAST - 0.01
-    assert shift(spec_of("softcap(39.0)")) is None  # the range of bf16 is too small
-    assert shift(spec_of("softcap(20.0)", dtype="fp16")) is None
-    assert shift(spec_of("softcap(20.0)", lse=True)) is None
-    assert shift(spec_of("softcap(20.0)", sink="0.5")) is None
-    assert shift(spec_of("softcap(20.0)", normalize="sigmoid")) is None
+    assert constant_shift(spec_of("softcap(39.0)")) is None  # the range of bf16 is too small
+    assert constant_shift(spec_of("softcap(20.0)", dtype="fp16")) is None
+    assert constant_shift(spec_of("softcap(20.0)", lse=True)) is None
+    assert constant_shift(spec_of("softcap(20.0)", sink="0.5")) is None
+    assert constant_shift(spec_of("softcap(20.0)", normalize="sigmoid")) is None
     plan = choose(spec_of("softcap(20.0)"), ARCHES["sm_90a"], "hopper")
-    assert plan.is_bounded
+    assert plan.own.shift is not None
     assert any(d.field == "maximum" for d in plan.decisions)
 
 

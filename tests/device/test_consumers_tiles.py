@@ -1,4 +1,4 @@
-"""Consumers of the hopper rung that pass over tiles of their block: which plans do, results, counts, and whose turn it is."""
+"""Consumers of the hopper schedule that skip tiles of their block: which plans do, results, counts, and whose turn it is."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import attngen
 from attngen.device.cuda.compiler import compile_text
 from attngen.device.emulated.tracing import Watch
 from attngen.emit.emitter import emit
-from attngen.inspect.tracing import RungTrace, trace_spec
+from attngen.inspect.tracing import ScheduleTrace, trace_spec
 from attngen.inspect.work import tile_kinds, work
-from attngen.plan import ARCHES, Problem, choose, hopper
-from attngen.plan.tile_map import EMPTY
+from attngen.plan import ARCHES, Problem
+from attngen.plan.block_map import EMPTY
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import AttentionSpec, Schedule
+from attngen.schedules import choose
+from attngen.schedules.hopper import plan as hopper
+from attngen.spec.attention import AttentionSpec, KernelRequest
 from tests import tiers
 from tests.harness import compiled, run
 
 
 def spec_of(mask: str | None, head_dim: int = 256, tile: tuple[int, ...] = (), **described) -> AttentionSpec:
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask, **described)
-    return replace(spec, schedule=Schedule("hopper", *tile)) if tile else spec
+    return replace(spec, kernel=KernelRequest("hopper", *tile)) if tile else spec
 
 
 IDS = {"ids": ("int32", ("batch", "kv_len"))}
@@ -48,8 +50,7 @@ FIRST = {"first": ("int32", ("q_len",))}
 )
 def test_which_plans_have_consumers_with_tiles_of_their_own(spec: AttentionSpec, own: bool) -> None:
     plan = choose(spec, ARCHES["sm_90a"], "hopper")
-    assert plan.roles is not None
-    assert plan.roles.own_tiles == own
+    assert plan.own.per_consumer_range == own
     assert any(d.field == "consumers' tiles" for d in plan.decisions) == own
 
 
@@ -63,8 +64,7 @@ LONG_ROWS = [(64, 4, {}), (128, 3, {}), (64, 3, ALIBI), (128, 3, ALIBI)]
 def test_long_causal_rows_do_and_spill_nothing(head_dim: int, consumers: int, described: dict) -> None:
     spec = spec_of("causal", head_dim, **described)
     plan = choose(spec, ARCHES["sm_90a"], "hopper", Problem(32, 16384, 16384, 132))
-    assert plan.roles is not None
-    assert (plan.roles.consumers, plan.roles.own_tiles) == (consumers, True)
+    assert (plan.own.consumers, plan.own.per_consumer_range) == (consumers, True)
     made = compile_text(emit(spec, plan))
     assert not re.findall(r"C75\d\d", made.log)
     (resources,) = made.resources()
@@ -108,12 +108,11 @@ CASES = {
 def test_against_the_oracle(name: str, seed: int) -> None:
     spec, shape = CASES[name]
     plan = compiled(spec, "hopper", seed=seed).plan
-    assert plan.roles is not None
-    assert plan.roles.own_tiles
+    assert plan.own.per_consumer_range
     assert run(spec, "hopper", sample(spec, shape, seed), seed=seed).passed
 
 
-def traced(spec: AttentionSpec, shape: Shape, **options) -> RungTrace:
+def traced(spec: AttentionSpec, shape: Shape, **options) -> ScheduleTrace:
     (found,) = trace_spec(spec, ("hopper",), "sm_90a", shape, {}, **options)
     return found
 
@@ -151,7 +150,7 @@ def test_what_is_read_is_said_beforehand(name: str) -> None:
 def test_products_are_those_of_the_tiles_with_keys_for_a_consumers_rows(name: str) -> None:
     spec, shape = CASES[name]
     found = traced(spec, shape)
-    plan, roles = found.plan, found.plan.roles
+    plan, roles = found.plan, found.plan.own
     assert roles is not None
     problem, names = sample(spec, shape), shape.sizes(spec)
     of_blocks, of_consumers = (tile_kinds(spec, plan, problem, names, rows=rows) for rows in (plan.block_q, plan.tile_rows))

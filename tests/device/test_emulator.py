@@ -1,4 +1,4 @@
-"""The emulated device itself: what each primitive means, and that each kind of mistake is found and named."""
+"""The emulated device: the meaning of each primitive; each kind of mistake is found and named."""
 
 from __future__ import annotations
 

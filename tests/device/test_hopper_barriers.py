@@ -110,11 +110,7 @@ NAMED_MISTAKES = [
     ("named_barrier_arrive(1, 256);", "named_barrier_arrive(1, 128);", ("divergent barrier", "race", "deadlock")),
     ("named_barrier_arrive(1, 256);", "named_barrier_arrive(1, 250);", ("invalid operand",)),
     ("named_barrier_arrive(1, 256);", "named_barrier_arrive(16, 256);", ("invalid operand",)),
-    (
-        "named_barrier_arrive(1, 256);",
-        "named_barrier_arrive(1, 256); named_barrier_arrive(1, 256);",
-        ("divergent barrier",),
-    ),
+    ("named_barrier_arrive(1, 256);", "named_barrier_arrive(1, 256); named_barrier_arrive(1, 256);", ("divergent barrier",)),
     ("data[t] = 7;", "data[t] = 7; __syncthreads();", ("divergent barrier", "deadlock")),
 ]
 
@@ -132,10 +128,7 @@ REGISTER_MOVES = [
     ("if (threadIdx.x < 128) give_registers<40>(); else take_registers<240>();", "too many registers"),
     ("if (threadIdx.x >= 128) take_registers<232>();", "too many registers"),
     ("if (threadIdx.x < 96) give_registers<40>();", "divergent warpgroup"),
-    (
-        "if (threadIdx.x < 16) give_registers<40>(); else if (threadIdx.x < 128) give_registers<48>();",
-        "divergent warpgroup",
-    ),
+    ("if (threadIdx.x < 16) give_registers<40>(); else if (threadIdx.x < 128) give_registers<48>();", "divergent warpgroup"),
     ("give_registers<36>();", "invalid operand"),
     ("give_registers<200>();", "invalid operand"),
 ]

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from attngen.device.cuda.compiler import compile_text
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.program import Program
 from attngen.emit.wgmma import Wgmma
 from tests import tiers
 from tests.device.kernels import primitives, products
@@ -39,7 +39,7 @@ USES = {
 def report(text: str, parameters: str = "float* y", body: str = "", threads: int = 256) -> str:
     """The compiler's report; it has neither an advisory about wgmma or setmaxnreg nor a spill."""
     kernel = f'extern "C" __global__ void __launch_bounds__({threads}, 1) kernel({parameters}) {{ {SMEM}\n{body} }}\n'
-    compiled = compile_text(KernelSource("primitives", f"{text}\n{kernel}" if body else text, "sm_90a", (), ()))
+    compiled = compile_text(Program("primitives", f"{text}\n{kernel}" if body else text, "sm_90a", (), ()))
     assert compiled.code
     assert not re.search(r"C75\d\d|warning", compiled.log), compiled.log
     for resources in compiled.resources():
@@ -61,7 +61,7 @@ def test_a_primitive_compiles(names: str) -> None:
 )
 def test_a_product_compiles(columns: int, dtype: str, b_transposed: bool, a_in_registers: bool) -> None:
     product = Wgmma("wgmma_test", columns, dtype, a_in_registers, b_transposed)
-    a = "p[step]" if a_in_registers else "smem_descriptor(smem + 32 * step, 0, 1024)"
+    a = "p[step]" if a_in_registers else "smem_descriptor(smem_operand(smem + 32 * step, 0))"
     fragment = (
         "unsigned p[4][4]; for (int i = 0; i < 16; ++i) p[i / 4][i % 4] = __float_as_uint(y[i]);" if a_in_registers else ""
     )
@@ -70,7 +70,8 @@ def test_a_product_compiles(columns: int, dtype: str, b_transposed: bool, a_in_r
     {fragment}
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) wgmma_test(d, {a}, smem_descriptor(smem + 8192, 8192, 1024) + 2 * step, step > 0);
+    for (int step = 0; step < 4; ++step)
+        wgmma_test(d, {a}, smem_descriptor(smem_operand(smem + 8192, 8192)) + 2 * step, step > 0);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_received(d);

@@ -1,4 +1,4 @@
-"""The hopper rung emulated: every shipped spec in 16 bits, head sizes, sinks; and what its SASS shows."""
+"""The hopper schedule emulated: every shipped spec in 16 bits, head sizes, sinks; and what its SASS shows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 
 import attngen
 from attngen.device.cuda.compiler import compile_text, disassemble
-from attngen.plan import ARCHES, PlanRefusal, choose, plans_for
+from attngen.plan import ARCHES, PlanRefusal
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import HOPPER_RUNGS, Schedule
+from attngen.schedules import choose, plans_for
+from attngen.spec.attention import HOPPER_SCHEDULES, KernelRequest
 from tests import tiers
 from tests.harness import SMALL_PARAMS, SPECS, emitted, run, small
 
@@ -63,7 +64,7 @@ def test_sinks_and_padding_in_every_tile_that_lengths_choose_from(head_dim: int,
     tiles = {(p.block_q, p.block_kv, p.stages) for p in plans_for(spec, ARCHES["sm_90a"], "hopper")}
     assert len(tiles) > 1
     for tile in tiles:
-        assert run(replace(spec, schedule=Schedule("hopper", *tile)), "hopper", Shape(2, 2, 1, 270, 270)).passed, tile
+        assert run(replace(spec, kernel=KernelRequest("hopper", *tile)), "hopper", Shape(2, 2, 1, 270, 270)).passed, tile
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_sinks_and_padding_in_every_tile_that_lengths_choose_from(head_dim: int,
 )
 @pytest.mark.parametrize("head_dim", tiers.cases([64, 128, 192], quick=[64]))
 def test_ranges_of_rows_are_read_for_rows_that_are_there(head_dim: int, mask: str) -> None:
-    """When the work is over there is no block of rows, and nothing to read of it."""
+    """After the last work tile there is no block of rows: nothing may be read for it."""
     inputs = {"doc": ("int32", ("batch", "q_len"))}
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask, inputs=inputs)
     assert run(spec, "hopper", Shape(2, 1, 1, 100, 150)).passed
@@ -79,22 +80,22 @@ def test_ranges_of_rows_are_read_for_rows_that_are_there(head_dim: int, mask: st
 
 @pytest.mark.parametrize("mask", ["doc[b, k] <= 3 and k != k", "doc[b, k] <= 3 and h < 0"])
 def test_key_vectors_of_masks_that_allow_nothing(mask: str) -> None:
-    """Their range of keys is empty in closed form, so that no tile is asked whether it is partial."""
+    """The closed-form range of keys is empty, so no tile is classified."""
     spec = attngen.define(dtype="fp16", head_dim=64, mask=mask, inputs={"doc": ("int32", ("batch", "kv_len"))})
     assert run(spec, "hopper", Shape(1, 2, 1, 65, 65)).passed
 
 
 def test_rough_functions_stay_within_what_is_promised() -> None:
-    """The emulated tanh is as wrong as it may be."""
+    """The emulated tanh has the largest error that the instruction may have."""
     spec = attngen.define(dtype="bf16", head_dim=64, mask="causal", score="softcap(20.0)", precision="high")
     assert run(spec, "hopper", Shape(1, 2, 1, 200, 200)).passed
 
 
-@pytest.mark.parametrize("rung", HOPPER_RUNGS)
-def test_a_maximum_that_keeps_growing(rung: str) -> None:
+@pytest.mark.parametrize("schedule", HOPPER_SCHEDULES)
+def test_a_maximum_that_keeps_growing(schedule: str) -> None:
     """Each tile's scores exceed the last one's by more than the kept maximum allows: O is rescaled at every tile."""
     spec = attngen.define(dtype="bf16", head_dim=64, score="s + 0.5 * k", lse=True)
-    assert run(spec, rung, Shape(1, 1, 1, 64, 600)).passed
+    assert run(spec, schedule, Shape(1, 1, 1, 64, 600)).passed
 
 
 PLANS = [(d, mask) for d in (64, 80, 96, 128, 160, 192, 256) for mask in (None, "causal")]
@@ -121,12 +122,12 @@ def test_waits_for_products_are_those_that_were_written(mask: str | None, loops:
 
 
 @pytest.mark.parametrize(("arch", "dtype"), [("sm_80", "bf16"), ("sm_100a", "fp16"), ("sm_90a", "fp32")])
-def test_what_the_rung_cannot_take_is_refused(arch: str, dtype: str) -> None:
+def test_what_the_schedule_cannot_take_is_refused(arch: str, dtype: str) -> None:
     with pytest.raises(PlanRefusal, match="kernel fused"):
         choose(replace(attngen.define(dtype=dtype, head_dim=64)), ARCHES[arch], "hopper")
 
 
 def test_the_emulated_device_needs_no_architecture_to_be_named() -> None:
     compiled = attngen.compile(attngen.define(dtype="bf16", head_dim=64), kernel="hopper", device="emulated")
-    assert (compiled.plan.schedule, compiled.plan.arch.name) == ("hopper", "sm_90a")
+    assert (compiled.plan.schedule.name, compiled.plan.arch.name) == ("hopper", "sm_90a")
     assert attngen.compile(attngen.define(dtype="bf16", head_dim=64), device="emulated").plan.arch.name == "sm_80"

@@ -1,4 +1,4 @@
-"""Deleting any one wait, arrival, fence or barrier from an emitted kernel of Hopper's rungs must be noticed."""
+"""Deleting any one wait, arrival, fence or barrier from an emitted kernel of Hopper's schedules must be noticed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import pytest
 
 import attngen
 from attngen.device.emulated import EmulationError
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.program import Program
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import AttentionSpec, Schedule
+from attngen.spec.attention import AttentionSpec, KernelRequest
 from tests import tiers
 from tests.harness import call, compile_text, emitted
 
 STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
-    r"|(?:wgmma_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);|tma_store_commit\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);|multiplied\([^;]*\);"
-    r"|pass_over(?:_keys|_values|_above|_last_values)?\([^;]*\);"
+    r"|(?:wgmma_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);|tma_store_commit\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);"
+    r"|(?:work|k|v|ring)\.(?:acquire|publish|wait_full|release)\(\);|(?:release_stage|skip_tile)\([kv]\);"
+    r"|skip_(?:keys|values|tiles_above|last_values)\(\);"
 )
 # Q in registers; Q in shared memory; tiles that the producer classifies, and key vectors; key vectors without that.
-# In "wide" consumers pass over tiles above their own
+# In "wide" consumers skip tiles above their own
 SPECS: dict[str, AttentionSpec] = {
     "causal": attngen.define(dtype="bf16", head_dim=64, mask="causal and h % 2 == 0"),  # heads without a tile between others
     "wide": attngen.define(dtype="bf16", head_dim=256, mask="k + 610 <= 3 * q"),  # blocks of no tile, consumers of none
@@ -43,16 +44,16 @@ SPECS: dict[str, AttentionSpec] = {
             "shift": ("fp16", ("heads", "q_len")),
         },
     ),
-    # consumers that pass over tiles above their own, below, and all; and above with Q in registers
+    # consumers that skip tiles above their own, below, and all; and above with Q in registers
     "band": attngen.define(dtype="bf16", head_dim=256, mask="k + 120 <= 3 * q and 3 * q < k + 160"),
-    # four consumers, of which each passes over tiles of the others
-    "four": replace(attngen.define(dtype="bf16", head_dim=64, mask="k + 200 <= q"), schedule=Schedule("hopper", 256, 64, 2)),
-    "narrow": replace(attngen.define(dtype="bf16", head_dim=64, mask="k <= 2 * q"), schedule=Schedule("hopper", 128, 64, 2)),
-    # Q in shared memory, and blocks of no tile, of two, of three: one more than the wgmma rung has stages
+    # four consumers, each of which skips tiles of the others
+    "four": replace(attngen.define(dtype="bf16", head_dim=64, mask="k + 200 <= q"), kernel=KernelRequest("hopper", 256, 64, 2)),
+    "narrow": replace(attngen.define(dtype="bf16", head_dim=64, mask="k <= 2 * q"), kernel=KernelRequest("hopper", 128, 64, 2)),
+    # Q in shared memory, and blocks of no tile, of two, of three: one more than the wgmma schedule has stages
     "far": attngen.define(dtype="bf16", head_dim=256, mask="k + 150 <= q"),
 }
-BY_RUNG = {"hopper": ("causal", "wide", "documents", "bias", "band", "four", "narrow"), "wgmma": ("causal", "far")}
-# Of threads and copies; in all but the first, lanes that nothing holds together drift apart
+BY_SCHEDULE = {"hopper": ("causal", "wide", "documents", "bias", "band", "four", "narrow"), "wgmma": ("causal", "far")}
+# Orders of threads and copies; in all but the first, lanes without a convergence barrier diverge
 ORDERS = (0, 3, 4, 8, 7, 9, 10, 12)
 SHAPES = {
     "causal": Shape(1, 4, 4, 300, 300),
@@ -66,19 +67,19 @@ SHAPES = {
 }
 
 
-def steps(source: KernelSource) -> list[re.Match[str]]:
-    """Every step between warps, in the kernel and what it calls of this file."""
-    start = source.text.index("load_tile_async(")
+def steps(source: Program) -> list[re.Match[str]]:
+    """Every synchronization between warps, in the kernel and in the functions of this file that it calls."""
+    start = source.text.index("struct SlabTile")
     return [m for m in STEPS.finditer(source.text) if m.start() > start]
 
 
-def outcome(name: str, rung: str, source: KernelSource) -> str:
-    """The kind of finding, "wrong result", or "" where all is well, over all of ORDERS."""
+def outcome(name: str, schedule: str, source: Program) -> str:
+    """The first finding over all of ORDERS: its kind, or "wrong result"; "" if there is none."""
     spec = SPECS[name]
     problem = sample(spec, SHAPES[name])
     for seed in ORDERS:
         try:
-            found = compare(*call(compile_text(spec, rung, source, seed), problem), truth(spec, problem))
+            found = compare(*call(compile_text(spec, schedule, source, seed), problem), truth(spec, problem))
         except EmulationError as error:
             return error.kind
         if not found.passed:
@@ -87,14 +88,14 @@ def outcome(name: str, rung: str, source: KernelSource) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "rung"), [(name, rung) for rung in BY_RUNG for name in BY_RUNG[rung]])
-def test_every_step_between_warps_is_needed(name: str, rung: str) -> None:
-    source = emitted(SPECS[name], rung, "sm_90a")
-    assert outcome(name, rung, source) == ""
+@pytest.mark.parametrize(("name", "schedule"), [(name, schedule) for schedule in BY_SCHEDULE for name in BY_SCHEDULE[schedule]])
+def test_every_step_between_warps_is_needed(name: str, schedule: str) -> None:
+    source = emitted(SPECS[name], schedule, "sm_90a")
+    assert outcome(name, schedule, source) == ""
     unnoticed = []
     for step in steps(source):
         text = source.text[: step.start()] + ";" + source.text[step.end() :]
-        if not outcome(name, rung, replace(source, text=text)):
+        if not outcome(name, schedule, replace(source, text=text)):
             line = source.text.count("\n", 0, step.start())
             unnoticed.append(f"{line + 1}: {source.text.splitlines()[line].strip()}")
     assert unnoticed == []

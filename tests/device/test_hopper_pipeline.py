@@ -10,11 +10,11 @@ import pytest
 
 from attngen.device.emulated import EmulationError
 from attngen.device.tensor_map import TensorMap
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.program import Program
 from attngen.emit.wgmma import Wgmma
 from attngen.spec.dtypes import DTYPES, from_storage, round_to_storage
 from tests import tiers
-from tests.device.kernels import PRIMITIVES, Arguments, aligned, kernel_source, launch, primitives, products
+from tests.device.kernels import PRIMITIVES, Arguments, aligned, launch, primitives, products, program_of
 
 TILES = 5
 BODY = f"""
@@ -56,8 +56,8 @@ BODY = f"""
 
     take_registers<232>();
     const int consumer = warpgroup - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    const unsigned long long q_at = smem_descriptor(Q + 64 * 128 * consumer, 0, 1024);
-    const unsigned long long k_at = smem_descriptor(K, 0, 1024), v_at = smem_descriptor(V, 64 * 128, 1024);
+    const unsigned long long q_at = smem_descriptor(smem_operand(Q + 64 * 128 * consumer, 0));
+    const unsigned long long k_at = smem_descriptor(smem_operand(K, 0)), v_at = smem_descriptor(smem_operand(V, 64 * 128));
     float O[32];
     mbarrier_wait(q_full, 0);
 #pragma unroll 1
@@ -117,13 +117,13 @@ def problem() -> tuple[Arguments, np.ndarray]:
     return Arguments(arrays, maps, frozenset("o")), round_to_storage(p @ v, bf16).view(np.uint16)
 
 
-def pipeline() -> KernelSource:
+def pipeline() -> Program:
     before = primitives(*PRIMITIVES) + WRAPPERS
-    return kernel_source(BODY, problem()[0], before=before, threads=384, shared=SHARED)
+    return program_of(BODY, problem()[0], before=before, threads=384, shared=SHARED)
 
 
-def outcome(source: KernelSource, seed: int) -> str:
-    """The kind of finding, "wrong result", or "" where all is well."""
+def outcome(source: Program, seed: int) -> str:
+    """The kind of finding, or "wrong result"; "" if there is none."""
     given, expected = problem()
     try:
         launch(source, given, seed=seed)
@@ -132,7 +132,7 @@ def outcome(source: KernelSource, seed: int) -> str:
     return "" if np.array_equal(given.arrays["o"], expected) else "wrong result"
 
 
-def mutated(correct: str, wrong: str) -> KernelSource:
+def mutated(correct: str, wrong: str) -> Program:
     source = pipeline()
     start = source.text.index('extern "C"')
     kernel = source.text[start:]

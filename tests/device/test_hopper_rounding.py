@@ -1,4 +1,4 @@
-"""What the hopper rung makes of maxima that it keeps, or not: rounding, and rescaling."""
+"""Rounding and rescaling on the hopper schedule, with row maxima that are kept or raised."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.plan import ARCHES, choose
+from attngen.plan import ARCHES
 from attngen.reference.problems import Sample, Shape, sample
+from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
 from tests import tiers
@@ -52,7 +53,7 @@ def test_a_dominant_weight_is_not_rounded_away(head_dim: int, mask: str | None) 
     ("head_dim", "lse"), tiers.cases([(64, False), (64, True), (96, False), (256, False)], quick=[(64, True), (96, False)])
 )
 def test_maxima_that_fall_along_the_keys(head_dim: int, lse: bool, mask: str | None, offset: float, octaves: float) -> None:
-    """Keys are visited from the last to the first: every tile has a new maximum, of scores of either sign."""
+    """Tiles are visited from the last to the first: each one raises the row maximum, with scores of either sign."""
     spec = spec_of(head_dim, mask, lse=lse)
     problem = with_scores(spec, offset + octaves / 64 * np.log(2) * np.arange(LENGTH)[::-1])
     assert run(spec, "hopper", problem).passed
@@ -60,7 +61,7 @@ def test_maxima_that_fall_along_the_keys(head_dim: int, lse: bool, mask: str | N
 
 def test_row_sums_are_products_where_there_is_room() -> None:
     def row_sums(**what) -> str:
-        roles = choose(attngen.define(dtype="bf16", **what), ARCHES["sm_90a"], "hopper").roles
+        roles = choose(attngen.define(dtype="bf16", **what), ARCHES["sm_90a"], "hopper").own
         assert roles is not None
         return roles.row_sums
 

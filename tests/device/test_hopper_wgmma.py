@@ -25,8 +25,8 @@ PRODUCT = """
     __syncthreads();
     float d[{registers}];
     {a_fragment}
-    const unsigned long long b_at = smem_descriptor(b, {b_leading}, 1024);
-    const unsigned long long a_at = smem_descriptor(a, 0, 1024);
+    const unsigned long long b_at = smem_descriptor(smem_operand(b, {b_leading}));
+    const unsigned long long a_at = smem_descriptor(smem_operand(a, 0));
     wgmma_fence();
     for (int step = 0; step < 4; ++step) wgmma_test(d, {a_operand}, b_at + {b_step} * step, step > 0);
     wgmma_commit();
@@ -126,8 +126,8 @@ PRODUCT_MISTAKES = [
     ("wgmma_wait<0>();", "b[t] = 0; wgmma_wait<0>();", ("race", "copy in flight")),
     ("wgmma_wait<0>();", "wgmma_wait<0>(); a[t] = 0;", ""),
     ("step > 0", "step > 0 && t < 32", "divergent warpgroup"),
-    ("smem_descriptor(b, 0, 1024)", "smem_descriptor(b, 0, 2048)", "out of bounds"),
-    ("smem_descriptor(b, 0, 1024)", "(smem_descriptor(b, 0, 1024) & ~(3ull << 62))", "invalid operand"),
+    ("smem_descriptor(smem_operand(b, 0))", "(smem_descriptor(smem_operand(b, 0)) + (64ull << 32))", "out of bounds"),
+    ("smem_descriptor(smem_operand(b, 0))", "(smem_descriptor(smem_operand(b, 0)) & ~(3ull << 62))", "invalid operand"),
     ("wgmma_fence();", "if (t >= 96) return; wgmma_fence();", "deadlock"),
 ]
 

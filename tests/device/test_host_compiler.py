@@ -1,4 +1,4 @@
-"""Which C++ compiler the emulated device takes, and what is said where it cannot be run."""
+"""The C++ compiler that the emulated device selects, and the message if it cannot run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from attngen.device.doctor import examine
 from attngen.device.emulated.build import build_library
 from attngen.device.emulated.host_compiler import CLANG, GCC, HostCompiler, find_compiler
 from attngen.device.emulated.translate import translate
-from attngen.device.machine import examine
 from attngen.device.protocol import DeviceError
 from tests.conftest import ROOT
 from tests.harness import emitted, shipped

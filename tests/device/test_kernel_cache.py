@@ -1,4 +1,4 @@
-"""The cache of compiled kernels, in the trouble that it was made for. Every case is real: other processes, files, limits."""
+"""The cache of compiled kernels under real failures: other processes, damaged files, full disks, permissions."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def without_override() -> None:
 
 
 @pytest.mark.parametrize(("code", "kind"), tiers.cases(KINDS, quick=KINDS[:1]))
-@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("filled", tiers.cases([False, True], quick=[True]))
 @pytest.mark.usefixtures("compiled_runtime")
 def test_a_read_only_directory_costs_time_and_no_result(code: str, kind: str, filled: bool, directory: Path) -> None:
     right = finish(start(code))

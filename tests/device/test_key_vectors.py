@@ -1,4 +1,4 @@
-"""Elements that a key has for itself, staged beside the keys on the hopper rung: masks and scores of every kind."""
+"""Elements that a key has for itself, staged beside the keys on the hopper schedule: masks and scores of every kind."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 import attngen
 from attngen.device.cuda.compiler import compile_text, disassemble
 from attngen.device.emulated import EmulationError
-from attngen.plan import ARCHES, choose
-from attngen.plan.staging import KEY_BYTES
+from attngen.plan import ARCHES
+from attngen.plan.captured_staging import KEY_BYTES
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import AttentionSpec, Schedule
+from attngen.schedules import choose
+from attngen.spec.attention import AttentionSpec, KernelRequest
 from tests import tiers
 from tests.harness import SPECS, call, emitted, run, shipped
 from tests.harness import compile_text as compile_emulated
@@ -51,10 +52,7 @@ DESCRIBED: dict[str, dict[str, Any]] = {
         "inputs": BIAS | {"of": ("int32", ("batch", "q_len"))},
     },
     "two elements of one tensor": {"mask": "ids[b, k] == ids[b, q] or ids[0, k] > 2", "inputs": IDS},
-    "an index from a key": {
-        "score": "s + table[clamp(ids[b, k], 0, 3)]",
-        "inputs": IDS | {"table": ("fp32", (4,))},
-    },
+    "an index from a key": {"score": "s + table[clamp(ids[b, k], 0, 3)]", "inputs": IDS | {"table": ("fp32", (4,))}},
     "decay": {"mask": "causal", "score": "s * exp2(-0.01 * x[k])", "inputs": {"x": ("fp32", ("kv_len",))}, "normalize": "none"},
     "more than are staged": {
         "score": " + ".join(["s", *(f"x{i}[h, k]" for i in range(6))]),
@@ -80,8 +78,8 @@ def test_against_the_oracle(name: str) -> None:
 @pytest.mark.parametrize(("block_q", "block_kv", "stages"), [(128, 80, 4), (128, 48, 2), (192, 112, 2), (128, 176, 2)])
 @pytest.mark.parametrize("name", ["documents", "bias, causal"])
 def test_every_shape_of_tiles(name: str, block_q: int, block_kv: int, stages: int) -> None:
-    asked = Schedule("hopper", block_q=block_q, block_kv=block_kv, stages=stages)
-    spec = replace(described(name), schedule=asked)
+    request = KernelRequest("hopper", block_q=block_q, block_kv=block_kv, stages=stages)
+    spec = replace(described(name), kernel=request)
     assert run(spec, "hopper", Shape(1, 2, 1, 400, 400), seed=5).passed
 
 

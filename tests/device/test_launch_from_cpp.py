@@ -13,8 +13,11 @@ from typing import Any, get_args
 
 import pytest
 
-from attngen.emit.kernel_source import Binding, evaluate_extent
+from attngen.emit.emitter import emit
 from attngen.emit.manifest import to_manifest
+from attngen.emit.program import Binding, evaluate
+from attngen.plan import ARCHES
+from attngen.schedules import choose
 from tests.conftest import ROOT
 from tests.harness import emitted, shipped
 
@@ -28,7 +31,7 @@ OBJECTS = {"entry_points": "Entry point", "parameters": "Parameter", "tensors": 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_the_program_launches_what_the_manifest_says(tmp_path: Path) -> None:
     source = emitted(shipped("gpt2"), "fused")
-    (entry,) = source.entry_points
+    (entry,) = source.kernels
     program, cubin = tmp_path / "main", tmp_path / "gpt2_fused.cubin"
     cubin.write_bytes(b"cubin")
     fake = Path(__file__).parent / "fake_driver"
@@ -39,7 +42,7 @@ def test_the_program_launches_what_the_manifest_says(tmp_path: Path) -> None:
     environment = os.environ | {"PARAMETERS": kinds}
     done = subprocess.run([program, cubin], capture_output=True, text=True, check=False, env=environment)
 
-    shapes = {t.name: [evaluate_extent(e, SIZES) for e in t.shape] for t in source.tensors}
+    shapes = {t.name: [evaluate(e, SIZES) for e in t.shape] for t in source.tensors}
     expected = [
         f"allowed {entry.shared_bytes}",
         f"launch {entry.name}",
@@ -53,7 +56,7 @@ def test_the_program_launches_what_the_manifest_says(tmp_path: Path) -> None:
             "data": f"{batch * heads * rows * width * 2} bytes",
             "stride": str([heads * rows * width, rows * width, width, 1][p.dim]),
             "size": str(SIZES.get(p.of)),
-            "section": str(p.sections(SIZES)) if p.sections else "",
+            "section": str(p.formula(SIZES)) if p.formula else "",
         }
         expected.append(values[p.binding])
     assert done.stdout.splitlines()[:-1] == expected
@@ -86,8 +89,15 @@ def collect(found: dict[str, set[str]], kind: str, value: dict[str, Any]) -> Non
 def test_the_page_documents_every_key_of_a_manifest() -> None:
     found: dict[str, set[str]] = defaultdict(set)
     bindings = set()
-    for name, rung, arch in (("gpt2", "fused", "sm_80"), ("gpt2", "tiled", "sm_80"), ("mistral_window", "hopper", "sm_90a")):
-        document = json.loads(to_manifest(emitted(shipped(name), rung, arch)))
+    alibi = shipped("alibi")
+    programs = (
+        emitted(shipped("gpt2"), "fused", "sm_80"),
+        emitted(shipped("gpt2"), "tiled", "sm_80"),
+        emitted(shipped("mistral_window"), "hopper", "sm_90a"),
+        emit(alibi, choose(alibi, ARCHES["sm_80"], "naive", direction="backward", wanted=("q", "slopes"))),
+    )
+    for program in programs:
+        document = json.loads(to_manifest(program))
         collect(found, "Document", document)
         bindings |= {p["binding"] for e in document["entry_points"] for p in e["parameters"]}
     documented = {}

@@ -10,12 +10,13 @@ import pytest
 
 from attngen import define
 from attngen.device.emulated import EmulationError
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.program import Program
 from attngen.inspect.ladder import ladder
-from attngen.plan import ARCHES, choose
+from attngen.plan import ARCHES
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec, Schedule
+from attngen.schedules import choose
+from attngen.spec.attention import HOPPER_SCHEDULES, PORTABLE_SCHEDULES, AttentionSpec, KernelRequest
 from tests.harness import call, compile_text, emitted, shipped
 
 SYNCHRONIZATION = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|cp_async_wait<\d>\(\);|(?<!void )cp_async_commit\(\);")
@@ -23,23 +24,23 @@ SYNCHRONIZATION = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|cp_async_wait<
 SPECS = ("gpt2", "cross_attention", "gemma_softcap", "sigmoid_attention", "retention", "packed_documents")
 
 
-def synchronizations(source: KernelSource) -> list[re.Match[str]]:
+def synchronizations(source: Program) -> list[re.Match[str]]:
     return list(SYNCHRONIZATION.finditer(source.text))
 
 
 def one_stage(name: str) -> AttentionSpec:
     spec = shipped(name)
-    return replace(spec, schedule=replace(spec.schedule, rung="fused", stages=1))
+    return replace(spec, kernel=replace(spec.kernel, schedule="fused", stages=1))
 
 
-def noticed(spec: AttentionSpec, rung: str, source: KernelSource, mutated: KernelSource) -> str:
-    """How the mutation was noticed: the kind of finding, or "" where it was not."""
+def noticed(spec: AttentionSpec, schedule: str, source: Program, mutated: Program) -> str:
+    """How the mutation was noticed: the kind of finding, or "" if it was not."""
     one_head = replace(spec, q_heads=None, kv_heads=None)
     for kv_len in (200,) if reads_positions(spec) else (200, 0):  # and without any tile
         problem = sample(one_head, Shape(1, 1, 1, 200, kv_len))
         for seed in (0, 5):
             try:
-                found = compare(*call(compile_text(spec, rung, mutated, seed), problem), truth(one_head, problem))
+                found = compare(*call(compile_text(spec, schedule, mutated, seed), problem), truth(one_head, problem))
             except EmulationError as error:
                 return error.kind
             if not found.passed:
@@ -52,18 +53,18 @@ def reads_positions(spec: AttentionSpec) -> bool:
     return any("kv_len" in i.dims for i in spec.inputs)
 
 
-def without_tiles(source: KernelSource) -> range:
+def without_tiles(source: Program) -> range:
     """Where fused_mma synchronizes for blocks that visit no tile."""
     start = source.text.find("// O goes through")
     return range(start, source.text.find("for (int r", start)) if start > 0 else range(0)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("schedule", PORTABLE_SCHEDULES)
 @pytest.mark.parametrize("name", SPECS)
-def test_every_barrier_is_needed(name: str, rung: str) -> None:
+def test_every_barrier_is_needed(name: str, schedule: str) -> None:
     spec = replace(shipped(name), q_heads=None, kv_heads=None)
-    check_all(spec, rung, emitted(spec, rung))
+    check_all(spec, schedule, emitted(spec, schedule))
 
 
 @pytest.mark.long
@@ -75,8 +76,8 @@ def test_every_barrier_is_needed_with_one_stage() -> None:
 
 @pytest.mark.long
 def test_every_barrier_is_needed_with_key_vectors() -> None:
-    asked = Schedule("fused", block_q=128, block_kv=64, stages=1, warps=4)
-    spec = replace(shipped("packed_documents"), q_heads=None, kv_heads=None, schedule=asked)
+    request = KernelRequest("fused", block_q=128, block_kv=64, stages=1, warps=4)
+    spec = replace(shipped("packed_documents"), q_heads=None, kv_heads=None, kernel=request)
     source = emitted(spec, "fused")
     assert "keys->document_of_k" in source.text
     check_all(spec, "fused", source)
@@ -84,37 +85,37 @@ def test_every_barrier_is_needed_with_key_vectors() -> None:
 
 def test_every_barrier_is_needed_without_tensor_cores() -> None:
     spec = replace(shipped("cross_attention"), q_heads=None, kv_heads=None)
-    assert choose(spec, ARCHES["sm_75"], "fused").schedule == "fused_simt"
+    assert choose(spec, ARCHES["sm_75"], "fused").schedule.name == "fused_simt"
     check_all(spec, "fused", emitted(spec, "fused", "sm_75"))
 
 
-def check_all(spec: AttentionSpec, rung: str, source: KernelSource) -> None:
-    assert noticed(spec, rung, source, source) == ""
+def check_all(spec: AttentionSpec, schedule: str, source: Program) -> None:
+    assert noticed(spec, schedule, source, source) == ""
     for place in synchronizations(source):
         if reads_positions(spec) and place.start() in without_tiles(source):
             continue
         if place.start() == second_look(source):  # has a test of its own
             continue
         line = source.text.count("\n", 0, place.start()) + 1
-        found = noticed(spec, rung, source, without(place, source))
+        found = noticed(spec, schedule, source, without(place, source))
         assert found, f"{source.name} line {line}: {place[0]} could be deleted unnoticed"
 
 
-def without(place: re.Match[str], source: KernelSource) -> KernelSource:
+def without(place: re.Match[str], source: Program) -> Program:
     nothing = " " * (len(place[0]) - 1) + ";"  # what an `if` before it is left with
     return replace(source, text=source.text[: place.start()] + nothing + source.text[place.end() :])
 
 
-def second_look(source: KernelSource) -> int:
+def second_look(source: Program) -> int:
     """Where a block that has classified as many tiles as it has threads waits before it classifies the next; -1 if nowhere."""
-    return source.text.find("__syncthreads();  // everyone has read the words")
+    return source.text.find("__syncthreads();  // all threads have read the words")
 
 
 def test_the_barrier_before_a_second_look_is_needed() -> None:
     """64 threads, so 1024 keys at once: none of these are the rows' own, and nothing else holds back who is done with them."""
     inputs = {"row_ids": ("int32", ("batch", "q_len")), "key_ids": ("int32", ("batch", "kv_len"))}
     spec = define(dtype="fp16", head_dim=16, mask="row_ids[b, q] == key_ids[b, k]", inputs=inputs)
-    spec = replace(spec, schedule=Schedule("fused", block_q=32, block_kv=16, stages=1, warps=2))
+    spec = replace(spec, kernel=KernelRequest("fused", block_q=32, block_kv=16, stages=1, warps=2))
     source = emitted(spec, "fused")
     problem = sample(spec, Shape(1, 1, 1, 40, 2100), 0)
     problem = replace(
@@ -122,16 +123,17 @@ def test_the_barrier_before_a_second_look_is_needed() -> None:
     )
     assert compare(*call(compile_text(spec, "fused", source, 0), problem), truth(spec, problem)).passed
     (place,) = [p for p in synchronizations(source) if p.start() == second_look(source)]
+    text = f"{source.text[: place.start()]}if (tile < THREADS) {source.text[place.start() :]}"  # before the first look only
     with pytest.raises(EmulationError, match="race") as error:
-        call(compile_text(spec, "fused", without(place, source), 0), problem)
-    assert "TILES" in str(error.value) or "to_visit" in str(error.value)
+        call(compile_text(spec, "fused", replace(source, text=text), 0), problem)
+    assert "TILES" in str(error.value) or "visited" in str(error.value)
 
 
 def test_the_ladder_has_no_other_synchronization() -> None:
-    """What the mutations delete is all there is: no kernel synchronizes by other means. Those of the rungs of Hopper have
+    """The mutations cover every synchronization of these kernels. Those of the schedules of Hopper have
     mutations of their own."""
     for name, source in ladder().items():
-        if name.endswith(tuple(f"_{rung}.cu" for rung in HOPPER_RUNGS)):
+        if set(name.removesuffix(".cu").split("_")) & set(HOPPER_SCHEDULES):
             continue
         others = re.findall(r"__sync\w+\(|bar\.\w+|mbarrier\.\w+|cp\.async\.wait\w*", source.text)
         known = {"__syncthreads(", "__syncwarp(", "cp.async.wait_group"}

@@ -13,10 +13,11 @@ from attngen.device.cuda.compiler import compile_text
 from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.translate import RUNTIME
 from attngen.emit.emitter import emit
-from attngen.plan import choose
 from attngen.plan.arch import ARCHES
+from attngen.schedules import choose
 from attngen.spec.names import check_name, derived_names, name_mistakes
 from tests.conftest import ROOT
+from tests.harness import emitted
 
 WORDS = """
     alignas alignof and asm auto bitand bool break case catch char char8_t char16_t char32_t class compl concept const
@@ -86,3 +87,14 @@ def test_all_other_names_compile() -> None:
     source = emit(spec, choose(spec, ARCHES["sm_80"], "naive"))
     assert compile_text(source, "ptx").code
     EmulatedDevice(checked=False).compile(source)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "arch"), [("naive", "sm_80"), ("tiled", "sm_80"), ("fused", "sm_80"), ("hopper", "sm_90a")]
+)
+def test_an_input_may_not_have_the_name_of_a_tensor_of_the_kernels(schedule: str, arch: str) -> None:
+    """A call holds all tensors by their names: an input `next_work` would be taken for the counter, and set to 0."""
+    program = emitted(attngen.define(dtype="bf16", head_dim=64, mask="causal", lse=True), schedule, arch)
+    for name in {n for tensor in program.tensors for n in (tensor.name, tensor.key)}:
+        with pytest.raises(attngen.DiagnosticError):
+            attngen.define(head_dim=64, inputs={name: ("fp32", ("heads",))}, score=f"s + {name}[h]")

@@ -1,4 +1,4 @@
-"""Where the plan depends on the sizes of a call: which one is chosen, and that both give the right result."""
+"""Plans that depend on the sizes of a call: the choice, and the results of each plan."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 import attngen
-from attngen.device.arrays import view
 from attngen.device.emulated import EmulatedDevice
-from attngen.plan import ARCHES, Problem, choose, depends_on_sizes, plans_for
-from attngen.plan.row_keys import keys_of_rows
-from attngen.plan.tiles import tile_bounds
+from attngen.plan import ARCHES, Problem
+from attngen.plan.mask_bounds import mask_bounds
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import Schedule
+from attngen.schedules import choose, plans_for
+from attngen.schedules.choose import choice_of
+from attngen.spec.attention import KernelRequest
 from tests.harness import compared
 
 SMS = 132
@@ -60,18 +60,19 @@ def test_what_all_rows_visit_takes_whole_rounds(mask: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "params", "keys"),
+    ("mask", "params", "keys", "rows"),
     [
-        ("causal", {}, (1, 500, 1000)),
-        ("causal_bottom_right", {}, (2001, 2500, 3000)),
-        ("causal and window(100)", {}, (1, 100, 100)),
-        ("k >= q", {}, (3000, 2501, 2001)),
-        ("causal and window(n)", {"n": ("int", 100)}, ()),
+        ("causal", {}, (1, 500, 1000), (1000, 501, 1)),
+        ("causal_bottom_right", {}, (2001, 2500, 3000), (1000, 1000, 1000)),
+        ("causal and window(100)", {}, (1, 100, 100), (100, 100, 1)),
+        ("k >= q", {}, (3000, 2501, 2001), (1, 500, 1000)),
+        ("causal and window(n)", {"n": ("int", 100)}, (), ()),
     ],
 )
-def test_keys_of_rows(mask: str, params: dict, keys: tuple[int, ...]) -> None:
+def test_visited_keys_and_rows(mask: str, params: dict, keys: tuple[int, ...], rows: tuple[int, ...]) -> None:
     spec = attngen.define(dtype="bf16", head_dim=128, mask=mask, params=params)
-    assert keys_of_rows(tile_bounds(spec), (0, 499, 999), 1000, 3000) == keys
+    assert mask_bounds(spec).visited((0, 499, 999), 1000, 3000) == keys
+    assert mask_bounds(spec, None, "q").visited((0, 499, 999), 1000, 3000) == rows
 
 
 @pytest.mark.parametrize(
@@ -98,19 +99,19 @@ def test_windows_have_tiles_of_their_own() -> None:
 
 
 def test_a_stated_tile_is_kept() -> None:
-    spec = replace(attngen.define(dtype="bf16", head_dim=64), schedule=Schedule("hopper", 128, 128))
-    assert not depends_on_sizes(spec, choose(spec, ARCHES["sm_90a"]))
+    spec = replace(attngen.define(dtype="bf16", head_dim=64), kernel=KernelRequest("hopper", 128, 128))
+    assert choice_of(spec, ARCHES["sm_90a"]).by_lengths is None
     assert choose(spec, ARCHES["sm_90a"], problem=Problem(512, 16384, 16384, SMS)).block_q == 128
 
 
 def test_auto_is_the_best_that_the_architecture_has() -> None:
-    for dtype, arch, rung in (("bf16", "sm_90a", "hopper"), ("fp16", "sm_80", "fused"), ("fp32", "sm_90a", "fused")):
+    for dtype, arch, schedule in (("bf16", "sm_90a", "hopper"), ("fp16", "sm_80", "fused"), ("fp32", "sm_90a", "fused")):
         spec = attngen.define(dtype=dtype, head_dim=64)
-        assert choose(spec, ARCHES[arch]).rung == choose(spec, ARCHES[arch], "auto").rung == rung
+        assert choose(spec, ARCHES[arch]).keyword == choose(spec, ARCHES[arch], "auto").keyword == schedule
 
 
 class Counting:
-    """A device that says how often it compiled."""
+    """A device that counts its compilations."""
 
     def __init__(self, device: EmulatedDevice) -> None:
         self.device, self.compiled = device, 0
@@ -130,7 +131,7 @@ def test_a_plan_that_no_call_takes_is_not_compiled() -> None:
         problem = sample(PLAIN, Shape(1, 2, 2, length, 1280))
         assert compared(compiled, problem).passed
         assert device.compiled == kernels
-    stated = replace(PLAIN, schedule=Schedule("hopper", 128, 128))
+    stated = replace(PLAIN, kernel=KernelRequest("hopper", 128, 128))
     attngen.compile(stated, device=device)
     assert device.compiled == 3
 
@@ -150,8 +151,7 @@ def test_a_call_runs_the_plan_of_its_sizes() -> None:
     compiled = attngen.compile(PLAIN, kernel="hopper", device=EmulatedDevice(arch="sm_90a"))
     for length, rows in ((256, 256), (128, 128), (256, 256)):
         problem = sample(PLAIN, Shape(1, 2, 2, length, 1280))
-        views = {name: view(getattr(problem, name.lower()), name) for name in "QKV"}
-        assert compiled.at(views).plan.block_q == rows
+        assert compiled.at({"batch": 1, "q_heads": 2, "q_len": length, "kv_len": 1280}).plan.block_q == rows
         assert compared(compiled, problem).passed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import tiers
+from tests.random_gradients import gradient_case, gradient_failure
 from tests.random_specs import case, failure
 
 
@@ -12,3 +13,9 @@ from tests.random_specs import case, failure
 def test_a_random_spec(seed: int) -> None:
     one = case(seed)
     assert not failure(one, seed), one
+
+
+@pytest.mark.parametrize("seed", tiers.cases(range(60), quick=range(3)))
+def test_a_random_gradient(seed: int) -> None:
+    one = gradient_case(seed)
+    assert one is None or not gradient_failure(one, seed), one

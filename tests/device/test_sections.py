@@ -1,4 +1,4 @@
-"""The order of blocks: sections of heads, of which the last rows come first."""
+"""The order of blocks: groups of heads, last rows first."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.emit.kernel_source import KernelSource, Sections
-from attngen.plan import ARCHES, choose
+from attngen.emit.program import HeadsInL2, Program
+from attngen.plan import ARCHES
 from attngen.reference.problems import Shape
+from attngen.schedules import choose
 from tests.device import kernels
 from tests.harness import emitted, run
 
 SPEC = attngen.define(dtype="bf16", head_dim=256, mask="causal")
-RUNGS = [("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")]
+SCHEDULES = [("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("rung", "arch"), RUNGS)
+@pytest.mark.parametrize(("schedule", "arch"), SCHEDULES)
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(97, 97), (194, 97)])
-def test_more_heads_than_a_section_has(rung: str, arch: str, q_heads: int, kv_heads: int) -> None:
+def test_more_heads_than_a_section_has(schedule: str, arch: str, q_heads: int, kv_heads: int) -> None:
     """Two blocks of rows of each head, a section of 49 heads of K and V, and one of 48."""
-    assert kv_heads > sections_of(emitted(SPEC, rung, arch)).most == 64
-    assert run(SPEC, rung, Shape(1, q_heads, kv_heads, 130, 130), arch=arch).passed
+    assert kv_heads > sections_of(emitted(SPEC, schedule, arch)).most == 64
+    assert run(SPEC, schedule, Shape(1, q_heads, kv_heads, 130, 130), arch=arch).passed
 
 
 @pytest.mark.parametrize(("head_dim", "least", "most"), [(32, 32, 256), (64, 32, 128), (128, 32, 64), (256, 16, 64)])
-@pytest.mark.parametrize(("rung", "arch"), RUNGS)
-def test_how_many_heads_a_section_has(rung: str, arch: str, head_dim: int, least: int, most: int) -> None:
-    found = sections_of(emitted(attngen.define(dtype="bf16", head_dim=head_dim, mask="causal"), rung, arch))
-    assert found == Sections(2**25 // (4 * head_dim), least, most)
+@pytest.mark.parametrize(("schedule", "arch"), SCHEDULES)
+def test_how_many_heads_a_section_has(schedule: str, arch: str, head_dim: int, least: int, most: int) -> None:
+    found = sections_of(emitted(attngen.define(dtype="bf16", head_dim=head_dim, mask="causal"), schedule, arch))
+    assert found == HeadsInL2(2**25 // (4 * head_dim), least, most)
 
 
 @pytest.mark.parametrize(
@@ -39,18 +40,18 @@ def test_how_many_heads_a_section_has(rung: str, arch: str, head_dim: int, least
 )
 @pytest.mark.parametrize("length", [130, 4096])
 def test_sections_have_all_blocks_once_and_are_alike(batch: int, q_heads: int, kv_heads: int, length: int) -> None:
-    """As `place_of` of the emitted file numbers them: a short last section would begin with long rows when others are done."""
+    """As `work_tile_of` numbers them: a short last section would begin with long rows when others are done."""
     source = emitted(SPEC, "fused", "sm_80")
     text = source.text
     section = sections_of(source)({"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "kv_len": length})
-    start = text.index("struct Place {")
+    start = text.index("struct WorkTile {")
     block_q = choose(SPEC, ARCHES["sm_80"], "fused").block_q
     q_blocks = -(-length // block_q)
     blocks = batch * q_heads * q_blocks
     body = """
     const int blocks = x[0], q_heads = x[1], length = x[2], section = x[3];
     for (int i = threadIdx.x; i < blocks; i += 32) {
-        const Place at = place_of(i, blocks, q_heads, length, section);
+        const WorkTile at = work_tile_of(i, blocks, q_heads, length, section);
         y[2 * i] = at.q_block, y[2 * i + 1] = at.b_idx * q_heads + at.h_idx;
     }"""
     places = np.full(2 * blocks, -1, np.float32)
@@ -68,9 +69,9 @@ def test_sections_have_all_blocks_once_and_are_alike(batch: int, q_heads: int, k
     assert all(size == sizes[0] for size in sizes[:-1])
 
 
-@pytest.mark.parametrize(("rung", "arch"), RUNGS)
-def test_where_all_rows_have_the_same_keys_heads_that_share_them_follow_each_other(rung: str, arch: str) -> None:
-    sections = sections_of(emitted(attngen.define(dtype="bf16", head_dim=256), rung, arch))
+@pytest.mark.parametrize(("schedule", "arch"), SCHEDULES)
+def test_where_all_rows_have_the_same_keys_heads_that_share_them_follow_each_other(schedule: str, arch: str) -> None:
+    sections = sections_of(emitted(attngen.define(dtype="bf16", head_dim=256), schedule, arch))
     assert [sections({"batch": 3, "q_heads": h, "kv_heads": 8, "kv_len": 4096}) for h in (8, 32)] == [1, 4]
 
 
@@ -80,10 +81,10 @@ def test_where_all_rows_have_the_same_keys_heads_that_share_them_follow_each_oth
 def test_the_heads_of_a_section(batch: int, kv_heads: int, kv_len: int, section: int) -> None:
     """About as many as the keys leave room for, between the bounds, in sections as alike as can be."""
     sizes = {"batch": batch, "q_heads": kv_heads, "kv_heads": kv_heads, "kv_len": kv_len}
-    assert Sections(2**17, 32, 64)(sizes) == section
-    assert Sections(2**17, 32, 64)({**sizes, "q_heads": 4 * kv_heads}) == 4 * section
+    assert HeadsInL2(2**17, 32, 64)(sizes) == section
+    assert HeadsInL2(2**17, 32, 64)({**sizes, "q_heads": 4 * kv_heads}) == 4 * section
 
 
-def sections_of(source: KernelSource) -> Sections:
-    (found,) = (p.sections for e in source.entry_points for p in e.parameters if p.sections is not None)
+def sections_of(source: Program) -> HeadsInL2:
+    (found,) = (p.formula for e in source.kernels for p in e.parameters if p.formula is not None)
     return found

@@ -1,5 +1,5 @@
-"""Every shipped spec emulated on the portable rungs: every storage type, small shapes, checked mode, two thread orders; and
-what every rung has in common."""
+"""Every shipped spec emulated on the portable schedules: every storage type, small shapes, checked mode, two thread orders; and
+what every schedule has in common."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 import attngen
 from attngen.device.emulated import EmulatedDevice
-from attngen.plan import tiled
-from attngen.plan.tiling import Tile
+from attngen.plan.tile import Tile
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import HOPPER_RUNGS, RUNGS
+from attngen.schedules.tiled import plan as tiled
+from attngen.spec.attention import PORTABLE_SCHEDULES, SCHEDULE_NAMES
 from attngen.spec.dtypes import from_storage
 from tests import tiers
 from tests.harness import SMALL_PARAMS, SPECS, call, compiled, run, shipped, small
 
-EVERY_RUNG = (*RUNGS, *HOPPER_RUNGS)
+EVERY_SCHEDULE = SCHEDULE_NAMES
 
 LENGTHS = ((1, 1), (7, 7), (130, 130), (65, 190))
 ALL = [(name, dtype) for name in SPECS for dtype in ("fp16", "bf16", "fp32")]
@@ -30,22 +30,22 @@ ALL = [(name, dtype) for name in SPECS for dtype in ("fp16", "bf16", "fp32")]
     ("name", "dtype"),
     tiers.cases(ALL, quick=[("gpt_oss_sinks", "fp16"), ("packed_documents", "bf16"), ("mistral_window", "fp32")]),
 )
-def test_every_rung_against_the_oracle(name: str, dtype: str) -> None:
+def test_every_schedule_against_the_oracle(name: str, dtype: str) -> None:
     spec, params = small(name, dtype), SMALL_PARAMS.get(name, {})
     for position, (q_len, kv_len) in enumerate(LENGTHS):
         batch = 16 if q_len < 10 else 1  # enough rows that the largest of their errors is no accident
         problem = sample(spec, Shape(batch=batch, q_heads=2, kv_heads=1, q_len=q_len, kv_len=kv_len), seed=position)
         expected = truth(spec, problem, params)
-        for rung in RUNGS:
-            found = run(spec, rung, problem, expected, seed=position % 2 * 7, **params)
-            assert found.passed, (name, dtype, rung, q_len, kv_len, found)
+        for schedule in PORTABLE_SCHEDULES:
+            found = run(spec, schedule, problem, expected, seed=position % 2 * 7, **params)
+            assert found.passed, (name, dtype, schedule, q_len, kv_len, found)
 
 
-@pytest.mark.parametrize("rung", EVERY_RUNG)
-def test_the_order_of_threads_and_copies_does_not_matter(rung: str) -> None:
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
+def test_the_order_of_threads_and_copies_does_not_matter(schedule: str) -> None:
     spec = small("packed_documents", "bf16")
     problem = sample(spec, Shape(1, 1, 1, 200, 200))
-    assert len({call(compiled(spec, rung, seed=seed), problem)[0].tobytes() for seed in (0, 1, 2)}) == 1
+    assert len({call(compiled(spec, schedule, seed=seed), problem)[0].tobytes() for seed in (0, 1, 2)}) == 1
 
 
 def test_inputs_without_dimensions_are_read_at_each_call() -> None:
@@ -54,35 +54,38 @@ def test_inputs_without_dimensions_are_read_at_each_call() -> None:
         inputs={"flag": ("bool", ()), "steps": ("int32", ()), "temperature": ("fp32", ()), "bias": ("fp32", ("kv_len",))},
     )  # fmt: skip
     problem = sample(spec, Shape(batch=1, q_heads=2, kv_heads=2, q_len=70, kv_len=70))
-    kernels = [attngen.compile(spec, kernel=rung, device="emulated:fast") for rung in ("fused", "hopper")]
+    kernels = [attngen.compile(spec, kernel=schedule, device="emulated:fast") for schedule in ("fused", "hopper")]
     for flag, steps in ((False, 9), (True, 0)):
         changed = problem.inputs | {"flag": np.array(flag), "steps": np.array(steps, np.int32)}
         changed_problem = replace(problem, inputs=changed)
         expected = truth(spec, changed_problem, {})
         for kernel in kernels:
             found = compare(*call(kernel, changed_problem), expected)
-            assert found.passed, (kernel.plan.rung, flag, found)
+            assert found.passed, (kernel.plan.keyword, flag, found)
 
 
-@pytest.mark.parametrize("rung", EVERY_RUNG)
-def test_problems_without_rows_or_keys(rung: str) -> None:
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
+def test_problems_without_rows_or_keys(schedule: str) -> None:
     spec = attngen.define(dtype="bf16", head_dim=8, mask="causal", lse=True)
     for batch, q_len, kv_len in ((0, 5, 5), (1, 0, 5), (1, 5, 0)):
-        output, lse = call(compiled(spec, rung), sample(spec, Shape(batch, 2, 2, q_len, kv_len)))
+        output, lse = call(compiled(spec, schedule), sample(spec, Shape(batch, 2, 2, q_len, kv_len)))
         assert output.shape == (batch, 2, q_len, 8)
         assert not output.any()
         assert np.isneginf(lse).all()
 
 
-ROWS_WITHOUT_KEYS = [*((rung, "fp16") for rung in EVERY_RUNG), *((rung, "fp32") for rung in RUNGS)]
+ROWS_WITHOUT_KEYS = [
+    *((schedule, "fp16") for schedule in EVERY_SCHEDULE),
+    *((schedule, "fp32") for schedule in PORTABLE_SCHEDULES),
+]
 
 
-@pytest.mark.parametrize(("rung", "dtype"), tiers.cases(ROWS_WITHOUT_KEYS, quick=lambda _, dtype: dtype == "fp16"))
-def test_rows_with_no_key_give_zero_and_minus_infinity(rung: str, dtype: str) -> None:
-    """And so do blocks of rows without a tile."""
+@pytest.mark.parametrize(("schedule", "dtype"), tiers.cases(ROWS_WITHOUT_KEYS, quick=lambda _, dtype: dtype == "fp16"))
+def test_rows_with_no_key_give_zero_and_minus_infinity(schedule: str, dtype: str) -> None:
+    """Blocks of rows without a tile give 0 too."""
     spec = attngen.define(dtype=dtype, head_dim=16, mask="k < q - 150", lse=True)
     problem = sample(spec, Shape(1, 1, 1, 300, 300))
-    output, lse = call(compiled(spec, rung), problem)
+    output, lse = call(compiled(spec, schedule), problem)
     assert not from_storage(output)[:, :, :151].any()
     assert np.isneginf(lse[:, :, :151]).all()
     assert compare(output, lse, truth(spec, problem)).passed
@@ -91,16 +94,16 @@ def test_rows_with_no_key_give_zero_and_minus_infinity(rung: str, dtype: str) ->
 HEAD_DIMS = [(8, 8), (24, 40), (72, 72), (104, 8), (200, 200), (256, 256)]
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("schedule", PORTABLE_SCHEDULES)
 @pytest.mark.parametrize("dtype", tiers.cases(["bf16", "fp32"], quick=["bf16"]))
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(HEAD_DIMS, quick=[(24, 40)]))
-def test_any_head_size(head_dim: int, head_dim_v: int, dtype: str, rung: str) -> None:
+def test_any_head_size(head_dim: int, head_dim_v: int, dtype: str, schedule: str) -> None:
     spec = attngen.define(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, mask="causal")
-    assert run(spec, rung, Shape(1, 1, 1, 70, 70)).passed
+    assert run(spec, schedule, Shape(1, 1, 1, 70, 70)).passed
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_strides_and_broadcasts_are_read_in_place(rung: str) -> None:
+@pytest.mark.parametrize("schedule", PORTABLE_SCHEDULES)
+def test_strides_and_broadcasts_are_read_in_place(schedule: str) -> None:
     spec = shipped("dense_bias", "fp32")
     rng = np.random.default_rng(0)
     packed = rng.standard_normal((2, 40, 3, 4, 64), dtype=np.float32)
@@ -108,7 +111,7 @@ def test_strides_and_broadcasts_are_read_in_place(rung: str) -> None:
     k = np.broadcast_to(k[:, :1], k.shape)
     bias = rng.standard_normal((1, 4, 1, 40)).astype(np.float16)
     problem = replace(sample(spec, Shape(2, 4, 4, 40, 40)), q=q, k=k, v=v, inputs={"bias": bias})
-    assert run(spec, rung, problem).passed
+    assert run(spec, schedule, problem).passed
 
 
 def test_transposed_last_dimension_where_the_hardware_allows() -> None:
@@ -117,9 +120,9 @@ def test_transposed_last_dimension_where_the_hardware_allows() -> None:
         problem = sample(spec, Shape(1, 2, 2, 20, 20))
         turned = replace(problem, k=np.ascontiguousarray(problem.k.swapaxes(2, 3)).swapaxes(2, 3))
         expected = truth(spec, problem)
-        for rung in ("naive", "tiled"):
-            assert run(spec, rung, turned, expected).passed
-        assert compiled(spec, "fused", "sm_75").plan.schedule == "fused_simt"
+        for schedule in ("naive", "tiled"):
+            assert run(spec, schedule, turned, expected).passed
+        assert compiled(spec, "fused", "sm_75").plan.schedule.name == "fused_simt"
         assert run(spec, "fused", turned, expected, arch="sm_75").passed
         with pytest.raises(attngen.ArgumentError, match=r"`k` has stride 20 in its last dimension.*contiguous"):
             run(spec, "fused", turned, expected)
@@ -127,7 +130,7 @@ def test_transposed_last_dimension_where_the_hardware_allows() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_rows_that_no_vector_fits_are_read_element_by_element(dtype: str) -> None:
-    """The tiled rung reads four neighbours at once where they are aligned: here rows are an odd number of elements apart."""
+    """The tiled schedule reads four neighbours at once if they are aligned; here the stride of rows is odd."""
     spec = attngen.define(dtype=dtype, head_dim=24, head_dim_v=40, mask="causal")
     problem = sample(spec, Shape(1, 2, 1, 70, 90))
 
@@ -142,7 +145,7 @@ def test_rows_that_no_vector_fits_are_read_element_by_element(dtype: str) -> Non
 
 
 @pytest.mark.parametrize("tile", tiers.cases(tiled.POSSIBLE, quick=tiled.POSSIBLE[:1]), ids=str)
-def test_the_tiled_rung_at_every_tile(tile: Tile) -> None:
+def test_the_tiled_schedule_at_every_tile(tile: Tile) -> None:
     for dtype, sizes in (("fp32", (64, 64)), ("bf16", (24, 72))):
         spec = attngen.define(
             dtype=dtype, head_dim=sizes[0], head_dim_v=sizes[1], mask="q - k < 90 and q >= k", lse=True, kernel="tiled",
@@ -151,18 +154,18 @@ def test_the_tiled_rung_at_every_tile(tile: Tile) -> None:
         assert run(spec, "tiled", Shape(1, 2, 1, 150, 270)).passed
 
 
-def test_the_tiled_rung_refuses_what_it_has_not() -> None:
-    for asked in ({"tile": (32, 32)}, {"warps": 3}, {"stages": 2}):
+def test_the_tiled_schedule_refuses_what_it_has_not() -> None:
+    for stated in ({"tile": (32, 32)}, {"warps": 3}, {"stages": 2}):
         with pytest.raises(attngen.DiagnosticError, match="does not fit"):
-            attngen.compile(attngen.define(kernel="tiled", **asked), device=EmulatedDevice())
+            attngen.compile(attngen.define(kernel="tiled", **stated), device=EmulatedDevice())
 
 
 @pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["packed_documents"]))
-def test_the_fused_rung_without_tensor_cores(name: str) -> None:
-    """Architectures before sm_80, and whoever wants to read it."""
+def test_the_fused_schedule_without_tensor_cores(name: str) -> None:
+    """fused_simt serves architectures before sm_80."""
     for dtype, length in (("fp32", 130), ("fp16", 65)):
         spec = small(name, dtype)
-        assert compiled(spec, "fused", "sm_75").plan.schedule == "fused_simt"
+        assert compiled(spec, "fused", "sm_75").plan.schedule.name == "fused_simt"
         shape = Shape(batch=1, q_heads=2, kv_heads=1, q_len=length, kv_len=length + 60)
         assert run(spec, "fused", shape, arch="sm_75", **SMALL_PARAMS.get(name, {})).passed, (name, dtype)
 
@@ -181,7 +184,7 @@ def test_fp32_by_split_operands_at_every_tile(precision: str) -> None:
 
 
 def test_what_is_no_number_stays_none() -> None:
-    """Split operands hide no NaN and no infinity."""
+    """NaN and infinity pass through split operands."""
     for precision in ("highest", "high"):
         spec = attngen.define(dtype="fp32", head_dim=16, precision=precision)
         for value in (np.nan, np.inf):
@@ -196,7 +199,7 @@ def test_what_is_no_number_stays_none() -> None:
 
 
 def test_causal_reads_only_tiles_on_and_below_the_diagonal() -> None:
-    """Counted: bytes of K that the kernel reads, on the emulated device."""
+    """The bytes of K that the kernel reads, counted by the emulated device."""
     spec = shipped("gpt2")
     fused = compiled(spec, "fused")
     length, block_q, block_kv = 512, fused.plan.block_q, fused.plan.block_kv
@@ -205,7 +208,7 @@ def test_causal_reads_only_tiles_on_and_below_the_diagonal() -> None:
     assert fused.kernel.counters.bytes_read["K"] == tiles * block_kv * 64 * 2
 
 
-def test_the_tiled_rung_neither_writes_nor_reads_empty_tiles() -> None:
+def test_the_tiled_schedule_neither_writes_nor_reads_empty_tiles() -> None:
     """Counted, where the closed form tells and where every tile is tested. A pair of a visited tile has its score and weight
     written, and is read for the maximum and the sum, for the weight, and for each of two blocks of dimensions."""
     for mask, visited in (("causal", sum(range(1, 9))), ("q >= k and (k < 64 or q - k < 64)", 1 + 2 + 6 * 3)):
@@ -248,7 +251,7 @@ def test_attention_function(mode: str) -> None:
     assert np.allclose(run_(q, k, v, mode=mode, attn_mask=bias), expected(bias), atol=1e-5)
 
 
-def test_what_is_no_input_cannot_be_captured_and_what_is_no_rung_not_compiled() -> None:
+def test_what_is_no_input_cannot_be_captured_and_what_is_no_schedule_not_compiled() -> None:
     spec = attngen.define(head_dim=16, dtype="fp32", mask="window(size)", params={"size": 8})
     with pytest.raises(attngen.ArgumentError, match=re.escape("`size` is a param, and captures are inputs; pass size=...")):
         attngen.compile(spec, device="emulated", captures={"size": 4})

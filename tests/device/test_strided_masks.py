@@ -8,33 +8,34 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.plan import ARCHES, choose
-from attngen.plan.tile_map import EMPTY, FULL, classify_tiles
+from attngen.plan import ARCHES
+from attngen.plan.block_map import EMPTY, FULL, classify_tiles
 from attngen.reference.problems import Shape
-from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
+from attngen.schedules import choose
+from attngen.spec.attention import SCHEDULE_NAMES, AttentionSpec
 from tests import tiers
 from tests.harness import emitted, run, shipped
 
-EVERY_RUNG = (*RUNGS, *HOPPER_RUNGS)
+EVERY_SCHEDULE = SCHEDULE_NAMES
 
 BLOCKS = attngen.define(
     dtype="bf16", head_dim=64, params={"side": 64, "every": 3}, mask="causal and (q // side - k // side) % every == 0"
 )
 
 
-def right(spec: AttentionSpec, rung: str, length: int, **params: int) -> bool:
-    return run(spec, rung, Shape(1, 1, 1, length, length), arch="sm_90a", **params).passed
+def right(spec: AttentionSpec, schedule: str, length: int, **params: int) -> bool:
+    return run(spec, schedule, Shape(1, 1, 1, length, length), arch="sm_90a", **params).passed
 
 
 @pytest.mark.parametrize("step", tiers.cases([-3, 1, 5, 200], quick=[5]))
-@pytest.mark.parametrize("rung", EVERY_RUNG)
-def test_dilated_by_steps_on_both_sides_of_a_tile(rung: str, step: int) -> None:
-    assert right(shipped("dilated"), rung, 330, step=step)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
+def test_dilated_by_steps_on_both_sides_of_a_tile(schedule: str, step: int) -> None:
+    assert right(shipped("dilated"), schedule, 330, step=step)
 
 
-@pytest.mark.parametrize("rung", tiers.cases(EVERY_RUNG, quick=["hopper"]))
-def test_blocks_whose_side_is_a_param(rung: str) -> None:
-    assert right(BLOCKS, rung, 400)
+@pytest.mark.parametrize("schedule", tiers.cases(EVERY_SCHEDULE, quick=["hopper"]))
+def test_blocks_whose_side_is_a_param(schedule: str) -> None:
+    assert right(BLOCKS, schedule, 400)
 
 
 def test_tiles_between_the_steps_are_not_visited() -> None:
@@ -47,14 +48,14 @@ def test_tiles_between_the_steps_are_not_visited() -> None:
     assert (below == FULL).sum() == sum(1 for i in range(16) for j in range(i) if (i - j) % 3 == 0)
 
 
-@pytest.mark.parametrize("rung", tiers.cases(EVERY_RUNG, quick=["fused"]))
-def test_a_remainder_is_an_index_of_as_many_elements(rung: str) -> None:
+@pytest.mark.parametrize("schedule", tiers.cases(EVERY_SCHEDULE, quick=["fused"]))
+def test_a_remainder_is_an_index_of_as_many_elements(schedule: str) -> None:
     spec = attngen.define(
         dtype="bf16", head_dim=64, score="s + t[(q - k) % n]", inputs={"t": ("fp32", (9,))}, params={"n": "int"}
     )
-    assert right(spec, rung, 70, n=9)
+    assert right(spec, schedule, 70, n=9)
     with pytest.raises(ValueError, match="index 0 of `t` can be 0 to 9"):
-        right(spec, rung, 70, n=10)
+        right(spec, schedule, 70, n=10)
 
 
 def test_a_division_stands_before_the_branches() -> None:
@@ -88,7 +89,7 @@ def test_remainders_take_registers() -> None:
         assert (plan.block_q, plan.block_kv) == (128, 32)
 
 
-def test_tiles_of_the_hopper_rung_are_whole_blocks() -> None:
+def test_tiles_of_the_hopper_schedule_are_whole_blocks() -> None:
     """Of 128 or 64 keys: 96 would have an edge of a mask's blocks in each tile. No head size is left without a tile."""
     for head_dim in range(8, 257, 8):
         spec = attngen.define(dtype="bf16", head_dim=head_dim, mask="causal and dilated(step)", params={"step": 4})

@@ -144,8 +144,8 @@ def test_steps_of_threads_are_in_step() -> None:
     __syncthreads();
     y[threadIdx.x] = tile[31 - threadIdx.x];"""
     steps = traced(body, watch=Watch(threads=(0, 2))).steps
-    told = [(s.thread, s.phase, s.site.what, s.site.buffer and s.site.buffer.label, s.offset) for s in steps]
-    assert told == [
+    found = [(s.thread, s.phase, s.site.what, s.site.buffer and s.site.buffer.label, s.offset) for s in steps]
+    assert found == [
         (0, 0, "load", "x", 0),
         (2, 0, "load", "x", 8),
         (0, 0, "store", "tile", 0),

@@ -19,9 +19,9 @@ from attngen.cli import main
 from attngen.device import kernel_cache, trusted_files
 from attngen.device.kernel_cache import CacheWarning, KernelCache
 from attngen.device.trusted_files import owner_name
-from attngen.device.tuned import CACHE as TUNED
-from attngen.device.tuned import Winner, remember, remembered
-from attngen.spec.attention import Schedule
+from attngen.device.tuning_cache import CACHE as TUNED
+from attngen.device.tuning_cache import Winner, remember, remembered
+from attngen.spec.attention import KernelRequest
 from tests.harness import shipped
 
 NOBODY = 65534
@@ -45,7 +45,7 @@ def whole(data: bytes) -> bytes:
 
 
 def plant(place: Path) -> Path:
-    """An entry that is whole, in a directory that is right."""
+    """A valid entry in a directory with the right owner and permissions."""
     place.mkdir(parents=True, mode=0o700)
     entry = place / "entry"
     entry.write_bytes(whole(PLANTED))
@@ -190,7 +190,7 @@ def test_a_cache_behind_a_link_of_ones_own_is_used(tmp_path: Path, monkeypatch: 
 
 
 def test_what_tuning_found_is_read_as_carefully() -> None:
-    winner = Winner(Schedule("fused", 32, 32, 1, 2), 0.5, 0.6, "a GPU")
+    winner = Winner(KernelRequest("fused", 32, 32, 1, 2), 0.5, 0.6, "a GPU")
     spec = shipped("gpt2")
     assert remember(spec, "sm_80", (10, 13), winner)
     assert remembered(spec, "sm_80", "fused") == {(10, 13): winner}

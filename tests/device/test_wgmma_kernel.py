@@ -1,5 +1,5 @@
-"""The wgmma rung emulated: chosen specs that have every feature of the language between them, head sizes, tiles; and what its
-compiled code shows."""
+"""The wgmma schedule emulated: chosen specs that have every feature of the language between them, head sizes, tiles; and what
+its compiled code shows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 import attngen
 from attngen.device.cuda.compiler import compile_text, disassemble
 from attngen.language import load_text
-from attngen.plan import ARCHES, Plan, PlanRefusal, candidates, choose
+from attngen.plan import ARCHES, Plan, PlanRefusal
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import AttentionSpec, Schedule
+from attngen.schedules import candidates, choose
+from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.print_attn import to_text
 from tests import tiers
 from tests.harness import SMALL_PARAMS, emitted, run, shipped, small
@@ -42,7 +43,7 @@ HEAD_DIMS = [(8, 8), (24, 40), (72, 72), (192, 128), (40, 200), (256, 256)]
 
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(HEAD_DIMS, quick=[(24, 40)]))
 def test_head_sizes(head_dim: int, head_dim_v: int) -> None:
-    """One slab and several of Q, K and V; O in the place of Q where it is the wider one."""
+    """Head sizes of one slab and of several; O takes the place of Q, also if it is the wider one."""
     spec = attngen.define(dtype="bf16", head_dim=head_dim, head_dim_v=head_dim_v, mask="causal", lse=True)
     assert run(spec, "wgmma", Shape(1, 2, 1, 70, 150)).passed
 
@@ -50,15 +51,15 @@ def test_head_sizes(head_dim: int, head_dim_v: int) -> None:
 @pytest.mark.parametrize("head_dim", tiers.cases([64, 128, 192, 256], quick=[64]))
 def test_tiles_that_are_asked_for(head_dim: int) -> None:
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask="causal")
-    tiles = candidates(replace(spec, schedule=Schedule("wgmma")), ARCHES["sm_90a"], "wgmma")
+    tiles = candidates(replace(spec, kernel=KernelRequest("wgmma")), ARCHES["sm_90a"], "wgmma")
     assert {t.block_q for t in tiles} >= {64, 128}
-    for asked in (tiles[-1], min(tiles, key=lambda t: t.block_q)):
-        one = replace(spec, schedule=asked)
+    for request in (tiles[-1], min(tiles, key=lambda t: t.block_q)):
+        one = replace(spec, kernel=request)
         plan = choose(one, ARCHES["sm_90a"])
-        assert (plan.rung, plan.block_q, plan.block_kv) == ("wgmma", asked.block_q, asked.block_kv)
+        assert (plan.keyword, plan.block_q, plan.block_kv) == ("wgmma", request.block_q, request.block_kv)
         assert run(one, "wgmma", Shape(1, 1, 1, 130, 150)).passed
     with pytest.raises(PlanRefusal, match="stages 3 does not fit"):
-        choose(replace(spec, schedule=Schedule("wgmma", stages=3)), ARCHES["sm_90a"])
+        choose(replace(spec, kernel=KernelRequest("wgmma", stages=3)), ARCHES["sm_90a"])
 
 
 def test_strides_and_broadcasts_are_read_in_place() -> None:
@@ -72,12 +73,12 @@ def test_strides_and_broadcasts_are_read_in_place() -> None:
 def test_the_language_asks_for_it() -> None:
     (spec,) = load_text("attention a { dtype bf16 head_dim 64 mask causal kernel wgmma { tile 64 x 128 } }")
     plan = choose(spec, ARCHES["sm_90a"])
-    assert (plan.rung, plan.block_q, plan.block_kv, plan.warps) == ("wgmma", 64, 128, 4)
+    assert (plan.keyword, plan.block_q, plan.block_kv, plan.warps) == ("wgmma", 64, 128, 4)
     assert load_text(to_text(spec)) == (spec,)
 
 
 @pytest.mark.parametrize(("arch", "dtype"), [("sm_80", "bf16"), ("sm_100a", "fp16"), ("sm_90a", "fp32")])
-def test_what_the_rung_cannot_take_is_refused(arch: str, dtype: str) -> None:
+def test_what_the_schedule_cannot_take_is_refused(arch: str, dtype: str) -> None:
     with pytest.raises(PlanRefusal, match=r"(?s)kernel wgmma.*use kernel fused"):
         choose(attngen.define(dtype=dtype, head_dim=64), ARCHES[arch], "wgmma")
 
@@ -85,16 +86,16 @@ def test_what_the_rung_cannot_take_is_refused(arch: str, dtype: str) -> None:
 def test_auto_never_means_it() -> None:
     for arch in ARCHES.values():
         for dtype in ("fp16", "bf16", "fp32"):
-            assert choose(attngen.define(dtype=dtype, head_dim=64, mask="causal"), arch).rung != "wgmma"
+            assert choose(attngen.define(dtype=dtype, head_dim=64, mask="causal"), arch).keyword != "wgmma"
     spec = attngen.define(dtype="bf16", head_dim=64)
     unnamed = attngen.compile(spec, kernel="wgmma", device="emulated")
-    assert (unnamed.plan.schedule, unnamed.plan.arch.name) == ("wgmma", "sm_90a")
+    assert (unnamed.plan.schedule.name, unnamed.plan.arch.name) == ("wgmma", "sm_90a")
 
 
 def test_it_is_the_fused_kernel_with_other_instructions() -> None:
-    """One role, one block for each BLOCK_Q rows, nothing that stays; TMA in, wgmma between."""
+    """All warps have one role, each block computes BLOCK_Q rows and ends; TMA copies, wgmma multiplies."""
     code = re.sub(r"//[^\n]*", "", emitted(shipped("gpt2"), "wgmma", "sm_90a").text)
-    for there in ("tma_load(", "wgmma_qk(", "wgmma_pv(", "place_of(blockIdx.x, gridDim.x"):
+    for there in ("tma_load(", "wgmma_qk(", "wgmma_pv(", "work_tile_of(blockIdx.x, gridDim.x"):
         assert there in code, there
     for absent in ("setmaxnreg", "next_work", "mbarrier_arrive", "tma_store", "cp_async", "mma_16x8x16", "named_barrier"):
         assert absent not in code, absent

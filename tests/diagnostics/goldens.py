@@ -11,8 +11,8 @@ from pathlib import Path
 
 from attngen.diagnostics import DiagnosticError
 from attngen.language import load_path
-from attngen.plan import choose
 from attngen.plan.arch import ARCHES
+from attngen.schedules import choose
 
 HERE = Path(__file__).parent
 NAMES = sorted(p.stem for p in HERE.glob("*.attn"))

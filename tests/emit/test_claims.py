@@ -1,4 +1,4 @@
-"""What comments and decisions say of a spec or a plan holds for every spec and plan whose text says it.
+"""Claims of comments and decisions are true of every spec and plan whose text contains them.
 
 Each row of CLAIMS is a pattern of text and what must be true where it stands. Texts are emitted, not compiled.
 """
@@ -14,12 +14,13 @@ import pytest
 
 from attngen.emit.emitter import emit
 from attngen.language import load_text
-from attngen.plan import ARCHES, choose
-from attngen.plan.fused_mma_needs import blocks_of_an_sm, cost
+from attngen.plan import ARCHES
+from attngen.plan.axes import KEYS
 from attngen.plan.plan import Plan, PlanRefusal
-from attngen.plan.tiles import KV_LEN
-from attngen.plan.tiling import Tile
-from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
+from attngen.plan.tile import Tile
+from attngen.schedules import choose
+from attngen.schedules.fused_mma.needs import blocks_of_an_sm, cost
+from attngen.spec.attention import HOPPER_SCHEDULES, PORTABLE_SCHEDULES, AttentionSpec
 from attngen.spec.operator import ZERO
 from tests.harness import SPECS, shipped
 
@@ -47,7 +48,9 @@ attention coarse_bias      { dtype bf16  head_dim 64  input table: fp32[heads, 6
 attention one_stage        { dtype fp16  head_dim 64  mask causal  kernel auto { stages 1 } }
 attention stated           { dtype fp16  head_dim 64  mask causal  kernel auto { tile 64 x 64 } }
 """
-PLACES = [(rung, arch) for rung in RUNGS for arch in ("sm_75", "sm_80", "sm_86")] + [(rung, "sm_90a") for rung in HOPPER_RUNGS]
+PLACES = [(schedule, arch) for schedule in PORTABLE_SCHEDULES for arch in ("sm_75", "sm_80", "sm_86")] + [
+    (schedule, "sm_90a") for schedule in HOPPER_SCHEDULES
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Claim:
 
 def solved(plan: Plan) -> bool:
     """Whether the mask bounds the keys of a block of rows in closed form."""
-    return plan.bounds.kv_begin is not ZERO or plan.bounds.kv_end is not KV_LEN
+    return plan.bounds.begin is not ZERO or plan.bounds.end is not KEYS.length
 
 
 def of_a_softmax(spec: AttentionSpec, plan: Plan) -> bool:
@@ -68,7 +71,7 @@ def of_a_softmax(spec: AttentionSpec, plan: Plan) -> bool:
 
 
 def blocks_with(spec: AttentionSpec, plan: Plan, stages: int) -> int:
-    return blocks_of_an_sm(spec, plan.arch, Tile(plan.block_q, plan.block_kv, stages, plan.warps))
+    return blocks_of_an_sm(plan.facts, plan.arch, Tile(plan.block_q, plan.block_kv, stages, plan.warps))
 
 
 CLAIMS = (
@@ -81,7 +84,7 @@ CLAIMS = (
     Claim(r"q_hi, solved from", lambda spec, plan: spec.mask is not None and solved(plan)),
     Claim(r"(?<!_)softmax(?!_scale)", of_a_softmax),
     Claim(r"rows' maxima|row maximum", of_a_softmax),
-    Claim(r"2\^SLACK", of_a_softmax),
+    Claim(r"2\^RESCALE_THRESHOLD", of_a_softmax),
     Claim(r"weights of at most 1\b", lambda spec, plan: spec.normalize != "none"),
     Claim(r"\b16 bytes (that tiled moves )?for each pair", lambda spec, plan: spec.normalize == "sigmoid"),
     Claim(r"\b20 bytes (that tiled moves )?for each pair", of_a_softmax),
@@ -89,21 +92,21 @@ CLAIMS = (
     Claim(r"kernels = 3", lambda spec, plan: spec.normalize != "none"),
     Claim(r"kernels = 2", lambda spec, plan: spec.normalize == "none"),
     Claim(r"That is 32 sectors", lambda spec, plan: spec.head_dim * spec.dtype.bytes >= 32),
-    Claim(r"two warps, one for Q and K", lambda spec, plan: plan.q_in_registers),
-    Claim(r"four warps, one for K", lambda spec, plan: not plan.q_in_registers),
+    Claim(r"two warps, one for Q and K", lambda spec, plan: plan.own.q_in_registers),
+    Claim(r"four warps, one for K", lambda spec, plan: not plan.own.q_in_registers),
     Claim(r"would take the room of another block",
           lambda spec, plan: plan.stages == 1 and blocks_with(spec, plan, 2) < blocks_with(spec, plan, 1)),
     Claim(r"Two of each do not fit shared memory",
           lambda spec, plan: cost_of_two_stages(spec, plan) > plan.arch.shared_per_block),
     Claim(r"The sink counts as one more key", lambda spec, plan: spec.sink is not None),
     Claim(r"has no cp\.async", lambda spec, plan: plan.arch.name == "sm_75"),
-    Claim(r"smallest tile of fused_mma", lambda spec, plan: plan.schedule == "fused_simt" and plan.arch.name != "sm_75"),
-    Claim(r"stated in the spec", lambda spec, plan: bool(spec.schedule.block_q or spec.schedule.stages)),
+    Claim(r"smallest tile of fused_mma", lambda spec, plan: plan.schedule.name == "fused_simt" and plan.arch.name != "sm_75"),
+    Claim(r"stated in the spec", lambda spec, plan: bool(spec.kernel.block_q or spec.kernel.stages)),
 )  # fmt: skip
 
 
 def cost_of_two_stages(spec: AttentionSpec, plan: Plan) -> int:
-    return cost(spec, Tile(plan.block_q, plan.block_kv, 2, plan.warps)).shared
+    return cost(plan.facts, Tile(plan.block_q, plan.block_kv, 2, plan.warps)).shared
 
 
 @cache
@@ -114,10 +117,10 @@ def texts() -> tuple[tuple[AttentionSpec, Plan, str], ...]:
 def _texts() -> Iterator[tuple[AttentionSpec, Plan, str]]:
     specs = [*(shipped(name) for name in SPECS), *(shipped(name, "fp32") for name in ("gpt2", "packed_documents", "alibi"))]
     for spec in (*specs, *load_text(ODD)):
-        for rung, arch in PLACES:
-            asked = spec if rung not in ("naive", "tiled") else replace(spec, schedule=type(spec.schedule)())
+        for schedule, arch in PLACES:
+            asked = spec if schedule not in ("naive", "tiled") else replace(spec, kernel=type(spec.kernel)())
             try:
-                plan = choose(asked, ARCHES[arch], rung)
+                plan = choose(asked, ARCHES[arch], schedule)
             except PlanRefusal:
                 continue
             yield asked, plan, said(emit(asked, plan, "teach").text)
@@ -133,7 +136,7 @@ def said(text: str) -> str:
 def test_what_comments_claim_is_true(claim: Claim) -> None:
     made = [(spec, plan) for spec, plan, text in texts() if re.search(claim.text, text)]
     assert made, "no file says this: the pattern is out of date"
-    wrong = [f"{spec.name}, {plan.schedule} for {plan.arch.name}" for spec, plan in made if not claim.holds(spec, plan)]
+    wrong = [f"{spec.name}, {plan.schedule.name} for {plan.arch.name}" for spec, plan in made if not claim.holds(spec, plan)]
     assert not wrong
 
 
@@ -142,7 +145,7 @@ def test_a_reason_names_what_fused_mma_lacks() -> None:
     reasons = {
         (spec.name, plan.arch.name): next(d.because for d in plan.decisions if d.field == "schedule")
         for spec, plan, _ in texts()
-        if plan.schedule == "fused_simt"
+        if plan.schedule.name == "fused_simt"
     }
     assert reasons["gpt2", "sm_75"].startswith("sm_75 has no cp.async")
     assert "widest_split" in {name for name, _ in reasons}

@@ -1,4 +1,4 @@
-"""Three levels of comments, one code; and the lexer that tells the two apart."""
+"""The three levels of comments leave the code unchanged; the lexer that separates comments from code."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from attngen.device.cuda.compiler import compile_text
 from attngen.diagnostics import DiagnosticError
 from attngen.emit.comments import LEVELS, at_level, strip_comments
 from attngen.emit.emitter import emit
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.program import Program
 from attngen.emit.templates import template_directory
-from attngen.inspect.ladder import LADDER, ladder
-from attngen.plan import ARCHES, choose
-from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
+from attngen.inspect.ladder import BACKWARD, LADDER, ladder, program
+from attngen.plan import ARCHES
+from attngen.plan.plan import BACKWARD_SUFFIX
+from attngen.schedules import choose
+from attngen.spec.attention import HOPPER_SCHEDULES, SCHEDULE_NAMES, AttentionSpec
 from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import SPECS, shipped
@@ -68,30 +70,30 @@ def plans() -> Iterator[tuple[str, AttentionSpec, str, str]]:
     """Every schedule of every shipped spec, with split operands too."""
     for name in SPECS:
         for dtype in (None, "fp32"):
-            for rung in (*RUNGS, *HOPPER_RUNGS):
-                for arch in ("sm_75", "sm_90a") if rung == "fused" else ("sm_90a",):
-                    yield f"{name}-{dtype or 'own'}-{rung}-{arch}", shipped(name, dtype), rung, arch
+            for schedule in SCHEDULE_NAMES:
+                for arch in ("sm_75", "sm_90a") if schedule == "fused" else ("sm_90a",):
+                    yield f"{name}-{dtype or 'own'}-{schedule}-{arch}", shipped(name, dtype), schedule, arch
 
 
 PLANS = list(plans())
 
 
 @pytest.mark.parametrize(
-    ("spec", "rung", "arch"),
+    ("spec", "schedule", "arch"),
     tiers.cases([plan[1:] for plan in PLANS], quick=lambda spec, *_: spec.name in ("gpt2", "packed_documents")),
     ids=[plan[0] for plan in PLANS],
 )
-def test_the_levels_differ_in_comments_alone(spec: AttentionSpec, rung: str, arch: str) -> None:
+def test_the_levels_differ_in_comments_alone(spec: AttentionSpec, schedule: str, arch: str) -> None:
     try:
-        plan = choose(spec, ARCHES[arch], rung)
+        plan = choose(spec, ARCHES[arch], schedule)
     except DiagnosticError:
-        assert rung in HOPPER_RUNGS
+        assert schedule in HOPPER_SCHEDULES
         return
     none, brief, teach = (emit(spec, plan, level) for level in LEVELS)
     assert strip_comments(none.text) == strip_comments(brief.text) == strip_comments(teach.text)
-    assert none.text == f"// {spec.name}, {rung}\n\n{strip_comments(brief.text)}"
+    assert none.text == f"// {spec.name}, {schedule}\n\n{strip_comments(brief.text)}"
     for source in (none, teach):
-        assert (source.entry_points, source.tensors, source.name) == (brief.entry_points, brief.tensors, brief.name)
+        assert (source.kernels, source.tensors, source.name) == (brief.kernels, brief.tensors, brief.name)
     for text in (none.text, brief.text, teach.text):
         assert "//:" not in text
         assert "\n\n\n" not in text
@@ -102,15 +104,14 @@ def test_the_levels_differ_in_comments_alone(spec: AttentionSpec, rung: str, arc
 
 @pytest.mark.parametrize("path", sorted((ROOT / "generated").glob("*.cu")), ids=lambda p: p.stem)
 def test_generated_files_are_the_brief_level_of_the_same_code(path: Path) -> None:
-    (entry,) = [e for e in LADDER if f"{e[0]}_{e[1]}.cu" == path.name]
-    name, rung, arch = entry
-    plan = choose(shipped(name), ARCHES[arch], rung)
-    code = {strip_comments(emit(shipped(name), plan, level).text) for level in LEVELS}
+    entries = [(*e, "forward") for e in LADDER] + [(*e, "backward") for e in BACKWARD]
+    (entry,) = [e for e in entries if path.stem == f"{e[0]}_{e[1]}{BACKWARD_SUFFIX if e[3] == 'backward' else ''}"]
+    code = {strip_comments(program(*entry, comments=level).text) for level in LEVELS}
     assert code == {strip_comments(path.read_text())}
 
 
 @pytest.mark.parametrize(
-    ("name", "rung", "arch"),
+    ("name", "schedule", "arch"),
     tiers.cases(
         [
             ("gpt2", "naive", "sm_80"),
@@ -124,32 +125,32 @@ def test_generated_files_are_the_brief_level_of_the_same_code(path: Path) -> Non
         quick=[("gpt2", "fused", "sm_80")],
     ),
 )
-def test_every_level_compiles_to_the_same_machine_code(name: str, rung: str, arch: str) -> None:
-    plan = choose(shipped(name), ARCHES[arch], rung)
+def test_every_level_compiles_to_the_same_machine_code(name: str, schedule: str, arch: str) -> None:
+    plan = choose(shipped(name), ARCHES[arch], schedule)
     cubins = {compile_text(emit(shipped(name), plan, level)).code for level in LEVELS}
     assert len(cubins) == 1
 
 
 @pytest.mark.parametrize(
-    ("rung", "arch"),
+    ("schedule", "arch"),
     [("naive", "sm_80"), ("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")],
 )
 @pytest.mark.parametrize(
     "name", tiers.cases(["gpt2", "packed_documents", "sigmoid_attention", "retention"], quick=["gpt2", "retention"])
 )
-def test_every_section_is_taught(name: str, rung: str, arch: str) -> None:
-    """Each has more to say than at the brief level, and so has the header: what the rung before did instead."""
-    plan = choose(shipped(name, "fp16"), ARCHES[arch], rung)
+def test_every_section_is_taught(name: str, schedule: str, arch: str) -> None:
+    """Each has more to say than at the brief level, and so has the header: what the schedule before did instead."""
+    plan = choose(shipped(name, "fp16"), ARCHES[arch], schedule)
     brief, teach = (sections(emit(shipped(name, "fp16"), plan, level)) for level in ("brief", "teach"))
     assert list(brief) == list(teach)
     for title, text in teach.items():
         assert text.count("//") > brief[title].count("//"), title
-    order = (*RUNGS, *HOPPER_RUNGS)
-    before = {after: f"after {rung}" for rung, after in pairwise(order)} | {order[0]: "the first of the ladder"}
-    assert f"// This rung: {rung}, {before[rung]}\n" in teach[""]
+    order = SCHEDULE_NAMES
+    before = {after: f"after {schedule}" for schedule, after in pairwise(order)} | {order[0]: "the first of the ladder"}
+    assert f"// This schedule: {schedule}, {before[schedule]}\n" in teach[""]
 
 
-def sections(source: KernelSource) -> dict[str, str]:
+def sections(source: Program) -> dict[str, str]:
     """The text of each section by its title, and that of the header."""
     parts = SECTION.split(source.text)
     return {"": parts[0]} | dict(zip(parts[1::2], parts[2::2], strict=True))

@@ -16,14 +16,15 @@ from attngen.device.emulated import EmulatedDevice
 from attngen.diagnostics import DiagnosticError
 from attngen.emit import emitter
 from attngen.emit.emitter import emit
-from attngen.emit.kernel_source import KernelSource
 from attngen.emit.manifest import from_manifest, to_manifest
+from attngen.emit.program import Program
 from attngen.inspect.ladder import files
 from attngen.language import load_text
-from attngen.plan import ARCHES, choose
+from attngen.plan import ARCHES
 from attngen.reference.compare import truth
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import HOPPER_RUNGS, RUNGS
+from attngen.schedules import choose
+from attngen.spec.attention import HOPPER_SCHEDULES, SCHEDULE_NAMES
 from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import SPECS, emitted, run, shipped
@@ -31,7 +32,7 @@ from tests.harness import SPECS, emitted, run, shipped
 GENERATED = sorted((ROOT / "generated").glob("*.json"))
 
 
-def committed(manifest: Path) -> KernelSource:
+def committed(manifest: Path) -> Program:
     return from_manifest(manifest.read_text(), manifest.with_suffix(".cu").read_text())
 
 
@@ -54,28 +55,28 @@ def test_generated_files_compile_without_spills(manifest: Path) -> None:
     made = compile_text(source)
     assert "never referenced" not in made.log, made.log
     found = made.resources()
-    assert {r.entry for r in found} == {e.name for e in source.entry_points}
+    assert {r.entry for r in found} == {e.name for e in source.kernels}
     for resources in found:
         assert (resources.spill_store_bytes, resources.spill_load_bytes) == (0, 0), resources
-        entry = next(e for e in source.entry_points if e.name == resources.entry)
+        entry = next(e for e in source.kernels if e.name == resources.entry)
         threads = entry.block[0] * entry.block[1] * entry.block[2]
         assert resources.registers * threads <= ARCHES[source.arch].registers_per_sm
 
 
-@pytest.mark.parametrize("rung", HOPPER_RUNGS)
+@pytest.mark.parametrize("schedule", HOPPER_SCHEDULES)
 @pytest.mark.parametrize(
     "name", tiers.cases(["padding", "dense_bias", "packed_documents", "t5_relative_bias"], quick=["packed_documents"])
 )
-def test_nothing_is_declared_in_vain(name: str, rung: str) -> None:
-    """Places of rows are there where something asks for them."""
-    assert "never referenced" not in compile_text(emitted(shipped(name), rung, "sm_90a")).log
+def test_nothing_is_declared_in_vain(name: str, schedule: str) -> None:
+    """Row indices are emitted if something reads them."""
+    assert "never referenced" not in compile_text(emitted(shipped(name), schedule, "sm_90a")).log
 
 
 @pytest.mark.parametrize("arch", tiers.cases(["sm_75", "sm_80", "sm_90a"], quick=["sm_80"]))
-def test_a_multiprocessor_has_registers_for_several_blocks_of_the_tiled_rung(arch: str) -> None:
+def test_a_multiprocessor_has_registers_for_several_blocks_of_the_tiled_schedule(arch: str) -> None:
     """What the plan gives as the reason for its tile."""
     source = emitted(shipped("gpt2"), "tiled", arch)
-    threads = {e.name: e.block[0] for e in source.entry_points}
+    threads = {e.name: e.block[0] for e in source.kernels}
     for resources in compile_text(source).resources():
         assert ARCHES[arch].registers_per_sm // (resources.registers * threads[resources.entry]) >= 4, resources
 
@@ -88,13 +89,13 @@ def test_the_fused_kernel_uses_tensor_cores_and_wide_loads(arch: str) -> None:
     assert len(re.findall(r"\bLDSM\.16\.M(?:T)?88\.4\b", sass)) >= 8
 
 
-@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
+@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused"])
 @pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["packed_documents"]))
-def test_every_spec_compiles_for_every_architecture(name: str, rung: str) -> None:
-    """With the spec's own dtype, on the oldest and the newest architecture."""
+def test_every_spec_compiles_for_every_architecture(name: str, schedule: str) -> None:
+    """Kernels compile with the spec's own dtype for the oldest and the newest architecture."""
     for arch in ("sm_75", "sm_120a"):
         try:
-            source = emitted(shipped(name), rung, arch)
+            source = emitted(shipped(name), schedule, arch)
         except DiagnosticError as error:
             assert "help: " in str(error)  # noqa: PT017
             continue
@@ -102,9 +103,9 @@ def test_every_spec_compiles_for_every_architecture(name: str, rung: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["gpt2", "packed_documents", "gpt_oss_sinks"])
-@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
-def test_the_text_is_self_contained_and_says_nothing_of_its_maker(name: str, rung: str) -> None:
-    text = emitted(shipped(name), rung).text
+@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused"])
+def test_the_text_is_self_contained_and_says_nothing_of_its_maker(name: str, schedule: str) -> None:
+    text = emitted(shipped(name), schedule).text
     assert "#include" not in text
     assert str(ROOT) not in text
     assert not re.search(r"\b20\d\d-\d\d-\d\d\b", text)
@@ -113,11 +114,11 @@ def test_the_text_is_self_contained_and_says_nothing_of_its_maker(name: str, run
     assert max(map(len, text.splitlines())) <= 128
 
 
-@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
-def test_primitives_that_are_not_used_are_not_there(rung: str) -> None:
+@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused"])
+def test_primitives_that_are_not_used_are_not_there(schedule: str) -> None:
     """Every device function is called, every constant is read."""
     for name in SPECS:
-        text = emitted(shipped(name), rung).text
+        text = emitted(shipped(name), schedule).text
         code = re.sub(r"//[^\n]*", "", text)
         for function in re.findall(r"__device__ __forceinline__ [\w: ]+?[ *](\w+)\(", code):
             assert len(re.findall(rf"\b{function}\b", code)) >= 2, (name, function)
@@ -169,14 +170,14 @@ def is_accepted(name: str) -> bool:
 
 
 @pytest.mark.long  # tests/device/test_names.py has one schedule with all names
-@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
-def test_names_of_users_never_meet_those_of_generated_code(rung: str) -> None:
-    """Fifteen names in a kernel: an attention has at most 64 declarations."""
+@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused"])
+def test_names_of_users_never_meet_those_of_generated_code(schedule: str) -> None:
+    """Kernels of 15 names each, since an attention has at most 64 declarations."""
     names = [name for name in UNFORTUNATE.split() if is_accepted(name)]
     assert len(names) > 20
     for start in range(0, len(names), 15):
         (spec,) = load_text(with_names(names[start : start + 15]))
-        assert compile_text(emit(spec, choose(spec, ARCHES["sm_80"], rung))).code
+        assert compile_text(emit(spec, choose(spec, ARCHES["sm_80"], schedule))).code
 
 
 @pytest.mark.parametrize("other", ["ids_at", "ids_step_0", "ids_k_min", "ids_q_max_step_0", "ids_qk_max"])
@@ -217,12 +218,12 @@ def test_approximations_are_for_results_of_16_bits() -> None:
     fast = emitted(attngen.define(dtype="bf16", **softcap), "fused").text
     assert f"return fast_tanh(s, {0.125 / 20}f);" in fast  # the scale, 1 / sqrt(64), is in the constant
     assert "EXPONENT_SCALE = 20.0f * LOG2_E" in fast
-    for spec, rung in (
+    for spec, schedule in (
         (attngen.define(dtype="fp32", **softcap), "fused"),
         (attngen.define(dtype="fp32", precision="high", **softcap), "fused"),
         (attngen.define(dtype="bf16", **softcap), "tiled"),
     ):
-        text = emitted(spec, rung).text
+        text = emitted(spec, schedule).text
         assert "20.0f * tanhf(s / 20.0f)" in text
         assert "fast_tanh" not in text
     text = emitted(attngen.define(dtype="bf16", lse=True, **softcap), "fused").text  # an lse is fp32
@@ -240,6 +241,6 @@ def test_preload_reads_all_that_kernels_include() -> None:
     emitter._environment.cache_clear()
     emitter.preload()
     read = len(emitter._environment().cache)
-    for rung in (*RUNGS, *HOPPER_RUNGS):
-        emitted(shipped("packed_documents"), rung, "sm_90a")
+    for schedule in SCHEDULE_NAMES:
+        emitted(shipped("packed_documents"), schedule, "sm_90a")
     assert len(emitter._environment().cache) == read

@@ -1,4 +1,4 @@
-"""The hopper rung on the GPU: its blocks take rows in whatever order they come, and the results are the same bits."""
+"""The hopper schedule on the GPU: its results do not depend on the order of work tiles, bit by bit."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Random specs on the GPU, on the rungs that it has; `tests/random_specs.py` says what they are made of."""
+"""Random specs on the GPU, on the schedules that it has; `tests/random_specs.py` says what they are made of."""
 
 from __future__ import annotations
 
 import pytest
 
-from attngen.device.choose import device_by_name
+from attngen.device.select import device_by_name
 from attngen.inspect.checking import check_spec
 from attngen.language import load_text
 from attngen.reference.problems import Shape
@@ -17,15 +17,15 @@ pytestmark = pytest.mark.gpu
 def test_a_random_spec(seed: int) -> None:
     one = case(seed)
     (spec,) = load_text(one.text)
-    (found,) = check_spec(spec, (one.rung,), (device_by_name("cuda"),), one.shape, one.params, seed)
+    (found,) = check_spec(spec, (one.schedule,), (device_by_name("cuda"),), one.shape, one.params, seed)
     assert is_right(found.comparison), (one, found)
 
 
 @pytest.mark.parametrize("lse", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("rung", ["fused", "wgmma", "hopper"])
-def test_sinks_of_few_keys(rung: str, head_dim: int, lse: bool) -> None:
+@pytest.mark.parametrize("schedule", ["fused", "wgmma", "hopper"])
+def test_sinks_of_few_keys(schedule: str, head_dim: int, lse: bool) -> None:
     lines = f"dtype bf16 head_dim {head_dim} mask causal input sinks: fp32[heads] sink sinks[h]" + " output lse" * lse
     (spec,) = load_text(f"attention sinks {{ {lines} }}")
-    (found,) = check_spec(spec, (rung,), (device_by_name("cuda"),), Shape(2, 4, 2, 300, 300), {}, 0)
+    (found,) = check_spec(spec, (schedule,), (device_by_name("cuda"),), Shape(2, 4, 2, 300, 300), {}, 0)
     assert found.comparison.passed, found

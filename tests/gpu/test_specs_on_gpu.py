@@ -1,4 +1,4 @@
-"""Every shipped spec on the GPU: three rungs, every storage type, many shapes, against float64.
+"""Every shipped spec on the GPU: three schedules, every storage type, many shapes, against float64.
 
 The bound is twice the error of torch's own result at the same precision, plus one unit in the last place.
 """
@@ -12,11 +12,12 @@ import pytest
 
 import attngen
 from attngen.device.cuda.compiler import compile_text
-from attngen.plan import ARCHES, rungs_for
+from attngen.plan import ARCHES
 from attngen.reference.compare import lse_bound, unit_in_last_place
 from attngen.reference.problems import Shape, sample
 from attngen.reference.torch_oracle import to_torch, torch_attention
-from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
+from attngen.schedules import schedules_for
+from attngen.spec.attention import HOPPER_SCHEDULES, PORTABLE_SCHEDULES, SCHEDULE_NAMES, AttentionSpec
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Const, Name
 from tests.conftest import ROOT
@@ -68,21 +69,21 @@ def check(spec: AttentionSpec, kernels, shape: Shape, seed: int = 0) -> None:
         out = torch.full_like(exact, float("nan"), dtype=q.dtype)
         result = kernel(q, k, v, out=out, **inputs)
         error = max_error(out, exact)
-        assert error <= allowed, (spec.name, spec.dtype, kernel.plan.schedule, shape, error, allowed)
+        assert error <= allowed, (spec.name, spec.dtype, kernel.plan.schedule.name, shape, error, allowed)
         if spec.lse:
             lse = result[1]
             single = torch_attention(spec, q, k, v, inputs=inputs, compute=torch.float32)[1]
             own_lse = max_error(single, exact_lse)
             bound = lse_bound(own_lse, exact_lse.cpu().numpy(), shape.kv_len)
             lse_error = max_error(lse, exact_lse)
-            assert lse_error <= bound, (spec.name, spec.dtype, kernel.plan.schedule, shape, "lse", lse_error, bound)
+            assert lse_error <= bound, (spec.name, spec.dtype, kernel.plan.schedule.name, shape, "lse", lse_error, bound)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("name", SPECS)
-def test_every_rung_against_float64(name: str, dtype: str) -> None:
+def test_every_schedule_against_float64(name: str, dtype: str) -> None:
     spec = spec_with(name, dtype)
-    kernels = [attngen.compile(spec, kernel=rung, device="cuda") for rung in rungs_for(spec, ARCHES["sm_90a"])]
+    kernels = [attngen.compile(spec, kernel=schedule, device="cuda") for schedule in schedules_for(spec, ARCHES["sm_90a"])]
     heads = spec.q_heads or 4
     for length in LENGTHS:
         # Short rows come in numbers: the largest of a few errors would be an accident.
@@ -111,17 +112,20 @@ def test_elements_that_keys_have_for_themselves(name: str, head_dim: int) -> Non
 @pytest.mark.parametrize(("q_len", "kv_len"), [(33, 500), (500, 33), (1, 1000)])
 def test_queries_and_keys_of_different_number(name: str, q_len: int, kv_len: int) -> None:
     spec = spec_with(name, "bf16")
-    kernels = [attngen.compile(spec, kernel=rung, device="cuda") for rung in rungs_for(spec, ARCHES["sm_90a"])]
+    kernels = [attngen.compile(spec, kernel=schedule, device="cuda") for schedule in schedules_for(spec, ARCHES["sm_90a"])]
     check(spec, kernels, Shape(batch=16 if q_len == 1 else 2, q_heads=4, kv_heads=2, q_len=q_len, kv_len=kv_len))
 
 
 @pytest.mark.parametrize(
-    ("rung", "dtype"),
-    [*((r, d) for d in ("fp16", "bf16", "fp32") for r in RUNGS), *((r, d) for d in ("fp16", "bf16") for r in HOPPER_RUNGS)],
+    ("schedule", "dtype"),
+    [
+        *((r, d) for d in ("fp16", "bf16", "fp32") for r in PORTABLE_SCHEDULES),
+        *((r, d) for d in ("fp16", "bf16") for r in HOPPER_SCHEDULES),
+    ],
 )
-def test_strided_and_expanded_tensors_are_read_in_place(rung: str, dtype: str) -> None:
+def test_strided_and_expanded_tensors_are_read_in_place(schedule: str, dtype: str) -> None:
     spec = spec_with("gpt2", dtype)
-    kernel = attngen.compile(spec, kernel=rung, device="cuda")
+    kernel = attngen.compile(spec, kernel=schedule, device="cuda")
     element = getattr(torch, DTYPES[dtype].torch)
     packed = torch.randn(2, 200, 3, 4, 64, device="cuda").to(element)
     q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
@@ -133,11 +137,11 @@ def test_strided_and_expanded_tensors_are_read_in_place(rung: str, dtype: str) -
     assert max_error(out, exact) <= 2 * own + unit_in_last_place(float(exact.abs().max()), spec.dtype)
 
 
-@pytest.mark.parametrize("rung", [*RUNGS, *HOPPER_RUNGS])
-def test_rows_with_no_key_give_zero_and_minus_infinity(rung: str) -> None:
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+def test_rows_with_no_key_give_zero_and_minus_infinity(schedule: str) -> None:
     spec = attngen.define(dtype="bf16", head_dim=64, mask="k < q - 40", lse=True)
     q, k, v = torch.randn(3, 1, 2, 100, 64, device="cuda", dtype=torch.bfloat16)
-    output, lse = attngen.compile(spec, kernel=rung, device="cuda")(q, k, v)
+    output, lse = attngen.compile(spec, kernel=schedule, device="cuda")(q, k, v)
     assert torch.equal(output[:, :, :41], torch.zeros_like(output[:, :, :41]))
     assert bool((lse[:, :, :41] == float("-inf")).all())
     assert bool(lse[:, :, 41:].isfinite().all())

@@ -17,8 +17,9 @@ from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import attngen.torch  # noqa: E402
 from attngen import ArgumentError  # noqa: E402
-from attngen.plan import ARCHES, plans_for, rungs_for  # noqa: E402
-from attngen.spec.attention import Schedule  # noqa: E402
+from attngen.plan import ARCHES  # noqa: E402
+from attngen.schedules import plans_for, schedules_for  # noqa: E402
+from attngen.spec.attention import KernelRequest  # noqa: E402
 from attngen.torch import Attention, attention, operator, runtime  # noqa: E402
 from attngen.torch.description import fixed_text  # noqa: E402
 from tests.torch.gpt import pair  # noqa: E402
@@ -299,6 +300,25 @@ def test_tuning_finds_and_remembers_and_is_used(tmp_path, monkeypatch) -> None:
     assert error(kernel(q, q, q), exact.double()) < 2e-2
 
 
+def test_a_backward_is_tuned_by_itself(tmp_path, monkeypatch) -> None:
+    from attngen.bench import sweep, tune
+
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))
+    spec = attngen.define(dtype="bf16", head_dim=64, mask="causal", kernel="fused")
+    (case,) = sweep.cases(spec, [256], [], [], False, 512)
+    outcome = tune.tune(case, {}, 3, lambda said: None, ("q", "k", "v"))
+    assert outcome.kept
+    assert outcome.of > 5
+    kernel = attngen.compile(spec, device="cuda")
+    assert not kernel.tuned
+    assert kernel.gradients(("q", "k", "v")).tuned == {outcome.bucket: outcome.winner}
+    assert not kernel.gradients(("q",)).tuned
+    q, dout = randn(2, 32, 256, 64), randn(2, 32, 256, 64)
+    exact = attngen.compile(spec, kernel="naive", device="cuda").backward(dout, q, q, q)
+    for name, found in kernel.backward(dout, q, q, q).items():
+        assert error(found, exact[name].double()) < 0.1, name
+
+
 def test_cupy_arrays() -> None:
     cupy = pytest.importorskip("cupy")
     q, k, v = (cupy.random.standard_normal((1, 2, 100, 64)).astype(cupy.float16) for _ in range(3))
@@ -311,7 +331,7 @@ def test_cupy_arrays() -> None:
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "specs").glob("*.attn")))
 def test_small_shapes_for_the_sanitizer(name: str) -> None:
-    """Every rung of every spec at small odd shapes: run it under compute-sanitizer."""
+    """Every schedule of every spec at small odd shapes: run it under compute-sanitizer."""
     from attngen.reference.problems import Shape, sample
     from attngen.reference.torch_oracle import to_torch, torch_attention
 
@@ -321,10 +341,10 @@ def test_small_shapes_for_the_sanitizer(name: str) -> None:
         tensors = [to_torch(t, "cuda") for t in (problem.q, problem.k, problem.v)]
         inputs = {n: to_torch(t, "cuda") for n, t in problem.inputs.items()}
         exact, _ = torch_attention(spec, *tensors, inputs=inputs)
-        for rung in rungs_for(spec, ARCHES["sm_90a"]):
-            result = attngen.compile(spec, kernel=rung, device="cuda")(*tensors, **inputs)
+        for schedule in schedules_for(spec, ARCHES["sm_90a"]):
+            result = attngen.compile(spec, kernel=schedule, device="cuda")(*tensors, **inputs)
             output = result[0] if spec.lse else result
-            assert error(output, exact) <= 0.05 * (1 + float(exact.abs().max())), (rung, q_len, kv_len)
+            assert error(output, exact) <= 0.05 * (1 + float(exact.abs().max())), (schedule, q_len, kv_len)
 
 
 TILED = [(d, m, None) for d in (32, 64, 80, 96, 128, 160) for m in (None, "causal", "causal and window(100)")]
@@ -342,7 +362,7 @@ def test_tiles_for_the_sanitizer(head_dim: int, mask: str | None, score: str | N
         q, k, v = (randn(2, 3, n, head_dim).bfloat16() for n in (q_len, kv_len, kv_len))
         exact, _ = torch_attention(spec, q, k, v)
         for plan in plans:
-            stated = replace(spec, schedule=Schedule("hopper", plan.block_q, plan.block_kv, plan.stages))
+            stated = replace(spec, kernel=KernelRequest("hopper", plan.block_q, plan.block_kv, plan.stages))
             found = attngen.compile(stated, device="cuda")(q, k, v)
             assert error(found, exact) <= 0.01 * (1 + float(exact.abs().max())), (plan.block_q, plan.block_kv, q_len, kv_len)
 

@@ -1,4 +1,4 @@
-"""Wrong kernels of a spec, derived: a part of the spec or of its tile bounds left out or changed."""
+"""Wrong kernels derived from a spec: a part of the spec or of its tile bounds is removed or changed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from attngen.emit.comments import strip_comments
 from attngen.emit.emitter import emit
-from attngen.emit.kernel_source import KernelSource
+from attngen.emit.program import Program
 from attngen.inspect.circumstances import changed_bounds
-from attngen.plan import Plan, choose
-from attngen.plan.tiles import TileBounds, tile_bounds
+from attngen.plan import Plan
+from attngen.plan.mask_bounds import MaskBounds, mask_bounds
 from attngen.reference.alternatives import alternatives
+from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import inputs_in
 
@@ -21,18 +22,18 @@ class Mutant:
     """A kernel with one change, in words. It may read less than the original does."""
 
     what: str
-    source: KernelSource
+    source: Program
 
 
 def mutants(spec: AttentionSpec, plan: Plan, of_bounds: bool = True) -> Iterator[Mutant]:
-    """Those whose code differs from the original's; of the spec alone without `of_bounds`."""
+    """The mutants whose code differs from the original; without `of_bounds` those of the spec alone."""
     original = emit(spec, plan)
     seen = {strip_comments(original.text)}
     for what, changed, bounds in (*_of_spec(spec, plan), *(_of_bounds(spec, plan) if of_bounds else ())):
         if _reads(changed) == _reads(spec):
             source = emit(changed, replace(plan, bounds=bounds))
         else:  # what the plan stages of captured tensors may not be read any more
-            source = emit(changed, choose(changed, plan.arch, plan.rung))
+            source = emit(changed, choose(changed, plan.arch, plan.keyword))
         code = strip_comments(source.text)
         if code not in seen:
             seen.add(code)
@@ -43,7 +44,7 @@ def _reads(spec: AttentionSpec) -> frozenset[str]:
     return inputs_in(*(expr for expr in (spec.mask, spec.score, spec.sink) if expr is not None))
 
 
-Changed = tuple[str, AttentionSpec, TileBounds]
+Changed = tuple[str, AttentionSpec, MaskBounds]
 
 
 def _of_spec(spec: AttentionSpec, plan: Plan) -> Iterator[Changed]:
@@ -51,10 +52,10 @@ def _of_spec(spec: AttentionSpec, plan: Plan) -> Iterator[Changed]:
     for one in alternatives(spec):
         yield str(one), one.spec, plan.bounds
         if one.keyword == "mask":
-            yield f"{one}, tiles too", one.spec, tile_bounds(one.spec).ranged_once(plan.block_q, plan.block_kv)
+            yield f"{one}, tiles too", one.spec, mask_bounds(one.spec, (plan.block_q, plan.block_kv))
 
 
 def _of_bounds(spec: AttentionSpec, plan: Plan) -> Iterator[Changed]:
-    if plan.rung != "naive":  # which visits every key
+    if plan.schedule.is_tiled:  # which visits every key
         for what, bounds in changed_bounds(plan.bounds):
             yield what, spec, bounds

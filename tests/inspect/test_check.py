@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from attngen.cli import main
+from attngen.inspect import trials
 from attngen.inspect.trials import Chosen, Fixed, choose_trials
 from attngen.language import load_text
-from attngen.plan import ARCHES, choose, rungs_for
+from attngen.plan import ARCHES
 from attngen.reference.alternatives import alternatives
 from attngen.reference.compare import Truth, compare
 from attngen.reference.coverage import Exercise
 from attngen.reference.numpy_oracle import Reference
-from attngen.spec.attention import HOPPER_RUNGS, AttentionSpec
+from attngen.schedules import choose, schedules_for
+from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec
 from tests.harness import SPECS, emitted, shipped
+from tests.harness import cli as invoke
 from tests.tiers import cases
 
 WINDOW = "attention mine { dtype fp16 head_dim 16 param size: int = 4096 mask causal and window(size) }"
@@ -28,13 +30,9 @@ WINDOW = "attention mine { dtype fp16 head_dim 16 param size: int = 4096 mask ca
 FREE = Fixed()
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments))
-
-
-def chosen(spec: AttentionSpec, rung: str = "fused", fixed: Fixed = FREE) -> Chosen:
-    arch = ARCHES["sm_90a" if rung in HOPPER_RUNGS else "sm_80"]
-    return choose_trials(spec, choose(spec, arch, rung), fixed)
+def chosen(spec: AttentionSpec, schedule: str = "fused", fixed: Fixed = FREE) -> Chosen:
+    arch = ARCHES["sm_90a" if schedule in HOPPER_SCHEDULES else "sm_80"]
+    return choose_trials(spec, choose(spec, arch, schedule), fixed)
 
 
 def described(mask: str = "true", score: str = "s", declared: str = "") -> AttentionSpec:
@@ -44,16 +42,16 @@ def described(mask: str = "true", score: str = "s", declared: str = "") -> Atten
 
 # --- what is exercised
 
-EVERY = [(name, rung) for name in SPECS for rung in rungs_for(shipped(name), ARCHES["sm_90a"])]
+EVERY = [(name, schedule) for name in SPECS for schedule in schedules_for(shipped(name), ARCHES["sm_90a"])]
 
 
-@pytest.mark.parametrize(("name", "rung"), cases(EVERY, quick=lambda name, rung: rung == "fused"))
-def test_problems_exercise_all_of_a_shipped_spec(name: str, rung: str) -> None:
-    assert chosen(shipped(name), rung).missed == ()
+@pytest.mark.parametrize(("name", "schedule"), cases(EVERY, quick=lambda name, schedule: schedule == "fused"))
+def test_problems_exercise_all_of_a_shipped_spec(name: str, schedule: str) -> None:
+    assert chosen(shipped(name), schedule).missed == ()
 
 
 def test_a_window_longer_than_the_lengths_gets_a_smaller_param() -> None:
-    """The length that a check had by default, 200, let a kernel without the window pass."""
+    """A check at length 200 alone would pass a kernel without the window."""
     spec = shipped("mistral_window")
     parts = {str(one) for one in alternatives(spec)}
     without = "mask: `q - k < size` always true"
@@ -108,7 +106,7 @@ def test_what_is_asked_for_wins_and_what_it_misses_is_said(fixed: Fixed, missed:
 
 
 def test_a_window_ends_at_the_edge_of_a_tile() -> None:
-    """There a bound of the loop that is off by one leaves out a key, or takes one that the mask forbids."""
+    """At these lengths a loop bound that is off by one skips an allowed key or visits a forbidden one."""
     (spec,) = load_text(WINDOW)
     plan = choose(spec, ARCHES["sm_80"], "fused")
     sizes = [int(trial.params["size"]) for trial in chosen(spec).trials]
@@ -184,7 +182,7 @@ def edited(tmp_path: Path, text: str, old: str, new: str) -> tuple[str, str]:
     ],
 )
 def test_a_window_that_is_left_out_or_off_by_one_is_reported(old: str, new: str, tmp_path: Path) -> None:
-    """In the mask, at its boundary, and in the range of full tiles."""
+    """The changed line is in the mask, at its boundary, or in the range of full tiles."""
     spec, path = edited(tmp_path, WINDOW, old, new)
     result = invoke("check", spec, "--source", path, "--device", "emulated", "--json")
     assert result.exit_code == 1, result.output
@@ -210,25 +208,25 @@ def test_the_text_says_what_failed_and_what_was_not_exercised(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("spec", "rung", "arguments", "words"),
+    ("spec", "schedule", "arguments", "words"),
     [
         (
             "gpt2",
             "fused",
             ["alibi"],
-            "holds gpt2_fused; alibi has alibi_scores, alibi_softmax, alibi_weighted_sum; or alibi_fused",
+            "contains gpt2_fused; alibi has alibi_scores, alibi_softmax, alibi_weighted_sum; or alibi_fused",
         ),
-        ("gpt2", "fused", ["gpt2", "--kernel", "tiled"], "holds the fused kernel of gpt2; say --kernel fused"),
+        ("gpt2", "fused", ["gpt2", "--kernel", "tiled"], "contains the fused kernel of gpt2; add --kernel fused"),
         ("gpt2", "fused", ["gpt2", "--arch", "sm_75"], "was built for sm_80, and this run is for sm_75"),
-        ("gpt2", "fused", ["packed_documents"], "holds gpt2_fused; packed_documents has"),
+        ("gpt2", "fused", ["packed_documents"], "contains gpt2_fused; packed_documents has"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "trace"])
 def test_a_file_of_something_else_is_answered_in_words(
-    command: str, spec: str, rung: str, arguments: list[str], words: str, tmp_path: Path
+    command: str, spec: str, schedule: str, arguments: list[str], words: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "kernel.cu"
-    path.write_text(emitted(shipped(spec), rung).text)
+    path.write_text(emitted(shipped(spec), schedule).text)
     device = ["--device", "emulated"] if command == "check" else []
     result = invoke(command, *arguments, "--source", str(path), *device)
     assert result.exit_code == 2
@@ -239,7 +237,7 @@ def test_a_file_of_something_else_is_answered_in_words(
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("int section_heads)", "int section_heads, int more)", "the parameters of gpt2_fused are not those"),
+        ("int heads_in_l2)", "int heads_in_l2, int more)", "the parameters of gpt2_fused are not those"),
         ("BLOCK_Q = 128;", "BLOCK_Q = 64;", "BLOCK_Q is 64, and the plan for sm_80 launches the kernel for 128"),
         ("__global__", "", "has no __global__ function"),
         ("LOG2_E;", "LOG3_E;", "kernel.cu:{line}:"),
@@ -258,41 +256,41 @@ def test_what_cannot_be_launched_or_compiled_is_said_of_the_user_s_file(old: str
     assert "/tmp/" not in result.stderr.replace(str(tmp_path), "")
 
 
-@pytest.mark.parametrize("rung", ["naive", "tiled", "fused", "wgmma", "hopper"])
+@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused", "wgmma", "hopper"])
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
-def test_schedule_and_architecture_are_detected_in_the_file(rung: str, arch: str, tmp_path: Path) -> None:
-    """Whatever its name, and without comments."""
+def test_schedule_and_architecture_are_detected_in_the_file(schedule: str, arch: str, tmp_path: Path) -> None:
+    """A file is recognized under any name, and without comments."""
     from attngen.emit.comments import strip_comments
     from attngen.inspect.changed_file import changed_file
 
     spec = shipped("gpt2")
-    if rung not in rungs_for(spec, ARCHES[arch]):
+    if schedule not in schedules_for(spec, ARCHES[arch]):
         return
     path = tmp_path / "mine.cu"
-    text = emitted(spec, rung, arch).text
+    text = emitted(spec, schedule, arch).text
     path.write_text(text)
     held = changed_file(path, [shipped("alibi"), spec], None, None)
-    assert (held.spec, held.rung, held.arch.name) == (spec, rung, arch)
+    assert (held.spec, held.schedule, held.arch.name) == (spec, schedule, arch)
     path.write_text(strip_comments(text))
-    assert changed_file(path, [spec], rung, None).rung == rung
+    assert changed_file(path, [spec], schedule, None).schedule == schedule
 
 
 # --- what is checked by default, and dimensions of one's own
 
 
 def test_every_schedule_that_auto_may_take_is_checked() -> None:
-    from attngen.cli.running import _Where
+    from attngen.cli.check import _Devices
 
-    def rungs(spec: AttentionSpec, arch: str | None) -> list[str]:
-        return [rung for rung, _ in _Where(None, arch, 1, True, False).kernels(spec, None)]
+    def schedules(spec: AttentionSpec, arch: str | None) -> list[str]:
+        return [schedule for schedule, _ in _Devices(None, arch, 1, True, False).kernels(spec, None)]
 
     spec = shipped("gpt2")
-    assert rungs(spec, None) == rungs(spec, "sm_90a") == ["naive", "tiled", "fused", "wgmma", "hopper"]
-    assert rungs(spec, "sm_80") == ["naive", "tiled", "fused"]
-    assert rungs(shipped("cross_attention"), None) == ["naive", "tiled", "fused"]
-    tiled = replace(spec, schedule=replace(spec.schedule, block_q=32, block_kv=32))
-    assert "fused" in rungs(tiled, None)
-    assert "hopper" not in rungs(tiled, None)
+    assert schedules(spec, None) == schedules(spec, "sm_90a") == ["naive", "tiled", "fused", "wgmma", "hopper"]
+    assert schedules(spec, "sm_80") == ["naive", "tiled", "fused"]
+    assert schedules(shipped("cross_attention"), None) == ["naive", "tiled", "fused"]
+    tiled = replace(spec, kernel=replace(spec.kernel, block_q=32, block_kv=32))
+    assert "fused" in schedules(tiled, None)
+    assert "hopper" not in schedules(tiled, None)
 
 
 TABLE = "attention mine {{ dtype fp16 head_dim 16 input table: fp32[n] score s + table[{index}] }}"
@@ -321,3 +319,36 @@ def test_a_dimension_s_size_can_be_given(tmp_path: Path) -> None:
         refused = invoke(*command, "--dim", wrong)
         assert refused.exit_code == 2
         assert words in refused.stderr
+
+
+def test_parts_that_are_not_tried_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = described("causal", "softcap(20.0)")
+    assert chosen(spec, "naive").missed == ()
+    monkeypatch.setattr(trials, "MAX_ALTERNATIVES", 3)
+    assert chosen(spec, "naive").missed == ("parts of the mask and score after the first 3: they are not tried",)
+
+
+def test_check_has_both_directions_or_one(tmp_path: Path) -> None:
+    def checked(*options: str) -> list[dict[str, Any]]:
+        result = invoke("check", "alibi", "--device", "emulated", "--kernel", "naive", "--q-len", "20", "--json", *options)
+        found: list[dict[str, Any]] = json.loads(result.output)
+        return found
+
+    both = checked()
+    assert [one["direction"] for one in both] == ["forward", "backward"]
+    assert set(both[1]["problems"][0]["gradients"]) == {"q", "k", "v", "slopes"}
+    assert [one["direction"] for one in checked("--forward")] == ["forward"]
+    (only,) = checked("--backward", "--wanted", "slopes")
+    assert set(only["problems"][0]["gradients"]) == {"slopes"}
+    assert only["passed"]
+
+
+def test_a_changed_backward_is_detected_and_its_wrong_gradients_named(tmp_path: Path) -> None:
+    invoke("build", "alibi", "--backward", "--kernel", "naive", "--wanted", "q,slopes", "-o", str(tmp_path))
+    path = tmp_path / "alibi_naive_backward.cu"
+    path.write_text(path.read_text().replace("p * (dp - delta[row])", "p * dp"))
+    result = invoke("check", "alibi", "--device", "emulated", "--source", str(path), "--q-len", "20")
+    assert result.exit_code == 1
+    assert "naive backward" in result.output
+    assert "elements of dq are wrong" in result.output
+    assert "first at d_slopes[q_heads=0]" in result.output

@@ -12,10 +12,11 @@ from attngen.device.emulated import EmulatedDevice, EmulationError
 from attngen.device.emulated.device import EmulatedKernel
 from attngen.emit.emitter import emit
 from attngen.inspect.trials import Fixed, Trial, choose_trials
-from attngen.plan import ARCHES, Plan, choose
+from attngen.plan import ARCHES, Plan
 from attngen.reference.compare import Truth, compare, truth
 from attngen.reference.problems import Sample, Shape
-from attngen.spec.attention import HOPPER_RUNGS, AttentionSpec
+from attngen.schedules import choose
+from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec
 from attngen.spec.expr import Type
 from tests.harness import SPECS, call, shipped
 from tests.inspect.mutants import mutants
@@ -25,7 +26,7 @@ FEW_HEADS = {"llama_gqa": (4, 2), "mistral_window": (4, 2), "gemma_softcap": (2,
 
 @dataclass
 class Solved:
-    """A problem, and the truth about it."""
+    """A problem and its reference result."""
 
     trial: Trial
     problem: Sample
@@ -43,17 +44,17 @@ def few_heads(name: str) -> AttentionSpec:
     return replace(spec, q_heads=q_heads, kv_heads=kv_heads)
 
 
-def plan_of(spec: AttentionSpec, rung: str) -> Plan:
-    return choose(spec, ARCHES["sm_90a" if rung in HOPPER_RUNGS else "sm_80"], rung)
+def plan_of(spec: AttentionSpec, schedule: str) -> Plan:
+    return choose(spec, ARCHES["sm_90a" if schedule in HOPPER_SCHEDULES else "sm_80"], schedule)
 
 
 @cache
-def device(rung: str) -> EmulatedDevice:
-    return EmulatedDevice(arch="sm_90a" if rung in HOPPER_RUNGS else "sm_80")
+def device(schedule: str) -> EmulatedDevice:
+    return EmulatedDevice(arch="sm_90a" if schedule in HOPPER_SCHEDULES else "sm_80")
 
 
 def is_reported(spec: AttentionSpec, plan: Plan, kernel: EmulatedKernel, problems: list[Solved]) -> bool:
-    compiled = CompiledAttention(spec, plan, kernel, device(plan.rung))
+    compiled = CompiledAttention(spec, plan, kernel, device(plan.keyword))
     for one in problems:
         try:
             if not compare(*call(compiled, one.problem, **one.trial.params), one.expected).passed:
@@ -65,7 +66,7 @@ def is_reported(spec: AttentionSpec, plan: Plan, kernel: EmulatedKernel, problem
 
 def brute_force(spec: AttentionSpec, plan: Plan) -> list[Solved]:
     """Many problems beside those that a check chooses: lengths around multiples of the tiles, several values of every param."""
-    rows, keys = (128, 128) if plan.rung == "naive" else (plan.block_q, plan.block_kv)
+    rows, keys = (128, 128) if not plan.schedule.is_tiled else (plan.block_q, plan.block_kv)
     lengths = [(rows + keys + 1, rows + keys + 1), (2 * rows + 3, keys - 1), (rows - 1, 3 * keys)]
     values = [{p.name: n if p.type is Type.INT else p.default for p in spec.params} for n in (keys, rows + 7)]
     found = []
@@ -77,14 +78,14 @@ def brute_force(spec: AttentionSpec, plan: Plan) -> list[Solved]:
     return found
 
 
-def survivors(spec: AttentionSpec, rung: str, of_bounds: bool) -> list[str]:
+def survivors(spec: AttentionSpec, schedule: str, of_bounds: bool) -> list[str]:
     """Mutants that the problems of a check let pass and others report."""
-    plan = plan_of(spec, rung)
+    plan = plan_of(spec, schedule)
     problems = [solved(spec, trial) for trial in choose_trials(spec, plan, Fixed()).trials]
-    assert not is_reported(spec, plan, device(rung).compile(emit(spec, plan)), problems)
+    assert not is_reported(spec, plan, device(schedule).compile(emit(spec, plan)), problems)
     unseen = []
     for mutant in mutants(spec, plan, of_bounds):
-        kernel = device(rung).compile(mutant.source)
+        kernel = device(schedule).compile(mutant.source)
         if not is_reported(spec, plan, kernel, problems):
             unseen.append((mutant.what, kernel))
     more = brute_force(spec, plan) if unseen else []
@@ -101,7 +102,7 @@ def test_a_fused_kernel_without_any_one_part_is_reported(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rung", ["naive", "tiled", *HOPPER_RUNGS])
+@pytest.mark.parametrize("schedule", ["naive", "tiled", *HOPPER_SCHEDULES])
 @pytest.mark.parametrize("name", ["mistral_window", "retention"])
-def test_other_kernels_without_any_one_part_are_reported(name: str, rung: str) -> None:
-    assert survivors(few_heads(name), rung, of_bounds=False) == []
+def test_other_kernels_without_any_one_part_are_reported(name: str, schedule: str) -> None:
+    assert survivors(few_heads(name), schedule, of_bounds=False) == []

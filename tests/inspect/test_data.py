@@ -9,20 +9,19 @@ from functools import cache
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from attngen.api import CompiledAttention
-from attngen.cli import main
-from attngen.device.deferred import DeferredKernel
 from attngen.device.emulated import EmulatedDevice
+from attngen.device.lazy_kernel import DeferredKernel
 from attngen.emit.emitter import emit
 from attngen.inspect.conditions import conditions
 from attngen.language import load_text
-from attngen.plan import ARCHES, choose
-from attngen.spec.attention import Schedule
+from attngen.plan import ARCHES
+from attngen.schedules import choose
+from attngen.spec.attention import KernelRequest
 from attngen.spec.print_attn import expression_to_text
 from tests.conftest import ROOT
-from tests.harness import shipped
+from tests.harness import cli, shipped
 
 PAGE = (ROOT / "docs" / "json.md").read_text()
 STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx")
@@ -34,7 +33,7 @@ GRID = (
 
 @cache
 def printed(*arguments: str) -> Any:
-    result = CliRunner().invoke(main, [*arguments, "--json"])
+    result = cli(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.output)
 
@@ -93,10 +92,10 @@ def test_tune_is_data_with_documented_keys() -> None:
     pytest.importorskip("torch")
     from attngen.bench.report import Timing
     from attngen.bench.tune import Outcome, Tried
-    from attngen.device.tuned import Winner
+    from attngen.device.tuning_cache import Winner
 
     plan = choose(shipped("gpt2"), ARCHES["sm_80"])
-    schedules = (Schedule("fused", 64, 64, 2, 4), Schedule("fused", 128, 64, 2, 4))
+    schedules = (KernelRequest("fused", 64, 64, 2, 4), KernelRequest("fused", 128, 64, 2, 4))
     tried = tuple(Tried(plan, s, Timing(ms, ms, ms), s == schedules[1]) for s, ms in zip(schedules, (1.0, 2.0), strict=True))
     found = Outcome(tried, 12, (9, 14), Winner(schedules[0], 1.0, 2.0, "a GPU"), True).to_json()
     assert set(keys(found)) <= documented("tune") | documented("show")
@@ -110,6 +109,7 @@ def test_every_documented_key_occurs() -> None:
     stages = [printed("show", "alibi", "--stage", s) for s in STAGES]
     explained = [
         printed("explain", "mistral_window", "--q-len", "512", "--param", "size=100"),
+        printed("explain", "gpt2", "--kernel", "naive", "--backward"),
         printed("show", "mistral_window", "--stage", "spec"),
     ]
     found = set(keys([*stages, *explained]))
@@ -118,7 +118,7 @@ def test_every_documented_key_occurs() -> None:
 
 
 def test_a_long_condition_is_named_part_by_part() -> None:
-    """No line of explain is long, and the names stand for what they say."""
+    """Lines of explain are short, and each introduced name stands for the expression that is shown."""
     (spec,) = load_text(GRID)
     bounds = choose(spec, ARCHES["sm_80"]).bounds
     lines = list(conditions({"may": bounds.may, "must": bounds.must}, 100))

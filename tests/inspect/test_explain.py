@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from click.testing import CliRunner
 
+import attngen
 from attngen import define
-from attngen.cli import main
+from attngen.device.emulated import EmulatedDevice
 from attngen.device.protocol import DeviceError
 from attngen.emit.emitter import emit
 from attngen.emit.loops import loop_nest
@@ -15,12 +15,17 @@ from attngen.inspect.explain import explain_tiles
 from attngen.inspect.explain_work import costs, explain_work
 from attngen.inspect.occupancy import occupancy
 from attngen.inspect.work import roofline
-from attngen.plan import ARCHES, choose
-from tests.harness import shipped
+from attngen.plan import ARCHES
+from attngen.reference.gradients import sample_loss
+from attngen.reference.problems import Shape, sample
+from attngen.schedules import choose
+from attngen.spec.gradient import QKV
+from tests import tiers
+from tests.harness import cli, gradients, shipped
 
 
 def explained(*arguments: str) -> str:
-    result = CliRunner().invoke(main, ["explain", *arguments])
+    result = cli("explain", *arguments)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -75,14 +80,87 @@ def test_work_of_consumers_that_pass_over_tiles() -> None:
 def test_naive_is_bound_by_memory_and_fused_by_arithmetic() -> None:
     spec, arch = shipped("gpt2"), ARCHES["sm_80"]
     bounds = {}
-    for rung in ("naive", "fused"):
-        plan = choose(spec, arch, rung)
-        bounds[rung] = roofline(spec, plan, costs(spec, plan, 2048, 2048, {}).work)
+    for schedule in ("naive", "fused"):
+        plan = choose(spec, arch, schedule)
+        bounds[schedule] = roofline(spec, plan, costs(spec, plan, 2048, 2048, {}).work)
     assert bounds["naive"].by_memory
     assert not bounds["fused"].by_memory
     assert bounds["fused"].reachable == arch.tensor_tflops * 1e12
     assert bounds["naive"].reachable < arch.fp32_tflops * 1e12
     assert bounds["naive"].ridge == pytest.approx(arch.fp32_tflops / arch.bandwidth_tb_s)
+
+
+def test_work_of_a_backward() -> None:
+    """Five products of each pair count; two kernels compute seven, over whole tiles. Launches move Q, K, V, O, dO, their
+    gradients, and fp32 numbers of the rows."""
+    spec, n = define(dtype="bf16", head_dim=64, mask="causal"), 512
+    plan = choose(spec, ARCHES["sm_80"], "fused", direction="backward")
+    work = costs(spec, plan, n, n, {}).work
+    assert work.operations == n * (n + 1) // 2 * 5 * 2 * 64
+    blocks = n // plan.block_q
+    assert work.visited_pairs == blocks * (blocks + 1) // 2 * plan.block_q * plan.block_kv
+    assert work.computed == work.visited_pairs * 7 * 2 * 64
+    assert [one.kernel for one in work.launches] == ["delta", "dk_dv", "dq"]
+    matrix, numbers = n * 64 * 2, n * 4
+    saved = len([name for name in plan.saved if name != "out"])
+    assert [one.bytes for one in work.launches] == [
+        2 * matrix + numbers,
+        6 * matrix + (saved + 1) * numbers,
+        5 * matrix + (saved + 1) * numbers,
+    ]
+    assert work.least_bytes == sum(one.bytes for one in work.launches)
+    text = explain_work(spec, plan, n, n, {})
+    assert "2 (64 + 64 + 64 + 64 + 64) for each of the 131328 pairs" in text
+    assert "one after another" in text
+
+
+def test_work_of_a_backward_that_keeps_scores() -> None:
+    """What a launch changes in place, it reads and writes; tiles that are empty are neither."""
+    spec, n = define(dtype="fp32", head_dim=64, mask="causal"), 256
+    by_name = {}
+    for schedule in ("naive", "tiled"):
+        plan = choose(spec, ARCHES["sm_80"], schedule, direction="backward")
+        work = costs(spec, plan, n, n, {}).work
+        assert sum(len(one.products) for one in work.launches) == 5
+        by_name[schedule] = {one.kernel: one for one in work.launches}
+    assert by_name["naive"]["softmax"].bytes == 2 * 4 * n * n
+    assert by_name["tiled"]["softmax"].bytes == 2 * 4 * (1 + 2 + 3 + 4) * 64 * 64
+    assert by_name["naive"]["dq"].computed == 2 * 64 * n * n
+
+
+@pytest.mark.parametrize(
+    ("arch", "schedule", "mask"),
+    tiers.cases(
+        [
+            ("sm_80", "fused", "causal and q - k < 100"),
+            ("sm_90a", "hopper", "causal"),
+            ("sm_90a", "hopper", "causal and q - k < 100"),
+        ],
+        quick=[("sm_80", "fused", "causal and q - k < 100")],
+    ),
+)
+def test_products_of_a_backward_are_those_that_run(arch: str, schedule: str, mask: str) -> None:
+    spec, n = define(dtype="fp16", head_dim=64, mask=mask), 384
+    kernel = attngen.compile(spec, kernel=schedule, device=EmulatedDevice(checked=False, arch=arch))
+    problem = sample(spec, Shape(1, 1, 1, n, n))
+    gradients(kernel, problem, sample_loss(spec, problem), QKV)
+    backward = kernel.gradients(QKV)
+    (ran,) = [count for op, count in backward.kernel.counters.instructions.items() if ".m16n8k16." in op or ".m64n64k16." in op]
+    operations = ran // 32 * 2 * 16 * 8 * 16 if schedule == "fused" else ran // 128 * 2 * 64 * 64 * 16
+    assert costs(spec, backward.plan, n, n, {}).work.computed == operations
+
+
+@pytest.mark.parametrize("wanted", tiers.cases(["q,k,v", "q,v", "v", "v,bias", "bias", "k"], quick=["q,v"]))
+def test_products_that_no_wanted_gradient_needs_are_not_counted(wanted: str) -> None:
+    """Delta is no product: a multiplication and an addition for each element of O."""
+    spec, n = define(dtype="fp32", head_dim=16, score="s + bias[k]", inputs={"bias": ("fp32", ("kv_len",))}), 64
+    kernel = attngen.compile(spec, kernel="fused", device=EmulatedDevice(arch="sm_75"))
+    problem, names = sample(spec, Shape(1, 1, 1, n, n)), tuple(wanted.split(","))
+    gradients(kernel, problem, sample_loss(spec, problem), names)
+    backward = kernel.gradients(names)
+    of_delta = 2 * n * 16 if "delta" in backward.plan.own.kernels else 0
+    operations = 2 * backward.kernel.counters.instructions["fma.rn.f32"] - of_delta
+    assert costs(spec, backward.plan, n, n, {}).work.computed == operations
 
 
 def test_split_operands_have_a_third_of_the_rate() -> None:
@@ -123,6 +201,6 @@ def test_explain_says_what_a_param_changes() -> None:
 
 @pytest.mark.parametrize(("given", "words"), [("sise=3", "did you mean `size`?"), ("size=1.5", "expected an int")])
 def test_explain_refuses_params_that_are_none(given: str, words: str) -> None:
-    result = CliRunner().invoke(main, ["explain", "mistral_window", "--param", given])
+    result = cli("explain", "mistral_window", "--param", given)
     assert result.exit_code == 2
     assert words in result.output

@@ -6,9 +6,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from click.testing import CliRunner
 
-from attngen.cli import main
 from attngen.device.cuda.compiler import CACHE, compile_text, compile_with_lines, disassemble
 from attngen.device.cuda.line_table import MachineLine, machine_code, read_ptx, read_sass
 from attngen.diagnostics import DiagnosticError
@@ -20,11 +18,12 @@ from attngen.inspect.ladder import ladder
 from attngen.inspect.machine_text import spec_lines
 from attngen.language import load_source
 from attngen.language.load import load_path
-from attngen.plan import ARCHES, choose
+from attngen.plan import ARCHES
+from attngen.schedules import choose
 from attngen.source import SourceFile
 from tests import tiers
 from tests.conftest import ROOT
-from tests.harness import SPECS, emitted, shipped
+from tests.harness import SPECS, cli, emitted, shipped
 
 LADDER = ladder()
 EVERYWHERE = [
@@ -58,7 +57,7 @@ def test_instructions_have_a_line_of_cuda(name: str) -> None:
     code = machine_code(source)
     mapped, instructions = code.mapped
     plain = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?!NOP)\S", disassemble(compile_text(source).code), re.M)
-    assert instructions >= len(plain) - len(source.entry_points)  # padding: NOPs, and each kernel's branch to itself
+    assert instructions >= len(plain) - len(source.kernels)  # padding: NOPs, and each kernel's branch to itself
     assert mapped >= 0.95 * instructions
     last = source.text.count("\n")
     assert all(1 <= line <= last for row in (*code.ptx, *code.sass) for line in row.cuda)
@@ -125,15 +124,15 @@ def test_what_the_compiler_did_not_place_has_no_line() -> None:
     ]
 
 
-@pytest.mark.parametrize(("rung", "arch"), EVERYWHERE)
+@pytest.mark.parametrize(("schedule", "arch"), EVERYWHERE)
 @pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["alibi", "gpt_oss_sinks", "packed_documents", "t5_relative_bias"]))
-def test_every_line_of_a_users_expression_has_its_statement(name: str, rung: str, arch: str) -> None:
+def test_every_line_of_a_users_expression_has_its_statement(name: str, schedule: str, arch: str) -> None:
     (loaded,) = load_path(ROOT / "specs" / f"{name}.attn")
     spec = loaded.spec
     try:
-        plan = choose(spec, ARCHES[arch], rung)
+        plan = choose(spec, ARCHES[arch], schedule)
     except DiagnosticError:
-        return  # the rung cannot be had
+        return  # the schedule is not supported
     source = emit(spec, plan)
     lines, found = source.text.splitlines(), origins(spec, plan, source)
     of_spec = spec_lines(loaded, plan, source)
@@ -182,19 +181,19 @@ attention a {
     assert of_spec[next(i for i, line in enumerate(lines, 1) if "float softmax_scale =" in line)] == (4,)  # its default
 
 
-@pytest.mark.parametrize(("rung", "arch"), EVERYWHERE)
-def test_loop_nests_are_those_of_the_files(rung: str, arch: str) -> None:
+@pytest.mark.parametrize(("schedule", "arch"), EVERYWHERE)
+def test_loop_nests_are_those_of_the_files(schedule: str, arch: str) -> None:
     """Every loop's line is there, below that of its kernel, and its fixed ranges are the file's own constants."""
     for name in SPECS:
         try:
-            plan = choose(shipped(name), ARCHES[arch], rung)
+            plan = choose(shipped(name), ARCHES[arch], schedule)
         except DiagnosticError:
             continue
         source = emit(shipped(name), plan)
         lines = source.text.splitlines()
         nest = loop_nest(shipped(name), plan, source)
         assert 3 <= len(nest) <= 12
-        launched = {e.name for e in source.entry_points if not e.name.endswith("_ranges")}
+        launched = {e.name for e in source.kernels if not e.name.endswith("_ranges")}
         assert {lines[p.line - 1] for p in nest if p.depth == 0} == {f"{entry}(" for entry in launched}
         for p in nest:
             assert p.loop.anchor in lines[p.line - 1]
@@ -216,9 +215,9 @@ def _check_ranges(nest: tuple[PlacedLoop, ...], text: str) -> None:
 
 
 def test_nests_go_inwards() -> None:
-    for rung, arch in EVERYWHERE:
-        source = emitted(shipped("gpt2"), rung, arch)
-        nest = loop_nest(shipped("gpt2"), choose(shipped("gpt2"), ARCHES[arch], rung), source)
+    for schedule, arch in EVERYWHERE:
+        source = emitted(shipped("gpt2"), schedule, arch)
+        nest = loop_nest(shipped("gpt2"), choose(shipped("gpt2"), ARCHES[arch], schedule), source)
         assert nest[0].depth == 0
         assert all(after.depth <= before.depth + 1 for before, after in pairwise(nest))
 
@@ -228,13 +227,13 @@ def test_nests_go_inwards() -> None:
     [
         (("--stage", "loops"), "pipeline stage, 1 of 2"),
         (("--stage", "loops", "--kernel", "wgmma"), "by TMA, in the background"),
-        (("--stage", "loops", "--kernel", "hopper"), "producer: pieces of work"),
+        (("--stage", "loops", "--kernel", "hopper"), "producer: work tiles"),
         (("--stage", "sass"), "// spec    5: mask"),
         (("--stage", "ptx", "--kernel", "naive"), "// spec    5: mask"),
     ],
 )
 def test_show_says_where_code_is_from(arguments: tuple[str, ...], words: str) -> None:
-    result = CliRunner().invoke(main, ["show", "gpt2", *arguments])
+    result = cli("show", "gpt2", *arguments)
     assert result.exit_code == 0, result.output
     assert words in result.output
     assert str(ROOT) not in result.output

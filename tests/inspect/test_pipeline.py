@@ -7,15 +7,16 @@ import pytest
 from attngen.emit.emitter import emit
 from attngen.inspect.report.page import Problem, report
 from attngen.inspect.report.pipeline import SHOWN, traced_timeline
-from attngen.inspect.report.timeline import COPY, PRODUCT, Bar, Timeline
 from attngen.language.load import load_path
-from attngen.plan import ARCHES, Plan, choose
+from attngen.plan import ARCHES, Plan
+from attngen.schedules import choose
+from attngen.schedules.timeline import COPY, PRODUCT, Bar, Timeline
 from tests.conftest import ROOT
 from tests.harness import shipped
 
 
-def traced(name: str, rung: str, arch: str) -> tuple[Plan, Timeline]:
-    plan = choose(shipped(name), ARCHES[arch], rung)
+def traced(name: str, schedule: str, arch: str) -> tuple[Plan, Timeline]:
+    plan = choose(shipped(name), ARCHES[arch], schedule)
     found = traced_timeline(shipped(name), plan)
     assert found is not None
     return plan, found
@@ -28,7 +29,7 @@ def bars(drawn: Timeline, kind: str) -> dict[str, list[Bar]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "rung", "arch"),
+    ("name", "schedule", "arch"),
     [
         ("gpt2", "hopper", "sm_90a"),
         ("gpt2", "wgmma", "sm_90a"),
@@ -36,8 +37,8 @@ def bars(drawn: Timeline, kind: str) -> dict[str, list[Bar]]:
         ("gemma_softcap", "fused", "sm_80"),
     ],
 )
-def test_what_is_drawn_waits_for_what_it_needs(name: str, rung: str, arch: str) -> None:
-    plan, drawn = traced(name, rung, arch)
+def test_what_is_drawn_waits_for_what_it_needs(name: str, schedule: str, arch: str) -> None:
+    plan, drawn = traced(name, schedule, arch)
     copies = {b.label: b for found in bars(drawn, COPY).values() for b in found}
     assert {"K0", "V0", "K1", "V1"} <= set(copies)
     assert len(copies) <= 2 * SHOWN
@@ -50,18 +51,16 @@ def test_what_is_drawn_waits_for_what_it_needs(name: str, rung: str, arch: str) 
             reads[tile] = max(reads.get(tile, 0.0), product.end)
             if product.label.startswith("P"):
                 assert product.start >= weights[tile[1:]]
-    slots = plan.stages + plan.staggered
     for tile, copy in copies.items():
-        before = f"{tile[0]}{int(tile[1:]) - slots}"
+        before = f"{tile[0]}{int(tile[1:]) - plan.stages}"
         assert copy.start >= reads.get(before, 0.0), f"{tile} overwrites {before}"
 
 
 def test_hopper_has_the_roles_of_its_plan() -> None:
     plan, drawn = traced("gpt2", "hopper", "sm_90a")
-    assert plan.roles is not None
     assert list(bars(drawn, COPY)) == ["TMA, K", "TMA, V"]
     products = bars(drawn, PRODUCT)
-    assert list(products) == [f"products, consumer {c}" for c in range(1, plan.roles.consumers + 1)]
+    assert list(products) == [f"products, consumer {c}" for c in range(1, plan.own.consumers + 1)]
     for found in products.values():
         assert [b.label for b in found][:4] == ["Q K0", "Q K1", "P V0", "Q K2"]  # the next scores before these values
     assert "traced run" in drawn.says
@@ -80,5 +79,5 @@ def test_the_page_says_what_its_picture_is() -> None:
 
 
 def test_schedules_without_a_pipeline_are_not_traced() -> None:
-    for rung in ("naive", "tiled"):
-        assert traced_timeline(shipped("gpt2"), choose(shipped("gpt2"), ARCHES["sm_80"], rung)) is None
+    for schedule in ("naive", "tiled"):
+        assert traced_timeline(shipped("gpt2"), choose(shipped("gpt2"), ARCHES["sm_80"], schedule)) is None

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from attngen.cli import main
 from attngen.device.cuda import compiler
 from attngen.device.cuda.line_table import machine_code, sass_code
 from attngen.diagnostics import DiagnosticError
 from attngen.emit.emitter import emit
-from attngen.emit.files import FILES
-from attngen.emit.loops import NESTS
+from attngen.emit.templates import template_directory
 from attngen.inspect.ladder import LADDER, ladder
 from attngen.inspect.opcodes import OTHER, class_of, histogram, opcode
 from attngen.inspect.report.page import Problem, Report, report
-from attngen.inspect.report.timeline import COPY, PRODUCT, SOFTMAX, TIMELINES, timeline
 from attngen.language import Loaded, load_source
 from attngen.language.load import load_path
-from attngen.plan import ARCHES, choose
-from attngen.plan.shared_layout import LAYOUTS, layouts
+from attngen.plan import ARCHES, Schedule
+from attngen.schedules import SCHEDULES as EVERY_SCHEDULE
+from attngen.schedules import choose
+from attngen.schedules.hopper import HOPPER as HOPPER_SCHEDULE
+from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, timeline
 from attngen.source import SourceFile
-from attngen.spec.attention import HOPPER_RUNGS
+from attngen.spec.attention import HOPPER_SCHEDULES
 from tests import tiers
 from tests.conftest import ROOT
-from tests.harness import SPECS, emitted, shipped
+from tests.harness import SPECS, cli, emitted, shipped
 
 MIB = 2**20
 HOPPER = [(name, "hopper", "sm_90a") for name in ("mistral_window", "packed_documents", "gpt_oss_sinks", "gemma_softcap")]
@@ -44,8 +44,8 @@ def loaded(name: str) -> Loaded:
     return one
 
 
-def page(one: Loaded, rung: str, arch: str, length: int = 512) -> Report:
-    plan = choose(one.spec, ARCHES[arch], rung)
+def page(one: Loaded, schedule: str, arch: str, length: int = 512) -> Report:
+    plan = choose(one.spec, ARCHES[arch], schedule)
     return report(one, plan, emit(one.spec, plan), Problem(length, length, {}), "not in this test")
 
 
@@ -55,15 +55,15 @@ def data_of(html: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "rung", "arch"), tiers.cases([*LADDER, *HOPPER], quick=[("gpt2", "tiled", "sm_80"), HOPPER[1]])
+    ("name", "schedule", "arch"), tiers.cases([*LADDER, *HOPPER], quick=[("gpt2", "tiled", "sm_80"), HOPPER[1]])
 )
-def test_a_page_is_small_whole_and_linked(name: str, rung: str, arch: str) -> None:
-    made = page(loaded(name), rung, arch)
+def test_a_page_is_small_whole_and_linked(name: str, schedule: str, arch: str) -> None:
+    made = page(loaded(name), schedule, arch)
     assert len(made.html.encode()) < 3 * MIB
     assert made.mapped >= 0.95 * made.instructions
     assert not re.search(r'\b(src|href)="(?!#|data:,)|url\(|@import|https?://', made.html.replace("http-equiv", ""))
     data = data_of(made.html)
-    columns, source = data["columns"], emitted(shipped(name), rung, arch)
+    columns, source = data["columns"], emitted(shipped(name), schedule, arch)
     assert len(columns["cuda"]) == source.text.count("\n")
     plain = [re.sub(r"<[^>]*>", "", line) for line in columns["cuda"]]
     assert [_unescaped(line) for line in plain] == source.text.splitlines()
@@ -93,45 +93,47 @@ def test_the_text_of_a_spec_is_text_whatever_it_says() -> None:
     assert made.count("<script") == 2
 
 
-@pytest.mark.parametrize(("rung", "arch"), SCHEDULES)
+@pytest.mark.parametrize(("schedule", "arch"), SCHEDULES)
 @pytest.mark.parametrize("name", ["gpt2", "head_dim_80", "cross_attention"])
-def test_layouts_are_those_of_the_file(name: str, rung: str, arch: str) -> None:
+def test_layouts_are_those_of_the_file(name: str, schedule: str, arch: str) -> None:
     """Rows as far apart as the emitted constants say, as many as a tile has, free of conflicts where they are read at once."""
     spec = shipped(name)
     try:
-        plan = choose(spec, ARCHES[arch], rung)
+        plan = choose(spec, ARCHES[arch], schedule)
     except DiagnosticError:
-        return  # the rung cannot be had
+        return  # the schedule is not supported
     constants: dict[str, int] = {}
     for constant, value in re.findall(r"^constexpr int (\w+) = ([^;,]+);", emit(spec, plan).text, re.M):
         constants[constant] = eval(value.replace("/", "//"), {}, constants)
-    found = {one.name.removeprefix("a slab of ")[0]: one for one in layouts(spec, plan)}
-    size = {"tiled": 4, "fused_simt": 4}.get(plan.schedule, spec.dtype.bytes)
+    found = {one.name.removeprefix("a slab of ")[0]: one for one in plan.schedule.layouts(spec, plan)}
+    size = {"tiled": 4, "fused_simt": 4}.get(plan.schedule.name, spec.dtype.bytes)
     strides = {
         "naive": {},
         "tiled": {"Q": "BLOCK_Q", "K": "BLOCK_KV", "P": "BLOCK_Q", "V": "BLOCK_DV"},
         "fused_simt": {"Q": "QK_STRIDE", "K": "QK_STRIDE", "V": "V_STRIDE", "P": "P_STRIDE"},
         "fused_mma": {"Q": "Q_STRIDE", "K": "K_STRIDE", "V": "V_STRIDE"},
-        **{by_tma: dict.fromkeys("QKV", "ROW_BYTES // 2") for by_tma in HOPPER_RUNGS},
-    }[plan.schedule]
+        **{by_tma: dict.fromkeys("QKV", "ROW_BYTES // 2") for by_tma in HOPPER_SCHEDULES},
+    }[plan.schedule.name]
     assert set(found) == set(strides)
     for tile, stride in strides.items():
         assert found[tile].row_bytes == size * eval(stride, {}, constants)
         assert found[tile].data_bytes <= found[tile].row_bytes
-        assert found[tile].gap == ((4, size * constants["PAD"]) if plan.schedule == "tiled" and tile != "V" else (1, 0))
+        assert found[tile].gap == ((4, size * constants["PAD"]) if plan.schedule.name == "tiled" and tile != "V" else (1, 0))
         assert found[tile].groups_read() in ({0, 8} if spec.dtype.name == "fp32" else {8})
         buffer = next((b for b in plan.buffers if b.name == tile), None)
-        if buffer is not None and not plan.by_tma:
+        if buffer is not None and not plan.schedule.by_tma:
             assert buffer.bytes % (found[tile].rows * found[tile].row_bytes) == 0
 
 
-def test_every_schedule_is_described() -> None:
-    assert set(FILES) == set(NESTS) == set(LAYOUTS) == set(TIMELINES)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE, ids=lambda s: s.name)
+def test_every_schedule_has_its_template_and_its_lesson(schedule: Schedule) -> None:
+    for file in (f"kernels/{schedule.name}.cu.j2", f"lessons/{schedule.name}.j2"):
+        assert (template_directory() / file).is_file()
 
 
 def test_the_swizzle_is_that_of_tma() -> None:
     """The bits 4 to 6 of an address, exclusive or with its bits 7 to 9: eight rows of 128 bytes (CUDA driver API)."""
-    (slab, *_) = layouts(shipped("gpt2"), choose(shipped("gpt2"), ARCHES["sm_90a"], "hopper"))
+    (slab, *_) = HOPPER_SCHEDULE.layouts(shipped("gpt2"), choose(shipped("gpt2"), ARCHES["sm_90a"], "hopper"))
     for row in range(16):
         for chunk in range(8):
             address = row * 128 + chunk * 16
@@ -166,19 +168,19 @@ def test_classes_are_read_off_the_opcode(instruction: str, name: str) -> None:
     assert class_of(instruction) == name
 
 
-@pytest.mark.parametrize(("rung", "arch"), SCHEDULES)
+@pytest.mark.parametrize(("schedule", "arch"), SCHEDULES)
 @pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["gpt2", "packed_documents", "sigmoid_attention"]))
-def test_timelines_could_happen(name: str, rung: str, arch: str) -> None:
+def test_timelines_could_happen(name: str, schedule: str, arch: str) -> None:
     """No lane does two things at once, nothing is used before it is copied, and no copy overwrites what is still needed."""
     try:
-        plan = choose(shipped(name), ARCHES[arch], rung)
+        plan = choose(shipped(name), ARCHES[arch], schedule)
     except DiagnosticError:
         return
     drawn = timeline(shipped(name), plan)
     for bars in drawn.lanes.values():
         for before, after in pairwise(bars):
             assert before.end <= after.start + 1e-9
-    if not plan.is_fused:
+    if not plan.schedule.is_fused:
         return
     bars = [bar for lane in drawn.lanes.values() for bar in lane]
     copied = {tile: bar for bar in bars if bar.kind == COPY for tile in bar.label.split(", ")}
@@ -192,8 +194,7 @@ def test_timelines_could_happen(name: str, rung: str, arch: str) -> None:
     assert named == {{"none": "score"}.get(shipped(name).normalize, shipped(name).normalize)}
 
 
-def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(main, ["report", *arguments])
+invoke = partial(cli, "report")
 
 
 def test_the_command_writes_the_page_and_says_where(tmp_path: Path) -> None:

@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from attngen.cli import main
 from attngen.device.cuda.line_table import MachineCode, MachineLine, machine_code
 from attngen.inspect.machine_text import spec_lines
 from attngen.language.load import load_path
-from attngen.plan import ARCHES, choose
+from attngen.plan import ARCHES
+from attngen.schedules import choose
 from tests import tiers
-from tests.browser import PATIENCE, launch_options
+from tests.browser import PATIENCE
 from tests.conftest import ROOT
-from tests.harness import emitted, shipped
+from tests.harness import cli, emitted, shipped
 
 pytestmark = pytest.mark.browser
 LAPTOP = {"width": 1366, "height": 768}
-SCREENS = ({"width": 1400, "height": 900}, {"width": 390, "height": 844})  # a desktop's and a telephone's
+SCREENS = {1400: 900, 390: 844}  # height by width, of a desktop and of a phone
 COLUMNS = ("spec", "cuda", "sass", "ptx")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(**launch_options())
-        yield chromium
-        chromium.close()
 
 
 PAGES = {
@@ -54,7 +43,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def page(name: str) -> Path:
         path = directory / f"{name}.html"
         if not path.exists():
-            result = CliRunner().invoke(main, ["report", *PAGES[name], "-o", str(path)])
+            result = cli("report", *PAGES[name], "-o", str(path))
             assert result.exit_code == 0, result.output
         return path
 
@@ -111,8 +100,9 @@ def truth() -> tuple[MachineCode, dict[int, tuple[int, ...]], list[str]]:
     return machine_code(source), spec_lines(loaded, plan, source), source.text.splitlines()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", tiers.cases(PAGES, quick=["gemma_softcap_fused", "packed_documents_hopper"]))
+@pytest.mark.parametrize(
+    ("name", "scheme"), tiers.cases(product(PAGES, ["light", "dark"]), quick=[("gemma_softcap_fused", "light")])
+)
 def test_a_page_opens_alone_and_fits_the_screen(browser: Any, pages: Callable[[str], Path], name: str, scheme: str) -> None:
     reader = Reader(browser, pages(name), scheme)
     assert reader.complaints == []
@@ -134,14 +124,16 @@ def test_a_page_opens_alone_and_fits_the_screen(browser: Any, pages: Callable[[s
     reader.context.close()
 
 
-@pytest.mark.parametrize("screen", SCREENS, ids=lambda screen: str(screen["width"]))
-@pytest.mark.parametrize("name", ["gemma_softcap_fused", "packed_documents_hopper"])
-def test_no_line_is_cut_at_any_width(browser: Any, pages: Callable[[str], Path], name: str, screen: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("name", "width"),
+    tiers.cases(product(["gemma_softcap_fused", "packed_documents_hopper"], SCREENS), quick=[("gemma_softcap_fused", 390)]),
+)
+def test_no_line_is_cut_at_any_width(browser: Any, pages: Callable[[str], Path], name: str, width: int) -> None:
     """The page is not wider than the screen, and no line is wider than its column: scrolling down reaches everything."""
-    reader = Reader(browser, pages(name), screen=screen)
+    reader = Reader(browser, pages(name), screen={"width": width, "height": SCREENS[width]})
     for level in ("brief", "teach", "none"):
         reader.tab.locator("#comments").select_option(level)
-        assert reader.tab.evaluate("document.documentElement.scrollWidth") <= screen["width"]
+        assert reader.tab.evaluate("document.documentElement.scrollWidth") <= width
         for column in COLUMNS:
             inner, outer = reader.tab.evaluate(
                 f"(e => [e.scrollWidth, e.clientWidth])(document.getElementById('{column}-lines'))"

@@ -10,29 +10,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from attngen import define
-from attngen.cli import main
 from attngen.device.emulated import EmulationError
 from attngen.device.emulated.tracing import Watch
-from attngen.inspect.coordinates import Layout, planned
+from attngen.inspect.coordinates import Layout
 from attngen.inspect.trace_text import totals_line
-from attngen.inspect.tracing import RungTrace, trace_spec
-from attngen.inspect.work import loaded_tiles, requested, tile_kinds, work
-from attngen.plan import ARCHES, PlanRefusal, choose, default_arch
-from attngen.plan.tile_map import EMPTY, staggered_steps
+from attngen.inspect.tracing import ScheduleTrace, trace_spec
+from attngen.inspect.work import requested, tile_kinds, work
+from attngen.plan import ARCHES
 from attngen.reference.problems import Shape, sample
-from attngen.spec.attention import HOPPER_RUNGS, RUNGS, AttentionSpec
+from attngen.schedules import choose, default_arch
+from attngen.spec.attention import HOPPER_SCHEDULES, PORTABLE_SCHEDULES, SCHEDULE_NAMES, AttentionSpec
 from tests import tiers
 from tests.conftest import ROOT
-from tests.harness import SPECS, call, compiled, emitted, shipped
+from tests.harness import call, cli, compiled, emitted, shipped
 
 ONE = Shape(1, 1, 1, 256, 256)
 
 
-def traced(spec: AttentionSpec, rung: str, shape: Shape = ONE, **options) -> RungTrace:
-    (found,) = trace_spec(spec, (rung,), default_arch(rung), shape, options.pop("params", {}), **options)
+def traced(spec: AttentionSpec, schedule: str, shape: Shape = ONE, **options) -> ScheduleTrace:
+    (found,) = trace_spec(spec, (schedule,), default_arch(schedule), shape, options.pop("params", {}), **options)
     return found
 
 
@@ -44,9 +42,9 @@ def open_heads(name: str, dtype: str | None = None) -> AttentionSpec:
 
 
 def test_gpt2_at_256_by_hand() -> None:
-    """Every number as one would count it on paper: n = 256 rows and keys of 64 elements of 2 bytes, scores of 4 bytes."""
+    """Counts derived by hand: n = 256 rows and keys of 64 elements of 2 bytes, scores of 4 bytes."""
     n, row = 256, 64 * 2
-    naive, tiled, fused, wgmma, hopper = (traced(shipped("gpt2"), rung) for rung in (*RUNGS, *HOPPER_RUNGS))
+    naive, tiled, fused, wgmma, hopper = (traced(shipped("gpt2"), schedule) for schedule in SCHEDULE_NAMES)
     scores, passes, dims = 4 * n * n, 3, 64
     assert naive.totals.global_read == 2 * n * n * row + passes * scores + dims * (scores + n * n * 2)
     tiles = 1 + 2 + 3 + 4  # 64 rows x 64 keys: of each block of rows, those left of the diagonal's end
@@ -88,62 +86,32 @@ CASES = [
 def test_bytes_are_those_of_the_closed_formula(name: str, dtype: str | None, shape: Shape, params: dict[str, int]) -> None:
     spec = open_heads(name, dtype)
     problem = sample(spec, shape)
-    for rung in (*RUNGS, *(HOPPER_RUNGS if spec.dtype.bytes == 2 else ())):
-        found = traced(spec, rung, shape, params=params)
+    for schedule in (*PORTABLE_SCHEDULES, *(HOPPER_SCHEDULES if spec.dtype.bytes == 2 else ())):
+        found = traced(spec, schedule, shape, params=params)
         names = {**shape.sizes(spec), **{p.name: p.default for p in spec.params if p.default is not None}, **params}
         read, written = dict.fromkeys("QKVS", 0), dict.fromkeys("SO", 0)
         for b in range(shape.batch):
             for h in range(shape.q_heads):
-                loaded = loaded_tiles(spec, found.plan, problem, names, b, h)
-                asked = requested(spec, found.plan, shape.q_len, shape.kv_len, loaded)
-                read = {t: n + asked.read.get(t, 0) for t, n in read.items()}
-                written = {t: n + asked.written.get(t, 0) for t, n in written.items()}
-        assert {t: found.read.get(t, 0) for t in "QKVS"} == read, rung
-        assert {t: found.written.get(t, 0) for t in "SO"} == written, rung
+                kinds = tile_kinds(spec, found.plan, problem, names, b, h)
+                traffic = requested(spec, found.plan, shape.q_len, shape.kv_len, kinds)
+                read = {t: n + traffic.read.get(t, 0) for t, n in read.items()}
+                written = {t: n + traffic.written.get(t, 0) for t, n in written.items()}
+        assert {t: found.read.get(t, 0) for t in "QKVS"} == read, schedule
+        assert {t: found.written.get(t, 0) for t in "SO"} == written, schedule
 
 
-@pytest.mark.parametrize("head_dim", tiers.cases([64, 128], quick=[64]))
-@pytest.mark.parametrize(
-    ("q_len", "kv_len", "size"),
-    tiers.cases([(450, 450, 70), (300, 300, 130), (129, 400, 33), (400, 200, 64), (60, 60, 5)], quick=[(300, 300, 130)]),
-)
-def test_bytes_and_products_of_halves_with_tiles_of_their_own(head_dim: int, q_len: int, kv_len: int, size: int) -> None:
-    spec = replace(open_heads("mistral_window"), head_dim=head_dim, head_dim_v=head_dim)
-    shape = Shape(1, 1, 1, q_len, kv_len)
-    (found,) = trace_spec(spec, ("fused",), "sm_90a", shape, {"size": size})
-    assert found.plan.staggered
-    names = {**shape.sizes(spec), "size": size}
-    cost = work(spec, found.plan, sample(spec, shape), names)
-    assert sum(found.read.values()) == cost.read
-    blocks = staggered_steps(found.plan.bounds, 128, 64, names, {})
-    assert found.totals.mma_operations == sum(max(end - first, 0) for first, end in blocks) * 128 * 64 * 4 * head_dim
-    if q_len % 128 == kv_len % 64 == 0:
-        assert found.totals.mma_operations == cost.computed
-
-
-@pytest.mark.parametrize(
-    ("name", "head_dim"), tiers.cases([("packed_documents", 128), ("dilated", 64)], quick=[("dilated", 64)])
-)
-@pytest.mark.parametrize(("q_len", "kv_len"), tiers.cases([(512, 512), (128, 128), (384, 512), (256, 320)], quick=[(256, 320)]))
-def test_products_of_last_tiles_for_half_of_the_rows(name: str, head_dim: int, q_len: int, kv_len: int) -> None:
-    spec = replace(open_heads(name), head_dim=head_dim, head_dim_v=head_dim)
-    shape = Shape(1, 1, 1, q_len, kv_len)
+@pytest.mark.parametrize("name", ["mistral_window", "packed_documents"])
+def test_products_are_those_of_the_tiles_that_are_visited(name: str) -> None:
+    spec, shape = open_heads(name), Shape(1, 1, 1, 256, 256)
     (found,) = trace_spec(spec, ("fused",), "sm_90a", shape, {})
-    assert found.plan.half_tile
     names = {**shape.sizes(spec), **{p.name: p.default for p in spec.params}}
-    problem = sample(spec, shape)
-    cost = work(spec, found.plan, problem, names)
-    assert sum(found.read[t] for t in "QKV") == cost.read
-    assert found.totals.mma_operations == cost.computed
-    kinds = tile_kinds(spec, found.plan, problem, names)
-    halves = q_len // 128  # of each block of rows the last tile lies on the diagonal
-    assert cost.computed == 4 * head_dim * (128 * 64 * (kinds != EMPTY).sum() - 64 * 64 * halves)
+    assert found.totals.mma_operations == work(spec, found.plan, sample(spec, shape), names).computed
 
 
-@pytest.mark.parametrize("rung", [*RUNGS, *HOPPER_RUNGS])
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
 @pytest.mark.parametrize("name", tiers.cases(["gpt2", "packed_documents"], quick=["gpt2"]))
-def test_sites_add_up_to_the_totals(name: str, rung: str) -> None:
-    found = traced(shipped(name), rung, Shape(1, 2, 2, 150, 150))
+def test_sites_add_up_to_the_totals(name: str, schedule: str) -> None:
+    found = traced(shipped(name), schedule, Shape(1, 2, 2, 150, 150))
     sums = {(shared, writes): 0 for shared in (False, True) for writes in (False, True)}
     for s in found.sites:
         if s.buffer is not None:
@@ -156,7 +124,7 @@ def test_sites_add_up_to_the_totals(name: str, rung: str) -> None:
         assert s.place.line, s
         assert s.buffer is None or s.buffer.name != "shared memory"  # every buffer has a name
     met = ("block barrier", "warp barrier")
-    if rung not in HOPPER_RUNGS:
+    if schedule not in HOPPER_SCHEDULES:
         assert sum(s.executions for s in found.sites if s.what in met) == t.barriers
 
 
@@ -176,11 +144,11 @@ def test_every_line_of_a_site_has_what_it_is_said_to_do() -> None:
         assert words.get(s.what, "") in s.place.text, s.place
 
 
-@pytest.mark.parametrize("rung", ["fused", *HOPPER_RUNGS])
+@pytest.mark.parametrize("schedule", ["fused", *HOPPER_SCHEDULES])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("name", tiers.cases(["gpt2", "llama_gqa"], quick=["gpt2"]))
-def test_kernels_on_tensor_cores_have_no_bank_conflict(name: str, dtype: str, rung: str) -> None:
-    found = traced(open_heads(name, dtype), rung, Shape(1, 1, 1, 130, 130))
+def test_kernels_on_tensor_cores_have_no_bank_conflict(name: str, dtype: str, schedule: str) -> None:
+    found = traced(open_heads(name, dtype), schedule, Shape(1, 1, 1, 130, 130))
     assert [(s.place, s.degree) for s in found.sites if s.conflicts] == []
 
 
@@ -229,13 +197,13 @@ def test_a_planted_bank_conflict_without_the_swizzle_is_named() -> None:
     (read,) = (s for s in found if not s.writes and s.what == "ldmatrix")
     assert read.buffer is not None
     assert (read.what, read.buffer.label, read.degree) == ("ldmatrix", "Q_smem", 8)
-    assert "ldmatrix_x4(Q_frag[step]" in read.place.text
+    assert "ldmatrix_x4(frag.Q[step]" in read.place.text
 
 
 @pytest.mark.parametrize(
-    ("rung", "barrier", "buffers"),
+    ("schedule", "barrier", "buffers"),
     [
-        ("fused", "__syncthreads();  // everyone is done with the tile before", {"K_smem", "V_smem"}),
+        ("fused", "__syncthreads();  // all threads are done with the previous tile", {"K_smem", "V_smem"}),
         (
             "tiled",
             "__syncthreads();  // everyone is done: the next may take its place",
@@ -243,13 +211,13 @@ def test_a_planted_bank_conflict_without_the_swizzle_is_named() -> None:
         ),
     ],
 )
-def test_a_planted_missing_barrier_is_named(rung: str, barrier: str, buffers: set[str]) -> None:
-    """Both accesses by their lines, and the buffer."""
-    text = emitted(shipped("gpt2"), rung).text
+def test_a_planted_missing_barrier_is_named(schedule: str, barrier: str, buffers: set[str]) -> None:
+    """A race names the lines of both accesses, and the buffer."""
+    text = emitted(shipped("gpt2"), schedule).text
     place = text.index(barrier)
     planted = text[:place] + " " * len("__syncthreads();") + text[place + len("__syncthreads();") :]
     with pytest.raises(EmulationError) as caught:
-        traced(shipped("gpt2"), rung, text=planted)
+        traced(shipped("gpt2"), schedule, text=planted)
     error = caught.value
     assert error.where is not None
     assert error.where.buffer in buffers
@@ -258,7 +226,7 @@ def test_a_planted_missing_barrier_is_named(rung: str, barrier: str, buffers: se
     assert error.kind in ("race", "copy in flight")
     assert error.other is not None
     assert error.other.line > 0
-    if rung == "fused":  # two primitives: where they are called is named too
+    if schedule == "fused":  # two primitives: where they are called is named too
         assert any("ldmatrix_x4" in text for _, text in error.at.callers)
         assert any("load_k" in text for _, text in error.other.callers)
 
@@ -275,8 +243,8 @@ def test_a_changed_file_is_traced_and_checked_on_the_command_line(tmp_path: Path
     place = source.text.index("__syncthreads();  // both slices are complete")
     path.write_text(source.text[:place] + source.text[place + len("__syncthreads();") :])
     for command in ("trace", "check"):
-        told = invoke(command, *small, *(("--device", "emulated") if command == "check" else ()), exit_code=1)
-        assert re.search(r"in gpt2_scores, block \(0, 0, 0\), thread \d+: .* of [QK]_smem\)\n  line \d+: ", told), told
+        output = invoke(command, *small, *(("--device", "emulated") if command == "check" else ()), exit_code=1)
+        assert re.search(r"in gpt2_scores, block \(0, 0, 0\), thread \d+: .* of [QK]_smem\)\n  line \d+: ", output), output
     path.write_text(source.text + "nonsense\n")
     assert f"{path} does not compile:\n{path}:" in invoke("trace", *small, exit_code=2)
 
@@ -288,27 +256,8 @@ def test_layouts_name_elements() -> None:
     assert Layout("fp16", (2, 3, 10, 64)).at(2 * (((1 * 3 + 2) * 10 + 7) * 64 + 8), 16) == "[1, 2, 7, 8:16]"
     assert Layout("fp32", (5, 6)).at(4 * 13, 4) == "[2, 1]"
     assert Layout("float", (1,)).at(4 * 132, 16) == "[132:136]"
-    assert planned("fp16 [2][64][64 + 8], the keys") == Layout("fp16", (2, 64, 72))
-    assert planned("mbarrier [2 + 4 * 3], see the kernel") == Layout("mbarrier", (14,))
     swizzled = Layout("bf16", (1, 192, 64), swizzled=True)
     assert swizzled.at(128 * 9 + 16 * (3 ^ 1), 16) == "[0, 9, 24:32]"  # row 9: chunks are permuted by 9 % 8
-
-
-@pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["gpt2", "packed_documents"]))
-def test_the_planners_words_for_a_buffer_begin_with_its_layout(name: str) -> None:
-    for arch in ("sm_75", "sm_80", "sm_90a"):
-        for rung in (*RUNGS, *HOPPER_RUNGS):
-            try:
-                plan = choose(shipped(name), ARCHES[arch], rung)
-            except PlanRefusal:
-                continue
-            for buffer in plan.buffers:
-                layout = planned(buffer.what)
-                assert layout is not None, buffer
-                elements = 1
-                for size in layout.shape:
-                    elements *= size
-                assert elements * layout.element_bytes <= buffer.bytes, buffer
 
 
 def test_steps_of_the_fused_kernel_tell_its_story() -> None:
@@ -333,12 +282,12 @@ def test_steps_of_the_fused_kernel_tell_its_story() -> None:
 
 
 def invoke(*arguments: str, exit_code: int) -> str:
-    result = CliRunner().invoke(main, list(arguments))
+    result = cli(*arguments)
     assert result.exit_code == exit_code, result.output
     return result.output
 
 
-def test_trace_prints_rungs_sites_and_steps() -> None:
+def test_trace_prints_schedules_sites_and_steps() -> None:
     text = invoke("trace", "gpt2", "--q-len", "64", exit_code=0)
     assert [line.split()[0] for line in text.splitlines()[4:7]] == ["naive", "tiled", "fused"]
     assert "fused: no bank conflict" in text
@@ -364,14 +313,14 @@ def test_threads_that_are_not_there_have_no_steps() -> None:
 
 def test_the_documents_show_what_is_counted() -> None:
     page = (ROOT / "docs" / "trace.md").read_text()
-    for rung in RUNGS:
-        counted = totals_line(traced(shipped("gpt2"), rung))
+    for schedule in PORTABLE_SCHEDULES:
+        counted = totals_line(traced(shipped("gpt2"), schedule))
         assert counted[: counted.rindex("%") + 1] in page
 
 
-@pytest.mark.parametrize("rung", tiers.cases(RUNGS, quick=["tiled"]))
-def test_check_of_a_kernel_compiled_for_gdb(rung: str) -> None:
-    small = ("gpt2", "--device", "emulated", "--kernel", rung, "--q-len", "40", "--debug")
+@pytest.mark.parametrize("schedule", tiers.cases(PORTABLE_SCHEDULES, quick=["tiled"]))
+def test_check_of_a_kernel_compiled_for_gdb(schedule: str) -> None:
+    small = ("gpt2", "--device", "emulated", "--kernel", schedule, "--q-len", "40", "--debug")
     assert "ok" in invoke("check", *small, exit_code=0)
 
 
@@ -386,3 +335,9 @@ def test_check_of_a_kernel_compiled_for_gdb(rung: str) -> None:
 )
 def test_bad_arguments_are_refused_with_words(arguments: tuple[str, ...], words: str) -> None:
     assert words in invoke("trace", "gpt2", "--steps", *arguments, exit_code=2)
+
+
+def test_a_backward_is_traced() -> None:
+    (found,) = trace_spec(shipped("alibi"), ("naive",), "sm_80", Shape(1, 1, 1, 20, 20), {}, wanted=("q", "slopes"))
+    assert set(found.written) == {"S", "dP", "delta", "dQ", "d_slopes"}
+    assert found.written["d_slopes"] == 4

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 
-from attngen.cli import main
 from attngen.language import load_text
 from attngen.language.catalogue import catalogue
 from attngen.language.prelude import prelude
 from attngen.spec.expr import Type
 from attngen.spec.operator import TABLE
 from tests.conftest import ROOT
+from tests.harness import cli
 
 ENTRIES = [(section, entry) for section, entries in catalogue().items() for entry in entries]
 
 
-def invoke(*arguments: str):
-    return CliRunner().invoke(main, ["list", *arguments])
+invoke = partial(cli, "list")
 
 
 @pytest.mark.parametrize(("section", "entry"), ENTRIES, ids=lambda x: x if isinstance(x, str) else x.usage)

@@ -1,4 +1,4 @@
-"""A spec from a stranger is only data: whatever the text, a spec or a diagnostic, and soon."""
+"""Untrusted specs are data: every text gives a spec or a diagnostic, in short time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from attngen.diagnostics import DiagnosticError
 from attngen.emit.emitter import emit
 from attngen.language import load_path, load_text
 from attngen.language.syntax import MAX_TEXT
-from attngen.plan import choose
 from attngen.plan.arch import ARCHES
+from attngen.schedules import choose
 from tests import tiers
 from tests.conftest import ROOT
 
@@ -92,13 +92,13 @@ def test_a_byte_order_mark_and_carriage_returns_are_no_mistakes(tmp_path: Path) 
     assert load_path(path)[0].spec == load_text(f"{HEAD} mask causal }}")[0]
 
 
-@pytest.mark.parametrize("rung", ["naive", "tiled", "fused"])
-def test_comments_do_not_reach_the_generated_text(rung: str) -> None:
+@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused"])
+def test_comments_do_not_reach_the_generated_text(schedule: str) -> None:
     text = f"# */ #include <evil> \n{HEAD} mask causal # \\\n */ {{% endfor %}} {{{{ 1 }}}} \n}}"
     with pytest.raises(DiagnosticError):
         load_text(text)
     (spec,) = load_text(text.replace("\n */ {% endfor %} {{ 1 }} ", ""))
-    source = emit(spec, choose(spec, ARCHES["sm_80"], rung))
+    source = emit(spec, choose(spec, ARCHES["sm_80"], schedule))
     assert "evil" not in source.text
 
 
@@ -145,8 +145,8 @@ def test_a_thousand_mutated_texts_give_a_spec_or_a_diagnostic(part: int) -> None
             specs = load_text(text)
             right += 1
             if right % 20 == 0:
-                for rung in ("naive", "tiled", "fused"):
-                    emit(specs[0], choose(specs[0], ARCHES["sm_80"], rung))
+                for schedule in ("naive", "tiled", "fused"):
+                    emit(specs[0], choose(specs[0], ARCHES["sm_80"], schedule))
         except DiagnosticError as error:
             messages.append(str(error))
     assert all(messages)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from attngen.diagnostics import DiagnosticError
 from attngen.language import load_file, load_text, to_text
-from attngen.spec.attention import AttentionSpec, Input, Param, S, Schedule
+from attngen.spec.attention import AttentionSpec, Input, KernelRequest, Param, S
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Expr, Type, constant, gather, inputs_in, name, names_in
@@ -72,7 +72,7 @@ def specs(draw) -> AttentionSpec:
         normalize=normalize,
         sink=sink,
         lse=softmax and draw(st.booleans()),
-        schedule=Schedule(draw(st.sampled_from(["auto", "fused"])), *block, draw(st.sampled_from([None, 2]))),
+        kernel=KernelRequest(draw(st.sampled_from(["auto", "fused"])), *block, draw(st.sampled_from([None, 2]))),
     )
 
 

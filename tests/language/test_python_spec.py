@@ -1,4 +1,4 @@
-"""The Python spec says what the text says."""
+"""A spec defined in Python equals the spec of the corresponding text."""
 
 from __future__ import annotations
 

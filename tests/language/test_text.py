@@ -1,4 +1,4 @@
-"""What a text may say, beside what its diagnostics show (tests/diagnostics)."""
+"""Texts of the language that are accepted, and their specs; tests/diagnostics has those that are refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from attngen.diagnostics import DiagnosticError
 from attngen.emit.emitter import emit
 from attngen.language import load_text, to_text
-from attngen.plan import choose
 from attngen.plan.arch import ARCHES
+from attngen.schedules import choose
 
 HEAD = "dtype fp16 head_dim 64"
 
@@ -25,10 +25,10 @@ def test_as_many_key_value_heads_as_query_heads_need_no_second_number() -> None:
 
 
 @pytest.mark.parametrize("score", ["s / 0", "tanh(s / 0.0)", "s * 3e38", "softcap(0.0)"])
-@pytest.mark.parametrize(("arch", "rung"), [("sm_80", "fused"), ("sm_90a", "hopper")])
-def test_a_constant_that_the_scale_cannot_take_stays_in_the_score(score: str, arch: str, rung: str) -> None:
+@pytest.mark.parametrize(("arch", "schedule"), [("sm_80", "fused"), ("sm_90a", "hopper")])
+def test_a_constant_that_the_scale_cannot_take_stays_in_the_score(score: str, arch: str, schedule: str) -> None:
     (spec,) = load_text(f"attention a {{ {HEAD} score {score} }}")
-    assert emit(spec, choose(spec, ARCHES[arch], rung)).text
+    assert emit(spec, choose(spec, ARCHES[arch], schedule)).text
 
 
 def test_as_many_mistakes_as_there_are_statements() -> None:

@@ -12,21 +12,23 @@ import attngen
 from attngen.device.emulated import EmulatedDevice
 from attngen.emit.emitter import emit
 from attngen.language import load_text
-from attngen.plan import ARCHES, PlanRefusal, choose
+from attngen.plan import ARCHES, PlanRefusal
+from attngen.plan.block_map import EMPTY, PARTIAL, classify_tiles
 from attngen.plan.code_size import INLINED_UP_TO, pair_operations
-from attngen.plan.tile_map import EMPTY, PARTIAL, classify_tiles
-from attngen.plan.tiles import LARGEST, MOST_DIVISIONS, tile_bounds
+from attngen.plan.mask_bounds import mask_bounds
+from attngen.plan.tile_intervals import LARGEST, MOST_DIVISIONS
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
+from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import MAX_DEPTH
+from attngen.spec.expr import MAX_DEPTH, Type, constant, intern_apply
 from attngen.spec.operator import either
 from tests.harness import call
 from tests.plan.test_planning_cost import calls
 
 
 def joined(op: str, terms: list[str]) -> str:
-    """`terms` joined in pairs, pairs of pairs and so on: no deeper than needed."""
+    """`terms` joined as a balanced tree."""
     while len(terms) > 1:
         terms = [f"({f' {op} '.join(terms[i : i + 2])})" for i in range(0, len(terms), 2)]
     return terms[0]
@@ -57,9 +59,9 @@ def test_large_texts_are_planned_and_printed(name: str) -> None:
     spec = spec_of(LARGE[name])
     assert pair_operations(spec) > INLINED_UP_TO
     plan = choose(spec, ARCHES["sm_90a"])
-    assert plan.rung == "fused"
+    assert plan.keyword == "fused"
     bounds = plan.bounds
-    assert all(e.size <= LARGEST + 8 for e in (bounds.kv_begin, bounds.kv_end, bounds.may, bounds.must))
+    assert all(e.size <= LARGEST + 8 for e in (bounds.begin, bounds.end, bounds.may, bounds.must))
     text = emit(spec, plan).text
     kind = "float score" if spec.mask is None else "bool mask"
     assert f"__noinline__ {kind}(" in text  # one copy, not one for each of a thread's pairs
@@ -67,9 +69,9 @@ def test_large_texts_are_planned_and_printed(name: str) -> None:
 
 
 def test_bounds_with_many_divisions_are_dropped() -> None:
-    """100 terms that divide by a param take the compiler 20 s if the bounds of all divide too."""
+    """Bounds of a tile contain few divisions, also for 100 terms that divide by a param: the compiler takes 20 s for all."""
     terms = [f"(q + {i}) // n >= (k + {i}) // n" for i in range(100)]
-    few, many = (tile_bounds(spec_of(f"param n: int mask {joined('and', terms[:count])}")) for count in (8, 100))
+    few, many = (mask_bounds(spec_of(f"param n: int mask {joined('and', terms[:count])}")) for count in (8, 100))
     assert repr(few.may).count("floordiv") > 8
     assert repr(many.may).count("floordiv") < 2 * MOST_DIVISIONS
 
@@ -84,15 +86,15 @@ def test_the_work_grows_with_the_size_alone() -> None:
 
 
 def test_terms_that_are_too_large_leave_the_bounds_of_others() -> None:
-    """What 1000 windows allow is not told; that the mask is causal is."""
+    """A union of 1000 windows is not analyzed, but its causal conjunct is."""
     names = {"b": 0, "h": 0, "q_len": 256, "kv_len": 256, "batch": 1, "q_heads": 1, "kv_heads": 1}
-    kinds = classify_tiles(tile_bounds(spec_of(LARGE["1000 windows under a causal mask"])), 64, 64, names)
+    kinds = classify_tiles(mask_bounds(spec_of(LARGE["1000 windows under a causal mask"])), 64, 64, names)
     assert np.array_equal(kinds != EMPTY, np.tril(np.ones((4, 4), bool)))
 
 
 def test_a_moderate_union_is_classified_as_brute_force_does() -> None:
     names = {"b": 0, "h": 0, "q_len": 40, "kv_len": 40, "batch": 1, "q_heads": 1, "kv_heads": 1}
-    kinds = classify_tiles(tile_bounds(spec_of(f"mask {windows(180)}")), 2, 2, names)
+    kinds = classify_tiles(mask_bounds(spec_of(f"mask {windows(180)}")), 2, 2, names)
     distance = np.subtract.outer(np.arange(40), np.arange(40))
     allowed = ((distance >= 0) & (distance % 9 < 4)).reshape(20, 2, 20, 2).swapaxes(1, 2)
     some, every = allowed.any((2, 3)), allowed.all((2, 3))
@@ -108,10 +110,10 @@ def test_a_mask_that_is_not_inlined_is_right() -> None:
     assert compare(*call(compiled, problem), truth(spec, problem)).passed
 
 
-@pytest.mark.parametrize("rung", ["wgmma", "hopper"])
-def test_rungs_that_inline_all_code_of_pairs_say_how_much_they_take(rung: str) -> None:
+@pytest.mark.parametrize("schedule", ["wgmma", "hopper"])
+def test_schedules_that_inline_all_code_of_pairs_say_how_much_they_take(schedule: str) -> None:
     with pytest.raises(PlanRefusal, match=f"at most {INLINED_UP_TO}"):
-        choose(spec_of(f"mask {windows(90)}"), ARCHES["sm_90a"], rung)
+        choose(spec_of(f"mask {windows(90)}"), ARCHES["sm_90a"], schedule)
 
 
 def test_a_mask_as_deep_as_any_is_planned() -> None:
@@ -120,6 +122,16 @@ def test_a_mask_as_deep_as_any_is_planned() -> None:
     spec = attngen.define(dtype="fp16", head_dim=64, mask=lambda b, h, q, k: q >= k)
     deep = reduce(either, [t for t in terms if t is not None])
     assert choose(replace(spec, mask=deep), ARCHES["sm_80"]).bounds.per_tile
+
+
+def test_sums_of_any_depth_are_solved() -> None:
+    """Deeper than Python's stack: q + 1 + 1 + ... >= k."""
+    (spec,) = load_text("attention t { dtype fp16 head_dim 64 mask q >= k }")
+    assert spec.mask is not None
+    q, k = spec.mask.args
+    deep = reduce(lambda total, _: intern_apply("add", Type.INT, (total, constant(1))), range(2000), q)
+    bounds = mask_bounds(replace(spec, mask=intern_apply("ge", Type.BOOL, (deep, k))))
+    assert repr(bounds.end) == "min(kv_len, add(q.hi, 2001))"
 
 
 def test_elements_times_an_index_have_bounds_that_fit() -> None:

@@ -1,4 +1,4 @@
-"""What planning costs, in calls of Python functions: a spec is analysed once, and a new length costs next to nothing."""
+"""The cost of planning in calls of Python functions: a spec is analyzed once, and a new length needs few calls."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from attngen.api import compile
 from attngen.device.arrays import view
-from attngen.plan import ARCHES, Problem, choose, plans_for
-from attngen.plan.tiles import _Classifier
+from attngen.plan import ARCHES, Problem, mask_bounds
+from attngen.schedules import choose, plans_for
 from tests.harness import SPECS, shipped
 
 HOPPER = ARCHES["sm_90a"]
@@ -25,7 +25,7 @@ def problem(length: int) -> Problem:
 
 
 def calls(function: Callable[[], object]) -> int:
-    """How many functions `function` calls, built-in ones too."""
+    """The number of calls that `function` makes, of built-in functions too."""
     count = 0
 
     def note(frame: object, event: str, argument: object) -> None:
@@ -44,8 +44,8 @@ def calls(function: Callable[[], object]) -> int:
 def test_a_new_length_costs_little_and_a_seen_one_less(name: str, monkeypatch) -> None:
     spec = replace(shipped(name), name="not_seen_before")
     classified = []
-    classify = _Classifier.classify
-    monkeypatch.setattr(_Classifier, "classify", lambda self, mask: classified.append(mask) or classify(self, mask))
+    normalized = mask_bounds.normalized
+    monkeypatch.setattr(mask_bounds, "normalized", lambda mask: classified.append(mask) or normalized(mask))
     assert calls(lambda: choose(spec, HOPPER)) < 15_000
     plans = plans_for(spec, HOPPER)
     found = {id(choose(spec, HOPPER, None, problem(999)))}
@@ -89,15 +89,15 @@ class Kernel:
 
 
 def test_a_call_at_a_new_length_costs_little_outside_of_torch_too() -> None:
-    """All that comes before a launch: planning, checks, arguments."""
+    """The steps before a launch: planning, checks, arguments."""
     device = Nowhere()
     compiled = compile(ALIBI, device=device)
     slopes = view(np.ones(32, np.float32), "slopes")
 
     def call(length: int) -> None:
         q, k = (np.empty((1, heads, length, 64), dtype=compiled.spec.dtype.numpy) for heads in (32, 32))
-        arrays = {"Q": view(q, "q"), "K": view(k, "k"), "V": view(k, "v"), "slopes": slopes}
-        compiled.at(arrays).bind(arrays, {})
+        arrays = {"q": view(q, "q"), "k": view(k, "k"), "v": view(k, "v"), "slopes": slopes}
+        compiled.bind(arrays, {})
 
     call(100), call(20_000)
     assert all(calls(lambda length=length: call(length)) < 2_500 for length in range(101, 140))

@@ -1,5 +1,4 @@
-"""What the portable fused kernel's tiles go by, beside the head size: how a spec reads captured tensors; and that no default
-plan spills."""
+"""The tiles of the portable fused kernel for specs that read captured tensors; no default plan spills."""
 
 from __future__ import annotations
 
@@ -11,8 +10,9 @@ import pytest
 from attngen import define
 from attngen.device.cuda.compiler import compile_text
 from attngen.emit.emitter import emit
-from attngen.plan import ARCHES, choose
+from attngen.plan import ARCHES
 from attngen.plan.plan import Plan
+from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from tests import tiers
 from tests.harness import SPECS, shipped
@@ -27,7 +27,7 @@ BIDIRECTIONAL = {**DOCUMENTS, "mask": "same_document(ids)"}
 
 def fused(spec: AttentionSpec) -> Plan:
     plan = choose(spec, H200, "fused")
-    assert plan.schedule == "fused_mma"
+    assert plan.schedule.name == "fused_mma"
     return plan
 
 
@@ -56,13 +56,13 @@ def test_documents_take_128_rows_and_read_a_key_once() -> None:
     assert [e.name for e in plan.staged.keys] == ["ids_of_k"]
 
 
-MORE = [{}, {"lse": True}, {"score": "softcap(20.0)"}, {"sink": "0.5", "lse": True}]
+MORE = [{}, {"lse": True}]
 
 
 @pytest.mark.parametrize("arch", tiers.cases(["sm_80", "sm_90a"], quick=["sm_90a"]))
 @pytest.mark.parametrize("more", tiers.cases(MORE, quick=MORE[-1:]))
 @pytest.mark.parametrize("documents", [DOCUMENTS, BIDIRECTIONAL])
-def test_so_do_those_with_lse_a_score_or_a_sink_and_spill_nothing(documents: Described, more: Described, arch: str) -> None:
+def test_so_do_those_with_lse_and_spill_nothing(documents: Described, more: Described, arch: str) -> None:
     spec = define(dtype="bf16", head_dim=128, **documents, **more)
     plan = choose(spec, ARCHES[arch], "fused")
     assert plan.block_q == 128
@@ -70,9 +70,16 @@ def test_so_do_those_with_lse_a_score_or_a_sink_and_spill_nothing(documents: Des
     assert [(r.spill_store_bytes, r.stack_bytes) for r in found] == [(0, 0)] * len(found)
 
 
-@pytest.mark.parametrize("more", [{"normalize": "sigmoid"}, {"score": "softcap(20.0)", "lse": True}])
-def test_documents_of_plans_that_need_more_registers_do_not(more: dict[str, object]) -> None:
-    assert fused(define(dtype="bf16", head_dim=128, **DOCUMENTS, **more)).block_q == 64
+WITH_SINKS = {"sink": "z[h]", "inputs": {**DOCUMENTS["inputs"], "z": ("fp32", ("heads",))}}
+NEED_MORE = [{"normalize": "sigmoid"}, {"score": "softcap(20.0)"}, {"sink": "0.5", "lse": True}, WITH_SINKS]
+
+
+@pytest.mark.parametrize("more", tiers.cases(NEED_MORE, quick=NEED_MORE[1:3]))
+def test_documents_of_plans_that_need_more_registers_do_not(more: Described) -> None:
+    spec = define(dtype="bf16", head_dim=128, **{**DOCUMENTS, **more})
+    assert fused(spec).block_q == 64
+    found = compile_text(emit(spec, fused(spec))).resources()
+    assert [(r.spill_store_bytes, r.stack_bytes) for r in found] == [(0, 0)] * len(found)
 
 
 @pytest.mark.parametrize("head_dim", tiers.cases([64, 128], quick=[128]))
@@ -92,19 +99,17 @@ def test_scores_of_masks_that_are_classified_stay_in_registers(mask: str, params
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("mask", ["padding(n)", "causal and padding(n)", "prefix(n[b]) or causal"])
 def test_lengths_of_batches_leave_masks_the_tiles_of_plain_attention(mask: str, head_dim: int) -> None:
-    """A block's pairs share them: they take no registers for addresses, and make no row shorter than its neighbours."""
+    """All pairs of a block share such a length: it needs no registers for addresses, and 128 rows are kept."""
     spec = define(dtype="bf16", head_dim=head_dim, mask=mask, inputs={"n": ("int32", ("batch",))})
     assert (fused(spec).block_q, fused(spec).block_kv) == (128, 64)
 
 
-def test_documents_with_a_sink_or_lengths_have_the_tiles_of_documents() -> None:
-    sink = {"sink": "z[h]", "inputs": {**DOCUMENTS["inputs"], "z": ("fp32", ("heads",))}}
+def test_documents_with_lengths_have_the_tiles_of_documents() -> None:
     padded = {"mask": DOCUMENTS["mask"] + " and padding(z)", "inputs": {**DOCUMENTS["inputs"], "z": ("int32", ("batch",))}}
-    for more in (sink, padded):
-        spec = define(dtype="bf16", head_dim=128, **{**DOCUMENTS, **more})
-        assert fused(spec).block_q == 128
-        found = compile_text(emit(spec, fused(spec))).resources()
-        assert [r.spill_store_bytes for r in found] == [0] * len(found)
+    spec = define(dtype="bf16", head_dim=128, **padded)
+    assert fused(spec).block_q == 128
+    found = compile_text(emit(spec, fused(spec))).resources()
+    assert [r.spill_store_bytes for r in found] == [0] * len(found)
 
 
 def test_a_mask_of_keys_alone_keeps_its_64_rows() -> None:
@@ -124,31 +129,20 @@ def test_default_plans_of_head_sizes_64_and_128_spill_nothing(name: str, arch: s
         assert (found.spill_store_bytes, found.stack_bytes) == (0, 0), found
 
 
-def test_whose_fragments_are_read_ahead() -> None:
-    def ahead(head_dim: int, mask: str | None) -> str:
-        return fused(define(dtype="bf16", head_dim=head_dim, mask=mask)).fragments_ahead
-
-    assert ahead(80, None) == ahead(80, "causal") == "K"
-    assert ahead(128, "causal and window(1024)") == "Q"
-    fp32 = [define(dtype="fp32", head_dim=64, precision=p) for p in ("highest", "high")]
-    assert [fused(spec).fragments_ahead for spec in fp32] == ["Q and K", ""]
-    assert ahead(128, "causal") == ahead(128, None) == ahead(64, "causal and window(1024)") == ""
-
-
 def test_a_thread_that_reads_elements_of_its_keys_leaves_q_in_shared_memory() -> None:
     documents = fused(define(dtype="bf16", head_dim=64, **DOCUMENTS))
     assert not documents.staged.keys
-    assert not documents.q_in_registers
-    assert fused(define(dtype="bf16", head_dim=64, mask="causal")).q_in_registers
-    assert fused(define(dtype="bf16", head_dim=64, **BY_DISTANCE)).q_in_registers
+    assert not documents.own.q_in_registers
+    assert fused(define(dtype="bf16", head_dim=64, mask="causal")).own.q_in_registers
+    assert fused(define(dtype="bf16", head_dim=64, **BY_DISTANCE)).own.q_in_registers
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("described", [BY_DISTANCE, DENSE, DOCUMENTS, {**DENSE, "lse": True}])
 def test_fp32_of_every_head_size_has_a_fused_plan(described: dict[str, object], precision: str) -> None:
-    """Of heads so wide that no tile has registers for split operands and captured elements: ordinary arithmetic units."""
+    """Heads so wide that no tile has registers for split operands and captured elements use fused_simt."""
     schedules = [
-        choose(define(dtype="fp32", head_dim=d, precision=precision, **described), H200, "fused").schedule
+        choose(define(dtype="fp32", head_dim=d, precision=precision, **described), H200, "fused").schedule.name
         for d in range(8, 257, 8)
     ]
     assert schedules[0] == "fused_mma"

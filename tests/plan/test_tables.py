@@ -1,25 +1,26 @@
-"""Masks that read a table by numbers of blocks: their tiles are classified by the table's own elements."""
+"""Masks that read a table indexed by blocks: tiles are classified by the elements of the table."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import attngen
 from attngen.device.emulated import EmulatedDevice
 from attngen.emit.emitter import emit
 from attngen.language import load_text
-from attngen.plan import ARCHES, choose
+from attngen.plan import ARCHES
+from attngen.plan.block_map import EMPTY
+from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.tables import MOST
-from attngen.plan.tile_map import EMPTY, FULL, PARTIAL, classify_tiles
-from attngen.plan.tiles import tile_bounds
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Sample, Shape, sample
+from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.evaluate import evaluate
 from tests.harness import call
+from tests.plan.brute_force import SOLVED, allowed_pairs, assert_never_wrong
 
 HEADS, BLOCKS = 2, 60
 DECLARED = (
@@ -61,33 +62,18 @@ def tables(rng: np.random.Generator, share: float) -> dict[str, np.ndarray]:
     return {"keep": keep, "level": level.astype(np.int32), "weight": weight, "flags": rng.random(BLOCKS) < share}
 
 
-def brute_force(spec: AttentionSpec, names: dict, arrays: dict[str, np.ndarray], block_q: int, block_kv: int) -> np.ndarray:
-    assert spec.mask is not None
-    q_len, kv_len = names["q_len"], names["kv_len"]
-    pairs = {**names, "q": np.arange(q_len)[:, None], "k": np.arange(kv_len)[None, :]}
-    allowed = np.broadcast_to(evaluate(spec.mask, pairs, lambda name, at: arrays[name][at], np), (q_len, kv_len))
-    kinds = np.empty((-(-q_len // block_q), -(-kv_len // block_kv)), int)
-    for i, j in np.ndindex(kinds.shape):
-        tile = allowed[i * block_q : (i + 1) * block_q, j * block_kv : (j + 1) * block_kv]
-        kinds[i, j] = FULL if tile.all() and (j + 1) * block_kv <= kv_len else PARTIAL if tile.any() else EMPTY
-    return kinds
-
-
-def both(spec: AttentionSpec, names: dict, arrays: dict, tile: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def both(spec: AttentionSpec, names: dict, arrays: dict, tile: tuple[int, int], solve="k") -> tuple[np.ndarray, np.ndarray]:
     """The tiles as classified, never wrongly, and as they are."""
-    read = {i.name: arrays[i.name] for i in spec.inputs}
-    exact = brute_force(spec, names, arrays, *tile)
-    for bounds in (tile_bounds(spec), tile_bounds(spec, tile)):
-        found = classify_tiles(bounds, *tile, names, read)
-        assert not ((found != exact) & (found != PARTIAL)).any(), (spec.mask, found, exact)
-    return found, exact
+    assert spec.mask is not None
+    allowed, read = allowed_pairs(spec.mask, names, arrays), {i.name: arrays[i.name] for i in spec.inputs}
+    assert_never_wrong(mask_bounds(spec, None, solve), allowed, tile, names, read)
+    return assert_never_wrong(mask_bounds(spec, tile, solve), allowed, tile, names, read)
 
 
 def sizes(q_len: int, kv_len: int, block: int = 8, h: int = 1) -> dict[str, int]:
     return {"b": 0, "h": h, "q_len": q_len, "kv_len": kv_len, "block": block, "batch": 1, "q_heads": HEADS, "kv_heads": HEADS}
 
 
-@settings(max_examples=150)
 @given(
     st.lists(st.sampled_from(TERMS), min_size=1, max_size=2),
     st.sampled_from(("and", "or")),
@@ -101,18 +87,21 @@ def sizes(q_len: int, kv_len: int, block: int = 8, h: int = 1) -> dict[str, int]
 def test_no_tile_is_called_full_or_empty_wrongly(terms, op, beside, q_len, kv_len, block, tile, seed) -> None:
     rng = np.random.default_rng(seed)
     spec = spec_of(f" {op} ".join(f"({term})" for term in (*terms, beside)))
-    both(spec, sizes(q_len, kv_len, block), tables(rng, rng.choice([0.1, 0.5, 0.9])), tile)
+    arrays = tables(rng, rng.choice([0.1, 0.5, 0.9]))
+    for solve in SOLVED:
+        both(spec, sizes(q_len, kv_len, block), arrays, tile, solve)
 
 
 @pytest.mark.parametrize("term", ["keep[h, q // 8, k // 8]", "keep[h, q // block, k // block]", "level[q // 16, k // 8] > 1"])
-@pytest.mark.parametrize("tile", [(8, 8), (8, 4), (4, 8), (16, 16), (32, 32)])
+@pytest.mark.parametrize("tile", [(8, 8), (8, 4), (4, 8), (16, 16), (32, 32), (12, 20)])
 def test_tiles_of_whole_blocks_are_known_exactly(term: str, tile: tuple[int, int]) -> None:
     """A tile that lies in a block, or holds up to MOST of them along each axis; the last ones end within a block."""
     arrays = tables(np.random.default_rng(0), 0.5)
     arrays["keep"][1, 2:6, 2:6], arrays["level"][1:4, 3:9] = True, 2
     for q_len, kv_len in ((64, 64), (61, 43), (5, 64)):
-        found, exact = both(spec_of(term), sizes(q_len, kv_len), arrays, tile)
-        assert np.array_equal(found, exact)
+        for solve in SOLVED:
+            found, exact = both(spec_of(term), sizes(q_len, kv_len), arrays, tile, solve)
+            assert np.array_equal(found, exact)
         assert tile[0] // 8 <= MOST
 
 
@@ -126,21 +115,22 @@ def test_a_causal_mask_with_a_table_visits_what_the_table_keeps() -> None:
 
 
 def test_tables_of_every_pair_stay_as_they_were() -> None:
-    """A dense mask or bias, and a table that one axis reads pair by pair."""
+    """Dense masks and biases, and tables that are not indexed by blocks along both axes."""
     for text in (
         "keep: bool[heads, q_len, kv_len]  mask causal and keep[h, q, k]",
         "keep: bool[q_len, 9] mask keep[q, k // 64]",
     ):
         (spec,) = load_text(f"attention t {{ dtype fp16 head_dim 64 input {text} }}")
-        bounds = tile_bounds(spec)
+        bounds = mask_bounds(spec)
         assert not bounds.spans
-        assert "keep" not in repr((bounds.may, bounds.must, bounds.kv_begin, bounds.kv_end))
+        assert "keep" not in repr((bounds.may, bounds.must, bounds.begin, bounds.end))
 
 
 @pytest.mark.parametrize(
-    ("rung", "arch"), [("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")]
+    ("schedule", "arch"),
+    [("tiled", "sm_80"), ("fused", "sm_75"), ("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")],
 )
-def test_kernels_read_within_the_table_and_are_right(rung: str, arch: str) -> None:
+def test_kernels_read_within_the_table_and_are_right(schedule: str, arch: str) -> None:
     """In checked mode: elements of the last block, of which there are fewer rows and keys than a tile has."""
     text = "input keep: bool[heads, 4, n]  input level: int32[n]  param block: int = 50"
     mask = "causal and keep[h, q // 64, k // block] and level[k // 40] >= q // 90"
@@ -149,6 +139,6 @@ def test_kernels_read_within_the_table_and_are_right(rung: str, arch: str) -> No
     rng = np.random.default_rng(1)
     problem.inputs["keep"] = rng.random((2, 4, 5)) < 0.6
     problem.inputs["level"] = rng.integers(0, 3, 5).astype(np.int32)
-    compiled = attngen.compile(spec, kernel=rung, device=EmulatedDevice(checked=True, arch=arch), arch=arch)
-    assert "keep_at(in, h_idx, " in emit(spec, choose(spec, ARCHES[arch], rung)).text.split("classify(")[1]
+    compiled = attngen.compile(spec, kernel=schedule, device=EmulatedDevice(checked=True, arch=arch), arch=arch)
+    assert "keep_at(in, h_idx, " in emit(spec, choose(spec, ARCHES[arch], schedule)).text.split("classify(")[1]
     assert compare(*call(compiled, problem), truth(spec, problem)).passed

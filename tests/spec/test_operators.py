@@ -63,6 +63,32 @@ def test_derivative_of_each_operator(op: str) -> None:
         assert check_derivative(apply(op, *operands), x, y)
 
 
+def test_constant_factors_of_a_derivative_are_one() -> None:
+    scaled = apply("tanh", apply("div", X, constant(50.0)))
+    slope = apply("sub", constant(1.0), apply("mul", scaled, scaled))
+    assert derivatives(apply("mul", constant(50.0), scaled))[X] is slope
+    assert derivatives(apply("mul", constant(-25.0), scaled))[X] is apply("mul", slope, constant(-0.5))
+    assert derivatives(apply("div", apply("mul", X, constant(3.0)), Y))[X] is apply(
+        "mul", apply("div", constant(1.0), Y), constant(3.0)
+    )
+
+
+@pytest.mark.parametrize("op", SMOOTH)
+def test_derivatives_at_kinks_and_at_zero_are_those_of_torch(op: str) -> None:
+    torch = pytest.importorskip("torch")
+    operands = [X, Y] if arity(op) == 2 else [X] if arity(op) == 1 else [apply("lt", X, Y), X, Y]
+    expr = apply(op, *operands)
+    gradients = derivatives(expr)
+    for x, y in ((0.0, 0.0), (1.5, 1.5), (0.0, 1.0), (1.0, 0.0), (0.0, 2.0)):
+        leaves = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (x, y)]
+        names = dict(zip("xy", leaves, strict=True))
+        result = evaluate(expr, names, lambda *_: None, torch, lambda c: torch.tensor(c))
+        expected = torch.autograd.grad(result, leaves, allow_unused=True)
+        for symbol, wanted in zip((X, Y), expected, strict=True):
+            found = value(gradients[symbol], x, y) if symbol in gradients else 0.0
+            np.testing.assert_allclose(found, 0.0 if wanted is None else float(wanted), err_msg=f"{expr} at {x}, {y}")
+
+
 @given(floats(), st.floats(0.3, 2.5), st.floats(0.3, 2.5))
 def test_derivatives_match_finite_differences(expr, x: float, y: float) -> None:
     if expr.type is Type.FLOAT:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngen.language import load_text
-from attngen.plan.one_score import one_score
+from attngen.plan.uniform_score import uniform_score
 from attngen.reference.problems import Shape
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.evaluate import evaluate
@@ -42,7 +42,7 @@ def spec_of(score: str, head_dim: int = 16) -> AttentionSpec:
 @given(q=st.integers(0, 40), rows=st.integers(1, 8), k=st.integers(0, 40), keys=st.integers(1, 8), far=st.integers(0, 4))
 def test_where_it_is_true_all_pairs_read_the_same(score: str, q: int, rows: int, k: int, keys: int, far: int) -> None:
     spec = spec_of(score)
-    condition = one_score(spec)
+    condition = uniform_score(spec)
     assert condition is not None
     table = np.random.default_rng(0).permutation(26.0 * np.arange(26)).reshape(2, 13)
     names = {"s": 1.5, "h": 1, "b": 0, "far": far, "q.lo": q, "q.hi": q + rows - 1, "k.lo": k, "k.hi": k + keys - 1}
@@ -60,12 +60,12 @@ def test_where_it_is_true_all_pairs_read_the_same(score: str, q: int, rows: int,
 
 @pytest.mark.parametrize("score", GOES_ON.values(), ids=GOES_ON.keys())
 def test_a_score_that_is_never_one_has_no_test(score: str) -> None:
-    assert one_score(spec_of(score)) is None
+    assert uniform_score(spec_of(score)) is None
 
 
-@pytest.mark.parametrize("rung", tiers.cases(["tiled", "fused", "wgmma", "hopper"], quick=["fused", "hopper"]))
-def test_far_tiles_read_one_element(rung: str) -> None:
+@pytest.mark.parametrize("schedule", tiers.cases(["tiled", "fused", "wgmma", "hopper"], quick=["fused", "hopper"]))
+def test_far_tiles_read_one_element(schedule: str) -> None:
     """Lengths at which most tiles are far from the diagonal, on both of its sides."""
     spec = spec_of(STOPS["by distance"], 64)
-    assert "one_score(q_lo" in emitted(spec, rung, "sm_90a").text
-    assert run(spec, rung, Shape(batch=1, q_heads=2, kv_heads=2, q_len=400, kv_len=333), arch="sm_90a").passed
+    assert "one_score(q_lo" in emitted(spec, schedule, "sm_90a").text
+    assert run(spec, schedule, Shape(batch=1, q_heads=2, kv_heads=2, q_len=400, kv_len=333), arch="sm_90a").passed

@@ -1,0 +1,178 @@
+"""Gradients of captured tensors by schedules that keep no scores in memory: every class of access, any order of threads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen import AttentionSpec
+from attngen.device.cuda.compiler import compile_text as compile_cubin
+from attngen.emit.emitter import emit
+from attngen.plan import ARCHES
+from attngen.plan.captured_sums import term_sums
+from attngen.plan.facts import facts_of
+from attngen.reference.gradients import sample_loss
+from attngen.reference.problems import Shape, sample
+from attngen.schedules import choose
+from tests import tiers
+from tests.harness import compiled, gradients, wrong_gradients
+
+SHAPE = Shape(2, 4, 2, 70, 90)
+# Architectures by the schedule that they have: on ordinary units, and on tensor cores.
+ARCH, TENSOR_CORES = "sm_75", "sm_80"
+SCHEDULES = {ARCH: "fused_simt_backward", TENSOR_CORES: "fused_mma_backward"}
+X = {"x": ("fp32", ("kv_len",))}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "head": ("rows", {"score": "alibi(x)", "inputs": {"x": ("fp32", ("heads",))}}),
+    "another head": ("rows", {"score": "s * x[h] + x[h + 1]", "inputs": {"x": ("fp32", (5,))}}),
+    "param": ("rows", {"score": "s * x", "params": {"x": ("float", 0.7)}}),
+    "scale": ("rows", {"scale": "0.1 * x", "score": "softcap(5.0)", "params": {"x": ("float", 1.3)}}),
+    "row": ("rows", {"score": "softcap(5.0) + x[q]", "inputs": {"x": ("fp16", ("q_len",))}}),
+    "sink": ("rows", {"sink": "x[h]", "inputs": {"x": ("bf16", ("heads",))}}),
+    "score and sink": ("rows", {"score": "s * x[h]", "sink": "x[h] * x[h]", "inputs": {"x": ("fp32", ("heads",))}}),
+    "key": ("keys", {"score": "s * x[b, k] + x[b, k]", "inputs": {"x": ("bf16", ("batch", "kv_len"))}}),
+    "pair": ("pairs", {"score": "s + x[h, q, k]", "inputs": {"x": ("fp16", ("heads", "q_len", "kv_len"))}}),
+    "distance": ("words", {"score": "s + x[clamp(q - k, 0, 30)]", "inputs": {"x": ("fp32", (31,))}}),
+    "data": (
+        "words",
+        {"score": "s + x[h, clamp(i[k], 0, 19)]", "inputs": {"x": ("fp32", ("heads", 20)), "i": ("int32", ("kv_len",))}},
+    ),
+    "rows and keys": ("words", {"score": "s + x[q] - x[k]", "inputs": X}),
+    "sink of a row": ("words", {"score": "s + x[k]", "sink": "x[q] + x[0]", "inputs": X}),
+    "not differentiable": ("", {"score": "s + floor(x[h])", "inputs": {"x": ("fp32", ("heads",))}}),
+}
+QUICK = ["score and sink", "key", "pair", "data"]
+
+
+def spec_of(case: str, **more: Any) -> AttentionSpec:
+    return attngen.define(**{"dtype": "fp32", "head_dim": 32, "mask": "causal", **CASES[case][1], **more})
+
+
+@pytest.mark.parametrize("case", tiers.cases(list(CASES), quick=QUICK))
+def test_every_class_of_access(case: str) -> None:
+    spec, place = spec_of(case), CASES[case][0]
+    assert {s.place for s in term_sums(facts_of(spec, ("x",)))} == ({place} if place else set())
+    kernel = compiled(spec, "fused", ARCH)
+    assert kernel.gradients(("q", "x")).plan.schedule.name == SCHEDULES[ARCH]
+    assert not wrong_gradients(kernel, SHAPE, ("q", "k", "v", "x"))
+
+
+ON_TENSOR_CORES = {f"{case}, {dtype}": (case, dtype) for case in CASES for dtype in ("fp16", "fp32")}
+
+
+@pytest.mark.parametrize("name", tiers.cases(list(ON_TENSOR_CORES), quick=["score and sink, fp32", "distance, fp16"]))
+def test_every_class_of_access_on_tensor_cores(name: str) -> None:
+    case, dtype = ON_TENSOR_CORES[name]
+    kernel = compiled(spec_of(case, dtype=dtype), "fused", TENSOR_CORES)
+    assert kernel.gradients(("q", "x")).plan.schedule.name == SCHEDULES[TENSOR_CORES]
+    assert not wrong_gradients(kernel, SHAPE, ("q", "k", "v", "x"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", [*QUICK, "distance", "rows and keys"])
+@pytest.mark.parametrize("others", [(), ("q",), ("k",), ("v",)])
+def test_captured_gradients_need_no_others(case: str, others: tuple[str, ...]) -> None:
+    assert not wrong_gradients(compiled(spec_of(case), "fused", TENSOR_CORES), SHAPE, (*others, "x"))
+
+
+@pytest.mark.parametrize("arch", tiers.cases(list(SCHEDULES), quick=[ARCH]))
+@pytest.mark.parametrize("case", tiers.cases(list(CASES), quick=["data"]))
+def test_the_order_of_threads_does_not_matter(case: str, arch: str) -> None:
+    spec = spec_of(case)
+    problem = sample(spec, SHAPE)
+    found = [gradients(compiled(spec, "fused", arch, seed), problem, sample_loss(spec, problem), ("x",)) for seed in (0, 1, 2)]
+    assert len({np.asarray(one["x"]).tobytes() for one in found}) == 1
+
+
+@pytest.mark.parametrize("arch", tiers.cases(list(SCHEDULES), quick=[ARCH]))
+@pytest.mark.parametrize("case", tiers.cases(["head", "row", "key", "pair", "data"], quick=["pair"]))
+def test_a_broadcast_tensor_has_a_gradient_of_its_own_shape(case: str, arch: str) -> None:
+    spec = spec_of(case, normalize="sigmoid")
+    problem = sample(spec, SHAPE)
+    whole = problem.inputs["x"]
+    for axis, dim in enumerate(spec.input("x").dims):
+        if isinstance(dim, str):
+            one = {**problem.inputs, "x": np.ascontiguousarray(np.take(whole, [0], axis))}
+            assert not wrong_gradients(compiled(spec, "fused", arch), replace(problem, inputs=one), ("x",)), axis
+
+
+@pytest.mark.parametrize("arch", tiers.cases(list(SCHEDULES), quick=[ARCH]))
+@pytest.mark.parametrize("case", tiers.cases(["head", "sink", "key", "pair", "data"], quick=["sink"]))
+def test_rows_without_keys_and_calls_without_rows(case: str, arch: str) -> None:
+    kernel = compiled(spec_of(case, mask="k < q - 20"), "fused", arch)
+    for q_len, kv_len in ((40, 40), (5, 0), (0, 5), (1, 1)):
+        assert not wrong_gradients(kernel, Shape(1, 4, 2, q_len, kv_len), ("x",)), (q_len, kv_len)
+
+
+@pytest.mark.parametrize("arch", SCHEDULES)
+def test_excluded_pairs_leave_no_trace(arch: str) -> None:
+    spec = attngen.define(
+        dtype="fp32", head_dim=16, mask="q >= k", score="s * x[h] * extra[q, k]",
+        inputs={"x": ("fp32", ("heads",)), "extra": ("fp32", ("q_len", "kv_len"))},
+    )  # fmt: skip
+    kernel, problem = compiled(spec, "fused", arch), sample(spec, Shape(1, 2, 1, 40, 40))
+    loss = sample_loss(spec, problem)
+    clean = gradients(kernel, problem, loss, ("x", "extra"))
+    problem.inputs["extra"][np.triu_indices(40, 1)] = np.nan
+    found = gradients(kernel, problem, loss, ("x", "extra"))
+    assert np.array_equal(found["x"], clean["x"])
+    assert np.array_equal(found["extra"], clean["extra"])
+    assert not np.triu(found["extra"], 1).any()
+
+
+WIDE = ["score and sink", "another head", "pair", "distance", "not differentiable"]  # also at the largest head sizes
+RESOURCES = {
+    f"{case}, {dtype}, {head_dim}, {arch}": (case, dtype, head_dim, arch)
+    for case in CASES
+    for dtype, head_dim, arch in (
+        ("fp32", 64, ARCH), ("fp32", 64, TENSOR_CORES), ("bf16", 128, TENSOR_CORES),
+        *([("fp32", 128, TENSOR_CORES), ("fp16", 256, TENSOR_CORES)] if case in WIDE else []),
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", tiers.cases(list(RESOURCES), quick=["data, fp32, 64, sm_75", "data, fp32, 64, sm_80"]))
+def test_nothing_is_spilled(name: str) -> None:
+    """Two numbers at most where the sums of dK, dV or dQ leave nearly no register."""
+    case, dtype, head_dim, arch = RESOURCES[name]
+    most = 8 if (dtype, head_dim) in {("fp32", 128), ("fp16", 256)} else 0
+    spec = spec_of(case, head_dim=head_dim, dtype=dtype)
+    plan = choose(spec, ARCHES[arch], "fused", direction="backward", wanted=("q", "k", "v", "x"))
+    assert plan.schedule.name == SCHEDULES[arch]
+    for resources in compile_cubin(emit(spec, plan)).resources():
+        assert resources.spill_store_bytes <= most, resources
+
+
+def test_a_head_size_without_room_for_the_sums_is_left_to_ordinary_units() -> None:
+    spec = spec_of("head", head_dim=256)
+    plan = choose(spec, ARCHES[TENSOR_CORES], "fused", direction="backward", wanted=("q", "k", "v", "x"))
+    assert plan.schedule.name == "fused_simt_backward"
+    assert "registers a thread" in plan.decisions[0].because
+
+
+def test_sums_in_words_are_rounded_once() -> None:
+    """Terms of all magnitudes that cancel: the sum is the float nearest to the exact one, whatever their order."""
+    spec = attngen.define(
+        dtype="fp32", head_dim=8, normalize="none", score="s + x[clamp(i[k], 0, 2)]",
+        inputs={"x": ("fp32", (3,)), "i": ("int32", ("kv_len",))},
+    )  # fmt: skip
+    kernel, rng = compiled(spec, "fused", ARCH), np.random.default_rng(0)
+    problem = sample(spec, Shape(1, 1, 1, 1, 200))
+    terms = np.float32(rng.standard_normal(100) * 2.0 ** rng.integers(-140, 120, 100))
+    terms = rng.permutation(np.concatenate([terms, -terms[:99], [np.float32(1e-45)]]).astype(np.float32))
+    problem.v[:], problem.inputs["i"][:] = 0.0, 1  # dS is dO . V
+    problem.v[0, 0, :, 0] = terms
+    dout = np.zeros((1, 1, 1, 8), np.float32)
+    dout[..., 0] = 1.0
+    arrays = problem.q, problem.k, problem.v
+    found = kernel.backward(dout, *arrays, wanted=("x",), **problem.inputs)["x"]
+    assert found[1] == np.float32(math.fsum(map(float, terms)))
+    assert found[0] == found[2] == 0.0
+    for value in (np.inf, -np.inf, np.nan):
+        problem.v[0, 0, 5, 0] = value
+        assert np.array_equal(kernel.backward(dout, *arrays, wanted=("x",), **problem.inputs)["x"][1], value, equal_nan=True)

@@ -1,0 +1,149 @@
+"""The Hopper backward on the emulated device: gradients against float64, the same bits in any order, refusals, and its SASS."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen import PlanRefusal
+from attngen.device.cuda.compiler import compile_text
+from attngen.emit.emitter import emit
+from attngen.plan import ARCHES
+from attngen.reference.gradients import sample_loss
+from attngen.reference.problems import Shape, sample
+from attngen.schedules import choose, schedules_for
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import from_storage, round_to_storage
+from tests import tiers
+from tests.harness import SMALL_PARAMS, SPECS, compiled, gradients, small, wrong_gradients
+
+DOCUMENTS = {"ids": ("int32", ("batch", 400))}
+SINKS = {"sinks": ("fp32", ("heads",))}
+BIAS = {"bias": ("fp16", ("heads", "kv_len")), "gate": ("fp16", ("heads", "q_len"))}
+# What a spec may say, each with what is special about it.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"mask": "causal"},
+    "window": {"mask": "causal and window(40)"},  # blocks of keys with an end of rows
+    "documents": {"mask": "causal and same_document(ids)", "inputs": DOCUMENTS},  # tiles that the producer classifies
+    "some heads": {"mask": "causal and h % 2 == 0"},  # heads without a tile, in a group too
+    "far": {"mask": "k + 150 <= q"},  # blocks without a tile, rows without keys
+    "softcap": {"mask": "causal", "score": "softcap(5.0)"},  # a derivative
+    "bias": {"score": "s * gate[h, q] + bias[h, k]", "inputs": BIAS, "mask": "k <= q + 20"},
+    "sink and lse": {"mask": "causal", "sink": "sinks[h]", "inputs": SINKS, "lse": True},
+    "sigmoid": {"mask": "causal", "normalize": "sigmoid"},
+    "none": {"mask": "causal", "normalize": "none", "score": "s * s"},
+}
+SHAPES = (Shape(2, 2, 2, 1, 1), Shape(1, 4, 2, 200, 330), Shape(1, 2, 1, 300, 70))
+
+
+def defined(name: str, head_dim: int = 64, dtype: str = "bf16", **more: Any) -> AttentionSpec:
+    return attngen.define(dtype=dtype, head_dim=head_dim, **VARIANTS[name] | more)
+
+
+@pytest.mark.parametrize("name", tiers.cases(VARIANTS, quick=["documents"]))
+def test_variants(name: str) -> None:
+    for seed, shape in enumerate(SHAPES):
+        kernel = compiled(defined(name), "hopper", seed=seed % 2 * 7)
+        assert kernel.gradients().plan.schedule.name == "hopper_backward"
+        assert not wrong_gradients(kernel, shape, seed=seed), shape
+
+
+@pytest.mark.parametrize("dtype", tiers.cases(["fp16", "bf16"], quick=["bf16"]))
+def test_additive_masks_of_the_lowest_number(dtype: str) -> None:
+    """Rows of which every key is at finfo.min have equal weights, rows at -inf none; those of other rows are as ever."""
+    spec = attngen.define(dtype=dtype, head_dim=64, score="s + extra[q, k]", inputs={"extra": (dtype, ("q_len", "kv_len"))})
+    problem = sample(spec, Shape(1, 2, 2, 133, 140))
+    lowest = {"fp16": -65504.0, "bf16": -3.3895e38}[dtype]
+    extra = np.where(np.arange(140) > np.arange(133)[:, None] - 5, lowest, 0.0)
+    extra[20:22] = -np.inf
+    problem.inputs["extra"] = round_to_storage(extra, spec.dtype)
+    assert not wrong_gradients(compiled(spec, "hopper"), problem)
+
+
+@pytest.mark.parametrize("head_dim", tiers.cases([64, 80], quick=[80]))
+def test_large_scores(head_dim: int) -> None:
+    """Scores so large that their product with log2(e) is too coarse for a weight, beside rows of usual ones."""
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask="causal")
+    problem = sample(spec, Shape(1, 1, 1, 140, 140))
+    q = from_storage(problem.q)
+    q[:, :, 40:50] *= 2.0**30
+    assert not wrong_gradients(compiled(spec, "hopper"), replace(problem, q=round_to_storage(q, spec.dtype)))
+
+
+HEAD_DIMS = [(8, 8), (40, 24), (64, 128), (80, 80), (96, 64), (128, 128)]
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(HEAD_DIMS, quick=[(80, 24)]))
+def test_head_sizes(head_dim: int, head_dim_v: int) -> None:
+    kernel = compiled(defined("causal", head_dim, "fp16", head_dim_v=head_dim_v), "hopper")
+    assert not wrong_gradients(kernel, Shape(1, 2, 1, 140, 170))
+
+
+SUITABLE = [n for n in SPECS if "hopper" in schedules_for(small(n, "bf16"), ARCHES["sm_90a"], "backward")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name in SUITABLE for dtype in ("fp16", "bf16")])
+def test_every_spec(name: str, dtype: str) -> None:
+    spec = small(name, dtype)
+    for seed, (q_len, kv_len) in enumerate(((7, 7), (130, 130), (65, 190))):
+        kernel = compiled(spec, "hopper", seed=seed % 2 * 7)
+        params: dict[str, Any] = SMALL_PARAMS.get(name, {})
+        shape = Shape(8 if q_len < 10 else 1, 2, 1, q_len, kv_len)
+        assert not wrong_gradients(kernel, shape, seed=seed, **params), (q_len, kv_len)
+
+
+@pytest.mark.parametrize("name", tiers.cases(["causal", "documents", "some heads"], quick=["some heads"]))
+def test_the_order_of_threads_and_copies_does_not_matter(name: str) -> None:
+    problem = sample(defined(name), Shape(1, 4, 2, 200, 330))
+    loss = sample_loss(defined(name), problem)
+    found = [gradients(compiled(defined(name), "hopper", seed=seed), problem, loss) for seed in (0, 3, 8)]
+    for one in "qkv":
+        assert len({each[one].tobytes() for each in found}) == 1, one
+
+
+def test_only_what_is_wanted_is_computed() -> None:
+    spec = defined("causal")
+    problem, kernel = sample(spec, Shape(1, 2, 1, 70, 70)), compiled(spec, "hopper")
+    every = gradients(kernel, problem, sample_loss(spec, problem))
+    for wanted in (("q",), ("k", "v")):
+        found = gradients(kernel, problem, sample_loss(spec, problem), wanted)
+        assert set(found) == set(wanted)
+        assert all(np.array_equal(found[n], every[n]) for n in wanted)
+    kernels = {e.name for e in kernel.gradients(("q",)).source.kernels}
+    assert kernels == {"attention_backward_delta", "attention_backward_dq"}
+
+
+REFUSED = [
+    ({"head_dim": 256}, None, "head sizes up to 128"),
+    ({"head_dim": 64}, ("k",), "the gradients of k and v together"),
+    ({"head_dim": 64, "score": "s * gate[h, q] + bias[h, k]", "inputs": BIAS}, ("q", "bias"), "captured values"),
+    ({"head_dim": 64, "dtype": "fp32"}, None, "fp16 or bf16"),
+]
+
+
+@pytest.mark.parametrize(("spec", "wanted", "reason"), REFUSED)
+def test_what_it_cannot_compute_is_refused_and_left_to_another_schedule(
+    spec: dict[str, Any], wanted: tuple[str, ...] | None, reason: str
+) -> None:
+    defined = attngen.define(**{"dtype": "bf16"} | spec)
+    with pytest.raises(PlanRefusal, match=reason):
+        choose(defined, ARCHES["sm_90a"], "hopper", direction="backward", wanted=wanted)
+    assert choose(defined, ARCHES["sm_90a"], direction="backward", wanted=wanted).keyword != "hopper"
+
+
+MACHINE_CODE = [(d, mask) for d in (64, 80, 96, 128) for mask in (None, "causal", "causal and window(40)")]
+
+
+@pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(MACHINE_CODE, quick=[(128, "causal")]))
+def test_products_are_not_serialized_and_nothing_is_spilled(head_dim: int, mask: str | None) -> None:
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask)
+    compiled = compile_text(emit(spec, choose(spec, ARCHES["sm_90a"], "hopper", direction="backward")))
+    assert not re.findall(r"C75\d\d", compiled.log)
+    assert all(r.spill_store_bytes == 0 for r in compiled.resources())

@@ -1,0 +1,81 @@
+"""Deleting any one wait, arrival, fence or barrier from an emitted backward of the Hopper schedule must be noticed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import attngen
+from attngen.backward import CompiledBackward
+from attngen.device.emulated import EmulatedDevice, EmulationError
+from attngen.device.lazy_kernel import DeferredKernel
+from attngen.emit.program import Program
+from attngen.reference.problems import Shape
+from attngen.spec.attention import AttentionSpec
+from tests.harness import compiled, wrong_gradients
+
+STEPS = re.compile(
+    r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
+    r"|(?:wgmma_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);|tma_store_commit\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);"
+    r"|(?:q|k|v|dO|stage)\.(?:acquire|wait_full|release)\(\);|(?<!void )release\((?:q|k|v|dO|done)\);"
+)
+# Tiles by closed forms, and tiles that the producer classifies; blocks without a tile, and heads without one in a group. Blocks
+# without a tile are followed by others: a step that they lack is noticed there.
+SPECS: dict[str, AttentionSpec] = {
+    "causal": attngen.define(dtype="bf16", head_dim=8, mask="k >= q + 140 and h % 2 == 0"),
+    "documents": attngen.define(
+        dtype="bf16",
+        head_dim=8,
+        mask="causal and same_document(ids) and h != 1 and h < 4",
+        inputs={"ids": ("int32", ("batch", 600))},
+    ),
+}
+SHAPES = {"causal": Shape(1, 4, 2, 450, 600), "documents": Shape(1, 6, 3, 400, 400)}
+# Orders of threads and copies; in all but the first, lanes without a convergence barrier diverge
+ORDERS = (0, 3, 4, 8, 7, 9, 10, 12)
+
+
+def steps(source: Program) -> list[re.Match[str]]:
+    """Every synchronization between warps, in the kernels of products and in the functions of this file that they call.
+
+    Not the fences of products that always follow others without a wait between: that of dV orders the threads' writes of P,
+    which the emulated device takes by value when a product is issued; ptxas inserts that of dP = dO V^T if it is not there.
+    """
+    start, of_rows = source.text.index("struct SlabTile"), source.text.index("namespace of_rows {")
+    behind = (source.text.index("void issue_dv()"), source.text.index("void issue_weight_gradients()", of_rows))
+    fences = [source.text.index("wgmma_fence();", function) for function in behind]
+    return [m for m in STEPS.finditer(source.text) if m.start() > start and m.start() not in fences]
+
+
+def outcome(name: str, source: Program) -> str:
+    """The first finding over all of ORDERS: its kind, or "wrong result"; "" if there is none."""
+    kernel = compiled(SPECS[name], "hopper")
+    usual = kernel.gradients()
+    try:
+        for seed in ORDERS:
+            device = EmulatedDevice(checked=True, seed=seed, arch="sm_90a")
+            changed = CompiledBackward(usual.spec, usual.plan, DeferredKernel(device, source), device)
+            kernel._backwards[None] = kernel._backwards["q", "k", "v"] = changed
+            if wrong_gradients(kernel, SHAPES[name]):
+                return "wrong result"
+    except EmulationError as error:
+        return error.kind
+    finally:
+        kernel._backwards.clear()
+    return ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SPECS)
+def test_every_step_between_warps_is_needed(name: str) -> None:
+    source = compiled(SPECS[name], "hopper").gradients().source
+    assert outcome(name, source) == ""
+    unnoticed = []
+    for step in steps(source):
+        text = source.text[: step.start()] + ";" + source.text[step.end() :]
+        if not outcome(name, replace(source, text=text)):
+            line = source.text.count("\n", 0, step.start())
+            unnoticed.append(f"{line + 1}: {source.text.splitlines()[line].strip()}")
+    assert unnoticed == []

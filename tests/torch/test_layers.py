@@ -1,0 +1,161 @@
+"""`Attention`, the layer: specs and descriptions, captured tensors, and its place in torch's models."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy as np  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+
+import attngen.torch  # noqa: E402
+from attngen import ArgumentError, DiagnosticError  # noqa: E402
+from attngen.torch import Attention  # noqa: E402
+from tests.torch.gpt import pair  # noqa: E402
+from tests.torch.tensors import BACKEND, close, randn  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def test_layers_take_inputs_and_params_by_name() -> None:
+    layer = Attention(
+        mask="causal and same_document(ids) and q - k < n",
+        inputs={"ids": ("int32", ("batch", "kv_len"))},
+        params={"n": ("int", 9)},
+    )
+    q = randn(2, 2, 20, 16)
+    ids = torch.arange(20, dtype=torch.int32).div(7, rounding_mode="floor").expand(2, 20)
+    at = torch.arange(20)
+    for n in (9, 3):
+        allowed = (at[:, None] >= at) & (ids[0][:, None] == ids[0]) & (at[:, None] - at < n)
+        expected = scaled_dot_product_attention(q, q, q, attn_mask=allowed)
+        close(layer(q, q, q, ids=ids, n=n), expected)
+        close(torch.compile(layer, fullgraph=True, backend=BACKEND)(q, q, q, ids=ids, n=n), expected)
+    with pytest.raises(ArgumentError, match="input `ids` was not given"):
+        layer(q, q, q)
+    with pytest.raises(ArgumentError, match="did you mean `ids`"):
+        layer(q, q, q, id=ids)
+
+
+def test_layers_of_specs_and_files() -> None:
+    from tests.conftest import ROOT
+
+    q = randn(1, 2, 20, 64)
+    expected = scaled_dot_product_attention(q, q, q, is_causal=True)
+    close(Attention(ROOT / "specs" / "gpt2.attn")(q, q, q), expected)
+    layer = Attention(attngen.define(dtype="fp16", head_dim=64, mask="causal", lse=True), mode="tiled")
+    output, lse = layer(q, q, q)
+    close(output, expected)
+    assert lse.shape == (1, 2, 20)
+    with pytest.raises(ArgumentError, match="elements of fp32"):
+        layer(q.float(), q.float(), q.float())
+
+
+def test_layers_compile_and_export() -> None:
+    slopes = torch.tensor([0.5, 0.25])
+    layer = Attention(mask=lambda b, h, q, k: (q >= k) & (q - k < 8), score=lambda s, b, h, q, k: s + slopes[h] * (k - q))
+    q = randn(1, 2, 30, 16)
+    expected = layer(q, q, q)
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend=BACKEND)(q, q, q), expected)
+    length = torch.export.Dim("length", min=2, max=1024)
+    exported = torch.export.export(layer, (q, q, q), dynamic_shapes=({2: length}, {2: length}, {2: length}))
+    stored = io.BytesIO()
+    torch.export.save(exported, stored)
+    stored.seek(0)
+    loaded = torch.export.load(stored).module()
+    assert torch.equal(loaded(q, q, q), expected)
+    other = randn(1, 2, 41, 16)
+    assert torch.equal(loaded(other, other, other), layer(other, other, other))
+    assert [name for name, _ in layer.named_buffers()] == ["slopes"]
+    assert not list(layer.parameters())
+
+
+def test_numpy_captures_become_buffers() -> None:
+    table = np.linspace(0, 1, 64, dtype=np.float32)
+    layer = Attention(score=lambda s, b, h, q, k: s + table[k])
+    q = randn(1, 1, 20, 16)
+    bias = torch.as_tensor(table)[:20].expand(20, 20)
+    close(layer(q, q, q), scaled_dot_product_attention(q.float(), q.float(), q.float(), attn_mask=bias))
+    assert layer.table.dtype == torch.float32
+
+
+def test_numpy_captures_that_torch_cannot_share() -> None:
+    table = np.linspace(0, 1, 64, dtype=np.float32)[::-1]
+    fixed = np.ones(4, np.float32)
+    fixed.flags.writeable = False
+    layer = Attention(score=lambda s, b, h, q, k: s + table[k] * fixed[0])
+    q = randn(1, 1, 20, 16)
+    bias = torch.from_numpy(table[:20].copy()).expand(20, 20)
+    close(layer(q, q, q), scaled_dot_product_attention(q, q, q, attn_mask=bias.half()))
+
+
+def test_captured_tensors_of_every_rank_belong_to_the_layer() -> None:
+    temperature, scale, slopes = torch.tensor(2.0), torch.tensor(0.5), torch.nn.Parameter(torch.tensor([0.5, 0.25]))
+    layer = Attention(score=lambda s, b, h, q, k: s * temperature + slopes[h] * scale * k, mask=lambda b, h, q, k: q - k < 7)
+    assert set(layer.state_dict()) == {"slopes", "temperature", "scale"}
+    assert [name for name, _ in layer.named_parameters()] == ["slopes"]
+    q = randn(1, 2, 20, 16)
+    at = torch.arange(20)
+
+    def expected() -> torch.Tensor:
+        bias = layer.slopes.float()[:, None, None] * layer.scale.float() * at
+        bias = bias.masked_fill(at[:, None] - at >= 7, -torch.inf)
+        return scaled_dot_product_attention(q * layer.temperature.item(), q, q, attn_mask=bias.half())
+
+    with torch.no_grad():
+        close(layer(q, q, q), expected())
+        temperature.fill_(0)
+        close(layer(q, q, q), expected())
+        assert layer.temperature is temperature
+        close(layer.half()(q, q, q), expected())
+        layer.load_state_dict({"slopes": torch.zeros(2), "temperature": torch.tensor(1.0), "scale": torch.tensor(0.0)})
+        close(layer(q, q, q), expected())
+        close(torch.compile(layer, fullgraph=True, backend=BACKEND)(q, q, q), expected())
+    (of_slopes,) = torch.autograd.grad(layer(q, q, q).sum(), layer.slopes)
+    assert of_slopes.shape == layer.slopes.shape
+    half = temperature
+    with pytest.raises(ArgumentError, match="captured array is called `half`"):
+        Attention(score=lambda s, b, h, q, k: s * half)
+
+
+def test_is_causal_beside_a_mask_is_both_of_them() -> None:
+    q = randn(1, 1, 20, 16)
+    at = torch.arange(20)
+    expected = scaled_dot_product_attention(q, q, q, attn_mask=(at[:, None] >= at) & ((at < 3) | (at > 5)))
+    for mask in ("k < 3 or k > 5", lambda b, h, q, k: (k < 3) | (k > 5)):
+        close(Attention(is_causal=True, mask=mask)(q, q, q), expected)
+    with pytest.raises(DiagnosticError, match=r"unexpected `\)`"):
+        Attention(is_causal=True, mask="true) or (true")
+
+
+@pytest.mark.long
+def test_a_described_layer_is_itself_in_another_process() -> None:
+    """A layer refers to its description by a number, which differs from process to process."""
+    layer = Attention(mask="causal and q - k < 3")
+    text = f"""
+import pickle, sys, torch
+from attngen.torch import Attention
+Attention(mask="true")
+layer = pickle.loads(bytes.fromhex("{pickle.dumps(layer).hex()}"))
+q = torch.arange(320, dtype=torch.float32).view(1, 1, 20, 16) / 320
+sys.stdout.write(bytes(layer(q, q, q).numpy().tobytes()).hex())
+"""
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+    q = torch.arange(320, dtype=torch.float32).view(1, 1, 20, 16) / 320
+    assert found == layer(q, q, q).numpy().tobytes().hex()
+
+
+def test_a_small_gpt_gives_the_logits_of_torch() -> None:
+    theirs, ours = pair(Attention(mask="causal", layout="bshd"), "cpu", torch.float32)
+    compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend=BACKEND)
+    for length in (7, 33):
+        tokens = torch.arange(2 * length).view(2, length) % 256
+        expected = theirs(tokens)
+        close(ours(tokens), expected, 1e-5)
+        close(compiled(tokens), expected, 1e-5)

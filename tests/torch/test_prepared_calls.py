@@ -1,0 +1,169 @@
+"""Prepared calls, which a GPU repeats with other addresses, on an emulated device that repeats launches too."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import attngen  # noqa: E402
+from attngen import ArgumentError  # noqa: E402
+from attngen.device.arrays import view  # noqa: E402
+from attngen.device.binding import bind, sizes_of  # noqa: E402
+from attngen.device.emulated import EmulatedDevice  # noqa: E402
+from attngen.device.protocol import Kernel, Launch, Memory  # noqa: E402
+from attngen.device.tensor_map import MappedTensor  # noqa: E402
+from attngen.emit.program import Program  # noqa: E402
+from attngen.torch import runtime  # noqa: E402
+from attngen.torch.description import fixed_text  # noqa: E402
+from attngen.torch.operator import attention_operator  # noqa: E402
+from attngen.torch.runtime import OnGpu, PreparedCall  # noqa: E402
+from tests import tiers  # noqa: E402
+from tests.device.programs import SCALE, backward_problem, backward_program, expected_gradients  # noqa: E402
+
+STREAM = 7
+
+
+@dataclass
+class RepeatingKernel:
+    """An emulated kernel that repeats launches as one on a GPU does: with the addresses of the tensors in `order`."""
+
+    kernel: Kernel
+
+    @property
+    def source(self) -> Program:
+        return self.kernel.source
+
+    def launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...], stream: int | None = None) -> None:
+        self.kernel.launch(launches, memory, stream)
+
+    def repeat(self, launches: tuple[Launch, ...], order: tuple[str, ...]) -> Callable[[Sequence[int], int], None]:
+        def moved(parameter: Any, argument: Any, addresses: dict[str, int]) -> Any:
+            if isinstance(argument, MappedTensor):
+                return replace(argument, pointer=addresses[parameter.of])
+            return ctypes.c_void_p(addresses[parameter.of]) if parameter.binding == "data" else argument
+
+        def again(given: Sequence[int], stream: int) -> None:
+            assert stream == STREAM
+            addresses = dict(zip(order, given, strict=True))
+            for one in launches:
+                pairs = zip(one.entry.parameters, one.arguments, strict=True)
+                arguments = tuple(moved(parameter, argument, addresses) for parameter, argument in pairs)
+                self.kernel.launch((replace(one, arguments=arguments),), ())
+
+        return again
+
+
+class RepeatingDevice(EmulatedDevice):
+    def compile(self, source: Program) -> Any:
+        return RepeatingKernel(super().compile(source))
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(runtime, "_counters", {(None, STREAM): torch.zeros(1, dtype=torch.int32)})
+
+
+def on_gpu(arch: str = "sm_80", **described: Any) -> OnGpu:
+    spec = attngen.define(dtype="bf16", head_dim=16, mask="causal", **described)
+    return OnGpu(attngen.compile(spec, device=RepeatingDevice(checked=False, arch=arch)))
+
+
+def problem(length: int = 40) -> tuple[Any, ...]:
+    return tuple(torch.randn(1, 2, length, 16).to(torch.bfloat16) for _ in range(3))
+
+
+def reference(q: Any, k: Any, v: Any) -> Any:
+    return torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True)
+
+
+@pytest.mark.parametrize(("schedule", "arch"), [("fused", "sm_80"), ("hopper", "sm_90a"), ("tiled", "sm_80")])
+def test_a_repeated_call_computes_the_same_of_other_tensors(schedule: str, arch: str) -> None:
+    kernel = on_gpu(arch, lse=True, kernel=schedule)
+    for _ in range(2):
+        q, k, v = problem()
+        output, lse = kernel((q, k, v))
+        torch.testing.assert_close(output.float(), reference(q, k, v), atol=0.02, rtol=0.02)
+        scores = (q.float() @ k.float().mT / 4).masked_fill(~torch.ones(40, 40, dtype=torch.bool).tril(), -torch.inf)
+        torch.testing.assert_close(lse, scores.logsumexp(-1), atol=1e-3, rtol=1e-3)
+    assert len(kernel._calls) == 1
+
+
+def test_outputs_of_the_caller_are_written_and_checked() -> None:
+    kernel = on_gpu(lse=True)
+    q, k, v = problem()
+    out = torch.empty(1, 40, 2, 16, dtype=torch.bfloat16).transpose(1, 2)
+    given, lse = kernel((q, k, v), outputs=(out, None))
+    assert given is out
+    torch.testing.assert_close(out.float(), reference(q, k, v), atol=0.02, rtol=0.02)
+    assert lse.shape == (1, 2, 40)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="`out` and `k` share memory"):
+            kernel((q, k, v), outputs=(k, None))
+
+
+def test_tensors_that_are_not_aligned_are_checked_anew() -> None:
+    kernel = on_gpu()
+    q, k, v = problem()
+    kernel((q, k, v))
+    shifted = torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape)
+    with pytest.raises(ArgumentError, match="`q` starts at an address that is not a multiple of 16 bytes"):
+        kernel((shifted, k, v))
+
+
+def test_wrong_numbers_of_arguments_are_named() -> None:
+    kernel = on_gpu()
+    q, k, v = problem()
+    with pytest.raises(ArgumentError, match="4 tensors were given; this attention takes 3: q, k, v"):
+        kernel((q, k, v, v))
+
+
+@pytest.mark.parametrize("schedule", tiers.cases(["naive", "fused"], quick=["naive"]))
+def test_a_repeated_backward_plans_and_checks_nothing(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = attngen.define(
+        dtype="bf16",
+        head_dim=16,
+        mask="causal",
+        score="alibi(slopes)",
+        kernel=schedule,
+        inputs={"slopes": ("fp32", ("heads",))},
+    )
+    compiled = attngen.compile(spec, device=RepeatingDevice(checked=False, arch="sm_80"))
+    text = fixed_text(spec, None)
+    monkeypatch.setattr(runtime, "_training", {})
+    monkeypatch.setattr(runtime, "runtimes", {(text, torch.device("cpu")): OnGpu(compiled)})
+    for attempt in range(3):
+        if attempt:
+            monkeypatch.setattr(OnGpu, "_bind", None)
+        q, k, v = (t.requires_grad_() for t in problem())
+        slopes = torch.tensor([0.5, 0.25], requires_grad=True)
+        output, _ = attention_operator(q, k, v, text, [slopes])
+        found = torch.autograd.grad(output.float().sin().sum(), (q, k, v, slopes))
+        distance = torch.arange(40) - torch.arange(40)[:, None]
+        bias = (slopes[:, None, None] * distance).masked_fill(distance > 0, -torch.inf)
+        inputs = [t.detach().float().requires_grad_() for t in (q, k, v)]
+        exact = torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=bias)
+        expected = torch.autograd.grad(exact.sin().sum(), (*inputs, slopes))
+        for own, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(own.float(), other, atol=0.03, rtol=0.03)
+
+
+def test_a_backward_program_is_prepared_and_repeated() -> None:
+    device = RepeatingDevice(checked=False)
+    kernel = device.compile(backward_program())
+    given = backward_problem()
+    arrays = {name: view(torch.from_numpy(array), name) for name, array in given.items()}
+    call = PreparedCall(bind(kernel, sizes_of(kernel.source, device, arrays), arrays, {"scale": SCALE}))
+    moved = [torch.from_numpy(array.copy()) for array in given.values()]
+    results = call(moved)
+    assert results is not None
+    for gradient, expected in zip(results, expected_gradients(given).values(), strict=True):
+        torch.testing.assert_close(gradient.double(), torch.from_numpy(expected), atol=1e-5, rtol=1e-4)
