@@ -14,6 +14,7 @@ from attngen.cli import main
 from attngen.device.emulated import EmulatedDevice, EmulationError
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
+from attngen.inspect.gpu_memory import from_gpu, to_gpu
 from attngen.language import load_file
 from attngen.plan import ARCHES
 from attngen.plan.plan import Direction
@@ -69,10 +70,12 @@ def compared(kernel: CompiledAttention, problem: Sample, expected: Truth | None 
 def gradients(
     kernel: CompiledAttention, problem: Sample, loss: Loss, wanted: tuple[str, ...] | None = None, **params: Any
 ) -> dict[str, Any]:
-    """The gradients that a kernel computes."""
-    return kernel.backward(
-        loss.dout, problem.q, problem.k, problem.v, dlse=loss.dlse, wanted=wanted, **problem.inputs, **params
-    )
+    """The gradients that a kernel computes, as numpy storage arrays, wherever it runs."""
+    given = {"dout": loss.dout, "q": problem.q, "k": problem.k, "v": problem.v, "dlse": loss.dlse, **problem.inputs}
+    on_gpu = kernel.device.name.startswith("cuda")
+    arrays = {name: to_gpu(array) if on_gpu and array is not None else array for name, array in given.items()}
+    found = kernel.backward(wanted=wanted, **arrays, **params)
+    return {name: from_gpu(array) for name, array in found.items()} if on_gpu else found
 
 
 def wrong_gradients(

@@ -70,7 +70,7 @@ def _text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_dtyp
     spec, captured = described.spec(dtype_name(_stated(dtype, described.mode)), head_dim, head_dim_v, None)
     dtypes = (_DTYPES[_stated(dtype, described.mode)] for dtype in captured_dtypes)
     converted = dict(zip(captured, dtypes, strict=True))
-    return to_text(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
+    return _in_one_line(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -107,7 +107,7 @@ def _standard_text(
     description = Description(mode, is_causal, scale, return_lse)
     dtype, mask_dtype = _stated(dtype, mode), _stated(mask_dtype, mode)
     spec, _ = description.spec(dtype_name(dtype), head_dim, head_dim_v, _mask_name(mask_dtype))
-    return to_text(spec)
+    return _in_one_line(spec)
 
 
 def _stated(dtype: Any, mode: Mode) -> Any:
@@ -139,4 +139,10 @@ def fixed_text(spec: AttentionSpec, schedule: str | None) -> str:
     """The text of a complete spec; `schedule` overrides the spec's own."""
     if schedule is not None:
         check_schedule("mode", schedule)
-    return to_text(replace(spec, kernel=spec.kernel.overridden(schedule)))
+    return _in_one_line(replace(spec, kernel=spec.kernel.overridden(schedule)))
+
+
+def _in_one_line(spec: AttentionSpec) -> str:
+    """The spec's text without line breaks: torch.compile writes an operator's arguments into comments of the code that it
+    generates, and prefixes only the first line of each."""
+    return " ".join(to_text(spec).split())

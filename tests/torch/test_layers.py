@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import attngen.torch  # noqa: E402
 from attngen import ArgumentError, DiagnosticError  # noqa: E402
-from attngen.torch import Attention  # noqa: E402
+from attngen.torch import Attention, attention  # noqa: E402
 from tests.torch.gpt import pair  # noqa: E402
 from tests.torch.tensors import BACKEND, close, randn  # noqa: E402
 
@@ -159,3 +159,20 @@ def test_a_small_gpt_gives_the_logits_of_torch() -> None:
         expected = theirs(tokens)
         close(ours(tokens), expected, 1e-5)
         close(compiled(tokens), expected, 1e-5)
+
+
+def test_an_operator_in_a_graph_takes_one_line() -> None:
+    """Inductor writes the nodes of a graph into comments, as text; one with a line break would end its comment."""
+    nodes: list[str] = []
+
+    def note(graph: torch.fx.GraphModule, _: object) -> object:
+        nodes.extend(str(node.format_node()) for node in graph.graph.nodes if "attngen" in str(node.target))
+        return graph.forward
+
+    q = randn(1, 2, 20, 64)
+    spec = attngen.define(dtype="fp16", head_dim=64, mask="causal")
+    layers = (attention, Attention(mask="causal"), Attention(spec), attngen.compile(spec, device="emulated"))
+    for layer in layers:
+        torch.compile(lambda q, layer=layer: layer(q, q, q), backend=note)(q)
+    assert len(nodes) == len(layers)
+    assert not any("\n" in node for node in nodes), nodes
