@@ -28,8 +28,8 @@ def backwards(forwards: Mapping[str, Forward], of: Sequence[torch.Tensor]) -> di
     return {name: partial(torch.autograd.grad, out, of, gradient, retain_graph=True) for name, out in outputs.items()}
 
 
-def beside_torch(cell: Cell, tensors: Tensors, kernel: str, peers: Sequence[str]) -> dict[str, Backward]:
-    """The backward of attngen's kernel, and of those of torch's backends that take this."""
+def beside_torch(cell: Cell, tensors: Tensors, kernel: str | None, peers: Sequence[str]) -> dict[str, Backward]:
+    """The backward of attngen's kernel (None: of what `auto` selects), and of those of torch's backends that take this."""
     q, k, v = leaves(tensors)
     ours = partial(attngen.compile(cell.spec, kernel=kernel, device="cuda"), q, k, v)
     with torch.enable_grad():

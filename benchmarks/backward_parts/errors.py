@@ -20,7 +20,7 @@ def rows(rounds: int) -> Iterator[Row]:
     """Two heads of one batch: both sides get these alone."""
     for cell in (c for c in CELLS if c.q_len <= 4096):
         tensors = tuple(t[:1, :2].contiguous() for t in cell.randn())
-        calls = beside_torch(cell, tensors, "hopper", [CUDNN])
+        calls = beside_torch(cell, tensors, None, [CUDNN])
         gradient = next(iter(calls.values())).args[2]  # type: ignore[attr-defined]
         truth = in_float64(tensors, gradient, cell.mask == "causal")
         found = {name: [largest(g, t) for g, t in zip(call(), truth, strict=True)] for name, call in calls.items()}

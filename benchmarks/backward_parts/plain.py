@@ -18,10 +18,10 @@ CELLS: list[Cell] = [
 
 def rows(rounds: int) -> Iterator[Row]:
     for cell in CELLS:
-        yield beside(cell, rounds, "hopper", CUDNN)
+        yield beside(cell, rounds, None, CUDNN)
 
 
-def beside(cell: Cell, rounds: int, kernel: str, peer: str) -> Row:
+def beside(cell: Cell, rounds: int, kernel: str | None, peer: str) -> Row:
     """Milliseconds and TFLOP/s of both, and their ratio."""
     tensors = cell.randn()
     found = measure_bursts(beside_torch(cell, tensors, kernel, [peer]), rounds)

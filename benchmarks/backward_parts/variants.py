@@ -34,7 +34,7 @@ def rows(rounds: int) -> Iterator[Row]:
         yield beside_flex(name, rounds)
 
 
-def beside_flex(name: str, rounds: int, kernel: str = "hopper", with_captured: bool = False) -> Row:
+def beside_flex(name: str, rounds: int, kernel: str | None = None, with_captured: bool = False) -> Row:
     """Milliseconds, TFLOP/s and ratio for B2 H16 S8192 D128 bf16; `with_captured`: the captured tensor has a gradient too."""
     keywords, reads = VARIANTS[name]
     spec = attngen.define(name="variant", dtype="bf16", head_dim=128, **keywords)
