@@ -10,10 +10,13 @@ round. TFLOP/s count five products for each pair that the mask keeps, as if none
 
 from __future__ import annotations
 
-from backward_parts import captured, errors, plain, portable, variants
+from backward_parts import captured, errors, host, plain, portable, sizes, training, variants
 from parts import run
 
-PARTS = {"plain": plain, "errors": errors, "variants": variants, "captured": captured, "portable": portable}
+PARTS = {
+    "plain": plain, "errors": errors, "variants": variants, "captured": captured, "sizes": sizes, "portable": portable,
+    "host": host, "training": training,
+}  # fmt: skip
 
 if __name__ == "__main__":
     run("backward", __doc__, PARTS, rounds=9)

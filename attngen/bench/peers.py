@@ -51,7 +51,7 @@ def torch_peers(
         with sdpa_kernel(backend):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
 
-    return _those_that_run({title: partial(call, BACKENDS[title]) for title in only})
+    return those_that_run({title: partial(call, BACKENDS[title]) for title in only})
 
 
 def flash_peers(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
@@ -73,7 +73,7 @@ def flash_peers(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.
             found[title] = partial(call, import_module(module).flash_attn_func)
         except (ImportError, AttributeError):
             continue  # not installed
-    return _those_that_run(found)
+    return those_that_run(found)
 
 
 def _plain_scale(spec: AttentionSpec) -> float | None:
@@ -82,7 +82,8 @@ def _plain_scale(spec: AttentionSpec) -> float | None:
     return float(spec.scale.value) if plain and isinstance(spec.scale, Const) else None
 
 
-def _those_that_run(calls: dict[str, Call]) -> dict[str, Call]:
+def those_that_run(calls: Mapping[str, Any]) -> dict[str, Any]:
+    """The calls without those that raise an error."""
     usable = {}
     for title, call in calls.items():
         try:
