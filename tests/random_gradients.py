@@ -1,8 +1,9 @@
 """Random gradients of random specs: the float64 reference against torch's autograd, and a backward against the reference.
 
-    python -m tests.random_specs --gradients [--seed 0] [--minutes 10] [--kernel naive]
+    python -m tests.random_specs --gradients [--seed 0] [--minutes 10] [--kernel naive] [--gpu]
 
-The specs and problems are those of `tests.random_specs`, shortened; which gradients are wanted is drawn too.
+The specs and problems are those of `tests.random_specs`, shortened for the emulated device; which gradients are wanted is drawn
+too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import attngen
 from attngen.api import CompiledAttention
 from attngen.device.emulated import EmulatedDevice
+from attngen.device.select import device_by_name
 from attngen.plan import ARCHES
 from attngen.reference.compare_gradients import compare_gradients, gradient_truth
 from attngen.reference.gradients import Loss, sample_loss
@@ -40,9 +42,10 @@ class GradientCase:
     schedule: str
     arch: str
     wanted: tuple[str, ...]
+    on_gpu: bool
 
 
-def gradient_case(seed: int, kernel: str | None = None) -> GradientCase | None:
+def gradient_case(seed: int, kernel: str | None = None, on_gpu: bool = False) -> GradientCase | None:
     """The gradients of `seed`; None if its spec has none, or not by `kernel`."""
     r = random.Random(f"gradients {seed}")
     one = case(seed)
@@ -53,11 +56,12 @@ def gradient_case(seed: int, kernel: str | None = None) -> GradientCase | None:
         return None
     every = (*QKV, *differentiable(spec))
     wanted = tuple(n for n in every if r.random() < 0.6) or (r.choice(every),)
-    arch = r.choice(("sm_75", "sm_80", "sm_90a"))
+    arch = device_by_name("cuda").arch if on_gpu else r.choice(("sm_75", "sm_80", "sm_90a"))
     suitable = [s for s in schedules_for(spec, ARCHES[arch], wanted) if kernel in (None, s)]
     if not suitable:
         return None
-    return GradientCase(replace(one, shape=_shortened(one.shape, spec)), spec, r.choice(suitable), arch, wanted)
+    shape = one.shape if on_gpu else _shortened(one.shape, spec)
+    return GradientCase(replace(one, shape=shape), spec, r.choice(suitable), arch, wanted, on_gpu)
 
 
 def _shortened(shape: Shape, spec: AttentionSpec) -> Shape:
@@ -73,7 +77,7 @@ def gradient_failure(one: GradientCase, seed: int = 0) -> str:
     spec, problem = one.spec, drawn_problem(one.case, seed)
     params = {} if one.case.python_mask else one.case.by_word(one.case.params)
     loss = sample_loss(spec, problem, seed)
-    device = EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5)
+    device = "cuda" if one.on_gpu else EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5)
     kernel: CompiledAttention = attngen.compile(spec, kernel=one.schedule, device=device)
     saved = kernel.gradients(one.wanted).plan.saved
     expected = gradient_truth(spec, problem, loss, one.wanted, params, saved)

@@ -349,7 +349,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--kernel", choices=sorted({name for name, _ in SCHEDULES}), help="specs of this schedule alone")
     parser.add_argument("--gradients", action="store_true", help="gradients of the specs, not their results")
+    parser.add_argument("--gpu", action="store_true", help="with --gradients: on the GPU, not on the emulated device")
     options = parser.parse_args()
+    if options.gpu and not options.gradients:
+        parser.error("--gpu searches gradients alone; tests/gpu/test_random_specs_on_gpu.py has results")
     from tests.random_gradients import gradient_case, gradient_failure
 
     end = time.monotonic() + 60 * options.minutes
@@ -357,7 +360,7 @@ def main() -> None:
     while time.monotonic() < end:
         one: Any = None
         try:
-            one = gradient_case(seed, options.kernel) if options.gradients else case(seed, options.kernel)
+            one = gradient_case(seed, options.kernel, options.gpu) if options.gradients else case(seed, options.kernel)
             wrong = failure(one, seed) if isinstance(one, Case) else gradient_failure(one, seed) if one is not None else ""
         except Exception as error:
             wrong = f"{type(error).__name__}: {error}"

@@ -8,6 +8,7 @@ from attngen.device.select import device_by_name
 from attngen.inspect.checking import check_spec
 from attngen.language import load_text
 from attngen.reference.problems import Shape
+from tests.random_gradients import gradient_case, gradient_failure
 from tests.random_specs import case, is_right
 
 pytestmark = pytest.mark.gpu
@@ -19,6 +20,12 @@ def test_a_random_spec(seed: int) -> None:
     (spec,) = load_text(one.text)
     (found,) = check_spec(spec, (one.schedule,), (device_by_name("cuda"),), one.shape, one.params, seed)
     assert is_right(found.comparison), (one, found)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_gradients(seed: int) -> None:
+    one = gradient_case(seed, on_gpu=True)
+    assert one is None or not gradient_failure(one, seed), one
 
 
 @pytest.mark.parametrize("lse", [False, True])
