@@ -4,6 +4,8 @@
     o = attngen.torch.attention(q, k, v, is_causal=True)
     layer = attngen.torch.Attention(mask="causal and window(1024)")
     o = layer(q, k, v)
+    with attngen.torch.activated():  # models that call torch's scaled_dot_product_attention
+        model(x)
 
 Everything works in eager mode, under `torch.compile(fullgraph=True)`, in `torch.export`, and in CUDA graphs, and has gradients:
 by every tensor that requires grad, captured ones too.
@@ -14,5 +16,6 @@ from attngen.torch import batching as batching  # registers what torch.vmap does
 from attngen.torch import compiled as compiled  # registers compiled specs as callables of tensors
 from attngen.torch.functional import attention
 from attngen.torch.module import Attention
+from attngen.torch.replacement import NotReplacedWarning, activate, activated, restore
 
-__all__ = ["Attention", "attention"]
+__all__ = ["Attention", "NotReplacedWarning", "activate", "activated", "attention", "restore"]

@@ -97,9 +97,11 @@ def results(outputs: Sequence[Tensor], query: Tensor, layout: str, return_lse: b
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether every schedule can read `tensor` in place: contiguous rows, each aligned to 16 bytes."""
+    """Whether every schedule can read `tensor` in place: contiguous rows, each aligned to 16 bytes. torch.compile knows strides
+    alone: the operator itself refuses a tensor that starts at an odd address."""
     size = tensor.element_size()
-    whole = tensor.stride(3) == 1 and tensor.storage_offset() * size % ROW_BYTES == 0
+    start = 0 if torch.compiler.is_compiling() else tensor.storage_offset() * size
+    whole = tensor.stride(3) == 1 and start % ROW_BYTES == 0
     return whole and all(tensor.stride(d) * size % ROW_BYTES == 0 for d in range(3))
 
 

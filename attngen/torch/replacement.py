@@ -1,0 +1,102 @@
+"""attngen in the place of torch's scaled_dot_product_attention, for models that call it.
+
+torch's function is one attribute of `torch.nn.functional`, which torch's own layers and most models look up at each call. What
+was imported by name before (`from torch.nn.functional import scaled_dot_product_attention`) stays torch's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+
+from attngen.spec.attention import MAX_HEAD_DIM
+from attngen.torch.functional import attention
+from attngen.torch.layout import readable
+
+Tensor = Any
+Function = Callable[..., Tensor]
+HEAD_SIZES = range(8, MAX_HEAD_DIM + 1, 8)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class NotReplacedWarning(UserWarning):
+    """A call that torch's own attention has answered, as attngen cannot. Given once for each reason."""
+
+
+def activate(*, emulated: bool = False) -> None:
+    """From now on `torch.nn.functional.scaled_dot_product_attention` is `attngen.torch.attention`, forward and backward, until
+    `restore()`. To be called before torch.compile compiles the model.
+
+    Tensors on a GPU are attngen's. With `emulated`, so are those on the CPU: the emulated device runs them, slowly, for tests.
+    Dropout, fp64, nested tensors, more than 4 dimensions and head sizes that no kernel has stay torch's: NotReplacedWarning
+    gives the reason once. Mistakes raise ArgumentError. Calling this again changes `emulated` alone.
+    """
+    current = torch.nn.functional.scaled_dot_product_attention
+    original = getattr(current, "replaces", current)
+    torch.nn.functional.scaled_dot_product_attention = _replacement(original, ("cuda", "cpu") if emulated else ("cuda",))
+
+
+def restore() -> None:
+    """Undoes `activate`; nothing without it. Raises RuntimeError if somebody else has replaced torch's function since."""
+    current = torch.nn.functional.scaled_dot_product_attention
+    if hasattr(current, "replaces"):
+        torch.nn.functional.scaled_dot_product_attention = current.replaces
+    elif current is not torch._C._nn.scaled_dot_product_attention:
+        raise RuntimeError(
+            "torch.nn.functional.scaled_dot_product_attention was replaced by another library after attngen; undo that first"
+        )
+
+
+@contextmanager
+def activated(*, emulated: bool = False) -> Iterator[None]:
+    """`activate` within a `with` statement; afterwards the function is what it was before."""
+    before = torch.nn.functional.scaled_dot_product_attention
+    activate(emulated=emulated)
+    try:
+        yield
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = before
+
+
+def _replacement(original: Function, devices: tuple[str, ...]) -> Function:
+    @wraps(original)
+    def scaled_dot_product_attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        tensors = (query, key, value)
+        reason = _cannot(query, value, dropout_p)
+        if query.device.type in devices and not reason:
+            copy = not all(t.dim() == 4 and readable(t) for t in tensors)
+            return attention(*tensors, attn_mask, 0.0, is_causal, scale, enable_gqa, copy=copy)
+        if query.device.type in devices and not torch.compiler.is_compiling():
+            warnings.warn(f"torch's own attention is used: {reason}", NotReplacedWarning, stacklevel=2)
+        return original(*tensors, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    scaled_dot_product_attention.replaces = original  # type: ignore[attr-defined]
+    return scaled_dot_product_attention
+
+
+def _cannot(query: Tensor, value: Tensor, dropout_p: float) -> str:
+    """Why attngen has no kernel for a call; "" if it may have one. By what torch.compile knows too."""
+    if dropout_p > 0.0:
+        return f"dropout_p is {dropout_p}, and no kernel has dropout"
+    if query.dtype not in DTYPES:
+        return f"q has elements of {query.dtype}"
+    if query.is_nested or query.dim() > 4:
+        return "q is a nested tensor" if query.is_nested else f"q has {query.dim()} dimensions"
+    for size in (query.shape[-1], value.shape[-1]):
+        if size not in HEAD_SIZES:
+            return f"the head size is {size}"
+    return ""

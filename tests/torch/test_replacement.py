@@ -1,0 +1,128 @@
+"""`activate`: torch's own layers, and whatever calls scaled_dot_product_attention, with attngen's kernels."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from attngen import ArgumentError  # noqa: E402
+from attngen.torch import NotReplacedWarning, activate, activated, attention, restore  # noqa: E402
+from tests.torch.tensors import close, randn  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+TORCHS = functional.scaled_dot_product_attention
+
+
+def test_calls_are_attngens_until_restored() -> None:
+    q, k = randn(1, 4, 20, 16), randn(1, 2, 30, 16)
+    ours = attention(q, k, k, is_causal=True, enable_gqa=True)
+    theirs = functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+    assert not torch.equal(ours, theirs)  # they add up in other orders
+    activate(emulated=True)
+    try:
+        assert torch.equal(functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True), ours)
+        activate()  # the GPU alone: tensors on the CPU are torch's, as before
+        assert torch.equal(functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True), theirs)
+        with activated(emulated=True):
+            assert torch.equal(functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True), ours)
+        assert torch.equal(functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True), theirs)
+    finally:
+        restore()
+    assert functional.scaled_dot_product_attention is TORCHS
+    restore()  # nothing to undo
+    with pytest.raises(ZeroDivisionError), activated():
+        raise ZeroDivisionError
+    assert functional.scaled_dot_product_attention is TORCHS
+
+
+def test_what_somebody_else_put_over_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *_: None)
+    with pytest.raises(RuntimeError, match="another library"):
+        restore()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_torchs_transformer_layer_trains(masked: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+    x = randn(2, 20, 32, dtype=torch.float32)
+    mask = nn.Transformer.generate_square_subsequent_mask(20) if masked else None
+
+    def results() -> list[torch.Tensor]:
+        layer.zero_grad()
+        y = layer(x, src_mask=mask, is_causal=False)
+        y.square().sum().backward()
+        return [y.detach(), *(p.grad for p in layer.parameters())]
+
+    theirs = results()
+    with activated(emulated=True):
+        ours = results()
+    assert not all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [False, True])  # whether a tensor's last dimension is not contiguous
+def test_compiled_graphs_have_the_operator(columns: bool) -> None:
+    targets: list[str] = []
+
+    def note(graph: torch.fx.GraphModule, _: object) -> object:
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    q = randn(1, 2, 16, 20).mT if columns else randn(1, 2, 20, 16)
+    expected = TORCHS(q, q, q, is_causal=True)
+    with activated(emulated=True):
+        call = torch.compile(
+            lambda q: functional.scaled_dot_product_attention(q, q, q, is_causal=True), backend=note, fullgraph=True
+        )
+        close(call(q), expected)
+    assert any("attngen" in target for target in targets), targets
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"dropout_p": 0.5}, "no kernel has dropout"),
+        ({"dtype": torch.float64}, "float64"),
+        ({"size": 12}, "head size is 12"),
+        ({"size": 264}, "head size is 264"),
+        ({"shape": (1, 2, 2, 20)}, "5 dimensions"),
+    ],
+)
+def test_what_attngen_cannot_do_is_torchs_and_says_why(arguments: dict, reason: str) -> None:
+    shape = arguments.pop("shape", (1, 2, 20))
+    q = randn(*shape, arguments.pop("size", 16), dtype=arguments.pop("dtype", torch.float32))
+    torch.manual_seed(0)
+    expected = TORCHS(q, q, q, **arguments)
+    torch.manual_seed(0)
+    with activated(emulated=True), pytest.warns(NotReplacedWarning, match=reason):
+        assert torch.equal(functional.scaled_dot_product_attention(q, q, q, **arguments), expected)
+
+
+def test_a_mask_beside_is_causal_is_both() -> None:
+    q, mask = randn(1, 2, 20, 16), torch.rand(20, 20) < 0.7
+    mask[:, 0] = True
+    expected = TORCHS(q, q, q, mask & torch.ones(20, 20, dtype=torch.bool).tril())
+    with activated(emulated=True):
+        close(functional.scaled_dot_product_attention(q, q, q, mask, is_causal=True), expected)
+
+
+def test_mistakes_are_named() -> None:
+    q = randn(1, 2, 20, 16)
+    with activated(emulated=True), pytest.raises(ArgumentError, match="`v` is"):
+        functional.scaled_dot_product_attention(q, q, q[:, :, :7])
+
+
+def test_views_that_no_kernel_reads_in_place_are_copied() -> None:
+    q = randn(1, 2, 16, 20).transpose(2, 3)  # its last dimension is not contiguous
+    expected = TORCHS(q, q, q)
+    with activated(emulated=True), warnings.catch_warnings():
+        warnings.simplefilter("error", NotReplacedWarning)
+        close(functional.scaled_dot_product_attention(q, q, q), expected)
