@@ -5,9 +5,8 @@ namespace ptx {
 
 inline float from_half(unsigned short bits) {
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const float magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
-                            : exponent     ? ldexpf(float(fraction + 1024), exponent - 25)
-                                           : ldexpf(float(fraction), -24);
+    // The product replaces the bias of 127 by that of 15. It is exact.
+    const float magnitude = exponent == 31 ? (fraction ? NAN : INFINITY) : __uint_as_float((bits & 0x7fff) << 13) * 0x1p112f;
     return bits & 0x8000 ? -magnitude : magnitude;
 }
 
@@ -16,10 +15,10 @@ inline unsigned short to_half(float x) {
     const float magnitude = fabsf(x);
     if (x != x) return 0x7fff;
     if (magnitude >= 65520.0f) return sign | 0x7c00;                     // rounds to infinity
-    if (magnitude < ldexpf(1.0f, -14)) return sign | (unsigned)lrintf(ldexpf(magnitude, 24));
+    if (magnitude < 0x1p-14f) return sign | (unsigned)lrintf(magnitude * 0x1p24f);
     int exponent;
     const float fraction = frexpf(magnitude, &exponent);                  // 0.5 <= fraction < 1
-    const unsigned rounded = (unsigned)lrintf(ldexpf(fraction, 11));      // 1024 to 2048: the carry goes into the exponent
+    const unsigned rounded = (unsigned)lrintf(fraction * 0x1p11f);         // 1024 to 2048: the carry goes into the exponent
     return sign | (((exponent + 13) << 10) + rounded);
 }
 

@@ -9,7 +9,7 @@ namespace ptx {
 struct MmaIn { unsigned a[4], b[2]; float c[4]; };
 struct MmaOut { float d[4]; };
 
-template <float (*TO_FLOAT)(unsigned short)> void multiply_fragments(emulator::Lane (&lanes)[32], int) {
+template <float (*TO_FLOAT)(unsigned short)> NOT_WATCHED void multiply_fragments(emulator::Lane (&lanes)[32], int) {
     float a[16][16], b[16][8];
     for (int l = 0; l < 32; ++l) {
         const MmaIn& in = *(const MmaIn*)lanes[l].in;
@@ -18,14 +18,11 @@ template <float (*TO_FLOAT)(unsigned short)> void multiply_fragments(emulator::L
         for (int i = 0; i < 2; ++i)
             for (int e = 0; e < 2; ++e) b[l % 4 * 2 + e + 8 * i][l / 4] = TO_FLOAT(in.b[i] >> 16 * e & 0xffff);
     }
+    float product[16][8];
+    emulator::multiply_16x8x16(a, b, product);
     for (int l = 0; l < 32; ++l) {
         const MmaIn& in = *(const MmaIn*)lanes[l].in;
-        for (int i = 0; i < 4; ++i) {
-            const int row = l / 4 + 8 * (i / 2), column = l % 4 * 2 + i % 2;
-            float sum = 0.0f;
-            for (int k = 0; k < 16; ++k) sum += a[row][k] * b[k][column];
-            ((MmaOut*)lanes[l].out)->d[i] = in.c[i] + sum;
-        }
+        for (int i = 0; i < 4; ++i) ((MmaOut*)lanes[l].out)->d[i] = in.c[i] + product[l / 4 + 8 * (i / 2)][l % 4 * 2 + i % 2];
     }
 }
 
@@ -48,7 +45,7 @@ MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, from_bfloat)
 // mma.sync.m16n8k8 with tf32 operands (PTX ISA, "Matrix fragments for mma.m16n8k8"): fp32 without its last 13 bits
 struct MmaTf32In { unsigned a[4], b[2]; float c[4]; };
 
-inline void multiply_tf32_fragments(emulator::Lane (&lanes)[32], int) {
+NOT_WATCHED inline void multiply_tf32_fragments(emulator::Lane (&lanes)[32], int) {
     const auto value = [](unsigned bits) { return __uint_as_float(bits & 0xffffe000); };
     float a[16][8], b[8][8];
     for (int l = 0; l < 32; ++l) {

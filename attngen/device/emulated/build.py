@@ -25,7 +25,7 @@ KERNEL = (*COMMON, "-std=c++20", "-nostdinc++", "-gdwarf-4", "-g1")
 FAST = ("-O2",)
 # For a debugger, without optimization.
 DEBUG = ("-O0", "-g3")
-RUNTIME_FLAGS = (*COMMON, "-std=c++17", "-O2")  # the headers of C++20 take twice as long to parse
+RUNTIME_FLAGS = (*COMMON, "-std=c++17", "-O3")  # the headers of C++20 take twice as long to parse
 UNITS = 2  # translation units of the runtime, compiled in parallel; fewer parse the C++ library's headers less often
 
 CACHE = KernelCache("emulated")
@@ -48,7 +48,9 @@ def _link(compiler: HostCompiler, text: str, name: str, flags: tuple[str, ...]) 
         runtime = [pool.submit(_runtime_object, compiler, unit, Path(work)) for unit in range(UNITS)]
         includes = [f"-I{RUNTIME}", f"-I{meanings()[0].parent}"]
         compiler.run([*flags, *includes, "-c", str(kernel), "-o", str(compiled)], name)
-        compiler.run(["-shared", str(compiled), *(str(r.result()) for r in runtime), "-o", str(library)], name)
+        compiler.run(
+            [*compiler.linking, "-shared", str(compiled), *(str(r.result()) for r in runtime), "-o", str(library)], name
+        )
         return library.read_bytes()
 
 

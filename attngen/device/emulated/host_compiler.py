@@ -18,6 +18,7 @@ from attngen.device.protocol import CompilationError, DeviceError
 
 CURE = "install g++ (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or pip install ziglang"
 CANDIDATES = ("g++", "clang++")
+LINKERS = ("gold", "lld")  # take a fraction of the time of the usual one, most of which is for the C++ library's symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Family:
     name: str
     common: tuple[str, ...]
     checked: tuple[str, ...]
+    links_with: bool = True  # knows -fuse-ld
 
 
 # Of the sanitizer, only the calls before each access are used: its runtime is not linked.
@@ -36,7 +38,7 @@ GCC = Family("gcc", (), (*CALLS, "-fno-tree-sra"))
 CLANG = Family("clang", (), CALLS)
 # By default, zig compiles for the present CPU, but machines may share a cache; and it adds its own checks.
 # It links the C++ library statically, with debug information of 4 MB.
-ZIG = Family("zig", ("-mcpu=baseline", "-fno-sanitize=undefined", "-Wl,--compress-debug-sections=zlib"), CALLS)
+ZIG = Family("zig", ("-mcpu=baseline", "-fno-sanitize=undefined", "-Wl,--compress-debug-sections=zlib"), CALLS, False)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,13 @@ class HostCompiler:
     def identity(self) -> str:
         """The key of compiled code: code of an equal compiler can be reused."""
         return "\0".join([self.version, platform.machine(), *self.family.common, *self.command[1:]])
+
+    @cached_property
+    def linking(self) -> tuple[str, ...]:
+        """The options of a call that links: the fastest linker that is installed."""
+        found = [f"-fuse-ld={name}" for name in LINKERS if shutil.which(f"ld.{name}")]
+        chosen = any(part.startswith("-fuse-ld") for part in self.command)
+        return tuple(found[:1]) if self.family.links_with and not chosen else ()
 
     def __str__(self) -> str:
         return f"{self.version} ({shlex.join(self.command)})"

@@ -21,6 +21,8 @@ void warp_barrier(int line, unsigned mask);
 // lanes[i] are the arguments of lane i, null where it takes no part.
 struct Lane { const void* in; void* out; };
 using Combine = void (*)(Lane (&lanes)[32], int line);
+// For a Combine: what it touches is not checked, so the compiler need not call the checks.
+#define NOT_WATCHED __attribute__((no_sanitize("thread")))
 void warp_collective(const char* what, int line, unsigned mask, const void* in, void* out, Combine combine);
 
 // --- shared memory (memory.cpp)
@@ -73,6 +75,10 @@ void wgmma_fence();
 void wgmma_issue(const Wgmma& product, int line);
 void wgmma_commit(int line);
 void wgmma_wait(int pending, int line);
+
+// --- products of a warp (wgmma.cpp): sums in fp32, in the order of k
+
+void multiply_16x8x16(const float (&a)[16][16], const float (&b)[16][8], float (&d)[16][8]);
 
 // --- atomic updates of global memory (memory.cpp)
 

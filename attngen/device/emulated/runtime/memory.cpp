@@ -143,11 +143,9 @@ Range* range_of(const unsigned char* address, int bytes) {
     return nullptr;
 }
 
-uint64_t global_thread() {
-    const Position& p = *running;
-    const uint64_t block = p.block.x + uint64_t(p.grid.x) * (p.block.y + uint64_t(p.grid.y) * p.block.z);
-    return block * fibers.size() + current->index + 1;
-}
+uint64_t first_thread;              // of the block that runs, counted from 1 through all blocks of the launch
+
+uint64_t global_thread() { return first_thread + current->index; }
 
 constexpr int THREAD_BITS = 48;
 constexpr uint64_t ATOMIC = (1ull << THREAD_BITS) - 1;  // stands for the thread, where atomic updates have written
@@ -156,11 +154,11 @@ void global_read(Range& range, const unsigned char* address, int bytes, int line
     range.read += bytes;
     if (!range.writable) return;
     const auto& writers = launch.writers[&range - launch.ranges];
-    const uint64_t me = launch.sequence << THREAD_BITS | global_thread();
     for (uint64_t i = ((uint64_t)address - range.pointer) / GRANULE; i <= ((uint64_t)address + bytes - 1 - range.pointer) / GRANULE; ++i) {
         if (!writers[i]) report(Kind::UNINITIALIZED_GLOBAL, "global memory is read that no kernel has written", line, code, 0, nullptr, -1, address, bytes);
-        const uint64_t size = fibers.size(), thread = writers[i] & ((1ull << THREAD_BITS) - 1);
-        if (writers[i] >> THREAD_BITS == launch.sequence && (thread - 1) / size != ((me & ((1ull << THREAD_BITS) - 1)) - 1) / size)
+        const uint64_t thread = writers[i] & ((1ull << THREAD_BITS) - 1);
+        const bool of_this_block = thread - first_thread < thread_count;
+        if (writers[i] >> THREAD_BITS == launch.sequence && !of_this_block)
             report(Kind::RACE, "a read of global memory that another block of this launch writes", line, code, 0, nullptr, -1, address, bytes);
     }
 }
@@ -213,7 +211,8 @@ void reserve_shared(size_t bytes) {
     dynamic_bytes = bytes;
 }
 
-void begin_block_memory(size_t bytes) {
+void begin_block_memory(size_t bytes, dim3 block, dim3 grid) {
+    first_thread = 1 + thread_count * (block.x + uint64_t(grid.x) * (block.y + uint64_t(grid.y) * block.z));
     memset(dynamic_low, GARBAGE, bytes);
     if (static_bytes()) memset(__start_attngen_shared, GARBAGE, static_bytes());
     if (!launch.checked) return;

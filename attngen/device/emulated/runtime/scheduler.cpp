@@ -143,7 +143,7 @@ void open_block_barrier() {
 
 bool run_block(dim3 block, dim3 block_size, dim3 grid, size_t dynamic_bytes, bool permute) {
     const int count = block_size.x * block_size.y * block_size.z;
-    begin_block_memory(dynamic_bytes);
+    begin_block_memory(dynamic_bytes, block, grid);
     for (int i = 0; i < count; ++i) start(fibers[i], i, block, block_size, grid);
     if (launch.checked) begin_block_order();
     if (launch.traced) begin_block_trace();

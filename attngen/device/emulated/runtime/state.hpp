@@ -138,7 +138,7 @@ extern Launch launch;
 
 constexpr unsigned SHARED_WINDOW = 0x1000;           // PTX addresses of dynamic shared memory begin here
 unsigned static_window();                            // those of static arrays
-void begin_block_memory(size_t dynamic_bytes);
+void begin_block_memory(size_t dynamic_bytes, dim3 block, dim3 grid);
 void reserve_shared(size_t dynamic_bytes);
 // Accesses of the background to shared memory, known to be ordered after what `clock` knows.
 void background_read(unsigned address, int bytes, int line, const unsigned* clock, const Touch& reader);

@@ -86,11 +86,13 @@ bool alike(const Wgmma& a, const Wgmma& b) {
 }
 
 void check_untouched(const Held& held, int line) {
-    for (size_t i = 0; i < held.values.size(); ++i) {
+    unsigned changed = 0;
+    for (size_t i = 0, size = held.values.size(); i < size; ++i) {
         unsigned bits;
         memcpy(&bits, held.registers + i, 4);
-        if (bits != IN_FLIGHT) report(Kind::ACCUMULATOR, "an accumulator has been written while a wgmma that has not been waited for uses it", line);
+        changed |= bits ^ IN_FLIGHT;
     }
+    if (changed) report(Kind::ACCUMULATOR, "an accumulator has been written while a wgmma that has not been waited for uses it", line);
 }
 
 // Takes the accumulator from the thread, where no product under way has it already.
@@ -165,6 +167,15 @@ void compute(Warpgroup& g, unsigned groups) {
 
 }  // namespace
 
+void multiply_16x8x16(const float (&a)[16][16], const float (&b)[16][8], float (&d)[16][8]) {
+    for (int row = 0; row < 16; ++row) {
+        float sums[8] = {};
+        for (int k = 0; k < 16; ++k)
+            for (int column = 0; column < 8; ++column) sums[column] += a[row][k] * b[k][column];
+        memcpy(d[row], sums, sizeof(sums));
+    }
+}
+
 void begin_block_wgmma() {
     warpgroups.clear();
     warpgroups.resize((fibers.size() + THREADS - 1) / THREADS);
@@ -190,7 +201,8 @@ void wgmma_issue(const Wgmma& product, int line) {
     memcpy(p.a[lane], product.a_registers, sizeof(p.a[lane]));
     if (launch.checked) {
         if (p.known.empty()) p.known.assign(current->clock, current->clock + new_clock().size());
-        for (size_t i = 0; i < p.known.size(); ++i) p.known[i] = std::min(p.known[i], current->clock[i]);
+        unsigned* const known = p.known.data();
+        for (size_t i = 0, size = p.known.size(); i < size; ++i) known[i] = std::min(known[i], current->clock[i]);
     }
     if (++p.issued == THREADS) check_operands(g, p);
 }
