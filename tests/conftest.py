@@ -13,6 +13,10 @@ from hypothesis import settings
 
 from tests import tiers
 
+# Matrices of tests are small: their products take one thread less time than several. Read when numpy and torch are loaded.
+for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -27,8 +28,12 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import QKV
 from tests.conftest import ROOT
+from tests.left_out import removable, unnoticed
 
 SPECS = sorted(p.stem for p in (ROOT / "specs").glob("*.attn"))
+# Each spec in one of the types of 16 bits, which differ in their conversions alone; and in fp32, which has products of its own.
+IN_16_BITS = [(name, ("fp16", "bf16")[i % 2]) for i, name in enumerate(SPECS)]
+IN_16_BITS_AND_FP32 = [*IN_16_BITS, *((name, "fp32") for name in SPECS)]
 FEW_HEADS = {"llama_gqa": (4, 1), "mistral_window": (4, 2), "gemma_softcap": (2, 1), "gpt_oss_sinks": (4, 2)}
 SMALL_PARAMS = {"mistral_window": {"size": 50}}  # a window shorter than the problems of tests
 
@@ -87,27 +92,58 @@ def wrong_gradients(
     **params: Any,
 ) -> list[GradientComparison]:
     """The gradients of a kernel whose errors exceed their bounds. A Shape stands for its sample."""
+    saved = kernel.gradients(wanted).plan.saved
     if isinstance(problem, Shape):
-        problem = sample(kernel.spec, problem, seed)
-    loss = sample_loss(kernel.spec, problem, seed)
+        problem, loss, exact = solved_gradients(kernel.spec, problem, wanted, saved, seed, tuple(params.items()))
+    else:
+        loss = sample_loss(kernel.spec, problem, seed)
+        exact = expected or gradient_truth(kernel.spec, problem, loss, wanted, params, saved)
     found = gradients(kernel, problem, loss, wanted, **params)
-    expected = expected or gradient_truth(kernel.spec, problem, loss, wanted, params, kernel.gradients(wanted).plan.saved)
-    return [one for one in compare_gradients(found, expected).values() if not one.passed]
+    return [one for one in compare_gradients(found, expected or exact).values() if not one.passed]
 
 
-def noticed_in_gradients(
-    kernel: CompiledAttention, program: Program, shape: Shape, wanted: tuple[str, ...] = QKV, seeds: tuple[int, ...] = (0, 5)
-) -> str:
-    """How `program`, in place of the kernel's own backward, is noticed to be wrong: the kind of finding, or "" if it is not."""
-    for seed in seeds:
-        device = EmulatedDevice(checked=True, seed=seed, arch=kernel.plan.arch.name)
-        backward = replace(kernel.gradients(wanted), kernel=device.compile(program), device=device)
-        try:
-            if wrong_gradients(replace(kernel, _backwards={wanted: backward}), shape, wanted):
-                return "wrong result"
-        except EmulationError as error:
-            return error.kind
-    return ""
+def unnoticed_in_gradients(
+    kernel: CompiledAttention, statements: re.Pattern[str], shape: Shape, wanted: tuple[str, ...] = QKV
+) -> list[str]:
+    """The statements of a kernel's backward that can be left out unnoticed, as its lines."""
+    usual = kernel.gradients(wanted)
+    places = list(statements.finditer(usual.source.text))
+    device = EmulatedDevice(checked=True, arch=kernel.plan.arch.name)
+    mutant = device.compile(removable(usual.source, places))
+
+    def finding() -> str:
+        for seed in (0, 5):
+            backward = replace(usual, kernel=replace(mutant, seed=seed), device=device)
+            try:
+                if wrong_gradients(replace(kernel, _backwards={wanted: backward}), shape, wanted):
+                    return "wrong result"
+            except EmulationError as error:
+                return error.kind
+        return ""
+
+    return unnoticed(usual.source, places, mutant.library, finding)
+
+
+@lru_cache(maxsize=64)
+def solved(spec: AttentionSpec, shape: Shape, seed: int = 0) -> tuple[Sample, Truth]:
+    """The sample of a shape and the oracle's result, for tests that need it several times."""
+    problem = sample(spec, shape, seed)
+    return problem, truth(spec, problem)
+
+
+@lru_cache(maxsize=64)
+def solved_gradients(
+    spec: AttentionSpec,
+    shape: Shape,
+    wanted: tuple[str, ...],
+    saved: tuple[str, ...],
+    seed: int,
+    params: tuple[tuple[str, Any], ...],
+) -> tuple[Sample, Loss, GradientTruth]:
+    """The same for gradients, with a random loss."""
+    problem = sample(spec, shape, seed)
+    loss = sample_loss(spec, problem, seed)
+    return problem, loss, gradient_truth(spec, problem, loss, wanted, dict(params), saved)
 
 
 def run(

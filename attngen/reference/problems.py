@@ -24,7 +24,7 @@ class Shape:
     kv_heads: int = 1
     q_len: int = 128
     kv_len: int = 128
-    free: dict[str, int] = field(default_factory=dict)
+    free: dict[str, int] = field(default_factory=dict, hash=False)
 
     def sizes(self, spec: AttentionSpec) -> dict[str, int]:
         sizes = {n: int(getattr(self, n)) for n in SIZES}

@@ -20,24 +20,23 @@ from attngen.spec.attention import HOPPER_SCHEDULES
 from attngen.spec.dtypes import from_storage, round_to_storage
 from attngen.spec.gradient import QKV, differentiable
 from tests import tiers
-from tests.harness import SMALL_PARAMS, SPECS, compiled, gradients, small, wrong_gradients
+from tests.harness import IN_16_BITS_AND_FP32, SMALL_PARAMS, compiled, gradients, small, wrong_gradients
 
 # Those of Hopper compute 16 bits only, and have tests of their own.
 SCHEDULES = tuple(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES if s.keyword not in HOPPER_SCHEDULES))
-ALL = [(name, dtype) for name in SPECS for dtype in ("fp16", "bf16", "fp32")]
-LENGTHS = ((7, 7), (130, 130), (65, 190))
+LENGTHS = dict.fromkeys(SCHEDULES, ((7, 7), (130, 130), (65, 190))) | {"naive": ((7, 7), (50, 70))}  # has no tiles
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    tiers.cases(ALL, quick=[("retention", "fp32")]),
+    tiers.cases(IN_16_BITS_AND_FP32, quick=[("retention", "fp32")]),
 )
 def test_every_spec(name: str, dtype: str) -> None:
     spec, params = small(name, dtype), SMALL_PARAMS.get(name, {})
-    for position, (q_len, kv_len) in enumerate(LENGTHS):
-        shape = Shape(batch=8 if q_len < 10 else 1, q_heads=2, kv_heads=1, q_len=q_len, kv_len=kv_len)
-        for schedule in SCHEDULES:
-            kernel = compiled(spec, schedule)
+    for schedule in SCHEDULES:
+        kernel = compiled(spec, schedule)
+        for position, (q_len, kv_len) in enumerate(LENGTHS[schedule]):
+            shape = Shape(batch=8 if q_len < 10 else 1, q_heads=2, kv_heads=1, q_len=q_len, kv_len=kv_len)
             wanted = (*QKV, *differentiable(spec))
             assert not wrong_gradients(kernel, shape, wanted, seed=position, **params), (schedule, q_len, kv_len)
 

@@ -28,6 +28,7 @@ from attngen.spec.dtypes import from_storage, round_to_storage
 from attngen.spec.gradient import QKV, differentiable, gradient_argument
 from tests import tiers
 from tests.harness import compiled, gradients, shipped, wrong_gradients
+from tests.left_out import removable, unnoticed
 
 LENGTHS = (Shape(1, 1, 1, 33, 200), Shape(2, 4, 2, 65, 130), Shape(1, 2, 2, 300, 40))
 MASKS = {
@@ -110,14 +111,18 @@ def call_of(spec: AttentionSpec, plan: Plan, shape: Shape) -> Call:
     return Call(inputs | {n: saved[n] for n in plan.saved} | {"dout": loss.dout}, truth)
 
 
-def run(spec: AttentionSpec, plan: Plan, program: Program, calls: list[Call], seed: int) -> list[dict[str, Any]]:
-    """The gradients of each call by a program, whose text may be modified; what it does not write stays NaN."""
+def backward_of(spec: AttentionSpec, plan: Plan, program: Program, seed: int) -> CompiledBackward:
+    """A program as a backward, whose text may be modified."""
     device = EmulatedDevice(checked=True, seed=seed, arch=plan.arch.name)
-    backward = CompiledBackward(spec, plan, device.compile(program), device)
+    return CompiledBackward(spec, plan, device.compile(program), device)
+
+
+def run(backward: CompiledBackward, calls: list[Call]) -> list[dict[str, Any]]:
+    """The gradients of each call; what a program does not write stays NaN."""
     results = []
     for call in calls:
         arrays = dict(call.arrays)
-        for name in plan.wanted:
+        for name in backward.plan.wanted:
             arrays[gradient_argument(name)] = np.empty_like(arrays[name])
             arrays[gradient_argument(name)].view(np.uint8)[...] = 0xFF
         results.append(backward.run({n: view(array, n) for n, array in arrays.items()}, {}))
@@ -129,14 +134,14 @@ def are_right(found: list[dict[str, Any]], calls: list[Call]) -> bool:
     return all(one.passed for gradients in compared for one in gradients)
 
 
-def noticed(spec: AttentionSpec, plan: Plan, program: Program, calls: list[Call], right: list[dict[str, Any]]) -> str:
-    """How a modified program is noticed: the kind of finding, or "" if it is not. Every run has the same bits."""
-    for seed in (0, 5):
+def finding(backwards: list[CompiledBackward], calls: list[Call], right: list[dict[str, Any]]) -> str:
+    """How backwards are noticed to be wrong: the kind of finding, or "" if they are not. Every run has the same bits."""
+    for backward in backwards:
         try:
-            found = run(spec, plan, program, calls, seed)
+            found = run(backward, calls)
         except EmulationError as error:
             return error.kind
-        if any(f[name].tobytes() != r[name].tobytes() for f, r in zip(found, right, strict=True) for name in plan.wanted):
+        if any(f[n].tobytes() != r[n].tobytes() for f, r in zip(found, right, strict=True) for n in backward.plan.wanted):
             return "wrong result"
     return ""
 
@@ -170,15 +175,11 @@ def test_every_barrier_is_needed(name: str, stages: int, monkeypatch: pytest.Mon
     plan = of_tile(spec, Tile(32, 32, stages, 2), monkeypatch)
     program = emit(spec, plan)
     calls = [call_of(spec, plan, shape) for shape in SHAPES]
-    right = run(spec, plan, program, calls, 0)
-    assert noticed(spec, plan, program, calls, right) == ""
-    for place in SYNCHRONIZATION.finditer(program.text):
-        if program.text.startswith(SECOND_LOOK, place.start()):
-            continue
-        nothing = " " * (len(place[0]) - 1) + ";"
-        mutant = replace(program, text=program.text[: place.start()] + nothing + program.text[place.end() :])
-        line = program.text.count("\n", 0, place.start()) + 1
-        assert noticed(spec, plan, mutant, calls, right), f"line {line}: {place[0]} could be deleted unnoticed"
+    right = run(backward_of(spec, plan, program, 0), calls)
+    places = [p for p in SYNCHRONIZATION.finditer(program.text) if not program.text.startswith(SECOND_LOOK, p.start())]
+    mutant = removable(program, places)
+    mutants = [backward_of(spec, plan, mutant, seed) for seed in (0, 5)]
+    assert unnoticed(program, places, mutants[0].kernel.library, lambda: finding(mutants, calls, right)) == []
 
 
 @pytest.mark.long
@@ -188,7 +189,7 @@ def test_every_tile_in_every_order_of_threads(tile: Tile, dtype: str, monkeypatc
     spec = define(dtype=dtype, head_dim=32, mask="(q - k) % 5 != 1 and q >= k", score="softcap(5.0)")
     plan = of_tile(spec, tile, monkeypatch)
     calls = [call_of(spec, plan, Shape(1, 4, 2, 150, 170))]
-    found = [run(spec, plan, emit(spec, plan), calls, seed) for seed in (0, 1, 2)]
+    found = [run(backward_of(spec, plan, emit(spec, plan), seed), calls) for seed in (0, 1, 2)]
     assert are_right(found[0], calls)
     for name in QKV:
         assert len({one[name].tobytes() for (one,) in found}) == 1, name

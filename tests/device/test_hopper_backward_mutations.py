@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,12 @@ import pytest
 import attngen
 from attngen.backward import CompiledBackward
 from attngen.device.emulated import EmulatedDevice, EmulationError
-from attngen.device.lazy_kernel import DeferredKernel
 from attngen.emit.program import Program
 from attngen.reference.problems import Shape
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.gradient import QKV
 from tests.harness import compiled, wrong_gradients
+from tests.left_out import removable, unnoticed
 
 STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
@@ -49,33 +51,23 @@ def steps(source: Program) -> list[re.Match[str]]:
     return [m for m in STEPS.finditer(source.text) if m.start() > start and m.start() not in fences]
 
 
-def outcome(name: str, source: Program) -> str:
-    """The first finding over all of ORDERS: its kind, or "wrong result"; "" if there is none."""
+def outcome(name: str, backwards: Sequence[CompiledBackward]) -> str:
+    """The first finding over all orders: its kind, or "wrong result"; "" if there is none."""
     kernel = compiled(SPECS[name], "hopper")
-    usual = kernel.gradients()
-    try:
-        for seed in ORDERS:
-            device = EmulatedDevice(checked=True, seed=seed, arch="sm_90a")
-            changed = CompiledBackward(usual.spec, usual.plan, DeferredKernel(device, source), device)
-            kernel._backwards[None] = kernel._backwards["q", "k", "v"] = changed
-            if wrong_gradients(kernel, SHAPES[name]):
+    for backward in backwards:
+        try:
+            if wrong_gradients(replace(kernel, _backwards={QKV: backward}), SHAPES[name]):
                 return "wrong result"
-    except EmulationError as error:
-        return error.kind
-    finally:
-        kernel._backwards.clear()
+        except EmulationError as error:
+            return error.kind
     return ""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SPECS)
 def test_every_step_between_warps_is_needed(name: str) -> None:
-    source = compiled(SPECS[name], "hopper").gradients().source
-    assert outcome(name, source) == ""
-    unnoticed = []
-    for step in steps(source):
-        text = source.text[: step.start()] + ";" + source.text[step.end() :]
-        if not outcome(name, replace(source, text=text)):
-            line = source.text.count("\n", 0, step.start())
-            unnoticed.append(f"{line + 1}: {source.text.splitlines()[line].strip()}")
-    assert unnoticed == []
+    usual = compiled(SPECS[name], "hopper").gradients()
+    source, device = usual.source, EmulatedDevice(checked=True, arch="sm_90a")
+    mutant = device.compile(removable(source, steps(source)))
+    backwards = [replace(usual, kernel=replace(mutant, seed=seed), device=device) for seed in ORDERS]
+    assert unnoticed(source, steps(source), mutant.library, lambda: outcome(name, backwards)) == []

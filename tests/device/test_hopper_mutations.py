@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 import attngen
+from attngen.api import CompiledAttention
 from attngen.device.emulated import EmulationError
 from attngen.emit.program import Program
-from attngen.reference.compare import compare, truth
-from attngen.reference.problems import Shape, sample
+from attngen.reference.compare import compare
+from attngen.reference.problems import Shape
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from tests import tiers
-from tests.harness import call, compile_text, emitted
+from tests.harness import call, compile_text, emitted, solved
+from tests.left_out import removable, unnoticed
 
 STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
@@ -73,13 +76,17 @@ def steps(source: Program) -> list[re.Match[str]]:
     return [m for m in STEPS.finditer(source.text) if m.start() > start]
 
 
-def outcome(name: str, schedule: str, source: Program) -> str:
+def kernels(name: str, schedule: str, source: Program) -> list[CompiledAttention]:
+    """A kernel for each of ORDERS."""
+    return [compile_text(SPECS[name], schedule, source, seed) for seed in ORDERS]
+
+
+def outcome(name: str, kernels: Sequence[CompiledAttention]) -> str:
     """The first finding over all of ORDERS: its kind, or "wrong result"; "" if there is none."""
-    spec = SPECS[name]
-    problem = sample(spec, SHAPES[name])
-    for seed in ORDERS:
+    problem, expected = solved(SPECS[name], SHAPES[name])
+    for kernel in kernels:
         try:
-            found = compare(*call(compile_text(spec, schedule, source, seed), problem), truth(spec, problem))
+            found = compare(*call(kernel, problem), expected)
         except EmulationError as error:
             return error.kind
         if not found.passed:
@@ -91,18 +98,13 @@ def outcome(name: str, schedule: str, source: Program) -> str:
 @pytest.mark.parametrize(("name", "schedule"), [(name, schedule) for schedule in BY_SCHEDULE for name in BY_SCHEDULE[schedule]])
 def test_every_step_between_warps_is_needed(name: str, schedule: str) -> None:
     source = emitted(SPECS[name], schedule, "sm_90a")
-    assert outcome(name, schedule, source) == ""
-    unnoticed = []
-    for step in steps(source):
-        text = source.text[: step.start()] + ";" + source.text[step.end() :]
-        if not outcome(name, schedule, replace(source, text=text)):
-            line = source.text.count("\n", 0, step.start())
-            unnoticed.append(f"{line + 1}: {source.text.splitlines()[line].strip()}")
-    assert unnoticed == []
+    under_test = kernels(name, schedule, removable(source, steps(source)))
+    assert unnoticed(source, steps(source), under_test[0].kernel.library, lambda: outcome(name, under_test)) == []
 
 
 @pytest.mark.parametrize("statement", tiers.cases(["begun = false;", "begun = true;"], quick=["begun = true;"]))
 def test_the_first_product_of_rows_replaces_what_the_ones_before_have_left(statement: str) -> None:
     source = emitted(SPECS["narrow"], "hopper", "sm_90a")
     assert source.text.count(statement) == 1
-    assert outcome("narrow", "hopper", replace(source, text=source.text.replace(statement, ";"))) == "wrong result"
+    changed = replace(source, text=source.text.replace(statement, ";"))
+    assert outcome("narrow", kernels("narrow", "hopper", changed)) == "wrong result"

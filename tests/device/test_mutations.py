@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from attngen import define
+from attngen.api import CompiledAttention
 from attngen.device.emulated import EmulationError
 from attngen.emit.program import Program
 from attngen.inspect.ladder import ladder
@@ -17,7 +19,8 @@ from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose
 from attngen.spec.attention import HOPPER_SCHEDULES, PORTABLE_SCHEDULES, AttentionSpec, KernelRequest
-from tests.harness import call, compile_text, emitted, shipped
+from tests.harness import call, compile_text, emitted, shipped, solved
+from tests.left_out import removable, unnoticed
 
 SYNCHRONIZATION = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|cp_async_wait<\d>\(\);|(?<!void )cp_async_commit\(\);")
 # Specs that between them have every skeleton and every branch of it that has barriers.
@@ -33,14 +36,14 @@ def one_stage(name: str) -> AttentionSpec:
     return replace(spec, kernel=replace(spec.kernel, schedule="fused", stages=1))
 
 
-def noticed(spec: AttentionSpec, schedule: str, source: Program, mutated: Program) -> str:
-    """How the mutation was noticed: the kind of finding, or "" if it was not."""
+def finding(spec: AttentionSpec, kernels: Sequence[CompiledAttention]) -> str:
+    """How kernels are noticed to be wrong: the kind of finding, or "" if they are not."""
     one_head = replace(spec, q_heads=None, kv_heads=None)
     for kv_len in (200,) if reads_positions(spec) else (200, 0):  # and without any tile
-        problem = sample(one_head, Shape(1, 1, 1, 200, kv_len))
-        for seed in (0, 5):
+        problem, expected = solved(one_head, Shape(1, 1, 1, 200, kv_len))
+        for kernel in kernels:
             try:
-                found = compare(*call(compile_text(spec, schedule, mutated, seed), problem), truth(one_head, problem))
+                found = compare(*call(kernel, problem), expected)
             except EmulationError as error:
                 return error.kind
             if not found.passed:
@@ -90,20 +93,12 @@ def test_every_barrier_is_needed_without_tensor_cores() -> None:
 
 
 def check_all(spec: AttentionSpec, schedule: str, source: Program) -> None:
-    assert noticed(spec, schedule, source, source) == ""
-    for place in synchronizations(source):
-        if reads_positions(spec) and place.start() in without_tiles(source):
-            continue
-        if place.start() == second_look(source):  # has a test of its own
-            continue
-        line = source.text.count("\n", 0, place.start()) + 1
-        found = noticed(spec, schedule, source, without(place, source))
-        assert found, f"{source.name} line {line}: {place[0]} could be deleted unnoticed"
-
-
-def without(place: re.Match[str], source: Program) -> Program:
-    nothing = " " * (len(place[0]) - 1) + ";"  # what an `if` before it is left with
-    return replace(source, text=source.text[: place.start()] + nothing + source.text[place.end() :])
+    own_test = second_look(source)
+    excluded = (own_test, *(without_tiles(source) if reads_positions(spec) else ()))
+    places = [place for place in synchronizations(source) if place.start() not in excluded]
+    program = removable(source, places)
+    kernels = [compile_text(spec, schedule, program, seed) for seed in (0, 5)]
+    assert unnoticed(source, places, kernels[0].kernel.library, lambda: finding(spec, kernels)) == []
 
 
 def second_look(source: Program) -> int:

@@ -18,17 +18,18 @@ from attngen.schedules.tiled import plan as tiled
 from attngen.spec.attention import PORTABLE_SCHEDULES, SCHEDULE_NAMES
 from attngen.spec.dtypes import from_storage
 from tests import tiers
-from tests.harness import SMALL_PARAMS, SPECS, call, compiled, run, shipped, small
+from tests.harness import IN_16_BITS_AND_FP32, SMALL_PARAMS, SPECS, call, compiled, run, shipped, small
 
 EVERY_SCHEDULE = SCHEDULE_NAMES
 
-LENGTHS = ((1, 1), (7, 7), (130, 130), (65, 190))
-ALL = [(name, dtype) for name in SPECS for dtype in ("fp16", "bf16", "fp32")]
+LENGTHS = ((1, 1), (7, 7), (50, 70), (130, 130), (65, 190))
+OF_NAIVE = LENGTHS[:3]  # it has no tiles: a few rows and keys are enough
+QUICK = [("gpt_oss_sinks", "fp32"), ("packed_documents", "bf16"), ("mistral_window", "fp16")]
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    tiers.cases(ALL, quick=[("gpt_oss_sinks", "fp16"), ("packed_documents", "bf16"), ("mistral_window", "fp32")]),
+    tiers.cases(IN_16_BITS_AND_FP32, quick=QUICK),
 )
 def test_every_schedule_against_the_oracle(name: str, dtype: str) -> None:
     spec, params = small(name, dtype), SMALL_PARAMS.get(name, {})
@@ -37,8 +38,9 @@ def test_every_schedule_against_the_oracle(name: str, dtype: str) -> None:
         problem = sample(spec, Shape(batch=batch, q_heads=2, kv_heads=1, q_len=q_len, kv_len=kv_len), seed=position)
         expected = truth(spec, problem, params)
         for schedule in PORTABLE_SCHEDULES:
-            found = run(spec, schedule, problem, expected, seed=position % 2 * 7, **params)
-            assert found.passed, (name, dtype, schedule, q_len, kv_len, found)
+            if schedule != "naive" or (q_len, kv_len) in OF_NAIVE:
+                found = run(spec, schedule, problem, expected, seed=position % 2 * 7, **params)
+                assert found.passed, (name, dtype, schedule, q_len, kv_len, found)
 
 
 @pytest.mark.parametrize("schedule", EVERY_SCHEDULE)

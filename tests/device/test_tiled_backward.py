@@ -13,8 +13,8 @@ from attngen.schedules import choose
 from tests import tiers
 from tests.device.test_captured_sums import CASES, spec_of
 from tests.device.test_fused_simt_backward import MASKS
-from tests.device.test_mutations import synchronizations, without
-from tests.harness import compiled, noticed_in_gradients, wrong_gradients
+from tests.device.test_mutations import SYNCHRONIZATION
+from tests.harness import compiled, unnoticed_in_gradients, wrong_gradients
 
 SIZES = [(64, 64), (40, 72), (72, 40), (128, 16)]
 
@@ -46,11 +46,4 @@ def test_nothing_is_spilled(head_dim: int, head_dim_v: int, arch: str) -> None:
 @pytest.mark.long
 def test_every_barrier_is_needed() -> None:
     spec = attngen.define(dtype="fp32", head_dim=32, mask="q >= k and (k < 16 or q - k < 20)")
-    kernel, shape = compiled(spec, "tiled"), Shape(1, 2, 1, 130, 200)
-    program = kernel.gradients().source
-    assert noticed_in_gradients(kernel, program, shape) == ""
-    for place in synchronizations(program):
-        line = program.text.count("\n", 0, place.start()) + 1
-        assert noticed_in_gradients(kernel, without(place, program), shape), (
-            f"line {line}: {place[0]} could be deleted unnoticed"
-        )
+    assert unnoticed_in_gradients(compiled(spec, "tiled"), SYNCHRONIZATION, Shape(1, 2, 1, 130, 200)) == []

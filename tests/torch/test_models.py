@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -16,15 +14,6 @@ from tests.torch.gpt import torch_attend  # noqa: E402
 pytestmark = pytest.mark.long
 LENGTH = 9
 WAYS = [(name, way) for name in models.MODELS for way in ("eager", "compiled", "checkpointed", "padded")]
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Products as small as these take longer when several threads share them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -43,7 +32,7 @@ def test_logits_and_gradients_of_all_parameters(name: str, way: str, dtype: torc
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_loss_curves_fall_on_each_other(autocast: torch.dtype | None, one_thread: None) -> None:
+def test_loss_curves_fall_on_each_other(autocast: torch.dtype | None) -> None:
     sizes = {"steps": 200, "length": 9, "width": 16, "heads": 2, "layers": 1}
     exact = loss_curve(torch_attend, dtype=torch.float64, **sizes)
     theirs = loss_curve(torch_attend, autocast=autocast, **sizes)
