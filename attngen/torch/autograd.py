@@ -95,7 +95,11 @@ class _Attention(_SingleLevelFunction):  # type: ignore[misc]
         if dout is None:
             dout = q.new_zeros((*q.shape[:3], v.shape[3]))
         arguments = (dout, dlse, q, k, v, spec, inputs, ints, floats, out, lse, lse_rest, wanted, deterministic)
-        gradients = iter(_attention_backward(*arguments) if _is_direct((dout, q, k, v)) else backward_operator(*arguments))
+        if _is_direct((dout, q, k, v, *inputs)):
+            compute = _attention_backward if torch.is_grad_enabled() else backward.run
+        else:
+            compute = backward_operator
+        gradients = iter(compute(*arguments))
         return (None, None, None, None, None, *(next(gradients) if is_needed else None for is_needed in needed))
 
 

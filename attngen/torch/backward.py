@@ -14,6 +14,7 @@ torch.use_deterministic_algorithms says) is true of every plan there is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -74,18 +75,27 @@ class Backward(NamedTuple):
 FIRST_INPUT = 5
 
 
+@lru_cache(maxsize=4096)
+def _order(spec: str, inputs: Sequence[str], outputs: Sequence[str], wanted: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Where a program's inputs are among a call's tensors, and where the gradients `wanted` are among its outputs."""
+    names = ("dout", "dlse", "out", "lse", "lse_rest", *input_names(spec))
+    return tuple(map(names.index, inputs)), tuple(outputs.index(gradient_argument(name)) for name in wanted)
+
+
 def run(*arguments: Any) -> list[Tensor]:
     """The gradients by the kernels of a spec on q's device."""
     call = Backward(*arguments)
-    found = backward_runtime(call.spec, call.q.device, tuple(call.wanted))
-    given = {**call.inputs_by_name, "out": call.out, "lse": call.lse, "lse_rest": call.lse_rest}
-    given["dout"] = call.dout if readable(call.dout) else call.dout.contiguous()
+    wanted = tuple(call.wanted)
+    found = backward_runtime(call.spec, call.q.device, wanted)
+    read, written = _order(call.spec, found.input_names, found.output_names, wanted)
+    dout, dlse, *others = call.tensors
+    if not readable(dout):
+        dout = dout.contiguous()
     if parsed(call.spec).lse:
-        dlse = call.dlse
-        given["dlse"] = call.q.new_zeros(call.q.shape[:3], dtype=torch.float32) if dlse is None else dlse.contiguous()
-    gradients = found([given[n] for n in found.input_names], call.ints, call.floats)
-    results = dict(zip(found.output_names, gradients, strict=True))
-    return [results[gradient_argument(name)] for name in call.wanted]
+        dlse = call.q.new_zeros(call.q.shape[:3], dtype=torch.float32) if dlse is None else dlse.contiguous()
+    tensors = (dout, dlse, *others)
+    gradients = found([tensors[at] for at in read], call.ints, call.floats)
+    return [gradients[at] for at in written]
 
 
 def fake(*arguments: Any) -> list[Tensor]:
