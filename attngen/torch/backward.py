@@ -88,9 +88,8 @@ def run(*arguments: Any) -> list[Tensor]:
     wanted = tuple(call.wanted)
     found = backward_runtime(call.spec, call.q.device, wanted)
     read, written = _order(call.spec, found.input_names, found.output_names, wanted)
-    dout, dlse, *others = call.tensors
-    if not readable(dout):
-        dout = dout.contiguous()
+    _, dlse, *others = call.tensors
+    dout = call.dout if readable(call.dout) else call.dout.contiguous()
     if parsed(call.spec).lse:
         dlse = call.q.new_zeros(call.q.shape[:3], dtype=torch.float32) if dlse is None else dlse.contiguous()
     tensors = (dout, dlse, *others)
