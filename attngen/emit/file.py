@@ -87,8 +87,10 @@ def captured_fields(variant: Variant) -> list[CapturedField]:
     return fields
 
 
-def shared_ranges(plan: Plan) -> tuple[SharedRange, ...]:
-    return tuple(SharedRange(b.name, b.offset, b.bytes, b.what) for b in plan.buffers)
+def shared_ranges(plan: Plan, kernel: str = "") -> tuple[SharedRange, ...]:
+    """The shared memory of a kernel; without one, of every kernel of the file."""
+    of_kernel = (b for b in plan.buffers if not kernel or b.kernel in ("", kernel))
+    return tuple(SharedRange(b.name, b.offset, b.bytes, b.what) for b in of_kernel)
 
 
 def thread_grid(row_threads: int, column_threads: int, dims: str) -> list[ConstantLine]:
@@ -289,7 +291,7 @@ class File:
             grid=(Product(grid, at_most), Product(()), Product(())),
             block=(self.plan.threads if threads is None else threads, 1, 1),
             shared_bytes=self.plan.shared_bytes if shared else 0,
-            shared_buffers=shared_ranges(self.plan) if shared else (),
+            shared_buffers=shared_ranges(self.plan, suffix) if shared else (),
         )
         return KernelText(entry, self._signature(entry), threads_name)
 

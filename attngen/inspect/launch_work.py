@@ -78,14 +78,15 @@ def _visited(plan: Plan, problem: Sample, names: Mapping[str, int | float]) -> C
     inputs = {name: from_storage(array) for name, array in problem.inputs.items()}
     q_len, kv_len = problem.q.shape[2], problem.k.shape[2]
     at = {**names, "b": 0, "h": 0}
-    owned = plan.own.held if plan.schedule.is_warp_specialized else 0  # keys, or rows, of a block
+    persistent = plan.schedule.is_warp_specialized
+    keys_of_block, rows_of_block = (plan.own.held_keys, plan.own.held) if persistent else (plan.block_kv, plan.block_q)
 
     def pairs(of_keys: bool, whole: bool = False) -> int:
         if not plan.schedule.is_tiled:
             return int(q_len * kv_len)
         bounds = plan.row_bounds if of_keys else plan.bounds
         assert bounds is not None
-        block_q, block_kv = (plan.block_q, owned or plan.block_kv) if of_keys else (owned or plan.block_q, plan.block_kv)
+        block_q, block_kv = (plan.block_q, keys_of_block) if of_keys else (rows_of_block, plan.block_kv)
         visited = classify_tiles(bounds, block_q, block_kv, at, inputs) != EMPTY
         if of_keys:
             visited = visited.T

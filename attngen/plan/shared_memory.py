@@ -32,6 +32,7 @@ class SharedBuffer:
     swizzled: bool = False
     read: str | None = None
     then: str = ""  # the matrix whose rows it holds at the end
+    kernel: str = ""  # the only kernel of the file that has it; empty: all have it
     offset: int = 0
 
     @property
@@ -50,18 +51,22 @@ class SharedBuffer:
 
 
 def lay_out(*buffers: SharedBuffer) -> tuple[SharedBuffer, ...]:
-    """`buffers` one after another, each at a multiple of ALIGN."""
+    """`buffers` one after another, each at a multiple of ALIGN; if they have kernels, those of each kernel from 0 on."""
     placed: list[SharedBuffer] = []
-    offset = 0
+    ends = dict.fromkeys((buffer.kernel for buffer in buffers), 0)
     for buffer in buffers:
-        placed.append(replace(buffer, offset=offset))
-        offset += aligned(buffer)
+        placed.append(replace(buffer, offset=ends[buffer.kernel]))
+        ends[buffer.kernel] += _aligned(buffer)
     return tuple(placed)
 
 
 def aligned(*buffers: SharedBuffer) -> int:
     """The bytes that `lay_out` needs."""
-    return sum(-(-buffer.bytes // ALIGN) * ALIGN for buffer in buffers)
+    return max(b.offset + _aligned(b) for b in lay_out(*buffers))
+
+
+def _aligned(buffer: SharedBuffer) -> int:
+    return -(-buffer.bytes // ALIGN) * ALIGN
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attngen.emit import abi
 from attngen.emit.file import ConstantLine
 from attngen.emit.program import Parameter
@@ -23,6 +25,9 @@ class ByTma(Fused):
     def q_in_registers(self) -> bool:
         """Whether Q is an operand in registers, not in shared memory."""
         return False
+
+    def context(self) -> dict[str, Any]:
+        return super().context() | {"rings_differ": False}  # in the number of their stages
 
     def products(self) -> list[Wgmma]:
         dtype = self.spec.dtype.name

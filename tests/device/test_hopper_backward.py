@@ -13,6 +13,7 @@ import attngen
 from attngen import PlanRefusal
 from attngen.device.cuda.compiler import compile_text
 from attngen.emit.emitter import emit
+from attngen.emit.loops import loop_nest
 from attngen.plan import ARCHES
 from attngen.reference.gradients import sample_loss
 from attngen.reference.problems import Shape, sample
@@ -76,10 +77,20 @@ def test_large_scores(head_dim: int) -> None:
     assert not wrong_gradients(compiled(spec, "hopper"), replace(problem, q=round_to_storage(q, spec.dtype)))
 
 
-HEAD_DIMS = [(8, 8), (40, 24), (64, 128), (80, 80), (96, 64), (128, 128)]
+@pytest.mark.parametrize("name", tiers.cases(VARIANTS, quick=["causal"]))
+def test_variants_of_wide_heads(name: str) -> None:
+    """Heads so wide that the consumers share the keys of a block: weights pass through shared memory."""
+    for seed, shape in enumerate(SHAPES):
+        kernel = compiled(defined(name, 136), "hopper", seed=seed % 2 * 7)
+        assert kernel.gradients().plan.own.split_products
+        assert not wrong_gradients(kernel, shape, seed=seed), shape
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(HEAD_DIMS, quick=[(80, 24)]))
+HEAD_DIMS = [(8, 8), (40, 24), (64, 128), (80, 80), (96, 64), (128, 128), (192, 64), (248, 8)]
+WIDE_HEAD_DIMS = [(192, 128), (64, 256), (256, 8), (136, 200), (160, 160), (256, 256)]
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases([*HEAD_DIMS, *WIDE_HEAD_DIMS], quick=[(80, 24)]))
 def test_head_sizes(head_dim: int, head_dim_v: int) -> None:
     kernel = compiled(defined("causal", head_dim, "fp16", head_dim_v=head_dim_v), "hopper")
     assert not wrong_gradients(kernel, Shape(1, 2, 1, 140, 170))
@@ -99,17 +110,22 @@ def test_every_spec(name: str, dtype: str) -> None:
         assert not wrong_gradients(kernel, shape, seed=seed, **params), (q_len, kv_len)
 
 
-@pytest.mark.parametrize("name", tiers.cases(["causal", "documents", "some heads"], quick=["some heads"]))
-def test_the_order_of_threads_and_copies_does_not_matter(name: str) -> None:
-    problem = sample(defined(name), Shape(1, 4, 2, 200, 330))
-    loss = sample_loss(defined(name), problem)
-    found = [gradients(compiled(defined(name), "hopper", seed=seed), problem, loss) for seed in (0, 3, 8)]
+ORDERED = [("causal", 64), ("documents", 64), ("some heads", 64), ("causal", 200), ("documents", 136)]
+
+
+@pytest.mark.parametrize(("name", "head_dim"), tiers.cases(ORDERED, quick=[("some heads", 64)]))
+def test_the_order_of_threads_and_copies_does_not_matter(name: str, head_dim: int) -> None:
+    spec = defined(name, head_dim)
+    problem = sample(spec, Shape(1, 4, 2, 200, 330))
+    loss = sample_loss(spec, problem)
+    found = [gradients(compiled(spec, "hopper", seed=seed), problem, loss) for seed in (0, 3, 8)]
     for one in "qkv":
         assert len({each[one].tobytes() for each in found}) == 1, one
 
 
-def test_only_what_is_wanted_is_computed() -> None:
-    spec = defined("causal")
+@pytest.mark.parametrize("head_dim", tiers.cases([64, 144], quick=[64]))
+def test_only_what_is_wanted_is_computed(head_dim: int) -> None:
+    spec = defined("causal", head_dim)
     problem, kernel = sample(spec, Shape(1, 2, 1, 70, 70)), compiled(spec, "hopper")
     every = gradients(kernel, problem, sample_loss(spec, problem))
     for wanted in (("q",), ("k", "v")):
@@ -120,8 +136,20 @@ def test_only_what_is_wanted_is_computed() -> None:
     assert kernels == {"attention_backward_delta", "attention_backward_dq"}
 
 
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_pages_have_its_loops_and_its_pipeline(head_dim: int) -> None:
+    spec = defined("documents", head_dim)
+    plan = choose(spec, ARCHES["sm_90a"], "hopper", direction="backward")
+    products = {p.loop.anchor for p in loop_nest(spec, plan, emit(spec, plan)) if "pairs" in p.loop.range}
+    split = {"void issue_dv() {", "void issue_dk() {"} if head_dim == 256 else set()
+    assert products == {"void step() {"} | split
+    shown = plan.schedule.timeline(plan, "softmax").lanes
+    names = [bar.label for bar in shown["wgmma"]]
+    assert {name.split()[0] for name in names} == {"S", "dP", "dV", "dK"}
+    assert len(names) == len(set(names))
+
+
 REFUSED = [
-    ({"head_dim": 256}, None, "head sizes up to 128"),
     ({"head_dim": 64}, ("k",), "the gradients of k and v together"),
     ({"head_dim": 64, "score": "s * gate[h, q] + bias[h, k]", "inputs": BIAS}, ("q", "bias"), "captured values"),
     ({"head_dim": 64, "dtype": "fp32"}, None, "fp16 or bf16"),
@@ -138,10 +166,30 @@ def test_what_it_cannot_compute_is_refused_and_left_to_another_schedule(
     assert choose(defined, ARCHES["sm_90a"], direction="backward", wanted=wanted).keyword != "hopper"
 
 
-MACHINE_CODE = [(d, mask) for d in (64, 80, 96, 128) for mask in (None, "causal", "causal and window(40)")]
+def test_shared_memory_of_wide_heads_is_what_a_block_may_have() -> None:
+    """What fits decides how many tiles are on their way; each kernel has a memory of its own."""
+    stages = {}
+    for sizes in ((136, 136), (192, 192), (200, 200), (256, 256), (256, 64)):
+        spec = defined("causal", sizes[0], head_dim_v=sizes[1])
+        plan = choose(spec, ARCHES["sm_90a"], "hopper", direction="backward")
+        assert plan.shared_bytes <= plan.arch.shared_per_block
+        assert {b.kernel for b in plan.buffers} == {"dk_dv", "dq"}
+        assert all(min(b.offset for b in plan.buffers if b.kernel == kernel) == 0 for kernel in ("dk_dv", "dq"))
+        stages[sizes] = (plan.stages, plan.own.value_stages)
+    assert stages == {
+        (136, 136): (2, 2),
+        (192, 192): (2, 2),
+        (200, 200): (2, 1),
+        (256, 256): (2, 1),
+        (256, 64): (2, 2),
+    }
 
 
-@pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(MACHINE_CODE, quick=[(128, "causal")]))
+MASKS = (None, "causal", "causal and window(40)")
+MACHINE_CODE = [(d, mask) for d in (64, 80, 96, 128, 136, 160, 192, 256) for mask in MASKS]
+
+
+@pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(MACHINE_CODE, quick=[(128, "causal"), (256, "causal")]))
 def test_products_are_not_serialized_and_nothing_is_spilled(head_dim: int, mask: str | None) -> None:
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask)
     compiled = compile_text(emit(spec, choose(spec, ARCHES["sm_90a"], "hopper", direction="backward")))

@@ -13,6 +13,7 @@ from attngen.backward import CompiledBackward
 from attngen.device.emulated import EmulatedDevice, EmulationError
 from attngen.emit.program import Program
 from attngen.reference.problems import Shape
+from attngen.schedules.hopper_backward import plan
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 from tests.harness import compiled, wrong_gradients
@@ -21,7 +22,7 @@ from tests.left_out import removable, unnoticed
 STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
     r"|(?:wgmma_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);|tma_store_commit\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);"
-    r"|(?:q|k|v|dO|stage)\.(?:acquire|wait_full|release)\(\);|(?<!void )release\((?:q|k|v|dO|done)\);"
+    r"|(?:q|k|v|dO|slopes|stage)\.(?:acquire|wait_full|release)\(\);|(?<!void )release\((?:q|k|v|dO|operand|done)\);"
 )
 # Tiles by closed forms, and tiles that the producer classifies; blocks without a tile, and heads without one in a group. Blocks
 # without a tile are followed by others: a step that they lack is noticed there.
@@ -35,8 +36,16 @@ SPECS: dict[str, AttentionSpec] = {
     ),
 }
 SHAPES = {"causal": Shape(1, 4, 2, 450, 600), "documents": Shape(1, 6, 3, 400, 400)}
+SPLIT = {name: replace(spec, head_dim=16, head_dim_v=16) for name, spec in SPECS.items()}
 # Orders of threads and copies; in all but the first, lanes without a convergence barrier diverge
 ORDERS = (0, 3, 4, 8, 7, 9, 10, 12)
+
+
+@pytest.fixture
+def small_heads_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans SPLIT as wide heads are planned, which take much longer: consumers share the keys, values have one stage."""
+    monkeypatch.setattr(plan, "MOST_OF_BOTH", 8)
+    monkeypatch.setattr(plan, "value_stages", lambda *_: 1)
 
 
 def steps(source: Program) -> list[re.Match[str]]:
@@ -51,23 +60,35 @@ def steps(source: Program) -> list[re.Match[str]]:
     return [m for m in STEPS.finditer(source.text) if m.start() > start and m.start() not in fences]
 
 
-def outcome(name: str, backwards: Sequence[CompiledBackward]) -> str:
+def outcome(spec: AttentionSpec, shape: Shape, backwards: Sequence[CompiledBackward]) -> str:
     """The first finding over all orders: its kind, or "wrong result"; "" if there is none."""
-    kernel = compiled(SPECS[name], "hopper")
+    kernel = compiled(spec, "hopper")
     for backward in backwards:
         try:
-            if wrong_gradients(replace(kernel, _backwards={QKV: backward}), SHAPES[name]):
+            if wrong_gradients(replace(kernel, _backwards={QKV: backward}), shape):
                 return "wrong result"
         except EmulationError as error:
             return error.kind
     return ""
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", SPECS)
-def test_every_step_between_warps_is_needed(name: str) -> None:
-    usual = compiled(SPECS[name], "hopper").gradients()
+def steps_that_are_not_needed(spec: AttentionSpec, shape: Shape) -> list[str]:
+    usual = compiled(spec, "hopper").gradients()
     source, device = usual.source, EmulatedDevice(checked=True, arch="sm_90a")
     mutant = device.compile(removable(source, steps(source)))
     backwards = [replace(usual, kernel=replace(mutant, seed=seed), device=device) for seed in ORDERS]
-    assert unnoticed(source, steps(source), mutant.library, lambda: outcome(name, backwards)) == []
+    return unnoticed(source, steps(source), mutant.library, lambda: outcome(spec, shape, backwards))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SPECS)
+def test_every_step_between_warps_is_needed(name: str) -> None:
+    assert steps_that_are_not_needed(SPECS[name], SHAPES[name]) == []
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("small_heads_are_split")
+@pytest.mark.parametrize("name", SPLIT)
+def test_every_step_between_warps_is_needed_where_products_are_split(name: str) -> None:
+    assert compiled(SPLIT[name], "hopper").gradients().plan.own.split_products
+    assert steps_that_are_not_needed(SPLIT[name], SHAPES[name]) == []

@@ -114,6 +114,15 @@ def test_work_of_a_backward() -> None:
     assert "one after another" in text
 
 
+@pytest.mark.parametrize(("head_dim", "tiles_of_keys"), [(128, 20 * 2), (256, 36)])
+def test_work_of_a_backward_with_a_producer(head_dim: int, tiles_of_keys: int) -> None:
+    """A block has 128 rows, and 128 keys or 64: what it visits is known for all of them together."""
+    spec, n = define(dtype="bf16", head_dim=head_dim, mask="causal"), 512
+    work = costs(spec, choose(spec, ARCHES["sm_90a"], "hopper", direction="backward"), n, n, {}).work
+    pairs = {one.kernel: one.visited_pairs for one in work.launches}
+    assert pairs == {"delta": 0, "dk_dv": tiles_of_keys * 64 * 64, "dq": 20 * 128 * 64}
+
+
 def test_work_of_a_backward_that_keeps_scores() -> None:
     """What a launch changes in place, it reads and writes; tiles that are empty are neither."""
     spec, n = define(dtype="fp32", head_dim=64, mask="causal"), 256

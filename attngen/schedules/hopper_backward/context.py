@@ -82,18 +82,18 @@ class HopperBackward(ByTma):
         return self.kernel("delta", grid, parameters, threads=DELTA_THREADS, threads_name="DELTA_THREADS")
 
     def _dk_dv(self) -> KernelText:
-        grid = (CeilDiv("kv_len", self.own.held), abi.head_axes(self.spec)[1].size, "batch")
-        parameters = self._parameters(held="KV", seen=("Q", "dO"), results=("dK", "dV"))
+        grid = (CeilDiv("kv_len", self.own.held_keys), abi.head_axes(self.spec)[1].size, "batch")
+        parameters = self._parameters("KV", self.own.held_keys, seen=("Q", "dO"), results=("dK", "dV"))
         return self.kernel("dk_dv", grid, parameters, None, "THREADS, 1", shared=True, at_most=MULTIPROCESSORS)
 
     def _dq(self) -> KernelText:
         grid = self.head_grid(CeilDiv("q_len", self.own.held))
-        parameters = self._parameters(held=("Q", "dO"), seen="KV", results=("dQ",))
+        parameters = self._parameters(("Q", "dO"), self.own.held, seen="KV", results=("dQ",))
         return self.kernel("dq", grid, parameters, None, "THREADS, 1", shared=True, at_most=MULTIPROCESSORS)
 
-    def _parameters(self, held: Any, seen: Any, results: tuple[str, ...]) -> list[Parameter]:
+    def _parameters(self, held: Any, rows: int, seen: Any, results: tuple[str, ...]) -> list[Parameter]:
         return [
-            *(abi.tensor_map(t, self.own.held) for t in held),
+            *(abi.tensor_map(t, rows) for t in held),
             *(abi.tensor_map(t, WARPGROUP_ROWS) for t in seen),
             *(abi.tensor_map(t, WARP_ROWS) for t in results),
             *self._numbers(),
@@ -153,6 +153,7 @@ class HopperBackward(ByTma):
             "key_equations": [*pair, "dV = sum of P^T dO,  dK = softmax_scale * sum of dS^T Q"],
             "query_equations": [*pair, "dQ = softmax_scale * sum of dS K"],
             "offsets": self.lse_rest,
+            "rings_differ": self.own.split_products,
             "reads_captured": self.reads_captured(*self._functions),
         }
 
@@ -192,6 +193,8 @@ class HopperBackward(ByTma):
         own, spec = self.own, self.spec
         whole = spec.head_dim_v % 16 == 0
         v_steps, what = ("HEAD_DIM_V / 16", "") if whole else ("(HEAD_DIM_V + 15) / 16", "zeros fill the last")
+        each = "" if own.split_products else ", for 64 rows, or keys, each"
+        outputs = [ConstantLine("int", "OUTPUT_SLABS", str(own.output_slabs), "the larger of both")] if own.output_slabs else []
         lanes = next(n for n in (1, 2, 4, 8, 16, 32) if 8 * n >= spec.head_dim_v)
         delta = [
             ConstantLine("int", "DELTA_THREADS", str(DELTA_THREADS)),
@@ -201,11 +204,24 @@ class HopperBackward(ByTma):
             *self.fused_numbers(),
             *([ConstantLine("float", "LARGE", f"{LARGE_EXPONENT}f", LARGE)] if self.lse_rest else []),
             ConstantLine("int", "STAGES", str(self.plan.stages), "tiles to visit in shared memory"),
-            ConstantLine("int", "CONSUMERS", str(own.consumers), "warpgroups that multiply, for 64 rows, or keys, each"),
+            ConstantLine("int", "CONSUMERS", str(own.consumers), "warpgroups that multiply" + each),
             ConstantLine("int", "WARPGROUP_ROWS", str(WARPGROUP_ROWS)),
-            ConstantLine("int", "BLOCK_ROWS", "CONSUMERS * WARPGROUP_ROWS", "that a block holds: keys, or rows"),
+            ConstantLine(
+                "int", "BLOCK_ROWS", "CONSUMERS * WARPGROUP_ROWS", "that a block holds" + (": keys, or rows" if each else "")
+            ),
+            *([] if each else self._split_constants()),
             ConstantLine("int", "RELEASES", "4 * CONSUMERS", "of a tile: each warp of a consumer"),
-            *self.slab_constants(ConstantLine("int", "OUTPUT_SLABS", str(own.output_slabs), "the larger of both")),
+            *self.slab_constants(*outputs),
             ConstantLine("int", "V_STEPS", v_steps, what),
             *(delta if "delta" in own.kernels else []),
         ]
+
+    def _split_constants(self) -> list[ConstantLine]:
+        """The constants of consumers that share the keys of a block."""
+        of_keys = [
+            ConstantLine("int", "BLOCK_KEYS", "WARPGROUP_ROWS", "that a block holds: both consumers multiply for them"),
+            ConstantLine("int", "KEY_TILES", "BLOCK_KEYS / BLOCK_KV", "of a block of keys"),
+        ]
+        of_rows = [ConstantLine("int", "VALUE_STAGES", str(self.own.value_stages), "tiles of values in shared memory")]
+        kernels = self.own.kernels
+        return [*(of_keys if "dk_dv" in kernels else []), *(of_rows if "dq" in kernels else [])]

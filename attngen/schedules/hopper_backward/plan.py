@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngen.plan.arch import Arch
 from attngen.plan.code_size import INLINED_UP_TO, operations
@@ -17,6 +17,7 @@ from attngen.plan.tile_search import STATED, Cost, fitting, pick_tile, planned
 from attngen.schedules.hopper import plan as hopper
 from attngen.schedules.hopper.needs import SLAB, slabs
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 
 Registers = tuple[int, int]  # of a producer's and of a consumer's thread
@@ -27,25 +28,33 @@ class HopperBackwardPlan:
     """The choices of this schedule beside its tile."""
 
     kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
-    consumers: int  # warpgroups that multiply, each for 64 keys, or rows, that it holds
+    consumers: int  # warpgroups that multiply
+    split_products: bool  # consumers of the kernel of keys: each its own sum for the same 64 keys, else each its own 64 keys
+    value_stages: int  # tiles of values in shared memory, of the kernel of rows; of all other tiles there are `Plan.stages`
     key_registers: Registers  # of the kernel whose blocks hold keys
     row_registers: Registers
     row_numbers: int  # of each row, that all its tiles need
-    output_slabs: int  # of a warp's rows of a gradient, on their way to global memory
+    output_slabs: int  # of a warp's rows of a gradient, on their way to global memory; 0: they go out over an operand
 
     @property
     def held(self) -> int:
-        """The keys, or rows, that a block holds."""
+        """The rows that a block holds."""
         return self.consumers * WARPGROUP_ROWS
+
+    @property
+    def held_keys(self) -> int:
+        """The keys that a block holds."""
+        return WARPGROUP_ROWS if self.split_products else self.held
 
 
 CONSUMERS = 2
 WARPS = 4 * (CONSUMERS + 1)
 REGISTERS = (40, 232)  # with those of two consumers, all of a multiprocessor
 MOST_REGISTERS = (24, 240)
-MOST_SUMS = 96  # registers of dK and dV up to which a consumer has enough with REGISTERS
+MOST_SUMS = 96  # registers of its sums up to which a consumer has enough with REGISTERS
+MOST_OF_BOTH = 128  # registers of dK and dV up to which a consumer has both
 STAGES = (3, 2)  # the first that fits shared memory
-MAX_HEAD_DIM = 128  # of either head size: dK and dV of 64 keys are in a warpgroup's registers
+SPLIT_STAGES = 2  # where products are split
 WORK_WORDS = 7  # what tells a work tile: the members of Work
 FOUND = 64  # places of tiles that the producer has found
 VISIT_WORDS = 2  # what tells a tile to visit: the tile, and its head
@@ -63,7 +72,6 @@ def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
     """Why this schedule cannot compute the gradients on `arch`; empty if it can."""
-    spec = facts.spec
     assert facts.gradient is not None
     reason = hopper.why_not(facts, arch)
     if reason:
@@ -73,8 +81,6 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
         return f"it computes no gradients of captured values ({', '.join(captured)})"
     if ("k" in facts.wanted) != ("v" in facts.wanted):
         return "it computes the gradients of k and v together"
-    if max(spec.head_dim, spec.head_dim_v) > MAX_HEAD_DIM:
-        return f"it computes head sizes up to {MAX_HEAD_DIM}: the sums of larger ones do not fit the registers of a warpgroup"
     if operations(facts.gradient.ds) > INLINED_UP_TO:
         return f"it computes derivatives of at most {INLINED_UP_TO} operations: code between its products is inlined"
     return ""
@@ -85,45 +91,103 @@ def row_numbers(facts: SpecFacts) -> int:
     return 2 + needs_lse_rest(facts.spec)
 
 
-def buffers(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
+def splits_products(spec: AttentionSpec) -> bool:
+    """Whether dK and dV of 64 keys are too much for one consumer of the kernel of keys."""
+    return (spec.head_dim + spec.head_dim_v) // 2 > MOST_OF_BOTH
+
+
+def tiles_of(spec: AttentionSpec, name: str, extents: tuple[int, ...], use: str, read: str | None = COLUMN) -> SharedBuffer:
+    """Tiles in slabs; `extents` are those before the columns."""
+    return SharedBuffer(name=name, element=spec.dtype.name, shape=(*extents, SLAB), use=use, swizzled=True, read=read)
+
+
+def buffers(facts: SpecFacts, arch: Arch, stages: int) -> tuple[SharedBuffer, ...]:
+    """The shared memory of a block: of either kernel alike, or of each its own where products are split."""
+    if not splits_products(facts.spec):
+        return buffers_of_both(facts, stages)
+    of_keys = buffers_of_keys(facts, stages)
+    of_rows = buffers_of_rows(facts, stages, value_stages(facts, arch, stages))
+    kernels = kernels_of(facts)
+    named = (("dk_dv", "KEYS_", of_keys), ("dq", "ROWS_", of_rows))
+    return tuple(
+        replace(b, name=prefix + b.name, kernel=k) for k, prefix, all_of_it in named if k in kernels for b in all_of_it
+    )
+
+
+def value_stages(facts: SpecFacts, arch: Arch, stages: int) -> int:
+    """As many as fit: values are released before the keys of their tile, and one stage is less of a loss than with keys."""
+    return next((n for n in (2, 1) if aligned(*buffers_of_rows(facts, stages, n)) <= arch.shared_per_block), 1)
+
+
+def buffers_of_keys(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
+    """The shared memory of a block of the kernel of keys whose products are split. A sum goes out over the operand that its
+    consumer alone reads."""
+    spec, rows = facts.spec, WARPGROUP_ROWS
+    d, dv = slabs(spec.head_dim), slabs(spec.head_dim_v)
+    numbers = (stages, row_numbers(facts), rows)
+    staged = SharedBuffer(name="ROW_NUMBERS", element="float", shape=numbers, use="numbers of the rows of each stage")
+    return (
+        tiles_of(spec, "HELD_QK", (max(d, dv), rows), "the keys that the block holds, in the end dV"),
+        tiles_of(spec, "HELD_V", (max(d, dv), rows), "the values that the block holds, in the end dK"),
+        tiles_of(spec, "VISITED_QK", (stages, d, rows), f"{stages} tiles of Q"),
+        tiles_of(spec, "VISITED_V", (stages, dv, rows), f"{stages} tiles of dO"),
+        SharedBuffer(name="WEIGHTS", element="float", shape=(stages, rows, rows), use="weights of each stage"),
+        *([staged] if "delta" in kernels_of(facts) else []),
+        *words(stages, 4 + 4 * stages),
+    )
+
+
+def buffers_of_rows(facts: SpecFacts, stages: int, values: int) -> tuple[SharedBuffer, ...]:
+    """The shared memory of a block of the kernel of rows beside such a kernel of keys."""
+    spec, rows, held = facts.spec, WARPGROUP_ROWS, CONSUMERS * WARPGROUP_ROWS
+    d, dv = slabs(spec.head_dim), slabs(spec.head_dim_v)
+    return (
+        tiles_of(spec, "HELD_QK", (d, held), "the rows of Q that the block holds, in the end dQ"),
+        tiles_of(spec, "HELD_V", (dv, held), "the rows of dO that the block holds"),
+        tiles_of(spec, "VISITED_QK", (stages, d, rows), f"{stages} tiles of keys"),
+        tiles_of(spec, "VISITED_V", (values, dv, rows), f"{values} tile{'s' * (values > 1)} of values"),
+        *words(stages, 4 + 2 * stages + 2 * values),
+    )
+
+
+def words(stages: int, barriers: int) -> tuple[SharedBuffer, ...]:
+    """What the roles of a block tell each other."""
+    count = 2 * WORK_WORDS + VISIT_WORDS * (FOUND + stages)
+    use = "two work tiles, the tiles that were found, and that of each stage"
+    return (
+        SharedBuffer(name="BARRIERS", element="mbarrier", shape=(barriers,), use="see the kernels"),
+        SharedBuffer(name="VISITS", element="int", shape=(count,), use=use),
+    )
+
+
+def buffers_of_both(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
     """The shared memory of a block of either kernel: what it holds, and stages of the tiles that it visits."""
     spec, rows = facts.spec, WARPGROUP_ROWS
     d, dv, held = slabs(spec.head_dim), slabs(spec.head_dim_v), CONSUMERS * rows
-
-    def tiles(name: str, extents: tuple[int, ...], use: str, read: str | None = COLUMN) -> SharedBuffer:
-        shape = (*extents, SLAB)
-        return SharedBuffer(name=name, element=spec.dtype.name, shape=shape, use=use, swizzled=True, read=read)
-
     numbers = SharedBuffer(
         name="ROW_NUMBERS", element="float", shape=(stages, row_numbers(facts), rows), use="numbers of the rows of each stage"
     )
-    words = 2 * WORK_WORDS + VISIT_WORDS * (FOUND + stages)
     return (
-        tiles("HELD_QK", (d, held), "the keys that the block holds, or the rows of Q"),
-        tiles("HELD_V", (dv, held), "the values that the block holds, or the rows of dO"),
-        tiles("VISITED_QK", (stages, d, rows), f"{stages} tiles of Q, or of keys"),
-        tiles("VISITED_V", (stages, dv, rows), f"{stages} tiles of dO, or of values"),
-        tiles("OUT", (4 * CONSUMERS, max(d, dv), 16), "rows of a gradient of each warp on their way", None),
+        tiles_of(spec, "HELD_QK", (d, held), "the keys that the block holds, or the rows of Q"),
+        tiles_of(spec, "HELD_V", (dv, held), "the values that the block holds, or the rows of dO"),
+        tiles_of(spec, "VISITED_QK", (stages, d, rows), f"{stages} tiles of Q, or of keys"),
+        tiles_of(spec, "VISITED_V", (stages, dv, rows), f"{stages} tiles of dO, or of values"),
+        tiles_of(spec, "OUT", (4 * CONSUMERS, max(d, dv), 16), "rows of a gradient of each warp on their way", None),
         *([numbers] if {"delta", "dk_dv"} <= {*kernels_of(facts)} else []),
-        SharedBuffer(name="BARRIERS", element="mbarrier", shape=(4 + 3 * stages,), use="see the kernels"),
-        SharedBuffer(
-            name="VISITS",
-            element="int",
-            shape=(words,),
-            use="two work tiles, the tiles that were found, and that of each stage",
-        ),
+        *words(stages, 4 + 3 * stages),
     )
 
 
-def cost(facts: SpecFacts, tile: Tile) -> Cost:
+def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
     """What a tile takes: the registers do not depend on it."""
-    return Cost(aligned(*buffers(facts, tile.stages)), 0)
+    return Cost(aligned(*buffers(facts, arch, tile.stages)), 0)
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The only tile there is, with each number of stages that fits."""
-    possible = [Tile(WARPGROUP_ROWS, WARPGROUP_ROWS, stages, WARPS) for stages in STAGES]
-    return fitting(arch, possible, lambda t: cost(facts, t))
+    numbers = (SPLIT_STAGES,) if splits_products(facts.spec) else STAGES
+    possible = [Tile(WARPGROUP_ROWS, WARPGROUP_ROWS, stages, WARPS) for stages in numbers]
+    return fitting(arch, possible, lambda t: cost(facts, arch, t))
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
@@ -132,14 +196,17 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     if reason:
         raise refusal("kernel", f"kernel hopper of these gradients on {arch.name}", reason, "use kernel fused, or auto")
     spec, fit = facts.spec, tiles(facts, arch)
-    tile = pick_tile(spec, arch, fit, fit, lambda t: cost(facts, t))
+    tile = pick_tile(spec, arch, fit, fit, lambda t: cost(facts, arch, t))
+    split, sizes = splits_products(spec), (spec.head_dim, spec.head_dim_v)
     own = HopperBackwardPlan(
         kernels=kernels_of(facts),
         consumers=CONSUMERS,
-        key_registers=MOST_REGISTERS if (spec.head_dim + spec.head_dim_v) // 2 > MOST_SUMS else REGISTERS,
-        row_registers=REGISTERS,
+        split_products=split,
+        value_stages=value_stages(facts, arch, tile.stages) if split else tile.stages,
+        key_registers=register_split((max(sizes) if split else sum(sizes)) // 2),
+        row_registers=register_split(spec.head_dim // 2),
         row_numbers=row_numbers(facts),
-        output_slabs=max(slabs(spec.head_dim), slabs(spec.head_dim_v)),
+        output_slabs=0 if split else max(map(slabs, sizes)),
     )
     return planned(
         schedule,
@@ -147,11 +214,16 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         arch,
         tile,
         tuple(decisions(facts, own, tile.stages)),
-        buffers(facts, tile.stages),
+        buffers(facts, arch, tile.stages),
         own,
         saved=saved_results(facts),
         workspaces=("row_numbers",) if "delta" in own.kernels else (),
     )
+
+
+def register_split(sums: int) -> Registers:
+    """Registers of a producer's and of a consumer's thread, by those of its sums."""
+    return MOST_REGISTERS if sums > MOST_SUMS else REGISTERS
 
 
 def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterator[Decision]:
@@ -164,9 +236,15 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
     yield from saved_decisions(saved_results(facts))
     if "delta" in own.kernels:
         yield Decision("lse and delta", "side by side for whole tiles", "a tile's are one copy in the background")
-    yield Decision("warpgroups", f"1 + {own.consumers}", f"one copies; {own.consumers} compute for 64 keys, or rows, each")
-    shape = f"{own.held} held, {WARPGROUP_ROWS} visited at a time"
-    yield Decision("keys and rows", shape, "S, dP and the sums of 64 keys fit the registers of a warpgroup")
+    what = "compute" if own.split_products else "compute for 64 keys, or rows, each"
+    yield Decision("warpgroups", f"1 + {own.consumers}", f"one copies; {own.consumers} {what}")
+    if own.split_products:
+        shape = f"{own.held_keys} keys or {own.held} rows held, {WARPGROUP_ROWS} visited at a time"
+        yield Decision("keys and rows", shape, "S, dP and one of the sums of 64 keys fit the registers of a warpgroup")
+        yield from split_decisions(own)
+    else:
+        shape = f"{own.held} held, {WARPGROUP_ROWS} visited at a time"
+        yield Decision("keys and rows", shape, "S, dP and the sums of 64 keys fit the registers of a warpgroup")
     why_stages = "the copies of later tiles are under way while these are used"
     yield Decision("stages", str(stages), f"{STATED}; {why_stages}" if facts.spec.kernel.stages else why_stages)
     used = {"dk_dv": own.key_registers, "dq": own.row_registers}
@@ -177,6 +255,16 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
         "blocks", "one for each SM", "persistent kernels: a block takes work tiles from a counter, the longest first"
     )
     yield Decision("swizzle", "128 bytes", WHY_SWIZZLE)
+
+
+def split_decisions(own: HopperBackwardPlan) -> Iterator[Decision]:
+    """What follows from sums that are too large for one consumer."""
+    if "dk_dv" in own.kernels:
+        because = "dK and dV of 64 keys do not fit the registers of one warpgroup; weights pass through shared memory, in fp32"
+        yield Decision("products of keys", "S, P and dV by one consumer, dP, dS and dK by the other", because)
+    if "dq" in own.kernels:
+        yield Decision("stages of values", str(own.value_stages), "they are released before the keys of their tile")
+    yield Decision("gradients go out", "over an operand", "its consumer has read it for the last time, and no more memory fits")
 
 
 WHY_TWO = "S and dP are computed for each, seven products instead of five; dQ beside dK would be added up in global memory"

@@ -15,26 +15,30 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     def role(name: str, who: str, moved: str, start: str, tiles: Loop) -> Loop:
         return Loop(f"{name}: work tiles", "from a counter", who, moved, start, (tiles,))
 
-    def of(held: str, seen: str, sums: str, products: str) -> Loop:
-        copied = Loop("tiles", visited, stages, f"{seen}: global to shared by TMA", "while (any) {")
-        inner = Loop(products, "64 x 64 pairs", "warpgroup", "S, dP: registers", "void step() {")
-        multiplied = Loop("tiles", visited, stages, f"{seen}: shared", "while (!is_last(visit))", (inner,))
+    def of(held: str, seen: str, sums: str, products: dict[str, str]) -> Loop:
+        copied = Loop("tiles", visited, stages, f"{seen}: global to shared by TMA", "for (bool first = true;; first = false) {")
+        inner = tuple(Loop(p, "64 x 64 pairs", "warpgroup", "S, dP: registers", line) for p, line in products.items())
+        multiplied = Loop("tiles", visited, stages, f"{seen}: shared", "while (!is_last(visit))", inner)
         producer = role("producer", "one warp", f"{held}: global to shared by TMA", "while (next < work_tiles())", copied)
         stored = f"{sums}: registers to shared to global"
         consumers = role("consumers", f"{plan.own.consumers} warpgroups", stored, "void compute() {", multiplied)
         return kernel("one for each SM", producer, consumers)
 
+    of_one = {"S^T, dP^T; dV += P^T dO, dK += dS^T Q": "void step() {"}
+    of_two = {"S^T; dV += P^T dO": "void issue_dv() {", "dP^T; dK += dS^T Q": "void issue_dk() {"}
     rows = Loop("rows", str(plan.own.held), "lanes of a row", "O, dO: global", "row < BLOCK_ROWS")
     every = {
         "delta": kernel("O, dO: global", rows),
-        "dk_dv": of("K, V", "Q, dO", "dK, dV", "S^T, dP^T; dV += P^T dO, dK += dS^T Q"),
-        "dq": of("Q, dO", "K, V", "dQ", "S, dP; dQ += dS K"),
+        "dk_dv": of("K, V", "Q, dO", "dK, dV", of_two if plan.own.split_products else of_one),
+        "dq": of("Q, dO", "K, V", "dQ", {"S, dP; dQ += dS K": "void step() {"}),
     }
     return {name: every[name] for name in plan.own.kernels}
 
 
 def timeline(plan: Plan, weights: str) -> Timeline:
     """A consumer of the kernel that holds keys: its products, and what its threads compute beside them."""
+    if plan.own.split_products:
+        return _split_timeline(plan)
     products: list[Bar] = [Bar(1, 1, "S 0", PRODUCT)]
     threads: list[Bar] = []
     copies: list[Bar] = []
@@ -46,3 +50,24 @@ def timeline(plan: Plan, weights: str) -> Timeline:
         threads += [Bar(start, 1.0, f"P {n}", SOFTMAX), Bar(start + 1, 1.0, f"dS {n}", SOFTMAX)]
     lanes = {"producer, TMA": tuple(copies), "wgmma": tuple(products), "threads": tuple(threads)}
     return Timeline(lanes, "P is computed beside dP, dS beside dV; the next tile's scores are in the queue behind dK.")
+
+
+def _split_timeline(plan: Plan) -> Timeline:
+    """Both consumers of the kernel that holds keys, for the same keys: their products take turns on the tensor cores."""
+    products: list[Bar] = [Bar(1, 1, "S 0", PRODUCT), Bar(2, 1, "dP 0", PRODUCT)]
+    weights: list[Bar] = []
+    gradients: list[Bar] = []
+    copies: list[Bar] = []
+    for n in range(TILES):
+        start, copied = 2.0 + 4 * n, max(0.0, 3.0 + 4 * (n - plan.stages))
+        copies += [Bar(max(copied, n), 0.5, f"Q{n}", COPY), Bar(max(copied, n) + 0.5, 0.5, f"dO{n}", COPY)]
+        more = n + 1 < TILES
+        of_weights = (f"dV {n}", *((f"S {n + 1}",) if more else ()))
+        of_gradients = (f"dK {n}", *((f"dP {n + 1}",) if more else ()))
+        products += [Bar(start + 1 + i, 1.0, name, PRODUCT) for i, name in enumerate(of_weights)]
+        products += [Bar(start + 3 + i, 1.0, name, PRODUCT) for i, name in enumerate(of_gradients)]
+        weights.append(Bar(start, 1.0, f"P {n}", SOFTMAX))
+        gradients.append(Bar(start + 1.5, 1.0, f"dS {n}", SOFTMAX))
+    lanes = {"producer, TMA": copies, "wgmma": products, "threads of P, dV": weights, "threads of dS, dK": gradients}
+    says = "One consumer computes P beside the products of the other, dK and dP; that one computes dS beside dV and S."
+    return Timeline({name: tuple(bars) for name, bars in lanes.items()}, says)
