@@ -28,10 +28,21 @@ def backwards(forwards: Mapping[str, Forward], of: Sequence[torch.Tensor]) -> di
     return {name: partial(torch.autograd.grad, out, of, gradient, retain_graph=True) for name, out in outputs.items()}
 
 
-def beside_torch(cell: Cell, tensors: Tensors, kernel: str | None, peers: Sequence[str]) -> dict[str, Backward]:
-    """The backward of attngen's kernel (None: of what `auto` selects), and of those of torch's backends that take this."""
+def beside_torch(
+    cell: Cell, tensors: Tensors, kernel: str | None, peers: Sequence[str], deterministic: bool = False
+) -> dict[str, Backward]:
+    """The backward of attngen's kernel (None: of what `auto` selects), and of those of torch's backends that take this. Whether
+    attngen's must be `deterministic`: the peers need not."""
     q, k, v = leaves(tensors)
-    ours = partial(attngen.compile(cell.spec, kernel=kernel, device="cuda"), q, k, v)
+    compiled = attngen.compile(cell.spec, kernel=kernel, device="cuda")
+
+    def ours() -> torch.Tensor:
+        torch.use_deterministic_algorithms(deterministic)  # a call keeps for its gradients what holds when it is made
+        try:
+            return compiled(q, k, v)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
     with torch.enable_grad():
         return backwards({"attngen": ours, **torch_peers(cell.spec, q, k, v, only=peers)}, (q, k, v))
 

@@ -21,10 +21,10 @@ def rows(rounds: int) -> Iterator[Row]:
         yield beside(cell, rounds, None, CUDNN)
 
 
-def beside(cell: Cell, rounds: int, kernel: str | None, peer: str) -> Row:
+def beside(cell: Cell, rounds: int, kernel: str | None, peer: str, deterministic: bool = False) -> Row:
     """Milliseconds and TFLOP/s of both, and their ratio."""
     tensors = cell.randn()
-    found = measure_bursts(beside_torch(cell, tensors, kernel, [peer]), rounds)
+    found = measure_bursts(beside_torch(cell, tensors, kernel, [peer], deterministic), rounds)
     ms = found.medians()
     ratio = found.ratio("attngen", peer)
     return {"case": cell.title, "ms": ms, "tflops": rates(operations(cell, tensors), ms), "ratio": ratio, "peer": peer}
