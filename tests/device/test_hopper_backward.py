@@ -171,7 +171,8 @@ def test_shared_memory_of_wide_heads_is_what_a_block_may_have() -> None:
     stages = {}
     for sizes in ((136, 136), (192, 192), (200, 200), (256, 256), (256, 64)):
         spec = defined("causal", sizes[0], head_dim_v=sizes[1])
-        plan = choose(spec, ARCHES["sm_90a"], "hopper", direction="backward")
+        plan = choose(spec, ARCHES["sm_90a"], direction="backward")
+        assert plan.schedule.name == "hopper_backward"
         assert plan.shared_bytes <= plan.arch.shared_per_block
         assert {b.kernel for b in plan.buffers} == {"dk_dv", "dq"}
         assert all(min(b.offset for b in plan.buffers if b.kernel == kernel) == 0 for kernel in ("dk_dv", "dq"))
