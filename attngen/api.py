@@ -20,6 +20,7 @@ from attngen.emit.emitter import emit
 from attngen.plan import Plan, Problem, find_arch
 from attngen.plan.arch import Arch
 from attngen.schedules import choose, default_arch, plans_for
+from attngen.schedules.choose import DETERMINISTIC
 from attngen.shipped import find_spec
 from attngen.spec.attention import AttentionSpec, ScheduleName
 from attngen.spec.check import check
@@ -95,6 +96,7 @@ class CompiledAttention(Compiled):
         lse: Any | None = None,
         dlse: Any | None = None,
         wanted: Sequence[str] | None = None,
+        deterministic: bool = DETERMINISTIC,
         stream: int | None = None,
         **named: Any,
     ) -> dict[str, Any]:
@@ -103,14 +105,15 @@ class CompiledAttention(Compiled):
 
         `dout` is the loss's gradient by O, of O's shape and type, `dlse` that by lse (fp32, zeros if not given). A gradient has
         the shape and type of its tensor; a param's is one fp32 number. `out` and `lse` are the results of the forward: if the
-        schedule needs them and they are not given, the forward runs first.
+        schedule needs them and they are not given, the forward runs first. With `deterministic`, gradients have the same bits
+        in every run; without, a faster schedule may add them up in any order.
 
         Raises GradientError for a name in `wanted` that has no gradient, ArgumentError that names the argument at fault,
         PlanRefusal if the schedule has no backward.
         """
         check_stream(stream)
         check_dlse(self.spec, dlse, stream)
-        backward = self.gradients(None if wanted is None else tuple(wanted))
+        backward = self.gradients(None if wanted is None else tuple(wanted), deterministic)
         views, params = self._arguments(q, k, v, named, dout=dout, dlse=dlse)
         if self.spec.lse and dlse is None:
             views["dlse"] = zero_dlse(backward.source, views)
@@ -165,14 +168,16 @@ class CompiledAttention(Compiled):
             self._others["saving"] = replace(self, plan=plan, kernel=kernel, on_tensors=None, _others={}, _backwards={})
         return self._others["saving"]
 
-    def gradients(self, wanted: tuple[str, ...] | None = None) -> CompiledBackward:
+    def gradients(self, wanted: tuple[str, ...] | None = None, deterministic: bool = DETERMINISTIC) -> CompiledBackward:
         """The gradients `wanted`, by default those of q, k and v, as a function of arrays; compiled when they are first needed.
 
         Raises GradientError, PlanRefusal.
         """
-        if wanted not in self._backwards:
-            self._backwards[wanted] = compile_backward(self.spec, self.plan.arch, self.device, self.schedule, wanted)
-        return self._backwards[wanted]
+        key = wanted, deterministic
+        if key not in self._backwards:
+            made = compile_backward(self.spec, self.plan.arch, self.device, self.schedule, wanted, deterministic)
+            self._backwards[key] = made
+        return self._backwards[key]
 
     def run(self, arrays: Mapping[str, ArrayView], params: Mapping[str, Number], stream: int | None = None) -> dict[str, Any]:
         """The outputs by the names of their arguments; what `arrays` lacks of them is allocated. Raises ArgumentError."""

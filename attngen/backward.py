@@ -16,6 +16,7 @@ from attngen.emit.emitter import emit
 from attngen.emit.program import Program, evaluate
 from attngen.plan.arch import Arch
 from attngen.schedules import choose
+from attngen.schedules.choose import DETERMINISTIC
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import gradient_argument
@@ -40,13 +41,18 @@ class CompiledBackward(Compiled):
 
 
 def compile_backward(
-    spec: AttentionSpec, arch: Arch, device: Device, schedule: str | None, wanted: tuple[str, ...] | None
+    spec: AttentionSpec,
+    arch: Arch,
+    device: Device,
+    schedule: str | None,
+    wanted: tuple[str, ...] | None,
+    deterministic: bool = DETERMINISTIC,
 ) -> CompiledBackward:
     """The gradients `wanted` of a checked spec on `device`, on a GPU as tuned; compiled when they are first needed.
 
     Raises PlanRefusal, and GradientError if one of `wanted` has no gradient.
     """
-    plan = choose(spec, arch, schedule, direction="backward", wanted=wanted)
+    plan = choose(spec, arch, schedule, direction="backward", wanted=wanted, deterministic=deterministic)
     tuned = found_for(spec, plan) if device.name.startswith("cuda") else {}
     return CompiledBackward(spec, plan, DeferredKernel(device, emit(spec, plan)), device, tuned)
 

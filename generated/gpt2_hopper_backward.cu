@@ -461,7 +461,7 @@ gpt2_backward_delta(
         }
         sum = lane_reduce<ROW_LANES>(sum, [](float x, float y) { return x + y; });
         if (column == 0) {
-            RowNumbers& of_tile = numbers[(long long)blockIdx.x * CONSUMERS + row / BLOCK_Q];
+            RowNumbers& of_tile = numbers[(long long)blockIdx.x * (BLOCK_ROWS / BLOCK_Q) + row / BLOCK_Q];
             const bool exists = q_idx < q_len;
             const float row_lse = exists ? lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s] : -INF;
             const float* rest_of_head = lse_rest + b_idx * lse_rest_stride_b + h_idx * lse_rest_stride_h;
@@ -795,7 +795,7 @@ struct Producer : Block {
         const int q_lo = tile_of(visit) * BLOCK_Q, b_idx = work().b_idx;
         q.acquire();
         visits[q.index] = visit;
-        const int tiles = CONSUMERS * ((q_len + BLOCK_ROWS - 1) / BLOCK_ROWS);  // of a head, in `numbers`
+        const int tiles = BLOCK_ROWS / BLOCK_Q * ((q_len + BLOCK_ROWS - 1) / BLOCK_ROWS);  // of a head, in `numbers`
         const RowNumbers* of_head = numbers + (long long)(b_idx * q_heads + h_idx) * tiles;
         mbarrier_expect_bytes(q.full + q.index, sizeof(RowNumbers));
         bulk_load(tile_numbers + q.index, of_head + tile_of(visit), sizeof(RowNumbers), q.full + q.index);
@@ -926,7 +926,10 @@ struct Consumer : Block {
         visit = __shfl_sync(0xffffffff, visits[q.index], 0);
         // A tile with a row of large scores counts as partial
         const float* offset = tile_numbers[q.index].offset;
-        const bool large = __any_sync(0xffffffff, offset[lane] != 0.0f || offset[lane + 32] != 0.0f);
+        bool mine = false;
+#pragma unroll
+        for (int row = lane; row < BLOCK_Q; row += 32) mine |= offset[row] != 0.0f;
+        const bool large = __any_sync(0xffffffff, mine);
         if (large) visit |= visit_of(0, 1 << consumer);
     }
 

@@ -24,6 +24,7 @@ from attngen.reference.compare_gradients import GradientComparison, GradientTrut
 from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.schedules import choose, default_arch
+from attngen.schedules.choose import DETERMINISTIC
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import QKV
@@ -73,13 +74,18 @@ def compared(kernel: CompiledAttention, problem: Sample, expected: Truth | None 
 
 
 def gradients(
-    kernel: CompiledAttention, problem: Sample, loss: Loss, wanted: tuple[str, ...] | None = None, **params: Any
+    kernel: CompiledAttention,
+    problem: Sample,
+    loss: Loss,
+    wanted: tuple[str, ...] | None = None,
+    deterministic: bool = DETERMINISTIC,
+    **params: Any,
 ) -> dict[str, Any]:
     """The gradients that a kernel computes, as numpy storage arrays, wherever it runs."""
     given = {"dout": loss.dout, "q": problem.q, "k": problem.k, "v": problem.v, "dlse": loss.dlse, **problem.inputs}
     on_gpu = kernel.device.name.startswith("cuda")
     arrays = {name: to_gpu(array) if on_gpu and array is not None else array for name, array in given.items()}
-    found = kernel.backward(wanted=wanted, **arrays, **params)
+    found = kernel.backward(wanted=wanted, deterministic=deterministic, **arrays, **params)
     return {name: from_gpu(array) for name, array in found.items()} if on_gpu else found
 
 
@@ -89,24 +95,29 @@ def wrong_gradients(
     wanted: tuple[str, ...] = QKV,
     expected: GradientTruth | None = None,
     seed: int = 0,
+    deterministic: bool = DETERMINISTIC,
     **params: Any,
 ) -> list[GradientComparison]:
     """The gradients of a kernel whose errors exceed their bounds. A Shape stands for its sample."""
-    saved = kernel.gradients(wanted).plan.saved
+    saved = kernel.gradients(wanted, deterministic).plan.saved
     if isinstance(problem, Shape):
         problem, loss, exact = solved_gradients(kernel.spec, problem, wanted, saved, seed, tuple(params.items()))
     else:
         loss = sample_loss(kernel.spec, problem, seed)
         exact = expected or gradient_truth(kernel.spec, problem, loss, wanted, params, saved)
-    found = gradients(kernel, problem, loss, wanted, **params)
+    found = gradients(kernel, problem, loss, wanted, deterministic, **params)
     return [one for one in compare_gradients(found, expected or exact).values() if not one.passed]
 
 
 def unnoticed_in_gradients(
-    kernel: CompiledAttention, statements: re.Pattern[str], shape: Shape, wanted: tuple[str, ...] = QKV
+    kernel: CompiledAttention,
+    statements: re.Pattern[str],
+    shape: Shape,
+    wanted: tuple[str, ...] = QKV,
+    deterministic: bool = DETERMINISTIC,
 ) -> list[str]:
     """The statements of a kernel's backward that can be left out unnoticed, as its lines."""
-    usual = kernel.gradients(wanted)
+    usual = kernel.gradients(wanted, deterministic)
     places = list(statements.finditer(usual.source.text))
     device = EmulatedDevice(checked=True, arch=kernel.plan.arch.name)
     mutant = device.compile(removable(usual.source, places))
@@ -115,7 +126,8 @@ def unnoticed_in_gradients(
         for seed in (0, 5):
             backward = replace(usual, kernel=replace(mutant, seed=seed), device=device)
             try:
-                if wrong_gradients(replace(kernel, _backwards={wanted: backward}), shape, wanted):
+                mutated = replace(kernel, _backwards={(wanted, deterministic): backward})
+                if wrong_gradients(mutated, shape, wanted, deterministic=deterministic):
                     return "wrong result"
             except EmulationError as error:
                 return error.kind

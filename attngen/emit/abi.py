@@ -14,6 +14,7 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import gradient_argument
 
 STRIDE_LETTERS = "bhsd"  # batch, head, sequence, dimension
+WARPGROUP = 128  # threads
 ROW_ALIGNMENT = 16  # bytes: one copy of the kernels on tensor cores
 
 
@@ -118,7 +119,14 @@ def _rows(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
 def _row_numbers(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
     """Of whole blocks of rows, tile by tile."""
     blocks = Axis("", CeilDiv("q_len", plan.own.held))
-    of_block = (plan.own.consumers, plan.own.row_numbers, plan.block_q)
+    of_block = (plan.own.held // plan.block_q, plan.own.row_numbers, plan.block_q)
+    return free("batch"), head_axes(spec)[0], blocks, *(Axis("", n) for n in of_block)
+
+
+def _dq_sums(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
+    """Of whole blocks of rows, each consumer's part of a tile by itself, in the order of its registers."""
+    blocks = Axis("", CeilDiv("q_len", plan.own.held))
+    of_block = (plan.own.held // plan.block_q, plan.own.consumers, plan.own.dq_registers // 4, WARPGROUP, 4)
     return free("batch"), head_axes(spec)[0], blocks, *(Axis("", n) for n in of_block)
 
 
@@ -137,6 +145,7 @@ WORKSPACES: dict[str, Callable[[AttentionSpec, Plan], tuple[Axis, ...]]] = {
     "ds": _pairs,  # where it is not dS
     "delta": _rows,
     "sink_weight": _rows,  # of each row's sink, where a gradient of it is wanted
+    "dq_sums": _dq_sums,  # of dQ, before softmax_scale and rounding
     "row_numbers": _row_numbers,  # lse in powers of 2, delta; what is subtracted from large scores
 }
 

@@ -31,6 +31,7 @@ class SpecFacts:
     divides_distances: bool  # by a number that is no constant
     wanted: tuple[str, ...] = ()  # the gradients that a backward computes, by the names of arguments; none: a forward
     gradient: Gradient | None = None  # of the spec, for a backward
+    deterministic: bool = True  # gradients have the same bits in every run
 
     def divided_distances(self, rows: int, block_kv: int) -> int:
         """The distances for which a thread keeps a remainder, see `distances_of_a_thread`."""
@@ -38,7 +39,7 @@ class SpecFacts:
 
 
 @remembered
-def facts_of(spec: AttentionSpec, wanted: tuple[str, ...] = ()) -> SpecFacts:
+def facts_of(spec: AttentionSpec, wanted: tuple[str, ...] = (), deterministic: bool = True) -> SpecFacts:
     """The facts of `spec` for its forward, or for a backward that computes the gradients `wanted`."""
     return SpecFacts(
         spec,
@@ -51,4 +52,5 @@ def facts_of(spec: AttentionSpec, wanted: tuple[str, ...] = ()) -> SpecFacts:
         divides_distances(spec),
         wanted,
         gradient_of(spec) if wanted else None,
+        deterministic,
     )

@@ -37,6 +37,7 @@ BACKWARD_SCHEDULES: tuple[Schedule, ...] = (
 )
 AUTOMATIC: tuple[ScheduleName, ...] = ("hopper", "fused")  # "auto" is the first that suits: the least work, and O(S) memory
 AUTOMATIC_BACKWARD: tuple[ScheduleName, ...] = (*AUTOMATIC, "tiled", "naive")
+DETERMINISTIC = True  # whether gradients have the same bits in every run, if a call does not say
 
 
 def schedules_of(facts: SpecFacts) -> tuple[Schedule, ...]:
@@ -112,6 +113,7 @@ def choose(
     *,
     direction: Direction | None = None,
     wanted: Iterable[str] | None = None,
+    deterministic: bool = DETERMINISTIC,
 ) -> Plan:
     """The plan for `spec` on `arch`, and for the lengths of `problem` if these are known. `schedule` overrides the spec's own
     `kernel` statement (`attngen.spec.attention.KernelRequest.overridden`), and a KernelRequest replaces it; "auto" is
@@ -120,13 +122,13 @@ def choose(
 
     With `wanted`, or with direction "backward", it is the plan of a backward that computes the gradients `wanted`, by default
     those of q, k and v. The tile, stages and warps that a spec states are those of its forward, those of a KernelRequest are
-    the backward's.
+    the backward's. Gradients that need not be `deterministic` may differ in their last bits between runs, where that is faster.
 
     Raises PlanRefusal if an override of the spec does not fit, or the architecture lacks what the schedule needs, and
     GradientError if one of `wanted` has no gradient.
     """
     gradients = _gradients(spec, direction, wanted)
-    choice = choice_of(spec, arch, schedule, gradients)
+    choice = choice_of(spec, arch, schedule, gradients, deterministic)
     plan = choice.usual if problem is None else choice.at(problem)
     return _saving_lse(plan) if saves_lse and not gradients and spec.normalize == "softmax" else plan
 
@@ -153,11 +155,15 @@ def _gradients(spec: AttentionSpec, direction: Direction | None, wanted: Iterabl
 
 @remembered
 def choice_of(
-    spec: AttentionSpec, arch: Arch, schedule: str | KernelRequest | None = None, wanted: tuple[str, ...] = ()
+    spec: AttentionSpec,
+    arch: Arch,
+    schedule: str | KernelRequest | None = None,
+    wanted: tuple[str, ...] = (),
+    deterministic: bool = DETERMINISTIC,
 ) -> Choice:
     """The part of `choose` that does not depend on lengths. Raises PlanRefusal."""
     kernel = _request(spec, schedule, wanted)
-    facts = facts_of(replace(spec, kernel=kernel), wanted)
+    facts = facts_of(replace(spec, kernel=kernel), wanted, deterministic)
     chosen = schedule_of(facts, arch, automatic(facts, arch) if kernel.schedule == "auto" else kernel.schedule)
     if wanted and (reason := chosen.why_not(facts, arch)):
         others = ", ".join(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES if s.suits(facts, arch)))
@@ -193,8 +199,9 @@ def tuned_plan(plan: Plan, kernel: KernelRequest, decision: Decision) -> Plan:
     `plan` itself if they do not fit: another version of attngen found them.
     """
     saves = plan.saves_lse or plan.saves_lse_rest
+    said = {"direction": plan.direction, "wanted": plan.wanted, "deterministic": plan.facts.deterministic}
     try:
-        found = choose(plan.facts.spec, plan.arch, kernel, None, saves, direction=plan.direction, wanted=plan.wanted)
+        found = choose(plan.facts.spec, plan.arch, kernel, None, saves, **said)  # type: ignore[arg-type]
     except PlanRefusal:
         return plan
     others = (replace(d, because=d.because.replace(STATED, "as tuned")) for d in found.decisions)

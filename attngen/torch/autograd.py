@@ -18,7 +18,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from attngen.spec.gradient import GradientError
 from attngen.torch import backward, operator
-from attngen.torch.backward import Backward, backward_operator, saved_by
+from attngen.torch.backward import Backward, backward_operator, is_deterministic, saved_by
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.operator import LIBRARY, Floats, Full, Ints, Pair, Saved, Tensors, attention_operator, full_operator
 from attngen.torch.runtime import input_names, parsed, refuse_tangents
@@ -68,14 +68,14 @@ class _Attention(_SingleLevelFunction):  # type: ignore[misc]
         ints: Sequence[int],
         floats: Sequence[float],
         saves: bool,
-        deterministic: bool | None,
+        deterministic: bool,
         *tensors: Tensor,
     ) -> Saved:
         q, k, v, *inputs = tensors
         names = input_names(spec)
         needed = ctx.needs_input_grad[-len(tensors) :]
         wanted = tuple(name for name, is_needed in zip(names, needed, strict=True) if is_needed)
-        saved = saved_by(spec, q.device, wanted)
+        saved = saved_by(spec, q.device, wanted, deterministic)
         writes = saves or bool({"lse", "lse_rest"} & set(saved))
         out, lse, lse_rest = _full(q, k, v, spec, inputs, ints, floats, writes, deterministic)
         results = {"out": out, "lse": lse, "lse_rest": lse_rest}
@@ -125,7 +125,7 @@ def _attention(
     tensors = (q, k, v, *inputs) if inputs else (q, k, v)
     refuse_tangents(spec, tensors)
     if _needs_gradients(tensors):
-        output, lse, _ = _applied(_Attention, spec, ints or (), floats or (), False, _asked(deterministic), *tensors)
+        output, lse, _ = _applied(_Attention, spec, ints or (), floats or (), False, is_deterministic(deterministic), *tensors)
         return output, lse
     if _is_direct(tensors):
         return operator.run(q, k, v, spec, inputs, ints, floats)
@@ -138,15 +138,10 @@ def _attention_full(*arguments: Any) -> Saved:
     call = Full(*arguments)
     refuse_tangents(call.spec, call.tensors)
     if _needs_gradients(call.tensors):
-        deterministic = _asked(call.deterministic)
+        deterministic = is_deterministic(call.deterministic)
         result: Saved = _applied(_Attention, call.spec, call.ints, call.floats, call.saves, deterministic, *call.tensors)
         return result
     return _full(*call)
-
-
-def _asked(deterministic: bool | None) -> bool:
-    """What a call says about its gradients, by default what torch's global switch says when it is made."""
-    return torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
 
 
 class _Gradients(_SingleLevelFunction):  # type: ignore[misc]

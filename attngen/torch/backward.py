@@ -7,8 +7,8 @@
 The gradients of `wanted`, names of q, k, v and inputs, in that order. `out`, `lse` and `lse_rest` are the forward's results
 that the plan of the backward names (`saved_by`); `dlse` is None if nobody used lse.
 
-Every gradient is a sum in a fixed order, so each has the same bits in every run: what `deterministic` asks for (None: as
-torch.use_deterministic_algorithms says) is true of every plan there is.
+With `deterministic`, every gradient has the same bits in every run; without, a faster plan may add terms up in any order.
+None is what `is_deterministic` says.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from attngen.schedules.choose import DETERMINISTIC
 from attngen.spec.gradient import gradient_argument
 from attngen.torch.layout import readable
 from attngen.torch.operator import LIBRARY, empty_as, runs_on
@@ -32,9 +33,14 @@ SCHEMA = (
 )
 
 
-def saved_by(spec: str, device: Any, wanted: Sequence[str]) -> tuple[str, ...]:
+def is_deterministic(said: bool | None) -> bool:
+    """What a call says about its gradients; by default what attngen does, or torch's global switch when the call is made."""
+    return DETERMINISTIC or torch.are_deterministic_algorithms_enabled() if said is None else said
+
+
+def saved_by(spec: str, device: Any, wanted: Sequence[str], deterministic: bool) -> tuple[str, ...]:
     """The results of the forward that the gradients `wanted` are computed from. Raises GradientError, PlanRefusal."""
-    saved: tuple[str, ...] = backward_runtime(spec, runs_on(device), tuple(wanted)).compiled.plan.saved
+    saved: tuple[str, ...] = backward_runtime(spec, runs_on(device), tuple(wanted), deterministic).compiled.plan.saved
     return saved
 
 
@@ -86,7 +92,7 @@ def run(*arguments: Any) -> list[Tensor]:
     """The gradients by the kernels of a spec on q's device."""
     call = Backward(*arguments)
     wanted = tuple(call.wanted)
-    found = backward_runtime(call.spec, call.q.device, wanted)
+    found = backward_runtime(call.spec, call.q.device, wanted, is_deterministic(call.deterministic))
     read, written = _order(call.spec, found.input_names, found.output_names, wanted)
     _, dlse, *others = call.tensors
     dout = call.dout if readable(call.dout) else call.dout.contiguous()

@@ -87,12 +87,16 @@ def saving_runtime(text: str, device: Any) -> Emulated | OnGpu:
     return found
 
 
-def backward_runtime(text: str, device: Any, wanted: tuple[str, ...]) -> Emulated | OnGpu:
-    """The kernels that compute the gradients `wanted`, by the names of the tensors. Raises GradientError, PlanRefusal."""
-    found = _training.get((text, device, wanted))
+def backward_runtime(text: str, device: Any, wanted: tuple[str, ...], deterministic: bool) -> Emulated | OnGpu:
+    """The kernels that compute the gradients `wanted`, by the names of the tensors. `deterministic`: the same bits in each run.
+
+    Raises GradientError, PlanRefusal.
+    """
+    key = text, device, wanted, deterministic
+    found = _training.get(key)
     if found is None:
         usual = runtime(text, device)
-        found = _training[text, device, wanted] = type(usual)(usual.compiled.gradients(wanted))
+        found = _training[key] = type(usual)(usual.compiled.gradients(wanted, deterministic))
     return found
 
 

@@ -32,6 +32,8 @@ PRIMITIVES = (
     "named_barrier",
     "setmaxnreg",
     "stmatrix",
+    "stmatrix_trans",
+    "global_add",
     "proxy_fence",
     "pack_bf16",
 )

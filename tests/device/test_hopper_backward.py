@@ -55,6 +55,60 @@ def test_variants(name: str) -> None:
         assert not wrong_gradients(kernel, shape, seed=seed), shape
 
 
+ADDED = [(name, d) for name in VARIANTS for d in (64, 128) if name not in ("sigmoid", "none")]
+
+
+@pytest.mark.parametrize(("name", "head_dim"), tiers.cases(ADDED, quick=[("documents", 64), ("full", 128)]))
+def test_dq_added_up_in_global_memory(name: str, head_dim: int) -> None:
+    for seed, shape in enumerate(SHAPES):
+        kernel = compiled(defined(name, head_dim), "hopper", seed=seed % 2 * 7)
+        assert kernel.gradients(deterministic=False).plan.own.dq == "additions"
+        assert not wrong_gradients(kernel, shape, seed=seed, deterministic=False), shape
+
+
+ADDED_HEAD_DIMS = [(8, 8), (24, 64), (40, 24), (80, 80), (96, 128)]
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(ADDED_HEAD_DIMS, quick=[(24, 64)]))
+def test_head_sizes_of_additions(head_dim: int, head_dim_v: int) -> None:
+    kernel = compiled(defined("causal", head_dim, "fp16", head_dim_v=head_dim_v), "hopper")
+    assert not wrong_gradients(kernel, Shape(1, 2, 1, 140, 170), deterministic=False)
+
+
+def test_additions_of_large_numbers_beside_keys_past_the_end() -> None:
+    """Rows whose every score is far below 0: a weight of a key past the end, whose score would be 0, overflows."""
+    spec = attngen.define(dtype="bf16", head_dim=64, score="s - 300.0")
+    kernel = compiled(spec, "hopper")
+    assert not wrong_gradients(kernel, Shape(1, 1, 1, 70, 70), deterministic=False)
+
+
+def test_deterministic_gradients_are_those_of_two_kernels() -> None:
+    spec = defined("causal")
+    problem, kernel = sample(spec, Shape(1, 2, 2, 140, 140)), compiled(spec, "hopper")
+    loss = sample_loss(spec, problem)
+    two = gradients(kernel, problem, loss, deterministic=True)
+    alone = {n: gradients(kernel, problem, loss, wanted)[n] for wanted in (("q",), ("k", "v")) for n in wanted}
+    assert all(np.array_equal(two[n], alone[n]) for n in "qkv")
+    two_kernels, added = (kernel.gradients(None, said).source.kernels for said in (True, False))
+    assert [e.name.partition("backward_")[2] for e in two_kernels] == ["delta", "dk_dv", "dq"]
+    assert [e.name.partition("backward_")[2] for e in added] == ["delta", "dk_dv", "convert_dq"]
+
+
+NOT_ADDED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"normalize": "sigmoid"}, ("q", "k", "v")),
+    ({"head_dim_v": 128}, ("q", "k", "v")),
+    ({}, ("q",)),
+    ({}, ("k", "v")),
+]
+
+
+@pytest.mark.parametrize(("spec", "wanted"), NOT_ADDED)
+def test_what_is_not_added_up_is_computed_as_ever(spec: dict[str, Any], wanted: tuple[str, ...]) -> None:
+    kernel = compiled(attngen.define(**{"dtype": "bf16", "head_dim": 64} | spec), "hopper")
+    texts = {kernel.gradients(wanted, said).source.text.partition("// Sections")[2] for said in (True, False)}
+    assert len(texts) == 1
+
+
 @pytest.mark.parametrize("dtype", tiers.cases(["fp16", "bf16"], quick=["bf16"]))
 def test_additive_masks_of_the_lowest_number(dtype: str) -> None:
     """Rows of which every key is at finfo.min have equal weights, rows at -inf none; those of other rows are as ever."""
@@ -196,3 +250,15 @@ def test_products_are_not_serialized_and_nothing_is_spilled(head_dim: int, mask:
     compiled = compile_text(emit(spec, choose(spec, ARCHES["sm_90a"], "hopper", direction="backward")))
     assert not re.findall(r"C75\d\d", compiled.log)
     assert all(r.spill_store_bytes == 0 for r in compiled.resources())
+
+
+# The bytes that are spilled: before and behind the loops over tiles.
+SPILLED = {(64, None): 0, (64, "causal"): 0, (128, None): 16, (128, "causal"): 16}
+
+
+@pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(list(SPILLED), quick=[(128, "causal")]))
+def test_products_beside_additions_are_not_serialized(head_dim: int, mask: str | None) -> None:
+    spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask)
+    compiled = compile_text(emit(spec, choose(spec, ARCHES["sm_90a"], "hopper", direction="backward", deterministic=False)))
+    assert not re.findall(r"C75\d\d", compiled.log)
+    assert all(r.spill_store_bytes <= SPILLED[head_dim, mask] for r in compiled.resources())

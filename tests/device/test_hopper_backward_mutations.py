@@ -22,7 +22,8 @@ from tests.left_out import removable, unnoticed
 STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
     r"|(?:wgmma_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);|tma_store_commit\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);"
-    r"|(?:q|k|v|dO|slopes|stage)\.(?:acquire|wait_full|release)\(\);|(?<!void )release\((?:q|k|v|dO|operand|done)\);"
+    r"|(?:q|k|v|dO|dS|slopes|slot|stage)\.(?:acquire|wait_full|release)\(\);"
+    r"|(?<!void )release\((?:q|k|v|dO|dS|operand|done|slot_before)\);"
 )
 # Tiles by closed forms, and tiles that the producer classifies; blocks without a tile, and heads without one in a group. Blocks
 # without a tile are followed by others: a step that they lack is noticed there.
@@ -54,8 +55,10 @@ def steps(source: Program) -> list[re.Match[str]]:
     Not the fences of products that always follow others without a wait between: that of dV orders the threads' writes of P,
     which the emulated device takes by value when a product is issued; ptxas inserts that of dP = dO V^T if it is not there.
     """
-    start, of_rows = source.text.index("struct SlabTile"), source.text.index("namespace of_rows {")
-    behind = (source.text.index("void issue_dv()"), source.text.index("void issue_weight_gradients()", of_rows))
+    start, of_rows = source.text.index("struct SlabTile"), source.text.find("namespace of_rows {")
+    behind = [source.text.index("void issue_dv()")]
+    if of_rows > 0:
+        behind.append(source.text.index("void issue_weight_gradients()", of_rows))
     fences = [source.text.index("wgmma_fence();", function) for function in behind]
     return [m for m in STEPS.finditer(source.text) if m.start() > start and m.start() not in fences]
 
@@ -65,15 +68,18 @@ def outcome(spec: AttentionSpec, shape: Shape, backwards: Sequence[CompiledBackw
     kernel = compiled(spec, "hopper")
     for backward in backwards:
         try:
-            if wrong_gradients(replace(kernel, _backwards={QKV: backward}), shape):
+            backwards_of = {(QKV, backward.plan.facts.deterministic): backward}
+            if wrong_gradients(
+                replace(kernel, _backwards=backwards_of), shape, deterministic=backward.plan.facts.deterministic
+            ):
                 return "wrong result"
         except EmulationError as error:
             return error.kind
     return ""
 
 
-def steps_that_are_not_needed(spec: AttentionSpec, shape: Shape) -> list[str]:
-    usual = compiled(spec, "hopper").gradients()
+def steps_that_are_not_needed(spec: AttentionSpec, shape: Shape, deterministic: bool = True) -> list[str]:
+    usual = compiled(spec, "hopper").gradients(None, deterministic)
     source, device = usual.source, EmulatedDevice(checked=True, arch="sm_90a")
     mutant = device.compile(removable(source, steps(source)))
     backwards = [replace(usual, kernel=replace(mutant, seed=seed), device=device) for seed in ORDERS]
@@ -92,3 +98,14 @@ def test_every_step_between_warps_is_needed(name: str) -> None:
 def test_every_step_between_warps_is_needed_where_products_are_split(name: str) -> None:
     assert compiled(SPLIT[name], "hopper").gradients().plan.own.split_products
     assert steps_that_are_not_needed(SPLIT[name], SHAPES[name]) == []
+
+
+# Parts of dQ by columns and by rows; the first and last tiles of a work tile alone, together, and with others between.
+ADDED = {"causal": replace(SPECS["causal"], head_dim=80, head_dim_v=80), "documents": SPECS["documents"]}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ADDED)
+def test_every_step_between_warps_is_needed_where_dq_is_added_up(name: str) -> None:
+    assert compiled(ADDED[name], "hopper").gradients(None, False).plan.own.dq == "additions"
+    assert steps_that_are_not_needed(ADDED[name], SHAPES[name], deterministic=False) == []

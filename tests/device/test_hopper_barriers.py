@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from attngen.device.emulated import EmulationError
+from attngen.device.emulated import EmulatedDevice, EmulationError
+from attngen.device.protocol import Launch, Memory
+from attngen.emit.program import Product
 from tests import tiers
-from tests.device.kernels import run_on_hopper
+from tests.device.kernels import Arguments, aligned, primitives, program_of, run_on_hopper
 
 
 def attempt(body: str, *, threads: int = 256, seed: int = 0, shared: int = 1024) -> np.ndarray | EmulationError:
@@ -176,3 +181,37 @@ def test_mistakes_with_a_counter() -> None:
     assert counted(COUNTER.replace("(next,", "((unsigned*)next,"), "y") == "write to a read-only tensor"
     assert counted(COUNTER.replace("atomicAdd(next,", "atomicAdd(next + 1,"), "y", "next") == "out of bounds"
     assert counted("atomicAdd(next, 1u); *next = 0;", "y", "next") == "race"
+
+
+ADDITIONS = [
+    ("global_add(y + 4 * threadIdx.x, 1.0f, 2.0f, 3.0f, 4.0f);", "uninitialized global read"),
+    (
+        "for (int i = 0; i < 4; ++i) y[4 * threadIdx.x + i] = 0.0f; global_add(y + 4 * threadIdx.x, 1.0f, 2.0f, 3.0f, 4.0f);",
+        "race",
+    ),
+    ("global_add(y + 4 * threadIdx.x + 1, 1.0f, 2.0f, 3.0f, 4.0f);", "misaligned access"),
+    ("global_add(y + 4 * threadIdx.x + 128, 1.0f, 2.0f, 3.0f, 4.0f);", "out of bounds"),
+    ("global_add((float*)x + 4 * threadIdx.x, 1.0f, 2.0f, 3.0f, 4.0f);", "write to a read-only tensor"),
+]
+
+
+@pytest.mark.parametrize(("body", "expected"), ADDITIONS)
+def test_mistakes_with_additions(body: str, expected: str) -> None:
+    x, y = aligned(np.zeros(128, np.float32)), aligned(np.zeros(128, np.float32))
+    with pytest.raises(EmulationError) as caught:
+        run_on_hopper(body, {"x": x, "y": y})
+    assert caught.value.kind == expected
+
+
+def test_additions_of_many_threads_and_blocks_after_a_kernel_that_writes_zeros() -> None:
+    y = aligned(np.zeros(8, np.float32))
+    given = Arguments({"y": y}, {}, frozenset({"y"}))
+    body = "global_add(y + 4 * (threadIdx.x % 2), 1.0f, 2.0f, 3.0f, float(blockIdx.x));"
+    adds = program_of(body, given, before=primitives("global_add"), threads=32, shared=0, blocks=3)
+    zeros = 'extern "C" __global__ void zeros(float* y) { if (threadIdx.x < 8) y[threadIdx.x] = 0.0f; }\n'
+    first = replace(adds.kernels[0], name="zeros", grid=(Product((1,)), Product(()), Product(())))
+    kernel = EmulatedDevice(checked=True).compile(replace(adds, text=zeros + adds.text, kernels=(first, *adds.kernels)))
+    memory = (Memory("y", y.ctypes.data, y.nbytes, True),)
+    pointer = (ctypes.c_void_p(y.ctypes.data),)
+    kernel.launch(tuple(Launch(k, (n, 1, 1), pointer) for k, n in zip(kernel.source.kernels, (1, 3), strict=True)), memory)
+    assert y.tolist() == [48.0, 96.0, 144.0, 48.0] * 2

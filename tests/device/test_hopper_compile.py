@@ -32,6 +32,9 @@ USES = {
     "named_barrier": "named_barrier_arrive(1, 256); named_barrier_sync(2, 128);",
     "setmaxnreg": "if (threadIdx.x < 128) give_registers<24>(); else take_registers<240>();",
     "stmatrix": "stmatrix_x4(smem + 16 * threadIdx.x, 1, 2, 3, 4);",
+    "stmatrix_trans": "stmatrix_x4_trans(smem + 16 * threadIdx.x, 1, 2, 3, 4);",
+    "global_add": "global_add(y + 4 * threadIdx.x, 1.0f, 2.0f, 3.0f, 4.0f);",
+    "wgmma_unset": "float d[4]; wgmma_unset(d); for (int i = 0; i < 4; ++i) y[i] = d[i];",
     "proxy_fence": "async_proxy_fence();",
 }
 

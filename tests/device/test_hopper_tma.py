@@ -220,6 +220,21 @@ def test_stmatrix_is_ldmatrix_the_other_way_round() -> None:
             assert x[32 * m + lane] == int(high) << 16 | int(low)
 
 
+def test_stmatrix_transposes() -> None:
+    x, y = np.arange(128, dtype=np.uint32) * 65537 + 1, np.zeros(256, np.uint16)
+    body = """
+    stmatrix_x4_trans(smem + 16 * threadIdx.x, x[threadIdx.x], x[32 + threadIdx.x], x[64 + threadIdx.x], x[96 + threadIdx.x]);
+    __syncwarp();
+    for (int i = threadIdx.x; i < 256; i += 32) y[i] = ((unsigned short*)smem)[i];
+    """
+    run_on_hopper(body, {"x": x, "y": y}, shared=512)
+    matrices = y.reshape(4, 8, 8)
+    for lane in range(32):
+        for m in range(4):
+            low, high = matrices[m, lane % 4 * 2 : lane % 4 * 2 + 2, lane // 4]
+            assert x[32 * m + lane] == int(high) << 16 | int(low)
+
+
 def test_a_tensor_that_tma_cannot_take_is_refused_with_its_name() -> None:
     with pytest.raises(TensorMapError, match=r"`k` has a stride of 130 bytes in dimension 1.*Pass a contiguous copy"):
         TensorMap("k", "bf16", (64, 10), (130,), (64, 8))

@@ -19,6 +19,7 @@ from attngen.plan import ARCHES, PlanRefusal
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import candidates, choose
+from attngen.schedules.choose import DETERMINISTIC
 from attngen.spec.attention import KernelRequest
 from attngen.spec.gradient import QKV
 from tests.harness import shipped, wrong_gradients
@@ -121,7 +122,7 @@ def test_gradients_of_a_call_of_its_sizes_run_as_tuned() -> None:
     usual = kernel.gradients(QKV)
     misfit = replace(WINNER, kernel=KernelRequest("fused", 17, 17))
     tuned = replace(usual, tuned={(7, 8): WINNER, (5, 6): misfit})
-    trained = replace(kernel, _backwards={QKV: tuned})
+    trained = replace(kernel, _backwards={(QKV, DETERMINISTIC): tuned})
     for length, expected in ((100, 32), (20, usual.plan.block_q), (300, usual.plan.block_q)):  # (20: no plan has such tiles)
         chosen = tuned.at({"batch": 1, "q_heads": 2, "q_len": length, "kv_len": length})
         assert chosen.plan.block_q == expected, length
@@ -171,7 +172,7 @@ def test_candidates_of_a_backward_compute_the_same_gradients(arch: str, keyword:
         plan = choose(spec, ARCHES[arch], request, direction="backward")
         backward = CompiledBackward(spec, plan, device.compile(emit(spec, plan)), device)
         for shape in (Shape(1, 4, 2, 150, 130), Shape(1, 2, 2, 1, 7)):
-            assert not wrong_gradients(replace(kernel, _backwards={QKV: backward}), shape), (request, shape)
+            assert not wrong_gradients(replace(kernel, _backwards={(QKV, DETERMINISTIC): backward}), shape), (request, shape)
 
 
 def test_candidates_fit_and_are_distinct() -> None:

@@ -23,6 +23,7 @@ TITLES = {
     "delta": "Delta, and lse in powers of 2",
     "dk_dv": "Gradients of keys and values",
     "dq": "Gradients of queries",
+    "convert_dq": "Gradients of queries from their sums",
 }
 
 
@@ -63,6 +64,7 @@ class HopperBackward(ByTma):
             "delta": self._delta,
             "dk_dv": self._dk_dv,
             "dq": self._dq,
+            "convert_dq": self._convert_dq,
         }
         return {name: written[name]() for name in self.own.kernels}
 
@@ -73,6 +75,7 @@ class HopperBackward(ByTma):
             self.pointer("dO"),
             *(abi.data(t, "float") for t in of_rows),
             *self._numbers(writable=True),
+            *self._dq_sums(),
             *abi.strides("O", "bhs"),
             *abi.strides("dO", "bhs"),
             *(p for t in of_rows for p in abi.strides(t, "bhs")),
@@ -83,20 +86,38 @@ class HopperBackward(ByTma):
 
     def _dk_dv(self) -> KernelText:
         grid = (CeilDiv("kv_len", self.own.held_keys), abi.head_axes(self.spec)[1].size, "batch")
-        parameters = self._parameters("KV", self.own.held_keys, seen=("Q", "dO"), results=("dK", "dV"))
+        seen = (("Q", "dO"), self.plan.block_q)
+        parameters = self._parameters(("KV", self.own.held_keys), seen, ("dK", "dV"), *self._dq_sums())
         return self.kernel("dk_dv", grid, parameters, None, "THREADS, 1", shared=True, at_most=MULTIPROCESSORS)
 
     def _dq(self) -> KernelText:
         grid = self.head_grid(CeilDiv("q_len", self.own.held))
-        parameters = self._parameters(("Q", "dO"), self.own.held, seen="KV", results=("dQ",))
+        parameters = self._parameters((("Q", "dO"), self.own.held), ("KV", self.plan.block_kv), ("dQ",))
         return self.kernel("dq", grid, parameters, None, "THREADS, 1", shared=True, at_most=MULTIPROCESSORS)
 
-    def _parameters(self, held: Any, rows: int, seen: Any, results: tuple[str, ...]) -> list[Parameter]:
+    def _convert_dq(self) -> KernelText:
+        grid = self.head_grid(CeilDiv("q_len", self.own.held))
+        parameters = [
+            abi.tensor_map("dQ", WARP_ROWS),
+            abi.data("dq_sums", "float"),
+            *abi.sizes(self.spec, "q_heads", "q_len"),
+            *self.captured(),
+        ]
+        return self.kernel("convert_dq", grid, parameters, 128 * self.own.consumers, "128 * CONSUMERS")
+
+    def _dq_sums(self) -> list[Parameter]:
+        """The sums of dQ that blocks of keys add to, if they do."""
+        return [abi.data("dq_sums", "float", writable=True)] if self.own.dq == "additions" else []
+
+    def _parameters(
+        self, held: tuple[Any, int], seen: tuple[Any, int], results: tuple[str, ...], *more: Parameter
+    ) -> list[Parameter]:
+        """Of a kernel of products; tensors `held` and `seen` with the rows that one copy of them has."""
         return [
-            *(abi.tensor_map(t, rows) for t in held),
-            *(abi.tensor_map(t, WARPGROUP_ROWS) for t in seen),
+            *(abi.tensor_map(t, rows) for tensors, rows in (held, seen) for t in tensors),
             *(abi.tensor_map(t, WARP_ROWS) for t in results),
             *self._numbers(),
+            *more,
             Parameter("next_work", "unsigned*", "data", "next_work"),
             *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
             self.heads_in_l2(),
@@ -105,7 +126,9 @@ class HopperBackward(ByTma):
 
     def _numbers(self, writable: bool = False) -> list[Parameter]:
         """lse2 and delta of every row, if there are any."""
-        return [abi.data(t, "RowNumbers", writable=writable, name="numbers") for t in self.plan.workspaces]
+        if "row_numbers" not in self.plan.workspaces:
+            return []
+        return [abi.data("row_numbers", "RowNumbers", writable=writable, name="numbers")]
 
     @property
     def _functions_of_pairs(self) -> list[Function]:
@@ -150,6 +173,8 @@ class HopperBackward(ByTma):
             "kernels": {name: kernels.get(name) for name in TITLES},
             "of_keys": self.members(of_keys, True) if of_keys else None,
             "of_rows": self.members(of_rows, False) if of_rows else None,
+            "reads_scale": self.reads_captured(),
+            "adds_dq": self.own.dq == "additions",
             "key_equations": [*pair, "dV = sum of P^T dO,  dK = softmax_scale * sum of dS^T Q"],
             "query_equations": [*pair, "dQ = softmax_scale * sum of dS K"],
             "offsets": self.lse_rest,
@@ -161,9 +186,26 @@ class HopperBackward(ByTma):
         spec, dtype = self.spec, self.spec.dtype.name
         of_keys = "dk_dv" in self.own.kernels
         return [
-            Wgmma("wgmma_pairs", WARPGROUP_ROWS, dtype),
+            Wgmma("wgmma_pairs", self.plan.block_q, dtype),
             Wgmma("wgmma_dqk", spec.head_dim, dtype, a_in_registers=True, b_transposed=True),
             *([Wgmma("wgmma_dv", spec.head_dim_v, dtype, a_in_registers=True, b_transposed=True)] if of_keys else []),
+            *([Wgmma("wgmma_dq", 2 * self.own.dq_registers, dtype, b_transposed=True)] if self.own.dq == "additions" else []),
+        ]
+
+    def _of_additions(self) -> list[ConstantLine]:
+        """The constants of a consumer that adds to dQ in global memory."""
+        own, steps = self.own, self.plan.block_q // 16
+        columns = 2 * own.dq_registers * (own.consumers if own.dq_parts == "columns" else 1)
+        part = {"rows": "64 rows of a tile", "columns": f"{2 * own.dq_registers} columns of a tile"}[own.dq_parts]
+        early = "of a tile, those between the products of dK; the others, between those of the next scores"
+        return [
+            ConstantLine("int", "DQ_REGISTERS", str(own.dq_registers), f"of a consumer's part of dQ: {part}"),
+            ConstantLine("int", "DQ_COLUMNS", str(columns), "sums of a row of dQ"),
+            ConstantLine("int", "DQ_TILE", "BLOCK_Q * DQ_COLUMNS", "sums of a tile of rows"),
+            ConstantLine("int", "EARLY_ADDITIONS", str(own.early_additions), early),
+            ConstantLine(
+                "int", "DV_STEPS", str(own.dv_steps), f"of the {steps} of dV, those in the queue before dP is awaited"
+            ),
         ]
 
     def primitives(self) -> list[str]:
@@ -180,6 +222,7 @@ class HopperBackward(ByTma):
             *(["bulk_load"] if staged_rows else []),
             "tma_store",
             "stmatrix",
+            *(["stmatrix_trans", "global_add", "wgmma_unset"] if self.own.dq == "additions" else []),
             "proxy_fence",
             "setmaxnreg",
             "opaque",
@@ -214,6 +257,7 @@ class HopperBackward(ByTma):
             *self.slab_constants(*outputs),
             ConstantLine("int", "V_STEPS", v_steps, what),
             *(delta if "delta" in own.kernels else []),
+            *(self._of_additions() if own.dq == "additions" else []),
         ]
 
     def _split_constants(self) -> list[ConstantLine]:

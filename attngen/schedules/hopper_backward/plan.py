@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from attngen.plan.arch import Arch
 from attngen.plan.code_size import INLINED_UP_TO, operations
@@ -20,6 +21,7 @@ from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 
+Dq = Literal["own kernel", "additions", ""]  # the last: it is not wanted
 Registers = tuple[int, int]  # of a producer's and of a consumer's thread
 
 
@@ -28,6 +30,7 @@ class HopperBackwardPlan:
     """The choices of this schedule beside its tile."""
 
     kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
+    dq: Dq  # who adds up dQ
     consumers: int  # warpgroups that multiply
     split_products: bool  # consumers of the kernel of keys: each its own sum for the same 64 keys, else each its own 64 keys
     value_stages: int  # tiles of values in shared memory, of the kernel of rows; of all other tiles there are `Plan.stages`
@@ -35,6 +38,10 @@ class HopperBackwardPlan:
     row_registers: Registers
     row_numbers: int  # of each row, that all its tiles need
     output_slabs: int  # of a warp's rows of a gradient, on their way to global memory; 0: they go out over an operand
+    dq_parts: Literal["rows", "columns", ""] = ""  # what a consumer's part of a tile of dQ is; additions only
+    dq_registers: int = 0  # of a thread, for that part
+    dv_steps: int = 4  # of a tile's products for dV, those that are issued before dP is awaited
+    early_additions: int = 0  # of those of a thread for a tile of dQ, those that are issued between the products for dK
 
     @property
     def held(self) -> int:
@@ -55,9 +62,29 @@ MOST_SUMS = 96  # registers of its sums up to which a consumer has enough with R
 MOST_OF_BOTH = 128  # registers of dK and dV up to which a consumer has both
 STAGES = (3, 2)  # the first that fits shared memory
 SPLIT_STAGES = 2  # where products are split
+MAX_ADDED_HEAD_DIM = 128  # of either head size, if dQ is added up in global memory: a part of dQ needs registers too
+DS_SLOTS = 2  # of dS where dQ is added up in global memory, as many as stages: that being written, and the one before
 WORK_WORDS = 7  # what tells a work tile: the members of Work
 FOUND = 64  # places of tiles that the producer has found
 VISIT_WORDS = 2  # what tells a tile to visit: the tile, and its head
+
+
+def dq_of(facts: SpecFacts) -> Dq:
+    """Who adds up dQ: a kernel of its own; or blocks that hold keys, in global memory, if its last bits may differ between
+    runs and their sums and scores fit the registers."""
+    if "q" not in facts.wanted:
+        return ""
+    spec = facts.spec
+    fits = max(spec.head_dim, spec.head_dim_v) <= MAX_ADDED_HEAD_DIM and slabs(spec.head_dim) == slabs(spec.head_dim_v)
+    adds = "k" in facts.wanted and not facts.deterministic and spec.normalize == "softmax" and fits
+    return "additions" if adds else "own kernel"
+
+
+def rows_of(facts: SpecFacts) -> int:
+    """The rows of a tile that a block of keys visits."""
+    assert facts.gradient is not None
+    fits = slabs(facts.spec.head_dim) == 1 and (operations(facts.gradient.ds) == 0 or facts.spec.head_dim % 16 > 0)
+    return 2 * WARPGROUP_ROWS if dq_of(facts) == "additions" and fits else WARPGROUP_ROWS
 
 
 def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
@@ -65,7 +92,8 @@ def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
     needed = {
         "delta": facts.spec.normalize == "softmax",
         "dk_dv": "k" in facts.wanted,
-        "dq": "q" in facts.wanted,
+        "dq": dq_of(facts) == "own kernel",
+        "convert_dq": dq_of(facts) == "additions",
     }
     return tuple(name for name, is_needed in needed.items() if is_needed)
 
@@ -150,9 +178,9 @@ def buffers_of_rows(facts: SpecFacts, stages: int, values: int) -> tuple[SharedB
     )
 
 
-def words(stages: int, barriers: int) -> tuple[SharedBuffer, ...]:
+def words(stages: int, barriers: int, of_stage: int = VISIT_WORDS) -> tuple[SharedBuffer, ...]:
     """What the roles of a block tell each other."""
-    count = 2 * WORK_WORDS + VISIT_WORDS * (FOUND + stages)
+    count = 2 * WORK_WORDS + VISIT_WORDS * FOUND + of_stage * stages
     use = "two work tiles, the tiles that were found, and that of each stage"
     return (
         SharedBuffer(name="BARRIERS", element="mbarrier", shape=(barriers,), use="see the kernels"),
@@ -162,8 +190,8 @@ def words(stages: int, barriers: int) -> tuple[SharedBuffer, ...]:
 
 def buffers_of_both(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
     """The shared memory of a block of either kernel: what it holds, and stages of the tiles that it visits."""
-    spec, rows = facts.spec, WARPGROUP_ROWS
-    d, dv, held = slabs(spec.head_dim), slabs(spec.head_dim_v), CONSUMERS * rows
+    spec, rows, adds = facts.spec, rows_of(facts), dq_of(facts) == "additions"
+    d, dv, held = slabs(spec.head_dim), slabs(spec.head_dim_v), CONSUMERS * WARPGROUP_ROWS
     numbers = SharedBuffer(
         name="ROW_NUMBERS", element="float", shape=(stages, row_numbers(facts), rows), use="numbers of the rows of each stage"
     )
@@ -172,9 +200,10 @@ def buffers_of_both(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
         tiles_of(spec, "HELD_V", (dv, held), "the values that the block holds, or the rows of dO"),
         tiles_of(spec, "VISITED_QK", (stages, d, rows), f"{stages} tiles of Q, or of keys"),
         tiles_of(spec, "VISITED_V", (stages, dv, rows), f"{stages} tiles of dO, or of values"),
+        *([tiles_of(spec, "DS", (stages, CONSUMERS, rows), f"dS of {stages} tiles")] if adds else []),
         tiles_of(spec, "OUT", (4 * CONSUMERS, max(d, dv), 16), "rows of a gradient of each warp on their way", None),
         *([numbers] if {"delta", "dk_dv"} <= {*kernels_of(facts)} else []),
-        *words(stages, 4 + 3 * stages),
+        *words(stages, 4 + (5 if adds else 3) * stages, VISIT_WORDS + adds),
     )
 
 
@@ -185,8 +214,8 @@ def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The only tile there is, with each number of stages that fits."""
-    numbers = (SPLIT_STAGES,) if splits_products(facts.spec) else STAGES
-    possible = [Tile(WARPGROUP_ROWS, WARPGROUP_ROWS, stages, WARPS) for stages in numbers]
+    numbers = (SPLIT_STAGES,) if splits_products(facts.spec) else (DS_SLOTS,) if dq_of(facts) == "additions" else STAGES
+    possible = [Tile(rows_of(facts), WARPGROUP_ROWS, stages, WARPS) for stages in numbers]
     return fitting(arch, possible, lambda t: cost(facts, arch, t))
 
 
@@ -200,6 +229,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     split, sizes = splits_products(spec), (spec.head_dim, spec.head_dim_v)
     own = HopperBackwardPlan(
         kernels=kernels_of(facts),
+        dq=dq_of(facts),
         consumers=CONSUMERS,
         split_products=split,
         value_stages=value_stages(facts, arch, tile.stages) if split else tile.stages,
@@ -208,6 +238,17 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         row_numbers=row_numbers(facts),
         output_slabs=0 if split else max(map(slabs, sizes)),
     )
+    if own.dq == "additions":
+        by_rows, masked = tile.block_q > WARPGROUP_ROWS, spec.mask is not None
+        columns = spec.head_dim if slabs(spec.head_dim) == 1 else slabs(spec.head_dim) * SLAB
+        own = replace(
+            own,
+            key_registers=MOST_REGISTERS,
+            dq_parts="rows" if by_rows else "columns",
+            dq_registers=columns // 2 if by_rows else columns // 2 // CONSUMERS,
+            dv_steps=(6 if masked else 5) if by_rows else tile.block_q // 16,
+            early_additions=0 if by_rows or masked else columns // 2 // CONSUMERS // 4 // 2,
+        )
     return planned(
         schedule,
         facts,
@@ -217,7 +258,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         buffers(facts, arch, tile.stages),
         own,
         saved=saved_results(facts),
-        workspaces=("row_numbers",) if "delta" in own.kernels else (),
+        workspaces=(*(("row_numbers",) if "delta" in own.kernels else ()), *(("dq_sums",) if own.dq == "additions" else ())),
     )
 
 
@@ -229,10 +270,15 @@ def register_split(sums: int) -> Registers:
 def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterator[Decision]:
     yield Decision("gradients", ", ".join(facts.wanted), "what is not wanted is not computed")
     if {"dk_dv", "dq"} <= {*own.kernels}:
-        yield Decision("dK and dV, dQ", "by a kernel each", WHY_TWO)
-    yield Decision(
-        "deterministic", "yes", "each sum is a block's own, in a fixed order: no atomics, the same bits in every run"
-    )
+        yield Decision("dK and dV, dQ", "by a kernel each", WHY_TWO if facts.deterministic else WHY_TWO_ANYWAY)
+    if own.dq == "additions":
+        yield Decision("dQ", "additions", WHY_ADDITIONS)
+        yield Decision("deterministic", "dK and dV alone", "blocks add to dQ in the order in which they happen to arrive")
+        yield Decision("products of dQ", "a tile later", WHY_LATER)
+    else:
+        yield Decision(
+            "deterministic", "yes", "each sum is a block's own, in a fixed order: no atomics, the same bits in every run"
+        )
     yield from saved_decisions(saved_results(facts))
     if "delta" in own.kernels:
         yield Decision("lse and delta", "side by side for whole tiles", "a tile's are one copy in the background")
@@ -243,7 +289,7 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
         yield Decision("keys and rows", shape, "S, dP and one of the sums of 64 keys fit the registers of a warpgroup")
         yield from split_decisions(own)
     else:
-        shape = f"{own.held} held, {WARPGROUP_ROWS} visited at a time"
+        shape = f"{own.held} held, {rows_of(facts)} visited at a time"
         yield Decision("keys and rows", shape, "S, dP and the sums of 64 keys fit the registers of a warpgroup")
     why_stages = "the copies of later tiles are under way while these are used"
     yield Decision("stages", str(stages), f"{STATED}; {why_stages}" if facts.spec.kernel.stages else why_stages)
@@ -268,4 +314,7 @@ def split_decisions(own: HopperBackwardPlan) -> Iterator[Decision]:
 
 
 WHY_TWO = "S and dP are computed for each, seven products instead of five; dQ beside dK would be added up in global memory"
+WHY_TWO_ANYWAY = "additions to dQ in global memory are for a softmax and head sizes of equally many slabs"
+WHY_ADDITIONS = "blocks that hold keys add their parts to fp32 sums in global memory: S and dP are computed once, five products"
+WHY_LATER = "when both consumers have written their dS long ago: neither waits for the other, and each fills the other's gaps"
 WHY_SWIZZLE = "tiles in slabs of 64 columns, chunks of 16 bytes permuted: neither TMA nor wgmma meets a bank conflict"

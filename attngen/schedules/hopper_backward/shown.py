@@ -31,6 +31,12 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         "delta": kernel("O, dO: global", rows),
         "dk_dv": of("K, V", "Q, dO", "dK, dV", of_two if plan.own.split_products else of_one),
         "dq": of("Q, dO", "K, V", "dQ", {"S, dP; dQ += dS K": "void step() {"}),
+        "convert_dq": kernel(
+            "sums of dQ: global",
+            Loop(
+                "sums", f"{plan.own.dq_registers} of a part", "thread", "dQ: registers to shared to global", "i < HEAD_DIM / 8"
+            ),
+        ),
     }
     return {name: every[name] for name in plan.own.kernels}
 

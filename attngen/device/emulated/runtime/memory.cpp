@@ -281,8 +281,8 @@ void keep_for_mbarrier(unsigned address, int line) {
     }
 }
 
-// What the checks of an atomic update of `bytes` find, and what they remember of it.
-static void check_atomic(void* address, int bytes, int line, const void* code) {
+// What the checks of an atomic update of `bytes` find, and what they remember of it. `counter`: the memory is zero before the first launch.
+static void check_atomic(void* address, int bytes, int line, const void* code, bool counter) {
     if (!launch.checked) return;
     Range* range = range_of((const unsigned char*)address, bytes);
     if (!range) report(Kind::OUT_OF_BOUNDS, "an atomic update outside every tensor", line, nullptr, 0, nullptr, -1, address, bytes);
@@ -294,6 +294,7 @@ static void check_atomic(void* address, int bytes, int line, const void* code) {
     auto& writers = launch.writers[range - launch.ranges];
     const uint64_t mark = launch.sequence << THREAD_BITS | ATOMIC;
     for (uint64_t i = ((uint64_t)address - range->pointer) / GRANULE, last = i + bytes / GRANULE; i < last; ++i) {
+        if (!counter && !writers[i]) report(Kind::UNINITIALIZED_GLOBAL, "an addition to global memory that no kernel has written", line, code, 0, nullptr, -1, address, bytes);
         if (writers[i] >> THREAD_BITS == launch.sequence && writers[i] != mark)
             report(Kind::RACE, "an atomic update of global memory that a thread of this launch has written", line, nullptr, 0, nullptr, -1, address, bytes);
         writers[i] = mark;
@@ -301,7 +302,7 @@ static void check_atomic(void* address, int bytes, int line, const void* code) {
 }
 
 template <typename T> static T updated(T* address, T operand, T (*update)(T, T), int line, const void* code) {
-    check_atomic(address, sizeof(T), line, code);
+    check_atomic(address, sizeof(T), line, code, true);
     const T before = *address;
     *address = update(before, operand);
     return before;
@@ -313,6 +314,11 @@ unsigned atomic_update(unsigned* address, unsigned operand, unsigned (*update)(u
 
 unsigned long long atomic_update(unsigned long long* address, unsigned long long operand, unsigned long long (*update)(unsigned long long, unsigned long long), int line) {
     return updated(address, operand, update, line, __builtin_return_address(0));
+}
+
+void atomic_add(float* address, const float (&by)[4], int line) {
+    check_atomic(address, sizeof(by), line, __builtin_return_address(0), false);
+    for (int i = 0; i < 4; ++i) address[i] += by[i];
 }
 
 // The data arrives when its group is waited for, which is the latest that the hardware may deliver it.
