@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from attngen.compiled import Compiled
@@ -14,6 +15,7 @@ from attngen.device.protocol import Device
 from attngen.device.tuning_cache import found_for
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program, evaluate
+from attngen.plan import Plan
 from attngen.plan.arch import Arch
 from attngen.schedules import choose
 from attngen.schedules.choose import DETERMINISTIC
@@ -30,6 +32,10 @@ class CompiledBackward(Compiled):
     what `plan.saved` names of the forward's results.
     """
 
+    def is_faster_in_order(self, q_len: int, kv_len: int) -> bool:
+        """Whether gradients with the same bits in every run take no longer, for these numbers of queries and keys."""
+        return _is_faster_in_order(self.plan, q_len, kv_len)
+
     def run(self, arrays: Mapping[str, ArrayView], params: Mapping[str, Number], stream: int | None = None) -> dict[str, Any]:
         """The gradients by the names of what they are gradients of; what `arrays` lacks of them is allocated.
 
@@ -38,6 +44,11 @@ class CompiledBackward(Compiled):
         bound = self.bind(arrays, params)
         bound.run(stream)
         return {name: bound.outputs[gradient_argument(name)] for name in self.plan.wanted}
+
+
+@lru_cache(maxsize=4096)
+def _is_faster_in_order(plan: Plan, q_len: int, kv_len: int) -> bool:
+    return plan.schedule.is_faster_in_order(plan.facts, q_len, kv_len)
 
 
 def compile_backward(

@@ -84,6 +84,8 @@ class Schedule:
     tiles: Callable[[SpecFacts, Arch], tuple[Tile, ...]] = lambda facts, arch: ()  # those that fit, for tuning
     by_lengths: Callable[[SpecFacts], TileChoice | None] = lambda facts: None  # None: one tile for all lengths
     propose_tile: Callable[[Schedule, SpecFacts, Arch, Tile], Plan] | None = None  # the plan of a tile of `by_lengths`
+    # whether gradients in a fixed order take no longer than others, for these numbers of queries and keys
+    is_faster_in_order: Callable[[SpecFacts, int, int], bool] = lambda facts, q_len, kv_len: False
     # emission: a subclass of `attngen.emit.file.File`
     context: Any
     # pages and traces

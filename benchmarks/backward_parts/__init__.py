@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from cell import Cell, Tensors
 
-import attngen
 from attngen.bench.peers import torch_peers
+from attngen.torch import Attention
 
 Forward = Callable[[], torch.Tensor]
 Backward = Callable[[], tuple[torch.Tensor, ...]]
@@ -34,15 +34,7 @@ def beside_torch(
     """The backward of attngen's kernel (None: of what `auto` selects), and of those of torch's backends that take this. Whether
     attngen's must be `deterministic`: the peers need not."""
     q, k, v = leaves(tensors)
-    compiled = attngen.compile(cell.spec, kernel=kernel, device="cuda")
-
-    def ours() -> torch.Tensor:
-        torch.use_deterministic_algorithms(deterministic)  # a call keeps for its gradients what holds when it is made
-        try:
-            return compiled(q, k, v)
-        finally:
-            torch.use_deterministic_algorithms(False)
-
+    ours = partial(Attention(cell.spec, mode=kernel or "auto", deterministic=deterministic), q, k, v)
     with torch.enable_grad():
         return backwards({"attngen": ours, **torch_peers(cell.spec, q, k, v, only=peers)}, (q, k, v))
 

@@ -53,7 +53,7 @@ class Gpt(nn.Module):
 
 
 def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return attention(q, k, v, is_causal=True)
+    return attention(q, k, v, is_causal=True, deterministic=False)
 
 
 def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import attngen
 from attngen.bench.measure import measure_bursts
 from attngen.bench.peers import flex_peer, those_that_run
 from attngen.reference.torch_oracle import allowed_pairs
+from attngen.torch import Attention
 from backward_parts import backwards, leaves
 
 GOALS = {
@@ -44,7 +45,7 @@ def beside_flex(name: str, rounds: int, kernel: str | None = None, with_captured
         inputs = dict(zip(inputs, leaves(list(inputs.values())), strict=True))
     wanted: Sequence[torch.Tensor] = (q, k, v, *(inputs.values() if with_captured else ()))
     with torch.enable_grad():
-        ours = partial(attngen.compile(spec, kernel=kernel, device="cuda", captures=inputs), q, k, v)
+        ours = partial(Attention(spec, mode=kernel or "auto", deterministic=False), q, k, v, **inputs)
         calls = backwards({"attngen": ours, **flex_peer(spec, q, k, v, inputs, {}, print)}, wanted)
     found = measure_bursts(those_that_run(calls), rounds)
     ms = found.medians()

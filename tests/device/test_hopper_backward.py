@@ -82,6 +82,15 @@ def test_additions_of_large_numbers_beside_keys_past_the_end() -> None:
     assert not wrong_gradients(kernel, Shape(1, 1, 1, 70, 70), deterministic=False)
 
 
+def test_short_rows_are_faster_in_order() -> None:
+    for mask, length, expected in ((None, 512, True), (None, 1024, False), ("causal", 1024, True), ("causal", 4096, False)):
+        kernel = compiled(attngen.define(dtype="bf16", head_dim=64, mask=mask), "hopper")
+        assert kernel.gradients(None, False).is_faster_in_order(length, length) is expected, (mask, length)
+        assert not kernel.gradients(None, True).is_faster_in_order(length, length)  # it is in order
+    sigmoid = compiled(attngen.define(dtype="bf16", head_dim=64, normalize="sigmoid"), "hopper")
+    assert not sigmoid.gradients(None, False).is_faster_in_order(64, 64)  # additions are for a softmax
+
+
 def test_deterministic_gradients_are_those_of_two_kernels() -> None:
     spec = defined("causal")
     problem, kernel = sample(spec, Shape(1, 2, 2, 140, 140)), compiled(spec, "hopper")

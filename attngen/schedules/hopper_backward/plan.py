@@ -11,6 +11,7 @@ from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.plan.decisions import saved_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.problem import Problem
 from attngen.plan.saved import needs_lse_rest, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
@@ -63,6 +64,7 @@ MOST_OF_BOTH = 128  # registers of dK and dV up to which a consumer has both
 STAGES = (3, 2)  # the first that fits shared memory
 SPLIT_STAGES = 2  # where products are split
 MAX_ADDED_HEAD_DIM = 128  # of either head size, if dQ is added up in global memory: a part of dQ needs registers too
+KEYS_WORTH_ADDING = 1024  # that a row visits on average: on an H100 additions are then as fast at D128, 1.2 times at D64
 DS_SLOTS = 2  # of dS where dQ is added up in global memory, as many as stages: that being written, and the one before
 WORK_WORDS = 7  # what tells a work tile: the members of Work
 FOUND = 64  # places of tiles that the producer has found
@@ -78,6 +80,13 @@ def dq_of(facts: SpecFacts) -> Dq:
     fits = max(spec.head_dim, spec.head_dim_v) <= MAX_ADDED_HEAD_DIM and slabs(spec.head_dim) == slabs(spec.head_dim_v)
     adds = "k" in facts.wanted and not facts.deterministic and spec.normalize == "softmax" and fits
     return "additions" if adds else "own kernel"
+
+
+def is_faster_in_order(facts: SpecFacts, q_len: int, kv_len: int) -> bool:
+    """Whether dQ by a kernel of its own is faster: where rows visit few keys, zeros and conversion cost more than products."""
+    if dq_of(facts) != "additions":
+        return False
+    return hopper.visited(facts.bounds, Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1)).mean < KEYS_WORTH_ADDING
 
 
 def rows_of(facts: SpecFacts) -> int:
