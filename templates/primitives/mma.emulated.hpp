@@ -9,7 +9,8 @@ namespace ptx {
 struct MmaIn { unsigned a[4], b[2]; float c[4]; };
 struct MmaOut { float d[4]; };
 
-template <float (*TO_FLOAT)(unsigned short)> NOT_WATCHED void multiply_fragments(emulator::Lane (&lanes)[32], int) {
+// no_sanitize: what a Combine touches is not checked, so the compiler need not call the checks.
+template <float (*TO_FLOAT)(unsigned short)> __attribute__((no_sanitize("thread"))) void multiply_fragments(emulator::Lane (&lanes)[32], int) {
     float a[16][16], b[16][8];
     for (int l = 0; l < 32; ++l) {
         const MmaIn& in = *(const MmaIn*)lanes[l].in;
@@ -45,7 +46,7 @@ MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, from_bfloat)
 // mma.sync.m16n8k8 with tf32 operands (PTX ISA, "Matrix fragments for mma.m16n8k8"): fp32 without its last 13 bits
 struct MmaTf32In { unsigned a[4], b[2]; float c[4]; };
 
-NOT_WATCHED inline void multiply_tf32_fragments(emulator::Lane (&lanes)[32], int) {
+__attribute__((no_sanitize("thread"))) inline void multiply_tf32_fragments(emulator::Lane (&lanes)[32], int) {
     const auto value = [](unsigned bits) { return __uint_as_float(bits & 0xffffe000); };
     float a[16][8], b[8][8];
     for (int l = 0; l < 32; ++l) {

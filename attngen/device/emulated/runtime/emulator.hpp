@@ -21,8 +21,6 @@ void warp_barrier(int line, unsigned mask);
 // lanes[i] are the arguments of lane i, null where it takes no part.
 struct Lane { const void* in; void* out; };
 using Combine = void (*)(Lane (&lanes)[32], int line);
-// For a Combine: what it touches is not checked, so the compiler need not call the checks.
-#define NOT_WATCHED __attribute__((no_sanitize("thread")))
 void warp_collective(const char* what, int line, unsigned mask, const void* in, void* out, Combine combine);
 
 // --- shared memory (memory.cpp)
