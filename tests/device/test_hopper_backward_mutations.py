@@ -54,13 +54,18 @@ def steps(source: Program) -> list[re.Match[str]]:
 
     Not the fences of products that always follow others without a wait between: that of dV orders the threads' writes of P,
     which the emulated device takes by value when a product is issued; ptxas inserts that of dP = dO V^T if it is not there.
+    Where dQ is added up, not the __syncwarp of release either: that of publish_score_gradients comes after the same reads.
     """
     start, of_rows = source.text.index("struct SlabTile"), source.text.find("namespace of_rows {")
     behind = [source.text.index("void issue_dv()")]
+    if "issue_dv<DV_STEPS" in source.text:  # the rest of dV is issued without a wait before dK
+        behind.append(source.text.index("void issue_dk("))
     if of_rows > 0:
         behind.append(source.text.index("void issue_weight_gradients()", of_rows))
-    fences = [source.text.index("wgmma_fence();", function) for function in behind]
-    return [m for m in STEPS.finditer(source.text) if m.start() > start and m.start() not in fences]
+    others = [source.text.index("wgmma_fence();", function) for function in behind]
+    if "void publish_score_gradients()" in source.text:
+        others.append(source.text.index("__syncwarp();", source.text.index("void release(const Stage")))
+    return [m for m in STEPS.finditer(source.text) if m.start() > start and m.start() not in others]
 
 
 def outcome(spec: AttentionSpec, shape: Shape, backwards: Sequence[CompiledBackward]) -> str:
