@@ -49,6 +49,12 @@ wanted = click.option(
     help="With --backward: the gradients, such as q,k,v,slopes.  [default: q, k, v and all captured float tensors and params]",
 )
 
+any_order = click.option(
+    "--any-order",
+    is_flag=True,
+    help="With --backward: the plan of gradients that are not asked for in the same bits in every run.",
+)
+
 source = click.option(
     "--source",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

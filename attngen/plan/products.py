@@ -50,9 +50,10 @@ def computed_products(plan: Plan) -> dict[str, tuple[str, ...]]:
     if not plan.schedule.is_fused:
         return {kernel: OF_UNFUSED[kernel] for kernel in plan.own.kernels if kernel in OF_UNFUSED}
     needed = {*counted_products(plan.facts.spec, plan.wanted)}
+    of_fused = OF_FUSED | ({"dk_dv": (*OF_FUSED["dk_dv"], "dS K")} if "dq_sums" in plan.workspaces else {})
     of_keys = needed if plan.wants("k") or any(t.place == "keys" for t in plan.term_sums) else needed - {"dO V^T"}
     return {
-        kernel: tuple(p for p in OF_FUSED[kernel] if p in (needed if kernel == "dq" else of_keys))
+        kernel: tuple(p for p in of_fused[kernel] if p in (needed if kernel == "dq" else of_keys))
         for kernel in plan.own.kernels
-        if kernel in OF_FUSED
+        if kernel in of_fused
     }
