@@ -22,7 +22,7 @@ TENSORS = frozenset(("Q", "K", "V", "O", "S", "P", "lse", "next_work", "v", "out
 
 # Names of a backward program and arguments of its call: a spec with one of them has a forward only.
 BACKWARD_NAMES = frozenset(
-    "dO dQ dK dV dP dS ds QK delta sink_weight row_numbers lse_rest dlse dout dq dk dv wanted".split()  # noqa: SIM905
+    "dO dQ dK dV dP dS ds QK delta sink_weight row_numbers dq_sums lse_rest dlse dout dq dk dv wanted".split()  # noqa: SIM905
 )
 # Of a captured tensor's gradient, and of the workspaces that it is added up in.
 GRADIENT_PREFIXES = ("d_", *(f"{place}_of_" for place in ("rows", "keys", "pairs", "words")))
