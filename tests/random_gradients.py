@@ -2,8 +2,8 @@
 
     python -m tests.random_specs --gradients [--seed 0] [--minutes 10] [--kernel naive] [--gpu]
 
-The specs and problems are those of `tests.random_specs`, shortened for the emulated device; which gradients are wanted is drawn
-too.
+The specs and problems are those of `tests.random_specs`, shortened for the emulated device; which gradients are wanted, and
+whether they must be deterministic, is drawn too.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class GradientCase:
     schedule: str
     arch: str
     wanted: tuple[str, ...]
+    deterministic: bool
     on_gpu: bool
 
 
@@ -55,13 +56,14 @@ def gradient_case(seed: int, kernel: str | None = None, on_gpu: bool = False) ->
     except GradientError:
         return None
     every = (*QKV, *differentiable(spec))
-    wanted = tuple(n for n in every if r.random() < 0.6) or (r.choice(every),)
+    some = tuple(n for n in every if r.random() < 0.6) or (r.choice(every),)
+    wanted = QKV if r.random() < 0.3 else some
     arch = device_by_name("cuda").arch if on_gpu else r.choice(("sm_75", "sm_80", "sm_90a"))
     suitable = [s for s in schedules_for(spec, ARCHES[arch], wanted) if kernel in (None, s)]
     if not suitable:
         return None
     shape = one.shape if on_gpu else _shortened(one.shape, spec)
-    return GradientCase(replace(one, shape=shape), spec, r.choice(suitable), arch, wanted, on_gpu)
+    return GradientCase(replace(one, shape=shape), spec, r.choice(suitable), arch, wanted, r.random() < 0.5, on_gpu)
 
 
 def _shortened(shape: Shape, spec: AttentionSpec) -> Shape:
@@ -79,7 +81,7 @@ def gradient_failure(one: GradientCase, seed: int = 0) -> str:
     loss = sample_loss(spec, problem, seed)
     device = "cuda" if one.on_gpu else EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5)
     kernel: CompiledAttention = attngen.compile(spec, kernel=one.schedule, device=device)
-    saved = kernel.gradients(one.wanted).plan.saved
+    saved = kernel.gradients(one.wanted, one.deterministic).plan.saved
     expected = gradient_truth(spec, problem, loss, one.wanted, params, saved)
     if not all(np.isfinite(exact).all() for exact in expected.exact.values()):
         return ""  # beyond the range of the problem's numbers
@@ -89,7 +91,7 @@ def gradient_failure(one: GradientCase, seed: int = 0) -> str:
             ours, exact = ours[finite], expected.exact[name][finite]
             if not np.allclose(ours, exact, rtol=1e-6, atol=1e-9 * (1 + np.abs(ours).max(initial=0.0))):
                 return f"the reference's gradient of {name} is not torch's"
-    found = gradients(kernel, problem, loss, one.wanted, **params)
+    found = gradients(kernel, problem, loss, one.wanted, one.deterministic, **params)
     wrong = [c for c in compare_gradients(found, expected).values() if not c.error <= 2 * c.allowed]
     return ", ".join(f"{c.name}: {c.error:.3g} > 2 * {c.allowed:.3g}: {c.wrong}" for c in wrong)
 
