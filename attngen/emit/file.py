@@ -218,7 +218,8 @@ class File:
     def _has_variant_section(self) -> bool:
         v = self.variant
         of_gradients = v.derivative or any(one.functions for one in v.captured_gradients)
-        return bool(v.captures or any(v.of_scores) or v.score_of_two or v.mask or v.sink or of_gradients)
+        of_tiles = v.helpers  # the ranges of tiles may be solved with a division, where no pair is asked
+        return bool(v.captures or any(v.of_scores) or v.score_of_two or v.mask or v.sink or of_gradients or of_tiles)
 
     def numbers(self) -> list[ConstantLine]:
         """The constants that every schedule has."""

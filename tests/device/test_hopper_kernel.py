@@ -77,6 +77,12 @@ def test_ranges_of_rows_are_read_for_rows_that_are_there(head_dim: int, mask: st
     assert run(spec, "hopper", Shape(2, 1, 1, 100, 150)).passed
 
 
+@pytest.mark.parametrize("mask", ["2 * k <= q - 5", "k // 3 <= q"])
+def test_ranges_of_tiles_that_need_a_division(mask: str) -> None:
+    """No pair is asked, so that the range alone needs the function that divides."""
+    assert run(attngen.define(dtype="fp16", head_dim=64, mask=mask), "hopper", Shape(1, 1, 1, 64, 190)).passed
+
+
 @pytest.mark.parametrize("mask", ["doc[b, k] <= 3 and k != k", "doc[b, k] <= 3 and h < 0"])
 def test_key_vectors_of_masks_that_allow_nothing(mask: str) -> None:
     """The closed-form range of keys is empty, so no tile is classified."""
