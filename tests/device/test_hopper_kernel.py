@@ -10,6 +10,7 @@ import pytest
 
 import attngen
 from attngen.device.cuda.compiler import compile_text, disassemble
+from attngen.language import load_text
 from attngen.plan import ARCHES, PlanRefusal
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose, plans_for
@@ -75,6 +76,14 @@ def test_ranges_of_rows_are_read_for_rows_that_are_there(head_dim: int, mask: st
     inputs = {"doc": ("int32", ("batch", "q_len"))}
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask, inputs=inputs)
     assert run(spec, "hopper", Shape(2, 1, 1, 100, 150)).passed
+
+
+def test_ranges_of_tiles_are_read_for_rows_that_are_there() -> None:
+    """A row past the last would have a tile of its own, of which the pre-pass knows nothing."""
+    lines = "dtype bf16 head_dim 48, v 80 input doc: int32[batch, kv_len] param w: int = 100 kernel hopper { tile 128 x 64 }"
+    mask = "mask 2 * k <= q + w and (doc[b, q] != q and not doc[b, k] != k)"
+    (spec,) = load_text(f"attention ranges {{ {lines} {mask} }}")
+    assert run(spec, "hopper", Shape(2, 2, 2, 64, 64)).passed
 
 
 @pytest.mark.parametrize("mask", ["2 * k <= q - 5", "k // 3 <= q"])
