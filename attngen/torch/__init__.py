@@ -14,8 +14,19 @@ by every tensor that requires grad, captured ones too.
 from attngen.torch import autograd as autograd  # registers the operator's derivatives
 from attngen.torch import batching as batching  # registers what torch.vmap does of it
 from attngen.torch import compiled as compiled  # registers compiled specs as callables of tensors
+from attngen.torch.flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 from attngen.torch.functional import attention
 from attngen.torch.module import Attention
 from attngen.torch.replacement import NotReplacedWarning, activate, activated, restore
 
-__all__ = ["Attention", "NotReplacedWarning", "activate", "activated", "attention", "restore"]
+__all__ = [
+    "Attention",
+    "NotReplacedWarning",
+    "activate",
+    "activated",
+    "attention",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "restore",
+]

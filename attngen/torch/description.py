@@ -67,10 +67,10 @@ def register(description: Description) -> int:
 @lru_cache(maxsize=4096)
 def _text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_dtypes: tuple[Any, ...]) -> str:
     described = _known[number]
-    spec, captured = described.spec(dtype_name(_stated(dtype, described.mode)), head_dim, head_dim_v, None)
-    dtypes = (_DTYPES[_stated(dtype, described.mode)] for dtype in captured_dtypes)
+    spec, captured = described.spec(dtype_name(stated_dtype(dtype, described.mode)), head_dim, head_dim_v, None)
+    dtypes = (_DTYPES[stated_dtype(dtype, described.mode)] for dtype in captured_dtypes)
     converted = dict(zip(captured, dtypes, strict=True))
-    return _in_one_line(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
+    return one_line(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -105,12 +105,12 @@ def _standard_text(
     """By the arguments of `attention`, and by torch's element types, of the mask's None without one."""
     check_mode(mode)
     description = Description(mode, is_causal, scale, return_lse)
-    dtype, mask_dtype = _stated(dtype, mode), _stated(mask_dtype, mode)
+    dtype, mask_dtype = stated_dtype(dtype, mode), stated_dtype(mask_dtype, mode)
     spec, _ = description.spec(dtype_name(dtype), head_dim, head_dim_v, _mask_name(mask_dtype))
-    return _in_one_line(spec)
+    return one_line(spec)
 
 
-def _stated(dtype: Any, mode: Mode) -> Any:
+def stated_dtype(dtype: Any, mode: Mode) -> Any:
     """The element type that a text states for tensors of `dtype`: the language has no fp64, which mode "math" computes too, in
     the tensors' own precision."""
     return torch.float32 if mode == "math" and dtype is torch.float64 else dtype
@@ -139,10 +139,10 @@ def fixed_text(spec: AttentionSpec, schedule: str | None) -> str:
     """The text of a complete spec; `schedule` overrides the spec's own."""
     if schedule is not None:
         check_schedule("mode", schedule)
-    return _in_one_line(replace(spec, kernel=spec.kernel.overridden(schedule)))
+    return one_line(replace(spec, kernel=spec.kernel.overridden(schedule)))
 
 
-def _in_one_line(spec: AttentionSpec) -> str:
+def one_line(spec: AttentionSpec) -> str:
     """The spec's text without line breaks: torch.compile writes an operator's arguments into comments of the code that it
     generates, and prefixes only the first line of each."""
     return " ".join(to_text(spec).split())

@@ -1,0 +1,165 @@
+"""flash-attention's functions by attngen's kernels: the same arguments, layouts and meanings.
+
+    from attngen.torch import flash_attn_func  # in place of: from flash_attn import flash_attn_func
+
+Tensors are [batch, length, heads, size], read in place. A query at row i stands at position i + kv_len - q_len among the keys,
+so that `causal` and `window_size` are aligned to the last row and the last key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.sdpa import refuse_dropout
+from attngen.torch.description import Description, Mode, check_mode, dtype_name, head_size, one_line, stated_dtype
+from attngen.torch.eager import EagerCalls
+from attngen.torch.layout import follow_autocast, heads_first, readable, results
+from attngen.torch.math import by_torch
+
+Tensor = Any
+EVERYTHING = (-1, -1)  # a window without ends
+POSITION = "q + kv_len - q_len"  # of a query among the keys
+WITHIN = {"left": f"{POSITION} - k <= left", "right": f"k - ({POSITION}) <= right"}
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = EVERYTHING,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    mode: Mode = "auto",
+) -> Any:
+    """flash-attention's function of that name.
+
+    q [batch, q_len, q_heads, size], k and v [batch, kv_len, kv_heads, size]; q_heads is a multiple of kv_heads. `causal`: a query
+    sees keys up to its position, counted from the last row and key. `window_size` (left, right): it sees keys at most so many
+    positions before and after it; a negative end is no limit. `softcap` above 0 limits scores to it; then the distance times
+    `alibi_slopes` (fp32, [q_heads] or [batch, q_heads]) is subtracted. `dropout_p` must be 0. Gradients have the same bits in
+    every run if `deterministic`, or if torch's global switch is on. `mode` is that of `attngen.torch.attention`.
+
+    Returns O [batch, q_len, q_heads, size], or with `return_attn_probs` (O, lse [batch, q_heads, q_len], empty tensor), as
+    flash-attention has probabilities under dropout alone. A row without keys has O = 0 and lse = -inf. Raises ArgumentError.
+    """
+    if dropout_p:
+        refuse_dropout(dropout_p)
+    left, right = _window(window_size, causal)
+    tensors = (q, k, v) if alibi_slopes is None else (q, k, v, alibi_slopes)
+    others = (mode, softmax_scale, causal, left, right, softcap, return_attn_probs)
+    result = _calls.repeat(tensors, others)
+    if result is None:
+        size = q.shape[-1]
+        whole = size % 8 == 0 and all(t.dim() == 4 and readable(t.transpose(1, 2)) for t in (q, k, v))
+        queries, keys, values = follow_autocast(*heads_first(_padded(q), _padded(k), _padded(v), "bshd", not whole))
+        if softmax_scale is None and size != queries.shape[-1]:
+            softmax_scale = size**-0.5
+        ends = tuple(name for name, n in (("left", left), ("right", right)) if n >= 0)
+        text = _text(
+            mode, causal, ends, float(softcap), _rank(alibi_slopes), softmax_scale, return_attn_probs,
+            queries.dtype, head_size(queries), head_size(values),
+        )  # fmt: skip
+        lists = (None if alibi_slopes is None else [alibi_slopes], [n for n in (left, right) if n >= 0])
+        if mode == "math":
+            result = by_torch(queries, keys, values, text, lists)
+        else:
+            in_order = deterministic or torch.are_deterministic_algorithms_enabled()
+            result = _calls.make(tensors, others if whole else None, (queries, keys, values, text, *lists), in_order)
+    output = results(result, q, "bshd", False)
+    if output.shape[-1] != v.shape[-1]:
+        output = output[..., : v.shape[-1]]
+    return (output, result[1], q.new_empty((0,))) if return_attn_probs else output
+
+
+def flash_attn_qkvpacked_func(qkv: Tensor, *arguments: Any, **named: Any) -> Any:
+    """`flash_attn_func` of qkv [batch, length, 3, heads, size]; the other arguments are the same."""
+    return flash_attn_func(*_unbound(qkv, "qkv", 3), *arguments, **named)
+
+
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **named: Any) -> Any:
+    """`flash_attn_func` of q and kv [batch, kv_len, 2, kv_heads, size]; the other arguments are the same."""
+    return flash_attn_func(q, *_unbound(kv, "kv", 2), *arguments, **named)
+
+
+_calls = EagerCalls()
+
+
+def _window(window_size: Sequence[int], causal: bool) -> tuple[int, int]:
+    """(keys before a query's position, keys after it); -1 for all. `causal` says what is after it by itself."""
+    left, right = window_size
+    return max(left, -1), -1 if causal else max(right, -1)
+
+
+def _unbound(packed: Tensor, name: str, count: int) -> tuple[Tensor, ...]:
+    """The tensors that lie side by side in `packed`: views, whose gradients are put together by one copy."""
+    if packed.dim() != 5 or packed.shape[2] != count:
+        raise ArgumentError(f"`{name}` is {list(packed.shape)}; expected [batch, length, {count}, heads, size]")
+    views: tuple[Tensor, ...] = packed.unbind(2)
+    return views
+
+
+def _padded(tensor: Tensor) -> Tensor:
+    """With a head size that is a multiple of 8: zeros change no product."""
+    return functional.pad(tensor, (0, -tensor.shape[-1] % 8)) if tensor.shape[-1] % 8 else tensor
+
+
+def _rank(slopes: Tensor | None) -> int:
+    """The number of dimensions of `alibi_slopes`; 0 without it."""
+    if slopes is None:
+        return 0
+    if slopes.dtype is not torch.float32:
+        raise ArgumentTypeError(f"`alibi_slopes` has elements of {slopes.dtype}; expected torch.float32")
+    if slopes.dim() not in (1, 2):
+        raise ArgumentError(f"`alibi_slopes` is {list(slopes.shape)}; expected [heads] or [batch, heads]")
+    return int(slopes.dim())
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _text(*described: Any) -> str:
+    """The spec's text; a constant to torch.compile."""
+    return flash_text(*described)
+
+
+@lru_cache(maxsize=4096)
+def flash_text(
+    mode: Mode,
+    causal: bool,
+    ends: tuple[str, ...],
+    softcap: float,
+    alibi_rank: int,
+    scale: float | None,
+    lse: bool,
+    dtype: Any,
+    head_dim: int,
+    head_dim_v: int,
+) -> str:
+    """The text of flash-attention's attention, with `slopes` if `alibi_rank` is not 0 and a param for each of a window's `ends`."""
+    check_mode(mode)
+    masks = [f"{POSITION} >= k"] if causal else []
+    masks += [WITHIN[end] for end in ends]
+    score = f"softcap({softcap!r})" if softcap > 0.0 else "s"
+    if alibi_rank:
+        distance = f"{POSITION} - k" if causal else f"abs({POSITION} - k)"
+        score += f" - slopes[{'h' if alibi_rank == 1 else 'b, h'}] * ({distance})"
+    slopes = ("fp32", ("heads",) if alibi_rank == 1 else ("batch", "heads"))
+    keywords = {
+        "mask": " and ".join(masks) or None,
+        "score": score,
+        "inputs": {"slopes": slopes} if alibi_rank else {},
+        "params": dict.fromkeys(ends, "int"),
+    }
+    description = Description(mode, False, scale, lse, keywords)
+    spec, _ = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, None)
+    return one_line(spec)
