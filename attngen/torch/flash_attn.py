@@ -45,8 +45,8 @@ def flash_attn_func(
 ) -> Any:
     """flash-attention's function of that name.
 
-    q [batch, q_len, q_heads, size], k and v [batch, kv_len, kv_heads, size]; q_heads is a multiple of kv_heads. `causal`: a query
-    sees keys up to its position, counted from the last row and key. `window_size` (left, right): it sees keys at most so many
+    q [batch, q_len, q_heads, size], k and v [batch, kv_len, kv_heads, size]; q_heads is a multiple of kv_heads. `causal`: a
+    query sees keys up to its position, counted from the last row and key. `window_size` (left, right): it sees keys at most so many
     positions before and after it; a negative end is no limit. `softcap` above 0 limits scores to it; then the distance times
     `alibi_slopes` (fp32, [q_heads] or [batch, q_heads]) is subtracted. `dropout_p` must be 0. Gradients have the same bits in
     every run if `deterministic`, or if torch's global switch is on. `mode` is that of `attngen.torch.attention`.
@@ -145,7 +145,7 @@ def flash_text(
     head_dim: int,
     head_dim_v: int,
 ) -> str:
-    """The text of flash-attention's attention, with `slopes` if `alibi_rank` is not 0 and a param for each of a window's `ends`."""
+    """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each of a window's `ends`."""
     check_mode(mode)
     masks = [f"{POSITION} >= k"] if causal else []
     masks += [WITHIN[end] for end in ends]

@@ -12,7 +12,7 @@ from tests.torch.flash import check, grid, reference, results  # noqa: E402
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("case, lengths, heads, size", list(grid())[::3])
+@pytest.mark.parametrize(("case", "lengths", "heads", "size"), list(grid())[::3])
 def test_cases(case, lengths, heads, size, deterministic) -> None:
     torch.manual_seed(0)
     (q_len, kv_len), (q_heads, kv_heads) = lengths, heads
