@@ -19,8 +19,8 @@ from attngen.device.tuning_cache import found_for
 from attngen.emit.emitter import emit
 from attngen.plan import Plan, Problem, find_arch
 from attngen.plan.arch import Arch
+from attngen.plan.facts import DETERMINISTIC
 from attngen.schedules import choose, default_arch, plans_for
-from attngen.schedules.choose import DETERMINISTIC
 from attngen.shipped import find_spec
 from attngen.spec.attention import AttentionSpec, ScheduleName
 from attngen.spec.check import check

@@ -17,8 +17,8 @@ from attngen.emit.emitter import emit
 from attngen.emit.program import Program, evaluate
 from attngen.plan import Plan
 from attngen.plan.arch import Arch
+from attngen.plan.facts import DETERMINISTIC
 from attngen.schedules import choose
-from attngen.schedules.choose import DETERMINISTIC
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import gradient_argument

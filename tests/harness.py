@@ -18,13 +18,13 @@ from attngen.emit.program import Program
 from attngen.inspect.gpu_memory import from_gpu, to_gpu
 from attngen.language import load_file
 from attngen.plan import ARCHES
+from attngen.plan.facts import DETERMINISTIC
 from attngen.plan.plan import Direction
 from attngen.reference.compare import Comparison, Truth, compare, truth
 from attngen.reference.compare_gradients import GradientComparison, GradientTruth, compare_gradients, gradient_truth
 from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.schedules import choose, default_arch
-from attngen.schedules.choose import DETERMINISTIC
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import QKV

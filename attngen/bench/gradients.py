@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from attngen.api import CompiledAttention
+from attngen.backward import CompiledBackward
 from attngen.bench.arguments import Arguments, Tensors
 from attngen.bench.peers import first_line, flash_peers, flex_peer, torch_peers
 from attngen.spec.attention import AttentionSpec
@@ -17,13 +18,15 @@ Call = Callable[[], Tensors]
 Progress = Callable[[str], None]
 
 
-def kernel_call(forward: CompiledAttention, given: Arguments, wanted: tuple[str, ...]) -> Call:
-    """A call of attngen's backward alone, as torch's operator makes it: without autograd, which has no gradients of params.
+def kernel_call(backward: CompiledBackward, forward: CompiledAttention, given: Arguments) -> Call:
+    """A call of attngen's backward of `forward` alone, as torch's operator makes it: without autograd, which has no gradients
+    of params.
 
     `given` has a loss. What is read of the forward's results is computed now. Raises PlanRefusal.
     """
-    backward = forward.gradients(wanted)
-    return partial(_renamed, (given.with_results(forward) if backward.plan.saved else given).call(backward), wanted)
+    return partial(
+        _renamed, (given.with_results(forward) if backward.plan.saved else given).call(backward), backward.plan.wanted
+    )
 
 
 def _renamed(call: Call, wanted: tuple[str, ...]) -> Tensors:

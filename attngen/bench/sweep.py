@@ -11,11 +11,13 @@ import torch
 
 import attngen.torch  # noqa: F401  (kernels are then called through its operator, as users call them)
 from attngen.api import CompiledAttention, compile
+from attngen.backward import CompiledBackward
 from attngen.bench.arguments import arguments
 from attngen.bench.gradients import kernel_call, peer_calls, relative_error
 from attngen.bench.measure import Ceilings, ceilings, measure, peak_bytes
 from attngen.bench.peers import flash_peers, flex_peer, torch_peers
 from attngen.bench.report import Measured
+from attngen.plan.facts import DETERMINISTIC
 from attngen.plan.products import operations_of_a_pair
 from attngen.reference.problems import Shape, sample_inputs
 from attngen.reference.torch_oracle import allowed_pairs, to_torch, torch_attention, torch_gradients
@@ -90,6 +92,7 @@ def run(
     progress: Callable[[str], None],
     schedules: Sequence[ScheduleName] = (*PORTABLE_SCHEDULES, "auto"),
     wanted: tuple[str, ...] = (),
+    deterministic: bool = DETERMINISTIC,
 ) -> Iterator[Measured]:
     """Measure `schedules` and the peers on every case, one result at a time: the forward, or the backward alone with the
     gradients `wanted`. `progress` receives a line for each case.
@@ -102,7 +105,7 @@ def run(
         dtype = case.spec.dtype
         if dtype.name not in highest:
             highest[dtype.name] = ceilings(getattr(torch, dtype.torch))
-        yield from _case(case, params, rounds, highest[dtype.name], progress, schedules, wanted)
+        yield from _case(case, params, rounds, highest[dtype.name], progress, schedules, wanted, deterministic)
         torch.cuda.empty_cache()
 
 
@@ -124,13 +127,15 @@ def _case(
     progress: Callable[[str], None],
     schedules: Sequence[ScheduleName],
     wanted: tuple[str, ...],
+    deterministic: bool,
 ) -> Iterator[Measured]:
     spec = case.spec
     q, k, v, inputs, own = problem(case, params)
     schedules = [s for s in schedules if s not in ("naive", "tiled") or case.length <= SLOW_SCHEDULES_UP_TO]
     kernels = [compile(spec, kernel=schedule, device="cuda") for schedule in schedules]
     if wanted:
-        subject = _backward(spec, kernels, (q, k, v), inputs, own, wanted, progress)
+        backwards = [(kernel.gradients(wanted, deterministic), kernel) for kernel in kernels]
+        subject = _backward(spec, backwards, (q, k, v), inputs, own, wanted, progress)
     else:
         subject = _forward(spec, kernels, (q, k, v), inputs, own, progress)
     errors = _errors(subject, progress)
@@ -165,17 +170,17 @@ def _forward(
 
 def _backward(
     spec: AttentionSpec,
-    kernels: Sequence[CompiledAttention],
+    kernels: Sequence[tuple[CompiledBackward, CompiledAttention]],
     qkv: QKV,
     inputs: Tensors,
     params: Params,
     wanted: tuple[str, ...],
     progress: Callable[[str], None],
 ) -> _Subject:
-    """Every candidate has the same tensors and loss. A forward is no part of a call."""
+    """Every candidate, each beside its forward, has the same tensors and loss. A forward is no part of a call."""
     given = arguments(spec, qkv, inputs, params).with_loss(spec)
     calls: dict[str, Callable[[], Any]] = {
-        f"attngen {kernel.gradients(wanted).plan.keyword}": kernel_call(kernel, given, wanted) for kernel in kernels
+        f"attngen {backward.plan.keyword}": kernel_call(backward, forward, given) for backward, forward in kernels
     }
     calls |= peer_calls(spec, given, params, wanted, progress)
     dout = given.tensors["dout"]

@@ -36,6 +36,7 @@ from attngen.spec.attention import PORTABLE_SCHEDULES, ScheduleName
 @options.param
 @options.backward
 @options.wanted
+@options.deterministic
 @options.name
 @options.file("--json", "json_file", what="Write the results to this file.")
 @options.file("--plot", what="Plot the results to this file: .png, .svg or .pdf.")
@@ -44,8 +45,8 @@ from attngen.spec.attention import PORTABLE_SCHEDULES, ScheduleName
 )
 def command(
     spec: str | None, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
-    kernel: str, rounds: int, given: tuple[str, ...], backward: bool, wanted: str | None, name: str | None,
-    json_file: Path | None, plot: Path | None, kept: Path | None,
+    kernel: str, rounds: int, given: tuple[str, ...], backward: bool, wanted: str | None, deterministic: bool,
+    name: str | None, json_file: Path | None, plot: Path | None, kept: Path | None,
 ) -> None:  # fmt: skip
     """Measure a spec on the GPU beside the alternatives in torch.
 
@@ -103,6 +104,7 @@ def command(
             rounds,
             known_params(one.spec, given),
             gradients,
+            deterministic,
             json_file,
         )
     click.echo(f"\n{report.what}; {report.where}; medians of {report.rounds} timings, in brackets the 10th and 90th percentile")
@@ -115,7 +117,8 @@ def command(
 
 def _measured(
     spec: Any, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
-    kernel: str, rounds: int, params: dict[str, int | float], gradients: tuple[str, ...], json_file: Path | None,
+    kernel: str, rounds: int, params: dict[str, int | float], gradients: tuple[str, ...], deterministic: bool,
+    json_file: Path | None,
 ) -> Any:  # fmt: skip
     """The report of a sweep. Each result is printed and written to `json_file` as soon as it is measured."""
     try:
@@ -138,7 +141,7 @@ def _measured(
     table = _BenchTable()
     report = Report(spec.name, sweep.where(), tokens, rounds, (), gradients)
     progress = partial(click.echo, err=True)
-    for result in sweep.run(todo, params, rounds, progress, cast("list[ScheduleName]", schedules), gradients):
+    for result in sweep.run(todo, params, rounds, progress, cast("list[ScheduleName]", schedules), gradients, deterministic):
         report = replace(report, results=(*report.results, result))
         table.add(result)
         if json_file is not None:

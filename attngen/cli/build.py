@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @options.arches
 @options.backward
 @options.wanted
+@options.deterministic
 @options.name
 @options.comments
 @click.option(
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the paths of the written files as JSON.")
 def command(
-    spec: str, output: Path, kernel: str | None, arch: str | None, backward: bool, wanted: str | None, name: str | None,
-    comments: Comments, cubin: bool, as_json: bool,
+    spec: str, output: Path, kernel: str | None, arch: str | None, backward: bool, wanted: str | None, deterministic: bool,
+    name: str | None, comments: Comments, cubin: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write CUDA source files, each with a JSON manifest that describes how to launch it.
 
@@ -48,6 +49,7 @@ def command(
     attngen build gpt2 --comments teach             with an explanation of every section
     attngen build alibi --backward                  gradients of q, k, v and the slopes
     attngen build alibi --backward --wanted q,slopes
+    attngen build gpt2 --backward --kernel hopper --deterministic
 
     A file is named ATTENTION_SCHEDULE.cu, that of a backward ATTENTION_SCHEDULE_backward.cu. Building needs no GPU and no CUDA
     installation. The same spec always gives the same bytes. NVRTC and nvcc compile the files without any header.
@@ -64,7 +66,7 @@ def command(
         for schedule in schedules_named(kernel, one.spec, gradients[one.spec], arches[0])
         for target in arches
     ]
-    built = [source_of(one, target, schedule, comments, gradients[one.spec]) for target, schedule, one in todo]
+    built = [source_of(one, target, schedule, comments, gradients[one.spec], deterministic) for target, schedule, one in todo]
     output.mkdir(parents=True, exist_ok=True)
     written = []
     for (target, _, one), (plan, source) in zip(todo, built, strict=True):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     help="Check the gradients alone, or the forward alone.  [default: both, of the schedules that have a backward]",
 )
 @options.wanted
+@options.deterministic
 @click.option("--arch", help="Emulated device: the architecture to plan for.  [default: sm_80; for wgmma and hopper sm_90a]")
 @click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), help="The element type.  [default: the spec's own]")
 @options.number("--batch", 0, "Batch size.  [default: 1 and 2]")
@@ -56,10 +57,10 @@ if TYPE_CHECKING:
 @options.name
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, with the sizes and params of each problem.")
 def command(
-    spec: str, device: str, kernel: str | None, backward: bool | None, wanted: str | None, arch: str | None, dtype: str | None,
-    batch: int | None, heads: int | None, kv_heads: int | None, q_len: int | None, kv_len: int | None, given: tuple[str, ...],
-    dims: tuple[str, ...], seed: int, thread_orders: int, fast: bool, debug: bool, source: Path | None, name: str | None,
-    as_json: bool,
+    spec: str, device: str, kernel: str | None, backward: bool | None, wanted: str | None, deterministic: bool,
+    arch: str | None, dtype: str | None, batch: int | None, heads: int | None, kv_heads: int | None, q_len: int | None,
+    kv_len: int | None, given: tuple[str, ...], dims: tuple[str, ...], seed: int, thread_orders: int, fast: bool, debug: bool,
+    source: Path | None, name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run a spec's kernels, forward and backward, compare with numpy in float64, and print the errors.
 
@@ -106,7 +107,7 @@ def command(
     for one in loaded:
         fixed = Fixed(batch, heads, kv_heads, q_len, kv_len, specs.known_params(one.spec, given), _sizes(one.spec, dims), seed)
         with specs.pointing_at(one), progress.cleared():
-            kernels = devices.checked(one.spec, kernel, _directions(backward, changed), wanted, changed)
+            kernels = devices.checked(one.spec, kernel, _directions(backward, changed), wanted, deterministic, changed)
             checks.append(check_exercised(one.spec, kernels, fixed, changed.text if changed else None, progress.show))
     results = []
     table = None if as_json else _CheckTable()
@@ -161,6 +162,7 @@ class _Devices:
         kernel: str | None,
         directions: tuple[bool, ...],
         wanted: str | None,
+        deterministic: bool,
         changed: ChangedFile | None,
     ) -> list[Kernel]:
         """What is checked: forwards, then backwards. A backward that a spec or a schedule has not is left out, unless it alone
@@ -170,7 +172,7 @@ class _Devices:
         kernels = self.kernels(spec, kernel)
         found = [Kernel(*one) for one in kernels] if False in directions else []
         if True in directions:
-            found += self._backwards(spec, kernels, wanted, changed, must=directions == (True,))
+            found += self._backwards(spec, kernels, wanted, deterministic, changed, must=directions == (True,))
         return found
 
     def _backwards(
@@ -178,6 +180,7 @@ class _Devices:
         spec: AttentionSpec,
         kernels: list[tuple[str, Device]],
         wanted: str | None,
+        deterministic: bool,
         changed: ChangedFile | None,
         must: bool,
     ) -> list[Kernel]:
@@ -191,12 +194,13 @@ class _Devices:
         for schedule, device in kernels:
             choices = [changed.wanted] if changed else [specs.gradients_named(True, wanted, spec), *([] if wanted else [QKV])]
             for gradients in choices:  # all of them, or those that every backward has
+                one = Kernel(schedule, device, gradients, changed.deterministic if changed else deterministic)
                 try:
-                    plan_for(spec, schedule, device, gradients)
+                    plan_for(spec, *one)
                 except (PlanRefusal, GradientError) as error:
                     refusal = refusal or error
                     continue
-                found.append(Kernel(schedule, device, gradients))
+                found.append(one)
                 break
         if must and not found and refusal is not None:
             raise refusal

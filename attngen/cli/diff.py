@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--arch", help="One architecture for both.  [default: the oldest that has both schedules]")
 @options.backward
 @options.wanted
-@options.any_order
+@options.deterministic
 @options.name
 @options.comments
 @options.number("--context", 0, "Number of unchanged lines around each change.", 3)
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @options.number("--width", 20, "Width in columns; below 120, one file below the other.  [default: the terminal's]")
 @click.option("--json", "as_json", is_flag=True, help="Print only the counts of lines, as JSON.")
 def command(
-    spec: str, left: str, right: str, arch: str | None, backward: bool, wanted: str | None, any_order: bool,
+    spec: str, left: str, right: str, arch: str | None, backward: bool, wanted: str | None, deterministic: bool,
     name: str | None, comments: Comments, context: int, full: bool, width: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show what changes from one schedule to another, side by side.
@@ -50,7 +50,7 @@ def command(
     attngen diff gpt2 wgmma hopper               warp specialization, a persistent kernel
     attngen diff gpt2 naive naive_backward       what gradients add to a forward
     attngen diff gpt2 naive tiled --backward     the backwards of two schedules
-    attngen diff gpt2 hopper hopper --backward --any-order    and on the right, one whose sums have no fixed order
+    attngen diff gpt2 hopper hopper --backward --deterministic    the same bits in every run, on the left alone
 
     The default architecture is the oldest that has both schedules. For tiled and fused this is sm_75, where both multiply on
     the ordinary arithmetic units, so that only the fusion differs.
@@ -63,7 +63,7 @@ def command(
 
     numbers = []
     for one in load_specs(spec, name):
-        (plan, source), (other_plan, other) = _sides(one, left, right, arch, comments, backward, wanted, any_order)
+        (plan, source), (other_plan, other) = _sides(one, left, right, arch, comments, backward, wanted, deterministic)
         compared, code = _compared(source, other)
         numbers.append({"spec": one.spec.name, "lines": _numbers(compared), "code": _numbers(code)})
         if as_json:
@@ -115,7 +115,7 @@ def _sides(
     comments: Comments,
     backward: bool,
     wanted: str | None,
-    any_order: bool,
+    deterministic: bool,
 ) -> tuple[tuple[Plan, Program], tuple[Plan, Program]]:
     """Both files. Raises BadParameter if they are the same file, or if no schedule has the name."""
     sides = (_side(left, backward), _side(right, backward))
@@ -124,18 +124,19 @@ def _sides(
         (schedule, arches_named(named or arch or common, schedule, [one])[0], is_backward)
         for schedule, named, is_backward in sides
     )
-    if first == second and not any_order:
+    one_side = first == second and deterministic  # the left alone
+    if first == second and not one_side:
         raise click.BadParameter(
             f"both sides are {first[0]} for {first[1].name}; name two schedules, or two architectures as in fused@sm_80"
         )
     if wanted is not None and not (first[2] or second[2]):
         gradients_named(False, wanted, one.spec)
 
-    def built(schedule: str, target: Arch, is_backward: bool, any_order: bool = False) -> tuple[Plan, Program]:
+    def built(schedule: str, target: Arch, is_backward: bool, said: bool) -> tuple[Plan, Program]:
         gradients = gradients_named(is_backward, wanted, one.spec) if is_backward else ()
-        return source_of(one, target, schedule, comments, gradients, any_order)
+        return source_of(one, target, schedule, comments, gradients, said and is_backward)
 
-    return built(*first), built(*second, any_order)
+    return built(*first, deterministic), built(*second, deterministic and not one_side)
 
 
 def _side(text: str, backward: bool) -> tuple[str, str | None, bool]:

@@ -19,12 +19,12 @@ from attngen.cli.specs import arches_named, gradients_named, known_params, load_
 @options.param
 @options.backward
 @options.wanted
-@options.any_order
+@options.deterministic
 @options.name
 @click.option("--json", "as_json", is_flag=True, help="Print the same as data; docs/json.md lists the keys.")
 def command(
     spec: str, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None, given: tuple[str, ...], backward: bool,
-    wanted: str | None, any_order: bool, name: str | None, as_json: bool,
+    wanted: str | None, deterministic: bool, name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Explain a kernel: decisions with reasons, shared memory, registers, occupancy, work, roofline, and visited tiles.
 
@@ -50,7 +50,7 @@ def command(
     explained = []
     for one in loaded:
         gradients = gradients_named(backward, wanted, one.spec)
-        plan, source = source_of(one, target, kernel, wanted=gradients, any_order=any_order)
+        plan, source = source_of(one, target, kernel, wanted=gradients, deterministic=deterministic)
         params = known_params(one.spec, given)
         check_call(one.spec, Shape(1, q_len=lengths[0], kv_len=lengths[1]), params)
         if as_json:

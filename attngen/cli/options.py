@@ -49,10 +49,10 @@ wanted = click.option(
     help="With --backward: the gradients, such as q,k,v,slopes.  [default: q, k, v and all captured float tensors and params]",
 )
 
-any_order = click.option(
-    "--any-order",
+deterministic = click.option(
+    "--deterministic",
     is_flag=True,
-    help="With --backward: the plan of gradients that are not asked for in the same bits in every run.",
+    help="With --backward: gradients have the same bits in every run, at the cost of time on Hopper.",
 )
 
 source = click.option(

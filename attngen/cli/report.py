@@ -33,13 +33,15 @@ SHARE_OF_LINES = "{mapped} of {all} SASS instructions with a line of CUDA"
 @options.param
 @options.backward
 @options.wanted
+@options.deterministic
 @click.option(
     "--check/--no-check", default=True, show_default=True, help="Run on the emulated device, for the errors and the pipeline."
 )
 @options.one_name
 def command(
     spec: str, output: Path | None, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None,
-    given: tuple[str, ...], backward: bool, wanted: str | None, check: bool, name: str | None,
+    given: tuple[str, ...], backward: bool, wanted: str | None, deterministic: bool, check: bool,
+    name: str | None,
 ) -> None:  # fmt: skip
     """Write an HTML page: spec, plan, CUDA, PTX and SASS side by side, each line linked to what it was compiled to.
 
@@ -60,7 +62,8 @@ def command(
 
     loaded = load_one_spec(spec, name)
     (target, *_) = arches_named(arch, kernel, [loaded])
-    plan, source = source_of(loaded, target, kernel, wanted=gradients_named(backward, wanted, loaded.spec))
+    gradients = gradients_named(backward, wanted, loaded.spec)
+    plan, source = source_of(loaded, target, kernel, wanted=gradients, deterministic=deterministic)
     params = known_params(loaded.spec, given)
     problem = Problem(q_len, kv_len or q_len, params)
     check_call(loaded.spec, Shape(1, q_len=problem.q_len, kv_len=problem.kv_len), params)
@@ -98,6 +101,7 @@ def _errors(spec: AttentionSpec, plan: Plan, params: Mapping[str, int | float]) 
     device = EmulatedDevice(checked=False, arch=plan.arch.name)
     shape = Shape(1, 2, 2, CHECKED_LENGTH, CHECKED_LENGTH)
     try:
-        return list(check_spec(spec, tuple(plans_beside(spec, plan)), (device,), shape, params, 0, wanted=plan.wanted))
+        beside, facts = tuple(plans_beside(spec, plan)), plan.facts
+        return list(check_spec(spec, beside, (device,), shape, params, 0, None, facts.wanted, facts.deterministic))
     except DeviceError as error:
         return str(error)

@@ -30,12 +30,13 @@ STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx", "sass")
 @options.arch
 @options.backward
 @options.wanted
+@options.deterministic
 @options.name
 @options.comments
 @click.option("--json", "as_json", is_flag=True, help="Print the stage as data, not as text; docs/json.md lists the keys.")
 def command(
-    spec: str, stage: str, kernel: str | None, arch: str | None, backward: bool, wanted: str | None, name: str | None,
-    comments: Comments, as_json: bool,
+    spec: str, stage: str, kernel: str | None, arch: str | None, backward: bool, wanted: str | None, deterministic: bool,
+    name: str | None, comments: Comments, as_json: bool,
 ) -> None:  # fmt: skip
     """Print one stage of the translation from text to machine code.
 
@@ -62,13 +63,13 @@ def command(
     gradients = [gradients_named(backward, wanted, one.spec) for one in loaded]
     if as_json:
         shown = [
-            {"attention": one.spec.name, **_stage_data(one, stage, kernel, target, comments, names)}
+            {"attention": one.spec.name, **_stage_data(one, stage, kernel, target, comments, names, deterministic)}
             for one, names in zip(loaded, gradients, strict=True)
         ]
         click.echo(json.dumps({"stage": stage, "attentions": shown}, indent=2))
         return
     for one, names in zip(loaded, gradients, strict=True):
-        click.echo(_stage_text(one, stage, kernel, target, comments, names), nl=False)
+        click.echo(_stage_text(one, stage, kernel, target, comments, names, deterministic), nl=False)
 
 
 def _tree(spec: str, as_json: bool) -> str:
@@ -84,14 +85,20 @@ def _tree(spec: str, as_json: bool) -> str:
 
 
 def _stage_data(
-    one: Loaded, stage: str, kernel: str | None, target: Arch, comments: Comments, gradients: tuple[str, ...]
+    one: Loaded,
+    stage: str,
+    kernel: str | None,
+    target: Arch,
+    comments: Comments,
+    gradients: tuple[str, ...],
+    deterministic: bool,
 ) -> dict[str, Any]:
     """The data of `stage` for one attention; docs/json.md defines the keys."""
     from attngen.inspect import data
 
     if stage == "spec":
         return {"spec": data.spec_data(one.spec)}
-    plan, source = source_of(one, target, kernel, comments, gradients)
+    plan, source = source_of(one, target, kernel, comments, gradients, deterministic)
     if stage == "plan":
         return {"plan": data.plan_data(plan)}
     if stage == "loops":
@@ -102,13 +109,19 @@ def _stage_data(
 
 
 def _stage_text(
-    one: Loaded, stage: str, kernel: str | None, target: Arch, comments: Comments, gradients: tuple[str, ...]
+    one: Loaded,
+    stage: str,
+    kernel: str | None,
+    target: Arch,
+    comments: Comments,
+    gradients: tuple[str, ...],
+    deterministic: bool,
 ) -> str:
     from attngen.inspect.explain import describe_spec, explain_plan
 
     if stage == "spec":
         return describe_spec(one.spec)
-    plan, source = source_of(one, target, kernel, comments if stage == "cuda" else "brief", gradients)
+    plan, source = source_of(one, target, kernel, comments if stage == "cuda" else "brief", gradients, deterministic)
     if stage == "plan":
         return explain_plan(one.spec, plan)
     if stage == "cuda":

@@ -76,17 +76,17 @@ def source_of(
     kernel: str | None,
     comments: Comments = "brief",
     wanted: tuple[str, ...] = (),
-    any_order: bool = False,
+    deterministic: bool = False,
 ) -> tuple[Plan, Program]:
     """(plan, Program) of one attention: of its forward, or of a backward that computes the gradients `wanted`. Refusals of the
     planner point at the spec's text."""
     from attngen.emit.emitter import emit
     from attngen.schedules import choose
 
-    if any_order and not wanted:
-        raise click.BadParameter("only the gradients of a backward have an order; add --backward", param_hint="--any-order")
+    if deterministic and not wanted:
+        raise click.BadParameter("it is about gradients, which are a backward's; add --backward", param_hint="--deterministic")
     with pointing_at(one):
-        plan = choose(one.spec, arch, kernel, wanted=wanted, deterministic=not any_order)
+        plan = choose(one.spec, arch, kernel, wanted=wanted, deterministic=deterministic)
     return plan, emit(one.spec, plan, comments)
 
 

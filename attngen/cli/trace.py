@@ -29,6 +29,7 @@ LENGTH_HELP = f"Number of queries.  [default: {LENGTH}; {LENGTH_OF_MANY_HEADS} i
 @options.param
 @options.backward
 @options.wanted
+@options.deterministic
 @click.option("--sites", is_flag=True, help="Print all access sites of every schedule.")
 @click.option("--steps", is_flag=True, help="Print what threads do, step by step.")
 @options.number("--block", 0, "With --steps: the block.", 0)
@@ -39,8 +40,8 @@ LENGTH_HELP = f"Number of queries.  [default: {LENGTH}; {LENGTH_OF_MANY_HEADS} i
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON; docs/trace.md defines the counts.")
 def command(
     spec: str, kernel: str | None, arch: str | None, batch: int, heads: int, kv_heads: int | None, q_len: int | None,
-    kv_len: int | None, given: tuple[str, ...], backward: bool, wanted: str | None, sites: bool, steps: bool, block: int,
-    thread: str, limit: int, source: Path | None, name: str | None, as_json: bool,
+    kv_len: int | None, given: tuple[str, ...], backward: bool, wanted: str | None, deterministic: bool, sites: bool,
+    steps: bool, block: int, thread: str, limit: int, source: Path | None, name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Count the memory accesses of kernels exactly, on the emulated device.
 
@@ -73,7 +74,8 @@ def command(
         target = arch or default_arch(schedules[-1] if schedules[-1] != "auto" else one.spec.kernel.schedule)
         target, text = (changed.arch.name, changed.text) if changed else (target, None)
         with specs.pointing_at(one):
-            results = trace_spec(one.spec, schedules, target, shape, params, watch, text, wanted=gradients)
+            said = changed.deterministic if changed else deterministic
+            results = trace_spec(one.spec, schedules, target, shape, params, watch, text, 0, gradients, said)
         show = None if as_json else _TraceTable(one.spec.name, shape.sizes(one.spec), sites or len(schedules) == 1, watch)
         with specs.compilation_errors_in(changed):
             for result in results:

@@ -14,6 +14,7 @@ from attngen.emit.emitter import emit
 from attngen.emit.program import Program
 from attngen.plan import PlanRefusal, find_arch
 from attngen.plan.arch import ARCHES, Arch
+from attngen.plan.facts import DETERMINISTIC
 from attngen.schedules import choose
 from attngen.schedules.choose import default_arch
 from attngen.spec.attention import PORTABLE_SCHEDULES, SCHEDULE_NAMES, AttentionSpec
@@ -35,6 +36,7 @@ class ChangedFile:
     schedule: str
     arch: Arch
     wanted: tuple[str, ...] = ()
+    deterministic: bool = DETERMINISTIC
 
 
 def changed_file(path: Path, specs: Sequence[AttentionSpec], schedule: str | None, arch: str | None) -> ChangedFile:
@@ -62,7 +64,7 @@ def changed_file(path: Path, specs: Sequence[AttentionSpec], schedule: str | Non
         if not wrong and schedule not in (None, one.schedule):
             raise ArgumentError(f"{path} contains the {one.schedule} kernel of {one.spec.name}; add --kernel {one.schedule}")
         if not wrong:
-            return ChangedFile(path, text, one.spec, one.schedule, one.arch, one.wanted)
+            return ChangedFile(path, text, one.spec, one.schedule, one.arch, one.wanted, one.deterministic)
         misfit = misfit or wrong
     raise ArgumentError(misfit or _unknown(path, specs, schedule, target, [*contents.entries]))
 
@@ -89,6 +91,7 @@ class _Possible:
     arch: Arch
     source: Program
     wanted: tuple[str, ...] = ()
+    deterministic: bool = DETERMINISTIC
 
 
 def _possible(
@@ -103,11 +106,12 @@ def _possible(
             others = [other for other in ARCHES.values() if other != arch]
             for one in [target or arch] if usual else others:
                 wanted = contents.gradients(spec) if contents else ()
-                try:
-                    plan = choose(spec, one, schedule, wanted=wanted)
-                except (PlanRefusal, GradientError):
-                    continue
-                yield _Possible(spec, schedule, one, emit(spec, plan), wanted)
+                for deterministic in (DETERMINISTIC, not DETERMINISTIC) if wanted else (DETERMINISTIC,):
+                    try:
+                        plan = choose(spec, one, schedule, wanted=wanted, deterministic=deterministic)
+                    except (PlanRefusal, GradientError):
+                        continue
+                    yield _Possible(spec, schedule, one, emit(spec, plan), wanted, deterministic)
 
 
 class _Contents:

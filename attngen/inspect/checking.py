@@ -16,6 +16,7 @@ from attngen.inspect.backward import backward_inputs, run_backward
 from attngen.inspect.prepare import check_call, compile_text, plan_for
 from attngen.inspect.trials import Chosen, Fixed, Known, Problems, Trial, choose_trials
 from attngen.plan import Plan
+from attngen.plan.facts import DETERMINISTIC
 from attngen.plan.plan import Direction
 from attngen.reference.compare import Comparison, Truth, compare
 from attngen.reference.compare_gradients import compare_gradients
@@ -79,6 +80,7 @@ class Kernel(NamedTuple):
     schedule: str
     device: Device
     wanted: tuple[str, ...] = ()
+    deterministic: bool = DETERMINISTIC
 
 
 def check_spec(
@@ -90,6 +92,7 @@ def check_spec(
     seed: int,
     text: str | None = None,
     wanted: tuple[str, ...] = (),
+    deterministic: bool = DETERMINISTIC,
 ) -> Iterator[Checked]:
     """Run every schedule on every device on one problem, one result at a time; `text` in the place of the CUDA text. With
     `wanted` these are backwards.
@@ -98,7 +101,7 @@ def check_spec(
     running raise.
     """
     check_call(spec, shape, params)
-    kernels = [Kernel(schedule, device, wanted) for schedule in schedules for device in devices]
+    kernels = [Kernel(schedule, device, wanted, deterministic) for schedule in schedules for device in devices]
     chosen = Chosen((Trial(shape, params, seed),), ())
     planned = [(kernel, plan_for(spec, *kernel), chosen) for kernel in kernels]
     return _results(planned, Problems(spec), text, lambda _: None)
@@ -127,7 +130,7 @@ def _results(
     planned: Sequence[tuple[Kernel, Plan, Chosen]], problems: Problems, text: str | None, progress: Progress
 ) -> Iterator[Checked]:
     spec = problems.spec
-    for (schedule, device, wanted), plan, chosen in planned:
+    for (schedule, device, wanted, _), plan, chosen in planned:
         name = f"{spec.name}, {schedule}{' backward' if wanted else ''}"
         progress(f"compiling {name} for {device.name}")
         start = perf_counter()

@@ -11,20 +11,27 @@ from attngen.device.params import check_params, declared_params, refuse_unknown
 from attngen.device.protocol import Device
 from attngen.emit.emitter import emit
 from attngen.plan import Plan, find_arch
+from attngen.plan.facts import DETERMINISTIC
 from attngen.reference.problems import Shape
 from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.obligations import check_obligations
 
 
-def plan_for(spec: AttentionSpec, schedule: str, device: Device, wanted: tuple[str, ...] = ()) -> Plan:
+def plan_for(
+    spec: AttentionSpec,
+    schedule: str,
+    device: Device,
+    wanted: tuple[str, ...] = (),
+    deterministic: bool = DETERMINISTIC,
+) -> Plan:
     """The planner's choice on `device`: of a forward, or of the backward that computes the gradients `wanted`.
 
     Raises PlanRefusal, GradientError.
     """
     arch = find_arch(device.arch)
     assert arch is not None, device.arch
-    return choose(spec, arch, schedule, wanted=wanted)
+    return choose(spec, arch, schedule, wanted=wanted, deterministic=deterministic)
 
 
 def check_call(spec: AttentionSpec, shape: Shape, params: Mapping[str, int | float]) -> None:

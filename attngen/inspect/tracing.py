@@ -19,6 +19,7 @@ from attngen.inspect.backward import backward_inputs, run_backward
 from attngen.inspect.coordinates import Layout, layouts
 from attngen.inspect.prepare import check_call, compile_text, plan_for
 from attngen.plan import Plan
+from attngen.plan.facts import DETERMINISTIC
 from attngen.reference.gradients import sample_loss
 from attngen.reference.numpy_oracle import numpy_attention
 from attngen.reference.problems import Sample, Shape, sample
@@ -79,6 +80,7 @@ def trace_spec(
     text: str | None = None,
     seed: int = 0,
     wanted: tuple[str, ...] = (),
+    deterministic: bool = DETERMINISTIC,
 ) -> Iterator[ScheduleTrace]:
     """Traces every schedule, one result at a time; `text` replaces the CUDA text. With `wanted` these are backwards.
 
@@ -88,7 +90,7 @@ def trace_spec(
     check_call(spec, shape, params)
     devices = [EmulatedDevice(arch=arch, watch=watch, seed=seed) for _ in schedules]
     planned = [
-        (schedule, plan_for(spec, schedule, device, wanted), device)
+        (schedule, plan_for(spec, schedule, device, wanted, deterministic), device)
         for schedule, device in zip(schedules, devices, strict=True)
     ]
     return _traced(spec, planned, shape, params, text)

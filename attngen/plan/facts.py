@@ -16,6 +16,8 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Expr
 from attngen.spec.gradient import Gradient, gradient_of
 
+DETERMINISTIC = False  # whether gradients have the same bits in every run, if neither a call nor torch's global switch says so
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpecFacts:
@@ -31,7 +33,7 @@ class SpecFacts:
     divides_distances: bool  # by a number that is no constant
     wanted: tuple[str, ...] = ()  # the gradients that a backward computes, by the names of arguments; none: a forward
     gradient: Gradient | None = None  # of the spec, for a backward
-    deterministic: bool = True  # gradients have the same bits in every run
+    deterministic: bool = DETERMINISTIC  # gradients have the same bits in every run
 
     def divided_distances(self, rows: int, block_kv: int) -> int:
         """The distances for which a thread keeps a remainder, see `distances_of_a_thread`."""
@@ -39,7 +41,7 @@ class SpecFacts:
 
 
 @remembered
-def facts_of(spec: AttentionSpec, wanted: tuple[str, ...] = (), deterministic: bool = True) -> SpecFacts:
+def facts_of(spec: AttentionSpec, wanted: tuple[str, ...] = (), deterministic: bool = DETERMINISTIC) -> SpecFacts:
     """The facts of `spec` for its forward, or for a backward that computes the gradients `wanted`."""
     return SpecFacts(
         spec,

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from attngen.plan.arch import DEFAULT_ARCH, Arch
 from attngen.plan.decisions import WHY_LSE_REST
-from attngen.plan.facts import SpecFacts, facts_of
+from attngen.plan.facts import DETERMINISTIC, SpecFacts, facts_of
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Direction, Plan, PlanRefusal, Schedule, TileChoice, refusal
 from attngen.plan.problem import Problem
@@ -37,7 +37,6 @@ BACKWARD_SCHEDULES: tuple[Schedule, ...] = (
 )
 AUTOMATIC: tuple[ScheduleName, ...] = ("hopper", "fused")  # "auto" is the first that suits: the least work, and O(S) memory
 AUTOMATIC_BACKWARD: tuple[ScheduleName, ...] = (*AUTOMATIC, "tiled", "naive")
-DETERMINISTIC = True  # whether gradients have the same bits in every run, if a call does not say
 
 
 def schedules_of(facts: SpecFacts) -> tuple[Schedule, ...]:

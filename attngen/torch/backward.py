@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attngen.schedules.choose import DETERMINISTIC
+from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.gradient import gradient_argument
 from attngen.torch.layout import readable
 from attngen.torch.operator import LIBRARY, empty_as, runs_on
@@ -34,7 +34,7 @@ SCHEMA = (
 
 
 def is_deterministic(said: bool | None) -> bool:
-    """What a call says about its gradients; by default what attngen does, or torch's global switch when the call is made."""
+    """What a call says about its gradients; if it says nothing, what torch's global switch says when the call is made."""
     return DETERMINISTIC or torch.are_deterministic_algorithms_enabled() if said is None else said
 
 

@@ -43,8 +43,8 @@ def attention(
     own operations: of fp64 too, on any device, differentiable any number of times.
 
     O and lse have derivatives by every tensor that requires grad, a float mask too; math alone has second ones. With
-    `deterministic`, as by default, gradients have the same bits in every run; without, faster kernels may add them up in any
-    order. Under autocast, query, key and value follow it.
+    `deterministic`, gradients have the same bits in every run; without, faster kernels may add them up in any order. By default
+    torch.use_deterministic_algorithms decides. Under autocast, query, key and value follow it.
 
     Returns O, laid out as the query, or with `return_lse` (O, lse [batch, q_heads, q_len] in fp32). Raises ArgumentError, which
     names the argument; TypeError for a keyword that is not torch's.

@@ -20,6 +20,7 @@ from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose, schedules_for
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
+from attngen.spec.gradient import QKV
 from tests import tiers
 from tests.harness import IN_16_BITS, SMALL_PARAMS, cli, compiled, gradients, small, wrong_gradients
 
@@ -47,12 +48,17 @@ def defined(name: str, head_dim: int = 64, dtype: str = "bf16", **more: Any) -> 
     return attngen.define(dtype=dtype, head_dim=head_dim, **VARIANTS[name] | more)
 
 
+def test_dq_is_added_up_in_global_memory_unless_gradients_are_deterministic() -> None:
+    plans = [choose(defined("causal"), ARCHES["sm_90a"], wanted=QKV, **said) for said in ({}, {"deterministic": True})]
+    assert [p.own.dq for p in plans] == ["additions", "own kernel"]
+
+
 @pytest.mark.parametrize("name", tiers.cases(VARIANTS, quick=["documents"]))
 def test_variants(name: str) -> None:
     for seed, shape in enumerate(SHAPES):
         kernel = compiled(defined(name), "hopper", seed=seed % 2 * 7)
-        assert kernel.gradients().plan.schedule.name == "hopper_backward"
-        assert not wrong_gradients(kernel, shape, seed=seed), shape
+        assert kernel.gradients(deterministic=True).plan.schedule.name == "hopper_backward"
+        assert not wrong_gradients(kernel, shape, seed=seed, deterministic=True), shape
 
 
 ADDED = [(name, d) for name in VARIANTS for d in (64, 128) if name not in ("sigmoid", "none")]
@@ -129,7 +135,8 @@ def test_additive_masks_of_the_lowest_number(dtype: str) -> None:
     extra = np.where(np.arange(140) > np.arange(133)[:, None] - 5, lowest, 0.0)
     extra[20:22] = -np.inf
     problem.inputs["extra"] = round_to_storage(extra, spec.dtype)
-    assert not wrong_gradients(compiled(spec, "hopper"), problem)
+    for deterministic in (True, False):
+        assert not wrong_gradients(compiled(spec, "hopper"), problem, deterministic=deterministic), deterministic
 
 
 @pytest.mark.parametrize("head_dim", tiers.cases([64, 80], quick=[80]))
@@ -139,7 +146,9 @@ def test_large_scores(head_dim: int) -> None:
     problem = sample(spec, Shape(1, 1, 1, 140, 140))
     q = from_storage(problem.q)
     q[:, :, 40:50] *= 2.0**30
-    assert not wrong_gradients(compiled(spec, "hopper"), replace(problem, q=round_to_storage(q, spec.dtype)))
+    problem = replace(problem, q=round_to_storage(q, spec.dtype))
+    for deterministic in (True, False):
+        assert not wrong_gradients(compiled(spec, "hopper"), problem, deterministic=deterministic), deterministic
 
 
 @pytest.mark.parametrize("name", tiers.cases(VARIANTS, quick=["causal"]))
@@ -158,7 +167,7 @@ WIDE_HEAD_DIMS = [(192, 128), (64, 256), (256, 8), (136, 200), (160, 160), (256,
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases([*HEAD_DIMS, *WIDE_HEAD_DIMS], quick=[(80, 24)]))
 def test_head_sizes(head_dim: int, head_dim_v: int) -> None:
     kernel = compiled(defined("causal", head_dim, "fp16", head_dim_v=head_dim_v), "hopper")
-    assert not wrong_gradients(kernel, Shape(1, 2, 1, 140, 170))
+    assert not wrong_gradients(kernel, Shape(1, 2, 1, 140, 170), deterministic=True)
 
 
 SUITABLE = [(n, dtype) for n, dtype in IN_16_BITS if "hopper" in schedules_for(small(n, dtype), ARCHES["sm_90a"], "backward")]
@@ -172,7 +181,8 @@ def test_every_spec(name: str, dtype: str) -> None:
         kernel = compiled(spec, "hopper", seed=seed % 2 * 7)
         params: dict[str, Any] = SMALL_PARAMS.get(name, {})
         shape = Shape(8 if q_len < 10 else 1, 2, 1, q_len, kv_len)
-        assert not wrong_gradients(kernel, shape, seed=seed, **params), (q_len, kv_len)
+        for deterministic in (True, False):
+            assert not wrong_gradients(kernel, shape, seed=seed, deterministic=deterministic, **params), (q_len, kv_len)
 
 
 ORDERED = [("causal", 64), ("documents", 64), ("some heads", 64), ("causal", 200), ("documents", 136)]
@@ -183,7 +193,7 @@ def test_the_order_of_threads_and_copies_does_not_matter(name: str, head_dim: in
     spec = defined(name, head_dim)
     problem = sample(spec, Shape(1, 4, 2, 200, 330))
     loss = sample_loss(spec, problem)
-    found = [gradients(compiled(spec, "hopper", seed=seed), problem, loss) for seed in (0, 3, 8)]
+    found = [gradients(compiled(spec, "hopper", seed=seed), problem, loss, deterministic=True) for seed in (0, 3, 8)]
     for one in "qkv":
         assert len({each[one].tobytes() for each in found}) == 1, one
 
@@ -192,9 +202,9 @@ def test_the_order_of_threads_and_copies_does_not_matter(name: str, head_dim: in
 def test_only_what_is_wanted_is_computed(head_dim: int) -> None:
     spec = defined("causal", head_dim)
     problem, kernel = sample(spec, Shape(1, 2, 1, 70, 70)), compiled(spec, "hopper")
-    every = gradients(kernel, problem, sample_loss(spec, problem))
+    every = gradients(kernel, problem, sample_loss(spec, problem), deterministic=True)
     for wanted in (("q",), ("k", "v")):
-        found = gradients(kernel, problem, sample_loss(spec, problem), wanted)
+        found = gradients(kernel, problem, sample_loss(spec, problem), wanted, deterministic=True)
         assert set(found) == set(wanted)
         assert all(np.array_equal(found[n], every[n]) for n in wanted)
     kernels = {e.name for e in kernel.gradients(("q",)).source.kernels}
@@ -204,7 +214,7 @@ def test_only_what_is_wanted_is_computed(head_dim: int) -> None:
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_pages_have_its_loops_and_its_pipeline(head_dim: int) -> None:
     spec = defined("documents", head_dim)
-    plan = choose(spec, ARCHES["sm_90a"], "hopper", direction="backward")
+    plan = choose(spec, ARCHES["sm_90a"], "hopper", direction="backward", deterministic=True)
     products = {p.loop.anchor for p in loop_nest(spec, plan, emit(spec, plan)) if "pairs" in p.loop.range}
     split = {"void issue_dv() {", "void issue_dk() {"} if head_dim == 256 else set()
     assert products == {"void step() {"} | split
@@ -215,14 +225,15 @@ def test_pages_have_its_loops_and_its_pipeline(head_dim: int) -> None:
 
 
 def test_pages_show_what_additions_change() -> None:
-    shown = cli("diff", "gpt2", "hopper", "hopper", "--backward", "--any-order", "--width", "80")
+    shown = cli("diff", "gpt2", "hopper", "hopper", "--backward", "--deterministic", "--width", "80")
     assert shown.exit_code == 0
     assert re.search(r"^< .*of_rows::Consumer consumer", shown.output, re.MULTILINE)
     assert re.search(r"^> .*global_add\(", shown.output, re.MULTILINE)
-    explained = cli("explain", "gpt2", "--kernel", "hopper", "--backward", "--any-order").output
+    explained = cli("explain", "gpt2", "--kernel", "hopper", "--backward").output
     assert "dQ = additions" in explained
     assert re.search(r"dk_dv .* Q K\^T, dO V\^T, P\^T dO, dS\^T Q, dS K", explained)
-    assert "add --backward" in cli("explain", "gpt2", "--any-order").output
+    assert "dQ = additions" not in cli("explain", "gpt2", "--kernel", "hopper", "--backward", "--deterministic").output
+    assert "add --backward" in cli("explain", "gpt2", "--deterministic").output
 
 
 REFUSED = [
@@ -269,7 +280,7 @@ MACHINE_CODE = [(d, mask) for d in (64, 80, 96, 128, 136, 160, 192, 256) for mas
 @pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(MACHINE_CODE, quick=[(256, "causal")]))
 def test_products_are_not_serialized_and_nothing_is_spilled(head_dim: int, mask: str | None) -> None:
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask)
-    compiled = compile_text(emit(spec, choose(spec, ARCHES["sm_90a"], "hopper", direction="backward")))
+    compiled = compile_text(emit(spec, choose(spec, ARCHES["sm_90a"], "hopper", direction="backward", deterministic=True)))
     assert not re.findall(r"C75\d\d", compiled.log)
     assert all(r.spill_store_bytes == 0 for r in compiled.resources())
 
@@ -281,6 +292,6 @@ SPILLED = {(64, None): 8, (64, "causal"): 0, (128, None): 0, (128, "causal"): 8}
 @pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(list(SPILLED), quick=[(128, "causal")]))
 def test_products_beside_additions_are_not_serialized(head_dim: int, mask: str | None) -> None:
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask)
-    compiled = compile_text(emit(spec, choose(spec, ARCHES["sm_90a"], "hopper", direction="backward", deterministic=False)))
+    compiled = compile_text(emit(spec, choose(spec, ARCHES["sm_90a"], "hopper", direction="backward")))
     assert not re.findall(r"C75\d\d", compiled.log)
     assert all(r.spill_store_bytes <= SPILLED[head_dim, mask] for r in compiled.resources())

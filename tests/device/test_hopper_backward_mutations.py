@@ -83,7 +83,7 @@ def outcome(spec: AttentionSpec, shape: Shape, backwards: Sequence[CompiledBackw
     return ""
 
 
-def steps_that_are_not_needed(spec: AttentionSpec, shape: Shape, deterministic: bool = True) -> list[str]:
+def steps_that_are_not_needed(spec: AttentionSpec, shape: Shape, deterministic: bool) -> list[str]:
     usual = compiled(spec, "hopper").gradients(None, deterministic)
     source, device = usual.source, EmulatedDevice(checked=True, arch="sm_90a")
     mutant = device.compile(removable(source, steps(source)))
@@ -94,7 +94,7 @@ def steps_that_are_not_needed(spec: AttentionSpec, shape: Shape, deterministic: 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SPECS)
 def test_every_step_between_warps_is_needed(name: str) -> None:
-    assert steps_that_are_not_needed(SPECS[name], SHAPES[name]) == []
+    assert steps_that_are_not_needed(SPECS[name], SHAPES[name], deterministic=True) == []
 
 
 @pytest.mark.long
@@ -102,7 +102,7 @@ def test_every_step_between_warps_is_needed(name: str) -> None:
 @pytest.mark.parametrize("name", SPLIT)
 def test_every_step_between_warps_is_needed_where_products_are_split(name: str) -> None:
     assert compiled(SPLIT[name], "hopper").gradients().plan.own.split_products
-    assert steps_that_are_not_needed(SPLIT[name], SHAPES[name]) == []
+    assert steps_that_are_not_needed(SPLIT[name], SHAPES[name], deterministic=True) == []
 
 
 # Parts of dQ by columns and by rows; the first and last tiles of a work tile alone, together, and with others between.

@@ -292,17 +292,30 @@ def test_autocast_casts_queries_keys_and_values_alone(qkv: tuple[torch.Tensor, .
         assert stated(*qkv).dtype is torch.float32
 
 
-def test_the_same_bits_however_it_is_asked_for(qkv: tuple[torch.Tensor, ...]) -> None:
+@pytest.mark.parametrize("switch", [False, True])
+def test_gradients_are_deterministic_if_the_call_or_else_torchs_switch_says_so(
+    switch: bool, qkv: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = []
+    run = runtime.Emulated.__call__
+
+    def seen(self: Any, *arguments: Any, **named: Any) -> Any:
+        plans.append(self.compiled.plan)
+        return run(self, *arguments, **named)
+
+    monkeypatch.setattr(runtime.Emulated, "__call__", seen)
+    layers = {said: Attention(mask="causal", mode="naive", deterministic=said) for said in (None, True, False)}
     expected = gradients(causal, *qkv)
-    for said in (None, True, False):
-        found = gradients(lambda *t, d=said: causal(*t, deterministic=d), *qkv)
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(switch)
     try:
-        found = gradients(causal, *qkv)
+        for said, layer in layers.items():
+            for function in (layer, lambda *t, d=said: causal(*t, deterministic=d)):
+                found = gradients(function, *qkv)
+                assert plans[-1].wanted
+                assert plans[-1].facts.deterministic is (switch if said is None else said)
+                assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), "naive has one order"
     finally:
         torch.use_deterministic_algorithms(False)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
