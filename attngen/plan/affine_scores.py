@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from attngen.plan.axes import MOVING
 from attngen.spec.affine import affine_form
-from attngen.spec.expr import Apply, Expr, Gather, Name, Type, constant, names_in, walk
+from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, constant, names_in, walk
 from attngen.spec.operator import add, apply, mul, neg
 
 MOST_EXACT = 2**16  # of a coefficient of k: its multiples within a tile are numbers of fp32
@@ -23,6 +23,11 @@ class AffineScore:
     rest: Expr
     term: Expr  # of q and k; affine in k
     slope: Expr  # what `term` grows by from a key to the next: the same for all pairs of a head
+
+    @property
+    def falls(self) -> bool:
+        """Whether `term` falls from a key to the next, if all captured numbers are positive, as ALiBi's slopes are."""
+        return _sign(self.slope) < 0
 
 
 def affine_score(score: Expr) -> AffineScore | None:
@@ -76,6 +81,23 @@ def _step(index: Expr) -> Expr | None:
     ((leaf, coefficient),) = of_k.items()
     is_index = isinstance(leaf, Name)
     return constant(float(coefficient)) if is_index and abs(coefficient) <= MOST_EXACT else None
+
+
+def _sign(number: Expr) -> int:
+    """The sign of a number if what it captures is positive; 0 if it is a sum of terms of both signs."""
+    signs = {_sign_of_term(term) for term in _terms(number)}
+    return signs.pop() if len(signs) == 1 else 0
+
+
+def _sign_of_term(term: Expr) -> int:
+    match term:
+        case Const(value=value):
+            return (value > 0) - (value < 0)
+        case Apply(op="neg", args=(inner,)):
+            return -_sign(inner)
+        case Apply(op="mul" | "div", args=(a, b)):
+            return _sign(a) * _sign(b)
+    return 1
 
 
 def _sum(terms: list[Expr]) -> Expr:

@@ -31,6 +31,7 @@ SIZES = (
     (-1e36, 1.0),
 )
 ALIBI = "s + slope * (k - q)"
+FALLING = "s + slope * (q - k)"
 CASES: dict[str, dict[str, Any]] = {
     "all pairs": {"score": ALIBI},
     "rising keys": {"score": "s + slope * k"},
@@ -46,6 +47,9 @@ CASES: dict[str, dict[str, Any]] = {
         "score": ALIBI, "mask": "same_document(ids)", "head_dim": 128, "inputs": {"ids": ("int32", ("batch", "kv_len"))}
     },
     "three consumers": {"score": ALIBI, "tile": (192, 64)},
+    # tiles from the first to the last: all full but the last; two partial ones before a full one
+    "falling": {"score": FALLING, "head_dim": 128},
+    "falling, steep": {"score": FALLING, "mask": "k >= 2 * q and k < 2 * q + 320", "tile": (128, 64)},
 }  # fmt: skip
 
 

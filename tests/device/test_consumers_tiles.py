@@ -71,6 +71,7 @@ def test_long_causal_rows_do_and_spill_nothing(head_dim: int, consumers: int, de
     assert (resources.spill_store_bytes, resources.stack_bytes) == (0, 0)
 
 
+FALLING = {"score": "s + 0.01 * (q - k)"}  # tiles are visited from the first to the last
 # Q in shared memory and in registers; two consumers and three; tiles above a consumer's own, below, none at all; more of
 # them than stages; rows before the first for a whole consumer
 CASES = {
@@ -99,6 +100,10 @@ CASES = {
     "four, steep": (spec_of("k <= 6 * q and k >= 5 * q", 32, (256, 64)), Shape(1, 2, 2, 300, 1500)),
     "registers": (spec_of("causal", 64, (128, 64, 2)), Shape(1, 4, 2, 500, 500)),
     "registers, window": (spec_of("causal and window(70)", 160), Shape(1, 4, 2, 500, 500)),
+    "falling": (spec_of("causal", lse=True, **FALLING), Shape(1, 4, 2, 300, 300)),
+    "falling, far": (spec_of("k + 150 <= q", **FALLING), Shape(1, 2, 2, 400, 400)),
+    "falling, three, steep": (spec_of("k <= 6 * q and k >= 5 * q", 128, (192, 48, 2), **FALLING), Shape(1, 2, 2, 300, 1500)),
+    "falling, registers": (spec_of("causal", 64, (128, 64, 2), **FALLING), Shape(1, 4, 2, 500, 500)),
     "registers, steep": (spec_of("k <= 6 * q and k >= 5 * q", 64, (128, 48, 2)), Shape(1, 2, 2, 200, 1000)),
 }
 

@@ -23,7 +23,7 @@ STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
     r"|(?:wgmma_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);|tma_store_commit\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);"
     r"|(?:work|k|v|ring)\.(?:acquire|publish|wait_full|release)\(\);|(?:release_stage|skip_tile)\([kv]\);"
-    r"|skip_(?:keys|values|tiles_above|last_values)\(\);"
+    r"|skip_(?:keys|values|tiles_before|last_values)\(\);"
 )
 # Q in registers; Q in shared memory; tiles that the producer classifies, and key vectors; key vectors without that.
 # In "wide" consumers skip tiles above their own

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from attngen import define
+from attngen.plan import ARCHES
 from attngen.plan.affine_scores import affine_score
+from attngen.schedules import choose
 from attngen.spec.print_attn import expression_to_text
 
 
@@ -46,3 +48,25 @@ def test_other_scores_have_none(score: str) -> None:
     inputs = {"by_row": ("fp32", ("heads", "q_len")), "doc": ("int32", ("batch", "kv_len"))}
     spec = define(dtype="bf16", head_dim=64, score=score, inputs={n: t for n, t in inputs.items() if n in score})
     assert affine_score(spec.score) is None
+
+
+@pytest.mark.parametrize(
+    ("score", "falls"),
+    [
+        ("s + (q - k)", True),
+        ("s - 0.5 * k", True),
+        ("s + slopes[h] * (q - k) / temp", True),
+        ("s - temp * (2 * k - q)", True),
+        ("s - (temp + 1.0) * k", True),
+        ("s + (k - q)", False),
+        ("s - temp * (q - k)", False),
+        ("alibi(slopes)", False),
+        ("s + 0.5 * k - slopes[h] * k", False),  # falls or rises, by the slope
+        ("s", False),
+    ],
+)
+def test_tiles_are_visited_from_the_highest_score(score: str, falls: bool) -> None:
+    params = {"temp": 0.5} if "temp" in score else {}
+    inputs = {"slopes": ("fp32", ("heads",))} if "slopes" in score else {}
+    spec = define(dtype="bf16", head_dim=64, mask="causal", score=score, inputs=inputs, params=params)
+    assert choose(spec, ARCHES["sm_90a"], "hopper").own.from_first_tile == falls

@@ -44,6 +44,7 @@ class HopperPlan:
     row_sums: RowSums  # the softmax denominator: by products of P with columns of ones beside V, or by each thread
     shift: float | None  # subtracted from the exponents (of 2) of all scores instead of a row maximum; None: there is one
     per_consumer_range: bool  # a consumer multiplies the tiles that have keys for its own rows, not all of the block's
+    from_first_tile: bool  # a work tile's tiles are visited from the first to the last, else from the last to the first
     adaptive_threshold: bool  # the score that forces a rescale depends on the weights of a row's first tile
     beside_last: BesideLast  # what a consumer does beside the last P V of a work tile
     replaces_output: bool  # the first P V of a work tile replaces O, instead of adding to zeros
@@ -79,6 +80,13 @@ def adapts_slack(facts: SpecFacts) -> bool:
     Only if all rows have the same keys: otherwise rows with few keys have the largest errors, which no threshold changes.
     """
     return facts.spec.normalize == "softmax" and facts.spec.mask is None and facts.shift is None
+
+
+def from_first_tile(facts: SpecFacts) -> bool:
+    """Whether tiles are visited from the first to the last: if their visits are found by classification, which goes on from the
+    first; or if the score falls from key to key, since a row maximum that rises with each tile rescales O each time."""
+    falls = facts.affine_score is not None and facts.affine_score.falls
+    return facts.bounds.per_tile or (falls and facts.spec.normalize == "softmax")
 
 
 def heavy(row_sums: RowSums) -> int:
@@ -242,6 +250,7 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
         row_sums=sums,
         shift=facts.shift,
         per_consumer_range=per_consumer,
+        from_first_tile=from_first_tile(facts),
         adaptive_threshold=adapts_slack(facts),
         beside_last=beside_last(facts, holds, per_consumer),
         replaces_output=replaces_output(facts, sink_in_output),
@@ -265,6 +274,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why:
     where = "in registers" if own.q_in_registers else "in shared memory"
     why_out = "copied out in the background" + ("" if out == slabs else "; there is no room for more")
     why_registers = f"copying needs few; about {needs.registers(facts, tile)} hold O, S and P"
+    falls = own.from_first_tile and not facts.bounds.per_tile
     decisions = (
         Decision("schedule", "hopper", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),
         *score_decisions(facts),
@@ -275,6 +285,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why:
         Decision("stages", str(tile.stages), "the copies of later tiles are under way while these are used"),
         Decision("registers", f"{own.producer_registers} and {own.consumer_registers} a thread", why_registers),
         Decision("Q", where, why_q),
+        *([Decision("order of tiles", "from the first to the last", WHY_FALLS)] if falls else []),
         *([Decision("consumers' tiles", "each its own", WHY_OWN)] if own.per_consumer_range else []),
         *([Decision("row sums", *WHY_SUMS[own.row_sums])] if spec.normalize == "softmax" else []),
         *([Decision("slack", slack, WHY_SLACK)] if own.adaptive_threshold else []),
@@ -291,7 +302,8 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why:
 
 def beside_last(facts: SpecFacts, holds_q: bool, per_consumer: bool) -> BesideLast:
     """What overlaps the last P V: nothing if tiles of other consumers follow, which are skipped before the next work tile."""
-    if per_consumer and names_in(facts.bounds.begin) & {ROWS.lo.name, ROWS.hi.name}:
+    last = facts.bounds.end if from_first_tile(facts) else facts.bounds.begin
+    if per_consumer and names_in(last) & {ROWS.lo.name, ROWS.hi.name}:
         return "nothing"
     return "next scores" if holds_q else "next work tile"
 
@@ -339,7 +351,7 @@ WHY_BESIDE: dict[BesideLast, tuple[str, str]] = {
     "next work tile": ("the next coordinates", "the latency of reading them is hidden"),
     "nothing": (
         "nothing",
-        "tiles below a consumer's rows are skipped first: the next work tile is published when all keys of this one are copied",
+        "tiles after a consumer's own are skipped first: the next work tile is published when all keys of this one are copied",
     ),
 }
 WHY_GROUPS = "compute 64 rows each, the weights of one beside the products of another"
@@ -357,5 +369,6 @@ WHY_KEYS = (
     "memory between its products"
 )
 WHY_AFFINE = "affine in k: each key adds a multiple of the slope, where each pair would convert its distance to a float"
+WHY_FALLS = "the score falls from key to key: a row maximum that rose with each tile would rescale O each time"
 WHY_OTHERS = "used instead for calls whose lengths make them faster"
 WHY_TILE = "the first preferred tile whose O, S and P fit a consumer's registers, and whose stages fit shared memory"
