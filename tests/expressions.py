@@ -33,7 +33,8 @@ def integers(draw, depth: int = 3) -> Expr:
             st.sampled_from([INDEX["q"], INDEX["k"], INDEX["q"], INDEX["k"], WINDOW, DOC["q"], DOC["k"]])
             | st.integers(-20, 20).map(constant)
         )
-    op = draw(st.sampled_from(["add", "sub", "sub", "mul", "min", "max", "abs", "neg", "floordiv", "mod", "where"]))
+    arithmetic = ["add", "sub", "sub", "mul", "min", "max", "abs", "neg", "floordiv", "mod", "where"]
+    op = draw(st.sampled_from([*arithmetic, "bit_and", "bit_or", "bit_xor"]))
     if op in ("floordiv", "mod"):
         divisor = draw(st.sampled_from([*map(constant, (1, 2, 3, 7, -3)), WINDOW]))  # see `divides_by_window`
         return attempt(op, draw(integers(depth - 1)), divisor)
@@ -53,7 +54,10 @@ def booleans(draw, depth: int = 3) -> Expr:
     return attempt(op, *(draw(booleans(depth - 1)) for _ in range(1 if op == "not" else 2)))
 
 
-SMOOTH = tuple("add sub mul div neg exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos pow min max abs where".split())  # noqa: SIM905
+SMOOTH = (
+    *("add", "sub", "mul", "div", "neg", "exp", "exp2", "log", "log2", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid", "sin"),
+    *("cos", "tan", "erf", "pow", "min", "max", "abs", "where"),
+)
 
 
 @st.composite
@@ -67,7 +71,7 @@ def floats(draw, depth: int = 3) -> Expr:
         condition = attempt("lt", draw(floats(depth - 1)), draw(floats(depth - 1)))
         return attempt(op, condition, draw(floats(depth - 1)), draw(floats(depth - 1)))
     operands = [draw(floats(depth - 1)) for _ in range(arity(op))]
-    if op in ("log", "log2", "sqrt", "rsqrt", "pow"):  # away from 0, where their derivative is infinite
+    if op in ("log", "log2", "log1p", "sqrt", "rsqrt", "pow"):  # away from 0, where their derivative is infinite
         operands[0] = attempt("add", attempt("abs", operands[0]), constant(0.5))
     if op == "div":
         operands[1] = attempt("add", attempt("abs", operands[1]), constant(0.5))

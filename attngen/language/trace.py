@@ -56,10 +56,10 @@ def trace(
     except RecursionError as error:
         raise TraceError(f"{title} calls itself without end, or builds too deep an expression") from error
     except TraceError as error:
-        raise TraceError(f"{error}{_place(error, environment.codes)}") from error
+        raise TraceError(f"{error}{place_of(error, environment.codes)}") from error
     except Exception as error:
         said = f"{title} raised {type(error).__name__} when it was traced: {error}"
-        raise TraceError(f"{said}{_place(error, environment.codes)}") from error
+        raise TraceError(f"{said}{place_of(error, environment.codes)}") from error
 
 
 def _returned(value: Any, title: str) -> Expr:
@@ -183,8 +183,8 @@ def _codes(code: types.CodeType) -> list[types.CodeType]:
     return [code, *(inner for c in code.co_consts if isinstance(c, types.CodeType) for inner in _codes(c))]
 
 
-def _place(error: BaseException, codes: set[types.CodeType]) -> str:
-    """The line of the traced function that raised `error`, with a caret."""
+def place_of(error: BaseException, codes: set[types.CodeType]) -> str:
+    """The line of a traced function, one of `codes`, that raised `error`, with a caret."""
     frames = [(f, at) for f, at in traceback.walk_tb(error.__traceback__) if f.f_code in codes]
     if not frames:
         return ""

@@ -46,3 +46,4 @@ def of_power(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr | None]:
 
 
 LN2 = constant(math.log(2.0))
+TWO_OVER_SQRT_PI = constant(2.0 / math.sqrt(math.pi))

@@ -5,7 +5,9 @@ A bound may be wider than the values, never narrower.
 
 from __future__ import annotations
 
-from attngen.spec.expr import Const, Expr, Type
+from functools import reduce
+
+from attngen.spec.expr import Const, Expr, Type, constant
 from attngen.spec.operator import (
     BOOL,
     EVERY_VALUE,
@@ -114,3 +116,41 @@ def selected(c: Interval, a: Interval, b: Interval) -> Interval:
     else:
         lo, hi = minimum(a.lo, b.lo), maximum(a.hi, b.hi)
     return Interval(where(c.lo, a.lo, where(c.hi, lo, b.lo)), where(c.lo, a.hi, where(c.hi, hi, b.hi)))
+
+
+# --- bits of integers: two's complement ------------------------------------------------------------------------------------
+
+
+def _whole_powers(a: Interval, b: Interval) -> tuple[int, int] | None:
+    """The least -2**n and greatest 2**n - 1 that contain two constant intervals, within 64 bits."""
+    ends = [end.value for end in (*a, *b) if isinstance(end, Const)]
+    if len(ends) < 4:
+        return None
+    bits = min(max(int(end if end >= 0 else -end - 1).bit_length() for end in ends), 63)
+    return -(2**bits), 2**bits - 1
+
+
+def _nonnegative(*intervals: Interval) -> Expr:
+    return reduce(both, [less_equal(ZERO, i.lo) for i in intervals])
+
+
+def bits_of_both(a: Interval, b: Interval) -> Interval:
+    powers = _whole_powers(a, b)
+    least = EVERY_VALUE[INT].lo if powers is None else constant(powers[0])
+    of_a = where(_nonnegative(b), minimum(a.hi, b.hi), a.hi)
+    below = where(_nonnegative(a), of_a, where(_nonnegative(b), b.hi, maximum(a.hi, b.hi)))
+    return Interval(where(either(_nonnegative(a), _nonnegative(b)), ZERO, least), below)
+
+
+def bits_of_either(a: Interval, b: Interval) -> Interval:
+    powers = _whole_powers(a, b)
+    most = add(maximum(a.hi, ZERO), maximum(b.hi, ZERO)) if powers is None else constant(powers[1])
+    return Interval(where(_nonnegative(a, b), maximum(a.lo, b.lo), minimum(a.lo, b.lo)), most)
+
+
+def bits_of_one(a: Interval, b: Interval) -> Interval:
+    powers = _whole_powers(a, b)
+    least, most = EVERY_VALUE[INT] if powers is None else (constant(powers[0]), constant(powers[1]))
+    if powers is None:
+        most = where(_nonnegative(a, b), add(maximum(a.hi, ZERO), maximum(b.hi, ZERO)), most)
+    return Interval(where(_nonnegative(a, b), ZERO, least), most)

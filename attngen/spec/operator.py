@@ -46,7 +46,8 @@ class Infix(NamedTuple):
     precedence: int
 
 
-CALL, UNARY, MULTIPLY, ADD, COMPARE, EQUAL, AND, OR, CONDITIONAL = 16, 15, 13, 12, 10, 9, 5, 4, 2  # precedence in C
+CALL, UNARY, MULTIPLY, ADD, COMPARE, EQUAL = 16, 15, 13, 12, 10, 9  # precedence in C
+BIT_AND, BIT_XOR, BIT_OR, AND, OR, CONDITIONAL = 8, 7, 6, 5, 4, 2
 
 Typing = Callable[[str, tuple[Type, ...]], tuple[tuple[Type, ...], Type]]
 Derivative = Callable[..., tuple[Expr | None, ...]]
@@ -88,7 +89,7 @@ def is_comparison(op: str) -> bool:
 def arity(op: str) -> int:
     """The number of operands of `op`."""
     for count in (1, 2, 3):
-        for types in ((FLOAT,) * count, (BOOL,) + (FLOAT,) * (count - 1)):
+        for types in ((FLOAT,) * count, (BOOL,) + (FLOAT,) * (count - 1), (INT,) * count):
             with suppress(ExpressionError):
                 TABLE[op].typing(op, types)
                 return count
@@ -189,7 +190,8 @@ def _divide(a: float, b: float) -> float:
 # The functions of numpy that rows use, on Python's numbers: exact integers, for folding constants.
 PYTHON = SimpleNamespace(
     exp=math.exp, exp2=lambda x: float(2.0**x), log=math.log, log2=math.log2, sqrt=math.sqrt, tanh=math.tanh, sin=math.sin,
-    cos=math.cos, floor=math.floor, ceil=math.ceil, pow=pow, abs=abs, minimum=min, maximum=max, divide=_divide,
+    cos=math.cos, tan=math.tan, erf=math.erf, log1p=math.log1p,
+    floor=math.floor, ceil=math.ceil, pow=pow, abs=abs, minimum=min, maximum=max, divide=_divide,
     floor_divide=operator.floordiv, remainder=operator.mod, logical_and=lambda a, b: a and b, logical_or=lambda a, b: a or b,
     logical_not=operator.not_, where=lambda c, a, b: a if c else b,
 )  # fmt: skip

@@ -14,13 +14,17 @@ Derivatives and bounds are expressions, so one rule serves generated CUDA, the o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from attngen.spec.derivative_rules import LN2, discrete, of_larger, of_magnitude, of_power, of_smaller
+from attngen.spec.derivative_rules import LN2, TWO_OVER_SQRT_PI, discrete, of_larger, of_magnitude, of_power, of_smaller
 from attngen.spec.expr import Type, constant
 from attngen.spec.interval_rules import (
     absolute,
+    bits_of_both,
+    bits_of_either,
+    bits_of_one,
     equality,
     exact_integers,
     increasing,
@@ -34,6 +38,9 @@ from attngen.spec.interval_rules import (
 from attngen.spec.operator import (
     ADD,
     AND,
+    BIT_AND,
+    BIT_OR,
+    BIT_XOR,
     BOOL,
     CALL,
     COMPARE,
@@ -53,6 +60,7 @@ from attngen.spec.operator import (
     Interval,
     Operator,
     Spelling,
+    add,
     apply,
     div,
     less,
@@ -158,6 +166,21 @@ ROWS: tuple[Operator, ...] = (
              derivative=discrete(1), bounds=unbounded(FLOAT), what="the largest whole number up to x, as a float"),
     Operator(name="ceil", typing=floats(1), cuda=as_float("ceilf({0})"), array=lambda xp, a: xp.ceil(a),
              derivative=discrete(1), bounds=unbounded(FLOAT), what="the smallest whole number from x, as a float"),
+    Operator(name="tan", typing=floats(1), cuda=as_float("tanf({0})"), array=lambda xp, a: xp.tan(a),
+             derivative=lambda g, out, a: (mul(g, add(FLOAT_ONE, mul(out, out))),), bounds=unbounded(FLOAT),
+             what="the tangent"),
+    Operator(name="erf", typing=floats(1), cuda=as_float("erff({0})"), array=lambda xp, a: error_function(xp, a),
+             derivative=lambda g, out, a: (mul(g, mul(TWO_OVER_SQRT_PI, apply("exp", neg(mul(a, a))))),),
+             bounds=unbounded(FLOAT), within=(-1.0, 1.0), what="the error function"),
+    Operator(name="log1p", typing=floats(1), cuda=as_float("log1pf({0})"), array=lambda xp, a: xp.log1p(a),
+             derivative=lambda g, out, a: (div(g, add(FLOAT_ONE, a)),), bounds=unbounded(FLOAT),
+             what="the natural logarithm of 1 + x, exact for small x"),
+    Operator(name="bit_and", typing=integers, cuda={INT: Spelling("{0} & {1}", BIT_AND)}, array=lambda xp, a, b: a & b,
+             derivative=discrete(2), bounds=bits_of_both, what="the bits that two integers share"),
+    Operator(name="bit_or", typing=integers, cuda={INT: Spelling("{0} | {1}", BIT_OR)}, array=lambda xp, a, b: a | b,
+             derivative=discrete(2), bounds=bits_of_either, what="the bits of one or both of two integers"),
+    Operator(name="bit_xor", typing=integers, cuda={INT: Spelling("{0} ^ {1}", BIT_XOR)}, array=lambda xp, a, b: a ^ b,
+             derivative=discrete(2), bounds=bits_of_one, what="the bits of one of two integers but not of both"),
     _compare("lt", "<", lambda xp, a, b: a < b, lambda a, b: Interval(less(a.hi, b.lo), less(a.lo, b.hi))),
     _compare("le", "<=", lambda xp, a, b: a <= b,
              lambda a, b: Interval(less_equal(a.hi, b.lo), less_equal(a.lo, b.hi))),
@@ -191,6 +214,13 @@ ROWS: tuple[Operator, ...] = (
              what="a number as an integer, rounded toward zero and kept within 32 bits"),
 )
 # fmt: on
+
+
+def error_function(xp: Any, a: Any) -> Any:
+    """erf of arrays; numpy has none."""
+    if hasattr(xp, "erf"):
+        return xp.erf(a)
+    return xp.vectorize(math.erf, otypes=[float])(a)
 
 
 def to_float(xp: Any, a: Any) -> Any:

@@ -11,22 +11,33 @@ Everything works in eager mode, under `torch.compile(fullgraph=True)`, in `torch
 by every tensor that requires grad, captured ones too.
 """
 
+from torch.nn.attention.flex_attention import AuxRequest, and_masks, noop_mask, or_masks
+
 from attngen.torch import autograd as autograd  # registers the operator's derivatives
 from attngen.torch import batching as batching  # registers what torch.vmap does of it
 from attngen.torch import compiled as compiled  # registers compiled specs as callables of tensors
+from attngen.torch.block_mask import BlockMask, create_block_mask
 from attngen.torch.flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from attngen.torch.flex import flex_attention
 from attngen.torch.functional import attention
 from attngen.torch.module import Attention
 from attngen.torch.replacement import NotReplacedWarning, activate, activated, restore
 
 __all__ = [
     "Attention",
+    "AuxRequest",
+    "BlockMask",
     "NotReplacedWarning",
     "activate",
     "activated",
+    "and_masks",
     "attention",
+    "create_block_mask",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
+    "flex_attention",
+    "noop_mask",
+    "or_masks",
     "restore",
 ]

@@ -50,7 +50,7 @@ class _Namespace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class MathCall:
     """The values that the expressions of one call read: floats in the precision of the computation, integers as int64."""
 
     spec: AttentionSpec
@@ -102,7 +102,7 @@ def math_attention(
     if the spec has none. `params` are numbers, or tensors without dimensions."""
     precision = torch.float32 if q.element_size() < 4 else q.dtype
     with torch.amp.autocast(q.device.type, enabled=False):  # q, k and v follow it before this operator
-        call = _call(spec, q, k, inputs, params, precision)
+        call = call_of(spec, q, k, inputs, params, precision)
         group = q.shape[1] // k.shape[1] if k.shape[1] else 1
         queries, keys, values = (t.to(precision) for t in (q, k, v))
         allowed = None if spec.mask is None else call.value(spec.mask, {})
@@ -115,15 +115,17 @@ def math_attention(
     return output.to(q.dtype), lse if spec.lse else lse.new_empty((0,))
 
 
-def _call(
+def call_of(
     spec: AttentionSpec, q: Tensor, k: Tensor, inputs: Mapping[str, Tensor], params: Mapping[str, Any], precision: Any
-) -> _Call:
+) -> MathCall:
+    """The values that the expressions of a call read, in `precision`."""
+
     def decoded(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
             return tensor.to(precision)
         return tensor if tensor.dtype is torch.bool else tensor.long()
 
-    call = _Call(spec, {}, {name: decoded(tensor) for name, tensor in inputs.items()}, precision, q.device)
+    call = MathCall(spec, {}, {name: decoded(tensor) for name, tensor in inputs.items()}, precision, q.device)
     sizes = dict(zip(SIZES, (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2]), strict=True))
     for declared in spec.inputs:
         for dim, size in zip(declared.dims, inputs[declared.name].shape, strict=True):
@@ -136,7 +138,7 @@ def _call(
     for axis, (index, extent) in enumerate(extents.items()):
         shape = [-1 if axis == other else 1 for other in range(4)]
         names[index] = torch.arange(extent, device=q.device).view(shape)
-    return _Call(spec, names, call.inputs, precision, q.device)
+    return MathCall(spec, names, call.inputs, precision, q.device)
 
 
 def _seen(allowed: Tensor, group: int) -> Tensor:
@@ -146,7 +148,7 @@ def _seen(allowed: Tensor, group: int) -> Tensor:
     return (seen if seen.shape[1] == 1 else seen.unflatten(1, (seen.shape[1] // group, group)).any(2)).mT
 
 
-def _weights(call: _Call, products: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+def _weights(call: MathCall, products: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
     """(P [batch, q_heads, q_len, kv_len], lse) of the products of queries and keys."""
     spec = call.spec
     scores = products * call.value(spec.scale, {})

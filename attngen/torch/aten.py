@@ -1,0 +1,207 @@
+"""The meaning of ATen operators for expressions: graphs of operators on numbers and small tensors -> `Expr`.
+
+A value of a graph is a `Lazy`: a tensor of known shape whose elements are expressions, made when they are read. Numbers have
+no dimension; rows that were gathered have one, until a product or a sum consumes them. An operator that this table lacks is
+refused by its name. `aten_arithmetic.py` has what is computed from each element, `aten_tensors.py` what gathers and
+combines elements.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from attngen.language.tracer import TraceError
+from attngen.spec.attention import INDICES, SIZES
+from attngen.spec.bounds import ranges
+from attngen.spec.dtypes import DType
+from attngen.spec.expr import (
+    MAX_INT_PARAM,
+    MAX_LENGTH,
+    Const,
+    Expr,
+    ExpressionError,
+    Name,
+    Type,
+    constant,
+    inputs_in,
+    name,
+    walk,
+)
+from attngen.spec.operator import ONE, ZERO, add, apply, less, maximum, minimum, sub, where
+from attngen.spec.ranges import dtype_range
+
+Indices = tuple[Expr, ...]
+INT32 = (-(2**31), 2**31 - 1)
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A tensor of a graph. `sizes` are its dimensions as expressions: a captured tensor's follow the tensor of each call."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    at: Callable[[Indices], Expr]
+    sizes: Indices = ()
+
+    @property
+    def number(self) -> Expr:
+        """The element of a tensor without dimensions, or with one element."""
+        return self.at((ZERO,) * len(self.shape))
+
+    def elements(self) -> list[Expr]:
+        """All elements, in the order of memory. Raises TraceError if they are too many."""
+        return [self.at(tuple(map(constant, i))) for i in itertools.product(*map(range, self.shape))]
+
+
+def lazy(shape: Sequence[int], dtype: Any, at: Callable[[Indices], Expr]) -> Lazy:
+    """A tensor whose elements are computed once each."""
+    known: dict[Indices, Expr] = {}
+
+    def remembered(indices: Indices) -> Expr:
+        if indices not in known:
+            known[indices] = at(indices)
+        return known[indices]
+
+    shape = tuple(int(n) for n in shape)
+    return Lazy(shape, dtype, remembered, tuple(map(constant, shape)))
+
+
+def type_of(dtype: Any) -> Type:
+    return Type.BOOL if dtype is torch.bool else Type.FLOAT if dtype.is_floating_point else Type.INT
+
+
+def cast(expr: Expr, kind: Type) -> Expr:
+    """`expr` converted as torch converts numbers."""
+    if expr.type is kind:
+        return expr
+    if kind is Type.BOOL:
+        return apply("ne", expr, constant(0) if expr.type is Type.INT else constant(0.0))
+    if expr.type is Type.BOOL:
+        return where(expr, *((constant(1), ZERO) if kind is Type.INT else (constant(1.0), constant(0.0))))
+    return apply(str(kind), expr)
+
+
+def literal(value: Any) -> Expr:
+    if isinstance(value, (bool, int, float)):
+        return constant(value)
+    raise TraceError(f"a {type(value).__name__} is no number of an expression")
+
+
+@dataclass
+class Context:
+    """What operators need beside their operands: ranges of what expressions read, and the numbers that become params.
+
+    With `guarded`, every index that is not an index of the attention itself is kept inside its dimension, as those that come
+    from data always are.
+    """
+
+    numbers: Mapping[int, str] = field(default_factory=dict)
+    elements: dict[str, DType] = field(default_factory=dict)
+    params: dict[str, int] = field(default_factory=dict)
+    guarded: bool = False
+    reads: list[tuple[Expr, Expr]] = field(default_factory=list)  # (index, size) of each index that is kept inside
+
+    def range(self, expr: Expr) -> tuple[float, float]:
+        """The range of an integer over all calls."""
+        names: dict[str, Any] = dict.fromkeys(INDICES, (0, MAX_LENGTH - 1)) | dict.fromkeys(SIZES, (0, MAX_LENGTH))
+        for node in walk(expr):
+            if isinstance(node, Name) and node.type is Type.INT and node.name not in names:
+                param = node.name in self.params
+                names[node.name] = (-MAX_INT_PARAM, MAX_INT_PARAM) if param else (0, MAX_LENGTH)
+        known = {i: r for i, dtype in self.elements.items() if (r := dtype_range(dtype)) is not None}
+        try:
+            return ranges(expr, names, known)[expr]
+        except ExpressionError:
+            return -(2**63), 2**63 - 1
+
+    def term(self, value: Any) -> Expr:
+        """A number that is added or compared: a param if the closure has an integer of this value, so that a function that
+        differs in it alone needs no other kernel. Factors and divisors stay constants, which kernels compute with faster."""
+        if type(value) is int and value in self.numbers and 1 < abs(value) <= MAX_INT_PARAM:
+            found = self.numbers[value]
+            self.params[found] = value
+            return name(found, Type.INT)
+        return literal(value)
+
+    def inside(self, index: Expr, size: Expr) -> Expr:
+        """`index` into a dimension of `size`: a negative one counts from the end; one that might be outside is kept inside."""
+        if isinstance(index, Const):
+            return add(size, index) if index.value < 0 else index
+        from_data = bool(inputs_in(index)) or any(n.type is Type.FLOAT for n in walk(index))
+        if index in OWN or not (from_data or self.guarded):
+            return index
+        self.reads.append((index, size))
+        low, high = self.range(index)
+        if low < INT32[0] or high > INT32[1]:
+            index = maximum(constant(INT32[0]), minimum(index, constant(INT32[1])))
+        if low < 0:
+            index = where(less(index, ZERO), add(index, size), index)
+        return maximum(ZERO, minimum(index, sub(size, ONE)))
+
+    def divided(self, op: str, a: Expr, b: Expr) -> Expr:
+        """`op` of a and b, and 0 where b is 0."""
+        low, high = self.range(b)
+        if low > 0 or high < 0:
+            return apply(op, a, b)
+        positive = apply(op, a, maximum(b, ONE))
+        if low >= 0:
+            return where(less(ZERO, b), positive, ZERO)
+        negative = apply(op, a, minimum(b, constant(-1)))
+        return where(less(ZERO, b), positive, where(less(b, ZERO), negative, ZERO))
+
+
+OWN = frozenset(name(n, Type.INT) for n in INDICES)
+Operand = Any  # Lazy or a Python number
+
+
+@dataclass
+class Call:
+    """One node: its result's shape and type, its operands, and the context."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    context: Context
+
+    def arg(self, position: int, keyword: str, default: Any = None) -> Any:
+        return self.args[position] if position < len(self.args) else self.kwargs.get(keyword, default)
+
+    @property
+    def kind(self) -> Type:
+        return type_of(self.dtype)
+
+    def made(self, at: Callable[[Indices], Expr]) -> Lazy:
+        return lazy(self.shape, self.dtype, at)
+
+    def read(self, operand: Operand, indices: Indices, number: Callable[[Any], Expr] = literal) -> Expr:
+        """The element of an operand that broadcasts to the result."""
+        if not isinstance(operand, Lazy):
+            return number(operand)
+        own = indices[len(indices) - len(operand.shape) :] if operand.shape else ()
+        return operand.at(tuple(ZERO if size == 1 else i for i, size in zip(own, operand.shape, strict=True)))
+
+    def elementwise(self, function: Callable[..., Expr], *operands: Operand, number: Callable[[Any], Expr] = literal) -> Lazy:
+        return self.made(lambda at: function(*(self.read(o, at, number) for o in operands)))
+
+
+MEANING: dict[str, Callable[[Call], Lazy]] = {}
+
+
+def meaning(*names: str) -> Callable[[Callable[[Call], Lazy]], Callable[[Call], Lazy]]:
+    def register(function: Callable[[Call], Lazy]) -> Callable[[Call], Lazy]:
+        for one in names:
+            MEANING[one] = function
+        return function
+
+    return register
+
+
+def common(a: Expr, b: Expr, kind: Type) -> tuple[Expr, Expr]:
+    return cast(a, kind), cast(b, kind)

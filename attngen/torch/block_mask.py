@@ -1,0 +1,162 @@
+"""`BlockMask`: torch's, whose lists of blocks are made when somebody reads them. Until then it is its function alone."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+import torch
+from torch.nn.attention import flex_attention as theirs
+
+from attngen.device.arrays import ArgumentError
+
+Tensor = Any
+LISTS = tuple(theirs.BlockMask._TENSOR_ATTRS)
+ROWS_AT_ONCE = 2**24  # pairs of a mask that is evaluated at once, where lists are made
+
+
+class BlockMask(theirs.BlockMask):  # type: ignore[misc]
+    """torch's BlockMask. One that `create_block_mask` of this package made holds its function and no lists: attention needs
+    none, and they are made when an attribute, an index or a method reads them.
+
+    With lists of the caller's (`from_kv_blocks`, or an attribute that was set), these are part of the meaning, as in torch: a
+    pair takes part if its block is full, or if its block is partial and the function allows the pair.
+    """
+
+    _described: tuple[Any, ...] | None = None  # (B, H, device, separate_full_blocks), if the function is all there is
+
+    @classmethod
+    def of_function(
+        cls,
+        mask_mod: Any,
+        batch: int,
+        heads: int,
+        lengths: tuple[int, int],
+        block_size: tuple[int, int],
+        device: Any,
+        separate_full_blocks: bool,
+    ) -> BlockMask:
+        made = cls.__new__(cls)
+        fields = {"seq_lengths": lengths, "BLOCK_SIZE": block_size, "mask_mod": mask_mod, "dq_kv_order_spt": None}
+        made.__dict__.update(fields, _described=(batch, heads, device, separate_full_blocks))
+        return made
+
+    @property
+    def is_function(self) -> bool:
+        """Whether the function alone says which pairs take part."""
+        return self._described is not None
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in LISTS or self._described is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        self.__dict__.update(_lists_of(self))
+        return self.__dict__[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._described is not None and name in (*LISTS, "mask_mod", "BLOCK_SIZE"):
+            self.__getattr__("kv_indices")  # lists of the function so far stay, as torch's do
+            self.__dict__["_described"] = None
+        self.__dict__[name] = value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self._described is None:
+            shape: tuple[int, ...] = super().shape
+            return shape
+        return (*self._described[:2], *self.seq_lengths)
+
+    def to(self, device: Any) -> theirs.BlockMask:
+        if self._described is None:
+            return super().to(device)
+        batch, heads, _, separate = self._described
+        lengths, size = tuple(self.seq_lengths), tuple(self.BLOCK_SIZE)
+        return type(self).of_function(self.mask_mod, batch, heads, lengths, size, torch.device(device), separate)
+
+    def _adjust(self, new_q_len: int, new_kv_len: int) -> Any:
+        shrinks = new_q_len <= self.seq_lengths[0] and new_kv_len <= self.seq_lengths[1]
+        if self._described is None or not shrinks:
+            return super()._adjust(new_q_len, new_kv_len)
+        batch, heads, device, separate = self._described
+        lengths, size = (new_q_len, new_kv_len), tuple(self.BLOCK_SIZE)
+        return type(self).of_function(self.mask_mod, batch, heads, lengths, size, device, separate)
+
+
+def _lists_of(mask: BlockMask) -> dict[str, Tensor | None]:
+    """The lists of a mask's function, in parts of whole blocks of rows: no mask of all pairs is made."""
+    assert mask._described is not None
+    batch, heads, device, separate = mask._described
+    (q_len, kv_len), (rows, keys) = mask.seq_lengths, mask.BLOCK_SIZE
+    count = max(1, ROWS_AT_ONCE // max(1, batch * heads * kv_len * rows)) * rows
+    parts: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, max(q_len, 1), count):
+        length = min(count, q_len - start)
+        dense = theirs.create_mask(_from_row(mask.mask_mod, start), batch, heads, length, kv_len, device)
+        parts.append(theirs._convert_mask_to_block_mask(dense, rows, keys, separate))
+    partial = torch.cat([p for p, _ in parts], 2)
+    full = torch.cat([f for _, f in parts], 2) if separate else None
+    made = theirs._create_sparse_block_from_block_mask((partial, full), mask.mask_mod, mask.seq_lengths, rows, keys)
+    return {name: getattr(made, name) for name in LISTS}
+
+
+def _from_row(mask_mod: Any, start: int) -> Any:
+    def moved(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return mask_mod(b, h, q_idx + start, kv_idx)
+
+    return moved
+
+
+def _takes_four(function: Any) -> bool:
+    """Whether `function` may be called with b, h, q and k."""
+    try:
+        signature(function).bind(0, 0, 0, 0)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def create_block_mask(
+    mask_mod: Any,
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: Any = None,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+    _compile: bool = False,
+    separate_full_blocks: bool = True,
+    compute_dq_write_order: bool = False,
+    dq_kv_order: bool = True,
+) -> BlockMask:
+    """torch's create_block_mask; nothing is evaluated. `_compile` and the orders of torch's own backward have no effect."""
+    if not _takes_four(mask_mod):
+        raise AssertionError(f"create-block_mask requires a mask_mod function! Got {mask_mod}")
+    if device is None:
+        device = torch.accelerator.current_accelerator() or "cpu"
+    size = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+    if len(size) != 2 or min(size) < 1:
+        raise ArgumentError(f"BLOCK_SIZE is {BLOCK_SIZE}; expected a positive integer, or two")
+    return BlockMask.of_function(mask_mod, B or 1, H or 1, (Q_LEN, KV_LEN), size, torch.device(device), separate_full_blocks)
+
+
+def tables_of(mask: theirs.BlockMask) -> tuple[Tensor, Tensor | None]:
+    """Whether each block is in the list of partial blocks, and in that of full ones: [B, H, blocks of rows, blocks of keys].
+    O(blocks), on the lists' device; remembered until a list changes."""
+    lists = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+    key = tuple((id(t), t._version) for t in lists if t is not None)
+    found = mask.__dict__.get("_attngen_tables")
+    if found is None or found[0] != key or any(a is not b for a, b in zip(found[1], lists, strict=True)):
+        partial = _table(*lists[:2])
+        full = None if lists[2] is None else _table(*lists[2:])
+        found = mask.__dict__["_attngen_tables"] = (key, lists, (partial, full))
+    tables: tuple[Tensor, Tensor | None] = found[2]
+    return tables
+
+
+def _table(counts: Tensor, indices: Tensor) -> Tensor:
+    """The blocks that a list names. Entries of a row after its first `counts` are not part of the list."""
+    columns = indices.shape[-1]
+    listed = torch.arange(columns, device=indices.device) < counts.unsqueeze(-1)
+    at = torch.where(listed, indices, columns).long()
+    table = torch.zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool, device=indices.device)
+    table = table.scatter(-1, at, True)[..., :columns]
+    return table.reshape((1,) * (4 - table.dim()) + tuple(table.shape))

@@ -1,0 +1,298 @@
+"""Functions of torch as expressions: a mask or score is run once on fake numbers by `make_fx`, and its ATen graph is read.
+
+What is remembered of a function is found again by what it closes over (`closures.py`), so that a call with other tensors traces
+nothing, and one with another integer that is added or compared compiles nothing.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attngen.diagnostics import DiagnosticError
+from attngen.language.trace import place_of
+from attngen.language.tracer import TraceError
+from attngen.spec.attention import Input
+from attngen.spec.dtypes import DTYPES, FP32, INT32, INT64, DType
+from attngen.spec.expr import Expr, ExpressionError, Type, constant, gather, name
+from attngen.spec.names import name_mistakes
+from attngen.spec.operator import maximum, minimum
+from attngen.torch import aten_arithmetic as aten_arithmetic  # registers the meaning of operators
+from attngen.torch.aten import INT32 as INT32_RANGE
+from attngen.torch.aten import MEANING, Call, Context, Lazy, lazy, type_of
+from attngen.torch.aten_tensors import chosen, linear
+from attngen.torch.closures import Closure
+
+Tensor = Any
+Function = Callable[..., Any]
+MAX_CONSTANTS = 64  # elements of a tensor that a function makes of numbers: more of them are an input
+_KNOWN = {getattr(torch, t.torch): t for t in DTYPES.values()}
+# What kernels do not read is converted when the kernel is called.
+_CONVERTED = {
+    torch.float64: FP32,
+    **dict.fromkeys((torch.int8, torch.uint8, torch.int16), INT32),
+    **dict.fromkeys((torch.uint16, torch.uint32, torch.uint64), INT64),
+}
+
+
+class ImportRefusal(TraceError):
+    """A function of torch that cannot be an expression; the text names the operator and its place."""
+
+
+def element_type(tensor: Tensor) -> DType:
+    """The element type with which kernels read `tensor`. Raises ImportRefusal."""
+    found = _KNOWN.get(tensor.dtype) or _CONVERTED.get(tensor.dtype)
+    if found is None:
+        raise ImportRefusal(f"a captured tensor has elements of {tensor.dtype}, which no expression reads")
+    return found
+
+
+def as_read(tensor: Tensor, dtype: DType, device: Any) -> Tensor:
+    """`tensor` as kernels on `device` read it: of a type of the language, and a number on the device."""
+    wanted = getattr(torch, dtype.torch)
+    if tensor.dtype is not wanted:
+        tensor = tensor.to(wanted)
+    return tensor.to(device, non_blocking=True) if tensor.dim() == 0 and tensor.device != device else tensor
+
+
+@dataclass
+class Inputs:
+    """The captured tensors of one import, by name, and where a call finds each: its position among the closure's tensors, or
+    the tensor itself if the function made it."""
+
+    closure: Closure
+    context: Context
+    taken: set[str] = field(default_factory=set)
+    declared: dict[str, Input] = field(default_factory=dict)
+    sources: dict[str, int | str | Tensor] = field(default_factory=dict)
+    _of_tensor: dict[int, Lazy] = field(default_factory=dict)
+    narrow: bool = False  # int64 elements are kept within 32 bits, so that what is computed with them fits 64
+
+    def unused_name(self, wanted: str, other: str) -> str:
+        """A name of the language that is not taken, like `wanted` if that is one."""
+        base = re.sub("[^A-Za-z0-9_]", "_", wanted).strip("_")[:32]
+        if not base or base[0].isdigit() or any(True for _ in name_mistakes(base)):
+            base = other
+        found, count = base, 1
+        while found in self.taken:
+            count += 1
+            found = f"{base}_{count}"
+        self.taken.add(found)
+        return found
+
+    def add(
+        self, wanted: str, tensor: Tensor, dims: tuple[int | str, ...] | None = None, source: int | str | Tensor = None
+    ) -> Input:
+        """Declares an input; its dimensions are free by default."""
+        title = self.unused_name(wanted, "captured")
+        dims = tuple(f"{title}_dim{d}" for d in range(tensor.dim())) if dims is None else dims
+        declared = Input(title, element_type(tensor), dims)
+        self.declared[title] = declared
+        self.context.elements[title] = declared.dtype
+        self.sources[title] = tensor if source is None else source
+        return declared
+
+    def read(self, tensor: Tensor) -> Lazy:
+        """A captured tensor as a value of the graph."""
+        if id(tensor) not in self._of_tensor:
+            self._of_tensor[id(tensor)] = self._captured(tensor)
+        return self._of_tensor[id(tensor)]
+
+    def _captured(self, tensor: Tensor) -> Lazy:
+        place = self.closure.place(tensor)
+        if place is None and tensor.numel() <= MAX_CONSTANTS and tensor.device.type == "cpu" and not tensor.is_complex():
+            return _constants(tensor)
+        wanted = "constant" if place is None else self.closure.tensors[place][0]
+        declared = self.add(wanted, tensor, source=place)
+        kind = Type(declared.dtype.kind)
+        sizes = tuple(name(str(d), Type.INT) for d in declared.dims)
+
+        def element(at: tuple[Expr, ...]) -> Expr:
+            found: Expr = gather(declared.name, kind, at)
+            if self.narrow and declared.dtype is INT64:
+                found = minimum(maximum(found, constant(INT32_RANGE[0])), constant(INT32_RANGE[1]))
+            return found
+
+        return Lazy(tuple(tensor.shape), tensor.dtype, element, sizes)
+
+
+def _constants(tensor: Tensor) -> Lazy:
+    """A small tensor of numbers that the function itself wrote."""
+    values: list[Expr] = [constant(v) for v in tensor.reshape(-1).tolist()]
+    kind = type_of(tensor.dtype)
+    return lazy(tensor.shape, tensor.dtype, lambda at: chosen(values, linear(tensor.shape, at), kind))
+
+
+class _Places(TorchDispatchMode):  # type: ignore[misc]
+    """Collects the line of a function, one of `codes`, that calls each operator."""
+
+    def __init__(self, codes: set[types.CodeType]) -> None:
+        super().__init__()
+        self._codes = codes
+        self.lines: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code not in self._codes:
+            frame = frame.f_back
+        self.lines.append(("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno))
+        return function(*args, **(kwargs or {}))
+
+
+def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullcontext()) -> torch.fx.GraphModule:  # noqa: B008
+    """The ATen graph of `function` on fake numbers."""
+    device = examples[0].device.type
+
+    def called(*numbers: Tensor) -> Any:  # make_fx counts the arguments of plain functions only
+        with places:
+            return function(*numbers)
+
+    with TransformGetItemToIndex(), torch.no_grad(), torch.amp.autocast(device, enabled=False):
+        traced = make_fx(called, tracing_mode="fake", _allow_non_fake_inputs=True)
+        graph: torch.fx.GraphModule = traced(*examples)
+    return graph
+
+
+def numbers_on(device: Any, dtype: Any = None) -> list[Tensor]:
+    """Examples of b, h, q, k, after one of a score of `dtype`."""
+    indices = [torch.empty((), dtype=torch.int32, device=device) for _ in range(4)]
+    return indices if dtype is None else [torch.empty((), dtype=dtype, device=device), *indices]
+
+
+def expression(function: Function, examples: Sequence[Tensor], arguments: Sequence[Expr], inputs: Inputs) -> Expr:
+    """What `function` returns for `arguments`. Raises ImportRefusal."""
+    title = f"`{getattr(function, '__name__', type(function).__name__)}`"
+    try:
+        graph = graph_of(function, examples)
+    except Exception as error:
+        place = place_of(error, inputs.closure.codes)
+        raise ImportRefusal(f"{title} cannot be traced: {_first_line(error)}{place}") from error
+    return _read(graph, arguments, inputs, title, partial(_lines_of, function, examples, inputs.closure.codes))
+
+
+def _lines_of(function: Function, examples: Sequence[Tensor], codes: set[types.CodeType]) -> list[tuple[str, int]]:
+    """The file and line of each operator of the function's graph, in order."""
+    places = _Places(codes)
+    graph_of(function, examples, places)
+    return places.lines
+
+
+def _first_line(error: Exception) -> str:
+    if "data-dependent" in str(error).lower() or "DataDependent" in type(error).__name__:
+        cure = "write torch.where(c, a, b) for `if`, a & b for `and`"
+        return f"a condition of Python depends on a value that only the GPU knows: {cure}"
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def _read(
+    graph: torch.fx.GraphModule,
+    arguments: Sequence[Expr],
+    inputs: Inputs,
+    title: str,
+    lines: Callable[[], list[tuple[str, int]]] | None = None,
+) -> Expr:
+    """The expression of a graph whose inputs are numbers."""
+    values: dict[torch.fx.Node, Any] = {}
+    given = iter(arguments)
+    calls = -1
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = _number(node.meta["val"].dtype, next(given))
+        elif node.op == "get_attr":
+            values[node] = inputs.read(_attribute(graph, node.target))
+        elif node.op == "output":
+            return _returned(_operand(node.args[0], values), title)
+        else:
+            calls += 1
+            try:
+                values[node] = _call(node, values, inputs)
+            except (ExpressionError, TraceError, DiagnosticError) as error:
+                message = error.message if isinstance(error, ExpressionError) else str(error)
+                raise ImportRefusal(f"{title}: {message}{_place(calls, lines)}") from error
+    raise AssertionError(graph)
+
+
+def _number(dtype: Any, expr: Expr) -> Lazy:
+    return lazy((), dtype, lambda _: expr)
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def _operand(value: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return values[value]
+    if isinstance(value, (list, tuple)):
+        return [_operand(v, values) for v in value]
+    return value
+
+
+def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inputs) -> Any:
+    args = tuple(_operand(a, values) for a in node.args)
+    kwargs = {k: _operand(v, values) for k, v in node.kwargs.items()}
+    target: Any = node.target
+    if getattr(target, "__name__", "") == "getitem" and not hasattr(target, "_schema"):
+        return args[0][args[1]]
+    namespace, _, operator = target._schema.name.partition("::")
+    result = node.meta["val"]
+    if namespace != "aten" and (body := _python_body(target)) is not None:
+        return _of_custom_operator(body, node, args, kwargs, inputs)
+    if namespace != "aten" or operator not in MEANING or isinstance(result, (list, tuple)):
+        shown = f"torch.ops.{namespace}.{operator}"
+        raise TraceError(f"{shown} has no meaning in an expression; compute it outside the function, or write it otherwise")
+    return MEANING[operator](Call(operator, tuple(result.shape), result.dtype, args, kwargs, inputs.context))
+
+
+def _python_body(target: Any) -> Function | None:
+    """The Python function of an operator that was made by torch.library.custom_op."""
+    from torch._library.custom_ops import OPDEFS
+
+    found = OPDEFS.get(target._schema.name)
+    return None if found is None else found._init_fn
+
+
+def _of_custom_operator(
+    body: Function, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: Inputs
+) -> Any:
+    """A custom operator by what its Python function does."""
+    if kwargs or not all(isinstance(a, Lazy) and not a.shape for a in args):
+        raise TraceError(f"{node.target} is read by its Python function only if its arguments are numbers of the graph")
+    examples = [torch.empty((), dtype=a.dtype) for a in args]
+    found = _read(graph_of(body, examples), [a.number for a in args], inputs, str(node.target))
+    return lazy((), node.meta["val"].dtype, lambda _: found)
+
+
+def _returned(value: Any, title: str) -> Expr:
+    if isinstance(value, (bool, int, float)):
+        return constant(value)
+    if not isinstance(value, Lazy):
+        raise ImportRefusal(f"{title} returned {'None: is a `return` missing?' if value is None else type(value).__name__}")
+    if any(n != 1 for n in value.shape):
+        raise ImportRefusal(f"{title} returned a tensor of shape {list(value.shape)}; expected one number for each pair")
+    return value.number
+
+
+def _place(position: int, lines: Callable[[], list[tuple[str, int]]] | None) -> str:
+    """Where the user's source calls the operator at `position`."""
+    try:
+        file, line = ("", 0) if lines is None else lines()[position]
+    except Exception:  # the function does something else when it is traced again; the message names the operator
+        return ""
+    if not file:
+        return ""
+    return f"\n  --> {file}:{line}\n  |\n  |  {linecache.getline(file, line).strip()}"

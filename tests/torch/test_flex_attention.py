@@ -1,0 +1,261 @@
+"""`attngen.torch.flex_attention`: masks and scores of FlexAttention, unchanged, against torch's eager FlexAttention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._higher_order_ops.flex_attention import math_attention  # noqa: E402
+from torch.nn.attention import flex_attention as theirs  # noqa: E402
+
+from attngen.torch import AuxRequest, BlockMask, create_block_mask, flex, flex_attention  # noqa: E402
+from attngen.torch.importer import ImportRefusal  # noqa: E402
+from attngen.torch.math import by_torch  # noqa: E402
+from tests import tiers  # noqa: E402
+from tests.torch.mods import BATCH, HEADS, LENGTH, Mod, causal, mods, windowed  # noqa: E402
+
+MODS = {mod.name: mod for mod in mods()}
+# Compiled for the emulated device: each reads captured tensors in another way.
+QUICK = (
+    "documents with an inner mask",
+    "morton",
+    "images",
+    "soft-cap as a function",
+    "products",
+    "t5",
+    "padded",
+    "object",
+    "other types",
+)
+COMPILED = (
+    "documents with an inner mask",
+    "morton",
+    "relative bias by a table",
+    "products",
+    "other types",
+    "gelu",
+    "divided by data",
+)
+
+
+def randn(*shape: int, dtype: Any = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype).requires_grad_()
+
+
+def qkv(length: int = LENGTH, kv_len: int = LENGTH, size: int = 16, kv_heads: int = HEADS) -> tuple[torch.Tensor, ...]:
+    return randn(BATCH, HEADS, length, size), randn(BATCH, kv_heads, kv_len, size), randn(BATCH, kv_heads, kv_len, size + 8)
+
+
+@pytest.fixture
+def by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Attention by torch's operations of the very spec that a kernel would compute; the texts of the specs."""
+    texts: list[str] = []
+
+    def computed(tensors: Any, others: Any, arguments: Any, deterministic: Any = None) -> Any:
+        q, k, v, text, *lists = arguments
+        texts.append(text)
+        return by_torch(q, k, v, text, lists)
+
+    monkeypatch.setattr(flex._calls, "make", computed)
+    return texts
+
+
+def expected(q: Any, k: Any, v: Any, score: Any = None, mask: Any = None, scale: float | None = None) -> tuple[Any, Any, Any]:
+    """torch's eager FlexAttention in float64: (output, lse, largest scores)."""
+    blocks = theirs._create_empty_block_mask(q, k) if mask is None else mask
+    function = (lambda *a: blocks.mask_mod(*a), *blocks.as_tuple()[:-1])
+    scale = 1 / math.sqrt(q.size(-1)) if scale is None else scale
+    out, lse, largest = math_attention(
+        q.double(), k.double(), v.double(), score or theirs._identity, (*function[1:], function[0]), scale, {}
+    )
+    return out, lse * math.log(2), largest * math.log(2)
+
+
+def check(mod: Mod, options: Any = None, **tolerance: float) -> None:
+    """Output and gradients of a mod against torch's."""
+    tensors = (*qkv(), *mod.captured)
+    blocks = None if mod.mask is None else create_block_mask(mod.mask, BATCH, HEADS, LENGTH, LENGTH, "cpu", 16)
+    found = flex_attention(*tensors[:3], mod.score, blocks, kernel_options=options)
+    wanted = expected(*tensors[:3], mod.reference or mod.score, blocks)[0]
+    torch.testing.assert_close(found.double(), wanted, **tolerance)
+    weights = randn(*found.shape).detach()
+    gradients = torch.autograd.grad((found * weights).sum(), tensors)
+    for tensor, one, other in zip(tensors, gradients, torch.autograd.grad((wanted * weights).sum(), tensors), strict=True):
+        assert one.dtype is tensor.dtype
+        torch.testing.assert_close(one, other, **tolerance)
+
+
+@pytest.mark.parametrize("name", tiers.cases(MODS, quick=QUICK))
+def test_a_mod_means_what_it_means_to_torch(name: str, by_torch_alone: list[str]) -> None:
+    check(MODS[name], atol=2e-5, rtol=2e-5)
+    assert len(by_torch_alone) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*emulated")
+@pytest.mark.parametrize("name", tiers.cases(COMPILED, quick=COMPILED[:1]))
+def test_a_mod_in_a_kernel(name: str) -> None:
+    check(MODS[name], {"mode": "naive" if name == COMPILED[0] else "fused"}, atol=5e-5, rtol=5e-5)
+
+
+def test_another_integer_or_tensor_traces_and_compiles_nothing(
+    by_torch_alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = qkv()
+    for size in (5, 9):
+        check(Mod("window", mask=windowed(size)), atol=2e-5, rtol=2e-5)
+    assert len(set(by_torch_alone)) == 1
+    assert "param size: int" in by_torch_alone[0]
+
+    def of(table: torch.Tensor) -> Any:
+        return lambda s, b, h, q, k: s + table[h, k]
+
+    first = flex_attention(q, k, v, of(torch.zeros(HEADS, LENGTH)))
+    monkeypatch.setattr(flex, "expression", None)
+    second = flex_attention(q, k, v, of(torch.full((HEADS, LENGTH), 3.0)))
+    torch.testing.assert_close(first, second)
+    third = flex_attention(q, k, v, of(torch.arange(LENGTH) * torch.ones(HEADS, 1)))
+    assert (third - first).abs().max() > 0.1
+
+
+def test_one_tensor_in_two_places_is_not_two_tensors(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv()
+    a, b = randn(LENGTH).detach(), randn(LENGTH).detach() * 2
+
+    def of(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return lambda s, batch, h, i, j: s + x[i] * y[j]
+
+    for x, y in ((a, a), (a, b), (b, a)):
+        torch.testing.assert_close(
+            flex_attention(q, k, v, of(x, y)).double(), expected(q, k, v, of(x, y))[0], atol=1e-5, rtol=1e-5
+        )
+
+
+def test_a_changed_attribute_is_seen(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv()
+
+    class Windows:
+        def __init__(self) -> None:
+            self.scale, self.flipped = 1.0, False
+
+        def __call__(self, s, b, h, i, j):
+            return s * self.scale + (j if self.flipped else i)
+
+    windows = Windows()
+    for scale, flipped in ((1.0, False), (2.5, False), (2.5, True)):
+        windows.scale, windows.flipped = scale, flipped
+        torch.testing.assert_close(
+            flex_attention(q, k, v, windows).double(), expected(q, k, v, windows)[0], atol=1e-4, rtol=1e-4
+        )
+
+
+def test_indices_outside_are_kept_inside(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv()
+    table, far = torch.arange(4.0), torch.tensor([-100, -4, 3, 100])
+    near = torch.tensor([0, 0, 3, 3])
+    found = flex_attention(q, k, v, lambda s, b, h, i, j: s + table[far[j % 4]])
+    wanted = expected(q, k, v, lambda s, b, h, i, j: s + table[near[j % 4]])[0]
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+    found = flex_attention(q, k, v, lambda s, b, h, i, j: s + table[i - j])  # an index that no bound proves inside
+    clamped = expected(q, k, v, lambda s, b, h, i, j: s + table[torch.where(i < j, i - j + 4, i - j).clamp(0, 3)])[0]
+    torch.testing.assert_close(found.double(), clamped, atol=1e-5, rtol=1e-5)
+
+
+def test_operators_without_meaning_are_named_with_their_place() -> None:
+    q, k, v = qkv()
+    with pytest.raises(ImportRefusal, match=r"torch\.ops\.aten\.lgamma") as refused:
+        flex_attention(q, k, v, lambda s, b, h, i, j: torch.lgamma(s))
+    assert "test_flex_attention.py" in str(refused.value)
+    with pytest.raises(ImportRefusal, match=r"torch\.where"):
+        flex_attention(q, k, v, lambda s, b, h, i, j: s if i > j else s * 2)
+    with pytest.raises(ImportRefusal, match="is a `return` missing"):
+        flex_attention(q, k, v, lambda s, b, h, i, j: None)
+
+
+def test_lists_are_part_of_the_meaning(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv(48, 48)
+    counts, indices = torch.tensor([[[1, 2, 0]]]), torch.tensor([[[[1, 0, 0], [2, 0, 1], [0, 1, 2]]]])
+    full, of_full = torch.tensor([[[1, 0, 1]]]), torch.tensor([[[[0, 1, 2], [0, 1, 2], [2, 0, 0]]]])
+    for lists in ((counts, indices), (counts, indices, full, of_full)):
+        blocks = theirs.BlockMask.from_kv_blocks(*(t.int() for t in lists), BLOCK_SIZE=16, mask_mod=causal)
+        found, aux = flex_attention(q, k, v, block_mask=blocks, return_aux=AuxRequest(lse=True, max_scores=True))
+        listed = _as_listed(lists, 16, 48)
+        wanted, lse, largest = expected(q, k, v, lambda s, b, h, i, j, a=listed: torch.where(a[i, j], s, -math.inf))
+        for one, other in ((found, wanted), (aux.lse, lse), (aux.max_scores, largest)):
+            torch.testing.assert_close(one.double(), other, atol=1e-5, rtol=1e-5)
+
+
+def _as_listed(lists: Any, size: int, length: int) -> torch.Tensor:
+    """Pairs in full blocks, and in partial ones those that are causal."""
+    allowed = torch.zeros(length, length, dtype=torch.bool)
+    within = torch.arange(length)[:, None] >= torch.arange(length)
+    for listed, is_full in ((lists[:2], False), (lists[2:], True)):
+        for row in range(length // size) if listed else ():
+            for block in listed[1][0, 0, row, : listed[0][0, 0, row]]:
+                at = (slice(row * size, (row + 1) * size), slice(block * size, (block + 1) * size))
+                allowed[at] |= True if is_full else within[at]
+    return allowed
+
+
+def test_lists_are_made_when_they_are_read() -> None:
+    ours = create_block_mask(causal, 2, HEADS, 100, 130, "cpu", 32)
+    assert "kv_indices" not in vars(ours)
+    assert ours.shape == (2, HEADS, 100, 130)
+    assert "kv_indices" not in vars(ours)
+    wanted = theirs.create_block_mask(causal, 2, HEADS, 100, 130, "cpu", 32)
+    assert repr(ours) == repr(wanted)
+    for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices"):
+        assert torch.equal(getattr(ours, name), getattr(wanted, name)), name
+    assert torch.equal(ours.to_dense(), wanted.to_dense())
+    assert ours.is_function
+    assert torch.equal(ours[0, 1].kv_indices, wanted[0, 1].kv_indices)
+    assert isinstance(ours, theirs.BlockMask)
+
+
+def test_another_function_keeps_the_lists_of_the_first(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv()
+    ours, wanted = (
+        make(causal, None, None, LENGTH, LENGTH, "cpu", 16) for make in (create_block_mask, theirs.create_block_mask)
+    )
+    for blocks in (ours, wanted):
+        blocks.mask_mod = lambda b, h, i, j: i // 2 >= j
+    found = [flex_attention(q, k, v, block_mask=blocks) for blocks in (ours, wanted)]
+    torch.testing.assert_close(found[0], found[1])
+    assert not ours.is_function
+    alone = flex_attention(q, k, v, block_mask=create_block_mask(ours.mask_mod, None, None, LENGTH, LENGTH, "cpu", 16))
+    assert not torch.allclose(alone, found[0])
+
+
+def test_layouts_sizes_and_heads(by_torch_alone: list[str]) -> None:
+    q, k, v = (randn(1, 40, 4, 20).transpose(1, 2), randn(1, 40, 2, 20).transpose(1, 2), randn(1, 2, 40, 12))
+    found, lse = flex_attention(q, k, v, enable_gqa=True, scale=0.3, return_lse=True)
+    wanted, wanted_lse, _ = expected(q, k, v, scale=0.3)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse.double(), wanted_lse, atol=1e-5, rtol=1e-5)
+    assert found.transpose(1, 2).is_contiguous()
+    one = create_block_mask(causal, 3, None, 40, 40, "cpu")
+    queries = randn(3, 2, 40, 20)
+    torch.testing.assert_close(
+        flex_attention(queries, k, v, block_mask=one).double(), expected(queries, k, v, mask=one)[0], atol=1e-5, rtol=1e-5
+    )
+
+
+def test_rows_without_keys_are_zero(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv()
+    out, aux = flex_attention(q, k, v, lambda s, b, h, i, j: torch.where(j < i, s, -math.inf), return_aux=AuxRequest(lse=True))
+    assert (out[:, :, 0] == 0).all()
+    assert (aux.lse[:, :, 0] == -math.inf).all()
+
+
+def test_mistakes_are_torchs_own() -> None:
+    q, k, v = qkv(kv_heads=1)
+    with pytest.raises(ValueError, match="enable_gqa=True"):
+        flex_attention(q, k, v)
+    with pytest.raises(ValueError, match="smaller length"):
+        flex_attention(q, k, v, block_mask=create_block_mask(causal, 1, 1, 8, 8, "cpu"), enable_gqa=True)
+    with pytest.raises(AssertionError, match="requires a mask_mod"):
+        create_block_mask(lambda s, b, h, q, k: s, 1, 1, 8, 8, "cpu")
+    assert issubclass(BlockMask, theirs.BlockMask)
