@@ -125,7 +125,7 @@ def _of_float(op: str) -> Callable[[Call], Lazy]:
     return _unary(lambda a: apply(op, cast(a, Type.FLOAT)))
 
 
-for _op in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "tan", "erf", "log1p"):
+for _op in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "erf", "log1p"):
     MEANING[_op] = _of_float(_op)
 
 HALF, F0, F1 = constant(0.5), constant(0.0), constant(1.0)
@@ -202,6 +202,7 @@ MEANING |= {
     "expm1": _unary(lambda a: sub(apply("exp", cast(a, Type.FLOAT)), F1)),
     "log10": _unary(lambda a: mul(apply("log", cast(a, Type.FLOAT)), constant(1.0 / math.log(10.0)))),
     "erfc": _unary(lambda a: sub(F1, apply("erf", cast(a, Type.FLOAT)))),
+    "tan": _unary(lambda a: apply("div", apply("sin", cast(a, Type.FLOAT)), apply("cos", cast(a, Type.FLOAT)))),
     "silu": _unary(lambda a: mul(a, apply("sigmoid", a))),
     "log_sigmoid_forward": _unary(lambda a: sub(minimum(a, F0), apply("log1p", apply("exp", apply("neg", apply("abs", a)))))),
     "relu": _unary(_relu),
