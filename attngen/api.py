@@ -12,7 +12,7 @@ from attngen.backward import CompiledBackward, check_dlse, compile_backward, zer
 from attngen.compiled import Compiled
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, view
 from attngen.device.lazy_kernel import DeferredKernel
-from attngen.device.params import Number, declared_params, named_arguments, refuse_unknown
+from attngen.device.params import Number, declared_params, input_names, named_arguments, refuse_unknown
 from attngen.device.protocol import Device
 from attngen.device.select import emulated_by_name, warn_emulated
 from attngen.device.tuning_cache import found_for
@@ -22,7 +22,7 @@ from attngen.plan.arch import Arch
 from attngen.plan.facts import DETERMINISTIC
 from attngen.schedules import choose, default_arch, plans_for
 from attngen.shipped import find_spec
-from attngen.spec.attention import AttentionSpec, ScheduleName
+from attngen.spec.attention import AttentionSpec, ScheduleName, Storage
 from attngen.spec.check import check
 
 Path = str | PathLike[str]
@@ -127,7 +127,7 @@ class CompiledAttention(Compiled):
 
         Raises ArgumentError.
         """
-        names = [i.name for i in self.spec.inputs]
+        names = input_names(self.spec)
         inputs, params = named_arguments(names, declared_params(self.spec), named, self.captures)
         arrays = {"q": q, "k": k, "v": v, **dict(zip(names, inputs, strict=True))}
         arrays |= {name: array for name, array in others.items() if array is not None}
@@ -260,6 +260,7 @@ def compile(
     arch: str | None = None,
     captures: Mapping[str, Any] | None = None,
     ahead: Sequence[str] = (),
+    storage: Storage | None = None,
 ) -> CompiledAttention:
     """A callable that computes a spec, the one in an `.attn` file, or the shipped one of a name.
 
@@ -268,6 +269,10 @@ def compile(
     arrays by name for inputs that calls leave out. `ahead` names architectures whose cubins are compiled into the cache on disk
     now, with or without a GPU, so that a serving process finds them there. If the plan depends on the sizes of a call (`attngen
     explain` names the plans), a plan is compiled by the first call that uses it; otherwise the kernel is compiled now.
+
+    `storage` overrides the spec's own. With "packed", q and k, v are [total, heads, size], the rows of all sequences one after
+    another, and calls are given `cu_seqlens_q`, `cu_seqlens_k` (int32 [batch + 1]: where each sequence begins and the last one
+    ends) and `max_q_len`, `max_kv_len`, at least the longest lengths: the host reads none. lse is [q_heads, total].
 
     Raises DiagnosticError for mistakes in the text, PlanRefusal for overrides that do not fit, ArgumentError for a schedule, an
     architecture or a captured input that does not exist, DeviceError if the device cannot compile.
@@ -279,6 +284,10 @@ def compile(
         check(spec)
     else:
         spec = load_one(spec)
+    if storage is not None and storage != spec.kernel.storage:
+        check_storage(storage)
+        spec = replace(spec, kernel=replace(spec.kernel, storage=storage))
+        check(spec)
     given = dict(captures or {})
     for param in spec.params:
         if param.name in given:
@@ -364,6 +373,12 @@ def check_schedule(keyword: str, said: str, *others: str) -> None:
     if said not in (*get_args(ScheduleName), *others):
         *known, last = ("naive", "tiled", "fused", "wgmma", "hopper", "auto", *others)
         raise ArgumentError(f"{keyword} is {said!r}; expected {', '.join(known)} or {last}")
+
+
+def check_storage(storage: str) -> None:
+    """Raises ArgumentError for a storage that does not exist."""
+    if storage not in get_args(Storage):
+        raise ArgumentError(f"storage is {storage!r}; expected dense or packed")
 
 
 def _arch(name: str) -> Arch:

@@ -72,7 +72,8 @@ def zero_dlse(program: Program, arrays: Mapping[str, ArrayView]) -> ArrayView:
     """A gradient of lse that is 0, for calls without one."""
     (declared,) = [t for t in program.of_role("input") if t.argument == "dlse"]
     q = arrays["q"]
-    sizes = dict(zip(("batch", "q_heads", "q_len"), q.shape, strict=False))
+    names = ("batch", "q_heads", "q_len") if len(q.shape) == 4 else ("total_q", "q_heads")
+    sizes = dict(zip(names, q.shape, strict=False))
     made = empty_like(q, tuple(evaluate(axis.size, sizes) for axis in declared.axes), DTYPES["fp32"], "dlse")
     made.owner[...] = 0
     return made

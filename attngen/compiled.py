@@ -40,7 +40,7 @@ class Compiled:
 
         Raises ArgumentError, and ObligationError for an index or a divisor out of range.
         """
-        sizes = sizes_of(self.source, self.device, arrays)
+        sizes = sizes_of(self.source, self.device, arrays, params)
         check_obligations(self.spec, sizes, params)
         return bind(self.at(sizes).kernel, sizes, arrays, params)
 

@@ -14,6 +14,7 @@ from attngen.device.protocol import Argument, Device, Kernel, Launch, Memory
 from attngen.device.sizes import measure
 from attngen.device.tensor_map import MappedTensor, TensorMap
 from attngen.emit.program import MULTIPROCESSORS, KernelEntry, Parameter, Program, Sizes, Tensor, evaluate
+from attngen.spec.attention import LONGEST
 from attngen.spec.dtypes import DTYPES
 
 CTYPES: dict[str, type[Any]] = {
@@ -56,9 +57,17 @@ def callers_tensors(program: Program) -> tuple[Tensor, ...]:
     return program.of_role("input") + program.of_role("output")
 
 
-def sizes_of(program: Program, device: Device, arrays: Mapping[str, ArrayView]) -> dict[str, int]:
-    """The sizes of a call on `device` with these inputs and outputs, by their arguments' names. Raises ArgumentError."""
+def sizes_of(
+    program: Program, device: Device, arrays: Mapping[str, ArrayView], params: Mapping[str, Number] | None = None
+) -> dict[str, int]:
+    """The sizes of a call on `device` with these inputs and outputs, by their arguments' names. In packed storage `params` have
+    the lengths. Raises ArgumentError."""
     sizes = measure(program, arrays)
+    for length, longest in zip(("q_len", "kv_len"), LONGEST, strict=True):
+        if params and longest in params:
+            if params[longest] < 0:
+                raise ArgumentError(f"`{longest}` is {params[longest]}; expected the length of the longest sequence, or more")
+            sizes[length] = int(params[longest])
     wanted = device.name if device.name.startswith("cuda") else "cpu"
     first = arrays[program.of_role("input")[0].key]
     if str(first.location) != wanted:

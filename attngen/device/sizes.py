@@ -7,7 +7,7 @@ from typing import Any
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, dimensions
 from attngen.device.overlap import overlaps_itself
-from attngen.emit.program import Axis, Program, Tensor, evaluate
+from attngen.emit.program import Axis, OneMore, Program, Tensor, evaluate
 from attngen.spec.expr import MAX_LENGTH
 
 
@@ -23,6 +23,9 @@ def measure(program: Program, arrays: Mapping[str, ArrayView]) -> dict[str, int]
     origin: dict[str, str] = {}  # the array that states a size
     for tensor, array in sorted(given, key=lambda pair: pair[0].broadcasts):
         for position, (axis, size) in enumerate(zip(tensor.axes, array.shape, strict=True)):
+            if isinstance(axis.size, OneMore) and axis.size.size not in sizes and size:
+                origin[axis.size.size] = array.name
+                sizes[axis.size.size] = size - 1
             if axis.is_free and axis.name not in sizes:
                 if size > MAX_LENGTH:
                     raise ArgumentError(f"`{array.name}` has {size} elements in dimension {position}; at most {MAX_LENGTH}")

@@ -44,8 +44,8 @@ def bucket_of(sizes: Mapping[str, int]) -> Bucket:
 def is_open(spec: AttentionSpec, wanted: tuple[str, ...] = ()) -> bool:
     """Whether the spec leaves the tile of a fused schedule to be found: of its forward, or of a backward with the gradients
     `wanted`, which takes no tile from the spec."""
-    stated = KernelRequest(spec.kernel.schedule) if wanted else spec.kernel
-    return replace(stated, schedule="auto") == KernelRequest() and stated.schedule not in ("naive", "tiled")
+    stated = spec.kernel.bare() if wanted else spec.kernel
+    return stated.is_planned and stated.schedule not in ("naive", "tiled")
 
 
 def remember(spec: AttentionSpec, arch: str, bucket: Bucket, winner: Winner, wanted: tuple[str, ...] = ()) -> bool:
@@ -78,4 +78,4 @@ def remembered(spec: AttentionSpec, arch: str, schedule: str, wanted: tuple[str,
 
 def _variant(spec: AttentionSpec, arch: str, schedule: str, wanted: tuple[str, ...]) -> str:
     gradients = ("backward", *wanted) if wanted else ()
-    return digest(to_text(replace(spec, name="tuned", kernel=KernelRequest())), arch, schedule, *gradients)
+    return digest(to_text(replace(spec, name="tuned", kernel=spec.kernel.bare("auto"))), arch, schedule, *gradients)

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from attngen.emit.cuda_text import c_name
-from attngen.emit.program import Axis, Binding, CeilDiv, Parameter, Tensor, free
+from attngen.emit.program import Axis, Binding, CeilDiv, OneMore, Parameter, Tensor, free
 from attngen.emit.variant import Captured, Variant, range_tensors
 from attngen.plan.captured_sums import WORDS, TermSum
 from attngen.plan.plan import Plan
 from attngen.plan.spans import Span
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import CU_SEQLENS, LONGEST, AttentionSpec
 from attngen.spec.gradient import gradient_argument
 
 STRIDE_LETTERS = "bhsd"  # batch, head, sequence, dimension
+LETTERS = {
+    "batch": "b",
+    **dict.fromkeys(("q_heads", "kv_heads"), "h"),
+    **dict.fromkeys(("q_len", "kv_len", "total_q", "total_k"), "s"),
+    **dict.fromkeys(("head_dim", "head_dim_v"), "d"),
+}  # of the axes with these names
 WARPGROUP = 128  # threads
 ROW_ALIGNMENT = 16  # bytes: one copy of the kernels on tensor cores
 
@@ -25,15 +31,32 @@ def head_axes(spec: AttentionSpec) -> tuple[Axis, Axis]:
     return Axis("q_heads", spec.q_heads), Axis("kv_heads", spec.kv_heads)
 
 
+def rows_of_heads(spec: AttentionSpec, *last: Axis) -> tuple[Axis, ...]:
+    """The axes of an array with something for each row of each query head: a vector along `last`, or a number without it."""
+    return _of_heads(spec, head_axes(spec)[0], "q_len", "total_q", *last)
+
+
+def keys_of_heads(spec: AttentionSpec, *last: Axis) -> tuple[Axis, ...]:
+    """The same for each key of each key/value head."""
+    return _of_heads(spec, head_axes(spec)[1], "kv_len", "total_k", *last)
+
+
+def _of_heads(spec: AttentionSpec, heads: Axis, length: str, total: str, *last: Axis) -> tuple[Axis, ...]:
+    if not spec.kernel.is_packed:
+        return free("batch"), heads, free(length), *last
+    return (free(total), heads, *last) if last else (heads, free(total))
+
+
 def input_tensors(spec: AttentionSpec, alignment: int = 0, unit_stride: bool = False) -> Iterator[Tensor]:
-    """What every call of a spec is given: Q, K, V, and the captured tensors."""
+    """What every call of a spec is given: Q, K, V, where sequences begin if they are packed, and the captured tensors."""
     dtype = spec.dtype.name
-    batch, q_len, kv_len = free("batch"), free("q_len"), free("kv_len")
-    q_heads, kv_heads = head_axes(spec)
     head_dim, head_dim_v = Axis("head_dim", spec.head_dim), Axis("head_dim_v", spec.head_dim_v)
-    yield Tensor("Q", "input", dtype, (batch, q_heads, q_len, head_dim), "q", alignment, unit_stride)
-    yield Tensor("K", "input", dtype, (batch, kv_heads, kv_len, head_dim), "k", alignment, unit_stride)
-    yield Tensor("V", "input", dtype, (batch, kv_heads, kv_len, head_dim_v), "v", alignment, unit_stride)
+    yield Tensor("Q", "input", dtype, rows_of_heads(spec, head_dim), "q", alignment, unit_stride)
+    yield Tensor("K", "input", dtype, keys_of_heads(spec, head_dim), "k", alignment, unit_stride)
+    yield Tensor("V", "input", dtype, keys_of_heads(spec, head_dim_v), "v", alignment, unit_stride)
+    if spec.kernel.is_packed:
+        for name in CU_SEQLENS:
+            yield Tensor(name, "input", "int32", (Axis("", OneMore("batch")),), name, unit_stride=True)
     for i in spec.inputs:
         yield Tensor(i.name, "input", i.dtype.name, captured_axes(spec, i.dims), i.name, broadcasts=True)
 
@@ -41,12 +64,12 @@ def input_tensors(spec: AttentionSpec, alignment: int = 0, unit_stride: bool = F
 def program_tensors(spec: AttentionSpec, plan: Plan, variant: Variant) -> Iterator[Tensor]:
     """Every tensor of the kernels. What is known of a tensor is stated here and nowhere else."""
     layout: tuple[int, bool] = (ROW_ALIGNMENT, True) if plan.schedule.on_tensor_cores else (0, False)
-    rows = (free("batch"), head_axes(spec)[0], free("q_len"))
+    rows = rows_of_heads(spec)
     yield from input_tensors(spec, *layout)
     if plan.direction == "backward":
         yield from backward_tensors(spec, plan)
     else:
-        yield Tensor("O", "output", spec.dtype.name, (*rows, Axis("head_dim_v", spec.head_dim_v)), "out", *layout)
+        yield Tensor("O", "output", spec.dtype.name, rows_of_heads(spec, Axis("head_dim_v", spec.head_dim_v)), "out", *layout)
         if plan.writes_lse:
             yield Tensor("lse", "output", "fp32", rows, "lse")
         if plan.saves_lse_rest:
@@ -63,19 +86,22 @@ def backward_tensors(spec: AttentionSpec, plan: Plan) -> Iterator[Tensor]:
     """The tensors of a backward beside Q, K, V and the captured ones: what the forward saved, the gradients of its results, the
     gradients that are wanted, workspaces."""
     dtype = spec.dtype.name
-    q_heads, kv_heads = head_axes(spec)
-    rows, keys = (free("batch"), q_heads, free("q_len")), (free("batch"), kv_heads, free("kv_len"))
+    rows = rows_of_heads(spec)
     head_dim, head_dim_v = Axis("head_dim", spec.head_dim), Axis("head_dim_v", spec.head_dim_v)
     layout: tuple[int, bool] = (ROW_ALIGNMENT, True) if plan.schedule.on_tensor_cores else (0, False)
     if "out" in plan.saved:
-        yield Tensor("O", "input", dtype, (*rows, head_dim_v), "out", *layout)
+        yield Tensor("O", "input", dtype, rows_of_heads(spec, head_dim_v), "out", *layout)
     for name in ("lse", "lse_rest"):
         if name in plan.saved:
             yield Tensor(name, "input", "fp32", rows, name)
-    yield Tensor("dO", "input", dtype, (*rows, head_dim_v), "dout", *layout)
+    yield Tensor("dO", "input", dtype, rows_of_heads(spec, head_dim_v), "dout", *layout)
     if spec.lse:
         yield Tensor("dlse", "input", "fp32", rows, "dlse")
-    results = {"q": ("dQ", (*rows, head_dim)), "k": ("dK", (*keys, head_dim)), "v": ("dV", (*keys, head_dim_v))}
+    results = {
+        "q": ("dQ", rows_of_heads(spec, head_dim)),
+        "k": ("dK", keys_of_heads(spec, head_dim)),
+        "v": ("dV", keys_of_heads(spec, head_dim_v)),
+    }
     for wanted, (name, axes) in results.items():
         if plan.wants(wanted):
             yield Tensor(name, "output", dtype, axes, name.lower(), *layout)
@@ -186,15 +212,22 @@ def tensor_map(tensor: str, box_rows: int) -> Parameter:
     return Parameter(f"{tensor.lower()}_map", "const __grid_constant__ TensorMap", "map", tensor, box_rows)
 
 
-def strides(tensor: str, axes: str = STRIDE_LETTERS) -> list[Parameter]:
-    """The strides of a tensor laid out [batch, head, sequence, dimension], for the axes named."""
-    return [Parameter(f"{tensor.lower()}_stride_{a}", "long long", "stride", tensor, STRIDE_LETTERS.index(a)) for a in axes]
+def strides(tensor: Tensor, axes: str = STRIDE_LETTERS) -> list[Parameter]:
+    """The strides of a tensor of rows or keys, for those of the axes batch, head, sequence, dimension that it has."""
+    letters = [LETTERS[axis.name] for axis in tensor.axes]
+    name = tensor.name
+    return [
+        Parameter(f"{name.lower()}_stride_{a}", "long long", "stride", name, letters.index(a)) for a in axes if a in letters
+    ]
 
 
 def sizes(spec: AttentionSpec, *wanted: str) -> list[Parameter]:
-    """Sizes as parameters; head counts that the spec fixes are constants of the file instead."""
+    """Sizes as parameters; head counts that the spec fixes are constants of the file instead. In packed storage the lengths are
+    at least those of the longest sequence, and those of each are read from memory."""
     fixed = () if spec.q_heads is None else ("q_heads", "kv_heads")
-    return [Parameter(n, "int", "size", n) for n in wanted if n not in fixed]
+    packed = dict(zip(("q_len", "kv_len"), zip(CU_SEQLENS, LONGEST, strict=True), strict=True)) if spec.kernel.is_packed else {}
+    begins = [data(packed[n][0], "int") for n in wanted if n in packed]
+    return begins + [Parameter(packed[n][1] if n in packed else n, "int", "size", n) for n in wanted if n not in fixed]
 
 
 def extents(tensor: Tensor) -> list[Parameter]:

@@ -170,6 +170,9 @@ class File:
             "equations": self.equations(),
             "shapes": [comment_text.shape_line(t) for t in self.tensors.values()],
             "plan": self.plan,
+            "packed": spec.kernel.is_packed,
+            "max_q_len": "max_q_len" if spec.kernel.is_packed else "q_len",
+            "max_kv_len": "max_kv_len" if spec.kernel.is_packed else "kv_len",
             "own": self.plan.own,
             "head_dim": spec.head_dim,
             "head_dim_v": spec.head_dim_v,
@@ -337,11 +340,15 @@ class File:
 
     def lse_parameters(self) -> list[Parameter]:
         names = [*(["lse"] if self.plan.writes_lse else []), *(["lse_rest"] if self.plan.saves_lse_rest else [])]
-        return [p for n in names for p in (abi.data(n, "float", writable=True), *abi.strides(n, "bhs"))]
+        return [p for n in names for p in (abi.data(n, "float", writable=True), *self.strides(n, "bhs"))]
 
     def dlse_parameters(self) -> list[Parameter]:
         """The gradient of lse, if lse is an output."""
-        return [abi.data("dlse", "float"), *abi.strides("dlse", "bhs")] if self.spec.lse else []
+        return [abi.data("dlse", "float"), *self.strides("dlse", "bhs")] if self.spec.lse else []
+
+    def strides(self, tensor: str, axes: str = abi.STRIDE_LETTERS) -> list[Parameter]:
+        """The strides of a tensor of rows or keys, for those of `axes` that it has."""
+        return abi.strides(self.tensors[tensor], axes)
 
     def pointer(self, tensor: str, *, writable: bool = False, name: str | None = None) -> Parameter:
         return abi.data(tensor, self.spec.dtype.cuda, writable=writable, name=name)

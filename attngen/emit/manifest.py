@@ -7,7 +7,19 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from attngen.emit.program import Axis, CeilDiv, Extent, HeadsInL2, KernelEntry, Parameter, Product, Program, SharedRange, Tensor
+from attngen.emit.program import (
+    Axis,
+    CeilDiv,
+    Extent,
+    HeadsInL2,
+    KernelEntry,
+    OneMore,
+    Parameter,
+    Product,
+    Program,
+    SharedRange,
+    Tensor,
+)
 
 FORMAT = "attngen-manifest"
 VERSION = 2
@@ -111,11 +123,15 @@ def _read_component(component: Any) -> Product:
 
 
 def _extent(extent: Extent) -> int | str | dict[str, int | str]:
+    if isinstance(extent, OneMore):
+        return {"one_more": extent.size}
     return {"ceil": extent.size, "by": extent.by} if isinstance(extent, CeilDiv) else extent
 
 
 def _read_extent(extent: Any) -> Extent:
     if isinstance(extent, dict):
+        if "one_more" in extent:
+            return OneMore(extent["one_more"])
         return CeilDiv(extent["ceil"], extent["by"])
     assert isinstance(extent, (int, str)), extent
     return extent

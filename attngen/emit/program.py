@@ -31,7 +31,20 @@ class CeilDiv:
         return f"ceil({self.size} / {self.by})"
 
 
-Extent = int | str | CeilDiv  # a number, the name of a dimension, or a number of blocks
+@dataclass(frozen=True, slots=True)
+class OneMore:
+    """`size + 1`: where each of so many sequences begins, and where the last one ends."""
+
+    size: str
+
+    def __call__(self, sizes: Sizes) -> int:
+        return sizes[self.size] + 1
+
+    def __str__(self) -> str:
+        return f"{self.size} + 1"
+
+
+Extent = int | str | CeilDiv | OneMore  # a number, the name of a dimension, or what follows from one
 
 
 def evaluate(extent: Extent, sizes: Sizes) -> int:

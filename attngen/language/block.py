@@ -24,6 +24,7 @@ from attngen.spec.attention import (
     Precision,
     S,
     ScheduleName,
+    Storage,
 )
 from attngen.spec.check import check
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
@@ -281,15 +282,17 @@ class Block:
             return KernelRequest()
         schedule, *options = self.single["kernel"].children
         one_of(schedule.value, get_args(ScheduleName), mistakes.UnknownSchedule, span=schedule.span)
-        chosen: dict[str, int] = {}
+        chosen: dict[str, Any] = {}
         for keyword, value, node in _options(options):
             if keyword in chosen:
                 raise DiagnosticError(mistakes.DuplicateStatement(span=node.span, keyword=node.kind, line=node.span.line))
+            if keyword == "storage":
+                one_of(value, get_args(Storage), mistakes.UnknownStorage, span=node.children[0].span)
             chosen[keyword] = value
         return KernelRequest(schedule=schedule.value, **chosen)
 
 
-def _options(nodes: list[Node]) -> Iterator[tuple[str, int, Node]]:
+def _options(nodes: list[Node]) -> Iterator[tuple[str, Any, Node]]:
     for node in nodes:
         values = [c.value for c in node.children]
         if node.kind == "tile":

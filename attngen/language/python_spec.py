@@ -29,6 +29,7 @@ from attngen.spec.attention import (
     Precision,
     S,
     ScheduleName,
+    Storage,
 )
 from attngen.spec.check import check, magnitude
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
@@ -77,6 +78,7 @@ def _describe(
     tile: tuple[int, int] | None = None,
     stages: int | None = None,
     warps: int | None = None,
+    storage: Storage = "dense",
 ) -> tuple[AttentionSpec, dict[str, Any]]:
     """An AttentionSpec, and the arrays that functions captured, by name. `traced` returns the pair, `define` the spec.
 
@@ -108,6 +110,7 @@ def _describe(
     captures = {name: c for name, c in builder.captures.items() if name in used}  # not if only its length or dtype is used
     captured = [Input(c.name, DTYPES[str(c.dtype_name)], tuple(int(n) for n in c.array.shape)) for c in captures.values()]
     one_of(kernel, get_args(ScheduleName), mistakes.UnknownSchedule, statement="kernel")
+    one_of(storage, get_args(Storage), mistakes.UnknownStorage, statement="kernel")
     result = AttentionSpec(
         name=name,
         dtype=element,
@@ -121,7 +124,7 @@ def _describe(
         normalize=normalize,
         lse=lse,
         precision=precision,
-        kernel=KernelRequest(kernel, block_q, block_kv, stages, warps),
+        kernel=KernelRequest(kernel, block_q, block_kv, stages, warps, storage),
     )
     check(result)
     return result, {c.name: c.array for c in captures.values()}

@@ -18,8 +18,10 @@ from attngen.plan.problem import Problem
 from attngen.plan.shared_memory import Layout, SharedBuffer, layouts
 from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec, ScheduleName
+from attngen.spec.gradient import QKV
 
 Direction = Literal["forward", "backward"]
+NO_PACKED_STORAGE = "it reads dense storage alone"
 BACKWARD_SUFFIX = "_backward"  # of the name of a schedule that computes gradients
 
 
@@ -98,14 +100,24 @@ class Schedule:
     on_tensor_cores: bool = False
     by_tma: bool = False  # TMA copies the tiles, which then lie swizzled in shared memory
     is_warp_specialized: bool = False  # persistent blocks with a producer and consumers
+    has_packed_storage: bool = False
 
     @property
     def visits_rows(self) -> bool:
         """Whether blocks of keys visit tiles of rows, beside blocks of rows that visit tiles of keys."""
         return self.direction == "backward" and self.is_fused
 
+    def reason_against(self, facts: SpecFacts, arch: Arch) -> str:
+        """Why it cannot compute the spec from arrays in its storage on the architecture; empty if it can."""
+        if facts.spec.kernel.is_packed:
+            if not self.has_packed_storage:
+                return NO_PACKED_STORAGE
+            if captured := set(facts.wanted) - set(QKV):
+                return f"in packed storage q, k and v have gradients, and `{min(captured)}` was asked for"
+        return self.why_not(facts, arch)
+
     def suits(self, facts: SpecFacts, arch: Arch) -> bool:
-        return not self.why_not(facts, arch)
+        return not self.reason_against(facts, arch)
 
     def plan(self, facts: SpecFacts, arch: Arch) -> Plan:
         """The plan for a spec, whatever the lengths of a call. Raises PlanRefusal."""

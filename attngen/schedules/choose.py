@@ -70,7 +70,8 @@ def candidates(
 def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:
     """The keyword that "auto" stands for."""
     suitable = {s.keyword for s in schedules_of(facts) if s.suits(facts, arch)}
-    return next(keyword for keyword in (AUTOMATIC_BACKWARD if facts.wanted else AUTOMATIC) if keyword in suitable)
+    order = AUTOMATIC_BACKWARD if facts.wanted or facts.spec.kernel.is_packed else AUTOMATIC
+    return next((keyword for keyword in order if keyword in suitable), order[-1])
 
 
 def default_arch(schedule: str | None) -> str:
@@ -164,19 +165,21 @@ def choice_of(
     kernel = _request(spec, schedule, wanted)
     facts = facts_of(replace(spec, kernel=kernel), wanted, deterministic)
     chosen = schedule_of(facts, arch, automatic(facts, arch) if kernel.schedule == "auto" else kernel.schedule)
-    if wanted and (reason := chosen.why_not(facts, arch)):
-        others = ", ".join(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES if s.suits(facts, arch)))
-        what = f"the backward of the {chosen.keyword} schedule does not suit attention `{spec.name}` on {arch.name}"
-        raise refusal("kernel", what, reason, f"compute these gradients by auto, or one of: {others}")
+    if (wanted or kernel.is_packed) and (reason := chosen.reason_against(facts, arch)):
+        others = ", ".join(dict.fromkeys(s.keyword for s in schedules_of(facts) if s.suits(facts, arch)))
+        schedule_is = f"the {'backward of the ' if wanted else ''}{chosen.keyword} schedule"
+        what = f"{schedule_is} does not suit attention `{spec.name}` on {arch.name}"
+        cure = "compute these gradients by" if wanted else "use"
+        raise refusal("kernel", what, reason, f"{cure} auto, or one of: {others}" if others else "use dense storage")
     return Choice(chosen.plan(facts, arch), chosen.by_lengths(facts))
 
 
 def _request(spec: AttentionSpec, schedule: str | KernelRequest | None, wanted: tuple[str, ...]) -> KernelRequest:
     """The `kernel` statement to plan for."""
     if isinstance(schedule, KernelRequest):
-        return schedule
+        return replace(schedule, storage=spec.kernel.storage)
     kernel = spec.kernel.overridden(schedule)
-    return KernelRequest(kernel.schedule) if wanted else kernel
+    return kernel.bare() if wanted else kernel
 
 
 @lru_cache(maxsize=4096)

@@ -20,7 +20,7 @@ class Fused(File):
             self.pointer("K"),
             self.pointer("V"),
             self.pointer("O", writable=True),
-            *(p for t in "QKVO" for p in abi.strides(t, axes)),
+            *(p for t in "QKVO" for p in self.strides(t, axes)),
             *self.lse_parameters(),
             *self.sizes(),
             *more,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from attngen.emit import abi
 from attngen.emit.file import File, KernelText
 from attngen.emit.program import CeilDiv, Extent, Parameter
 from attngen.emit.variant import Function
@@ -42,8 +41,8 @@ class Unfused(File):
             self.pointer("K"),
             Parameter("S", "float*", "data", "S"),
             *kept,
-            *abi.strides("Q"),
-            *abi.strides("K"),
+            *self.strides("Q"),
+            *self.strides("K"),
             *self.sizes(),
             *self.captured(self.variant.score, self.variant.mask, *self.of_tiles()),
         ]
@@ -77,8 +76,8 @@ class ThreeKernels(Unfused):
             Parameter("P", "const float*", "data", "S"),
             self.pointer("V"),
             self.pointer("O", writable=True),
-            *abi.strides("V"),
-            *abi.strides("O"),
+            *self.strides("V"),
+            *self.strides("O"),
             *self.sizes(),
             *self.captured(*self.of_tiles(), scale=False),
         ]

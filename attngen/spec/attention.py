@@ -11,6 +11,7 @@ from attngen.spec.expr import Expr, Type, name
 ScheduleName = Literal["auto", "naive", "tiled", "fused", "wgmma", "hopper"]
 Normalize = Literal["softmax", "sigmoid", "none"]
 Precision = Literal["highest", "high"]
+Storage = Literal["dense", "packed"]
 
 PORTABLE_SCHEDULES: tuple[ScheduleName, ...] = ("naive", "tiled", "fused")  # on every architecture
 HOPPER_SCHEDULES: tuple[ScheduleName, ...] = ("wgmma", "hopper")  # on architectures with TMA and wgmma
@@ -22,6 +23,10 @@ MAX_HEAD_DIM = 256
 INDICES = ("b", "h", "q", "k")
 SIZES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len")
 S = name("s", Type.FLOAT)
+
+# The arguments of a call in packed storage beside arrays and params: of queries, then of keys.
+CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
+LONGEST = ("max_q_len", "max_kv_len")  # at least the longest sequence: the host knows no lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,32 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class KernelRequest:
-    """The `kernel` statement of a spec: a schedule and its overrides. The planner chooses those that are None."""
+    """The `kernel` statement of a spec: a schedule and its overrides. The planner chooses those that are None.
+
+    `storage` says how the arrays of a call lie: "dense" is [batch, heads, length, size]; "packed" is [total, heads, size], the
+    rows of all sequences one after another, with `cu_seqlens_q` and `cu_seqlens_k` int32 [batch + 1]: where each sequence
+    begins and the last one ends. q_len and kv_len are then those of a sequence.
+    """
 
     schedule: ScheduleName = "auto"
     block_q: int | None = None
     block_kv: int | None = None
     stages: int | None = None
     warps: int | None = None
+    storage: Storage = "dense"
+
+    @property
+    def is_packed(self) -> bool:
+        return self.storage == "packed"
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the planner chooses everything but the schedule."""
+        return (self.block_q, self.block_kv, self.stages, self.warps) == (None, None, None, None)
+
+    def bare(self, schedule: ScheduleName | None = None) -> KernelRequest:
+        """The same, or another schedule for the same storage, without overrides."""
+        return KernelRequest(self.schedule if schedule is None else schedule, storage=self.storage)
 
     def overridden(self, schedule: str | None) -> KernelRequest:
         """The request of a call or command that names `schedule`. Tile, stages and warps apply only to the stated schedule;
@@ -62,7 +86,7 @@ class KernelRequest:
             return self
         if self.schedule == "auto" and schedule not in ("naive", "tiled"):
             return replace(self, schedule=cast(ScheduleName, schedule))
-        return KernelRequest(cast(ScheduleName, schedule))
+        return self.bare(cast(ScheduleName, schedule))
 
 
 @dataclass(frozen=True, slots=True)

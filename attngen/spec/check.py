@@ -8,7 +8,7 @@ from typing import get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize, Precision
+from attngen.spec.attention import CU_SEQLENS, INDICES, LONGEST, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize, Precision
 from attngen.spec.bounds import ranges
 from attngen.spec.dtypes import STORAGE_DTYPES
 from attngen.spec.expr import (
@@ -129,6 +129,11 @@ def _names(spec: AttentionSpec) -> Iterator[Diagnostic]:
                 taken_by = "an input, param or dimension has this name"
                 yield mistakes.DuplicateName(statement=f"{statement} {one.name}", name=one.name, taken_by=taken_by)
             seen.add(one.name)
+    if spec.kernel.is_packed:
+        for clash in sorted(seen & {*CU_SEQLENS, *LONGEST}):
+            statement = f"input {clash}" if clash in {other.name for other in spec.inputs} else f"param {clash}"
+            taken_by = "an argument of packed storage has this name"
+            yield mistakes.DuplicateName(statement=statement, name=clash, taken_by=taken_by)
     taken = seen | set(spec.free_dims)
     for i in spec.inputs:
         for clash in sorted(taken & set(derived_names(i.name, len(i.dims)))):

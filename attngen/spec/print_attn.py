@@ -108,4 +108,6 @@ def kernel_to_text(request: KernelRequest) -> str:
         parts.append(f"stages {request.stages}")
     if request.warps is not None:
         parts.append(f"warps {request.warps}")
+    if request.storage != "dense":
+        parts.append(f"storage {request.storage}")
     return request.schedule + (f" {{ {'  '.join(parts)} }}" if parts else "")

@@ -22,6 +22,12 @@ from attngen.torch.flex import flex_attention
 from attngen.torch.functional import attention
 from attngen.torch.module import Attention
 from attngen.torch.replacement import NotReplacedWarning, activate, activated, restore
+from attngen.torch.varlen import (
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    varlen_attn,
+)
 
 __all__ = [
     "Attention",
@@ -36,8 +42,12 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "flex_attention",
     "noop_mask",
     "or_masks",
     "restore",
+    "varlen_attn",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from attngen.device.arrays import ArgumentTypeError
-from attngen.device.params import check_params, declared_params, named_arguments
+from attngen.device.params import check_params, declared_params, input_names, named_arguments, number_names
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 
@@ -26,13 +26,12 @@ class NamedArguments:
     """The inputs and params of one spec, without the spec: plain values, which torch.compile can follow."""
 
     def __init__(self, spec: AttentionSpec) -> None:
-        self.inputs = tuple(i.name for i in spec.inputs)
+        self.inputs = input_names(spec)
         self._input_names = set(self.inputs)
         self._params = declared_params(spec)
-        self._ints = tuple(p.name for p in spec.params if p.type is Type.INT)
-        self._floats = tuple(p.name for p in spec.params if p.type is Type.FLOAT)
+        self._ints, self._floats = (number_names(spec, kind) for kind in (Type.INT, Type.FLOAT))
         self._usual: Lists | None = None
-        if all(p.default is not None for p in spec.params):
+        if all(default is not None for _, default in self._params.values()):
             self._usual = self._numbers(check_params(self._params, {}))
 
     def unchecked(

@@ -93,7 +93,7 @@ class _Attention(_SingleLevelFunction):  # type: ignore[misc]
         spec, ints, floats, wanted, needed, deterministic = ctx.call
         q, k, v, *inputs, out, lse, lse_rest = ctx.saved_tensors
         if dout is None:
-            dout = q.new_zeros((*q.shape[:3], v.shape[3]))
+            dout = q.new_zeros((*q.shape[:-1], v.shape[-1]))
         arguments = (dout, dlse, q, k, v, spec, inputs, ints, floats, out, lse, lse_rest, wanted, deterministic)
         if _is_direct((dout, q, k, v, *inputs)):
             compute = _attention_backward if torch.is_grad_enabled() else backward.run

@@ -22,7 +22,7 @@ import torch
 from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.gradient import gradient_argument
 from attngen.torch.layout import readable
-from attngen.torch.operator import LIBRARY, empty_as, runs_on
+from attngen.torch.operator import LIBRARY, empty_as, lse_shape, runs_on
 from attngen.torch.runtime import backward_runtime, input_names, parsed
 
 Tensor = Any
@@ -94,13 +94,15 @@ def run(*arguments: Any) -> list[Tensor]:
     wanted = tuple(call.wanted)
     deterministic = is_deterministic(call.deterministic)
     found = backward_runtime(call.spec, call.q.device, wanted, deterministic)
-    if not deterministic and found.compiled.is_faster_in_order(call.q.shape[2], call.k.shape[2]):
+    packed = parsed(call.spec).kernel.is_packed
+    q_len, kv_len = call.ints[:2] if packed else (call.q.shape[2], call.k.shape[2])
+    if not deterministic and found.compiled.is_faster_in_order(q_len, kv_len):
         found = backward_runtime(call.spec, call.q.device, wanted, True)
     read, written = _order(call.spec, found.input_names, found.output_names, wanted)
     _, dlse, *others = call.tensors
-    dout = call.dout if readable(call.dout) else call.dout.contiguous()
+    dout = call.dout if readable(call.dout.unsqueeze(0) if packed else call.dout) else call.dout.contiguous()
     if parsed(call.spec).lse:
-        dlse = call.q.new_zeros(call.q.shape[:3], dtype=torch.float32) if dlse is None else dlse.contiguous()
+        dlse = call.q.new_zeros(lse_shape(call.spec, call.q), dtype=torch.float32) if dlse is None else dlse.contiguous()
     tensors = (dout, dlse, *others)
     gradients = found([tensors[at] for at in read], call.ints, call.floats)
     return [gradients[at] for at in written]

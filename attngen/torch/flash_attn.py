@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import index
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.sdpa import refuse_dropout
-from attngen.torch.description import Description, Mode, check_mode, dtype_name, head_size, one_line, stated_dtype
+from attngen.torch.description import Description, Mode, check_mode, dtype_name, one_line, stated_dtype
 from attngen.torch.eager import EagerCalls
 from attngen.torch.layout import follow_autocast, heads_first, readable, results
 from attngen.torch.math import by_torch
@@ -46,54 +47,87 @@ def flash_attn_func(
     """flash-attention's function of that name.
 
     q [batch, q_len, q_heads, size], k and v [batch, kv_len, kv_heads, size]; q_heads is a multiple of kv_heads. `causal`: a
-    query sees keys up to its position, counted from the last row and key. `window_size` (left, right): it sees keys at most so many
-    positions before and after it; a negative end is no limit. `softcap` above 0 limits scores to it; then the distance times
-    `alibi_slopes` (fp32, [q_heads] or [batch, q_heads]) is subtracted. `dropout_p` must be 0. Gradients have the same bits in
-    every run if `deterministic`, or if torch's global switch is on. `mode` is that of `attngen.torch.attention`.
+    query sees keys up to its position, counted from the last row and key. `window_size` (left, right): it sees keys at most so
+    many positions before and after it; a negative end is no limit. `softcap` above 0 limits scores to it; then the distance
+    times `alibi_slopes` (fp32, [q_heads] or [batch, q_heads]) is subtracted. `dropout_p` must be 0. Gradients have the same
+    bits in every run if `deterministic`, or if torch's global switch is on. `mode` is that of `attngen.torch.attention`.
 
     Returns O [batch, q_len, q_heads, size], or with `return_attn_probs` (O, lse [batch, q_heads, q_len], empty tensor), as
     flash-attention has probabilities under dropout alone. A row without keys has O = 0 and lse = -inf. Raises ArgumentError.
     """
+    others = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return attend(q, k, v, None, *others, mode=mode)
+
+
+def flash_attn_qkvpacked_func(qkv: Tensor, *arguments: Any, **named: Any) -> Any:
+    """`flash_attn_func` of qkv [batch, length, 3, heads, size]; the other arguments are the same."""
+    return flash_attn_func(*unbound(qkv, "qkv", 3, "batch, length"), *arguments, **named)
+
+
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **named: Any) -> Any:
+    """`flash_attn_func` of q and kv [batch, kv_len, 2, kv_heads, size]; the other arguments are the same."""
+    return flash_attn_func(q, *unbound(kv, "kv", 2, "batch, length"), *arguments, **named)
+
+
+_calls = EagerCalls()
+Lengths = tuple[Tensor, Tensor, int, int]  # cu_seqlens of queries and keys, and what no sequence is longer than
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Lengths | None,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Sequence[int],
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    return_attn_probs: bool,
+    *,
+    mode: Mode,
+) -> Any:
+    """`flash_attn_func` of dense tensors, or of packed ones, [total, heads, size], with the `lengths` of their sequences."""
     if dropout_p:
         refuse_dropout(dropout_p)
     left, right = _window(window_size, causal)
-    tensors = (q, k, v) if alibi_slopes is None else (q, k, v, alibi_slopes)
-    others = (mode, softmax_scale, causal, left, right, softcap, return_attn_probs)
+    begins, longest = ([], []) if lengths is None else (list(lengths[:2]), list(lengths[2:]))
+    inputs = begins if alibi_slopes is None else [*begins, alibi_slopes]
+    tensors = (q, k, v, *inputs)
+    others = (mode, softmax_scale, causal, left, right, softcap, return_attn_probs, *longest)
     result = _calls.repeat(tensors, others)
     if result is None:
         size = q.shape[-1]
-        whole = size % 8 == 0 and all(t.dim() == 4 and readable(t.transpose(1, 2)) for t in (q, k, v))
-        queries, keys, values = follow_autocast(*heads_first(_padded(q), _padded(k), _padded(v), "bshd", not whole))
+        is_read, rows = _laid_out(q, k, v, lengths is not None)
+        queries, keys, values = follow_autocast(*rows)
         if softmax_scale is None and size != queries.shape[-1]:
             softmax_scale = size**-0.5
         ends = tuple(name for name, n in (("left", left), ("right", right)) if n >= 0)
         text = _text(
-            mode, causal, ends, float(softcap), _rank(alibi_slopes), softmax_scale, return_attn_probs,
-            queries.dtype, head_size(queries), head_size(values),
+            mode, lengths is not None, causal, ends, float(softcap), _rank(alibi_slopes), softmax_scale, return_attn_probs,
+            queries.dtype, index(queries.shape[-1]), index(values.shape[-1]),
         )  # fmt: skip
-        lists = (None if alibi_slopes is None else [alibi_slopes], [n for n in (left, right) if n >= 0])
+        lists = (inputs or None, [*longest, *(n for n in (left, right) if n >= 0)])
         if mode == "math":
             result = by_torch(queries, keys, values, text, lists)
         else:
             in_order = deterministic or torch.are_deterministic_algorithms_enabled()
-            result = _calls.make(tensors, others if whole else None, (queries, keys, values, text, *lists), in_order)
-    output = results(result, q, "bshd", False)
+            result = _calls.make(tensors, others if is_read else None, (queries, keys, values, text, *lists), in_order)
+    output = result[0] if lengths is not None else results(result, q, "bshd", False)
     if output.shape[-1] != v.shape[-1]:
         output = output[..., : v.shape[-1]]
     return (output, result[1], q.new_empty((0,))) if return_attn_probs else output
 
 
-def flash_attn_qkvpacked_func(qkv: Tensor, *arguments: Any, **named: Any) -> Any:
-    """`flash_attn_func` of qkv [batch, length, 3, heads, size]; the other arguments are the same."""
-    return flash_attn_func(*_unbound(qkv, "qkv", 3), *arguments, **named)
-
-
-def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **named: Any) -> Any:
-    """`flash_attn_func` of q and kv [batch, kv_len, 2, kv_heads, size]; the other arguments are the same."""
-    return flash_attn_func(q, *_unbound(kv, "kv", 2), *arguments, **named)
-
-
-_calls = EagerCalls()
+def _laid_out(q: Tensor, k: Tensor, v: Tensor, packed: bool) -> tuple[bool, tuple[Tensor, Tensor, Tensor]]:
+    """Whether the kernels read q, k and v in place, and the tensors as the operator takes them: copies if it cannot."""
+    if not packed:
+        in_place = all(t.dim() == 4 and not t.shape[-1] % 8 and readable(t.transpose(1, 2)) for t in (q, k, v))
+        return in_place, heads_first(_padded(q), _padded(k), _padded(v), "bshd", not in_place)
+    in_place = all(t.dim() == 3 and not t.shape[-1] % 8 and readable(t.unsqueeze(0)) for t in (q, k, v))
+    return in_place, (q, k, v) if in_place else (_padded(q).contiguous(), _padded(k).contiguous(), _padded(v).contiguous())
 
 
 def _window(window_size: Sequence[int], causal: bool) -> tuple[int, int]:
@@ -102,11 +136,12 @@ def _window(window_size: Sequence[int], causal: bool) -> tuple[int, int]:
     return max(left, -1), -1 if causal else max(right, -1)
 
 
-def _unbound(packed: Tensor, name: str, count: int) -> tuple[Tensor, ...]:
-    """The tensors that lie side by side in `packed`: views, whose gradients are put together by one copy."""
-    if packed.dim() != 5 or packed.shape[2] != count:
-        raise ArgumentError(f"`{name}` is {list(packed.shape)}; expected [batch, length, {count}, heads, size]")
-    views: tuple[Tensor, ...] = packed.unbind(2)
+def unbound(packed: Tensor, name: str, count: int, rows: str) -> tuple[Tensor, ...]:
+    """The tensors that lie side by side in `packed`, after its dimensions `rows`: views, whose gradients one copy joins."""
+    axis = rows.count(",") + 1
+    if packed.dim() != axis + 3 or packed.shape[axis] != count:
+        raise ArgumentError(f"`{name}` is {list(packed.shape)}; expected [{rows}, {count}, heads, size]")
+    views: tuple[Tensor, ...] = packed.unbind(axis)
     return views
 
 
@@ -135,6 +170,7 @@ def _text(*described: Any) -> str:
 @lru_cache(maxsize=4096)
 def flash_text(
     mode: Mode,
+    packed: bool,
     causal: bool,
     ends: tuple[str, ...],
     softcap: float,
@@ -147,6 +183,8 @@ def flash_text(
 ) -> str:
     """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each of a window's `ends`."""
     check_mode(mode)
+    if packed and mode == "math":
+        raise ArgumentError('mode="math" takes no packed tensors; call flash_attn_func of each sequence')
     masks = [f"{POSITION} >= k"] if causal else []
     masks += [WITHIN[end] for end in ends]
     score = f"softcap({softcap!r})" if softcap > 0.0 else "s"
@@ -159,6 +197,7 @@ def flash_text(
         "score": score,
         "inputs": {"slopes": slopes} if alibi_rank else {},
         "params": dict.fromkeys(ends, "int"),
+        "storage": "packed" if packed else "dense",
     }
     description = Description(mode, False, scale, lse, keywords)
     spec, _ = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, None)

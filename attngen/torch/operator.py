@@ -9,6 +9,9 @@
 `ints` and `floats` its params of either type, all in the order of their declaration. O lies in memory as q does ([batch, heads,
 length, size] or [batch, length, heads, size]); lse has no element if the spec does not say `output lse`.
 
+In packed storage (`kernel NAME { storage packed }`) q, k, v and O are [total, heads, size] and lse [q_heads, total];
+`cu_seqlens_q` and `cu_seqlens_k` are the first of `inputs`, `max_q_len` and `max_kv_len` the first of `ints`.
+
 `full` is what a call becomes that has gradients or is batched by vmap. With `saves` it returns what the backward reads, and lse
 has elements; lse + lse_rest is more exact than one fp32 number, if the kernel writes lse_rest. `deterministic` is about
 gradients: see `attngen.torch.backward`.
@@ -99,10 +102,20 @@ def fake(
     for name, tensor in zip(input_names(spec), tensors, strict=False):
         if tensor.device != q.device:
             raise ArgumentError(f"`q` is on {q.device} and `{name}` on {tensor.device}; move them to one place")
-        if name in ("q", "k", "v") and tensor.dim() != 4:
-            raise ArgumentError(f"`{name}` has {dimensions(tensor.dim())}; expected [batch, heads, length, head size]")
-    output = empty_as(q, (*q.shape[:3], v.shape[3]), q)
-    return output, q.new_empty(q.shape[:3] if parsed(spec).lse else (0,), dtype=torch.float32)
+        axes = PACKED_AXES if parsed(spec).kernel.is_packed else DENSE_AXES
+        if name in ("q", "k", "v") and tensor.dim() != len(axes):
+            raise ArgumentError(f"`{name}` has {dimensions(tensor.dim())}; expected [{', '.join(axes)}]")
+    output = empty_as(q, (*q.shape[:-1], v.shape[-1]), q)
+    return output, q.new_empty(lse_shape(spec, q) if parsed(spec).lse else (0,), dtype=torch.float32)
+
+
+DENSE_AXES = ("batch", "heads", "length", "head size")
+PACKED_AXES = ("total", "heads", "head size")
+
+
+def lse_shape(spec: str, q: Tensor) -> Sequence[int]:
+    """Of the lse of a spec's rows."""
+    return (q.shape[1], q.shape[0]) if parsed(spec).kernel.is_packed else q.shape[:3]
 
 
 def fake_full(*arguments: Any) -> Saved:
@@ -111,8 +124,8 @@ def fake_full(*arguments: Any) -> Saved:
     output, lse = fake(q, k, v, spec, inputs)
     written = saving_outputs(spec, q.device) if saves else ()
     if "lse" in written:
-        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    return output, lse, q.new_empty(q.shape[:3] if "lse_rest" in written else (0,), dtype=torch.float32)
+        lse = q.new_empty(lse_shape(spec, q), dtype=torch.float32)
+    return output, lse, q.new_empty(lse_shape(spec, q) if "lse_rest" in written else (0,), dtype=torch.float32)
 
 
 def saving_outputs(spec: str, device: Any) -> tuple[str, ...]:
@@ -127,7 +140,7 @@ def runs_on(device: Any) -> Any:
 
 def empty_as(like: Tensor, shape: Sequence[int], order: Tensor | None) -> Tensor:
     """A tensor of that shape and of the type of `like`: contiguous, or with its dimensions in the order of `order`'s memory."""
-    if order is not None and has_heads_inside(order.stride()):
+    if order is not None and len(shape) == 4 and has_heads_inside(order.stride()):
         batch, heads, length, size = shape
         return like.new_empty((batch, length, heads, size)).transpose(1, 2)
     return like.new_empty(shape)

@@ -11,6 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from attngen.api import compile_later
+from attngen.device import params
 from attngen.device.arrays import ArgumentError, ArrayView, view
 from attngen.device.binding import Bound
 from attngen.device.select import warn_emulated
@@ -38,7 +39,7 @@ def parsed(text: str) -> AttentionSpec:
 @lru_cache(maxsize=4096)
 def input_names(text: str) -> tuple[str, ...]:
     """The names of the operator's tensors for a spec's text, in order."""
-    return ("q", "k", "v", *(i.name for i in parsed(text).inputs))
+    return ("q", "k", "v", *params.input_names(parsed(text)))
 
 
 def refuse_tangents(names: str | Sequence[str], tensors: Sequence[Tensor]) -> None:
@@ -130,8 +131,7 @@ class Runtime:
         self.compiled = compiled
         self.input_names = tuple(t.argument for t in compiled.source.of_role("input"))
         self.output_names = tuple(t.argument for t in compiled.source.of_role("output"))
-        self._ints = tuple(p.name for p in compiled.spec.params if p.type is Type.INT)
-        self._floats = tuple(p.name for p in compiled.spec.params if p.type is Type.FLOAT)
+        self._ints, self._floats = (params.number_names(compiled.spec, kind) for kind in (Type.INT, Type.FLOAT))
 
     @cached_property
     def no_lse(self) -> Tensor:
@@ -157,8 +157,8 @@ class Runtime:
         refuse_tangents(self.input_names, tensors)
         arrays: dict[str, ArrayView] = {name: view(t, name) for name, t in zip(self.input_names, tensors, strict=True)}
         arrays |= {name: view(t, name) for name, t in zip(self.output_names, outputs, strict=False) if t is not None}
-        params: Mapping[str, int | float] = dict(zip((*self._ints, *self._floats), (*ints, *floats), strict=True))
-        bound: Bound = self.compiled.bind(arrays, params)
+        numbers: Mapping[str, int | float] = dict(zip((*self._ints, *self._floats), (*ints, *floats), strict=True))
+        bound: Bound = self.compiled.bind(arrays, numbers)
         return bound
 
 

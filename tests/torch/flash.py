@@ -46,10 +46,14 @@ CASES = tuple(
 )
 
 
-def grid() -> Iterator[tuple[Case, tuple[int, int], tuple[int, int], int]]:
-    """Each case with lengths, heads and a head size: these take turns, so that each value meets several cases."""
+def grid(shorter: int = 1) -> Iterator[tuple[Case, tuple[int, int], tuple[int, int], int]]:
+    """Each case with lengths, heads and a head size, which take turns, so that each value meets several cases. Lengths and
+    windows are divided by `shorter`."""
     for i, case in enumerate(CASES):
-        yield case, LENGTHS[i % len(LENGTHS)], HEADS[i % len(HEADS)], SIZES[i % len(SIZES)]
+        q_len, kv_len = LENGTHS[i % len(LENGTHS)]
+        lengths = -(-q_len // shorter), -(-kv_len // shorter)
+        left, right = (n if n < 0 else n // shorter for n in case.window_size)
+        yield replace(case, window_size=(left, right)), lengths, HEADS[i % len(HEADS)], SIZES[i % len(SIZES)]
     yield replace(CASES[0], softmax_scale=0.3), (20, 30), (4, 2), 24
 
 
@@ -86,6 +90,47 @@ def reference(
     weights = torch.softmax(torch.where(pairs | ~seen, scores, float("-inf")), -1) * seen.to(scores.dtype)
     lse = torch.logsumexp(torch.where(pairs, scores, float("-inf")), -1)
     return (weights @ values).transpose(1, 2), lse
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of several lengths: (rows, keys) of each."""
+
+    lengths: tuple[tuple[int, int], ...]
+
+    def begins(self, which: int, device: Any = None) -> Tensor:
+        """cu_seqlens of rows (0) or keys (1)."""
+        ends = torch.tensor([0, *(pair[which] for pair in self.lengths)]).cumsum(0)
+        return ends.to(device, torch.int32)
+
+    def tensors(self, q_heads: int, kv_heads: int, size: int, dtype: Any, device: Any = None, rest: int = 0) -> list[Tensor]:
+        """q, k and v of all sequences, and `rest` more rows and keys of NaN, which belong to none."""
+        made = []
+        for i, (which, heads) in enumerate(((0, q_heads), (1, kv_heads), (1, kv_heads))):
+            total = sum(pair[which] for pair in self.lengths)
+            rows = torch.randn((total, heads, size), generator=torch.Generator().manual_seed(i))
+            made.append(torch.cat([rows, torch.full((rest, heads, size), float("nan"))]).to(device, dtype))
+        return made
+
+    def named(self, device: Any = None) -> dict[str, Any]:
+        """The keywords of a call."""
+        rows, keys = zip(*self.lengths, strict=True)
+        return {
+            "cu_seqlens_q": self.begins(0, device),
+            "cu_seqlens_k": self.begins(1, device),
+            "max_seqlen_q": max(rows),
+            "max_seqlen_k": max(keys),
+        }
+
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, case: Case, slopes: Tensor | None, precision: Any = None) -> Tensor:
+        """O of all sequences, each by itself."""
+        outputs = []
+        rows, keys = self.begins(0).tolist(), self.begins(1).tolist()
+        for i, (q_len, kv_len) in enumerate(self.lengths):
+            of_rows, of_keys = slice(rows[i], rows[i] + q_len), slice(keys[i], keys[i] + kv_len)
+            of_batch = slopes[i : i + 1] if slopes is not None and slopes.dim() == 2 else slopes
+            outputs.append(reference(q[None, of_rows], k[None, of_keys], v[None, of_keys], case, of_batch, precision)[0][0])
+        return torch.cat(outputs)
 
 
 def results(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], precision: Any = None) -> list[Tensor]:

@@ -18,7 +18,7 @@ GQA_WINDOW = Case(causal=True, window_size=(9, 3), softcap=20.0, slopes=2)
 
 def test_the_meaning_of_every_argument() -> None:
     """By torch's operations in float64: exact, so that a pair too many or too few shows, whatever it weighs."""
-    for case, (q_len, kv_len), (q_heads, kv_heads), size in grid():
+    for case, (q_len, kv_len), (q_heads, kv_heads), size in grid(shorter=4):
         q, k, v = (
             randn(2, n, heads, size, dtype=torch.float64)
             for n, heads in ((q_len, q_heads), (kv_len, kv_heads), (kv_len, kv_heads))
@@ -56,6 +56,7 @@ def test_packed_tensors_are_read_in_place_and_have_gradients() -> None:
     assert torch.equal(together[2], torch.stack(separate[2:], 2))
 
 
+@pytest.mark.long
 def test_compiled_by_torch_without_a_break() -> None:
     def attend(q: torch.Tensor, k: torch.Tensor, left: int) -> torch.Tensor:
         return flash_attn_func(q, k, k, causal=True, window_size=(left, 0), mode="naive")

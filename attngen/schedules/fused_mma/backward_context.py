@@ -117,13 +117,13 @@ class FusedMmaBackward(Fused, CapturedSums):
         return v.score, v.derivative, v.mask, v.kv_range if by_query else v.q_range, v.classify, sink, *of_terms
 
     def _delta(self) -> KernelText:
-        dlse = [abi.data("dlse", "float"), *abi.strides("dlse", "bhs")] if self.spec.lse else []
+        dlse = [abi.data("dlse", "float"), *self.strides("dlse", "bhs")] if self.spec.lse else []
         parameters = [
             self.pointer("O"),
             self.pointer("dO"),
             abi.data("delta", "float", writable=True),
-            *abi.strides("O", "bhs"),
-            *abi.strides("dO", "bhs"),
+            *self.strides("O", "bhs"),
+            *self.strides("dO", "bhs"),
             *dlse,
             *abi.sizes(self.spec, "q_heads", "q_len"),
         ]
@@ -142,8 +142,8 @@ class FusedMmaBackward(Fused, CapturedSums):
             *([abi.data("delta", "float")] if self._reads_delta(name) else []),
             *(self.pointer(t, writable=True) for t in results),
             *(self.term_parameters(*{t.place: "" for t in terms}) if terms else []),
-            *(p for t in (*read, *results) for p in abi.strides(t, "bhs")),
-            *(p for n in lse for p in abi.strides(n, "bhs")),
+            *(p for t in (*read, *results) for p in self.strides(t, "bhs")),
+            *(p for n in lse for p in self.strides(n, "bhs")),
             *self.sizes(),
             *([self.heads_in_l2()] if by_query else []),
             *self.captured(*self._functions_of(name)),

@@ -92,8 +92,8 @@ class FusedSimtBackward(CapturedSums):
             self.pointer("O"),
             self.pointer("dO"),
             abi.data("delta", "float", writable=True),
-            *abi.strides("O"),
-            *abi.strides("dO"),
+            *self.strides("O"),
+            *self.strides("dO"),
             *self.dlse_parameters(),
             *self.sizes(),
         ]
@@ -116,7 +116,7 @@ class FusedSimtBackward(CapturedSums):
         return self.kernel("dq", grid, parameters, threads_name=BOUNDS, shared=True)
 
     def _operands(self, results: list[str], *places: Place) -> list[Parameter]:
-        saved = [p for n in self.row_values if n != "delta" for p in (abi.data(n, "float"), *abi.strides(n, "bhs"))]
+        saved = [p for n in self.row_values if n != "delta" for p in (abi.data(n, "float"), *self.strides(n, "bhs"))]
         operands = ["Q", "K", "V", "dO"]
         return [
             *(self.pointer(t) for t in operands),
@@ -124,7 +124,7 @@ class FusedSimtBackward(CapturedSums):
             *saved,
             *([abi.data("delta", "float")] if "delta" in self.row_values else []),
             *self.term_parameters(*places),
-            *(p for t in (*operands, *results) for p in abi.strides(t)),
+            *(p for t in (*operands, *results) for p in self.strides(t)),
             *self.sizes(),
         ]
 

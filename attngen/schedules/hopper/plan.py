@@ -22,7 +22,7 @@ from attngen.plan.tile_search import fitting, pick_tile, planned, tile_decision
 from attngen.schedules.hopper import needs
 from attngen.schedules.hopper import tiles as hopper_tiles
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS, MaskClass, TileTiming, Visited, consumers
-from attngen.spec.attention import AttentionSpec, KernelRequest, S, ScheduleName
+from attngen.spec.attention import AttentionSpec, S, ScheduleName
 from attngen.spec.expr import names_in
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text
@@ -179,7 +179,7 @@ def paces(facts: SpecFacts) -> tuple[TileTiming, ...]:
 
 def depends_on_lengths(facts: SpecFacts) -> bool:
     """Whether the tile depends on the lengths of a call."""
-    return replace(facts.spec.kernel, schedule="auto") == KernelRequest() and len(paces(facts)) > 1
+    return facts.spec.kernel.is_planned and len(paces(facts)) > 1
 
 
 def visited(bounds: MaskBounds, problem: Problem) -> Visited:

@@ -76,9 +76,9 @@ class HopperBackward(ByTma):
             *(abi.data(t, "float") for t in of_rows),
             *self._numbers(writable=True),
             *self._dq_sums(),
-            *abi.strides("O", "bhs"),
-            *abi.strides("dO", "bhs"),
-            *(p for t in of_rows for p in abi.strides(t, "bhs")),
+            *self.strides("O", "bhs"),
+            *self.strides("dO", "bhs"),
+            *(p for t in of_rows for p in self.strides(t, "bhs")),
             *abi.sizes(self.spec, "q_heads", "q_len"),
         ]
         grid = self.head_grid(CeilDiv("q_len", self.own.held))

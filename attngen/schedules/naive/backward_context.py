@@ -116,8 +116,8 @@ class NaiveBackward(Unfused):
             self.pointer("dO"),
             self.pointer("V"),
             *self._write("dP"),
-            *abi.strides("dO"),
-            *abi.strides("V"),
+            *self.strides("dO"),
+            *self.strides("V"),
             *self.sizes(),
             *self.captured(self.variant.mask, *self.of_tiles(), scale=False),
         ]
@@ -162,8 +162,8 @@ class NaiveBackward(Unfused):
         parameters = [
             *factors,
             self.pointer(result, writable=True),
-            *abi.strides(rows),
-            *abi.strides(result),
+            *self.strides(rows),
+            *self.strides(result),
             *self.sizes(),
             *self.captured(*self.of_tiles(), scale=scale),
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from attngen.emit import abi
 from attngen.emit.file import ConstantLine, KernelText, thread_grid
 from attngen.schedules.fused import ROW_BLOCKS
 from attngen.schedules.tma import ByTma
@@ -13,7 +12,7 @@ class FusedWgmma(ByTma):
         parameters = [
             *self.maps(),
             self.pointer("O", writable=True),
-            *abi.strides("O", "bhs"),
+            *self.strides("O", "bhs"),
             *self.lse_parameters(),
             *self.sizes(),
             self.heads_in_l2(),

@@ -220,6 +220,16 @@ class UnknownSchedule(Diagnostic):
     hint: str
 
 
+class UnknownStorage(Diagnostic):
+    code: ClassVar[str] = "E124"
+    title: ClassVar[str] = "there is no storage `{found}`"
+    label: ClassVar[str] = "{hint}"
+    help: ClassVar[str] = "use dense or packed"
+
+    found: str
+    hint: str
+
+
 class BadTile(Diagnostic):
     code: ClassVar[str] = "E122"
     title: ClassVar[str] = "{what} {value} is out of range"

@@ -1,0 +1,119 @@
+"""Packed sequences: flash-attention's functions of them and torch's varlen_attn, by the emulated device."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.attention.varlen import AuxRequest  # noqa: E402
+
+from attngen import ArgumentError  # noqa: E402
+from attngen.torch import (  # noqa: E402
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    runtime,
+    varlen_attn,
+)
+from tests import tiers  # noqa: E402
+from tests.torch.flash import Batch, Case, check, results  # noqa: E402
+from tests.torch.tensors import BACKEND, randn  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+BATCHES = (
+    Batch(((3, 5), (0, 4), (70, 90), (5, 0), (0, 0), (33, 17))),
+    Batch(((1, 130), (64, 64), (65, 63), (2, 1))),
+)
+CASE = Case(causal=True, window_size=(40, 0), softcap=20.0, slopes=1)
+
+
+@pytest.mark.parametrize("mode", tiers.cases(("naive", "tiled", "fused"), quick=["naive"]))
+def test_each_sequence_is_an_attention_of_its_own(mode: str) -> None:
+    """With gradients; rows that belong to no sequence are NaN, and leave no trace."""
+    slopes = CASE.named(4, 1)["alibi_slopes"]
+    options = {"causal": True, "window_size": (40, 0), "softcap": 20.0, "alibi_slopes": slopes, "mode": mode}
+    for batch in BATCHES:
+        tensors = batch.tensors(4, 2, 24, torch.float16)
+        found = results(lambda *t, b=batch: flash_attn_varlen_func(*t, **b.named(), **options), tensors)
+        exact, usual = (
+            results(lambda *t, b=batch, p=p: b.reference(*t, CASE, slopes, p), tensors, p)
+            for p in (torch.float64, torch.float16)
+        )
+        check(found, exact, usual)
+
+
+def test_batches_share_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lengths of sequences stay on the device: no batch compiles anything, and nothing reads a tensor on the host."""
+    q_heads, size = 2, 8
+    compiled: list[object] = []
+    usual = runtime.Emulated.__init__
+    monkeypatch.setattr(runtime.Emulated, "__init__", lambda self, made: (compiled.append(made), usual(self, made))[1])
+    monkeypatch.setattr(torch.Tensor, "item", None)
+    monkeypatch.setattr(torch.Tensor, "tolist", None)
+    for i in range(100):
+        lengths = tuple((i % 7, (3 * i + j) % 5) for j in range(i % 4))
+        batch = Batch((*lengths, (i % 3 + 1, 4)))
+        q, k, v = batch.tensors(q_heads, q_heads, size, torch.float32)
+        out, lse, _ = flash_attn_varlen_func(q, k, v, **batch.named(), return_attn_probs=True, mode="naive")
+        assert out.shape == q.shape
+        assert lse.shape == (q_heads, q.shape[0])
+    assert len(compiled) <= 1
+
+
+def test_packed_projections_and_torchs_function_are_the_same() -> None:
+    batch = BATCHES[0]
+    same = Batch(tuple((n, n) for n, _ in batch.lengths))
+    q, k, v = same.tensors(2, 2, 16, torch.float16)
+    begins, longest = same.begins(0), max(n for n, _ in same.lengths)
+    expected, expected_lse, _ = flash_attn_varlen_func(
+        q, k, v, begins, begins, longest, longest, causal=True, return_attn_probs=True, mode="naive"
+    )
+    kv = torch.stack([k, v], 1)
+    qkv = torch.cat([q[:, None], kv], 1)
+    found = flash_attn_varlen_qkvpacked_func(qkv, begins, longest, causal=True, mode="naive")
+    assert torch.equal(found, expected)
+    found = flash_attn_varlen_kvpacked_func(q, kv, begins, begins, longest, longest, causal=True, mode="naive")
+    assert torch.equal(found, expected)
+    aux = AuxRequest(lse=True)
+    lengths = (begins, begins, longest, longest)
+    found, lse = varlen_attn(q, k, v, *lengths, window_size=(-1, 0), return_aux=aux, mode="naive")
+    close = {"atol": 1e-3, "rtol": 0.0}  # a window's end instead of a causal mask
+    torch.testing.assert_close(found, expected, **close)
+    torch.testing.assert_close(lse, expected_lse, **close)
+
+
+@pytest.mark.long
+def test_compiled_by_torch_with_gradients() -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flash_attn_varlen_func(q, k, v, **named, causal=True, window_size=(40, 0), mode="naive")
+
+    named = BATCHES[0].named()
+    tensors = BATCHES[0].tensors(4, 2, 24, torch.float16)
+    found = results(torch.compile(attend, fullgraph=True, backend=BACKEND), tensors)
+    for one, other in zip(found, results(attend, tensors), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_is_refused() -> None:
+    q = randn(5, 2, 16)
+    begins = torch.tensor([0, 5], dtype=torch.int32)
+    lengths = (begins, begins, 5, 5)
+    with pytest.raises(ArgumentError, match=r"dropout_p is 0\.1"):
+        flash_attn_varlen_func(q, q, q, *lengths, 0.1)
+    with pytest.raises(ArgumentError, match="`block_table` was given, and no kernel reads a cache of pages"):
+        flash_attn_varlen_func(q, q, q, *lengths, block_table=begins)
+    with pytest.raises(ArgumentError, match="`seqused_k` was given"):
+        varlen_attn(q, q, q, *lengths, seqused_k=begins)
+    with pytest.raises(ArgumentError, match="pass enable_gqa=True"):
+        varlen_attn(q, q[:, :1], q[:, :1], *lengths)
+    with pytest.raises(ArgumentError, match="takes no packed tensors"):
+        flash_attn_varlen_func(q, q, q, *lengths, mode="math")
+    with pytest.raises(ArgumentError, match=r"`qkv` is \[5, 2, 16\]; expected \[total, 3, heads, size\]"):
+        flash_attn_varlen_qkvpacked_func(q, begins, 5)
+    with pytest.raises(ArgumentError, match="`cu_seqlens_k` is"):
+        flash_attn_varlen_func(q, q, q, begins, torch.tensor([0, 2, 5], dtype=torch.int32), 5, 5, mode="naive")
+    with pytest.raises(ArgumentError, match="`max_q_len` is -1"):
+        flash_attn_varlen_func(q, q, q, begins, begins, -1, 5, mode="naive")
+    with pytest.raises(ArgumentError, match="`cu_seqlens_q` has elements of int64"):
+        flash_attn_varlen_func(q, q, q, begins.long(), begins, 5, 5, mode="naive")
