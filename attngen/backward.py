@@ -15,9 +15,9 @@ from attngen.device.protocol import Device
 from attngen.device.tuning_cache import found_for
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program, evaluate
-from attngen.plan import Plan
 from attngen.plan.arch import Arch
-from attngen.plan.facts import DETERMINISTIC
+from attngen.plan.facts import DETERMINISTIC, SpecFacts
+from attngen.plan.plan import Schedule
 from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES
@@ -34,7 +34,7 @@ class CompiledBackward(Compiled):
 
     def is_faster_in_order(self, q_len: int, kv_len: int) -> bool:
         """Whether gradients with the same bits in every run take no longer, for these numbers of queries and keys."""
-        return _is_faster_in_order(self.plan, q_len, kv_len)
+        return _is_faster_in_order(self.plan.schedule, self.plan.facts, q_len, kv_len)
 
     def run(self, arrays: Mapping[str, ArrayView], params: Mapping[str, Number], stream: int | None = None) -> dict[str, Any]:
         """The gradients by the names of what they are gradients of; what `arrays` lacks of them is allocated.
@@ -47,8 +47,8 @@ class CompiledBackward(Compiled):
 
 
 @lru_cache(maxsize=4096)
-def _is_faster_in_order(plan: Plan, q_len: int, kv_len: int) -> bool:
-    return plan.schedule.is_faster_in_order(plan.facts, q_len, kv_len)
+def _is_faster_in_order(schedule: Schedule, facts: SpecFacts, q_len: int, kv_len: int) -> bool:
+    return schedule.is_faster_in_order(facts, q_len, kv_len)
 
 
 def compile_backward(

@@ -58,6 +58,9 @@ def _is_direct(tensors: Sequence[Tensor]) -> bool:
     return not is_observed() and are_plain(tensors) and tensors[0].device.type in ("cuda", "cpu")
 
 
+NO_GRADIENTS = (None,) * 5  # of the arguments of `_Attention` that are no tensors
+
+
 class _Attention(_SingleLevelFunction):  # type: ignore[misc]
     """The arguments of `attention.full`, the tensors last."""
 
@@ -81,7 +84,8 @@ class _Attention(_SingleLevelFunction):  # type: ignore[misc]
         results = {"out": out, "lse": lse, "lse_rest": lse_rest}
         ctx.save_for_backward(*tensors, *(tensor if name in saved else None for name, tensor in results.items()))
         ctx.set_materialize_grads(False)
-        ctx.call = spec, ints, floats, wanted, needed, deterministic
+        ctx.said = spec, tuple(ints), tuple(floats), wanted, deterministic
+        ctx.needed = needed
         if not saves:
             lse_rest = lse.new_empty((0,))
             lse = lse if parsed(spec).lse else lse.new_empty((0,))
@@ -90,17 +94,22 @@ class _Attention(_SingleLevelFunction):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        spec, ints, floats, wanted, needed, deterministic = ctx.call
         q, k, v, *inputs, out, lse, lse_rest = ctx.saved_tensors
         if dout is None:
             dout = q.new_zeros((*q.shape[:-1], v.shape[-1]))
-        arguments = (dout, dlse, q, k, v, spec, inputs, ints, floats, out, lse, lse_rest, wanted, deterministic)
-        if _is_direct((dout, q, k, v, *inputs)):
-            compute = _attention_backward if torch.is_grad_enabled() else backward.run
-        else:
-            compute = backward_operator
-        gradients = iter(compute(*arguments))
-        return (None, None, None, None, None, *(next(gradients) if is_needed else None for is_needed in needed))
+        gradients = None
+        is_direct, is_differentiated = _is_direct((dout, q, k, v, *inputs)), torch.is_grad_enabled()
+        if is_direct and not is_differentiated:
+            gradients = backward.repeated(ctx.said, (dout, dlse, out, lse, lse_rest, q, k, v, *inputs))
+        if gradients is None:
+            spec, ints, floats, wanted, deterministic = ctx.said
+            arguments = (dout, dlse, q, k, v, spec, inputs, ints, floats, out, lse, lse_rest, wanted, deterministic)
+            compute = backward_operator if not is_direct else _attention_backward if is_differentiated else backward.run
+            gradients = compute(*arguments)
+        if False not in ctx.needed:
+            return (*NO_GRADIENTS, *gradients)
+        found = iter(gradients)
+        return (*NO_GRADIENTS, *(next(found) if is_needed else None for is_needed in ctx.needed))
 
 
 def _full(*arguments: Any) -> Saved:

@@ -23,7 +23,7 @@ from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.gradient import gradient_argument
 from attngen.torch.layout import readable
 from attngen.torch.operator import LIBRARY, empty_as, lse_shape, runs_on
-from attngen.torch.runtime import backward_runtime, input_names, parsed
+from attngen.torch.runtime import OnGpu, PreparedCall, Remembered, backward_runtime, input_names, parsed, signature
 
 Tensor = Any
 
@@ -104,8 +104,38 @@ def run(*arguments: Any) -> list[Tensor]:
     if parsed(call.spec).lse:
         dlse = call.q.new_zeros(lse_shape(call.spec, call.q), dtype=torch.float32) if dlse is None else dlse.contiguous()
     tensors = (dout, dlse, *others)
-    gradients = found([tensors[at] for at in read], call.ints, call.floats)
+    given = [tensors[at] for at in read]
+    gradients = found(given, call.ints, call.floats)
+    if isinstance(found, OnGpu) and dout is call.dout and dlse is call.dlse:
+        prepared = found.prepared(given, call.ints, call.floats)
+        if prepared is not None:
+            said = call.spec, tuple(call.ints), tuple(call.floats), wanted, deterministic
+            _repeats[_key(said, tensors)] = Repeat(prepared, read, written)
     return [gradients[at] for at in written]
+
+
+class Repeat(NamedTuple):
+    """The launches of a call, and where its inputs are among a call's tensors and the gradients wanted among its outputs."""
+
+    call: PreparedCall
+    read: tuple[int, ...]
+    written: tuple[int, ...]
+
+
+Said = tuple[str, Sequence[int], Sequence[float], Sequence[str], bool]  # the arguments that are no tensors; hashable
+_repeats: Remembered[Repeat] = Remembered()
+
+
+def _key(said: Said, tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """What the launches of a call depend on, except addresses: of the forward's results, these others say which are there."""
+    return signature((said, tensors[1] is None), *[t for t in tensors if t is not None])
+
+
+def repeated(said: Said, tensors: Sequence[Tensor | None]) -> list[Tensor] | None:
+    """The gradients of a call like an earlier one, in the order of `Backward.tensors`; None if there was none."""
+    found = _repeats.get(_key(said, tensors))
+    gradients = found.call([tensors[at] for at in found.read]) if found is not None else None
+    return None if found is None or gradients is None else [gradients[at] for at in found.written]
 
 
 def fake(*arguments: Any) -> list[Tensor]:
@@ -117,8 +147,8 @@ def fake(*arguments: Any) -> list[Tensor]:
 
 
 LIBRARY.define(SCHEMA)
-for _key in ("CUDA", "CPU"):
-    LIBRARY.impl("attention_backward", run, _key)
+for _device in ("CUDA", "CPU"):
+    LIBRARY.impl("attention_backward", run, _device)
 torch.library.register_fake("attngen::attention_backward", fake, lib=LIBRARY)
 
 backward_operator = torch.ops.attngen.attention_backward.default

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -20,11 +20,14 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 from attngen.spec.gradient import GradientError
 
+T = TypeVar("T")
 Tensor = Any  # torch.Tensor; torch is imported without its types
 Compiled = Any  # CompiledAttention or CompiledBackward: what has a program and binds calls of it
 Given = Sequence[Tensor | None]  # outputs of the caller, in the program's order: None, or none at all, for those to allocate
 MAX_SIGNATURES = 4096  # call signatures remembered by one kernel: a length that was seen before costs no checks
+WORKSPACE_ALIGNMENT = 256  # bytes, as torch's own allocations
 _is_grad_enabled = torch.is_grad_enabled
+_empty_like = torch.empty_like
 
 
 @lru_cache(maxsize=4096)
@@ -231,13 +234,17 @@ def signature(other: Any, first: Tensor, second: Tensor, third: Tensor, *more: T
     return key
 
 
-class CallCache(dict[tuple[Any, ...], "PreparedCall"]):
-    """Calls by their signature; the oldest are dropped."""
+class Remembered(dict[tuple[Any, ...], T]):
+    """What is known of calls, by their signature; the oldest are dropped."""
 
-    def __setitem__(self, key: tuple[Any, ...], call: PreparedCall) -> None:
+    def __setitem__(self, key: tuple[Any, ...], call: T) -> None:
         while len(self) >= MAX_SIGNATURES:
             self.pop(next(iter(self)), None)
         super().__setitem__(key, call)
+
+
+class CallCache(Remembered["PreparedCall"]):
+    """Calls by their signature."""
 
 
 class PreparedCall:
@@ -252,10 +259,13 @@ class PreparedCall:
         self._aligned = next((i for i, t in enumerate(inputs) if not t.alignment), len(inputs))
         self._also_aligned = tuple(i for i, t in enumerate(inputs) if t.alignment and i > self._aligned)
         self._misaligned = max((t.alignment - 1 for t in (*inputs, *outputs) if t.alignment), default=0)
-        self._outputs, self._workspaces = (
-            tuple((*_layout(bound.arrays[t.key].owner, first), bool(t.alignment)) for t in made)
-            for made in (outputs, workspaces)
-        )
+        read = [bound.arrays[t.key].owner for t in inputs]
+        self._outputs = tuple((*_recipe(bound.arrays[t.key].owner, read), bool(t.alignment)) for t in outputs)
+        starts, end = [], 0  # of the workspaces in the one allocation of them
+        for t in workspaces:
+            starts.append(end)
+            end += -(-bound.arrays[t.key].owner.nbytes // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+        self._starts, self._workspace_bytes = tuple(starts), end
         self._counted = bool(counters)
         self._device = first.device
         self._index: int = first.device.index
@@ -270,7 +280,6 @@ class PreparedCall:
     ) -> Sequence[Tensor] | None:
         """The outputs, or None if an address is not aligned as the kernel's copies require and was not `checked`. Raises
         ArgumentError if an output shares memory with another tensor."""
-        new = tensors[0].new_empty_strided
         addresses, bits = [], 0
         for tensor in tensors[: self._aligned]:
             address = tensor.data_ptr()
@@ -281,20 +290,24 @@ class PreparedCall:
         for position in self._also_aligned:
             bits |= addresses[position]
         results: list[Tensor] = []
-        for shape, strides, dtype, aligned in self._outputs:
+        for like, shape, strides, dtype, aligned in self._outputs:
             result = outputs[len(results)] if outputs else None
             if result is None:
-                result = new(shape, strides) if dtype is None else new(shape, strides, dtype=dtype)
+                if like is not None:
+                    result = _empty_like(tensors[like])
+                else:
+                    result = tensors[0].new_empty_strided(shape, strides, dtype=dtype)
             elif aligned:
                 bits |= result.data_ptr()
             results.append(result)
             addresses.append(result.data_ptr())
         if bits & self._misaligned and not checked:
             return None
-        workspaces = []  # kept until the launch
-        for shape, strides, dtype, _ in self._workspaces:
-            workspaces.append(new(shape, strides, dtype=dtype))
-            addresses.append(workspaces[-1].data_ptr())
+        if self._starts:
+            workspaces = tensors[0].new_empty(self._workspace_bytes, dtype=torch.uint8)  # kept until the launch
+            start = workspaces.data_ptr()
+            for offset in self._starts:
+                addresses.append(start + offset)
         if self._overlap is not None:
             self._overlap.check(addresses)
         if self._repeat is not None:
@@ -311,6 +324,12 @@ class PreparedCall:
         return results
 
 
-def _layout(tensor: Tensor, first: Tensor) -> tuple[Any, ...]:
-    """How to allocate a tensor like `tensor`: its shape, its strides, and its element type if that of `first` is another."""
-    return tuple(tensor.shape), tuple(tensor.stride()), None if tensor.dtype == first.dtype else tensor.dtype
+def _recipe(tensor: Tensor, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+    """How to allocate a tensor like `tensor`: the position of an input whose empty_like is one, which costs the host least, or
+    None; shape, strides and element type."""
+    layout = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+    for position, one in enumerate(inputs):
+        like = torch.empty_like(one, device="meta")
+        if (tuple(like.shape), tuple(like.stride()), like.dtype) == layout:
+            return position, *layout
+    return None, *layout

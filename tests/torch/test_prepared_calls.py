@@ -19,7 +19,7 @@ from attngen.device.emulated import EmulatedDevice  # noqa: E402
 from attngen.device.protocol import Kernel, Launch, Memory  # noqa: E402
 from attngen.device.tensor_map import MappedTensor  # noqa: E402
 from attngen.emit.program import Program  # noqa: E402
-from attngen.torch import runtime  # noqa: E402
+from attngen.torch import backward, runtime  # noqa: E402
 from attngen.torch.description import fixed_text  # noqa: E402
 from attngen.torch.operator import attention_operator  # noqa: E402
 from attngen.torch.runtime import OnGpu, PreparedCall  # noqa: E402
@@ -140,9 +140,11 @@ def test_a_repeated_backward_plans_and_checks_nothing(schedule: str, monkeypatch
     text = fixed_text(spec, None)
     monkeypatch.setattr(runtime, "_training", {})
     monkeypatch.setattr(runtime, "runtimes", {(text, torch.device("cpu")): OnGpu(compiled)})
+    monkeypatch.setattr(backward, "_repeats", runtime.Remembered())
     for attempt in range(3):
         if attempt:
             monkeypatch.setattr(OnGpu, "_bind", None)
+            monkeypatch.setattr(backward, "run", None)
         q, k, v = (t.requires_grad_() for t in problem())
         slopes = torch.tensor([0.5, 0.25], requires_grad=True)
         output, _ = attention_operator(q, k, v, text, [slopes])
