@@ -12,7 +12,7 @@ from attngen.plan.arch import Arch
 from attngen.plan.captured_staging import NOTHING, Staged
 from attngen.plan.captured_sums import TermSum
 from attngen.plan.facts import SpecFacts
-from attngen.plan.heads_in_l2 import HeadsInL2
+from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.plan.problem import Problem
 from attngen.plan.shared_memory import Layout, SharedBuffer, layouts
@@ -86,6 +86,7 @@ class Schedule:
     tiles: Callable[[SpecFacts, Arch], tuple[Tile, ...]] = lambda facts, arch: ()  # those that fit, for tuning
     by_lengths: Callable[[SpecFacts], TileChoice | None] = lambda facts: None  # None: one tile for all lengths
     propose_tile: Callable[[Schedule, SpecFacts, Arch, Tile], Plan] | None = None  # the plan of a tile of `by_lengths`
+    heads_side_by_side: Callable[[SpecFacts], tuple[HeadsInL2, str]] = heads_in_l2  # the rule, and the reason
     # whether gradients in a fixed order take no longer than others, for these numbers of queries and keys
     is_faster_in_order: Callable[[SpecFacts, int, int], bool] = lambda facts, q_len, kv_len: False
     # emission: a subclass of `attngen.emit.file.File`

@@ -8,7 +8,6 @@ from typing import Any
 
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
-from attngen.plan.heads_in_l2 import heads_in_l2
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.shared_memory import SharedBuffer, lay_out
@@ -110,7 +109,7 @@ def planned(
     if schedule.visits_rows:
         more["row_bounds"] = mask_bounds(facts.spec, size, "q")
     if schedule.on_tensor_cores:
-        rule, because = heads_in_l2(facts)
+        rule, because = schedule.heads_side_by_side(facts)
         more["heads_in_l2"] = rule
         decisions = (*decisions, Decision("heads side by side", str(rule), because))
     buffers = lay_out(*buffers)

@@ -91,9 +91,12 @@ def test_keys_past_the_end_add_nothing_to_dq_of_rows_of_low_scores() -> None:
 
 
 def test_short_rows_are_faster_in_order() -> None:
-    for mask, length, expected in ((None, 512, True), (None, 1024, False), ("causal", 1024, True), ("causal", 4096, False)):
-        kernel = compiled(attngen.define(dtype="bf16", head_dim=64, mask=mask), "hopper")
-        assert kernel.gradients(None, False).is_faster_in_order(length, length) is expected, (mask, length)
+    short = {64: ((None, 128), ("causal", 256)), 128: ((None, 512), ("causal", 1024))}
+    long = {64: ((None, 256), ("causal", 512)), 128: ((None, 1024), ("causal", 2048))}
+    cases = [(d, mask, n, says) for says, found in ((True, short), (False, long)) for d in found for mask, n in found[d]]
+    for head_dim, mask, length, expected in cases:
+        kernel = compiled(attngen.define(dtype="bf16", head_dim=head_dim, mask=mask), "hopper")
+        assert kernel.gradients(None, False).is_faster_in_order(length, length) is expected, (head_dim, mask, length)
         assert not kernel.gradients(None, True).is_faster_in_order(length, length)  # it is in order
     sigmoid = compiled(attngen.define(dtype="bf16", head_dim=64, normalize="sigmoid"), "hopper")
     assert not sigmoid.gradients(None, False).is_faster_in_order(64, 64)  # additions are for a softmax

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import attngen
+from attngen.emit.emitter import emit
 from attngen.emit.program import HeadsInL2, Program
 from attngen.plan import ARCHES
 from attngen.reference.problems import Shape
@@ -69,6 +70,16 @@ def test_sections_have_all_blocks_once_and_are_alike(batch: int, q_heads: int, k
     sizes = [len(section) * kv_heads // q_heads for section in sections]
     assert max(sizes) - sizes[-1] < len(sizes), sizes
     assert all(size == sizes[0] for size in sizes[:-1])
+
+
+@pytest.mark.parametrize(("head_dim", "length", "section"), [(64, 1024, 32), (64, 4096, 16), (128, 1024, 32), (128, 16384, 8)])
+def test_sections_beside_sums_of_dq_have_no_more_than_l2_keeps(head_dim: int, length: int, section: int) -> None:
+    spec, arch = attngen.define(dtype="bf16", head_dim=head_dim, mask="causal"), ARCHES["sm_90a"]
+    for deterministic in (False, True):
+        source = emit(spec, choose(spec, arch, "hopper", direction="backward", deterministic=deterministic))
+        (of_keys, *_) = (p.formula for e in source.kernels for p in e.parameters if p.formula is not None)
+        found = of_keys({"batch": 64, "q_heads": 8, "kv_heads": 8, "kv_len": length})
+        assert found == section if not deterministic else found >= 32
 
 
 @pytest.mark.parametrize(("schedule", "arch"), SCHEDULES)

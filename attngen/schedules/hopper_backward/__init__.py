@@ -12,6 +12,7 @@ HOPPER_BACKWARD = Schedule(
     propose=plan.propose,
     why_not=plan.why_not,
     tiles=plan.tiles,
+    heads_side_by_side=plan.heads_side_by_side,
     is_faster_in_order=plan.is_faster_in_order,
     on_tensor_cores=True,
     by_tma=True,

@@ -10,6 +10,7 @@ from attngen.plan.arch import Arch
 from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.plan.decisions import saved_decisions
 from attngen.plan.facts import SpecFacts
+from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.problem import Problem
 from attngen.plan.saved import needs_lse_rest, saved_results
@@ -64,7 +65,8 @@ MOST_OF_BOTH = 128  # registers of dK and dV up to which a consumer has both
 STAGES = (3, 2)  # the first that fits shared memory
 SPLIT_STAGES = 2  # where products are split
 MAX_ADDED_HEAD_DIM = 128  # of either head size, if dQ is added up in global memory: a part of dQ needs registers too
-KEYS_WORTH_ADDING = 1024  # that a row visits on average: on an H100 additions are then as fast at D128, 1.2 times at D64
+KEYS_WORTH_ADDING = {1: 192, 2: 640}  # that a row visits on average, by the slabs of a head: additions are then as fast (H100)
+SUM_BYTES_IN_L2 = 16 << 20  # of dQ, in fp32, of the heads whose blocks run side by side
 DS_SLOTS = 2  # of dS where dQ is added up in global memory, as many as stages: that being written, and the one before
 WORK_WORDS = 7  # what tells a work tile: the members of Work
 FOUND = 64  # places of tiles that the producer has found
@@ -86,7 +88,17 @@ def is_faster_in_order(facts: SpecFacts, q_len: int, kv_len: int) -> bool:
     """Whether dQ by a kernel of its own is faster: where rows visit few keys, zeros and conversion cost more than products."""
     if dq_of(facts) != "additions":
         return False
-    return hopper.visited(facts.bounds, Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1)).mean < KEYS_WORTH_ADDING
+    visited = hopper.visited(facts.bounds, Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1)).mean
+    return visited < KEYS_WORTH_ADDING[slabs(facts.spec.head_dim)]
+
+
+def heads_side_by_side(facts: SpecFacts) -> tuple[HeadsInL2, str]:
+    """The rule for the work tiles, and the reason. Blocks that add to dQ need the sums of their heads in L2; with too few heads
+    an SM has no other work tile when the last ones of a section end."""
+    if dq_of(facts) != "additions" or facts.bounds.uniform:
+        return heads_in_l2(facts)
+    rule = HeadsInL2(SUM_BYTES_IN_L2 // (4 * slabs(facts.spec.head_dim) * SLAB), 8, 32)
+    return rule, f"as many heads as have {SUM_BYTES_IN_L2 >> 20} MiB of sums of dQ, {rule.least} to {rule.most}: L2 keeps these"
 
 
 def rows_of(facts: SpecFacts) -> int:
