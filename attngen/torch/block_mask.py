@@ -25,21 +25,16 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
 
     _described: tuple[Any, ...] | None = None  # (B, H, device, separate_full_blocks), if the function is all there is
 
-    @classmethod
-    def of_function(
-        cls,
-        mask_mod: Any,
-        batch: int,
-        heads: int,
-        lengths: tuple[int, int],
-        block_size: tuple[int, int],
-        device: Any,
-        separate_full_blocks: bool,
-    ) -> BlockMask:
-        made = cls.__new__(cls)
-        fields = {"seq_lengths": lengths, "BLOCK_SIZE": block_size, "mask_mod": mask_mod, "dq_kv_order_spt": None}
-        made.__dict__.update(fields, _described=(batch, heads, device, separate_full_blocks))
-        return made
+    def __init__(self, *lists: Any, described: tuple[Any, ...] | None = None, **named: Any) -> None:
+        """As torch's; with `described` (B, H, device, separate_full_blocks) and without lists, a mask of `mask_mod` alone."""
+        if described is None:
+            super().__init__(*lists, **named)
+            return
+        self.seq_lengths = named["seq_lengths"]
+        self.BLOCK_SIZE = named["BLOCK_SIZE"]
+        self.mask_mod = named["mask_mod"]
+        self.dq_kv_order_spt = None
+        self._described = described
 
     @property
     def is_function(self) -> bool:
@@ -56,7 +51,7 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
         if self._described is not None and name in (*LISTS, "mask_mod", "BLOCK_SIZE"):
             self.__getattr__("kv_indices")  # lists of the function so far stay, as torch's do
             self.__dict__["_described"] = None
-        self.__dict__[name] = value
+        object.__setattr__(self, name, value)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,16 +64,17 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
         if self._described is None:
             return super().to(device)
         batch, heads, _, separate = self._described
-        lengths, size = tuple(self.seq_lengths), tuple(self.BLOCK_SIZE)
-        return type(self).of_function(self.mask_mod, batch, heads, lengths, size, torch.device(device), separate)
+        return self._alike(self.seq_lengths, (batch, heads, torch.device(device), separate))
+
+    def _alike(self, lengths: tuple[int, int], described: tuple[Any, ...]) -> BlockMask:
+        size = self.BLOCK_SIZE
+        return type(self)(seq_lengths=lengths, BLOCK_SIZE=size, mask_mod=self.mask_mod, described=described)
 
     def _adjust(self, new_q_len: int, new_kv_len: int) -> Any:
         shrinks = new_q_len <= self.seq_lengths[0] and new_kv_len <= self.seq_lengths[1]
         if self._described is None or not shrinks:
             return super()._adjust(new_q_len, new_kv_len)
-        batch, heads, device, separate = self._described
-        lengths, size = (new_q_len, new_kv_len), tuple(self.BLOCK_SIZE)
-        return type(self).of_function(self.mask_mod, batch, heads, lengths, size, device, separate)
+        return self._alike((new_q_len, new_kv_len), self._described)
 
 
 def _lists_of(mask: BlockMask) -> dict[str, Tensor | None]:
@@ -128,20 +124,23 @@ def create_block_mask(
     dq_kv_order: bool = True,
 ) -> BlockMask:
     """torch's create_block_mask; nothing is evaluated. `_compile` and the orders of torch's own backward have no effect."""
-    if not _takes_four(mask_mod):
+    if not torch.compiler.is_dynamo_compiling() and not _takes_four(mask_mod):
         raise AssertionError(f"create-block_mask requires a mask_mod function! Got {mask_mod}")
     if device is None:
         device = torch.accelerator.current_accelerator() or "cpu"
     size = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
     if len(size) != 2 or min(size) < 1:
         raise ArgumentError(f"BLOCK_SIZE is {BLOCK_SIZE}; expected a positive integer, or two")
-    return BlockMask.of_function(mask_mod, B or 1, H or 1, (Q_LEN, KV_LEN), size, torch.device(device), separate_full_blocks)
+    described = (B or 1, H or 1, torch.device(device), separate_full_blocks)
+    return BlockMask(seq_lengths=(Q_LEN, KV_LEN), BLOCK_SIZE=size, mask_mod=mask_mod, described=described)
 
 
 def tables_of(mask: theirs.BlockMask) -> tuple[Tensor, Tensor | None]:
     """Whether each block is in the list of partial blocks, and in that of full ones: [B, H, blocks of rows, blocks of keys].
     O(blocks), on the lists' device; remembered until a list changes."""
     lists = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+    if torch.compiler.is_compiling():
+        return _table(*lists[:2]), None if lists[2] is None else _table(*lists[2:])
     key = tuple((id(t), t._version) for t in lists if t is not None)
     found = mask.__dict__.get("_attngen_tables")
     if found is None or found[0] != key or any(a is not b for a, b in zip(found[1], lists, strict=True)):

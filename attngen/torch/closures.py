@@ -33,6 +33,8 @@ class Closure:
     numbers: dict[int, str] = field(default_factory=dict)
     codes: set[types.CodeType] = field(default_factory=set)
     opaque: Any = None
+    is_traced: bool = False  # by Dynamo: `tensors` are stand-ins
+    symbols: set[int] = field(default_factory=set)  # positions of `tensors` that stand for integers of the caller
     _names: set[str] = field(default_factory=set)  # attributes and globals that the codes name
     _places: dict[int, int] = field(default_factory=dict)  # of tensors, by identity
 
@@ -89,10 +91,15 @@ class Closure:
             return "itself", value
         return self._object(name, value, above, depth)
 
-    def _tensor(self, name: str, tensor: Tensor) -> Hashable:
+    def add(self, name: str, tensor: Tensor) -> int:
+        """The position of `tensor`, which is added if it is new."""
         place = self._places.setdefault(id(tensor), len(self.tensors))
         if place == len(self.tensors):
             self.tensors.append((name, tensor))
+        return place
+
+    def _tensor(self, name: str, tensor: Tensor) -> Hashable:
+        place = self.add(name, tensor)
         return "tensor", place, tensor.dtype, tuple(tensor.shape), tensor.device.type, tensor.requires_grad
 
     def _function(self, function: types.FunctionType, above: Mapping[int, int], depth: int) -> Hashable:

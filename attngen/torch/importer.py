@@ -77,6 +77,7 @@ class Inputs:
     taken: set[str] = field(default_factory=set)
     declared: dict[str, Input] = field(default_factory=dict)
     sources: dict[str, int | str | Tensor] = field(default_factory=dict)
+    symbols: dict[str, int] = field(default_factory=dict)  # params that are integers of the closure's place
     _of_tensor: dict[int, Lazy] = field(default_factory=dict)
     narrow: bool = False  # int64 elements are kept within 32 bits, so that what is computed with them fits 64
 
@@ -115,6 +116,10 @@ class Inputs:
         if place is None and tensor.numel() <= MAX_CONSTANTS and tensor.device.type == "cpu" and not tensor.is_complex():
             return _constants(tensor)
         wanted = "constant" if place is None else self.closure.tensors[place][0]
+        if place is not None and place in self.closure.symbols:
+            param = self.unused_name(wanted, "number")
+            self.symbols[param] = place
+            return _number(torch.int64, name(param, Type.INT))
         declared = self.add(wanted, tensor, source=place)
         kind = Type(declared.dtype.kind)
         sizes = tuple(name(str(d), Type.INT) for d in declared.dims)

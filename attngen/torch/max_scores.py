@@ -1,28 +1,41 @@
-"""The largest score of each row, by torch's own operations on some rows at once: kernels keep it in registers alone."""
+"""The largest score of each row, by torch's own operations on some rows at once: kernels keep it in registers alone.
+
+    max_scores(Tensor q, Tensor k, str spec, Tensor[] inputs, SymInt[] ints) -> Tensor
+
+The operator has no derivative.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from attngen.spec.attention import AttentionSpec
 from attngen.torch.math import call_of
+from attngen.torch.operator import LIBRARY
+from attngen.torch.runtime import parsed
 
 Tensor = Any
 PAIRS = 2**26  # scores in memory at once
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def max_scores_of(spec: AttentionSpec, q: Tensor, k: Tensor, inputs: Sequence[Tensor], params: Mapping[str, int]) -> Tensor:
+def max_scores(q: Tensor, k: Tensor, spec: str, inputs: Sequence[Tensor], ints: Sequence[int]) -> Tensor:
     """The largest score of each row over the pairs that take part, [batch, q_heads, q_len] in fp32; -inf for a row without."""
+    tensors = (q.detach(), k.detach(), spec, [t.detach() for t in inputs], list(ints))
+    found: Tensor = torch.ops.attngen.max_scores.default(*tensors)
+    return found
+
+
+def _largest(q: Tensor, k: Tensor, text: str, inputs: Sequence[Tensor], ints: Sequence[int]) -> Tensor:
+    spec = parsed(text)
+    params = dict(zip((p.name for p in spec.params), ints, strict=True))
     batch, heads, q_len = q.shape[:3]
     group = heads // k.shape[1] if k.shape[1] else 1
     keys = k.float().repeat_interleave(group, 1)
-    named = dict(zip((i.name for i in spec.inputs), (t.detach() for t in inputs), strict=True))
+    named = dict(zip((i.name for i in spec.inputs), inputs, strict=True))
     call = call_of(spec, q, k, named, params, torch.float32)
     at_once = max(1, PAIRS // max(1, batch * heads * k.shape[2]))
     found = torch.full((batch, heads, q_len), -math.inf, device=q.device)
@@ -36,3 +49,13 @@ def max_scores_of(spec: AttentionSpec, q: Tensor, k: Tensor, inputs: Sequence[Te
             scores = torch.where(allowed, scores, -math.inf)
         found[:, :, rows] = scores.amax(-1)
     return found
+
+
+def _shape(q: Tensor, k: Tensor, spec: str, inputs: Sequence[Tensor], ints: Sequence[int]) -> Tensor:
+    return q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+LIBRARY.define("max_scores(Tensor q, Tensor k, str spec, Tensor[] inputs, SymInt[] ints) -> Tensor")
+for _key in ("CUDA", "CPU"):
+    LIBRARY.impl("max_scores", _largest, _key)
+torch.library.register_fake("attngen::max_scores", _shape, lib=LIBRARY)

@@ -1,0 +1,173 @@
+"""flex_attention below its arguments: in eager mode, and as the higher-order operator that torch.compile traces.
+
+Dynamo traces a score and a mask into graphs, and hands the tensors and numbers that they capture over as arguments, by what it
+knows of torch's own operator `flex_attention`, whose arguments this one has. The operator consists of others: autograd and
+compilers see `attngen::attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from operator import index
+from typing import Any
+
+import torch
+from torch._guards import tracing
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import _disable_current_modes
+
+from attngen.torch.closures import Closure
+from attngen.torch.eager import EagerCalls
+from attngen.torch.flex_spec import Described, Functions, prepare
+from attngen.torch.importer import ImportRefusal
+from attngen.torch.layout import readable
+from attngen.torch.max_scores import max_scores
+
+Tensor = Any
+NUMBERS = {"score": 5, "mask": 4}  # of the arguments of a traced function that are not captured
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    functions: Functions,
+    captured: Sequence[Any],
+    tables: Mapping[str, Tensor],
+    block_size: tuple[int, int] | None,
+    scale: float,
+    mode: str | None,
+    wants: tuple[bool, bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(output, lse, largest scores) of a call; the last two have no element unless `wants` them. `captured` are the tensors of
+    the closure as the call has them."""
+    q, k, v = (_readable(t, query.shape[0]) for t in (query, key, value))
+    sizes = {"batch": q.shape[0], "q_heads": q.shape[1], "kv_heads": k.shape[1], "q_len": q.shape[2], "kv_len": k.shape[2]}
+    described = Described(q.dtype, index(q.shape[3]), index(v.shape[3]), scale, wants[0], block_size, mode)
+    if functions.closure.is_traced:
+        with _outside_of_traces():
+            stands = {n: _stand_in(t) for n, t in tables.items()}
+            hints = {n: _hint(size) for n, size in sizes.items()}
+            prepared = prepare(functions, described, stands, hints, torch.device(q.device.type))
+    else:
+        prepared = prepare(functions, described, tables, sizes, q.device)
+    inputs, params = prepared.inputs(captured, tables, q.device), prepared.params(captured)
+    lists: tuple[Any, ...] = (inputs or None, list(params.values()) or None)
+    output, lse = _calls.make((q, k, v, *inputs), None, (q, k, v, prepared.text, *lists))
+    largest = max_scores(q, k, prepared.text, inputs, [*params.values()]) if wants[1] else lse.new_empty((0,))
+    return _as_query(output[..., : index(value.shape[3])], query), lse, largest
+
+
+def _readable(tensor: Tensor, batch: int) -> Tensor:
+    """`tensor` as a kernel reads it: of a head size that is a multiple of 8, copied if it cannot be read in place."""
+    missing = -index(tensor.shape[3]) % 8
+    if missing:
+        tensor = torch.nn.functional.pad(tensor, (0, missing))
+    elif not readable(tensor):
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.expand(batch, -1, -1, -1) if tensor.shape[0] == 1 and batch != 1 else tensor
+
+
+def _as_query(output: Tensor, query: Tensor) -> Tensor:
+    """`output` with its dimensions in the order of the query's memory, the last one innermost."""
+    strides = query.stride()
+    wanted, step = [0, 0, 0, 1], output.shape[3]
+    for dim in sorted(range(3), key=lambda d: (strides[d], -d)):
+        wanted[dim] = step
+        step = step * output.shape[dim]
+    if all(n == 1 or a == b for a, b, n in zip(output.stride(), wanted, output.shape, strict=True)):
+        return output
+    return torch.empty_strided(output.shape, wanted, dtype=output.dtype, device=output.device).copy_(output)
+
+
+class FlexOperator(HigherOrderOperator):  # type: ignore[misc]
+    """torch's higher-order operator `flex_attention` with attngen's kernels below it."""
+
+    def __init__(self) -> None:
+        super().__init__("attngen_flex_attention")
+        self.__name__ = "flex_attention"  # by which Dynamo knows how to trace the functions
+        self.__module__ = __name__
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        score_mod: Any,
+        block_mask: tuple[Any, ...],
+        scale: float,
+        kernel_options: Mapping[str, Any],
+        score_mod_other_buffers: tuple[Any, ...] = (),
+        mask_mod_other_buffers: tuple[Any, ...] = (),
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        block_size, partial, full, mask_mod = block_mask
+        tables = {"partial_blocks": partial, "full_blocks": full}
+        captured = (*score_mod_other_buffers, *mask_mod_other_buffers)
+        functions = _traced_functions(score_mod, score_mod_other_buffers, mask_mod, mask_mod_other_buffers)
+        return attend(
+            query,
+            key,
+            value,
+            functions,
+            captured,
+            {n: t for n, t in tables.items() if t is not None},
+            None if block_size is None else tuple(block_size),
+            float(scale),
+            kernel_options["mode"],
+            tuple(kernel_options["wants"]),
+        )
+
+
+def _traced_functions(score: Any, score_buffers: tuple[Any, ...], mask: Any, mask_buffers: tuple[Any, ...]) -> Functions:
+    """Functions that Dynamo traced. Stand-ins take the place of what they capture, which are tensors of a trace."""
+    with _outside_of_traces():
+        stands = [tuple(map(_stand_in, buffers)) for buffers in (score_buffers, mask_buffers)]
+    closure = Closure(is_traced=True)
+    for function, own, kind in ((score, stands[0], "score"), (mask, stands[1], "mask")):
+        for title, stand in zip(_names_of(function, NUMBERS[kind]), own, strict=False):
+            closure.add(title, stand)
+    closure.symbols.update(n for n, b in enumerate((*score_buffers, *mask_buffers)) if not isinstance(b, torch.Tensor))
+    return Functions(_with_buffers(score, stands[0]), _with_buffers(mask, stands[1]), closure, None)
+
+
+def _names_of(function: Any, numbers: int) -> list[str]:
+    names = [node.name for node in function.graph.nodes if node.op == "placeholder"][numbers:]
+    return [name.removeprefix("l_").removesuffix("_") for name in names]
+
+
+def _stand_in(buffer: Any) -> Tensor:
+    """A tensor of the shape, type and device of a traced one, with the memory of one element; a number for a symbol."""
+    if not isinstance(buffer, torch.Tensor):
+        return torch.zeros((), dtype=torch.int64)
+    shape = tuple(map(_hint, buffer.shape))
+    device = buffer.device if buffer.device.type != "meta" else "cpu"
+    one = torch.zeros((), dtype=buffer.dtype, device=device).expand(shape)
+    return one.detach().requires_grad_() if buffer.requires_grad and one.is_floating_point() else one.detach()
+
+
+def _hint(size: Any) -> int:
+    """A size of the traced call's example. Raises ImportRefusal for one that depends on data."""
+    found = size if type(size) is int else size.node.hint
+    if found is None:
+        raise ImportRefusal("a size depends on data, which torch.compile cannot know")
+    return int(found)
+
+
+def _with_buffers(function: Any, stands: tuple[Tensor, ...]) -> Any:
+    def run(*numbers: Tensor) -> Any:
+        return function(*numbers, *stands)
+
+    run.__name__ = "the function"
+    return run
+
+
+def _outside_of_traces() -> ExitStack:
+    stack = ExitStack()
+    stack.enter_context(tracing(None))
+    stack.enter_context(_disable_current_modes())
+    return stack
+
+
+flex_operator = FlexOperator()
+_calls = EagerCalls()

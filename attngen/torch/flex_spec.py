@@ -1,0 +1,206 @@
+"""The spec of a flex_attention call: its score, its mask and its lists of blocks as expressions, and where each argument of the
+operator comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attngen.device.arrays import ArgumentError
+from attngen.diagnostics import DiagnosticError
+from attngen.language.block import completed
+from attngen.spec.attention import AttentionSpec, Input, Param, S
+from attngen.spec.check import check
+from attngen.spec.dtypes import DTYPES
+from attngen.spec.expr import Apply, Const, Expr, Type, constant, gather, inputs_in, name, names_in
+from attngen.spec.gradient import differentiable
+from attngen.spec.obligations import ObligationError, check_obligations
+from attngen.spec.operator import TRUE, both, either, floordiv, negation
+from attngen.torch.aten import Context
+from attngen.torch.aten import cast as converted
+from attngen.torch.closures import Closure
+from attngen.torch.description import dtype_name, fixed_text
+from attngen.torch.importer import ImportRefusal, Inputs, as_read, expression, numbers_on
+
+Tensor = Any
+B, H, Q, K = (name(n, Type.INT) for n in "bhqk")
+MAX_REMEMBERED = 1024
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a call's spec has beside its functions. `block_size` is that of the tables of blocks, None without tables; `mode` a
+    schedule, or None."""
+
+    dtype: Any
+    head_dim: int
+    head_dim_v: int
+    scale: float
+    lse: bool
+    block_size: tuple[int, int] | None
+    mode: str | None
+
+
+@dataclass(frozen=True)
+class Functions:
+    """A score and a mask, either of which may be None, what they close over, and the key under which they are remembered."""
+
+    score: Any
+    mask: Any
+    closure: Closure
+    key: Hashable
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call's mask and score as a spec: its text, and where each argument of the operator comes from."""
+
+    spec: AttentionSpec
+    text: str
+    sources: tuple[tuple[Input, int | str | Tensor], ...]  # a position in the closure, a name of `tables`, or a tensor
+    ints: tuple[tuple[str, int], ...]  # ("", a number), or ("tensor", the position of a number in the closure)
+    differentiable: frozenset[str]
+
+    def tensors(self, captured: Sequence[Tensor], tables: Mapping[str, Tensor]) -> list[Tensor]:
+        """The tensor of each input; `captured` are those of the closure."""
+        return [
+            captured[source] if isinstance(source, int) else tables[source] if isinstance(source, str) else source
+            for _, source in self.sources
+        ]
+
+    def params(self, captured: Sequence[Any]) -> dict[str, int]:
+        """The value of each param."""
+        values = (captured[value] if where else value for where, value in self.ints)
+        return {p.name: value for p, value in zip(self.spec.params, values, strict=True)}
+
+    def inputs(self, captured: Sequence[Tensor], tables: Mapping[str, Tensor], device: Any) -> list[Tensor]:
+        """The tensors as a kernel reads them."""
+        found = []
+        for (declared, _), given in zip(self.sources, self.tensors(captured, tables), strict=True):
+            tensor = as_read(given, declared.dtype, device)
+            if tensor.device != device:
+                raise ArgumentError(f"`{declared.name}` is on {tensor.device} and q on {device}; move it there")
+            found.append(tensor if declared.name in self.differentiable else tensor.detach())
+        return found
+
+
+_prepared: dict[Hashable, Prepared] = {}
+
+
+def prepare(
+    functions: Functions, described: Described, tables: Mapping[str, Tensor], sizes: Mapping[str, int], device: Any
+) -> Prepared:
+    """The spec of a call. Indices that are proved inside for these sizes are not kept inside by the kernel. Raises
+    ImportRefusal, ArgumentError."""
+    closure = functions.closure
+    remembers = closure.opaque is None and not closure.is_traced
+    known = (functions.key, described, tuple(tables), device.type)
+    for guarded in (False, True):
+        found = _prepared.get((known, guarded)) if remembers else None
+        if found is None:
+            found = _imported(functions, described, tables, device, guarded)
+            if remembers:
+                while len(_prepared) >= MAX_REMEMBERED:
+                    _prepared.pop(next(iter(_prepared)))
+                _prepared[known, guarded] = found
+        captured = [tensor for _, tensor in closure.tensors]
+        try:
+            params = {n: int(value) for n, value in found.params(captured).items()}
+            check_obligations(found.spec, _all_sizes(found, captured, tables, sizes), params)
+            return found
+        except ObligationError:
+            if guarded:
+                raise
+    raise AssertionError
+
+
+def _all_sizes(
+    prepared: Prepared, captured: Sequence[Tensor], tables: Mapping[str, Tensor], sizes: Mapping[str, int]
+) -> dict[str, int]:
+    found = dict(sizes)
+    for (declared, _), tensor in zip(prepared.sources, prepared.tensors(captured, tables), strict=True):
+        for dim, size in zip(declared.dims, tensor.shape, strict=True):
+            if isinstance(dim, str):
+                found.setdefault(dim, size)
+    return found
+
+
+def _imported(functions: Functions, described: Described, tables: Mapping[str, Tensor], device: Any, guarded: bool) -> Prepared:
+    for narrow in (False, True):
+        try:
+            return _once(functions, described, tables, device, guarded, narrow)
+        except DiagnosticError as error:
+            if narrow or not any(type(d).__name__ == "MightOverflow" for d in error.diagnostics):
+                raise ImportRefusal(str(error)) from error
+    raise AssertionError
+
+
+def _once(
+    functions: Functions, described: Described, tables: Mapping[str, Tensor], device: Any, guarded: bool, narrow: bool
+) -> Prepared:
+    closure, dtype = functions.closure, described.dtype
+    context = Context(guarded=guarded)
+    inputs = Inputs(closure, context, narrow=narrow)
+    context.numbers = {value: inputs.unused_name(given, "number") for value, given in closure.numbers.items()}
+    score: Expr = S
+    if functions.score is not None:
+        examples = numbers_on(device, torch.float32 if dtype.itemsize < 4 else dtype)
+        score = converted(expression(functions.score, examples, (S, B, H, Q, K), inputs), Type.FLOAT)
+    mask: Expr = TRUE
+    if functions.mask is not None:
+        mask = converted(expression(functions.mask, numbers_on(device), (B, H, Q, K), inputs), Type.BOOL)
+    score, seen = _without_excluded(score)
+    if described.block_size is not None:
+        mask = _listed(mask, described.block_size, tables, inputs)
+    mask = both(mask, seen)
+    used, named = inputs_in(mask, score), names_in(mask, score)
+    ints = [(n, ("", value)) for n, value in context.params.items() if n in named]
+    ints += [(n, ("tensor", place)) for n, place in inputs.symbols.items() if n in named]
+    written = {"mask": None if mask is TRUE else mask, "score": score, "scale": constant(described.scale), "sink": None}
+    spec = AttentionSpec(
+        name="flex_attention",
+        dtype=DTYPES[dtype_name(dtype)],
+        head_dim=described.head_dim,
+        head_dim_v=described.head_dim_v,
+        inputs=tuple(i for i in inputs.declared.values() if i.name in used),
+        params=tuple(Param(n, Type.INT) for n, _ in ints),
+        **completed(written, described.head_dim),
+        lse=described.lse,
+    )
+    check(spec)
+    sources = tuple((i, inputs.sources[i.name]) for i in spec.inputs)
+    text = fixed_text(spec, described.mode)
+    return Prepared(spec, text, sources, tuple(value for _, value in ints), frozenset(differentiable(spec)))
+
+
+def _listed(mask: Expr, size: tuple[int, int], tables: Mapping[str, Tensor], inputs: Inputs) -> Expr:
+    """A pair takes part if its block is full, or if it is partial and `mask` allows the pair."""
+    place = (floordiv(Q, constant(size[0])), floordiv(K, constant(size[1])))
+    listed = {}
+    for which, table in tables.items():
+        declared = inputs.add(which, table, ("batch", "q_heads", f"{which}_rows", f"{which}_keys"), which)
+        listed[which] = gather(declared.name, Type.BOOL, (B, H, *place))
+    mask = both(listed["partial_blocks"], mask)
+    return either(listed["full_blocks"], mask) if "full_blocks" in listed else mask
+
+
+def _without_excluded(score: Expr) -> tuple[Expr, Expr]:
+    """(score, mask) of a score that is -inf for some pairs: those take no part."""
+    seen: Expr = TRUE
+    while isinstance(score, Apply) and score.op == "where":
+        condition, a, b = score.args
+        if _is_minus_infinity(b):
+            seen, score = both(seen, condition), a
+        elif _is_minus_infinity(a):
+            seen, score = both(seen, negation(condition)), b
+        else:
+            break
+    return score, seen
+
+
+def _is_minus_infinity(expr: Expr) -> bool:
+    return isinstance(expr, Const) and expr.value == -math.inf
