@@ -31,13 +31,14 @@ def flex_attention(
     kernel_options: Any = None,
     *,
     return_aux: AuxRequest | None = None,
+    sinks: Tensor | None = None,
 ) -> Any:
     """softmax(score_mod(scale * q k^T) where block_mask allows) v, with the arguments of torch's flex_attention.
 
     query [batch, q_heads, q_len, E], key [batch, kv_heads, kv_len, E], value [batch, kv_heads, kv_len, Ev], of fp16, bf16 or
     fp32, on a GPU (or on the CPU, where the emulated device runs them, slowly). Every tensor that requires grad has a gradient,
     those that `score_mod` captures too. Masks have none. torch's own `kernel_options` have no effect; "mode" names a schedule
-    of attngen's.
+    of attngen's. `sinks` [q_heads], which torch's function lacks, are one more logit of each head's rows, without a value.
 
     Returns the output, with the strides that torch's has; with `return_aux` also an AuxOutput, of which lse is differentiable;
     with `return_lse` also lse. Raises ImportRefusal for a mask or score that cannot be an expression, which names the operator
@@ -55,13 +56,14 @@ def flex_attention(
     tables, mask_mod, block_size = _mask(block_mask, q, k)
     mode = None if kernel_options is None else kernel_options.get("mode")
     if torch.compiler.is_dynamo_compiling():
-        blocks = (block_size, tables.get("partial_blocks"), tables.get("full_blocks"), mask_mod or theirs.noop_mask)
+        blocks = (block_size, tables.get("partial_blocks"), tables.get("full_blocks"), sinks, mask_mod or theirs.noop_mask)
         score = score_mod or theirs._identity
         output, lse, largest = flex_operator(q, k, v, score, blocks, scale, {"mode": mode, "wants": wants})
     else:
         closure = Closure()
         functions = Functions(score_mod, mask_mod, closure, closure.key_of(score_mod, mask_mod))
         captured = [tensor for _, tensor in closure.tensors]
+        tables = tables if sinks is None else {**tables, "sinks": sinks}
         output, lse, largest = attend(q, k, v, functions, captured, tables, block_size, float(scale), mode, wants)
     if return_aux is not None:
         return output, AuxOutput(lse=lse if wants[0] else None, max_scores=largest if wants[1] else None)

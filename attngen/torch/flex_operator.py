@@ -101,8 +101,8 @@ class FlexOperator(HigherOrderOperator):  # type: ignore[misc]
         score_mod_other_buffers: tuple[Any, ...] = (),
         mask_mod_other_buffers: tuple[Any, ...] = (),
     ) -> tuple[Tensor, Tensor, Tensor]:
-        block_size, partial, full, mask_mod = block_mask
-        tables = {"partial_blocks": partial, "full_blocks": full}
+        block_size, partial, full, sinks, mask_mod = block_mask
+        tables = {"partial_blocks": partial, "full_blocks": full, "sinks": sinks}
         captured = (*score_mod_other_buffers, *mask_mod_other_buffers)
         functions = _traced_functions(score_mod, score_mod_other_buffers, mask_mod, mask_mod_other_buffers)
         return attend(

@@ -29,6 +29,7 @@ from attngen.torch.importer import ImportRefusal, Inputs, as_read, expression, n
 Tensor = Any
 B, H, Q, K = (name(n, Type.INT) for n in "bhqk")
 MAX_REMEMBERED = 1024
+LISTS = ("partial_blocks", "full_blocks")  # names of tables; `sinks` is the name of one more tensor of a call
 
 
 @dataclass(frozen=True)
@@ -157,10 +158,13 @@ def _once(
     if described.block_size is not None:
         mask = _listed(mask, described.block_size, tables, inputs)
     mask = both(mask, seen)
-    used, named = inputs_in(mask, score), names_in(mask, score)
+    sink = None
+    if "sinks" in tables:
+        sink = gather(inputs.add("sinks", tables["sinks"], ("q_heads",), "sinks").name, Type.FLOAT, (H,))
+    used, named = inputs_in(mask, score, *filter(None, (sink,))), names_in(mask, score)
     ints = [(n, ("", value)) for n, value in context.params.items() if n in named]
     ints += [(n, ("tensor", place)) for n, place in inputs.symbols.items() if n in named]
-    written = {"mask": None if mask is TRUE else mask, "score": score, "scale": constant(described.scale), "sink": None}
+    written = {"mask": None if mask is TRUE else mask, "score": score, "scale": constant(described.scale), "sink": sink}
     spec = AttentionSpec(
         name="flex_attention",
         dtype=DTYPES[dtype_name(dtype)],
@@ -181,8 +185,8 @@ def _listed(mask: Expr, size: tuple[int, int], tables: Mapping[str, Tensor], inp
     """A pair takes part if its block is full, or if it is partial and `mask` allows the pair."""
     place = (floordiv(Q, constant(size[0])), floordiv(K, constant(size[1])))
     listed = {}
-    for which, table in tables.items():
-        declared = inputs.add(which, table, ("batch", "q_heads", f"{which}_rows", f"{which}_keys"), which)
+    for which in (n for n in LISTS if n in tables):
+        declared = inputs.add(which, tables[which], ("batch", "q_heads", f"{which}_rows", f"{which}_keys"), which)
         listed[which] = gather(declared.name, Type.BOOL, (B, H, *place))
     mask = both(listed["partial_blocks"], mask)
     return either(listed["full_blocks"], mask) if "full_blocks" in listed else mask

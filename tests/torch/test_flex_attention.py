@@ -233,6 +233,19 @@ def test_layouts_sizes_and_heads(by_torch_alone: list[str]) -> None:
     )
 
 
+def test_sinks_are_one_more_logit(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv()
+    sinks = randn(HEADS)
+    call = lambda q, k, v: flex_attention(q, k, v, block_mask=create_block_mask(causal, 1, 1, LENGTH, LENGTH), sinks=sinks)  # noqa: E731
+    out, lse, _ = expected(q, k, v, lambda s, b, h, i, j: torch.where(i >= j, s, -math.inf))
+    wanted = out * torch.sigmoid(lse - sinks.double()[:, None])[..., None]
+    for function in (call, compiles(call)[0]):
+        found = function(q, k, v)
+        torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+        gradients = [torch.autograd.grad(o.sum(), (q, sinks), retain_graph=True) for o in (found, wanted)]
+        torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
 def test_rows_without_keys_are_zero(by_torch_alone: list[str]) -> None:
     q, k, v = qkv()
     out, aux = flex_attention(q, k, v, lambda s, b, h, i, j: torch.where(j < i, s, -math.inf), return_aux=AuxRequest(lse=True))
