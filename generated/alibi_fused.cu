@@ -180,8 +180,9 @@ __device__ __forceinline__ float slopes_at(const Captured& in, int i0) {
 }
 
 // S = s + slopes[h] * float(k - q)
-__device__ __forceinline__ float score(const Captured& in, float s, int h_idx, int q_idx, int kv_idx) {
-    return s + slopes_at(in, h_idx) * float(kv_idx - q_idx);
+// The index of a pair is that of its thread's first pair in the tile, and a step that is known when this is compiled
+__device__ __forceinline__ float score(const Captured& in, float s, int h_idx, int q_first, int q_step, int kv_first, int kv_step) {
+    return s + slopes_at(in, h_idx) * (float(kv_first - q_first) + float(kv_step - q_step));
 }
 
 // allowed: q >= k
@@ -412,10 +413,8 @@ alibi_fused(
         // the score of every pair
         for (int r = 0; r < ROWS; ++r)
             for (int j = 0; j < COLUMNS; ++j) {
-                const int q_idx = q_lo + row_of(r);
-                const int kv_idx = kv_lo + column_of(j);
                 float s = S_frag[r][j] * softmax_scale;
-                s = score(in, s, h_idx, q_idx, kv_idx);
+                s = score(in, s, h_idx, q_lo + row_of(0), row_of(r) - row_of(0), kv_lo + column_of(0), column_of(j) - column_of(0));
                 S_frag[r][j] = s;
             }
 

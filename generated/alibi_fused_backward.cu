@@ -239,8 +239,9 @@ __device__ __forceinline__ float slopes_at(const Captured& in, int i0) {
 }
 
 // S = s + slopes[h] * float(k - q)
-__device__ __forceinline__ float score(const Captured& in, float s, int h_idx, int q_idx, int kv_idx) {
-    return s + slopes_at(in, h_idx) * float(kv_idx - q_idx);
+// The index of a pair is that of its thread's first pair in the tile, and a step that is known when this is compiled
+__device__ __forceinline__ float score(const Captured& in, float s, int h_idx, int q_first, int q_step, int kv_first, int kv_step) {
+    return s + slopes_at(in, h_idx) * (float(kv_first - q_first) + float(kv_step - q_step));
 }
 
 // d score / d slopes[h] = float(k - q)
@@ -628,11 +629,9 @@ alibi_backward_dk_dv(
                 for (int j = 0; j < COLUMNS; ++j)
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        const int q_idx = q_lo + column_of(j);
-                        const int kv_idx = kv_lo + row_of(r);
                         const int row = part + column_of(j);  // of the tile
                         const float s = S_frag[r][j] * softmax_scale;
-                        const float S = score(in, s, h_idx, q_idx, kv_idx);
+                        const float S = score(in, s, h_idx, q_lo + column_of(0), column_of(j) - column_of(0), kv_lo + row_of(0), row_of(r) - row_of(0));
                         const float P = fast_exp2((S - of_rows.lse[row]) * LOG2_E - of_rows.lse_rest[row] * LOG2_E);
                         const float dS = P * (dP_frag[r][j] - of_rows.delta[row]);
                         dP_frag[r][j] = dS;
@@ -820,7 +819,7 @@ alibi_backward_dq(
                     const int q_idx = q_lo + row_of(r);
                     const int kv_idx = kv_lo + column_of(j);
                     const float s = S_frag[r][j] * softmax_scale;
-                    const float S = score(in, s, h_idx, q_idx, kv_idx);
+                    const float S = score(in, s, h_idx, q_lo + row_of(0), row_of(r) - row_of(0), kv_lo + column_of(0), column_of(j) - column_of(0));
                     const float P = fast_exp2((S - own_rows.lse[row_of(r)]) * LOG2_E - own_rows.lse_rest[row_of(r)] * LOG2_E);
                     const float dS = excluded >> (r * COLUMNS + j) & 1 ? 0.0f : P * (dP_frag[r][j] - own_rows.delta[row_of(r)]);
                     dP_frag[r][j] = dS;

@@ -161,8 +161,9 @@ __device__ __forceinline__ float decay_at(const Captured& in, int i0) {
 }
 
 // S = s * exp2(decay[h] * float(q - k))
-__device__ __forceinline__ float score(const Captured& in, float s, int h_idx, int q_idx, int kv_idx) {
-    return s * exp2f(decay_at(in, h_idx) * float(q_idx - kv_idx));
+// The index of a pair is that of its thread's first pair in the tile, and a step that is known when this is compiled
+__device__ __forceinline__ float score(const Captured& in, float s, int h_idx, int q_first, int q_step, int kv_first, int kv_step) {
+    return s * exp2f(decay_at(in, h_idx) * (float(q_first - kv_first) + float(q_step - kv_step)));
 }
 
 // allowed: q >= k
@@ -363,10 +364,8 @@ retention_fused(
         // the score of every pair
         for (int r = 0; r < ROWS; ++r)
             for (int j = 0; j < COLUMNS; ++j) {
-                const int q_idx = q_lo + row_of(r);
-                const int kv_idx = kv_lo + column_of(j);
                 float s = S_frag[r][j] * softmax_scale;
-                s = score(in, s, h_idx, q_idx, kv_idx);
+                s = score(in, s, h_idx, q_lo + row_of(0), row_of(r) - row_of(0), kv_lo + column_of(0), column_of(j) - column_of(0));
                 S_frag[r][j] = s;
             }
 

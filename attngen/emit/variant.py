@@ -13,6 +13,7 @@ from attngen.emit.gradient_functions import CapturedFunctions, captured_function
 from attngen.plan.axes import TILE_RANGES
 from attngen.plan.captured_staging import Element
 from attngen.plan.code_size import INLINED_UP_TO, operations
+from attngen.plan.index_steps import STEP_RANGES, by_steps
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.plan.plan import Plan
 from attngen.plan.precision import rough_functions
@@ -39,6 +40,10 @@ LOCALS = {
     "k.hi": "kv_hi",
     "q.tile": "q_tile",
     "k.tile": "kv_tile",
+    "q.first": "q_first",
+    "q.step": "q_step",
+    "k.first": "kv_first",
+    "k.step": "kv_step",
 } | {size: size for size in SIZES}
 MOST_ROWS = 1024  # of a tile: more than any plan has
 LEAST_FACTOR, MOST_FACTOR = 2.0**-60, 2.0**60  # of what joins the exponent's factor
@@ -156,7 +161,7 @@ class Variant:
         """Whether a thread needs the indices of its rows: for scores, the mask, or the range of keys of each row."""
         of_pairs = [f for f in (*self.of_scores, self.mask) if f is not None]
         by_range = self.by_row and bool({"q_lo", "q_hi"} & set(self.kv_range.arguments))
-        return by_range or bool(self.row_elements) or any("q_idx" in f.arguments for f in of_pairs)
+        return by_range or bool(self.row_elements) or any({"q_idx", "q_first"} & {*f.arguments} for f in of_pairs)
 
     @property
     def captures(self) -> bool:
@@ -186,13 +191,13 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     mask = None if asked is None else staged.named(asked)
     affine = plan.affine
     whole = affine.rest if affine else spec.score
-    score = None if whole is S else staged.named(whole)
+    score = None if whole is S else _of_pairs(spec, plan, whole)
     lse_has_it = "lse" in plan.saved and {*plan.wanted} <= {*QKV}
     sink = None if lse_has_it else spec.sink
     elements = [e.gather for e in (*staged.keys, *staged.rows)]
     exprs = [e for e in (asked, spec.score, spec.scale, sink, *bound_exprs, *test_exprs, *elements) if e is not None]
     gradient = plan.facts.gradient
-    derivative = None if gradient is None or gradient.ds is FLOAT_ONE else staged.named(gradient.ds)
+    derivative = None if gradient is None or gradient.ds is FLOAT_ONE else _of_pairs(spec, plan, gradient.ds)
     elementwise = [e for e in (mask, score) if e is not None]
     whole_score = affine is None and plan.schedule.on_tensor_cores  # an affine term is in the units of scores
     factor, score = _without_factor(spec, score) if whole_score else ("", score)
@@ -240,6 +245,12 @@ def _spans_of(bounds: list[MaskBounds], *exprs: Expr) -> tuple[Span, ...]:
     """The spans of `bounds` that `exprs` read."""
     read = inputs_in(*exprs)
     return tuple(dict.fromkeys(s for b in bounds for s in b.spans if not read.isdisjoint(s.ends)))
+
+
+def _of_pairs(spec: AttentionSpec, plan: Plan, expr: Expr) -> Expr:
+    """`expr` as it is computed for each pair: with staged elements, and floats of indices by steps if a thread has several."""
+    several = plan.schedule.is_fused
+    return plan.staged.named(by_steps(expr, name_ranges(spec), element_ranges(spec)) if several else expr)
 
 
 def _without_factor(spec: AttentionSpec, score: Expr | None) -> tuple[str, Expr | None]:
@@ -303,7 +314,7 @@ def _printer(
             elements |= {f"{span.name}.{end}": elements[span.input] for end in ("min", "max")}
     captured = (*spec.free_dims, *(p.name for p in spec.params))
     names = {n: f"in.{n}" for n in captured} | LOCALS | {e.symbol.name: e.name for e in staged}
-    return CudaPrinter(names, name_ranges(spec) | TILE_RANGES | staged_ranges(staged), elements, approximate)
+    return CudaPrinter(names, name_ranges(spec) | TILE_RANGES | STEP_RANGES | staged_ranges(staged), elements, approximate)
 
 
 def _function(printer: CudaPrinter, expr: Expr | None, staged: tuple[Element, ...] = ()) -> Function | None:

@@ -143,7 +143,8 @@ class HopperBackward(ByTma):
         """The members of a kernel's roles; `keys`: whether its blocks hold keys."""
         lines = argument_members(kernel.entry.parameters, self.variant)
         read = {n for f in self._functions_of_pairs for n in f.arguments}
-        held, held_read = ("kv_lo", "kv_idx" in read) if keys else ("q_lo", "q_idx" in read)
+        held, of_held = ("kv_lo", {"kv_idx", "kv_first"}) if keys else ("q_lo", {"q_idx", "q_first"})
+        held_read = not read.isdisjoint(of_held)
         indices = [*([held] if held_read else []), *(n for n in ("h_idx", "b_idx") if n in read)]
         return RoleMembers(
             tuple(line for line, _ in lines),
