@@ -10,7 +10,7 @@ import numpy as np
 
 from attngen.reference.alternatives import Alternative
 from attngen.reference.compare import bound, errors, lse_bound, max_error, precision_allows
-from attngen.reference.definition import Problem, allowed_rows, attention_rows, score_rows
+from attngen.reference.definition import Problem, Rounding, allowed_rows, attention_rows, is_split, score_rows
 from attngen.reference.numpy_oracle import numbers_of
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
@@ -40,6 +40,7 @@ class Exercise:
     def __init__(self, spec: AttentionSpec, sample: Sample, params: Mapping[str, int | float]) -> None:
         self.spec = spec
         self._exact, self._single = (numbers_of(spec, sample, params, t) for t in (np.float64, np.float32))
+        self._inexact = (self._single, *([replace(self._exact, rounding=Rounding(0))] if is_split(spec) else []))
         heads = _some_heads(*sample.q.shape[:2]) if sample.q.size else []
         parts = _some_rows(sample.q.shape[2], sample.k.shape[2])
         self._parts = [self._part(b, h, rows) for b, h in heads for rows in parts]
@@ -49,12 +50,13 @@ class Exercise:
         spec = self.spec
         with np.errstate(all="ignore"):
             output, lse = attention_rows(self._exact, b, h, rows)
-            output32, lse32 = attention_rows(self._single, b, h, rows)
-        stored = from_storage(round_to_storage(output32, spec.dtype))
-        allowed = bound(max_error(stored, output), output, spec.dtype) + precision_allows(spec, output)
-        if lse is None or lse32 is None or not spec.lse:
+            inexact = [attention_rows(problem, b, h, rows) for problem in self._inexact]
+        stored = (from_storage(round_to_storage(one.astype(np.float32), spec.dtype)) for one, _ in inexact)
+        allowed = bound(max(max_error(one, output) for one in stored), output, spec.dtype) + precision_allows(spec, output)
+        if lse is None or not spec.lse:
             return _Part((b, h, rows), output, None, allowed, 0.0)
-        allowed_lse = lse_bound(max_error(lse32.astype(np.float64), lse), lse, self._exact.k.shape[2])
+        error = max(max_error(np.asarray(one, np.float64), lse) for _, one in inexact)
+        allowed_lse = lse_bound(error, lse, self._exact.k.shape[2])
         return _Part((b, h, rows), output, lse, allowed, allowed_lse + precision_allows(spec, lse))
 
     def noticed(self, alternatives: Iterable[Alternative]) -> Iterator[Alternative]:

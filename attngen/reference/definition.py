@@ -18,11 +18,17 @@ ROW_BUDGET = 2**25  # scores in memory at once
 
 
 TERM = 6.0 * unit_roundoff(FP32)
+# Of a product of two numbers that are each the sum of two of bf16, without small by small: 2.4 standard deviations, which are
+# 1.2 * 2^-18 of the product, for randn numbers and for weights
+SPLIT_TERM = 2.4 * 1.2 * 2.0**-18
 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Errors of matrix products: `seed` of their signs, and the relative error of each term of a sum over rows or keys."""
+    """Errors of matrix products: `seed` of their signs, and the relative error of each term of a sum over rows or keys.
+
+    Terms of all sums have SPLIT_TERM too if the spec's precision allows it.
+    """
 
     seed: int
     term: float = TERM
@@ -122,6 +128,11 @@ def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, 
     return matrix_product(problem, found.weights, problem.v[b, kv_head(problem, h)], "o", (b, h, rows.start)), found.lse
 
 
+def is_split(spec: AttentionSpec) -> bool:
+    """Whether products may be those of numbers that are each the sum of two of bf16, as `precision high` allows."""
+    return spec.dtype is FP32 and spec.precision == "high"
+
+
 SUMS_OVER_HEAD_DIM = ("s", "dp")
 
 
@@ -140,6 +151,7 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
         return exact
     over_head_dim = math.sqrt(a.shape[-1] + 36.0) * unit_roundoff(FP32)
     unit = over_head_dim if result in SUMS_OVER_HEAD_DIM else problem.rounding.term
+    unit = math.hypot(unit, SPLIT_TERM if is_split(problem.spec) else 0.0)
     size = unit * np.sqrt((a * a) @ (b * b))
     size[~np.isfinite(size)] = 0.0
     size[(np.arange(exact.shape[0])[:, None] + np.arange(exact.shape[1])) % 4 != 0] = 0.0

@@ -102,7 +102,7 @@ class AttentionSpec:
         lse  = log(sum over k of exp(S[k]) [+ exp(sink)])
 
     `precision` has the words of torch.set_float32_matmul_precision. "highest" computes fp32 products in fp32; "high" may split
-    each number into two of bf16, with errors of O up to 1e-4 and 1e-3 of its largest element. For elements of 16 bits, "high"
+    each number into two of bf16, with errors of products of about 2^-18 of themselves. For elements of 16 bits, "high"
     allows the GPU's approximation of tanh in scores, with errors of O up to 1e-2 of its largest element.
 
     `mask` None allows every pair; `score` is `S` (the name `s`) by default; `scale` and `sink` are float expressions,

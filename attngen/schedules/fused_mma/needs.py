@@ -49,8 +49,7 @@ OPERANDS = {
         Feature.MMA_BF16,
         "bf16",
         "bf16x3",
-        "a number as the sum of two of bf16, three products for one, as `precision high` allows: errors of O up to 1e-4, and "
-        "up to 1e-3 of its largest element",
+        "a number as the sum of two of bf16, three products for one, as `precision high` allows: errors of about 2^-18 of each",
     ),
 }
 OTHER_REGISTERS = 60  # addresses, row state, fragments of K or V
