@@ -17,6 +17,7 @@ from attngen.torch import autograd as autograd  # registers the operator's deriv
 from attngen.torch import batching as batching  # registers what torch.vmap does of it
 from attngen.torch import compiled as compiled  # registers compiled specs as callables of tensors
 from attngen.torch.block_mask import BlockMask, create_block_mask
+from attngen.torch.check_indices import checked_indices
 from attngen.torch.flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 from attngen.torch.flex import flex_attention
 from attngen.torch.functional import attention
@@ -38,6 +39,7 @@ __all__ = [
     "activated",
     "and_masks",
     "attention",
+    "checked_indices",
     "create_block_mask",
     "flash_attn_func",
     "flash_attn_kvpacked_func",

@@ -17,6 +17,7 @@ from torch._guards import tracing
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import _disable_current_modes
 
+from attngen.torch.check_indices import are_checked, check_indices
 from attngen.torch.closures import Closure
 from attngen.torch.eager import EagerCalls
 from attngen.torch.flex_spec import Described, Functions, prepare
@@ -53,6 +54,8 @@ def attend(
     else:
         prepared = prepare(functions, described, tables, sizes, q.device)
     inputs, params = prepared.inputs(captured, tables, q.device), prepared.params(captured)
+    if are_checked() and not functions.closure.is_traced:
+        check_indices(prepared.spec, prepared.reads, q, k, inputs, params)
     lists: tuple[Any, ...] = (inputs or None, list(params.values()) or None)
     output, lse = _calls.make((q, k, v, *inputs), None, (q, k, v, prepared.text, *lists))
     largest = max_scores(q, k, prepared.text, inputs, [*params.values()]) if wants[1] else lse.new_empty((0,))

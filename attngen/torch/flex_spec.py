@@ -65,6 +65,7 @@ class Prepared:
     sources: tuple[tuple[Input, int | str | Tensor], ...]  # a position in the closure, a name of `tables`, or a tensor
     ints: tuple[tuple[str, int], ...]  # ("", a number), or ("tensor", the position of a number in the closure)
     differentiable: frozenset[str]
+    reads: tuple[tuple[Expr, Expr], ...]  # (index, size) of each index that the kernel keeps inside
 
     def tensors(self, captured: Sequence[Tensor], tables: Mapping[str, Tensor]) -> list[Tensor]:
         """The tensor of each input; `captured` are those of the closure."""
@@ -178,7 +179,8 @@ def _once(
     check(spec)
     sources = tuple((i, inputs.sources[i.name]) for i in spec.inputs)
     text = fixed_text(spec, described.mode)
-    return Prepared(spec, text, sources, tuple(value for _, value in ints), frozenset(differentiable(spec)))
+    values, smooth = tuple(value for _, value in ints), frozenset(differentiable(spec))
+    return Prepared(spec, text, sources, values, smooth, tuple(context.reads))
 
 
 def _listed(mask: Expr, size: tuple[int, int], tables: Mapping[str, Tensor], inputs: Inputs) -> Expr:

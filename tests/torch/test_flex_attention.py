@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch._higher_order_ops.flex_attention import math_attention  # noqa: E402
 from torch.nn.attention import flex_attention as theirs  # noqa: E402
 
-from attngen.torch import AuxRequest, BlockMask, create_block_mask, flex_attention, flex_operator, flex_spec  # noqa: E402
+from attngen.torch import AuxRequest, BlockMask, checked_indices, create_block_mask, flex_attention, flex_operator, flex_spec  # noqa: E402
 from attngen.torch.importer import ImportRefusal  # noqa: E402
 from attngen.torch.math import by_torch  # noqa: E402
 from tests import tiers  # noqa: E402
@@ -149,6 +149,10 @@ def test_indices_outside_are_kept_inside(by_torch_alone: list[str]) -> None:
     found = flex_attention(q, k, v, lambda s, b, h, i, j: s + table[far[j % 4]])
     wanted = expected(q, k, v, lambda s, b, h, i, j: s + table[near[j % 4]])[0]
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+    with checked_indices():
+        flex_attention(q, k, v, lambda s, b, h, i, j: s + table[near[j % 4]])
+        with pytest.raises(IndexError, match=r"`far\[k % 4\]`, which is -100 to 100, in a dimension of 4"):
+            flex_attention(q, k, v, lambda s, b, h, i, j: s + table[far[j % 4]])
     found = flex_attention(q, k, v, lambda s, b, h, i, j: s + table[i - j])  # an index that no bound proves inside
     clamped = expected(q, k, v, lambda s, b, h, i, j: s + table[torch.where(i < j, i - j + 4, i - j).clamp(0, 3)])[0]
     torch.testing.assert_close(found.double(), clamped, atol=1e-5, rtol=1e-5)
