@@ -59,6 +59,8 @@ class Closure:
 
     def _value(self, name: str, value: Any, above: Mapping[int, int], depth: int) -> Hashable:
         kind = type(value)
+        if kind is types.FunctionType and id(value) not in above and depth <= MAX_DEPTH:
+            return self._function(value, {**above, id(value): depth}, depth + 1)
         if isinstance(value, PLAIN):
             return kind, value
         if isinstance(value, slice):
@@ -75,8 +77,6 @@ class Closure:
             self.opaque = value
             return "deep"
         above, depth = {**above, id(value): depth}, depth + 1
-        if isinstance(value, types.FunctionType):
-            return self._function(value, above, depth)
         if isinstance(value, types.MethodType):
             return "method", self._value(name, value.__func__, above, depth), self._value(name, value.__self__, above, depth)
         if isinstance(value, functools.partial):
@@ -119,14 +119,16 @@ class Closure:
             for name, v in zip(names[::-1], (function.__defaults__ or ())[::-1], strict=False)
         ]
         found += [(n, self._value(n, v, above, depth)) for n, v in (function.__kwdefaults__ or {}).items()]
-        used = {n for code in codes_in(function.__code__) for n in code.co_names}
-        found += [(n, self._value(n, v, above, depth)) for n, v in sorted_items(function.__globals__, used)]
+        if (function.__module__ or "").startswith("torch."):
+            return tuple(found)  # what torch's own functions name does not change
+        space = function.__globals__
+        found += [(n, self._value(n, space[n], above, depth)) for n in names_in_code(function.__code__) if n in space]
         return tuple(found)
 
     def _code(self, code: types.CodeType) -> None:
-        for one in codes_in(code):
-            self.codes.add(one)
-            self._names.update(one.co_names)
+        if code not in self.codes:
+            self.codes.update(codes_in(code))
+            self._names.update(names_in_code(code))
 
     def _object(self, name: str, value: Any, above: Mapping[int, int], depth: int) -> Hashable:
         """An object by those of its attributes and methods that some code names, and its `__call__`."""
@@ -155,6 +157,12 @@ class Closure:
 
 def sorted_items(space: Mapping[str, Any], wanted: set[str]) -> list[tuple[str, Any]]:
     return sorted(((n, space[n]) for n in wanted if n in space), key=lambda item: item[0])
+
+
+@functools.cache
+def names_in_code(code: types.CodeType) -> tuple[str, ...]:
+    """The globals and attributes that `code` and the code inside it name."""
+    return tuple(sorted({name for one in codes_in(code) for name in one.co_names}))
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -57,9 +57,15 @@ def attend(
     if are_checked() and not functions.closure.is_traced:
         check_indices(prepared.spec, prepared.reads, q, k, inputs, params)
     lists: tuple[Any, ...] = (inputs or None, list(params.values()) or None)
-    output, lse = _calls.make((q, k, v, *inputs), None, (q, k, v, prepared.text, *lists))
+    tensors, others = (q, k, v, *inputs), (prepared.text, *params.values())
+    result = None if functions.closure.is_traced else _calls.repeat(tensors, others)
+    if result is None:
+        result = _calls.make(tensors, None if functions.closure.is_traced else others, (q, k, v, prepared.text, *lists))
+    output, lse = result[0], result[1] if wants[0] else result[0].new_empty((0,))
     largest = max_scores(q, k, prepared.text, inputs, [*params.values()]) if wants[1] else lse.new_empty((0,))
-    return _as_query(output[..., : index(value.shape[3])], query), lse, largest
+    if output.shape[3] != value.shape[3]:
+        output = output[..., : index(value.shape[3])]
+    return _as_query(output, query), lse, largest
 
 
 def _readable(tensor: Tensor, batch: int) -> Tensor:
