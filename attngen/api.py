@@ -10,9 +10,9 @@ from typing import Any, Protocol, get_args
 
 from attngen.backward import CompiledBackward, check_dlse, compile_backward, zero_dlse
 from attngen.compiled import Compiled
-from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, view
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, empty_like, view
 from attngen.device.lazy_kernel import DeferredKernel
-from attngen.device.params import Number, declared_params, input_names, named_arguments, refuse_unknown
+from attngen.device.params import Number, declared_params, input_names, named_arguments, refuse_unknown, without_seed
 from attngen.device.protocol import Device
 from attngen.device.select import emulated_by_name, warn_emulated
 from attngen.device.tuning_cache import found_for
@@ -24,6 +24,7 @@ from attngen.schedules import choose, default_arch, plans_for
 from attngen.shipped import find_spec
 from attngen.spec.attention import AttentionSpec, ScheduleName, Storage
 from attngen.spec.check import check
+from attngen.spec.dropout import RNG_STATE
 
 Path = str | PathLike[str]
 
@@ -35,7 +36,8 @@ class CompiledAttention(Compiled):
     q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, head_dim_v], all of
     the spec's dtype, of any array library; captured inputs and params by name. Returns O [batch, q_heads, q_len, head_dim_v],
     and with `output lse` the pair (O, lse [batch, q_heads, q_len] in fp32), as arrays of q's library. An O that is not given
-    lies in memory as q does.
+    lies in memory as q does. With dropout, `seed` and `offset` (0 by default) say which weights are dropped: whole numbers of
+    64 bits, or both in one array of int64, `rng_state`; torch's generator draws them for tensors.
     """
 
     captures: Mapping[str, Any] = field(default_factory=dict)
@@ -128,6 +130,11 @@ class CompiledAttention(Compiled):
         Raises ArgumentError.
         """
         names = input_names(self.spec)
+        named, state = without_seed(names, named)
+        if state is not None:
+            made = empty_like(view(q, "q"), (2,), RNG_STATE.dtype, RNG_STATE.name).owner
+            made[0], made[1] = state
+            named = {**named, RNG_STATE.name: made}
         inputs, params = named_arguments(names, declared_params(self.spec), named, self.captures)
         arrays = {"q": q, "k": k, "v": v, **dict(zip(names, inputs, strict=True))}
         arrays |= {name: array for name, array in others.items() if array is not None}

@@ -10,11 +10,13 @@ from inspect import signature
 from typing import Any
 
 from attngen.api import CompiledAttention, check_schedule, compile_later
-from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayView, dimensions, view
+from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayView, dimensions, empty_like, view
+from attngen.device.params import signed
 from attngen.device.select import warn_emulated
 from attngen.diagnostics import refuse_keywords
 from attngen.spec.attention import AttentionSpec, ScheduleName
 from attngen.spec.check import check
+from attngen.spec.dropout import RNG_STATE
 from attngen.spec.dtypes import STORAGE_DTYPES
 from attngen.spec.expr import Type, name
 from attngen.spec.operator import apply
@@ -31,6 +33,8 @@ def attention(
     enable_gqa: bool = False,
     *,
     mode: ScheduleName = "auto",
+    seed: int | None = None,
+    offset: int = 0,
     **unknown: Any,
 ) -> Any:
     """softmax(scale * q k^T + attn_mask) v: torch's scaled_dot_product_attention, for arrays of any library.
@@ -38,17 +42,21 @@ def attention(
     query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim] and value [batch, kv_heads, kv_len,
     head_dim_v]; without batch, or without batch and heads, as well. `attn_mask` is boolean (true: take part) or of floats
     (added to the scores), and broadcasts to [batch, q_heads, q_len, kv_len]. Fewer key/value heads than query heads need
-    `enable_gqa`. `dropout_p` must be 0. `mode` is naive, tiled, fused, wgmma, hopper or auto.
+    `enable_gqa`. `mode` is naive, tiled, fused, wgmma, hopper or auto.
+
+    `dropout_p` is the share of weights that are dropped, rounded to a multiple of 1/256. Which ones follows from `seed` and
+    `offset`, whole numbers of 64 bits. Arrays need a seed; for tensors, torch's generator draws both.
 
     Returns an array of query's library. Tensors are handed to `attngen.torch.attention`. Raises ArgumentError, and
     ArgumentTypeError (also a TypeError) for elements of a type that cannot be used.
     """
     if unknown:
         refuse_renamed(unknown, attention)
-    refuse_dropout(dropout_p)
+    check_dropout(dropout_p)
     torch = sys.modules.get("torch")
     if _tensor_functions and torch is not None and isinstance(query, torch.Tensor):
-        return _tensor_functions[-1](query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, mode=mode)
+        usual = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return _tensor_functions[-1](*usual, mode=mode, seed=seed, offset=offset)
     given = (view(query, "q"), view(key, "k"), view(value, "v"))
     q, k, v = (_four_dimensions(array) for array in given)
     check_ranks({array.name: len(array.shape) for array in given})
@@ -60,9 +68,15 @@ def attention(
         arrays["attn_mask"] = _four_dimensions(view(attn_mask, "attn_mask"))
         mask_dtype = arrays["attn_mask"].dtype.name
     check_schedule("mode", mode)
+    if dropout_p:
+        if seed is None:
+            raise ArgumentError("dropout needs a seed; pass seed=..., and offset=... to tell calls apart")
+        state = empty_like(q, (2,), RNG_STATE.dtype, RNG_STATE.name)
+        state.owner[0], state.owner[1] = signed("seed", seed), signed("offset", offset)
+        arrays[RNG_STATE.name] = state
     if q.location == CPU:
         warn_emulated("attngen.attention on arrays of the CPU", "Pass arrays of a GPU, as CuPy has them.")
-    spec = standard_spec(q.dtype.name, q.shape[3], v.shape[3], mask_dtype, is_causal, scale)
+    spec = standard_spec(q.dtype.name, q.shape[3], v.shape[3], mask_dtype, is_causal, scale, dropout_p)
     compiled = _standard(spec, mode, "emulated" if q.location == CPU else str(q.location))
     output = compiled.run(arrays, {})["out"]
     return output.reshape((*given[0].shape[:-1], v.shape[3])) if len(given[0].shape) < 4 else output
@@ -99,10 +113,10 @@ def check_equal_heads(q: Any, k: Any) -> None:
         raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
 
 
-def refuse_dropout(dropout_p: float) -> None:
-    """Raises ArgumentError for a dropout other than 0."""
-    if dropout_p != 0.0:
-        raise ArgumentError(f"dropout_p is {dropout_p!r}; no kernel has dropout. Pass 0.0, as in evaluation")
+def check_dropout(dropout_p: float) -> None:
+    """Raises ArgumentError for what is no share of weights to drop."""
+    if not 0.0 <= dropout_p < 1.0:
+        raise ArgumentError(f"dropout_p is {dropout_p!r}; expected a number from 0 to below 1")
 
 
 _RENAMED = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask"}
@@ -127,7 +141,13 @@ CAUSAL = apply("ge", name("q", Type.INT), name("k", Type.INT))
 
 @lru_cache(maxsize=4096)
 def standard_spec(
-    dtype: str, head_dim: int, head_dim_v: int, mask: str | None, is_causal: bool, scale: float | None
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    mask: str | None,
+    is_causal: bool,
+    scale: float | None,
+    dropout_p: float = 0.0,
 ) -> AttentionSpec:
     """torch's attention: `mask` is the element type of a dense mask, or None. Raises DiagnosticError, ArgumentTypeError."""
     from attngen.language import define
@@ -144,6 +164,7 @@ def standard_spec(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         scale=scale,
+        dropout=dropout_p,
         inputs={} if mask is None else {"attn_mask": (mask, ("batch", "heads", "q_len", "kv_len"))},
         mask=entry if mask == "bool" else None,
         score=f"s + {entry}" if mask not in (None, "bool") else None,

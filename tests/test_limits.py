@@ -51,7 +51,6 @@ REFUSED: dict[str, Callable[[], object]] = {
     "q has a tangent, and no kernel has a forward-mode derivative": lambda: torch.func.jvp(lambda q: call(q=q), (Q,), (Q,)),
     "q has elements of float8_e4m3fn; expected one of fp16, bf16, fp32": lambda: call(q=Q.to(torch.float8_e4m3fn)),
     "q has elements of float64; expected one of fp16, bf16, fp32": lambda: call(q=Q.double()),
-    "dropout_p is 0.1; no kernel has dropout": lambda: attention(Q, Q, Q, dropout_p=0.1),
     "q has 5 dimensions; expected 2 to 4": lambda: call(q=Q[None]),
     "x has elements of float64; expected one of fp32": lambda: plain(score=lambda s, b, h, q, k, x=DOUBLES: s + x[h]),
     "has elements of fp32; expected fp16": lambda: call(k=Q.float()),

@@ -10,6 +10,7 @@ from typing import Any
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.spec.attention import CU_SEQLENS, LONGEST, AttentionSpec
+from attngen.spec.dropout import RNG_STATE
 from attngen.spec.expr import MAX_FLOAT, MAX_INT_PARAM, Type
 
 Number = int | float
@@ -47,9 +48,35 @@ def named_arguments(
     refuse_unknown(list(named), [*inputs, *params])
     given = {**captures, **named}
     for name in inputs:
+        if name == RNG_STATE.name and name not in given:
+            raise ArgumentError("this attention has dropout; pass seed=..., and offset=... to tell calls apart")
         if name not in given:
             raise ArgumentError(f"input `{name}` was not given; pass {name}=...")
     return [given[name] for name in inputs], check_params(params, named)
+
+
+def without_seed(inputs: Sequence[str], named: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[int, int] | None]:
+    """The named arguments without `seed` and `offset`, and these two (the offset is 0 by default), if the call says a seed and
+    the attention has dropout.
+
+    Raises ArgumentError for an offset without a seed, and a number of more than 64 bits.
+    """
+    if RNG_STATE.name not in inputs or not {"seed", "offset"} & named.keys():
+        return named, None
+    if "seed" not in named or RNG_STATE.name in named:
+        raise ArgumentError("dropout takes seed=... and offset=..., or rng_state=..., both numbers in one array of int64")
+    rest = {name: value for name, value in named.items() if name not in ("seed", "offset")}
+    return rest, (signed("seed", named["seed"]), signed("offset", named.get("offset", 0)))
+
+
+def signed(name: str, number: Any) -> int:
+    """A number of at most 64 bits as an int64 has it. Raises ArgumentError."""
+    if isinstance(number, bool) or not isinstance(number, Integral):
+        raise ArgumentTypeError(f"`{name}` is {number!r}; expected an int")
+    value = int(number)
+    if not -(2**63) <= value < 2**64:
+        raise ArgumentError(f"`{name}` is {_shown(value)}; expected a number of at most 64 bits")
+    return value - 2**64 if value >= 2**63 else value
 
 
 def check_params(declared: Declared, given: Mapping[str, Any]) -> dict[str, Number]:

@@ -26,6 +26,7 @@ def expression_texts(spec: AttentionSpec, gradient: Gradient | None = None) -> d
         "score": expression_to_text(spec.score),
         "mask": expression_to_text(spec.mask) if spec.mask is not None else "",
         "sink": expression_to_text(spec.sink) if spec.sink is not None else "",
+        "dropout": expression_to_text(spec.dropout) if spec.dropout is not None else "",
         "masked": "0" if spec.normalize == "none" else "-inf",
     }
 
@@ -45,16 +46,26 @@ def equations(spec: AttentionSpec, lse: bool) -> list[str]:
     where = f" where {text['mask']}, else {text['masked']}" if text["mask"] else ""
     lines.append(f"S[k] = {text['score']}{where}")
     lines += weights_equations(spec, lse)
-    return [*lines, "O[d] = sum over k of P[k] * V[k, d]"]
+    if spec.dropout is None:
+        return [*lines, "O[d] = sum over k of P[k] * V[k, d]"]
+    return [*lines, dropout_equation(spec), "O[d] = sum over k of D[k] * P[k] * V[k, d]"]
+
+
+def dropout_equation(spec: AttentionSpec) -> str:
+    """What dropout multiplies the weights with."""
+    assert spec.dropout is not None
+    p = expression_to_text(spec.dropout)
+    return f"D[k] = 1 / (1 - {p}) with probability 1 - {p}, else 0: random bits of rng_state, b, h, q, k"
 
 
 def backward_equations(spec: AttentionSpec, gradient: Gradient, wanted: Sequence[str]) -> list[str]:
     """The derived equations of the gradients that are wanted, in the notation of `equations`, whose first ones are repeated."""
     text = expression_texts(spec, gradient)
     forward = equations(spec, False)[:-1]
+    kept = "D[k] * " if spec.dropout is not None else ""
     where = f" where {text['mask']}, else 0" if text["mask"] else ""
     scale, ds = expression_to_text(spec.scale), "dS" if gradient.ds is FLOAT_ONE else "ds"
-    lines = [*forward, f"dP[k] = (sum over d of dO[q, d] * V[k, d]){where}", *score_gradient_equations(spec)]
+    lines = [*forward, f"dP[k] = {kept}(sum over d of dO[q, d] * V[k, d]){where}", *score_gradient_equations(spec)]
     if ds == "ds":
         lines.append(f"ds[k] = dS[k] * ({text['derivative']})")
     if "q" in wanted:
@@ -64,7 +75,8 @@ def backward_equations(spec: AttentionSpec, gradient: Gradient, wanted: Sequence
     if "k" in wanted:
         lines.append(f"    dK[d] = {scale} * sum over h, q of {ds}[q, k] * Q[q, d]")
     if "v" in wanted:
-        lines.append("    dV[d] = sum over h, q of P[q, k] * dO[q, d]")
+        kept = "D[q, k] * " if spec.dropout is not None else ""
+        lines.append(f"    dV[d] = sum over h, q of {kept}P[q, k] * dO[q, d]")
     of_captured = [one for one in gradient.captured if one.name in wanted]
     if of_captured:
         lines.append("and added up over all b, h, q and, where it occurs, k:")
@@ -105,7 +117,8 @@ def pair_equations(spec: AttentionSpec, gradient: Gradient, of_scores: bool) -> 
     lines = [f"P  = {weights}  with S = {text['score']}{where}"]
     if not of_scores:
         return lines
-    score_gradients = {"softmax": "P * (dO V^T - delta)", "sigmoid": "(dO V^T) * P * (1 - P)", "none": "dO V^T"}
+    dp = "dO V^T" if spec.dropout is None else "D * (dO V^T)"
+    score_gradients = {"softmax": f"P * ({dp} - delta)", "sigmoid": f"({dp}) * P * (1 - P)", "none": dp}
     lines.append(f"dS = {score_gradients[spec.normalize]}{where}")
     return [*lines, f"ds = dS * ({text['derivative']})"] if gradient.ds is not FLOAT_ONE else lines
 

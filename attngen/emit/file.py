@@ -180,7 +180,7 @@ class File:
             "sections": list(sections.values()),
             "section": numbers.__getitem__,
             "constants": self.constants(),
-            "primitives": [*self.primitives(), *(["split_sum"] if self.plan.saves_lse_rest else [])],
+            "primitives": [*self.primitives(), *self.random_primitives(), *(["split_sum"] if self.plan.saves_lse_rest else [])],
             "variant": variant,
             "products": self.products(),
             "has_variant_section": self._has_variant_section(),
@@ -274,6 +274,12 @@ class File:
             if (elementwise and name == own) or name in written:
                 primitives.append(f"to_{name}")
         return primitives
+
+    def random_primitives(self) -> list[str]:
+        """What dropout computes its decisions with."""
+        if self.variant.dropout is None:
+            return []
+        return ["philox", *(["permute_bytes"] if self.plan.schedule.on_tensor_cores else [])]
 
     def reductions(self) -> list[str]:
         """What combines the lanes that share a row, where a softmax needs it."""

@@ -13,6 +13,7 @@ from attngen.emit.cuda_text import c_name
 from attngen.emit.program import Program
 from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dropout import RNG_STATE
 
 Statements = tuple[str, ...]
 Rule = tuple[re.Pattern[str], str]
@@ -24,6 +25,11 @@ FUNCTIONS = {
     "affine": "score",
     "slope": "score",
     "sink": "sink",
+    "dropped_weights": "dropout",
+    "dropout_of": "dropout",
+    "random_words": "dropout",
+    "is_kept": "dropout",
+    "kept_factor": "dropout",
     "kv_range": "mask",
     "classify": "mask",
 }
@@ -88,6 +94,8 @@ def _is_stated(spec: AttentionSpec, statement: str) -> bool:
             return spec.mask is not None
         case "sink":
             return spec.sink is not None
+        case "dropout":
+            return spec.dropout is not None
         case "heads":
             return spec.q_heads is not None
     return True
@@ -96,6 +104,9 @@ def _is_stated(spec: AttentionSpec, statement: str) -> bool:
 def _captured(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
     """(statement, pattern of names): of each captured value, with its steps and what the pre-pass makes of it."""
     for i in spec.inputs:
+        if spec.dropout is not None and i == RNG_STATE:
+            yield "dropout", c_name(i.name)
+            continue
         yield f"input {i.name}", rf"{c_name(i.name)}(_[qk]\d*_(min|max))?(_(step|stride)_\d)?"
     for p in spec.params:
         yield f"param {p.name}", c_name(p.name)

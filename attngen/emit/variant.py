@@ -20,6 +20,7 @@ from attngen.plan.precision import rough_functions
 from attngen.plan.spans import Span
 from attngen.spec.attention import SIZES, AttentionSpec, Input, S
 from attngen.spec.bounds import Range, ranges
+from attngen.spec.dropout import dropped_of, state_elements
 from attngen.spec.dtypes import DTYPES, DType
 from attngen.spec.expr import MAX_LENGTH, Apply, Const, Expr, Gather, Name, Type, constant, inputs_in, names_in, rewrite, walk
 from attngen.spec.gradient import QKV
@@ -129,6 +130,8 @@ class Variant:
     factor: str  # of all scores, where it joins the exponent's factor instead of multiplying each: kept scores lack it
     raw_scores: bool  # `score` takes Q K^T as it is; the scale is in its constants
     sink: Function | None
+    dropout: Function | None  # of the share that is dropped, with the arguments of `dropout_of`
+    dropped: int | None  # how many of 256 weights are dropped; None: the call says it, or there is no dropout
     derivative: Function | None  # d score / d s, of a backward; None: 1
     captured_gradients: tuple[CapturedFunctions[Function], ...]  # those that are wanted
     kv_range: Function  # kv_begin, kv_end and, in closed form, full_begin, full_end
@@ -195,7 +198,8 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     lse_has_it = "lse" in plan.saved and {*plan.wanted} <= {*QKV}
     sink = None if lse_has_it else spec.sink
     elements = [e.gather for e in (*staged.keys, *staged.rows)]
-    exprs = [e for e in (asked, spec.score, spec.scale, sink, *bound_exprs, *test_exprs, *elements) if e is not None]
+    dropout = () if spec.dropout is None else (spec.dropout, *state_elements())
+    exprs = [e for e in (*dropout, asked, spec.score, spec.scale, sink, *bound_exprs, *test_exprs, *elements) if e is not None]
     gradient = plan.facts.gradient
     derivative = None if gradient is None or gradient.ds is FLOAT_ONE else _of_pairs(spec, plan, gradient.ds)
     elementwise = [e for e in (mask, score) if e is not None]
@@ -217,6 +221,8 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         factor=factor,
         raw_scores=raw is not None,
         sink=_function(printer, sink),
+        dropout=_dropout(printer, spec),
+        dropped=dropped_of(spec.dropout.value) if isinstance(spec.dropout, Const) else None,
         derivative=_function(printer, derivative),
         captured_gradients=tuple(
             captured_functions(one, lambda e: _functions(printer, [staged.named(e)], staged.elements))
@@ -331,6 +337,15 @@ def _functions(printer: CudaPrinter, exprs: list[Expr], staged: tuple[Element, .
     declared |= {argument: f"{ctype} {argument}" for n, (argument, ctype) in ctypes.items() if n in used}
     inlined = operations(*exprs) <= INLINED_UP_TO
     return Function(tuple(declared), ", ".join(declared.values()), text.temporaries, text.results, inlined, text.ctypes)
+
+
+def _dropout(printer: CudaPrinter, spec: AttentionSpec) -> Function | None:
+    """The share that is dropped, with the arguments that a head's generator needs."""
+    if spec.dropout is None:
+        return None
+    arguments = {"in": "const Captured& in", "b_idx": "int b_idx", "h_idx": "int h_idx"}
+    results = printer.print(spec.dropout, share=False).results
+    return Function(tuple(arguments), ", ".join(arguments.values()), (), results, True, ("float",))
 
 
 def _staged(printer: CudaPrinter, element: Element) -> StagedElement:

@@ -59,6 +59,7 @@ def spec_data(spec: AttentionSpec) -> dict[str, Any]:
         "score": expression_to_text(spec.score),
         "normalize": spec.normalize,
         "sink": None if spec.sink is None else expression_to_text(spec.sink),
+        "dropout": None if spec.dropout is None else expression_to_text(spec.dropout),
         "lse": spec.lse,
         "precision": spec.precision,
         "kernel": asdict(spec.kernel),

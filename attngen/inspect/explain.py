@@ -101,6 +101,7 @@ def describe_spec(spec: AttentionSpec) -> str:
         "score": expression_to_text(spec.score),
         "normalize": spec.normalize,
         "sink": "none" if spec.sink is None else expression_to_text(spec.sink),
+        "dropout": "none" if spec.dropout is None else expression_to_text(spec.dropout),
         "lse": spec.lse,
         "precision": spec.precision,
         "kernel": kernel_to_text(spec.kernel),

@@ -27,6 +27,7 @@ from attngen.spec.attention import (
     Storage,
 )
 from attngen.spec.check import check
+from attngen.spec.dropout import or_none, with_state
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
 from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, name, names_in
 from attngen.spec.names import SPELLED, check_name
@@ -34,7 +35,7 @@ from attngen.spec.operator import apply
 
 MAX_DECLARATIONS = 64
 REPEATED = ("input", "param", "let", "define")
-EXPRESSIONS = ("mask", "score", "scale", "sink")
+EXPRESSIONS = ("mask", "score", "scale", "sink", "dropout")
 
 T = TypeVar("T")
 
@@ -112,9 +113,8 @@ class Block:
             head_dim_v=head_dim_v,
             q_heads=heads[0],
             kv_heads=heads[-1],
-            inputs=tuple(self.inputs),
             params=tuple(self.params),
-            **completed(given, head_dim),
+            **completed(given, head_dim, tuple(self.inputs)),
             normalize=normalize or "softmax",
             lse=bool(lse),
             precision=precision or "highest",
@@ -328,9 +328,18 @@ def as_float(expr: Expr) -> Expr:
     return apply("float", expr) if expr.type is Type.INT else expr
 
 
-def completed(written: Mapping[str, Expr | None], head_dim: int) -> dict[str, Any]:
-    """The fields of an AttentionSpec for the expressions of these keywords. The default scale is 1 / sqrt(head_dim) (Vaswani et
-    al. 2017)."""
-    score, scale, sink = (None if e is None else as_float(e) for e in (written[k] for k in ("score", "scale", "sink")))
+def completed(written: Mapping[str, Expr | None], head_dim: int, inputs: tuple[Input, ...]) -> dict[str, Any]:
+    """The fields of an AttentionSpec for the expressions of these keywords and the declared `inputs`. The default scale is
+    1 / sqrt(head_dim) (Vaswani et al. 2017)."""
+    of_floats = (written[k] for k in ("score", "scale", "sink", "dropout"))
+    score, scale, sink, dropout = (None if e is None else as_float(e) for e in of_floats)
+    dropout = or_none(dropout)
     usual = constant(float(max(head_dim, 1)) ** -0.5)
-    return {"mask": written["mask"], "score": score or S, "scale": scale or usual, "sink": sink}
+    return {
+        "inputs": with_state(inputs, dropout),
+        "mask": written["mask"],
+        "score": score or S,
+        "scale": scale or usual,
+        "sink": sink,
+        "dropout": dropout,
+    }

@@ -69,6 +69,7 @@ def _describe(
     score: Written = None,
     scale: float | str | None = None,
     sink: Written | float = None,
+    dropout: float | str | None = None,
     inputs: Mapping[str, tuple[str, tuple[int | str, ...]]] | None = None,
     params: Mapping[str, Any] | None = None,
     normalize: Normalize = "softmax",
@@ -98,13 +99,14 @@ def _describe(
     stages, warps = (None if n is None else _whole(of, n) for of, n in (("stages", stages), ("warps", warps)))
     if not isinstance(lse, bool):
         raise TypeError(f"`lse` is {lse!r}; expected True or False")
-    if isinstance(scale, bool):
-        raise TypeError(f"`scale` is {scale!r}; expected a number")
+    for keyword, given in (("scale", scale), ("dropout", dropout)):
+        if isinstance(given, bool):
+            raise TypeError(f"`{keyword}` is {given!r}; expected a number")
     element = dtype_named(dtype, STORAGE_DTYPES, statement="dtype")
     declared = [_input(n, given) for n, given in _items("inputs", inputs)]
     numbers = [_param(n, given) for n, given in _items("params", params)]
     builder = _Builder(head_dim, head_dim_v, declared, numbers)
-    written = (("mask", mask), ("score", score), ("sink", sink), ("scale", scale))
+    written = (("mask", mask), ("score", score), ("sink", sink), ("scale", scale), ("dropout", dropout))
     exprs = {keyword: builder.expression(keyword, given) for keyword, given in written}
     used = inputs_in(*(expr for expr in exprs.values() if expr is not None))
     captures = {name: c for name, c in builder.captures.items() if name in used}  # not if only its length or dtype is used
@@ -118,9 +120,8 @@ def _describe(
         head_dim_v=head_dim_v,
         q_heads=q_heads,
         kv_heads=kv_heads,
-        inputs=(*declared, *captured),
         params=tuple(numbers),
-        **completed(exprs, head_dim),
+        **completed(exprs, head_dim, (*declared, *captured)),
         normalize=normalize,
         lse=lse,
         precision=precision,
@@ -234,7 +235,8 @@ class _Builder:
         if keyword != "mask" and _is_number(written):
             return constant(_decimal(keyword, written))
         if not callable(written):
-            expected = {"mask": "text or a function", "scale": "a number or text"}.get(keyword, "text, a function or a number")
+            number = dict.fromkeys(("scale", "dropout"), "a number or text")
+            expected = {"mask": "text or a function", **number}.get(keyword, "text, a function or a number")
             raise TypeError(f"`{keyword}` is {written!r}; expected {expected}")
         arguments = {"s": S, **{i: _int(i) for i in INDICES}}
         return trace(written, keyword, arguments, self.known, self.sizes, self.captures)

@@ -14,7 +14,10 @@ from attngen.spec import mistakes
 MAX_RECOVERIES = 16
 MAX_RECOVERED_TEXT = 2**14  # a page or three; beyond it the first mistake is enough
 
-_WORDS = r"attention|def|dtype|head_dim|heads(?=\s+\d)|mask|score|scale|sink|input|param|let|normalize|precision|output|kernel"
+_WORDS = (
+    r"attention|def|dtype|head_dim|heads(?=\s+\d)|mask|score|scale|sink|dropout|input|param|let|normalize|precision|output"
+    r"|kernel"
+)
 _BOUNDARY = re.compile(rf"^[ \t]*(?:(?:{_WORDS})\b|\}})|(?<=\{{)[ \t]*(?:{_WORDS})\b|(?<=[\w)\]}}])[ \t]+(?:{_WORDS})\b", re.M)
 
 

@@ -28,8 +28,8 @@ MAX_NUMBER_DIGITS = 400
 MAX_INTEGER = 2**63 - 1
 
 STATEMENTS = (
-    "dtype", "head_dim", "heads", "mask", "score", "scale", "sink", "input", "param", "let", "def", "normalize", "precision",
-    "output", "kernel",
+    "dtype", "head_dim", "heads", "mask", "score", "scale", "sink", "dropout", "input", "param", "let", "def", "normalize",
+    "precision", "output", "kernel",
 )  # fmt: skip
 
 

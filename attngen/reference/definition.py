@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dropout import RNG_STATE, bytes_of_pairs, dropped_of, kept_factor
 from attngen.spec.dtypes import FP32, unit_roundoff
 from attngen.spec.evaluate import evaluate
 
@@ -125,7 +126,20 @@ def weight_rows(problem: Problem, b: int, h: int, rows: slice) -> Weights:
 def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, Any | None]:
     """O [rows, head_dim_v] and lse [rows] of one head, for a block of query rows."""
     found = weight_rows(problem, b, h, rows)
-    return matrix_product(problem, found.weights, problem.v[b, kv_head(problem, h)], "o", (b, h, rows.start)), found.lse
+    factors = dropout_rows(problem, b, h, rows)
+    weights = found.weights if factors is None else found.weights * factors
+    return matrix_product(problem, weights, problem.v[b, kv_head(problem, h)], "o", (b, h, rows.start)), found.lse
+
+
+def dropout_rows(problem: Problem, b: int, h: int, rows: slice) -> Any | None:
+    """What dropout multiplies the weights of one head with, for a block of query rows: [rows, kv_len]; None without dropout."""
+    if problem.spec.dropout is None:
+        return None
+    names, *rest = surroundings(problem, b, h, rows)
+    dropped = dropped_of(float(evaluate(problem.spec.dropout, names, *rest)))
+    state = problem.inputs[RNG_STATE.name]
+    random = bytes_of_pairs(state[0:1], state[1:2], b + 0 * names["k"], h, names["q"], names["k"])
+    return _like(random >= dropped, problem.q) * kept_factor(dropped)
 
 
 def is_split(spec: AttentionSpec) -> bool:

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from attngen.reference.definition import Problem, Rounding, blocks_of_rows, kv_head, matrix_product, surroundings, weight_rows
+from attngen.reference.definition import (
+    Problem,
+    Rounding,
+    blocks_of_rows,
+    dropout_rows,
+    kv_head,
+    matrix_product,
+    surroundings,
+    weight_rows,
+)
 from attngen.reference.numpy_oracle import Array, numbers_of
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
@@ -112,6 +121,10 @@ class _Gradients:
             found = replace(found, weights=(found.weights * change[:, None]).astype(q.dtype))
         dp = matrix_product(problem, dout, v.T, "dp", at)
         dp = dp if found.allowed is None else np.where(found.allowed, dp, 0)
+        factors = dropout_rows(problem, b, h, rows)
+        dropped = found.weights
+        if factors is not None:
+            dp, dropped = _times(factors, dp), found.weights * factors
         if self.saved is not None:
             delta = (dout * self.saved.output[b, h, rows].astype(q.dtype)).sum(-1, dtype=q.dtype)
         else:
@@ -121,7 +134,7 @@ class _Gradients:
         ds = _times(ds_of_score, values(self.gradient.ds))
         self._add_rows("q", (b, h, rows), scale * self._product(ds, k, "dq", at))
         self._add_rows("k", (b, kv), scale * self._product(ds.T, q, "dk", at))
-        self._add_rows("v", (b, kv), self._product(found.weights.T, dout, "dv", at))
+        self._add_rows("v", (b, kv), self._product(dropped.T, dout, "dv", at))
         for captured in self.gradient.captured:
             for c in captured.contributions if captured.name in self.sums else ():
                 if c.source == "score":

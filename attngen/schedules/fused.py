@@ -42,7 +42,8 @@ class Fused(File):
     def captured_anywhere(self) -> list[Parameter]:
         """The captured values, if any part of the only kernel reads one."""
         v = self.variant
-        return abi.captured(v) if v.key_vectors else self.captured(*v.of_scores, v.mask, v.sink, v.kv_range, v.classify)
+        read = (*v.of_scores, v.mask, v.sink, v.dropout, v.kv_range, v.classify)
+        return abi.captured(v) if v.key_vectors else self.captured(*read)
 
     def sections(self) -> dict[str, str]:
         return {**self.tile_sections(), "fused": "The fused kernel"}

@@ -59,12 +59,18 @@ class Unfused(File):
         ]
         return self.kernel(self.spec.normalize, self.rows(), parameters)
 
+    def dropout(self) -> KernelText:
+        """The kernel that drops weights, in place."""
+        parameters = [Parameter("P", "float*", "data", "S"), *self.sizes(), *self.captured(self.variant.dropout)]
+        return self.kernel("dropout", self.pairs(), parameters)
+
 
 class ThreeKernels(Unfused):
     """The forwards: scores, row weights, weighted sum."""
 
     def sections(self) -> dict[str, str]:
-        return {**self.first_sections(), "scores": "Scores", **self.weights_section(), "weighted_sum": "Weighted sum"}
+        weights = {**self.weights_section(), **({"dropout": "Dropout"} if self.variant.dropout else {})}
+        return {**self.first_sections(), "scores": "Scores", **weights, "weighted_sum": "Weighted sum"}
 
     def first_sections(self) -> dict[str, str]:
         """The sections before the kernels."""
@@ -81,7 +87,8 @@ class ThreeKernels(Unfused):
             *self.sizes(),
             *self.captured(*self.of_tiles(), scale=False),
         ]
-        return {"scores": self.scores(), **normalized, "weighted_sum": self.weighted_sum(parameters)}
+        dropped = {"dropout": self.dropout()} if self.variant.dropout else {}
+        return {"scores": self.scores(), **normalized, **dropped, "weighted_sum": self.weighted_sum(parameters)}
 
     def weighted_sum(self, parameters: list[Parameter]) -> KernelText:
         """The kernel that multiplies P by V."""

@@ -98,15 +98,19 @@ class AttentionSpec:
         S[k] = score(s, b, h, q, k) if mask(b, h, q, k), else -inf
         P    = by `normalize`: softmax over k of S (with `sink` as one more logit, without a value), or sigmoid(S), or S itself
                with 0 for pairs that the mask excludes
-        O    = sum over k of P[k] * V[b, h // group_size, k]
+        O    = sum over k of D[k] * P[k] * V[b, h // group_size, k]
         lse  = log(sum over k of exp(S[k]) [+ exp(sink)])
+
+    where D[k] is 1; with `dropout` p, it is 1 / (1 - p) for weights that are kept and 0 for others (`attngen.spec.dropout`). A
+    spec with dropout has one more input than are declared, `rng_state`.
 
     `precision` has the words of torch.set_float32_matmul_precision. "highest" computes fp32 products in fp32; "high" may split
     each number into two of bf16, with errors of products of about 2^-18 of themselves. For elements of 16 bits, "high"
     allows the GPU's approximation of tanh in scores, with errors of O up to 1e-2 of its largest element.
 
     `mask` None allows every pair; `score` is `S` (the name `s`) by default; `scale` and `sink` are float expressions,
-    `scale` of params only, `sink` of b, h and q. Build one with `attngen.language`, which checks it.
+    `scale` of params only, `sink` of b, h and q; `dropout` is a number or a param. Build one with `attngen.language`, which
+    checks it.
     """
 
     name: str
@@ -122,6 +126,7 @@ class AttentionSpec:
     score: Expr = S
     normalize: Normalize = "softmax"
     sink: Expr | None = None
+    dropout: Expr | None = None
     lse: bool = False
     precision: Precision = "highest"
     kernel: KernelRequest = KernelRequest()

@@ -10,6 +10,7 @@ from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.spec import mistakes
 from attngen.spec.attention import CU_SEQLENS, INDICES, LONGEST, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize, Precision
 from attngen.spec.bounds import ranges
+from attngen.spec.dropout import RNG_STATE
 from attngen.spec.dtypes import STORAGE_DTYPES
 from attngen.spec.expr import (
     MAX_DEPTH,
@@ -21,6 +22,7 @@ from attngen.spec.expr import (
     Const,
     Expr,
     ExpressionError,
+    Name,
     Type,
     inputs_in,
     names_in,
@@ -38,7 +40,15 @@ MAX_WARPS = 32
 MAX_CHECKED_DEPTH = 2 * MAX_DEPTH  # an expression of MAX_DEPTH, with conversions
 
 # The names that an expression of each statement may use besides params, sizes and inputs.
-ALLOWED: dict[str, tuple[str, ...]] = {"mask": INDICES, "score": ("s", *INDICES), "sink": ("b", "h", "q"), "scale": ()}
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "mask": INDICES,
+    "score": ("s", *INDICES),
+    "sink": ("b", "h", "q"),
+    "scale": (),
+    "dropout": (),
+}
+
+OF_THE_CALL = ("scale", "dropout")  # statements whose value is one number for a call
 
 
 def _has_rough_operator(spec: AttentionSpec) -> bool:
@@ -135,6 +145,9 @@ def _names(spec: AttentionSpec) -> Iterator[Diagnostic]:
             taken_by = "an argument of packed storage has this name"
             yield mistakes.DuplicateName(statement=statement, name=clash, taken_by=taken_by)
     taken = seen | set(spec.free_dims)
+    for name in sorted({"seed", "offset"} & seen) if spec.dropout is not None else ():
+        statement = f"input {name}" if name in {i.name for i in spec.inputs} else f"param {name}"
+        yield mistakes.DuplicateName(statement=statement, name=name, taken_by="it is an argument of calls with dropout")
     for i in spec.inputs:
         for clash in sorted(taken & set(derived_names(i.name, len(i.dims)))):
             taken_by = f"generated code uses it for input `{i.name}`"
@@ -160,10 +173,12 @@ def _schedule(spec: AttentionSpec) -> Iterator[Diagnostic]:
 
 def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
     expressions = {"scale": spec.scale, "mask": spec.mask, "score": spec.score, "sink": spec.sink}
+    expressions["dropout"] = spec.dropout
     given = {keyword: expr for keyword, expr in expressions.items() if expr is not None}
     for keyword, expr in given.items():
         yield from _expression(spec, keyword, expr)
-    used = names_in(*given.values()) | inputs_in(*given.values())
+    yield from _dropout(spec)
+    used = names_in(*given.values()) | inputs_in(*given.values()) | ({RNG_STATE.name} if spec.dropout is not None else set())
     for i in spec.inputs:
         if i.name not in used:
             yield mistakes.Unused(statement=f"input {i.name}", what="input", name=i.name)
@@ -183,18 +198,32 @@ def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
             yield mistakes.Unused(statement=f"param {p.name}", what="param", name=p.name)
 
 
+def _dropout(spec: AttentionSpec) -> Iterator[Diagnostic]:
+    """Mistakes of the share that is dropped: it is a number or a float param, and so is the default of that param."""
+    p = spec.dropout
+    if p is None or p.type is not Type.FLOAT:
+        return
+    if not isinstance(p, (Const, Name)):
+        yield mistakes.DropoutNotANumber(statement="dropout")
+        return
+    value = p.value if isinstance(p, Const) else next((d.default for d in spec.params if d.name == p.name), None)
+    if isinstance(value, (int, float)) and math.isfinite(value) and not 0.0 <= value < 1.0:
+        statement = "dropout" if isinstance(p, Const) else f"param {p.name}"
+        yield mistakes.DropoutOutOfRange(statement=statement, value=repr(value))
+
+
 def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagnostic]:
     if keyword == "mask" and expr.type is not Type.BOOL:
         yield mistakes.NotATruthValue(statement=keyword, found=str(expr.type))
     if keyword != "mask" and expr.type is Type.BOOL:
         yield mistakes.NotANumber(statement=keyword, keyword=keyword, found=str(expr.type))
     params = tuple(p.name for p in spec.params)
-    allowed = (*ALLOWED[keyword], *params) if keyword == "scale" else (*ALLOWED[keyword], *params, *SIZES, *spec.free_dims)
+    allowed = (*ALLOWED[keyword], *params) if keyword in OF_THE_CALL else (*ALLOWED[keyword], *params, *SIZES, *spec.free_dims)
     for name in sorted(names_in(expr)):
         if name not in allowed:
             yield _name_not_here(name, keyword, allowed)
             return
-    if keyword == "scale" and inputs_in(expr):
+    if keyword in OF_THE_CALL and inputs_in(expr):
         yield _name_not_here(min(inputs_in(expr)), keyword, allowed)
         return
     if isinstance(expr, Const) and expr.type is not Type.BOOL:
@@ -227,7 +256,8 @@ def magnitude(number: float) -> str:
 
 
 def _name_not_here(name: str, keyword: str, allowed: tuple[str, ...]) -> Diagnostic:
-    reasons = {"scale": "the scale is one number for the whole call", "sink": "a sink is one logit for the whole row"}
+    reasons = {keyword: f"the {keyword} is one number for the whole call" for keyword in OF_THE_CALL}
+    reasons |= {"sink": "a sink is one logit for the whole row"}
     reason = "the scaled dot product belongs to the score" if name == "s" else reasons[keyword]
     known = ", ".join(allowed) or "constants"
     return mistakes.NameNotHere(statement=keyword, part=name, name=name, where=keyword, reason=reason, allowed=known)

@@ -92,7 +92,8 @@ def _from_data(expr: Expr) -> bool:
 
 
 def check_obligations(spec: AttentionSpec, sizes: Mapping[str, int], params: Mapping[str, int | float]) -> None:
-    """Checks the numbers of heads, and every index and divisor of `spec`, for a call with these sizes and params.
+    """Checks the numbers of heads, the share of dropped weights, and every index and divisor of `spec`, for a call with these
+    sizes and params.
 
     Raises ArgumentError for numbers of heads, and ObligationError, which names the tensor, the range of the index and the size.
     Of an empty call, heads alone are checked.
@@ -100,11 +101,19 @@ def check_obligations(spec: AttentionSpec, sizes: Mapping[str, int], params: Map
     q_heads, kv_heads = sizes["q_heads"], sizes["kv_heads"]
     if q_heads and (kv_heads == 0 or q_heads % kv_heads):
         raise ArgumentError(f"{q_heads} query heads of `q` cannot share {kv_heads} key/value heads of `k`")
+    _check_dropout(spec, params)
     if 0 in (sizes["batch"], sizes["q_heads"], sizes["q_len"], sizes["kv_len"]):
         return
     if not _surely_holds(spec, {**sizes, **params}):
         numbers = tuple(sorted((n, v) for n, v in params.items() if isinstance(v, int)))
         _check(spec, tuple(sorted(sizes.items())), numbers)
+
+
+def _check_dropout(spec: AttentionSpec, params: Mapping[str, int | float]) -> None:
+    """Raises ObligationError for a param that is no share of weights to drop."""
+    p = spec.dropout
+    if isinstance(p, Name) and p.name in params and not 0.0 <= params[p.name] < 1.0:
+        _refuse(spec, mistakes.CallDropoutOutOfRange(statement="dropout", name=p.name, value=repr(params[p.name])))
 
 
 def _surely_holds(spec: AttentionSpec, numbers: Numbers) -> bool:

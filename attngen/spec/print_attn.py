@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from attngen.spec.attention import AttentionSpec, KernelRequest
+from attngen.spec.dropout import RNG_STATE
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
 from attngen.spec.operator import INT64_MIN, TABLE, is_comparison
 
@@ -69,6 +70,8 @@ def to_text(spec: AttentionSpec) -> str:
     if spec.q_heads is not None:
         lines.append(("heads", f"{spec.q_heads} over {spec.kv_heads}"))
     for i in spec.inputs:
+        if spec.dropout is not None and i == RNG_STATE:
+            continue
         dims = ", ".join(SPELLED.get(str(d), str(d)) for d in i.dims)
         lines.append(("input", f"{i.name}: {i.dtype.name}[{dims}]"))
     for p in spec.params:
@@ -83,6 +86,8 @@ def to_text(spec: AttentionSpec) -> str:
         lines.append(("normalize", spec.normalize))
     if spec.sink is not None:
         lines.append(("sink", expression_to_text(spec.sink)))
+    if spec.dropout is not None:
+        lines.append(("dropout", expression_to_text(spec.dropout)))
     if spec.precision != "highest":
         lines.append(("precision", spec.precision))
     if spec.lse:

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from attngen.device.arrays import ArgumentTypeError
-from attngen.device.params import check_params, declared_params, input_names, named_arguments, number_names
+from attngen.device.params import check_params, declared_params, input_names, named_arguments, number_names, without_seed
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dropout import RNG_STATE
 from attngen.spec.expr import Type
+from attngen.torch.dropout import generator_state
 
 Tensor = Any
 Lists = tuple[Any, ...]  # (inputs, ints, floats) without trailing empty lists; None for any other empty list
@@ -28,11 +30,20 @@ class NamedArguments:
     def __init__(self, spec: AttentionSpec) -> None:
         self.inputs = input_names(spec)
         self._input_names = set(self.inputs)
+        self._drops = spec.dropout is not None
         self._params = declared_params(spec)
         self._ints, self._floats = (number_names(spec, kind) for kind in (Type.INT, Type.FLOAT))
         self._usual: Lists | None = None
         if all(default is not None for _, default in self._params.values()):
             self._usual = self._numbers(check_params(self._params, {}))
+
+    def with_state(self, named: Mapping[str, Any], device: Any) -> Mapping[str, Any]:
+        """The arguments of a call, with the state of the generator if there is dropout: by the call's `seed` and `offset`, or
+        drawn by torch's generator. Raises ArgumentError."""
+        if not self._drops or RNG_STATE.name in named:
+            return named
+        rest, given = without_seed(self.inputs, named)
+        return {**rest, RNG_STATE.name: generator_state(device, *(given or ()))}
 
     def unchecked(
         self, named: Mapping[str, Any], captured: Mapping[str, Tensor]

@@ -51,6 +51,7 @@ class TorchFunction:
     ) -> Any:
         """O, or (O, lse), as `CompiledAttention` says. Raises ArgumentError."""
         k, v = tensor("k", k), tensor("v", v)
+        named = self._arguments.with_state(named, self._device)
         if out is not None or lse is not None or stream is not None:
             result = self._into((q, k, v), named, out, lse, stream)
         else:
@@ -66,6 +67,7 @@ class TorchFunction:
     def math(self, q: Tensor, k: Tensor, v: Tensor, named: Mapping[str, Any]) -> Any:
         """O, or (O, lse), by torch's own operations. Raises ArgumentError."""
         refuse_sparse(q, tensor("k", k), tensor("v", v))
+        named = self._arguments.with_state(named, q.device)
         result = by_torch(q, k, v, self._text, self._arguments.with_tensors(named, self._captures))
         return result if self._returns_lse else result[0]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from attngen.sdpa import check_equal_heads, refuse_dropout, refuse_renamed, register_tensor_function
+from attngen.sdpa import check_equal_heads, refuse_renamed, register_tensor_function
 from attngen.torch.description import Mode, head_size, standard_text
+from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
 from attngen.torch.layout import follow_autocast, four_dimensions, heads_first, results
 from attngen.torch.math import by_torch
@@ -28,6 +29,8 @@ def attention(
     layout: str = "bhsd",
     copy: bool = False,
     deterministic: bool | None = None,
+    seed: int | None = None,
+    offset: int = 0,
     **unknown: Any,
 ) -> Any:
     """softmax(scale * q k^T + attn_mask) v, with the arguments of torch's scaled_dot_product_attention, in its order.
@@ -39,8 +42,12 @@ def attention(
 
     `attn_mask` is boolean (true: take part) or a float tensor that is added, broadcastable to [batch, q_heads, q_len, kv_len].
     `is_causal` lets query i see keys up to i. `scale` is 1 / sqrt(head_dim) by default. Fewer key/value heads than query
-    heads need `enable_gqa`. `dropout_p` must be 0. `mode` is naive, tiled, fused, wgmma, hopper or auto; or math, by torch's
+    heads need `enable_gqa`. `mode` is naive, tiled, fused, wgmma, hopper or auto; or math, by torch's
     own operations: of fp64 too, on any device, differentiable any number of times.
+
+    `dropout_p` is the share of weights that are dropped, rounded to a multiple of 1/256; in evaluation too, as by torch's
+    function. Which ones torch's generator of the device draws, or `seed` and `offset` say, whole numbers of 64 bits. The
+    backward drops the same, and so does a checkpoint's second forward.
 
     O and lse have derivatives by every tensor that requires grad, a float mask too; math alone has second ones. With
     `deterministic`, gradients have the same bits in every run; without, faster kernels may add them up in any order. By default
@@ -51,10 +58,11 @@ def attention(
     """
     if unknown:
         refuse_renamed(unknown, attention)
-    if dropout_p:
-        refuse_dropout(dropout_p)
-    others = None if copy else (mode, is_causal, scale, enable_gqa, return_lse, layout)
+    dropout_p = share_of(dropout_p)
+    others = None if copy else (mode, is_causal, scale, enable_gqa, return_lse, layout, dropout_p)
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    if dropout_p:
+        tensors = (*tensors, generator_state(query.device, *(() if seed is None else (seed, offset))))
     result = _calls.repeat(tensors, others)
     if result is None:
         queries, keys, values = follow_autocast(*heads_first(query, key, value, layout, copy))
@@ -63,9 +71,10 @@ def attention(
         mask = None if attn_mask is None else four_dimensions(attn_mask)
         mask_dtype = None if mask is None else mask.dtype
         text = standard_text(
-            mode, is_causal, scale, return_lse, queries.dtype, head_size(queries), head_size(values), mask_dtype
+            mode, is_causal, scale, return_lse, queries.dtype, head_size(queries), head_size(values), mask_dtype, dropout_p
         )
-        lists = () if mask is None else ([mask],)
+        inputs = [*(() if mask is None else (mask,)), *(tensors[-1:] if dropout_p else ())]
+        lists = (inputs,) if inputs else ()
         if mode == "math":
             result = by_torch(queries, keys, values, text, lists)
         else:

@@ -23,7 +23,8 @@ from attngen.device.arrays import ArgumentTypeError, ArrayView, Location
 from attngen.device.sizes import measure
 from attngen.emit.abi import input_tensors
 from attngen.emit.program import Program
-from attngen.spec.attention import SIZES, AttentionSpec
+from attngen.spec.attention import INDICES, SIZES, AttentionSpec
+from attngen.spec.dropout import RNG_STATE, STEPS, bytes_of_pairs
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.evaluate import evaluate
 from attngen.spec.expr import Expr, Type
@@ -111,8 +112,20 @@ def math_attention(
             keys, values = torch.where(seen, keys, 0.0), torch.where(seen, values, 0.0)
         products = (queries.unflatten(1, (k.shape[1], group)) @ keys.unsqueeze(2).mT).flatten(1, 2)
         weights, lse = _weights(call, products, allowed)
+        if spec.dropout is not None:
+            weights = weights * _kept(call)
         output = (weights.unflatten(1, (k.shape[1], group)) @ values.unsqueeze(2)).flatten(1, 2)
     return output.to(q.dtype), lse if spec.lse else lse.new_empty((0,))
+
+
+def _kept(call: MathCall) -> Tensor:
+    """What dropout multiplies each weight with: the same weights are dropped as by kernels."""
+    assert call.spec.dropout is not None
+    p = call.value(call.spec.dropout, {}).float()
+    dropped = torch.where(p > 0, (p * STEPS).round().clamp(1, STEPS - 1), 0.0)
+    seed, offset = call.inputs[RNG_STATE.name].unbind()
+    random = bytes_of_pairs(seed, offset, *(call.names[index] for index in INDICES))
+    return (random >= dropped).to(call.precision) * (STEPS / (STEPS - dropped)).to(call.precision)
 
 
 def call_of(

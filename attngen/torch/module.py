@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from inspect import signature
 from os import PathLike
 from typing import Any
@@ -13,8 +14,10 @@ from attngen.api import load_one
 from attngen.device.arrays import ArgumentError
 from attngen.device.params import refuse_unknown
 from attngen.diagnostics import refuse_keywords
-from attngen.sdpa import check_equal_heads
+from attngen.sdpa import check_dropout, check_equal_heads
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dropout import without_dropout
+from attngen.spec.expr import Const
 from attngen.torch.arguments import NamedArguments
 from attngen.torch.description import (
     Description,
@@ -36,6 +39,17 @@ Tensor = Any
 NOTHING: Mapping[str, Tensor] = {}
 
 
+@dataclass(slots=True)
+class Form:
+    """A layer's attention as calls have it: with dropout in training, or without. It has a text, or a description that the
+    element type and the head sizes of a call complete."""
+
+    arguments: NamedArguments
+    text: str | None = None
+    description: Description | None = None
+    number: int = 0  # of the description
+
+
 class Attention(torch.nn.Module):  # type: ignore[misc]
     """An attention as a layer.
 
@@ -44,6 +58,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
     and head sizes come with the tensors. Parameters that functions capture become parameters of the layer, other arrays its
     buffers, whatever their dimensions: `.to()` moves them, `state_dict()` holds them, and calls see their changes.
     Without mask, score, sink and inputs it is torch's attention, and `forward` also takes a dense mask.
+
+    `dropout`, or a spec's own that is a number, drops weights in training and none after `.eval()`, as torch's layers do.
 
     forward(q, k, v, attn_mask=None, **named) takes captured inputs and params by name; see `attngen.torch.attention` for the
     rest.
@@ -56,6 +72,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         mask: Written = None,
         score: Written = None,
         sink: Written = None,
+        dropout: float = 0.0,
         inputs: Mapping[str, tuple[str, tuple[int | str, ...]]] | None = None,
         params: Mapping[str, Any] | None = None,
         normalize: str = "softmax",
@@ -84,37 +101,42 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             given["normalize"] = normalize
         if precision != "highest":
             given["precision"] = precision
-        self._text: str | None = None
         self._dtype: Any = None  # of a spec that states it
-        self._description: Description | None = None
-        self._number = 0
+        self._dropout = dropout
         self._calls = EagerCalls()
-        self._arguments: NamedArguments | None = None
+        self._forms: tuple[Form, ...] = ()  # in evaluation and in training; none: torch's attention
         self._captured: tuple[str, ...] = ()
         if spec is not None:
-            if given or is_causal or scale is not None:
+            if given or is_causal or scale is not None or dropout:
                 raise ArgumentError("the spec states mask, score and scale; pass either a spec or the keywords")
             self._take_spec(spec if isinstance(spec, AttentionSpec) else load_one(spec))
         elif given:
-            self._describe(given)
+            self._describe(given | ({"dropout": dropout} if dropout else {}))
+        else:
+            check_dropout(dropout)
 
     def _take_spec(self, spec: AttentionSpec) -> None:
-        self._text = fixed_text(spec, schedule_of(self._mode))
         self._return_lse = spec.lse
         self._dtype = getattr(torch, spec.dtype.torch)
         self._enable_gqa = True  # the tensors' heads are checked against the spec's
-        self._arguments = NamedArguments(spec)
+        specs = (without_dropout(spec) if isinstance(spec.dropout, Const) else spec, spec)
+        self._forms = tuple(Form(NamedArguments(one), fixed_text(one, schedule_of(self._mode))) for one in specs)
 
     def _describe(self, given: dict[str, Any]) -> None:
-        description = Description(self._mode, self._is_causal, self._scale, self._return_lse, given)
+        described = ({name: value for name, value in given.items() if name != "dropout"}, given)
+        evaluation, training = (
+            Description(self._mode, self._is_causal, self._scale, self._return_lse, 0.0, keywords) for keywords in described
+        )
         some = "fp32" if "precision" in given else "fp16"
-        spec, captured = description.spec(some, 64, 64, None)  # mistakes show here, whatever the tensors will be
+        spec, captured = training.spec(some, 64, 64, None)  # mistakes show here, whatever the tensors will be
         for name, array in captured.items():
             self._register(name, array)
         self._captured = tuple(captured)
-        self._description = description
-        self._number = register(description)
-        self._arguments = NamedArguments(spec)
+        evaluated = spec if training.keywords == evaluation.keywords else evaluation.spec(some, 64, 64, None)[0]
+        self._forms = (
+            Form(NamedArguments(evaluated), description=evaluation, number=register(evaluation)),
+            Form(NamedArguments(spec), description=training, number=register(training)),
+        )
 
     def _register(self, name: str, array: Any) -> None:
         if hasattr(self, name):
@@ -126,16 +148,21 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **named: Any) -> Any:
         """O, or (O, lse); see `attngen.torch.attention`."""
-        if self._arguments is None:
-            refuse_unknown(list(named), [])
+        if not self._forms:
+            refuse_unknown(list(named), ["seed", "offset"] if self._dropout else [])
+            dropout_p = self._dropout if self.training else 0.0
             return attention(
-                q, k, v, attn_mask, 0.0, self._is_causal, self._scale, self._enable_gqa, mode=self._mode,
-                return_lse=self._return_lse, layout=self._layout, copy=self._copy, deterministic=self._deterministic,
+                q, k, v, attn_mask, dropout_p, self._is_causal, self._scale, self._enable_gqa, mode=self._mode,
+                return_lse=self._return_lse, layout=self._layout, copy=self._copy, deterministic=self._deterministic, **named,
             )  # fmt: skip
         if attn_mask is not None:
             raise ArgumentError("this layer has a mask of its own; declare a dense one as an input of it instead")
+        form = self._forms[self.training]
+        given = form.arguments.with_state(named, q.device)
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
-        inputs, params = self._arguments.unchecked(named, captured)
+        inputs, params = form.arguments.unchecked(given, captured)
+        if params is not None:
+            params = (*params, self.training)
         if self._copy:
             params = None
         tensors = (q, k, v, *inputs)
@@ -144,23 +171,24 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             queries, keys, values = follow_autocast(*heads_first(q, k, v, self._layout, self._copy), self._dtype)
             if not self._enable_gqa:
                 check_equal_heads(queries, keys)
-            text = self._text
+            text = form.text
             if text is None:
                 dtypes = tuple(tensor.dtype for tensor in captured.values())
-                text = spec_text(self._number, queries.dtype, head_size(queries), head_size(values), dtypes)
+                text = spec_text(form.number, queries.dtype, head_size(queries), head_size(values), dtypes)
             if self._mode == "math":
-                result = by_torch(queries, keys, values, text, self._arguments.with_tensors(named, captured))
+                result = by_torch(queries, keys, values, text, form.arguments.with_tensors(given, captured))
             else:
-                arguments = (queries, keys, values, text, *self._arguments.lists(named, captured))
+                arguments = (queries, keys, values, text, *form.arguments.lists(given, captured))
                 result = self._calls.make(tensors, params, arguments, self._deterministic)
         return results(result, q, self._layout, self._return_lse)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if self._description is not None:  # its number is that of the process that wrote it
-            self._number = register(self._description)
+        for form in self._forms:
+            if form.description is not None:  # its number is that of the process that wrote it
+                form.number = register(form.description)
 
     def extra_repr(self) -> str:
         """What is printed between the parentheses."""
-        inputs = self._arguments.inputs if self._arguments is not None else ()
+        inputs = self._forms[True].arguments.inputs if self._forms else ()
         return f"mode={self._mode}, layout={self._layout}" + (f", inputs={inputs}" if inputs else "")

@@ -33,8 +33,8 @@ def activate(*, emulated: bool = False) -> None:
     `restore()`. To be called before torch.compile compiles the model.
 
     Tensors on a GPU are attngen's. With `emulated`, so are those on the CPU: the emulated device runs them, slowly, for tests.
-    Dropout, fp64, nested tensors, more than 4 dimensions and head sizes that no kernel has stay torch's: NotReplacedWarning
-    gives the reason once. Mistakes raise ArgumentError. Calling this again changes `emulated` alone.
+    Dropout of all weights, fp64, nested tensors, more than 4 dimensions and head sizes that no kernel has stay torch's:
+    NotReplacedWarning gives the reason once. Mistakes raise ArgumentError. Calling this again changes `emulated` alone.
     """
     current = torch.nn.functional.scaled_dot_product_attention
     original = getattr(current, "replaces", current)
@@ -79,7 +79,7 @@ def _replacement(original: Function, devices: tuple[str, ...]) -> Function:
         reason = _cannot(query, value, dropout_p)
         if query.device.type in devices and not reason:
             copy = not all(t.dim() == 4 and readable(t) for t in tensors)
-            return attention(*tensors, attn_mask, 0.0, is_causal, scale, enable_gqa, copy=copy)
+            return attention(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa, copy=copy)
         if query.device.type in devices and not torch.compiler.is_compiling():
             warnings.warn(f"torch's own attention is used: {reason}", NotReplacedWarning, stacklevel=2)
         return original(*tensors, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -90,8 +90,8 @@ def _replacement(original: Function, devices: tuple[str, ...]) -> Function:
 
 def _cannot(query: Tensor, value: Tensor, dropout_p: float) -> str:
     """Why attngen has no kernel for a call; "" if it may have one. By what torch.compile knows too."""
-    if dropout_p > 0.0:
-        return f"dropout_p is {dropout_p}, and no kernel has dropout"
+    if dropout_p == 1.0:
+        return "dropout_p is 1: nothing is kept"
     if query.dtype not in DTYPES:
         return f"q has elements of {query.dtype}"
     if query.is_nested or query.dim() > 4:

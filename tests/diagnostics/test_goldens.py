@@ -13,7 +13,7 @@ from tests.diagnostics.goldens import HERE, NAMES, error_of, rendered
 # Mistakes of a file as a whole, shown in tests/language/test_hostile.py.
 OF_THE_FILE = {"NotAText", "TextTooLong"}
 # Mistakes of a call, shown in tests/test_cli.py.
-OF_A_CALL = {"CallIndexOutOfRange", "CallDividesByZero"}
+OF_A_CALL = {"CallIndexOutOfRange", "CallDividesByZero", "CallDropoutOutOfRange"}
 KINDS = {k.__name__: k for k in vars(mistakes).values() if isinstance(k, type) and k.__base__ is Diagnostic}
 
 

@@ -135,7 +135,7 @@ def test_forward_mode_is_refused() -> None:
         (lambda q: attention(q[0, 0, 0], q, q), ArgumentError, "`q` has 1 dimension; expected 2 to 4"),
         (lambda q: attention(q, q, q, mask=None), TypeError, "no keyword `mask`; torch's name for it is `attn_mask`"),
         (lambda q: attention(q, q, q, is_casual=True), TypeError, "did you mean `is_causal`"),
-        (lambda q: attention(q, q, q, dropout_p=0.1), ArgumentError, "dropout_p is 0.1"),
+        (lambda q: attention(q, q, q, dropout_p=1.0), ArgumentError, "dropout_p is 1.0"),
         (lambda q: attention(q, q, q, torch.ones(9, 9, dtype=torch.int32)), TypeError, "`attn_mask` has elements of int32"),
         (lambda q: attention(q, q, q, torch.ones(9, 9).double()), TypeError, "`attn_mask` has elements of float64"),
         (lambda q: attention(q, q, q, [[True]]), TypeError, "`attn_mask` is a list"),

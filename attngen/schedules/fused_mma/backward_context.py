@@ -114,7 +114,7 @@ class FusedMmaBackward(Fused, CapturedSums):
         of_terms = [f for terms in self._terms_of(name) for f in terms.functions.functions]
         by_query = name == "dq"
         sink = v.sink if by_query and self._sinks else None
-        return v.score, v.derivative, v.mask, v.kv_range if by_query else v.q_range, v.classify, sink, *of_terms
+        return v.score, v.derivative, v.mask, v.dropout, v.kv_range if by_query else v.q_range, v.classify, sink, *of_terms
 
     def _delta(self) -> KernelText:
         dlse = [abi.data("dlse", "float"), *self.strides("dlse", "bhs")] if self.spec.lse else []
@@ -165,7 +165,8 @@ class FusedMmaBackward(Fused, CapturedSums):
         terms, reads_captured = self._terms_of(name), self.reads_captured(*self._functions_of(name))
         sums_k, sums_v = name != "dv" and self.plan.wants("k"), name != "dk"
         needs_ds = sums_k or bool(terms)
-        of_v = ["dV = sum over query heads of P^T dO"] if sums_v else []
+        kept = "(D P)" if self.variant.dropout else "P"
+        of_v = [f"dV = sum over query heads of {kept}^T dO"] if sums_v else []
         of_k = [f"dK = softmax_scale * sum over query heads of {self._ds}^T Q"] if sums_k else []
         operands = " and ".join([*(["P^T"] if sums_v else []), *([f"{self._ds}^T"] if sums_k else [])])
         are = "are A operands as they are" if sums_k and sums_v else "is an A operand as it is"

@@ -40,7 +40,7 @@ class FusedSimtBackward(CapturedSums):
 
     def context(self) -> dict[str, Any]:
         v = self.variant
-        pairs = (*v.of_scores, v.mask, v.derivative, v.classify)
+        pairs = (*v.of_scores, v.mask, v.derivative, v.dropout, v.classify)
         return super().context() | {
             "wants": self.wants,
             "keys_need_ds": self.keys_need_ds,
@@ -103,13 +103,13 @@ class FusedSimtBackward(CapturedSums):
         v = self.variant
         results = [name for letter, name in (("k", "dK"), ("v", "dV")) if self.wants[letter]]
         grid = (CeilDiv("kv_len", self.plan.block_kv), abi.head_axes(self.spec)[1].size, "batch")
-        functions = (*v.of_scores, v.mask, v.derivative, v.q_range, v.classify, *self.term_functions(*OF_KEYS))
+        functions = (*v.of_scores, v.mask, v.derivative, v.dropout, v.q_range, v.classify, *self.term_functions(*OF_KEYS))
         parameters = [*self._operands(results, *OF_KEYS), *self.captured(*functions)]
         return self.kernel("dk_dv", grid, parameters, threads_name=BOUNDS, shared=True)
 
     def _dq(self) -> KernelText:
         v = self.variant
-        functions = (*v.of_scores, v.mask, v.derivative, v.kv_range, v.classify, *self._of_rows())
+        functions = (*v.of_scores, v.mask, v.derivative, v.dropout, v.kv_range, v.classify, *self._of_rows())
         results = ["dQ"] if self.wants["q"] else []
         grid = self.head_grid(CeilDiv("q_len", self.plan.block_q))
         parameters = [*self._operands(results, *OF_ROWS), *self.captured(*functions)]

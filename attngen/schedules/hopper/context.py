@@ -83,7 +83,7 @@ class Hopper(ByTma):
     def places_rows(self) -> bool:
         """Whether a thread needs its row indices; in other schedules a sink computes them by itself."""
         sink = self.variant.sink
-        return self.variant.places_rows or (sink is not None and "q_idx" in sink.arguments)
+        return self.variant.places_rows or self.variant.dropout is not None or (sink is not None and "q_idx" in sink.arguments)
 
     def names_warpgroup_rows(self) -> bool:
         """Whether the text needs the number of a consumer's rows."""
@@ -141,7 +141,8 @@ class Hopper(ByTma):
         keeps_maximum = softmax and not self.is_bounded()
         members = argument_members(self.kernels()["hopper"].entry.parameters, v)
         of_rows = v.kv_range.arguments if v.by_row or v.classify is None else ()
-        asked = {n for f in (*v.of_scores, v.one_score, v.mask, v.sink) if f is not None for n in f.arguments}.union(of_rows)
+        functions = (*v.of_scores, v.one_score, v.mask, v.sink, v.dropout)
+        asked = {n for f in functions if f is not None for n in f.arguments}.union(of_rows)
         read_keys = frozenset[str]().union(*(e.indices for e in v.key_vectors))
         asked |= {n for e in v.row_elements for n in e.indices}
         return super().context() | {

@@ -104,7 +104,7 @@ def row_sums(facts: SpecFacts, arch: Arch, tile: Tile) -> RowSums:
     Rounding the heaviest weights in the sum as in P keeps their rounding error out of O. An lse needs the unrounded weights.
     """
     spec = facts.spec
-    if spec.normalize != "softmax" or spec.lse:
+    if spec.normalize != "softmax" or spec.lse or spec.dropout is not None:  # which keeps P from the sums
         return "weights"
     columns = spec.head_dim_v % needs.SLAB == 0 and spec.head_dim_v + ONES <= MAX_COLUMNS
     of_q = needs.q_registers(spec) if needs.q_in_registers(facts, tile) else 0

@@ -125,6 +125,8 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
     reason = hopper.why_not(facts, arch)
     if reason:
         return reason
+    if facts.spec.dropout is not None:
+        return "it has no dropout"
     captured = [n for n in facts.wanted if n not in QKV]
     if captured:
         return f"it computes no gradients of captured values ({', '.join(captured)})"

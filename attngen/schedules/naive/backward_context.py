@@ -62,6 +62,7 @@ class NaiveBackward(Unfused):
             "weight_gradients": "Gradients of the weights",
             "delta": "Delta",
             "score_gradients": "Gradients of the scores",
+            "dropout": "Dropout",
             "dq": "dQ",
             "dk": "dK",
             "dv": "dV",
@@ -76,7 +77,7 @@ class NaiveBackward(Unfused):
             "keeps_dot": self.keeps("QK"),
             "score_gradient_equations": comment_text.score_gradient_equations(self.spec),
             "ds": "ds" if self.keeps("ds") else "dS",
-            "weight_gradients_read_captured": self.reads_captured(v.mask, *self.of_tiles(), scale=False),
+            "weight_gradients_read_captured": self.reads_captured(v.mask, v.dropout, *self.of_tiles(), scale=False),
             "score_gradients_read_captured": self.reads_captured(
                 v.derivative, *self.of_tiles(), scale=self.derivative_reads_s()
             ),
@@ -94,6 +95,7 @@ class NaiveBackward(Unfused):
             "weight_gradients": self._weight_gradients,
             "delta": self._delta,
             "score_gradients": self._score_gradients,
+            "dropout": self.dropout,
             "dq": self._dq,
             "dk": self._dk,
             "dv": self._dv,
@@ -119,7 +121,7 @@ class NaiveBackward(Unfused):
             *self.strides("dO"),
             *self.strides("V"),
             *self.sizes(),
-            *self.captured(self.variant.mask, *self.of_tiles(), scale=False),
+            *self.captured(self.variant.mask, self.variant.dropout, *self.of_tiles(), scale=False),
         ]
         return self.kernel("weight_gradients", self.pairs(), parameters)
 

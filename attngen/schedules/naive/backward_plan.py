@@ -41,6 +41,7 @@ def kernels_and_workspaces(facts: SpecFacts) -> tuple[tuple[str, ...], tuple[str
         "weight_gradients": of_scores,
         "delta": of_scores and normalize == "softmax",
         "score_gradients": needs_scores and (normalize != "none" or has_ds),
+        "dropout": "v" in wanted and facts.spec.dropout is not None,
         "dq": "q" in wanted,
         "dk": "k" in wanted,
         "dv": "v" in wanted,

@@ -32,6 +32,7 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         "weight_gradients": pairs("dP: registers, then global", dims_v),
         "delta": of_rows("delta: registers, then global", keys),
         "score_gradients": pairs("dS: global, in place"),
+        "dropout": pairs("P: global, in place"),
         "dq": product("dQ", spec.head_dim, keys),
         "dk": product("dK", spec.head_dim, group),
         "dv": product("dV", spec.head_dim_v, group),

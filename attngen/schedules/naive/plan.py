@@ -34,11 +34,12 @@ def refuse_overrides(facts: SpecFacts) -> None:
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     """The only naive plan there is."""
     refuse_overrides(facts)
-    weights = facts.spec.normalize != "none"  # else the scores are the weights
-    what = "scores, row weights and weighted sum" if weights else "scores and weighted sum"
+    normalized = ["row weights"] if facts.spec.normalize != "none" else []  # else the scores are the weights
+    *first, last = ["scores", *normalized, *(["dropout"] if facts.spec.dropout is not None else []), "weighted sum"]
+    what = f"{', '.join(first)} and {last}"
     own = NaivePlan(SLICE, -(-facts.spec.head_dim_v // 32) * 32)
     decisions = (
-        Decision("kernels", "3" if weights else "2", f"{what}, each as its equation reads"),
+        Decision("kernels", str(len(first) + 1), f"{what}, each as its equation reads"),
         Decision("THREADS", str(THREADS), "enough warps to hide latency; the kernels share nothing between threads"),
         Decision("THREADS_D", str(own.threads_d), "the head size of V in whole warps"),
         Decision("scores", "in global memory", "O(q_len * kv_len) bytes, which the other schedules reduce or avoid"),

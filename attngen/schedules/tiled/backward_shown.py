@@ -24,12 +24,14 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     of_keys = Loop(
         "query heads", "group_size", "block", "", "++h_idx", (Loop("rows", "tiles", "block", "", "++q_block", (rows,)),)
     )
+    element = Loop("weights", f"{plan.block_q} x {plan.block_kv}", "thread", "P: global, in place", "i < BLOCK_Q * BLOCK_KV")
     every = {
         "scores": kernel("a tile of S", slices("d", spec.head_dim, "Q, K", "begin < HEAD_DIM; begin += SLICE")),
         "weights": kernel("a row of S", row),
         "weight_gradients": kernel("a tile of dP", slices("d", spec.head_dim_v, "dO, V", "begin < HEAD_DIM_V; begin += SLICE")),
         "delta": kernel("a row of P and dP", row),
         "score_gradients": kernel("a row of dP", row),
+        "dropout": kernel("a tile of P", element),
         "dq": kernel("rows of dQ", Loop("keys", tiles_visited(plan), "block", "", "while (tile < tile_end)", (keys,))),
         "dk": kernel("keys of dK", of_keys),
         "dv": kernel("keys of dV", of_keys),

@@ -26,9 +26,12 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     dims = tiled.BLOCK_DV // columns
     row = Loop("keys of a row", "four a thread at a time", "thread", "S: global, in place", "k += THREADS * 4")
     pv = product("k", plan.block_kv, "P, V", "O", dims, "begin < BLOCK_KV; begin += SLICE")
+    element = Loop("weights", f"{plan.block_q} x {plan.block_kv}", "thread", "P: global, in place", "i < BLOCK_Q * BLOCK_KV")
+    drops = {"dropout": kernel("a tile of P", element)}
     return {
         "scores": kernel("a tile of S", product("d", spec.head_dim, "Q, K", "S", own_keys, "begin < HEAD_DIM; begin += SLICE")),
         spec.normalize: kernel("a row of S", row),
+        **(drops if spec.dropout is not None else {}),
         "weighted_sum": kernel(f"{plan.block_q} rows of O", tile_loop(plan, "block", "P: global", pv)),
     }
 
