@@ -106,6 +106,7 @@ class Block:
         schedule = self._attempt(self._schedule)
         self._raise_problems()
         assert dtype is not None
+        expressions = completed(given, head_dim)
         spec = AttentionSpec(
             name=str(self.title.value),
             dtype=dtype,
@@ -113,8 +114,9 @@ class Block:
             head_dim_v=head_dim_v,
             q_heads=heads[0],
             kv_heads=heads[-1],
+            inputs=with_state(tuple(self.inputs), expressions["dropout"]),
             params=tuple(self.params),
-            **completed(given, head_dim, tuple(self.inputs)),
+            **expressions,
             normalize=normalize or "softmax",
             lse=bool(lse),
             precision=precision or "highest",
@@ -328,18 +330,11 @@ def as_float(expr: Expr) -> Expr:
     return apply("float", expr) if expr.type is Type.INT else expr
 
 
-def completed(written: Mapping[str, Expr | None], head_dim: int, inputs: tuple[Input, ...]) -> dict[str, Any]:
-    """The fields of an AttentionSpec for the expressions of these keywords and the declared `inputs`. The default scale is
-    1 / sqrt(head_dim) (Vaswani et al. 2017)."""
-    of_floats = (written[k] for k in ("score", "scale", "sink", "dropout"))
-    score, scale, sink, dropout = (None if e is None else as_float(e) for e in of_floats)
-    dropout = or_none(dropout)
+def completed(written: Mapping[str, Expr | None], head_dim: int) -> dict[str, Any]:
+    """The fields of an AttentionSpec for the expressions of these keywords. The default scale is 1 / sqrt(head_dim) (Vaswani et
+    al. 2017)."""
+    keywords = ("score", "scale", "sink", "dropout")
+    score, scale, sink, dropout = (None if e is None else as_float(e) for e in map(written.get, keywords))
     usual = constant(float(max(head_dim, 1)) ** -0.5)
-    return {
-        "inputs": with_state(inputs, dropout),
-        "mask": written["mask"],
-        "score": score or S,
-        "scale": scale or usual,
-        "sink": sink,
-        "dropout": dropout,
-    }
+    expressions = {"mask": written["mask"], "score": score or S, "scale": scale or usual, "sink": sink}
+    return expressions | {"dropout": or_none(dropout)}

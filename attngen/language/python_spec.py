@@ -32,6 +32,7 @@ from attngen.spec.attention import (
     Storage,
 )
 from attngen.spec.check import check, magnitude
+from attngen.spec.dropout import with_state
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
 from attngen.spec.expr import MAX_FLOAT_TEXT, Expr, Type, constant, inputs_in, name
 from attngen.spec.names import SPELLED, check_name
@@ -113,6 +114,7 @@ def _describe(
     captured = [Input(c.name, DTYPES[str(c.dtype_name)], tuple(int(n) for n in c.array.shape)) for c in captures.values()]
     one_of(kernel, get_args(ScheduleName), mistakes.UnknownSchedule, statement="kernel")
     one_of(storage, get_args(Storage), mistakes.UnknownStorage, statement="kernel")
+    expressions = completed(exprs, head_dim)
     result = AttentionSpec(
         name=name,
         dtype=element,
@@ -120,8 +122,9 @@ def _describe(
         head_dim_v=head_dim_v,
         q_heads=q_heads,
         kv_heads=kv_heads,
+        inputs=with_state((*declared, *captured), expressions["dropout"]),
         params=tuple(numbers),
-        **completed(exprs, head_dim, (*declared, *captured)),
+        **expressions,
         normalize=normalize,
         lse=lse,
         precision=precision,

@@ -11,6 +11,7 @@ ALIGN = 128  # bytes, of each buffer's offset
 CHUNK = 16  # bytes: what a lane reads at once, one of the eight groups of four banks
 BANK_GROUPS = 8
 COLUMN, ROW, NEITHER = "column", "row", ""
+DROPOUT = ("key0", "key1", "tail0", "tail1", "dropped")  # the members of a Dropout
 WORK_TILE = ("q_block", "h_idx", "b_idx")  # the members of a WorkTile: where keys are split over blocks, also which part
 ELEMENT_BYTES = {"int": 4, "unsigned": 4, "float": 4, "mbarrier": 8, "byte": 1} | {d.name: d.bytes for d in DTYPES.values()}
 

@@ -29,8 +29,8 @@ class Description:
     is_causal: bool = False
     scale: float | None = None
     return_lse: bool = False
-    dropout_p: float = 0.0
     keywords: Mapping[str, Any] | None = None
+    dropout_p: float = 0.0  # of torch's attention, which has no keywords
 
     def spec(self, dtype: str, head_dim: int, head_dim_v: int, mask_dtype: str | None) -> tuple[AttentionSpec, dict[str, Any]]:
         """(spec, captured arrays). `mask_dtype` is the element type of a dense mask, or None. Raises DiagnosticError."""
@@ -106,7 +106,7 @@ def _standard_text(
 ) -> str:
     """By the arguments of `attention`, and by torch's element types, of the mask's None without one."""
     check_mode(mode)
-    description = Description(mode, is_causal, scale, return_lse, dropout_p)
+    description = Description(mode, is_causal, scale, return_lse, dropout_p=dropout_p)
     dtype, mask_dtype = stated_dtype(dtype, mode), stated_dtype(mask_dtype, mode)
     spec, _ = description.spec(dtype_name(dtype), head_dim, head_dim_v, _mask_name(mask_dtype))
     return one_line(spec)

@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
-from attngen.sdpa import refuse_dropout
 from attngen.torch.description import Description, Mode, check_mode, dtype_name, one_line, stated_dtype
+from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
 from attngen.torch.layout import follow_autocast, heads_first, readable, results
 from attngen.torch.math import by_torch
@@ -49,11 +49,12 @@ def flash_attn_func(
     q [batch, q_len, q_heads, size], k and v [batch, kv_len, kv_heads, size]; q_heads is a multiple of kv_heads. `causal`: a
     query sees keys up to its position, counted from the last row and key. `window_size` (left, right): it sees keys at most so
     many positions before and after it; a negative end is no limit. `softcap` above 0 limits scores to it; then the distance
-    times `alibi_slopes` (fp32, [q_heads] or [batch, q_heads]) is subtracted. `dropout_p` must be 0. Gradients have the same
-    bits in every run if `deterministic`, or if torch's global switch is on. `mode` is that of `attngen.torch.attention`.
+    times `alibi_slopes` (fp32, [q_heads] or [batch, q_heads]) is subtracted. `dropout_p` is the share of weights that are
+    dropped, which ones torch's generator draws. Gradients have the same bits in every run if `deterministic`, or if torch's
+    global switch is on. `mode` is that of `attngen.torch.attention`.
 
-    Returns O [batch, q_len, q_heads, size], or with `return_attn_probs` (O, lse [batch, q_heads, q_len], empty tensor), as
-    flash-attention has probabilities under dropout alone. A row without keys has O = 0 and lse = -inf. Raises ArgumentError.
+    Returns O [batch, q_len, q_heads, size], or with `return_attn_probs` (O, lse [batch, q_heads, q_len], empty tensor): no
+    kernel returns probabilities. A row without keys has O = 0 and lse = -inf. Raises ArgumentError.
     """
     others = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return attend(q, k, v, None, *others, mode=mode)
@@ -90,13 +91,14 @@ def attend(
     mode: Mode,
 ) -> Any:
     """`flash_attn_func` of dense tensors, or of packed ones, [total, heads, size], with the `lengths` of their sequences."""
-    if dropout_p:
-        refuse_dropout(dropout_p)
+    dropout_p = share_of(dropout_p)
     left, right = _window(window_size, causal)
     begins, longest = ([], []) if lengths is None else (list(lengths[:2]), list(lengths[2:]))
     inputs = begins if alibi_slopes is None else [*begins, alibi_slopes]
+    if dropout_p:
+        inputs.append(generator_state(q.device))
     tensors = (q, k, v, *inputs)
-    others = (mode, softmax_scale, causal, left, right, softcap, return_attn_probs, *longest)
+    others = (mode, dropout_p, softmax_scale, causal, left, right, softcap, return_attn_probs, *longest)
     result = _calls.repeat(tensors, others)
     if result is None:
         size = q.shape[-1]
@@ -107,7 +109,7 @@ def attend(
         ends = tuple(name for name, n in (("left", left), ("right", right)) if n >= 0)
         text = _text(
             mode, lengths is not None, causal, ends, float(softcap), _rank(alibi_slopes), softmax_scale, return_attn_probs,
-            queries.dtype, index(queries.shape[-1]), index(values.shape[-1]),
+            queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p,
         )  # fmt: skip
         lists = (inputs or None, [*longest, *(n for n in (left, right) if n >= 0)])
         if mode == "math":
@@ -180,6 +182,7 @@ def flash_text(
     dtype: Any,
     head_dim: int,
     head_dim_v: int,
+    dropout_p: float = 0.0,
 ) -> str:
     """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each of a window's `ends`."""
     check_mode(mode)
@@ -198,6 +201,7 @@ def flash_text(
         "inputs": {"slopes": slopes} if alibi_rank else {},
         "params": dict.fromkeys(ends, "int"),
         "storage": "packed" if packed else "dense",
+        "dropout": dropout_p,
     }
     description = Description(mode, False, scale, lse, keywords)
     spec, _ = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, None)

@@ -125,7 +125,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
     def _describe(self, given: dict[str, Any]) -> None:
         described = ({name: value for name, value in given.items() if name != "dropout"}, given)
         evaluation, training = (
-            Description(self._mode, self._is_causal, self._scale, self._return_lse, 0.0, keywords) for keywords in described
+            Description(self._mode, self._is_causal, self._scale, self._return_lse, keywords) for keywords in described
         )
         some = "fp32" if "precision" in given else "fp16"
         spec, captured = training.spec(some, 64, 64, None)  # mistakes show here, whatever the tensors will be

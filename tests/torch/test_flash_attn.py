@@ -69,8 +69,8 @@ def test_compiled_by_torch_without_a_break() -> None:
 
 def test_what_is_refused() -> None:
     q = randn(1, 5, 2, 16)
-    with pytest.raises(ArgumentError, match=r"dropout_p is 0\.1"):
-        flash_attn_func(q, q, q, 0.1)
+    with pytest.raises(ArgumentError, match=r"dropout_p is 1\.5"):
+        flash_attn_func(q, q, q, 1.5)
     with pytest.raises(ArgumentError, match=r"`qkv` is \[1, 5, 2, 16\]; expected \[batch, length, 3, heads, size\]"):
         flash_attn_qkvpacked_func(q)
     with pytest.raises(ArgumentError, match=r"`alibi_slopes` has elements of torch\.float16; expected torch\.float32"):

@@ -99,8 +99,8 @@ def test_what_is_refused() -> None:
     q = randn(5, 2, 16)
     begins = torch.tensor([0, 5], dtype=torch.int32)
     lengths = (begins, begins, 5, 5)
-    with pytest.raises(ArgumentError, match=r"dropout_p is 0\.1"):
-        flash_attn_varlen_func(q, q, q, *lengths, 0.1)
+    with pytest.raises(ArgumentError, match=r"dropout_p is -0\.1"):
+        flash_attn_varlen_func(q, q, q, *lengths, -0.1)
     with pytest.raises(ArgumentError, match="`block_table` was given, and no kernel reads a cache of pages"):
         flash_attn_varlen_func(q, q, q, *lengths, block_table=begins)
     with pytest.raises(ArgumentError, match="`seqused_k` was given"):

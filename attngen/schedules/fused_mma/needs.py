@@ -11,7 +11,7 @@ from attngen.plan.axes import KEYS, ROWS
 from attngen.plan.captured_staging import NOTHING, Staged
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
-from attngen.plan.shared_memory import COLUMN, NEITHER, WORK_TILE, SharedBuffer
+from attngen.plan.shared_memory import COLUMN, DROPOUT, NEITHER, WORK_TILE, SharedBuffer
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost
 from attngen.spec.attention import AttentionSpec, S
@@ -52,6 +52,7 @@ OPERANDS = {
         "a number as the sum of two of bf16, three products for one, as `precision high` allows: errors of about 2^-18 of each",
     ),
 }
+RANDOM_REGISTERS = 16  # of dropout: the words of a call of Philox, and what they become
 OTHER_REGISTERS = 60  # addresses, row state, fragments of K or V
 OTHER_SPLIT_REGISTERS = 95  # the same without V, where each fragment is two
 CAPTURED_REGISTERS = 10  # addresses of captured tensors, and indices into them
@@ -102,7 +103,8 @@ def registers(facts: SpecFacts, tile: Tile) -> int:
     captured = _captured_registers(facts, tile, scores)
     if not operands(spec).split:
         computed = SCORE_REGISTERS if spec.normalize == "softmax" and spec.score != S else 0
-        return output + scores + captured + computed + remainders(facts, tile) + OTHER_REGISTERS
+        drawn = RANDOM_REGISTERS if spec.dropout is not None else 0
+        return output + scores + captured + computed + drawn + remainders(facts, tile) + OTHER_REGISTERS
     wide = max(0, tile.block_kv - 32) // 4 if operands(spec).split == "bf16" else 0  # fragments of K
     return output + scores + captured + wide + 16 * summed(tile) + OTHER_SPLIT_REGISTERS
 
@@ -129,12 +131,14 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
         return SharedBuffer(name=name, element=spec.dtype.name, shape=shape, use=use, pad=chunk(spec), read=read, then=then)
 
     bits = "a bit for each tile to visit, and for each full one"
+    generator = SharedBuffer(name="DROPOUT", element="unsigned", shape=(len(DROPOUT),), use="the generator of the head")
     classified = SharedBuffer(name="TILES", element="unsigned", shape=(TILE_WORDS, tile.warps), use=bits)
     return (
         rows("Q", (q, max(d, dv)), "the block's query rows, in the end its output", then="O"),
         rows("K", (stages, kv, d), f"the keys of {tiles}"),
         rows("V", (stages, kv, dv), f"the values of {tiles}", v_read),
         SharedBuffer(name="WORK_TILE", element="int", shape=(len(WORK_TILE),), use="which rows and head the block computes"),
+        *([generator] if spec.dropout is not None else []),
         *([classified] if facts.bounds.per_tile else []),
         *([own.buffer(kv)] if own.keys else []),
     )

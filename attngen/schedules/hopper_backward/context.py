@@ -133,7 +133,7 @@ class HopperBackward(ByTma):
     @property
     def _functions_of_pairs(self) -> list[Function]:
         v = self.variant
-        return [f for f in (v.score, v.derivative, v.mask) if f is not None]
+        return [f for f in (v.score, v.derivative, v.mask, v.dropout) if f is not None]
 
     @property
     def _functions(self) -> list[Function | None]:
@@ -143,6 +143,8 @@ class HopperBackward(ByTma):
         """The members of a kernel's roles; `keys`: whether its blocks hold keys."""
         lines = argument_members(kernel.entry.parameters, self.variant)
         read = {n for f in self._functions_of_pairs for n in f.arguments}
+        if self.variant.dropout is not None:
+            read |= {"q_idx", "kv_idx"}
         held, of_held = ("kv_lo", {"kv_idx", "kv_first"}) if keys else ("q_lo", {"q_idx", "q_first"})
         held_read = not read.isdisjoint(of_held)
         indices = [*([held] if held_read else []), *(n for n in ("h_idx", "b_idx") if n in read)]
@@ -161,6 +163,9 @@ class HopperBackward(ByTma):
         text = comment_text.expression_texts(self.spec, self.facts.gradient)
         weights = {"softmax": "exp(S - lse)", "sigmoid": "1 / (1 + exp(-S))", "none": "S"}[self.spec.normalize]
         gradient = {"softmax": "P * (dP - delta)", "sigmoid": "dP * P * (1 - P)", "none": "dP"}[self.spec.normalize]
+        kept = self.spec.dropout is not None
+        if kept:
+            gradient = gradient.replace("dP", "D * dP")
         ds = f"({gradient}) * ({text['derivative']})" if self.variant.derivative else gradient
         where = f"   where {text['mask']}, else 0" if text["mask"] else ""
         pair = [
@@ -176,8 +181,9 @@ class HopperBackward(ByTma):
             "of_rows": self.members(of_rows, False) if of_rows else None,
             "reads_scale": self.reads_captured(),
             "adds_dq": self.own.dq == "additions",
-            "key_equations": [*pair, "dV = sum of P^T dO,  dK = softmax_scale * sum of dS^T Q"],
+            "key_equations": [*pair, f"dV = sum of {'(D * P)^T' if kept else 'P^T'} dO,  dK = softmax_scale * sum of dS^T Q"],
             "query_equations": [*pair, "dQ = softmax_scale * sum of dS K"],
+            "dv_factor": "kept_factor(dropped_weights(in))" if kept else "1.0f",
             "offsets": self.lse_rest,
             "rings_differ": self.own.split_products,
             "reads_captured": self.reads_captured(*self._functions),

@@ -79,7 +79,8 @@ def dq_of(facts: SpecFacts) -> Dq:
     if "q" not in facts.wanted:
         return ""
     spec = facts.spec
-    fits = max(spec.head_dim, spec.head_dim_v) <= MAX_ADDED_HEAD_DIM and slabs(spec.head_dim) == slabs(spec.head_dim_v)
+    fits = spec.dropout is None  # which takes registers too
+    fits &= max(spec.head_dim, spec.head_dim_v) <= MAX_ADDED_HEAD_DIM and slabs(spec.head_dim) == slabs(spec.head_dim_v)
     adds = "k" in facts.wanted and not facts.deterministic and spec.normalize == "softmax" and fits
     return "additions" if adds else "own kernel"
 
@@ -125,8 +126,6 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
     reason = hopper.why_not(facts, arch)
     if reason:
         return reason
-    if facts.spec.dropout is not None:
-        return "it has no dropout"
     captured = [n for n in facts.wanted if n not in QKV]
     if captured:
         return f"it computes no gradients of captured values ({', '.join(captured)})"

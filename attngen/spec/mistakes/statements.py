@@ -253,7 +253,7 @@ class UnknownPrecision(Diagnostic):
 
 
 class DropoutOutOfRange(Diagnostic):
-    code: ClassVar[str] = "E124"
+    code: ClassVar[str] = "E125"
     title: ClassVar[str] = "the share of dropped weights is {value}"
     label: ClassVar[str] = "expected a number from 0 to below 1"
     help: ClassVar[str] = "write the share that is dropped, as in dropout 0.1"
@@ -262,14 +262,14 @@ class DropoutOutOfRange(Diagnostic):
 
 
 class DropoutNotANumber(Diagnostic):
-    code: ClassVar[str] = "E125"
+    code: ClassVar[str] = "E126"
     title: ClassVar[str] = "the share of dropped weights is an expression"
     label: ClassVar[str] = "expected a number or a float param"
     help: ClassVar[str] = "declare a param and compute its value before the call: param p: float  dropout p"
 
 
 class CallDropoutOutOfRange(Diagnostic):
-    code: ClassVar[str] = "E126"
+    code: ClassVar[str] = "E127"
     title: ClassVar[str] = "param `{name}`, the share of dropped weights, is {value}"
     label: ClassVar[str] = "this param"
     help: ClassVar[str] = "pass a number from 0 to below 1"
