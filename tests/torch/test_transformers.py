@@ -1,0 +1,110 @@
+"""Models of transformers with attn_implementation="attngen": logits, gradients and generated tokens are those of "eager"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+import attngen.transformers  # noqa: E402, F401  # registers "attngen"
+from attngen.device.arrays import ArgumentError  # noqa: E402
+
+pytestmark = pytest.mark.long
+NAIVE = {"kernel_options": {"mode": "naive"}}  # quick to compile
+TOKENS = {"vocab_size": 99, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+WIDTH = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+DECODER = {**TOKENS, **WIDTH, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
+BERT = {**TOKENS, **WIDTH, "embedding_dropout": 0.0, "attention_dropout": 0.0, "mlp_dropout": 0.0, "local_attention": 6}
+GPT2 = {**TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 4, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+T5 = {**TOKENS, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT-2": ("GPT2Config", GPT2),
+    "Llama": ("LlamaConfig", DECODER),
+    "Mistral": ("MistralConfig", {**DECODER, "sliding_window": 5}),
+    "Gemma 2": ("Gemma2Config", {**DECODER, "sliding_window": 5}),
+    "Gemma 3": ("Gemma3TextConfig", {**DECODER, "sliding_window": 5}),
+    "Qwen 3": ("Qwen3Config", DECODER),
+    "gpt-oss": ("GptOssConfig", {**DECODER, "sliding_window": 5, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "ModernBERT": ("ModernBertConfig", {**BERT, "cls_token_id": 1, "sep_token_id": 2}),
+    "T5": ("T5Config", {**T5, "decoder_start_token_id": 0}),
+}
+LENGTH = 13
+
+
+def model(name: str, implementation: str) -> Any:
+    config, sizes = CONFIGS[name]
+    torch.manual_seed(1)
+    kind = {"ModernBERT": "AutoModelForMaskedLM", "T5": "AutoModelForSeq2SeqLM"}.get(name, "AutoModelForCausalLM")
+    return getattr(transformers, kind).from_config(
+        getattr(transformers, config)(**sizes), attn_implementation=implementation
+    )
+
+
+def logits_and_gradients(name: str, implementation: str, call: dict[str, Any], kept: Any) -> dict[str, Any]:
+    made = model(name, implementation)
+    logits = made(**call, **(NAIVE if implementation == "attngen" and name != "T5" else {})).logits
+    direction = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
+    if kept.shape == logits.shape[:2]:
+        logits = logits * kept[..., None]
+    (logits * direction).sum().backward()
+    return {"logits": logits.detach(), **{n: p.grad for n, p in made.named_parameters() if p.grad is not None}}
+
+
+@pytest.mark.parametrize("padding", ["", "left", "right"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_and_gradients(name: str, padding: str) -> None:
+    tokens = torch.randint(3, 99, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    kept = torch.ones_like(tokens)
+    if padding:
+        kept[0, slice(0, 4) if padding == "left" else slice(-4, None)] = 0
+    call = {"input_ids": tokens, "attention_mask": kept if padding else None}
+    if name == "T5":
+        call["labels"] = tokens[:, :7].contiguous()
+    expected = logits_and_gradients(name, "eager", call, kept)
+    found = logits_and_gradients(name, "attngen", call, kept)
+    assert found.keys() == expected.keys()
+    for part, right in expected.items():
+        assert (found[part] - right).abs().max() <= 1e-5 * right.abs().max(), part
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma 3", "gpt-oss"])
+def test_generated_tokens(name: str, cache: str) -> None:
+    tokens = torch.randint(3, 99, (2, 7), generator=torch.Generator().manual_seed(0))
+    kept = torch.ones_like(tokens)
+    kept[0, :2] = 0
+    how = {"attention_mask": kept, "max_new_tokens": 6, "do_sample": False, "cache_implementation": cache}
+    how |= {"disable_compile": True, "return_dict_in_generate": True, "output_scores": True}
+    results = [model(name, one).eval().generate(tokens, **how) for one in ("eager", "attngen")]
+    assert torch.equal(results[0].sequences, results[1].sequences)
+    for right, found in zip(results[0].scores, results[1].scores, strict=True):
+        assert (found - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+def test_packed_sequences() -> None:
+    """Position ids that begin again at 0 separate sequences of one row."""
+    tokens = torch.randint(3, 99, (1, 12), generator=torch.Generator().manual_seed(0))
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3]])
+    found, expected = (
+        model("Llama", one)(input_ids=tokens, position_ids=positions, use_cache=False).logits for one in ("attngen", "eager")
+    )
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["boolean", "added"])
+def test_a_mask_of_all_pairs(kind: str) -> None:
+    tokens = torch.randint(3, 99, (2, 9), generator=torch.Generator().manual_seed(0))
+    mask = (torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(3)) < 0.7) | torch.eye(9, dtype=torch.bool)
+    added = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    expected = model("Llama", "eager")(input_ids=tokens, attention_mask=added).logits
+    found = model("Llama", "attngen")(input_ids=tokens, attention_mask=mask if kind == "boolean" else added).logits
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_weights_are_refused() -> None:
+    q = torch.randn(1, 2, 4, 8)
+    with pytest.raises(ArgumentError, match="eager"):
+        attngen.transformers.attention(torch.nn.Module(), q, q, q, None, output_attentions=True)
