@@ -3,9 +3,9 @@
     import attngen.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="attngen")
 
-The import registers "attngen" with both interfaces of transformers (5.0 or later): attention and masks. A mask stays a function of
-positions (causal, sliding, chunked, packed, padded, blocks of an image), so no mask of all pairs is built. Soft-caps, position
-biases, sinks and grouped heads are those of the model. Everything has a gradient.
+The import registers "attngen" with both interfaces of transformers (5.0 or later): attention and masks. A mask stays a function
+of positions (causal, sliding, chunked, packed, padded, blocks of an image), so no mask of all pairs is built. Soft-caps,
+position biases, sinks and grouped heads are those of the model. Everything has a gradient.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ def attention(
 ) -> tuple[Tensor, None]:
     """(output [batch, q_len, q_heads, head size], None), with the arguments of transformers' attention interface.
 
-    query [batch, q_heads, q_len, head size], key and value [batch, kv_heads, kv_len, head size]. `attention_mask` is what `mask`
-    gave, or a tensor [batch or 1, q_heads or 1, q_len, kv_len or more]: boolean, true takes part; or float, added. `position_bias`
-    is added to the scores in the same way, after the soft-cap. `s_aux` has a sink's logit for each head [q_heads]. Without a mask
-    a module is causal if it says so.
+    query [batch, q_heads, q_len, head size], key and value [batch, kv_heads, kv_len, head size]. `attention_mask` is what
+    `mask` gave, or a tensor [batch or 1, q_heads or 1, q_len, kv_len or more]: boolean, true takes part; or float, added.
+    `position_bias` is added to the scores in the same way, after the soft-cap. `s_aux` [q_heads] has a sink's logit for each
+    head. Without a mask, a module is causal if its attribute `is_causal` says so. `kernel_options={"mode": ...}` names a
+    schedule. Raises ArgumentError for what no kernel has: dropout, and the attention weights as an output.
     """
     if options.get("output_attentions"):
         raise ArgumentError('no kernel has the attention weights as an output; use attn_implementation="eager" for them')
@@ -106,11 +107,9 @@ def attention(
         block_mask,
         scaling,
         enable_gqa=True,
-        return_lse=s_aux is not None,
+        kernel_options=options.get("kernel_options"),
+        sinks=s_aux,
     )
-    if s_aux is not None:
-        output, lse = output
-        output = output * torch.sigmoid(lse - s_aux.view(1, -1, 1).to(lse.dtype)).unsqueeze(-1).to(output.dtype)
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -121,7 +120,8 @@ def _of_pairs(dense: Tensor, query: Tensor, key: Tensor) -> BlockMask:
     def takes_part(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return dense[b, h, q, k]
 
-    return create_block_mask(takes_part, *dense.shape, query.device)
+    batch, heads, q_len, kv_len = dense.shape
+    return create_block_mask(takes_part, batch, heads, q_len, kv_len, query.device)
 
 
 AttentionInterface.register(NAME, attention)
