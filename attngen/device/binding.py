@@ -13,7 +13,7 @@ from attngen.device.params import Number
 from attngen.device.protocol import Argument, Device, Kernel, Launch, Memory
 from attngen.device.sizes import measure
 from attngen.device.tensor_map import MappedTensor, TensorMap
-from attngen.emit.program import MULTIPROCESSORS, KernelEntry, Parameter, Program, Sizes, Tensor, evaluate
+from attngen.emit.program import MULTIPROCESSORS, PACKED_ROWS, KernelEntry, Parameter, Program, Sizes, Tensor, evaluate
 from attngen.spec.attention import LONGEST
 from attngen.spec.dtypes import DTYPES
 
@@ -24,6 +24,7 @@ CTYPES: dict[str, type[Any]] = {
     "bool": ctypes.c_bool,
 }
 ROW_BYTES = 128  # of a swizzled TMA box
+ANY_SIZE = 2**31 - 2**16  # of a dimension of a tensor map that bounds nothing
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
@@ -139,6 +140,8 @@ def _argument(parameter: Parameter, tensors: Mapping[str, Bindable], sizes: Size
             return ctypes.c_int(sizes[parameter.of])
         case "map":
             return _tensor_map(tensors[parameter.of][1], parameter.dim)
+        case "packed_map":
+            return _packed_map(tensors[parameter.of][1], parameter.dim)
         case "step":
             return _step(*tensors[parameter.of], parameter)
         case "param":
@@ -172,6 +175,18 @@ def _tensor_map(array: ArrayView, rows: int) -> MappedTensor:
     steps = [stride * size if n > 1 else ROW_BYTES for n, stride in outer]
     box = (ROW_BYTES // size, rows, *(1 for _ in sizes[2:]))
     described = TensorMap(array.name, array.dtype.name, sizes, tuple(steps), box)
+    described.check_address(array.pointer)
+    return MappedTensor(described, array.pointer)
+
+
+def _packed_map(array: ArrayView, rows: int) -> MappedTensor:
+    """An array [total, head, element] of packed rows, as `Parameter` describes it. Raises TensorMapError if TMA cannot."""
+    size = array.dtype.bytes
+    _, heads, columns = (max(n, 1) for n in array.shape)
+    row, head = (stride * size if n > 1 else ROW_BYTES for n, stride in zip(array.shape[:2], array.strides[:2], strict=True))
+    sizes = (columns, PACKED_ROWS, heads, ANY_SIZE, ANY_SIZE)
+    box = (ROW_BYTES // size, rows, 1, 1, 1)
+    described = TensorMap(array.name, array.dtype.name, sizes, (row, head, row, 2**34 * size - row), box)
     described.check_address(array.pointer)
     return MappedTensor(described, array.pointer)
 

@@ -207,9 +207,10 @@ def data(tensor: str, ctype: str, *, writable: bool = False, name: str | None = 
     return Parameter(name or tensor, f"{ctype}*" if writable else f"const {ctype}*", "data", tensor)
 
 
-def tensor_map(tensor: str, box_rows: int) -> Parameter:
+def tensor_map(tensor: Tensor, box_rows: int) -> Parameter:
     """A tensor as TMA sees it: boxes of `box_rows` rows, 128 bytes each."""
-    return Parameter(f"{tensor.lower()}_map", "const __grid_constant__ TensorMap", "map", tensor, box_rows)
+    binding: Binding = "packed_map" if LETTERS[tensor.axes[0].name] == "s" else "map"
+    return Parameter(f"{tensor.name.lower()}_map", "const __grid_constant__ TensorMap", binding, tensor.name, box_rows)
 
 
 def strides(tensor: Tensor, axes: str = STRIDE_LETTERS) -> list[Parameter]:

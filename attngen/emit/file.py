@@ -356,6 +356,9 @@ class File:
         """The strides of a tensor of rows or keys, for those of `axes` that it has."""
         return abi.strides(self.tensors[tensor], axes)
 
+    def tensor_map(self, tensor: str, box_rows: int) -> Parameter:
+        return abi.tensor_map(self.tensors[tensor], box_rows)
+
     def pointer(self, tensor: str, *, writable: bool = False, name: str | None = None) -> Parameter:
         return abi.data(tensor, self.spec.dtype.cuda, writable=writable, name=name)
 

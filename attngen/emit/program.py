@@ -135,9 +135,11 @@ class Tensor:
         return self.role != "input"
 
 
+PACKED_ROWS = 2**30  # see the binding "packed_map" of a Parameter
+
 # --- kernels -------------------------------------------------------------------------------------------------------------
 
-Binding = Literal["data", "map", "stride", "step", "extent", "size", "param", "section"]
+Binding = Literal["data", "map", "packed_map", "stride", "step", "extent", "size", "param", "section"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,10 @@ class Parameter:
     binding "data":   the address of tensor `of`;
     binding "map":    a tensor map of `of` for TMA: [batch, head, row, element], the innermost first, in boxes of 128 bytes by
                       `dim` rows with the 128-byte swizzle, zeros outside;
+    binding "packed_map": a tensor map of packed rows `of`, [total, head, element], by five dimensions: element; row, of which
+                      there are PACKED_ROWS; head; row once more; and one with a stride of 2^34 elements less that of a row.
+                      The last two have no end. Coordinates (c, PACKED_ROWS - n + i, h, begin + n, PACKED_ROWS) are row i of a
+                      sequence of n rows from `begin` on, which is outside if i >= n. Boxes as for "map";
     binding "stride": the stride, in elements, of dimension `dim` of tensor `of` (0 where it is broadcast);
     binding "step":   the same in bytes;
     binding "extent": the size of dimension `dim` of the array of tensor `of`: 1 where it is broadcast;

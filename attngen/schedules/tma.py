@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from attngen.emit import abi
 from attngen.emit.file import ConstantLine
 from attngen.emit.program import Parameter
 from attngen.emit.wgmma import Wgmma
@@ -17,7 +16,7 @@ class ByTma(Fused):
 
     def maps(self) -> list[Parameter]:
         """The tensor maps of Q, K and V, with the rows that one copy has."""
-        return [abi.tensor_map("Q", self.q_rows()), *(abi.tensor_map(t, self.plan.block_kv) for t in "KV")]
+        return [self.tensor_map("Q", self.q_rows()), *(self.tensor_map(t, self.plan.block_kv) for t in "KV")]
 
     def q_rows(self) -> int:
         return self.plan.block_q

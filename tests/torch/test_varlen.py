@@ -28,19 +28,34 @@ BATCHES = (
 CASE = Case(causal=True, window_size=(40, 0), softcap=20.0, slopes=1)
 
 
-@pytest.mark.parametrize("mode", tiers.cases(("naive", "tiled", "fused"), quick=["naive"]))
+SCHEDULES = ("naive", "tiled", "fused", "wgmma", "hopper")
+WITH_BACKWARD = ("naive", "tiled", "fused")
+
+
+@pytest.mark.parametrize("mode", tiers.cases(SCHEDULES, quick=["naive"]))
 def test_each_sequence_is_an_attention_of_its_own(mode: str) -> None:
-    """With gradients; rows that belong to no sequence are NaN, and leave no trace."""
+    """With gradients, if the schedule has them. The first sequence is NaN, and leaves no trace in its neighbours."""
     slopes = CASE.named(4, 1)["alibi_slopes"]
     options = {"causal": True, "window_size": (40, 0), "softcap": 20.0, "alibi_slopes": slopes, "mode": mode}
     for batch in BATCHES:
         tensors = batch.tensors(4, 2, 24, torch.float16)
-        found = results(lambda *t, b=batch: flash_attn_varlen_func(*t, **b.named(), **options), tensors)
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch = batch) -> torch.Tensor:
+            return flash_attn_varlen_func(q, k, v, **batch.named(), **options)
+
+        found = results(attend, tensors) if mode in WITH_BACKWARD else [attend(*tensors)]
         exact, usual = (
-            results(lambda *t, b=batch, p=p: b.reference(*t, CASE, slopes, p), tensors, p)
+            results(lambda *t, b=batch, p=p: b.reference(*t, CASE, slopes, p), tensors, p)[: len(found)]
             for p in (torch.float64, torch.float16)
         )
         check(found, exact, usual)
+        q, k, v = (t.clone() for t in tensors)
+        rows, keys = batch.lengths[0]
+        q[:rows], k[:keys], v[:keys] = float("nan"), float("nan"), float("nan")
+        beside = results(attend, [q, k, v]) if mode in WITH_BACKWARD else [attend(q, k, v)]
+        for i, (one, other) in enumerate(zip(found, beside, strict=True)):
+            own = keys if i > 1 else rows  # O, dQ, then dK, dV
+            assert torch.equal(one[own:], other[own:])
 
 
 def test_batches_share_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ HOPPER = Schedule(
     on_tensor_cores=True,
     by_tma=True,
     is_warp_specialized=True,
+    has_packed_storage=True,
     context=Hopper,
     loops=shown.loops,
     timeline=shown.timeline,

@@ -21,7 +21,7 @@ class Hopper(ByTma):
     def kernels(self) -> dict[str, KernelText]:
         parameters = [
             *self.maps(),
-            abi.tensor_map("O", WARP_ROWS),
+            self.tensor_map("O", WARP_ROWS),
             *self.lse_parameters(),
             Parameter("next_work", "unsigned*", "data", "next_work"),
             *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
@@ -43,6 +43,7 @@ class Hopper(ByTma):
             *([] if self.own.row_sums == "products" else ["mbarrier_init_fence"]),
             "tma_load",
             "tma_store",
+            *(["tma_load_5d", "tma_store_5d"] if self.spec.kernel.is_packed else []),
             "stmatrix",
             "proxy_fence",
             "setmaxnreg",

@@ -73,7 +73,8 @@ def own_tiles(facts: SpecFacts, tile: Tile) -> bool:
     bounds = facts.bounds
     read = names_in(*(e for e in (bounds.begin, bounds.end, bounds.full_begin, bounds.full_end) if e is not None))
     by_row = not bounds.uniform and ROWS.tile.name not in read  # ranges of captured vectors are those of whole blocks
-    return by_row and not bounds.per_tile and tile.block_kv < tile.block_q
+    # rows above a packed sequence's first are its neighbour's, or no one's: blocks are aligned to the first row
+    return by_row and not bounds.per_tile and tile.block_kv < tile.block_q and not facts.spec.kernel.is_packed
 
 
 def output_slabs(facts: SpecFacts, arch: Arch, tile: Tile, ones: bool) -> int:

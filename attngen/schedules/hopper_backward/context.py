@@ -98,7 +98,7 @@ class HopperBackward(ByTma):
     def _convert_dq(self) -> KernelText:
         grid = self.head_grid(CeilDiv("q_len", self.own.held))
         parameters = [
-            abi.tensor_map("dQ", WARP_ROWS),
+            self.tensor_map("dQ", WARP_ROWS),
             abi.data("dq_sums", "float"),
             *abi.sizes(self.spec, "q_heads", "q_len"),
             *self.captured(),
@@ -114,8 +114,8 @@ class HopperBackward(ByTma):
     ) -> list[Parameter]:
         """Of a kernel of products; tensors `held` and `seen` with the rows that one copy of them has."""
         return [
-            *(abi.tensor_map(t, rows) for tensors, rows in (held, seen) for t in tensors),
-            *(abi.tensor_map(t, WARP_ROWS) for t in results),
+            *(self.tensor_map(t, rows) for tensors, rows in (held, seen) for t in tensors),
+            *(self.tensor_map(t, WARP_ROWS) for t in results),
             *self._numbers(),
             *more,
             Parameter("next_work", "unsigned*", "data", "next_work"),

@@ -14,6 +14,7 @@ WGMMA = Schedule(
     tiles=plan.tiles,
     on_tensor_cores=True,
     by_tma=True,
+    has_packed_storage=True,
     context=FusedWgmma,
     loops=shown.loops,
     timeline=shown.timeline,

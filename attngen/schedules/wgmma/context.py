@@ -26,6 +26,7 @@ class FusedWgmma(ByTma):
             "mbarrier",
             "mbarrier_wait",
             "tma_load",
+            *(["tma_load_5d"] if self.spec.kernel.is_packed else []),
             "proxy_fence",
             "opaque",
             "wgmma",
