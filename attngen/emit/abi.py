@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from attngen.emit.cuda_text import c_name
-from attngen.emit.program import Axis, Binding, CeilDiv, OneMore, Parameter, Tensor, free
+from attngen.emit.program import Axis, Binding, CeilDiv, OneMore, PackedBlocks, Parameter, Tensor, free
 from attngen.emit.variant import Captured, Variant, range_tensors
 from attngen.plan.captured_sums import WORDS, TermSum
 from attngen.plan.plan import Plan
@@ -144,21 +144,30 @@ def _rows(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
 
 def _row_numbers(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
     """Of whole blocks of rows, tile by tile."""
-    blocks = Axis("", CeilDiv("q_len", plan.own.held))
     of_block = (plan.own.held // plan.block_q, plan.own.row_numbers, plan.block_q)
-    return free("batch"), head_axes(spec)[0], blocks, *(Axis("", n) for n in of_block)
+    return *_row_blocks(spec, plan), *(Axis("", n) for n in of_block)
 
 
 def _dq_sums(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
     """Of whole blocks of rows, each consumer's part of a tile by itself, in the order of its registers."""
-    blocks = Axis("", CeilDiv("q_len", plan.own.held))
     of_block = (plan.own.held // plan.block_q, plan.own.consumers, plan.own.dq_registers // 4, WARPGROUP, 4)
-    return free("batch"), head_axes(spec)[0], blocks, *(Axis("", n) for n in of_block)
+    return *_row_blocks(spec, plan), *(Axis("", n) for n in of_block)
+
+
+def _row_blocks(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
+    """The blocks of rows of every head."""
+    if spec.kernel.is_packed:
+        return head_axes(spec)[0], Axis("", PackedBlocks("total_q", plan.own.held, "batch"))
+    return free("batch"), head_axes(spec)[0], Axis("", CeilDiv("q_len", plan.own.held))
+
+
+def _dimension(extent: CeilDiv | OneMore | PackedBlocks) -> str:
+    return extent.total if isinstance(extent, PackedBlocks) else extent.size
 
 
 def is_of_pairs(tensor: Tensor) -> bool:
     """Whether a tensor has an element for each pair of a row and a key."""
-    sizes = {axis.size if isinstance(axis.size, (int, str)) else axis.size.size for axis in tensor.axes}
+    sizes = {axis.size if isinstance(axis.size, (int, str)) else _dimension(axis.size) for axis in tensor.axes}
     return {"q_len", "kv_len"} <= sizes
 
 

@@ -14,6 +14,7 @@ from attngen.emit.program import (
     HeadsInL2,
     KernelEntry,
     OneMore,
+    PackedBlocks,
     Parameter,
     Product,
     Program,
@@ -123,6 +124,8 @@ def _read_component(component: Any) -> Product:
 
 
 def _extent(extent: Extent) -> int | str | dict[str, int | str]:
+    if isinstance(extent, PackedBlocks):
+        return {"total": extent.total, "by": extent.by, "batch": extent.batch}
     if isinstance(extent, OneMore):
         return {"one_more": extent.size}
     return {"ceil": extent.size, "by": extent.by} if isinstance(extent, CeilDiv) else extent
@@ -130,6 +133,8 @@ def _extent(extent: Extent) -> int | str | dict[str, int | str]:
 
 def _read_extent(extent: Any) -> Extent:
     if isinstance(extent, dict):
+        if "total" in extent:
+            return PackedBlocks(extent["total"], extent["by"], extent["batch"])
         if "one_more" in extent:
             return OneMore(extent["one_more"])
         return CeilDiv(extent["ceil"], extent["by"])

@@ -44,7 +44,22 @@ class OneMore:
         return f"{self.size} + 1"
 
 
-Extent = int | str | CeilDiv | OneMore  # a number, the name of a dimension, or what follows from one
+@dataclass(frozen=True, slots=True)
+class PackedBlocks:
+    """`total // by + batch`: the blocks of `by` rows that packed sequences fill, if each begins with a block of its own."""
+
+    total: str
+    by: int
+    batch: str
+
+    def __call__(self, sizes: Sizes) -> int:
+        return sizes[self.total] // self.by + sizes[self.batch]
+
+    def __str__(self) -> str:
+        return f"{self.total} / {self.by} + {self.batch}"
+
+
+Extent = int | str | CeilDiv | OneMore | PackedBlocks  # a number, the name of a dimension, or what follows from one
 
 
 def evaluate(extent: Extent, sizes: Sizes) -> int:

@@ -29,7 +29,7 @@ CASE = Case(causal=True, window_size=(40, 0), softcap=20.0, slopes=1)
 
 
 SCHEDULES = ("naive", "tiled", "fused", "wgmma", "hopper")
-WITH_BACKWARD = ("naive", "tiled", "fused")
+WITH_BACKWARD = ("naive", "tiled", "fused", "hopper")
 
 
 @pytest.mark.parametrize("mode", tiers.cases(SCHEDULES, quick=["naive"]))
@@ -132,3 +132,23 @@ def test_what_is_refused() -> None:
         flash_attn_varlen_func(q, q, q, begins, begins, -1, 5, mode="naive")
     with pytest.raises(ArgumentError, match="`cu_seqlens_q` has elements of int64"):
         flash_attn_varlen_func(q, q, q, begins.long(), begins, 5, 5, mode="naive")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("size", "deterministic"), [(128, False), (256, True)])
+def test_hopper_adds_up_and_splits_products(size: int, deterministic: bool) -> None:
+    """The two other forms of its backward: dQ added up in global memory, and consumers that split products."""
+    batch, case = Batch(((3, 5), (0, 4), (150, 290), (5, 0), (0, 0))), Case(causal=True)
+    rows, keys = (sum(pair[i] for pair in batch.lengths) for i in (0, 1))
+    tensors = batch.tensors(2, 1, size, torch.float16, rest=70)
+    real = [t[:n] for t, n in zip(tensors, (rows, keys, keys), strict=True)]
+
+    def attend(*given: torch.Tensor) -> torch.Tensor:
+        options = {"causal": True, "deterministic": deterministic, "mode": "hopper"}
+        return flash_attn_varlen_func(*given, **batch.named(), **options)[:rows]
+
+    found = [one[:n] for one, n in zip(results(attend, tensors), (rows, rows, keys, keys), strict=True)]
+    exact, usual = (
+        results(lambda *t, p=p: batch.reference(*t, case, None, p), real, p) for p in (torch.float64, torch.float16)
+    )
+    check(found, exact, usual)

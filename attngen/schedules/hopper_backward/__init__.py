@@ -17,6 +17,7 @@ HOPPER_BACKWARD = Schedule(
     on_tensor_cores=True,
     by_tma=True,
     is_warp_specialized=True,
+    has_packed_storage=True,
     context=HopperBackward,
     loops=shown.loops,
     timeline=shown.timeline,

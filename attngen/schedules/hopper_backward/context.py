@@ -79,7 +79,7 @@ class HopperBackward(ByTma):
             *self.strides("O", "bhs"),
             *self.strides("dO", "bhs"),
             *(p for t in of_rows for p in self.strides(t, "bhs")),
-            *abi.sizes(self.spec, "q_heads", "q_len"),
+            *self._row_sizes(),
         ]
         grid = self.head_grid(CeilDiv("q_len", self.own.held))
         return self.kernel("delta", grid, parameters, threads=DELTA_THREADS, threads_name="DELTA_THREADS")
@@ -100,7 +100,7 @@ class HopperBackward(ByTma):
         parameters = [
             self.tensor_map("dQ", WARP_ROWS),
             abi.data("dq_sums", "float"),
-            *abi.sizes(self.spec, "q_heads", "q_len"),
+            *self._row_sizes(),
             *self.captured(),
         ]
         return self.kernel("convert_dq", grid, parameters, 128 * self.own.consumers, "128 * CONSUMERS")
@@ -119,10 +119,18 @@ class HopperBackward(ByTma):
             *self._numbers(),
             *more,
             Parameter("next_work", "unsigned*", "data", "next_work"),
-            *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
+            *abi.sizes(self.spec, *self._totals("batch"), "q_heads", "kv_heads", "q_len", "kv_len"),
             self.heads_in_l2(),
             *self.captured(*self._functions),
         ]
+
+    def _row_sizes(self) -> list[Parameter]:
+        """Of kernels of blocks of rows."""
+        return abi.sizes(self.spec, *(self._totals("batch") if self.spec.kernel.is_packed else ()), "q_heads", "q_len")
+
+    def _totals(self, *sizes: str) -> tuple[str, ...]:
+        """`sizes`, and in packed storage the number of all rows: blocks of rows are numbered by it."""
+        return (*sizes, "total_q") if self.spec.kernel.is_packed else sizes
 
     def _numbers(self, writable: bool = False) -> list[Parameter]:
         """lse2 and delta of every row, if there are any."""
@@ -228,6 +236,7 @@ class HopperBackward(ByTma):
             "tma_load",
             *(["bulk_load"] if staged_rows else []),
             "tma_store",
+            *(["tma_load_5d", "tma_store_5d"] if self.spec.kernel.is_packed else []),
             "stmatrix",
             *(["stmatrix_trans", "global_add", "wgmma_unset"] if self.own.dq == "additions" else []),
             "proxy_fence",
