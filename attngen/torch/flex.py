@@ -49,6 +49,9 @@ def flex_attention(
             "Cannot specify both return_lse and return_aux. return_lse is deprecated, please use "
             "return_aux=AuxRequest(lse=True) instead."
         )
+    if return_lse and not torch.compiler.is_dynamo_compiling():
+        advice = "return_lse is deprecated and will be removed in v2.10. Please use return_aux=AuxRequest(lse=True) instead."
+        theirs._warn_once("deprecated_return_lse", advice, category=FutureWarning)
     _check(query, key, value, block_mask, enable_gqa)
     wants = (return_lse or (return_aux is not None and return_aux.lse), return_aux is not None and return_aux.max_scores)
     q, k, v = follow_autocast(query, key, value)

@@ -7,6 +7,7 @@ compilers see `attngen::attention`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from operator import index
@@ -22,7 +23,7 @@ from attngen.torch.closures import Closure
 from attngen.torch.eager import EagerCalls
 from attngen.torch.flex_spec import Described, Functions, prepare
 from attngen.torch.importer import ImportRefusal
-from attngen.torch.layout import readable
+from attngen.torch.layout import ROW_BYTES, readable
 from attngen.torch.max_scores import max_scores
 
 Tensor = Any
@@ -73,7 +74,7 @@ def _readable(tensor: Tensor, batch: int) -> Tensor:
     missing = -index(tensor.shape[3]) % 8
     if missing:
         tensor = torch.nn.functional.pad(tensor, (0, missing))
-    elif not readable(tensor):
+    elif not readable(tensor) or tensor.storage_offset() * tensor.element_size() % ROW_BYTES:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor.expand(batch, -1, -1, -1) if tensor.shape[0] == 1 and batch != 1 else tensor
 
@@ -164,11 +165,34 @@ def _hint(size: Any) -> int:
 
 
 def _with_buffers(function: Any, stands: tuple[Tensor, ...]) -> Any:
+    of_tensors = _for_tensors(function)
+
     def run(*numbers: Tensor) -> Any:
-        return function(*numbers, *stands)
+        return of_tensors(*numbers, *stands)
 
     run.__name__ = "the function"
     return run
+
+
+def _for_tensors(function: Any) -> Any:
+    """A graph of Dynamo's in which what it does with symbols is done with tensors, which stand for them."""
+    symbolic = [node for node in function.graph.nodes if node.op == "call_function" and node.target in _OF_SYMBOLS]
+    if not symbolic:
+        return function
+    copied = torch.fx.GraphModule(function, copy.deepcopy(function.graph))
+    for node in copied.graph.nodes:
+        if node.op == "call_function" and node.target in _OF_SYMBOLS:
+            node.target = _OF_SYMBOLS[node.target]
+    copied.recompile()
+    return copied
+
+
+_OF_SYMBOLS: dict[Any, Any] = {
+    torch.sym_sum: sum,
+    torch.sym_max: lambda a, b: torch.maximum(*torch.broadcast_tensors(torch.as_tensor(a), torch.as_tensor(b))),
+    torch.sym_min: lambda a, b: torch.minimum(*torch.broadcast_tensors(torch.as_tensor(a), torch.as_tensor(b))),
+    torch.sym_not: torch.logical_not,
+}
 
 
 def _outside_of_traces() -> ExitStack:

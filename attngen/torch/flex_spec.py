@@ -195,10 +195,12 @@ def _listed(mask: Expr, size: tuple[int, int], tables: Mapping[str, Tensor], inp
 
 
 def _without_excluded(score: Expr) -> tuple[Expr, Expr]:
-    """(score, mask) of a score that is -inf for some pairs: those take no part."""
+    """(score, mask) of a score that is -inf for some pairs by their indices alone: those take no part."""
     seen: Expr = TRUE
     while isinstance(score, Apply) and score.op == "where":
         condition, a, b = score.args
+        if "s" in names_in(condition):
+            break
         if _is_minus_infinity(b):
             seen, score = both(seen, condition), a
         elif _is_minus_infinity(a):

@@ -255,7 +255,7 @@ def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inpu
         return args[0][args[1]]
     namespace, _, operator = target._schema.name.partition("::")
     result = node.meta["val"]
-    if namespace != "aten" and (body := _python_body(target)) is not None:
+    if namespace != "aten" and (body := _body(target)) is not None:
         return _of_custom_operator(body, node, args, kwargs, inputs)
     if namespace != "aten" or operator not in MEANING or isinstance(result, (list, tuple)):
         shown = f"torch.ops.{namespace}.{operator}"
@@ -263,20 +263,31 @@ def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inpu
     return MEANING[operator](Call(operator, tuple(result.shape), result.dtype, args, kwargs, inputs.context))
 
 
-def _python_body(target: Any) -> Function | None:
-    """The Python function of an operator that was made by torch.library.custom_op."""
+def _body(target: Any) -> Function | None:
+    """What an operator of somebody's library does, as a Python function: that of torch.library.custom_op, or one registered for
+    fake tensors if it computes the operator's numbers. None if there is neither."""
     from torch._library.custom_ops import OPDEFS
+    from torch._library.simple_registry import singleton
 
     found = OPDEFS.get(target._schema.name)
-    return None if found is None else found._init_fn
+    if found is not None:
+        body: Function = found._init_fn
+        return body
+    kernel = singleton.find(target._schema.name).fake_impl.kernel
+    sample = torch.linspace(-9.0, 9.0, 37)
+    try:
+        same = kernel is not None and torch.equal(kernel.func(sample), target(sample))
+    except Exception:  # it takes something else than one number
+        return None
+    return kernel.func if same else None
 
 
 def _of_custom_operator(
     body: Function, node: torch.fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: Inputs
 ) -> Any:
-    """A custom operator by what its Python function does."""
+    """A custom operator by what it consists of."""
     if kwargs or not all(isinstance(a, Lazy) and not a.shape for a in args):
-        raise TraceError(f"{node.target} is read by its Python function only if its arguments are numbers of the graph")
+        raise TraceError(f"{node.target} is understood only if its arguments are numbers of the graph")
     examples = [torch.empty((), dtype=a.dtype) for a in args]
     found = _read(graph_of(body, examples), [a.number for a in args], inputs, str(node.target))
     return lazy((), node.meta["val"].dtype, lambda _: found)

@@ -36,7 +36,8 @@ def exact(q: Any, k: Any, v: Any, score: Any, mask: Any) -> Any:
     """torch's eager FlexAttention in float64."""
     lists = theirs._create_empty_block_mask(q, k)
     if mask is not None:
-        lists = theirs.create_block_mask(mask, BATCH, HEADS, q.shape[2], k.shape[2], "cuda")
+        plain = lambda b, h, q, k: mask(b, h, q, k)  # noqa: E731  # theirs takes no methods
+        lists = theirs.create_block_mask(plain, BATCH, HEADS, q.shape[2], k.shape[2], "cuda")
     scale = 1 / math.sqrt(q.size(-1))
     return math_attention(q.double(), k.double(), v.double(), score or theirs._identity, lists.as_tuple(), scale, {})[0]
 
@@ -47,22 +48,21 @@ def check(found: Any, wanted: Any, tensors: tuple[Any, ...], allowed: float) -> 
     gradients = [torch.autograd.grad((o * weights).sum(), tensors) for o in (found, wanted)]
     for one, other in ((found, wanted), *zip(*gradients, strict=True)):
         assert not one.isnan().any()
-        assert float((one.double() - other.double()).abs().max()) <= allowed * max(float(other.abs().max()), 1e-3)
+        error = float((one.double() - other.double()).abs().max()) / max(float(other.abs().max()), 1e-3)
+        assert error <= allowed, f"{tuple(one.shape)}: {error:.1e} of the largest element"
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_mods_in_kernels(name: str, dtype: Any) -> None:
+def test_mods_in_kernels(name: str) -> None:
     mod = on_gpu()[name]
-    if name == "bound method":  # torch's create_block_mask takes no methods
-        mod = Mod(name, mask=lambda *indices: on_gpu()[name].mask(*indices))
+    dtype = torch.float32 if NAMES.index(name) % 5 == 0 else torch.bfloat16
     tensors = (*qkv(dtype), *mod.captured)
     blocks = None if mod.mask is None else create_block_mask(mod.mask, BATCH, HEADS, LENGTH, LENGTH, "cuda", 16)
     found = flex_attention(*tensors[:3], mod.score, blocks)
     check(found, exact(*tensors[:3], mod.reference or mod.score, mod.mask), tensors, 3e-2 if dtype is torch.bfloat16 else 1e-4)
 
 
-@pytest.mark.parametrize("name", ["documents with an inner mask", "relative bias by a table", "soft-cap", "object", "t5"])
+@pytest.mark.parametrize("name", ["documents with an inner mask", "t5"])
 def test_mods_by_torch_compile(name: str) -> None:
     mod = on_gpu()[name]
     tensors = (*qkv(torch.bfloat16), *mod.captured)

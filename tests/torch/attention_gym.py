@@ -51,6 +51,8 @@ def cases(device: str) -> Iterator[Case]:
         "video, spatial": (94, of("attn_gym.masks.svg").generate_spatial_head_mask_mod(4, 5, 18, 2, True, 4)),
         "video, temporal": (94, of("attn_gym.masks.svg").generate_temporal_head_mask_mod(4, 5, 18, 2)),
     }
+    if hasattr(masks, "generate_shared_prefix_mask_mod"):
+        listed |= _newer(device, offsets)
     for name, (length, mask) in listed.items():
         yield name, length, None, mask, (), None
     intervals = torch.tensor([[0, 20], [10, 50], [50, 60]], device=device)
@@ -63,8 +65,49 @@ def cases(device: str) -> Iterator[Case]:
     rows = torch.randn(BATCH, HEADS, 64, 32, device=device, requires_grad=True)
     keys = torch.randn(BATCH, 1, 64, 32, device=device, requires_grad=True)
     latent = of("attn_gym.mods.latent_attention").generate_mla_rope_score_mod(rows, keys, HEADS, 0.3)
+    if hasattr(of("attn_gym.mods"), "generate_sandwich_bias"):
+        yield from _newer_scores(device)
     # torch's own derivative of an index does not take rows
     yield "latent", 64, latent, causal, (rows, keys), lambda s, b, h, q, k: s + 0.3 * (rows @ keys.mT)[b, h, q, k]
+
+
+def _newer(device: str, offsets: torch.Tensor) -> dict[str, tuple[int, Callable[..., Any]]]:
+    """The masks of later versions."""
+    masks, tiles = importlib.import_module("attn_gym.masks"), importlib.import_module("attn_gym.masks.vsa")
+    is_global = torch.arange(64, device=device) % 21 == 0
+    tree = masks.build_tree_ancestor_matrix([-1, 0, 0, 1, 1, 2] + [n // 2 for n in range(6, 64)], device)
+    chosen = torch.rand(BATCH, HEADS, 8, 8, device=device).argsort(-1)[..., :3].int()
+    torch.rand(BATCH, HEADS, 8, 8, device=device) < 0.5
+    sizes = torch.tensor([8, 8, 8, 5, 8, 8, 8, 3], device=device, dtype=torch.int32)
+    return {
+        "documents, packed": (64, masks.generate_packed_causal_doc_mask_mod(offsets)),
+        "block diffusion": (64, masks.generate_block_diffusion_mask(32, 4)),
+        "global and sliding window": (64, masks.generate_global_sliding_window(5, is_global)),
+        "tree": (64, masks.generate_jetspec_tree_causal_mask_mod(0, tree)),
+        "training blocks": (64, masks.generate_jetspec_training_mask_mod(16, 8)),
+        "shared prefix": (64, masks.generate_shared_prefix_mask_mod(offsets, torch.tensor([0, 0, 0], device=device))),
+        "video tiles, chosen": (64, masks.generate_vsa_mask_mod(chosen, 8, sizes)),
+        "video tiles, by a map": (
+            64,
+            tiles.generate_vsa_block_map_mask_mod(torch.rand(BATCH, HEADS, 8, 8, device=device) < 0.5, 8),
+        ),
+        "video tiles, padded": (64, tiles.generate_vsa_padding_mask_mod(sizes, 8)),
+    }
+
+
+def _newer_scores(device: str) -> Iterator[Case]:
+    """The scores of later versions."""
+    mods = importlib.import_module("attn_gym.mods")
+    yield "activation", 64, mods.generate_activation_score_mod(), None, (), None
+    yield "sandwich", 64, mods.generate_sandwich_bias(HEADS, 64, device=device), None, (), None
+    linked = torch.rand(BATCH, 64, 64, device=device) < 0.05
+    linked = linked | linked.mT
+    table = torch.randn(HEADS, 7, device=device, requires_grad=True)
+    distances = mods.shortest_path_distances(linked, 5)
+    yield "graph, by distance", 64, mods.generate_graphormer_spatial_bias(table, distances), None, (table,), None
+    edges = torch.randn(HEADS, 3, 4, device=device, requires_grad=True)
+    paths = mods.shortest_path_edge_types(linked, torch.randint(0, 4, linked.shape, device=device), 3)
+    yield "graph, by edges", 64, mods.generate_graphormer_edge_bias(edges, *paths), None, (edges,), None
 
 
 def worst(case: Case, device: str) -> float:

@@ -237,6 +237,31 @@ def test_layouts_sizes_and_heads(by_torch_alone: list[str]) -> None:
     )
 
 
+def test_a_score_may_decide_by_itself(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv()
+    limits = torch.tensor([0.5, 1.0])
+    score = lambda s, b, h, i, j: torch.where((s <= limits[b]) | (i == j), torch.where(i >= j, s, -math.inf), -math.inf)  # noqa: E731
+    out, wanted = flex_attention(q, k, v, score), expected(q, k, v, score)[0]
+    torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.long
+def test_torch_compile_computes_with_lengths(by_torch_alone: list[str]) -> None:
+    def call(q: Any, k: Any, v: Any) -> Any:
+        rows, keys = q.size(-2), k.size(-2)
+
+        def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+            return (i < (rows // 8 + keys // 8) * 4) | (i == j)
+
+        return flex_attention(q, k, v, block_mask=create_block_mask(mask, 1, 1, rows, keys, q.device))
+
+    compiled, count = compiles(call, dynamic=True)
+    for rows, keys in ((48, 32), (40, 24), (64, 40)):
+        tensors = qkv(rows, keys)
+        torch.testing.assert_close(compiled(*tensors), call(*tensors))
+    assert len(count) == 1
+
+
 def test_sinks_are_one_more_logit(by_torch_alone: list[str]) -> None:
     q, k, v = qkv()
     sinks = randn(HEADS)
