@@ -21,8 +21,9 @@ from attngen.plan import Plan, Problem, find_arch
 from attngen.plan.arch import Arch
 from attngen.plan.facts import DETERMINISTIC
 from attngen.schedules import choose, default_arch, plans_for
+from attngen.schedules.choose import choice_of
 from attngen.shipped import find_spec
-from attngen.spec.attention import AttentionSpec, ScheduleName, Storage
+from attngen.spec.attention import SCHEDULE_NAMES, AttentionSpec, ScheduleName, Storage
 from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE
 
@@ -167,7 +168,7 @@ class CompiledAttention(Compiled):
 
     def saving(self) -> CompiledAttention:
         """This attention with the results that a backward reads, compiled when it is first needed."""
-        plan = choose(self.spec, self.plan.arch, self.plan.keyword, saves_lse=True)
+        plan = choose(self.spec, self.plan.arch, self.schedule, saves_lse=True)
         if plan == self.plan:
             return self
         if "saving" not in self._others:
@@ -197,13 +198,13 @@ class CompiledAttention(Compiled):
             return self
         problem = Problem(sizes["batch"] * sizes["q_heads"], sizes["q_len"], sizes["kv_len"], self.device.multiprocessors)
         saves = self.plan.saves_lse or self.plan.saves_lse_rest
-        plan = choose(self.spec, self.plan.arch, self.plan.keyword, problem, saves)
-        tile = (plan.block_q, plan.block_kv)
-        if tile == (self.plan.block_q, self.plan.block_kv):
+        plan = choose(self.spec, self.plan.arch, self.schedule, problem, saves)
+        key = (plan.keyword, plan.block_q, plan.block_kv)
+        if key == (self.plan.keyword, self.plan.block_q, self.plan.block_kv):
             return self
-        if tile not in self._others:
-            self._others[tile] = self._with(plan)
-        return self._others[tile]
+        if key not in self._others:
+            self._others[key] = self._with(plan)
+        return self._others[key]
 
     def _with(self, plan: Plan) -> CompiledAttention:
         return replace(Compiled._with(self, plan), captures=self.captures)
@@ -271,11 +272,12 @@ def compile(
 ) -> CompiledAttention:
     """A callable that computes a spec, the one in an `.attn` file, or the shipped one of a name.
 
-    `kernel` (naive, tiled, fused, wgmma, hopper, auto) overrides the spec's own statement. `device` is "cuda", "emulated",
-    "auto" (cuda if there is a GPU) or a Device. `arch` is for planning only, and is the device's own by default. `captures` are
-    arrays by name for inputs that calls leave out. `ahead` names architectures whose cubins are compiled into the cache on disk
-    now, with or without a GPU, so that a serving process finds them there. If the plan depends on the sizes of a call (`attngen
-    explain` names the plans), a plan is compiled by the first call that uses it; otherwise the kernel is compiled now.
+    `kernel` (naive, tiled, fused, wgmma, hopper, decode, auto) overrides the spec's own statement. `device` is "cuda",
+    "emulated", "auto" (cuda if there is a GPU) or a Device. `arch` is for planning only, and is the device's own by default.
+    `captures` are arrays by name for inputs that calls leave out. `ahead` names architectures whose cubins are compiled into
+    the cache on disk now, with or without a GPU, so that a serving process finds them there. If the plan depends on the sizes
+    of a call (`attngen explain` names the plans), a plan is compiled by the first call that uses it; otherwise the kernel is
+    compiled now.
 
     `storage` overrides the spec's own. With "packed", q and k, v are [total, heads, size], the rows of all sequences one after
     another, and calls are given `cu_seqlens_q`, `cu_seqlens_k` (int32 [batch + 1]: where each sequence begins and the last one
@@ -369,7 +371,7 @@ def _planned(
     usual = place.arch if on_gpu else default_arch(kernel or spec.kernel.schedule)
     plan = choose(spec, _arch(arch or usual), kernel)
     found = found_for(spec, plan) if on_gpu else {}
-    by_sizes = plan.schedule.by_lengths(plan.facts) is not None
+    by_sizes = choice_of(spec, plan.arch, kernel).depends_on_lengths
     source = emit(spec, plan)
     made = DeferredKernel(place, source) if later or by_sizes or found else place.compile(source)
     return CompiledAttention(spec, plan, made, place, tuned=found, by_sizes=by_sizes, schedule=kernel)
@@ -378,7 +380,8 @@ def _planned(
 def check_schedule(keyword: str, said: str, *others: str) -> None:
     """Raises ArgumentError if `said`, the value of `keyword`, is neither a schedule nor one of `others`."""
     if said not in (*get_args(ScheduleName), *others):
-        *known, last = ("naive", "tiled", "fused", "wgmma", "hopper", "auto", *others)
+        names: list[str] = [*SCHEDULE_NAMES, "auto", *others]
+        *known, last = names
         raise ArgumentError(f"{keyword} is {said!r}; expected {', '.join(known)} or {last}")
 
 

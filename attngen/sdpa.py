@@ -42,7 +42,7 @@ def attention(
     query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim] and value [batch, kv_heads, kv_len,
     head_dim_v]; without batch, or without batch and heads, as well. `attn_mask` is boolean (true: take part) or of floats
     (added to the scores), and broadcasts to [batch, q_heads, q_len, kv_len]. Fewer key/value heads than query heads need
-    `enable_gqa`. `mode` is naive, tiled, fused, wgmma, hopper or auto.
+    `enable_gqa`. `mode` is naive, tiled, fused, wgmma, hopper, decode or auto.
 
     `dropout_p` is the share of weights that are dropped, rounded to a multiple of 1/256. Which ones follows from `seed` and
     `offset`, whole numbers of 64 bits. Arrays need a seed; for tensors, torch's generator draws both.

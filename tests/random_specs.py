@@ -43,6 +43,7 @@ SCHEDULES = (
     *[("wgmma", "sm_90a")] * 2,
     ("tiled", "sm_80"),
     ("naive", "sm_80"),
+    *[("decode", "sm_80")] * 2,
 )
 # Comparisons are in parentheses where Python's & and | would bind tighter
 MASKS = (
@@ -88,6 +89,7 @@ TILES = {
     ),
     "wgmma": ("64 x 64", "128 x 64", "128 x 128", "64 x 128", "192 x 64", "128 x 32"),
     "tiled": ("32 x 32", "64 x 64"),
+    "decode": ("16 x 16", "16 x 32", "16 x 32  stages 2", "16 x 64  stages 2  warps 2", "16 x 16  warps 1"),
 }  # fmt: skip
 EXPECTED = {
     "E219": "an input or a param that folding leaves unused",

@@ -32,7 +32,7 @@ FLASH_PACKAGES = {  # the module that has `flash_attn_func`
     "FlashAttention-4": "flash_attn.cute",
 }
 
-Call = Callable[[], torch.Tensor]
+Call = Callable[..., torch.Tensor]
 Environment = Mapping[str, Any]
 
 
@@ -136,7 +136,7 @@ def flex_peer(
     compiled = torch.compile(flex_attention, dynamic=False)
     scale, grouped = float(spec.scale.value), q.shape[1] != k.shape[1]
 
-    def call() -> torch.Tensor:
+    def call(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> torch.Tensor:
         result: torch.Tensor = compiled(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=grouped)
         return result
 

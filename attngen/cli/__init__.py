@@ -56,8 +56,8 @@ def main() -> None:
 
     SPEC is an .attn file, or the name of a shipped spec, as in `attngen check alibi`.
 
-    A schedule is a way to compute a spec: naive, tiled, fused, wgmma or hopper; auto selects hopper on GPUs that support it,
-    else fused.
+    A schedule is a way to compute a spec: naive, tiled, fused, wgmma, hopper or decode; auto selects hopper
+    on GPUs that support it, else fused, and decode for calls of few rows.
     """
     if sys.stderr.isatty():
         show_progress()

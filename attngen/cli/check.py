@@ -71,10 +71,10 @@ def command(
     attngen check alibi --backward --wanted slopes    the gradient of the slopes alone
     attngen check gpt2 --source out/gpt2_fused.cu     a file of `attngen build` that you changed
 
-    All schedules are checked: naive, tiled and fused, and wgmma and hopper if the spec supports them. On a GPU they are those
-    of its architecture. hopper runs with the tile that is planned for unknown lengths. A line "naive backward" is about
-    gradients: those of q, k and v and of all captured float tensors and params; its error is that of the gradient that comes
-    nearest to its bound. Schedules without such a line have no backward.
+    All schedules are checked: naive, tiled and fused, and wgmma, hopper and decode if the spec supports them. On a GPU they
+    are those of its architecture. hopper runs with the tile that is planned for unknown lengths. A line "naive backward" is
+    about gradients: those of q, k and v and of all captured float tensors and params; its error is that of the gradient that
+    comes nearest to its bound. Schedules without such a line have no backward.
 
     Each schedule runs on two to four small problems. Lengths, params and captured tensors are chosen so that each condition
     of the mask and each term of the score changes a result, and so that skipped, full and partial tiles, rows and keys that
@@ -209,14 +209,14 @@ class _Devices:
     def _schedules(self, spec: AttentionSpec) -> Sequence[str]:
         from attngen.plan import PlanRefusal, find_arch
         from attngen.schedules import choose, schedules_for
-        from attngen.spec.attention import HOPPER_SCHEDULES
+        from attngen.spec.attention import PORTABLE_SCHEDULES
 
         own = spec.kernel.schedule
         arch = find_arch(self.arch or "sm_90a")
         assert arch is not None
         schedules = []
         for schedule in dict.fromkeys((*schedules_for(spec, arch), *((own,) if own != "auto" else ()))):
-            if schedule in HOPPER_SCHEDULES and schedule != own:
+            if schedule not in PORTABLE_SCHEDULES and schedule != own:
                 try:
                     choose(spec, arch, schedule)
                 except PlanRefusal:  # the tile that the spec states for `auto` fits fused only

@@ -21,7 +21,7 @@ def file(*flags: str, what: str) -> Callable[[F], F]:
     return click.option(*flags, type=click.Path(dir_okay=False, path_type=Path), help=what)
 
 
-SCHEDULES = click.Choice(["auto", "naive", "tiled", "fused", "wgmma", "hopper"])
+SCHEDULES = click.Choice(["auto", "naive", "tiled", "fused", "wgmma", "hopper", "decode"])
 
 spec = click.argument("spec")
 name = click.option("--name", help="The attention of this name, if the file defines several.  [default: all]")

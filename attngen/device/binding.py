@@ -146,7 +146,7 @@ def _argument(parameter: Parameter, tensors: Mapping[str, Bindable], sizes: Size
             return _step(*tensors[parameter.of], parameter)
         case "param":
             return CTYPES[parameter.ctype](params[parameter.of])  # type: ignore[no-any-return]
-        case "section":
+        case "section" | "splits":
             assert parameter.formula is not None
             return ctypes.c_int(parameter.formula(sizes))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from attngen.emit.cuda_text import c_name
-from attngen.emit.program import Axis, Binding, CeilDiv, OneMore, PackedBlocks, Parameter, Tensor, free
+from attngen.emit.program import Axis, Binding, CeilDiv, Extent, OneMore, PackedBlocks, Parameter, Tensor, free
 from attngen.emit.variant import Captured, Variant, range_tensors
 from attngen.plan.captured_sums import WORDS, TermSum
 from attngen.plan.plan import Plan
@@ -76,6 +76,8 @@ def program_tensors(spec: AttentionSpec, plan: Plan, variant: Variant) -> Iterat
             yield Tensor("lse_rest", "output", "fp32", rows, "lse_rest")
         if not plan.schedule.is_fused:
             yield Tensor("S", "workspace", "fp32", WORKSPACES["S"](spec, plan))
+        for name in plan.workspaces:
+            yield Tensor(name, "workspace", "fp32", WORKSPACES[name](spec, plan))
         if plan.schedule.is_warp_specialized:
             yield NEXT_WORK
     for span in variant.spans:
@@ -161,13 +163,27 @@ def _row_blocks(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
     return free("batch"), head_axes(spec)[0], Axis("", CeilDiv("q_len", plan.own.held))
 
 
-def _dimension(extent: CeilDiv | OneMore | PackedBlocks) -> str:
-    return extent.total if isinstance(extent, PackedBlocks) else extent.size
+def _dimension(extent: Extent) -> str | int:
+    """The dimension that an extent follows from, if it is one."""
+    match extent:
+        case CeilDiv() | OneMore():
+            return extent.size
+        case PackedBlocks():
+            return extent.total
+    return extent if isinstance(extent, (int, str)) else str(extent)
+
+
+def _row_of_split(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
+    return *_rows(spec, plan), Axis("", plan.own.splits)
+
+
+def _output_of_split(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
+    return *_row_of_split(spec, plan), Axis("", spec.head_dim_v)
 
 
 def is_of_pairs(tensor: Tensor) -> bool:
     """Whether a tensor has an element for each pair of a row and a key."""
-    sizes = {axis.size if isinstance(axis.size, (int, str)) else _dimension(axis.size) for axis in tensor.axes}
+    sizes = {_dimension(axis.size) for axis in tensor.axes}
     return {"q_len", "kv_len"} <= sizes
 
 
@@ -182,6 +198,9 @@ WORKSPACES: dict[str, Callable[[AttentionSpec, Plan], tuple[Axis, ...]]] = {
     "sink_weight": _rows,  # of each row's sink, where a gradient of it is wanted
     "dq_sums": _dq_sums,  # of dQ, before softmax_scale and rounding
     "row_numbers": _row_numbers,  # lse in powers of 2, delta; what is subtracted from large scores
+    "split_O": _output_of_split,  # sums of P V of the keys of a split, for weights that its maximum is subtracted from
+    "split_max": _row_of_split,  # that maximum; -inf: the split has no key for the row, and wrote nothing else
+    "split_sum": _row_of_split,  # the sum of these weights
 }
 
 

@@ -211,6 +211,7 @@ class File:
             "scores_read_captured": self.reads_captured(*variant.of_scores, variant.mask),
             "sink_reads_captured": self.reads_captured(variant.sink, scale=False),
             "odd_v": spec.head_dim_v % 16 != 0,
+            "packs_heads": self.plan.schedule.packs_heads,
         }
 
     def tile_sections(self) -> dict[str, str]:

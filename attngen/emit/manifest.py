@@ -15,10 +15,13 @@ from attngen.emit.program import (
     KernelEntry,
     OneMore,
     PackedBlocks,
+    PackedTiles,
     Parameter,
     Product,
     Program,
+    SeveralSplits,
     SharedRange,
+    Splits,
     Tensor,
 )
 
@@ -81,13 +84,13 @@ def _read_kernel(kernel: Mapping[str, Any]) -> KernelEntry:
 def _parameter(parameter: Parameter) -> dict[str, Any]:
     written = asdict(parameter)
     formula = written.pop("formula")
-    return written if formula is None else written | {"sections": formula}
+    return written if formula is None else written | {"splits" if parameter.binding == "splits" else "sections": formula}
 
 
 def _read_parameter(parameter: Mapping[str, Any]) -> Parameter:
     given = dict(parameter)
-    sections = given.pop("sections", None)
-    return Parameter(**given, formula=None if sections is None else HeadsInL2(**sections))
+    sections, splits = given.pop("sections", None), given.pop("splits", None)
+    return Parameter(**given, formula=HeadsInL2(**sections) if sections else Splits(**splits) if splits else None)
 
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:
@@ -123,12 +126,21 @@ def _read_component(component: Any) -> Product:
     return Product(tuple(map(_read_extent, component)))
 
 
-def _extent(extent: Extent) -> int | str | dict[str, int | str]:
-    if isinstance(extent, PackedBlocks):
-        return {"total": extent.total, "by": extent.by, "batch": extent.batch}
-    if isinstance(extent, OneMore):
-        return {"one_more": extent.size}
-    return {"ceil": extent.size, "by": extent.by} if isinstance(extent, CeilDiv) else extent
+def _extent(extent: Extent) -> int | str | dict[str, Any]:
+    match extent:
+        case CeilDiv():
+            return {"ceil": extent.size, "by": extent.by}
+        case OneMore():
+            return {"one_more": extent.size}
+        case PackedBlocks():
+            return {"total": extent.total, "by": extent.by, "batch": extent.batch}
+        case PackedTiles():
+            return {"packed": extent.rows}
+        case Splits():
+            return {"splits": asdict(extent)}
+        case SeveralSplits():
+            return {"several": asdict(extent.splits)}
+    return extent
 
 
 def _read_extent(extent: Any) -> Extent:
@@ -137,6 +149,10 @@ def _read_extent(extent: Any) -> Extent:
             return PackedBlocks(extent["total"], extent["by"], extent["batch"])
         if "one_more" in extent:
             return OneMore(extent["one_more"])
-        return CeilDiv(extent["ceil"], extent["by"])
+        if "splits" in extent:
+            return Splits(**extent["splits"])
+        if "several" in extent:
+            return SeveralSplits(Splits(**extent["several"]))
+        return PackedTiles(extent["packed"]) if "packed" in extent else CeilDiv(extent["ceil"], extent["by"])
     assert isinstance(extent, (int, str)), extent
     return extent

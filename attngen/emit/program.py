@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeAlias
 
-from attngen.plan.heads_in_l2 import HeadsInL2 as HeadsInL2  # a formula too
+from attngen.plan.heads_in_l2 import HeadsInL2 as HeadsInL2  # formulas too
+from attngen.plan.split_keys import PackedTiles as PackedTiles
+from attngen.plan.split_keys import SeveralSplits as SeveralSplits
+from attngen.plan.split_keys import Splits as Splits
 
 # --- formulas: numbers that the host computes from the sizes of a call ---------------------------------------------------
 
@@ -59,7 +62,8 @@ class PackedBlocks:
         return f"{self.total} / {self.by} + {self.batch}"
 
 
-Extent = int | str | CeilDiv | OneMore | PackedBlocks  # a number, the name of a dimension, or what follows from one
+# a number, the name of a dimension, or what follows from sizes
+Extent = int | str | CeilDiv | OneMore | PackedBlocks | PackedTiles | Splits | SeveralSplits
 
 
 def evaluate(extent: Extent, sizes: Sizes) -> int:
@@ -154,7 +158,7 @@ PACKED_ROWS = 2**30  # see the binding "packed_map" of a Parameter
 
 # --- kernels -------------------------------------------------------------------------------------------------------------
 
-Binding = Literal["data", "map", "packed_map", "stride", "step", "extent", "size", "param", "section"]
+Binding = Literal["data", "map", "packed_map", "stride", "step", "extent", "size", "param", "section", "splits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +177,7 @@ class Parameter:
     binding "extent": the size of dimension `dim` of the array of tensor `of`: 1 where it is broadcast;
     binding "size":   the size of the dimension named `of`;
     binding "param":  the value of the spec's `param of`;
-    binding "section": the value of `formula`.
+    binding "section", "splits": the value of `formula`.
     """
 
     name: str
@@ -181,7 +185,7 @@ class Parameter:
     binding: Binding
     of: str
     dim: int = 0
-    formula: HeadsInL2 | None = None
+    formula: HeadsInL2 | Splits | None = None
 
 
 @dataclass(frozen=True, slots=True)

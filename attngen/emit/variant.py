@@ -206,12 +206,13 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     whole_score = affine is None and plan.schedule.on_tensor_cores  # an affine term is in the units of scores
     factor, score = _without_factor(spec, score) if whole_score else ("", score)
     forward = plan.direction == "forward"
+    has_one_score = forward and plan.schedule.is_tiled and not plan.schedule.packs_heads
     raw = _of_raw_scores(score, spec.scale) if approximable and forward else None  # a derivative needs s
     of_two = _score_of_two(printer, raw) if plan.schedule.is_warp_specialized else ""
     variant = Variant(
         score=None if of_two else _function(printer, raw or score, staged.elements),
         score_of_two=of_two,
-        one_score=_function(printer, plan.facts.uniform_score) if forward and plan.schedule.is_tiled else None,
+        one_score=_function(printer, plan.facts.uniform_score) if has_one_score else None,
         affine=_function(printer, affine.term if affine else None),
         slope=_function(printer, affine.slope if affine else None),
         mask=_function(printer, mask, staged.elements),

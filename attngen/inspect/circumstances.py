@@ -51,7 +51,7 @@ CLOSED_FORMS = ("begin", "end", "full_begin", "full_end")
 MOST_TILES = 4096  # that are classified one by one
 
 # Seconds of the emulated device for a pair of a row and a key, for each element of their Q, K and V, on one core of 2024.
-PAIR_SECONDS = {"naive": 28e-9, "tiled": 15e-9, "fused": 12e-9, "wgmma": 7e-9, "hopper": 7e-9}
+PAIR_SECONDS = {"naive": 28e-9, "tiled": 15e-9, "fused": 12e-9, "wgmma": 7e-9, "hopper": 7e-9, "decode": 14e-9}
 
 
 def wanted_circumstances(spec: AttentionSpec, plan: Plan) -> Iterator[Circumstance]:

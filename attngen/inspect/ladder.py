@@ -48,6 +48,7 @@ LADDER: tuple[tuple[str, ScheduleName, str], ...] = (
     ("gpt_oss_sinks", "fused", "sm_90a"),
     ("head_dim_80", "fused", "sm_120a"),
     ("retention", "fused", "sm_100a"),
+    ("mistral_window", "decode", "sm_90a"),
 )
 
 # (spec, schedule, architecture) of the backwards, which compute the gradients of q, k, v and of all captured tensors, each with

@@ -27,10 +27,17 @@ PRODUCTS_FOR_ONE = 3  # with split operands
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Bytes of global memory that the instructions of one query head request, before any cache: Q, K, V, S and O, without
-    captured tensors and lse."""
+    captured tensors, lse and the partial results of splits."""
 
     read: dict[str, int]
     written: dict[str, int]
+
+
+def tile_positions(plan: Plan, problem: Sample) -> int:
+    """The positions of the rows of a block: fewer than its rows if these are of several heads."""
+    if not plan.schedule.packs_heads:
+        return plan.block_q
+    return max(plan.block_q * int(problem.k.shape[1]) // int(problem.q.shape[1]), 1)
 
 
 def tile_kinds(
@@ -41,9 +48,9 @@ def tile_kinds(
     if not plan.schedule.is_tiled:
         return None
     inputs = {n: from_storage(a) for n, a in problem.inputs.items()}
-    of_block = rows in (0, plan.block_q)
-    missing = plan.missing_rows(int(names["q_len"])) if of_block else 0
-    return classify_tiles(plan.bounds, rows or plan.block_q, plan.block_kv, {**names, "b": b, "h": h}, inputs, missing)
+    rows = rows or tile_positions(plan, problem)
+    missing = plan.missing_rows(int(names["q_len"])) if rows == plan.block_q else 0
+    return classify_tiles(plan.bounds, rows, plan.block_kv, {**names, "b": b, "h": h}, inputs, missing)
 
 
 def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, kinds: Array | None) -> Traffic:
@@ -53,7 +60,8 @@ def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, kinds: A
     and an element of V for each dimension of O;
     tiled does the same for whole tiles: it reads rows of Q and K for each visited tile, writes and reads scores by tile, and
     reads P again for every BLOCK_DV dimensions of O;
-    fused, wgmma and hopper read Q once, and K and V of each visited tile, and no scores.
+    fused, wgmma and hopper read Q once, and K and V of each visited tile, and no scores; decode the same, K and V for all query
+    heads that share them.
     """
     e, d, dv = spec.dtype.bytes, spec.head_dim, spec.head_dim_v
     passes, rewritten = _passes(spec, plan)
@@ -118,7 +126,8 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
     q_len, kv_len = problem.q.shape[2], problem.k.shape[2]
     heads, kv_heads = problem.q.shape[1], problem.k.shape[1]
     kinds = tile_kinds(spec, plan, problem, names)
-    visited = _visited(plan, q_len, kv_len, tile_kinds(spec, plan, problem, names, rows=plan.tile_rows))
+    rows = tile_positions(plan, problem) if plan.schedule.packs_heads else plan.tile_rows
+    visited = _visited(plan, q_len, kv_len, tile_kinds(spec, plan, problem, names, rows=rows), rows)
     allowed = _allowed(spec, problem, names)
     traffic = requested(spec, plan, q_len, kv_len, kinds)
     of_a_pair = operations_of_a_pair(spec)
@@ -127,10 +136,12 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
     least += sum(a.nbytes for a in problem.inputs.values())
     if not plan.schedule.is_fused:
         crossings = 2 if spec.normalize == "none" else 4  # written and read by each of the launches
-        least += heads * SCORE_BYTES * crossings * _visited(plan, q_len, kv_len, kinds, whole=True)
+        least += heads * SCORE_BYTES * crossings * _visited(plan, q_len, kv_len, kinds, rows, whole=True)
+    readers = kv_heads * -(-heads // kv_heads // plan.block_q) if plan.schedule.packs_heads else heads  # of K and V
+    read = sum((readers if tensor in ("K", "V") else heads) * n for tensor, n in traffic.read.items())
     return Work(
         heads * allowed, heads * visited, heads * allowed * of_a_pair, heads * visited * of_a_pair, least,
-        heads * sum(traffic.read.values()), heads * sum(traffic.written.values()),
+        read, heads * sum(traffic.written.values()),
     )  # fmt: skip
 
 
@@ -153,13 +164,13 @@ def _allowed(spec: AttentionSpec, problem: Sample, names: Mapping[str, int | flo
     return allowed_pairs(spec, problem, {p.name: names[p.name] for p in spec.params})
 
 
-def _visited(plan: Plan, q_len: int, kv_len: int, kinds: Array | None, whole: bool = False) -> int:
-    """Pairs of the tiles that are not empty, of a block's rows or of a consumer's; `whole`: keys past the end too."""
+def _visited(plan: Plan, q_len: int, kv_len: int, kinds: Array | None, rows: int, whole: bool = False) -> int:
+    """Pairs of the tiles of `rows` that are not empty; `whole`: keys past the end too."""
     if kinds is None:
         return q_len * kv_len
     visited = kinds != EMPTY
     keys = np.full(visited.shape[1], plan.block_kv) if whole else extents(kv_len, plan.block_kv)
-    return int(extents(q_len, plan.tile_rows) @ visited @ keys)
+    return int(extents(q_len, rows) @ visited @ keys)
 
 
 @dataclass(frozen=True, slots=True)

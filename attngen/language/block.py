@@ -301,7 +301,7 @@ def _options(nodes: list[Node]) -> Iterator[tuple[str, Any, Node]]:
             yield "block_q", values[0], node
             yield "block_kv", values[1], node
         else:
-            yield node.kind, values[0], node
+            yield node.kind, values[0] if values else True, node
 
 
 def _operands(node: Node) -> Span:

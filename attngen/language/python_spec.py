@@ -81,6 +81,7 @@ def _describe(
     stages: int | None = None,
     warps: int | None = None,
     storage: Storage = "dense",
+    batch_invariant: bool = False,
 ) -> tuple[AttentionSpec, dict[str, Any]]:
     """An AttentionSpec, and the arrays that functions captured, by name. `traced` returns the pair, `define` the spec.
 
@@ -98,8 +99,9 @@ def _describe(
     q_heads, kv_heads = _pair("heads", heads)
     block_q, block_kv = _pair("tile", tile)
     stages, warps = (None if n is None else _whole(of, n) for of, n in (("stages", stages), ("warps", warps)))
-    if not isinstance(lse, bool):
-        raise TypeError(f"`lse` is {lse!r}; expected True or False")
+    for keyword, flag in (("lse", lse), ("batch_invariant", batch_invariant)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"`{keyword}` is {flag!r}; expected True or False")
     for keyword, given in (("scale", scale), ("dropout", dropout)):
         if isinstance(given, bool):
             raise TypeError(f"`{keyword}` is {given!r}; expected a number")
@@ -128,7 +130,7 @@ def _describe(
         normalize=normalize,
         lse=lse,
         precision=precision,
-        kernel=KernelRequest(kernel, block_q, block_kv, stages, warps, storage),
+        kernel=KernelRequest(kernel, block_q, block_kv, stages, warps, storage, batch_invariant),
     )
     check(result)
     return result, {c.name: c.array for c in captures.values()}

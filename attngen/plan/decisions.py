@@ -14,12 +14,17 @@ from attngen.spec.expr import inputs_in
 
 def score_decisions(facts: SpecFacts) -> Iterator[Decision]:
     """How scores are computed: by the GPU's own functions, once for a whole tile."""
-    if rough_functions(facts.spec):
-        because = "`precision high` allows it: errors of O up to 1e-2 of its largest element"
-        yield Decision("tanh of scores", "one instruction, wrong by up to 2^-11", because)
+    yield from rough_decisions(facts)
     if facts.uniform_score is not None:
         names = ", ".join(sorted(inputs_in(facts.spec.score)))
         yield Decision(f"elements of {names}", "one for a whole tile", "where the index is the same for all of its pairs")
+
+
+def rough_decisions(facts: SpecFacts) -> Iterator[Decision]:
+    """Whether scores are computed by the GPU's own functions."""
+    if rough_functions(facts.spec):
+        because = "`precision high` allows it: errors of O up to 1e-2 of its largest element"
+        yield Decision("tanh of scores", "one instruction, wrong by up to 2^-11", because)
 
 
 def maximum_decisions(facts: SpecFacts) -> Iterator[Decision]:

@@ -102,6 +102,7 @@ class Schedule:
     by_tma: bool = False  # TMA copies the tiles, which then lie swizzled in shared memory
     is_warp_specialized: bool = False  # persistent blocks with a producer and consumers
     has_packed_storage: bool = False
+    packs_heads: bool = False  # the rows of all query heads of a key/value head are in one tile
 
     @property
     def visits_rows(self) -> bool:
@@ -157,7 +158,7 @@ class Plan:
     saves_lse_rest: bool = False  # what lse lacks as one fp32 number (`attngen.plan.saved`)
     row_bounds: MaskBounds | None = None  # for blocks of keys, see `Schedule.visits_rows`
     saved: tuple[str, ...] = ()  # results of the forward that a backward reads, by the names of arguments: "out", "lse", ...
-    workspaces: tuple[str, ...] = ()  # of a backward: names of `attngen.emit.abi.WORKSPACES`
+    workspaces: tuple[str, ...] = ()  # of fp32 numbers: names of `attngen.emit.abi.WORKSPACES`
 
     def __repr__(self) -> str:
         stages = f", {self.stages} stage{'s' * (self.stages > 1)}" if self.schedule.is_fused else ""

@@ -108,7 +108,7 @@ def planned(
     bounds = mask_bounds(facts.spec, size)
     if schedule.visits_rows:
         more["row_bounds"] = mask_bounds(facts.spec, size, "q")
-    if schedule.on_tensor_cores:
+    if schedule.on_tensor_cores and not schedule.packs_heads:
         rule, because = schedule.heads_side_by_side(facts)
         more["heads_in_l2"] = rule
         decisions = (*decisions, Decision("heads side by side", str(rule), because))

@@ -15,6 +15,8 @@ from attngen.plan.problem import Problem
 from attngen.plan.saved import needs_lse_rest
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import STATED
+from attngen.schedules.decode import DECODE
+from attngen.schedules.decode import plan as decode
 from attngen.schedules.fused_mma import FUSED_MMA, FUSED_MMA_BACKWARD
 from attngen.schedules.fused_simt import FUSED_SIMT, FUSED_SIMT_BACKWARD
 from attngen.schedules.hopper import HOPPER
@@ -27,7 +29,7 @@ from attngen.spec.gradient import wanted_gradients
 from attngen.spec.names import check_backward_names
 
 # In order of preference under one keyword.
-SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER)
+SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, DECODE)
 BACKWARD_SCHEDULES: tuple[Schedule, ...] = (
     NAIVE_BACKWARD,
     TILED_BACKWARD,
@@ -90,18 +92,26 @@ class Choice:
     """The choice for a spec on an architecture: one plan for all lengths, or one of several by the lengths of a call."""
 
     usual: Plan  # if the lengths are unknown
-    by_lengths: TileChoice | None  # None: `usual` is for all lengths
+    by_lengths: TileChoice | None  # None: one tile of `usual`'s schedule is for all lengths
+    has_few_rows: bool = False  # few rows and many keys have a schedule of their own
 
-    def at(self, problem: Problem) -> Plan:
-        """The plan for these lengths. Lengths that were not seen before cost a comparison of a few tiles, whose plans are
-        made once."""
+    @property
+    def depends_on_lengths(self) -> bool:
+        return self.by_lengths is not None or self.has_few_rows
+
+    def at(self, problem: Problem, saves_lse: bool = False) -> Plan:
+        """The plan for these lengths; with `saves_lse`, one whose schedule has a backward. Lengths that were not seen before
+        cost a comparison of a few tiles, whose plans are made once."""
+        if self.has_few_rows and not saves_lse and decode.is_for(problem):
+            return _few_rows(self)
         return self.usual if self.by_lengths is None else _at(self, problem)
 
     def plans(self) -> tuple[Plan, ...]:
         """Every plan that `at` may return, `usual` first."""
         others = (_of_tile(self.usual, tile) for tile in (self.by_lengths.tiles if self.by_lengths else ()))
         usual = self.usual
-        return usual, *(p for p in others if (p.block_q, p.block_kv) != (usual.block_q, usual.block_kv))
+        few = (_few_rows(self),) if self.has_few_rows else ()
+        return usual, *(p for p in others if (p.block_q, p.block_kv) != (usual.block_q, usual.block_kv)), *few
 
 
 def choose(
@@ -129,7 +139,7 @@ def choose(
     """
     gradients = _gradients(spec, direction, wanted)
     choice = choice_of(spec, arch, schedule, gradients, deterministic)
-    plan = choice.usual if problem is None else choice.at(problem)
+    plan = choice.usual if problem is None else choice.at(problem, saves_lse)
     return _saving_lse(plan) if saves_lse and not gradients and spec.normalize == "softmax" else plan
 
 
@@ -171,7 +181,22 @@ def choice_of(
         what = f"{schedule_is} does not suit attention `{spec.name}` on {arch.name}"
         cure = "compute these gradients by" if wanted else "use"
         raise refusal("kernel", what, reason, f"{cure} auto, or one of: {others}" if others else "use dense storage")
-    return Choice(chosen.plan(facts, arch), chosen.by_lengths(facts))
+    usual = chosen.plan(facts, arch)
+    has_few_rows = _has_few_rows(facts, arch)
+    if has_few_rows:
+        usual = replace(usual, decisions=(*usual.decisions, Decision(*decode.FOR_AUTO)))
+    return Choice(usual, chosen.by_lengths(facts), has_few_rows)
+
+
+@remembered
+def _few_rows(choice: Choice) -> Plan:
+    return DECODE.plan(choice.usual.facts, choice.usual.arch)
+
+
+def _has_few_rows(facts: SpecFacts, arch: Arch) -> bool:
+    """Whether calls of few rows have a schedule of their own: forwards by `auto`, of a spec that states no tile."""
+    auto = facts.spec.kernel.schedule == "auto" and replace(facts.spec.kernel, batch_invariant=False) == KernelRequest()
+    return auto and not facts.wanted and DECODE.suits(facts, arch)
 
 
 def _request(spec: AttentionSpec, schedule: str | KernelRequest | None, wanted: tuple[str, ...]) -> KernelRequest:

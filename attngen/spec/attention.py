@@ -8,14 +8,15 @@ from typing import Literal, cast
 from attngen.spec.dtypes import DType
 from attngen.spec.expr import Expr, Type, name
 
-ScheduleName = Literal["auto", "naive", "tiled", "fused", "wgmma", "hopper"]
+ScheduleName = Literal["auto", "naive", "tiled", "fused", "wgmma", "hopper", "decode"]
 Normalize = Literal["softmax", "sigmoid", "none"]
 Precision = Literal["highest", "high"]
 Storage = Literal["dense", "packed"]
 
 PORTABLE_SCHEDULES: tuple[ScheduleName, ...] = ("naive", "tiled", "fused")  # on every architecture
 HOPPER_SCHEDULES: tuple[ScheduleName, ...] = ("wgmma", "hopper")  # on architectures with TMA and wgmma
-SCHEDULE_NAMES: tuple[ScheduleName, ...] = (*PORTABLE_SCHEDULES, *HOPPER_SCHEDULES)
+SPLIT_SCHEDULES: tuple[ScheduleName, ...] = ("decode",)  # for few rows and many keys, on architectures with cp.async
+SCHEDULE_NAMES: tuple[ScheduleName, ...] = (*PORTABLE_SCHEDULES, *HOPPER_SCHEDULES, *SPLIT_SCHEDULES)
 
 MAX_HEAD_DIM = 256
 
@@ -57,6 +58,8 @@ class KernelRequest:
     `storage` says how the arrays of a call lie: "dense" is [batch, heads, length, size]; "packed" is [total, heads, size], the
     rows of all sequences one after another, with `cu_seqlens_q` and `cu_seqlens_k` int32 [batch + 1]: where each sequence
     begins and the last one ends. q_len and kv_len are then those of a sequence.
+
+    With `batch_invariant`, no choice depends on batch or heads: a sequence has the same bits in any batch.
     """
 
     schedule: ScheduleName = "auto"
@@ -65,6 +68,7 @@ class KernelRequest:
     stages: int | None = None
     warps: int | None = None
     storage: Storage = "dense"
+    batch_invariant: bool = False
 
     @property
     def is_packed(self) -> bool:
@@ -72,12 +76,14 @@ class KernelRequest:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the planner chooses everything but the schedule."""
-        return (self.block_q, self.block_kv, self.stages, self.warps) == (None, None, None, None)
+        """Whether the planner chooses everything but the schedule, by all sizes of a call."""
+        return (self.block_q, self.block_kv, self.stages, self.warps, self.batch_invariant) == (None, None, None, None, False)
 
     def bare(self, schedule: ScheduleName | None = None) -> KernelRequest:
-        """The same, or another schedule for the same storage, without overrides."""
-        return KernelRequest(self.schedule if schedule is None else schedule, storage=self.storage)
+        """The same, or another schedule, for the same storage and promise, without overrides."""
+        return KernelRequest(
+            self.schedule if schedule is None else schedule, storage=self.storage, batch_invariant=self.batch_invariant
+        )
 
     def overridden(self, schedule: str | None) -> KernelRequest:
         """The request of a call or command that names `schedule`. Tile, stages and warps apply only to the stated schedule;

@@ -18,7 +18,7 @@ MAX_NAME = 64
 CONSTANTS: dict[str, bool | float] = {"true": True, "false": False, "inf": math.inf}
 SPELLED = {"heads": "q_heads"}  # other spellings of sizes
 
-TENSORS = frozenset(("Q", "K", "V", "O", "S", "P", "lse", "next_work", "v", "out", "stream"))
+TENSORS = frozenset("Q K V O S P lse next_work split_O split_max split_sum v out stream".split())  # noqa: SIM905
 
 # Names of a backward program and arguments of its call: a spec with one of them has a forward only.
 BACKWARD_NAMES = frozenset(

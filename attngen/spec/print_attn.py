@@ -115,4 +115,6 @@ def kernel_to_text(request: KernelRequest) -> str:
         parts.append(f"warps {request.warps}")
     if request.storage != "dense":
         parts.append(f"storage {request.storage}")
+    if request.batch_invariant:
+        parts.append("batch_invariant")
     return request.schedule + (f" {{ {'  '.join(parts)} }}" if parts else "")

@@ -42,7 +42,7 @@ def attention(
 
     `attn_mask` is boolean (true: take part) or a float tensor that is added, broadcastable to [batch, q_heads, q_len, kv_len].
     `is_causal` lets query i see keys up to i. `scale` is 1 / sqrt(head_dim) by default. Fewer key/value heads than query
-    heads need `enable_gqa`. `mode` is naive, tiled, fused, wgmma, hopper or auto; or math, by torch's
+    heads need `enable_gqa`. `mode` is naive, tiled, fused, wgmma, hopper, decode or auto; or math, by torch's
     own operations: of fp64 too, on any device, differentiable any number of times.
 
     `dropout_p` is the share of weights that are dropped, rounded to a multiple of 1/256; in evaluation too, as by torch's

@@ -6,6 +6,9 @@ namespace ptx {
 inline void cp_async_cg_shared_global(int line, unsigned to, const void* from, int bytes, int source_bytes) {
     emulator::async_copy(to, from, bytes, source_bytes, line);
 }
+inline void cp_async_cg_shared_global_L2_256B(int line, unsigned to, const void* from, int bytes, int source_bytes) {
+    emulator::async_copy(to, from, bytes, source_bytes, line);
+}
 inline void cp_async_ca_shared_global(int line, unsigned to, const void* from, int bytes, int source_bytes) {
     emulator::async_copy(to, from, bytes, source_bytes, line);
 }

@@ -19,7 +19,7 @@ Q_LEN, KV_LEN = 65, 300  # the last tile of rows and the last of keys are partia
 SHAPE = Shape(1, 1, 1, Q_LEN, KV_LEN)
 FLT_MAX = float(np.finfo(np.float32).max)
 BF16_MIN, FP16_MIN = -3.3895313892515355e38, -65504.0
-ON_TENSOR_CORES = [("fused", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")]
+ON_TENSOR_CORES = [("fused", "sm_80"), ("decode", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")]
 SCHEDULES = [("naive", "sm_80"), ("tiled", "sm_80"), ("fused", "sm_75"), *ON_TENSOR_CORES]
 BIASED = {"score": "s + bias[q, k]", "inputs": {"bias": ("fp32", ("q_len", "kv_len"))}}
 

@@ -94,6 +94,7 @@ def test_the_page_documents_every_key_of_a_manifest() -> None:
         emitted(shipped("gpt2"), "fused", "sm_80"),
         emitted(shipped("gpt2"), "tiled", "sm_80"),
         emitted(shipped("mistral_window"), "hopper", "sm_90a"),
+        emitted(shipped("mistral_window"), "decode", "sm_90a"),
         emit(alibi, choose(alibi, ARCHES["sm_80"], "naive", direction="backward", wanted=("q", "slopes"))),
     )
     for program in programs:

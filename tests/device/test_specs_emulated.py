@@ -15,12 +15,13 @@ from attngen.plan.tile import Tile
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
 from attngen.schedules.tiled import plan as tiled
-from attngen.spec.attention import PORTABLE_SCHEDULES, SCHEDULE_NAMES
+from attngen.spec.attention import PORTABLE_SCHEDULES, SCHEDULE_NAMES, SPLIT_SCHEDULES
 from attngen.spec.dtypes import from_storage
 from tests import tiers
 from tests.harness import IN_16_BITS_AND_FP32, SMALL_PARAMS, SPECS, call, compiled, run, shipped, small
 
 EVERY_SCHEDULE = SCHEDULE_NAMES
+ON_SM_80 = (*PORTABLE_SCHEDULES, *SPLIT_SCHEDULES)
 
 LENGTHS = ((1, 1), (7, 7), (130, 130), (65, 190))
 QUICK = [("gpt_oss_sinks", "fp32"), ("packed_documents", "bf16"), ("mistral_window", "fp16")]
@@ -36,7 +37,7 @@ def test_every_schedule_against_the_oracle(name: str, dtype: str) -> None:
         batch = 16 if q_len < 10 else 1  # enough rows that the largest of their errors is no accident
         problem = sample(spec, Shape(batch=batch, q_heads=2, kv_heads=1, q_len=q_len, kv_len=kv_len), seed=position)
         expected = truth(spec, problem, params)
-        for schedule in PORTABLE_SCHEDULES:
+        for schedule in ON_SM_80:
             found = run(spec, schedule, problem, expected, seed=position % 2 * 7, **params)
             assert found.passed, (name, dtype, schedule, q_len, kv_len, found)
 
@@ -76,7 +77,7 @@ def test_problems_without_rows_or_keys(schedule: str) -> None:
 
 ROWS_WITHOUT_KEYS = [
     *((schedule, "fp16") for schedule in EVERY_SCHEDULE),
-    *((schedule, "fp32") for schedule in PORTABLE_SCHEDULES),
+    *((schedule, "fp32") for schedule in ON_SM_80),
 ]
 
 
@@ -94,7 +95,7 @@ def test_rows_with_no_key_give_zero_and_minus_infinity(schedule: str, dtype: str
 HEAD_DIMS = [(8, 8), (24, 40), (72, 72), (104, 8), (200, 200), (256, 256)]
 
 
-@pytest.mark.parametrize("schedule", PORTABLE_SCHEDULES)
+@pytest.mark.parametrize("schedule", ON_SM_80)
 @pytest.mark.parametrize("dtype", tiers.cases(["bf16", "fp32"], quick=["bf16"]))
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(HEAD_DIMS, quick=[(24, 40)]))
 def test_any_head_size(head_dim: int, head_dim_v: int, dtype: str, schedule: str) -> None:
@@ -102,7 +103,7 @@ def test_any_head_size(head_dim: int, head_dim_v: int, dtype: str, schedule: str
     assert run(spec, schedule, Shape(1, 1, 1, 70, 70)).passed
 
 
-@pytest.mark.parametrize("schedule", PORTABLE_SCHEDULES)
+@pytest.mark.parametrize("schedule", ON_SM_80)
 def test_strides_and_broadcasts_are_read_in_place(schedule: str) -> None:
     spec = shipped("dense_bias", "fp32")
     rng = np.random.default_rng(0)

@@ -256,7 +256,7 @@ def test_what_cannot_be_launched_or_compiled_is_said_of_the_user_s_file(old: str
     assert "/tmp/" not in result.stderr.replace(str(tmp_path), "")
 
 
-@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused", "wgmma", "hopper"])
+@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused", "wgmma", "hopper", "decode"])
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
 def test_schedule_and_architecture_are_detected_in_the_file(schedule: str, arch: str, tmp_path: Path) -> None:
     """A file is recognized under any name, and without comments."""
@@ -285,9 +285,9 @@ def test_every_schedule_that_auto_may_take_is_checked() -> None:
         return [schedule for schedule, _ in _Devices(None, arch, 1, True, False).kernels(spec, None)]
 
     spec = shipped("gpt2")
-    assert schedules(spec, None) == schedules(spec, "sm_90a") == ["naive", "tiled", "fused", "wgmma", "hopper"]
-    assert schedules(spec, "sm_80") == ["naive", "tiled", "fused"]
-    assert schedules(shipped("cross_attention"), None) == ["naive", "tiled", "fused"]
+    assert schedules(spec, None) == schedules(spec, "sm_90a") == ["naive", "tiled", "fused", "wgmma", "hopper", "decode"]
+    assert schedules(spec, "sm_80") == ["naive", "tiled", "fused", "decode"]
+    assert schedules(shipped("cross_attention"), None) == ["naive", "tiled", "fused", "decode"]
     tiled = replace(spec, kernel=replace(spec.kernel, block_q=32, block_kv=32))
     assert "fused" in schedules(tiled, None)
     assert "hopper" not in schedules(tiled, None)

@@ -214,7 +214,7 @@ class UnknownSchedule(Diagnostic):
     code: ClassVar[str] = "E121"
     title: ClassVar[str] = "there is no kernel `{found}`"
     label: ClassVar[str] = "{hint}"
-    help: ClassVar[str] = "use naive, tiled, fused, wgmma, hopper or auto"
+    help: ClassVar[str] = "use naive, tiled, fused, wgmma, hopper, decode or auto"
 
     found: str
     hint: str

@@ -1,0 +1,19 @@
+"""The schedule `decode` as one object."""
+
+from attngen.plan.plan import Schedule
+from attngen.schedules.decode import plan, shown
+from attngen.schedules.decode.context import Decode
+
+DECODE = Schedule(
+    name="decode",
+    keyword="decode",
+    summary="Few query rows and many keys, sm_80 and later: keys split over blocks, heads that share them in one tile.",
+    propose=plan.propose,
+    why_not=plan.why_not,
+    tiles=plan.tiles,
+    on_tensor_cores=True,
+    packs_heads=True,
+    context=Decode,
+    loops=shown.loops,
+    timeline=shown.timeline,
+)

@@ -1,0 +1,189 @@
+"""The plan for few query rows and many keys: rows of several heads in one tile, keys split over blocks and their warps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attngen.plan.arch import Arch, Feature
+from attngen.plan.decisions import rough_decisions
+from attngen.plan.facts import SpecFacts
+from attngen.plan.plan import Decision, Plan, Schedule, refusal
+from attngen.plan.problem import Problem
+from attngen.plan.shared_memory import COLUMN, NEITHER, SharedBuffer, aligned
+from attngen.plan.split_keys import INVARIANT_KEYS, Splits
+from attngen.plan.tile import Tile
+from attngen.plan.tile_search import Cost, fitting, kib, pick_tile, planned, tile_decision
+from attngen.schedules.fused_mma import needs
+from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, operands
+from attngen.spec.attention import AttentionSpec
+
+NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
+MOST_ROWS = 16  # of a sequence, for which `auto` takes this schedule
+LEAST_KEYS = 256
+BLOCKS = 1  # of an SM: by measurement, more read memory in smaller pieces, which is slower
+AHEAD = 80 << 10  # bytes of an SM's copies under way: by measurement, more are not faster
+Q_REGISTERS = 32  # of a thread: more fragments of Q are read from shared memory for each tile
+ROW_REGISTERS = 8  # of a thread: the positions and heads of its rows, the tiles of its warp
+OUTPUT_PAD = 8  # fp32 numbers at the end of each row of O in shared memory
+# (keys of a warp's tile, stages, warps), the most bytes under way first.
+SHAPES = ((32, 3, 4), (16, 3, 4), (16, 2, 4), (16, 2, 2), (16, 2, 1))
+PREFERRED = tuple(Tile(MMA_ROWS, *shape) for shape in SHAPES)
+POSSIBLE = tuple(Tile(MMA_ROWS, kv, stages, warps) for kv in (64, 32, 16) for stages in (4, 3, 2) for warps in (8, 4, 2, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """The choices of this schedule beside its tile, and the widths of its tiles in elements."""
+
+    splits: Splits  # how many blocks the keys of a tile of rows are split over
+    q_in_registers: bool
+    split: needs.Split  # the type of the two parts of each number; empty: numbers are not split
+    summed: int  # steps of 16 keys whose products are summed by themselves before they are added to O; of split numbers
+    chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
+    qk_width: int  # of a row of Q or K in shared memory, without the padding
+    v_width: int
+
+
+def warp_tile(tile: Tile) -> Tile:
+    """What a warp multiplies: all rows of the block, and keys of its own."""
+    return Tile(MMA_ROWS, tile.block_kv, tile.stages, 1)
+
+
+def why_not(facts: SpecFacts, arch: Arch) -> str:
+    """Why this schedule cannot run the spec on `arch`; empty if it can."""
+    if facts.spec.dropout is not None:
+        return "it has no dropout, which is for training, and training reads rows in blocks"
+    missing = [f for f in (*NEEDED, operands(facts.spec).feature) if not arch.has(f)]
+    if missing:
+        return f"{arch.name} has no {', no '.join(f.value.partition(':')[0] for f in missing)}"
+    if fitting(arch, PREFERRED, lambda t: cost(facts, t)):
+        return ""
+    smallest = PREFERRED[-1]
+    return f"its smallest tile, {smallest.block_q} x {smallest.block_kv}, {cost(facts, smallest).why_not(arch, 32)}"
+
+
+def is_for(problem: Problem) -> bool:
+    """Whether `auto` takes this schedule for the lengths of a call."""
+    return problem.rows <= MOST_ROWS and problem.keys >= LEAST_KEYS
+
+
+def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
+    """The shared memory of a block. Each warp has stages of its own."""
+    spec = facts.spec
+    d, dv, v_read = needs.padded_head_dim(spec), needs.width_of_v(spec), NEITHER if operands(spec).split else COLUMN
+    shape, pad = (tile.warps, tile.stages, tile.block_kv), needs.chunk(spec)
+    element, keys = spec.dtype.name, f"of {tile.stages} tiles of each warp"
+    visited = SharedBuffer(name="VISITED", element="int", shape=(tile.warps, tile.stages), use="the tiles that stages hold")
+    return (
+        SharedBuffer(name="Q", element=element, shape=(tile.block_q, d), use="the block's rows", pad=pad, read=COLUMN),
+        SharedBuffer(name="K", element=element, shape=(*shape, d), use=f"the keys {keys}", pad=pad, read=COLUMN),
+        SharedBuffer(name="V", element=element, shape=(*shape, dv), use=f"the values {keys}", pad=pad, read=v_read),
+        *([visited] if facts.bounds.per_tile else []),
+        *row_state(spec, tile),
+    )
+
+
+def row_state(spec: AttentionSpec, tile: Tile) -> Iterator[SharedBuffer]:
+    """What the warps of a block tell each other of a row in the end."""
+    if spec.normalize == "softmax":
+        yield SharedBuffer(name="MAX", element="float", shape=(tile.warps, tile.block_q), use="the maximum of each warp's keys")
+        yield SharedBuffer(name="SUM", element="float", shape=(tile.warps, tile.block_q), use="the sum of their weights")
+
+
+def q_in_registers(facts: SpecFacts, tile: Tile) -> bool:
+    """Whether the fragments of Q stay in registers."""
+    spec, own = facts.spec, warp_tile(tile)
+    return not operands(spec).split and needs.q_registers(spec, own) <= Q_REGISTERS
+
+
+def cost(facts: SpecFacts, tile: Tile) -> Cost:
+    own = warp_tile(tile)
+    held = needs.q_registers(facts.spec, own) if q_in_registers(facts, tile) else 0
+    rows = 0 if operands(facts.spec).split else ROW_REGISTERS
+    return Cost(aligned(*buffers(facts, tile)), needs.registers(facts, own) + held + rows)
+
+
+def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
+    """The number of blocks that an SM has room for."""
+    need = cost(facts, tile)
+    by_registers = arch.registers_per_sm // (need.registers * 32 * tile.warps)
+    return min(arch.shared_per_sm // (need.shared + RESERVED), by_registers, arch.max_blocks_per_sm)
+
+
+def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
+    """The tiles to try. Split operands need the registers of wider ones."""
+    usual = [t for t in PREFERRED if t.block_kv == MMA_ROWS or not operands(facts.spec).split]
+    return (*(t for t in usual if under_way(facts, t) <= AHEAD), *usual)
+
+
+def under_way(facts: SpecFacts, tile: Tile) -> int:
+    """Bytes of a block's copies that are under way while its warps multiply a tile each."""
+    return sum(b.bytes for b in buffers(facts, tile) if b.name in "KV") // tile.stages * (tile.stages - 1)
+
+
+def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
+    return fitting(arch, (*preferred_tiles(facts), *POSSIBLE), lambda t: cost(facts, t))
+
+
+def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
+    """The preferred tile that fits; see the decisions for its reasons."""
+    spec = facts.spec
+    if reason := why_not(facts, arch):
+        raise refusal("kernel", f"kernel decode on {arch.name}", reason, "use kernel fused")
+    tile = pick_tile(spec, arch, preferred_tiles(facts), POSSIBLE, lambda t: cost(facts, t))
+    numbers, blocks = operands(spec), min(blocks_of_an_sm(facts, arch, tile), BLOCKS)
+    splits = splits_of(spec, tile, blocks)
+    holds = q_in_registers(facts, tile)
+    own = DecodePlan(
+        splits=splits,
+        q_in_registers=holds,
+        split=numbers.split,
+        summed=needs.summed(tile),
+        chunk=needs.chunk(spec),
+        qk_width=needs.padded_head_dim(spec),
+        v_width=needs.width_of_v(spec),
+    )
+    of_q = needs.q_registers(spec, warp_tile(tile))
+    ahead = kib(blocks * under_way(facts, tile))
+    t = spec.dtype.name
+    decisions = (
+        Decision("schedule", "decode", f"{t} on tensor cores (mma.sync, which {arch.name} has), for few rows and many keys"),
+        Decision("by auto", f"calls of {FEW}", WHY_AUTO),
+        *rough_decisions(facts),
+        *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
+        Decision("rows", "of all heads that share keys", WHY_PACKED),
+        tile_decision(spec, tile, "the rows of one product, and the keys of a warp"),
+        Decision("blocks per SM", str(blocks), "more read memory in smaller pieces, which is slower"),
+        Decision("splits", *(WHY_INVARIANT if spec.kernel.batch_invariant else WHY_SPLITS)),
+        Decision("warps", str(tile.warps), "each has keys, stages and sums of its own: none waits for another before the end"),
+        Decision("stages", str(tile.stages), f"{ahead} of an SM's copies are under way while a tile is used"),
+        Decision("Q", "in registers" if holds else "in shared memory", f"its fragments take {of_q} registers a thread"),
+        Decision("partial results", "sums, with their maximum", WHY_SUMS) if spec.normalize == "softmax" else PLAIN_SUMS,
+        Decision("rows in shared memory", f"padded by {own.chunk}", "the 8 rows that ldmatrix reads lie in different banks"),
+    )
+    workspaces = ("split_O", "split_max", "split_sum") if spec.normalize == "softmax" else ("split_O",)
+    return planned(schedule, facts, arch, tile, decisions, buffers(facts, tile), own, blocks=blocks, workspaces=workspaces)
+
+
+def splits_of(spec: AttentionSpec, tile: Tile, blocks: int) -> Splits:
+    """The rule for the number of splits."""
+    if spec.kernel.batch_invariant:
+        return Splits(tile.block_q, INVARIANT_KEYS, 0)
+    return Splits(tile.block_q, tile.warps * tile.block_kv, blocks)
+
+
+WHY_AUTO = (
+    "other schedules give a block the rows of one head: with few rows there are few blocks, each of which reads all keys, and "
+    "the keys are read for each query head"
+)
+FEW = f"at most {MOST_ROWS} query rows, at least {LEAST_KEYS} keys"
+FOR_AUTO = (f"calls of {FEW}", "by decode", "keys are split over blocks there, and read once for the heads that share them")
+WHY_PACKED = "keys are read once for all of them, and a product has 16 rows, however few there are"
+WHY_SPLITS = ("by sizes and multiprocessors", "so many that all multiprocessors read keys until the end")
+WHY_INVARIANT = (
+    f"one for about {INVARIANT_KEYS} keys",
+    "batch_invariant: the number depends on kv_len alone, so a sequence has the same bits in any batch",
+)
+WHY_SUMS = "as exact as if keys were not split: one lse would lack the last bits of a large maximum"
+PLAIN_SUMS = Decision("partial results", "sums", "without a softmax nothing is needed to add them up")

@@ -1,0 +1,18 @@
+"""Decoding, one query row and a long dense cache, beside torch's backends and FlexAttention, and the rate of reading memory.
+
+    python benchmarks/decode.py [--only plain,variants] [--rounds N] [--write docs/performance_tables.md]
+
+bf16, 32 query heads over 8, D = 128, randn, unless a row says otherwise. Each side is a CUDA graph of calls, each with another
+cache, together more than L2 holds; sides run in random order within each round. TB/s count K and V of the keys that the mask
+keeps, once for each head of keys. The read rate is that of a large sum, in the same run.
+"""
+
+from __future__ import annotations
+
+from decode_parts import plain, variants
+from parts import run
+
+PARTS = {"plain": plain, "variants": variants}
+
+if __name__ == "__main__":
+    run("decode", __doc__, PARTS, rounds=9)
