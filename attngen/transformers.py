@@ -72,12 +72,11 @@ def attention(
     `mask` gave, or a tensor [batch or 1, q_heads or 1, q_len, kv_len or more]: boolean, true takes part; or float, added.
     `position_bias` is added to the scores in the same way, after the soft-cap. `s_aux` [q_heads] has a sink's logit for each
     head. Without a mask, a module is causal if its attribute `is_causal` says so. `kernel_options={"mode": ...}` names a
-    schedule. Raises ArgumentError for what no kernel has: dropout, and the attention weights as an output.
+    schedule. `dropout` is the share of weights that are dropped. Raises ArgumentError for the attention weights as an
+    output, which no kernel has.
     """
     if options.get("output_attentions"):
         raise ArgumentError('no kernel has the attention weights as an output; use attn_implementation="eager" for them')
-    if dropout > 0:
-        raise ArgumentError(f"dropout is {dropout}; set the model's attention dropout to 0, or call model.eval()")
     block_mask, added = None, position_bias
     if isinstance(attention_mask, torch.Tensor):
         dense = attention_mask[..., : key.shape[-2]]
@@ -108,6 +107,7 @@ def attention(
         scaling,
         enable_gqa=True,
         kernel_options=options.get("kernel_options"),
+        dropout_p=dropout,
         sinks=s_aux,
     )
     return output.transpose(1, 2).contiguous(), None

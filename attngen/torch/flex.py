@@ -10,8 +10,10 @@ import torch
 from torch.nn.attention import flex_attention as theirs
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
+from attngen.spec.dropout import RNG_STATE
 from attngen.torch.block_mask import BlockMask, tables_of
 from attngen.torch.closures import Closure
+from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flex_operator import attend, flex_operator
 from attngen.torch.flex_spec import Functions
 from attngen.torch.layout import follow_autocast
@@ -32,13 +34,15 @@ def flex_attention(
     *,
     return_aux: AuxRequest | None = None,
     sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> Any:
     """softmax(score_mod(scale * q k^T) where block_mask allows) v, with the arguments of torch's flex_attention.
 
     query [batch, q_heads, q_len, E], key [batch, kv_heads, kv_len, E], value [batch, kv_heads, kv_len, Ev], of fp16, bf16 or
     fp32, on a GPU (or on the CPU, where the emulated device runs them, slowly). Every tensor that requires grad has a gradient,
     those that `score_mod` captures too. Masks have none. torch's own `kernel_options` have no effect; "mode" names a schedule
-    of attngen's. `sinks` [q_heads], which torch's function lacks, are one more logit of each head's rows, without a value.
+    of attngen's. `sinks` [q_heads], which torch's function lacks, are one more logit of each head's rows, without a value;
+    `dropout_p` is the share of weights that are dropped, in 256ths, by torch's generator. lse and largest scores are without.
 
     Returns the output, with the strides that torch's has; with `return_aux` also an AuxOutput, of which lse is differentiable;
     with `return_lse` also lse. Raises ImportRefusal for a mask or score that cannot be an expression, which names the operator
@@ -57,17 +61,21 @@ def flex_attention(
     q, k, v = follow_autocast(query, key, value)
     scale = 1.0 / math.sqrt(index(query.shape[3])) if scale is None else scale
     tables, mask_mod, block_size = _mask(block_mask, q, k)
+    share = share_of(dropout_p)
+    state = generator_state(query.device) if share else None
     mode = None if kernel_options is None else kernel_options.get("mode")
     if torch.compiler.is_dynamo_compiling():
-        blocks = (block_size, tables.get("partial_blocks"), tables.get("full_blocks"), sinks, mask_mod or theirs.noop_mask)
+        lists = (tables.get("partial_blocks"), tables.get("full_blocks"))
+        blocks = (block_size, *lists, sinks, state, mask_mod or theirs.noop_mask)
         score = score_mod or theirs._identity
-        output, lse, largest = flex_operator(q, k, v, score, blocks, scale, {"mode": mode, "wants": wants})
+        output, lse, largest = flex_operator(q, k, v, score, blocks, scale, {"mode": mode, "wants": wants, "dropout": share})
     else:
         closure = Closure()
         functions = Functions(score_mod, mask_mod, closure, closure.key_of(score_mod, mask_mod))
         captured = [tensor for _, tensor in closure.tensors]
-        tables = tables if sinks is None else {**tables, "sinks": sinks}
-        output, lse, largest = attend(q, k, v, functions, captured, tables, block_size, float(scale), mode, wants)
+        others = {"sinks": sinks, RNG_STATE.name: state}
+        tables = {**tables, **{n: tensor for n, tensor in others.items() if tensor is not None}}
+        output, lse, largest = attend(q, k, v, functions, captured, tables, block_size, float(scale), mode, wants, share)
     if return_aux is not None:
         return output, AuxOutput(lse=lse if wants[0] else None, max_scores=largest if wants[1] else None)
     return (output, lse) if return_lse else output

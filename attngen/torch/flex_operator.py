@@ -18,6 +18,7 @@ from torch._guards import tracing
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import _disable_current_modes
 
+from attngen.spec.dropout import RNG_STATE
 from attngen.torch.check_indices import are_checked, check_indices
 from attngen.torch.closures import Closure
 from attngen.torch.eager import EagerCalls
@@ -41,12 +42,13 @@ def attend(
     scale: float,
     mode: str | None,
     wants: tuple[bool, bool],
+    dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(output, lse, largest scores) of a call; the last two have no element unless `wants` them. `captured` are the tensors of
     the closure as the call has them."""
     q, k, v = (_readable(t, query.shape[0]) for t in (query, key, value))
     sizes = {"batch": q.shape[0], "q_heads": q.shape[1], "kv_heads": k.shape[1], "q_len": q.shape[2], "kv_len": k.shape[2]}
-    described = Described(q.dtype, index(q.shape[3]), index(v.shape[3]), scale, wants[0], block_size, mode)
+    described = Described(q.dtype, index(q.shape[3]), index(v.shape[3]), scale, wants[0], block_size, mode, dropout)
     if functions.closure.is_traced:
         with _outside_of_traces():
             stands = {n: _stand_in(t) for n, t in tables.items()}
@@ -111,8 +113,8 @@ class FlexOperator(HigherOrderOperator):  # type: ignore[misc]
         score_mod_other_buffers: tuple[Any, ...] = (),
         mask_mod_other_buffers: tuple[Any, ...] = (),
     ) -> tuple[Tensor, Tensor, Tensor]:
-        block_size, partial, full, sinks, mask_mod = block_mask
-        tables = {"partial_blocks": partial, "full_blocks": full, "sinks": sinks}
+        block_size, partial, full, sinks, state, mask_mod = block_mask
+        tables = {"partial_blocks": partial, "full_blocks": full, "sinks": sinks, RNG_STATE.name: state}
         captured = (*score_mod_other_buffers, *mask_mod_other_buffers)
         functions = _traced_functions(score_mod, score_mod_other_buffers, mask_mod, mask_mod_other_buffers)
         return attend(
@@ -126,6 +128,7 @@ class FlexOperator(HigherOrderOperator):  # type: ignore[misc]
             float(scale),
             kernel_options["mode"],
             tuple(kernel_options["wants"]),
+            kernel_options["dropout"],
         )
 
 

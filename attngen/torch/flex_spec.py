@@ -15,6 +15,7 @@ from attngen.diagnostics import DiagnosticError
 from attngen.language.block import completed
 from attngen.spec.attention import AttentionSpec, Input, Param, S
 from attngen.spec.check import check
+from attngen.spec.dropout import RNG_STATE, with_state
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Apply, Const, Expr, Type, constant, gather, inputs_in, name, names_in
 from attngen.spec.gradient import differentiable
@@ -29,7 +30,7 @@ from attngen.torch.importer import ImportRefusal, Inputs, as_read, expression, n
 Tensor = Any
 B, H, Q, K = (name(n, Type.INT) for n in "bhqk")
 MAX_REMEMBERED = 1024
-LISTS = ("partial_blocks", "full_blocks")  # names of tables; `sinks` is the name of one more tensor of a call
+LISTS = ("partial_blocks", "full_blocks")  # names of tables; `sinks` and that of RNG_STATE are tensors of a call too
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Described:
     lse: bool
     block_size: tuple[int, int] | None
     mode: str | None
+    dropout: float
 
 
 @dataclass(frozen=True)
@@ -165,19 +167,27 @@ def _once(
     used, named = inputs_in(mask, score, *filter(None, (sink,))), names_in(mask, score)
     ints = [(n, ("", value)) for n, value in context.params.items() if n in named]
     ints += [(n, ("tensor", place)) for n, place in inputs.symbols.items() if n in named]
-    written = {"mask": None if mask is TRUE else mask, "score": score, "scale": constant(described.scale), "sink": sink}
+    written: dict[str, Expr | None] = {
+        "mask": None if mask is TRUE else mask,
+        "score": score,
+        "scale": constant(described.scale),
+        "sink": sink,
+    }
+    if described.dropout:
+        written["dropout"] = constant(described.dropout)
+    completes = completed(written, described.head_dim)
     spec = AttentionSpec(
         name="flex_attention",
         dtype=DTYPES[dtype_name(dtype)],
         head_dim=described.head_dim,
         head_dim_v=described.head_dim_v,
-        inputs=tuple(i for i in inputs.declared.values() if i.name in used),
+        inputs=with_state(tuple(i for i in inputs.declared.values() if i.name in used), completes["dropout"]),
         params=tuple(Param(n, Type.INT) for n, _ in ints),
-        **completed(written, described.head_dim),
+        **completes,
         lse=described.lse,
     )
     check(spec)
-    sources = tuple((i, inputs.sources[i.name]) for i in spec.inputs)
+    sources = tuple((i, RNG_STATE.name if i is RNG_STATE else inputs.sources[i.name]) for i in spec.inputs)
     text = fixed_text(spec, described.mode)
     values, smooth = tuple(value for _, value in ints), frozenset(differentiable(spec))
     return Prepared(spec, text, sources, values, smooth, tuple(context.reads))

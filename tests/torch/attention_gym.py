@@ -77,7 +77,7 @@ def _newer(device: str, offsets: torch.Tensor) -> dict[str, tuple[int, Callable[
     is_global = torch.arange(64, device=device) % 21 == 0
     tree = masks.build_tree_ancestor_matrix([-1, 0, 0, 1, 1, 2] + [n // 2 for n in range(6, 64)], device)
     chosen = torch.rand(BATCH, HEADS, 8, 8, device=device).argsort(-1)[..., :3].int()
-    torch.rand(BATCH, HEADS, 8, 8, device=device) < 0.5
+    mapped = torch.rand(BATCH, HEADS, 8, 8, device=device) < 0.5
     sizes = torch.tensor([8, 8, 8, 5, 8, 8, 8, 3], device=device, dtype=torch.int32)
     return {
         "documents, packed": (64, masks.generate_packed_causal_doc_mask_mod(offsets)),
@@ -87,10 +87,7 @@ def _newer(device: str, offsets: torch.Tensor) -> dict[str, tuple[int, Callable[
         "training blocks": (64, masks.generate_jetspec_training_mask_mod(16, 8)),
         "shared prefix": (64, masks.generate_shared_prefix_mask_mod(offsets, torch.tensor([0, 0, 0], device=device))),
         "video tiles, chosen": (64, masks.generate_vsa_mask_mod(chosen, 8, sizes)),
-        "video tiles, by a map": (
-            64,
-            tiles.generate_vsa_block_map_mask_mod(torch.rand(BATCH, HEADS, 8, 8, device=device) < 0.5, 8),
-        ),
+        "video tiles, by a map": (64, tiles.generate_vsa_block_map_mask_mod(mapped, 8)),
         "video tiles, padded": (64, tiles.generate_vsa_padding_mask_mod(sizes, 8)),
     }
 

@@ -12,7 +12,16 @@ torch = pytest.importorskip("torch")
 from torch._higher_order_ops.flex_attention import math_attention  # noqa: E402
 from torch.nn.attention import flex_attention as theirs  # noqa: E402
 
-from attngen.torch import AuxRequest, BlockMask, checked_indices, create_block_mask, flex_attention, flex_operator, flex_spec  # noqa: E402
+from attngen.torch import (  # noqa: E402  # noqa: E402
+    AuxRequest,
+    BlockMask,
+    attention,
+    checked_indices,
+    create_block_mask,
+    flex_attention,
+    flex_operator,
+    flex_spec,
+)
 from attngen.torch.importer import ImportRefusal  # noqa: E402
 from attngen.torch.math import by_torch  # noqa: E402
 from tests import tiers  # noqa: E402
@@ -273,6 +282,17 @@ def test_sinks_are_one_more_logit(by_torch_alone: list[str]) -> None:
         torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
         gradients = [torch.autograd.grad(o.sum(), (q, sinks), retain_graph=True) for o in (found, wanted)]
         torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
+def test_dropout_is_that_of_attention(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv()
+    call = lambda q, k, v: flex_attention(q, k, v, block_mask=create_block_mask(causal, 1, 1, LENGTH, LENGTH), dropout_p=0.25)  # noqa: E731
+    torch.manual_seed(5)
+    wanted = attention(q, k, v, is_causal=True, dropout_p=0.25, mode="math")
+    for function in (call, compiles(call)[0]):
+        torch.manual_seed(5)
+        torch.testing.assert_close(function(q, k, v), wanted)
+    assert not torch.allclose(call(q, k, v), wanted)
 
 
 def test_rows_without_keys_are_zero(by_torch_alone: list[str]) -> None:
