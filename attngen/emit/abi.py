@@ -152,7 +152,8 @@ def _row_numbers(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
 
 def _dq_sums(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
     """Of whole blocks of rows, each consumer's part of a tile by itself, in the order of its registers."""
-    of_block = (plan.own.held // plan.block_q, plan.own.consumers, plan.own.dq_registers // 4, WARPGROUP, 4)
+    parts = (plan.own.consumers,) if plan.own.dq_parts == "rows" else ()
+    of_block = (plan.own.held // plan.block_q, *parts, plan.own.dq_columns // 8, WARPGROUP, 4)
     return *_row_blocks(spec, plan), *(Axis("", n) for n in of_block)
 
 

@@ -1,10 +1,11 @@
-// The meaning of barriers of some warps, and of setmaxnreg.
+// The meaning of barriers of some warps, and of setmaxnreg. bar.warp.sync stands for the order of a thread's own operations alone.
 #pragma once
 
 namespace ptx {
 
 inline void bar_sync(int line, unsigned id, unsigned threads) { emulator::named_barrier(id, threads, true, line); }
 inline void bar_arrive(int line, unsigned id, unsigned threads) { emulator::named_barrier(id, threads, false, line); }
+inline void bar_warp_sync(int, unsigned) {}
 inline void setmaxnreg_inc_sync_aligned_u32(int line, unsigned registers) { emulator::set_registers(true, registers, line); }
 inline void setmaxnreg_dec_sync_aligned_u32(int line, unsigned registers) { emulator::set_registers(false, registers, line); }
 

@@ -34,6 +34,7 @@ PRIMITIVES = (
     "stmatrix",
     "stmatrix_trans",
     "global_add",
+    "keep_order",
     "proxy_fence",
     "pack_bf16",
 )

@@ -34,6 +34,7 @@ USES = {
     "stmatrix": "stmatrix_x4(smem + 16 * threadIdx.x, 1, 2, 3, 4);",
     "stmatrix_trans": "stmatrix_x4_trans(smem + 16 * threadIdx.x, 1, 2, 3, 4);",
     "global_add": "global_add(y + 4 * threadIdx.x, 1.0f, 2.0f, 3.0f, 4.0f);",
+    "keep_order": "y[threadIdx.x] = 1.0f; keep_order(); y[threadIdx.x] = 2.0f;",
     "wgmma_unset": "float d[4]; wgmma_unset(d); for (int i = 0; i < 4; ++i) y[i] = d[i];",
     "proxy_fence": "async_proxy_fence();",
 }

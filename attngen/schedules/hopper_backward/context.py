@@ -210,12 +210,11 @@ class HopperBackward(ByTma):
     def _of_additions(self) -> list[ConstantLine]:
         """The constants of a consumer that adds to dQ in global memory."""
         own, steps = self.own, self.plan.block_q // 16
-        columns = 2 * own.dq_registers * (own.consumers if own.dq_parts == "columns" else 1)
         part = {"rows": "64 rows of a tile", "columns": f"{2 * own.dq_registers} columns of a tile"}[own.dq_parts]
         early = "of a tile, those between the products of dK; the others, between those of the next scores"
         return [
             ConstantLine("int", "DQ_REGISTERS", str(own.dq_registers), f"of a consumer's part of dQ: {part}"),
-            ConstantLine("int", "DQ_COLUMNS", str(columns), "sums of a row of dQ"),
+            ConstantLine("int", "DQ_COLUMNS", str(own.dq_columns), "sums of a row of dQ"),
             ConstantLine("int", "DQ_TILE", "BLOCK_Q * DQ_COLUMNS", "sums of a tile of rows"),
             ConstantLine("int", "EARLY_ADDITIONS", str(own.early_additions), early),
             ConstantLine(
@@ -238,7 +237,7 @@ class HopperBackward(ByTma):
             "tma_store",
             *(["tma_load_5d", "tma_store_5d"] if self.spec.kernel.is_packed else []),
             "stmatrix",
-            *(["stmatrix_trans", "global_add", "wgmma_unset"] if self.own.dq == "additions" else []),
+            *(["stmatrix_trans", "global_add", "keep_order", "wgmma_unset"] if self.own.dq == "additions" else []),
             "proxy_fence",
             "setmaxnreg",
             "opaque",

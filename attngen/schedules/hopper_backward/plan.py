@@ -42,6 +42,7 @@ class HopperBackwardPlan:
     output_slabs: int  # of a warp's rows of a gradient, on their way to global memory; 0: they go out over an operand
     dq_parts: Literal["rows", "columns", ""] = ""  # what a consumer's part of a tile of dQ is; additions only
     dq_registers: int = 0  # of a thread, for that part
+    dq_columns: int = 0  # sums of a row of dQ
     dv_steps: int = 4  # of a tile's products for dV, those that are issued before dP is awaited
     early_additions: int = 0  # of those of a thread for a tile of dQ, those that are issued between the products for dK
 
@@ -268,6 +269,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
             key_registers=MOST_REGISTERS,
             dq_parts="rows" if by_rows else "columns",
             dq_registers=columns // 2 if by_rows else columns // 2 // CONSUMERS,
+            dq_columns=spec.head_dim,
             dv_steps=(6 if masked else 5) if by_rows else tile.block_q // 16,
             early_additions=0 if by_rows or masked else columns // 2 // CONSUMERS // 4 // 2,
         )
