@@ -189,6 +189,7 @@ class HopperBackward(ByTma):
             "of_rows": self.members(of_rows, False) if of_rows else None,
             "reads_scale": self.reads_captured(),
             "adds_dq": self.own.dq == "additions",
+            "last_part_is_smaller": self._last_fours < self.own.dq_registers // 4,
             "key_equations": [*pair, f"dV = sum of {'(D * P)^T' if kept else 'P^T'} dO,  dK = softmax_scale * sum of dS^T Q"],
             "query_equations": [*pair, "dQ = softmax_scale * sum of dS K"],
             "dv_factor": "kept_factor(dropped_weights(in))" if kept else "1.0f",
@@ -207,15 +208,28 @@ class HopperBackward(ByTma):
             *([Wgmma("wgmma_dq", 2 * self.own.dq_registers, dtype, b_transposed=True)] if self.own.dq == "additions" else []),
         ]
 
+    @property
+    def _last_fours(self) -> int:
+        """Registers of the last consumer's part of dQ that hold columns of the head, in fours."""
+        own = self.own
+        parts_before = own.consumers - 1 if own.dq_parts == "columns" else 0
+        return min(own.dq_columns // 8 - parts_before * (own.dq_registers // 4), own.dq_registers // 4)
+
     def _of_additions(self) -> list[ConstantLine]:
         """The constants of a consumer that adds to dQ in global memory."""
-        own, steps = self.own, self.plan.block_q // 16
+        own, steps, fours = self.own, self.plan.block_q // 16, self._last_fours
+        is_smaller = fours < own.dq_registers // 4
         part = {"rows": "64 rows of a tile", "columns": f"{2 * own.dq_registers} columns of a tile"}[own.dq_parts]
         early = "of a tile, those between the products of dK; the others, between those of the next scores"
         return [
             ConstantLine("int", "DQ_REGISTERS", str(own.dq_registers), f"of a consumer's part of dQ: {part}"),
             ConstantLine("int", "DQ_COLUMNS", str(own.dq_columns), "sums of a row of dQ"),
             ConstantLine("int", "DQ_TILE", "BLOCK_Q * DQ_COLUMNS", "sums of a tile of rows"),
+            *(
+                [ConstantLine("int", "LAST_FOURS", str(fours), "of the last consumer's part, which has fewer")]
+                if is_smaller
+                else []
+            ),
             ConstantLine("int", "EARLY_ADDITIONS", str(own.early_additions), early),
             ConstantLine(
                 "int", "DV_STEPS", str(own.dv_steps), f"of the {steps} of dV, those in the queue before dP is awaited"
