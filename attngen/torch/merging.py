@@ -1,0 +1,48 @@
+"""`merge`: the attention of two sets of keys, from that of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from attngen.device.arrays import ArgumentError
+from attngen.torch.layout import check_layout
+
+Tensor = Any
+
+
+def merge(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor, *, layout: str = "bhsd") -> tuple[Tensor, Tensor]:
+    """The attention of the same queries to two sets of keys together, from the results for each: (O, lse).
+
+        lse = log(exp(lse1) + exp(lse2)),   O = exp(lse1 - lse) O1 + exp(lse2 - lse) O2
+
+    Each pair is what `attention(..., return_lse=True)` returns: O [batch, heads, q_len, head_dim_v], or with layout="bshd"
+    [batch, q_len, heads, head_dim_v], and lse [batch, heads, q_len]. A prefix that several sequences share, or keys that lie
+    on several devices, can be attended to by themselves. Merging is associative; a sink must be in one of the sets alone.
+
+    Where lse is -inf, a row has no key in a set: its O there is not used. Without a key in both, O is 0 and lse -inf. Computed
+    in fp32 (in fp64, if lse is); O has the type of O1. Differentiable by all four. Raises ArgumentError for shapes that do not
+    fit.
+    """
+    check_layout(layout)
+    rows = o1.transpose(1, 2).shape[:-1] if layout == "bshd" and o1.dim() == 4 else o1.shape[:-1]
+    for name, tensor, expected in (("o2", o2, o1.shape), ("lse1", lse1, rows), ("lse2", lse2, rows)):
+        if tensor.shape != expected:
+            raise ArgumentError(f"`{name}` is {list(tensor.shape)}; expected {list(expected)}, as `o1` is {list(o1.shape)}")
+    lse1, lse2 = (lse if lse.dtype == torch.float64 else lse.float() for lse in (lse1, lse2))
+    largest = torch.maximum(lse1, lse2).detach()  # any number gives the same result: it keeps exp from overflowing
+    largest = torch.where(largest == -torch.inf, 0.0, largest)
+    weight1, weight2 = torch.exp(lse1 - largest), torch.exp(lse2 - largest)
+    total = weight1 + weight2
+    has_none = total == 0
+    total = torch.where(has_none, 1.0, total)
+    lse = torch.where(has_none, -torch.inf, largest + torch.log(total))
+    weighted1, weighted2 = (_weighted(o, weight / total, layout) for o, weight in ((o1, weight1), (o2, weight2)))
+    return (weighted1 + weighted2).to(o1.dtype), lse
+
+
+def _weighted(o: Tensor, weight: Tensor, layout: str) -> Tensor:
+    """Rows times their weights; 0 where the weight is, whatever the row holds."""
+    each = (weight.transpose(1, 2) if layout == "bshd" and o.dim() == 4 else weight).unsqueeze(-1)
+    return torch.where(each == 0, 0.0, o) * each
