@@ -27,7 +27,7 @@ def test_specs_in_documents_are_right(block: str) -> None:
     assert load_text(block)
 
 
-@pytest.mark.parametrize("page", ["python", "masks"])
+@pytest.mark.parametrize("page", ["python", "masks", "coming_from"])
 def test_python_in_documents_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page, one after another."""
     torch = pytest.importorskip("torch")
