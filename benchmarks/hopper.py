@@ -10,7 +10,7 @@ before each; ratios are medians of the ratios within each round. TFLOP/s count t
 
 from __future__ import annotations
 
-from hopper_parts import changing, errors, grouped, lengths, plain, sizes, sustained, variants
+from hopper_parts import changing, dropout, errors, grouped, lengths, plain, sizes, sustained, variants
 from parts import run
 
 PARTS = {
@@ -19,6 +19,7 @@ PARTS = {
     "grouped": grouped,
     "variants": variants,
     "changing": changing,
+    "dropout": dropout,
     "sizes": sizes,
     "lengths": lengths,
     "errors": errors,

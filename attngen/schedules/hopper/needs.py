@@ -23,7 +23,7 @@ PAIR_REGISTERS = 32  # of a score, or of a mask that is evaluated for each pair:
 REGISTERS = {2: (40, 232), 3: (32, 160), 4: (32, 112)}
 STAGING_REGISTERS = {2: (56, 224), 3: (56, 152), 4: (56, 104)}  # where the producer reads key vectors
 CLASSIFYING_REGISTERS = {2: (72, 216), 3: (56, 152), 4: (56, 104)}  # and classifies tiles too, where so many suffice
-KEPT_REGISTERS = 6  # of dropout: what a head's generator needs, beside a byte for each pair
+KEPT_REGISTERS = 10  # of dropout: what a head's generator needs, and bytes of pairs
 DESCRIPTOR_REGISTERS = 4  # of Q in shared memory
 MOST_CONSUMERS = 4
 WHOSE = {True: "Q holds, and held before", False: "are at hand, and were before"}  # by whether Q goes to registers at once
@@ -93,7 +93,7 @@ def registers(facts: SpecFacts, tile: Tile) -> int:
     output, scores = facts.spec.head_dim_v // 2, tile.block_kv // 2
     asks_pairs = facts.spec.score != S or not facts.bounds.exact
     pairs = PAIR_REGISTERS if asks_pairs and consumers(tile) == MOST_CONSUMERS else 0
-    dropped = KEPT_REGISTERS + tile.block_kv // 8 if facts.spec.dropout is not None else 0
+    dropped = KEPT_REGISTERS if facts.spec.dropout is not None else 0
     return output + scores + scores // 2 + OTHER_REGISTERS + captured_registers(facts) + pairs + dropped
 
 
