@@ -30,6 +30,7 @@ from attngen.reference.compare import Comparison, compare, truth
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dropout import bytes_of_pairs
 from attngen.spec.dtypes import from_storage, round_to_storage
 from tests.harness import call
 
@@ -233,6 +234,8 @@ def draw(r: random.Random, kernel: str | None = None) -> Case:
     python_mask = python_text(mask) if plain and r.random() < 0.5 else ""
     if python_mask:
         words = ()
+    if r.random() < 0.15:
+        text = text.removesuffix("}\n") + f"    dropout {r.choice((0.002, 0.1, 0.5, 0.9))}\n}}\n"
     return Case(
         text, schedule, arch, shape, params, r.random() < 0.2, r.choice((1.0, 1.0, 1.0, 4.0, 25.0, 0.0)), size_of_v,
         r.random() < 0.3, words, python_mask,
@@ -279,16 +282,24 @@ def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array
     with np.errstate(all="ignore"):
         allowed = np.broadcast_to(np.asarray(read("mask", "True"), bool), s.shape)
         scores = np.where(allowed, read("score", "s"), -np.inf)
+        dropped = round(256 * float(read("dropout", "0")))
+        kept: Any = 1.0
+        if dropped:
+            kept = (
+                (bytes_of_pairs(*problem.inputs["rng_state"][:, None, None, None, None], b, h, q, k) >= dropped)
+                * 256
+                / (256 - dropped)
+            )
         if spec.normalize == "sigmoid":
-            return np.where(allowed, 1 / (1 + np.exp(-scores)), 0.0) @ wide_v, np.empty(0)
+            return (np.where(allowed, 1 / (1 + np.exp(-scores)), 0.0) * kept) @ wide_v, np.empty(0)
         if spec.normalize == "none":
-            return np.where(allowed, scores, 0.0) @ wide_v, np.empty(0)
+            return (np.where(allowed, scores, 0.0) * kept) @ wide_v, np.empty(0)
         sink = np.broadcast_to(np.asarray(read("sink", "-inf"), np.float64), s.shape)[..., :1]
         largest = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)
         finite = np.where(np.isfinite(largest), largest, 0.0)
         weights = np.exp(scores - finite)
         total = weights.sum(-1, keepdims=True) + np.exp(sink - finite)
-        output = (weights / np.where(total == 0, 1.0, total)) @ wide_v
+        output = (weights / np.where(total == 0, 1.0, total) * kept) @ wide_v
         return output, (finite + np.log(total))[..., 0]
 
 

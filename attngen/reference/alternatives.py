@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.dropout import without_dropout
 from attngen.spec.expr import Apply, Expr, ExpressionError, Gather, Name, Type, constant, rewrite, walk
 from attngen.spec.operator import TABLE, ZERO, apply, is_comparison, mul, neg
 from attngen.spec.print_attn import expression_to_text
@@ -33,7 +34,8 @@ class Alternative:
 
 def alternatives(spec: AttentionSpec, most: int = MAX_ALTERNATIVES) -> tuple[Alternative, ...]:
     """The first `most` alternatives of `spec`: each condition as always true and always false, each comparison of
-    integers with the other answer at its boundary, each operator as one of its operands, b and h as 0, another scale, no sink.
+    integers with the other answer at its boundary, each operator as one of its operands, b and h as 0, another scale, no sink,
+    no dropout.
     """
     found: dict[AttentionSpec, Alternative] = {}
     for one in _candidates(spec):
@@ -48,6 +50,8 @@ def _candidates(spec: AttentionSpec) -> Iterator[Alternative]:
     yield Alternative("scale", "", "doubled", replace(spec, scale=mul(constant(2.0), spec.scale)))
     if spec.sink is not None:
         yield Alternative("sink", "", "left out", replace(spec, sink=None))
+    if spec.dropout is not None:
+        yield Alternative("dropout", "", "left out", without_dropout(spec))
     for keyword in ("mask", "score", "sink"):
         root: Expr | None = getattr(spec, keyword)
         if root is None:

@@ -80,8 +80,8 @@ def dq_of(facts: SpecFacts) -> Dq:
     if "q" not in facts.wanted:
         return ""
     spec = facts.spec
-    fits = spec.dropout is None  # which takes registers too
-    fits &= max(spec.head_dim, spec.head_dim_v) <= MAX_ADDED_HEAD_DIM and slabs(spec.head_dim) == slabs(spec.head_dim_v)
+    limit = MAX_ADDED_HEAD_DIM if spec.dropout is None else SLAB  # random bits take registers too
+    fits = max(spec.head_dim, spec.head_dim_v) <= limit and slabs(spec.head_dim) == slabs(spec.head_dim_v)
     adds = "k" in facts.wanted and not facts.deterministic and spec.normalize == "softmax" and fits
     return "additions" if adds else "own kernel"
 
@@ -106,7 +106,11 @@ def heads_side_by_side(facts: SpecFacts) -> tuple[HeadsInL2, str]:
 def rows_of(facts: SpecFacts) -> int:
     """The rows of a tile that a block of keys visits."""
     assert facts.gradient is not None
-    fits = slabs(facts.spec.head_dim) == 1 and (operations(facts.gradient.ds) == 0 or facts.spec.head_dim % 16 > 0)
+    fits = (
+        facts.spec.dropout is None
+        and slabs(facts.spec.head_dim) == 1
+        and (operations(facts.gradient.ds) == 0 or facts.spec.head_dim % 16 > 0)
+    )
     return 2 * WARPGROUP_ROWS if dq_of(facts) == "additions" and fits else WARPGROUP_ROWS
 
 
