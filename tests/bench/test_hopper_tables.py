@@ -109,3 +109,17 @@ def test_errors_and_sloping_maxima() -> None:
     exact = torch.zeros(3, dtype=torch.float64)
     assert errors.largest(torch.tensor([0.0, -0.5, 0.25]), exact) == 0.5
     assert errors.largest(torch.tensor([0.0, math.nan, 0.25]), exact) == math.inf
+
+
+def test_dropout_says_the_least_share_of_the_forward() -> None:
+    def row(case: str, share: float) -> dict[str, Any]:
+        rates = {"with": 100 * share, "without": 100.0}
+        return {
+            "case": case,
+            "tflops": dict.fromkeys(("forward", "backward"), rates),
+            "share": {"forward": share, "backward": 0.5},
+        }
+
+    text = part("dropout").table([row("one", 0.9), row("two", 0.4)])
+    assert "| one | 90 | 100 | 90.0% | 90 | 100 | 50.0% |" in text
+    assert text.endswith("least share of the forward 0.400 (two); geometric means: forward 0.600, backward 0.500.")
