@@ -386,12 +386,12 @@ template <int ROWS, int SUMMED> struct Factors {
 };
 
 // D += A B, of the elements of B that are not finite alone: NaN where one meets a factor that is not 0.
-template <int WIDTH, int ROWS, int SUMMED>
+template <int WIDTH, int ROWS, int COLUMNS, int SUMMED>
 __device__ __forceinline__ void add_not_finite(
-    float (&D)[ROWS][WIDTH / 4], const Factors<ROWS, SUMMED>& A, const fp16* b_fragment)
+    float (&D)[ROWS][COLUMNS], const Factors<ROWS, SUMMED>& A, const fp16* b_fragment)
 {
 #pragma unroll
-    for (int j = 0; j < WIDTH / 8; j += 2)
+    for (int j = 0; j < COLUMNS / 2; j += 2)
 #pragma unroll
         for (int m = 0; m < ROWS / 2; ++m) {
             float upper[4] = {}, lower[4] = {};
@@ -413,11 +413,11 @@ __device__ __forceinline__ void add_not_finite(
         }
 }
 
-// D += A B: B in shared memory, rows of WIDTH columns, one for each column of A. With SKIPS, a term whose factor in A is 0
+// D += A B: B in shared memory, rows of WIDTH columns, one for each column of A; it begins at the first column of D. With SKIPS, a term whose factor in A is 0
 // counts as 0 whatever is in B: what is not finite in B is left out, and added afterwards.
-template <int WIDTH, bool SKIPS, int ROWS, int SUMMED>
+template <int WIDTH, bool SKIPS, int ROWS, int COLUMNS, int SUMMED>
 __device__ __forceinline__ void multiply_fragments(
-    float (&D)[ROWS][WIDTH / 4], const Factors<ROWS, SUMMED>& A, const fp16* B)
+    float (&D)[ROWS][COLUMNS], const Factors<ROWS, SUMMED>& A, const fp16* B)
 {
     constexpr int STRIDE = WIDTH + PAD;
     // B fragments: lane l points at row l % 16, columns 8 * (l / 16) of 16 rows x 16 columns, read transposed
@@ -427,7 +427,7 @@ __device__ __forceinline__ void multiply_fragments(
 #pragma unroll
     for (int step = 0; step < SUMMED / 4; ++step)
 #pragma unroll
-        for (int j = 0; j < WIDTH / 8; j += 2) {
+        for (int j = 0; j < COLUMNS / 2; j += 2) {
             unsigned b_frag[4];
             ldmatrix_x4_trans(b_frag, b_fragment + 16 * step * STRIDE + 8 * j);
             if (SKIPS)
@@ -447,15 +447,15 @@ __device__ __forceinline__ void multiply_fragments(
     if (SKIPS && __any_sync(0xffffffff, left_out != 0)) add_not_finite<WIDTH>(D, A, b_fragment);
 }
 
-// Stores factor * D over the warp's own rows of a tile of WIDTH columns in shared memory.
-template <int WIDTH, int ROWS>
-__device__ __forceinline__ void store_fragments(fp16* rows, const float (&D)[ROWS][WIDTH / 4], float factor) {
+// Stores factor * D in its place of a tile of WIDTH columns in shared memory.
+template <int WIDTH, int ROWS, int COLUMNS>
+__device__ __forceinline__ void store_fragments(fp16* rows, const float (&D)[ROWS][COLUMNS], float factor) {
     const int lane = thread_index() % 32;
     fp16* mine = rows + lane / 4 * (WIDTH + PAD) + lane % 4 * 2;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
-        for (int j = 0; j < WIDTH / 8; ++j)
+        for (int j = 0; j < COLUMNS / 2; ++j)
             *(unsigned*)(mine + 8 * r * (WIDTH + PAD) + 8 * j) = pack(D[r][2 * j] * factor, D[r][2 * j + 1] * factor);
 }
 
@@ -487,21 +487,24 @@ alibi_backward_delta(
     long long do_stride_b, long long do_stride_h, long long do_stride_s,
     int q_heads, int q_len)
 {
-    const int row_blocks = (q_len + THREADS / DELTA_LANES - 1) / (THREADS / DELTA_LANES);
+    const int row_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
     const int h_idx = blockIdx.x / row_blocks % q_heads, b_idx = blockIdx.x / row_blocks / q_heads;
-    const int q_idx = blockIdx.x % row_blocks * (THREADS / DELTA_LANES) + threadIdx.x / DELTA_LANES;
-    const int existing = min(q_idx, q_len - 1);  // all lanes take part in the shuffles below
-    const fp16* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + existing * o_stride_s;
-    const fp16* do_row = dO + b_idx * do_stride_b + h_idx * do_stride_h + existing * do_stride_s;
-    float sum = 0.0f;
-    for (int column = threadIdx.x % DELTA_LANES * 8; column < HEAD_DIM_V; column += 8 * DELTA_LANES) {
-        const Chunk o = *(const Chunk*)(o_row + column), grad = *(const Chunk*)(do_row + column);
-        for (int i = 0; i < 4; ++i)
-            sum += low_of(o.words[i]) * low_of(grad.words[i]) + high_of(o.words[i]) * high_of(grad.words[i]);
+    const int q_lo = blockIdx.x % row_blocks * BLOCK_Q;
+#pragma unroll
+    for (int row = threadIdx.x / DELTA_LANES; row < BLOCK_Q; row += THREADS / DELTA_LANES) {
+        const int q_idx = q_lo + row, existing = min(q_idx, q_len - 1);  // all lanes take part in the shuffles below
+        const fp16* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + existing * o_stride_s;
+        const fp16* do_row = dO + b_idx * do_stride_b + h_idx * do_stride_h + existing * do_stride_s;
+        float sum = 0.0f;
+        for (int column = threadIdx.x % DELTA_LANES * 8; column < HEAD_DIM_V; column += 8 * DELTA_LANES) {
+            const Chunk o = *(const Chunk*)(o_row + column), grad = *(const Chunk*)(do_row + column);
+            for (int i = 0; i < 4; ++i)
+                sum += low_of(o.words[i]) * low_of(grad.words[i]) + high_of(o.words[i]) * high_of(grad.words[i]);
+        }
+        for (int lanes = DELTA_LANES / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
+        if (threadIdx.x % DELTA_LANES == 0 && q_idx < q_len)
+            delta[((long long)b_idx * q_heads + h_idx) * q_len + q_idx] = sum;
     }
-    for (int lanes = DELTA_LANES / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
-    if (threadIdx.x % DELTA_LANES == 0 && q_idx < q_len)
-        delta[((long long)b_idx * q_heads + h_idx) * q_len + q_idx] = sum;
 }
 
 // The keys that a block owns. Blocks of one head are neighbours and read the same rows. The first keys of a head come first:

@@ -20,7 +20,6 @@ LETTERS = {
     **dict.fromkeys(("q_len", "kv_len", "total_q", "total_k"), "s"),
     **dict.fromkeys(("head_dim", "head_dim_v"), "d"),
 }  # of the axes with these names
-WARPGROUP = 128  # threads
 ROW_ALIGNMENT = 16  # bytes: one copy of the kernels on tensor cores
 
 
@@ -151,10 +150,10 @@ def _row_numbers(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
 
 
 def _dq_sums(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
-    """Of whole blocks of rows, each consumer's part of a tile by itself, in the order of its registers."""
-    parts = (plan.own.consumers,) if plan.own.dq_parts == "rows" else ()
-    of_block = (plan.own.held // plan.block_q, *parts, plan.own.dq_columns // 8, WARPGROUP, 4)
-    return *_row_blocks(spec, plan), *(Axis("", n) for n in of_block)
+    """Of whole blocks of rows, in the order of the registers that are added to them."""
+    tiles = (free("batch"), head_axes(spec)[0], Axis("", CeilDiv("q_len", plan.block_q)))
+    blocks = _row_blocks(spec, plan) if plan.schedule.is_warp_specialized else tiles
+    return *blocks, *(Axis("", n) for n in plan.own.dq_sums(plan))
 
 
 def _row_blocks(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:

@@ -4,7 +4,9 @@
 namespace ptx {
 
 inline void red_relaxed_gpu_global_add_v4_f32(int line, float* to, float a, float b, float c, float d) {
-    emulator::atomic_add(to, {a, b, c, d}, line);
+    const float by[] = {a, b, c, d};
+    emulator::atomic_add(to, by, 4, line);
 }
+inline void red_relaxed_gpu_global_add_f32(int line, float* to, float a) { emulator::atomic_add(to, &a, 1, line); }
 
 }  // namespace ptx

@@ -8,11 +8,11 @@ from typing import Any
 from attngen.emit import abi, comment_text
 from attngen.emit.captured_sums import CapturedSums, Terms
 from attngen.emit.file import ConstantLine, KernelText
-from attngen.emit.program import CeilDiv, Extent
+from attngen.emit.program import CeilDiv, Extent, Parameter
 from attngen.emit.variant import Function
 from attngen.schedules.fused import Fused
-from attngen.schedules.fused_mma import backward_plan
-from attngen.schedules.fused_mma.backward_plan import FusedMmaBackwardPlan
+from attngen.schedules.fused_mma import backward_additions, backward_needs
+from attngen.schedules.fused_mma.backward_needs import FusedMmaBackwardPlan
 
 DELTA_LANES = 8  # that share a row: of 64 numbers of 16 bits, each loads 16 bytes
 ROW_LANES = 4  # that have the columns of a row of a fragment
@@ -23,6 +23,7 @@ TITLES = {
     "dv": "dV",
     "dk": "dK",
     "dq": "dQ",
+    "convert_dq": "dQ from its sums",
 }
 ALONE = {"dk": "Sums of keys", "dq": "Sums of rows"}  # of kernels without dK or dQ, which captured gradients need
 
@@ -49,8 +50,13 @@ class FusedMmaBackward(Fused, CapturedSums):
         return self.plan.own
 
     @property
+    def adds(self) -> bool:
+        """Whether blocks of keys add to dQ in global memory."""
+        return self.own.dq == "additions"
+
+    @property
     def row_values(self) -> tuple[str, ...]:
-        return backward_plan.row_values(self.facts)
+        return backward_needs.row_values(self.facts)
 
     def equations(self) -> list[str]:
         assert self.facts.gradient is not None
@@ -59,6 +65,7 @@ class FusedMmaBackward(Fused, CapturedSums):
     def sections(self) -> dict[str, str]:
         own = {name: TITLES[name] for name in self.own.kernels}
         own |= {f"d{n}": ALONE[f"d{n}"] for n in ("k", "q") if f"d{n}" in own and not self.plan.wants(n)}
+        own |= {"dk_dv": "dK, dV and additions to dQ"} if self.adds else {}
         return {**self.tile_sections(), "products": "Products", **own, **self.captured_sections()}
 
     def context(self) -> dict[str, Any]:
@@ -67,7 +74,7 @@ class FusedMmaBackward(Fused, CapturedSums):
         return super().context() | {
             "kernels": {name: kernels.get(name) for name in TITLES},
             "key_kernels": [
-                self._key_kernel(name, kernels[name]) for name in self.own.kernels if name in backward_plan.OF_KEYS
+                self._key_kernel(name, kernels[name]) for name in self.own.kernels if name in backward_needs.OF_KEYS
             ],
             "query_equations": [*self._pair_equations(True), *of_q],
             "query_sums": self._terms_of("dq"),
@@ -83,19 +90,29 @@ class FusedMmaBackward(Fused, CapturedSums):
             "row_values": self.row_values,
             "subtracts_first": self.subtracts_first,
             "dlse": self.spec.lse,
+            "adds": self.adds,
+            "reads_scale": self.reads_captured(),
             "inline_classify": True,
         }
 
     def kernels(self) -> dict[str, KernelText]:
         return {
             **{f"zero_{name}": zero.kernel for name, zero in self.zero_kernels().items()},
-            **{name: self._delta() if name == "delta" else self._gradients(name) for name in self.own.kernels},
+            **{name: self._kernel(name) for name in self.own.kernels},
             **{name: last.kernel for name, last in self.last_kernels().items()},
         }
 
+    def _kernel(self, name: str) -> KernelText:
+        match name:
+            case "delta":
+                return self._delta()
+            case "convert_dq":
+                return self._convert_dq()
+        return self._gradients(name)
+
     def _terms_of(self, name: str) -> tuple[Terms, ...]:
         """What a kernel adds up of captured gradients."""
-        names = {t.name for t in backward_plan.terms_of(self.facts, name, self.own.kernels)}
+        names = {t.name for t in backward_needs.terms_of(self.facts, name, self.own.kernels)}
         return tuple(t for t in self.term_sums() if t.name in names)
 
     @property
@@ -122,12 +139,27 @@ class FusedMmaBackward(Fused, CapturedSums):
             self.pointer("O"),
             self.pointer("dO"),
             abi.data("delta", "float", writable=True),
+            *self._dq_sums(),
             *self.strides("O", "bhs"),
             *self.strides("dO", "bhs"),
             *dlse,
             *abi.sizes(self.spec, "q_heads", "q_len"),
         ]
-        return self.kernel("delta", self.head_grid(CeilDiv("q_len", self.plan.threads // DELTA_LANES)), parameters)
+        return self.kernel("delta", self.q_block_grid(), parameters)
+
+    def _convert_dq(self) -> KernelText:
+        parameters = [
+            abi.data("dq_sums", "float"),
+            self.pointer("dQ", writable=True),
+            *self.strides("dQ", "bhs"),
+            *abi.sizes(self.spec, "q_heads", "q_len"),
+            *self.captured(),
+        ]
+        return self.kernel("convert_dq", self.q_block_grid(), parameters)
+
+    def _dq_sums(self) -> list[Parameter]:
+        """The sums of dQ that blocks of keys add to, if they do."""
+        return [abi.data("dq_sums", "float", writable=True)] if self.adds else []
 
     def _gradients(self, name: str) -> KernelText:
         """A kernel that adds up gradients: of keys, or of queries."""
@@ -141,6 +173,7 @@ class FusedMmaBackward(Fused, CapturedSums):
             *(abi.data(n, "float") for n in lse),
             *([abi.data("delta", "float")] if self._reads_delta(name) else []),
             *(self.pointer(t, writable=True) for t in results),
+            *([] if by_query else self._dq_sums()),
             *(self.term_parameters(*{t.place: "" for t in terms}) if terms else []),
             *(p for t in (*read, *results) for p in self.strides(t, "bhs")),
             *(p for n in lse for p in self.strides(n, "bhs")),
@@ -168,10 +201,11 @@ class FusedMmaBackward(Fused, CapturedSums):
         kept = "(D P)" if self.variant.dropout else "P"
         of_v = [f"dV = sum over query heads of {kept}^T dO"] if sums_v else []
         of_k = [f"dK = softmax_scale * sum over query heads of {self._ds}^T Q"] if sums_k else []
+        of_q = [f"dQ = softmax_scale * sum over keys of {self._ds} K"] if self.adds else []
         operands = " and ".join([*(["P^T"] if sums_v else []), *([f"{self._ds}^T"] if sums_k else [])])
         are = "are A operands as they are" if sums_k and sums_v else "is an A operand as it is"
         transposed = f": {operands} {are}" if operands else ""
-        equations = (*self._pair_equations(needs_ds), *of_v, *of_k)
+        equations = (*self._pair_equations(needs_ds), *of_v, *of_k, *of_q)
         return KeyKernel(name, kernel, sums_k, sums_v, needs_ds, terms, reads_captured, equations, transposed)
 
     def _pair_equations(self, of_scores: bool) -> list[str]:
@@ -191,9 +225,15 @@ class FusedMmaBackward(Fused, CapturedSums):
             f"special_{dtype}",
             "ldmatrix",
             *([] if split else ["ldmatrix_trans"]),
+            *self._additions(),
             *([f"mma_{split}", f"split_{split}"] if split else [f"mma_{dtype}"]),
             *self.captured_primitives(ROW_LANES),
         ]
+
+    def _additions(self) -> list[str]:
+        if self.own.dq_part is None:
+            return []
+        return ["global_add" if self.own.dq_part.added > 1 else "global_add_one"]
 
     @property
     def uses_infinity(self) -> bool:
@@ -215,20 +255,44 @@ class FusedMmaBackward(Fused, CapturedSums):
         own, plan = self.own, self.plan
         filled = {own.qk_width: self.spec.head_dim, own.v_width: self.spec.head_dim_v}
         zeros = {width: f"{width - dim} zeros fill the last step of 16" if width > dim else "" for width, dim in filled.items()}
+        block = ConstantLine("int", "BLOCK", str(plan.block_q), "BLOCK_Q and BLOCK_KV: rows of a tile in shared memory")
+        row_blocks = str(backward_additions.ROW_BLOCKS) if self.adds else f"BLOCK / (16 * {plan.warps})"
         delta = ConstantLine("int", "DELTA_LANES", str(DELTA_LANES), "that share a row")
         return [
             *self.fused_numbers(),
             *self.blocks(),
             NOT_A_NUMBER,
-            ConstantLine("int", "BLOCK", str(plan.block_q), "BLOCK_Q and BLOCK_KV: rows of a tile in shared memory"),
+            *([] if self.adds else [block]),
             ConstantLine("int", "PART", str(own.part), "columns of S and dP that are multiplied at once"),
-            ConstantLine("int", "ROW_BLOCKS", f"BLOCK / (16 * {plan.warps})", "of 16 rows, of a warp"),
+            ConstantLine("int", "ROW_BLOCKS", row_blocks, "of 16 rows, of a warp"),
             ConstantLine("int", "PAD", str(own.chunk)),
             ConstantLine("int", "QK_WIDTH", str(own.qk_width), zeros[own.qk_width]),
             ConstantLine("int", "V_WIDTH", str(own.v_width), zeros[own.v_width]),
+            *self._adding_constants(),
             *([delta] if "delta" in own.kernels else []),
             *([ConstantLine("int", "ROW_LANES", str(ROW_LANES), "that share a row of a fragment")] if self._sums_rows else []),
             *self.captured_constants(),
+        ]
+
+    def _adding_constants(self) -> list[ConstantLine]:
+        """The constants of blocks of keys that add to dQ."""
+        own, part = self.own, self.own.dq_part
+        if part is None:
+            return []
+        sharing = "warps that have the same keys: each its share of a tile's rows, and of the columns of dK and dV"
+        return [
+            ConstantLine("int", "SHARES", str(own.shares), sharing),
+            ConstantLine("int", "WARP_KEYS", "16 * ROW_BLOCKS"),
+            ConstantLine("int", "OWN_ROWS", "BLOCK_Q / SHARES", "of a tile, whose S and dP a warp computes"),
+            ConstantLine("int", "QK_COLUMNS", "QK_WIDTH / SHARES", "of dK, of a warp"),
+            ConstantLine("int", "V_COLUMNS", "V_WIDTH / SHARES", "of dV, of a warp"),
+            ConstantLine("int", "QK_STEPS", "(HEAD_DIM + 15) / 16", "of 16 terms of S: columns of zeros are left out"),
+            ConstantLine("int", "V_STEPS", "(HEAD_DIM_V + 15) / 16", "of dP"),
+            ConstantLine("int", "TILE_WIDTH", "BLOCK_Q + PAD", "of a row of P^T or dS^T in shared memory"),
+            ConstantLine("int", "DQ_ROWS", str(part.rows), "of dQ of a tile, of a warp"),
+            ConstantLine("int", "DQ_COLUMNS", str(part.columns)),
+            ConstantLine("int", "DQ_CHUNKS", str(part.chunks), "of so many columns, which a warp multiplies one after another"),
+            ConstantLine("int", "DQ_CHUNK", "BLOCK_Q * QK_WIDTH / DQ_CHUNKS", "sums of all warps"),
         ]
 
 

@@ -1,43 +1,48 @@
 """The backward of the fused schedule on tensor cores: a kernel that owns keys and one that owns rows.
 
-No floats are added up in global memory, so that every run has the same bits.
+No floats are added up in global memory, so that every run has the same bits. `backward_additions` has the other form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.captured_sums import TermSum, term_sums
 from attngen.plan.decisions import saved_decisions, term_decisions
 from attngen.plan.facts import SpecFacts
-from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import STATED, Cost, fitting, pick_tile, planned, tile_decision
+from attngen.schedules.fused_mma import backward_additions
+from attngen.schedules.fused_mma.backward_needs import (
+    OF_KEYS,
+    FusedMmaBackwardPlan,
+    classified_tiles,
+    classifies,
+    kernels_of,
+    row_values,
+    terms_of,
+    widths,
+)
 from attngen.schedules.fused_mma.needs import (
     CAPTURED_REGISTERS,
     MMA_ROWS,
     RESERVED,
-    TILE_WORDS,
     Operands,
-    Split,
     chunk,
     gathers,
     operands,
     row_blocks,
 )
-from attngen.spec.attention import AttentionSpec
 
 NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
 OTHER_REGISTERS = 56  # addresses, fragments
 OTHER_SPLIT_REGISTERS = 76  # the same where each number is two
 SPLIT_PAIR_REGISTERS = 4  # of a column of S and dP and a row block: they stay in fp32 while they are multiplied
-WARPS_OF_AN_SM = 8  # two for each of its schedulers: as many as have all the registers of a thread
-OF_KEYS = ("dk_dv", "dk", "dv")  # the kernels that own keys; the first has dS
 PARTS = (32, 16)  # columns of S that may be multiplied at once
 BLOCKS = 2  # of an SM, where shared memory allows it: one multiplies while the other waits
 # Blocks of as many keys as rows, so that ranges of captured vectors serve both kernels.
@@ -54,20 +59,6 @@ WHY_TWO_KERNELS = (
     "a block has its gradients for itself and adds them up in registers, in a fixed order: no atomics, the same bits in every "
     "run; in return S and dP are computed twice"
 )
-WHY_BLOCKS = "the compiler may use the registers of so many; unasked, it spills some to make room for more"
-
-
-@dataclass(frozen=True, slots=True)
-class FusedMmaBackwardPlan:
-    """The choices of this schedule beside its tile, and the widths of its tiles in elements."""
-
-    kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
-    part: int  # columns of S and dP that are multiplied at once: their sums are in registers
-    split: Split  # the type of the two parts of each number; empty: numbers are not split
-    idle_copiers: bool  # some threads copy nothing: a row's chunks do not divide the number of threads
-    chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
-    qk_width: int  # of a row of Q or K in shared memory, without the padding
-    v_width: int
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
@@ -79,32 +70,6 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
         smallest = POSSIBLE[-1]
         return f"the smallest tile of fused_mma_backward {cost(facts, smallest, True).why_not(arch, 32 * smallest.warps)}"
     return ""
-
-
-def widths(spec: AttentionSpec) -> tuple[int, int]:
-    """The head sizes rounded up to the 16 elements that a step sums over; the rest is zeros in shared memory."""
-    return -(-spec.head_dim // MMA_ROWS) * MMA_ROWS, -(-spec.head_dim_v // MMA_ROWS) * MMA_ROWS
-
-
-def kernels_of(facts: SpecFacts, apart: bool) -> tuple[str, ...]:
-    """The kernels that the wanted gradients need; `apart`: dK and dV by a kernel each."""
-    wanted, places = {*facts.wanted}, {terms.place for terms in term_sums(facts)}
-    both = {"k", "v"} <= wanted and not apart
-    needed = {
-        "delta": facts.spec.normalize == "softmax" and bool({"q", "k"} & wanted or places),
-        "dk_dv": both,
-        "dv": "v" in wanted and not both,
-        "dk": ("k" in wanted and not both) or ("keys" in places and "v" not in wanted),
-        "dq": "q" in wanted or bool(places - {"keys"}),
-    }
-    return tuple(name for name, is_needed in needed.items() if is_needed)
-
-
-def terms_of(facts: SpecFacts, kernel: str, kernels: tuple[str, ...]) -> tuple[TermSum, ...]:
-    """What `kernel` adds up of captured gradients; `kernels` are all of the program."""
-    of_keys = next((name for name in OF_KEYS if name in kernels), "")
-    owner = {"keys": of_keys, "rows": "dq", "pairs": "dq", "words": "dq"}
-    return tuple(terms for terms in term_sums(facts, diagonals=True) if owner[terms.place] == kernel)
 
 
 def registers(facts: SpecFacts, tile: Tile, part: int, apart: bool) -> int:
@@ -151,8 +116,6 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
     kernels = kernels_of(facts, apart)
     kept = any(k in OF_KEYS or terms_of(facts, k, kernels) for k in kernels)
     values = len(row_values(facts))
-    bits = "a bit for each tile to visit, and for each full one"
-    classified = facts.bounds.per_tile or mask_bounds(spec, None, "q").per_tile
     folded = diagonal_columns(tile, part_of(facts, tile, apart) or PARTS[-1])
     diagonals = SharedBuffer(name="DIAGONALS", element="float", shape=(tile.warps, 8, folded), use="terms of a warp's pairs")
     return (
@@ -166,14 +129,8 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
             else []
         ),
         *([diagonals] if any(terms.diagonals for terms in term_sums(facts, diagonals=True)) else []),
-        *([SharedBuffer(name="TILES", element="unsigned", shape=(TILE_WORDS, tile.warps), use=bits)] if classified else []),
+        *([classified_tiles(tile)] if classifies(facts) else []),
     )
-
-
-def row_values(facts: SpecFacts) -> tuple[str, ...]:
-    """The numbers that each row has for itself."""
-    needs_delta = "delta" in kernels_of(facts, apart=False)
-    return (*(n for n in saved_results(facts) if n != "out"), *(["delta"] if needs_delta else []))
 
 
 def diagonal_columns(tile: Tile, part: int) -> int:
@@ -189,7 +146,7 @@ def cost(facts: SpecFacts, tile: Tile, apart: bool) -> Cost:
 def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
     """Blocks for which an SM has shared memory, up to the number that it has all registers of a thread for."""
     shared = arch.shared_per_sm // (sum(b.bytes for b in buffers(facts, tile)) + RESERVED)
-    return min(shared, max(1, WARPS_OF_AN_SM // tile.warps))
+    return min(shared, max(1, backward_additions.WARPS_OF_AN_SM // tile.warps))
 
 
 def apart_by_registers(facts: SpecFacts, tile: Tile) -> bool:
@@ -199,6 +156,8 @@ def apart_by_registers(facts: SpecFacts, tile: Tile) -> bool:
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The tiles that fit, the preferred first."""
+    if backward_additions.adds(facts, arch):
+        return backward_additions.tiles(facts, arch)
     fit = fitting(arch, POSSIBLE, lambda t: cost(facts, t, apart=True))
     return tuple(sorted(fit, key=lambda t: _order(facts, arch, t)))
 
@@ -207,7 +166,7 @@ def _order(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[bool, int, int, in
     """Less is better: dK and dV in one kernel, which computes S and P once for both; enough warps on an SM; in several blocks;
     32 rows a warp, for which fragments are read once; the next tile copied in the background."""
     blocks = blocks_of_an_sm(facts, arch, tile)
-    warps = min(tile.warps * blocks, WARPS_OF_AN_SM)
+    warps = min(tile.warps * blocks, backward_additions.WARPS_OF_AN_SM)
     return apart_by_registers(facts, tile), -warps, -min(blocks, BLOCKS), -row_blocks(tile), -tile.stages
 
 
@@ -219,6 +178,8 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         head = max(spec.head_dim, spec.head_dim_v)
         what = f"fused_mma_backward does not compute {spec.dtype} with head size {head} on {arch.name}"
         raise refusal("kernel", what, why_not(facts, arch), "compute gradients by auto")
+    if backward_additions.adds(facts, arch):
+        return backward_additions.propose(schedule, facts, arch, fitting_tiles)
     tile = pick_tile(spec, arch, fitting_tiles, fitting_tiles, lambda t: cost(facts, t, apart=True))
     apart = apart_by_registers(facts, tile)
     kernels = kernels_of(facts, apart)
@@ -231,6 +192,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         chunk=chunk(spec),
         qk_width=qk,
         v_width=v,
+        dq="own kernel" if "dq" in kernels else "",
     )
     return planned(
         schedule,
@@ -268,7 +230,7 @@ def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPl
     yield Decision("warps", str(tile.warps), f"{rows} keys, or rows, each{shared}")
     yield Decision("stages", str(tile.stages), _why_stages(facts, arch, tile))
     yield Decision("PART", str(own.part), "columns of S and dP whose sums find registers beside those of the gradients")
-    yield Decision("blocks per SM", str(blocks), WHY_BLOCKS)
+    yield Decision("blocks per SM", str(blocks), backward_additions.WHY_BLOCKS)
     if own.idle_copiers:
         yield Decision("copying threads", "not all", "the 16-byte chunks of a row do not divide the number of threads")
     why_pad = "the 8 rows that ldmatrix reads lie in different banks"

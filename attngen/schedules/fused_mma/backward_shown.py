@@ -17,58 +17,68 @@ SUMS = {
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    rows, own = plan.block_q // plan.warps, plan.own
+    own = plan.own
     which = "not empty" if plan.bounds.per_tile else "begin to end"
+    own_rows = plan.block_q // own.shares  # of a tile, of a warp
 
-    def part(sums: str) -> Loop:
-        scores, grads = ("S^T, dP^T", sums) if "dQ" not in sums else ("S, dP", sums)
-        products = Loop(f"{scores}; {grads}", "16 d, then 16 columns, a step", "warp", "registers", "multiply_rows<")
+    def part(scores: str, sums: str) -> Loop:
+        products = Loop(f"{scores}; {sums}", "16 d, then 16 columns, a step", "warp", "registers", "multiply_rows<")
         return Loop(
-            "part", f"{plan.block_q // own.part} x {own.part} columns", "warp", "S, dP: registers", "part += PART", (products,)
+            "part", f"{own_rows // own.part} x {own.part} columns", "warp", "S, dP: registers", "part += PART", (products,)
         )
 
-    def tiles(streamed: str, sums: str) -> Loop:
+    def tiles(streamed: str, *inner: Loop) -> Loop:
         stages = f"pipeline stage, 1 of {plan.stages}"
         moved = f"{streamed}: global to shared, in the background"
-        return Loop("tiles", f"tiles of {plan.block_q}, {which}", stages, moved, "while (tile < tile_end)", (part(sums),))
+        return Loop("tiles", f"tiles of {plan.block_q}, {which}", stages, moved, "while (tile < tile_end)", inner)
 
-    def of_keys(sums: str) -> Loop:
-        group = Loop("h", "group_size", "block", "Q, dO", "++h_idx) {", (tiles("Q, dO", sums),))
-        own_keys = Loop(
-            "keys", f"{plan.warps} x {rows}", "warp", "K, V: shared; dK, dV: registers", "const int warp_key =", (group,)
-        )
-        return kernel(f"K, V: global to shared, {plan.block_kv} keys", own_keys)
+    def of_keys(*inner: Loop) -> Loop:
+        group = Loop("h", "group_size", "block", "Q, dO", "++h_idx) {", (tiles("Q, dO", *inner),))
+        keys = plan.block_kv * own.shares // plan.warps
+        warps = f"{plan.warps // own.shares} x {keys}"
+        who = "warp" if own.shares == 1 else f"{own.shares} warps"
+        held = Loop("keys", warps, who, "K, V: shared; dK, dV: registers", "const KeyBlock key_block =", (group,))
+        return kernel(f"K, V: global to shared, {plan.block_kv} keys", held)
 
-    by_query = Loop(
-        "rows",
-        f"{plan.warps} x {rows}",
-        "warp",
-        "Q, dO: shared; dQ: registers",
-        "const int warp_row =",
-        (tiles("K, V", SUMS["dq"]),),
+    rows = plan.block_q // plan.warps
+    sums_of_keys = {name: of_keys(part("S^T, dP^T", SUMS[name])) for name in ("dk_dv", "dv", "dk")}
+    if own.dq == "additions":
+        late = Loop("dQ = dS K", f"{plan.block_kv // 16} steps of 16 keys", "warp", "dS^T: shared", "multiply_stored<")
+        sums_of_keys["dk_dv"] = of_keys(part("S^T, dP^T", SUMS["dk_dv"]), late)
+    held_rows = "Q, dO: shared; dQ: registers"
+    of_rows = Loop(
+        "rows", f"{plan.warps} x {rows}", "warp", held_rows, "const int warp_row =", (tiles("K, V", part("S, dP", SUMS["dq"])),)
     )
     lanes = Loop("d", str(spec.head_dim_v), "lanes that share a row", "O, dO: global", "column < HEAD_DIM_V")
+    chunks = Loop(
+        "chunks", str(own.dq_part.chunks if own.dq_part else 1), "warp", "dQ: registers to shared to global", "++chunk)"
+    )
     every = {
+        **sums_of_keys,
         "delta": kernel("O, dO: global", lanes),
-        "dq": kernel(f"Q, dO: global to shared, {plan.block_q} rows", by_query),
+        "dq": kernel(f"Q, dO: global to shared, {plan.block_q} rows", of_rows),
+        "convert_dq": kernel("sums of dQ: global", chunks),
     }
-    return {name: every[name] if name in every else of_keys(SUMS[name]) for name in own.kernels}
+    return {name: every[name] for name in own.kernels}
 
 
 def timeline(plan: Plan, weights: str) -> Timeline:
-    visiting = [name for name in plan.own.kernels if name != "delta"]
-    work, copies, start = [], [], 0.0
-    if "delta" in plan.own.kernels:
-        work.append(Bar(0, 1, "delta", SOFTMAX))
-        start = 1.0
-    for name in visiting:
+    work: list[Bar] = []
+    copies: list[Bar] = []
+    start = 0.0
+    for name in plan.own.kernels:
+        if name not in SUMS:
+            work.append(Bar(start, 1, name.partition("_")[0], SOFTMAX))
+            start += 1.0
+            continue
         copies.append(Bar(start, 1, "tile 0", COPY))
         for n in range(TILES // 2):
             begin = start + 1 + 4 * n
             if n + 1 < TILES // 2:
                 copies.append(Bar(begin if plan.stages == 2 else begin + 3, 1, f"tile {n + 1}", COPY))
-            bars = (("S, dP", PRODUCT, 1.2), (weights, SOFTMAX, 0.6), (SUMS[name], PRODUCT, 1.2))
-            for label, kind, length in bars:
+            adds = plan.own.dq == "additions"
+            sums = (("dV, dK", PRODUCT, 0.7), ("dQ, dV, dK", PRODUCT, 0.7)) if adds else ((SUMS[name], PRODUCT, 1.2),)
+            for label, kind, length in (("S, dP", PRODUCT, 1.0 if adds else 1.2), (weights, SOFTMAX, 0.6), *sums):
                 work.append(Bar(begin, length, label, kind))
                 begin += length
         start = begin + 1

@@ -56,9 +56,15 @@ class HopperBackwardPlan:
         """The keys that a block holds."""
         return WARPGROUP_ROWS if self.split_products else self.held
 
+    def dq_sums(self, plan: Plan) -> tuple[int, ...]:
+        """The extents of a block of sums of dQ: each consumer's part of a tile, in the order of its registers."""
+        parts = (self.consumers,) if self.dq_parts == "rows" else ()
+        return self.held // plan.block_q, *parts, self.dq_columns // 8, WARPGROUP, 4
+
 
 CONSUMERS = 2
 WARPS = 4 * (CONSUMERS + 1)
+WARPGROUP = 128  # threads
 REGISTERS = (40, 232)  # with those of two consumers, all of a multiprocessor
 MOST_REGISTERS = (24, 240)
 MOST_SUMS = 96  # registers of its sums up to which a consumer has enough with REGISTERS

@@ -82,7 +82,7 @@ void multiply_16x8x16(const float (&a)[16][16], const float (&b)[16][8], float (
 
 unsigned atomic_update(unsigned* address, unsigned operand, unsigned (*update)(unsigned, unsigned), int line);
 unsigned long long atomic_update(unsigned long long* address, unsigned long long operand, unsigned long long (*update)(unsigned long long, unsigned long long), int line);
-void atomic_add(float* address, const float (&by)[4], int line);  // of memory that has been written
+void atomic_add(float* address, const float* by, int count, int line);  // of memory that has been written
 
 // --- counting
 

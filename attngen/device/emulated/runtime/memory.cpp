@@ -316,9 +316,9 @@ unsigned long long atomic_update(unsigned long long* address, unsigned long long
     return updated(address, operand, update, line, __builtin_return_address(0));
 }
 
-void atomic_add(float* address, const float (&by)[4], int line) {
-    check_atomic(address, sizeof(by), line, __builtin_return_address(0), false);
-    for (int i = 0; i < 4; ++i) address[i] += by[i];
+void atomic_add(float* address, const float* by, int count, int line) {
+    check_atomic(address, count * sizeof(float), line, __builtin_return_address(0), false);
+    for (int i = 0; i < count; ++i) address[i] += by[i];
 }
 
 // The data arrives when its group is waited for, which is the latest that the hardware may deliver it.

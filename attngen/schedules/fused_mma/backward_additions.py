@@ -1,0 +1,225 @@
+"""The form of the backward whose blocks of keys also add to dQ, in global memory: five products of tiles instead of seven.
+
+A warp owns the pairs of 32 keys, so that a fragment from shared memory serves two products. If a thread has no registers for dK
+and dV of 32 keys, warps share them: each has S and dP for its share of a tile's rows, dK and dV for its share of the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import lcm
+
+from attngen.plan.arch import Arch, Feature
+from attngen.plan.decisions import saved_decisions
+from attngen.plan.facts import SpecFacts
+from attngen.plan.plan import Decision, Plan, Schedule
+from attngen.plan.saved import saved_results
+from attngen.plan.shared_memory import COLUMN, SharedBuffer
+from attngen.plan.tile import Tile
+from attngen.plan.tile_search import STATED, Cost, fitting, pick_tile, planned, tile_decision
+from attngen.schedules.fused_mma.backward_needs import (
+    DqPart,
+    FusedMmaBackwardPlan,
+    classified_tiles,
+    classifies,
+    row_values,
+    widths,
+)
+from attngen.schedules.fused_mma.needs import CAPTURED_REGISTERS, MMA_ROWS, RESERVED, chunk, gathers, operands
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.gradient import QKV
+
+CHUNKED = 64  # registers of a thread for dQ from which it goes out in two chunks
+KERNELS = ("delta", "dk_dv", "convert_dq")
+ROW_BLOCKS = 2  # of 16 keys, of a warp
+SUMS = 128  # registers of a thread for dK and dV, beside S and dP of 32 columns
+SPLIT_SUMS = 64  # the same where each number is two
+OTHER_REGISTERS = 56  # addresses, fragments
+PARTS = (32, 16)  # columns of S and dP that may be multiplied at once
+WARPS_OF_AN_SM = 8  # two for each of its schedulers: as many as have all the registers of a thread
+OUTPUT_ROWS = (32, 16)  # of dQ, that a warp multiplies
+ROWS = (64, 128, 32)  # of a tile, the preferred first
+POSSIBLE = tuple(
+    Tile(rows, keys, stages, warps) for rows in ROWS for keys in (128, 64, 32) for warps in (8, 4, 2, 1) for stages in (2, 1)
+)
+
+
+def adds(facts: SpecFacts, arch: Arch) -> bool:
+    """Whether blocks of keys add to dQ: its last bits may differ between runs, and the sums of S and dP have a use for all."""
+    spec = facts.spec
+    suits = spec.normalize == "softmax" and spec.dropout is None and {*facts.wanted} == {*QKV}
+    return suits and not facts.deterministic and bool(tiles(facts, arch))
+
+
+def shares(tile: Tile) -> int:
+    """The warps that have the same keys."""
+    return tile.warps * MMA_ROWS * ROW_BLOCKS // tile.block_kv
+
+
+def dq_part(spec: AttentionSpec, tile: Tile, added: int) -> DqPart:
+    """The part whose padding of the head size is the least, of more rows if both are equal: it reads less."""
+    possible = [n for n in OUTPUT_ROWS if tile.block_q % n == 0 and tile.warps % (tile.block_q // n) == 0]
+    rows = min(possible, key=lambda n: _qk_width(spec, tile, n))
+    columns = _qk_width(spec, tile, rows) * tile.block_q // rows // tile.warps
+    chunks = 2 if columns % (2 * MMA_ROWS) == 0 and rows * columns // 32 >= CHUNKED and shares(tile) > 2 else 1
+    return DqPart(rows, columns // chunks, chunks, added)
+
+
+def _qk_width(spec: AttentionSpec, tile: Tile, rows: int) -> int:
+    """The head size rounded up so that each warp has whole fragments of dK, and of `rows` rows of dQ."""
+    step = MMA_ROWS * lcm(shares(tile), tile.warps * rows // tile.block_q)
+    return -(-spec.head_dim // step) * step
+
+
+def widths_of(spec: AttentionSpec, tile: Tile) -> tuple[int, int]:
+    """Of rows of Q and K, and of V and dO, in shared memory."""
+    part, step = dq_part(spec, tile, 1), MMA_ROWS * shares(tile)
+    return _qk_width(spec, tile, part.rows), -(-spec.head_dim_v // step) * step
+
+
+def part_of(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
+    """The columns of S and dP that are multiplied at once, a warp's or half of them."""
+    of_rest = sum(widths(facts.spec)) // shares(tile) + OTHER_REGISTERS + (CAPTURED_REGISTERS if gathers(facts.spec) else 0)
+    limit, own = arch.max_registers_per_thread - of_rest, tile.block_q // shares(tile)
+    return next((n for n in PARTS if n <= own and ROW_BLOCKS * n <= limit), PARTS[-1])
+
+
+def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
+    """The shared memory of a block: its keys, tiles of rows, and what warps tell each other of a tile."""
+    spec, stages = facts.spec, tile.stages
+    qk, v = widths_of(spec, tile)
+    values = len(row_values(facts))
+
+    def rows(name: str, shape: tuple[int, ...], use: str) -> SharedBuffer:
+        return SharedBuffer(name=name, element=spec.dtype.name, shape=shape, use=use, pad=chunk(spec), read=COLUMN)
+
+    return (
+        rows("K", (tile.block_kv, qk), "the block's keys, in the end dK"),
+        rows("V", (tile.block_kv, v), "the block's values, in the end dV"),
+        rows("Q", (stages, tile.block_q, qk), "a tile of queries"),
+        rows("DO", (stages, tile.block_q, v), "a tile of rows of dO"),
+        *(
+            [rows("P", (tile.block_kv, tile.block_q), "P^T of a tile, for the other warps of the same keys")]
+            if shares(tile) > 1
+            else []
+        ),
+        rows("DS", (tile.block_kv, tile.block_q), "dS^T of a tile, for all warps"),
+        SharedBuffer(name="ROW_VALUES", element="float", shape=(stages, values, tile.block_q), use="numbers of a tile's rows"),
+        *([classified_tiles(tile)] if classifies(facts) else []),
+    )
+
+
+def cost(facts: SpecFacts, tile: Tile) -> Cost:
+    """What a tile takes: registers do not decide, `tiles` has those whose sums fit."""
+    copiers = max(widths_of(facts.spec, tile)) // chunk(facts.spec)  # of a row: one for each of its chunks
+    return Cost(sum(b.bytes for b in buffers(facts, tile)), 0, threads=copiers)
+
+
+def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
+    """The tiles that fit, the preferred first: many keys, so that little is added to dQ; enough warps on an SM; the next tile
+    copied in the background."""
+    fit = fitting(arch, [t for t in POSSIBLE if _divides(facts.spec, t)], lambda t: cost(facts, t))
+
+    def order(tile: Tile) -> tuple[int, int, int, int, int]:
+        warps = min(tile.warps * blocks_of_an_sm(facts, arch, tile), WARPS_OF_AN_SM)
+        return -tile.block_kv, shares(tile), -warps, ROWS.index(tile.block_q), -tile.stages
+
+    return tuple(sorted(fit, key=order))
+
+
+def _most_sums(spec: AttentionSpec) -> int:
+    """Registers of a thread for dK and dV."""
+    return SPLIT_SUMS if operands(spec).split else SUMS
+
+
+def _divides(spec: AttentionSpec, tile: Tile) -> bool:
+    """Whether warps have whole fragments of a tile, and their sums fit the registers."""
+    sharing = shares(tile)
+    if sharing < 1 or tile.warps % sharing or tile.block_q // sharing < MMA_ROWS or tile.warps < tile.block_q // OUTPUT_ROWS[0]:
+        return False
+    part = dq_part(spec, tile, 1)
+    return sum(widths(spec)) <= _most_sums(spec) * sharing and part.rows * part.columns * part.chunks // 32 <= SUMS // 2
+
+
+def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
+    """Blocks for which an SM has shared memory, up to the number that it has all registers of a thread for."""
+    shared = arch.shared_per_sm // (sum(b.bytes for b in buffers(facts, tile)) + RESERVED)
+    return min(shared, max(1, WARPS_OF_AN_SM // tile.warps))
+
+
+def propose(schedule: Schedule, facts: SpecFacts, arch: Arch, fitting_tiles: tuple[Tile, ...]) -> Plan:
+    """The preferred tile that fits, of those that a KernelRequest allows; see the decisions for its reasons."""
+    spec = facts.spec
+    tile = pick_tile(spec, arch, fitting_tiles, fitting_tiles, lambda t: cost(facts, t))
+    qk, v = widths_of(spec, tile)
+    own = FusedMmaBackwardPlan(
+        kernels=KERNELS,
+        part=part_of(facts, arch, tile),
+        split=operands(spec).split,
+        idle_copiers=any(32 * tile.warps % (width // chunk(spec)) for width in (qk, v)),
+        chunk=chunk(spec),
+        qk_width=qk,
+        v_width=v,
+        dq="additions",
+        shares=shares(tile),
+        dq_part=dq_part(spec, tile, 4 if arch.has(Feature.RED_V4) else 1),
+    )
+    blocks = blocks_of_an_sm(facts, arch, tile)
+    return planned(
+        schedule,
+        facts,
+        arch,
+        tile,
+        tuple(_decisions(facts, arch, tile, own, blocks)),
+        buffers(facts, tile),
+        own,
+        blocks=blocks,
+        saved=saved_results(facts),
+        workspaces=("delta", "dq_sums"),
+    )
+
+
+def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPlan, blocks: int) -> Iterator[Decision]:
+    assert own.dq_part is not None
+    spec, part, numbers = facts.spec, own.dq_part, operands(facts.spec)
+    yield Decision("schedule", "fused_mma_backward", f"{spec.dtype} on tensor cores (mma.sync, which {arch.name} has)")
+    yield Decision("gradients", ", ".join(facts.wanted), "what is not wanted is not computed")
+    if numbers.split:
+        yield Decision("products", numbers.products, numbers.because)
+    yield Decision("dQ", "additions", WHY_ADDITIONS)
+    yield Decision("deterministic", "dK and dV alone", "blocks add to dQ in the order in which they happen to arrive")
+    yield from saved_decisions(saved_results(facts))
+    plural = "s" * (blocks != 1)
+    yield tile_decision(spec, tile, f"many keys: less is added to dQ; an SM has room for {blocks} such block{plural}")
+    keys = MMA_ROWS * ROW_BLOCKS
+    yield Decision("warps", str(tile.warps), f"{keys} keys each, and a fragment of a tile serves two products")
+    if own.shares > 1:
+        sums = (own.qk_width + own.v_width) * ROW_BLOCKS // 2
+        because = f"{sums} sums a thread would spill: each has a share of the rows of S and dP, and of the columns of dK and dV"
+        yield Decision("warps that share keys", str(own.shares), because)
+    yield Decision("warp's part of dQ", f"{part.rows} x {part.columns}", "of a tile: dS of all keys is in shared memory")
+    if part.added > 1:
+        yield Decision("additions at once", str(part.added), f"of neighbours: {arch.name} has such an instruction")
+    yield Decision("stages", str(tile.stages), _why_stages(facts, arch, tile))
+    yield Decision("PART", str(own.part), "columns of S and dP whose sums find registers beside those of the gradients")
+    yield Decision("blocks per SM", str(blocks), WHY_BLOCKS)
+    if own.idle_copiers:
+        yield Decision("copying threads", "not all", "the 16-byte chunks of a row do not divide the number of threads")
+    why_pad = "the 8 rows that ldmatrix reads lie in different banks"
+    yield Decision("rows in shared memory", f"padded by {own.chunk}", why_pad)
+
+
+def _why_stages(facts: SpecFacts, arch: Arch, tile: Tile) -> str:
+    if facts.spec.kernel.stages:
+        return STATED
+    if tile.stages == 2:
+        return "the next tile is copied while one is multiplied"
+    return (
+        "two do not fit shared memory"
+        if blocks_of_an_sm(facts, arch, tile) == 1
+        else "two would take the room of another block"
+    )
+
+
+WHY_ADDITIONS = "blocks that hold keys add their parts to fp32 sums in global memory: S and dP are computed once, five products"
+WHY_BLOCKS = "the compiler may use the registers of so many; unasked, it spills some to make room for more"

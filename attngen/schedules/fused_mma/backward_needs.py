@@ -1,0 +1,96 @@
+"""What both forms of the backward on tensor cores share: their choices as a value, the kernels, the widths of tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from attngen.plan.captured_sums import TermSum, term_sums
+from attngen.plan.facts import SpecFacts
+from attngen.plan.mask_bounds import mask_bounds
+from attngen.plan.plan import Plan
+from attngen.plan.saved import saved_results
+from attngen.plan.shared_memory import SharedBuffer
+from attngen.plan.tile import Tile
+from attngen.schedules.fused_mma.needs import MMA_ROWS, TILE_WORDS, Split
+from attngen.spec.attention import AttentionSpec
+
+OF_KEYS = ("dk_dv", "dk", "dv")  # the kernels that own keys; the first has dS
+Dq = Literal["own kernel", "additions", ""]  # the last: it is not wanted
+
+
+@dataclass(frozen=True, slots=True)
+class DqPart:
+    """What a warp multiplies of dQ of a tile, if blocks of keys add to dQ in global memory."""
+
+    rows: int
+    columns: int  # of a chunk
+    chunks: int  # which go out one after another
+    added: int  # fp32 numbers that one instruction adds
+
+
+@dataclass(frozen=True, slots=True)
+class FusedMmaBackwardPlan:
+    """The choices of this schedule beside its tile, and the widths of its tiles in elements."""
+
+    kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
+    part: int  # columns of S and dP that are multiplied at once: their sums are in registers
+    split: Split  # the type of the two parts of each number; empty: numbers are not split
+    idle_copiers: bool  # some threads copy nothing: a row's chunks do not divide the number of threads
+    chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
+    qk_width: int  # of a row of Q or K in shared memory, without the padding
+    v_width: int
+    dq: Dq  # who adds up dQ
+    shares: int = (
+        1  # warps that have the same keys: each has the pairs of its share of a tile's rows, and its share of the columns
+    )
+    dq_part: DqPart | None = None  # additions only
+
+    def dq_sums(self, plan: Plan) -> tuple[int, ...]:
+        """The extents of a tile of sums of dQ: each thread's registers, in order."""
+        assert self.dq_part is not None
+        registers = plan.block_q * self.qk_width // plan.threads
+        return registers // self.dq_part.added, plan.threads, self.dq_part.added
+
+
+def widths(spec: AttentionSpec) -> tuple[int, int]:
+    """The head sizes rounded up to the 16 elements that a step sums over; the rest is zeros in shared memory."""
+    return -(-spec.head_dim // MMA_ROWS) * MMA_ROWS, -(-spec.head_dim_v // MMA_ROWS) * MMA_ROWS
+
+
+def kernels_of(facts: SpecFacts, apart: bool) -> tuple[str, ...]:
+    """The kernels that the wanted gradients need, if none are added up in any order; `apart`: dK and dV by a kernel each."""
+    wanted, places = {*facts.wanted}, {terms.place for terms in term_sums(facts)}
+    both = {"k", "v"} <= wanted and not apart
+    needed = {
+        "delta": facts.spec.normalize == "softmax" and bool({"q", "k"} & wanted or places),
+        "dk_dv": both,
+        "dv": "v" in wanted and not both,
+        "dk": ("k" in wanted and not both) or ("keys" in places and "v" not in wanted),
+        "dq": "q" in wanted or bool(places - {"keys"}),
+    }
+    return tuple(name for name, is_needed in needed.items() if is_needed)
+
+
+def terms_of(facts: SpecFacts, kernel: str, kernels: tuple[str, ...]) -> tuple[TermSum, ...]:
+    """What `kernel` adds up of captured gradients; `kernels` are all of the program."""
+    of_keys = next((name for name in OF_KEYS if name in kernels), "")
+    owner = {"keys": of_keys, "rows": "dq", "pairs": "dq", "words": "dq"}
+    return tuple(terms for terms in term_sums(facts, diagonals=True) if owner[terms.place] == kernel)
+
+
+def row_values(facts: SpecFacts) -> tuple[str, ...]:
+    """The numbers that each row has for itself."""
+    needs_delta = "delta" in kernels_of(facts, apart=False)
+    return (*(n for n in saved_results(facts) if n != "out"), *(["delta"] if needs_delta else []))
+
+
+def classifies(facts: SpecFacts) -> bool:
+    """Whether tiles are classified one by one, of keys or of rows."""
+    return facts.bounds.per_tile or mask_bounds(facts.spec, None, "q").per_tile
+
+
+def classified_tiles(tile: Tile) -> SharedBuffer:
+    """What a block has found of tiles."""
+    bits = "a bit for each tile to visit, and for each full one"
+    return SharedBuffer(name="TILES", element="unsigned", shape=(TILE_WORDS, tile.warps), use=bits)
