@@ -120,9 +120,9 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     copied in the background."""
     fit = fitting(arch, [t for t in POSSIBLE if _divides(facts.spec, t)], lambda t: cost(facts, t))
 
-    def order(tile: Tile) -> tuple[int, int, int, int, int]:
+    def order(tile: Tile) -> tuple[int, int, int, int]:
         warps = min(tile.warps * blocks_of_an_sm(facts, arch, tile), WARPS_OF_AN_SM)
-        return -tile.block_kv, shares(tile), -warps, ROWS.index(tile.block_q), -tile.stages
+        return -tile.block_kv, -warps, ROWS.index(tile.block_q), -tile.stages
 
     return tuple(sorted(fit, key=order))
 
@@ -133,12 +133,13 @@ def _most_sums(spec: AttentionSpec) -> int:
 
 
 def _divides(spec: AttentionSpec, tile: Tile) -> bool:
-    """Whether warps have whole fragments of a tile, and their sums fit the registers."""
+    """Whether warps have whole fragments of a tile, and no more of them share keys than their sums need."""
     sharing = shares(tile)
     if sharing < 1 or tile.warps % sharing or tile.block_q // sharing < MMA_ROWS or tile.warps < tile.block_q // OUTPUT_ROWS[0]:
         return False
     part = dq_part(spec, tile, 1)
-    return sum(widths(spec)) <= _most_sums(spec) * sharing and part.rows * part.columns * part.chunks // 32 <= SUMS // 2
+    needed = next(n for n in (1, 2, 4, 8, 16) if sum(widths(spec)) <= _most_sums(spec) * n)
+    return sharing == needed and part.rows * part.columns * part.chunks // 32 <= SUMS // 2
 
 
 def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
