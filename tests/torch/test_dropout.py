@@ -27,24 +27,27 @@ def gradients(o: torch.Tensor, of: list[torch.Tensor]) -> tuple[torch.Tensor, ..
 def test_the_generator_or_a_seed_says_which_weights_are_dropped() -> None:
     q, k, v = given = tensors()
     torch.manual_seed(3)
-    first, second = attention(q, k, v, dropout_p=P), attention(q, k, v, dropout_p=P)
+    first, second = attention(q, k, v, dropout_p=P, mode="naive"), attention(q, k, v, dropout_p=P, mode="naive")
     torch.manual_seed(3)
-    assert torch.equal(attention(q, k, v, dropout_p=P), first)
+    assert torch.equal(attention(q, k, v, dropout_p=P, mode="naive"), first)
     assert not torch.equal(first, second)
-    by_seed = attention(q, k, v, dropout_p=P, seed=2**64 - 1, offset=5)
+    by_seed = attention(q, k, v, dropout_p=P, seed=2**64 - 1, offset=5, mode="naive")
     arrays = [t.detach().numpy() for t in given]
-    assert (attngen.attention(*arrays, dropout_p=P, seed=-1, offset=5) == by_seed.detach().numpy()).all()
+    assert (attngen.attention(*arrays, dropout_p=P, seed=-1, offset=5, mode="naive") == by_seed.detach().numpy()).all()
     by_torch = attention(q, k, v, dropout_p=P, seed=-1, offset=5, mode="math")
     torch.testing.assert_close(by_torch, by_seed, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(gradients(by_torch, given), gradients(by_seed, given), atol=1e-4, rtol=1e-4)
     with pytest.raises(ArgumentError, match="pass seed="):
-        attngen.attention(*arrays, dropout_p=P)
+        attngen.attention(*arrays, dropout_p=P, mode="naive")
 
 
 def test_a_checkpoint_drops_the_same_again() -> None:
     q, k, v = given = tensors()
     results = []
-    for run in (lambda *a: attention(*a, dropout_p=P), lambda *a: checkpoint(attention, *a, None, P, use_reentrant=False)):
+    for run in (
+        lambda *a: attention(*a, dropout_p=P, mode="naive"),
+        lambda *a: checkpoint(lambda *b: attention(*b, None, P, mode="naive"), *a, use_reentrant=False),
+    ):
         torch.manual_seed(7)
         results.append(gradients(run(q, k, v), given))
     torch.testing.assert_close(*results, atol=0, rtol=0)
@@ -61,9 +64,9 @@ def test_compiled_calls_draw_each_time() -> None:
 def test_a_layer_drops_in_training_alone() -> None:
     q, k, v = tensors()
     for layer, without in (
-        (Attention(mask="causal", dropout=P), Attention(mask="causal")),
-        (Attention(dropout=P), Attention()),
-        (Attention(attngen.define(dtype="fp32", head_dim=16, dropout=P)), Attention()),
+        (Attention(mask="causal", dropout=P, mode="naive"), Attention(mask="causal", mode="naive")),
+        (Attention(dropout=P, mode="naive"), Attention(mode="naive")),
+        (Attention(attngen.define(dtype="fp32", head_dim=16, dropout=P), mode="naive"), Attention(mode="naive")),
     ):
         expected = without(q, k, v)
         assert not torch.equal(layer(q, k, v), expected)
