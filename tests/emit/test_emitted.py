@@ -244,3 +244,12 @@ def test_preload_reads_all_that_kernels_include() -> None:
     for schedule in SCHEDULE_NAMES:
         emitted(shipped("packed_documents"), schedule, "sm_90a")
     assert len(emitter._environment().cache) == read
+
+
+@pytest.mark.parametrize("wanted", [None, ("q", "k", "v")])
+def test_a_manifest_of_packed_sequences_round_trips(wanted: tuple[str, ...] | None) -> None:
+    spec = attngen.define(dtype="bf16", head_dim=64, mask="causal", storage="packed")
+    source = emit(spec, choose(spec, ARCHES["sm_90a"], "hopper", wanted=wanted, deterministic=False))
+    manifest = to_manifest(source)
+    assert from_manifest(manifest, source.text) == source
+    assert "packed_map" in manifest
