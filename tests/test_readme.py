@@ -14,6 +14,7 @@ import pytest
 
 from attngen.cli import COMMANDS
 from tests.conftest import ROOT
+from tests.harness import cli
 from tests.tour import environment
 
 PAGE = (ROOT / "README.md").read_text()
@@ -48,15 +49,30 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("block", RUN, ids=lambda block: block[0])
-def test_commands_run(block: list[str], checkout: Path) -> None:
-    """The commands of a block, run in order in one folder, print the output that the page shows."""
-    for command in block:
-        arguments = shlex.split(command.removeprefix(".venv/bin/"))
-        done = subprocess.run(arguments, cwd=checkout, env=environment(), capture_output=True, text=True)
+def printed(command: str, checkout: Path) -> str:
+    """The output of a command of the environment, which is a process, or of another, which runs in this one."""
+    program, *arguments = shlex.split(command)
+    if program.startswith(".venv/bin/"):
+        done = subprocess.run(
+            [program.removeprefix(".venv/bin/"), *arguments], cwd=checkout, env=environment(), capture_output=True, text=True
+        )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
+        return done.stdout
+    result = cli(*arguments)
+    assert result.exit_code == 0, f"{command}\n{result.output}"
+    return result.stdout
+
+
+@pytest.mark.parametrize("block", RUN, ids=lambda block: block[0])
+def test_commands_run(block: list[str], checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of a block, run in order in one folder, print the output that the page shows."""
+    monkeypatch.chdir(checkout)
+    for name in ("NO_COLOR", "TERM", "COLUMNS"):
+        monkeypatch.setenv(name, environment()[name])
+    for command in block:
+        output = printed(command, checkout)
         if shown := re.search(rf"{re.escape(command)}\n```\n[^`]*```\n(.*?)^```", PAGE, re.M | re.S):
-            assert words(done.stdout) == words(shown[1])
+            assert words(output) == words(shown[1])
 
 
 @pytest.mark.parametrize("command", MENTIONED)
