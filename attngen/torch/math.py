@@ -88,7 +88,7 @@ def _element(spec: AttentionSpec, name: str, array: Tensor, indices: tuple[Tenso
         torch.zeros_like(index) if size == 1 and isinstance(dim, str) else index
         for index, size, dim in zip(indices, array.shape, dims, strict=True)
     )
-    return array[at] if at else array
+    return torch.ops.aten.index(array, list(at)) if at else array  # array[at] would wait for an index without dimensions
 
 
 def math_attention(

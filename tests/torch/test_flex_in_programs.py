@@ -1,0 +1,156 @@
+"""flex_attention in the kinds of programs that PyTorch's own tests of FlexAttention have, eager and by torch.compile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.attention import flex_attention as theirs  # noqa: E402
+from torch.nn.attention.experimental._paged_attention import PagedAttention  # noqa: E402
+
+from attngen.torch import create_block_mask, flex_attention, flex_operator  # noqa: E402
+from attngen.torch.math import by_torch  # noqa: E402
+from tests.torch.test_flex_attention import compiles, expected  # noqa: E402
+
+pytestmark = pytest.mark.long
+CLOSE = {"atol": 3e-5, "rtol": 3e-5}
+
+
+@pytest.fixture(autouse=True)
+def _by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = lambda tensors, others, call, deterministic=None: by_torch(*call[:4], call[4:])  # noqa: E731
+    monkeypatch.setattr(flex_operator._calls, "make", computed)
+    torch.manual_seed(0)
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+def both_ways(**keywords: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    return flex_attention, compiles(flex_attention, **keywords)[0]
+
+
+def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q >= k
+
+
+def test_pages() -> None:
+    """torch's PagedAttention: lists of physical blocks, functions of logical positions, one batch of keys."""
+    batch, heads, length, size, page = 2, 2, 64, 16, 16
+    q, k, v = (randn(batch, heads, length, size).detach() for _ in range(3))
+    pages = length // page * (batch + 3)
+    paged = PagedAttention(pages, page, batch + 3, device="cpu")
+    for part in (length // 2, length):
+        for b in range(batch):
+            paged.reserve(torch.tensor(b), torch.tensor(part))
+    keys, values = torch.zeros(1, heads, pages * page, size), torch.zeros(1, heads, pages * page, size)
+    positions = torch.arange(length, dtype=torch.int32).expand(batch, length)
+    paged.assign(torch.arange(batch, dtype=torch.int32), positions, k, v, keys, values)
+    score = lambda s, b, h, i, j: s + (i - j)  # noqa: E731
+    lengths = torch.full((batch,), length)
+    logical = theirs.create_block_mask(causal, batch, 1, length, length, "cpu", page)
+    wanted = expected(q, k, v, score, logical)[0]
+    for make in (theirs.create_block_mask, create_block_mask):
+        blocks = paged.convert_logical_block_mask(make(causal, batch, 1, length, length, "cpu", page), kv_len=lengths)
+        for attend in both_ways():
+            found = attend(q, keys, values, paged.get_score_mod(score, kv_len=lengths), blocks)
+            torch.testing.assert_close(found.double(), wanted.double(), **CLOSE)
+
+
+def test_one_batch_of_keys_for_grouped_heads() -> None:
+    q, k, v = randn(3, 4, 40, 16), randn(1, 2, 40, 16), randn(1, 2, 40, 16)
+    blocks, score = create_block_mask(theirs.noop_mask, 3, 1, 40, 40, "cpu"), lambda s, b, h, i, j: s * s
+    wanted = expected(q, k, v, score)[0]
+    for attend in both_ways():
+        found = attend(q, k, v, score, blocks, enable_gqa=True)
+        torch.testing.assert_close(found.double(), wanted, **CLOSE)
+        gradients = [torch.autograd.grad(o.square().sum(), (q, k, v), retain_graph=True) for o in (found, wanted)]
+        for one, other in zip(*gradients, strict=True):
+            largest = float(other.abs().max())
+            torch.testing.assert_close(one, other, atol=1e-5 * largest, rtol=0)
+
+
+def test_numbers_of_heads_change() -> None:
+    attend = compiles(flex_attention, dynamic=True)[0]
+    for heads in (4, 8):
+        scales, (q, k, v) = randn(heads), (randn(2, heads, 40, 16) for _ in range(3))
+        score = lambda s, b, h, i, j, scales=scales: s * scales[h]  # noqa: E731
+        found, wanted = attend(q, k, v, score), expected(q, k, v, score)[0]
+        torch.testing.assert_close(found.double(), wanted, **CLOSE)
+        torch.testing.assert_close(*(torch.autograd.grad(o.sum(), scales)[0] for o in (found, wanted)), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layouts", [(0, 0, 1), (1, 2, 3)], ids=str)
+def test_strides_and_starts(layouts: tuple[int, int, int]) -> None:
+    batch, heads, rows, size = 2, 4, 64, 16
+    whole = heads * rows * size
+    strides = (
+        ((whole, rows * size, size, 1), 997),
+        ((heads * size, size, batch * heads * size, 1), 499),
+        ((whole, size, heads * size, 1), 0),
+        ((rows * (size + 1), batch * rows * (size + 1), size + 1, 1), 293),
+    )
+    lengths = (rows // 2, rows, rows)
+    q, k, v = (
+        torch.as_strided(torch.randn(batch * whole * 2), (batch, heads, length, size), *strides[n]).requires_grad_()
+        for n, length in zip(layouts, lengths, strict=True)
+    )
+    score = lambda s, b, h, i, j: s + (j - i) * torch.exp2(-((h + 1) * 8.0 / 8))  # noqa: E731
+    wanted = theirs.flex_attention(q.detach(), k.detach(), v.detach(), score)
+    for attend in both_ways():
+        found = attend(q, k, v, score, theirs._create_empty_block_mask(q, k))
+        torch.testing.assert_close(found, wanted, **CLOSE)
+        assert found.stride() == wanted.stride()
+        found.sum().backward()
+
+
+@pytest.mark.parametrize("size", [17, 121])
+def test_head_sizes_of_any_number(size: int) -> None:
+    q, k, v = (randn(1, 2, 24, size) for _ in range(3))
+    score = lambda s, b, h, i, j: s + (i - j)  # noqa: E731
+    wanted = expected(q, k, v, score)[0]
+    for attend in both_ways():
+        found = attend(q, k, v, score)
+        torch.testing.assert_close(found.double(), wanted, **CLOSE)
+        gradients = [torch.autograd.grad(o.square().sum(), q, retain_graph=True)[0] for o in (found, wanted)]
+        torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
+def test_indices_that_are_numbers() -> None:
+    q, k, v = (randn(2, 4, 40, 16) for _ in range(3))
+    bias, other, which = torch.randn(4, 2, 4, 40), torch.randn(2, 4, 4, 40), torch.tensor(0)
+    mask = torch.ones(2, 1, 40, 40, dtype=torch.bool).tril()
+    scores = (
+        lambda s, b, h, i, j: s + bias[0][b, h][i],
+        lambda s, b, h, i, j: s + other[b][h][which, i],
+        lambda s, b, h, i, j: s + mask[b, h.new_zeros(h.shape), i, j],
+        lambda s, b, h, i, j: torch.where(((i / 8 - j / 8).abs() <= 3) | ((i % 8 - j % 8).abs() <= 3), s, -math.inf),
+    )
+    for score in scores:
+        for attend in both_ways():
+            torch.testing.assert_close(attend(q, k, v, score).double(), expected(q, k, v, score)[0], **CLOSE)
+
+
+def test_a_mask_that_is_made_by_torch_compile() -> None:
+    blocks = compiles(create_block_mask)[0](causal, 1, 1, 512, 512, device="cpu")
+    wanted = theirs.create_block_mask(causal, 1, 1, 512, 512, device="cpu")
+    assert torch.equal(blocks.kv_num_blocks, wanted.kv_num_blocks)
+    assert torch.equal(blocks.kv_indices, wanted.kv_indices)
+
+
+def test_two_attentions_of_one_graph() -> None:
+    def call(attend: Any, q: Any, k: Any, v: Any) -> Any:
+        x = torch.arange(40.0) * 0.02
+        first = attend(q.sin(), k, v, lambda s, b, h, i, j: s + x[j] + (i - j))
+        return attend(first, k, v, lambda s, b, h, i, j: torch.where(i >= j, s, -math.inf)).cos()
+
+    q, k, v = (randn(1, 4, 40, 16).detach() for _ in range(3))
+    wanted = call(theirs.flex_attention, q, k, v)
+    torch.testing.assert_close(call(flex_attention, q, k, v), wanted, **CLOSE)
+    torch.testing.assert_close(compiles(lambda *a: call(flex_attention, *a))[0](q, k, v), wanted, **CLOSE)
