@@ -28,7 +28,7 @@
 //     BLOCK_Q x BLOCK_KV = 64 x 32: the fastest measured tile of which an SM has room for 2 blocks
 //     warps = 4: 16 rows each: no warp needs the scores of another
 //     stages = 1: V is copied during Q K^T, the next K during the softmax and P V
-//     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 144
+//     Q = in registers: its fragments take 64 registers a thread
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //     heads side by side = by length: as many heads of keys and values as fit 32 MiB of L2, 16 to 64
 //
@@ -325,6 +325,7 @@ gemma_softcap_fused(
     const bf16* v_head = V + b_idx * v_stride_b + kv_h_idx * v_stride_h;
 
     QTile{Q_smem}.load_async(q_head, q_stride_s, q_lo, q_len);
+    cp_async_commit();  // a group of its own: Q's fragments are read before the first tile has arrived
 
     const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
     const KvRange range = kv_range(q_lo, q_hi, kv_len);
@@ -347,6 +348,11 @@ gemma_softcap_fused(
 
     // A fragments of Q: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block
     const bf16* q_fragment = Q_smem + (warp_row + thread_index() % 16) * Q_STRIDE + lane / 16 * 8;
+    cp_async_wait<1>();
+    __syncthreads();  // Q is complete
+    unsigned Q_frag[ROW_BLOCKS][K_STEPS][4];
+    for (int m = 0; m < ROW_BLOCKS; ++m)
+        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 
     float O_frag[ROWS][DIMS] = {};
     float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: of this lane's keys only, until the end
@@ -372,9 +378,6 @@ gemma_softcap_fused(
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
-            unsigned q_frag[ROW_BLOCKS][4];
-#pragma unroll
-            for (int m = 0; m < ROW_BLOCKS; ++m) ldmatrix_x4(q_frag[m], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 #pragma unroll
             for (int j = 0; j < BLOCK_KV / 8; j += 2) {
                 unsigned k_frag[4];
@@ -382,8 +385,8 @@ gemma_softcap_fused(
 #pragma unroll
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
                     float *upper = &S_frag[2 * m][2 * j], *lower = &S_frag[2 * m + 1][2 * j];
-                    mma_16x8x16(upper, lower, q_frag[m], k_frag[0], k_frag[1]);
-                    mma_16x8x16(upper + 2, lower + 2, q_frag[m], k_frag[2], k_frag[3]);
+                    mma_16x8x16(upper, lower, Q_frag[m][step], k_frag[0], k_frag[1]);
+                    mma_16x8x16(upper + 2, lower + 2, Q_frag[m][step], k_frag[2], k_frag[3]);
                 }
             }
         }
@@ -481,8 +484,7 @@ gemma_softcap_fused(
 
     // O goes through the warp's own rows of Q_smem: whole rows are then written, 16 bytes a lane
     bf16* O_smem = Q_smem + warp_row * Q_STRIDE;
-    cp_async_wait<0>();
-    __syncthreads();  // if no tile was visited, Q may not have arrived
+    __syncthreads();  // if no tile was visited, Q is still being read
     const WorkTile end = *work_tile_smem;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {

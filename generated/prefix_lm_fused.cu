@@ -28,7 +28,7 @@
 //     BLOCK_Q x BLOCK_KV = 128 x 64: the fastest measured tile of which an SM has room for 2 blocks
 //     warps = 4: 32 rows each: no warp needs the scores of another, and a fragment of K or V serves two products
 //     stages = 1: V is copied during Q K^T, the next K during P V
-//     Q = in shared memory: its fragments take 64 registers a thread, and output and scores already take 192
+//     Q = in shared memory: its fragments take 64 registers a thread, which spills others
 //     copies = between products: issued when the first products of a tile are queued: the tensor cores work while
 //         addresses are computed
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks

@@ -78,3 +78,10 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_architecture_is_read_in_one_sitting() -> None:
+    """At most 150 lines, and one picture."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert len(text.splitlines()) <= 150
+    assert text.count("```") == 2

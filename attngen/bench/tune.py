@@ -27,6 +27,7 @@ from attngen.plan.arch import ARCHES
 from attngen.reference.compare import unit_in_last_place
 from attngen.reference.torch_oracle import torch_attention, torch_gradients
 from attngen.schedules import candidates, choose
+from attngen.schedules.choose import request_of
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.gradient import gradient_argument
 
@@ -47,7 +48,8 @@ class Tried:
     @property
     def title(self) -> str:
         p = self.plan
-        return f"{p.block_q} x {p.block_kv}, {p.stages} stage{'s' * (p.stages > 1)}, {p.warps} warp{'s' * (p.warps > 1)}"
+        size = f"{p.block_q} x {p.block_kv}, {p.stages} stage{'s' * (p.stages > 1)}, {p.warps} warp{'s' * (p.warps > 1)}"
+        return f"{size}, Q {self.kernel.q}" if self.kernel.q else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +132,7 @@ def tune(
 
 def plans_to_try(spec: AttentionSpec, planned: Plan) -> dict[KernelRequest, Plan]:
     """The plan of each tile that fits, `planned` first."""
-    tile, keyword = planned.tile, planned.keyword
-    own = KernelRequest(keyword, tile.block_q, tile.block_kv, tile.stages, tile.warps)
-    requests = dict.fromkeys([own, *candidates(spec, planned.arch, keyword, planned.wanted)])
+    requests = dict.fromkeys([request_of(planned), *candidates(spec, planned.arch, planned.keyword, planned.wanted)])
     return {r: choose(spec, planned.arch, r, direction=planned.direction, wanted=planned.wanted) for r in requests}
 
 

@@ -28,17 +28,17 @@ def command(
     spec: str, lengths: str, tokens: int, rounds: int, given: tuple[str, ...], backward: bool, wanted: str | None,
     name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time the tile sizes, stages and warps that fit a spec on the GPU, and remember the fastest.
+    """Time the tile sizes, stages, warps and places of Q that fit a spec on the GPU, and remember the fastest.
 
     \b
     attngen tune specs/gpt2.attn
     attngen tune llama_gqa --lengths 4096 --tokens 4096
     attngen tune alibi --backward --wanted q,k,v,slopes
 
-    All combinations that fit registers and shared memory, by the planner's model, are compiled and timed; the best are timed
-    again, for longer. The winner is kept on disk for this spec, this architecture and these sizes, rounded up to powers of 2
+    All combinations that fit registers and shared memory are compiled and timed; the best are timed again,
+    for longer. The winner is kept on disk for this spec, this architecture and these sizes, rounded up to powers of 2
     (of the keys, and of the rows of all heads and batches). `attngen.compile` then uses it for calls of such sizes. A spec that
-    states `tile`, `stages` or `warps` itself cannot be tuned. `attngen cache list --kind tuned` lists the winners.
+    states `tile`, `stages`, `warps` or `q` itself cannot be tuned. `attngen cache list --kind tuned` lists the winners.
 
     With --backward the same is done for the gradients, all kernels of the backward together; the forward is not timed. The
     winner is kept for these gradients alone: backwards that compute others, and the forward, are tuned by themselves. Training
@@ -57,7 +57,7 @@ def command(
         raise click.UsageError("tuning needs torch: pip install torch") from error
     gradients = gradients_named(backward, wanted, one.spec)
     if not is_open(one.spec, gradients):
-        what = "its own kernel" if gradients else "its own kernel, tile, stages or warps"
+        what = "its own kernel" if gradients else "its own kernel, tile, stages, warps or place of Q"
         raise click.UsageError(f"{one.spec.name} states {what}: nothing is left to tune")
     if gradients and not as_json:
         click.echo(f"the backward of {one.spec.name}: gradients of {', '.join(gradients)}")
@@ -80,7 +80,7 @@ def _show_outcome(found: Any) -> None:
     for t in found.tried:
         marks = ", ".join((*(["planned"] if t.planned else []), *(["remembered"] if t.kernel == found.winner.kernel else [])))
         speed = planned.timing.median / t.timing.median
-        line = f"  {t.title:<30} {t.timing.median:>8.3f} ms  x{speed:.2f}  {marks}".rstrip()
+        line = f"  {t.title:<42} {t.timing.median:>8.3f} ms  x{speed:.2f}  {marks}".rstrip()
         click.echo(click.style(line, bold="remembered" in marks), color=colored(sys.stdout))
     click.echo(f"  the best of {found.of}" + ("" if found.kept else "; it could not be written to the cache"))
 

@@ -22,6 +22,7 @@ from attngen.spec.attention import (
     Normalize,
     Param,
     Precision,
+    QPlace,
     S,
     ScheduleName,
     Storage,
@@ -34,6 +35,7 @@ from attngen.spec.names import SPELLED, check_name
 from attngen.spec.operator import apply
 
 MAX_DECLARATIONS = 64
+WORDS = {"storage": (Storage, mistakes.UnknownStorage), "q": (QPlace, mistakes.UnknownQPlace)}  # of a `kernel` statement
 REPEATED = ("input", "param", "let", "define")
 EXPRESSIONS = ("mask", "score", "scale", "sink", "dropout")
 
@@ -288,8 +290,9 @@ class Block:
         for keyword, value, node in _options(options):
             if keyword in chosen:
                 raise DiagnosticError(mistakes.DuplicateStatement(span=node.span, keyword=node.kind, line=node.span.line))
-            if keyword == "storage":
-                one_of(value, get_args(Storage), mistakes.UnknownStorage, span=node.children[0].span)
+            if keyword in WORDS:
+                known, mistake = WORDS[keyword]
+                one_of(value, get_args(known), mistake, span=node.children[0].span)
             chosen[keyword] = value
         return KernelRequest(schedule=schedule.value, **chosen)
 

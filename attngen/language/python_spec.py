@@ -27,6 +27,7 @@ from attngen.spec.attention import (
     Normalize,
     Param,
     Precision,
+    QPlace,
     S,
     ScheduleName,
     Storage,
@@ -82,6 +83,7 @@ def _describe(
     warps: int | None = None,
     storage: Storage = "dense",
     batch_invariant: bool = False,
+    q: QPlace | None = None,
 ) -> tuple[AttentionSpec, dict[str, Any]]:
     """An AttentionSpec, and the arrays that functions captured, by name. `traced` returns the pair, `define` the spec.
 
@@ -116,6 +118,8 @@ def _describe(
     captured = [Input(c.name, DTYPES[str(c.dtype_name)], tuple(int(n) for n in c.array.shape)) for c in captures.values()]
     one_of(kernel, get_args(ScheduleName), mistakes.UnknownSchedule, statement="kernel")
     one_of(storage, get_args(Storage), mistakes.UnknownStorage, statement="kernel")
+    if q is not None:
+        one_of(q, get_args(QPlace), mistakes.UnknownQPlace, statement="kernel")
     expressions = completed(exprs, head_dim)
     result = AttentionSpec(
         name=name,
@@ -130,7 +134,7 @@ def _describe(
         normalize=normalize,
         lse=lse,
         precision=precision,
-        kernel=KernelRequest(kernel, block_q, block_kv, stages, warps, storage, batch_invariant),
+        kernel=KernelRequest(kernel, block_q, block_kv, stages, warps, storage, batch_invariant, q),
     )
     check(result)
     return result, {c.name: c.array for c in captures.values()}

@@ -15,9 +15,10 @@ from attngen.plan.facts import SpecFacts
 from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.plan.problem import Problem
+from attngen.plan.register_table import Measured
 from attngen.plan.shared_memory import Layout, SharedBuffer, layouts
 from attngen.plan.tile import Tile
-from attngen.spec.attention import AttentionSpec, ScheduleName
+from attngen.spec.attention import AttentionSpec, QPlace, ScheduleName
 from attngen.spec.gradient import QKV
 
 Direction = Literal["forward", "backward"]
@@ -84,6 +85,8 @@ class Schedule:
     why_not: Callable[[SpecFacts, Arch], str]  # the reason it cannot compute the spec on the architecture; empty if it can
     propose: Callable[[Schedule, SpecFacts, Arch], Plan]  # raises PlanRefusal
     tiles: Callable[[SpecFacts, Arch], tuple[Tile, ...]] = lambda facts, arch: ()  # those that fit, for tuning
+    holds_q: Callable[[SpecFacts, Tile], bool] = lambda facts, tile: False  # whether Q may stay in registers beside a tile
+    measured: Measured | None = None  # its kernels whose registers ptxas counts; None: they are estimated
     by_lengths: Callable[[SpecFacts], TileChoice | None] = lambda facts: None  # None: one tile for all lengths
     propose_tile: Callable[[Schedule, SpecFacts, Arch, Tile], Plan] | None = None  # the plan of a tile of `by_lengths`
     heads_side_by_side: Callable[[SpecFacts], tuple[HeadsInL2, str]] = heads_in_l2  # the rule, and the reason
@@ -203,6 +206,12 @@ class Plan:
     @property
     def tile(self) -> Tile:
         return Tile(self.block_q, self.block_kv, self.stages, self.warps)
+
+    @property
+    def q_place(self) -> QPlace | None:
+        """Where the fragments of Q stay; None if the schedule has no choice."""
+        held = getattr(self.own, "q_in_registers", None)
+        return None if held is None else "registers" if held else "shared"
 
     @property
     def threads(self) -> int:

@@ -19,15 +19,17 @@ STATED = "stated in the spec"  # the reason for an override
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a tile takes: shared memory in bytes for a block, registers for a thread (an estimate of what must be live).
+    """What a tile takes: shared memory in bytes for a block, registers for a thread.
 
-    `have` is the limit if threads have different numbers of registers; None: the registers of an SM, shared evenly. A block
-    has at least `threads` threads.
+    Registers are an estimate of what must be live; `have` is the limit if threads have different numbers of them, None: the
+    registers of an SM, shared evenly. Or ptxas counted them: `head_sizes` are the widest for which they suffice, and the
+    spec's. A block has at least `threads` threads.
     """
 
     shared: int
-    registers: int
+    registers: int = 0
     have: int | None = None
+    head_sizes: tuple[int, int] | None = None
     threads: int = 1
 
     def fits(self, arch: Arch, threads: int) -> bool:
@@ -40,6 +42,9 @@ class Cost:
         limit = self.have or min(arch.max_registers_per_thread, arch.registers_per_sm // threads)
         if self.registers > limit:
             return f"needs about {self.registers} registers a thread; the limit is {limit}"
+        if self.head_sizes and self.head_sizes[0] < self.head_sizes[1]:
+            most = self.head_sizes[0]
+            return f"has registers for head sizes up to {most}" if most else "has too few registers for this mask or score"
         if self.threads > threads:
             return f"needs {self.threads} threads, and a block of this tile has {threads}"
         return ""

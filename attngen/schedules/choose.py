@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import get_args
 
 from attngen.plan.arch import DEFAULT_ARCH, Arch
 from attngen.plan.decisions import WHY_LSE_REST
@@ -24,7 +25,7 @@ from attngen.schedules.hopper_backward import HOPPER_BACKWARD
 from attngen.schedules.naive import NAIVE, NAIVE_BACKWARD
 from attngen.schedules.tiled import TILED, TILED_BACKWARD
 from attngen.schedules.wgmma import WGMMA
-from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec, KernelRequest, ScheduleName
+from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec, KernelRequest, QPlace, ScheduleName
 from attngen.spec.gradient import wanted_gradients
 from attngen.spec.names import check_backward_names
 
@@ -62,11 +63,26 @@ def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule
 def candidates(
     spec: AttentionSpec, arch: Arch, keyword: ScheduleName = "fused", wanted: tuple[str, ...] = ()
 ) -> tuple[KernelRequest, ...]:
-    """The `kernel` statements with a tile that fits `arch`, by the schedule's model of registers and shared memory: of the
-    forward, or of the backward with the gradients `wanted`."""
+    """The `kernel` statements that fit the registers and the shared memory of `arch`: each tile, with each place of Q that it
+    leaves open; of the forward, or of the backward with the gradients `wanted`."""
     facts = facts_of(spec, wanted)
-    tiles = schedule_of(facts, arch, keyword).tiles(facts, arch)
-    return tuple(KernelRequest(keyword, t.block_q, t.block_kv, t.stages, t.warps) for t in tiles)
+    schedule = schedule_of(facts, arch, keyword)
+    return tuple(
+        _stated(spec, keyword, t, q)
+        for t in schedule.tiles(facts, arch)
+        for q in (get_args(QPlace) if schedule.holds_q(facts, t) else (None,))
+    )
+
+
+def request_of(plan: Plan) -> KernelRequest:
+    """The `kernel` statement that states all that `candidates` vary."""
+    q = plan.q_place if plan.schedule.holds_q(plan.facts, plan.tile) else None
+    return _stated(plan.facts.spec, plan.keyword, plan.tile, q)
+
+
+def _stated(spec: AttentionSpec, keyword: ScheduleName, tile: Tile, q: QPlace | None) -> KernelRequest:
+    bare = spec.kernel.bare(keyword)
+    return replace(bare, block_q=tile.block_q, block_kv=tile.block_kv, stages=tile.stages, warps=tile.warps, q=q)
 
 
 def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:
@@ -182,6 +198,9 @@ def choice_of(
         cure = "compute these gradients by" if wanted else "use"
         raise refusal("kernel", what, reason, f"{cure} auto, or one of: {others}" if others else "use dense storage")
     usual = chosen.plan(facts, arch)
+    if kernel.q not in (None, usual.q_place):
+        what = f"q {kernel.q} does not fit this {chosen.keyword} kernel"
+        raise refusal("kernel", what, f"q is {usual.q_place or 'no choice of this schedule'}", "leave `q` to the planner")
     has_few_rows = _has_few_rows(facts, arch)
     if has_few_rows:
         usual = replace(usual, decisions=(*usual.decisions, Decision(*decode.FOR_AUTO)))

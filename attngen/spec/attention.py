@@ -12,6 +12,7 @@ ScheduleName = Literal["auto", "naive", "tiled", "fused", "wgmma", "hopper", "de
 Normalize = Literal["softmax", "sigmoid", "none"]
 Precision = Literal["highest", "high"]
 Storage = Literal["dense", "packed"]
+QPlace = Literal["registers", "shared"]
 
 PORTABLE_SCHEDULES: tuple[ScheduleName, ...] = ("naive", "tiled", "fused")  # on every architecture
 HOPPER_SCHEDULES: tuple[ScheduleName, ...] = ("wgmma", "hopper")  # on architectures with TMA and wgmma
@@ -69,6 +70,7 @@ class KernelRequest:
     warps: int | None = None
     storage: Storage = "dense"
     batch_invariant: bool = False
+    q: QPlace | None = None  # where the fragments of Q stay, in schedules on tensor cores
 
     @property
     def is_packed(self) -> bool:
@@ -77,7 +79,7 @@ class KernelRequest:
     @property
     def is_planned(self) -> bool:
         """Whether the planner chooses everything but the schedule, by all sizes of a call."""
-        return (self.block_q, self.block_kv, self.stages, self.warps, self.batch_invariant) == (None, None, None, None, False)
+        return self == KernelRequest(self.schedule, storage=self.storage)
 
     def bare(self, schedule: ScheduleName | None = None) -> KernelRequest:
         """The same, or another schedule, for the same storage and promise, without overrides."""
@@ -86,7 +88,7 @@ class KernelRequest:
         )
 
     def overridden(self, schedule: str | None) -> KernelRequest:
-        """The request of a call or command that names `schedule`. Tile, stages and warps apply only to the stated schedule;
+        """The request of a call or command that names `schedule`. The overrides apply only to the stated schedule;
         those stated for "auto" apply to every schedule of a single kernel."""
         if schedule is None or schedule == self.schedule:
             return self

@@ -113,6 +113,8 @@ def kernel_to_text(request: KernelRequest) -> str:
         parts.append(f"stages {request.stages}")
     if request.warps is not None:
         parts.append(f"warps {request.warps}")
+    if request.q is not None:
+        parts.append(f"q {request.q}")
     if request.storage != "dense":
         parts.append(f"storage {request.storage}")
     if request.batch_invariant:

@@ -17,9 +17,8 @@ from attngen.language import load_text
 from attngen.plan import ARCHES
 from attngen.plan.axes import KEYS
 from attngen.plan.plan import Plan, PlanRefusal
-from attngen.plan.tile import Tile
 from attngen.schedules import choose
-from attngen.schedules.fused_mma.needs import blocks_of_an_sm, cost
+from attngen.schedules.fused_mma.needs import blocks_of_an_sm, shared_bytes
 from attngen.spec.attention import HOPPER_SCHEDULES, PORTABLE_SCHEDULES, AttentionSpec
 from attngen.spec.operator import ZERO
 from tests.harness import SPECS, shipped
@@ -71,7 +70,7 @@ def of_a_softmax(spec: AttentionSpec, plan: Plan) -> bool:
 
 
 def blocks_with(spec: AttentionSpec, plan: Plan, stages: int) -> int:
-    return blocks_of_an_sm(plan.facts, plan.arch, Tile(plan.block_q, plan.block_kv, stages, plan.warps))
+    return blocks_of_an_sm(plan.facts, plan.arch, replace(plan.tile, stages=stages))
 
 
 CLAIMS = (
@@ -97,16 +96,11 @@ CLAIMS = (
     Claim(r"would take the room of another block",
           lambda spec, plan: plan.stages == 1 and blocks_with(spec, plan, 2) < blocks_with(spec, plan, 1)),
     Claim(r"Two of each do not fit shared memory",
-          lambda spec, plan: cost_of_two_stages(spec, plan) > plan.arch.shared_per_block),
+          lambda spec, plan: shared_bytes(plan.facts, replace(plan.tile, stages=2)) > plan.arch.shared_per_block),
     Claim(r"The sink counts as one more key", lambda spec, plan: spec.sink is not None),
     Claim(r"has no cp\.async", lambda spec, plan: plan.arch.name == "sm_75"),
-    Claim(r"smallest tile of fused_mma", lambda spec, plan: plan.schedule.name == "fused_simt" and plan.arch.name != "sm_75"),
     Claim(r"stated in the spec", lambda spec, plan: bool(spec.kernel.block_q or spec.kernel.stages)),
 )  # fmt: skip
-
-
-def cost_of_two_stages(spec: AttentionSpec, plan: Plan) -> int:
-    return cost(plan.facts, Tile(plan.block_q, plan.block_kv, 2, plan.warps)).shared
 
 
 @cache

@@ -129,10 +129,8 @@ def test_default_plans_of_head_sizes_64_and_128_spill_nothing(name: str, arch: s
         assert (found.spill_store_bytes, found.stack_bytes) == (0, 0), found
 
 
-def test_a_thread_that_reads_elements_of_its_keys_leaves_q_in_shared_memory() -> None:
-    documents = fused(define(dtype="bf16", head_dim=64, **DOCUMENTS))
-    assert not documents.staged.keys
-    assert not documents.own.q_in_registers
+def test_q_stays_in_registers_where_it_fits_beside_what_a_thread_reads() -> None:
+    assert not fused(define(dtype="bf16", head_dim=96, **DOCUMENTS)).own.q_in_registers
     assert fused(define(dtype="bf16", head_dim=64, mask="causal")).own.q_in_registers
     assert fused(define(dtype="bf16", head_dim=64, **BY_DISTANCE)).own.q_in_registers
 
@@ -140,11 +138,8 @@ def test_a_thread_that_reads_elements_of_its_keys_leaves_q_in_shared_memory() ->
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("described", [BY_DISTANCE, DENSE, DOCUMENTS, {**DENSE, "lse": True}])
 def test_fp32_of_every_head_size_has_a_fused_plan(described: dict[str, object], precision: str) -> None:
-    """Heads so wide that no tile has registers for split operands and captured elements use fused_simt."""
     schedules = [
         choose(define(dtype="fp32", head_dim=d, precision=precision, **described), H200, "fused").schedule.name
         for d in range(8, 257, 8)
     ]
-    assert schedules[0] == "fused_mma"
-    assert set(schedules) <= {"fused_mma", "fused_simt"}
-    assert schedules == sorted(schedules)
+    assert set(schedules) == {"fused_mma"}

@@ -14,6 +14,7 @@ from attngen.plan.shared_memory import COLUMN, NEITHER, SharedBuffer, aligned
 from attngen.plan.split_keys import INVARIANT_KEYS, Splits
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, kib, pick_tile, planned, tile_decision
+from attngen.schedules.decode.registers import registers
 from attngen.schedules.fused_mma import needs
 from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, operands
 from attngen.spec.attention import AttentionSpec
@@ -101,7 +102,7 @@ def cost(facts: SpecFacts, tile: Tile) -> Cost:
     own = warp_tile(tile)
     held = needs.q_registers(facts.spec, own) if q_in_registers(facts, tile) else 0
     rows = 0 if operands(facts.spec).split else ROW_REGISTERS
-    return Cost(aligned(*buffers(facts, tile)), needs.registers(facts, own) + held + rows)
+    return Cost(aligned(*buffers(facts, tile)), registers(facts, own) + held + rows)
 
 
 def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:

@@ -1,7 +1,8 @@
 """The schedule `fused_mma` and its backward, each as one object."""
 
 from attngen.plan.plan import Schedule
-from attngen.schedules.fused_mma import backward_plan, backward_shown, plan, shown
+from attngen.plan.register_table import Measured
+from attngen.schedules.fused_mma import backward_plan, backward_shown, plan, registers, shown
 from attngen.schedules.fused_mma.backward_context import FusedMmaBackward
 from attngen.schedules.fused_mma.context import FusedMma
 
@@ -12,6 +13,8 @@ FUSED_MMA = Schedule(
     propose=plan.propose,
     why_not=plan.why_not,
     tiles=plan.tiles,
+    holds_q=registers.may_hold_q,
+    measured=Measured(registers.FAMILIES, registers.keys_of, registers.specs_of, plan.of_family),
     on_tensor_cores=True,
     has_packed_storage=True,
     context=FusedMma,

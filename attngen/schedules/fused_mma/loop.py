@@ -1,28 +1,15 @@
-"""Choices of the tile loop of the fused schedule on tensor cores, by measurement: what stays in registers, when copies start.
+"""Choices of the tile loop of the fused schedule on tensor cores, by measurement: when copies start, and who copies.
 
 The measurements are rows of docs/experiments.md.
 """
 
 from __future__ import annotations
 
-from attngen.plan.facts import SpecFacts
 from attngen.plan.tile import Tile
 from attngen.schedules.fused_mma import needs
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import names_in
 
 BETWEEN_UP_TO = 128  # head size: by measurement, wider ones are not faster with copies between products
-
-
-def holds_q(facts: SpecFacts, tile: Tile, limit: int = 250) -> bool:
-    """Whether the fragments of Q stay in registers: they must fit beside the output, the scores, and the elements that a thread
-    reads of its keys."""
-    spec = facts.spec
-    reads_keys = (
-        any(names_in(*g.args) & {"q", "k"} == {"k"} for g in needs.gathers(spec)) and not needs.staged_of(facts, tile).keys
-    )
-    of_keys = needs.KEY_REGISTERS * tile.block_kv // 4 if reads_keys else 0
-    return not needs.operands(spec).split and needs.registers(facts, tile) + of_keys + needs.q_registers(spec, tile) <= limit
 
 
 def copies_between_steps(spec: AttentionSpec, tile: Tile) -> bool:

@@ -1,8 +1,7 @@
-"""What a tile of the fused schedule on tensor cores needs: registers of a thread, shared memory of a block."""
+"""What a tile of the fused schedule on tensor cores needs: shared memory, threads; what a variant reads of captured tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,8 +12,7 @@ from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.shared_memory import COLUMN, DROPOUT, NEITHER, WORK_TILE, SharedBuffer
 from attngen.plan.tile import Tile
-from attngen.plan.tile_search import Cost
-from attngen.spec.attention import AttentionSpec, S
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Expr, Gather, Type, name, names_in, rewrite, walk
 from attngen.spec.operator import sub
 
@@ -53,14 +51,7 @@ OPERANDS = {
     ),
 }
 RANDOM_REGISTERS = 16  # of dropout: the words of a call of Philox, and what they become
-OTHER_REGISTERS = 60  # addresses, row state, fragments of K or V
-OTHER_SPLIT_REGISTERS = 95  # the same without V, where each fragment is two
-CAPTURED_REGISTERS = 10  # addresses of captured tensors, and indices into them
-OF_BLOCK_REGISTERS = 1  # an element that all pairs of a block share
-SHARED_REGISTERS = 4  # more of them, beside a softmax, where scores or a sink read such an element
-SCORE_REGISTERS = 4  # a softmax of scores that are computed from s, not s itself
-DIVISOR_REGISTERS = 10  # divisors that are not known before the call, and their inverses
-KEY_REGISTERS = 2  # the address of an element that a thread reads of one key
+CAPTURED_REGISTERS = 10  # addresses of captured tensors, and indices into them, where registers are estimated
 RESERVED = 1024  # bytes of shared memory that the driver adds to each block
 TILE_WORDS = 2  # of 32 tiles each, that a warp has classified: which are visited, which are full
 
@@ -92,27 +83,6 @@ def row_blocks(tile: Tile) -> int:
 def q_registers(spec: AttentionSpec, tile: Tile) -> int:
     """Registers of a thread for the fragments of Q."""
     return row_blocks(tile) * padded_head_dim(spec) * spec.dtype.bytes // 8
-
-
-def registers(facts: SpecFacts, tile: Tile) -> int:
-    """Registers that a thread needs without Q: output, scores, and the rest."""
-    spec = facts.spec
-    output, scores = row_blocks(tile) * spec.head_dim_v // 2, row_blocks(tile) * tile.block_kv // 2
-    if operands(spec).split:
-        output, scores = row_blocks(tile) * width_of_v(spec) // 2, scores * (2 if operands(spec).split == "tf32" else 1)
-    captured = _captured_registers(facts, tile, scores)
-    if not operands(spec).split:
-        computed = SCORE_REGISTERS if spec.normalize == "softmax" and spec.score != S else 0
-        drawn = RANDOM_REGISTERS if spec.dropout is not None else 0
-        return output + scores + captured + computed + drawn + remainders(facts, tile) + OTHER_REGISTERS
-    wide = max(0, tile.block_kv - 32) // 4 if operands(spec).split == "bf16" else 0  # fragments of K
-    return output + scores + captured + wide + 16 * summed(tile) + OTHER_SPLIT_REGISTERS
-
-
-def remainders(facts: SpecFacts, tile: Tile) -> int:
-    """Registers of a thread for the remainders of distances that a mask divides by params, and for the divisors."""
-    distances = facts.divided_distances(2 * row_blocks(tile), tile.block_kv)
-    return distances + DIVISOR_REGISTERS if distances else 0
 
 
 def summed(tile: Tile) -> int:
@@ -156,22 +126,18 @@ def staged_of(facts: SpecFacts, tile: Tile) -> Staged:
 def reads_pairs(spec: AttentionSpec) -> bool:
     """Whether each pair reads an element of its own from a captured tensor. Elements that are read by distance do not count:
     they repeat along the diagonals of a thread's pairs."""
-    return any(names_in(*(rewrite(index, _distance) for index in node.args)) & {"q", "k"} for node in _pair_gathers(spec))
+    return any(names_in(*(rewrite(index, _distance) for index in node.args)) & {"q", "k"} for node in pair_gathers(spec))
 
 
 @remembered
 def gathers(spec: AttentionSpec) -> tuple[Gather, ...]:
     """Elements of captured tensors that the mask or the score reads."""
-    return tuple(node for node in _walked(spec.mask, spec.score) if isinstance(node, Gather))
-
-
-def _walked(*exprs: Expr | None) -> Iterator[Expr]:
-    """All nodes of the expressions that are not None."""
-    return walk(*(e for e in exprs if e is not None))
+    read = walk(*(e for e in (spec.mask, spec.score) if e is not None))
+    return tuple(node for node in read if isinstance(node, Gather))
 
 
 @remembered
-def _pair_gathers(spec: AttentionSpec) -> tuple[Gather, ...]:
+def pair_gathers(spec: AttentionSpec) -> tuple[Gather, ...]:
     """The elements whose indices depend on both the query and the key."""
     return tuple(node for node in gathers(spec) if {"q", "k"} <= names_in(*node.args))
 
@@ -186,48 +152,16 @@ def _distance(node: Expr) -> Expr | None:
     return name("q.k", Type.INT) if node in (sub(KEYS.at, ROWS.at), sub(ROWS.at, KEYS.at)) else None
 
 
-def _captured_registers(facts: SpecFacts, tile: Tile, scores: int) -> int:
-    """Registers of a thread for elements of captured tensors and their addresses. A thread that reads the elements of one key
-    holds them during Q K^T; weights without a softmax, and a sink, take one more each."""
-    spec = facts.spec
-    own = staged_of(facts, tile)
-    elements = _elements(spec, scores)
-    if operands(spec).split:
-        return (CAPTURED_REGISTERS if spec.inputs else 0) + elements
-    inputs = {g.input for g in gathers(spec) if of_pairs(g)}
-    if not own.keys:
-        return (CAPTURED_REGISTERS if inputs else _shared_registers(spec)) + elements
-    others = inputs - {e.gather.input for e in own.elements}
-    held = sum(KEY_REGISTERS + e.stored.bytes // 4 for e in own.keys)
-    more = (spec.normalize != "softmax") + (spec.sink is not None)
-    return (CAPTURED_REGISTERS if others else 0) + held + more + elements
-
-
-@remembered
-def _shared_registers(spec: AttentionSpec) -> int:
-    """Registers for elements that all pairs of a block share."""
-    shared = {g for g in gathers(spec) if not of_pairs(g)}
-    weighed = spec.normalize == "softmax" and any(isinstance(n, Gather) for n in _walked(spec.score, spec.sink))
-    return OF_BLOCK_REGISTERS * len(shared) + (SHARED_REGISTERS if weighed else 0)
-
-
-def _elements(spec: AttentionSpec, scores: int) -> int:
-    """Registers of a thread for elements of pairs: one per score, or in wide tiles one for some diagonals."""
-    if reads_pairs(spec):
-        return scores
-    return max(0, scores - 32) // 3 if _pair_gathers(spec) else 0
-
-
 def copiers(spec: AttentionSpec) -> int:
     """Threads that copy a row of a tile: one for each of its chunks."""
     return max(padded_head_dim(spec), width_of_v(spec)) // chunk(spec)
 
 
-def cost(facts: SpecFacts, tile: Tile) -> Cost:
-    return Cost(sum(b.bytes for b in buffers(facts, tile)), registers(facts, tile), threads=copiers(facts.spec))
+def shared_bytes(facts: SpecFacts, tile: Tile) -> int:
+    return sum(b.bytes for b in buffers(facts, tile))
 
 
 def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
-    """The number of blocks that an SM has room for."""
-    need, threads = cost(facts, tile), 32 * tile.warps
-    return min(arch.shared_per_sm // (need.shared + RESERVED), arch.registers_per_sm // (need.registers * threads))
+    """The number of blocks that an SM has room for, whatever number of registers their threads have."""
+    by_registers = arch.registers_per_sm // ((arch.max_registers_per_thread + 1) * 32 * tile.warps)
+    return min(arch.shared_per_sm // (shared_bytes(facts, tile) + RESERVED), by_registers)

@@ -8,19 +8,27 @@ from attngen.plan.arch import Arch, Feature
 from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
+from attngen.plan.register_table import Family
 from attngen.plan.tile import Tile
-from attngen.plan.tile_search import STATED, fitting, pick_tile, planned, tile_decision
+from attngen.plan.tile_search import STATED, Cost, fitting, pick_tile, planned, tile_decision
 from attngen.schedules.fused_mma import needs
-from attngen.schedules.fused_mma.loop import copies_between_steps, holds_q, idle_copiers
-from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, blocks_of_an_sm, cost, operands, row_blocks, staged_of
+from attngen.schedules.fused_mma.loop import copies_between_steps, idle_copiers
+from attngen.schedules.fused_mma.needs import (
+    MMA_ROWS,
+    RESERVED,
+    blocks_of_an_sm,
+    operands,
+    row_blocks,
+    shared_bytes,
+    staged_of,
+)
+from attngen.schedules.fused_mma.registers import head_sizes, may_hold_q, variant
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Gather, walk
 
 NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
-SPLIT_UP_TO = 225  # registers of a thread by the estimate: beyond, ptxas spills some
 BLOCKS = 2  # of an SM, where tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
 ROOMY_ROWS = 64
-TWO_STAGES_UP_TO = 230  # registers of a thread
 # Two row blocks a warp read each fragment of K and V once for 32 rows: shared memory is what 16 rows a warp wait for.
 PREFERRED = tuple(
     Tile(q, kv, stages, warps)
@@ -68,37 +76,29 @@ class FusedMmaPlan:
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
-    """Why this schedule cannot run the spec on `arch`; empty if it can. Even the smallest tile may need too many registers, if
-    operands are split, heads wide, and elements of captured tensors read."""
-    spec = facts.spec
-    missing = [f for f in (*NEEDED, operands(spec).feature) if not arch.has(f)]
-    if missing:
-        return f"{arch.name} has no {', no '.join(f.value.partition(':')[0] for f in missing)}"
-    preferred = preferred_tiles(facts)
-    if fitting(arch, preferred, lambda t: cost(facts, t)):
-        return ""
-    smallest = preferred[-1]
-    reason = cost(facts, smallest).why_not(arch, 32 * smallest.warps)
-    return f"the smallest tile of fused_mma, {smallest.block_q} x {smallest.block_kv}, {reason}"
+    """Why this schedule cannot run the spec on `arch`; empty if it can."""
+    missing = [f for f in (*NEEDED, operands(facts.spec).feature) if not arch.has(f)]
+    return f"{arch.name} has no {', no '.join(f.value.partition(':')[0] for f in missing)}" if missing else ""
+
+
+def cost(facts: SpecFacts, tile: Tile) -> Cost:
+    sizes = head_sizes(facts, tile, facts.spec.kernel.q == "registers")
+    return Cost(shared_bytes(facts, tile), head_sizes=sizes, threads=needs.copiers(facts.spec))
 
 
 def blocks_told(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
     """The blocks per SM that the launch bounds state; 0: none. Split operands are fastest with all registers of a thread, which
     the compiler does not use otherwise."""
-    if not operands(facts.spec).split:
-        return 0
-    every = arch.registers_per_sm // ((arch.max_registers_per_thread + 1) * 32 * tile.warps)
-    return max(1, min(every, arch.shared_per_sm // (cost(facts, tile).shared + RESERVED)))
+    return max(1, blocks_of_an_sm(facts, arch, tile)) if operands(facts.spec).split else 0
 
 
 def is_roomy(facts: SpecFacts, arch: Arch, tile: Tile) -> bool:
-    """Whether BLOCKS blocks fit an SM; with two stages, with a fifth of its shared memory and some registers to spare."""
-    need = cost(facts, tile)
+    """Whether BLOCKS blocks fit an SM; with two stages, with a fifth of its shared memory to spare. Split operands need all the
+    registers of a thread."""
     if operands(facts.spec).split:
-        return need.registers <= SPLIT_UP_TO
-    shared = BLOCKS * (need.shared + RESERVED)
-    spare = 5 * shared <= 4 * arch.shared_per_sm and need.registers <= TWO_STAGES_UP_TO
-    return blocks_of_an_sm(facts, arch, tile) >= BLOCKS and (tile.stages == 1 or spare)
+        return True
+    shared = BLOCKS * (shared_bytes(facts, tile) + RESERVED)
+    return blocks_of_an_sm(facts, arch, tile) >= BLOCKS and (tile.stages == 1 or 5 * shared <= 4 * arch.shared_per_sm)
 
 
 def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
@@ -119,7 +119,7 @@ def one_stage_because(facts: SpecFacts, arch: Arch, tile: Tile) -> str:
     two = replace(tile, stages=2)
     if tile.stages == 2:
         return ""
-    if cost(facts, two).shared > arch.shared_per_block:
+    if shared_bytes(facts, two) > arch.shared_per_block:
         return "two of each do not fit shared memory"
     fewer = blocks_of_an_sm(facts, arch, two) < blocks_of_an_sm(facts, arch, tile)
     return "two of each would take the room of another block on the same multiprocessor" if fewer else ""
@@ -137,7 +137,16 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     preferred = preferred_tiles(facts)
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(facts, arch, t)]
     tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(facts, t))
-    stages = tile.stages
+    fastest = "the fastest measured tile " + (
+        "of which" if tile in roomy and not operands(spec).split else "that fits registers and shared memory;"
+    )
+    holds = spec.kernel.q != "shared" and may_hold_q(facts, tile)
+    return with_tile(schedule, facts, arch, tile, holds, fastest)
+
+
+def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, holds: bool, why: str = "") -> Plan:
+    """The plan of a tile that fits; `holds`: Q stays in registers."""
+    spec, stages = facts.spec, tile.stages
     staged = staged_of(facts, tile)
     numbers = operands(spec)
     pad, t = needs.chunk(spec), spec.dtype.name
@@ -148,12 +157,13 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         why_stages = f"{STATED}; {why_stages}"
     rows = MMA_ROWS * row_blocks(tile)
     shared = ", and a fragment of K or V serves two products" if rows > MMA_ROWS else ""
-    holds, blocks = holds_q(facts, tile), blocks_told(facts, arch, tile)
+    blocks, room = blocks_told(facts, arch, tile), blocks_of_an_sm(facts, arch, tile)
+    room_for = f" an SM has room for {room} block{'s' * (room != 1)}"
     decisions = (
         Decision("schedule", "fused_mma", f"{t} on tensor cores (mma.sync, which {arch.name} has)"),
         *score_decisions(facts),
         *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
-        tile_decision(spec, tile, _why_tile(facts, arch, tile, roomy)),
+        tile_decision(spec, tile, why + room_for),
         Decision("warps", str(tile.warps), f"{rows} rows each: no warp needs the scores of another{shared}"),
         Decision("stages", str(stages), why_stages),
         Decision("Q", "in registers" if holds else "in shared memory", _why_q(spec, tile, holds)),
@@ -178,18 +188,17 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     return planned(schedule, facts, arch, tile, decisions, needs.buffers(facts, tile), own, blocks=blocks, staged=staged)
 
 
-def _why_tile(facts: SpecFacts, arch: Arch, tile: Tile, roomy: list[Tile]) -> str:
-    blocks = blocks_of_an_sm(facts, arch, tile)
-    if tile in roomy and not operands(facts.spec).split:
-        return f"the fastest measured tile of which an SM has room for {blocks} blocks"
-    room = f"an SM has room for {blocks} such block" + ("s" if blocks != 1 else "")
-    return f"the fastest measured tile that fits registers and shared memory; {room}"
+def of_family(schedule: Schedule, family: Family, facts: SpecFacts, arch: Arch, keys: int) -> Plan | None:
+    tile = Tile(family.rows * family.warps, keys, family.stages, family.warps)
+    is_of_it = variant(facts, tile) == family.variant
+    return with_tile(schedule, facts, arch, tile, family.q == "registers") if is_of_it else None
 
 
 def _why_q(spec: AttentionSpec, tile: Tile, holds: bool) -> str:
+    if spec.kernel.q:
+        return STATED
     if operands(spec).split:
         twice = 2 * needs.q_registers(spec, tile)
         return f"split in two, its fragments would take {twice} registers a thread, which spills others"
-    others = row_blocks(tile) * (spec.head_dim_v + tile.block_kv) // 2
     needed = f"its fragments take {needs.q_registers(spec, tile)} registers a thread"
-    return needed if holds else f"{needed}, and output and scores already take {others}"
+    return needed if holds else f"{needed}, which spills others"

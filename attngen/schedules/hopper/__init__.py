@@ -1,7 +1,7 @@
 """The schedule `hopper`, as one object."""
 
 from attngen.plan.plan import Schedule
-from attngen.schedules.hopper import plan, shown
+from attngen.schedules.hopper import needs, plan, shown
 from attngen.schedules.hopper.context import Hopper
 
 HOPPER = Schedule(
@@ -13,6 +13,7 @@ HOPPER = Schedule(
     tiles=plan.tiles,
     by_lengths=plan.by_lengths,
     propose_tile=plan.with_tile,
+    holds_q=needs.may_hold_q,
     on_tensor_cores=True,
     by_tma=True,
     is_warp_specialized=True,

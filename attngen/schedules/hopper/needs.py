@@ -140,6 +140,10 @@ def has_registers(facts: SpecFacts, tile: Tile, more: int = 0) -> bool:
 
 
 def q_in_registers(facts: SpecFacts, tile: Tile) -> bool:
+    return facts.spec.kernel.q != "shared" and may_hold_q(facts, tile)
+
+
+def may_hold_q(facts: SpecFacts, tile: Tile) -> bool:
     return has_registers(facts, tile, remainder_registers(facts, tile) + q_registers(facts.spec))
 
 

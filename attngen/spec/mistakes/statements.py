@@ -242,6 +242,16 @@ class BadTile(Diagnostic):
     cure: str
 
 
+class UnknownQPlace(Diagnostic):
+    code: ClassVar[str] = "E128"
+    title: ClassVar[str] = "Q cannot stay in `{found}`"
+    label: ClassVar[str] = "{hint}"
+    help: ClassVar[str] = "use q registers or q shared"
+
+    found: str
+    hint: str
+
+
 class UnknownPrecision(Diagnostic):
     code: ClassVar[str] = "E123"
     title: ClassVar[str] = "`{found}` is not a precision"

@@ -1,0 +1,135 @@
+"""The kernels of the fused schedule on tensor cores whose registers ptxas counts (`attngen.plan.register_table`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Literal, cast
+
+from attngen.plan.facts import SpecFacts
+from attngen.plan.register_table import Family, widest
+from attngen.plan.tile import Tile
+from attngen.schedules.fused_mma.needs import (
+    RANDOM_REGISTERS,
+    gathers,
+    of_pairs,
+    operands,
+    pair_gathers,
+    reads_pairs,
+    row_blocks,
+    staged_of,
+)
+from attngen.spec.attention import MAX_HEAD_DIM, S
+
+# What decides how many registers a spec takes beside those of its tile, with specs that take the most. `more`: a softmax of
+# scores that are computed, or with a sink; beside elements of keys and rows, all but a softmax of s.
+Variant = Literal["closed", "closed,more", "keys", "keys,more", "staged", "staged,more", "distances", "pairs", "divided"]
+DOCUMENTS = "input ids: int32[batch, kv_len] mask causal and same_document(ids)"
+VARIANTS: dict[Variant, tuple[str, ...]] = {
+    "closed": ("input n: int32[batch] mask prefix(n[b]) or causal output lse",),
+    "closed,more": (
+        "input z: fp32[heads] mask causal score s + z[h] * (k - q) sink z[h] output lse",
+        "param n: int mask q - k < n and causal score softcap(20.0) output lse",
+    ),
+    "keys": (
+        f"{DOCUMENTS} output lse",
+        "input keep: bool[batch, kv_len] mask keep[b, k]",
+        "input last: int32[batch, q_len] mask k <= last[b, q]",
+    ),
+    "keys,more": (
+        f"{DOCUMENTS} input z: fp32[heads] score softcap(20.0) + z[h] * (k - q) sink z[h] output lse",
+        f"{DOCUMENTS} normalize sigmoid",
+        "input bias: fp32[heads, kv_len] input z: fp32[heads] mask causal score s + bias[h, k] sink z[h] output lse",
+    ),
+    "staged": (f"{DOCUMENTS} output lse", "input ids: int32[batch, kv_len] mask same_document(ids)"),
+    "staged,more": (
+        f"{DOCUMENTS} input z: fp32[heads] score softcap(20.0) sink z[h] output lse",
+        f"{DOCUMENTS} normalize sigmoid",
+    ),
+    "distances": ("input table: fp32[heads, 2049] mask causal score relative_bias(table, 1024) output lse",),
+    "pairs": ("input bias: fp32[heads, q_len, kv_len] mask causal score s + bias[h, q, k] output lse",),
+    "divided": ("param side: int param every: int mask causal and (q // side - k // side) % every == 0 output lse",),
+}
+STATEMENTS = {"16-bit": "dtype fp16", "tf32": "dtype fp32", "bf16": "dtype fp32 precision high"}
+# Of a tile that is always taken: with heads of 256, split operands spill 24 bytes at most; nothing else uses the tensor cores.
+SMALLEST_KEYS = 16
+FEW_WARPS, WARPS, MOST_WARPS = 2, 4, 8  # of a block: few copy more of a tile each, most have all the registers of a thread
+
+
+def _is_measured(family: Family) -> bool:
+    """Whether the table has the row: four warps have one where it tells more than that of two."""
+    if family.operands != "16-bit":
+        return (family.warps, family.stages, family.q) == (WARPS, 1, "shared") and "staged" not in family.variant
+    if "staged" in family.variant:
+        return (family.warps, family.stages) == (WARPS, 1)
+    return family.warps == FEW_WARPS or (family.rows, family.q) == (32, "shared")
+
+
+FAMILIES = tuple(
+    family
+    for numbers in STATEMENTS
+    for kind in VARIANTS
+    for rows, warps, stages, q in product((32, 16), (WARPS, FEW_WARPS), (1, 2), ("shared", "registers"))
+    if _is_measured(family := Family("fused_mma", kind, numbers, rows, warps, stages, q))
+)
+
+
+def variant(facts: SpecFacts, tile: Tile) -> Variant:
+    """What `VARIANTS` calls the spec in such a tile."""
+    spec = facts.spec
+    if facts.divides_distances:
+        return "divided"
+    if reads_pairs(spec):
+        return "pairs"
+    if pair_gathers(spec):
+        return "distances"
+    simple = spec.sink is None and spec.score == S
+    if not any(of_pairs(node) for node in gathers(spec)):
+        return "closed" if simple or spec.normalize != "softmax" else "closed,more"
+    if simple and spec.normalize == "softmax":
+        return "staged" if staged_of(facts, tile).keys else "keys"
+    return "staged,more" if staged_of(facts, tile).keys else "keys,more"
+
+
+def head_sizes(facts: SpecFacts, tile: Tile, q_in_registers: bool = False) -> tuple[int, int]:
+    """The widest head size of which nothing is spilled, and what counts of the spec's: a thread has columns of O, and fragments
+    of Q if they stay in registers."""
+    spec, rows, split = facts.spec, 16 * row_blocks(tile), operands(facts.spec).split
+    size = max(spec.head_dim_v, spec.head_dim if q_in_registers else 0)
+    if spec.dropout is not None:
+        size = min(size + 2 * RANDOM_REGISTERS // row_blocks(tile), MAX_HEAD_DIM)  # as many columns of O
+    if split and tile.block_kv <= SMALLEST_KEYS:
+        return MAX_HEAD_DIM, size
+    if tile.warps > MOST_WARPS:
+        return 0, size
+    warps, stages = WARPS if split or tile.warps >= WARPS else FEW_WARPS, 1 if split else tile.stages
+    q = "registers" if q_in_registers else "shared"
+    # what reads more, or has more stages, needs no fewer registers: where ptxas found it otherwise, it had luck
+    no_less = product(dict.fromkeys(("closed", variant(facts, tile))), range(1, stages + 1))
+    families = (Family("fused_mma", kind, split or "16-bit", rows, warps, n, q) for kind, n in no_less)
+    return min(_widest(family, tile.block_kv) for family in families), size
+
+
+def _widest(family: Family, keys: int) -> int:
+    return widest(family if _is_measured(family) else replace(family, warps=FEW_WARPS), keys)
+
+
+def may_hold_q(facts: SpecFacts, tile: Tile) -> bool:
+    """Whether the fragments of Q may stay in registers; those of split operands would take twice as many."""
+    if operands(facts.spec).split:
+        return False
+    most, size = head_sizes(facts, tile, q_in_registers=True)
+    return size <= most
+
+
+def keys_of(family: Family) -> tuple[int, ...]:
+    """The keys of the tiles that are compiled: with more, registers suffice for the smallest heads alone."""
+    if "staged" in family.variant:
+        return (64,)
+    if family.operands != "16-bit":
+        return (32,) if family.rows == 32 else (32, 64)
+    return (32, 64) if family.rows == 32 else (16, 32, 64, 128)
+
+
+def specs_of(family: Family) -> tuple[str, ...]:
+    return tuple(f"{STATEMENTS[family.operands]} {others}" for others in VARIANTS[cast(Variant, family.variant)])
