@@ -21,6 +21,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
     "full": ({}, ""),
     "causal": ({"mask": "causal"}, ""),
     "ALiBi": ({"mask": "causal", "score": "alibi(slopes)", "inputs": {"slopes": ("fp32", ("heads",))}}, "slopes"),
+    "s + (q - k)": ({"score": "s + (q - k)"}, ""),
     "soft-cap 20": ({"mask": "causal", "score": "softcap(20.0)"}, ""),
     "soft-cap 20, precision high": ({"mask": "causal", "score": "softcap(20.0)", "precision": "high"}, ""),
     "window 1024": ({"mask": "causal and window(1024)"}, ""),
