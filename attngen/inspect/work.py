@@ -72,12 +72,12 @@ def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, kinds: A
         read = {"Q": pairs * d * e, "K": pairs * d * e, "V": pairs * dv * e, "S": scores * (passes + dv)}
         return Traffic(read, {"S": scores * (1 + rewritten), **output})
     visited = kinds != EMPTY
-    rows = extents(q_len, plan.block_q)[: visited.shape[0]]
     keys = extents(kv_len, plan.block_kv)[: visited.shape[1]]
-    tile_rows, tile_keys = int(rows @ visited.sum(1)), int(visited.sum(0) @ keys)
+    tile_keys = int(visited.sum(0) @ keys)
     read = {"K": tile_keys * d * e, "V": tile_keys * dv * e}
     if plan.schedule.is_fused:
         return Traffic({"Q": q_len * d * e, **read}, output)
+    tile_rows = int(extents(q_len, plan.block_q)[: visited.shape[0]] @ visited.sum(1))
     scores = SCORE_BYTES * tile_rows * plan.block_kv
     read |= {"Q": tile_rows * d * e, "S": scores * (passes + -(-dv // BLOCK_DV))}
     return Traffic(read, {"S": scores * (1 + rewritten), **output})

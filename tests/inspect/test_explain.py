@@ -214,3 +214,13 @@ def test_explain_refuses_params_that_are_none(given: str, words: str) -> None:
     result = cli("explain", "mistral_window", "--param", given)
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_decode_reads_keys_once_for_the_heads_that_share_them() -> None:
+    """16 rows of two heads are two tiles of 8 positions, and each reads the keys up to its last one."""
+    spec, arch = shipped("gemma_softcap"), ARCHES["sm_80"]
+    fused, decode = (costs(spec, choose(spec, arch, schedule), 16, 512, {}).work for schedule in ("fused", "decode"))
+    assert fused.allowed_pairs == decode.allowed_pairs
+    assert fused.read is not None
+    assert decode.read is not None
+    assert decode.read < fused.read
