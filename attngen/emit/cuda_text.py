@@ -193,6 +193,8 @@ def literal(node: Const) -> Text:
     if isinstance(value, int):
         if value == -(2**63):
             return "(-9223372036854775807LL - 1)", CALL
+        if value == INT32_MIN:  # an int, which `-2147483648` is not: it is the negative of a number that is no int
+            return "(-2147483647 - 1)", CALL
         return f"{value}{'' if INT32_MIN < value <= INT32_MAX else 'LL'}", UNARY if value < 0 else CALL
     if math.isinf(value):
         return ("INF", CALL) if value > 0 else ("-INF", UNARY)

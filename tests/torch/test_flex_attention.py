@@ -34,7 +34,7 @@ COMPILED = (
     "documents with an inner mask",
     "morton",
     "relative bias by a table",
-    "products",
+    "shared prefix",
     "other types",
     "gelu",
     "divided by data",
