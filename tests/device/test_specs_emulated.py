@@ -258,7 +258,9 @@ def test_what_is_no_input_cannot_be_captured_and_what_is_no_schedule_not_compile
         attngen.compile(spec, device="emulated", captures={"size": 4})
     with pytest.raises(attngen.ArgumentError, match="no input or param `ids`"):
         attngen.compile(spec, device="emulated", captures={"ids": np.zeros(8, np.int32)})
-    with pytest.raises(attngen.ArgumentError, match="kernel is 'fast'; expected naive, tiled, fused, wgmma, hopper or auto"):
+    with pytest.raises(
+        attngen.ArgumentError, match="kernel is 'fast'; expected naive, tiled, fused, wgmma, hopper, decode or auto"
+    ):
         attngen.compile(spec, kernel="fast", device="emulated")
 
 
@@ -267,7 +269,7 @@ def test_attention_function_refuses_what_it_cannot_mean() -> None:
     kv = np.zeros((1, 2, 8, 16), np.float32)
     with pytest.raises(attngen.ArgumentError, match="enable_gqa=True"):
         attngen.attention(q, kv, kv)
-    with pytest.raises(attngen.ArgumentError, match="expected naive, tiled, fused, wgmma, hopper or auto"):
+    with pytest.raises(attngen.ArgumentError, match="expected naive, tiled, fused, wgmma, hopper, decode or auto"):
         attngen.attention(q, q, q, mode="fast")
     with pytest.raises(attngen.ArgumentError, match="5 dimensions"):
         attngen.attention(q[None], q, q)

@@ -44,7 +44,8 @@ def open_heads(name: str, dtype: str | None = None) -> AttentionSpec:
 def test_gpt2_at_256_by_hand() -> None:
     """Counts derived by hand: n = 256 rows and keys of 64 elements of 2 bytes, scores of 4 bytes."""
     n, row = 256, 64 * 2
-    naive, tiled, fused, wgmma, hopper = (traced(shipped("gpt2"), schedule) for schedule in SCHEDULE_NAMES)
+    names = ("naive", "tiled", "fused", "wgmma", "hopper")
+    naive, tiled, fused, wgmma, hopper = (traced(shipped("gpt2"), schedule) for schedule in names)
     scores, passes, dims = 4 * n * n, 3, 64
     assert naive.totals.global_read == 2 * n * n * row + passes * scores + dims * (scores + n * n * 2)
     tiles = 1 + 2 + 3 + 4  # 64 rows x 64 keys: of each block of rows, those left of the diagonal's end
