@@ -17,7 +17,7 @@ KERNELS = [
     ("wgmma", "sm_90a", "bf16", 256),
     ("fused", "sm_90a", "bf16", 128),
     ("fused", "sm_80", "bf16", 112),
-    ("fused", "sm_80", "fp32", 64),
+    ("fused", "sm_80", "fp32", 128),
     ("fused", "sm_75", "fp32", 64),
 ]
 
