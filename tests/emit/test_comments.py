@@ -87,7 +87,7 @@ def test_the_levels_differ_in_comments_alone(spec: AttentionSpec, schedule: str,
     try:
         plan = choose(spec, ARCHES[arch], schedule)
     except DiagnosticError:
-        assert schedule in HOPPER_SCHEDULES
+        assert schedule in HOPPER_SCHEDULES or (schedule == "decode" and spec.dropout is not None)
         return
     none, brief, teach = (emit(spec, plan, level) for level in LEVELS)
     assert strip_comments(none.text) == strip_comments(brief.text) == strip_comments(teach.text)
