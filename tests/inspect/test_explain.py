@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from math import prod
+
 import pytest
 
 import attngen
@@ -155,8 +158,9 @@ def test_products_of_a_backward_are_those_that_run(arch: str, schedule: str, mas
     problem = sample(spec, Shape(1, 1, 1, n, n))
     gradients(kernel, problem, sample_loss(spec, problem), QKV)
     backward = kernel.gradients(QKV)
-    (ran,) = [count for op, count in backward.kernel.counters.instructions.items() if ".m16n8k16." in op or ".m64n64k16." in op]
-    operations = ran // 32 * 2 * 16 * 8 * 16 if schedule == "fused" else ran // 128 * 2 * 64 * 64 * 16
+    threads = 32 if schedule == "fused" else 128  # that share an instruction
+    shapes = [(re.search(r"\.m(\d+)n(\d+)k(\d+)\.", op), ran) for op, ran in backward.kernel.counters.instructions.items()]
+    operations = sum(2 * prod(map(int, shape.groups())) * ran // threads for shape, ran in shapes if shape)
     assert costs(spec, backward.plan, n, n, {}).work.computed == operations
 
 
