@@ -57,7 +57,8 @@ def test_head_sizes_and_lengths(head_dim: int, head_dim_v: int, dtype: str) -> N
     spec = define(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, mask="causal", lse=True)
     kernel = compiled(spec, "fused")
     plan = kernel.gradients(deterministic=False).plan
-    assert (plan.schedule.name, plan.own.dq) == ("fused_mma_backward", "additions")
+    wide = dtype == "fp32" and head_dim > 128  # no registers for sums of which each number is two
+    assert (plan.schedule.name, plan.own.dq) == ("fused_mma_backward", "own kernel" if wide else "additions")
     for seed, shape in enumerate(LENGTHS):
         assert not wrong_gradients(kernel, shape, seed=seed, deterministic=False), shape
     assert not wrong_gradients(kernel, of_low_scores(spec, Shape(1, 1, 1, 100, 70)), deterministic=False)
