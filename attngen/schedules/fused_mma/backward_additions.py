@@ -132,13 +132,19 @@ def _most_sums(spec: AttentionSpec) -> int:
     return SPLIT_SUMS if operands(spec).split else SUMS
 
 
+def _sums(spec: AttentionSpec, sharing: int) -> int:
+    """Columns of dK and dV, each rounded up to whole fragments of all warps that share keys."""
+    step = MMA_ROWS * sharing
+    return sum(-(-width // step) * step for width in widths(spec))
+
+
 def _divides(spec: AttentionSpec, tile: Tile) -> bool:
     """Whether warps have whole fragments of a tile, and no more of them share keys than their sums need."""
     sharing = shares(tile)
     if sharing < 1 or tile.warps % sharing or tile.block_q // sharing < MMA_ROWS or tile.warps < tile.block_q // OUTPUT_ROWS[0]:
         return False
     part = dq_part(spec, tile, 1)
-    needed = next(n for n in (1, 2, 4, 8, 16) if sum(widths(spec)) <= _most_sums(spec) * n)
+    needed = next(n for n in (1, 2, 4, 8, 16) if _sums(spec, n) <= _most_sums(spec) * n)
     return sharing == needed and part.rows * part.columns * part.chunks // 32 <= SUMS // 2
 
 
