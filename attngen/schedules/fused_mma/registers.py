@@ -35,6 +35,7 @@ VARIANTS: dict[Variant, tuple[str, ...]] = {
         f"{DOCUMENTS} output lse",
         "input keep: bool[batch, kv_len] mask keep[b, k]",
         "input last: int32[batch, q_len] mask k <= last[b, q]",
+        "input keep: bool[batch, kv_len] input last: int32[batch, q_len] mask keep[b, k] and k <= last[b, q]",
     ),
     "keys,more": (
         f"{DOCUMENTS} input z: fp32[heads] score softcap(20.0) + z[h] * (k - q) sink z[h] output lse",
@@ -48,7 +49,10 @@ VARIANTS: dict[Variant, tuple[str, ...]] = {
     ),
     "distances": ("input table: fp32[heads, 2049] mask causal score relative_bias(table, 1024) output lse",),
     "pairs": ("input bias: fp32[heads, q_len, kv_len] mask causal score s + bias[h, q, k] output lse",),
-    "divided": ("param side: int param every: int mask causal and (q // side - k // side) % every == 0 output lse",),
+    "divided": tuple(
+        f"param side: int param every: int mask causal and (q // side - k // side) % every == 0 {output}"
+        for output in ("output lse", "")
+    ),
 }
 STATEMENTS = {"16-bit": "dtype fp16", "tf32": "dtype fp32", "bf16": "dtype fp32 precision high"}
 # Of a tile that is always taken: with heads of 256, split operands spill 24 bytes at most; nothing else uses the tensor cores.
