@@ -38,6 +38,8 @@ def test_every_schedule_against_the_oracle(name: str, dtype: str) -> None:
         problem = sample(spec, Shape(batch=batch, q_heads=2, kv_heads=1, q_len=q_len, kv_len=kv_len), seed=position)
         expected = truth(spec, problem, params)
         for schedule in ON_SM_80:
+            if schedule == "decode" and spec.dropout is not None:
+                continue  # refused
             found = run(spec, schedule, problem, expected, seed=position % 2 * 7, **params)
             assert found.passed, (name, dtype, schedule, q_len, kv_len, found)
 
