@@ -21,6 +21,7 @@ from attngen.torch.check_indices import checked_indices
 from attngen.torch.flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 from attngen.torch.flex import flex_attention
 from attngen.torch.functional import attention
+from attngen.torch.kv_cache import flash_attn_with_kvcache
 from attngen.torch.merging import merge
 from attngen.torch.module import Attention
 from attngen.torch.replacement import NotReplacedWarning, activate, activated, restore
@@ -48,6 +49,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "flex_attention",
     "merge",
     "noop_mask",

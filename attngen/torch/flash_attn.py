@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -25,8 +25,7 @@ from attngen.torch.math import by_torch
 
 Tensor = Any
 EVERYTHING = (-1, -1)  # a window without ends
-POSITION = "q + kv_len - q_len"  # of a query among the keys
-WITHIN = {"left": f"{POSITION} - k <= left", "right": f"k - ({POSITION}) <= right"}
+WITHIN = {"left": "{position} - k <= left", "right": "k - ({position}) <= right"}  # a window's ends
 
 
 def flash_attn_func(
@@ -71,14 +70,28 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **named: An
 
 
 _calls = EagerCalls()
-Lengths = tuple[Tensor, Tensor, int, int]  # cu_seqlens of queries and keys, and what no sequence is longer than
+
+
+class Packed(NamedTuple):
+    """Where packed sequences lie: cu_seqlens of queries and keys, and lengths that none exceeds."""
+
+    inputs: tuple[Tensor, ...]
+    longest: tuple[int, ...]
+
+
+class Cached(NamedTuple):
+    """The keys of a cache that each sequence has: `added` more than cache_seqlens, the first of `inputs`. The second, if it is
+    there, is cache_leftpad."""
+
+    inputs: tuple[Tensor, ...]
+    added: int
 
 
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    lengths: Lengths | None,
+    lengths: Packed | Cached | None,
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
@@ -90,34 +103,38 @@ def attend(
     *,
     mode: Mode,
 ) -> Any:
-    """`flash_attn_func` of dense tensors, or of packed ones, [total, heads, size], with the `lengths` of their sequences."""
+    """`flash_attn_func` of dense tensors, or by `lengths` of sequences: of a cache, or packed ones, [total, heads, size]."""
     dropout_p = share_of(dropout_p)
     left, right = _window(window_size, causal)
-    begins, longest = ([], []) if lengths is None else (list(lengths[:2]), list(lengths[2:]))
-    inputs = begins if alibi_slopes is None else [*begins, alibi_slopes]
+    packed = isinstance(lengths, Packed)
+    cached = len(lengths.inputs) if isinstance(lengths, Cached) else 0
+    inputs = [] if lengths is None else list(lengths.inputs)
+    numbers = [] if lengths is None else [lengths.added] if isinstance(lengths, Cached) else list(lengths.longest)
+    if alibi_slopes is not None:
+        inputs.append(alibi_slopes)
     if dropout_p:
         inputs.append(generator_state(q.device))
     tensors = (q, k, v, *inputs)
-    others = (mode, dropout_p, softmax_scale, causal, left, right, softcap, return_attn_probs, *longest)
+    others = (mode, dropout_p, softmax_scale, causal, left, right, softcap, return_attn_probs, packed, cached, *numbers)
     result = _calls.repeat(tensors, others)
     if result is None:
         size = q.shape[-1]
-        is_read, rows = _laid_out(q, k, v, lengths is not None)
+        is_read, rows = _laid_out(q, k, v, packed)
         queries, keys, values = follow_autocast(*rows)
         if softmax_scale is None and size != queries.shape[-1]:
             softmax_scale = size**-0.5
         ends = tuple(name for name, n in (("left", left), ("right", right)) if n >= 0)
         text = _text(
-            mode, lengths is not None, causal, ends, float(softcap), _rank(alibi_slopes), softmax_scale, return_attn_probs,
-            queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p,
+            mode, packed, causal, ends, float(softcap), _rank(alibi_slopes), softmax_scale, return_attn_probs,
+            queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p, cached,
         )  # fmt: skip
-        lists = (inputs or None, [*longest, *(n for n in (left, right) if n >= 0)])
+        lists = (inputs or None, [*numbers, *(n for n in (left, right) if n >= 0)])
         if mode == "math":
             result = by_torch(queries, keys, values, text, lists)
         else:
             in_order = deterministic or torch.are_deterministic_algorithms_enabled()
             result = _calls.make(tensors, others if is_read else None, (queries, keys, values, text, *lists), in_order)
-    output = result[0] if lengths is not None else results(result, q, "bshd", False)
+    output = result[0] if packed else results(result, q, "bshd", False)
     if output.shape[-1] != v.shape[-1]:
         output = output[..., : v.shape[-1]]
     return (output, result[1], q.new_empty((0,))) if return_attn_probs else output
@@ -183,23 +200,30 @@ def flash_text(
     head_dim: int,
     head_dim_v: int,
     dropout_p: float = 0.0,
+    cached: int = 0,
 ) -> str:
-    """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each of a window's `ends`."""
+    """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each of a window's `ends`. If
+    `cached` is 1 or 2, the keys of a sequence end at used[b] + added; if 2, they begin at leftpad[b]."""
     check_mode(mode)
     if packed and mode == "math":
         raise ArgumentError('mode="math" takes no packed tensors; call flash_attn_func of each sequence')
-    masks = [f"{POSITION} >= k"] if causal else []
-    masks += [WITHIN[end] for end in ends]
+    kv_len = "used[b] + added" if cached else "kv_len"
+    position = f"q + {kv_len} - q_len"  # of a query among the keys
+    masks = [f"k < {kv_len}", "k >= leftpad[b]"][:cached]
+    masks += [f"{position} >= k"] if causal else []
+    masks += [WITHIN[end].format(position=position) for end in ends]
     score = f"softcap({softcap!r})" if softcap > 0.0 else "s"
     if alibi_rank:
-        distance = f"{POSITION} - k" if causal else f"abs({POSITION} - k)"
+        distance = f"{position} - k" if causal else f"abs({position} - k)"
         score += f" - slopes[{'h' if alibi_rank == 1 else 'b, h'}] * ({distance})"
-    slopes = ("fp32", ("heads",) if alibi_rank == 1 else ("batch", "heads"))
+    inputs: dict[str, Any] = dict.fromkeys(("used", "leftpad")[:cached], ("int32", ("batch",)))
+    if alibi_rank:
+        inputs["slopes"] = ("fp32", ("heads",) if alibi_rank == 1 else ("batch", "heads"))
     keywords = {
         "mask": " and ".join(masks) or None,
         "score": score,
-        "inputs": {"slopes": slopes} if alibi_rank else {},
-        "params": dict.fromkeys(ends, "int"),
+        "inputs": inputs,
+        "params": dict.fromkeys((*(("added",) if cached else ()), *ends), "int"),
         "storage": "packed" if packed else "dense",
         "dropout": dropout_p,
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from attngen.device.arrays import ArgumentError
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, attend, unbound
+from attngen.torch.flash_attn import EVERYTHING, Packed, attend, unbound
 
 Tensor = Any
 
@@ -47,7 +47,7 @@ def flash_attn_varlen_func(
     """
     if block_table is not None:
         raise ArgumentError(NO_PAGES.format(name="block_table"))
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    lengths = Packed((cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
     others = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return attend(q, k, v, lengths, *others, mode=mode)
 
@@ -95,7 +95,7 @@ def varlen_attn(
     if not enable_gqa and query.shape[1] != key.shape[1]:
         raise ArgumentError(f"`query` has {query.shape[1]} heads and `key` {key.shape[1]}; pass enable_gqa=True to share them")
     returns_lse = return_aux is not None and return_aux.lse
-    lengths = (cu_seq_q, cu_seq_k, max_q, max_k)
+    lengths = Packed((cu_seq_q, cu_seq_k), (max_q, max_k))
     found = attend(query, key, value, lengths, 0.0, scale, False, window_size, 0.0, None, False, returns_lse, mode=mode)
     return found[:2] if returns_lse else found
 

@@ -1,0 +1,61 @@
+"""flash-attention's function of a cache: its meaning along the axes of its own tests, and by the kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attngen import ArgumentError  # noqa: E402
+from attngen.torch import flash_attn_func, flash_attn_with_kvcache  # noqa: E402
+from tests import tiers  # noqa: E402
+from tests.torch.cache import CacheCase, dense_cases  # noqa: E402
+from tests.torch.flash import Case, check  # noqa: E402
+from tests.torch.tensors import BACKEND, randn  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+OF_KERNELS = Case(causal=True, window_size=(40, 3), softcap=20.0, slopes=1)
+
+
+def test_the_meaning_of_every_argument() -> None:
+    """By torch's operations in float64: exact, so that a pair too many or too few shows, whatever it weighs."""
+    for case in dense_cases():
+        call = case.call(torch.float64)
+        (found, lse), *_ = call.run(flash_attn_with_kvcache, return_softmax_lse=True, mode="math")
+        expected, expected_lse, *_ = call.expected()
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=lambda said, at=case: f"{at}: {said}")
+        torch.testing.assert_close(lse, expected_lse, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mode", tiers.cases(("naive", "tiled", "fused", "hopper", "decode"), quick=["decode"]))
+def test_kernels(mode: str) -> None:
+    for q_len, cache_len in ((1, 300), (5, 90)):
+        call = CacheCase(q_len, cache_len, size=32, of=OF_KERNELS, has_leftpad=True).call(torch.float16)
+        found, *_ = call.run(flash_attn_with_kvcache, mode=mode)
+        check([found], [call.expected()[0]], [call.expected(torch.float16)[0]])
+
+
+def test_a_length_for_all_and_none_at_all() -> None:
+    q, keys = randn(2, 3, 2, 16, dtype=torch.float64), randn(2, 10, 2, 16, dtype=torch.float64)
+    whole = flash_attn_with_kvcache(q, keys, keys, causal=True, mode="math")
+    assert torch.equal(whole, flash_attn_func(q, keys, keys, causal=True, mode="math"))
+    some = flash_attn_with_kvcache(q, keys, keys, cache_seqlens=7, causal=True, mode="math")
+    torch.testing.assert_close(some, flash_attn_func(q, keys[:, :7], keys[:, :7], causal=True, mode="math"))
+
+
+@pytest.mark.long
+def test_compiled_by_torch_without_a_break() -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+        return flash_attn_with_kvcache(q, k, k, cache_seqlens=used, causal=True, mode="naive")
+
+    compiled = torch.compile(attend, fullgraph=True, backend=BACKEND)
+    q, k = randn(2, 3, 2, 16), randn(2, 13, 2, 16)
+    for used in ([3, 13], [0, 7]):
+        lengths = torch.tensor(used, dtype=torch.int32)
+        assert torch.equal(compiled(q, k, lengths), attend(q, k, lengths))
+
+
+def test_what_is_refused() -> None:
+    q = randn(1, 5, 2, 16)
+    with pytest.raises(ArgumentError, match=r"`block_table` was given"):
+        flash_attn_with_kvcache(q, q, q, block_table=torch.zeros(1, 1, dtype=torch.int32))
