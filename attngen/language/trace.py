@@ -7,7 +7,7 @@ import inspect
 import linecache
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,7 @@ def trace(
     """
     environment = _Environment(known, sizes, captures)
     prepared = environment.prepared(function)
-    title = _title(function)
+    title = title_of(function)
     values = [Tracer(arguments[name]) for name in _parameters(function, keyword, title)]
     try:
         return _returned(prepared(*values), title)
@@ -70,7 +70,7 @@ def _returned(value: Any, title: str) -> Expr:
     return lift(value)
 
 
-def _title(function: Any) -> str:
+def title_of(function: Any) -> str:
     name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", None)
     return f"`{name or type(function).__name__}`"
 
@@ -147,8 +147,8 @@ class _Environment:
         if function in self.functions:
             return self.functions[function]
         code = function.__code__
-        self.codes.update(_codes(code))
-        used = {name for inner in _codes(code) for name in inner.co_names}
+        self.codes.update(codes_in(code))
+        used = {name for inner in codes_in(code) for name in inner.co_names}
         scope: dict[str, Any] = {n: v for n, v in {**self.sizes, **self.known}.items() if n in used}
         scope["__builtins__"] = tracing_builtins()
         cells = tuple(types.CellType() for _ in code.co_freevars)
@@ -178,9 +178,12 @@ class _Environment:
         return self.captured(name, value)
 
 
-def _codes(code: types.CodeType) -> list[types.CodeType]:
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
     """`code`, and the code of functions, lambdas and comprehensions inside it."""
-    return [code, *(inner for c in code.co_consts if isinstance(c, types.CodeType) for inner in _codes(c))]
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes_in(constant)
 
 
 def place_of(error: BaseException, codes: set[types.CodeType]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import builtins
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
-from attngen.spec.expr import Expr, ExpressionError, Type, constant
+from attngen.language.functions import COMPARISONS, FUNCTIONS
+from attngen.spec.expr import Expr, ExpressionError, constant
 from attngen.spec.operator import INT64_MAX, INT64_MIN, apply
-from attngen.spec.operators import FUNCTIONS
+from attngen.spec.operators import FUNCTIONS as ROWS
 
 
 class TraceError(TypeError):
@@ -32,39 +34,27 @@ class Tracer:
     def __pow__(self, exponent: Any, modulus: None = None) -> Any:
         if modulus is not None:
             raise TraceError("pow with three arguments cannot be traced: write (a**b) % c")
-        return power(self, exponent)
+        return called(FUNCTIONS["pow"], self, exponent)
 
     def __rpow__(self, base: Any) -> Any:
-        return power(base, self)
-
-    def __xor__(self, other: Any) -> Any:
-        return exclusive_or(self, other)
-
-    __rxor__ = __xor__
-
-    def __lshift__(self, places: Any) -> Any:
-        return _shifted("mul", "<<", self, places)
-
-    def __rshift__(self, places: Any) -> Any:
-        return _shifted("floordiv", ">>", self, places)
-
-    def __rlshift__(self, other: Any) -> Any:
-        return _shifted("mul", "<<", other, self)
-
-    def __rrshift__(self, other: Any) -> Any:
-        return _shifted("floordiv", ">>", other, self)
+        return called(FUNCTIONS["pow"], base, self)
 
     def __divmod__(self, other: Any) -> tuple[Any, Any]:
-        return call("floordiv", self, other), call("mod", self, other)
+        return self // other, self % other
 
     def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
-        return call("floordiv", other, self), call("mod", other, self)
+        return other // self, other % self
 
     def __floor__(self) -> Any:
-        return rounded("floor", self, "int")
+        return call("int", called(FUNCTIONS["floor"], self))
 
     def __ceil__(self) -> Any:
-        return rounded("ceil", self, "int")
+        return call("int", called(FUNCTIONS["ceil"], self))
+
+    def __round__(self, digits: None = None) -> Any:
+        if digits is not None:
+            raise TraceError("round() with digits cannot be traced: write round(x * 10) / 10")
+        return call("int", called(FUNCTIONS["round"], self))
 
     def __trunc__(self) -> Any:
         return call("int", self)
@@ -104,7 +94,7 @@ class Tracer:
 
 def available() -> str:
     """The functions that a traced function may call, as a sentence."""
-    return f"Functions are attngen's: {', '.join(sorted(FUNCTIONS))}"
+    return f"Functions are attngen's: {', '.join(sorted(ROWS))}"
 
 
 def lift(value: Any) -> Expr:
@@ -142,13 +132,26 @@ def _plain(value: Any) -> bool | int | float:
     return int(value)
 
 
-def call(op: str, *args: Any) -> Any:
-    """The operator `op` applied to tracers and numbers. Raises TraceError."""
-    operands = [lift(a) for a in args]
+def operand(value: Any) -> Any:
+    """The expression of a tracer or a number; None and text as they are. Raises TraceError for other values."""
+    return value if value is None or isinstance(value, str) else lift(value)
+
+
+def _applied(function: Callable[..., Expr], args: Iterable[Any], options: Mapping[str, Any] = MappingProxyType({})) -> Any:
     try:
-        return Tracer(apply(op, *operands))
+        return Tracer(function(*args, **options))
     except ExpressionError as error:
         raise TraceError(f"{error.message}{'; ' + error.help if error.help else ''}") from error
+
+
+def call(op: str, *args: Any) -> Any:
+    """The language's operator `op` applied to tracers and numbers. Raises TraceError."""
+    return _applied(functools.partial(apply, op), map(lift, args))
+
+
+def called(function: Callable[..., Expr], *args: Any, **options: Any) -> Any:
+    """A function of `attngen.language.functions` applied to tracers and numbers. Raises TraceError."""
+    return _applied(function, map(operand, args), {name: operand(value) for name, value in options.items()})
 
 
 @functools.cache
@@ -164,61 +167,27 @@ def function_of(name: str) -> Callable[..., Any]:
     return function
 
 
-def power(base: Any, exponent: Any) -> Any:
-    """base ** exponent: an exact product if an integer is raised to a small whole number, else the operator."""
-    if lift(base).type is Type.INT and isinstance(exponent, int) and not isinstance(exponent, bool) and 1 <= exponent <= 8:
-        return functools.reduce(lambda x, y: call("mul", x, y), [base] * exponent)
-    return call("pow", base, exponent)
+def _install(method: str, name: str, reflected: bool) -> None:
+    setattr(Tracer, f"__{method}__", lambda self, *others: called(FUNCTIONS[name], self, *others))
+    if reflected:
+        setattr(Tracer, f"__r{method}__", lambda self, other: called(FUNCTIONS[name], other, self))
 
 
-def exclusive_or(a: Any, b: Any) -> Any:
-    """a ^ b of truth values, which is `!=`."""
-    if (lift(a).type, lift(b).type) != (Type.BOOL, Type.BOOL):
-        raise TraceError("`^` takes truth values; there are no bit operations on integers")
-    return call("ne", a, b)
-
-
-def _shifted(op: str, symbol: str, value: Any, places: Any) -> Any:
-    if isinstance(places, bool) or not isinstance(places, int) or not 0 <= places <= 62:
-        raise TraceError(f"`{symbol}` takes a constant from 0 to 62 on its right; multiply or divide (//) instead")
-    return call(op, value, 2**places)
-
-
-def rounded(op: str, value: Any, then: str | None = None) -> Any:
-    """floor or ceil; an integer is unchanged."""
-    if lift(value).type is Type.INT:
-        return Tracer(lift(value))
-    result = call(op, value)
-    return result if then is None else call(then, result)
-
-
-def _install(method: str, op: str, reflected: str | None) -> None:
-    setattr(Tracer, method, lambda self, *others: call(op, self, *others))
-    if reflected is not None:
-        setattr(Tracer, reflected, lambda self, other: call(op, other, self))
-
-
-# Python's operator methods for rows of the table.
-for _method, _op, _reflected in (
-    ("__add__", "add", "__radd__"),
-    ("__sub__", "sub", "__rsub__"),
-    ("__mul__", "mul", "__rmul__"),
-    ("__truediv__", "div", "__rtruediv__"),
-    ("__floordiv__", "floordiv", "__rfloordiv__"),
-    ("__mod__", "mod", "__rmod__"),
-    ("__and__", "and", "__rand__"),
-    ("__or__", "or", "__ror__"),
-    ("__lt__", "lt", None),
-    ("__le__", "le", None),
-    ("__gt__", "gt", None),
-    ("__ge__", "ge", None),
-    ("__eq__", "eq", None),
-    ("__ne__", "ne", None),
-    ("__neg__", "neg", None),
-    ("__invert__", "not", None),
-    ("__abs__", "abs", None),
+# Python's operator methods: the function of each, and whether it has a reflected one.
+for _method, _name, _reflected in (
+    *((op, op, False) for op in (*COMPARISONS, "neg", "abs")),
+    *((op, op, True) for op in ("add", "sub", "mul")),
+    ("truediv", "div", True),
+    ("floordiv", "floor_divide", True),
+    ("mod", "remainder", True),
+    ("and", "bitwise_and", True),
+    ("or", "bitwise_or", True),
+    ("xor", "bitwise_xor", True),
+    ("lshift", "bitwise_left_shift", True),
+    ("rshift", "bitwise_right_shift", True),
+    ("invert", "bitwise_not", False),
 ):
-    _install(_method, _op, _reflected)
+    _install(_method, _name, _reflected)
 
 
 _ONE_NUMBER = "a traced value is one number"
@@ -239,7 +208,6 @@ _REFUSED = {
     "getitem": f"{_ONE_NUMBER}: it cannot be indexed",
     "contains": f"{_ONE_NUMBER}: nothing is `in` it",
     **dict.fromkeys(("matmul", "rmatmul"), f"{_ONE_NUMBER}: `@` multiplies matrices"),
-    "round": "round() cannot be traced: write floor(x + 0.5)",
     "format": "a traced value has no text: what is made of it would not depend on its value",
 }
 

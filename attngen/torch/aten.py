@@ -2,8 +2,8 @@
 
 A value of a graph is a `Lazy`: a tensor of known shape whose elements are expressions, made when they are read. Numbers have
 no dimension; rows that were gathered have one, until a product or a sum consumes them. An operator that this table lacks is
-refused by its name. `aten_arithmetic.py` has what is computed from each element, `aten_tensors.py` what gathers and
-combines elements.
+refused by its name. What is computed from each element is one of `attngen.language.functions`, as in functions that are traced;
+`aten_tensors.py` has what moves, gathers and combines elements.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from attngen.language.functions import COMPARISONS, DIVISIONS, canonical, cast, function
 from attngen.language.tracer import TraceError
 from attngen.spec.attention import INDICES, SIZES
 from attngen.spec.bounds import ranges
@@ -73,17 +74,6 @@ def lazy(shape: Sequence[int], dtype: Any, at: Callable[[Indices], Expr]) -> Laz
 
 def type_of(dtype: Any) -> Type:
     return Type.BOOL if dtype is torch.bool else Type.FLOAT if dtype.is_floating_point else Type.INT
-
-
-def cast(expr: Expr, kind: Type) -> Expr:
-    """`expr` converted as torch converts numbers."""
-    if expr.type is kind:
-        return expr
-    if kind is Type.BOOL:
-        return apply("ne", expr, constant(0) if expr.type is Type.INT else constant(0.0))
-    if expr.type is Type.BOOL:
-        return where(expr, *((constant(1), ZERO) if kind is Type.INT else (constant(1.0), constant(0.0))))
-    return apply(str(kind), expr)
 
 
 def literal(value: Any) -> Expr:
@@ -180,14 +170,14 @@ class Call:
     def made(self, at: Callable[[Indices], Expr]) -> Lazy:
         return lazy(self.shape, self.dtype, at)
 
-    def read(self, operand: Operand, indices: Indices, number: Callable[[Any], Expr] = literal) -> Expr:
+    def read(self, operand: Operand, indices: Indices, number: Callable[[Any], Any] = literal) -> Any:
         """The element of an operand that broadcasts to the result."""
         if not isinstance(operand, Lazy):
             return number(operand)
         own = indices[len(indices) - len(operand.shape) :] if operand.shape else ()
         return operand.at(tuple(ZERO if size == 1 else i for i, size in zip(own, operand.shape, strict=True)))
 
-    def elementwise(self, function: Callable[..., Expr], *operands: Operand, number: Callable[[Any], Expr] = literal) -> Lazy:
+    def elementwise(self, function: Callable[..., Expr], *operands: Operand, number: Callable[[Any], Any] = literal) -> Lazy:
         return self.made(lambda at: function(*(self.read(o, at, number) for o in operands)))
 
 
@@ -203,5 +193,31 @@ def meaning(*names: str) -> Callable[[Callable[[Call], Lazy]], Callable[[Call], 
     return register
 
 
-def common(a: Expr, b: Expr, kind: Type) -> tuple[Expr, Expr]:
-    return cast(a, kind), cast(b, kind)
+# --- operators that compute each element from elements ----------------------------------------------------------------
+
+TERMS = frozenset(("add", "sub", "rsub", "clamp", "clamp_min", "clamp_max"))  # of integers: see `Context.term`
+
+
+def meaning_of(operator: str) -> Callable[[Call], Lazy] | None:
+    """What an operator means: by this table, or by that of functions of numbers. None if expressions cannot say it."""
+    if operator in MEANING or function(operator) is None:
+        return MEANING.get(operator)
+    return _elementwise
+
+
+def _elementwise(call: Call) -> Lazy:
+    title, meant = canonical(call.name), function(call.name)
+    assert meant is not None
+    options = {"divided": call.context.divided} if title in DIVISIONS else {}
+    term = call.context.term if title in COMPARISONS or (title in TERMS and call.kind is Type.INT) else literal
+
+    def of(*operands: Any) -> Expr:
+        named = dict(zip(call.kwargs, operands[len(call.args) :], strict=True))
+        found = meant(*operands[: len(call.args)], **named, **options)
+        if found.type is Type.FLOAT and call.kind is Type.INT:
+            raise TraceError(f"torch.{call.name} of integers is an integer in torch, but only its float can be expressed")
+        inverted_byte = title == "bitwise_not" and call.dtype is torch.uint8
+        return add(constant(256), found) if inverted_byte else cast(found, call.kind)
+
+    operands = (*call.args, *call.kwargs.values())
+    return call.elementwise(of, *operands, number=lambda x: x if x is None or isinstance(x, str) else term(x))

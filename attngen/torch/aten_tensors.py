@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from attngen.language.functions import cast, common
 from attngen.language.tracer import TraceError
 from attngen.spec.expr import Const, Expr, Type, constant
 from attngen.spec.operator import FALSE, ONE, TRUE, ZERO, add, apply, both, less, maximum, minimum, mul, sub, where
-from attngen.torch.aten import MEANING, Call, Indices, Lazy, cast, common, literal, meaning
+from attngen.torch.aten import MEANING, Call, Indices, Lazy, literal, meaning
 
 F0 = constant(0.0)
 MAX_UNROLLED = 4096  # terms of a sum or product over a gathered row
@@ -251,6 +252,13 @@ def _(call: Call) -> Lazy:
 # --- sums and other reductions of gathered rows -----------------------------------------------------------------------
 
 
+def _combined(combine: Callable[[Expr, Expr], Expr], terms: list[Expr]) -> Expr:
+    """All terms, combined as a tree: the depth of an expression is limited."""
+    while len(terms) > 1:
+        terms = [combine(*terms[i : i + 2]) if i + 1 < len(terms) else terms[i] for i in range(0, len(terms), 2)]
+    return terms[0]
+
+
 def _reduced(
     call: Call, combine: Callable[[Expr, Expr], Expr], dims: Any, convert: Callable[[Expr], Expr], empty: Expr | None
 ) -> Lazy:
@@ -273,9 +281,7 @@ def _reduced(
             if empty is None:
                 raise TraceError(f"{call.name} of no elements")
             return empty
-        while len(terms) > 1:  # as a tree: the depth of an expression is limited
-            terms = [combine(*terms[i : i + 2]) if i + 1 < len(terms) else terms[i] for i in range(0, len(terms), 2)]
-        return terms[0]
+        return _combined(combine, terms)
 
     return call.made(of)
 
@@ -317,10 +323,8 @@ def _(call: Call) -> Lazy:
         for n in map(constant, range(count)):
             left = a.at((*own[: max(0, len(a.shape) - 2)], *row, n))
             right = b.at((*own[: max(0, len(b.shape) - 2)], n, *column))
-            terms.append(mul(*common(left, right, call.kind)))
-        while len(terms) > 1:
-            terms = [add(*terms[i : i + 2]) if i + 1 < len(terms) else terms[i] for i in range(0, len(terms), 2)]
-        return terms[0] if terms else cast(ZERO, call.kind)
+            terms.append(mul(*common(left, right)))
+        return _combined(add, terms) if terms else cast(ZERO, call.kind)
 
     return call.made(of)
 

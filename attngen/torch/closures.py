@@ -9,11 +9,13 @@ from __future__ import annotations
 import enum
 import functools
 import types
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from attngen.language.trace import codes_in
 
 Tensor = Any
 MAX_DEPTH = 40  # of values within values
@@ -163,11 +165,3 @@ def sorted_items(space: Mapping[str, Any], wanted: set[str]) -> list[tuple[str, 
 def names_in_code(code: types.CodeType) -> tuple[str, ...]:
     """The globals and attributes that `code` and the code inside it name."""
     return tuple(sorted({name for one in codes_in(code) for name in one.co_names}))
-
-
-def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """`code`, and the code of functions, lambdas and comprehensions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes_in(constant)

@@ -13,6 +13,7 @@ import torch
 from attngen.device.arrays import ArgumentError
 from attngen.diagnostics import DiagnosticError
 from attngen.language.block import completed
+from attngen.language.functions import cast
 from attngen.spec.attention import AttentionSpec, Input, Param, S
 from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE, with_state
@@ -22,7 +23,6 @@ from attngen.spec.gradient import differentiable
 from attngen.spec.obligations import ObligationError, check_obligations
 from attngen.spec.operator import TRUE, both, either, floordiv, negation
 from attngen.torch.aten import Context
-from attngen.torch.aten import cast as converted
 from attngen.torch.closures import Closure
 from attngen.torch.description import dtype_name, fixed_text
 from attngen.torch.importer import ImportRefusal, Inputs, as_read, expression, numbers_on
@@ -153,10 +153,10 @@ def _once(
     score: Expr = S
     if functions.score is not None:
         examples = numbers_on(device, torch.float32 if dtype.itemsize < 4 else dtype)
-        score = converted(expression(functions.score, examples, (S, B, H, Q, K), inputs), Type.FLOAT)
+        score = cast(expression(functions.score, examples, (S, B, H, Q, K), inputs), Type.FLOAT)
     mask: Expr = TRUE
     if functions.mask is not None:
-        mask = converted(expression(functions.mask, numbers_on(device), (B, H, Q, K), inputs), Type.BOOL)
+        mask = cast(expression(functions.mask, numbers_on(device), (B, H, Q, K), inputs), Type.BOOL)
     score, seen = _without_excluded(score)
     if described.block_size is not None:
         mask = _listed(mask, described.block_size, tables, inputs)

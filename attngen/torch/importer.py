@@ -22,21 +22,21 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngen.diagnostics import DiagnosticError
-from attngen.language.trace import place_of
+from attngen.language.trace import place_of, title_of
 from attngen.language.tracer import TraceError
 from attngen.spec.attention import Input
 from attngen.spec.dtypes import DTYPES, FP32, INT32, INT64, DType
 from attngen.spec.expr import Expr, ExpressionError, Type, constant, gather, name
 from attngen.spec.names import name_mistakes
 from attngen.spec.operator import maximum, minimum
-from attngen.torch import aten_arithmetic as aten_arithmetic  # registers the meaning of operators
 from attngen.torch.aten import INT32 as INT32_RANGE
-from attngen.torch.aten import MEANING, Call, Context, Lazy, lazy, type_of
+from attngen.torch.aten import Call, Context, Lazy, lazy, meaning_of, type_of
 from attngen.torch.aten_tensors import chosen, linear
 from attngen.torch.closures import Closure
 
 Tensor = Any
 Function = Callable[..., Any]
+FIRST_ALONE = ("log_sigmoid_forward",)  # operators of several results, of which the first is read
 MAX_CONSTANTS = 64  # elements of a tensor that a function makes of numbers: more of them are an input
 _KNOWN = {getattr(torch, t.torch): t for t in DTYPES.values()}
 # What kernels do not read is converted when the kernel is called.
@@ -178,7 +178,7 @@ def numbers_on(device: Any, dtype: Any = None) -> list[Tensor]:
 
 def expression(function: Function, examples: Sequence[Tensor], arguments: Sequence[Expr], inputs: Inputs) -> Expr:
     """What `function` returns for `arguments`. Raises ImportRefusal."""
-    title = f"`{getattr(function, '__name__', type(function).__name__)}`"
+    title = title_of(function)
     try:
         graph = graph_of(function, examples)
     except Exception as error:
@@ -257,10 +257,16 @@ def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inpu
     result = node.meta["val"]
     if namespace != "aten" and (body := _body(target)) is not None:
         return _of_custom_operator(body, node, args, kwargs, inputs)
-    if namespace != "aten" or operator not in MEANING or isinstance(result, (list, tuple)):
+    several = isinstance(result, (list, tuple))
+    meant = meaning_of(operator) if namespace == "aten" and (not several or operator in FIRST_ALONE) else None
+    if meant is None:
         shown = f"torch.ops.{namespace}.{operator}"
         raise TraceError(f"{shown} has no meaning in an expression; compute it outside the function, or write it otherwise")
-    return MEANING[operator](Call(operator, tuple(result.shape), result.dtype, args, kwargs, inputs.context))
+    first = result[0] if several else result
+    found = meant(Call(operator, tuple(first.shape), first.dtype, args, kwargs, inputs.context))
+    if node.users and not first.shape:
+        found.number  # noqa: B018 - made here, so that what it refuses has this operator's place
+    return [found, *[None] * (len(result) - 1)] if several else found
 
 
 def _body(target: Any) -> Function | None:

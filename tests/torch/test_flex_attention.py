@@ -172,6 +172,9 @@ def test_operators_without_meaning_are_named_with_their_place() -> None:
     with pytest.raises(ImportRefusal, match=r"torch\.ops\.aten\.lgamma") as refused:
         flex_attention(q, k, v, lambda s, b, h, i, j: torch.lgamma(s))
     assert "test_flex_attention.py" in str(refused.value)
+    with pytest.raises(ImportRefusal, match=r"pow of integers") as refused:
+        flex_attention(q, k, v, lambda s, b, h, i, j: s + i**j)
+    assert "s + i**j" in str(refused.value)
     with pytest.raises(ImportRefusal, match=r"torch\.where"):
         flex_attention(q, k, v, lambda s, b, h, i, j: s if i > j else s * 2)
     with pytest.raises(ImportRefusal, match="is a `return` missing"):

@@ -1,0 +1,59 @@
+"""A function means the same traced by `attngen.define` and imported by `flex_attention`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import attngen  # noqa: E402
+from attngen.language.functions import DIVISIONS, FUNCTIONS  # noqa: E402
+from attngen.spec.attention import S  # noqa: E402
+from attngen.spec.expr import Type, name  # noqa: E402
+from attngen.torch.aten import Context  # noqa: E402
+from attngen.torch.closures import Closure  # noqa: E402
+from attngen.torch.importer import Inputs, expression, numbers_on  # noqa: E402
+
+INDICES = tuple(name(n, Type.INT) for n in "bhqk")
+ONLY_ATTNGEN = {"bit_and", "bit_or", "bit_xor", "fill"}
+ONE = "f(s)"
+TWO = "f(s, q) + f(q, 3)"
+CALLS = {
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), "f(q, k) + f(q > k, k > 2)"),
+    **dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift"), "f(q, k) + f(q, 3)"),
+    **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), "f(s, q) + f(q, k > 2)"),
+    **dict.fromkeys(("add", "sub", "rsub"), "f(s, q) + f(q, k, alpha=3)"),
+    **dict.fromkeys(("trunc", "floor", "ceil", "round", "square", "sign", "abs", "relu", "exp", "sin"), "f(s) + f(q)"),
+    **dict.fromkeys(("maximum", "minimum"), "f(s, q) + f(q, k)"),
+    **dict.fromkeys(("clamp_min", "clamp_max"), "f(s, 0.25)"),
+    "bitwise_not": "f(q) + f(q > k)",
+    "clamp": "f(s, -1, 1.5) + f(q, max=7)",
+    "div": "f(q, 3) + f(q, 3, rounding_mode='floor') + f(q - k, 3, rounding_mode='trunc') + f(s, 3.0, rounding_mode='trunc')",
+    "full_like": "f(s, 2.5)",
+    "gelu": "f(s) + f(s, approximate='tanh')",
+    "masked_fill": "f(s, q > k, 0.5)",
+    "pow": "f(s, q) + f(s, 2) + f(2, s) + f(q, 2) + f(s, 0.5) + f(s, -1)",
+    "where": "f(q > k, s, k) + f(q > k, 1, k)",
+}
+
+
+def imported(function: Any) -> Any:
+    closure = Closure()
+    closure.key_of(function)
+    return expression(function, numbers_on("cpu", torch.float32), (S, *INDICES), Inputs(closure, Context()))
+
+
+def _call_of(title: str) -> str:
+    operands = [p for p in inspect.signature(FUNCTIONS[title]).parameters.values() if p.default is p.empty]
+    return CALLS.get(title, TWO if len(operands) == 2 or title in DIVISIONS else ONE)
+
+
+@pytest.mark.parametrize("title", sorted(FUNCTIONS.keys() - ONLY_ATTNGEN))
+def test_a_function_of_torch_means_one_thing(title: str) -> None:
+    spaces = (torch, torch.nn.functional, torch.Tensor)
+    function = next(getattr(space, title) for space in spaces if hasattr(space, title))
+    score = eval(f"lambda s, b, h, q, k: s + ({_call_of(title)})", {"f": function})
+    assert attngen.define(score=score).score is imported(score)
