@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ class EagerCalls:
                 inputs, ints, floats = unpacked(lists)
                 call = found.prepared((q, k, v, *inputs), ints, floats)
                 if call is not None:
-                    self._calls[signature(others, *tensors)] = call
+                    are_same = all(map(is_, tensors, (q, k, v, *inputs)))
+                    self._calls[signature(others, *tensors)] = call if are_same else call.of_views()
         return result
 
     def __reduce__(self) -> tuple[type[EagerCalls], tuple[()]]:

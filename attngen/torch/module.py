@@ -157,7 +157,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             )  # fmt: skip
         if attn_mask is not None:
             raise ArgumentError("this layer has a mask of its own; declare a dense one as an input of it instead")
-        form = self._forms[self.training]
+        evaluation, training = self._forms
+        form = training if self.training else evaluation
         given = form.arguments.with_state(named, q.device)
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
         inputs, params = form.arguments.unchecked(given, captured)

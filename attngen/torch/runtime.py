@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property, lru_cache
 from threading import Lock
 from typing import Any, TypeVar
@@ -274,6 +275,12 @@ class PreparedCall:
         if bound.launches:
             order = tuple(t.name for t in (*inputs, *outputs, *workspaces, *counters))
             self._repeat = bound.kernel.repeat(bound.launches, order)  # type: ignore[attr-defined]
+
+    def of_views(self) -> PreparedCall:
+        """The same launches for tensors of which the program's are views: no output is made like one of them."""
+        call = copy(self)
+        call._outputs = tuple((None, *recipe[1:]) for recipe in self._outputs)
+        return call
 
     def __call__(
         self, tensors: Sequence[Tensor], outputs: Given = (), stream: int | None = None, *, checked: bool = False

@@ -9,8 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import attngen
+from attngen import define
 from attngen.device.doctor import examine
 from attngen.device.emulated.build import build_library
 from attngen.device.emulated.host_compiler import CLANG, GCC, HostCompiler, find_compiler
@@ -72,6 +75,18 @@ def test_without_cxx_the_first_compiler_on_the_path_is_taken(
     assert find_compiler().family is CLANG
     monkeypatch.setenv("PATH", f"{with_clang}:{with_gcc}")  # the path may change while a process runs
     assert find_compiler().family is GCC
+
+
+def test_headers_of_the_cpp_library_on_the_include_path_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA's and conda's environments bring them: these have functions of more types than C."""
+    said = subprocess.run([find_compiler().command[0], "-xc++", "-E", "-v", "/dev/null"], capture_output=True, text=True).stderr
+    found = [line.strip() for line in said.splitlines() if "c++" in line and Path(line.strip()).is_dir()]
+    assert found
+    monkeypatch.setenv("CPLUS_INCLUDE_PATH", os.pathsep.join(found))
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))
+    spec = define(dtype="fp32", head_dim=16, score="s + abs(q - k) - abs(s)")
+    q = np.ones((1, 1, 9, 16), np.float32)
+    assert np.allclose(attngen.compile(spec, kernel="naive", device="emulated")(q, q, q), 1)
 
 
 def test_options_of_cxx_make_other_libraries() -> None:

@@ -19,7 +19,7 @@ from attngen.device.emulated import EmulatedDevice  # noqa: E402
 from attngen.device.protocol import Kernel, Launch, Memory  # noqa: E402
 from attngen.device.tensor_map import MappedTensor  # noqa: E402
 from attngen.emit.program import Program  # noqa: E402
-from attngen.torch import backward, runtime  # noqa: E402
+from attngen.torch import Attention, backward, eager, operator, runtime  # noqa: E402
 from attngen.torch.description import fixed_text  # noqa: E402
 from attngen.torch.operator import attention_operator  # noqa: E402
 from attngen.torch.runtime import OnGpu, PreparedCall  # noqa: E402
@@ -95,6 +95,28 @@ def test_a_repeated_call_computes_the_same_of_other_tensors(schedule: str, arch:
         scores = (q.float() @ k.float().mT / 4).masked_fill(~torch.ones(40, 40, dtype=torch.bool).tril(), -torch.inf)
         torch.testing.assert_close(lse, scores.logsumexp(-1), atol=1e-3, rtol=1e-3)
     assert len(kernel._calls) == 1
+
+
+@pytest.mark.parametrize("shape", [(2, 40, 2, 16), (2, 2, 2, 16), (2, 40, 16), (40, 16)])
+def test_a_repeated_call_has_the_layout_of_the_first(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads after rows, as many as rows too, and heads and batch left out: the program sees views of what the caller gives."""
+    compiled = attngen.compile(attngen.define(dtype="bf16", head_dim=16, mask="causal"), device=RepeatingDevice(checked=False))
+    monkeypatch.setattr(runtime, "runtimes", runtimes := {})
+    for module in (operator, eager):
+        monkeypatch.setattr(module, "runtimes", runtimes)
+    monkeypatch.setattr(operator, "runtime", lambda text, device: runtimes.setdefault((text, device), OnGpu(compiled)))
+    layer = Attention(mask="causal", layout="bshd" if len(shape) == 4 else "bhsd")
+    calls = []
+    monkeypatch.setattr(eager, "_call", lambda *given, original=eager._call: calls.append(given) or original(*given))
+    for _ in range(3):
+        q, k, v = (torch.randn(shape).to(torch.bfloat16) for _ in range(3))
+        seen = [t.transpose(1, 2) if len(shape) == 4 else t for t in (q, k, v)]
+        expected = reference(*seen)
+        found = layer(q, k, v)
+        torch.testing.assert_close(
+            found.float(), expected.transpose(1, 2) if len(shape) == 4 else expected, atol=0.02, rtol=0.02
+        )
+    assert len(calls) == 1, "later calls repeat the first"
 
 
 def test_outputs_of_the_caller_are_written_and_checked() -> None:

@@ -39,6 +39,12 @@
 #define atomicInc(address, most) emulator::atomic_update(address, most, [](unsigned a, unsigned b) { return a >= b ? 0 : a + 1; }, __LINE__)
 #define atomicExch(address, value) emulator::atomic_update(address, value, [](unsigned, unsigned b) { return b; }, __LINE__)
 
+// C has abs of int alone; the C++ library's headers, which an include path of the environment can bring, have it of more types.
+#define abs(value) emulator::absolute(value)
+namespace emulator {
+template <typename T> inline T absolute(T value) { return value < 0 ? -value : value; }
+}
+
 template <typename To, typename From> inline To bits_as(From from) {
     To to;
     static_assert(sizeof(To) == sizeof(From), "same size");
@@ -56,6 +62,5 @@ inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline long long min(long long a, long long b) { return a < b ? a : b; }
 inline long long max(long long a, long long b) { return a > b ? a : b; }
-inline long long abs(long long a) { return a < 0 ? -a : a; }  // C has one for int alone
 inline float __fmul_rn(float a, float b) { return a * b; }  // never joined with an addition
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
