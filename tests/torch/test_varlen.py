@@ -135,16 +135,17 @@ def test_what_is_refused() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("size", "deterministic"), [(128, False), (256, True)])
-def test_hopper_adds_up_and_splits_products(size: int, deterministic: bool) -> None:
+def test_hopper_adds_up_and_splits_products(size: int, deterministic: bool, causal: bool) -> None:
     """The two other forms of its backward: dQ added up in global memory, and consumers that split products."""
-    batch, case = Batch(((3, 5), (0, 4), (150, 290), (5, 0), (0, 0))), Case(causal=True)
+    batch, case = Batch(((3, 5), (0, 4), (150, 290), (5, 0), (0, 0))), Case(causal=causal)
     rows, keys = (sum(pair[i] for pair in batch.lengths) for i in (0, 1))
     tensors = batch.tensors(2, 1, size, torch.float16, rest=70)
     real = [t[:n] for t, n in zip(tensors, (rows, keys, keys), strict=True)]
 
     def attend(*given: torch.Tensor) -> torch.Tensor:
-        options = {"causal": True, "deterministic": deterministic, "mode": "hopper"}
+        options = {"causal": causal, "deterministic": deterministic, "mode": "hopper"}
         return flash_attn_varlen_func(*given, **batch.named(), **options)[:rows]
 
     found = [one[:n] for one, n in zip(results(attend, tensors), (rows, rows, keys, keys), strict=True)]
