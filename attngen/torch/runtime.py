@@ -15,6 +15,7 @@ from attngen.api import compile_later
 from attngen.device import params
 from attngen.device.arrays import ArgumentError, ArrayView, view
 from attngen.device.binding import Bound
+from attngen.device.cuda.memory import zero_for_ever
 from attngen.device.select import warn_emulated
 from attngen.language import load_text
 from attngen.spec.attention import AttentionSpec
@@ -105,22 +106,20 @@ def backward_runtime(text: str, device: Any, wanted: tuple[str, ...], determinis
     return found
 
 
-_counters: dict[tuple[int, int], Tensor] = {}  # by device and stream
+_counters: dict[tuple[int, int], int] = {}  # addresses, by device and stream
 
 
-def counter_of(device: Any, stream: int) -> Tensor:
-    """A zero in the device's memory for the launches on a stream, each of which leaves it zero. A graph that is being captured
-    gets one of its own, which the graph sets to zero: it may be replayed on any stream."""
-    if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(1, dtype=torch.int32, device=device)
+def counter_of(device: Any, stream: int) -> int:
+    """The address of a zero in the device's memory for the launches on a stream, each of which leaves it zero.
+
+    It is no tensor: torch.compile's CUDA graphs are warmed up in a pool in which no memory may outlive the call.
+    """
     found = _counters.get((device.index, stream))
     if found is None:
-        with _lock:
+        with _lock, torch.cuda.device(device):
             found = _counters.get((device.index, stream))
             if found is None:
-                found = torch.zeros(1, dtype=torch.int32, device=device)
-                torch.cuda.current_stream(device).synchronize()  # `stream` may be another one
-                _counters[device.index, stream] = found
+                found = _counters[device.index, stream] = zero_for_ever(stream)
     return found
 
 
@@ -321,8 +320,11 @@ class PreparedCall:
             if stream is None:
                 stream = torch._C._cuda_getCurrentRawStream(self._index)
             if self._counted:
-                counter = counter_of(self._device, stream)
-                addresses.append(counter.data_ptr())
+                if torch.cuda.is_current_stream_capturing():  # the graph sets its own to zero: it may be replayed on any stream
+                    counter = torch.zeros(1, dtype=torch.int32, device=self._device)
+                    addresses.append(counter.data_ptr())
+                else:
+                    addresses.append(counter_of(self._device, stream))
             if torch._C._cuda_getDevice() == self._index:
                 self._repeat(addresses, stream)
             else:

@@ -405,3 +405,19 @@ def test_bench_measures_what_it_says(tmp_path) -> None:
     assert len(results) == 2 * len(found)
     assert all(r["error"] < 0.02 and r["timing"]["median"] > 0 for r in results)
     assert all(name in done.output for name in found)
+
+
+@pytest.mark.parametrize("shape", [(2, 300, 4, 64), (2, 4, 300, 128)])
+def test_compiled_into_cuda_graphs_of_torch(shape: tuple[int, ...]) -> None:
+    """Their pool is that of one call: what a first launch on a stream keeps is no part of it. Forward and backward."""
+    layer = Attention(mask="causal", layout="bshd")
+    compiled = torch.compile(lambda *tensors: layer(*tensors) * 2, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):
+        q, k, v = (randn(*shape).requires_grad_() for _ in range(3))
+        found = compiled(q, k, v)
+        gradients = torch.autograd.grad(found.float().sum(), (q, k, v))
+        heads_first = [t.transpose(1, 2) for t in (q, k, v)]
+        expected = scaled_dot_product_attention(*(t.float() for t in heads_first), is_causal=True).transpose(1, 2) * 2
+        assert error(found, expected) <= 0.05
+        for one, other in zip(gradients, torch.autograd.grad(expected.sum(), (q, k, v)), strict=True):
+            assert error(one, other) <= 0.1

@@ -27,6 +27,7 @@ from tests import tiers  # noqa: E402
 from tests.device.programs import SCALE, backward_problem, backward_program, expected_gradients  # noqa: E402
 
 STREAM = 7
+COUNTER = torch.zeros(1, dtype=torch.int32)
 
 
 @dataclass
@@ -69,7 +70,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(runtime, "_counters", {(None, STREAM): torch.zeros(1, dtype=torch.int32)})
+    monkeypatch.setattr(runtime, "_counters", {(None, STREAM): COUNTER.data_ptr()})
 
 
 def on_gpu(arch: str = "sm_80", **described: Any) -> OnGpu:
