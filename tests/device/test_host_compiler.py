@@ -89,6 +89,19 @@ def test_headers_of_the_cpp_library_on_the_include_path_do_no_harm(tmp_path: Pat
     assert np.allclose(attngen.compile(spec, kernel="naive", device="emulated")(q, q, q), 1)
 
 
+def test_a_linker_that_fails_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gold does not find the C++ library of some compilers, of which the usual linker is told."""
+    linker = tmp_path / "ld.gold"
+    linker.write_text("#!/bin/sh\nexit 1\n")
+    linker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("COMPILER_PATH", str(tmp_path))
+    q = np.ones((1, 1, 9, 16), np.float32)
+    spec = define(dtype="fp32", head_dim=16, score="s + 2")
+    assert np.allclose(attngen.compile(spec, kernel="naive", device="emulated")(q, q, q), 1)
+
+
 def test_options_of_cxx_make_other_libraries() -> None:
     plain, other = (HostCompiler(command, "g++ 12") for command in (("g++",), ("g++", "-O0")))
     assert plain.identity != other.identity

@@ -29,7 +29,7 @@ SHAPES = (Shape(2, 4, 2, 1, 1), Shape(2, 4, 2, 7, 130), Shape(1, 4, 2, 300, 300)
 def schedules(spec: attngen.AttentionSpec) -> tuple[str, ...]:
     """The keywords that have a backward of the spec on this GPU."""
     arch = ARCHES[device_by_name("cuda").arch]
-    return schedules_for(spec, arch, "backward")
+    return schedules_for(spec, arch, QKV)
 
 
 def shapes(spec: attngen.AttentionSpec, params: dict[str, Any]) -> Iterator[tuple[int, Shape]]:

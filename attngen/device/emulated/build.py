@@ -48,9 +48,7 @@ def _link(compiler: HostCompiler, text: str, name: str, flags: tuple[str, ...]) 
         runtime = [pool.submit(_runtime_object, compiler, unit, Path(work)) for unit in range(UNITS)]
         includes = [f"-I{RUNTIME}", f"-I{meanings()[0].parent}"]
         compiler.run([*flags, *includes, "-c", str(kernel), "-o", str(compiled)], name)
-        compiler.run(
-            [*compiler.linking, "-shared", str(compiled), *(str(r.result()) for r in runtime), "-o", str(library)], name
-        )
+        compiler.link(["-shared", str(compiled), *(str(r.result()) for r in runtime), "-o", str(library)], name)
         return library.read_bytes()
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -60,8 +61,8 @@ class HostCompiler:
         return "\0".join([self.version, platform.machine(), *self.family.common, *self.command[1:]])
 
     @cached_property
-    def linking(self) -> tuple[str, ...]:
-        """The options of a call that links: the fastest linker that is installed."""
+    def linker(self) -> tuple[str, ...]:
+        """The option that selects the fastest linker that is installed."""
         found = [f"-fuse-ld={name}" for name in LINKERS if shutil.which(f"ld.{name}")]
         chosen = any(part.startswith("-fuse-ld") for part in self.command)
         return tuple(found[:1]) if self.family.links_with and not chosen else ()
@@ -75,6 +76,14 @@ class HostCompiler:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompilationError(f"the host compiler could not compile {what}", done.stderr)
+
+    def link(self, arguments: Sequence[str], what: str) -> None:
+        """Links `what` by the fastest linker, or by the compiler's own if that one cannot: it may not find the C++ library of
+        a compiler that was moved. Raises CompilationError."""
+        if self.linker:
+            with suppress(CompilationError):
+                return self.run([*self.linker, *arguments], what)
+        self.run(arguments, what)
 
 
 def find_compiler() -> HostCompiler:
