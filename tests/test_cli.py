@@ -14,7 +14,7 @@ import pytest
 from attngen.cli import COMMANDS
 from attngen.emit.comments import strip_comments
 from attngen.emit.manifest import from_manifest
-from attngen.spec.attention import HOPPER_SCHEDULES
+from attngen.spec.attention import HOPPER_SCHEDULES, SCHEDULE_NAMES
 from tests.conftest import ROOT
 from tests.harness import cli as invoke
 from tests.harness import emitted, shipped
@@ -34,6 +34,19 @@ def test_build_writes_cuda_and_manifests(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == names
     text = (tmp_path / "gpt2_fused.cu").read_text()
     assert from_manifest((tmp_path / "gpt2_fused.json").read_text(), text) == emitted(shipped("gpt2"), "fused")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+def test_build_writes_the_schedule_that_a_spec_states(schedule: str, tmp_path: Path) -> None:
+    """Or refuses: `decode` has no dropout."""
+    for extra in ("", " dropout 0.1"):
+        spec = tmp_path / "mine.attn"
+        spec.write_text(f"attention mine {{ head_dim 64{extra} kernel {schedule} }}")
+        result = invoke("build", str(spec), "-o", str(tmp_path / "out"))
+        if schedule == "decode" and extra:
+            assert result.exit_code == 2
+        else:
+            assert (tmp_path / "out" / f"mine_{schedule}.cu").exists()
 
 
 @pytest.mark.parametrize("level", ["none", "teach"])

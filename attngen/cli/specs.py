@@ -118,11 +118,12 @@ def schedules_named(
     """The schedule `kernel`; by default, those that every architecture supports, and the one that the spec states. With
     `wanted` those of them that compute these gradients on `arch`."""
     from attngen.schedules import schedules_for
-    from attngen.spec.attention import HOPPER_SCHEDULES, PORTABLE_SCHEDULES
+    from attngen.spec.attention import PORTABLE_SCHEDULES
 
     if kernel is not None:
         return (kernel,)
-    every = (*PORTABLE_SCHEDULES, *(schedule for schedule in HOPPER_SCHEDULES if schedule == spec.kernel.schedule))
+    stated = spec.kernel.schedule
+    every = tuple(dict.fromkeys((*PORTABLE_SCHEDULES, *(() if stated == "auto" else (stated,)))))
     if not wanted or arch is None:
         return every
     suitable = schedules_for(spec, arch, wanted)
