@@ -41,7 +41,7 @@ def test_build_writes_the_schedule_that_a_spec_states(schedule: str, tmp_path: P
     """Or refuses: `decode` has no dropout."""
     for extra in ("", " dropout 0.1"):
         spec = tmp_path / "mine.attn"
-        spec.write_text(f"attention mine {{ head_dim 64{extra} kernel {schedule} }}")
+        spec.write_text(f"attention mine {{ dtype fp16 head_dim 64{extra} kernel {schedule} }}")
         result = invoke("build", str(spec), "-o", str(tmp_path / "out"))
         if schedule == "decode" and extra:
             assert result.exit_code == 2
