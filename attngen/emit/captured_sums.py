@@ -13,7 +13,6 @@ from attngen.plan.captured_sums import WORDS, Place, TermSum
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import CapturedGradient, Source, gradient_argument
 
-LENGTHS = {"b": "batch", "h": "q_heads", "q": "q_len", "k": "kv_len"}
 INDEX_OF = {"rows": "bhq", "keys": "bhk", "pairs": "bhqk", "words": ""}  # of the numbers of a workspace
 
 
@@ -54,6 +53,10 @@ class LastKernel:
     @property
     def rank(self) -> int:
         return len(self.tensor.axes)
+
+    def has(self, index: str) -> bool:
+        """Whether the numbers of a workspace have this index."""
+        return any(index in s.indices for s in self.sums)
 
     @property
     def in_words(self) -> bool:
@@ -123,9 +126,10 @@ class CapturedSums(File):
             sizes: tuple[Extent, ...] = workspace.shape[:-1]
             of_sizes = abi.extents(self.tensors[terms.gradient])
         else:
-            sizes, of_sizes = workspace.shape, abi.sizes(self.spec, "batch", "q_heads", "q_len", "kv_len")
+            of_sizes = [p for p in abi.sizes(self.spec, "batch", "q_heads", "q_len", "kv_len") if p.binding == "size"]
+            sizes = workspace.shape
         parameters = [abi.data(terms.name, ctype, writable=True), *of_sizes]
-        names = tuple(p.name for p in of_sizes) if terms.place == "words" else tuple(LENGTHS[i] for i in terms.indices)
+        names = tuple(p.name for p in of_sizes) if terms.place == "words" else tuple(self.lengths[i] for i in terms.indices)
         return ZeroKernel(self.kernel(f"zero_{terms.name}", self._by_last(sizes), parameters), terms, names)
 
     def last_kernels(self) -> dict[str, LastKernel]:
@@ -152,7 +156,7 @@ class CapturedSums(File):
             tensor,
             functions,
             sums,
-            tuple((i, LENGTHS[i], functions.own.get(i)) for i in indices),
+            tuple((i, self.lengths[i], functions.own.get(i)) for i in indices),
             tuple(axis.is_free for axis in tensor.axes),
             by_block,
             self.reads_captured(*of_indices, scale=False),

@@ -14,7 +14,7 @@ from attngen.plan.axes import KEYS
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Plan
 from attngen.plan.spans import Span
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import INDICES, LONGEST, AttentionSpec
 from attngen.spec.gradient import Gradient
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text, to_text
@@ -171,8 +171,8 @@ class File:
             "shapes": [comment_text.shape_line(t) for t in self.tensors.values()],
             "plan": self.plan,
             "packed": spec.kernel.is_packed,
-            "max_q_len": "max_q_len" if spec.kernel.is_packed else "q_len",
-            "max_kv_len": "max_kv_len" if spec.kernel.is_packed else "kv_len",
+            "max_q_len": self.lengths["q"],
+            "max_kv_len": self.lengths["k"],
             "own": self.plan.own,
             "head_dim": spec.head_dim,
             "head_dim_v": spec.head_dim_v,
@@ -245,6 +245,12 @@ class File:
     def uses_infinity(self) -> bool:
         """Whether the schedule itself uses INF: as the score of an excluded pair, or for rows without keys."""
         return self.spec.normalize != "none"
+
+    @property
+    def lengths(self) -> dict[str, str]:
+        """How far each index of a pair may go, whatever the sequence."""
+        longest = LONGEST if self.spec.kernel.is_packed else ("q_len", "kv_len")
+        return dict(zip(INDICES, ("batch", "q_heads", *longest), strict=True))
 
     def infinity(self) -> list[ConstantLine]:
         """INF, where anything uses it: a softmax, a sigmoid's masked logits, a range of floats, the user's own `inf`."""

@@ -19,7 +19,6 @@ from attngen.plan.register_table import Measured
 from attngen.plan.shared_memory import Layout, SharedBuffer, layouts
 from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec, QPlace, ScheduleName
-from attngen.spec.gradient import QKV
 
 Direction = Literal["forward", "backward"]
 NO_PACKED_STORAGE = "it reads dense storage alone"
@@ -114,11 +113,8 @@ class Schedule:
 
     def reason_against(self, facts: SpecFacts, arch: Arch) -> str:
         """Why it cannot compute the spec from arrays in its storage on the architecture; empty if it can."""
-        if facts.spec.kernel.is_packed:
-            if not self.has_packed_storage:
-                return NO_PACKED_STORAGE
-            if captured := set(facts.wanted) - set(QKV):
-                return f"in packed storage q, k and v have gradients, and `{min(captured)}` was asked for"
+        if facts.spec.kernel.is_packed and not self.has_packed_storage:
+            return NO_PACKED_STORAGE
         return self.why_not(facts, arch)
 
     def suits(self, facts: SpecFacts, arch: Arch) -> bool:

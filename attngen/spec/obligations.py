@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from attngen.diagnostics import ArgumentError, Diagnostic
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, AttentionSpec
+from attngen.spec.attention import INDICES, SIZES, AttentionSpec
 from attngen.spec.bounds import Range, intervals, ranges
 from attngen.spec.evaluate import Numbers, on_numbers
 from attngen.spec.expr import (
@@ -53,7 +53,9 @@ def _refuse(spec: AttentionSpec, diagnostic: Diagnostic) -> NoReturn:
 
 def static_mistakes(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagnostic]:
     """Obligations of `expr` that fail, or cannot be proved, for every call."""
-    known = ranges(expr, name_ranges(spec), element_ranges(spec))
+    names = name_ranges(spec)
+    names |= {n: (1, names[n][1]) for n in (*SIZES, *spec.free_dims) if names[n][0] == 0}  # with a size of 0 nothing is read
+    known = ranges(expr, names, element_ranges(spec))
     for node in walk(expr):
         if isinstance(node, Gather):
             yield from _static_indices(spec, keyword, node, known)

@@ -15,8 +15,6 @@ from attngen.schedules.unfused import Unfused
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import gradient_argument
 
-LOOPS = {"b": "batch", "h": "q_heads", "q": "q_len", "k": "kv_len"}
-
 
 @dataclass(frozen=True, slots=True)
 class CapturedKernel:
@@ -83,7 +81,7 @@ class NaiveBackward(Unfused):
             ),
             "derivative_reads_s": self.derivative_reads_s(),
             "keeps_sink_weight": self.keeps("sink_weight"),
-            "row_floats": "kv_len",
+            "row_floats": self.lengths["k"],
             "captured_equations": lambda one: comment_text.captured_equations(self.spec, self.gradient, one),
             "captured_kernels": [self._captured_kernel(one) for one in v.captured_gradients],
         }
@@ -198,7 +196,7 @@ class NaiveBackward(Unfused):
             functions,
             tensor,
             tuple(axis.is_free for axis in tensor.axes),
-            tuple((index, length, functions.own.get(index)) for index, length in LOOPS.items()),
+            tuple((index, length, functions.own.get(index)) for index, length in self.lengths.items()),
             reads_s,
             self.reads_captured(*functions.functions, scale=reads_s),
         )

@@ -20,7 +20,7 @@ class TiledBackward(OfTiles, NaiveBackward):
     def context(self) -> dict[str, Any]:
         return super().context() | {
             "fills": self.plan.own.fills,
-            "row_floats": "((kv_len + BLOCK_KV - 1) / BLOCK_KV * BLOCK_KV)",
+            "row_floats": f"(({self.lengths['k']} + BLOCK_KV - 1) / BLOCK_KV * BLOCK_KV)",
         }
 
     def _score_gradient_grid(self) -> tuple[Extent, ...]:
