@@ -24,6 +24,7 @@ from attngen.emit.emitter import emit
 from attngen.emit.program import Program
 from attngen.plan import Plan
 from attngen.plan.arch import ARCHES
+from attngen.plan.facts import DETERMINISTIC
 from attngen.reference.compare import unit_in_last_place
 from attngen.reference.torch_oracle import torch_attention, torch_gradients
 from attngen.schedules import candidates, choose
@@ -91,16 +92,18 @@ def tune(
     rounds: int,
     progress: Callable[[str], None],
     wanted: tuple[str, ...] = (),
+    deterministic: bool = DETERMINISTIC,
 ) -> Outcome:
     """Time all tiles that fit the spec's schedule (or the one that `auto` selects), time the best again for longer, and
-    remember the fastest: of the forward, or of the backward with the gradients `wanted`.
+    remember the fastest: of the forward, or of the backward with the gradients `wanted`, with the same bits in every run if
+    `deterministic`.
 
     Raises AssertionError if a candidate computes something else than the planner's choice: a bug, never remembered.
     """
     spec = case.spec
     place = CudaDevice()
     arch = ARCHES[place.arch]
-    planned = choose(spec, arch, wanted=wanted)
+    planned = choose(spec, arch, wanted=wanted, deterministic=deterministic)
     plans = plans_to_try(spec, planned)
     sources = {request: emit(spec, plan) for request, plan in plans.items()}
     _compile_all(list(sources.values()), progress)
@@ -127,13 +130,16 @@ def tune(
     if first.timing.median >= WORTH * planned_time:
         first = next(t for t in tried if t.planned)
     winner = Winner(first.kernel, first.timing.median, planned_time, torch.cuda.get_device_name())
-    return Outcome(tuple(tried), len(calls), bucket, winner, remember(spec, arch.name, bucket, winner, wanted))
+    kept = remember(spec, arch.name, bucket, winner, wanted, deterministic)
+    return Outcome(tuple(tried), len(calls), bucket, winner, kept)
 
 
 def plans_to_try(spec: AttentionSpec, planned: Plan) -> dict[KernelRequest, Plan]:
     """The plan of each tile that fits, `planned` first."""
-    requests = dict.fromkeys([request_of(planned), *candidates(spec, planned.arch, planned.keyword, planned.wanted)])
-    return {r: choose(spec, planned.arch, r, direction=planned.direction, wanted=planned.wanted) for r in requests}
+    wanted, deterministic = planned.wanted, planned.facts.deterministic
+    found = [request_of(planned), *candidates(spec, planned.arch, planned.keyword, wanted, deterministic)]
+    said: Any = {"direction": planned.direction, "wanted": wanted, "deterministic": deterministic}
+    return {request: choose(spec, planned.arch, request, **said) for request in dict.fromkeys(found)}
 
 
 def _truth(spec: AttentionSpec, given: Arguments, params: Mapping[str, int | float], wanted: tuple[str, ...]) -> Tensors:

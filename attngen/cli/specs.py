@@ -83,11 +83,16 @@ def source_of(
     from attngen.emit.emitter import emit
     from attngen.schedules import choose
 
-    if deterministic and not wanted:
-        raise click.BadParameter("it is about gradients, which are a backward's; add --backward", param_hint="--deterministic")
+    check_deterministic(deterministic, wanted)
     with pointing_at(one):
         plan = choose(one.spec, arch, kernel, wanted=wanted, deterministic=deterministic)
     return plan, emit(one.spec, plan, comments)
+
+
+def check_deterministic(deterministic: bool, wanted: tuple[str, ...]) -> None:
+    """Raises BadParameter if --deterministic is given without gradients."""
+    if deterministic and not wanted:
+        raise click.BadParameter("it is about gradients, which are a backward's; add --backward", param_hint="--deterministic")
 
 
 def gradients_named(backward: bool, names: str | None, spec: AttentionSpec) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import click
 
 from attngen.cli import options
 from attngen.cli.common import colored, whole_numbers
-from attngen.cli.specs import gradients_named, known_params, load_one_spec
+from attngen.cli.specs import check_deterministic, gradients_named, known_params, load_one_spec
 
 
 @click.command("tune")
@@ -22,11 +22,12 @@ from attngen.cli.specs import gradients_named, known_params, load_one_spec
 @options.param
 @options.backward
 @options.wanted
+@options.deterministic
 @options.one_name
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON; docs/json.md lists the keys.")
 def command(
     spec: str, lengths: str, tokens: int, rounds: int, given: tuple[str, ...], backward: bool, wanted: str | None,
-    name: str | None, as_json: bool,
+    deterministic: bool, name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Time the tile sizes, stages, warps and places of Q that fit a spec on the GPU, and remember the fastest.
 
@@ -34,6 +35,7 @@ def command(
     attngen tune specs/gpt2.attn
     attngen tune llama_gqa --lengths 4096 --tokens 4096
     attngen tune alibi --backward --wanted q,k,v,slopes
+    attngen tune gpt2 --backward --deterministic
 
     All combinations that fit registers and shared memory are compiled and timed; the best are timed again,
     for longer. The winner is kept on disk for this spec, this architecture and these sizes, rounded up to powers of 2
@@ -41,8 +43,9 @@ def command(
     states `tile`, `stages`, `warps` or `q` itself cannot be tuned. `attngen cache list --kind tuned` lists the winners.
 
     With --backward the same is done for the gradients, all kernels of the backward together; the forward is not timed. The
-    winner is kept for these gradients alone: backwards that compute others, and the forward, are tuned by themselves. Training
-    in torch and `backward()` then use it. The backward takes no tile from the spec, so that it can always be tuned.
+    winner is kept for these gradients alone: backwards that compute others, and the forward, are tuned by themselves, and so is
+    a deterministic backward. Training in torch and `backward()` then use it. The backward takes no tile from the spec, so that
+    it can always be tuned.
     """
     from attngen.device.protocol import DeviceError
     from attngen.device.select import has_gpu
@@ -56,6 +59,7 @@ def command(
     except ImportError as error:
         raise click.UsageError("tuning needs torch: pip install torch") from error
     gradients = gradients_named(backward, wanted, one.spec)
+    check_deterministic(deterministic, gradients)
     if not is_open(one.spec, gradients):
         what = "its own kernel" if gradients else "its own kernel, tile, stages, warps or place of Q"
         raise click.UsageError(f"{one.spec.name} states {what}: nothing is left to tune")
@@ -67,12 +71,13 @@ def command(
         place = f"[{number}/{len(todo)}]"
         if not as_json:
             click.echo(click.style(f"{case.title}", bold=True), color=colored(sys.stdout))
-        found = tune.tune(case, known_params(one.spec, given), rounds, partial(_progress, place), gradients)
+        found = tune.tune(case, known_params(one.spec, given), rounds, partial(_progress, place), gradients, deterministic)
         outcomes.append({"case": case.title, **found.to_json()})
         if not as_json:
             _show_outcome(found)
     if as_json:
-        click.echo(json.dumps({"attention": one.spec.name, "gradients": list(gradients), "cases": outcomes}, indent=2))
+        of_all = {"attention": one.spec.name, "gradients": list(gradients), "deterministic": deterministic}
+        click.echo(json.dumps({**of_all, "cases": outcomes}, indent=2))
 
 
 def _show_outcome(found: Any) -> None:

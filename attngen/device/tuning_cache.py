@@ -1,6 +1,7 @@
 """What `attngen tune` found: the fastest schedule of a variant on an architecture, for each bucket of sizes, on disk.
 
-A variant is a spec's forward, or its backward with the gradients that it computes: each is tuned by itself.
+A variant is a spec's forward, or its backward with the gradients that it computes, in a fixed order or in any: each is tuned by
+itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 from attngen.device.kernel_cache import KernelCache, digest
 from attngen.plan import Decision, Plan
+from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.print_attn import to_text
 
@@ -48,22 +50,31 @@ def is_open(spec: AttentionSpec, wanted: tuple[str, ...] = ()) -> bool:
     return stated.is_planned and stated.schedule not in ("naive", "tiled")
 
 
-def remember(spec: AttentionSpec, arch: str, bucket: Bucket, winner: Winner, wanted: tuple[str, ...] = ()) -> bool:
+def remember(
+    spec: AttentionSpec,
+    arch: str,
+    bucket: Bucket,
+    winner: Winner,
+    wanted: tuple[str, ...] = (),
+    deterministic: bool = DETERMINISTIC,
+) -> bool:
     """Keep `winner` for this variant and schedule, whatever it is called; whether it is kept now."""
-    variant = _variant(spec, arch, winner.kernel.schedule, wanted)
+    variant = _variant(spec, arch, winner.kernel.schedule, wanted, deterministic)
     return CACHE.keep(f"{variant}-{bucket[0]}-{bucket[1]}.json", json.dumps(asdict(winner)).encode())
 
 
 def found_for(spec: AttentionSpec, plan: Plan) -> dict[Bucket, Winner]:
     """What was found for `spec` as `plan` computes it; nothing if there is nothing to tune."""
     is_tuned = plan.schedule.is_fused and is_open(spec, plan.wanted)
-    return remembered(spec, plan.arch.name, plan.keyword, plan.wanted) if is_tuned else {}
+    return remembered(spec, plan.arch.name, plan.keyword, plan.wanted, plan.facts.deterministic) if is_tuned else {}
 
 
-def remembered(spec: AttentionSpec, arch: str, schedule: str, wanted: tuple[str, ...] = ()) -> dict[Bucket, Winner]:
+def remembered(
+    spec: AttentionSpec, arch: str, schedule: str, wanted: tuple[str, ...] = (), deterministic: bool = DETERMINISTIC
+) -> dict[Bucket, Winner]:
     """What was found for this variant and schedule."""
     found: dict[Bucket, Winner] = {}
-    known = _variant(spec, arch, schedule, wanted)
+    known = _variant(spec, arch, schedule, wanted, deterministic)
     for entry in CACHE.entries():
         variant, _, bucket = entry.name.removesuffix(".json").partition("-")
         data = CACHE.find(entry.name) if variant == known else None
@@ -76,6 +87,6 @@ def remembered(spec: AttentionSpec, arch: str, schedule: str, wanted: tuple[str,
     return found
 
 
-def _variant(spec: AttentionSpec, arch: str, schedule: str, wanted: tuple[str, ...]) -> str:
-    gradients = ("backward", *wanted) if wanted else ()
+def _variant(spec: AttentionSpec, arch: str, schedule: str, wanted: tuple[str, ...], deterministic: bool) -> str:
+    gradients = ("backward", *wanted, *(("deterministic",) if deterministic else ())) if wanted else ()
     return digest(to_text(replace(spec, name="tuned", kernel=spec.kernel.bare("auto"))), arch, schedule, *gradients)

@@ -61,11 +61,15 @@ def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule
 
 
 def candidates(
-    spec: AttentionSpec, arch: Arch, keyword: ScheduleName = "fused", wanted: tuple[str, ...] = ()
+    spec: AttentionSpec,
+    arch: Arch,
+    keyword: ScheduleName = "fused",
+    wanted: tuple[str, ...] = (),
+    deterministic: bool = DETERMINISTIC,
 ) -> tuple[KernelRequest, ...]:
     """The `kernel` statements that fit the registers and the shared memory of `arch`: each tile, with each place of Q that it
     leaves open; of the forward, or of the backward with the gradients `wanted`."""
-    facts = facts_of(spec, wanted)
+    facts = facts_of(spec, wanted, deterministic)
     schedule = schedule_of(facts, arch, keyword)
     return tuple(
         _stated(spec, keyword, t, q)

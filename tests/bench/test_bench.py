@@ -297,10 +297,11 @@ def test_tuning_keeps_the_fastest(gradients: str, tmp_path: Path, monkeypatch: p
         "attention one { dtype fp32 head_dim 16 heads 2 input slopes: fp32[heads] mask causal score s + slopes[h] * (k - q) }"
     )
     (case,) = sweep.cases(load_text(text)[0], [20], [], [], False, 20)
-    outcome = tune.tune(case, {}, 2, lambda said: None, wanted)
+    outcome = tune.tune(case, {}, 2, lambda said: None, wanted, bool(wanted))
+    assert {t.plan.facts.deterministic for t in outcome.tried} == {bool(wanted)}
     assert outcome.kept
     assert outcome.tried[0].kernel == outcome.winner.kernel != next(t.kernel for t in outcome.tried if t.planned)
-    assert remembered(case.spec, "sm_75", "fused", wanted) == {outcome.bucket: outcome.winner}
+    assert remembered(case.spec, "sm_75", "fused", wanted, bool(wanted)) == {outcome.bucket: outcome.winner}
     assert not remembered(case.spec, "sm_75", "fused", () if wanted else ("q", "slopes"))
 
 

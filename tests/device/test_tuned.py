@@ -103,6 +103,10 @@ def test_a_forward_and_each_backward_are_remembered_apart() -> None:
     for wanted, winner in winners.items():
         assert remembered(spec, "sm_80", "fused", wanted) == {bucket: winner}
     assert remembered(spec, "sm_80", "fused", ("q",)) == {}
+    in_order = replace(WINNER, milliseconds=4.0)
+    assert remember(spec, "sm_80", bucket, in_order, ("q", "k", "v"), True)
+    plan = choose(spec, ARCHES["sm_80"], "fused", direction="backward", wanted=("q", "k", "v"), deterministic=True)
+    assert found_for(spec, plan) == {bucket: in_order}
     plan = choose(spec, ARCHES["sm_80"], "fused", direction="backward", wanted=("q", "k", "v"))
     assert found_for(spec, plan) == {bucket: winners["q", "k", "v"]}
     tiled = choose(spec, ARCHES["sm_80"], "tiled", direction="backward")
