@@ -388,7 +388,7 @@ def check_schedule(keyword: str, said: str, *others: str) -> None:
 def check_storage(storage: str) -> None:
     """Raises ArgumentError for a storage that does not exist."""
     if storage not in get_args(Storage):
-        raise ArgumentError(f"storage is {storage!r}; expected dense or packed")
+        raise ArgumentError(f"storage is {storage!r}; expected {', '.join(get_args(Storage))}")
 
 
 def _arch(name: str) -> Arch:

@@ -61,14 +61,16 @@ def callers_tensors(program: Program) -> tuple[Tensor, ...]:
 def sizes_of(
     program: Program, device: Device, arrays: Mapping[str, ArrayView], params: Mapping[str, Number] | None = None
 ) -> dict[str, int]:
-    """The sizes of a call on `device` with these inputs and outputs, by their arguments' names. In packed storage `params` have
-    the lengths. Raises ArgumentError."""
+    """The sizes of a call on `device` with these inputs and outputs, by their arguments' names. In packed and paged storage
+    `params` have the lengths; paged keys are no more than the table and captured tensors have room for. Raises ArgumentError."""
     sizes = measure(program, arrays)
     for length, longest in zip(("q_len", "kv_len"), LONGEST, strict=True):
         if params and longest in params:
             if params[longest] < 0:
                 raise ArgumentError(f"`{longest}` is {params[longest]}; expected the length of the longest sequence, or more")
-            sizes[length] = int(params[longest])
+            room = [sizes["max_pages"] * sizes["page_size"]] if length == "kv_len" and "max_pages" in sizes else []
+            captured = [sizes[length]] if room and sizes.get(length, 1) > 1 else []
+            sizes[length] = min([int(params[longest]), *room, *captured])
     wanted = device.name if device.name.startswith("cuda") else "cpu"
     first = arrays[program.of_role("input")[0].key]
     if str(first.location) != wanted:

@@ -9,9 +9,9 @@ from numbers import Integral, Real
 from typing import Any
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
-from attngen.spec.attention import CU_SEQLENS, LONGEST, AttentionSpec
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.dropout import RNG_STATE
-from attngen.spec.expr import MAX_FLOAT, MAX_INT_PARAM, Type
+from attngen.spec.expr import MAX_FLOAT, MAX_INT_PARAM, MAX_LENGTH, Type
 
 Number = int | float
 
@@ -22,19 +22,21 @@ Declared = Mapping[str, tuple[str, Number | None]]  # params by name: (type, def
 
 
 def declared_params(spec: AttentionSpec) -> dict[str, tuple[str, Number | None]]:
-    """The params of a spec as plain values, after the lengths of packed storage."""
-    lengths: dict[str, tuple[str, Number | None]] = dict.fromkeys(LONGEST if spec.kernel.is_packed else (), ("int", None))
+    """The params of a spec as plain values, after the lengths that no sequence exceeds: of paged keys, all that a table holds."""
+    kernel = spec.kernel
+    keys: Number | None = MAX_LENGTH if kernel.is_paged else None
+    lengths = {name: ("int", keys if name == "max_kv_len" else None) for name in kernel.longest}
     return {**lengths, **{p.name: (str(p.type), p.default) for p in spec.params}}
 
 
 def input_names(spec: AttentionSpec) -> tuple[str, ...]:
     """The arguments of a call that are arrays, beside q, k and v."""
-    return (*(CU_SEQLENS if spec.kernel.is_packed else ()), *(i.name for i in spec.inputs))
+    return (*spec.kernel.beginnings, *(i.name for i in spec.inputs))
 
 
 def number_names(spec: AttentionSpec, kind: Type) -> tuple[str, ...]:
     """The arguments of a call that are numbers of a type."""
-    lengths = LONGEST if spec.kernel.is_packed and kind is Type.INT else ()
+    lengths = spec.kernel.longest if kind is Type.INT else ()
     return (*lengths, *(p.name for p in spec.params if p.type is kind))
 
 

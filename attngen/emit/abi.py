@@ -10,16 +10,18 @@ from attngen.emit.variant import Captured, Variant, range_tensors
 from attngen.plan.captured_sums import WORDS, TermSum
 from attngen.plan.plan import Plan
 from attngen.plan.spans import Span
-from attngen.spec.attention import CU_SEQLENS, LONGEST, AttentionSpec
+from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import gradient_argument
 
-STRIDE_LETTERS = "bhsd"  # batch, head, sequence, dimension
+STRIDE_LETTERS = "bhsd"  # batch, or page of a pool; head, sequence, dimension
 LETTERS = {
     "batch": "b",
     **dict.fromkeys(("q_heads", "kv_heads"), "h"),
-    **dict.fromkeys(("q_len", "kv_len", "total_q", "total_k"), "s"),
+    "pages": "p",
+    **dict.fromkeys(("q_len", "kv_len", "total_q", "total_k", "page_size"), "s"),
     **dict.fromkeys(("head_dim", "head_dim_v"), "d"),
 }  # of the axes with these names
+BEGINNINGS = {"page_table": (free("batch"), free("max_pages")), "seqused": (free("batch"),)}  # axes; of others batch + 1
 ROW_ALIGNMENT = 16  # bytes: one copy of the kernels on tensor cores
 
 
@@ -37,6 +39,10 @@ def rows_of_heads(spec: AttentionSpec, *last: Axis) -> tuple[Axis, ...]:
 
 def keys_of_heads(spec: AttentionSpec, *last: Axis) -> tuple[Axis, ...]:
     """The same for each key of each key/value head."""
+    kernel = spec.kernel
+    if kernel.is_paged:
+        page = free("page_size") if kernel.page_size is None else Axis("page_size", kernel.page_size)
+        return free("pages"), head_axes(spec)[1], page, *last
     return _of_heads(spec, head_axes(spec)[1], "kv_len", "total_k", *last)
 
 
@@ -47,15 +53,14 @@ def _of_heads(spec: AttentionSpec, heads: Axis, length: str, total: str, *last: 
 
 
 def input_tensors(spec: AttentionSpec, alignment: int = 0, unit_stride: bool = False) -> Iterator[Tensor]:
-    """What every call of a spec is given: Q, K, V, where sequences begin if they are packed, and the captured tensors."""
+    """What every call of a spec is given: Q, K, V, where sequences are if they are packed or paged, and the captured tensors."""
     dtype = spec.dtype.name
     head_dim, head_dim_v = Axis("head_dim", spec.head_dim), Axis("head_dim_v", spec.head_dim_v)
     yield Tensor("Q", "input", dtype, rows_of_heads(spec, head_dim), "q", alignment, unit_stride)
     yield Tensor("K", "input", dtype, keys_of_heads(spec, head_dim), "k", alignment, unit_stride)
     yield Tensor("V", "input", dtype, keys_of_heads(spec, head_dim_v), "v", alignment, unit_stride)
-    if spec.kernel.is_packed:
-        for name in CU_SEQLENS:
-            yield Tensor(name, "input", "int32", (Axis("", OneMore("batch")),), name, unit_stride=True)
+    for name in spec.kernel.beginnings:
+        yield Tensor(name, "input", "int32", BEGINNINGS.get(name, (Axis("", OneMore("batch")),)), name, unit_stride=True)
     for i in spec.inputs:
         yield Tensor(i.name, "input", i.dtype.name, captured_axes(spec, i.dims), i.name, broadcasts=True)
 
@@ -246,17 +251,29 @@ def strides(tensor: Tensor, axes: str = STRIDE_LETTERS) -> list[Parameter]:
     letters = [LETTERS[axis.name] for axis in tensor.axes]
     name = tensor.name
     return [
-        Parameter(f"{name.lower()}_stride_{a}", "long long", "stride", name, letters.index(a)) for a in axes if a in letters
+        Parameter(f"{name.lower()}_stride_{a}", "long long", "stride", name, letters.index(a))
+        for a in axes.replace("b", "bp")
+        if a in letters
     ]
 
 
 def sizes(spec: AttentionSpec, *wanted: str) -> list[Parameter]:
-    """Sizes as parameters; head counts that the spec fixes are constants of the file instead. In packed storage the lengths are
+    """Sizes as parameters; those that the spec fixes are constants of the file instead. Lengths in packed or paged storage are
     at least those of the longest sequence, and those of each are read from memory."""
     fixed = () if spec.q_heads is None else ("q_heads", "kv_heads")
-    packed = dict(zip(("q_len", "kv_len"), zip(CU_SEQLENS, LONGEST, strict=True), strict=True)) if spec.kernel.is_packed else {}
-    begins = [data(packed[n][0], "int") for n in wanted if n in packed]
-    return begins + [Parameter(packed[n][1] if n in packed else n, "int", "size", n) for n in wanted if n not in fixed]
+    kernel = spec.kernel
+    told = {name.removeprefix("max_"): name for name in kernel.longest}
+    begins = {"q_len": "cu_seqlens_q", "kv_len": "seqused" if kernel.is_paged else "cu_seqlens_k"}
+    read = [data(begins[n], "int") for n in wanted if n in told]
+    return read + [Parameter(told.get(n, n), "int", "size", n) for n in wanted if n not in fixed]
+
+
+def pages(spec: AttentionSpec) -> list[Parameter]:
+    """What a kernel that reads paged keys or values knows of their pages."""
+    if not spec.kernel.is_paged:
+        return []
+    size = [] if spec.kernel.page_size is not None else [Parameter("page_size", "int", "size", "page_size")]
+    return [data("page_table", "int"), Parameter("page_table_stride_b", "long long", "stride", "page_table", 0), *size]
 
 
 def extents(tensor: Tensor) -> list[Parameter]:

@@ -173,6 +173,9 @@ class File:
             "packed": spec.kernel.is_packed,
             "max_q_len": self.lengths["q"],
             "max_kv_len": self.lengths["k"],
+            "paged": spec.kernel.is_paged,
+            "sequences": spec.kernel.storage != "dense",
+            "tile_in_page": self.plan.schedule.is_tiled and (spec.kernel.page_size or 1) % self.plan.block_kv == 0,
             "own": self.plan.own,
             "head_dim": spec.head_dim,
             "head_dim_v": spec.head_dim_v,
@@ -237,6 +240,8 @@ class File:
                 ConstantLine("int", "q_heads", str(spec.q_heads)),
                 ConstantLine("int", "kv_heads", str(spec.kv_heads)),
             ]
+        if spec.kernel.page_size is not None:
+            lines.append(ConstantLine("int", "page_size", str(spec.kernel.page_size), "rows of a page of keys"))
         if variant.scale_is_constant and not variant.raw_scores:
             lines.append(ConstantLine("float", "softmax_scale", variant.scale))
         return lines
@@ -249,7 +254,7 @@ class File:
     @property
     def lengths(self) -> dict[str, str]:
         """How far each index of a pair may go, whatever the sequence."""
-        longest = LONGEST if self.spec.kernel.is_packed else ("q_len", "kv_len")
+        longest = (n if n in self.spec.kernel.longest else n.removeprefix("max_") for n in LONGEST)
         return dict(zip(INDICES, ("batch", "q_heads", *longest), strict=True))
 
     def infinity(self) -> list[ConstantLine]:
@@ -342,6 +347,9 @@ class File:
     def sizes(self) -> list[Parameter]:
         batch = ("batch",) if self.variant.uses_batch else ()
         return abi.sizes(self.spec, *batch, "q_heads", "kv_heads", "q_len", "kv_len")
+
+    def pages(self) -> list[Parameter]:
+        return abi.pages(self.spec)
 
     def captured(self, *functions: Function | None, scale: bool = True) -> list[Parameter]:
         """The captured values, where one of `functions` or the scale reads any."""

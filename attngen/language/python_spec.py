@@ -84,6 +84,7 @@ def _describe(
     storage: Storage = "dense",
     batch_invariant: bool = False,
     q: QPlace | None = None,
+    page_size: int | None = None,
 ) -> tuple[AttentionSpec, dict[str, Any]]:
     """An AttentionSpec, and the arrays that functions captured, by name. `traced` returns the pair, `define` the spec.
 
@@ -100,7 +101,8 @@ def _describe(
     head_dim_v = head_dim if head_dim_v is None else _whole("head_dim_v", head_dim_v)
     q_heads, kv_heads = _pair("heads", heads)
     block_q, block_kv = _pair("tile", tile)
-    stages, warps = (None if n is None else _whole(of, n) for of, n in (("stages", stages), ("warps", warps)))
+    counts = (("stages", stages), ("warps", warps), ("page_size", page_size))
+    stages, warps, page_size = (None if n is None else _whole(of, n) for of, n in counts)
     for keyword, flag in (("lse", lse), ("batch_invariant", batch_invariant)):
         if not isinstance(flag, bool):
             raise TypeError(f"`{keyword}` is {flag!r}; expected True or False")
@@ -134,7 +136,7 @@ def _describe(
         normalize=normalize,
         lse=lse,
         precision=precision,
-        kernel=KernelRequest(kernel, block_q, block_kv, stages, warps, storage, batch_invariant, q),
+        kernel=KernelRequest(kernel, block_q, block_kv, stages, warps, storage, batch_invariant, q, page_size),
     )
     check(result)
     return result, {c.name: c.array for c in captures.values()}

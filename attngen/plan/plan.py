@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.plan.affine_scores import AffineScore
@@ -18,10 +18,12 @@ from attngen.plan.problem import Problem
 from attngen.plan.register_table import Measured
 from attngen.plan.shared_memory import Layout, SharedBuffer, layouts
 from attngen.plan.tile import Tile
-from attngen.spec.attention import AttentionSpec, QPlace, ScheduleName
+from attngen.spec.attention import AttentionSpec, QPlace, ScheduleName, Storage
 
 Direction = Literal["forward", "backward"]
-NO_PACKED_STORAGE = "it reads dense storage alone"
+EVERY_STORAGE: tuple[Storage, ...] = get_args(Storage)
+WITHOUT_PAGES: tuple[Storage, ...] = ("dense", "packed")
+NO_GRADIENTS_OF_PAGES = "keys in pages are a cache for inference, and have no gradients"
 BACKWARD_SUFFIX = "_backward"  # of the name of a schedule that computes gradients
 
 
@@ -103,7 +105,7 @@ class Schedule:
     on_tensor_cores: bool = False
     by_tma: bool = False  # TMA copies the tiles, which then lie swizzled in shared memory
     is_warp_specialized: bool = False  # persistent blocks with a producer and consumers
-    has_packed_storage: bool = False
+    storages: tuple[Storage, ...] = ("dense",)  # that it reads
     packs_heads: bool = False  # the rows of all query heads of a key/value head are in one tile
 
     @property
@@ -113,8 +115,9 @@ class Schedule:
 
     def reason_against(self, facts: SpecFacts, arch: Arch) -> str:
         """Why it cannot compute the spec from arrays in its storage on the architecture; empty if it can."""
-        if facts.spec.kernel.is_packed and not self.has_packed_storage:
-            return NO_PACKED_STORAGE
+        storage = facts.spec.kernel.storage
+        if storage not in self.storages:
+            return NO_GRADIENTS_OF_PAGES if facts.wanted else f"it reads {' or '.join(self.storages)} storage"
         return self.why_not(facts, arch)
 
     def suits(self, facts: SpecFacts, arch: Arch) -> bool:

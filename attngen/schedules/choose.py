@@ -92,7 +92,7 @@ def _stated(spec: AttentionSpec, keyword: ScheduleName, tile: Tile, q: QPlace | 
 def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:
     """The keyword that "auto" stands for."""
     suitable = {s.keyword for s in schedules_of(facts) if s.suits(facts, arch)}
-    order = AUTOMATIC_BACKWARD if facts.wanted or facts.spec.kernel.is_packed else AUTOMATIC
+    order = AUTOMATIC_BACKWARD if facts.wanted or facts.spec.kernel.storage != "dense" else AUTOMATIC
     return next((keyword for keyword in order if keyword in suitable), order[-1])
 
 
@@ -195,7 +195,7 @@ def choice_of(
     kernel = _request(spec, schedule, wanted)
     facts = facts_of(replace(spec, kernel=kernel), wanted, deterministic)
     chosen = schedule_of(facts, arch, automatic(facts, arch) if kernel.schedule == "auto" else kernel.schedule)
-    if (wanted or kernel.is_packed) and (reason := chosen.reason_against(facts, arch)):
+    if (wanted or kernel.storage != "dense") and (reason := chosen.reason_against(facts, arch)):
         others = ", ".join(dict.fromkeys(s.keyword for s in schedules_of(facts) if s.suits(facts, arch)))
         schedule_is = f"the {'backward of the ' if wanted else ''}{chosen.keyword} schedule"
         what = f"{schedule_is} does not suit attention `{spec.name}` on {arch.name}"
@@ -218,14 +218,14 @@ def _few_rows(choice: Choice) -> Plan:
 
 def _has_few_rows(facts: SpecFacts, arch: Arch) -> bool:
     """Whether calls of few rows have a schedule of their own: forwards by `auto`, of a spec that states no tile."""
-    auto = facts.spec.kernel.schedule == "auto" and replace(facts.spec.kernel, batch_invariant=False) == KernelRequest()
+    auto = facts.spec.kernel == facts.spec.kernel.bare("auto")
     return auto and not facts.wanted and DECODE.suits(facts, arch)
 
 
 def _request(spec: AttentionSpec, schedule: str | KernelRequest | None, wanted: tuple[str, ...]) -> KernelRequest:
     """The `kernel` statement to plan for."""
     if isinstance(schedule, KernelRequest):
-        return replace(schedule, storage=spec.kernel.storage)
+        return replace(schedule, storage=spec.kernel.storage, page_size=spec.kernel.page_size)
     kernel = spec.kernel.overridden(schedule)
     return kernel.bare() if wanted else kernel
 

@@ -23,6 +23,7 @@ class Fused(File):
             *(p for t in "QKVO" for p in self.strides(t, axes)),
             *self.lse_parameters(),
             *self.sizes(),
+            *self.pages(),
             *more,
             *self.captured_anywhere(),
         ]

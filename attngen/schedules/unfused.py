@@ -44,6 +44,7 @@ class Unfused(File):
             *self.strides("Q"),
             *self.strides("K"),
             *self.sizes(),
+            *self.pages(),
             *self.captured(self.variant.score, self.variant.mask, *self.of_tiles()),
         ]
         return self.kernel("scores", self.pairs(), parameters)
@@ -85,6 +86,7 @@ class ThreeKernels(Unfused):
             *self.strides("V"),
             *self.strides("O"),
             *self.sizes(),
+            *self.pages(),
             *self.captured(*self.of_tiles(), scale=False),
         ]
         dropped = {"dropout": self.dropout()} if self.variant.dropout else {}

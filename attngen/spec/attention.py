@@ -11,7 +11,7 @@ from attngen.spec.expr import Expr, Type, name
 ScheduleName = Literal["auto", "naive", "tiled", "fused", "wgmma", "hopper", "decode"]
 Normalize = Literal["softmax", "sigmoid", "none"]
 Precision = Literal["highest", "high"]
-Storage = Literal["dense", "packed"]
+Storage = Literal["dense", "packed", "paged", "packed_paged"]
 QPlace = Literal["registers", "shared"]
 
 PORTABLE_SCHEDULES: tuple[ScheduleName, ...] = ("naive", "tiled", "fused")  # on every architecture
@@ -26,8 +26,9 @@ INDICES = ("b", "h", "q", "k")
 SIZES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len")
 S = name("s", Type.FLOAT)
 
-# The arguments of a call in packed storage beside arrays and params: of queries, then of keys.
+# The arguments of a call beside arrays and params: in packed storage, of queries, then of keys; of keys in pages.
 CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
+PAGES = ("page_table", "seqused")
 LONGEST = ("max_q_len", "max_kv_len")  # at least the longest sequence: the host knows no lengths
 
 
@@ -58,7 +59,10 @@ class KernelRequest:
 
     `storage` says how the arrays of a call lie: "dense" is [batch, heads, length, size]; "packed" is [total, heads, size], the
     rows of all sequences one after another, with `cu_seqlens_q` and `cu_seqlens_k` int32 [batch + 1]: where each sequence
-    begins and the last one ends. q_len and kv_len are then those of a sequence.
+    begins and the last one ends; "paged" has keys and values in a pool of pages, [pages, kv_heads, page_size, size], with
+    `page_table` int32 [batch, max_pages]: the pages of each sequence, and `seqused` int32 [batch]: the number of its keys;
+    "packed_paged" has packed queries and paged keys. q_len and kv_len are then those of a sequence. `page_size` fixes the
+    number of rows of a page, which otherwise comes with the pool.
 
     With `batch_invariant`, no choice depends on batch or heads: a sequence has the same bits in any batch.
     """
@@ -71,20 +75,40 @@ class KernelRequest:
     storage: Storage = "dense"
     batch_invariant: bool = False
     q: QPlace | None = None  # where the fragments of Q stay, in schedules on tensor cores
+    page_size: int | None = None
 
     @property
     def is_packed(self) -> bool:
-        return self.storage == "packed"
+        """Whether queries are packed."""
+        return self.storage in ("packed", "packed_paged")
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether keys are in pages."""
+        return self.storage in ("paged", "packed_paged")
+
+    @property
+    def beginnings(self) -> tuple[str, ...]:
+        """The arguments that say where sequences are, and their lengths."""
+        return (*(CU_SEQLENS[: 1 if self.is_paged else 2] if self.is_packed else ()), *(PAGES if self.is_paged else ()))
+
+    @property
+    def longest(self) -> tuple[str, ...]:
+        """The arguments that are lengths which no sequence exceeds."""
+        return (*(LONGEST[:1] if self.is_packed else ()), *(LONGEST[1:] if self.storage != "dense" else ()))
 
     @property
     def is_planned(self) -> bool:
         """Whether the planner chooses everything but the schedule, by all sizes of a call."""
-        return self == KernelRequest(self.schedule, storage=self.storage)
+        return not self.batch_invariant and self == self.bare()
 
     def bare(self, schedule: ScheduleName | None = None) -> KernelRequest:
         """The same, or another schedule, for the same storage and promise, without overrides."""
         return KernelRequest(
-            self.schedule if schedule is None else schedule, storage=self.storage, batch_invariant=self.batch_invariant
+            self.schedule if schedule is None else schedule,
+            storage=self.storage,
+            batch_invariant=self.batch_invariant,
+            page_size=self.page_size,
         )
 
     def overridden(self, schedule: str | None) -> KernelRequest:

@@ -8,7 +8,7 @@ from typing import get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.spec import mistakes
-from attngen.spec.attention import CU_SEQLENS, INDICES, LONGEST, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize, Precision
+from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize, Precision
 from attngen.spec.bounds import ranges
 from attngen.spec.dropout import RNG_STATE
 from attngen.spec.dtypes import STORAGE_DTYPES
@@ -37,6 +37,7 @@ MAX_DIMENSIONS = 8
 MAX_BLOCK = 256
 MAX_STAGES = 16
 MAX_WARPS = 32
+MAX_PAGE = 2**20
 MAX_CHECKED_DEPTH = 2 * MAX_DEPTH  # an expression of MAX_DEPTH, with conversions
 
 # The names that an expression of each statement may use besides params, sizes and inputs.
@@ -139,11 +140,11 @@ def _names(spec: AttentionSpec) -> Iterator[Diagnostic]:
                 taken_by = "an input, param or dimension has this name"
                 yield mistakes.DuplicateName(statement=f"{statement} {one.name}", name=one.name, taken_by=taken_by)
             seen.add(one.name)
-    if spec.kernel.is_packed:
-        for clash in sorted(seen & {*CU_SEQLENS, *LONGEST}):
-            statement = f"input {clash}" if clash in {other.name for other in spec.inputs} else f"param {clash}"
-            taken_by = "an argument of packed storage has this name"
-            yield mistakes.DuplicateName(statement=statement, name=clash, taken_by=taken_by)
+    kernel = spec.kernel
+    for clash in sorted(seen & {*kernel.beginnings, *kernel.longest}):
+        statement = f"input {clash}" if clash in {other.name for other in spec.inputs} else f"param {clash}"
+        taken_by = f"an argument of {kernel.storage} storage has this name"
+        yield mistakes.DuplicateName(statement=statement, name=clash, taken_by=taken_by)
     taken = seen | set(spec.free_dims)
     for name in sorted({"seed", "offset"} & seen) if spec.dropout is not None else ():
         statement = f"input {name}" if name in {i.name for i in spec.inputs} else f"param {name}"
@@ -169,6 +170,10 @@ def _schedule(spec: AttentionSpec) -> Iterator[Diagnostic]:
         if value is not None and not 1 <= value <= limit:
             cure = f"leave `{what}` to the planner"
             yield mistakes.BadTile(statement="kernel", what=what, value=value, limits=f"from 1 to {limit}", cure=cure)
+    if request.page_size is not None and not (request.is_paged and 1 <= request.page_size <= MAX_PAGE):
+        limits = f"of storage paged or packed_paged, from 1 to {MAX_PAGE}"
+        cure = "leave out `page_size`: it comes with the pool"
+        yield mistakes.BadTile(statement="kernel", what="page_size", value=request.page_size, limits=limits, cure=cure)
 
 
 def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:

@@ -117,6 +117,8 @@ def kernel_to_text(request: KernelRequest) -> str:
         parts.append(f"q {request.q}")
     if request.storage != "dense":
         parts.append(f"storage {request.storage}")
+    if request.page_size is not None:
+        parts.append(f"page_size {request.page_size}")
     if request.batch_invariant:
         parts.append("batch_invariant")
     return request.schedule + (f" {{ {'  '.join(parts)} }}" if parts else "")

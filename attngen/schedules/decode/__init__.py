@@ -13,6 +13,7 @@ DECODE = Schedule(
     tiles=plan.tiles,
     on_tensor_cores=True,
     packs_heads=True,
+    storages=("dense", "paged"),
     context=Decode,
     loops=shown.loops,
     timeline=shown.timeline,

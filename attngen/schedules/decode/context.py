@@ -36,6 +36,7 @@ class Decode(Fused):
             *(p for t in "QKVO" for p in self.strides(t, "bhs")),
             *self.lse_parameters(),
             *self.sizes(),
+            *self.pages(),
             self.splits(),
             *self.captured(*v.of_scores, v.mask, v.sink, v.kv_range, v.classify),
         ]

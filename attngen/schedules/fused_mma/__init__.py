@@ -1,6 +1,6 @@
 """The schedule `fused_mma` and its backward, each as one object."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import EVERY_STORAGE, WITHOUT_PAGES, Schedule
 from attngen.plan.register_table import Measured
 from attngen.schedules.fused_mma import backward_plan, backward_shown, plan, registers, shown
 from attngen.schedules.fused_mma.backward_context import FusedMmaBackward
@@ -16,7 +16,7 @@ FUSED_MMA = Schedule(
     holds_q=registers.may_hold_q,
     measured=Measured(registers.FAMILIES, registers.keys_of, registers.specs_of, plan.of_family),
     on_tensor_cores=True,
-    has_packed_storage=True,
+    storages=EVERY_STORAGE,
     context=FusedMma,
     loops=shown.loops,
     timeline=shown.timeline,
@@ -31,7 +31,7 @@ FUSED_MMA_BACKWARD = Schedule(
     why_not=backward_plan.why_not,
     tiles=backward_plan.tiles,
     on_tensor_cores=True,
-    has_packed_storage=True,
+    storages=WITHOUT_PAGES,
     context=FusedMmaBackward,
     loops=backward_shown.loops,
     timeline=backward_shown.timeline,

@@ -1,6 +1,6 @@
 """The schedule `fused_simt` and its backward, each as one object."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import EVERY_STORAGE, WITHOUT_PAGES, Schedule
 from attngen.schedules.fused_simt import backward_plan, backward_shown, plan, shown
 from attngen.schedules.fused_simt.backward_context import FusedSimtBackward
 from attngen.schedules.fused_simt.context import FusedSimt
@@ -12,7 +12,7 @@ FUSED_SIMT = Schedule(
     propose=plan.propose,
     why_not=lambda facts, arch: "",
     tiles=plan.tiles,
-    has_packed_storage=True,
+    storages=EVERY_STORAGE,
     context=FusedSimt,
     loops=shown.loops,
     timeline=shown.timeline,
@@ -26,7 +26,7 @@ FUSED_SIMT_BACKWARD = Schedule(
     propose=backward_plan.propose,
     why_not=lambda facts, arch: "",
     tiles=backward_plan.tiles,
-    has_packed_storage=True,
+    storages=WITHOUT_PAGES,
     context=FusedSimtBackward,
     loops=backward_shown.loops,
     timeline=backward_shown.timeline,

@@ -1,6 +1,6 @@
 """The schedule `naive` and its backward, each as one object."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import EVERY_STORAGE, WITHOUT_PAGES, Schedule
 from attngen.schedules.naive import backward_plan, backward_shown, plan, shown
 from attngen.schedules.naive.backward_context import NaiveBackward
 from attngen.schedules.naive.context import Naive
@@ -13,7 +13,7 @@ NAIVE = Schedule(
     why_not=lambda facts, arch: "",
     is_tiled=False,
     is_fused=False,
-    has_packed_storage=True,
+    storages=EVERY_STORAGE,
     context=Naive,
     loops=shown.loops,
     timeline=shown.timeline,
@@ -28,7 +28,7 @@ NAIVE_BACKWARD = Schedule(
     why_not=lambda facts, arch: "",
     is_tiled=False,
     is_fused=False,
-    has_packed_storage=True,
+    storages=WITHOUT_PAGES,
     context=NaiveBackward,
     loops=backward_shown.loops,
     timeline=backward_shown.timeline,

@@ -1,6 +1,6 @@
 """The schedule `tiled` and its backward, each as one object."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import EVERY_STORAGE, WITHOUT_PAGES, Schedule
 from attngen.schedules.naive import backward_shown as naive
 from attngen.schedules.tiled import backward_plan, backward_shown, plan, shown
 from attngen.schedules.tiled.backward_context import TiledBackward
@@ -14,7 +14,7 @@ TILED = Schedule(
     why_not=lambda facts, arch: "",
     is_fused=False,
     layouts=shown.layouts,
-    has_packed_storage=True,
+    storages=EVERY_STORAGE,
     context=Tiled,
     loops=shown.loops,
     timeline=shown.timeline,
@@ -28,7 +28,7 @@ TILED_BACKWARD = Schedule(
     propose=backward_plan.propose,
     why_not=lambda facts, arch: "",
     is_fused=False,
-    has_packed_storage=True,
+    storages=WITHOUT_PAGES,
     context=TiledBackward,
     loops=backward_shown.loops,
     timeline=naive.timeline,

@@ -1,6 +1,6 @@
 """The schedule `wgmma`, as one object."""
 
-from attngen.plan.plan import Schedule
+from attngen.plan.plan import WITHOUT_PAGES, Schedule
 from attngen.schedules.hopper import plan as hopper
 from attngen.schedules.wgmma import plan, shown
 from attngen.schedules.wgmma.context import FusedWgmma
@@ -14,7 +14,7 @@ WGMMA = Schedule(
     tiles=plan.tiles,
     on_tensor_cores=True,
     by_tma=True,
-    has_packed_storage=True,
+    storages=WITHOUT_PAGES,
     context=FusedWgmma,
     loops=shown.loops,
     timeline=shown.timeline,

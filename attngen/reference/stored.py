@@ -1,0 +1,85 @@
+"""The arrays of a sample as a call in packed or paged storage takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from attngen.reference.problems import Array, Sample
+from attngen.spec.attention import AttentionSpec
+from attngen.spec.dtypes import round_to_storage
+
+PAGE_SIZE = 16  # rows, of a spec that does not state it
+RUBBISH = -(2**31)  # in entries of a page table that no key needs
+SPARE_PAGES = 2  # of a pool, in no sequence
+
+
+def stored(
+    spec: AttentionSpec,
+    problem: Sample,
+    rows: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    page_size: int = PAGE_SIZE,
+    heads_inside: bool = False,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The arguments of a call by name, in the storage of `spec`: the first `rows` of each batch's queries and the first `keys` of
+    its keys, by default all.
+
+    Pages lie in the pool in any order, with rows of NaN that belong to no sequence, and the page table has rubbish after the
+    last page of a sequence. The pool is [pages, kv_heads, page_size, size], in memory [pages, page_size, kv_heads, size] with
+    `heads_inside`.
+    """
+    kernel = spec.kernel
+    batch, _, q_len, _ = problem.q.shape
+    kv_len = problem.k.shape[2]
+    rows, keys = rows or [q_len] * batch, keys or [kv_len] * batch
+    arrays: dict[str, Any] = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}
+    if kernel.is_packed:
+        arrays |= {"q": _packed(problem.q, rows), "cu_seqlens_q": _begins(rows), "max_q_len": q_len}
+    if kernel.is_paged:
+        page = kernel.page_size or page_size
+        table = _page_table(keys, -(-kv_len // page), page, np.random.default_rng(seed))
+        pools = {name: _pool(spec, arrays[name], table, keys, page, heads_inside) for name in ("k", "v")}
+        arrays |= {**pools, "page_table": table, "seqused": np.array(keys, np.int32)}
+    elif kernel.is_packed:
+        packed = {name: _packed(arrays[name], keys) for name in ("k", "v")}
+        arrays |= {**packed, "cu_seqlens_k": _begins(keys), "max_kv_len": kv_len}
+    return arrays
+
+
+def unpacked(array: Array, rows: Sequence[int], axis: int) -> list[Array]:
+    """The rows of each sequence of a packed O or lse, whose axis `axis` has all of them."""
+    return np.split(array, np.cumsum(rows)[:-1], axis)
+
+
+def _packed(array: Array, lengths: Sequence[int]) -> Array:
+    """[batch, heads, length, size] -> [total, heads, size]."""
+    return np.concatenate([one[:, :length].swapaxes(0, 1) for one, length in zip(array, lengths, strict=True)])
+
+
+def _begins(lengths: Sequence[int]) -> Array:
+    return np.cumsum([0, *lengths], dtype=np.int32)
+
+
+def _page_table(keys: Sequence[int], most: int, page: int, rng: np.random.Generator) -> Array:
+    used = [-(-length // page) for length in keys]
+    pages = iter(rng.permutation(sum(used) + SPARE_PAGES))
+    table = np.full((len(keys), max(most, 1)), RUBBISH, np.int32)
+    for b, count in enumerate(used):
+        table[b, :count] = [next(pages) for _ in range(count)]
+    return table
+
+
+def _pool(spec: AttentionSpec, array: Array, table: Array, keys: Sequence[int], page: int, heads_inside: bool) -> Array:
+    _, heads, _, size = array.shape
+    pages = int(sum(-(-length // page) for length in keys)) + SPARE_PAGES
+    pool = round_to_storage(np.full((pages, page, heads, size), np.nan, np.float32), spec.dtype)
+    if not heads_inside:
+        pool = np.ascontiguousarray(pool.swapaxes(1, 2)).swapaxes(1, 2)
+    for b, length in enumerate(keys):
+        for i in range(length):
+            pool[table[b, i // page], i % page] = array[b, :, i]
+    return pool.swapaxes(1, 2)

@@ -1,0 +1,55 @@
+"""Keys in pages beside the same keys in one dense cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from cell import Row
+from words import markdown
+
+import attngen
+from decode_parts import Cache, Call, Tensors, attngen_calls, in_graphs
+
+CELLS = (Cache(1, 8192), Cache(1, 65536), Cache(16, 8192), Cache(64, 8192))
+# By the name of a side: rows of a page, whether a page has the heads of a row side by side, whether the spec states page_size
+SIDES = {
+    "pages of 16": (16, True, False), "of 64": (64, True, False), "of 256": (256, True, False),
+    "of 16, heads first": (16, False, False), "of 64, stated": (64, True, True),
+}  # fmt: skip
+DENSE, SHARES = "dense", {16: 0.9, 64: 0.95, 256: 0.95}
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    for cell in CELLS:
+        spec = attngen.define(name="plain", dtype=cell.dtype, head_dim=cell.head_dim)
+        tensors = cell.tensors()
+        sides: dict[str, Sequence[Call]] = {DENSE: attngen_calls(spec, tensors, {})}
+        sides |= {name: paged_calls(cell, tensors, *how) for name, how in SIDES.items()}
+        us = {name: 1e3 * t for name, t in in_graphs(sides, rounds).medians().items()}
+        yield {"case": cell.title, "us": us, "tb_s": cell.bytes_of(cell.keys) / (us[DENSE] * 1e6)}
+        del tensors, sides
+        torch.cuda.empty_cache()
+
+
+def paged_calls(cell: Cache, tensors: Sequence[Tensors], page: int, heads_inside: bool, stated: bool) -> list[Call]:
+    """Calls that read the memory of dense K and V as a pool, whose pages each sequence has in random order."""
+    keywords = {"page_size": page} if stated else {}
+    spec = attngen.define(name="paged", dtype=cell.dtype, head_dim=cell.head_dim, storage="paged", **keywords)
+    compiled = attngen.compile(spec, device="cuda")
+    pages = cell.batch * cell.keys // page
+    shape = (pages, page, cell.kv_heads, cell.head_dim) if heads_inside else (pages, cell.kv_heads, page, cell.head_dim)
+    table = torch.randperm(pages, device="cuda").int().view(cell.batch, -1)
+    seqused = torch.full((cell.batch,), cell.keys, device="cuda", dtype=torch.int32)
+    pools = [(q, *(t.view(shape).transpose(1, 2) if heads_inside else t.view(shape) for t in kv)) for q, *kv in tensors]
+    return [partial(compiled, *one, page_table=table, seqused=seqused) for one in pools]
+
+
+def table(rows: list[Row]) -> str:
+    lines = []
+    for r in rows:
+        cells = (f"{r['us'][s]:.1f} ({r['us'][DENSE] / r['us'][s]:.1%})" for s in SIDES)
+        lines.append((r["case"], f"{r['us'][DENSE]:.1f} ({r['tb_s']:.2f} TB/s)", *cells))
+    text = markdown(("us (of dense's rate)", DENSE, *SIDES), lines)
+    return f"{text}\n\nGoal: pages of 16 rows at least {SHARES[16]:.0%} of dense's rate, of 64 and more {SHARES[64]:.0%}."
