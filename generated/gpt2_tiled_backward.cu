@@ -276,8 +276,8 @@ gpt2_backward_scores(
     const auto fetch_next = [&] {
         fetch_slice<BLOCK_Q, SLICE>(q_share, q_mine, q_stride_s, q_stride_d, q_vectors, q_len - q_lo);
         fetch_slice<BLOCK_KV, SLICE>(k_share, k_mine, k_stride_s, k_stride_d, k_vectors, kv_len - kv_lo);
-        q_mine += SLICE * q_stride_d;
         k_mine += SLICE * k_stride_d;
+        q_mine += SLICE * q_stride_d;
     };
 
     // S = Q K^T
@@ -466,8 +466,8 @@ gpt2_backward_weight_gradients(
     const auto fetch_next = [&] {
         fetch_slice<BLOCK_Q, SLICE>(do_share, do_mine, do_stride_s, do_stride_d, do_vectors, q_len - q_lo);
         fetch_slice<BLOCK_KV, SLICE>(v_share, v_mine, v_stride_s, v_stride_d, v_vectors, kv_len - kv_lo);
-        do_mine += SLICE * do_stride_d;
         v_mine += SLICE * v_stride_d;
+        do_mine += SLICE * do_stride_d;
     };
 
     // dP = dO V^T

@@ -349,9 +349,9 @@ mistral_window_split(
         cp_async_16(Q_smem + r * Q_STRIDE + column, from, r < block_rows && column < HEAD_DIM);
     }
     cp_async_commit();
+    int next = first_tile;
     // Copies the warp's next tile to a stage. Each call closes a group, an empty one if no tile is left: which groups have
     // arrived is known by their number
-    int next = first_tile;
     const auto copy_next = [&](int stage) {
         if (next < tile_end) {
             KTile{K_warp + stage * KTile::ELEMENTS}.load_async(k_head, k_stride_s, next * BLOCK_KV, kv_len);

@@ -62,7 +62,10 @@ def sizes_of(
     program: Program, device: Device, arrays: Mapping[str, ArrayView], params: Mapping[str, Number] | None = None
 ) -> dict[str, int]:
     """The sizes of a call on `device` with these inputs and outputs, by their arguments' names. In packed and paged storage
-    `params` have the lengths; paged keys are no more than the table and captured tensors have room for. Raises ArgumentError."""
+    `params` have the lengths; of paged keys there are at most as many as the table and captured tensors hold.
+
+    Raises ArgumentError.
+    """
     sizes = measure(program, arrays)
     for length, longest in zip(("q_len", "kv_len"), LONGEST, strict=True):
         if params and longest in params:

@@ -22,7 +22,7 @@ Declared = Mapping[str, tuple[str, Number | None]]  # params by name: (type, def
 
 
 def declared_params(spec: AttentionSpec) -> dict[str, tuple[str, Number | None]]:
-    """The params of a spec as plain values, after the lengths that no sequence exceeds: of paged keys, all that a table holds."""
+    """The params of a spec as plain values, after the lengths that no sequence exceeds: of paged keys, all of a table."""
     kernel = spec.kernel
     keys: Number | None = MAX_LENGTH if kernel.is_paged else None
     lengths = {name: ("int", keys if name == "max_kv_len" else None) for name in kernel.longest}

@@ -53,7 +53,7 @@ def _of_heads(spec: AttentionSpec, heads: Axis, length: str, total: str, *last: 
 
 
 def input_tensors(spec: AttentionSpec, alignment: int = 0, unit_stride: bool = False) -> Iterator[Tensor]:
-    """What every call of a spec is given: Q, K, V, where sequences are if they are packed or paged, and the captured tensors."""
+    """What every call of a spec is given: Q, K, V, where packed or paged sequences are, and the captured tensors."""
     dtype = spec.dtype.name
     head_dim, head_dim_v = Axis("head_dim", spec.head_dim), Axis("head_dim_v", spec.head_dim_v)
     yield Tensor("Q", "input", dtype, rows_of_heads(spec, head_dim), "q", alignment, unit_stride)

@@ -25,8 +25,8 @@ def stored(
     heads_inside: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The arguments of a call by name, in the storage of `spec`: the first `rows` of each batch's queries and the first `keys` of
-    its keys, by default all.
+    """The arguments of a call by name, in the storage of `spec`: the first `rows` of each batch's queries and the first `keys`
+    of its keys, by default all.
 
     Pages lie in the pool in any order, with rows of NaN that belong to no sequence, and the page table has rubbish after the
     last page of a sequence. The pool is [pages, kv_heads, page_size, size], in memory [pages, page_size, kv_heads, size] with

@@ -10,7 +10,9 @@
 length, size] or [batch, length, heads, size]); lse has no element if the spec does not say `output lse`.
 
 In packed storage (`kernel NAME { storage packed }`) q, k, v and O are [total, heads, size] and lse [q_heads, total];
-`cu_seqlens_q` and `cu_seqlens_k` are the first of `inputs`, `max_q_len` and `max_kv_len` the first of `ints`.
+`cu_seqlens_q` and `cu_seqlens_k` are the first of `inputs`, `max_q_len` and `max_kv_len` the first of `ints`. In paged storage
+k and v are [pages, kv_heads, page_size, size], `page_table` and `seqused` come instead of `cu_seqlens_k`, and queries are dense
+without `max_q_len`, or packed (`packed_paged`).
 
 `full` is what a call becomes that has gradients or is batched by vmap. With `saves` it returns what the backward reads, and lse
 has elements; lse + lse_rest is more exact than one fp32 number, if the kernel writes lse_rest. `deterministic` is about
@@ -102,7 +104,8 @@ def fake(
     for name, tensor in zip(input_names(spec), tensors, strict=False):
         if tensor.device != q.device:
             raise ArgumentError(f"`q` is on {q.device} and `{name}` on {tensor.device}; move them to one place")
-        axes = PACKED_AXES if parsed(spec).kernel.is_packed else DENSE_AXES
+        kernel = parsed(spec).kernel
+        axes = PACKED_AXES if kernel.is_packed and (name == "q" or not kernel.is_paged) else DENSE_AXES
         if name in ("q", "k", "v") and tensor.dim() != len(axes):
             raise ArgumentError(f"`{name}` has {dimensions(tensor.dim())}; expected [{', '.join(axes)}]")
     output = empty_as(q, (*q.shape[:-1], v.shape[-1]), q)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import attngen
@@ -19,7 +18,10 @@ Case = tuple[ScheduleName, Storage, int | None]
 BOTTOM = attngen.define(dtype="bf16", head_dim=16, mask="causal_bottom_right and q + kv_len - q_len - k < 300", lse=True)
 
 
-def in_pages(spec: AttentionSpec, schedule: ScheduleName, storage: Storage = "paged", page_size: int | None = None) -> AttentionSpec:
+def in_pages(
+    spec: AttentionSpec, schedule: ScheduleName, storage: Storage = "paged", page_size: int | None = None
+) -> AttentionSpec:
+    """`spec` by a schedule, with keys in pages."""
     return replace(spec, kernel=replace(spec.kernel, schedule=schedule, storage=storage, page_size=page_size))
 
 
@@ -50,7 +52,10 @@ SCHEDULES: list[Case] = [
 KEYS = [0, 1, 16, 17, 300, 64, 5]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case is SCHEDULES[0] else pytest.mark.long) for case in SCHEDULES], ids=str)
+QUICK = SCHEDULES[:1]
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.long) for c in SCHEDULES], ids=str)
 def test_sequences_in_pages(case: Case) -> None:
     """Lengths from 0 on, pages of several sizes, rubbish in the table, NaN in the rows that no sequence has."""
     schedule, storage, page_size = case
