@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.spec.attention import Storage
 from attngen.torch.description import Description, Mode, check_mode, dtype_name, one_line, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
@@ -79,6 +80,15 @@ class Packed(NamedTuple):
     longest: tuple[int, ...]
 
 
+class Paged(NamedTuple):
+    """Where the keys and values of sequences lie in pages, [pages, page_size, kv_heads, size]: the page table int32 [batch,
+    max_pages] and numbers of keys int32 [batch], and a number of keys that none exceeds. Before them, if queries are packed,
+    their cu_seqlens, and a number of rows."""
+
+    inputs: tuple[Tensor, ...]
+    longest: tuple[int, ...]
+
+
 class Cached(NamedTuple):
     """The keys of a cache that each sequence has: `added` more than cache_seqlens, the first of `inputs`. The second, if it is
     there, is cache_leftpad."""
@@ -91,7 +101,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    lengths: Packed | Cached | None,
+    lengths: Packed | Paged | Cached | None,
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
@@ -103,10 +113,14 @@ def attend(
     *,
     mode: Mode,
 ) -> Any:
-    """`flash_attn_func` of dense tensors, or by `lengths` of sequences: of a cache, or packed ones, [total, heads, size]."""
+    """`flash_attn_func` of dense tensors, or by `lengths` of sequences: of a cache, of one in pages, or packed ones, [total,
+    heads, size]."""
     dropout_p = share_of(dropout_p)
     left, right = _window(window_size, causal)
-    packed = isinstance(lengths, Packed)
+    storage: Storage = "packed" if isinstance(lengths, Packed) else "dense"
+    if isinstance(lengths, Paged):
+        storage = "paged" if len(lengths.longest) == 1 else "packed_paged"
+    packed = storage.startswith("packed")
     cached = len(lengths.inputs) if isinstance(lengths, Cached) else 0
     inputs = [] if lengths is None else list(lengths.inputs)
     numbers = [] if lengths is None else [lengths.added] if isinstance(lengths, Cached) else list(lengths.longest)
@@ -115,17 +129,17 @@ def attend(
     if dropout_p:
         inputs.append(generator_state(q.device))
     tensors = (q, k, v, *inputs)
-    others = (mode, dropout_p, softmax_scale, causal, left, right, softcap, return_attn_probs, packed, cached, *numbers)
+    others = (mode, dropout_p, softmax_scale, causal, left, right, softcap, return_attn_probs, storage, cached, *numbers)
     result = _calls.repeat(tensors, others)
     if result is None:
         size = q.shape[-1]
-        is_read, rows = _laid_out(q, k, v, packed)
+        is_read, rows = _laid_out(q, k, v, storage)
         queries, keys, values = follow_autocast(*rows)
         if softmax_scale is None and size != queries.shape[-1]:
             softmax_scale = size**-0.5
         ends = tuple(name for name, n in (("left", left), ("right", right)) if n >= 0)
         text = _text(
-            mode, packed, causal, ends, float(softcap), _rank(alibi_slopes), softmax_scale, return_attn_probs,
+            mode, storage, causal, ends, float(softcap), _rank(alibi_slopes), softmax_scale, return_attn_probs,
             queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p, cached,
         )  # fmt: skip
         lists = (inputs or None, [*numbers, *(n for n in (left, right) if n >= 0)])
@@ -140,9 +154,12 @@ def attend(
     return (output, result[1], q.new_empty((0,))) if return_attn_probs else output
 
 
-def _laid_out(q: Tensor, k: Tensor, v: Tensor, packed: bool) -> tuple[bool, tuple[Tensor, Tensor, Tensor]]:
+def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[bool, tuple[Tensor, Tensor, Tensor]]:
     """Whether the kernels read q, k and v in place, and the tensors as the operator takes them: copies if it cannot."""
-    if not packed:
+    if storage.endswith("paged"):  # pages are never copied
+        is_read, (queries, _, _) = _laid_out(q, q, q, "packed" if storage == "packed_paged" else "dense")
+        return is_read, (queries, k.transpose(1, 2), v.transpose(1, 2))
+    if storage == "dense":
         in_place = all(t.dim() == 4 and not t.shape[-1] % 8 and readable(t.transpose(1, 2)) for t in (q, k, v))
         return in_place, heads_first(_padded(q), _padded(k), _padded(v), "bshd", not in_place)
     in_place = all(t.dim() == 3 and not t.shape[-1] % 8 and readable(t.unsqueeze(0)) for t in (q, k, v))
@@ -189,7 +206,7 @@ def _text(*described: Any) -> str:
 @lru_cache(maxsize=4096)
 def flash_text(
     mode: Mode,
-    packed: bool,
+    storage: Storage,
     causal: bool,
     ends: tuple[str, ...],
     softcap: float,
@@ -205,8 +222,8 @@ def flash_text(
     """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each of a window's `ends`. If
     `cached` is 1 or 2, the keys of a sequence end at used[b] + added; if 2, they begin at leftpad[b]."""
     check_mode(mode)
-    if packed and mode == "math":
-        raise ArgumentError('mode="math" takes no packed tensors; call flash_attn_func of each sequence')
+    if storage != "dense" and mode == "math":
+        raise ArgumentError(f'mode="math" takes no {storage} tensors; call flash_attn_func of each sequence')
     kv_len = "used[b] + added" if cached else "kv_len"
     position = f"q + {kv_len} - q_len"  # of a query among the keys
     masks = [f"k < {kv_len}", "k >= leftpad[b]"][:cached]
@@ -224,7 +241,7 @@ def flash_text(
         "score": score,
         "inputs": inputs,
         "params": dict.fromkeys((*(("added",) if cached else ()), *ends), "int"),
-        "storage": "packed" if packed else "dense",
+        "storage": storage,
         "dropout": dropout_p,
     }
     description = Description(mode, False, scale, lse, keywords)

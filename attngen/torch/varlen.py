@@ -11,7 +11,7 @@ from typing import Any
 
 from attngen.device.arrays import ArgumentError
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, Packed, attend, unbound
+from attngen.torch.flash_attn import EVERYTHING, Packed, Paged, attend, unbound
 
 Tensor = Any
 
@@ -40,14 +40,14 @@ def flash_attn_varlen_func(
 
     q [total_q, q_heads, size], k and v [total_k, kv_heads, size]; sequence i has the rows from cu_seqlens_q[i] to
     cu_seqlens_q[i + 1] of q and the keys from cu_seqlens_k[i] on, none if two are equal. Rows past `max_seqlen_q` and keys past
-    `max_seqlen_k` of a sequence are ignored. `alibi_slopes` is [q_heads] or [batch, q_heads]. `block_table` must be None.
+    `max_seqlen_k` of a sequence are ignored. `alibi_slopes` is [q_heads] or [batch, q_heads]. With `block_table` int32 [batch,
+    max_pages], k and v are [pages, page_size, kv_heads, size]: key j of sequence i is row j % page_size of page
+    block_table[i, j / page_size], and there are cu_seqlens_k[i + 1] - cu_seqlens_k[i] of them. Pages have no gradients.
 
     Returns O [total_q, q_heads, size], or with `return_attn_probs` (O, lse [q_heads, total_q], empty tensor). Raises
     ArgumentError.
     """
-    if block_table is not None:
-        raise ArgumentError(NO_PAGES.format(name="block_table"))
-    lengths = Packed((cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
+    lengths = _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, None)
     others = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return attend(q, k, v, lengths, *others, mode=mode)
 
@@ -85,19 +85,31 @@ def varlen_attn(
     """torch.nn.attention.varlen's function of that name.
 
     The tensors are those of `flash_attn_varlen_func`; a window of (-1, 0) is causal. Fewer key/value heads than query heads
-    need `enable_gqa`. `seqused_k` and `block_table` must be None; keys are never split, whatever `num_splits` says.
+    need `enable_gqa`. `block_table` is that of `flash_attn_varlen_func`, and only with it may `seqused_k` int32 [batch] state
+    the numbers of keys. Keys are never split, whatever `num_splits` says.
 
     Returns O, or with an AuxRequest that wants lse (O, lse [q_heads, total_q]). Raises ArgumentError.
     """
-    for name, given in (("seqused_k", seqused_k), ("block_table", block_table)):
-        if given is not None:
-            raise ArgumentError(NO_PAGES.format(name=name))
-    if not enable_gqa and query.shape[1] != key.shape[1]:
-        raise ArgumentError(f"`query` has {query.shape[1]} heads and `key` {key.shape[1]}; pass enable_gqa=True to share them")
+    if not enable_gqa and query.shape[-2] != key.shape[-2]:
+        raise ArgumentError(
+            f"`query` has {query.shape[-2]} heads and `key` {key.shape[-2]}; pass enable_gqa=True to share them"
+        )
     returns_lse = return_aux is not None and return_aux.lse
-    lengths = Packed((cu_seq_q, cu_seq_k), (max_q, max_k))
+    lengths = _lengths(cu_seq_q, cu_seq_k, max_q, max_k, block_table, seqused_k)
     found = attend(query, key, value, lengths, 0.0, scale, False, window_size, 0.0, None, False, returns_lse, mode=mode)
     return found[:2] if returns_lse else found
 
 
-NO_PAGES = "`{name}` was given, and no kernel reads a cache of pages; pass keys and values of all sequences one after another"
+def _lengths(
+    cu_q: Tensor, cu_k: Tensor | None, max_q: int, max_k: int, table: Tensor | None, used: Tensor | None
+) -> Packed | Paged:
+    """Where sequences lie: one after another, or with a page `table`, their keys in pages."""
+    if table is not None:
+        if used is None:
+            if cu_k is None:
+                raise ArgumentError("with pages, the numbers of keys are given by `cu_seq_k` or `seqused_k`")
+            used = cu_k.diff()
+        return Paged((cu_q, table, used), (max_q, max_k))
+    if used is not None:
+        raise ArgumentError("`seqused_k` was given without `block_table`; sequences in one piece end where `cu_seq_k` says")
+    return Packed((cu_q, cu_k), (max_q, max_k))

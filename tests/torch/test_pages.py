@@ -1,0 +1,78 @@
+"""Keys in pages: flash-attention's and torch's functions of packed queries, and compiled specs, by the emulated device."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.attention.varlen import AuxRequest  # noqa: E402
+
+import attngen  # noqa: E402
+from attngen import ArgumentError  # noqa: E402
+from attngen.diagnostics import DiagnosticError  # noqa: E402
+from attngen.torch import flash_attn_varlen_func, runtime, varlen_attn  # noqa: E402
+from tests.torch.flash import Batch  # noqa: E402
+
+BATCH = Batch(((3, 40), (0, 4), (7, 90), (5, 0), (1, 17)))
+PAGE = 16
+
+
+def in_pages(packed: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """[total, heads, size] in a pool [pages, page, heads, size] of NaN otherwise."""
+    pool = packed.new_full((int(table.max()) + 3, PAGE, *packed.shape[1:]), float("nan"))
+    for pages, keys in zip(table, packed.split([n for _, n in BATCH.lengths]), strict=True):
+        for i, key in enumerate(keys):
+            pool[pages[i // PAGE], i % PAGE] = key
+    return pool
+
+
+def tables() -> torch.Tensor:
+    """A page table with rubbish after the pages of each sequence."""
+    table = torch.full((len(BATCH.lengths), 6), -7, dtype=torch.int32)
+    pages = iter(torch.randperm(30))
+    for b, (_, keys) in enumerate(BATCH.lengths):
+        table[b, : -(-keys // PAGE)] = torch.tensor([next(pages) for _ in range(-(-keys // PAGE))])
+    return table
+
+
+def test_packed_queries_and_keys_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same as if keys were packed; nothing is read on the host."""
+    q, k, v = (t.detach() for t in BATCH.tensors(4, 2, 16, torch.float16))
+    table, named = tables(), BATCH.named()
+    pools = in_pages(k, table), in_pages(v, table)
+    options = {"causal": True, "window_size": (60, 0), "softcap": 20.0, "return_attn_probs": True, "mode": "naive"}
+    out, lse, _ = flash_attn_varlen_func(q, k, v, **named, **options)
+    begins = named["cu_seqlens_q"], named["cu_seqlens_k"], named["max_seqlen_q"], named["max_seqlen_k"]
+    usual = varlen_attn(q, k, v, *begins, return_aux=AuxRequest(lse=True), enable_gqa=True, mode="naive")
+    used = named["cu_seqlens_k"].diff()
+    monkeypatch.setattr(torch.Tensor, "item", None)
+    monkeypatch.setattr(torch.Tensor, "tolist", None)
+    found = flash_attn_varlen_func(q, *pools, **named, **options, block_table=table)
+    assert torch.equal(found[0], out)
+    assert torch.equal(found[1], lse)
+    more = {"block_table": table, "seqused_k": used, "enable_gqa": True, "mode": "naive"}
+    found = varlen_attn(q, *pools, begins[0], None, *begins[2:], return_aux=AuxRequest(lse=True), **more)
+    assert torch.equal(found[0], usual[0])
+    assert torch.equal(found[1], usual[1])
+    with pytest.raises(ArgumentError, match="seqused_k"):
+        varlen_attn(q, k, v, *begins, seqused_k=used, enable_gqa=True)
+
+
+def test_other_tables_compile_nothing_and_pages_have_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    usual = runtime.Emulated.__init__
+    monkeypatch.setattr(runtime.Emulated, "__init__", lambda self, made: (compiled.append(made), usual(self, made))[1])
+    decode = attngen.compile(attngen.define(dtype="fp16", head_dim=16), kernel="naive", storage="paged", device="emulated")
+    pool = torch.randn(20, 2, PAGE, 16).half()
+    for batch in (1, 2, 5):
+        table, used = torch.randint(0, 20, (batch, 4), dtype=torch.int32), torch.randint(0, 65, (batch,), dtype=torch.int32)
+        q = torch.randn(batch, 4, 1, 16).half()
+        o = decode(q, pool, pool, page_table=table, seqused=used)
+        for b in range(batch):
+            keys = pool[table[b].long()].transpose(0, 1).flatten(1, 2)[None, :, : used[b]]
+            exact = torch.nn.functional.scaled_dot_product_attention(q[b : b + 1], keys, keys, enable_gqa=True)
+            torch.testing.assert_close(o[b : b + 1], exact, atol=4e-3, rtol=0)
+    assert len(compiled) <= 2
+    with pytest.raises(DiagnosticError, match="no gradients"):
+        decode(q.requires_grad_(), pool, pool, page_table=table, seqused=used)
