@@ -157,6 +157,9 @@ def attend(
 def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[bool, tuple[Tensor, Tensor, Tensor]]:
     """Whether the kernels read q, k and v in place, and the tensors as the operator takes them: copies if it cannot."""
     if storage.endswith("paged"):  # pages are never copied
+        for name, pool in (("k", k), ("v", v)):
+            if pool.dim() != 4:
+                raise ArgumentError(f"`{name}` is {list(pool.shape)}; expected [pages, page_size, kv_heads, size]")
         is_read, (queries, _, _) = _laid_out(q, q, q, "packed" if storage == "packed_paged" else "dense")
         return is_read, (queries, k.transpose(1, 2), v.transpose(1, 2))
     if storage == "dense":

@@ -116,7 +116,7 @@ def test_what_is_refused() -> None:
     lengths = (begins, begins, 5, 5)
     with pytest.raises(ArgumentError, match=r"dropout_p is -0\.1"):
         flash_attn_varlen_func(q, q, q, *lengths, -0.1)
-    with pytest.raises(ArgumentError, match="`block_table` was given, and no kernel reads a cache of pages"):
+    with pytest.raises(ArgumentError, match=r"`k` is \[5, 2, 16\]; expected \[pages, page_size, kv_heads, size\]"):
         flash_attn_varlen_func(q, q, q, *lengths, block_table=begins)
     with pytest.raises(ArgumentError, match="`seqused_k` was given"):
         varlen_attn(q, q, q, *lengths, seqused_k=begins)
