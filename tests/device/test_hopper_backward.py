@@ -76,8 +76,10 @@ ADDED_HEAD_DIMS = [(8, 8), (24, 64), (40, 24), (80, 80), (96, 128)]
 
 
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(ADDED_HEAD_DIMS, quick=[(24, 64)]))
-def test_head_sizes_of_additions(head_dim: int, head_dim_v: int) -> None:
-    kernel = compiled(defined("causal", head_dim, "fp16", head_dim_v=head_dim_v), "hopper")
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_head_sizes_of_additions(head_dim: int, head_dim_v: int, dropout: float) -> None:
+    """A consumer adds half of a tile's rows, or with dropout half of its columns."""
+    kernel = compiled(defined("causal", head_dim, "fp16", head_dim_v=head_dim_v, dropout=dropout), "hopper")
     assert not wrong_gradients(kernel, Shape(1, 2, 1, 140, 170), deterministic=False)
 
 

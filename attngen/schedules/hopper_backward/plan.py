@@ -274,6 +274,8 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     if own.dq == "additions":
         by_rows, masked = tile.block_q > WARPGROUP_ROWS, spec.mask is not None
         columns = spec.head_dim if slabs(spec.head_dim) == 1 else slabs(spec.head_dim) * SLAB
+        if not by_rows:  # a product of each consumer's columns, in eights
+            columns = -(-columns // (8 * CONSUMERS)) * 8 * CONSUMERS
         own = replace(
             own,
             key_registers=MOST_REGISTERS,
