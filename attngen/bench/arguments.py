@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from attngen.api import CompiledAttention
+from attngen.reference.stored import PAGE_SIZE
 from attngen.spec.attention import AttentionSpec
 from attngen.torch.arguments import NamedArguments, unpacked
 from attngen.torch.runtime import Emulated, OnGpu, Runtime
@@ -51,9 +52,47 @@ def arguments(
     params: Mapping[str, int | float],
 ) -> Arguments:
     """Those of a forward."""
-    captured, ints, floats = unpacked(NamedArguments(spec).lists({**inputs, **params}, {}))
-    names = ("q", "k", "v", *(i.name for i in spec.inputs))
+    qkv, places = in_storage(spec, qkv)
+    named = NamedArguments(spec)
+    captured, ints, floats = unpacked(named.lists({**places, **inputs, **params}, {}))
+    names = ("q", "k", "v", *named.inputs)
     return Arguments(dict(zip(names, (*qkv, *captured), strict=True)), tuple(ints), tuple(floats))
+
+
+def in_storage(
+    spec: AttentionSpec, qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], dict[str, Any]]:
+    """Dense q, k and v as the storage of `spec` has them, and the other arguments of a call: sequences of one length, their
+    pages in random order."""
+    kernel, (q, k, v) = spec.kernel, qkv
+    batch, _, kv_len, _ = k.shape
+    places: dict[str, Any] = {}
+    if kernel.is_packed:
+        places |= {"cu_seqlens_q": _begins(q), "max_q_len": q.shape[2]}
+        q = q.transpose(1, 2).flatten(0, 1)
+    if kernel.is_paged:
+        page = kernel.page_size or PAGE_SIZE
+        table = torch.randperm(batch * -(-kv_len // page), device=q.device)
+        places |= {"page_table": table.int().view(batch, -1), "seqused": torch.full((batch,), kv_len, device=q.device).int()}
+        k, v = (_pool(t, table, page) for t in (k, v))
+    elif kernel.is_packed:
+        places |= {"cu_seqlens_k": _begins(k), "max_kv_len": kv_len}
+        k, v = (t.transpose(1, 2).flatten(0, 1) for t in (k, v))
+    return (q, k, v), places
+
+
+def _begins(rows: torch.Tensor) -> torch.Tensor:
+    batch, _, length, _ = rows.shape
+    return torch.arange(0, batch * length + 1, max(length, 1), device=rows.device, dtype=torch.int32)
+
+
+def _pool(rows: torch.Tensor, table: torch.Tensor, page: int) -> torch.Tensor:
+    """[batch, heads, length, size] as pages where `table` says: [pages, heads, page, size], heads inside rows in memory."""
+    whole = torch.nn.functional.pad(rows.transpose(1, 2), (0, 0, 0, 0, 0, -rows.shape[2] % page))
+    pages = whole.unflatten(1, (-1, page)).flatten(0, 1)
+    pool = torch.empty_like(pages)
+    pool[table] = pages
+    return pool.transpose(1, 2)
 
 
 def _outputs(run: Any, tensors: list[torch.Tensor], ints: tuple[int, ...], floats: tuple[float, ...]) -> Tensors:

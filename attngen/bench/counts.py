@@ -14,6 +14,7 @@ from attngen.device.params import check_params, declared_params
 from attngen.plan import find_arch
 from attngen.reference.gradients import sample_loss
 from attngen.reference.problems import Sample, Shape, sample
+from attngen.reference.stored import stored
 from attngen.schedules import default_arch, schedules_for
 from attngen.spec.attention import PORTABLE_SCHEDULES, AttentionSpec
 
@@ -44,7 +45,7 @@ def count(
         if wanted:
             compiled = _ran_backward(compiled, problem, params, wanted)
         else:
-            compiled(problem.q, problem.k, problem.v, **problem.inputs, **params)
+            compiled(**stored(spec, problem), **params)
         counters = compiled.kernel.counters
         workspaces = {t.name for t in compiled.source.tensors if t.role == "workspace"}
         yield Counted(

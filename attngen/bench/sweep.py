@@ -12,7 +12,7 @@ import torch
 import attngen.torch  # noqa: F401  (kernels are then called through its operator, as users call them)
 from attngen.api import CompiledAttention, compile
 from attngen.backward import CompiledBackward
-from attngen.bench.arguments import arguments
+from attngen.bench.arguments import arguments, in_storage
 from attngen.bench.gradients import kernel_call, peer_calls, relative_error
 from attngen.bench.measure import Ceilings, ceilings, measure, peak_bytes
 from attngen.bench.peers import flash_peers, flex_peer, torch_peers
@@ -159,8 +159,9 @@ def _forward(
     progress: Callable[[str], None],
 ) -> _Subject:
     q, _, v = qkv
+    own, places = in_storage(spec, qkv)
     calls: dict[str, Callable[[], Any]] = {
-        f"attngen {kernel.plan.keyword}": partial(_call, kernel, qkv, {**inputs, **params}) for kernel in kernels
+        f"attngen {kernel.plan.keyword}": partial(_call, kernel, own, {**places, **inputs, **params}) for kernel in kernels
     }
     calls |= torch_peers(spec, *qkv) | flash_peers(spec, *qkv) | flex_peer(spec, *qkv, inputs, params, progress)
     truth = partial(torch_attention, spec, *qkv, inputs=inputs, params=params)
@@ -210,7 +211,8 @@ def problem(case: Case, params: Mapping[str, int | float]) -> tuple[Any, Any, An
 
 def _call(kernel: CompiledAttention, tensors: tuple[torch.Tensor, ...], named: dict[str, Any]) -> Any:
     result = kernel(*tensors, **named)
-    return result[0] if isinstance(result, tuple) else result
+    output = result[0] if isinstance(result, tuple) else result
+    return output.unflatten(0, (-1, named["max_q_len"])).transpose(1, 2) if kernel.spec.kernel.is_packed else output
 
 
 def _errors(subject: _Subject, progress: Callable[[str], None]) -> Mapping[str, float | None]:

@@ -260,12 +260,19 @@ def strides(tensor: Tensor, axes: str = STRIDE_LETTERS) -> list[Parameter]:
 def sizes(spec: AttentionSpec, *wanted: str) -> list[Parameter]:
     """Sizes as parameters; those that the spec fixes are constants of the file instead. Lengths in packed or paged storage are
     at least those of the longest sequence, and those of each are read from memory."""
+    begins = {"q_len": "cu_seqlens_q", "kv_len": "seqused" if spec.kernel.is_paged else "cu_seqlens_k"}
+    return [data(begins[n], "int") for n in wanted if whole_size(spec, n) != n] + whole_sizes(spec, *wanted)
+
+
+def whole_sizes(spec: AttentionSpec, *wanted: str) -> list[Parameter]:
+    """`sizes` of dimensions, whatever the sequence."""
     fixed = () if spec.q_heads is None else ("q_heads", "kv_heads")
-    kernel = spec.kernel
-    told = {name.removeprefix("max_"): name for name in kernel.longest}
-    begins = {"q_len": "cu_seqlens_q", "kv_len": "seqused" if kernel.is_paged else "cu_seqlens_k"}
-    read = [data(begins[n], "int") for n in wanted if n in told]
-    return read + [Parameter(told.get(n, n), "int", "size", n) for n in wanted if n not in fixed]
+    return [Parameter(whole_size(spec, n), "int", "size", n) for n in wanted if n not in fixed]
+
+
+def whole_size(spec: AttentionSpec, name: str) -> str:
+    """The name of the size of a dimension, whatever the sequence."""
+    return f"max_{name}" if f"max_{name}" in spec.kernel.longest else name
 
 
 def pages(spec: AttentionSpec) -> list[Parameter]:

@@ -14,7 +14,7 @@ from attngen.plan.axes import KEYS
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Plan
 from attngen.plan.spans import Span
-from attngen.spec.attention import INDICES, LONGEST, AttentionSpec
+from attngen.spec.attention import INDICES, AttentionSpec
 from attngen.spec.gradient import Gradient
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text, to_text
@@ -254,8 +254,8 @@ class File:
     @property
     def lengths(self) -> dict[str, str]:
         """How far each index of a pair may go, whatever the sequence."""
-        longest = (n if n in self.spec.kernel.longest else n.removeprefix("max_") for n in LONGEST)
-        return dict(zip(INDICES, ("batch", "q_heads", *longest), strict=True))
+        lengths = (abi.whole_size(self.spec, n) for n in ("q_len", "kv_len"))
+        return dict(zip(INDICES, ("batch", "q_heads", *lengths), strict=True))
 
     def infinity(self) -> list[ConstantLine]:
         """INF, where anything uses it: a softmax, a sigmoid's masked logits, a range of floats, the user's own `inf`."""
@@ -392,12 +392,12 @@ class File:
         parameters += [Parameter(t.c_name, f"{ctype}*", "data", t.c_name) for t in (low, high)]
         parameters += [Parameter(f"out_stride_{d}", "long long", "stride", low.c_name, d) for d in range(span.rank - 1)]
         wanted = [d for d in source.dims if isinstance(d, str)]
-        parameters += abi.sizes(self.spec, *dict.fromkeys(wanted))
+        parameters += abi.whole_sizes(self.spec, *dict.fromkeys(wanted))
         axes = [a for a in range(span.rank) if a != span.dim]
         others = tuple(
             {
                 "axis": axis,
-                "size": str(source.dims[axis]),
+                "size": abi.whole_size(self.spec, str(source.dims[axis])),
                 "stride": f"{vector}_stride_{axis}",
                 "out_stride": f"out_stride_{position}",
             }
@@ -408,7 +408,7 @@ class File:
         lowest, highest = RANGE_LIMITS[range_dtype(source).name]
         return RangeKernel(
             kernel=self.kernel(f"{c_name(span.name)}_ranges", extents[::-1], parameters, threads=32, threads_name="32"),
-            length=str(source.dims[span.dim]),
+            length=abi.whole_size(self.spec, str(source.dims[span.dim])),
             block="BLOCK_Q" if span.index == "q" else "BLOCK_KV",
             others=others,
             element=source.dtype.cuda,

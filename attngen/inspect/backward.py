@@ -14,9 +14,10 @@ from attngen.reference.compare_gradients import gradient_dtype
 from attngen.reference.gradients import Loss
 from attngen.reference.numpy_oracle import Reference
 from attngen.reference.problems import Sample
+from attngen.reference.stored import begins_of
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import round_to_storage
-from attngen.spec.gradient import gradient_argument
+from attngen.spec.gradient import QKV, gradient_argument
 
 Array = np.ndarray[Any, Any]
 
@@ -44,6 +45,27 @@ def run_backward(
     compiled: CompiledBackward, arrays: Mapping[str, Array], params: Mapping[str, int | float]
 ) -> dict[str, Array]:
     """The gradients as numpy storage arrays, wherever the kernels ran. An element that no thread writes is NaN."""
+    if not compiled.spec.kernel.is_packed:
+        return _run(compiled, arrays, params)
+    batch, _, q_len, _ = arrays["q"].shape
+    kv_len = arrays["k"].shape[2]
+    begins = {"cu_seqlens_q": begins_of([q_len] * batch), "cu_seqlens_k": begins_of([kv_len] * batch)}
+    arrays = {name: _packed(array) if name in OF_ROWS else array for name, array in arrays.items()} | begins
+    found = _run(compiled, arrays, {**params, "max_q_len": q_len, "max_kv_len": kv_len})
+    split = {name: array.reshape(batch, -1, *array.shape[1:]).swapaxes(1, 2) for name, array in found.items() if name in QKV}
+    return found | split
+
+
+OF_ROWS = (*QKV, "dout", "out", "lse", "lse_rest", "dlse")
+
+
+def _packed(array: Array) -> Array:
+    """[batch, heads, length, size] -> [total, heads, size], and [batch, heads, length] -> [heads, total]."""
+    joined = np.concatenate(list(array), axis=1)  # [heads, total, ...]
+    return joined.swapaxes(0, 1) if joined.ndim == 3 else joined
+
+
+def _run(compiled: CompiledBackward, arrays: Mapping[str, Array], params: Mapping[str, int | float]) -> dict[str, Array]:
     if compiled.device.name.startswith("cuda"):
         from attngen.inspect.gpu_memory import from_gpu, to_gpu
 

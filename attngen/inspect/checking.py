@@ -21,6 +21,7 @@ from attngen.plan.plan import Direction
 from attngen.reference.compare import Comparison, Truth, compare
 from attngen.reference.compare_gradients import compare_gradients
 from attngen.reference.problems import Sample, Shape
+from attngen.reference.stored import dense, stored
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV, differentiable
 
@@ -195,26 +196,26 @@ def _checked(
 
 def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int | float]) -> tuple[Any, Any]:
     """O and lse as numpy storage arrays, wherever the kernel ran."""
-    arrays = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}
+    arrays = stored(compiled.spec, problem)
     on_gpu = compiled.device.name.startswith("cuda")
     if on_gpu:
         from attngen.inspect.gpu_memory import to_gpu
 
-        arrays = {name: to_gpu(array) for name, array in arrays.items()}
+        arrays = {name: array if isinstance(array, int) else to_gpu(array) for name, array in arrays.items()}
     q, k, v = (arrays.pop(n) for n in "qkv")
-    out = None if on_gpu else _poisoned(problem, compiled.spec)
+    out = None if on_gpu else _poisoned(q, compiled.spec)
     named: dict[str, Any] = {**arrays, **params}
     result = compiled(q, k, v, out=out, **named)
     output, lse = result if compiled.spec.lse else (result, None)
     if on_gpu:
         from attngen.inspect.gpu_memory import from_gpu
 
-        return from_gpu(output), None if lse is None else from_gpu(lse)
-    return output, lse
+        output, lse = from_gpu(output), None if lse is None else from_gpu(lse)
+    return dense(compiled.spec, problem, output, lse)
 
 
-def _poisoned(problem: Sample, spec: AttentionSpec) -> Any:
+def _poisoned(q: Any, spec: AttentionSpec) -> Any:
     """An output full of NaN: an element that no thread writes then fails the comparison."""
-    out = np.empty((*problem.q.shape[:3], spec.head_dim_v), spec.dtype.numpy)
+    out = np.empty((*q.shape[:-1], spec.head_dim_v), spec.dtype.numpy)
     out.view(np.uint8)[...] = 0xFF
     return out

@@ -49,7 +49,9 @@ LADDER: tuple[tuple[str, ScheduleName, str], ...] = (
     ("head_dim_80", "fused", "sm_120a"),
     ("retention", "fused", "sm_100a"),
     ("mistral_window", "decode", "sm_90a"),
+    ("llama_gqa", "decode", "sm_90a"),
 )
+PAGED = ("llama_gqa", "decode")  # with keys in pages
 
 # (spec, schedule, architecture) of the backwards, which compute the gradients of q, k, v and of all captured tensors, each with
 # the same bits in every run: the kernels of all schedules then have the same owners of sums, and a `diff` of two is short.
@@ -75,6 +77,8 @@ def program(
         return emit(spec, choose(spec, ARCHES[arch], schedule, wanted=wanted, deterministic=True), comments)
     if spec_name == "gpt2":
         spec = replace(spec, kernel=TOUR.get((schedule, arch), spec.kernel))
+    if (spec_name, schedule) == PAGED:
+        spec = replace(spec, kernel=KernelRequest(schedule, storage="paged"))
     return emit(spec, choose(spec, ARCHES[arch], schedule), comments)
 
 

@@ -40,8 +40,13 @@ def check_call(spec: AttentionSpec, shape: Shape, params: Mapping[str, int | flo
     Raises ArgumentError for a param or for numbers of heads, and ObligationError for an index or a divisor out of range.
     """
     refuse_unknown(list(params), [p.name for p in spec.params])
-    values = check_params(declared_params(spec), params)
-    check_obligations(spec, shape.sizes(spec), values)
+    check_obligations(spec, shape.sizes(spec), values_of(spec, params))
+
+
+def values_of(spec: AttentionSpec, params: Mapping[str, int | float]) -> dict[str, int | float]:
+    """The value of each of the spec's params. Raises ArgumentError."""
+    declared = declared_params(spec)
+    return check_params({name: declared[name] for name in declared if name not in spec.kernel.longest}, params)
 
 
 def compile_text(spec: AttentionSpec, plan: Plan, device: Device, text: str | None) -> CompiledAttention | CompiledBackward:

@@ -13,16 +13,16 @@ from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.device import Counters
 from attngen.device.emulated.tracing import LANES, NOBODY, AccessSite, Step, Watch
 from attngen.device.emulated.translate import FMA
-from attngen.device.params import check_params, declared_params
 from attngen.emit.program import MULTIPROCESSORS
 from attngen.inspect.backward import backward_inputs, run_backward
 from attngen.inspect.coordinates import Layout, layouts
-from attngen.inspect.prepare import check_call, compile_text, plan_for
+from attngen.inspect.prepare import check_call, compile_text, plan_for, values_of
 from attngen.plan import Plan
 from attngen.plan.facts import DETERMINISTIC
 from attngen.reference.gradients import sample_loss
 from attngen.reference.numpy_oracle import numpy_attention
 from attngen.reference.problems import Sample, Shape, sample
+from attngen.reference.stored import stored, stored_sizes
 from attngen.spec.attention import AttentionSpec
 
 _PRODUCT = re.compile(r"^(wg)?mma\..*m(\d+)n(\d+)k(\d+)")
@@ -108,12 +108,12 @@ def _traced(
         compiled = compile_text(spec, plan, device, text)
         start = perf_counter()
         if isinstance(compiled, CompiledBackward):
-            run_backward(compiled, _backward_inputs(compiled, problem, params), check_params(declared_params(spec), params))
+            run_backward(compiled, _backward_inputs(compiled, problem, params), values_of(spec, params))
         else:
-            named: dict[str, Any] = {**problem.inputs, **params}
-            compiled(problem.q, problem.k, problem.v, **named)
+            named: dict[str, Any] = {**stored(spec, problem), **params}
+            compiled(**named)
         kernel: Any = compiled.kernel
-        sizes = {**shape.sizes(spec), MULTIPROCESSORS: compiled.device.multiprocessors}
+        sizes = {**shape.sizes(spec), **stored_sizes(spec, shape), MULTIPROCESSORS: compiled.device.multiprocessors}
         yield ScheduleTrace(
             schedule,
             compiled.plan,

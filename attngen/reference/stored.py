@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attngen.reference.problems import Array, Sample
+from attngen.reference.problems import Array, Sample, Shape
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import round_to_storage
 
@@ -38,7 +38,7 @@ def stored(
     rows, keys = rows or [q_len] * batch, keys or [kv_len] * batch
     arrays: dict[str, Any] = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}
     if kernel.is_packed:
-        arrays |= {"q": _packed(problem.q, rows), "cu_seqlens_q": _begins(rows), "max_q_len": q_len}
+        arrays |= {"q": _packed(problem.q, rows), "cu_seqlens_q": begins_of(rows), "max_q_len": q_len}
     if kernel.is_paged:
         page = kernel.page_size or page_size
         table = _page_table(keys, -(-kv_len // page), page, np.random.default_rng(seed))
@@ -46,8 +46,26 @@ def stored(
         arrays |= {**pools, "page_table": table, "seqused": np.array(keys, np.int32)}
     elif kernel.is_packed:
         packed = {name: _packed(arrays[name], keys) for name in ("k", "v")}
-        arrays |= {**packed, "cu_seqlens_k": _begins(keys), "max_kv_len": kv_len}
+        arrays |= {**packed, "cu_seqlens_k": begins_of(keys), "max_kv_len": kv_len}
     return arrays
+
+
+def stored_sizes(spec: AttentionSpec, shape: Shape) -> dict[str, int]:
+    """The sizes of dimensions that a storage adds, of `stored` arrays of a sample of that shape."""
+    kernel, batch = spec.kernel, shape.batch
+    page = kernel.page_size or PAGE_SIZE
+    pages = -(-shape.kv_len // page)
+    paged = {"pages": batch * pages + SPARE_PAGES, "page_size": page, "max_pages": max(pages, 1)} if kernel.is_paged else {}
+    return {**paged, **({"total_q": batch * shape.q_len, "total_k": batch * shape.kv_len} if kernel.is_packed else {})}
+
+
+def dense(spec: AttentionSpec, problem: Sample, output: Array, lse: Array | None) -> tuple[Array, Array | None]:
+    """O [batch, heads, q_len, size] and lse [batch, heads, q_len] of a call with all rows of `problem`."""
+    if not spec.kernel.is_packed:
+        return output, lse
+    batch, heads, q_len, _ = problem.q.shape
+    output = output.reshape(batch, q_len, heads, spec.head_dim_v).swapaxes(1, 2)
+    return output, None if lse is None else lse.reshape(heads, batch, q_len).swapaxes(0, 1)
 
 
 def unpacked(array: Array, rows: Sequence[int], axis: int) -> list[Array]:
@@ -60,7 +78,8 @@ def _packed(array: Array, lengths: Sequence[int]) -> Array:
     return np.concatenate([one[:, :length].swapaxes(0, 1) for one, length in zip(array, lengths, strict=True)])
 
 
-def _begins(lengths: Sequence[int]) -> Array:
+def begins_of(lengths: Sequence[int]) -> Array:
+    """cu_seqlens of sequences of these lengths."""
     return np.cumsum([0, *lengths], dtype=np.int32)
 
 

@@ -38,6 +38,11 @@ BACKWARD_SCHEDULES: tuple[Schedule, ...] = (
     FUSED_SIMT_BACKWARD,
     HOPPER_BACKWARD,
 )
+WITHOUT_TMA = (
+    "by auto",
+    "fused, not hopper",
+    "the keys of a tile lie in several pages, and hopper copies a tile by one request to TMA",
+)
 AUTOMATIC: tuple[ScheduleName, ...] = ("hopper", "fused")  # "auto" is the first that suits: the least work, and O(S) memory
 AUTOMATIC_BACKWARD: tuple[ScheduleName, ...] = (*AUTOMATIC, "tiled", "naive")
 
@@ -205,6 +210,8 @@ def choice_of(
     if kernel.q not in (None, usual.q_place):
         what = f"q {kernel.q} does not fit this {chosen.keyword} kernel"
         raise refusal("kernel", what, f"q is {usual.q_place or 'no choice of this schedule'}", "leave `q` to the planner")
+    if kernel.is_paged and kernel.schedule == "auto" and not HOPPER.why_not(facts, arch):
+        usual = replace(usual, decisions=(*usual.decisions, Decision(*WITHOUT_TMA)))
     has_few_rows = _has_few_rows(facts, arch)
     if has_few_rows:
         usual = replace(usual, decisions=(*usual.decisions, Decision(*decode.FOR_AUTO)))

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import attngen
+from attngen.device.emulated import EmulationError
+from attngen.diagnostics import DiagnosticError
+from attngen.emit.manifest import from_manifest, to_manifest
+from attngen.language import load_text
+from attngen.plan import ARCHES, Problem
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Sample, Shape, sample
-from attngen.reference.stored import stored, unpacked
+from attngen.reference.stored import dense, stored, unpacked
+from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec, ScheduleName, Storage
-from tests.harness import compiled
+from attngen.spec.print_attn import to_text
+from tests.device.test_decode import SYNCHRONIZATION
+from tests.harness import cli, compile_text, compiled, emitted, solved
+from tests.left_out import removable, unnoticed
 
 Case = tuple[ScheduleName, Storage, int | None]
 BOTTOM = attngen.define(dtype="bf16", head_dim=16, mask="causal_bottom_right and q + kv_len - q_len - k < 300", lse=True)
@@ -64,3 +75,107 @@ def test_sequences_in_pages(case: Case) -> None:
     rows = [3, 1, 0, 2, 3, 3, 1] if spec.kernel.is_packed else None
     for number, size in enumerate((1, 16, 64, 256) if page_size is None else (page_size,)):
         assert wrong(spec, problem, rows, KEYS, page_size=size, heads_inside=number % 2 == 0) == []
+
+
+DOCUMENTS = attngen.define(
+    dtype="bf16", head_dim=16, mask="ids[b, k] == ids[b, kv_len - q_len + q] or k < 3 * h", lse=True,
+    inputs={"ids": ("int32", ("batch", "kv_len"))},
+)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", [("decode", "paged"), ("fused", "paged"), ("fused", "packed")], ids=str)
+def test_tiles_that_data_decide(case: tuple[ScheduleName, Storage]) -> None:
+    """The mask reads captured keys, so that tiles are classified one by one: of one long sequence beside many short ones."""
+    spec = in_pages(DOCUMENTS, *case)
+    keys = [700, 3, 9, 0, 40, 17]
+    problem = sample(spec, Shape(len(keys), 2, 1, 2, 700))
+    out, lse = dense(spec, problem, *compiled(spec, case[0])(**stored(spec, problem, None, keys, page_size=24)))
+    for b, m in enumerate(keys):
+        ids = problem.inputs["ids"][b : b + 1, :m]
+        alone = Sample(problem.q[b : b + 1], problem.k[b : b + 1, :, :m], problem.v[b : b + 1, :, :m], {"ids": ids})
+        assert compare(out[b][None], lse[b][None], truth(spec, alone)).passed if m else not out[b].any(), (b, m)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("schedule", ["decode", "naive"])
+def test_pools_of_more_than_2_to_the_31_elements(schedule: ScheduleName) -> None:
+    """Most of the pool is memory that nobody touches."""
+    spec = in_pages(attngen.define(dtype="bf16", head_dim=16), schedule)
+    problem = sample(spec, Shape(1, 2, 1, 1, 40))
+    arrays = stored(spec, problem, page_size=16)
+    pages = 2**31 // (16 * 16) + 8
+    table, found = arrays["page_table"], {}
+    for name in ("k", "v"):
+        found[name] = np.empty((pages, 1, 16, 16), spec.dtype.numpy)
+        found[name][pages - 8 + table[0]] = arrays[name][table[0]]
+    arrays |= found | {"page_table": table + np.int32(pages - 8)}
+    assert compare(compiled(spec, schedule)(**arrays), None, truth(spec, problem)).passed
+
+
+def test_no_key_is_read_that_a_sequence_lacks() -> None:
+    """Bytes of K and V are those of the rows of its keys, each once, whatever the table has room for."""
+    spec = in_pages(attngen.define(dtype="bf16", head_dim=16, lse=True), "decode")
+    problem = sample(spec, Shape(3, 4, 2, 1, 300))
+    keys = [33, 0, 7]
+    assert wrong(spec, problem, None, keys, page_size=16) == []
+    counters = compiled(spec, "decode").kernel.counters
+    assert counters.bytes_read["K"] == counters.bytes_read["V"] == sum(keys) * 2 * 32
+
+
+@pytest.mark.parametrize("storage", ["paged", "packed_paged"])
+def test_the_text_and_the_manifest_know_pages(storage: Storage) -> None:
+    spec = in_pages(BOTTOM, "fused", storage, 64)
+    assert load_text(to_text(spec)) == (spec,)
+    program = emitted(spec, "fused")
+    again = from_manifest(to_manifest(program), program.text)
+    assert again == program
+    arguments = [t.argument for t in again.of_role("input")]
+    assert arguments == ["q", "k", "v", *(["cu_seqlens_q"] if spec.kernel.is_packed else []), "page_table", "seqused"]
+
+
+def test_hopper_leaves_pages_to_fused_and_says_so() -> None:
+    spec = in_pages(attngen.define(dtype="bf16", head_dim=128), "auto")
+    plan = choose(spec, ARCHES["sm_90a"])
+    assert plan.keyword == "fused"
+    assert any("not hopper" in d.value for d in plan.decisions)
+    assert choose(spec, ARCHES["sm_90a"], None, Problem(32, 1, 8192, 132)).keyword == "decode"
+    with pytest.raises(DiagnosticError, match="it reads dense or packed storage"):
+        choose(spec, ARCHES["sm_90a"], "hopper")
+    with pytest.raises(DiagnosticError, match="no gradients"):
+        choose(spec, ARCHES["sm_90a"], direction="backward")
+    for wrong_size in ({"page_size": 0, "storage": "paged"}, {"page_size": 64}):
+        with pytest.raises(DiagnosticError, match="page_size"):
+            attngen.define(head_dim=64, **wrong_size)  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+def test_every_barrier_is_needed() -> None:
+    """Of the split kernel with pages; a warp has more tiles than stages."""
+    spec = in_pages(replace(BOTTOM, mask=None), "decode")
+    spec = replace(spec, kernel=replace(spec.kernel, block_q=16, block_kv=16, stages=3, warps=2))
+    source = emitted(spec, "decode")
+    places = list(SYNCHRONIZATION.finditer(source.text))
+    kernels = [compile_text(spec, "decode", removable(source, places), seed) for seed in (0, 5)]
+
+    def finding() -> str:
+        for shape in (Shape(1, 2, 1, 2, 500), Shape(4, 2, 1, 2, 190)):
+            problem, expected = solved(spec, shape)
+            for kernel in kernels:
+                try:
+                    found = compare(*kernel(**stored(spec, problem)), expected)
+                except EmulationError as error:
+                    return str(error.kind)
+                if not found.passed:
+                    return "wrong result"
+        return ""
+
+    assert unnoticed(source, places, kernels[0].kernel.library, finding) == []
+
+
+def test_check_knows_where_keys_are(tmp_path: Path) -> None:
+    """`check` pages a problem, and finds a table that is read past its end."""
+    path = tmp_path / "paged.attn"
+    path.write_text(to_text(replace(in_pages(BOTTOM, "naive"), name="paged")))
+    assert cli("check", str(path), "--kernel", "naive").exit_code == 0
+    assert cli("trace", str(path), "--kernel", "naive", "--kv-len", "40").exit_code == 0
