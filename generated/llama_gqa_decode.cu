@@ -241,15 +241,31 @@ template <int COLUMNS, int WIDTH, int STRIDE> struct WarpTile {
     static constexpr int CHUNKS = WIDTH / 8;  // of 16 bytes in a row
     bf16* smem;
 
-    // Copies the rows of `matrix` from `first` on in the background; all lanes of the warp call it, lane i with the place of row
-    // first + i. Rows from `end` on arrive as zeros.
-    __device__ __forceinline__ void load_async(const PagedRows& matrix, Place mine, int first, int end) const {
+    // Copies the rows of `matrix` from `first` on in the background; all lanes of the warp call it. Rows from `end` on arrive
+    // as zeros.
+    __device__ __forceinline__ void load_async(const bf16* matrix, long long row_stride, int first, int end) const {
         const int lane = thread_index() % 32;
 #pragma unroll
         for (int i = 0; i < BLOCK_KV * CHUNKS; i += 32) {
             const int row = (i + lane) / CHUNKS, column = (i + lane) % CHUNKS * 8;
             const bool inside = first + row < end && column < COLUMNS;
+            const bf16* from = matrix + (first + row) * row_stride + column;
+            if (BLOCK_KV * CHUNKS % 32 == 0 || row < BLOCK_KV) cp_async_stream_16(smem + row * STRIDE + column, from, inside);
+        }
+    }
+
+    // The same of the rows of a head in pages. Lane i has the place of row first + i; if tiles lie in one page, that of `first`
+    __device__ __forceinline__ void load_async(const PagedRows& matrix, Place mine, int first, int end) const {
+        if (matrix.page_size % BLOCK_KV == 0) {
+            load_async(matrix.at(mine), matrix.row_stride, 0, end - first);
+            return;
+        }
+        const int lane = thread_index() % 32;
+#pragma unroll
+        for (int i = 0; i < BLOCK_KV * CHUNKS; i += 32) {
+            const int row = (i + lane) / CHUNKS, column = (i + lane) % CHUNKS * 8;
             const Place place = {__shfl_sync(0xffffffff, mine.page, row), __shfl_sync(0xffffffff, mine.row, row)};
+            const bool inside = first + row < end && column < COLUMNS;
             const bf16* from = matrix.at(place) + column;
             if (BLOCK_KV * CHUNKS % 32 == 0 || row < BLOCK_KV) cp_async_stream_16(smem + row * STRIDE + column, from, inside);
         }
@@ -351,17 +367,27 @@ llama_gqa_split(
     const KvRange range = kv_range(q_lo, q_hi, kv_len);
     const int tile_begin = range.begin / BLOCK_KV, tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
 
-    if (splits > 1 && tile_begin + split * WARPS >= tile_end) {  // the split has no key
-        if ((int)threadIdx.x < block_rows) split_max[part_of(threadIdx.x)] = -INF;
-        return;
-    }
     const int first_tile = tile_begin + split * WARPS + warp, step = splits * WARPS;  // the warp's tiles
-    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
-    const int full_tile_end = range.full_end / BLOCK_KV;
     const PagedRows k_rows = {
         K + kv_h_idx * k_stride_h, page_table + b_idx * page_table_stride_b, page_size, k_stride_p, k_stride_s};
     const PagedRows v_rows = {
         V + kv_h_idx * v_stride_h, page_table + b_idx * page_table_stride_b, page_size, v_stride_p, v_stride_s};
+    // The place of the lane's key of a tile, or of its first key if tiles lie in one page; read two tiles ahead: a copy that
+    // waited for it would begin late. It does not wait for kv_len either: the table has an entry for each of max_kv_len keys, if
+    // only rubbish
+    const int lane_key = page_size % BLOCK_KV == 0 ? 0 : lane % BLOCK_KV;
+    const auto place_in = [&](int tile) {
+        const int key = tile * BLOCK_KV + lane_key;
+        return key < max_kv_len ? k_rows.place(key) : Place{0, 0};
+    };
+    Place place = place_in(first_tile), later = place_in(first_tile + step);
+
+    if (splits > 1 && tile_begin + split * WARPS >= tile_end) {  // the split has no key
+        if ((int)threadIdx.x < block_rows) split_max[part_of(threadIdx.x)] = -INF;
+        return;
+    }
+    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_end = range.full_end / BLOCK_KV;
 
     const bf16* q_first = Q + b_idx * q_stride_b + first_head * q_stride_h;
     for (int i = threadIdx.x; i < BLOCK_Q * (QK_WIDTH / 8); i += THREADS) {
@@ -371,14 +397,7 @@ llama_gqa_split(
         cp_async_16(Q_smem + r * Q_STRIDE + column, from, r < block_rows && column < HEAD_DIM);
     }
     cp_async_commit();
-    // The place of the lane's key of a tile, read two tiles ahead: a copy that waited for it would begin late.
-    // It does not wait for kv_len either: the table has an entry for each of max_kv_len keys, if only rubbish
-    const auto place_in = [&](int tile) {
-        const int key = tile * BLOCK_KV + lane;
-        return lane < BLOCK_KV && key < max_kv_len ? k_rows.place(key) : Place{0, 0};
-    };
     int next = first_tile;
-    Place place = place_in(next), later = place_in(next + step);
     // Copies the warp's next tile to a stage. Each call closes a group, an empty one if no tile is left: which groups have
     // arrived is known by their number
     const auto copy_next = [&](int stage) {

@@ -331,11 +331,11 @@ mistral_window_split(
     const KvRange range = kv_range(in, q_lo, q_hi, kv_len);
     const int tile_begin = range.begin / BLOCK_KV, tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
 
+    const int first_tile = tile_begin + split * WARPS + warp, step = splits * WARPS;  // the warp's tiles
     if (splits > 1 && tile_begin + split * WARPS >= tile_end) {  // the split has no key
         if ((int)threadIdx.x < block_rows) split_max[part_of(threadIdx.x)] = -INF;
         return;
     }
-    const int first_tile = tile_begin + split * WARPS + warp, step = splits * WARPS;  // the warp's tiles
     const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
     const int full_tile_end = range.full_end / BLOCK_KV;
     const bf16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;

@@ -124,7 +124,12 @@ def under_way(facts: SpecFacts, tile: Tile) -> int:
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
-    return fitting(arch, (*preferred_tiles(facts), *POSSIBLE), lambda t: cost(facts, t))
+    return fitting(arch, (*preferred_tiles(facts), *possible_tiles(facts)), lambda t: cost(facts, t))
+
+
+def possible_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
+    """The tiles that may be stated. Of paged keys, each lane finds one."""
+    return tuple(t for t in POSSIBLE if t.block_kv <= 32) if facts.spec.kernel.is_paged else POSSIBLE
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
@@ -132,7 +137,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     spec = facts.spec
     if reason := why_not(facts, arch):
         raise refusal("kernel", f"kernel decode on {arch.name}", reason, "use kernel fused")
-    tile = pick_tile(spec, arch, preferred_tiles(facts), POSSIBLE, lambda t: cost(facts, t))
+    tile = pick_tile(spec, arch, preferred_tiles(facts), possible_tiles(facts), lambda t: cost(facts, t))
     numbers, blocks = operands(spec), min(blocks_of_an_sm(facts, arch, tile), BLOCKS)
     splits = splits_of(spec, tile, blocks)
     holds = q_in_registers(facts, tile)
