@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from attngen.device.arrays import ArrayView
 from attngen.device.binding import Bound, bind, sizes_of
-from attngen.device.params import Number
+from attngen.device.params import Number, number_names
 from attngen.device.protocol import Device, Kernel
 from attngen.device.tuning_cache import Bucket, Winner, bucket_of
 from attngen.emit.emitter import emit
@@ -16,6 +16,7 @@ from attngen.emit.program import Program
 from attngen.plan import Plan
 from attngen.schedules import tuned_plan
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.expr import Type
 from attngen.spec.obligations import check_obligations
 
 
@@ -34,6 +35,10 @@ class Compiled:
     def source(self) -> Program:
         """The generated CUDA and its ABI."""
         return self.kernel.source
+
+    def number_names(self, kind: Type) -> tuple[str, ...]:
+        """The arguments of a call that are numbers of a type."""
+        return number_names(self.spec, kind)
 
     def bind(self, arrays: Mapping[str, ArrayView], params: Mapping[str, Number]) -> Bound:
         """A call with `arrays`, the inputs and outputs by the names of their arguments, by the kernel for its sizes.

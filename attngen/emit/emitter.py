@@ -23,7 +23,7 @@ def emit(spec: AttentionSpec, plan: Plan, comments: Comments = "brief") -> Progr
     """
     variant = build_variant(spec, plan)
     file: File = plan.schedule.context(spec, plan, variant)
-    text = _environment().get_template(f"kernels/{plan.schedule.name}.cu.j2").render(file.context())
+    text = environment().get_template(f"kernels/{plan.schedule.name}.cu.j2").render(file.context())
     return Program(
         name=f"{spec.name}_{plan.keyword}{plan.suffix}",
         text=at_level(text, comments),
@@ -35,8 +35,8 @@ def emit(spec: AttentionSpec, plan: Plan, comments: Comments = "brief") -> Progr
 
 def preload() -> None:
     """Read every template now, those that kernels include too, so that the first file costs no more than the others."""
-    for name in _environment().list_templates(extensions=["j2", "cuh"]):
-        _environment().get_template(name)
+    for name in environment().list_templates(extensions=["j2", "cuh"]):
+        environment().get_template(name)
 
 
 def address_terms(tensor: Captured) -> list[str]:
@@ -52,7 +52,7 @@ def read_element(tensor: Captured, at: str) -> str:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(template_directory()),
         undefined=jinja2.StrictUndefined,

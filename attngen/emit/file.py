@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -315,31 +316,7 @@ class File:
             shared_bytes=self.plan.shared_bytes if shared else 0,
             shared_buffers=shared_ranges(self.plan, suffix) if shared else (),
         )
-        return KernelText(entry, self._signature(entry), threads_name)
-
-    def _signature(self, entry: KernelEntry) -> tuple[SignatureLine, ...]:
-        lines: list[SignatureLine] = []
-        group: list[Parameter] = []
-
-        def flush() -> None:
-            if group:
-                what = group[0].formula.words if group[0].formula else ""
-                lines.extend(
-                    SignatureLine(line, what) for line in comment_text.wrapped_list([f"{p.ctype} {p.name}" for p in group])
-                )
-                group.clear()
-
-        for p in entry.parameters:
-            if p.binding == "data":
-                flush()
-                restrict = " __restrict__" if p.ctype.startswith("const ") else ""
-                lines.append(SignatureLine(f"{p.ctype}{restrict} {p.name}", comment_text.shape_text(self.tensors[p.of])))
-            else:
-                if group and _line_of(group[-1]) != _line_of(p):
-                    flush()
-                group.append(p)
-        flush()
-        return tuple(lines)
+        return KernelText(entry, signature_lines(entry, self.tensors), threads_name)
 
     def head_grid(self, *inner: Extent) -> tuple[Extent, ...]:
         return (*inner, abi.head_axes(self.spec)[0].size, "batch")
@@ -421,6 +398,32 @@ class File:
             min=low.c_name,
             max=high.c_name,
         )
+
+
+def signature_lines(entry: KernelEntry, tensors: Mapping[str, Tensor]) -> tuple[SignatureLine, ...]:
+    """The lines of a kernel's signature: parameters that belong together share one."""
+    lines: list[SignatureLine] = []
+    group: list[Parameter] = []
+
+    def flush() -> None:
+        if group:
+            what = group[0].formula.words if group[0].formula else ""
+            lines.extend(
+                SignatureLine(line, what) for line in comment_text.wrapped_list([f"{p.ctype} {p.name}" for p in group])
+            )
+            group.clear()
+
+    for p in entry.parameters:
+        if p.binding == "data":
+            flush()
+            restrict = " __restrict__" if p.ctype.startswith("const ") else ""
+            lines.append(SignatureLine(f"{p.ctype}{restrict} {p.name}", comment_text.shape_text(tensors[p.of])))
+        else:
+            if group and _line_of(group[-1]) != _line_of(p):
+                flush()
+            group.append(p)
+    flush()
+    return tuple(lines)
 
 
 def _line_of(parameter: Parameter) -> tuple[str, str]:

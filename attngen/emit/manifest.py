@@ -22,6 +22,7 @@ from attngen.emit.program import (
     SeveralSplits,
     SharedRange,
     Splits,
+    Sum,
     Tensor,
 )
 
@@ -132,6 +133,8 @@ def _extent(extent: Extent) -> int | str | dict[str, Any]:
             return {"ceil": extent.size, "by": extent.by}
         case OneMore():
             return {"one_more": extent.size}
+        case Sum():
+            return {"sum": [extent.first, extent.second]}
         case PackedBlocks():
             return {"total": extent.total, "by": extent.by, "batch": extent.batch}
         case PackedTiles():
@@ -147,6 +150,8 @@ def _read_extent(extent: Any) -> Extent:
     if isinstance(extent, dict):
         if "total" in extent:
             return PackedBlocks(extent["total"], extent["by"], extent["batch"])
+        if "sum" in extent:
+            return Sum(*extent["sum"])
         if "one_more" in extent:
             return OneMore(extent["one_more"])
         if "splits" in extent:

@@ -48,6 +48,20 @@ class OneMore:
 
 
 @dataclass(frozen=True, slots=True)
+class Sum:
+    """`first + second`, of two sizes."""
+
+    first: str
+    second: str
+
+    def __call__(self, sizes: Sizes) -> int:
+        return sizes[self.first] + sizes[self.second]
+
+    def __str__(self) -> str:
+        return f"({self.first} + {self.second})"
+
+
+@dataclass(frozen=True, slots=True)
 class PackedBlocks:
     """`total // by + batch`: the blocks of `by` rows that packed sequences fill, if each begins with a block of its own."""
 
@@ -63,7 +77,7 @@ class PackedBlocks:
 
 
 # a number, the name of a dimension, or what follows from sizes
-Extent = int | str | CeilDiv | OneMore | PackedBlocks | PackedTiles | Splits | SeveralSplits
+Extent = int | str | CeilDiv | OneMore | Sum | PackedBlocks | PackedTiles | Splits | SeveralSplits
 
 
 def evaluate(extent: Extent, sizes: Sizes) -> int:

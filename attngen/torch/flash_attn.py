@@ -90,11 +90,10 @@ class Paged(NamedTuple):
 
 
 class Cached(NamedTuple):
-    """The keys of a cache that each sequence has: `added` more than cache_seqlens, the first of `inputs`. The second, if it is
-    there, is cache_leftpad."""
+    """The keys of a cache that each sequence has: where they end, [batch], and if they do not begin at 0, where."""
 
     inputs: tuple[Tensor, ...]
-    added: int
+    longest: tuple[int, ...] = ()
 
 
 def attend(
@@ -123,7 +122,7 @@ def attend(
     packed = storage.startswith("packed")
     cached = len(lengths.inputs) if isinstance(lengths, Cached) else 0
     inputs = [] if lengths is None else list(lengths.inputs)
-    numbers = [] if lengths is None else [lengths.added] if isinstance(lengths, Cached) else list(lengths.longest)
+    numbers = [] if lengths is None else list(lengths.longest)
     if alibi_slopes is not None:
         inputs.append(alibi_slopes)
     if dropout_p:
@@ -223,11 +222,11 @@ def flash_text(
     cached: int = 0,
 ) -> str:
     """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each of a window's `ends`. If
-    `cached` is 1 or 2, the keys of a sequence end at used[b] + added; if 2, they begin at leftpad[b]."""
+    `cached` is 1 or 2, the keys of a sequence end at used[b]; if 2, they begin at leftpad[b]."""
     check_mode(mode)
     if storage != "dense" and mode == "math":
         raise ArgumentError(f'mode="math" takes no {storage} tensors; call flash_attn_func of each sequence')
-    kv_len = "used[b] + added" if cached else "kv_len"
+    kv_len = "used[b]" if cached else "kv_len"
     position = f"q + {kv_len} - q_len"  # of a query among the keys
     masks = [f"k < {kv_len}", "k >= leftpad[b]"][:cached]
     masks += [f"{position} >= k"] if causal else []
@@ -243,7 +242,7 @@ def flash_text(
         "mask": " and ".join(masks) or None,
         "score": score,
         "inputs": inputs,
-        "params": dict.fromkeys((*(("added",) if cached else ()), *ends), "int"),
+        "params": dict.fromkeys(ends, "int"),
         "storage": storage,
         "dropout": dropout_p,
     }

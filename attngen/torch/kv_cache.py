@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from attngen.device.arrays import ArgumentError
+from attngen.torch.append import appended
 from attngen.torch.description import Mode
 from attngen.torch.flash_attn import EVERYTHING, Cached, attend
 
@@ -46,31 +47,46 @@ def flash_attn_with_kvcache(
     q [batch, q_len, q_heads, size], k_cache and v_cache [batch, cache_len, kv_heads, size]. Sequence i has the first
     cache_seqlens[i] keys of its cache (an int, or int32 [batch]; all of them by default), from cache_leftpad[i] on (int32
     [batch]). `softmax_scale`, `causal`, `window_size`, `softcap` and `alibi_slopes` are those of
-    `attngen.torch.flash_attn_func`: the last row stands at the last key of its sequence. The plan chooses how many blocks share
-    the keys of a row, whatever `num_splits` says. `mode` is that of `attngen.torch.attention`.
+    `attngen.torch.flash_attn_func`: the last row stands at the last key of its sequence.
+
+    k and v [batch, new_len, kv_heads, size] are first written to the cache, in place, after the keys that are there; what does
+    not fit is left out. With `rotary_cos` and `rotary_sin`, [positions, rotary_dim / 2], k is rotated on the way, and q too: at
+    the positions of the new rows, or at the first of them if the attention is neither causal nor in a window. rotary_dim is a
+    multiple of 16. A pair is two neighbours if `rotary_interleaved`, else an element and the one rotary_dim / 2 further.
+
+    The plan chooses how many blocks share the keys of a row, whatever `num_splits` says. `mode` is that of
+    `attngen.torch.attention`.
 
     Returns O [batch, q_len, q_heads, size], or with `return_softmax_lse` (O, lse [batch, q_heads, q_len]). No gradients. A row
     without keys has O = 0 and lse = -inf. Raises ArgumentError.
     """
-    for name, given in (
-        ("k", k),
-        ("rotary_cos", rotary_cos),
-        ("cache_batch_idx", cache_batch_idx),
-        ("block_table", block_table),
-    ):
+    for name, given in (("cache_batch_idx", cache_batch_idx), ("block_table", block_table)):
         if given is not None:
             raise ArgumentError(f"`{name}` was given, and is not supported yet")
-    lengths = None
-    if cache_seqlens is not None or cache_leftpad is not None:
-        used = _lengths(k_cache.shape[1] if cache_seqlens is None else cache_seqlens, q)
-        lengths = Cached((used,) if cache_leftpad is None else (used, cache_leftpad), 0)
-    others = (0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, return_softmax_lse)
-    found = attend(q, k_cache, v_cache, lengths, *others, mode=mode)
+    with torch.no_grad():
+        if k_cache.shape[0] > q.shape[0]:
+            k_cache, v_cache = k_cache[: q.shape[0]], v_cache[: q.shape[0]]
+        used = _lengths(cache_seqlens, q, k_cache)
+        if k is not None or v is not None or rotary_cos is not None:
+            if k is None or v is None or cache_seqlens is None:
+                raise ArgumentError("`k`, `v` and `cache_seqlens` are given together: what is appended, and where")
+            if (rotary_cos is None) != (rotary_sin is None):
+                raise ArgumentError("`rotary_cos` and `rotary_sin` are given together")
+            is_local = causal or tuple(window_size) != EVERYTHING
+            tables = None if rotary_cos is None else (rotary_cos, rotary_sin)
+            used, q = appended(
+                q, k, v, k_cache, v_cache, used, None, tables, interleaved=rotary_interleaved, by_position=is_local
+            )
+        is_whole = cache_seqlens is None and cache_leftpad is None
+        lengths = None if is_whole else Cached((used,) if cache_leftpad is None else (used, cache_leftpad))
+        others = (0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, return_softmax_lse)
+        found = attend(q, k_cache, v_cache, lengths, *others, mode=mode)
     return found[:2] if return_softmax_lse else found
 
 
-def _lengths(cache_seqlens: int | Tensor, q: Tensor) -> Tensor:
-    """`cache_seqlens` as a tensor [batch]."""
+def _lengths(cache_seqlens: int | Tensor | None, q: Tensor, k_cache: Tensor) -> Tensor:
+    """`cache_seqlens` as a tensor [batch]; by default whole caches."""
     if isinstance(cache_seqlens, torch.Tensor):
         return cache_seqlens
-    return torch.full(q.shape[:1], cache_seqlens, dtype=torch.int32, device=q.device)
+    length = k_cache.shape[1] if cache_seqlens is None else cache_seqlens
+    return torch.full(q.shape[:1], length, dtype=torch.int32, device=q.device)

@@ -134,7 +134,7 @@ class Runtime:
         self.compiled = compiled
         self.input_names = tuple(t.argument for t in compiled.source.of_role("input"))
         self.output_names = tuple(t.argument for t in compiled.source.of_role("output"))
-        self._ints, self._floats = (params.number_names(compiled.spec, kind) for kind in (Type.INT, Type.FLOAT))
+        self._ints, self._floats = (compiled.number_names(kind) for kind in (Type.INT, Type.FLOAT))
 
     @cached_property
     def no_lse(self) -> Tensor:

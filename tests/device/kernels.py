@@ -14,7 +14,7 @@ from attngen.device.emulated.tensor_map import encode
 from attngen.device.emulated.tracing import Watch
 from attngen.device.protocol import Launch, Memory
 from attngen.device.tensor_map import TensorMap
-from attngen.emit.emitter import _environment
+from attngen.emit.emitter import environment
 from attngen.emit.program import KernelEntry, Parameter, Product, Program
 from attngen.emit.templates import template_directory
 from attngen.emit.wgmma import Wgmma
@@ -45,7 +45,7 @@ def primitives(*names: str) -> str:
 
 
 def products(*wanted: Wgmma) -> str:
-    template = _environment().get_template("parts/wgmma.cuh.j2")
+    template = environment().get_template("parts/wgmma.cuh.j2")
     return "\n".join(template.render(product=w) for w in wanted)
 
 

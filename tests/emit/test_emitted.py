@@ -238,12 +238,12 @@ def test_approximations_are_for_results_of_16_bits() -> None:
 
 def test_preload_reads_all_that_kernels_include() -> None:
     """No call is the first to read a template."""
-    emitter._environment.cache_clear()
+    emitter.environment.cache_clear()
     emitter.preload()
-    read = len(emitter._environment().cache)
+    read = len(emitter.environment().cache)
     for schedule in SCHEDULE_NAMES:
         emitted(shipped("packed_documents"), schedule, "sm_90a")
-    assert len(emitter._environment().cache) == read
+    assert len(emitter.environment().cache) == read
 
 
 @pytest.mark.parametrize("wanted", [None, ("q", "k", "v")])

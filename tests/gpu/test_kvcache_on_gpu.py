@@ -10,7 +10,7 @@ pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
 from attngen.torch import flash_attn_with_kvcache  # noqa: E402
-from tests.torch.cache import CacheCase, dense_cases  # noqa: E402
+from tests.torch.cache import CacheCase, appending_cases, dense_cases  # noqa: E402
 from tests.torch.flash import check  # noqa: E402
 
 
@@ -28,6 +28,11 @@ def checked(cases: Iterable[CacheCase], dtype: object) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_dense_caches(dtype: str) -> None:
     checked(dense_cases(), getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_are_appended_and_rotated(dtype: str) -> None:
+    checked(appending_cases(), getattr(torch, dtype))
 
 
 def test_a_graph_replays_with_other_lengths() -> None:

@@ -138,4 +138,4 @@ def appending_cases() -> Iterator[CacheCase]:
     for i, case in enumerate(dense_cases()):
         new_len = case.q_len if i % 3 else max(1, case.q_len // 2)
         rotary_dim = (0, case.size // 16 * 16, case.size // 32 * 16)[i % 3]
-        yield replace(case, new_len=new_len, rotary_dim=rotary_dim, interleaved=i % 2 == 0, has_batch_idx=i % 4 == 1)
+        yield replace(case, new_len=new_len, rotary_dim=rotary_dim, interleaved=i % 2 == 0)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from attngen import ArgumentError  # noqa: E402
 from attngen.torch import flash_attn_func, flash_attn_with_kvcache  # noqa: E402
 from tests import tiers  # noqa: E402
-from tests.torch.cache import CacheCase, dense_cases  # noqa: E402
+from tests.torch.cache import CacheCase, appending_cases, dense_cases  # noqa: E402
 from tests.torch.flash import Case, check  # noqa: E402
 from tests.torch.tensors import BACKEND, randn  # noqa: E402
 
@@ -25,6 +25,20 @@ def test_the_meaning_of_every_argument() -> None:
         expected, expected_lse, *_ = call.expected()
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=lambda said, at=case: f"{at}: {said}")
         torch.testing.assert_close(lse, expected_lse, rtol=1e-9, atol=1e-9)
+
+
+APPENDING = tuple(appending_cases())
+
+
+@pytest.mark.parametrize("case", tiers.cases(APPENDING, quick=APPENDING[1:3]))
+def test_rows_are_appended_and_rotated(case: CacheCase) -> None:
+    """By the emulated kernel, and torch's operations for the attention."""
+    call = case.call(torch.float32)
+    found, keys, values = call.run(flash_attn_with_kvcache, mode="math")
+    expected, _, keys_expected, values_expected = call.expected()
+    torch.testing.assert_close(keys, keys_expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(values, values_expected)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", tiers.cases(("naive", "tiled", "fused", "hopper", "decode"), quick=["decode"]))
@@ -55,7 +69,33 @@ def test_compiled_by_torch_without_a_break() -> None:
         assert torch.equal(compiled(q, k, lengths), attend(q, k, lengths))
 
 
+@pytest.mark.long
+def test_appending_is_traced_as_a_mutation() -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, cache: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+        return (
+            flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=used, causal=True, mode="naive") + cache.sum()
+        )
+
+    q, k, used = randn(2, 3, 2, 16), randn(2, 3, 2, 16), torch.tensor([4, 0], dtype=torch.int32)
+    eager, traced = (randn(2, 13, 2, 16) for _ in range(2))
+    expected = attend(q, k, eager, used)
+    assert torch.equal(torch.compile(attend, fullgraph=True, backend=BACKEND)(q, k, traced, used), expected)
+    assert torch.equal(traced, eager)
+    assert torch.equal(traced[0, 4:7], k[0])
+
+
+def test_what_has_no_place_is_left_out() -> None:
+    """Rows past the end of a cache, and before its beginning, are not written anywhere."""
+    cache, k = torch.zeros(3, 5, 1, 16).half(), torch.ones(3, 2, 1, 16).half()
+    used = torch.tensor([4, 9, -1], dtype=torch.int32)
+    flash_attn_with_kvcache(k, cache, cache.clone(), k, k, cache_seqlens=used, mode="math")
+    written = cache[..., 0, 0].nonzero().tolist()
+    assert written == [[0, 4], [2, 0]]
+
+
 def test_what_is_refused() -> None:
     q = randn(1, 5, 2, 16)
-    with pytest.raises(ArgumentError, match=r"`block_table` was given"):
-        flash_attn_with_kvcache(q, q, q, block_table=torch.zeros(1, 1, dtype=torch.int32))
+    with pytest.raises(ArgumentError, match=r"`k`, `v` and `cache_seqlens` are given together"):
+        flash_attn_with_kvcache(q, q, q, q, q)
+    with pytest.raises(ArgumentError, match=r"`rotary_cos` is \[5, 4\]; expected \[positions, rotary_dim / 2\]"):
+        flash_attn_with_kvcache(q, q, q, q, q, q[0, :, 0, :4], q[0, :, 0, :4], cache_seqlens=0)

@@ -1,0 +1,154 @@
+"""`Append`: new rows of K and V that go to a cache, rotated on the way; emitted as a program of one kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attngen.emit.abi import ROW_ALIGNMENT, data
+from attngen.emit.comment_text import shape_line
+from attngen.emit.comments import Comments, at_level
+from attngen.emit.emitter import environment
+from attngen.emit.file import ConstantLine, KernelText, signature_lines
+from attngen.emit.program import Axis, Extent, KernelEntry, Parameter, Product, Program, Sum, Tensor, free
+from attngen.spec.dtypes import DType
+
+CHUNK_BYTES = 16  # that a thread moves at once
+ROTARY_MULTIPLE = 16  # a rotated part has whole chunks in both of its halves
+THREADS = 128
+LETTERS = {
+    **dict.fromkeys(("batch", "pages"), "b"),
+    **dict.fromkeys(("q_len", "new_len", "cache_len", "page_size"), "s"),
+    **dict.fromkeys(("q_heads", "kv_heads"), "h"),
+    **dict.fromkeys(("angles", "max_pages"), "p"),
+}  # of the axes with these names
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Rows to append. K, V and the caches are [batch, length, heads, size] of `dtype`; in pages, a cache is [pages, page_size,
+    heads, size].
+
+    The first `rotary_dim` elements of rows of K, and of Q, are rotated by tables of `angles`: 0 rotates none. Pairs are
+    neighbours if `interleaved`, else elements of the two halves. Rows of Q stand at the positions of new rows, or
+    all at the first one if not `by_position`.
+    """
+
+    dtype: DType
+    head_dim: int
+    head_dim_v: int
+    paged: bool = False
+    rotary_dim: int = 0
+    interleaved: bool = False
+    by_position: bool = True
+    angles: DType | None = None  # the type of cosines and sines, if anything is rotated
+
+    @property
+    def chunk(self) -> int:
+        """Elements that a thread moves at once."""
+        return CHUNK_BYTES // self.dtype.bytes
+
+    @property
+    def name(self) -> str:
+        where = "pages" if self.paged else "cache"
+        return f"append_to_{where}_{self.dtype}_{self.head_dim}" + (f"_rotary_{self.rotary_dim}" if self.rotary_dim else "")
+
+
+def append_program(append: Append, arch: str, comments: Comments = "brief") -> Program:
+    """The CUDA that appends, and its ABI. Pure: the same text for the same arguments."""
+    tensors = {t.name: t for t in _tensors(append)}
+    rotates = bool(append.rotary_dim)
+    rows: Extent = Sum("q_len", "new_len") if rotates else "new_len"
+    entry = KernelEntry(
+        append.name, tuple(_parameters(append, tensors)), (Product((rows, "batch")), Product(()), Product(())), (THREADS, 1, 1)
+    )
+    angles = {append.angles} if append.angles is not None else set()
+    types = sorted(t.name for t in {append.dtype, *angles})
+    context: dict[str, Any] = {
+        "title": append.name,
+        "T": append.dtype.cuda,
+        "A": append.angles.cuda if append.angles else "",
+        "from_float": f"to_{append.dtype}",
+        "rotary_dim": append.rotary_dim,
+        "interleaved": append.interleaved,
+        "by_position": append.by_position,
+        "turns_back": False,
+        "paged": append.paged,
+        "cache_rows": "page_size" if append.paged else "cache_len",
+        "shapes": [shape_line(t) for t in tensors.values()],
+        "constants": constants(append),
+        "primitives": [
+            *(f"type_{t}" for t in types if t != "fp32"),
+            *(f"to_float_{t}" for t in types if rotates),
+            *([f"to_{append.dtype}"] if rotates else []),
+        ],
+        "kernel": KernelText(entry, signature_lines(entry, tensors), "THREADS"),
+        "moved": [("K", "PARTS"), ("V", "V_PARTS")],
+    }
+    text = environment().get_template("kernels/append.cu.j2").render(context)
+    return Program(append.name, at_level(text, comments), arch, (entry,), tuple(tensors.values()))
+
+
+def constants(append: Append) -> list[ConstantLine]:
+    """The numbers of the file."""
+    lines = [
+        ConstantLine("int", "HEAD_DIM", str(append.head_dim)),
+        ConstantLine("int", "HEAD_DIM_V", str(append.head_dim_v)),
+        ConstantLine("int", "THREADS", str(THREADS)),
+        ConstantLine("int", "CHUNK", str(append.chunk), f"elements of {CHUNK_BYTES} bytes"),
+    ]
+    lines.append(ConstantLine("int", "V_PARTS", "HEAD_DIM_V / CHUNK", "of a row of V, each moved by a thread"))
+    if not append.rotary_dim:
+        return [*lines, ConstantLine("int", "PARTS", "HEAD_DIM / CHUNK", "of a row of K")]
+    rotated = "2 * HALF / CHUNK" if append.interleaved else "HALF / CHUNK"
+    return [
+        *lines,
+        ConstantLine("int", "HALF", str(append.rotary_dim // 2), "pairs of elements that are rotated"),
+        ConstantLine("int", "ROTATED", rotated, "parts of a row that are rotated"),
+        ConstantLine("int", "PARTS", "ROTATED + (HEAD_DIM - 2 * HALF) / CHUNK", "of a row of Q or K"),
+    ]
+
+
+def _tensors(append: Append) -> list[Tensor]:
+    t, q_heads, kv_heads = append.dtype.name, free("q_heads"), free("kv_heads")
+    sizes = {"K": Axis("head_dim", append.head_dim), "V": Axis("head_dim_v", append.head_dim_v)}
+    layout: tuple[int, bool] = (ROW_ALIGNMENT, True)
+    place = (free("pages"), free("page_size")) if append.paged else (free("batch"), free("cache_len"))
+    rows = (free("batch"), free("q_len"), q_heads, sizes["K"])
+    tensors = [
+        *(
+            Tensor(n, "input", t, (free("batch"), free("new_len"), kv_heads, size), n.lower(), *layout)
+            for n, size in sizes.items()
+        ),
+        Tensor("lengths", "input", "int32", (free("batch"),), "lengths"),
+    ]
+    if append.paged:
+        tensors.append(Tensor("page_table", "input", "int32", (free("batch"), free("max_pages")), "page_table"))
+    if append.angles is not None:
+        table = (free("angles"), Axis("", append.rotary_dim // 2))
+        tensors += [Tensor(n, "input", append.angles.name, table, n, unit_stride=True) for n in ("cosines", "sines")]
+        tensors.append(Tensor("Q", "input", t, rows, "q", *layout))
+    tensors += [
+        Tensor(f"{n}_cache", "output", t, (*place, kv_heads, size), f"{n.lower()}_cache", *layout) for n, size in sizes.items()
+    ]
+    tensors.append(Tensor("lengths_after", "output", "int32", (free("batch"),), "lengths_after", unit_stride=True))
+    if append.angles is not None:
+        tensors.append(Tensor("Q_rotated", "output", t, rows, "q_rotated", *layout))
+    return tensors
+
+
+def _parameters(append: Append, tensors: dict[str, Tensor]) -> list[Parameter]:
+    ctypes = {append.dtype.name: append.dtype.cuda, "int32": "int"}
+    if append.angles is not None:
+        ctypes[append.angles.name] = append.angles.cuda
+    pointers = [data(t.name, ctypes[t.dtype], writable=t.is_written) for t in tensors.values()]
+    strides = [
+        Parameter(f"{t.name.lower()}_stride_{LETTERS[axis.name]}", "long long", "stride", t.name, d)
+        for t in tensors.values()
+        for d, axis in enumerate(t.axes)
+        if axis.name in LETTERS and t.name != "lengths_after"
+    ]
+    sizes = ["new_len", "kv_heads", "page_size" if append.paged else "cache_len"]
+    sizes += ["pages", "max_pages"] if append.paged else []
+    sizes += ["q_len", "q_heads", "angles"] if append.angles is not None else []
+    return [*pointers, *strides, *(Parameter(n, "int", "size", n) for n in sizes)]

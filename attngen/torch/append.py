@@ -1,0 +1,170 @@
+"""The operator `attngen::append`: new rows of K and V that go to a cache in place, with rotary embeddings.
+
+    append(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, Tensor? page_table,
+           Tensor? cos, Tensor? sin, bool interleaved, bool by_position) -> (Tensor lengths_after, Tensor q_rotated)
+
+Tensors are [batch, length, heads, size], or a cache is in pages, [pages, page_size, heads, size]. Row i of k and v goes to row
+lengths[b] + i of sequence b, and is not written if the cache has no such row, or the page table no such page. With `cos` and
+`sin`, [positions, rotary_dim / 2], k is rotated on the way, and q_rotated is q rotated: at the positions of new rows, or at the
+first of them if not `by_position`; without them q_rotated has no element. `attngen.emit.append.Append` has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from attngen.device.arrays import ArgumentError, ArrayView
+from attngen.device.binding import Bound, bind, sizes_of
+from attngen.device.lazy_kernel import DeferredKernel
+from attngen.device.params import Number
+from attngen.device.protocol import Device, Kernel
+from attngen.device.select import device_by_name
+from attngen.emit.append import ROTARY_MULTIPLE, Append, append_program
+from attngen.emit.program import Program
+from attngen.spec.dtypes import DTYPES
+from attngen.spec.expr import Type
+from attngen.torch.description import dtype_name
+from attngen.torch.layout import readable
+from attngen.torch.operator import LIBRARY
+from attngen.torch.runtime import Emulated, OnGpu
+
+Tensor = Any
+Pair = tuple[Tensor, Tensor]
+
+SCHEMA = (
+    "append(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, Tensor? page_table, "
+    "Tensor? cos, Tensor? sin, bool interleaved, bool by_position) -> (Tensor, Tensor)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledAppend:
+    """The kernel of an `Append` on a device, compiled by the first call."""
+
+    kernel: Kernel
+    device: Device
+
+    @property
+    def source(self) -> Program:
+        """The generated CUDA and its ABI."""
+        return self.kernel.source
+
+    def number_names(self, kind: Type) -> tuple[str, ...]:
+        """A call has no numbers."""
+        return ()
+
+    def bind(self, arrays: Mapping[str, ArrayView], params: Mapping[str, Number]) -> Bound:
+        """A call with `arrays`, inputs and outputs. Raises ArgumentError."""
+        return bind(self.kernel, sizes_of(self.source, self.device, arrays), arrays, params)
+
+
+@lru_cache(maxsize=256)
+def _runtime(append: Append, device: Any) -> Emulated | OnGpu:
+    on_gpu = device.type == "cuda"
+    place = _device(f"cuda:{device.index or 0}" if on_gpu else "emulated")
+    compiled = CompiledAppend(DeferredKernel(place, append_program(append, place.arch)), place)
+    return OnGpu(compiled) if on_gpu else Emulated(compiled)
+
+
+@lru_cache(maxsize=16)
+def _device(name: str) -> Device:
+    return device_by_name(name)
+
+
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    page_table: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    by_position: bool,
+) -> Pair:
+    """(lengths_after, q_rotated), with the rows in the caches."""
+    q, k, v = (t if readable(t) else t.contiguous() for t in (q, k, v))
+    append = Append(
+        DTYPES[dtype_name(q.dtype)],
+        q.shape[3],
+        v.shape[3],
+        page_table is not None,
+        0 if cos is None else 2 * cos.shape[1],
+        interleaved and cos is not None,
+        by_position or cos is None,
+        None if cos is None else DTYPES[dtype_name(cos.dtype)],
+    )
+    inputs = [k, v, lengths, *([] if page_table is None else [page_table]), *([] if cos is None else [cos, sin, q])]
+    found = _runtime(append, q.device)(inputs, outputs=(k_cache, v_cache, *(None,) * (1 if cos is None else 2)))
+    return found[2], q.new_empty((0,)) if cos is None else found[3]
+
+
+def fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    page_table: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    by_position: bool,
+) -> Pair:
+    """Shapes and strides alone."""
+    return lengths.new_empty(lengths.shape), q.new_empty((0,)) if cos is None else torch.empty_like(q)
+
+
+LIBRARY.define(SCHEMA)
+for _key in ("CUDA", "CPU"):
+    LIBRARY.impl("append", run, _key)
+torch.library.register_fake("attngen::append", fake, lib=LIBRARY)
+_operator = torch.ops.attngen.append.default
+
+
+def appended(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    page_table: Tensor | None = None,
+    tables: tuple[Tensor, Tensor] | None = None,
+    *,
+    interleaved: bool = False,
+    by_position: bool = True,
+) -> Pair:
+    """(lengths afterwards, q), after k and v were written to the caches: the operator above, with checks. `tables` are cosines
+    and sines; without them q is the given one. Raises ArgumentError."""
+    for name, one in (("q", q), ("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if one.dim() != 4:
+            raise ArgumentError(f"`{name}` has {one.dim()} dimensions; expected [batch, length, heads, size]")
+        if one.shape[3] % 8:
+            raise ArgumentError(
+                f"`{name}` has a head size of {one.shape[3]}; rows are appended 16 bytes at a time: expected a multiple of 8"
+            )
+    for name, one in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if not readable(one):
+            raise ArgumentError(
+                f"`{name}` is written in place, 16 bytes at a time; its rows must be contiguous and aligned to 16 bytes"
+            )
+    if tables is None:
+        return _operator(q, k, v, k_cache, v_cache, lengths, page_table, None, None, False, True)[0], q
+    size = 2 * tables[0].shape[-1]
+    if any(t.dim() != 2 for t in tables) or size % ROTARY_MULTIPLE or size > q.shape[3]:
+        raise ArgumentError(
+            f"`rotary_cos` is {list(tables[0].shape)}; expected [positions, rotary_dim / 2], where rotary_dim is a multiple of "
+            f"{ROTARY_MULTIPLE} and at most the head size, {q.shape[3]}"
+        )
+    tables = tuple(t if t.stride(1) == 1 else t.contiguous() for t in tables)
+    result: Pair = _operator(q, k, v, k_cache, v_cache, lengths, page_table, *tables, interleaved, by_position)
+    return result
