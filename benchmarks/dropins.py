@@ -1,12 +1,13 @@
-"""Whole models of transformers with the attention of torch, FlexAttention and attngen: tokens a second of training and prefill.
+"""Models of transformers with the attention of torch, FlexAttention and attngen: tokens a second of training and of prefill.
 
-    python benchmarks/dropins.py [--models llama,gemma2] [--length S] [--layers N] [--rounds N] [--write docs/performance_tables.md]
+    python benchmarks/dropins.py [--models llama,gemma2] [--length S] [--layers N] [--rounds N]
+                                 [--write docs/performance_tables.md]
 
-Layers have the widths of Llama 3 8B and Gemma 2 9B, random weights in bf16, one sequence of S tokens. The implementations are those
-that `attn_implementation` names: "sdpa" with cuDNN first, "flex_attention", "attngen". A training step is forward, backward and
-AdamW under torch.compile. Prefill is the first forward of `generate`: eager, with a cache, the logits of the last token alone.
-Both build their masks in each step. Sides run in processes of their own with empty caches, start together, and are timed one
-after another in random order within each round. `--small` is a trial of a few seconds on a CPU.
+Layers have the widths of Llama 3 8B and Gemma 2 9B, random weights in bf16, one sequence of S tokens. `attn_implementation` is
+"sdpa" with cuDNN first, "flex_attention" or "attngen". A training step is forward, backward and AdamW under torch.compile.
+Prefill is the first forward of `generate`: eager, with a cache, the logits of the last token alone. Both build their masks in
+each step. SDPA leaves out the soft-cap of Gemma 2. Each side runs in a process of its own with empty caches; the sides are
+timed one after another, in random order within each round. `--small` has narrow layers, for a trial on a CPU.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ import json
 import multiprocessing
 import os
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -75,6 +75,7 @@ class Case:
             return AutoModelForCausalLM.from_config(config, attn_implementation=implementation, dtype=torch.bfloat16)
 
 
+Side = tuple[Case, str]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -175,11 +176,11 @@ def started(case: Case, caches: Path) -> dict[str, tuple[Any, Connection]]:
     return found
 
 
-def ask_all(pipes: dict[str, Connection], order: tuple[str, int | None]) -> dict[str, Any]:
+def ask_all(pipes: dict[Side, Connection], order: tuple[str, int | None]) -> dict[Side, Any]:
     """The answers of all sides, which work at the same time; an error of a side is printed and left out."""
     for pipe in pipes.values():
         pipe.send(order)
-    return {side: answer for side, pipe in pipes.items() if not failed(side, order[0], answer := received(pipe))}
+    return {side: answer for side, pipe in pipes.items() if not failed(side[1], order[0], answer := received(pipe))}
 
 
 def received(pipe: Connection) -> Any:
@@ -209,18 +210,17 @@ def rows(cases: Sequence[Case], rounds: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as directory:
         running = {case: started(case, Path(directory)) for case in cases}
         sides = {case: {side: pipe for side, (_, pipe) in found.items()} for case, found in running.items()}
-        for case, pipes in sides.items():  # of all cases, so that none of them starts during a measurement
-            for pipe in pipes.values():
-                pipe.send(("prefill", None))
-        prefills = {c: {s: a for s, p in pipes.items() if not failed(s, "prefill", a := received(p))} for c, pipes in sides.items()}
+        everybody = {(case, side): pipe for case, pipes in sides.items() for side, pipe in pipes.items()}
+        prefills = ask_all(everybody, ("prefill", None))  # of all cases, so that none of them starts during a measurement
         for case, pipes in sides.items():
             for way in WAYS:
-                firsts = prefills[case] if way == "prefill" else ask_all(pipes, (way, None))
+                asked = prefills if way == "prefill" else ask_all({(case, s): p for s, p in pipes.items()}, (way, None))
+                firsts = {side: answer for (of, side), answer in asked.items() if of == case}
                 found = timed(pipes, way, firsts, rounds)
                 for side, ms in found.items():
                     tokens = 1e3 * case.length / ms
                     yield {"case": case.title, "way": way, "side": side, "tokens_s": tokens, **firsts[side]}
-            for side, (process, pipe) in running[case].items():
+            for process, pipe in running[case].values():
                 pipe.send(None)
                 process.join()
 
