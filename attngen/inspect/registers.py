@@ -1,6 +1,6 @@
 """The table of kernels that have registers enough (`attngen.plan.register_table`), made by ptxas without a GPU.
 
-    python -m attngen.inspect.registers [--write] [--only "fused_mma pairs"] [--arch sm_80]
+    python -m attngen.inspect.registers [--write] [--only "fused_mma pairs"] [--arch sm_80] [--jobs 16]
 
 For each family and number of keys, the widest head size of which no spec of the family spills a register, on each architecture.
 The table that is there says where to begin: two compilations of a spec confirm a number. Without --write, nothing is written,
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import accumulate
 
 from attngen.device.cuda.compiler import compile_text, nvrtc_version
 from attngen.emit.emitter import emit
@@ -21,10 +22,9 @@ from attngen.language import load_text
 from attngen.plan.arch import ARCHES
 from attngen.plan.facts import facts_of
 from attngen.plan.plan import Plan, Schedule
-from attngen.plan.register_table import HEAD_SIZES, TABLE, Family, Measured, Widest, table, to_text
+from attngen.plan.register_table import TABLE, Family, Measured, Widest, table, to_text
 from attngen.schedules.choose import BACKWARD_SCHEDULES, SCHEDULES
 
-ARCHES_MEASURED = ("sm_80", "sm_90a", "sm_100a", "sm_120a")  # sm_86 and sm_89 have the code of sm_80
 SPACES: dict[str, tuple[Schedule, Measured]] = {
     s.name: (s, s.measured) for s in (*SCHEDULES, *BACKWARD_SCHEDULES) if s.measured
 }
@@ -41,8 +41,10 @@ def plans_of(family: Family, keys: int, head_dim: int, arch: str) -> Iterator[Pl
 
 
 def spills(plan: Plan) -> bool:
-    """Whether something is in local memory: registers that are spilled, or arrays that find none."""
-    return any(r.spill_store_bytes or r.stack_bytes for r in compile_text(emit(plan.facts.spec, plan)).resources())
+    """Whether something is in local memory (registers that are spilled, or arrays that find none), or products wait for each
+    other for want of registers."""
+    made = compile_text(emit(plan.facts.spec, plan))
+    return made.is_serialized or any(r.spill_store_bytes or r.stack_bytes for r in made.resources())
 
 
 def fits(family: Family, keys: int, arch: str, head_dim: int) -> bool:
@@ -52,41 +54,44 @@ def fits(family: Family, keys: int, arch: str, head_dim: int) -> bool:
 
 
 def widest(family: Family, keys: int, arch: str, guess: int, most: int) -> int:
-    """The widest of HEAD_SIZES up to `most` that fits; 0: none."""
-    sizes = [size for size in HEAD_SIZES if size <= most]
-    place = sizes.index(guess) if guess in sizes else 0
-    if not sizes or not fits(family, keys, arch, sizes[place]):
-        return next((size for size in reversed(sizes[:place]) if fits(family, keys, arch, size)), 0)
-    while place + 1 < len(sizes) and fits(family, keys, arch, sizes[place + 1]):
-        place += 1
-    return sizes[place]
+    """The widest of the schedule's head sizes up to `most` that fits; 0: none."""
+    sizes = [0, *(size for size in SPACES[family.schedule][1].head_sizes if size <= most)]
+    fitting, last, guessed = 0, len(sizes) - 1, sizes.index(guess) if guess in sizes[1:] else len(sizes)
+    while fitting < last:
+        place = next((n for n in (guessed, guessed + 1) if fitting < n <= last), (fitting + last + 1) // 2)
+        if fits(family, keys, arch, sizes[place]):
+            fitting = place
+        else:
+            last = place - 1
+    return sizes[fitting]
 
 
 def row(family: Family, arches: tuple[str, ...], known: Widest) -> Widest:
-    """The numbers of `family`: the least of all architectures, and with fewer keys no less than with more."""
+    """The numbers of `family`: the least of all architectures; with more keys no more than with fewer: ptxas may have luck."""
+    _, measured = SPACES[family.schedule]
     found: Widest = {}
     most = 0
-    for keys in sorted(SPACES[family.schedule][1].keys(family), reverse=True):
-        guess, limit = max(known.get(keys, 0), most), HEAD_SIZES[-1]
-        for arch in arches if most < limit else ():
+    for keys in sorted(measured.keys(family), reverse=True):
+        guess, limit = max(known.get(keys, 0), most), measured.head_sizes[-1]
+        for arch in arches or measured.arches if most < limit else ():
             guess = limit = widest(family, keys, arch, guess, limit)
         found[keys] = most = limit
-    return dict(sorted(found.items()))
+    return dict(zip(sorted(found), accumulate((found[keys] for keys in sorted(found)), min), strict=True))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--only", default="", help="the rows that begin so")
-    parser.add_argument("--arch", default=",".join(ARCHES_MEASURED))
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--arch", action="append", default=[], help="instead of all that the schedule is for")
+    parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     known, every = table(), [f for _, measured in SPACES.values() for f in measured.families]
     rows = {f: known[f] for f in every if f in known}
     families = [f for f in every if str(f).startswith(options.only)]
-    measure = partial(row, arches=tuple(options.arch.split(",")))
+    measure = partial(row, arches=tuple(options.arch))
     differ = 0
-    with ProcessPoolExecutor(options.workers) as pool:
+    with ProcessPoolExecutor(options.jobs) as pool:
         jobs = {f: pool.submit(measure, f, known=known.get(f, {})) for f in families}
         for family, job in jobs.items():
             rows[family] = found = job.result()

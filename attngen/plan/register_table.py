@@ -15,12 +15,23 @@ from typing import TYPE_CHECKING
 
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
+from attngen.plan.variants import SPECS, Variant
 
 if TYPE_CHECKING:
     from attngen.plan.plan import Plan, Schedule
 
 TABLE = Path(__file__).with_name("registers.txt")
-HEAD_SIZES = (32, 64, 80, 96, 128, 160, 192, 224, 256)  # that are compiled; the table's numbers are among them, or 0: none fits
+HEAD_SIZES = (
+    32,
+    64,
+    80,
+    96,
+    128,
+    160,
+    192,
+    224,
+    256,
+)  # that are usually compiled; the table's numbers are among them, or 0: none fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +39,7 @@ class Family:
     """A row of the table."""
 
     schedule: str
-    variant: str  # what the mask and the score read and compute: a name of the schedule's `VARIANTS`
+    variant: str  # what the mask and the score read and compute (`attngen.plan.variants`), or the schedule's name for several
     operands: str  # of the products
     rows: int  # of a warp
     warps: int  # of a block: so many, or more up to the next row's
@@ -43,6 +54,9 @@ Widest = dict[int, int]  # head sizes by the keys of a tile; of fewer keys than 
 NOT_COMPILED = "-"
 
 
+PORTABLE = ("sm_80", "sm_90a", "sm_100a", "sm_120a")  # sm_86 and sm_89 have the code of sm_80
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
     """The families of a schedule whose kernels ptxas compiles."""
@@ -52,6 +66,8 @@ class Measured:
     specs: Callable[[Family], tuple[str, ...]]  # statements beside the head size, of specs that take the most registers
     # of a tile with so many keys; None if it is not of the family
     plan: Callable[[Schedule, Family, SpecFacts, Arch, int], Plan | None]
+    arches: tuple[str, ...]
+    head_sizes: tuple[int, ...] = HEAD_SIZES
 
 
 @lru_cache(maxsize=1)
@@ -63,6 +79,16 @@ def table() -> dict[Family, Widest]:
 def widest(family: Family, keys: int) -> int:
     """The widest head size of which `family` spills nothing in tiles of `keys` keys; 0: of all sizes it does, or may."""
     return next((size for most, size in table().get(family, {}).items() if keys <= most), 0)
+
+
+def row_of(rows: Mapping[str, tuple[Variant, ...]], kind: Variant) -> str:
+    """The row of a variant, of a schedule whose `rows` serve several."""
+    return next(name for name, kinds in rows.items() if kind in kinds)
+
+
+def specs_of_row(rows: Mapping[str, tuple[Variant, ...]], family: Family, dtype: str, kernel: str) -> tuple[str, ...]:
+    """`Measured.specs` of such a schedule; `dtype` and `kernel` are statements."""
+    return tuple(f"{dtype} {others} {kernel}" for kind in rows[family.variant] for others in SPECS[kind])
 
 
 def parse(text: str) -> dict[Family, Widest]:

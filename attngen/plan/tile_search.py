@@ -27,9 +27,9 @@ class Cost:
     """
 
     shared: int
+    head_sizes: tuple[int, int] | None = None
     registers: int = 0
     have: int | None = None
-    head_sizes: tuple[int, int] | None = None
     threads: int = 1
 
     def fits(self, arch: Arch, threads: int) -> bool:

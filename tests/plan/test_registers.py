@@ -25,7 +25,8 @@ from tests import tiers
 
 FAMILIES = [family for _, measured in SPACES.values() for family in measured.families]
 CELLS = sorted((str(family), keys) for family, found in table().items() for keys in found)
-DRAWN = Random(0).sample(CELLS, 12)
+COUNTS = {"fused_mma": 12, "wgmma": 3}  # of the cells that are drawn
+DRAWN = [c for name, n in COUNTS.items() for c in Random(0).sample([c for c in CELLS if c[0].startswith(f"{name} ")], n)]
 
 
 def test_the_table_has_every_family_and_reads_as_it_is_written() -> None:
@@ -47,6 +48,8 @@ def test_fewer_keys_and_more_warps_never_need_more_registers() -> None:
 def test_the_table_is_current(row: str, keys: int, arch: str) -> None:
     """The head size in the table spills nothing, on any architecture; the next does, by the compiler that made the table."""
     family = next(f for f in FAMILIES if str(f) == row)
+    if arch not in SPACES[family.schedule][1].arches:
+        arch = SPACES[family.schedule][1].arches[0]
     widest = table()[family][keys]
     if widest:
         assert fits(family, keys, arch, widest)

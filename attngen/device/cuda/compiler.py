@@ -44,6 +44,11 @@ class Compiled:
         """Registers and spills of each entry point, from the log of ptxas."""
         return parse_resources(self.log)
 
+    @property
+    def is_serialized(self) -> bool:
+        """Whether ptxas found too few registers for wgmma in the background, or another reason to wait for each."""
+        return "are serialized" in self.log
+
 
 def compile_text(source: Program, target: str = "cubin") -> Compiled:
     """`source` compiled without a cache, with ptxas's report. `target` is "cubin" or "ptx". Needs no driver.

@@ -102,7 +102,7 @@ def cost(facts: SpecFacts, tile: Tile) -> Cost:
     own = warp_tile(tile)
     held = needs.q_registers(facts.spec, own) if q_in_registers(facts, tile) else 0
     rows = 0 if operands(facts.spec).split else ROW_REGISTERS
-    return Cost(aligned(*buffers(facts, tile)), registers(facts, own) + held + rows)
+    return Cost(aligned(*buffers(facts, tile)), registers=registers(facts, own) + held + rows)
 
 
 def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.tile import Tile
+from attngen.plan.variants import gathers, of_pairs, pair_gathers, reads_pairs
 from attngen.schedules.fused_mma.needs import (
     CAPTURED_REGISTERS,
     RANDOM_REGISTERS,
-    gathers,
-    of_pairs,
     operands,
-    pair_gathers,
-    reads_pairs,
     row_blocks,
     staged_of,
     summed,

@@ -1,7 +1,7 @@
 """The schedule `fused_mma` and its backward, each as one object."""
 
 from attngen.plan.plan import EVERY_STORAGE, WITHOUT_PAGES, Schedule
-from attngen.plan.register_table import Measured
+from attngen.plan.register_table import PORTABLE, Measured
 from attngen.schedules.fused_mma import backward_plan, backward_shown, plan, registers, shown
 from attngen.schedules.fused_mma.backward_context import FusedMmaBackward
 from attngen.schedules.fused_mma.context import FusedMma
@@ -14,7 +14,7 @@ FUSED_MMA = Schedule(
     why_not=plan.why_not,
     tiles=plan.tiles,
     holds_q=registers.may_hold_q,
-    measured=Measured(registers.FAMILIES, registers.keys_of, registers.specs_of, plan.of_family),
+    measured=Measured(registers.FAMILIES, registers.keys_of, registers.specs_of, plan.of_family, PORTABLE),
     on_tensor_cores=True,
     storages=EVERY_STORAGE,
     context=FusedMma,

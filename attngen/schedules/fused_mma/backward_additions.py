@@ -16,16 +16,21 @@ from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer
 from attngen.plan.tile import Tile
-from attngen.plan.tile_search import STATED, Cost, fitting, pick_tile, planned, tile_decision
+from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
+from attngen.plan.variants import gathers
 from attngen.schedules.fused_mma.backward_needs import (
+    WARPS_OF_AN_SM,
     DqPart,
     FusedMmaBackwardPlan,
+    blocks_of_an_sm,
     classified_tiles,
     classifies,
+    first_decisions,
+    last_decisions,
     row_values,
     widths,
 )
-from attngen.schedules.fused_mma.needs import CAPTURED_REGISTERS, MMA_ROWS, RESERVED, chunk, gathers, operands
+from attngen.schedules.fused_mma.needs import CAPTURED_REGISTERS, MMA_ROWS, chunk, operands
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 
@@ -36,7 +41,6 @@ SUMS = 128  # registers of a thread for dK and dV, beside S and dP of 32 columns
 SPLIT_SUMS = 64  # the same where each number is two
 OTHER_REGISTERS = 56  # addresses, fragments
 PARTS = (32, 16)  # columns of S and dP that may be multiplied at once
-WARPS_OF_AN_SM = 8  # two for each of its schedulers: as many as have all the registers of a thread
 OUTPUT_ROWS = (32, 16)  # of dQ, that a warp multiplies
 ROWS = (64, 128, 32)  # of a tile, the preferred first
 POSSIBLE = tuple(
@@ -112,7 +116,11 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
 def cost(facts: SpecFacts, tile: Tile) -> Cost:
     """What a tile takes: registers do not decide, `tiles` has those whose sums fit."""
     copiers = max(widths_of(facts.spec, tile)) // chunk(facts.spec)  # of a row: one for each of its chunks
-    return Cost(sum(b.bytes for b in buffers(facts, tile)), 0, threads=copiers)
+    return Cost(shared_bytes(facts, tile), threads=copiers)
+
+
+def shared_bytes(facts: SpecFacts, tile: Tile) -> int:
+    return sum(b.bytes for b in buffers(facts, tile))
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
@@ -121,7 +129,7 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     fit = fitting(arch, [t for t in POSSIBLE if _divides(facts.spec, t)], lambda t: cost(facts, t))
 
     def order(tile: Tile) -> tuple[int, int, int, int]:
-        warps = min(tile.warps * blocks_of_an_sm(facts, arch, tile), WARPS_OF_AN_SM)
+        warps = min(tile.warps * blocks_of_an_sm(facts, arch, tile, shared_bytes), WARPS_OF_AN_SM)
         return -tile.block_kv, -warps, ROWS.index(tile.block_q), -tile.stages
 
     return tuple(sorted(fit, key=order))
@@ -148,12 +156,6 @@ def _divides(spec: AttentionSpec, tile: Tile) -> bool:
     return sharing == needed and part.rows * part.columns * part.chunks // 32 <= SUMS // 2
 
 
-def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
-    """Blocks for which an SM has shared memory, up to the number that it has all registers of a thread for."""
-    shared = arch.shared_per_sm // (sum(b.bytes for b in buffers(facts, tile)) + RESERVED)
-    return min(shared, max(1, WARPS_OF_AN_SM // tile.warps))
-
-
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch, fitting_tiles: tuple[Tile, ...]) -> Plan:
     """The preferred tile that fits, of those that a KernelRequest allows; see the decisions for its reasons."""
     spec = facts.spec
@@ -171,7 +173,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch, fitting_tiles: tup
         shares=shares(tile),
         dq_part=dq_part(spec, tile, 4 if arch.has(Feature.RED_V4) else 1),
     )
-    blocks = blocks_of_an_sm(facts, arch, tile)
+    blocks = blocks_of_an_sm(facts, arch, tile, shared_bytes)
     return planned(
         schedule,
         facts,
@@ -188,11 +190,8 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch, fitting_tiles: tup
 
 def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPlan, blocks: int) -> Iterator[Decision]:
     assert own.dq_part is not None
-    spec, part, numbers = facts.spec, own.dq_part, operands(facts.spec)
-    yield Decision("schedule", "fused_mma_backward", f"{spec.dtype} on tensor cores (mma.sync, which {arch.name} has)")
-    yield Decision("gradients", ", ".join(facts.wanted), "what is not wanted is not computed")
-    if numbers.split:
-        yield Decision("products", numbers.products, numbers.because)
+    spec, part = facts.spec, own.dq_part
+    yield from first_decisions(facts, arch)
     yield Decision("dQ", "additions", WHY_ADDITIONS)
     yield Decision("deterministic", "dK and dV alone", "blocks add to dQ in the order in which they happen to arrive")
     yield from saved_decisions(saved_results(facts))
@@ -207,26 +206,7 @@ def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPl
     yield Decision("warp's part of dQ", f"{part.rows} x {part.columns}", "of a tile: dS of all keys is in shared memory")
     if part.added > 1:
         yield Decision("additions at once", str(part.added), f"of neighbours: {arch.name} has such an instruction")
-    yield Decision("stages", str(tile.stages), _why_stages(facts, arch, tile))
-    yield Decision("PART", str(own.part), "columns of S and dP whose sums find registers beside those of the gradients")
-    yield Decision("blocks per SM", str(blocks), WHY_BLOCKS)
-    if own.idle_copiers:
-        yield Decision("copying threads", "not all", "the 16-byte chunks of a row do not divide the number of threads")
-    why_pad = "the 8 rows that ldmatrix reads lie in different banks"
-    yield Decision("rows in shared memory", f"padded by {own.chunk}", why_pad)
-
-
-def _why_stages(facts: SpecFacts, arch: Arch, tile: Tile) -> str:
-    if facts.spec.kernel.stages:
-        return STATED
-    if tile.stages == 2:
-        return "the next tile is copied while one is multiplied"
-    return (
-        "two do not fit shared memory"
-        if blocks_of_an_sm(facts, arch, tile) == 1
-        else "two would take the room of another block"
-    )
+    yield from last_decisions(facts, arch, tile, own, shared_bytes)
 
 
 WHY_ADDITIONS = "blocks that hold keys add their parts to fp32 sums in global memory: S and dP are computed once, five products"
-WHY_BLOCKS = "the compiler may use the registers of so many; unasked, it spills some to make room for more"

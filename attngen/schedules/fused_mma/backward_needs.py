@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import TermSum, term_sums
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
-from attngen.plan.plan import Plan
+from attngen.plan.plan import Decision, Plan
 from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.plan.tile import Tile
-from attngen.schedules.fused_mma.needs import MMA_ROWS, TILE_WORDS, Split
+from attngen.plan.tile_search import STATED
+from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, TILE_WORDS, Split, operands
 from attngen.spec.attention import AttentionSpec
 
 OF_KEYS = ("dk_dv", "dk", "dv")  # the kernels that own keys; the first has dS
+WARPS_OF_AN_SM = 8  # two for each of its schedulers: as many as have all the registers of a thread
+Room = Callable[[SpecFacts, Tile], int]  # bytes of shared memory of a block
 Dq = Literal["own kernel", "additions", ""]  # the last: it is not wanted
 
 
@@ -94,3 +99,40 @@ def classified_tiles(tile: Tile) -> SharedBuffer:
     """What a block has found of tiles."""
     bits = "a bit for each tile to visit, and for each full one"
     return SharedBuffer(name="TILES", element="unsigned", shape=(TILE_WORDS, tile.warps), use=bits)
+
+
+def first_decisions(facts: SpecFacts, arch: Arch) -> Iterator[Decision]:
+    """What both forms say first."""
+    numbers = operands(facts.spec)
+    yield Decision("schedule", "fused_mma_backward", f"{facts.spec.dtype} on tensor cores (mma.sync, which {arch.name} has)")
+    yield Decision("gradients", ", ".join(facts.wanted), "what is not wanted is not computed")
+    if numbers.split:
+        yield Decision("products", numbers.products, numbers.because)
+
+
+def last_decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPlan, room: Room) -> Iterator[Decision]:
+    """What both forms say last; `room` is what a block of a tile takes."""
+    why_stages = "the next tile is copied while one is multiplied"
+    if facts.spec.kernel.stages:
+        why_stages = STATED
+    elif tile.stages == 1 and room(facts, replace(tile, stages=2)) > arch.shared_per_block:
+        why_stages = "two do not fit shared memory"
+    elif tile.stages == 1:
+        why_stages = (
+            "two would take the room of another block on the same multiprocessor, which multiplies while this one waits"
+        )
+    yield Decision("stages", str(tile.stages), why_stages)
+    yield Decision("PART", str(own.part), "columns of S and dP whose sums find registers beside those of the gradients")
+    yield Decision("blocks per SM", str(blocks_of_an_sm(facts, arch, tile, room)), WHY_BLOCKS)
+    if own.idle_copiers:
+        yield Decision("copying threads", "not all", "the 16-byte chunks of a row do not divide the number of threads")
+    why_pad = "the 8 rows that ldmatrix reads lie in different banks"
+    yield Decision("rows in shared memory", f"padded by {own.chunk}", why_pad)
+
+
+def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile, room: Room) -> int:
+    """Blocks for which an SM has shared memory, up to the number that it has all registers of a thread for."""
+    return min(arch.shared_per_sm // (room(facts, tile) + RESERVED), max(1, WARPS_OF_AN_SM // tile.warps))
+
+
+WHY_BLOCKS = "the compiler may use the registers of so many; unasked, it spills some to make room for more"

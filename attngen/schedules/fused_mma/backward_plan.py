@@ -6,7 +6,6 @@ No floats are added up in global memory, so that every run has the same bits. `b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.captured_sums import TermSum, term_sums
@@ -16,14 +15,19 @@ from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer
 from attngen.plan.tile import Tile
-from attngen.plan.tile_search import STATED, Cost, fitting, pick_tile, planned, tile_decision
+from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
+from attngen.plan.variants import gathers
 from attngen.schedules.fused_mma import backward_additions
 from attngen.schedules.fused_mma.backward_needs import (
     OF_KEYS,
+    WARPS_OF_AN_SM,
     FusedMmaBackwardPlan,
+    blocks_of_an_sm,
     classified_tiles,
     classifies,
+    first_decisions,
     kernels_of,
+    last_decisions,
     row_values,
     terms_of,
     widths,
@@ -31,10 +35,7 @@ from attngen.schedules.fused_mma.backward_needs import (
 from attngen.schedules.fused_mma.needs import (
     CAPTURED_REGISTERS,
     MMA_ROWS,
-    RESERVED,
-    Operands,
     chunk,
-    gathers,
     operands,
     row_blocks,
 )
@@ -140,13 +141,11 @@ def diagonal_columns(tile: Tile, part: int) -> int:
 
 def cost(facts: SpecFacts, tile: Tile, apart: bool) -> Cost:
     copiers = max(widths(facts.spec)) // chunk(facts.spec)  # of a row: one for each of its chunks
-    return Cost(sum(b.bytes for b in buffers(facts, tile)), registers(facts, tile, PARTS[-1], apart), threads=copiers)
+    return Cost(shared_bytes(facts, tile), registers=registers(facts, tile, PARTS[-1], apart), threads=copiers)
 
 
-def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
-    """Blocks for which an SM has shared memory, up to the number that it has all registers of a thread for."""
-    shared = arch.shared_per_sm // (sum(b.bytes for b in buffers(facts, tile)) + RESERVED)
-    return min(shared, max(1, backward_additions.WARPS_OF_AN_SM // tile.warps))
+def shared_bytes(facts: SpecFacts, tile: Tile) -> int:
+    return sum(b.bytes for b in buffers(facts, tile))
 
 
 def apart_by_registers(facts: SpecFacts, tile: Tile) -> bool:
@@ -165,8 +164,8 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
 def _order(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[bool, int, int, int, int]:
     """Less is better: dK and dV in one kernel, which computes S and P once for both; enough warps on an SM; in several blocks;
     32 rows a warp, for which fragments are read once; the next tile copied in the background."""
-    blocks = blocks_of_an_sm(facts, arch, tile)
-    warps = min(tile.warps * blocks, backward_additions.WARPS_OF_AN_SM)
+    blocks = blocks_of_an_sm(facts, arch, tile, shared_bytes)
+    warps = min(tile.warps * blocks, WARPS_OF_AN_SM)
     return apart_by_registers(facts, tile), -warps, -min(blocks, BLOCKS), -row_blocks(tile), -tile.stages
 
 
@@ -202,7 +201,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         tuple(_decisions(facts, arch, tile, own)),
         buffers(facts, tile),
         own,
-        blocks=blocks_of_an_sm(facts, arch, tile),
+        blocks=blocks_of_an_sm(facts, arch, tile, shared_bytes),
         saved=saved_results(facts),
         term_sums=term_sums(facts, diagonals=True),
         workspaces=("delta",) if "delta" in kernels else (),
@@ -210,12 +209,8 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
 
 
 def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPlan) -> Iterator[Decision]:
-    numbers: Operands = operands(facts.spec)
     rows = MMA_ROWS * row_blocks(tile)
-    yield Decision("schedule", "fused_mma_backward", f"{facts.spec.dtype} on tensor cores (mma.sync, which {arch.name} has)")
-    yield Decision("gradients", ", ".join(facts.wanted), "what is not wanted is not computed")
-    if numbers.split:
-        yield Decision("products", numbers.products, numbers.because)
+    yield from first_decisions(facts, arch)
     if {"q", "k"} <= {*facts.wanted} or {"q", "v"} <= {*facts.wanted}:
         yield Decision("dK, dV and dQ", "by kernels of their own", WHY_TWO_KERNELS)
     if "dv" in own.kernels and "dk" in own.kernels:
@@ -224,25 +219,8 @@ def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPl
     yield from saved_decisions(saved_results(facts))
     yield from term_decisions(term_sums(facts, diagonals=True))
     why_square = "as many rows as keys: ranges of captured vectors serve both kernels; "
-    blocks = blocks_of_an_sm(facts, arch, tile)
+    blocks = blocks_of_an_sm(facts, arch, tile, shared_bytes)
     yield tile_decision(facts.spec, tile, f"{why_square}an SM has room for {blocks} such block" + "s" * (blocks != 1))
     shared = ", and a fragment of a tile serves two products" if rows > MMA_ROWS else ", for which a thread has registers"
     yield Decision("warps", str(tile.warps), f"{rows} keys, or rows, each{shared}")
-    yield Decision("stages", str(tile.stages), _why_stages(facts, arch, tile))
-    yield Decision("PART", str(own.part), "columns of S and dP whose sums find registers beside those of the gradients")
-    yield Decision("blocks per SM", str(blocks), backward_additions.WHY_BLOCKS)
-    if own.idle_copiers:
-        yield Decision("copying threads", "not all", "the 16-byte chunks of a row do not divide the number of threads")
-    why_pad = "the 8 rows that ldmatrix reads lie in different banks"
-    yield Decision("rows in shared memory", f"padded by {own.chunk}", why_pad)
-
-
-def _why_stages(facts: SpecFacts, arch: Arch, tile: Tile) -> str:
-    if facts.spec.kernel.stages:
-        return STATED
-    if tile.stages == 2:
-        return "the next tile is copied while one is multiplied"
-    two = replace(tile, stages=2)
-    if cost(facts, two, apart=True).shared > arch.shared_per_block:
-        return "two do not fit shared memory"
-    return "two would take the room of another block on the same multiprocessor, which multiplies while this one waits"
+    yield from last_decisions(facts, arch, tile, own, shared_bytes)

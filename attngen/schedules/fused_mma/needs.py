@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attngen.plan.arch import Arch, Feature
-from attngen.plan.axes import KEYS, ROWS
 from attngen.plan.captured_staging import NOTHING, Staged
 from attngen.plan.facts import SpecFacts
-from attngen.plan.memo import remembered
 from attngen.plan.shared_memory import COLUMN, DROPOUT, NEITHER, WORK_TILE, SharedBuffer
 from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import Expr, Gather, Type, name, names_in, rewrite, walk
-from attngen.spec.operator import sub
 
 MMA_ROWS = 16  # the rows of one mma
 CHUNK_BYTES = 16  # what a lane copies at once; a row in shared memory is padded by as much
@@ -50,6 +46,7 @@ OPERANDS = {
         "a number as the sum of two of bf16, three products for one, as `precision high` allows: errors of about 2^-18 of each",
     ),
 }
+OPERAND_STATEMENTS = {"16-bit": "dtype fp16", "tf32": "dtype fp32", "bf16": "dtype fp32 precision high"}  # of `Family.operands`
 RANDOM_REGISTERS = 16  # of dropout: the words of a call of Philox, and what they become
 CAPTURED_REGISTERS = 10  # addresses of captured tensors, and indices into them, where registers are estimated
 RESERVED = 1024  # bytes of shared memory that the driver adds to each block
@@ -120,36 +117,6 @@ def staged_of(facts: SpecFacts, tile: Tile) -> Staged:
     own = facts.staged
     fits = tile.stages == 1 and 64 <= tile.block_kv < 32 * tile.warps and not operands(facts.spec).split
     return own if fits and not any(e.in_score for e in own.elements) else NOTHING
-
-
-@remembered
-def reads_pairs(spec: AttentionSpec) -> bool:
-    """Whether each pair reads an element of its own from a captured tensor. Elements that are read by distance do not count:
-    they repeat along the diagonals of a thread's pairs."""
-    return any(names_in(*(rewrite(index, _distance) for index in node.args)) & {"q", "k"} for node in pair_gathers(spec))
-
-
-@remembered
-def gathers(spec: AttentionSpec) -> tuple[Gather, ...]:
-    """Elements of captured tensors that the mask or the score reads."""
-    read = walk(*(e for e in (spec.mask, spec.score) if e is not None))
-    return tuple(node for node in read if isinstance(node, Gather))
-
-
-@remembered
-def pair_gathers(spec: AttentionSpec) -> tuple[Gather, ...]:
-    """The elements whose indices depend on both the query and the key."""
-    return tuple(node for node in gathers(spec) if {"q", "k"} <= names_in(*node.args))
-
-
-def of_pairs(node: Gather) -> bool:
-    """Whether the element depends on the query or the key; otherwise all pairs of a block share it."""
-    return bool({"q", "k"} & names_in(*node.args))
-
-
-def _distance(node: Expr) -> Expr | None:
-    """The name that replaces `k - q` and `q - k`."""
-    return name("q.k", Type.INT) if node in (sub(KEYS.at, ROWS.at), sub(ROWS.at, KEYS.at)) else None
 
 
 def copiers(spec: AttentionSpec) -> int:

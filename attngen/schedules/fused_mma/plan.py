@@ -11,6 +11,7 @@ from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.register_table import Family
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import STATED, Cost, fitting, pick_tile, planned, tile_decision
+from attngen.plan.variants import of_pairs, reads_pairs
 from attngen.schedules.fused_mma import needs
 from attngen.schedules.fused_mma.loop import copies_between_steps, idle_copiers
 from attngen.schedules.fused_mma.needs import (
@@ -83,7 +84,7 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
 
 def cost(facts: SpecFacts, tile: Tile) -> Cost:
     sizes = head_sizes(facts, tile, facts.spec.kernel.q == "registers")
-    return Cost(shared_bytes(facts, tile), head_sizes=sizes, threads=needs.copiers(facts.spec))
+    return Cost(shared_bytes(facts, tile), sizes, threads=needs.copiers(facts.spec))
 
 
 def blocks_told(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
@@ -105,9 +106,9 @@ def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
     """The tiles to try, the fastest first, as measured by `attngen tune`."""
     spec = facts.spec
     if not operands(spec).split:
-        if needs.reads_pairs(spec):
+        if reads_pairs(spec):
             return (*PREFERRED_FOR_PAIRS, *PREFERRED)
-        from_data = spec.mask is not None and any(isinstance(node, Gather) and needs.of_pairs(node) for node in walk(spec.mask))
+        from_data = spec.mask is not None and any(isinstance(node, Gather) and of_pairs(node) for node in walk(spec.mask))
         for_data = [t for t in PREFERRED_FOR_DATA if t.block_q <= ROOMY_ROWS or staged_of(facts, t).rows]
         return (*for_data, *PREFERRED) if from_data else PREFERRED
     full = operands(spec).split == "bf16" and spec.mask is None

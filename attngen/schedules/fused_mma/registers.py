@@ -9,52 +9,26 @@ from typing import Literal, cast
 from attngen.plan.facts import SpecFacts
 from attngen.plan.register_table import Family, widest
 from attngen.plan.tile import Tile
-from attngen.schedules.fused_mma.needs import (
-    RANDOM_REGISTERS,
-    gathers,
-    of_pairs,
-    operands,
-    pair_gathers,
-    reads_pairs,
-    row_blocks,
-    staged_of,
-)
-from attngen.spec.attention import MAX_HEAD_DIM, S
+from attngen.plan.variants import DOCUMENTS, SPECS, without_dropout
+from attngen.schedules.fused_mma.needs import OPERAND_STATEMENTS, RANDOM_REGISTERS, operands, row_blocks, staged_of
+from attngen.spec.attention import MAX_HEAD_DIM
 
-# What decides how many registers a spec takes beside those of its tile, with specs that take the most. `more`: a softmax of
-# scores that are computed, or with a sink; beside elements of keys and rows, all but a softmax of s.
-Variant = Literal["closed", "closed,more", "keys", "keys,more", "staged", "staged,more", "distances", "pairs", "divided"]
-DOCUMENTS = "input ids: int32[batch, kv_len] mask causal and same_document(ids)"
-VARIANTS: dict[Variant, tuple[str, ...]] = {
-    "closed": ("input n: int32[batch] mask prefix(n[b]) or causal output lse",),
-    "closed,more": (
-        "input z: fp32[heads] mask causal score s + z[h] * (k - q) sink z[h] output lse",
-        "param n: int mask q - k < n and causal score softcap(20.0) output lse",
-    ),
-    "keys": (
-        f"{DOCUMENTS} output lse",
-        "input keep: bool[batch, kv_len] mask keep[b, k]",
-        "input last: int32[batch, q_len] mask k <= last[b, q]",
-        "input keep: bool[batch, kv_len] input last: int32[batch, q_len] mask keep[b, k] and k <= last[b, q]",
-    ),
-    "keys,more": (
-        f"{DOCUMENTS} input z: fp32[heads] score softcap(20.0) + z[h] * (k - q) sink z[h] output lse",
-        f"{DOCUMENTS} normalize sigmoid",
-        "input bias: fp32[heads, kv_len] input z: fp32[heads] mask causal score s + bias[h, k] sink z[h] output lse",
-    ),
+# The variants of which the table has rows, and those whose elements of keys are staged in shared memory.
+Row = Literal["closed", "closed,more", "keys", "keys,more", "staged", "staged,more", "distances", "pairs", "divided"]
+VARIANTS: dict[Row, tuple[str, ...]] = {
+    "closed": SPECS["closed"],
+    "closed,more": SPECS["closed,more"],
+    "keys": SPECS["keys"],
+    "keys,more": SPECS["keys,more"],
     "staged": (f"{DOCUMENTS} output lse", "input ids: int32[batch, kv_len] mask same_document(ids)"),
     "staged,more": (
         f"{DOCUMENTS} input z: fp32[heads] score softcap(20.0) sink z[h] output lse",
         f"{DOCUMENTS} normalize sigmoid",
     ),
-    "distances": ("input table: fp32[heads, 2049] mask causal score relative_bias(table, 1024) output lse",),
-    "pairs": ("input bias: fp32[heads, q_len, kv_len] mask causal score s + bias[h, q, k] output lse",),
-    "divided": tuple(
-        f"param side: int param every: int mask causal and (q // side - k // side) % every == 0 {output}"
-        for output in ("output lse", "")
-    ),
+    "distances": SPECS["distances"],
+    "pairs": SPECS["pairs"],
+    "divided": SPECS["divided"],
 }
-STATEMENTS = {"16-bit": "dtype fp16", "tf32": "dtype fp32", "bf16": "dtype fp32 precision high"}
 # Of a tile that is always taken: with heads of 256, split operands spill 24 bytes at most; nothing else uses the tensor cores.
 SMALLEST_KEYS = 16
 FEW_WARPS, WARPS, MOST_WARPS = 2, 4, 8  # of a block: few copy more of a tile each, most have all the registers of a thread
@@ -71,28 +45,19 @@ def _is_measured(family: Family) -> bool:
 
 FAMILIES = tuple(
     family
-    for numbers in STATEMENTS
+    for numbers in OPERAND_STATEMENTS
     for kind in VARIANTS
     for rows, warps, stages, q in product((32, 16), (WARPS, FEW_WARPS), (1, 2), ("shared", "registers"))
     if _is_measured(family := Family("fused_mma", kind, numbers, rows, warps, stages, q))
 )
 
 
-def variant(facts: SpecFacts, tile: Tile) -> Variant:
-    """What `VARIANTS` calls the spec in such a tile."""
-    spec = facts.spec
-    if facts.divides_distances:
-        return "divided"
-    if reads_pairs(spec):
-        return "pairs"
-    if pair_gathers(spec):
-        return "distances"
-    simple = spec.sink is None and spec.score == S
-    if not any(of_pairs(node) for node in gathers(spec)):
-        return "closed" if simple or spec.normalize != "softmax" else "closed,more"
-    if simple and spec.normalize == "softmax":
-        return "staged" if staged_of(facts, tile).keys else "keys"
-    return "staged,more" if staged_of(facts, tile).keys else "keys,more"
+def variant(facts: SpecFacts, tile: Tile) -> Row:
+    """The row of the spec in such a tile."""
+    kind = without_dropout(facts)
+    if kind == "plain":
+        return "closed"
+    return cast(Row, kind.replace("keys", "staged") if staged_of(facts, tile).keys else kind)
 
 
 def head_sizes(facts: SpecFacts, tile: Tile, q_in_registers: bool = False) -> tuple[int, int]:
@@ -136,4 +101,8 @@ def keys_of(family: Family) -> tuple[int, ...]:
 
 
 def specs_of(family: Family) -> tuple[str, ...]:
-    return tuple(f"{STATEMENTS[family.operands]} {others}" for others in VARIANTS[cast(Variant, family.variant)])
+    """In bf16 too for masks that divide: in one tile of them it takes more registers than fp16."""
+    dtypes = [OPERAND_STATEMENTS[family.operands]]
+    if (family.variant, family.operands) == ("divided", "16-bit"):
+        dtypes.append("dtype bf16")
+    return tuple(f"{dtype} {others}" for dtype in dtypes for others in VARIANTS[cast(Row, family.variant)])

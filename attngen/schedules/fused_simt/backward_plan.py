@@ -104,7 +104,7 @@ def cost(facts: SpecFacts, square: Square) -> Cost:
     dims = (spec.head_dim + spec.head_dim_v) // square.column_threads
     operands = 4 * (rows + columns)
     shared = sum(b.bytes for b in buffers(facts, square))
-    return Cost(shared, 3 * rows * columns + rows * dims + operands + OTHER_REGISTERS)
+    return Cost(shared, registers=3 * rows * columns + rows * dims + operands + OTHER_REGISTERS)
 
 
 def fits(facts: SpecFacts, arch: Arch, square: Square) -> bool:

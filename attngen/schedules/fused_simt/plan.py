@@ -51,7 +51,7 @@ def cost(facts: SpecFacts, tile: Tile) -> Cost:
     # scores count twice: a partial sum has an accumulator of its own
     output = rows * facts.spec.head_dim_v // COLUMN_THREADS
     operands = 4 * (rows + tile.block_kv // COLUMN_THREADS)
-    return Cost(sum(b.bytes for b in buffers(facts, tile)), 2 * scores + output + operands + 4 * rows + 56)
+    return Cost(sum(b.bytes for b in buffers(facts, tile)), registers=2 * scores + output + operands + 4 * rows + 56)
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:

@@ -154,4 +154,4 @@ def remainder_registers(facts: SpecFacts, tile: Tile) -> int:
 
 def cost(facts: SpecFacts, tile: Tile) -> Cost:
     """The cost of a tile, with the register limit of a consumer: above an even share, since the producer needs few."""
-    return Cost(shared_bytes(facts, tile), registers(facts, tile), register_split(facts, tile)[1])
+    return Cost(shared_bytes(facts, tile), registers=registers(facts, tile), have=register_split(facts, tile)[1])

@@ -242,7 +242,7 @@ def buffers_of_both(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
 
 def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
     """What a tile takes: the registers do not depend on it."""
-    return Cost(aligned(*buffers(facts, arch, tile.stages)), 0)
+    return Cost(aligned(*buffers(facts, arch, tile.stages)))
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:

@@ -68,7 +68,7 @@ def cost(facts: SpecFacts, tile: Tile) -> Cost:
     columns, width = max(columns, dims), max(tile.block_kv, BLOCK_DV)
     padding = 2 * slice_of(spec) // ROWS_PER_PAD * pad_of(spec)
     shared = 4 * (slice_of(spec) * (tile.block_q + width) + padding)
-    return Cost(shared, 2 * rows * columns + 2 * (rows + columns) + fetched_ahead(spec, tile) + OTHER_REGISTERS)
+    return Cost(shared, registers=2 * rows * columns + 2 * (rows + columns) + fetched_ahead(spec, tile) + OTHER_REGISTERS)
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:

@@ -1,8 +1,9 @@
 """The schedule `wgmma`, as one object."""
 
 from attngen.plan.plan import WITHOUT_PAGES, Schedule
+from attngen.plan.register_table import Measured
 from attngen.schedules.hopper import plan as hopper
-from attngen.schedules.wgmma import plan, shown
+from attngen.schedules.wgmma import plan, registers, shown
 from attngen.schedules.wgmma.context import FusedWgmma
 
 WGMMA = Schedule(
@@ -12,6 +13,7 @@ WGMMA = Schedule(
     propose=plan.propose,
     why_not=hopper.why_not,
     tiles=plan.tiles,
+    measured=Measured(registers.FAMILIES, lambda family: registers.KEYS, registers.specs_of, plan.of_family, ("sm_90a",)),
     on_tensor_cores=True,
     by_tma=True,
     storages=WITHOUT_PAGES,

@@ -7,20 +7,19 @@ from attngen.plan.arch import Arch
 from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
+from attngen.plan.register_table import Family
 from attngen.plan.shared_memory import WORK_TILE, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
-from attngen.schedules.fused_mma.needs import reads_pairs
 from attngen.schedules.hopper import needs
 from attngen.schedules.hopper import plan as hopper
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
+from attngen.schedules.wgmma import registers
 from attngen.spec.attention import S
 from attngen.spec.operator import ZERO
 
 STAGES = 2  # one is multiplied, the other is on its way
 BLOCKS = 2  # of an SM, at head sizes up to 64
-OTHER_REGISTERS = 40  # addresses, row state, the exponents on their way
-CAPTURED_REGISTERS = 10  # addresses of captured tensors
 
 
 def tile(warpgroups: int, block_kv: int) -> Tile:
@@ -54,16 +53,8 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
     )
 
 
-def registers(facts: SpecFacts, tile: Tile) -> int:
-    """Registers that a thread needs: output, scores, weights, and the rest."""
-    spec = facts.spec
-    scores = tile.block_kv // 2
-    captured = (CAPTURED_REGISTERS if spec.inputs else 0) + (scores if reads_pairs(spec) else 0)  # an element for each score
-    return spec.head_dim_v // 2 + scores + scores // 2 + captured + OTHER_REGISTERS
-
-
 def cost(facts: SpecFacts, tile: Tile) -> Cost:
-    return Cost(aligned(*buffers(facts, tile)), registers(facts, tile))
+    return Cost(aligned(*buffers(facts, tile)), registers.head_sizes(facts, tile))
 
 
 def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
@@ -79,6 +70,15 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     """The preferred tile that fits; see the decisions for its reasons."""
     hopper.refuse(facts, arch, "wgmma")
     tile = pick_tile(facts.spec, arch, preferred_tiles(facts), POSSIBLE, lambda t: cost(facts, t))
+    return with_tile(schedule, facts, arch, tile)
+
+
+def of_family(schedule: Schedule, family: Family, facts: SpecFacts, arch: Arch, keys: int) -> Plan:
+    return with_tile(schedule, facts, arch, Tile(WARPGROUP_ROWS * family.warps // 4, keys, family.stages, family.warps))
+
+
+def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> Plan:
+    """The plan of a tile that fits."""
     t, blocks = facts.spec.dtype.name, _blocks(facts, tile)
     decisions = (
         Decision("schedule", "wgmma", f"{t} on tensor cores by wgmma, tiles copied by TMA, which {arch.name} has"),

@@ -1,0 +1,32 @@
+"""The kernels of the wgmma schedule whose registers ptxas counts (`attngen.plan.register_table`)."""
+
+from __future__ import annotations
+
+from attngen.plan.facts import SpecFacts
+from attngen.plan.register_table import Family, row_of, specs_of_row, widest
+from attngen.plan.tile import Tile
+from attngen.plan.variants import Variant, variant
+from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
+
+ROWS: dict[str, tuple[Variant, ...]] = {
+    "usual": ("plain", "closed", "closed,more", "keys", "distances"),
+    "more": ("keys,more", "pairs", "dropout", "dropout,more"),
+    "divided": ("divided",),
+}
+KEYS = (16, 32, 48, 64, 80, 96, 128)
+STAGES = 2  # of all its tiles
+FEW_WARPS, WARPS = 4, 12  # of one or two warpgroups, which have all the registers of a thread; of three
+FAMILIES = tuple(
+    Family("wgmma", kind, "16-bit", WARPGROUP_ROWS, n, STAGES, "shared") for kind in ROWS for n in (FEW_WARPS, WARPS)
+)
+
+
+def head_sizes(facts: SpecFacts, tile: Tile) -> tuple[int, int]:
+    """The widest head size of which nothing is spilled, and what counts of the spec's: a thread has columns of O."""
+    warps = WARPS if tile.warps >= WARPS else FEW_WARPS
+    family = Family("wgmma", row_of(ROWS, variant(facts)), "16-bit", WARPGROUP_ROWS, warps, STAGES, "shared")
+    return widest(family, tile.block_kv), facts.spec.head_dim_v
+
+
+def specs_of(family: Family) -> tuple[str, ...]:
+    return specs_of_row(ROWS, family, "dtype fp16", "kernel wgmma")
