@@ -66,8 +66,8 @@ def flex_attention(
     mode = None if kernel_options is None else kernel_options.get("mode")
     if torch.compiler.is_dynamo_compiling():
         lists = (tables.get("partial_blocks"), tables.get("full_blocks"))
-        blocks = (block_size, *lists, sinks, state, mask_mod or theirs.noop_mask)
-        score = score_mod or theirs._identity
+        blocks = (block_size, *lists, sinks, state, theirs.noop_mask if mask_mod is None else mask_mod)
+        score = theirs._identity if score_mod is None else score_mod
         output, lse, largest = flex_operator(q, k, v, score, blocks, scale, {"mode": mode, "wants": wants, "dropout": share})
     else:
         closure = Closure()
