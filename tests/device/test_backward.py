@@ -25,7 +25,7 @@ from tests.harness import IN_16_BITS_AND_FP32, SMALL_PARAMS, compiled, gradients
 # Those of Hopper compute 16 bits only, and have tests of their own.
 SCHEDULES = tuple(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES if s.keyword not in HOPPER_SCHEDULES))
 # Naive has no tiles; its blocks have 128 rows, keys or elements.
-LENGTHS = dict.fromkeys(SCHEDULES, ((7, 7), (130, 130), (65, 190))) | {"naive": ((7, 7), (130, 130), (13, 190))}
+LENGTHS = dict.fromkeys(SCHEDULES, ((7, 7), (100, 130))) | {"naive": ((7, 7), (130, 130), (13, 190))}
 
 
 @pytest.mark.parametrize(

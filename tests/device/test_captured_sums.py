@@ -22,7 +22,7 @@ from attngen.schedules import choose
 from tests import tiers
 from tests.harness import compiled, gradients, wrong_gradients
 
-SHAPE = Shape(2, 4, 2, 70, 90)
+SHAPE = Shape(2, 4, 2, 37, 70)
 # Architectures by the schedule that they have: on ordinary units, and on tensor cores.
 ARCH, TENSOR_CORES = "sm_75", "sm_80"
 SCHEDULES = {ARCH: "fused_simt_backward", TENSOR_CORES: "fused_mma_backward"}
@@ -85,7 +85,7 @@ def test_captured_gradients_need_no_others(case: str, others: tuple[str, ...]) -
 def test_the_order_of_threads_does_not_matter(case: str, arch: str) -> None:
     spec = spec_of(case)
     problem = sample(spec, SHAPE)
-    found = [gradients(compiled(spec, "fused", arch, seed), problem, sample_loss(spec, problem), ("x",)) for seed in (0, 1, 2)]
+    found = [gradients(compiled(spec, "fused", arch, seed), problem, sample_loss(spec, problem), ("x",)) for seed in (0, 1)]
     assert len({np.asarray(one["x"]).tobytes() for one in found}) == 1
 
 

@@ -95,7 +95,7 @@ def test_one_key_has_gradients_of_rounding_errors_alone(dtype: str, q_len: int) 
 def test_masks(mask: str, dtype: str) -> None:
     kernel = compiled(define(dtype=dtype, head_dim=32, **MASKS[mask]), "fused")
     one_row = (Shape(1, 2, 1, 1, 200),) if mask == "none" else ()
-    for seed, shape in enumerate((*LENGTHS, Shape(1, 6, 2, 170, 260), *one_row)):
+    for seed, shape in enumerate((*LENGTHS, Shape(1, 6, 2, 70, 150), *one_row)):
         assert not wrong_gradients(kernel, shape, seed=seed, deterministic=dtype == "fp32"), shape
 
 

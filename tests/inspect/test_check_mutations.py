@@ -41,7 +41,8 @@ def solved(spec: AttentionSpec, trial: Trial) -> Solved:
 def few_heads(name: str) -> AttentionSpec:
     spec = shipped(name)
     q_heads, kv_heads = FEW_HEADS.get(name, (None, None))
-    return replace(spec, q_heads=q_heads, kv_heads=kv_heads)
+    params = tuple(replace(p, default=200) if p.default == 4096 else p for p in spec.params)  # a window of few tiles
+    return replace(spec, q_heads=q_heads, kv_heads=kv_heads, params=params)
 
 
 def plan_of(spec: AttentionSpec, schedule: str) -> Plan:

@@ -16,6 +16,7 @@ from attngen.emit.origins import origins
 from attngen.emit.variant import build_variant
 from attngen.inspect.ladder import ladder
 from attngen.inspect.machine_text import spec_lines
+from attngen.inspect.opcodes import OTHER, class_of, histogram, opcode
 from attngen.language import load_source
 from attngen.language.load import load_path
 from attngen.plan import ARCHES
@@ -65,6 +66,9 @@ def test_instructions_have_a_line_of_cuda(name: str) -> None:
     assert all(row.ptx <= len(code.ptx) for row in code.sass)
     own = [row for row in code.ptx if row.is_code]
     assert sum(bool(row.cuda) for row in own) >= 0.95 * len(own)
+    in_sass = [row.text for row in code.sass if row.is_code]
+    assert not [opcode(text) for text in in_sass if class_of(text) == OTHER]
+    assert sum(histogram(in_sass).values()) == len(in_sass)
 
 
 def test_instructions_lead_to_the_lines_that_say_what_they_do() -> None:
@@ -72,16 +76,16 @@ def test_instructions_lead_to_the_lines_that_say_what_they_do() -> None:
     source = LADDER["gpt2_fused.cu"]
     lines = source.text.splitlines()
     code = machine_code(source)
-    for opcode, words in (
+    for name, words in (
         ("HMMA", "mma.sync"),
         ("MUFU.EX2", "ex2.approx"),
         ("BAR.SYNC", "__syncthreads"),
         ("LDSM", "ldmatrix"),
     ):
-        found = [row for row in code.sass if re.search(rf"\b{opcode}", row.text)]
-        assert found, opcode
+        found = [row for row in code.sass if re.search(rf"\b{name}", row.text)]
+        assert found, name
         for row in found:
-            inner = "\n".join(lines[row.cuda[0] - 2 : row.cuda[0] + 2])  # an asm statement is of several lines
+            inner = "\n".join(lines[row.cuda[0] - 4 : row.cuda[0] + 2])  # an asm statement is of several lines
             assert words in inner, (row, inner)
             assert code.ptx[row.ptx - 1].cuda[0] == row.cuda[0]
 

@@ -141,8 +141,9 @@ def test_the_swizzle_is_that_of_tma() -> None:
     assert slab.groups_read() == 8
 
 
-@pytest.mark.parametrize("name", tiers.cases(ladder(), quick=["gpt2_fused.cu", "gpt2_hopper.cu"]))
-def test_every_instruction_of_the_ladder_has_a_class(name: str) -> None:
+@pytest.mark.parametrize("name", ["gpt2_fused.cu", "gpt2_hopper.cu"])
+def test_every_instruction_has_a_class(name: str) -> None:
+    """Those of all kernels in generated/ have one in test_origins.py, which compiles them."""
     source = ladder()[name]
     code = [row.text for row in sass_code(source) if row.is_code]
     assert not [opcode(text) for text in code if class_of(text) == OTHER]
