@@ -1,6 +1,7 @@
 """Benchmarks with several parts: `--only` selects parts, and each part has its own table.
 
-A part is a module with `rows(rounds)`, which measures, and `table(rows)`, which formats the results.
+A part is a module with `rows(rounds)`, which measures, and `table(rows)`, which formats the results; if it has goals,
+`marks(rows)` says whether they are met.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from cell import Row
 from markers import write_between
+from words import Mark, marks_table
 
 from attngen.bench.sweep import where
 
@@ -23,6 +25,11 @@ class Part(Protocol):
     def rows(self, rounds: int) -> Iterator[Row]: ...
 
     def table(self, rows: list[Row]) -> str: ...
+
+
+@runtime_checkable
+class Marked(Part, Protocol):
+    def marks(self, rows: list[Row]) -> list[Mark]: ...  # printed at the end, of all parts together
 
 
 def chosen(parts: Mapping[str, Part], text: str) -> list[str]:
@@ -43,16 +50,20 @@ def run(script: str, description: str | None, parts: Mapping[str, Part], rounds:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--write", type=Path, help="a Markdown file whose tables between the markers of a part are replaced")
     options = parser.parse_args()
-    kept = {}
+    kept, marks = {}, []
     for name in options.only:
         rows = measured(name, parts[name], options.rounds)
         text = f"{where()}, {options.rounds} rounds\n\n{parts[name].table(rows)}"
         print(text, flush=True)
         kept[name] = rows
+        if isinstance(parts[name], Marked):
+            marks += parts[name].marks(rows)
         if options.json:
             options.json.write_text(json.dumps(kept, indent=1))
         if options.write:
             write_between(options.write, script, text, name)
+    if marks:
+        print(marks_table(marks))
 
 
 def measured(name: str, part: Part, rounds: int) -> list[Row]:

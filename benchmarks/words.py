@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from cell import Row
 
@@ -15,6 +16,35 @@ def markdown(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A goal of a benchmark: what was measured, where it was worst, and whether that is enough."""
+
+    name: str
+    goal: float
+    measured: float
+    at: str  # the cell that is furthest from the goal; empty for a mean
+    at_most: bool = False  # the goal is an upper limit
+
+    @property
+    def is_met(self) -> bool:
+        return self.measured <= self.goal if self.at_most else self.measured >= self.goal
+
+
+def worst(name: str, rows: Iterable[Row], of: Callable[[Row], float], goal: float, at_most: bool = False) -> Mark:
+    """The mark that each row must reach, as its worst row reaches it."""
+    row = (max if at_most else min)(rows, key=of)
+    return Mark(name, goal, of(row), row["case"], at_most)
+
+
+def marks_table(marks: Iterable[Mark]) -> str:
+    goals = {True: "at most", False: "at least"}
+    lines = (
+        (m.name, f"{goals[m.at_most]} {m.goal:.2f}", f"{m.measured:.3f}", m.at, "yes" if m.is_met else "no") for m in marks
+    )
+    return markdown(("mark", "goal", "measured", "worst cell", "met"), lines)
 
 
 def least(rows: Iterable[Row], of: Callable[[Row], float]) -> str:

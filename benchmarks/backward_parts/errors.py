@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from cell import CUDNN, Row
 from hopper_parts.errors import largest
-from words import markdown, most
+from words import Mark, markdown, most, worst
 
 from backward_parts import beside_torch
 from backward_parts.plain import CELLS
@@ -43,3 +43,7 @@ def table(rows: list[Row]) -> str:
     lines = ((r["case"], f"{r['errors']['attngen']:.1e}", f"{r['errors'][CUDNN]:.1e}", f"{r['ratio']:.2f}") for r in rows)
     text = markdown(("largest error", "attngen", "cuDNN", "ratio"), lines)
     return f"{text}\n\nGoal: at most {TIMES_CUDNN} of cuDNN's. Measured: {most(rows, lambda r: r['ratio'])}."
+
+
+def marks(rows: list[Row]) -> list[Mark]:
+    return [worst("largest error, of cuDNN's", rows, lambda r: r["ratio"], TIMES_CUDNN, at_most=True)]

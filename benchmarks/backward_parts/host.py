@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 from cell import Row
-from words import markdown
+from words import Mark, markdown, worst
 
 from attngen.torch import Attention, attention
 from backward_parts import Backward, backwards, leaves
@@ -51,3 +51,7 @@ def table(rows: list[Row]) -> str:
     lines = ((r["case"], f"{r['us']:.1f}", f"{r['ratio']:.2f}") for r in rows)
     text = markdown(("autograd.grad by q, k and v", "us", "of torch's"), lines)
     return f"{text}\n\nGoal: no more than torch's own."
+
+
+def marks(rows: list[Row]) -> list[Mark]:
+    return [worst("the host's time, of torch's", rows, lambda r: r["ratio"], 1.0, at_most=True)]

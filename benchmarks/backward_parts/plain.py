@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cell import CUDNN, Cell, Row, rates, square
-from words import geometric_mean, least, markdown
+from words import Mark, geometric_mean, least, markdown, worst
 
 from attngen.bench.measure import measure_bursts
 from backward_parts import beside_torch, operations
@@ -43,3 +43,11 @@ def table_beside(rows: list[Row], goal: str) -> str:
     mean = geometric_mean([r["ratio"] for r in rows])
     seen = f"geometric mean {mean:.3f}, least {least(rows, lambda r: r['ratio'])}"
     return f"{text}\n\nGoal: {goal}. Measured: {seen}."
+
+
+def marks(rows: list[Row]) -> list[Mark]:
+    mean = geometric_mean([r["ratio"] for r in rows])
+    return [
+        Mark("plain over cuDNN, geometric mean", MEAN, mean, ""),
+        worst("plain over cuDNN", rows, lambda r: r["ratio"], EACH),
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from cell import Row, square
-from words import least, markdown
+from words import Mark, least, markdown, worst
 
 from attngen.bench.measure import measure_bursts
 from backward_parts import beside_torch, operations
@@ -34,3 +34,8 @@ def table(rows: list[Row]) -> str:
     text = markdown(("TFLOP/s", "attngen", f"of D{KNOWN}"), lines)
     seen = f"the least share {least(rows, lambda r: r['share'])}"
     return f"{text}\n\nGoal: at least {SHARE:.0%} of the rate of D{KNOWN}, for D80 and D96. Measured: {seen}."
+
+
+def marks(rows: list[Row]) -> list[Mark]:
+    wanted = [r for r in rows if "D80 " in r["case"] or "D96 " in r["case"]]
+    return [worst(f"D80 and D96, of the rate of D{KNOWN}", wanted, lambda r: r["share"], SHARE)]

@@ -9,7 +9,7 @@ from cell import CUDNN, Row
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
-from words import markdown
+from words import Mark, markdown, worst
 
 from attngen.bench.measure import measure_bursts
 from attngen.torch import attention
@@ -96,3 +96,7 @@ def table(rows: list[Row]) -> str:
     )
     titles = (f"tokens a millisecond, {LAYERS} layers, B{BATCH} S{LENGTH}", "attngen", CUDNN, "ratio")
     return f"{markdown(titles, lines)}\n\nGoal: a ratio of {GOAL}."
+
+
+def marks(rows: list[Row]) -> list[Mark]:
+    return [worst("a training step over cuDNN's", rows, lambda r: r["ratio"], GOAL)]

@@ -9,7 +9,7 @@ import torch
 from cell import Row
 from portable_parts.variants import VARIANTS
 from portable_parts.variants import captured as captured_tensor
-from words import least, markdown
+from words import Mark, least, markdown, worst
 
 import attngen
 from attngen.bench.measure import measure_bursts
@@ -66,3 +66,7 @@ def table(rows: list[Row]) -> str:
         lines.append((r["case"], f"{t['attngen']:.0f}", flex, ratio, f"{GOALS.get(r['case'], 1.5):.2f}"))
     titles = ("TFLOP/s, B2 H16 S8192 D128 bf16", "attngen", "FlexAttention", "ratio", "goal")
     return f"{markdown(titles, lines)}\n\nLeast: {least([r for r in rows if r['ratio']], lambda r: r['ratio'])}."
+
+
+def marks(rows: list[Row]) -> list[Mark]:
+    return [worst(f"{r['case']} over FlexAttention", [r], lambda r: r["ratio"], GOALS[r["case"]]) for r in rows if r["ratio"]]
