@@ -735,9 +735,10 @@ struct Producer : Block {
 
     // Writes where a work tile is, and takes the next one from the counter
     __device__ __forceinline__ void begin_work_tile(int number) const {
-        const WorkTile at = work_tile_of(number, work_tiles(), blocks(), kv_heads, heads_in_l2 / (q_heads / kv_heads));
+        const int group_size = opaque(q_heads) / kv_heads;
+        const WorkTile at = work_tile_of(number, work_tiles(), blocks(), kv_heads, opaque(heads_in_l2) / group_size);
         work().block = at.block;
-        work().h_begin = at.h_idx * (q_heads / kv_heads), work().h_end = (at.h_idx + 1) * (q_heads / kv_heads);
+        work().h_begin = at.h_idx * group_size, work().h_end = (at.h_idx + 1) * group_size;
         work().h_idx = at.h_idx, work().b_idx = at.b_idx;
         work().next = gridDim.x + atomicInc(next_work, work_tiles() - 1);  // after all have been taken it is zero again
     }
