@@ -28,6 +28,8 @@ Tensor = Any
 EVERYTHING = (-1, -1)  # a window without ends
 WITHIN = {"left": "{position} - k <= left", "right": "k - ({position}) <= right"}  # a window's ends
 
+CACHED = {"used": "k < used[b]", "leftpad": "k >= leftpad[b]"}  # keys of a cache that a sequence has
+
 
 def flash_attn_func(
     q: Tensor,
@@ -83,10 +85,11 @@ class Packed(NamedTuple):
 class Paged(NamedTuple):
     """Where the keys and values of sequences lie in pages, [pages, page_size, kv_heads, size]: the page table int32 [batch,
     max_pages] and numbers of keys int32 [batch], and a number of keys that none exceeds. Before them, if queries are packed,
-    their cu_seqlens, and a number of rows."""
+    their cu_seqlens, and a number of rows. `leftpad` int32 [batch]: where keys begin, if not at 0."""
 
     inputs: tuple[Tensor, ...]
     longest: tuple[int, ...]
+    leftpad: Tensor | None = None
 
 
 class Cached(NamedTuple):
@@ -120,8 +123,11 @@ def attend(
     if isinstance(lengths, Paged):
         storage = "paged" if len(lengths.longest) == 1 else "packed_paged"
     packed = storage.startswith("packed")
-    cached = len(lengths.inputs) if isinstance(lengths, Cached) else 0
+    cached = ("used", "leftpad")[: len(lengths.inputs)] if isinstance(lengths, Cached) else ()
     inputs = [] if lengths is None else list(lengths.inputs)
+    if isinstance(lengths, Paged) and lengths.leftpad is not None:
+        cached = ("leftpad",)
+        inputs.append(lengths.leftpad)
     numbers = [] if lengths is None else list(lengths.longest)
     if alibi_slopes is not None:
         inputs.append(alibi_slopes)
@@ -219,23 +225,23 @@ def flash_text(
     head_dim: int,
     head_dim_v: int,
     dropout_p: float = 0.0,
-    cached: int = 0,
+    cached: tuple[str, ...] = (),
 ) -> str:
-    """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each of a window's `ends`. If
-    `cached` is 1 or 2, the keys of a sequence end at used[b]; if 2, they begin at leftpad[b]."""
+    """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each of a window's `ends`.
+    `cached` names what is known of keys, int32 [batch]: they end at used[b], and begin at leftpad[b]."""
     check_mode(mode)
     if storage != "dense" and mode == "math":
         raise ArgumentError(f'mode="math" takes no {storage} tensors; call flash_attn_func of each sequence')
-    kv_len = "used[b]" if cached else "kv_len"
+    kv_len = "used[b]" if "used" in cached else "kv_len"
     position = f"q + {kv_len} - q_len"  # of a query among the keys
-    masks = [f"k < {kv_len}", "k >= leftpad[b]"][:cached]
+    masks = [CACHED[name] for name in cached]
     masks += [f"{position} >= k"] if causal else []
     masks += [WITHIN[end].format(position=position) for end in ends]
     score = f"softcap({softcap!r})" if softcap > 0.0 else "s"
     if alibi_rank:
         distance = f"{position} - k" if causal else f"abs({position} - k)"
         score += f" - slopes[{'h' if alibi_rank == 1 else 'b, h'}] * ({distance})"
-    inputs: dict[str, Any] = dict.fromkeys(("used", "leftpad")[:cached], ("int32", ("batch",)))
+    inputs: dict[str, Any] = dict.fromkeys(cached, ("int32", ("batch",)))
     if alibi_rank:
         inputs["slopes"] = ("fp32", ("heads",) if alibi_rank == 1 else ("batch", "heads"))
     keywords = {

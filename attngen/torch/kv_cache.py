@@ -14,7 +14,7 @@ import torch
 from attngen.device.arrays import ArgumentError
 from attngen.torch.append import appended
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, Cached, attend
+from attngen.torch.flash_attn import EVERYTHING, Cached, Paged, attend
 
 Tensor = Any
 
@@ -54,19 +54,23 @@ def flash_attn_with_kvcache(
     the positions of the new rows, or at the first of them if the attention is neither causal nor in a window. rotary_dim is a
     multiple of 16. A pair is two neighbours if `rotary_interleaved`, else an element and the one rotary_dim / 2 further.
 
+    Sequence i lies in cache i, or in cache cache_batch_idx[i] (int32 [batch]). With `block_table` int32 [batch, max_pages] the
+    caches are [pages, page_size, kv_heads, size], and key n of sequence i is in page block_table[i, n // page_size].
+
     The plan chooses how many blocks share the keys of a row, whatever `num_splits` says. `mode` is that of
     `attngen.torch.attention`.
 
     Returns O [batch, q_len, q_heads, size], or with `return_softmax_lse` (O, lse [batch, q_heads, q_len]). No gradients. A row
     without keys has O = 0 and lse = -inf. Raises ArgumentError.
     """
-    for name, given in (("cache_batch_idx", cache_batch_idx), ("block_table", block_table)):
-        if given is not None:
-            raise ArgumentError(f"`{name}` was given, and is not supported yet")
+    if block_table is not None and cache_batch_idx is not None:
+        raise ArgumentError("`block_table` and `cache_batch_idx` were both given; a page table says where each sequence lies")
+    pages = block_table if cache_batch_idx is None else cache_batch_idx.unsqueeze(1)  # a cache is one page
     with torch.no_grad():
-        if k_cache.shape[0] > q.shape[0]:
+        if pages is None and k_cache.shape[0] > q.shape[0]:
             k_cache, v_cache = k_cache[: q.shape[0]], v_cache[: q.shape[0]]
-        used = _lengths(cache_seqlens, q, k_cache)
+        longest = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
+        used = _lengths(longest if cache_seqlens is None else cache_seqlens, q)
         if k is not None or v is not None or rotary_cos is not None:
             if k is None or v is None or cache_seqlens is None:
                 raise ArgumentError("`k`, `v` and `cache_seqlens` are given together: what is appended, and where")
@@ -75,18 +79,22 @@ def flash_attn_with_kvcache(
             is_local = causal or tuple(window_size) != EVERYTHING
             tables = None if rotary_cos is None else (rotary_cos, rotary_sin)
             used, q = appended(
-                q, k, v, k_cache, v_cache, used, None, tables, interleaved=rotary_interleaved, by_position=is_local
+                q, k, v, k_cache, v_cache, used, pages, tables, interleaved=rotary_interleaved, by_position=is_local
             )
-        is_whole = cache_seqlens is None and cache_leftpad is None
-        lengths = None if is_whole else Cached((used,) if cache_leftpad is None else (used, cache_leftpad))
+        lengths: Cached | Paged | None = Cached((used,) if cache_leftpad is None else (used, cache_leftpad))
+        if pages is not None and mode == "math":
+            k_cache, v_cache = (pool[pages.long().clamp(0, pool.shape[0] - 1)].flatten(1, 2) for pool in (k_cache, v_cache))
+        elif pages is not None:
+            lengths = Paged((pages, used), (longest,), cache_leftpad)
+        elif cache_seqlens is None and cache_leftpad is None:
+            lengths = None
         others = (0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, return_softmax_lse)
         found = attend(q, k_cache, v_cache, lengths, *others, mode=mode)
     return found[:2] if return_softmax_lse else found
 
 
-def _lengths(cache_seqlens: int | Tensor | None, q: Tensor, k_cache: Tensor) -> Tensor:
-    """`cache_seqlens` as a tensor [batch]; by default whole caches."""
+def _lengths(cache_seqlens: int | Tensor, q: Tensor) -> Tensor:
+    """`cache_seqlens` as a tensor [batch]."""
     if isinstance(cache_seqlens, torch.Tensor):
         return cache_seqlens
-    length = k_cache.shape[1] if cache_seqlens is None else cache_seqlens
-    return torch.full(q.shape[:1], length, dtype=torch.int32, device=q.device)
+    return torch.full(q.shape[:1], cache_seqlens, dtype=torch.int32, device=q.device)

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
 from attngen.torch import flash_attn_with_kvcache  # noqa: E402
-from tests.torch.cache import CacheCase, appending_cases, dense_cases  # noqa: E402
+from tests.torch.cache import CacheCase, appending_cases, dense_cases, placed_cases  # noqa: E402
 from tests.torch.flash import check  # noqa: E402
 
 
@@ -33,6 +33,11 @@ def test_dense_caches(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rows_are_appended_and_rotated(dtype: str) -> None:
     checked(appending_cases(), getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_pages_and_caches_by_their_numbers(dtype: str) -> None:
+    checked(placed_cases(), getattr(torch, dtype))
 
 
 def test_a_graph_replays_with_other_lengths() -> None:

@@ -29,6 +29,7 @@ class CacheCase:
     interleaved: bool = False
     has_batch_idx: bool = False
     has_leftpad: bool = False
+    page_size: int = 0  # 0: each cache is one array
     num_splits: int = 0
 
     def call(self, dtype: Any, device: Any = None, seed: int = 0) -> Call:
@@ -40,12 +41,14 @@ class CacheCase:
 
         q_heads, kv_heads = self.heads
         caches = 2 * BATCH if self.has_batch_idx else BATCH
+        pages = -(-self.cache_len // self.page_size) if self.page_size else 0  # of a sequence
         rows = max(self.new_len, self.q_len if self.rotary_dim and self.is_local else 0)
         most = self.cache_len - rows
         used = torch.randint(0, most + 1, (BATCH,), generator=random)
         used[-1] = most
         lengths = used + self.new_len
-        keys, values = made(caches, self.cache_len, kv_heads, self.size), made(caches, self.cache_len, kv_heads, self.size)
+        places = (3 * BATCH * pages, self.page_size) if pages else (caches, self.cache_len)
+        keys, values = made(*places, kv_heads, self.size), made(*places, kv_heads, self.size)
         named: dict[str, Any] = {"cache_seqlens": used.to(device, torch.int32), "num_splits": self.num_splits}
         if self.new_len:
             named |= {name: made(BATCH, self.new_len, kv_heads, self.size) for name in "kv"}
@@ -53,6 +56,9 @@ class CacheCase:
             angles = torch.rand(self.cache_len, self.rotary_dim // 2, generator=random, dtype=torch.float64) * 6.28
             named |= {"rotary_cos": angles.cos().to(device, dtype), "rotary_sin": angles.sin().to(device, dtype)}
             named["rotary_interleaved"] = self.interleaved
+        if pages:
+            table = torch.randperm(places[0], generator=random)[: BATCH * pages].view(BATCH, pages)
+            named["block_table"] = table.to(device, torch.int32)
         if self.has_batch_idx:
             named["cache_batch_idx"] = torch.randperm(caches, generator=random)[:BATCH].to(device, torch.int32)
         if self.has_leftpad:
@@ -85,7 +91,10 @@ class Call:
     def expected(self, precision: Any = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(O, lse, keys, values): the result, and the caches afterwards, in `precision` until they are stored."""
         case, named = self.case, self.named
-        keys, values = self.k_cache.clone(), self.v_cache.clone()
+        caches = keys, values = self.k_cache.clone(), self.v_cache.clone()
+        table = named["block_table"].long() if case.page_size else None
+        if table is not None:
+            keys, values = (pool[table].flatten(1, 2) for pool in caches)
         used, pads = named["cache_seqlens"].tolist(), named.get("cache_leftpad")
         which = named["cache_batch_idx"].tolist() if "cache_batch_idx" in named else range(BATCH)
         outputs, sums = [], []
@@ -105,7 +114,10 @@ class Call:
             one = reference(q[None], keys[place, None, begin:end], values[place, None, begin:end], case.of, slopes, precision)
             outputs.append(one[0])
             sums.append(one[1])
-        return torch.cat(outputs), torch.cat(sums), keys, values
+        if table is not None:
+            for pool, rows in zip(caches, (keys, values), strict=True):
+                pool[table] = rows.unflatten(1, (-1, case.page_size))
+        return torch.cat(outputs), torch.cat(sums), *caches
 
     def rotated(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rows [length, heads, size] at `positions`."""
@@ -139,3 +151,12 @@ def appending_cases() -> Iterator[CacheCase]:
         new_len = case.q_len if i % 3 else max(1, case.q_len // 2)
         rotary_dim = (0, case.size // 16 * 16, case.size // 32 * 16)[i % 3]
         yield replace(case, new_len=new_len, rotary_dim=rotary_dim, interleaved=i % 2 == 0)
+
+
+def placed_cases() -> Iterator[CacheCase]:
+    """The cases of both in pages, and in caches by their numbers."""
+    for i, case in enumerate((*dense_cases(), *appending_cases())):
+        if i % 3:
+            yield replace(case, page_size=(1, 16, 256)[i % 3 if i % 2 else 0], has_leftpad=False)
+        else:
+            yield replace(case, has_batch_idx=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,7 +11,7 @@ torch = pytest.importorskip("torch")
 from attngen import ArgumentError  # noqa: E402
 from attngen.torch import flash_attn_func, flash_attn_with_kvcache  # noqa: E402
 from tests import tiers  # noqa: E402
-from tests.torch.cache import CacheCase, appending_cases, dense_cases  # noqa: E402
+from tests.torch.cache import CacheCase, appending_cases, dense_cases, placed_cases  # noqa: E402
 from tests.torch.flash import Case, check  # noqa: E402
 from tests.torch.tensors import BACKEND, randn  # noqa: E402
 
@@ -19,7 +21,7 @@ OF_KERNELS = Case(causal=True, window_size=(40, 3), softcap=20.0, slopes=1)
 
 def test_the_meaning_of_every_argument() -> None:
     """By torch's operations in float64: exact, so that a pair too many or too few shows, whatever it weighs."""
-    for case in dense_cases():
+    for case in (*dense_cases(), *(case for case in placed_cases() if not case.new_len)):
         call = case.call(torch.float64)
         (found, lse), *_ = call.run(flash_attn_with_kvcache, return_softmax_lse=True, mode="math")
         expected, expected_lse, *_ = call.expected()
@@ -27,7 +29,7 @@ def test_the_meaning_of_every_argument() -> None:
         torch.testing.assert_close(lse, expected_lse, rtol=1e-9, atol=1e-9)
 
 
-APPENDING = tuple(appending_cases())
+APPENDING = (*appending_cases(), *(case for case in placed_cases() if case.new_len))
 
 
 @pytest.mark.parametrize("case", tiers.cases(APPENDING, quick=APPENDING[1:3]))
@@ -43,8 +45,12 @@ def test_rows_are_appended_and_rotated(case: CacheCase) -> None:
 
 @pytest.mark.parametrize("mode", tiers.cases(("naive", "tiled", "fused", "hopper", "decode"), quick=["decode"]))
 def test_kernels(mode: str) -> None:
-    for q_len, cache_len in ((1, 300), (5, 90)):
-        call = CacheCase(q_len, cache_len, size=32, of=OF_KERNELS, has_leftpad=True).call(torch.float16)
+    """With a cache for each sequence, or, if the schedule has them, pages and caches by their numbers."""
+    cases = [CacheCase(q_len, n, size=32, of=OF_KERNELS, has_leftpad=True) for q_len, n in ((1, 300), (5, 90))]
+    if mode != "hopper":
+        cases += [replace(cases[0], has_batch_idx=True), replace(cases[1], page_size=16, new_len=2)]
+    for case in cases:
+        call = case.call(torch.float16)
         found, *_ = call.run(flash_attn_with_kvcache, mode=mode)
         check([found], [call.expected()[0]], [call.expected(torch.float16)[0]])
 
