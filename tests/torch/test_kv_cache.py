@@ -99,6 +99,28 @@ def test_what_has_no_place_is_left_out() -> None:
     assert written == [[0, 4], [2, 0]]
 
 
+@pytest.mark.long
+def test_rubbish_in_unused_places_leaves_no_trace() -> None:
+    """NaN in rows that no sequence has, any numbers in unused entries of the page table, and a sequence without a key."""
+    q, new = randn(3, 1, 2, 32), randn(3, 1, 2, 32)
+    used = torch.tensor([20, 0, 15], dtype=torch.int32)
+    table = torch.tensor([[4, 0, -7], [3, 10**6, 2**31 - 1], [6, -1, 5]], dtype=torch.int32)  # pages of 16 rows
+    pool = torch.full((7, 16, 2, 32), float("nan")).half()
+    pool[4], pool[0, :4], pool[6, :15] = randn(16, 2, 32), randn(4, 2, 32), randn(15, 2, 32)
+    sequences = [torch.cat([pool[4], pool[0, :4], new[0]]), new[1], torch.cat([pool[6, :15], new[2]])]
+    keys, values = pool.clone(), pool.clone()
+    found = flash_attn_with_kvcache(
+        q, keys, values, new, new, cache_seqlens=used, block_table=table, causal=True, mode="decode"
+    )
+    for b, rows in enumerate(sequences):
+        expected = flash_attn_func(q[b : b + 1].double(), rows[None].double(), rows[None].double(), causal=True, mode="math")
+        torch.testing.assert_close(found[b : b + 1].double(), expected, rtol=4e-3, atol=4e-3)
+    assert int(keys.isnan().sum()) == int(pool.isnan().sum()) - new.numel()
+    none = flash_attn_with_kvcache(q, keys, values, cache_seqlens=used, block_table=table, mode="decode")
+    assert not none[1].any()
+    assert not none.isnan().any()
+
+
 def test_what_is_refused() -> None:
     q = randn(1, 5, 2, 16)
     with pytest.raises(ArgumentError, match=r"`k`, `v` and `cache_seqlens` are given together"):
