@@ -12,7 +12,7 @@ from attngen.device.overlap import OverlapCheck, byte_range
 from attngen.device.params import Number
 from attngen.device.protocol import Argument, Device, Kernel, Launch, Memory
 from attngen.device.sizes import measure
-from attngen.device.tensor_map import MappedTensor, TensorMap
+from attngen.device.tensor_map import MappedTensor, TensorMap, TensorMapError
 from attngen.emit.program import MULTIPROCESSORS, PACKED_ROWS, KernelEntry, Parameter, Program, Sizes, Tensor, evaluate
 from attngen.spec.attention import LONGEST
 from attngen.spec.dtypes import DTYPES
@@ -147,6 +147,8 @@ def _argument(parameter: Parameter, tensors: Mapping[str, Bindable], sizes: Size
             return _tensor_map(tensors[parameter.of][1], parameter.dim)
         case "packed_map":
             return _packed_map(tensors[parameter.of][1], parameter.dim)
+        case "paged_map":
+            return _paged_map(tensors[parameter.of][1], parameter.dim)
         case "step":
             return _step(*tensors[parameter.of], parameter)
         case "param":
@@ -186,9 +188,26 @@ def _tensor_map(array: ArrayView, rows: int) -> MappedTensor:
 
 def _packed_map(array: ArrayView, rows: int) -> MappedTensor:
     """An array [total, head, element] of packed rows, as `Parameter` describes it. Raises TensorMapError if TMA cannot."""
-    size = array.dtype.bytes
-    _, heads, columns = (max(n, 1) for n in array.shape)
-    row, head = (stride * size if n > 1 else ROW_BYTES for n, stride in zip(array.shape[:2], array.strides[:2], strict=True))
+    row, head = (stride if n > 1 else 0 for n, stride in zip(array.shape[:2], array.strides[:2], strict=True))
+    return _map_of_sequences(array, row, head, rows)
+
+
+def _paged_map(array: ArrayView, rows: int) -> MappedTensor:
+    """The same of a pool of pages, [page, head, row, element]. Raises TensorMapError if TMA cannot."""
+    pages, heads, length, _ = array.shape
+    page, head, row, _ = array.strides
+    if length < 2 or (pages > 1 and (page % row or page // row * pages >= ANY_SIZE)):
+        raise TensorMapError(
+            f"`{array.name}` has pages {page} elements apart and rows {row}; TMA needs a multiple, and at most {ANY_SIZE} rows "
+            "in all pages. Use kernel fused"
+        )
+    return _map_of_sequences(array, row, head if heads > 1 else 0, rows)
+
+
+def _map_of_sequences(array: ArrayView, row: int, head: int, rows: int) -> MappedTensor:
+    """Any rows of `array` as those of sequences, by the strides of rows and heads in elements, 0 if there is one."""
+    size, heads, columns = array.dtype.bytes, max(array.shape[1], 1), max(array.shape[-1], 1)
+    row, head = (stride * size or ROW_BYTES for stride in (row, head))
     sizes = (columns, PACKED_ROWS, heads, ANY_SIZE, ANY_SIZE)
     box = (ROW_BYTES // size, rows, 1, 1, 1)
     described = TensorMap(array.name, array.dtype.name, sizes, (row, head, row, 2**34 * size - row), box)

@@ -242,8 +242,11 @@ def data(tensor: str, ctype: str, *, writable: bool = False, name: str | None = 
 
 def tensor_map(tensor: Tensor, box_rows: int) -> Parameter:
     """A tensor as TMA sees it: boxes of `box_rows` rows, 128 bytes each."""
-    binding: Binding = "packed_map" if LETTERS[tensor.axes[0].name] == "s" else "map"
+    binding = MAPS[LETTERS[tensor.axes[0].name]]
     return Parameter(f"{tensor.name.lower()}_map", "const __grid_constant__ TensorMap", binding, tensor.name, box_rows)
+
+
+MAPS: dict[str, Binding] = {"b": "map", "s": "packed_map", "p": "paged_map"}  # by the letter of a tensor's first axis
 
 
 def strides(tensor: Tensor, axes: str = STRIDE_LETTERS) -> list[Parameter]:

@@ -64,7 +64,7 @@ def _moved(entry: KernelEntry, tensors: Mapping[str, Tensor], written: set[str])
     """The tensors of a launch, and those that an earlier launch has `written` and this one changes."""
     moved, changed = {}, set()
     for parameter in entry.parameters:
-        if parameter.binding not in ("data", "map", "packed_map") or tensors[parameter.of].role == "counter":
+        if parameter.binding not in ("data", "map", "packed_map", "paged_map") or tensors[parameter.of].role == "counter":
             continue
         tensor = moved[parameter.of] = tensors[parameter.of]
         if tensor.is_written and "const" not in parameter.ctype:

@@ -21,6 +21,7 @@ from attngen.schedules.decode import plan as decode
 from attngen.schedules.fused_mma import FUSED_MMA, FUSED_MMA_BACKWARD
 from attngen.schedules.fused_simt import FUSED_SIMT, FUSED_SIMT_BACKWARD
 from attngen.schedules.hopper import HOPPER
+from attngen.schedules.hopper.plan import NEEDED
 from attngen.schedules.hopper_backward import HOPPER_BACKWARD
 from attngen.schedules.naive import NAIVE, NAIVE_BACKWARD
 from attngen.schedules.tiled import TILED, TILED_BACKWARD
@@ -37,11 +38,6 @@ BACKWARD_SCHEDULES: tuple[Schedule, ...] = (
     FUSED_MMA_BACKWARD,
     FUSED_SIMT_BACKWARD,
     HOPPER_BACKWARD,
-)
-WITHOUT_TMA = (
-    "by auto",
-    "fused, not hopper",
-    "the keys of a tile lie in several pages, and hopper copies a tile by one request to TMA",
 )
 AUTOMATIC: tuple[ScheduleName, ...] = ("hopper", "fused")  # "auto" is the first that suits: the least work, and O(S) memory
 AUTOMATIC_BACKWARD: tuple[ScheduleName, ...] = (*AUTOMATIC, "tiled", "naive")
@@ -210,8 +206,9 @@ def choice_of(
     if kernel.q not in (None, usual.q_place):
         what = f"q {kernel.q} does not fit this {chosen.keyword} kernel"
         raise refusal("kernel", what, f"q is {usual.q_place or 'no choice of this schedule'}", "leave `q` to the planner")
-    if kernel.is_paged and kernel.schedule == "auto" and not HOPPER.why_not(facts, arch):
-        usual = replace(usual, decisions=(*usual.decisions, Decision(*WITHOUT_TMA)))
+    if kernel.is_paged and kernel.schedule == "auto" and chosen is not HOPPER and arch.has(*NEEDED):
+        because = HOPPER.why_not(facts, arch)
+        usual = replace(usual, decisions=(*usual.decisions, Decision("by auto", f"{chosen.keyword}, not hopper", because)))
     has_few_rows = _has_few_rows(facts, arch)
     if has_few_rows:
         usual = replace(usual, decisions=(*usual.decisions, Decision(*decode.FOR_AUTO)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 from attngen.emit.file import ConstantLine
@@ -16,7 +17,11 @@ class ByTma(Fused):
 
     def maps(self) -> list[Parameter]:
         """The tensor maps of Q, K and V, with the rows that one copy has."""
-        return [self.tensor_map("Q", self.q_rows()), *(self.tensor_map(t, self.plan.block_kv) for t in "KV")]
+        return [self.tensor_map("Q", self.q_rows()), *(self.tensor_map(t, self.box_rows()) for t in "KV")]
+
+    def box_rows(self) -> int:
+        """The keys that one copy has: of a tile, or as many as lie in one page wherever the tile begins."""
+        return gcd(self.plan.block_kv, self.spec.kernel.page_size or 0)
 
     def q_rows(self) -> int:
         return self.plan.block_q

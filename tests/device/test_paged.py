@@ -58,7 +58,8 @@ def wrong(spec: AttentionSpec, problem: Sample, rows: list[int] | None, keys: li
 
 SCHEDULES: list[Case] = [
     ("decode", "paged", None), ("decode", "paged", 16), ("fused", "paged", None), ("fused", "packed_paged", 128),
-    ("naive", "packed_paged", None), ("tiled", "paged", None), ("tiled", "packed_paged", 1),
+    ("hopper", "paged", 64), ("hopper", "paged", 16), ("hopper", "packed_paged", 256), ("naive", "packed_paged", None),
+    ("tiled", "paged", None), ("tiled", "packed_paged", 1),
 ]  # fmt: skip
 KEYS = [0, 1, 16, 17, 300, 64, 5]
 
@@ -134,14 +135,18 @@ def test_the_text_and_the_manifest_know_pages(storage: Storage) -> None:
     assert arguments == ["q", "k", "v", *(["cu_seqlens_q"] if spec.kernel.is_packed else []), "page_table", "seqused"]
 
 
-def test_hopper_leaves_pages_to_fused_and_says_so() -> None:
+def test_hopper_leaves_pages_of_unknown_size_to_fused_and_says_so() -> None:
     spec = in_pages(attngen.define(dtype="bf16", head_dim=128), "auto")
     plan = choose(spec, ARCHES["sm_90a"])
     assert plan.keyword == "fused"
     assert any("not hopper" in d.value for d in plan.decisions)
+    stated = in_pages(spec, "auto", "paged", 64)
+    assert choose(stated, ARCHES["sm_90a"]).keyword == "hopper"
     assert choose(spec, ARCHES["sm_90a"], None, Problem(32, 1, 8192, 132)).keyword == "decode"
-    with pytest.raises(DiagnosticError, match="it reads dense or packed storage"):
+    with pytest.raises(DiagnosticError, match="by pages of a stated size, a multiple of 8 rows"):
         choose(spec, ARCHES["sm_90a"], "hopper")
+    with pytest.raises(DiagnosticError, match="it reads dense or packed storage"):
+        choose(spec, ARCHES["sm_90a"], "wgmma")
     with pytest.raises(DiagnosticError, match="no gradients"):
         choose(spec, ARCHES["sm_90a"], direction="backward")
     for wrong_size in ({"page_size": 0, "storage": "paged"}, {"page_size": 64}):

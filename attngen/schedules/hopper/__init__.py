@@ -1,6 +1,6 @@
 """The schedule `hopper`, as one object."""
 
-from attngen.plan.plan import WITHOUT_PAGES, Schedule
+from attngen.plan.plan import EVERY_STORAGE, Schedule
 from attngen.schedules.hopper import needs, plan, shown
 from attngen.schedules.hopper.context import Hopper
 
@@ -17,7 +17,7 @@ HOPPER = Schedule(
     on_tensor_cores=True,
     by_tma=True,
     is_warp_specialized=True,
-    storages=WITHOUT_PAGES,
+    storages=EVERY_STORAGE,
     context=Hopper,
     loops=shown.loops,
     timeline=shown.timeline,

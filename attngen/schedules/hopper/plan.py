@@ -61,6 +61,7 @@ ONES = 8  # columns beside V: the step of a wgmma's N
 HEAVY_OF_ROOT = 0.75  # of the root of kv_len: `heavy` in long rows, where rounding errors add up to that root
 SUM_REGISTERS = 2  # the sums of a thread's two rows
 MAX_COLUMNS = 256  # N of a wgmma
+PAGE_ROWS = 8  # that the swizzle of 128 bytes permutes together
 WHY_LENGTHS = "the fastest for these lengths, by its rate in the loop and the extra cost of each block of rows"
 TENSOR_BOUND = 512  # head_dim + head_dim_v from which products hide a few more instructions of the softmax
 
@@ -125,6 +126,8 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
         return "it needs TMA and wgmma"
     if facts.spec.dtype.name not in DTYPES:
         return "its products are of fp16 or bf16"
+    if facts.spec.kernel.is_paged and (facts.spec.kernel.page_size or 1) % PAGE_ROWS:
+        return f"TMA copies keys by pages of a stated size, a multiple of {PAGE_ROWS} rows"
     if size > INLINED_UP_TO:
         return f"it computes at most {INLINED_UP_TO} for each pair: code between its products is inlined"
     return ""

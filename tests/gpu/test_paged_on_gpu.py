@@ -1,0 +1,64 @@
+"""Keys in pages on a GPU: every schedule that reads them, and CUDA graphs that replay with other lengths and tables."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import attngen  # noqa: E402
+import attngen.torch  # noqa: E402
+from attngen.spec.attention import ScheduleName  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+BATCH, KEYS, SIZE = 5, 700, 128
+
+
+def tables(page: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pages in random order with rubbish after the last of each sequence, and lengths from 0 on."""
+    used = torch.tensor([KEYS, 0, 1, page, 333], dtype=torch.int32)
+    count = -(-KEYS // page)
+    table = torch.randperm(BATCH * count).int().view(BATCH, count)
+    for b in range(BATCH):
+        table[b, -(-int(used[b]) // page) :] = -(2**31)
+    return table.cuda(), used.cuda()
+
+
+def expected(q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+    """Causal attention of each sequence alone, the last row at its last key."""
+    out = torch.zeros_like(q)
+    for b, n in enumerate(used.tolist()):
+        keys = pool[table[b, : -(-n // pool.shape[1])].long()].flatten(0, 1)[:n].transpose(0, 1)[None]
+        rows = q.shape[2]
+        mask = torch.arange(n, device="cuda") <= torch.arange(rows, device="cuda")[:, None] + n - rows
+        alone = torch.nn.functional.scaled_dot_product_attention(q[b : b + 1], keys, keys, mask, enable_gqa=True)
+        out[b] = alone.nan_to_num() if n else 0.0
+    return out
+
+
+@pytest.mark.parametrize("page", [1, 16, 64, 256])
+@pytest.mark.parametrize(("schedule", "rows"), [("decode", 3), ("fused", 200), ("hopper", 200)])
+def test_a_graph_replays_with_other_tables(schedule: ScheduleName, rows: int, page: int) -> None:
+    if schedule == "hopper" and (page < 8 or torch.cuda.get_device_capability() != (9, 0)):
+        pytest.skip("TMA copies pages of 8 rows and more, on Hopper")
+    stated = {"page_size": page} if schedule == "hopper" else {}
+    spec = attngen.define(dtype="bf16", head_dim=SIZE, mask="causal_bottom_right", kernel=schedule, storage="paged", **stated)
+    kernel = attngen.compile(spec, device="cuda")
+    q = torch.randn(BATCH, 8, rows, SIZE, device="cuda", dtype=torch.bfloat16)
+    pool = torch.randn(BATCH * -(-KEYS // page) + 1, page, 2, SIZE, device="cuda", dtype=torch.bfloat16)
+    table, used = tables(page)
+    for b, n in enumerate(used.tolist()):
+        if n % page:
+            pool[table[b, n // page].item(), n % page :] = float("nan")
+    views = pool.transpose(1, 2), pool.transpose(1, 2)
+    out = kernel(q, *views, page_table=table, seqused=used)
+    torch.testing.assert_close(out, expected(q, pool, table, used), rtol=2e-2, atol=1e-2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = kernel(q, *views, page_table=table, seqused=used)
+    pool.normal_()
+    other, lengths = tables(page)
+    table.copy_(other)
+    used.copy_(lengths.flip(0).minimum(lengths))
+    graph.replay()
+    torch.testing.assert_close(out, expected(q, pool, table, used), rtol=2e-2, atol=1e-2)
