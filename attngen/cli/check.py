@@ -74,7 +74,7 @@ def command(
     All schedules are checked: naive, tiled and fused, and wgmma, hopper and decode if the spec supports them. On a GPU they
     are those of its architecture. hopper runs with the tile that is planned for unknown lengths. A line "naive backward" is
     about gradients: those of q, k and v and of all captured float tensors and params; its error is that of the gradient that
-    comes nearest to its bound. Schedules without such a line have no backward.
+    is nearest to its limit. Schedules without such a line have no backward.
 
     Each schedule runs on two to four small problems. Lengths, params and captured tensors are chosen so that each condition
     of the mask and each term of the score changes a result, and so that skipped, full and partial tiles, rows and keys that

@@ -42,7 +42,7 @@ comments = click.option(
 PARAM = "The value of a param; repeatable.  [default: the param's own]"
 param = click.option("--param", "given", multiple=True, metavar="NAME=NUMBER", help=PARAM)
 
-backward = click.option("--backward", is_flag=True, help="The backward, which computes gradients, in the place of the forward.")
+backward = click.option("--backward", is_flag=True, help="The backward, which computes gradients, instead of the forward.")
 wanted = click.option(
     "--wanted",
     metavar="NAMES",
