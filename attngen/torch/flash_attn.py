@@ -146,6 +146,7 @@ def attend(
         text = _text(
             mode, storage, causal, ends, float(softcap), _rank(alibi_slopes), softmax_scale, return_attn_probs,
             queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p, cached,
+            index(k.shape[1]) if storage.endswith("paged") else None,
         )  # fmt: skip
         lists = (inputs or None, [*numbers, *(n for n in (left, right) if n >= 0)])
         if mode == "math":
@@ -226,6 +227,7 @@ def flash_text(
     head_dim_v: int,
     dropout_p: float = 0.0,
     cached: tuple[str, ...] = (),
+    page_size: int | None = None,
 ) -> str:
     """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each of a window's `ends`.
     `cached` names what is known of keys, int32 [batch]: they end at used[b], and begin at leftpad[b]."""
@@ -250,6 +252,7 @@ def flash_text(
         "inputs": inputs,
         "params": dict.fromkeys(ends, "int"),
         "storage": storage,
+        "page_size": page_size,
         "dropout": dropout_p,
     }
     description = Description(mode, False, scale, lse, keywords)
