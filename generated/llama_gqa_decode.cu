@@ -36,6 +36,8 @@
 //     by auto = calls of at most 16 query rows, at least 256 keys: other schedules give a block the rows of one
 //         head: with few rows there are few blocks, each of which reads all keys, and the keys are read for each
 //         query head
+//     launch = before the last kernel ends: blocks are there when it ends, and wait for it themselves: the time
+//         between kernels is saved
 //     rows = of all heads that share keys: keys are read once for all of them, and a product has 16 rows, however
 //         few there are
 //     BLOCK_Q x BLOCK_KV = 16 x 16: the rows of one product, and the keys of a warp
@@ -134,6 +136,13 @@ __device__ __forceinline__ unsigned thread_index() {
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
     return index;
 }
+
+// Waits until the kernels before this one have ended and what they wrote is visible. A kernel that is launched with programmatic stream
+// serialization may start earlier: it touches no global memory before this.
+__device__ __forceinline__ void wait_for_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// The next kernel may start as soon as all blocks have come here or have ended.
+__device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;"); }
 
 // Copies 16 bytes from global to shared memory in the background; zeros where `inside` is false, and nothing is read then.
 __device__ __forceinline__ void cp_async_16(void* to_smem, const void* from_gmem, bool inside) {
@@ -338,6 +347,8 @@ llama_gqa_split(
     int splits)  // blocks over which the keys of a tile of rows are split
 {
     extern __shared__ __align__(16) unsigned char smem[];
+    wait_for_kernels_before();  // they write what this one reads, and read what it writes
+    let_next_kernel_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     bf16* Q_smem = (bf16*)(smem + Q_SMEM);  // [BLOCK_Q][Q_STRIDE]
     bf16* K_warp = (bf16*)(smem + K_SMEM) + warp * STAGES * KTile::ELEMENTS;  // [STAGES][BLOCK_KV][K_STRIDE]
@@ -616,6 +627,8 @@ llama_gqa_join(
     int q_len, int max_kv_len,
     int splits)  // blocks over which the keys of a tile of rows are split
 {
+    wait_for_kernels_before();  // the sums of all splits are there
+    let_next_kernel_start();
     constexpr int GROUPS = JOINING / QUADS;
     __shared__ __align__(16) float O_smem[GROUPS * HEAD_DIM_V];
     __shared__ float sum_smem[GROUPS];

@@ -307,6 +307,7 @@ class File:
         threads_name: str = "THREADS",
         shared: bool = False,
         at_most: str = "",
+        early: bool = False,
     ) -> KernelText:
         entry = KernelEntry(
             name=f"{self.spec.name}{self.plan.suffix}_{suffix}",
@@ -315,6 +316,7 @@ class File:
             block=(self.plan.threads if threads is None else threads, 1, 1),
             shared_bytes=self.plan.shared_bytes if shared else 0,
             shared_buffers=shared_ranges(self.plan, suffix) if shared else (),
+            early=early,
         )
         return KernelText(entry, signature_lines(entry, self.tensors), threads_name)
 

@@ -65,6 +65,7 @@ def _kernel(kernel: KernelEntry) -> dict[str, Any]:
         "block": list(kernel.block),
         "shared_bytes": kernel.shared_bytes,
         "shared_buffers": [asdict(b) for b in kernel.shared_buffers],
+        "early": kernel.early,
         "parameters": [_parameter(p) for p in kernel.parameters],
     }
 
@@ -79,6 +80,7 @@ def _read_kernel(kernel: Mapping[str, Any]) -> KernelEntry:
         block=(block_x, block_y, block_z),
         shared_bytes=kernel["shared_bytes"],
         shared_buffers=tuple(SharedRange(**b) for b in kernel["shared_buffers"]),
+        early=kernel["early"],
     )
 
 

@@ -224,6 +224,9 @@ class KernelEntry:
     block: tuple[int, int, int]
     shared_bytes: int = 0  # dynamic
     shared_buffers: tuple[SharedRange, ...] = ()
+    early: bool = (
+        False  # may start while the kernel before it runs, which it waits for itself: see primitives/griddepcontrol.cuh
+    )
 
 
 @dataclass(frozen=True, slots=True)

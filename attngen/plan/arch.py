@@ -17,6 +17,7 @@ class Feature(Enum):
     RED_V4 = "red.global.add.v4.f32: four fp32 numbers added in global memory by one instruction"
     MBARRIER = "mbarrier: barriers that count bytes and arrivals"
     TMA = "cp.async.bulk.tensor: whole tiles copied by one instruction"
+    GRID_DEPENDENCY = "griddepcontrol: a kernel that starts while the one before it still runs"
     WGMMA = "wgmma: matrix products issued by a warpgroup, operands in shared memory"
     TCGEN05 = "tcgen05: matrix products with accumulators in tensor memory"
 
@@ -52,9 +53,9 @@ class Arch:
 KIB = 1024
 _TURING = frozenset({Feature.LDMATRIX})
 _AMPERE = _TURING | {Feature.CP_ASYNC, Feature.MMA_FP16, Feature.MMA_BF16, Feature.MMA_TF32}
-_HOPPER = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.WGMMA}
-_BLACKWELL = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.TCGEN05}
-_BLACKWELL_CONSUMER = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA}
+_HOPPER = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY, Feature.WGMMA}
+_BLACKWELL = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY, Feature.TCGEN05}
+_BLACKWELL_CONSUMER = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY}
 
 
 def _arch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ class Step:
     offsets: tuple[int, ...]
     slots: tuple[tuple[int, int], ...]
     maps: tuple[tuple[int, int, PackedMaps], ...]
+    early: bool
 
 
 def pack(function: Any, launch: Launch, order: Sequence[str]) -> Step:
@@ -71,13 +72,13 @@ def pack(function: Any, launch: Launch, order: Sequence[str]) -> Step:
         buffer += struct.pack(_FORMATS[type(value)], value.value or 0)
     entry = launch.entry
     geometry = (function, *launch.grid, *entry.block, entry.shared_bytes)
-    return Step(geometry, bytes(buffer), tuple(offsets), tuple(slots), tuple(maps))
+    return Step(geometry, bytes(buffer), tuple(offsets), tuple(slots), tuple(maps), entry.early)
 
 
 class _Buffers:
     """One thread's parameter memory for one step. The driver copies it before a launch returns."""
 
-    __slots__ = ("_arguments", "_keep", "address", "geometry", "maps", "slots", "words")
+    __slots__ = ("_arguments", "_keep", "address", "early", "geometry", "maps", "slots", "words")
 
     def __init__(self, step: Step) -> None:
         memory = (ctypes.c_uint64 * (-(-len(step.template) // 8)))()  # uint64: aligned for every parameter
@@ -89,6 +90,7 @@ class _Buffers:
         self._keep = memory
         self.address = ctypes.addressof(self._arguments)
         self.geometry, self.slots, self.maps = step.geometry, step.slots, step.maps
+        self.early = early_launch(step) if step.early else None
 
 
 class Repeated:
@@ -113,10 +115,35 @@ class Repeated:
                 words[word] = addresses[which]
             for word, which, packed in memory.maps:
                 words[word : word + MAP_WORDS] = packed[addresses[which]]
-            (status,) = _launch(*memory.geometry, place, memory.address, 0)
+            if memory.early is None:
+                (status,) = _launch(*memory.geometry, place, memory.address, 0)
+            else:
+                status = memory.early(place, memory.address)
             if status:
                 gx, gy, gz = memory.geometry[1:4]
                 raise DeviceError(f"the driver refused a launch of {gx} x {gy} x {gz} blocks: {status.name}")
+
+
+def early_launch(step: Step) -> Callable[[Any, int], int]:
+    """The launch of a kernel that may start before the one in front of it ends: by stream and address of the parameters."""
+    from cuda.bindings import driver
+
+    function, *sizes = step.geometry
+    attribute, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config.attrs, config.numAttrs = [attribute], 1
+    (
+        config.gridDimX, config.gridDimY, config.gridDimZ,
+        config.blockDimX, config.blockDimY, config.blockDimZ, config.sharedMemBytes,
+    ) = sizes  # fmt: skip
+
+    def launch(stream: Any, parameters: int) -> Any:
+        config.hStream = stream
+        (status,) = driver.cuLaunchKernelEx(config, function, parameters, 0)
+        return status
+
+    return launch
 
 
 _streams: dict[int, Any] = {}

@@ -41,7 +41,7 @@ class Decode(Fused):
             *self.captured(*v.of_scores, v.mask, v.sink, v.kv_range, v.classify),
         ]
         grid: tuple[Extent, ...] = (PackedTiles(self.plan.block_q), self.own.splits, abi.head_axes(self.spec)[1].size, "batch")
-        return self.kernel("split", grid, parameters, threads_name=self.launch_bounds(), shared=True)
+        return self.kernel("split", grid, parameters, threads_name=self.launch_bounds(), shared=True, early=self.own.early)
 
     def join_kernel(self) -> KernelText:
         """The results of several splits: a block for each row."""
@@ -55,7 +55,7 @@ class Decode(Fused):
             *self.captured(self.variant.sink, scale=False),
         ]
         grid = (SeveralSplits(self.own.splits), *self.head_grid("q_len"))
-        return self.kernel("join", grid, parameters, threads=JOINING, threads_name="JOINING")
+        return self.kernel("join", grid, parameters, threads=JOINING, threads_name="JOINING", early=self.own.early)
 
     def partial_results(self, writable: bool) -> list[Parameter]:
         return [abi.data(name, "float", writable=writable) for name in self.plan.workspaces]
@@ -86,6 +86,7 @@ class Decode(Fused):
             *(["exp2_log2", "lane_reduce"] if softmax else []),
             *self.variant.primitives,
             "special_registers",
+            *(["griddepcontrol"] if self.own.early else []),
             "cp_async",
             "cp_async_stream",
             "ldmatrix",

@@ -44,6 +44,7 @@ class DecodePlan:
     chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
     qk_width: int  # of a row of Q or K in shared memory, without the padding
     v_width: int
+    early: bool  # whether a kernel starts while the one before it runs
 
 
 def warp_tile(tile: Tile) -> Tile:
@@ -149,6 +150,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         chunk=needs.chunk(spec),
         qk_width=needs.padded_head_dim(spec),
         v_width=needs.width_of_v(spec),
+        early=arch.has(Feature.GRID_DEPENDENCY),
     )
     of_q = needs.q_registers(spec, warp_tile(tile))
     ahead = kib(blocks * under_way(facts, tile))
@@ -157,6 +159,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         Decision("schedule", "decode", f"{t} on tensor cores (mma.sync, which {arch.name} has), for few rows and many keys"),
         Decision("by auto", f"calls of {FEW}", WHY_AUTO),
         *rough_decisions(facts),
+        *([Decision("launch", "before the last kernel ends", WHY_EARLY)] if own.early else []),
         *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
         Decision("rows", "of all heads that share keys", WHY_PACKED),
         tile_decision(spec, tile, "the rows of one product, and the keys of a warp"),
@@ -185,6 +188,7 @@ WHY_AUTO = (
 )
 FEW = f"at most {MOST_ROWS} query rows, at least {LEAST_KEYS} keys"
 FOR_AUTO = (f"calls of {FEW}", "by decode", "keys are split over blocks there, and read once for the heads that share them")
+WHY_EARLY = "blocks are there when it ends, and wait for it themselves: the time between kernels is saved"
 WHY_PACKED = "keys are read once for all of them, and a product has 16 rows, however few there are"
 WHY_SPLITS = ("by sizes and multiprocessors", "so many that all multiprocessors read keys until the end")
 WHY_INVARIANT = (
