@@ -118,7 +118,7 @@ def attend(
     """`flash_attn_func` of dense tensors, or by `lengths` of sequences: of a cache, of one in pages, or packed ones, [total,
     heads, size]."""
     dropout_p = share_of(dropout_p)
-    left, right = _window(window_size, causal)
+    left, right = limits(window_size, causal)
     storage: Storage = "packed" if isinstance(lengths, Packed) else "dense"
     if isinstance(lengths, Paged):
         storage = "paged" if len(lengths.longest) == 1 else "packed_paged"
@@ -142,9 +142,8 @@ def attend(
         queries, keys, values = follow_autocast(*rows)
         if softmax_scale is None and size != queries.shape[-1]:
             softmax_scale = size**-0.5
-        ends = tuple(name for name, n in (("left", left), ("right", right)) if n >= 0)
         text = _text(
-            mode, storage, causal, ends, float(softcap), _rank(alibi_slopes), softmax_scale, return_attn_probs,
+            mode, storage, causal, ends(left, right), float(softcap), rank(alibi_slopes), softmax_scale, return_attn_probs,
             queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p, cached,
             index(k.shape[1]) if storage.endswith("paged") else None,
         )  # fmt: skip
@@ -175,10 +174,15 @@ def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[bool, 
     return in_place, (q, k, v) if in_place else (_padded(q).contiguous(), _padded(k).contiguous(), _padded(v).contiguous())
 
 
-def _window(window_size: Sequence[int], causal: bool) -> tuple[int, int]:
+def limits(window_size: Sequence[int], causal: bool) -> tuple[int, int]:
     """(keys before a query's position, keys after it); -1 for all. `causal` says what is after it by itself."""
     left, right = window_size
     return max(left, -1), -1 if causal else max(right, -1)
+
+
+def ends(left: int, right: int) -> tuple[str, ...]:
+    """The ends that a window has: each is a param of the spec."""
+    return tuple(name for name, n in (("left", left), ("right", right)) if n >= 0)
 
 
 def unbound(packed: Tensor, name: str, count: int, rows: str) -> tuple[Tensor, ...]:
@@ -195,7 +199,7 @@ def _padded(tensor: Tensor) -> Tensor:
     return functional.pad(tensor, (0, -tensor.shape[-1] % 8)) if tensor.shape[-1] % 8 else tensor
 
 
-def _rank(slopes: Tensor | None) -> int:
+def rank(slopes: Tensor | None) -> int:
     """The number of dimensions of `alibi_slopes`; 0 without it."""
     if slopes is None:
         return 0
@@ -217,7 +221,7 @@ def flash_text(
     mode: Mode,
     storage: Storage,
     causal: bool,
-    ends: tuple[str, ...],
+    limited: tuple[str, ...],
     softcap: float,
     alibi_rank: int,
     scale: float | None,
@@ -229,7 +233,7 @@ def flash_text(
     cached: tuple[str, ...] = (),
     page_size: int | None = None,
 ) -> str:
-    """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each of a window's `ends`.
+    """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each `limited` end of a window.
     `cached` names what is known of keys, int32 [batch]: they end at used[b], and begin at leftpad[b]."""
     check_mode(mode)
     if storage != "dense" and mode == "math":
@@ -238,7 +242,7 @@ def flash_text(
     position = f"q + {kv_len} - q_len"  # of a query among the keys
     masks = [CACHED[name] for name in cached]
     masks += [f"{position} >= k"] if causal else []
-    masks += [WITHIN[end].format(position=position) for end in ends]
+    masks += [WITHIN[end].format(position=position) for end in limited]
     score = f"softcap({softcap!r})" if softcap > 0.0 else "s"
     if alibi_rank:
         distance = f"{position} - k" if causal else f"abs({position} - k)"
@@ -250,7 +254,7 @@ def flash_text(
         "mask": " and ".join(masks) or None,
         "score": score,
         "inputs": inputs,
-        "params": dict.fromkeys(ends, "int"),
+        "params": dict.fromkeys(limited, "int"),
         "storage": storage,
         "page_size": page_size,
         "dropout": dropout_p,

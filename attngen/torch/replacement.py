@@ -1,7 +1,8 @@
 """attngen in the place of torch's scaled_dot_product_attention, for models that call it.
 
 torch's function is one attribute of `torch.nn.functional`, which torch's own layers and most models look up at each call. What
-was imported by name before (`from torch.nn.functional import scaled_dot_product_attention`) stays torch's.
+was imported by name before (`from torch.nn.functional import scaled_dot_product_attention`) stays torch's. In torch 2.11 and
+later, attngen is also torch's implementation of flash attention: see `attngen.torch.registry`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 import torch
 
 from attngen.spec.attention import MAX_HEAD_DIM
+from attngen.torch import registry
 from attngen.torch.functional import attention
 from attngen.torch.layout import readable
 
 Tensor = Any
 Function = Callable[..., Tensor]
 HEAD_SIZES = range(8, MAX_HEAD_DIM + 1, 8)
+flash_operator = torch.ops.aten._scaled_dot_product_flash_attention
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -35,17 +38,24 @@ def activate(*, emulated: bool = False) -> None:
     Tensors on a GPU are attngen's. With `emulated`, so are those on the CPU: the emulated device runs them, slowly, for tests.
     Dropout of all weights, fp64, nested tensors, more than 4 dimensions and head sizes that no kernel has stay torch's:
     NotReplacedWarning gives the reason once. Mistakes raise ArgumentError. Calling this again changes `emulated` alone.
+
+    With torch 2.11 or later attngen is also torch's implementation of flash attention, which `varlen_attn`, distributed tensors
+    and context parallelism call. A backward of these must run before `restore()` too.
     """
     current = torch.nn.functional.scaled_dot_product_attention
-    original = getattr(current, "replaces", current)
-    torch.nn.functional.scaled_dot_product_attention = _replacement(original, ("cuda", "cpu") if emulated else ("cuda",))
+    implementation = getattr(current, "implementation", registry.current())
+    replacement = _replacement(getattr(current, "replaces", current), ("cuda", "cpu") if emulated else ("cuda",))
+    replacement.implementation = implementation  # type: ignore[attr-defined]
+    torch.nn.functional.scaled_dot_product_attention = replacement
+    if registry.EXISTS:
+        registry.activate("attngen emulated" if emulated else "attngen")
 
 
 def restore() -> None:
     """Undoes `activate`; nothing without it. Raises RuntimeError if somebody else has replaced torch's function since."""
     current = torch.nn.functional.scaled_dot_product_attention
     if hasattr(current, "replaces"):
-        torch.nn.functional.scaled_dot_product_attention = current.replaces
+        _set(current.replaces, current.implementation)
     elif current is not torch._C._nn.scaled_dot_product_attention:
         raise RuntimeError(
             "torch.nn.functional.scaled_dot_product_attention was replaced by another library after attngen; undo that first"
@@ -54,13 +64,20 @@ def restore() -> None:
 
 @contextmanager
 def activated(*, emulated: bool = False) -> Iterator[None]:
-    """`activate` within a `with` statement; afterwards the function is what it was before."""
-    before = torch.nn.functional.scaled_dot_product_attention
+    """`activate` within a `with` statement; afterwards everything is what it was before."""
+    before = torch.nn.functional.scaled_dot_product_attention, registry.current()
     activate(emulated=emulated)
     try:
         yield
     finally:
-        torch.nn.functional.scaled_dot_product_attention = before
+        _set(*before)
+
+
+def _set(function: Function, implementation: str | None) -> None:
+    """Makes these torch's; the implementation only if nobody else has replaced attngen's since."""
+    torch.nn.functional.scaled_dot_product_attention = function
+    if registry.current() in registry.NAMES:
+        registry.activate(implementation)
 
 
 def _replacement(original: Function, devices: tuple[str, ...]) -> Function:
@@ -76,6 +93,11 @@ def _replacement(original: Function, devices: tuple[str, ...]) -> Function:
         enable_gqa: bool = False,
     ) -> Tensor:
         tensors = (query, key, value)
+        if hasattr(query, "device_mesh"):  # a DTensor: torch divides the flash operator's work among devices
+            is_flash = attn_mask is None and (enable_gqa or query.shape[1] == key.shape[1])
+            if is_flash and registry.current() in registry.NAMES and (not is_causal or query.shape[2] == key.shape[2]):
+                return flash_operator(*tensors, dropout_p, is_causal, scale=scale)[0]
+            return original(*tensors, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         reason = _cannot(query, value, dropout_p)
         if query.device.type in devices and not reason:
             copy = not all(t.dim() == 4 and readable(t) for t in tensors)

@@ -1,0 +1,97 @@
+"""torch's context parallelism with attngen's kernels: `python -m tests.torch.context_parallel gloo 4` or `nccl 2`.
+
+Each process has a part of every sequence. Exits with an error if an output or a gradient differs from that of one process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.experimental import _attention as parallel
+from torch.nn import functional
+
+from attngen.torch import activated, registry
+from attngen.torch.replacement import flash_operator
+
+CASES = {  # (key/value heads, causal, how keys travel)
+    "causal": (4, True, "allgather"),  # rows are exchanged between processes for equal work: the first part and the last
+    "causal, in a ring, grouped heads": (2, True, "alltoall"),
+    "all keys, in a ring": (4, False, "alltoall"),
+}
+HEADS = 4
+
+
+def results(q: Any, k: Any, v: Any, direction: Any, is_causal: bool) -> list[Any]:
+    """O and the gradients."""
+    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+    output = functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+    return [output.detach(), *torch.autograd.grad(output, (q, k, v), direction)]
+
+
+def compare(name: str, found: list[Any], expected: list[Any]) -> None:
+    tolerance = 1e-4 if found[0].dtype == torch.float32 else 0.03
+    for part, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(part.double(), right, atol=tolerance, rtol=tolerance, msg=lambda m: f"{name}: {m}")
+
+
+def compile_first() -> None:
+    """The kernels of the CPU, once for all processes."""
+    q = torch.randn(1, HEADS, 4, 8)
+    for is_causal in (False, True):
+        with activated(emulated=True):
+            q.requires_grad_()
+            output = flash_operator(q, q, q, 0.0, is_causal)[0]
+            output.sum().backward()
+
+
+def work(rank: int, backend: str, processes: int, store: str) -> None:
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=processes)
+    on_gpu = backend == "nccl"
+    device, dtype, rows, size = ("cuda", torch.bfloat16, 256, 64) if on_gpu else ("cpu", torch.float32, 4, 8)
+    if on_gpu:
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(1)
+    calls = []
+    runtime = registry.runtime
+    registry.runtime = lambda *arguments: calls.append(arguments) or runtime(*arguments)
+    whole = dist.device_mesh.init_device_mesh(device, (processes,))
+    meshes = [whole]
+    if processes > 2:
+        meshes.append(dist.device_mesh.init_device_mesh(device, (processes // 2, 2), mesh_dim_names=("data", "keys"))["keys"])
+    for mesh in meshes:
+        for name, (kv_heads, is_causal, rotation) in list(CASES.items())[: None if mesh is whole else 1]:
+            torch.manual_seed(0)
+            shapes = [(2, heads, rows * mesh.size(), size) for heads in (HEADS, kv_heads, kv_heads, HEADS)]
+            tensors = [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+            expected = results(*(t.double() for t in tensors), is_causal)
+            parallel.set_rotate_method(rotation)
+            parallel._cp_options.enable_load_balance = is_causal
+            calls.clear()
+            with activated(emulated=True), parallel.context_parallel(mesh, buffers=tensors, buffer_seq_dims=[2] * 4):
+                found = parallel.context_parallel_unshard(mesh, results(*tensors, is_causal), [2] * 4)
+            compare(name, found, expected)
+            assert len(calls) == mesh.size(), f"{name}: {len(calls)} forwards by attngen"
+    calls.clear()
+    with activated(emulated=True):  # heads divided among the processes
+        found = results(*(distribute_tensor(t, whole, [Shard(1)]) for t in tensors), False)
+    compare("tensor parallel", [t.full_tensor() for t in found], expected)
+    assert len(calls) == 1, f"{len(calls)} forwards by attngen"
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as directory:
+        processes = int(sys.argv[2])
+        if sys.argv[1] == "gloo":
+            compile_first()
+        torch.multiprocessing.spawn(work, (sys.argv[1], processes, str(Path(directory) / "store")), nprocs=processes)
