@@ -81,7 +81,7 @@ def work(rank: int, backend: str, processes: int, store: str) -> None:
             assert len(calls) == mesh.size(), f"{name}: {len(calls)} forwards by attngen"
     calls.clear()
     with activated(emulated=True):  # heads divided among the processes
-        found = results(*(distribute_tensor(t, whole, [Shard(1)]) for t in tensors), False)
+        found = results(*(distribute_tensor(t, whole, [Shard(1)]) for t in tensors), is_causal)
     compare("tensor parallel", [t.full_tensor() for t in found], expected)
     assert len(calls) == 1, f"{len(calls)} forwards by attngen"
     dist.barrier()
