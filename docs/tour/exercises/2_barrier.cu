@@ -257,8 +257,8 @@ gpt2_scores(
     const auto fetch_next = [&] {
         fetch_slice<BLOCK_Q, SLICE>(q_share, q_mine, q_stride_s, q_stride_d, q_vectors, q_len - q_lo);
         fetch_slice<BLOCK_KV, SLICE>(k_share, k_mine, k_stride_s, k_stride_d, k_vectors, kv_len - kv_lo);
-        q_mine += SLICE * q_stride_d;
         k_mine += SLICE * k_stride_d;
+        q_mine += SLICE * q_stride_d;
     };
 
     // S = Q K^T
