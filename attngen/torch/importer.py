@@ -83,7 +83,7 @@ class Inputs:
 
     def unused_name(self, wanted: str, other: str) -> str:
         """A name of the language that is not taken, like `wanted` if that is one."""
-        base = re.sub("[^A-Za-z0-9_]", "_", wanted).strip("_")[:32]
+        base = re.sub("[^A-Za-z0-9_]", "_", wanted).strip("_")[:32].rstrip("_")
         if not base or base[0].isdigit() or any(True for _ in name_mistakes(base)):
             base = other
         found, count = base, 1

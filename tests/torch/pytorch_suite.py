@@ -1,10 +1,11 @@
 """PyTorch's own tests of FlexAttention with attngen's flex_attention in the place of what torch.compile makes of torch's.
 
-    python -m tests.torch.pytorch_suite PATH [--kernels] [pytest's arguments...]
+    python -m tests.torch.pytorch_suite PATH [--kernels] [--length N] [pytest's arguments...]
 
-PATH is torch's test/inductor/test_flex_attention.py, of the tag of the torch that is installed: nothing is fetched. Calls that
-torch.compile traces are attngen's; eager calls, which those tests compare with, stay torch's. Without a GPU, attention is
-computed by torch's operations from the spec that a kernel would compute; with --kernels by the emulated device.
+PATH is torch's test/inductor/test_flex_attention.py: nothing is fetched. Calls that torch.compile traces are attngen's, and
+so are masks; eager calls, which those tests compare with, stay torch's. Without a GPU, tensors are on the CPU, gradients are
+tested too, and attention is computed by torch's operations from the spec that a kernel would compute; with --kernels by the
+emulated device. Sequences are then `--length` long (256), except in cases whose numbers are those of 2048.
 
 Prints how many cases pass, and the others with the reason why they cannot apply, or what they said.
 """
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -25,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 SWAPPED = """
 import attngen.torch as _attngen
 from attngen.torch import flex_operator as _operator
+from attngen.torch import BlockMask, and_masks, create_block_mask, or_masks
 _torchs_flex_attention = flex_attention
 def flex_attention(*args, **kwargs):
     if torch.compiler.is_dynamo_compiling():
@@ -33,12 +36,33 @@ def flex_attention(*args, **kwargs):
 if {by_torch} and not torch.cuda.is_available():
     from attngen.torch.math import by_torch as _by_torch
     _operator._calls.make = lambda tensors, others, call, deterministic=None: _by_torch(*call[:4], call[4:])
+    _operator._calls.repeat = lambda tensors, others: None
+    _torchs_compile = torch.compile
+    def _compile(*args, backend="aot_eager", mode=None, **kwargs):  # inductor would compile what stands for the kernels
+        return _torchs_compile(*args, backend="aot_eager" if backend == "inductor" else backend, **kwargs)
+    torch.compile = _compile
+if not torch.cuda.is_available():  # torch's own kernels have no gradients on the CPU, its operations have
+    torch.nn.attention.flex_attention._validate_device = lambda query, key, value: None
 """
+# What a line of the file becomes on a machine without GPU, by patterns.
+ON_THE_CPU = {
+    r'"cuda(:\d)?"': '"cpu"',
+    r"\.cuda\(\)": ".cpu()",
+    r"\.is_cuda\b": ".is_cpu",
+    r"test_inference_only = True": "test_inference_only = False",
+    r"@supports_learnable_bias\n": "",
+    r"(?m)^@running_on_a100_only\n": "",
+    r"(?m)^    @running_on_a100_only\n": "",
+}
+# Cases whose numbers are those of 2048 rows, which then have one batch and two heads.
+OF_2048 = "mask_mod_combiners or njt_causal"
 # Cases that say nothing of results, by a pattern of their names.
 NOT_OURS = {
-    r"kernel_options|num_warps|num_stages|BLOCK_M|autotune|_tma|_backend|FLASH": "options of torch's own kernels",
-    r"codegen|triton|inductor|epilogue|prologue|logging|fx_graph": "torch's compiler",
-    r"fp8|float8": "element types that attngen lacks",
+    r"kernel_options|num_stages|BLOCK_M|_tma|_backend|FLASH|invalid_block_size": "options and limits of torch's own kernels",
+    r"codegen|triton|epilogue|prologue|logging|fx_graph|cant_lower|symmetric_bias": "texts and limits of torch's compiler",
+    r"fp8|float8|gradcheck|document_masking_edge_case": "element types that attngen lacks: fp8 and fp64",
+    r"logsumexp_correctness": "compares with a compiled call in fp64, which attngen lacks",
+    r"mixed_device|wrong_device": "two devices (no GPU is here)",
 }
 
 
@@ -46,6 +70,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("path", type=Path)
     parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--length", type=int, default=256, help="of sequences without a GPU; default 256")
     given, rest = parser.parse_known_args()
     text = given.path.read_text()
     imports = list(re.finditer(r"^from torch\.nn\.attention\.flex_attention import \((?:.|\n)*?^\)\n", text, re.M))
@@ -54,12 +79,38 @@ def main() -> int:
         return 2
     end = imports[-1].end()
     swapped = text[:end] + SWAPPED.format(by_torch=not given.kernels) + text[end:]
-    with tempfile.TemporaryDirectory() as directory:
-        file, report = Path(directory) / "test_swapped_flex_attention.py", Path(directory) / "report.xml"
-        file.write_text(swapped)
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(file), *rest]
-        subprocess.run(command, cwd=directory, env=_environment(), check=False)
-        return _summary(report)
+    runs = [(swapped, [])]
+    if not _has_gpu():
+        for pattern, instead in ON_THE_CPU.items():
+            swapped = re.sub(pattern, instead, swapped)
+        few = _sized(swapped, {"B": 1, "H": 2})
+        runs = [(_sized(swapped, {"S": given.length}), ["--deselect-of-2048"]), (few, ["--only-of-2048"])]
+    cases: list[ElementTree.Element] = []
+    for number, (text, which) in enumerate(runs):
+        with tempfile.TemporaryDirectory() as directory:
+            file, report = Path(directory) / f"test_swapped_flex_attention_{number}.py", Path(directory) / "report.xml"
+            file.write_text(text)
+            chosen = {"--only-of-2048": ["-k", OF_2048], "--deselect-of-2048": ["-k", f"not ({OF_2048})"]}
+            selected = [argument for name in which for argument in chosen[name]] if "-k" not in rest else []
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging", f"--junitxml={report}", str(file)]
+            subprocess.run([*command, *selected, *rest], cwd=directory, env=_environment(), check=False)
+            if report.exists():
+                cases += ElementTree.parse(report).iter("testcase")
+        if "-k" in rest:
+            break
+    return summary(cases, NOT_OURS)
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _sized(text: str, sizes: dict[str, int]) -> str:
+    for name, size in sizes.items():
+        text = re.sub(rf"(?m)^{name} = \d+$", f"{name} = {size}", text)
+    return text
 
 
 def _environment() -> dict[str, str]:
@@ -68,11 +119,11 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
 
 
-def _summary(report: Path) -> int:
+def summary(cases: Iterable[ElementTree.Element], not_ours: Mapping[str, str]) -> int:
     """Prints the share of cases that pass. 1 if a case fails that says something of results."""
     counts: Counter[str] = Counter()
     others: list[str] = []
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in cases:
         name = case.get("name", "")
         problem = case.find("failure") if case.find("failure") is not None else case.find("error")
         if case.find("skipped") is not None:
@@ -80,7 +131,7 @@ def _summary(report: Path) -> int:
         elif problem is None:
             counts["passed"] += 1
         else:
-            reason = next((why for pattern, why in NOT_OURS.items() if re.search(pattern, name)), "")
+            reason = next((why for pattern, why in not_ours.items() if re.search(pattern, name)), "")
             counts[reason or "failed"] += 1
             if not reason:
                 others.append(f"{name}: {(problem.get('message') or '').splitlines()[0][:200]}")

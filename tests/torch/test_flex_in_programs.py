@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -154,3 +155,10 @@ def test_two_attentions_of_one_graph() -> None:
     wanted = call(theirs.flex_attention, q, k, v)
     torch.testing.assert_close(call(flex_attention, q, k, v), wanted, **CLOSE)
     torch.testing.assert_close(compiles(lambda *a: call(flex_attention, *a))[0](q, k, v), wanted, **CLOSE)
+
+
+def test_a_partial_of_flex_attention_is_compiled() -> None:
+    """Dynamo names what the score captures by its place in the partial: a long name, which is cut before an underscore."""
+    q, k, v, bias = (randn(1, 2, 24, 16), randn(1, 2, 24, 16), randn(1, 2, 24, 16), randn(24))
+    call = partial(flex_attention, score_mod=lambda s, b, h, i, j: s + bias[i - j])
+    torch.testing.assert_close(torch.compile(call, backend="aot_eager", fullgraph=True)(q, k, v), call(q, k, v), **CLOSE)
