@@ -79,29 +79,25 @@ def main() -> int:
         return 2
     end = imports[-1].end()
     swapped = text[:end] + SWAPPED.format(by_torch=not given.kernels) + text[end:]
-    runs = [(swapped, [])]
-    if not _has_gpu():
+    runs: list[tuple[str, list[str]]] = [(swapped, [])]
+    if not has_gpu():
         for pattern, instead in ON_THE_CPU.items():
             swapped = re.sub(pattern, instead, swapped)
-        few = _sized(swapped, {"B": 1, "H": 2})
-        runs = [(_sized(swapped, {"S": given.length}), ["--deselect-of-2048"]), (few, ["--only-of-2048"])]
+        short, few = _sized(swapped, {"S": given.length}), _sized(swapped, {"B": 1, "H": 2})
+        runs = [(short, [])] if "-k" in rest else [(short, ["-k", f"not ({OF_2048})"]), (few, ["-k", OF_2048])]
     cases: list[ElementTree.Element] = []
-    for number, (text, which) in enumerate(runs):
+    for changed, selected in runs:
         with tempfile.TemporaryDirectory() as directory:
-            file, report = Path(directory) / f"test_swapped_flex_attention_{number}.py", Path(directory) / "report.xml"
-            file.write_text(text)
-            chosen = {"--only-of-2048": ["-k", OF_2048], "--deselect-of-2048": ["-k", f"not ({OF_2048})"]}
-            selected = [argument for name in which for argument in chosen[name]] if "-k" not in rest else []
-            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging", f"--junitxml={report}", str(file)]
-            subprocess.run([*command, *selected, *rest], cwd=directory, env=_environment(), check=False)
-            if report.exists():
-                cases += ElementTree.parse(report).iter("testcase")
-        if "-k" in rest:
-            break
+            file, report = Path(directory) / "test_swapped_flex_attention.py", Path(directory) / "report.xml"
+            file.write_text(changed)
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging"]
+            command += [f"--junitxml={report}", str(file), *selected, *rest]
+            subprocess.run(command, cwd=directory, env=environment(), check=False)
+            cases += ElementTree.parse(report).iter("testcase")
     return summary(cases, NOT_OURS)
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
     import torch
 
     return bool(torch.cuda.is_available())
@@ -113,7 +109,7 @@ def _sized(text: str, sizes: dict[str, int]) -> str:
     return text
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     import os
 
     return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
