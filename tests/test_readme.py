@@ -99,9 +99,12 @@ def test_what_is_installed_is_there() -> None:
             assert command in ("python3 -m venv .venv", ".venv/bin/python -m pytest -n auto")
 
 
-def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Python blocks, run in order, each with tensors as its comments say."""
+def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """The Python blocks, run in order, each with tensors as its comments say. One replaces torch's attention."""
     torch = pytest.importorskip("torch")
+    from attngen.torch import restore
+
+    request.addfinalizer(restore)
     monkeypatch.chdir(ROOT)
     names: dict[str, object] = {}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
