@@ -623,8 +623,7 @@ llama_gqa_join(
     long long o_stride_b, long long o_stride_h, long long o_stride_s,
     float* lse,  // [batch, 32, q_len]
     long long lse_stride_b, long long lse_stride_h, long long lse_stride_s,
-    const int* __restrict__ seqused,  // [batch]
-    int q_len, int max_kv_len,
+    int q_len,
     int splits)  // blocks over which the keys of a tile of rows are split
 {
     wait_for_kernels_before();  // the sums of all splits are there
@@ -634,7 +633,6 @@ llama_gqa_join(
     __shared__ float sum_smem[GROUPS];
     const int q_idx = blockIdx.x % q_len, h_idx = blockIdx.x / q_len % q_heads, b_idx = blockIdx.x / q_len / q_heads;
     const long long first_part = (long long)blockIdx.x * splits;
-    const int kv_len = min(seqused[b_idx], max_kv_len);
     const int group = threadIdx.x / QUADS, column = threadIdx.x % QUADS * 4;
 
     float row_max = -INF, row_sum = 0.0f;

@@ -568,7 +568,7 @@ mistral_window_join(
     const float* __restrict__ split_sum,  // [batch, 32, q_len, splits]
     bf16* O,  // [batch, 32, q_len, 128]
     long long o_stride_b, long long o_stride_h, long long o_stride_s,
-    int q_len, int kv_len,
+    int q_len,
     int splits)  // blocks over which the keys of a tile of rows are split
 {
     wait_for_kernels_before();  // the sums of all splits are there

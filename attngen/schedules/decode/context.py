@@ -50,7 +50,8 @@ class Decode(Fused):
             self.pointer("O", writable=True),
             *self.strides("O", "bhs"),
             *self.lse_parameters(),
-            *abi.sizes(self.spec, *(["batch"] if self.variant.uses_batch else []), "q_heads", "kv_heads", "q_len", "kv_len"),
+            *abi.sizes(self.spec, *(["batch"] if self.variant.uses_batch else []), "q_heads", "kv_heads", "q_len"),
+            *(abi.sizes(self.spec, "kv_len") if self.variant.sink else []),
             self.splits(),
             *self.captured(self.variant.sink, scale=False),
         ]
