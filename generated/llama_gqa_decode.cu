@@ -631,7 +631,8 @@ llama_gqa_join(
     constexpr int GROUPS = JOINING / QUADS;
     __shared__ __align__(16) float O_smem[GROUPS * HEAD_DIM_V];
     __shared__ float sum_smem[GROUPS];
-    const int q_idx = blockIdx.x % q_len, h_idx = blockIdx.x / q_len % q_heads, b_idx = blockIdx.x / q_len / q_heads;
+    const int q_idx = blockIdx.x % q_len, h_idx = blockIdx.x / q_len % q_heads;
+    const int b_idx = blockIdx.x / q_len / q_heads;
     const long long first_part = (long long)blockIdx.x * splits;
     const int group = threadIdx.x / QUADS, column = threadIdx.x % QUADS * 4;
 

@@ -15,10 +15,12 @@ from attngen.spec.attention import KernelRequest
 from decode_parts import Cache, Call, Tensors, attngen_calls, in_graphs
 
 CELLS = (Cache(1, 8192), Cache(1, 65536), Cache(16, 8192), Cache(64, 8192))
-# By the name of a side: rows of a page, whether a page has the heads of a row side by side, whether the spec states page_size
+# By the name of a side: rows of a page, whether a page has the heads of a row side by side, whether the spec states page_size,
+# whether queries are packed
 SIDES = {
-    "pages of 16": (16, True, False), "of 64": (64, True, False), "of 256": (256, True, False),
-    "of 16, heads first": (16, False, False), "of 64, stated": (64, True, True),
+    "pages of 16": (16, True, False, False), "of 64": (64, True, False, False), "of 256": (256, True, False, False),
+    "of 16, heads first": (16, False, False, False), "of 64, stated": (64, True, True, False),
+    "of 64, stated, packed queries": (64, True, True, True),
 }  # fmt: skip
 PROMPTS = (Cache(4, 2048, rows=2048), Cache(1, 8192, rows=8192))
 DENSE, PORTABLE, SHARES, PROMPT_SHARE = "dense", "dense, fused", {16: 0.9, 64: 0.95, 256: 0.95}, 0.9
@@ -42,11 +44,14 @@ def mask_of(cell: Cache) -> str | None:
     return "causal_bottom_right" if cell in PROMPTS else None
 
 
-def paged_calls(cell: Cache, tensors: Sequence[Tensors], page: int, heads_inside: bool, stated: bool) -> list[Call]:
+def paged_calls(
+    cell: Cache, tensors: Sequence[Tensors], page: int, heads_inside: bool, stated: bool, packed: bool
+) -> list[Call]:
     """Calls that read the memory of dense K and V as a pool, whose pages each sequence has in random order."""
     keywords = {"page_size": page} if stated else {}
+    storage = "packed_paged" if packed else "paged"
     spec = attngen.define(
-        name="paged", dtype=cell.dtype, head_dim=cell.head_dim, mask=mask_of(cell), storage="paged", **keywords
+        name="paged", dtype=cell.dtype, head_dim=cell.head_dim, mask=mask_of(cell), storage=storage, **keywords
     )
     compiled = attngen.compile(spec, device="cuda")
     pages = cell.batch * cell.keys // page
@@ -54,7 +59,12 @@ def paged_calls(cell: Cache, tensors: Sequence[Tensors], page: int, heads_inside
     table = torch.randperm(pages, device="cuda").int().view(cell.batch, -1)
     seqused = torch.full((cell.batch,), cell.keys, device="cuda", dtype=torch.int32)
     pools = [(q, *(t.view(shape).transpose(1, 2) if heads_inside else t.view(shape) for t in kv)) for q, *kv in tensors]
-    return [partial(compiled, *one, page_table=table, seqused=seqused) for one in pools]
+    where = {"page_table": table, "seqused": seqused}
+    if packed:
+        begins = torch.arange(0, (cell.batch + 1) * cell.rows, cell.rows, device="cuda", dtype=torch.int32)
+        where |= {"cu_seqlens_q": begins, "max_q_len": cell.rows}
+        pools = [(q.transpose(1, 2).flatten(0, 1), *kv) for q, *kv in pools]
+    return [partial(compiled, *one, **where) for one in pools]
 
 
 def table(rows: list[Row]) -> str:

@@ -21,6 +21,7 @@ from attngen.reference.stored import dense, stored, unpacked
 from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec, ScheduleName, Storage
 from attngen.spec.print_attn import to_text
+from tests import tiers
 from tests.device.test_decode import SYNCHRONIZATION
 from tests.harness import cli, compile_text, compiled, emitted, solved
 from tests.left_out import removable, unnoticed
@@ -57,7 +58,8 @@ def wrong(spec: AttentionSpec, problem: Sample, rows: list[int] | None, keys: li
 
 
 SCHEDULES: list[Case] = [
-    ("decode", "paged", None), ("decode", "paged", 16), ("fused", "paged", None), ("fused", "packed_paged", 128),
+    ("decode", "paged", None), ("decode", "paged", 16), ("decode", "packed", None), ("fused", "paged", None),
+    ("fused", "packed_paged", 128),
     ("hopper", "paged", 64), ("hopper", "paged", 16), ("hopper", "packed_paged", 256), ("naive", "packed_paged", None),
     ("tiled", "paged", None), ("tiled", "packed_paged", 1),
 ]  # fmt: skip
@@ -78,6 +80,24 @@ def test_sequences_in_pages(case: Case) -> None:
         assert wrong(spec, problem, rows, KEYS, page_size=size, heads_inside=number % 2 == 0) == []
 
 
+SPLIT = attngen.define(
+    dtype="fp16", head_dim=24, head_dim_v=16, mask="causal_bottom_right", sink="0.5 * h - q", batch_invariant=True, lse=True
+)
+
+
+@pytest.mark.parametrize(
+    ("storage", "page_size"), tiers.cases([("packed_paged", 16), ("packed", None)], quick=[("packed_paged", 16)])
+)
+def test_packed_queries_and_split_keys(storage: Storage, page_size: int | None) -> None:
+    """Splits of a long sequence beside short ones, which have no key in most splits; rows that fill one tile, two, and none."""
+    spec = in_pages(SPLIT, "decode", storage, page_size)
+    keys, rows = [1100, 0, 1, 5, 513, 40], [3, 2, 1, 0, 9, 4]
+    problem = sample(spec, Shape(len(keys), 4, 2, 9, 1100))
+    sizes = {"batch": len(keys), "q_heads": 4, "kv_heads": 2, "q_len": 9, "kv_len": 1100}
+    assert compiled(spec, "decode").plan.own.splits(sizes) > 1
+    assert wrong(spec, problem, rows, keys) == []
+
+
 DOCUMENTS = attngen.define(
     dtype="bf16", head_dim=16, mask="ids[b, k] == ids[b, kv_len - q_len + q] or k < 3 * h", lse=True,
     inputs={"ids": ("int32", ("batch", "kv_len"))},
@@ -85,7 +105,9 @@ DOCUMENTS = attngen.define(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", [("decode", "paged"), ("fused", "paged"), ("fused", "packed")], ids=str)
+@pytest.mark.parametrize(
+    "case", [("decode", "paged"), ("decode", "packed_paged"), ("fused", "paged"), ("fused", "packed")], ids=str
+)
 def test_tiles_that_data_decide(case: tuple[ScheduleName, Storage]) -> None:
     """The mask reads captured keys, so that tiles are classified one by one: of one long sequence beside many short ones."""
     spec = in_pages(DOCUMENTS, *case)
@@ -142,7 +164,8 @@ def test_hopper_leaves_pages_of_unknown_size_to_fused_and_says_so() -> None:
     assert any("not hopper" in d.value for d in plan.decisions)
     stated = in_pages(spec, "auto", "paged", 64)
     assert choose(stated, ARCHES["sm_90a"]).keyword == "hopper"
-    assert choose(spec, ARCHES["sm_90a"], None, Problem(32, 1, 8192, 132)).keyword == "decode"
+    for storage in ("paged", "packed_paged"):
+        assert choose(in_pages(spec, "auto", storage), ARCHES["sm_90a"], None, Problem(32, 1, 8192, 132)).keyword == "decode"
     with pytest.raises(DiagnosticError, match="by pages of a stated size, a multiple of 8 rows"):
         choose(spec, ARCHES["sm_90a"], "hopper")
     with pytest.raises(DiagnosticError, match="it reads dense or packed storage"):

@@ -62,3 +62,31 @@ def test_a_graph_replays_with_other_tables(schedule: ScheduleName, rows: int, pa
     used.copy_(lengths.flip(0).minimum(lengths))
     graph.replay()
     torch.testing.assert_close(out, expected(q, pool, table, used), rtol=2e-2, atol=1e-2)
+
+
+def test_packed_queries_of_a_graph_have_other_rows() -> None:
+    """By `auto`, which splits keys for few rows: the graph replays with other numbers of rows, none among them."""
+    page, kv_len = 64, 4096
+    spec = attngen.define(dtype="bf16", head_dim=SIZE, mask="causal_bottom_right", storage="packed_paged", page_size=page)
+    kernel = attngen.compile(spec, device="cuda")
+    lengths = torch.tensor([kv_len, 0, 1, 700, 65], dtype=torch.int32, device="cuda")
+    table = torch.randperm(BATCH * kv_len // page).int().view(BATCH, -1).cuda()
+    pool = torch.randn(table.numel(), page, 2, SIZE, device="cuda", dtype=torch.bfloat16)
+    views = pool.transpose(1, 2), pool.transpose(1, 2)
+    q = torch.randn(16, 8, SIZE, device="cuda", dtype=torch.bfloat16)
+    begins = torch.tensor([0, 5, 7, 7, 8, 16], dtype=torch.int32, device="cuda")
+    where = {"cu_seqlens_q": begins, "max_q_len": 9, "page_table": table, "seqused": lengths}
+    kernel(q, *views, **where)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = kernel(q, *views, **where)
+    for rows in ([5, 2, 0, 1, 8], [1, 1, 1, 1, 1], [0, 0, 9, 0, 7]):
+        begins.copy_(torch.tensor([0, *rows]).cumsum(0))
+        out.fill_(float("nan"))
+        graph.replay()
+        for b, n in enumerate(rows):
+            one = q[begins[b] : begins[b + 1]].transpose(0, 1)[None]
+            alone = expected(one, pool, table[b : b + 1], lengths[b : b + 1])
+            found = out[begins[b] : begins[b + 1]].transpose(0, 1)[None]
+            torch.testing.assert_close(found, alone, rtol=2e-2, atol=1e-2, msg=lambda said, at=(b, n): f"{at}: {said}")
+        assert out[begins[-1] :].isnan().all()  # rows of no sequence
