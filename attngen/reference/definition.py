@@ -120,7 +120,7 @@ def weight_rows(problem: Problem, b: int, h: int, rows: slice) -> Weights:
     if spec.sink is not None:
         names, *rest = surroundings(problem, b, h, rows)
         sink = evaluate(spec.sink, names, *rest)
-    return Weights(allowed, *_softmax(scores, sink, xp))
+    return Weights(allowed, *_softmax(problem, scores, sink, (b, h, rows.start)))
 
 
 def attention_rows(problem: Problem, b: int, h: int, rows: slice) -> tuple[Any, Any | None]:
@@ -157,8 +157,8 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
     of n additions (Higham and Mary 2019) and 2.4 u |x| of terms of which each is three products of tf32. Sums over rows and
     keys, which are long and added in parts, have the error of their terms alone.
 
-    Every fourth element has an error: so one row and one key have one that is not small by chance, and sums of many errors are
-    as large as usual.
+    A quarter of the elements has an error: every fourth for seed 0, so that one row and one key have one that is not small by
+    chance, and random ones for others, so that of two heavy keys one has. Sums of many errors are as large as usual.
     """
     exact = a @ b
     if problem.rounding is None:
@@ -167,19 +167,36 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
     unit = over_head_dim if result in SUMS_OVER_HEAD_DIM else problem.rounding.term
     unit = math.hypot(unit, SPLIT_TERM if is_split(problem.spec) else 0.0)
     size = unit * np.sqrt((a * a) @ (b * b))
-    size[~np.isfinite(size)] = 0.0
-    size[(np.arange(exact.shape[0])[:, None] + np.arange(exact.shape[1])) % 4 != 0] = 0.0
-    random = np.random.default_rng((problem.rounding.seed, *result.encode(), *at))
-    return exact + np.where(random.integers(0, 2, exact.shape, dtype=np.int8), size, -size)
+    return exact + _error(problem.rounding, size, result, at)
 
 
-def _softmax(scores: Any, sink: Any | None, xp: Any) -> tuple[Any, Any, Any | None]:
-    """P, lse and the sink's weight. A row without keys has P = 0; its lse is the sink, or -inf without one."""
+def _error(rounding: Rounding, size: Any, result: str, at: tuple[int, ...]) -> Any:
+    """`size` [rows, columns] with random signs, at a quarter of the elements; 0 elsewhere, and where it is not finite."""
+    random = np.random.default_rng((rounding.seed, *result.encode(), *at))
+    quarter: Any = np.arange(size.shape[0])[:, None] + np.arange(size.shape[1]) & 3
+    has_error = (random.integers(0, 4, size.shape, dtype=np.int8) if rounding.seed else quarter) == 0
+    signs = np.where(random.integers(0, 2, size.shape, dtype=np.int8), 1.0, -1.0)
+    return np.where(has_error & np.isfinite(size), signs * size, 0.0)
+
+
+def _softmax(problem: Problem, scores: Any, sink: Any | None, at: tuple[int, ...]) -> tuple[Any, Any, Any | None]:
+    """P, lse and the sink's weight. A row without keys has P = 0; its lse is the sink, or -inf without one.
+
+    If the problem has rounding, exponents have the error of fp32: a score and its row's maximum are each rounded before they
+    are subtracted, unless they are equal.
+    """
+    xp = problem.xp
     column = _full(scores.sum(-1)[:, None], -math.inf, xp)
     floor = column if sink is None else _full(column, 0.0, xp) + sink
     row_max = xp.maximum(xp.amax(scores, -1)[:, None], floor) if scores.shape[1] else floor
     shift = xp.where(row_max == -math.inf, _full(row_max, 0.0, xp), row_max)
-    weights = xp.exp(scores - shift)
+    exponents = scores - shift
+    if problem.rounding is not None:
+        size = np.hypot(np.where(np.isfinite(scores), scores, 0.0), shift) * unit_roundoff(FP32)
+        exponents = np.where(
+            exponents < 0.0, np.minimum(exponents + _error(problem.rounding, size, "exponent", at), 0.0), exponents
+        )
+    weights = xp.exp(exponents)
     total = weights.sum(-1)[:, None]
     if sink is not None:
         total = total + xp.exp(floor - shift)

@@ -52,6 +52,7 @@ DESCRIBED: dict[str, dict[str, Any]] = {
         "inputs": BIAS | {"of": ("int32", ("batch", "q_len"))},
     },
     "two elements of one tensor": {"mask": "ids[b, k] == ids[b, q] or ids[0, k] > 2", "inputs": IDS},
+    "a branch that is never taken": {"mask": "where(k >= k, ids[b, q] != 1, ids[b, k] == 2)", "inputs": IDS},
     "an index from a key": {"score": "s + table[clamp(ids[b, k], 0, 3)]", "inputs": IDS | {"table": ("fp32", (4,))}},
     "decay": {"mask": "causal", "score": "s * exp2(-0.01 * x[k])", "inputs": {"x": ("fp32", ("kv_len",))}, "normalize": "none"},
     "more than are staged": {

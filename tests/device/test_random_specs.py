@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from attngen.language import load_text
+from attngen.reference.compare import truth
+from attngen.reference.problems import Shape, sample
+from attngen.spec.dtypes import FP32, unit_roundoff
 from tests import tiers
 from tests.random_gradients import gradient_case, gradient_failure
 from tests.random_specs import case, failure
@@ -13,6 +17,15 @@ from tests.random_specs import case, failure
 def test_a_random_spec(seed: int) -> None:
     one = case(seed)
     assert not failure(one, seed), one
+
+
+def test_bounds_of_one_row_are_not_small_by_chance() -> None:
+    """A row of one key below a sink of 50: its weight is e^(s - 50), and s - 50 has half a unit in the last place of 50."""
+    (spec,) = load_text("attention low { dtype fp32 head_dim 16 sink 50.0 }")
+    for seed in range(10):
+        expected = truth(spec, sample(spec, Shape(1, 1, 1, 1, 1), seed))
+        largest = abs(expected.reference.output).max()
+        assert 50 * unit_roundoff(FP32) * largest < expected.allowed < 500 * unit_roundoff(FP32) * largest
 
 
 @pytest.mark.parametrize("seed", tiers.cases(range(45), quick=range(3)))

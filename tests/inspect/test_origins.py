@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +41,8 @@ EVERYWHERE = [
         quick=["gpt2_naive.cu"],
     ),
 )
-def test_line_tables_change_no_instruction_and_no_cache(name: str) -> None:
+def test_line_tables_change_no_instruction_and_no_cache(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))  # one that no other process writes to
     before = {e.name for e in CACHE.entries()}
     source = LADDER[name]
     assert disassemble(compile_with_lines(source)[0]) == disassemble(compile_text(source).code)
