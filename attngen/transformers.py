@@ -6,10 +6,14 @@
 The import registers "attngen" with both interfaces of transformers (5.0 or later): attention and masks. A mask stays a function
 of positions (causal, sliding, chunked, packed, padded, blocks of an image), so no mask of all pairs is built. Soft-caps,
 position biases, sinks and grouped heads are those of the model. Everything has a gradient.
+
+It also registers "paged|attngen" for continuous batching (`model.generate_batch`): keys are read from transformers' pages, in
+place, by packed queries.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,9 +27,10 @@ from transformers.masking_utils import (
 )
 
 from attngen.device.arrays import ArgumentError
-from attngen.torch import BlockMask, create_block_mask, flex_attention
+from attngen.torch import BlockMask, create_block_mask, flash_attn_varlen_func, flex_attention
 
 NAME = "attngen"
+PAGED = f"paged|{NAME}"  # as transformers calls attention by pages
 Tensor = Any
 
 
@@ -124,5 +129,76 @@ def _of_pairs(dense: Tensor, query: Tensor, key: Tensor) -> BlockMask:
     return create_block_mask(takes_part, batch, heads, q_len, kv_len, query.device)
 
 
+def paged_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    *,
+    cache: Any = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | Mapping[str, Tensor] | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int | Mapping[str, int] = 0,
+    read_index: Sequence[Tensor] = (),
+    write_index: Sequence[Tensor] = (),
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """(output [1, total, q_heads, head size], None), with the arguments of transformers' continuous batching.
+
+    query [1, q_heads, total, head size] and the new key and value [1, kv_heads, total, head size] are the rows of all
+    sequences, one after another; they are causal. The new keys and values go to `cache`, transformers' PagedAttentionCache, at
+    `write_index`; `read_index` says where the keys of all sequences are, one list for each group of layers. Layers without a
+    window read the cache in place. Those with one get copies of the keys that are in the window, as the rows that are written
+    may replace keys that are read. Raises ArgumentError without a cache.
+    """
+    if cache is None or cu_seq_lens_q is None:
+        raise ArgumentError(f'attn_implementation="{PAGED}" was called without a cache; use "{NAME}" outside of generate_batch')
+    group, layer = cache.layer_index_to_group_indices[module.layer_idx]
+    window = cache.sliding_windows[module.layer_idx]
+    has_window, has_past = window != 1, bool(read_index[group].numel())
+    if isinstance(cu_seq_lens_k, Mapping):
+        kind = "sliding_attention" if has_window else "full_attention"
+        cu_seq_lens_k, max_seqlen_k = cu_seq_lens_k[kind], max_seqlen_k[kind]  # type: ignore[index]
+    assert cu_seq_lens_k is not None
+    in_place = has_past and not has_window
+    reads = [index[:0] for index in read_index] if in_place else read_index  # of no index, the cache copies nothing
+    keys, values = cache.update(key, value, module.layer_idx, reads, write_index)
+    where: dict[str, Tensor] = {}
+    if in_place:
+        shape = (-1, cache.block_size, *cache.key_cache[layer].shape[1:])
+        keys, values = cache.key_cache[layer].view(shape), cache.value_cache[layer].view(shape)
+        where["block_table"] = _pages(read_index[group], cu_seq_lens_k, -(-max_seqlen_k // cache.block_size), cache.block_size)  # type: ignore[operator]
+    output = flash_attn_varlen_func(
+        query.transpose(1, 2).squeeze(0),
+        keys,
+        values,
+        cu_seq_lens_q,
+        cu_seq_lens_k,
+        max_seqlen_q,
+        max_seqlen_k,  # type: ignore[arg-type]
+        softmax_scale=scaling,
+        causal=True,
+        window_size=(window - 1, 0) if has_window else (-1, -1),
+        softcap=softcap or 0.0,
+        sinks=s_aux,
+        **where,
+    )
+    return output.unsqueeze(0), None
+
+
+def _pages(read_index: Tensor, cu_seqlens: Tensor, most: int, page_size: int) -> Tensor:
+    """The page table [batch, most] of keys whose rows in the cache are `read_index`, those of a sequence from cu_seqlens[b] on:
+    of whole pages, each from its first row. Entries past a sequence's last page are any numbers."""
+    steps = torch.arange(0, most * page_size, page_size, device=read_index.device)
+    firsts = (cu_seqlens[:-1, None] + steps).clamp_(max=read_index.shape[0] - 1)
+    return (read_index[firsts] // page_size).int()
+
+
 AttentionInterface.register(NAME, attention)
+AttentionInterface.register(PAGED, paged_attention)
 AttentionMaskInterface.register(NAME, mask)

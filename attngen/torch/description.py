@@ -81,6 +81,16 @@ def spec_text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_
     return _text(number, dtype, head_dim, head_dim_v, captured_dtypes)
 
 
+def plain_number(number: float | None) -> float | None:
+    """`number` as a plain one: torch.compile recompiles for another, also with `dynamic=True`, where it is a symbol."""
+    if number is None or not torch.compiler.is_compiling():
+        return number
+    found: float = torch.fx.experimental.symbolic_shapes.guard_scalar(
+        number
+    )  # which torch.compile has imported, in half a second
+    return found
+
+
 def head_size(tensor: Any) -> int:
     """The last size of `tensor` as a plain number: torch.compile recompiles for another."""
     return index(tensor.shape[3])

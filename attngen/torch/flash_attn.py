@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.spec.attention import Storage
-from attngen.torch.description import Description, Mode, check_mode, dtype_name, one_line, stated_dtype
+from attngen.torch.description import Description, Mode, check_mode, dtype_name, one_line, plain_number, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
 from attngen.torch.layout import follow_autocast, heads_first, readable, results
@@ -114,9 +114,10 @@ def attend(
     return_attn_probs: bool,
     *,
     mode: Mode,
+    sinks: Tensor | None = None,
 ) -> Any:
     """`flash_attn_func` of dense tensors, or by `lengths` of sequences: of a cache, of one in pages, or packed ones, [total,
-    heads, size]."""
+    heads, size]. `sinks` [q_heads] are one more logit of each head's rows, without a value."""
     dropout_p = share_of(dropout_p)
     left, right = limits(window_size, causal)
     storage: Storage = "packed" if isinstance(lengths, Packed) else "dense"
@@ -131,10 +132,13 @@ def attend(
     numbers = [] if lengths is None else list(lengths.longest)
     if alibi_slopes is not None:
         inputs.append(alibi_slopes)
+    if sinks is not None:
+        inputs.append(sinks)
     if dropout_p:
         inputs.append(generator_state(q.device))
     tensors = (q, k, v, *inputs)
-    others = (mode, dropout_p, softmax_scale, causal, left, right, softcap, return_attn_probs, storage, cached, *numbers)
+    others: tuple[Any, ...] = (mode, dropout_p, softmax_scale, causal, left, right, softcap, return_attn_probs, storage, cached)
+    others += (*numbers, sinks is not None)
     result = _calls.repeat(tensors, others)
     if result is None:
         size = q.shape[-1]
@@ -143,9 +147,10 @@ def attend(
         if softmax_scale is None and size != queries.shape[-1]:
             softmax_scale = size**-0.5
         text = _text(
-            mode, storage, causal, ends(left, right), float(softcap), rank(alibi_slopes), softmax_scale, return_attn_probs,
+            mode, storage, causal, ends(left, right), float(plain_number(softcap) or 0.0), rank(alibi_slopes),
+            plain_number(softmax_scale), return_attn_probs,
             queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p, cached,
-            index(k.shape[1]) if storage.endswith("paged") else None,
+            index(k.shape[1]) if storage.endswith("paged") else None, None if sinks is None else dtype_name(sinks.dtype),
         )  # fmt: skip
         lists = (inputs or None, [*numbers, *(n for n in (left, right) if n >= 0)])
         if mode == "math":
@@ -232,9 +237,11 @@ def flash_text(
     dropout_p: float = 0.0,
     cached: tuple[str, ...] = (),
     page_size: int | None = None,
+    sinks: str | None = None,
 ) -> str:
     """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each `limited` end of a window.
-    `cached` names what is known of keys, int32 [batch]: they end at used[b], and begin at leftpad[b]."""
+    `cached` names what is known of keys, int32 [batch]: they end at used[b], and begin at leftpad[b]. `sinks` is the element
+    type of sinks, if there are any."""
     check_mode(mode)
     if storage != "dense" and mode == "math":
         raise ArgumentError(f'mode="math" takes no {storage} tensors; call flash_attn_func of each sequence')
@@ -250,9 +257,12 @@ def flash_text(
     inputs: dict[str, Any] = dict.fromkeys(cached, ("int32", ("batch",)))
     if alibi_rank:
         inputs["slopes"] = ("fp32", ("heads",) if alibi_rank == 1 else ("batch", "heads"))
+    if sinks:
+        inputs["sinks"] = (sinks, ("heads",))
     keywords = {
         "mask": " and ".join(masks) or None,
         "score": score,
+        "sink": "sinks[h]" if sinks else None,
         "inputs": inputs,
         "params": dict.fromkeys(limited, "int"),
         "storage": storage,

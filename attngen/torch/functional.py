@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attngen.sdpa import check_equal_heads, refuse_renamed, register_tensor_function
-from attngen.torch.description import Mode, head_size, standard_text
+from attngen.torch.description import Mode, head_size, plain_number, standard_text
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
 from attngen.torch.layout import follow_autocast, four_dimensions, heads_first, results
@@ -71,7 +71,15 @@ def attention(
         mask = None if attn_mask is None else four_dimensions(attn_mask)
         mask_dtype = None if mask is None else mask.dtype
         text = standard_text(
-            mode, is_causal, scale, return_lse, queries.dtype, head_size(queries), head_size(values), mask_dtype, dropout_p
+            mode,
+            is_causal,
+            plain_number(scale),
+            return_lse,
+            queries.dtype,
+            head_size(queries),
+            head_size(values),
+            mask_dtype,
+            dropout_p,
         )
         inputs = [*(() if mask is None else (mask,)), *(tensors[-1:] if dropout_p else ())]
         lists = (inputs,) if inputs else ()

@@ -21,7 +21,7 @@ def flash_attn_varlen_func(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float = 0.0,
@@ -34,6 +34,8 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
     *,
+    seqused_k: Tensor | None = None,
+    sinks: Tensor | None = None,
     mode: Mode = "auto",
 ) -> Any:
     """flash-attention's function of that name: `attngen.torch.flash_attn_func` of each sequence.
@@ -42,14 +44,15 @@ def flash_attn_varlen_func(
     cu_seqlens_q[i + 1] of q and the keys from cu_seqlens_k[i] on, none if two are equal. Rows past `max_seqlen_q` and keys past
     `max_seqlen_k` of a sequence are ignored. `alibi_slopes` is [q_heads] or [batch, q_heads]. With `block_table` int32 [batch,
     max_pages], k and v are [pages, page_size, kv_heads, size]: key j of sequence i is row j % page_size of page
-    block_table[i, j / page_size], and there are cu_seqlens_k[i + 1] - cu_seqlens_k[i] of them. Pages have no gradients.
+    block_table[i, j / page_size], and there are cu_seqlens_k[i + 1] - cu_seqlens_k[i] of them, or seqused_k[i] (int32 [batch]).
+    Pages have no gradients. `sinks` [q_heads] are one more logit of each head's rows, without a value.
 
     Returns O [total_q, q_heads, size], or with `return_attn_probs` (O, lse [q_heads, total_q], empty tensor). Raises
     ArgumentError.
     """
-    lengths = _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, None)
+    lengths = _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k)
     others = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return attend(q, k, v, lengths, *others, mode=mode)
+    return attend(q, k, v, lengths, *others, mode=mode, sinks=sinks)
 
 
 def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *arguments: Any, **named: Any) -> Any:

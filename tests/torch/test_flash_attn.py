@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attngen import ArgumentError  # noqa: E402
-from attngen.torch import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func  # noqa: E402
+from attngen.torch import attention, flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func  # noqa: E402
 from tests import tiers  # noqa: E402
 from tests.torch.flash import Case, check, grid, reference, results  # noqa: E402
 from tests.torch.tensors import BACKEND, randn  # noqa: E402
@@ -77,3 +77,24 @@ def test_what_is_refused() -> None:
         flash_attn_func(q, q, q, alibi_slopes=q[0, 0, :, 0])
     with pytest.raises(ArgumentError, match=r"`alibi_slopes` is \[1, 1, 2\]; expected \[heads\] or \[batch, heads\]"):
         flash_attn_func(q, q, q, alibi_slopes=torch.ones(1, 1, 2))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("function", ["attention", "flash_attn_func"])
+def test_numbers_of_a_module_are_constants_to_a_dynamic_compilation(function: str) -> None:
+    """Symbols of torch.compile(dynamic=True) otherwise: the scale is part of a kernel."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            if function == "attention":
+                return attention(q, q, q, scale=self.scale, mode="naive")
+            return flash_attn_func(q, q, q, softmax_scale=self.scale, softcap=100 * self.scale, mode="naive")
+
+    q = randn(1, 5, 2, 16)
+    for scale in (0.25, 0.5):
+        layer = Layer(scale)
+        assert torch.equal(torch.compile(layer, fullgraph=True, dynamic=True, backend=BACKEND)(q), layer(q))

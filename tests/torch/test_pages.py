@@ -59,6 +59,21 @@ def test_packed_queries_and_keys_in_pages(monkeypatch: pytest.MonkeyPatch) -> No
         varlen_attn(q, k, v, *begins, seqused_k=used, enable_gqa=True)
 
 
+def test_a_sink_is_one_more_logit() -> None:
+    """The output has the share exp(lse) / (exp(lse) + exp(sink)) of the one without it; of packed keys, and of pages."""
+    q, k, v = (t.detach() for t in BATCH.tensors(4, 2, 16, torch.float16))
+    table, named = tables(), BATCH.named()
+    sinks = torch.tensor([0.5, -torch.inf, 2.0, -1.0])
+    options = {"causal": True, "return_attn_probs": True, "mode": "naive"}
+    plain, lse, _ = flash_attn_varlen_func(q, k, v, **named, **options)
+    shares = (1 / (1 + (sinks[:, None] - lse).exp())).nan_to_num(0.0).T[..., None]  # of rows without keys: 0
+    paged = {**named, "cu_seqlens_k": None, "seqused_k": named["cu_seqlens_k"].diff(), "block_table": table}
+    for keys, values, where in ((k, v, named), (in_pages(k, table), in_pages(v, table), paged)):
+        out, with_sinks, _ = flash_attn_varlen_func(q, keys, values, **where, **options, sinks=sinks)
+        torch.testing.assert_close(out.float(), plain.float() * shares, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(with_sinks, torch.logaddexp(lse, sinks[:, None].expand_as(lse)))
+
+
 def test_other_tables_compile_nothing_and_pages_have_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[object] = []
     usual = runtime.Emulated.__init__

@@ -9,8 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
+from torch._dynamo.utils import counters  # noqa: E402
+
 import attngen.transformers  # noqa: E402  # registers "attngen"
 from attngen.device.arrays import ArgumentError  # noqa: E402
+from attngen.torch import flash_attn_varlen_func  # noqa: E402
 
 pytestmark = pytest.mark.long
 NAIVE = {"kernel_options": {"mode": "naive"}}  # quick to compile
@@ -79,6 +82,64 @@ def test_generated_tokens(name: str, cache: str) -> None:
     assert torch.equal(results[0].sequences, results[1].sequences)
     for right, found in zip(results[0].scores, results[1].scores, strict=True):
         assert (found - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize(("name", "graphs"), [("Llama", 1), ("Gemma 2", 2)])
+def test_tokens_of_a_compiled_static_cache(name: str, graphs: int) -> None:
+    """No token compiles anything: one graph, and another one where windows are full, as torch's own attention has them."""
+    tokens = torch.randint(3, 99, (2, 4), generator=torch.Generator().manual_seed(0))
+    kept = torch.ones_like(tokens)
+    kept[0, :2] = 0
+    how = {"attention_mask": kept, "max_new_tokens": 6, "do_sample": False, "cache_implementation": "static"}
+    right = model(name, "eager").eval().generate(tokens, disable_compile=True, **how)
+    compiled = transformers.CompileConfig(backend="eager", mode="default", fullgraph=True)
+    compiled._compile_all_devices = True
+    counters.clear()
+    assert torch.equal(model(name, "attngen").eval().generate(tokens, compile_config=compiled, **how), right)
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [3, 4], list(range(3, 25)), [50]]
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "gpt-oss"])
+def test_continuous_batching(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts in pieces beside sequences that grow: tokens are eager's for each prompt alone. Layers without a window read
+    pages in place."""
+    calls = []
+
+    def attend(*arguments: Any, **named: Any) -> Any:
+        calls.append((named["window_size"], "block_table" in named))
+        return flash_attn_varlen_func(*arguments, **named, mode="naive")
+
+    monkeypatch.setattr(attngen.transformers, "flash_attn_varlen_func", attend)
+    memory = "transformers.generation.continuous_batching.cache.get_device_and_memory_breakdown"
+    monkeypatch.setattr(memory, lambda: (torch.device("cpu"), 2**30, 0, 0))
+    eager = model(name, "eager").eval()
+    right = []
+    for prompt in PROMPTS:
+        tokens = torch.tensor([prompt])
+        found = eager.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=5, do_sample=False)
+        right.append(found[0, len(prompt) :].tolist())
+    done = (
+        model(name, "paged|attngen")
+        .eval()
+        .generate_batch(
+            PROMPTS,
+            generation_config=transformers.GenerationConfig(max_new_tokens=5, do_sample=False, eos_token_id=2),
+            continuous_batching_config=transformers.ContinuousBatchingConfig(block_size=4, num_blocks=40, max_batch_tokens=16),
+        )
+    )
+    in_order = sorted(done, key=lambda request: int(request.rpartition("_")[2]))
+    assert [done[request].generated_tokens for request in in_order] == right
+    assert ((-1, -1), True) in calls
+    assert ((4, 0), False) in calls or name == "Llama"
+
+
+def test_pages_need_a_cache() -> None:
+    with pytest.raises(ArgumentError, match="without a cache"):
+        model("Llama", "paged|attngen")(input_ids=torch.tensor([[3, 4]]))
 
 
 def test_packed_sequences() -> None:
