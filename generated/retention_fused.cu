@@ -234,6 +234,16 @@ using VTile = PaddedTile<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>;
 // Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
 // 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
 
+// A thread's elements of S or O: [r][j] is the one in its row r and its column j. `d` has them as the tensor cores number
+// them: by pairs of columns, a pair of the upper row of 16, then one of the lower.
+template <int COLUMNS> struct Fragment {
+    struct Row {
+        float* d;
+        __device__ __forceinline__ float& operator[](int j) const { return d[j / 2 * 4 + j % 2]; }
+    };
+    float d[ROWS * COLUMNS];
+    __device__ __forceinline__ Row operator[](int r) { return {d + r / 2 * (2 * COLUMNS) + r % 2 * 2}; }
+};
 struct alignas(16) Chunk {  // what a lane loads or stores at once
     unsigned words[4];
 };
@@ -321,7 +331,7 @@ retention_fused(
     for (int m = 0; m < ROW_BLOCKS; ++m)
         for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 
-    float O_frag[ROWS][DIMS] = {};
+    Fragment<DIMS> O_frag = {};
 
     int stage = 0;
     while (tile < tile_end) {
@@ -334,7 +344,7 @@ retention_fused(
         const bf16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
 
         // S = Q K^T
-        float S_frag[ROWS][COLUMNS] = {};
+        Fragment<COLUMNS> S_frag = {};
         // B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and columns 8 * (l / 8 % 2)
         const bf16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
@@ -351,7 +361,7 @@ retention_fused(
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
                     float *upper = &S_frag[2 * m][2 * j], *lower = &S_frag[2 * m + 1][2 * j];
                     mma_16x8x16(upper, lower, Q_frag[m][step], k_frag[0], k_frag[1]);
-                    mma_16x8x16(upper + 2, lower + 2, Q_frag[m][step], k_frag[2], k_frag[3]);
+                    mma_16x8x16(upper + 4, lower + 4, Q_frag[m][step], k_frag[2], k_frag[3]);
                 }
             }
         }
@@ -402,7 +412,7 @@ retention_fused(
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
                     float *upper = &O_frag[2 * m][2 * j], *lower = &O_frag[2 * m + 1][2 * j];
                     mma_16x8x16(upper, lower, p_frag[m], v_frag[0], v_frag[1]);
-                    mma_16x8x16(upper + 2, lower + 2, p_frag[m], v_frag[2], v_frag[3]);
+                    mma_16x8x16(upper + 4, lower + 4, p_frag[m], v_frag[2], v_frag[3]);
                 }
             }
         }

@@ -50,7 +50,10 @@ class Fused(File):
         return {**self.tile_sections(), "fused": "The fused kernel"}
 
     def context(self) -> dict[str, Any]:
+        softmax = self.spec.normalize == "softmax"
         return super().context() | {
+            "keeps_maximum": softmax and not self.is_bounded(),
+            "adds_weights": softmax,
             "large_scores": self.large_scores,
             "work_tile": WORK_TILE,
             "places_rows": self.variant.places_rows,

@@ -105,6 +105,7 @@ class Hopper(ByTma):
             ConstantLine("int", "RELEASES", *RELEASES[self.own.warps_release]),
             ConstantLine("int", "PRODUCER_REGISTERS", str(self.own.producer_registers), "of a thread"),
             ConstantLine("int", "CONSUMER_REGISTERS", str(self.own.consumer_registers)),
+            ConstantLine("int", "ROWS", "2", "of a thread"),
             *self.slab_constants(ConstantLine("int", "OUTPUT_SLABS", str(self.own.output_slabs), OUTPUT_SLABS)),
             *self.output_constants(),
             *(self.staging_constants() if plan.staged.keys else []),
@@ -143,7 +144,6 @@ class Hopper(ByTma):
     def context(self) -> dict[str, Any]:
         v = self.variant
         softmax = self.spec.normalize == "softmax"
-        keeps_maximum = softmax and not self.is_bounded()
         members = argument_members(self.kernels()["hopper"].entry.parameters, v)
         of_rows = v.kv_range.arguments if v.by_row or v.classify is None else ()
         functions = (*v.of_scores, v.one_score, v.mask, v.sink, v.dropout)
@@ -155,8 +155,8 @@ class Hopper(ByTma):
             "tile_indices": [n for n in OF_HEAD if v.classify is None and n in v.kv_range.arguments],
             "consumer_indices": [n for n in OF_HEAD if n in asked],
             "places_rows": self.places_rows(),
-            "keeps_maximum": keeps_maximum,
-            "maximum_of_lanes": keeps_maximum,
+            "adds_weights": softmax and self.own.row_sums != "products",
+            "maximum_of_lanes": softmax and not self.is_bounded(),
             "sum_of_lanes": softmax and (self.own.row_sums != "products" or self.own.adaptive_threshold),
             "argument_members": [line for line, _ in members],
             "argument_values": [line for _, line in members],
