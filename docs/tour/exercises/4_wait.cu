@@ -256,6 +256,100 @@ __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float n
     return shift;
 }
 
+// The online softmax of a thread's rows. S, the registers of a fragment, has their scores of a tile. For each tile the caller
+// calls find_largest; raise_maxima, and if that returns true multiplies O by alpha; and weigh. In the end the four lanes that
+// share a row add their sums.
+struct RowSoftmax {
+    float max[ROWS];      // the maximum in use, which may be less than the largest score
+    float alpha[ROWS];    // the factor of what was summed under the maximum before
+    float largest[ROWS];  // of the tile: the largest score of this lane
+    float sum[ROWS];      // of this thread's weights, until the end
+
+    // The row of register i of N
+    template <int N> static __device__ constexpr int row_of(int i) { return i / (2 * N / ROWS) * 2 + i / 2 % 2; }
+
+    // Row r before its first tile
+    __device__ __forceinline__ void begin(int r) {
+        max[r] = -INF;
+        sum[r] = 0.0f;
+    }
+
+    // By the maximum of row r: the largest score that does not change it, and what is subtracted from exponents
+    __device__ __forceinline__ float limit(int r) const {
+        if (is_large(max[r])) return -INF;  // every tile subtracts it from its scores
+        return max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
+    }
+    __device__ __forceinline__ float shift_of(int r) const {
+        return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;  // no key yet, or subtracted already
+    }
+
+    // Whether a maximum is subtracted from the scores before the scale multiplies them: difference and weights are exact
+    static __device__ __forceinline__ bool is_large(float maximum) { return fabsf(maximum * EXPONENT_SCALE) > LARGE; }
+
+    // The largest score that this lane has of each row
+    template <int N> __device__ __forceinline__ void find_largest(const float (&S)[N]) {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) largest[r] = max[r];
+#pragma unroll
+        for (int i = 0; i < N; i += 2) largest[row_of<N>(i)] = fmaxf(largest[row_of<N>(i)], fmaxf(S[i], S[i + 1]));
+    }
+
+    // Raises the maxima if a score of the tile exceeds its limit. Returns whether it did: then O is to be multiplied by alpha.
+    template <int N> __device__ __forceinline__ bool raise_maxima(float (&S)[N]) {
+        bool exceeds = false;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) exceeds |= largest[r] > limit(r);
+        const bool rescale = __any_sync(0xffffffff, exceeds);
+        if (rescale) raise(S);
+        return rescale;
+    }
+
+    // The maximum of each row becomes that of all of its scores so far, over the lanes that share it
+    template <int N> __device__ __forceinline__ void raise(float (&S)[N]) {
+        float offset[ROWS];  // subtracted from the scores
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const float subtracted = raise_max(max[r], alpha[r], quad_max(largest[r]));
+            const bool large = is_large(subtracted);
+            offset[r] = large ? subtracted : 0.0f;
+            sum[r] *= alpha[r];
+        }
+        // The limit of a row of a large maximum is -INF, so that each of its tiles comes here
+        bool any = false;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) any |= offset[r] != 0.0f;
+        if (__any_sync(0xffffffff, any)) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) S[i] -= offset[row_of<N>(i)];
+        }
+    }
+
+    // The weights of a tile take the place of its scores
+    template <int N> __device__ __forceinline__ void weigh(float (&S)[N]) {
+        float shift[ROWS];  // of this tile
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) shift[r] = shift_of(r);
+        float sums[ROWS][2] = {};  // two chains of additions a row
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            S[i] = fast_exp2(S[i] * EXPONENT_SCALE - shift[row_of<N>(i)]);
+            sums[row_of<N>(i)][i % 2] += S[i];
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) sum[r] += sums[r][0] + sums[r][1];
+    }
+};
+
+// A thread's elements of S or O: [r][j] is the one in its row r and its column j. `d` has them as the tensor cores number
+// them: by pairs of columns, a pair of the upper row of 16, then one of the lower.
+template <int COLUMNS> struct Fragment {
+    struct Row {
+        float* d;
+        __device__ __forceinline__ float& operator[](int j) const { return d[j / 2 * 4 + j % 2]; }
+    };
+    float d[ROWS * COLUMNS];
+    __device__ __forceinline__ Row operator[](int r) { return {d + r / 2 * (2 * COLUMNS) + r % 2 * 2}; }
+};
 struct alignas(16) Chunk {  // what a lane loads or stores at once
     unsigned words[4];
 };
@@ -338,11 +432,10 @@ gpt2_fused(
     for (int m = 0; m < ROW_BLOCKS; ++m)
         for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(Q_frag[m][step], q_fragment + 16 * m * Q_STRIDE + 16 * step);
 
-    float O_frag[ROWS][DIMS] = {};
-    float row_max[ROWS], row_sum[ROWS], alpha[ROWS];  // row_sum: of this lane's keys only, until the end
+    Fragment<DIMS> O_frag = {};
+    RowSoftmax softmax;
     for (int r = 0; r < ROWS; ++r) {
-        row_max[r] = -INF;
-        row_sum[r] = 0.0f;
+        softmax.begin(r);
     }
 
     int stage = 0;
@@ -356,7 +449,7 @@ gpt2_fused(
         const fp16* V_tile = V_smem + stage * BLOCK_KV * V_STRIDE;
 
         // S = Q K^T
-        float S_frag[ROWS][COLUMNS] = {};
+        Fragment<COLUMNS> S_frag = {};
         // B fragments of K^T: of 16 keys x 16 columns, lane l points at key l % 8 + 8 * (l / 16) and columns 8 * (l / 8 % 2)
         const fp16* k_fragment = K_tile + (lane % 8 + lane / 16 * 8) * K_STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
@@ -373,7 +466,7 @@ gpt2_fused(
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
                     float *upper = &S_frag[2 * m][2 * j], *lower = &S_frag[2 * m + 1][2 * j];
                     mma_16x8x16(upper, lower, Q_frag[m][step], k_frag[0], k_frag[1]);
-                    mma_16x8x16(upper + 2, lower + 2, Q_frag[m][step], k_frag[2], k_frag[3]);
+                    mma_16x8x16(upper + 4, lower + 4, Q_frag[m][step], k_frag[2], k_frag[3]);
                 }
             }
         }
@@ -395,44 +488,14 @@ gpt2_fused(
                 }
         }
 
-        // Online softmax. The maximum is kept as long as no score of the row exceeds it by more than RESCALE_THRESHOLD
-        // powers of 2: then exp2 stays below 2^RESCALE_THRESHOLD, and the sums need not be rescaled
-        bool keep_max = true;
-        float new_max[ROWS];
+        softmax.find_largest(S_frag.d);
+        if (softmax.raise_maxima(S_frag.d)) {
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            float tile_max = row_max[r];
+            for (int r = 0; r < ROWS; ++r)
 #pragma unroll
-            for (int j = 0; j < COLUMNS; j += 2) tile_max = fmaxf(tile_max, fmaxf(S_frag[r][j], S_frag[r][j + 1]));
-            new_max[r] = quad_max(tile_max);
-            keep_max &= (new_max[r] == row_max[r]) | ((new_max[r] - row_max[r]) * EXPONENT_SCALE <= RESCALE_THRESHOLD);
-            keep_max &= fabsf(row_max[r] * EXPONENT_SCALE) <= LARGE;  // else each tile subtracts it from its scores, below
+                for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= softmax.alpha[r];
         }
-        const bool rescale = !__all_sync(0xffffffff, keep_max);
-        if (rescale) {
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                const float subtracted = raise_max(row_max[r], alpha[r], new_max[r]);
-                row_sum[r] *= alpha[r];
-#pragma unroll
-                for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= alpha[r];
-                // A large maximum is subtracted from the scores before the scale multiplies them: the difference is exact
-                if (fabsf(subtracted * EXPONENT_SCALE) > LARGE)
-#pragma unroll
-                    for (int j = 0; j < COLUMNS; ++j) S_frag[r][j] -= subtracted;
-            }
-        }
-        // the weights P take the place of S
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            const float scaled_max = row_max[r] * EXPONENT_SCALE;
-            const float shift = fabsf(scaled_max) <= LARGE ? scaled_max : 0.0f;  // no key yet, or subtracted already
-#pragma unroll
-            for (int j = 0; j < COLUMNS; ++j) {
-                S_frag[r][j] = fast_exp2(S_frag[r][j] * EXPONENT_SCALE - shift);
-                row_sum[r] += S_frag[r][j];
-            }
-        }
+        softmax.weigh(S_frag.d);  // the weights P take the place of S
 
         // O += P V. The D fragment of two neighbouring S blocks is the A fragment of P: no lane needs another's weights.
         // B fragments of V: lane l points at key l % 16, columns 8 * (l / 16) of 16 keys x 16 columns, read transposed
@@ -455,7 +518,7 @@ gpt2_fused(
                 for (int m = 0; m < ROW_BLOCKS; ++m) {
                     float *upper = &O_frag[2 * m][2 * j], *lower = &O_frag[2 * m + 1][2 * j];
                     mma_16x8x16(upper, lower, p_frag[m], v_frag[0], v_frag[1]);
-                    mma_16x8x16(upper + 2, lower + 2, p_frag[m], v_frag[2], v_frag[3]);
+                    mma_16x8x16(upper + 4, lower + 4, p_frag[m], v_frag[2], v_frag[3]);
                 }
             }
         }
@@ -470,8 +533,8 @@ gpt2_fused(
     const WorkTile end = *work_tile_smem;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        row_sum[r] = quad_sum(row_sum[r]);
-        const float inverse_sum = row_sum[r] == 0.0f ? 0.0f : fast_reciprocal(row_sum[r]);  // a row with no key gives 0
+        const float row_sum = quad_sum(softmax.sum[r]);
+        const float inverse_sum = row_sum == 0.0f ? 0.0f : fast_reciprocal(row_sum);  // a row with no key gives 0
         fp16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o_row + 8 * j) =

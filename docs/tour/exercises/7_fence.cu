@@ -85,6 +85,7 @@ constexpr int WARPGROUP_ROWS = 64;
 constexpr int RELEASES = CONSUMERS;  // of a stage: a thread of each
 constexpr int PRODUCER_REGISTERS = 40;  // of a thread
 constexpr int CONSUMER_REGISTERS = 232;
+constexpr int ROWS = 2;  // of a thread
 constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
 constexpr int QK_SLABS = 1;
 constexpr int V_SLABS = 1;
@@ -622,12 +623,97 @@ __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float n
     return shift;
 }
 
-// What an online softmax knows of the thread's two rows.
+// The online softmax of a thread's rows. S, the registers of a fragment, has their scores of a tile. For each tile the caller
+// calls find_largest; raise_maxima, and if that returns true multiplies O by alpha; and weigh. In the end the four lanes that
+// share a row add their sums.
 struct RowSoftmax {
-    float max[2];    // the maximum in use, which may be less than the largest score
-    float alpha[2];  // the factor of what was summed under the maximum before
-    float shift[2];  // subtracted from exponents: max * EXPONENT_SCALE, or 0
-    float limit[2];  // the largest score that does not change the maximum; -INF: every tile does
+    float max[ROWS];      // the maximum in use, which may be less than the largest score
+    float alpha[ROWS];    // the factor of what was summed under the maximum before
+    float shift[ROWS];    // subtracted from exponents: max * EXPONENT_SCALE, or 0
+    float limit[ROWS];    // the largest score that does not change the maximum; -INF: every tile does
+    int largest[ROWS];    // of the tile, as bits: the largest score of this lane
+
+    // The row of register i of N
+    template <int N> static __device__ constexpr int row_of(int i) { return i / (2 * N / ROWS) * 2 + i / 2 % 2; }
+
+    // Row r before its first tile
+    __device__ __forceinline__ void begin(int r) {
+        max[r] = -INF;
+        limit[r] = -INF;
+    }
+
+    // Whether a maximum is subtracted from the scores before the scale multiplies them: difference and weights are exact
+    static __device__ __forceinline__ bool is_large(float maximum) { return fabsf(maximum * EXPONENT_SCALE) > LARGE; }
+
+    // The bits of the largest score that this lane has of each row. The bits of floats that are not negative have the order
+    // of integers; if all scores of a row are negative, so is the result, and nothing else is known
+    template <int N> __device__ __forceinline__ void find_largest(const float (&S)[N]) {
+        int chains[ROWS][MAX_CHAINS];
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const int block = i % (2 * N / ROWS);
+            int& chain = chains[row_of<N>(i)][block / 4 % MAX_CHAINS];
+            chain = block < 4 * MAX_CHAINS && i % 2 == 0 ? __float_as_int(S[i]) : ::max(chain, __float_as_int(S[i]));
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            largest[r] = chains[r][0];
+#pragma unroll
+            for (int chain = 1; chain < MAX_CHAINS; ++chain) largest[r] = ::max(largest[r], chains[r][chain]);
+        }
+    }
+
+    // Raises the maxima if a score of the tile exceeds its limit. Returns whether it did: then O is to be multiplied by alpha.
+    // FIRST: the tile is the first of its rows. PARTIAL: pairs of it may be forbidden
+    template <bool PARTIAL, bool FIRST, int N> __device__ __forceinline__ bool raise_maxima(float (&S)[N]) {
+        bool exceeds = false;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) exceeds |= largest[r] > __float_as_int(limit[r]) || limit[r] < 0.0f;
+        const bool rescale = FIRST || __any_sync(0xffffffff, exceeds);
+        if (rescale) raise<PARTIAL, FIRST>(S);
+        return rescale;
+    }
+
+    // The maximum of each row becomes that of all of its scores so far, over the lanes that share it
+    template <bool PARTIAL, bool FIRST, int N> __device__ __forceinline__ void raise(float (&S)[N]) {
+        float highest[ROWS];  // that this lane knows of
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) highest[r] = max[r];
+        // With a row of negative scores alone, floats are compared
+        int least = largest[0];
+#pragma unroll
+        for (int r = 1; r < ROWS; ++r) least = ::min(least, largest[r]);
+        if ((FIRST && PARTIAL) || __any_sync(0xffffffff, least < 0)) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) highest[row_of<N>(i)] = fmaxf(highest[row_of<N>(i)], S[i]);
+        } else {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) highest[r] = fmaxf(highest[r], __int_as_float(largest[r]));
+        }
+        float offset[ROWS];  // subtracted from the scores
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const float subtracted = raise_max(max[r], alpha[r], quad_max(highest[r]));
+            const bool large = is_large(subtracted);
+            offset[r] = large ? subtracted : 0.0f;
+            shift[r] = large ? 0.0f : subtracted * EXPONENT_SCALE;
+            limit[r] = large ? -INF : max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
+        }
+        // The limit of a row of a large maximum is -INF, so that each of its tiles comes here
+        bool any = false;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) any |= offset[r] != 0.0f;
+        if (__any_sync(0xffffffff, any)) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) S[i] -= offset[row_of<N>(i)];
+        }
+    }
+
+    // The weights of a tile take the place of its scores
+    template <int N> __device__ __forceinline__ void weigh(float (&S)[N]) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) S[i] = fast_exp2(S[i] * EXPONENT_SCALE - shift[row_of<N>(i)]);
+    }
 };
 
 // A consumer warpgroup: computes. Its members are registers of one of its threads.
@@ -637,7 +723,7 @@ struct Consumer : Block {
     unsigned k_operand, v_operand;  // of stage 0
 
     Fragments& frag;
-    RowSoftmax& rows;
+    RowSoftmax& softmax;
 
     // The work tile at hand
     int q_block, q_lo, tile;
@@ -645,8 +731,8 @@ struct Consumer : Block {
     bool begun;  // whether O has a product of these rows
     TileRange tiles;
 
-    __device__ __forceinline__ Consumer(const Block& block, int number, Fragments& frag, RowSoftmax& rows)
-        : Block(block), consumer(number), frag(frag), rows(rows) {
+    __device__ __forceinline__ Consumer(const Block& block, int number, Fragments& frag, RowSoftmax& softmax)
+        : Block(block), consumer(number), frag(frag), softmax(softmax) {
         thread = threadIdx.x % 128, lane = thread % 32;
         lane_row = WARPGROUP_ROWS * consumer + 16 * (thread / 32) + lane / 4;
         k_operand = k.first.k_major(), v_operand = v.first.mn_major();
@@ -703,66 +789,12 @@ struct Consumer : Block {
         }
     }
 
-    // The bits of the largest score that this lane has of each row. The bits of floats that are not negative have the order
-    // of integers; if all scores of a row are negative, so is the result, and nothing else is known
-    __device__ __forceinline__ void largest_scores(int (&row_max_bits)[2]) const {
-        int largest[2][MAX_CHAINS];
-#pragma unroll
-        for (int i = 0; i < BLOCK_KV / 2; ++i) {
-            int& chain = largest[row_in_pair(i)][i / 4 % MAX_CHAINS];
-            chain = i < 4 * MAX_CHAINS && i % 2 == 0 ? __float_as_int(frag.S[i]) : max(chain, __float_as_int(frag.S[i]));
-        }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            row_max_bits[r] = largest[r][0];
-#pragma unroll
-            for (int chain = 1; chain < MAX_CHAINS; ++chain) row_max_bits[r] = max(row_max_bits[r], largest[r][chain]);
-        }
-    }
-
-    // The maximum of each row becomes that of all of its scores so far, over the lanes that share it
-    template <bool PARTIAL, bool FIRST> __device__ __forceinline__ void raise_maximum(int (&row_max_bits)[2]) {
-        float new_max[2] = {rows.max[0], rows.max[1]}, offset[2];
-        // With a row of negative scores alone, floats are compared
-        if ((FIRST && PARTIAL) || __any_sync(0xffffffff, min(row_max_bits[0], row_max_bits[1]) < 0)) {
-#pragma unroll
-            for (int i = 0; i < BLOCK_KV / 2; ++i) new_max[row_in_pair(i)] = fmaxf(new_max[row_in_pair(i)], frag.S[i]);
-        } else {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) new_max[r] = fmaxf(new_max[r], __int_as_float(row_max_bits[r]));
-        }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            new_max[r] = quad_max(new_max[r]);
-            const float subtracted = raise_max(rows.max[r], rows.alpha[r], new_max[r]);
-            rows.shift[r] = subtracted * EXPONENT_SCALE;
-            const bool large = fabsf(rows.shift[r]) > LARGE;
-            offset[r] = large ? subtracted : 0.0f;
-            if (large) rows.shift[r] = 0.0f;
-            rows.limit[r] = large ? -INF : new_max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
-        }
-        // A large maximum is subtracted from the scores before the scale multiplies them: difference and weights are exact.
-        // The row's limit is -INF then, so that each of its tiles comes here
-        if (__any_sync(0xffffffff, offset[0] != 0.0f || offset[1] != 0.0f)) {
-#pragma unroll
-            for (int i = 0; i < BLOCK_KV / 2; ++i) frag.S[i] -= offset[row_in_pair(i)];
-        }
-    }
-
     // One step of the online softmax: the weights of a tile take the place of its scores. Returns whether O is to be
     // multiplied by alpha. FIRST: the tile is the first of its rows.
     template <bool PARTIAL, bool FIRST> __device__ __forceinline__ bool softmax_tile() {
-        int row_max_bits[2];
-        largest_scores(row_max_bits);
-        bool exceeds = false;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            exceeds |= row_max_bits[r] > __float_as_int(rows.limit[r]) || rows.limit[r] < 0.0f;
-        }
-        const bool rescale = FIRST || __any_sync(0xffffffff, exceeds);
-        if (rescale) raise_maximum<PARTIAL, FIRST>(row_max_bits);
-#pragma unroll
-        for (int i = 0; i < BLOCK_KV / 2; ++i) frag.S[i] = fast_exp2(frag.S[i] * EXPONENT_SCALE - rows.shift[row_in_pair(i)]);
+        softmax.find_largest(frag.S);
+        const bool rescale = softmax.raise_maxima<PARTIAL, FIRST>(frag.S);
+        softmax.weigh(frag.S);
         return rescale;
     }
 
@@ -798,7 +830,7 @@ struct Consumer : Block {
         v.advance();
         if (rescale) {
 #pragma unroll
-            for (int i = 0; i < OUTPUT_COLUMNS / 2; ++i) frag.O[i] *= rows.alpha[row_in_pair(i)];
+            for (int i = 0; i < OUTPUT_COLUMNS / 2; ++i) frag.O[i] *= softmax.alpha[row_in_pair(i)];
         }
         round_weights();
     }
@@ -863,8 +895,7 @@ struct Consumer : Block {
     __device__ __forceinline__ void begin_rows() {
         begun = false;
         for (int r = 0; r < 2; ++r) {
-            rows.max[r] = -INF;
-            rows.limit[r] = -INF;
+            softmax.begin(r);
         }
     }
 
@@ -973,8 +1004,8 @@ gpt2_hopper(
         take_registers<CONSUMER_REGISTERS>();
         // Objects of their own: until its loops are unrolled, an object that has arrays is not taken apart into registers
         Fragments frag;
-        RowSoftmax rows;
-        Consumer consumer(block, warpgroup - 1, frag, rows);
+        RowSoftmax softmax;
+        Consumer consumer(block, warpgroup - 1, frag, softmax);
         consumer.compute();
     }
 }
