@@ -172,7 +172,9 @@ def paged_attention(
     if in_place:
         shape = (-1, cache.block_size, *cache.key_cache[layer].shape[1:])
         keys, values = cache.key_cache[layer].view(shape), cache.value_cache[layer].view(shape)
-        where["block_table"] = _pages(read_index[group], cu_seq_lens_k, -(-max_seqlen_k // cache.block_size), cache.block_size)  # type: ignore[operator]
+        most = -(-max_seqlen_k // cache.block_size)  # type: ignore[operator]
+        max_seqlen_k = most * cache.block_size  # one length for many steps: a launch is prepared once for them
+        where["block_table"] = _pages(read_index[group], cu_seq_lens_k, most, cache.block_size)
     output = flash_attn_varlen_func(
         query.transpose(1, 2).squeeze(0),
         keys,

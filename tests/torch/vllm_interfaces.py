@@ -1,0 +1,163 @@
+"""Stand-ins of what vLLM's plugins import from it: names and signatures of its published interfaces, without what they do."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from types import ModuleType, SimpleNamespace
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+T = TypeVar("T")
+LAYOUT = "NHD"
+
+
+class AttentionType(StrEnum):
+    DECODER = "decoder"
+    ENCODER_ONLY = "encoder_only"
+
+
+class AttentionCGSupport(Enum):
+    ALWAYS = 3
+    UNIFORM_BATCH = 2
+    UNIFORM_SINGLE_TOKEN_DECODE = 1
+    NEVER = 0
+
+
+class MultipleOf:
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+
+class DeviceCapability(NamedTuple):
+    major: int
+    minor: int
+
+
+class AttentionBackend(ABC):
+    forward_includes_kv_cache_update = True
+
+    @staticmethod
+    @abstractmethod
+    def get_name() -> str: ...
+
+    @staticmethod
+    @abstractmethod
+    def get_impl_cls() -> type: ...
+
+    @staticmethod
+    @abstractmethod
+    def get_builder_cls() -> type: ...
+
+    @staticmethod
+    @abstractmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]: ...
+
+
+class AttentionMetadata:
+    pass
+
+
+class AttentionMetadataBuilder(ABC, Generic[T]):
+    _cudagraph_support = AttentionCGSupport.NEVER
+    reorder_batch_threshold: int | None = None
+
+    @abstractmethod
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        self.kv_cache_spec = kv_cache_spec
+        self.layer_names = layer_names
+        self.vllm_config = vllm_config
+        self.device = device
+
+    @abstractmethod
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> T: ...
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> T:
+        return self.build(common_prefix_len=0, common_attn_metadata=common_attn_metadata)
+
+
+class AttentionImpl(ABC, Generic[T]):
+    @abstractmethod
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+    ) -> None: ...
+
+    @abstractmethod
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: T,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+
+@dataclass
+class CommonAttentionMetadata:
+    query_start_loc: torch.Tensor
+    query_start_loc_cpu: torch.Tensor
+    seq_lens: torch.Tensor
+    num_reqs: int
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    block_table_tensor: torch.Tensor
+    slot_mapping: torch.Tensor
+    causal: bool | torch.Tensor = True
+
+
+class AttentionBackendEnum(Enum):
+    CUSTOM = None
+
+    def get_path(self, include_classname: bool = True) -> str:
+        return OVERRIDES[self]
+
+    def is_overridden(self) -> bool:
+        return self in OVERRIDES
+
+
+OVERRIDES: dict[AttentionBackendEnum, str] = {}
+
+
+def register_backend(backend: AttentionBackendEnum, class_path: str | None = None, is_mamba: bool = False) -> Any:
+    assert class_path is not None
+    OVERRIDES[backend] = class_path
+    return lambda cls: cls
+
+
+def get_kv_cache_layout() -> str:
+    return LAYOUT
+
+
+def modules() -> dict[str, ModuleType]:
+    """By the names under which vLLM has them."""
+    here = sys.modules[__name__]
+    attention = "vllm.v1.attention"
+    parts = {f"{attention}.backend": here, f"{attention}.backends.registry": here, f"{attention}.backends.utils": here}
+    packages = ("vllm", "vllm.v1", attention, f"{attention}.backends")
+    return {name: ModuleType(name) for name in packages} | parts
+
+
+def config(most_tokens: int) -> Any:
+    """Of an engine, as far as builders read it."""
+    return SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=most_tokens))
