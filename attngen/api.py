@@ -147,7 +147,8 @@ class CompiledAttention(Compiled):
         Raises ArgumentError."""
         if self.on_tensors is None:
             raise ArgumentError(
-                "attngen.torch does not know this attention; import attngen.torch before compiling it, for a device by name"
+                "math() needs attngen.torch: import it before you compile this attention, and name the device by text, as in "
+                "device='cuda'"
             )
         return self.on_tensors.math(q, k, v, named)
 
@@ -300,7 +301,7 @@ def compile(
     given = dict(captures or {})
     for param in spec.params:
         if param.name in given:
-            raise ArgumentError(f"`{param.name}` is a param, and captures are inputs; pass {param.name}=... to calls")
+            raise ArgumentError(f"`{param.name}` is a param, and captures are for inputs; pass {param.name}=... to calls")
     refuse_unknown(list(given), [i.name for i in spec.inputs])
     place = _device(device) if isinstance(device, str) else device
     on_gpu = place.name.startswith("cuda")
@@ -347,7 +348,7 @@ def _check_types(spec: Any, device: Any, arch: Any, captures: Any, ahead: Any) -
 def check_lse_given(spec: AttentionSpec) -> None:
     """Raises ArgumentError if the spec has no lse that a call's `lse` could hold."""
     if not spec.lse:
-        raise ArgumentError("`lse` was given, but the spec does not say `output lse`")
+        raise ArgumentError("`lse` was given, but the spec has no `output lse`")
 
 
 def check_stream(stream: Any) -> None:

@@ -82,6 +82,6 @@ def zero_dlse(program: Program, arrays: Mapping[str, ArrayView]) -> ArrayView:
 def check_dlse(spec: AttentionSpec, dlse: Any, stream: int | None) -> None:
     """Raises ArgumentError for a `dlse` without an lse, or one that would have to be made on another stream."""
     if dlse is not None and not spec.lse:
-        raise ArgumentError("`dlse` was given, but the spec does not say `output lse`")
+        raise ArgumentError("`dlse` was given, but the spec has no `output lse`")
     if dlse is None and spec.lse and stream is not None:
-        raise ArgumentError("`stream` was given without `dlse`; pass the gradient of lse too, zeros if it is not used")
+        raise ArgumentError("`stream` was given without `dlse`; pass the gradient of lse too, or zeros if lse is not used")

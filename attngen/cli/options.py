@@ -52,7 +52,7 @@ wanted = click.option(
 deterministic = click.option(
     "--deterministic",
     is_flag=True,
-    help="With --backward: gradients have the same bits in every run, at the cost of time on Hopper.",
+    help="With --backward: gradients have the same bits in every run, at the cost of time for hopper and fused.",
 )
 
 source = click.option(

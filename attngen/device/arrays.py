@@ -79,7 +79,7 @@ def view(array: Any, name: str) -> ArrayView:
         )
     if found.pointer % found.dtype.bytes:
         raise ArgumentError(
-            f"`{name}` starts at an address that is not a multiple of its elements' {found.dtype.bytes} bytes; pass a copy"
+            f"`{name}` starts at an address that is not a multiple of its element size, {found.dtype.bytes} bytes; pass a copy"
         )
     return found
 
@@ -92,14 +92,14 @@ def _of_torch(tensor: Any, name: str, torch: Any) -> ArrayView:
         raise _unknown_dtype(name, str(tensor.dtype).removeprefix("torch."))
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(
-            f"`{name}` requires grad, and this call records no gradient: calls of attngen.torch do, and of specs compiled "
-            f"after its import, without `out`, `lse` and `stream`. Pass {name}.detach(), or use torch.no_grad()"
+            f"`{name}` requires grad, and this call records no gradient: only calls of attngen.torch do, and calls of "
+            f"specs compiled after its import, without `out`, `lse` and `stream`. Pass {name}.detach(), or use torch.no_grad()"
         )
     if tensor.layout is not torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise ArgumentTypeError(f"`{name}` is a {layout} tensor; expected a dense one; pass a padded or dense copy")
     if tensor.is_neg():
-        raise ArgumentError(f"`{name}` is a negated view: its sign is a flag, not in memory; pass {name}.resolve_neg()")
+        raise ArgumentError(f"`{name}` is a negated view: torch has not negated its memory yet; pass {name}.resolve_neg()")
     if tensor.device.type not in ("cpu", "cuda"):
         raise ArgumentError(f"`{name}` is on {tensor.device}; expected a tensor on the CPU or on a CUDA device")
     location = CPU if tensor.device.type == "cpu" else Location("cuda", tensor.device.index or 0)

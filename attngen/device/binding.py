@@ -198,8 +198,8 @@ def _paged_map(array: ArrayView, rows: int) -> MappedTensor:
     page, head, row, _ = array.strides
     if length < 2 or (pages > 1 and (page % row or page // row * pages >= ANY_SIZE)):
         raise TensorMapError(
-            f"`{array.name}` has pages {page} elements apart and rows {row}; TMA needs a multiple, and at most {ANY_SIZE} rows "
-            "in all pages. Use kernel fused"
+            f"`{array.name}` has a stride of {page} elements between pages and {row} between rows; TMA "
+            f"requires a multiple of the latter, and at most {ANY_SIZE} rows in all pages. Use kernel fused"
         )
     return _map_of_sequences(array, row, head if heads > 1 else 0, rows)
 

@@ -103,7 +103,8 @@ class OverlapCheck:
             if low < distance + other_high and distance + other_low < high and (i, j, distance) not in self._disjoint:
                 if share_memory(self._arrays[i], self._arrays[j], distance):
                     raise ArgumentError(
-                        f"`{self._arrays[i].name}` and `{self._arrays[j].name}` share memory; pass an output of its own"
+                        f"`{self._arrays[i].name}` and `{self._arrays[j].name}` share memory; pass an output that "
+                        "overlaps no other argument"
                     )
                 if len(self._disjoint) >= MAX_DISTANCES:
                     self._disjoint.clear()

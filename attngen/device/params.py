@@ -66,7 +66,7 @@ def without_seed(inputs: Sequence[str], named: Mapping[str, Any]) -> tuple[Mappi
     if RNG_STATE.name not in inputs or not {"seed", "offset"} & named.keys():
         return named, None
     if "seed" not in named or RNG_STATE.name in named:
-        raise ArgumentError("dropout takes seed=... and offset=..., or rng_state=..., both numbers in one array of int64")
+        raise ArgumentError("pass either seed=... and offset=..., or rng_state=..., an int64 array of both numbers")
     rest = {name: value for name, value in named.items() if name not in ("seed", "offset")}
     return rest, (signed("seed", named["seed"]), signed("offset", named.get("offset", 0)))
 

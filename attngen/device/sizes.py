@@ -44,7 +44,7 @@ def measure(program: Program, arrays: Mapping[str, ArrayView]) -> dict[str, int]
     for _, array in given:
         if array.location != first.location:
             raise ArgumentError(
-                f"`{first.name}` is on {first.location} and `{array.name}` on {array.location}; move them to one place"
+                f"`{first.name}` is on {first.location} and `{array.name}` on {array.location}; move them to one device"
             )
     for tensor, array in given:
         for mistake in _layout_mistakes(tensor, array):

@@ -54,7 +54,7 @@ def trace(
     except DiagnosticError:
         raise
     except RecursionError as error:
-        raise TraceError(f"{title} calls itself without end, or builds too deep an expression") from error
+        raise TraceError(f"{title} calls itself endlessly, or builds an expression that is nested too deeply") from error
     except TraceError as error:
         raise TraceError(f"{error}{place_of(error, environment.codes)}") from error
     except Exception as error:
@@ -88,7 +88,7 @@ def _parameters(function: Callable[..., Any], keyword: str, title: str) -> tuple
         (by_keyword if parameter.kind is parameter.KEYWORD_ONLY else own).append(parameter.name)
     if by_keyword:
         needs = ", ".join(f"`{name}`" for name in by_keyword)
-        raise TraceError(f"{title} needs {needs} by keyword; {wanted}, and every other parameter needs a default")
+        raise TraceError(f"{title} requires {needs} by keyword; {wanted}, and every other parameter needs a default")
     found = next((names for names in known if len(names) == len(own)), None)
     if found is None:
         plural = "" if len(own) == 1 else "s"

@@ -109,8 +109,8 @@ def lift(value: Any) -> Expr:
         value.refuse()
     if getattr(value, "shape", None) == () and hasattr(value, "item") and not is_numpy_scalar(value):
         raise TraceError(
-            f"a {type(value).__name__} without dimensions is not the value of a variable that the function refers to, so it "
-            "would keep the value that it has now: assign it to such a variable, or write the number itself"
+            f"a {type(value).__name__} without dimensions is used that no variable of the function holds, so later changes of "
+            "it would have no effect: assign it to a variable outside the function, or write the number itself"
         )
     raise TraceError(f"a {type(value).__name__} cannot be part of an expression; index it, or use a number")
 
@@ -252,7 +252,9 @@ def _extreme(op: str) -> Callable[..., Any]:
         if not any(isinstance(v, Tracer) for v in values):
             return plain(values, **kwargs) if of_one else plain(*values, **kwargs)
         if kwargs or len(values) < 2:
-            raise TraceError(f"{op}() of traced values takes two or more of them, and no `{next(iter(kwargs), 'axis')}`")
+            raise TraceError(
+                f"{op}() of traced values needs two or more of them, and does not support `{next(iter(kwargs), 'axis')}`"
+            )
         return functools.reduce(lambda a, b: call(op, a, b), values)
 
     return chosen

@@ -57,7 +57,9 @@ def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule
     if not named:
         others = ", ".join(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES))
         what = f"the {keyword} schedule has no backward"
-        raise refusal("kernel", what, f"gradients by {keyword} asked for", f"compute gradients by auto, or one of: {others}")
+        raise refusal(
+            "kernel", what, f"the call requests gradients by {keyword}", f"compute gradients by auto, or one of: {others}"
+        )
     return next((s for s in named if s.suits(facts, arch)), named[-1])
 
 

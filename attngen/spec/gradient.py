@@ -140,7 +140,7 @@ def wanted_gradients(spec: AttentionSpec, wanted: Iterable[str] | None = None) -
     """
     names = QKV if wanted is None else tuple(wanted)
     if not names:
-        raise GradientError("no gradient was asked for; name at least one of q, k, v and the captured tensors")
+        raise GradientError("no gradient is requested; name at least one of q, k, v and the captured tensors")
     order = (*QKV, *differentiable(spec))
     for one in names:
         if one not in order:

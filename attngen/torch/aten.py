@@ -79,7 +79,7 @@ def type_of(dtype: Any) -> Type:
 def literal(value: Any) -> Expr:
     if isinstance(value, (bool, int, float)):
         return constant(value)
-    raise TraceError(f"a {type(value).__name__} is no number of an expression")
+    raise TraceError(f"a {type(value).__name__} cannot be a number in an expression")
 
 
 @dataclass
@@ -215,7 +215,10 @@ def _elementwise(call: Call) -> Lazy:
         named = dict(zip(call.kwargs, operands[len(call.args) :], strict=True))
         found = meant(*operands[: len(call.args)], **named, **options)
         if found.type is Type.FLOAT and call.kind is Type.INT:
-            raise TraceError(f"torch.{call.name} of integers is an integer in torch, but only its float can be expressed")
+            raise TraceError(
+                f"torch.{call.name} of integers returns an integer in torch, but the language has only its float; "
+                "write .float() on the argument"
+            )
         inverted_byte = title == "bitwise_not" and call.dtype is torch.uint8
         return add(constant(256), found) if inverted_byte else cast(found, call.kind)
 

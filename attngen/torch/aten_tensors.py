@@ -191,7 +191,7 @@ def _(call: Call) -> Lazy:
     indexed = [(dim, index) for dim, index in enumerate(given) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for _, index in indexed):
         raise TraceError(
-            "a tensor of truth values is no index: the number of elements would depend on its values; write where(...)"
+            "a tensor of truth values cannot be an index: the number of elements would depend on its values; write where(...)"
         )
     rank = max(len(index.shape) for _, index in indexed)
     dims = [dim for dim, _ in indexed]
@@ -269,7 +269,10 @@ def _reduced(
     keeps = rank > 0 and len(call.shape) == rank
     count = math.prod(source.shape[d] for d in gone)
     if count > MAX_UNROLLED:
-        raise TraceError(f"{call.name} over {count} elements of a captured tensor: compute it outside the function")
+        raise TraceError(
+            f"{call.name} over {count} elements of a captured tensor is too long for an expression: compute it outside "
+            "the function"
+        )
 
     def of(at: Indices) -> Expr:
         terms = []
@@ -312,7 +315,10 @@ def _(call: Call) -> Lazy:
     a, b = call.args[:2]
     count = a.shape[-1]
     if count > MAX_UNROLLED:
-        raise TraceError(f"{call.name} of {count} elements of captured tensors: compute it outside the function")
+        raise TraceError(
+            f"{call.name} of {count} elements of captured tensors is too long for an expression: compute it outside "
+            "the function"
+        )
     batch = len(call.shape) - (len(a.shape) > 1) - (len(b.shape) > 1)
 
     def of(at: Indices) -> Expr:

@@ -64,7 +64,7 @@ def check_indices(
             if int(low) < -count or int(high) >= count:
                 raise IndexError(
                     f"a captured tensor is read at `{expression_to_text(index)}`, which is {int(low)} to {int(high)}, in a "
-                    f"dimension of {count}; the kernel reads its first or last element instead"
+                    f"dimension of {count}; without this check, the kernel reads its first or last element instead"
                 )
             if "q" not in names_in(index):
                 break

@@ -244,7 +244,7 @@ def flash_text(
     type of sinks, if there are any."""
     check_mode(mode)
     if storage != "dense" and mode == "math":
-        raise ArgumentError(f'mode="math" takes no {storage} tensors; call flash_attn_func of each sequence')
+        raise ArgumentError(f'mode="math" does not support {storage} tensors; call flash_attn_func for each sequence')
     kv_len = "used[b]" if "used" in cached else "kv_len"
     position = f"q + {kv_len} - q_len"  # of a query among the keys
     masks = [CACHED[name] for name in cached]

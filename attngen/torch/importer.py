@@ -55,7 +55,7 @@ def element_type(tensor: Tensor) -> DType:
     """The element type with which kernels read `tensor`. Raises ImportRefusal."""
     found = _KNOWN.get(tensor.dtype) or _CONVERTED.get(tensor.dtype)
     if found is None:
-        raise ImportRefusal(f"a captured tensor has elements of {tensor.dtype}, which no expression reads")
+        raise ImportRefusal(f"a captured tensor has elements of {tensor.dtype}, which an expression cannot read")
     return found
 
 
@@ -261,7 +261,7 @@ def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inpu
     meant = meaning_of(operator) if namespace == "aten" and (not several or operator in FIRST_ALONE) else None
     if meant is None:
         shown = f"torch.ops.{namespace}.{operator}"
-        raise TraceError(f"{shown} has no meaning in an expression; compute it outside the function, or write it otherwise")
+        raise TraceError(f"{shown} is not available in an expression; compute it outside the function, or use other operators")
     first = result[0] if several else result
     found = meant(Call(operator, tuple(first.shape), first.dtype, args, kwargs, inputs.context))
     if node.users and not first.shape:
@@ -293,7 +293,7 @@ def _of_custom_operator(
 ) -> Any:
     """A custom operator by what it consists of."""
     if kwargs or not all(isinstance(a, Lazy) and not a.shape for a in args):
-        raise TraceError(f"{node.target} is understood only if its arguments are numbers of the graph")
+        raise TraceError(f"{node.target} is supported only if its arguments are numbers that the function computes")
     examples = [torch.empty((), dtype=a.dtype) for a in args]
     found = _read(graph_of(body, examples), [a.number for a in args], inputs, str(node.target))
     return lazy((), node.meta["val"].dtype, lambda _: found)

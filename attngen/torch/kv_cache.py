@@ -64,7 +64,9 @@ def flash_attn_with_kvcache(
     without keys has O = 0 and lse = -inf. Raises ArgumentError.
     """
     if block_table is not None and cache_batch_idx is not None:
-        raise ArgumentError("`block_table` and `cache_batch_idx` were both given; a page table says where each sequence lies")
+        raise ArgumentError(
+            "`block_table` and `cache_batch_idx` were both given; pass one: a page table already says where a sequence is"
+        )
     pages = block_table if cache_batch_idx is None else cache_batch_idx.unsqueeze(1)  # a cache is one page
     with torch.no_grad():
         if pages is None and k_cache.shape[0] > q.shape[0]:
@@ -73,9 +75,11 @@ def flash_attn_with_kvcache(
         used = _lengths(longest if cache_seqlens is None else cache_seqlens, q)
         if k is not None or v is not None or rotary_cos is not None:
             if k is None or v is None or cache_seqlens is None:
-                raise ArgumentError("`k`, `v` and `cache_seqlens` are given together: what is appended, and where")
+                raise ArgumentError(
+                    "appending needs `k`, `v` and `cache_seqlens`, the length before it; at least one of them is missing"
+                )
             if (rotary_cos is None) != (rotary_sin is None):
-                raise ArgumentError("`rotary_cos` and `rotary_sin` are given together")
+                raise ArgumentError("`rotary_cos` and `rotary_sin` need each other; pass both or neither")
             is_local = causal or tuple(window_size) != EVERYTHING
             tables = None if rotary_cos is None else (rotary_cos, rotary_sin)
             used, q = appended(

@@ -140,7 +140,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
 
     def _register(self, name: str, array: Any) -> None:
         if hasattr(self, name):
-            raise ArgumentError(f"a captured array is called `{name}`, as an attribute of the layer is; rename the variable")
+            raise ArgumentError(f"the captured array `{name}` has the name of an attribute of the layer; rename the variable")
         if isinstance(array, torch.nn.Parameter):
             self.register_parameter(name, array)
         else:
@@ -156,7 +156,9 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
                 return_lse=self._return_lse, layout=self._layout, copy=self._copy, deterministic=self._deterministic, **named,
             )  # fmt: skip
         if attn_mask is not None:
-            raise ArgumentError("this layer has a mask of its own; declare a dense one as an input of it instead")
+            raise ArgumentError(
+                "this layer has its own mask; to use a dense one, declare it as an input and write it into the mask"
+            )
         evaluation, training = self._forms
         form = training if self.training else evaluation
         given = form.arguments.with_state(named, q.device)

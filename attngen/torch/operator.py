@@ -7,7 +7,7 @@
 
 `spec` is an `.attn` text with one attention, so that an exported graph is self-contained; `inputs` are its captured tensors,
 `ints` and `floats` its params of either type, all in the order of their declaration. O lies in memory as q does ([batch, heads,
-length, size] or [batch, length, heads, size]); lse has no element if the spec does not say `output lse`.
+length, size] or [batch, length, heads, size]); lse has no element if the spec has no `output lse`.
 
 In packed storage (`kernel NAME { storage packed }`) q, k, v and O are [total, heads, size] and lse [q_heads, total];
 `cu_seqlens_q` and `cu_seqlens_k` are the first of `inputs`, `max_q_len` and `max_kv_len` the first of `ints`. In paged storage
@@ -103,7 +103,7 @@ def fake(
     refuse_tangents(spec, tensors)
     for name, tensor in zip(input_names(spec), tensors, strict=False):
         if tensor.device != q.device:
-            raise ArgumentError(f"`q` is on {q.device} and `{name}` on {tensor.device}; move them to one place")
+            raise ArgumentError(f"`q` is on {q.device} and `{name}` on {tensor.device}; move them to one device")
         kernel = parsed(spec).kernel
         axes = PACKED_AXES if kernel.is_packed and (name == "q" or not kernel.is_paged) else DENSE_AXES
         if name in ("q", "k", "v") and tensor.dim() != len(axes):

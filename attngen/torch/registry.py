@@ -92,7 +92,7 @@ def flash_forward(
         raise ArgumentError("no kernel has the weights as an output: return_debug_mask must be False")
     for name, given in unsupported.items():
         if given is not None:
-            raise ArgumentError(f"`{name}` was given; attngen's flash attention takes none")
+            raise ArgumentError(f"`{name}` was given; attngen's flash attention does not support it")
     q, k, v = (_read(t) for t in (query, key, value))
     if alibi_slopes is not None and torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         raise ArgumentError("torch's backward of flash attention has no `alibi_slopes`; call attngen.torch.flash_attn_func")
@@ -154,7 +154,7 @@ def flash_backward(
     deterministic = backward.is_deterministic(None)
     saved = backward.saved_by(text, q.device, WANTED, deterministic)
     if "lse" not in saved:
-        raise ArgumentError("the backward that was planned computes lse itself; torch's operator says which lse it must use")
+        raise ArgumentError("the planned backward computes lse itself and cannot use the `logsumexp` of torch's operator")
     lse = logsumexp.contiguous()
     rest = torch.zeros_like(lse) if "lse_rest" in saved else None
     gradients = backward.run(do, None, q, k, v, text, inputs, ints, (), o, lse, rest, WANTED, deterministic)

@@ -55,8 +55,8 @@ def refuse_tangents(names: str | Sequence[str], tensors: Sequence[Tensor]) -> No
     for name, tensor in zip(input_names(names) if isinstance(names, str) else names, tensors, strict=False):
         if forward_ad.unpack_dual(tensor).tangent is not None:
             raise GradientError(
-                f'`{name}` has a tangent, and no kernel has a forward-mode derivative; mode="math" has, and so has a compiled '
-                "spec's math()"
+                f'`{name}` has a tangent, and no kernel has a forward-mode derivative; mode="math" has one, and so has a '
+                "compiled spec's math()"
             )
 
 

@@ -110,9 +110,9 @@ def _lengths(
     if table is not None:
         if used is None:
             if cu_k is None:
-                raise ArgumentError("with pages, the numbers of keys are given by `cu_seq_k` or `seqused_k`")
+                raise ArgumentError("with `block_table`, pass the lengths of the keys as `seqused_k` or `cu_seq_k`")
             used = cu_k.diff()
         return Paged((cu_q, table, used), (max_q, max_k))
     if used is not None:
-        raise ArgumentError("`seqused_k` was given without `block_table`; sequences in one piece end where `cu_seq_k` says")
+        raise ArgumentError("`seqused_k` was given without `block_table`; without pages, `cu_seq_k` states where sequences end")
     return Packed((cu_q, cu_k), (max_q, max_k))

@@ -158,7 +158,7 @@ def test_arguments_of_a_call_are_checked() -> None:
     for bad, message in (
         ({"dout": dout[:, :1]}, r"`dout` is \[1, 1, 4, 16\]: dimension 1 is 1, expected q_heads = 2 as in `q`"),
         ({"dout": dout.astype(np.float16)}, "`dout` has elements of fp16; expected fp32"),
-        ({"dout": dout, "dlse": dout[..., 0]}, "`dlse` was given, but the spec does not say `output lse`"),
+        ({"dout": dout, "dlse": dout[..., 0]}, "`dlse` was given, but the spec has no `output lse`"),
         ({"dout": dout, "wanted": ["x"]}, "`x` has no gradient"),
         ({"dout": dout, "stream": "0"}, "`stream` is '0'"),
     ):

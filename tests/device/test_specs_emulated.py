@@ -256,7 +256,7 @@ def test_attention_function(mode: str) -> None:
 
 def test_what_is_no_input_cannot_be_captured_and_what_is_no_schedule_not_compiled() -> None:
     spec = attngen.define(head_dim=16, dtype="fp32", mask="window(size)", params={"size": 8})
-    with pytest.raises(attngen.ArgumentError, match=re.escape("`size` is a param, and captures are inputs; pass size=...")):
+    with pytest.raises(attngen.ArgumentError, match=re.escape("`size` is a param, and captures are for inputs; pass size=...")):
         attngen.compile(spec, device="emulated", captures={"size": 4})
     with pytest.raises(attngen.ArgumentError, match="no input or param `ids`"):
         attngen.compile(spec, device="emulated", captures={"ids": np.zeros(8, np.int32)})

@@ -108,7 +108,7 @@ def test_arrays_in_defaults_and_partials_are_captured() -> None:
     ("keyword", "function", "message"),
     [
         ("mask", lambda b, h, q, k, n: q - k < n, "takes 5 arguments without a default.*a mask takes \\(b, h, q, k\\)"),
-        ("mask", lambda b, h, q, k, *, n: q - k < n, "needs `n` by keyword"),
+        ("mask", lambda b, h, q, k, *, n: q - k < n, "requires `n` by keyword"),
         ("mask", lambda *where: where[2] >= where[3], "takes 0 arguments"),
         ("mask", lambda b, h, k, q: q >= k, "argument 3 of `<lambda>` is called `k` but is `q`"),
         ("mask", functools.partial(leading, n=8), "by keyword"),
@@ -267,7 +267,7 @@ REFUSED = [
     (lambda s, b, h, q, k: s if q == k else q, "where"),
     (failing, "`failing` raised KeyError"),
     (generator, "generator"),
-    (recursive, "without end"),
+    (recursive, "calls itself endlessly"),
 ]
 
 

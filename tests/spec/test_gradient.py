@@ -75,7 +75,7 @@ def test_what_has_a_gradient_and_what_has_none() -> None:
     ):
         with pytest.raises(GradientError, match=f"`{name}` has no gradient: .*{reason}"):
             wanted_gradients(spec, [name])
-    with pytest.raises(ArgumentError, match="no gradient was asked for"):
+    with pytest.raises(ArgumentError, match="no gradient is requested"):
         wanted_gradients(spec, [])
 
 

@@ -123,7 +123,7 @@ def test_rubbish_in_unused_places_leaves_no_trace() -> None:
 
 def test_what_is_refused() -> None:
     q = randn(1, 5, 2, 16)
-    with pytest.raises(ArgumentError, match=r"`k`, `v` and `cache_seqlens` are given together"):
+    with pytest.raises(ArgumentError, match=r"appending needs `k`, `v` and `cache_seqlens`"):
         flash_attn_with_kvcache(q, q, q, q, q)
     with pytest.raises(ArgumentError, match=r"`rotary_cos` is \[5, 4\]; expected \[positions, rotary_dim / 2\]"):
         flash_attn_with_kvcache(q, q, q, q, q, q[0, :, 0, :4], q[0, :, 0, :4], cache_seqlens=0)

@@ -25,5 +25,5 @@ def zero_for_ever(stream: int) -> int:
 def _result(returned: tuple[Any, ...]) -> Any:
     status, *results = returned
     if status.value:
-        raise DeviceError(f"the driver could not make a counter: {status.name}")
+        raise DeviceError(f"the driver could not allocate a counter: {status.name}")
     return results[0] if results else None

@@ -143,7 +143,7 @@ class EmulatedKernel:
             ctypes.byref(finding),
         )
         if status == 2:
-            raise DeviceError("no memory for the stacks of the emulated threads")
+            raise DeviceError("there is not enough memory for the stacks of the emulated threads")
         if status:
             raise self._error(one, memory, finding)
 

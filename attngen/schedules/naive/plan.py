@@ -28,7 +28,7 @@ def refuse_overrides(facts: SpecFacts) -> None:
     asked = facts.spec.kernel
     for field, value in (("tile", asked.block_q), ("stages", asked.stages), ("warps", asked.warps)):
         if value is not None:
-            raise refusal("kernel", f"the naive kernels take no `{field}`", f"{field} {value} asked for", f"remove `{field}`")
+            raise refusal("kernel", f"the naive kernels take no `{field}`", f"`{field} {value}` is stated", f"remove `{field}`")
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:

@@ -156,7 +156,7 @@ class IndexOutOfRange(Diagnostic):
 class IndexFromData(Diagnostic):
     code: ClassVar[str] = "E215"
     title: ClassVar[str] = "index {position} of `{name}` comes from data"
-    label: ClassVar[str] = "nothing keeps it inside the dimension"
+    label: ClassVar[str] = "it may lie outside of the dimension"
     help: ClassVar[str] = "keep it inside: clamp(..., 0, {last})"
 
     position: int
@@ -252,7 +252,7 @@ class FunctionWithoutArguments(Diagnostic):
 class TooManyNames(Diagnostic):
     code: ClassVar[str] = "E224"
     title: ClassVar[str] = "more than {limit} {what}"
-    label: ClassVar[str] = "the first one too many"
+    label: ClassVar[str] = "this one exceeds the limit"
     help: ClassVar[str] = "use fewer"
 
     limit: int
