@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     "dims",
     multiple=True,
     metavar="NAME=SIZE",
-    help="Size of a dimension that only inputs have.  [default: by its index]",
+    help="Size of a dimension that only inputs have.  [default: chosen for the index that reads it]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of the random inputs.")
 @options.number("--thread-orders", 1, "Emulated device: number of different orders of threads to run.", 1)
@@ -71,15 +71,15 @@ def command(
     attngen check alibi --backward --wanted slopes    the gradient of the slopes alone
     attngen check gpt2 --source out/gpt2_fused.cu     a file of `attngen build` that you changed
 
-    All schedules are checked: naive, tiled and fused, and wgmma, hopper and decode if the spec supports them. On a GPU they
-    are those of its architecture. hopper runs with the tile that is planned for unknown lengths. A line "naive backward" is
-    about gradients: those of q, k and v and of all captured float tensors and params; its error is that of the gradient that
-    is nearest to its limit. Schedules without such a line have no backward.
+    All schedules are checked: naive, tiled and fused, and wgmma, hopper and decode if the spec supports them. On a GPU these
+    are the schedules of its architecture. hopper runs with the tile that is planned for unknown lengths. A line "naive backward"
+    checks the gradients of q, k and v and of all captured float tensors and params; its error is that of the gradient that is
+    nearest to its limit. Schedules without such a line have no backward.
 
     Each schedule runs on two to four small problems. Lengths, params and captured tensors are chosen so that each condition
     of the mask and each term of the score changes a result, and so that skipped, full and partial tiles, rows and keys that
-    do not fill a tile, several batches, heads and groups of heads, and q_len != kv_len occur. What no problem exercises is
-    printed as "not exercised": an error there is not found. With --q-len or --kv-len there is one problem, of these lengths.
+    do not fill a tile, several batches, heads and groups of heads, and q_len != kv_len occur. A part that no problem exercises is
+    printed as "not exercised": a mistake there would not be found. With --q-len or --kv-len there is one problem, of these lengths.
 
     The allowed error is twice that of the same computation in fp32 with its output rounded to the spec's type, as torch's math
     backend does it, plus one unit in the last place. The emulated device also reports races, missing barriers and

@@ -50,7 +50,7 @@ def command(
     attngen diff gpt2 wgmma hopper               warp specialization, a persistent kernel
     attngen diff gpt2 naive naive_backward       what gradients add to a forward
     attngen diff gpt2 naive tiled --backward     the backwards of two schedules
-    attngen diff gpt2 hopper hopper --backward --deterministic    the same bits in every run, on the left alone
+    attngen diff gpt2 hopper hopper --backward --deterministic    left: the same bits in every run; right: not
 
     The default architecture is the oldest that has both schedules. For tiled and fused this is sm_75, where both multiply on
     the ordinary arithmetic units, so that only the fusion differs.

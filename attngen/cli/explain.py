@@ -36,7 +36,7 @@ def command(
 
     Registers and spills come from NVRTC, which needs no GPU. The roofline uses the data sheet of one GPU of the architecture.
     Operations and bytes are of one batch, and of one head unless the spec states `heads`. Each product of a backward counts
-    once, five for q, k and v; its table of launches has all that is computed.
+    once, five for q, k and v; the table of launches counts repeated products too.
     """
     from attngen.inspect.explain import explain_gradients, explain_plan, explain_tiles
     from attngen.inspect.explain_work import explain_changes, explain_work

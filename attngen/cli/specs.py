@@ -92,7 +92,7 @@ def source_of(
 def check_deterministic(deterministic: bool, wanted: tuple[str, ...]) -> None:
     """Raises BadParameter if --deterministic is given without gradients."""
     if deterministic and not wanted:
-        raise click.BadParameter("it is about gradients, which are a backward's; add --backward", param_hint="--deterministic")
+        raise click.BadParameter("only a backward can be deterministic; add --backward", param_hint="--deterministic")
 
 
 def gradients_named(backward: bool, names: str | None, spec: AttentionSpec) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ LENGTH_HELP = f"Number of queries.  [default: {LENGTH}; {LENGTH_OF_MANY_HEADS} i
 @click.option("--steps", is_flag=True, help="Print what threads do, step by step.")
 @options.number("--block", 0, "With --steps: the block.", 0)
 @click.option("--thread", default="0", show_default=True, help="With --steps: the threads, such as 0 or 0,4,32-35.")
-@options.number("--limit", 1, "With --steps: at most so many of each thread.", 100)
+@options.number("--limit", 1, "With --steps: at most this many steps of each thread.", 100)
 @options.source
 @options.name
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON; docs/trace.md defines the counts.")

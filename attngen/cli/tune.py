@@ -43,8 +43,8 @@ def command(
     states `tile`, `stages`, `warps` or `q` itself cannot be tuned. `attngen cache list --kind tuned` lists the winners.
 
     With --backward the same is done for the gradients, all kernels of the backward together; the forward is not timed. The
-    winner is kept for these gradients alone: backwards that compute others, and the forward, are tuned by themselves, and so is
-    a deterministic backward. Training in torch and `backward()` then use it. The backward takes no tile from the spec, so that
+    winner is kept for these gradients alone: the forward, backwards that compute others, and deterministic backwards are tuned
+    separately. Training in torch and `backward()` then use it. The backward ignores the tile that the spec states, so that
     it can always be tuned.
     """
     from attngen.device.protocol import DeviceError
