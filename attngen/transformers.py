@@ -154,10 +154,14 @@ def paged_attention(
     sequences, one after another; they are causal. The new keys and values go to `cache`, transformers' PagedAttentionCache, at
     `write_index`; `read_index` says where the keys of all sequences are, one list for each group of layers. Layers without a
     window read the cache in place. Those with one get copies of the keys that are in the window, as the rows that are written
-    may replace keys that are read. Raises ArgumentError without a cache.
+    may replace keys that are read. Raises ArgumentError without a cache, and for masks, biases and attention weights, which
+    continuous batching does not have.
     """
     if cache is None or cu_seq_lens_q is None:
         raise ArgumentError(f'attn_implementation="{PAGED}" was called without a cache; use "{NAME}" outside of generate_batch')
+    others = {"attention_mask": attention_mask, **{name: options.get(name) for name in ("position_bias", "output_attentions")}}
+    if refused := [name for name, value in others.items() if value is not None and value is not False]:
+        raise ArgumentError(f"continuous batching has no {', no '.join(refused)}; attention is causal there")
     group, layer = cache.layer_index_to_group_indices[module.layer_idx]
     window = cache.sliding_windows[module.layer_idx]
     has_window, has_past = window != 1, bool(read_index[group].numel())

@@ -223,19 +223,23 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
         if self._slopes is not None and self._slopes.device != query.device:
             self._slopes = self._slopes.to(query.device)
         captured = [t.detach() for t in (self._slopes, self.sinks) if t is not None]
-        left, right = self._window
-        text = flash_text(
-            "auto", "packed_paged", True, ends(left, right), self._softcap, 0 if self._slopes is None else 1, self.scale, False,
-            query.dtype, self.head_size, self.head_size, page_size=kv_cache.shape[2],
-            sinks=None if self.sinks is None else dtype_name(self.sinks.dtype),
-        )  # fmt: skip
-        run, out = runtime(text, query.device), output.view(-1, self.num_heads, self.head_size)
+        window = [n for n in self._window if n >= 0]
+        run, out = runtime(self._text(query.dtype, k_cache), query.device), output.view(-1, self.num_heads, self.head_size)
         pools = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
         for part in attn_metadata.parts:
             where = (part.cu_seqlens, part.page_table, part.seqused)
-            numbers = (part.max_q_len, part.max_kv_len, *(n for n in (left, right) if n >= 0))
-            run((query, *pools, *where, *captured), numbers, outputs=(out,))
+            run((query, *pools, *where, *captured), (part.max_q_len, part.max_kv_len, *window), outputs=(out,))
         return output
+
+    def _text(self, dtype: Any, cache: Tensor) -> str:
+        """The spec's text. It states the size of pages that are whole rows apart, as TMA needs them: padded ones may not be."""
+        page_size = cache.shape[1] if cache.stride(0) % cache.stride(1) == 0 else None
+        sinks = None if self.sinks is None else dtype_name(self.sinks.dtype)
+        alibi_rank, size = 0 if self._slopes is None else 1, self.head_size
+        return flash_text(
+            "auto", "packed_paged", True, ends(*self._window), self._softcap, alibi_rank, self.scale, False, dtype, size, size,
+            page_size=page_size, sinks=sinks,
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=64)

@@ -140,6 +140,9 @@ def test_continuous_batching(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_pages_need_a_cache() -> None:
     with pytest.raises(ArgumentError, match="without a cache"):
         model("Llama", "paged|attngen")(input_ids=torch.tensor([[3, 4]]))
+    q, paged = torch.randn(1, 2, 4, 8), {"cache": object(), "cu_seq_lens_q": torch.tensor([0, 4])}
+    with pytest.raises(ArgumentError, match="no attention_mask, no position_bias"):
+        attngen.transformers.paged_attention(torch.nn.Module(), q, q, q, q, position_bias=q, **paged)
 
 
 def test_packed_sequences() -> None:

@@ -145,10 +145,15 @@ def test_few_rows_take_the_schedule_that_splits_keys(backend: Any, monkeypatch: 
     engine = Engine(backend, torch.float16)
     engine.add(1)
     engine.step([20])
-    (used,) = runtimes.values()
+    (((text, _), used),) = runtimes.items()
+    assert f"page_size {PAGE}" in text
     assert "decode" not in {other.plan.keyword for other in used.compiled._others.values()}
     engine.step([1])
     assert "decode" in {other.plan.keyword for other in used.compiled._others.values()}
+    padded = torch.empty(2, 100_003, dtype=torch.float16).as_strided(
+        (2, PAGE, KV_HEADS, SIZE), (1000, KV_HEADS * SIZE, SIZE, 1)
+    )
+    assert "page_size" not in engine.impl._text(torch.float16, padded)  # TMA cannot read such pages
 
 
 def test_a_step_is_a_call_of_few_rows_and_one_of_many(backend: Any) -> None:
