@@ -67,6 +67,7 @@ INPUTS = {
     "table": "fp32[heads, 101]", "by_row": "fp32[heads, q_len]", "by_key": "{dtype}[batch, kv_len]",
     "bias": "{dtype}[batch, heads, q_len, kv_len]", "sinks": "fp32[heads]", "extra": "{dtype}[batch, heads, q_len, kv_len]",
 }  # fmt: skip
+TABLES = ("cosines", "sines")
 # Elements of the additive mask "extra", by element type: they exclude a pair, or nearly
 LOW = {"fp16": (-65504.0, -1e4, -np.inf), "bf16": (-3.3895e38, -1e9, -1e4, -np.inf), "fp32": (-3.4028234e38, -1e9, -np.inf)}
 SINKS = (-np.inf, -1e37, -50.0, 50.0, 1e9, 1e37)
@@ -236,10 +237,36 @@ def draw(r: random.Random, kernel: str | None = None) -> Case:
         words = ()
     if r.random() < 0.15:
         text = text.removesuffix("}\n") + f"    dropout {r.choice((0.002, 0.1, 0.5, 0.9))}\n}}\n"
-    return Case(
+    one = Case(
         text, schedule, arch, shape, params, r.random() < 0.2, r.choice((1.0, 1.0, 1.0, 4.0, 25.0, 0.0)), size_of_v,
         r.random() < 0.3, words, python_mask,
     )  # fmt: skip
+    return replace(one, text=rotated(r, one)) if r.random() < 0.12 else one
+
+
+def rotated(r: random.Random, one: Case) -> str:
+    """The text of `one` with a rotation, if its rows have enough elements."""
+    head_dim = int(re.findall(r"head_dim (\d+)", one.text)[0])
+    dims = [n for n in (16, 32, 48, 64, 128, head_dim) if n <= head_dim and n % 16 == 0]
+    if not dims:
+        return one.text
+    dim, dtype = r.choice(dims), r.choice(("fp32", "fp32", "bf16", "fp16"))
+    table = f"{dtype}[{max(one.shape.q_len, one.shape.kv_len) + 7}, {dim // 2}]"
+    usual = [""] if one.shape.q_len <= one.shape.kv_len else []
+    at = r.choice((*usual, *usual, " at q, k", " at q + 7, k // 2", f" at {one.shape.q_len} - q, 3"))
+    lines = [f"input {name}: {table}" for name in TABLES]
+    lines.append(f"rotary {dim} {r.choice(('halves', 'interleaved'))} by {', '.join(TABLES)}{at}")
+    return one.text.removesuffix("}\n") + "".join(f"    {line}\n" for line in lines) + "}\n"
+
+
+def turned(rows: Array, problem: Sample, dim: int, pairs: str, at: Array, spec: AttentionSpec) -> Array:
+    """Rows [batch, heads, length, size], rotated at the positions `at` [length], as numbers of their type."""
+    first, second = (np.s_[: dim // 2], np.s_[dim // 2 : dim]) if pairs == "halves" else (np.s_[:dim:2], np.s_[1:dim:2])
+    angles = [from_storage(problem.inputs[name]).astype(np.float64)[at] for name in TABLES]
+    pairs_as_numbers = (rows[..., first] + 1j * rows[..., second]) * (angles[0] + 1j * angles[1])
+    found = rows.copy()
+    found[..., first], found[..., second] = pairs_as_numbers.real, pairs_as_numbers.imag
+    return from_storage(round_to_storage(found.astype(np.float32), spec.dtype)).astype(np.float64)
 
 
 def python_text(text: str) -> str:
@@ -273,6 +300,13 @@ def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array
 
     group = q_heads // kv_heads
     wide_q, wide_k, wide_v = (from_storage(x).astype(np.float64) for x in (problem.q, problem.k, problem.v))
+    rotation = re.search(r"rotary (\d+) (\w+) by \w+, \w+(?: at (.+), (.+))?$", one.text, re.MULTILINE)
+    if rotation:
+        dim, pairs, of_q, of_k = rotation.groups()
+        for_q = np.broadcast_to(eval(of_q or "q + kv_len - q_len", {}, names), q.shape).reshape(-1)
+        for_k = np.broadcast_to(eval(of_k or "k", {}, names), k.shape).reshape(-1)
+        wide_q = turned(wide_q, problem, int(dim), pairs, for_q, spec)
+        wide_k = turned(wide_k, problem, int(dim), pairs, for_k, spec)
     wide_k, wide_v = wide_k.repeat(group, axis=1), wide_v.repeat(group, axis=1)
     s = names["s"] = np.einsum("bhqd,bhkd->bhqk", wide_q, wide_k) / np.sqrt(spec.head_dim)
     names |= {

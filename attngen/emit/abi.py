@@ -52,24 +52,33 @@ def _of_heads(spec: AttentionSpec, heads: Axis, length: str, total: str, *last: 
     return (free(total), heads, *last) if last else (heads, free(total))
 
 
-def input_tensors(spec: AttentionSpec, alignment: int = 0, unit_stride: bool = False) -> Iterator[Tensor]:
-    """What every call of a spec is given: Q, K, V, where packed or paged sequences are, and the captured tensors."""
+def input_tensors(
+    spec: AttentionSpec, alignment: int = 0, unit_stride: bool = False, rotated: tuple[str, ...] = ()
+) -> Iterator[Tensor]:
+    """What every call of a spec is given: Q, K, V, where packed or paged sequences are, and the captured tensors. Those that a
+    kernel rotates, `rotated`, lie as its copies require, and its tables are read row by row."""
     dtype = spec.dtype.name
     head_dim, head_dim_v = Axis("head_dim", spec.head_dim), Axis("head_dim_v", spec.head_dim_v)
-    yield Tensor("Q", "input", dtype, rows_of_heads(spec, head_dim), "q", alignment, unit_stride)
-    yield Tensor("K", "input", dtype, keys_of_heads(spec, head_dim), "k", alignment, unit_stride)
+    of_qk = (ROW_ALIGNMENT, True) if rotated else (alignment, unit_stride)
+    yield Tensor("Q", "input", dtype, rows_of_heads(spec, head_dim), "q", *of_qk)
+    yield Tensor("K", "input", dtype, keys_of_heads(spec, head_dim), "k", *of_qk)
     yield Tensor("V", "input", dtype, keys_of_heads(spec, head_dim_v), "v", alignment, unit_stride)
     for name in spec.kernel.beginnings:
         yield Tensor(name, "input", "int32", BEGINNINGS.get(name, (Axis("", OneMore("batch")),)), name, unit_stride=True)
+    tables = spec.rotary.tables if spec.rotary is not None and rotated else ()
     for i in spec.inputs:
-        yield Tensor(i.name, "input", i.dtype.name, captured_axes(spec, i.dims), i.name, broadcasts=True)
+        axes, is_table = captured_axes(spec, i.dims), i.name in tables
+        yield Tensor(i.name, "input", i.dtype.name, axes, i.name, unit_stride=is_table, broadcasts=True)
 
 
 def program_tensors(spec: AttentionSpec, plan: Plan, variant: Variant) -> Iterator[Tensor]:
     """Every tensor of the kernels. What is known of a tensor is stated here and nowhere else."""
     layout: tuple[int, bool] = (ROW_ALIGNMENT, True) if plan.schedule.on_tensor_cores else (0, False)
     rows = rows_of_heads(spec)
-    yield from input_tensors(spec, *layout)
+    yield from input_tensors(spec, *layout, plan.rotated)
+    for name in plan.rotated:
+        axes = rows_of_heads if name == "Q" else keys_of_heads
+        yield Tensor(rotated(name), "workspace", spec.dtype.name, axes(spec, Axis("head_dim", spec.head_dim)))
     if plan.direction == "backward":
         yield from backward_tensors(spec, plan)
     else:
@@ -110,7 +119,8 @@ def backward_tensors(spec: AttentionSpec, plan: Plan) -> Iterator[Tensor]:
     }
     for wanted, (name, axes) in results.items():
         if plan.wants(wanted):
-            yield Tensor(name, "output", dtype, axes, name.lower(), *layout)
+            of_name = (ROW_ALIGNMENT, True) if wanted.upper() in plan.rotated else layout
+            yield Tensor(name, "output", dtype, axes, name.lower(), *of_name)
     for i in spec.inputs:
         if plan.wants(i.name):
             argument, dims = gradient_argument(i.name), captured_axes(spec, i.dims)
@@ -184,6 +194,11 @@ def _row_of_split(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
 
 def _output_of_split(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
     return *_row_of_split(spec, plan), Axis("", spec.head_dim_v)
+
+
+def rotated(name: str) -> str:
+    """The workspace with the rotated rows of a tensor, which other kernels read in its place."""
+    return f"{name}_rotated"
 
 
 def is_of_pairs(tensor: Tensor) -> bool:

@@ -11,11 +11,9 @@ from attngen.emit.comments import Comments, at_level
 from attngen.emit.emitter import environment
 from attngen.emit.file import ConstantLine, KernelText, signature_lines
 from attngen.emit.program import Axis, Extent, KernelEntry, Parameter, Product, Program, Sum, Tensor, free
+from attngen.emit.rotation import THREADS, Rotation, chunk
 from attngen.spec.dtypes import DType
 
-CHUNK_BYTES = 16  # that a thread moves at once
-ROTARY_MULTIPLE = 16  # a rotated part has whole chunks in both of its halves
-THREADS = 128
 LETTERS = {
     **dict.fromkeys(("batch", "pages"), "b"),
     **dict.fromkeys(("q_len", "new_len", "cache_len", "page_size"), "s"),
@@ -44,9 +42,11 @@ class Append:
     angles: DType | None = None  # the type of cosines and sines, if anything is rotated
 
     @property
-    def chunk(self) -> int:
-        """Elements that a thread moves at once."""
-        return CHUNK_BYTES // self.dtype.bytes
+    def rotation(self) -> Rotation | None:
+        """How rows are rotated, if they are."""
+        if self.angles is None:
+            return None
+        return Rotation(self.dtype, self.head_dim, self.rotary_dim, self.interleaved, self.angles)
 
     @property
     def name(self) -> str:
@@ -62,26 +62,20 @@ def append_program(append: Append, arch: str, comments: Comments = "brief") -> P
     entry = KernelEntry(
         append.name, tuple(_parameters(append, tensors)), (Product((rows, "batch")), Product(()), Product(())), (THREADS, 1, 1)
     )
-    angles = {append.angles} if append.angles is not None else set()
-    types = sorted(t.name for t in {append.dtype, *angles})
+    rotation = append.rotation
+    moving = [] if append.dtype.name == "fp32" else [f"type_{append.dtype}"]
     context: dict[str, Any] = {
         "title": append.name,
         "T": append.dtype.cuda,
         "A": append.angles.cuda if append.angles else "",
         "from_float": f"to_{append.dtype}",
-        "rotary_dim": append.rotary_dim,
-        "interleaved": append.interleaved,
+        "rotation": rotation,
         "by_position": append.by_position,
-        "turns_back": False,
         "paged": append.paged,
         "cache_rows": "page_size" if append.paged else "cache_len",
         "shapes": [shape_line(t) for t in tensors.values()],
         "constants": constants(append),
-        "primitives": [
-            *(f"type_{t}" for t in types if t != "fp32"),
-            *(f"to_float_{t}" for t in types if rotates),
-            *([f"to_{append.dtype}"] if rotates else []),
-        ],
+        "primitives": moving if rotation is None else rotation.primitives(),
         "kernel": KernelText(entry, signature_lines(entry, tensors), "THREADS"),
         "moved": [("K", "PARTS"), ("V", "V_PARTS")],
     }
@@ -95,18 +89,12 @@ def constants(append: Append) -> list[ConstantLine]:
         ConstantLine("int", "HEAD_DIM", str(append.head_dim)),
         ConstantLine("int", "HEAD_DIM_V", str(append.head_dim_v)),
         ConstantLine("int", "THREADS", str(THREADS)),
-        ConstantLine("int", "CHUNK", str(append.chunk), f"elements of {CHUNK_BYTES} bytes"),
+        ConstantLine("int", *chunk(append.dtype)),
+        ConstantLine("int", "V_PARTS", "HEAD_DIM_V / CHUNK", "of a row of V, each moved by a thread"),
     ]
-    lines.append(ConstantLine("int", "V_PARTS", "HEAD_DIM_V / CHUNK", "of a row of V, each moved by a thread"))
-    if not append.rotary_dim:
+    if append.rotation is None:
         return [*lines, ConstantLine("int", "PARTS", "HEAD_DIM / CHUNK", "of a row of K")]
-    rotated = "2 * HALF / CHUNK" if append.interleaved else "HALF / CHUNK"
-    return [
-        *lines,
-        ConstantLine("int", "HALF", str(append.rotary_dim // 2), "pairs of elements that are rotated"),
-        ConstantLine("int", "ROTATED", rotated, "parts of a row that are rotated"),
-        ConstantLine("int", "PARTS", "ROTATED + (HEAD_DIM - 2 * HALF) / CHUNK", "of a row of Q or K"),
-    ]
+    return [*lines, *(ConstantLine("int", *line) for line in append.rotation.constants())]
 
 
 def _tensors(append: Append) -> list[Tensor]:

@@ -10,7 +10,7 @@ from attngen.plan.plan import Decision
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import CapturedGradient, Gradient
 from attngen.spec.operator import FLOAT_ONE
-from attngen.spec.print_attn import expression_to_text
+from attngen.spec.print_attn import expression_to_text, rotary_to_text
 
 HEADER_WIDTH = 118
 WEIGHING = {"softmax": "the softmax", "sigmoid": "the sigmoid", "none": "the scores"}  # what comes between the products
@@ -42,7 +42,10 @@ def shape_line(tensor: Tensor) -> str:
 
 def equations(spec: AttentionSpec, lse: bool) -> list[str]:
     text = expression_texts(spec)
-    lines = [f"s    = {expression_to_text(spec.scale)} * sum over d of Q[q, d] * K[k, d]"]
+    lines = []
+    if spec.rotary is not None:
+        lines.append(f"Q, K = rows rotated by their positions: rotary {rotary_to_text(spec.rotary)}")
+    lines.append(f"s    = {expression_to_text(spec.scale)} * sum over d of Q[q, d] * K[k, d]")
     where = f" where {text['mask']}, else {text['masked']}" if text["mask"] else ""
     lines.append(f"S[k] = {text['score']}{where}")
     lines += weights_equations(spec, lse)
@@ -80,6 +83,8 @@ def backward_equations(spec: AttentionSpec, gradient: Gradient, wanted: Sequence
     of_captured = [one for one in gradient.captured if one.name in wanted]
     if of_captured:
         lines.append("and added up over all b, h, q and, where it occurs, k:")
+    if spec.rotary is not None and {"q", "k"} & {*wanted}:
+        lines.append("and rows of dQ and dK are turned back by the angles of Q and K")
     return [*lines, *(f"    {line}" for one in of_captured for line in captured_equations(spec, gradient, one))]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attngen.emit import abi, comment_text
 from attngen.emit.cuda_text import c_name
 from attngen.emit.program import Extent, KernelEntry, Parameter, Product, SharedRange, Tensor
+from attngen.emit.rotation import THREADS as ROTARY_THREADS
+from attngen.emit.rotation import Turned, chunk, rotation_of, rows_of, tables, turned_rows
 from attngen.emit.variant import Function, Variant, range_dtype, range_tensors
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.axes import KEYS
@@ -18,7 +20,7 @@ from attngen.plan.spans import Span
 from attngen.spec.attention import INDICES, AttentionSpec
 from attngen.spec.gradient import Gradient
 from attngen.spec.operator import ZERO
-from attngen.spec.print_attn import expression_to_text, to_text
+from attngen.spec.print_attn import expression_to_text, rotary_to_text, to_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,16 @@ class RangeKernel:
     is_float: bool
     min: str
     max: str
+
+
+@dataclass(frozen=True, slots=True)
+class RotatingKernel:
+    """The kernel that rotates rows, or that turns gradients back."""
+
+    kernel: KernelText
+    turned: list[Turned]
+    reads_captured: bool
+    turn: str  # the argument that says in which direction, where the file has both
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +170,13 @@ class File:
         return self.facts.gradient
 
     def launch_order(self) -> list[KernelText]:
-        return [*(r.kernel for r in self.range_kernels()), *self.kernels().values()]
+        rotating = [one.kernel for one in self.rotating_kernels()]
+        return [*rotating[:1], *(r.kernel for r in self.range_kernels()), *self.kernels().values(), *rotating[1:]]
 
     def context(self) -> dict[str, Any]:
         spec, variant = self.spec, self.variant
-        sections = {k: v for k, v in self.sections().items() if k != "variant" or self._has_variant_section()}
+        sections = {k: v for k, v in self._all_sections() if k != "variant" or self._has_variant_section()}
+        rotation = rotation_of(spec, self.plan) if self.plan.rotated else None
         numbers = {key: f"{i}. {title}" for i, (key, title) in enumerate(sections.items(), 1)}
         arguments = (variant.classify.arguments if variant.classify else ()) + variant.kv_range.arguments
         return {
@@ -184,7 +198,12 @@ class File:
             "sections": list(sections.values()),
             "section": numbers.__getitem__,
             "constants": self.constants(),
-            "primitives": [*self.primitives(), *self.random_primitives(), *(["split_sum"] if self.plan.saves_lse_rest else [])],
+            "primitives": self._all_primitives(),
+            "rotation": rotation,
+            "rotary_text": rotary_to_text(spec.rotary) if spec.rotary is not None else "",
+            "rotating": self.rotating_kernels(),
+            "numbers_of_rotation": self._numbers_of_rotation(),
+            "A": rotation.angles.cuda if rotation is not None else "",
             "variant": variant,
             "products": self.products(),
             "has_variant_section": self._has_variant_section(),
@@ -217,6 +236,27 @@ class File:
             "odd_v": spec.head_dim_v % 16 != 0,
             "packs_heads": self.plan.schedule.packs_heads,
         }
+
+    def _all_sections(self) -> Iterator[tuple[str, str]]:
+        """The sections of the file; that of the rotation stands before those of kernels."""
+        for key, title in self.sections().items():
+            yield key, title
+            if key == "variant" and self.plan.rotated:
+                yield "rotary", "Rotary embeddings"
+
+    def _numbers_of_rotation(self) -> list[ConstantLine]:
+        """The constants of the kernels that rotate."""
+        if not self.plan.rotated:
+            return []
+        lines = [chunk(self.spec.dtype), *rotation_of(self.spec, self.plan).constants()]
+        threads = ("ROTARY_THREADS", str(ROTARY_THREADS), "of a block, which has a row of all heads")
+        return [ConstantLine("int", *line) for line in (*lines, threads)]
+
+    def _all_primitives(self) -> list[str]:
+        """Primitives in the order of their text."""
+        of_lse = ["split_sum"] if self.plan.saves_lse_rest else []
+        of_rotation = rotation_of(self.spec, self.plan).primitives() if self.plan.rotated else []
+        return list(dict.fromkeys([*of_rotation, *self.primitives(), *self.random_primitives(), *of_lse]))
 
     def tile_sections(self) -> dict[str, str]:
         """The sections before the kernels, where tiles are visited."""
@@ -309,9 +349,10 @@ class File:
         at_most: str = "",
         early: bool = False,
     ) -> KernelText:
+        of_rotated = {name: abi.rotated(name) for name in self.plan.rotated} if suffix not in ROTATING else {}
         entry = KernelEntry(
             name=f"{self.spec.name}{self.plan.suffix}_{suffix}",
-            parameters=tuple(parameters),
+            parameters=tuple(replace(p, of=of_rotated.get(p.of, p.of)) for p in parameters),
             grid=(Product(grid, at_most), Product(()), Product(())),
             block=(self.plan.threads if threads is None else threads, 1, 1),
             shared_bytes=self.plan.shared_bytes if shared else 0,
@@ -355,6 +396,34 @@ class File:
 
     def pointer(self, tensor: str, *, writable: bool = False, name: str | None = None) -> Parameter:
         return abi.data(tensor, self.spec.dtype.cuda, writable=writable, name=name)
+
+    # the kernels that rotate
+
+    def rotating_kernels(self) -> list[RotatingKernel]:
+        """The kernel before the others, and in a backward that after them."""
+        plan = self.plan
+        if not plan.rotated:
+            return []
+        found = [self._rotating(ROTATING[0], [(name, abi.rotated(name)) for name in plan.rotated])]
+        gradients = [f"d{name}" for name in plan.rotated if plan.wants(name.lower())]
+        if gradients:
+            found.append(self._rotating(ROTATING[1], [(name, name) for name in gradients]))
+        return found
+
+    def _rotating(self, suffix: str, names: list[tuple[str, str]]) -> RotatingKernel:
+        turned = turned_rows(self.spec, self.variant, names)
+        tensors = list(dict.fromkeys(name for pair in names for name in pair))
+        parameters = [
+            *(self.pointer(name, writable=self.tensors[name].is_written) for name in tensors),
+            *tables(self.spec),
+            *(p for name in tensors for p in self.strides(name, "bhs")),
+            *self.sizes(),
+            *self.captured(*(one.position for one in turned), scale=False),
+        ]
+        kernel = self.kernel(suffix, (rows_of(turned), "batch"), parameters, ROTARY_THREADS, "ROTARY_THREADS")
+        reads = self.reads_captured(*(one.position for one in turned), scale=False)
+        turn = "" if self.plan.direction == "forward" else ", 1.0f" if suffix == ROTATING[0] else ", -1.0f"
+        return RotatingKernel(kernel, turned, reads, turn)
 
     # the pre-pass
 
@@ -433,6 +502,7 @@ def _line_of(parameter: Parameter) -> tuple[str, str]:
     return parameter.binding, parameter.of if parameter.binding in ("stride", "step") else ""
 
 
+ROTATING = ("rotate", "turn_back")  # the suffixes of kernels that rotate
 RANGE_LIMITS = {
     "int32": ("-2147483647 - 1", "2147483647"),
     "int64": ("-9223372036854775807LL - 1", "9223372036854775807LL"),

@@ -30,6 +30,11 @@ FUNCTIONS = {
     "random_words": "dropout",
     "is_kept": "dropout",
     "kept_factor": "dropout",
+    "move_rotated": "rotary",
+    "q_position": "rotary",
+    "k_position": "rotary",
+    "nearest": "rotary",
+    "turn_row": "rotary",
     "kv_range": "mask",
     "classify": "mask",
 }
@@ -39,6 +44,9 @@ CONSTANTS = {
     "q_heads": "heads",
     "kv_heads": "heads",
     "softmax_scale": "scale",
+    "HALF": "rotary",
+    "ROTATED": "rotary",
+    "PARTS": "rotary",
 }
 _DEFINITION = re.compile(r"__device__ (?:__forceinline__|__noinline__) [\w ]+?[ *]*\b(\w+)\(|struct (\w+) \{")
 
@@ -96,6 +104,8 @@ def _is_stated(spec: AttentionSpec, statement: str) -> bool:
             return spec.sink is not None
         case "dropout":
             return spec.dropout is not None
+        case "rotary":
+            return spec.rotary is not None
         case "heads":
             return spec.q_heads is not None
     return True

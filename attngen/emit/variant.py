@@ -131,6 +131,8 @@ class Variant:
     raw_scores: bool  # `score` takes Q K^T as it is; the scale is in its constants
     sink: Function | None
     dropout: Function | None  # of the share that is dropped, with the arguments of `dropout_of`
+    q_position: Function | None  # of a row and of a key, where a kernel of the file rotates them
+    k_position: Function | None
     dropped: int | None  # how many of 256 weights are dropped; None: the call says it, or there is no dropout
     derivative: Function | None  # d score / d s, of a backward; None: 1
     captured_gradients: tuple[CapturedFunctions[Function], ...]  # those that are wanted
@@ -199,7 +201,12 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     sink = None if lse_has_it else spec.sink
     elements = [e.gather for e in (*staged.keys, *staged.rows)]
     dropout = () if spec.dropout is None else (spec.dropout, *state_elements())
-    exprs = [e for e in (*dropout, asked, spec.score, spec.scale, sink, *bound_exprs, *test_exprs, *elements) if e is not None]
+    positions = spec.rotary.positions if spec.rotary is not None and plan.rotated else (None, None)
+    exprs = [
+        e
+        for e in (*dropout, *positions, asked, spec.score, spec.scale, sink, *bound_exprs, *test_exprs, *elements)
+        if e is not None
+    ]
     gradient = plan.facts.gradient
     derivative = None if gradient is None or gradient.ds is FLOAT_ONE else _of_pairs(spec, plan, gradient.ds)
     elementwise = [e for e in (mask, score) if e is not None]
@@ -223,6 +230,8 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         raw_scores=raw is not None,
         sink=_function(printer, sink),
         dropout=_dropout(printer, spec),
+        q_position=_function(printer, positions[0]),
+        k_position=_function(printer, positions[1]),
         dropped=dropped_of(spec.dropout.value) if isinstance(spec.dropout, Const) else None,
         derivative=_function(printer, derivative),
         captured_gradients=tuple(

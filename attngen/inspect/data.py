@@ -26,7 +26,7 @@ from attngen.plan import Plan
 from attngen.plan.block_map import KIND_NAMES, count_kinds
 from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.print_attn import expression_to_text
+from attngen.spec.print_attn import expression_to_text, rotary_to_text
 
 
 def tree_data(nodes: Sequence[Any]) -> list[dict[str, Any]]:
@@ -60,6 +60,7 @@ def spec_data(spec: AttentionSpec) -> dict[str, Any]:
         "normalize": spec.normalize,
         "sink": None if spec.sink is None else expression_to_text(spec.sink),
         "dropout": None if spec.dropout is None else expression_to_text(spec.dropout),
+        "rotary": None if spec.rotary is None else rotary_to_text(spec.rotary),
         "lse": spec.lse,
         "precision": spec.precision,
         "kernel": asdict(spec.kernel),

@@ -16,7 +16,7 @@ from attngen.reference.problems import Shape, sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const, Expr
 from attngen.spec.operator import FALSE
-from attngen.spec.print_attn import expression_to_text, kernel_to_text
+from attngen.spec.print_attn import expression_to_text, kernel_to_text, rotary_to_text
 
 GLYPHS = {EMPTY: ".", PARTIAL: "/", FULL: "#"}
 WIDTH = 100
@@ -102,6 +102,7 @@ def describe_spec(spec: AttentionSpec) -> str:
         "normalize": spec.normalize,
         "sink": "none" if spec.sink is None else expression_to_text(spec.sink),
         "dropout": "none" if spec.dropout is None else expression_to_text(spec.dropout),
+        "rotary": "none" if spec.rotary is None else rotary_to_text(spec.rotary),
         "lse": spec.lse,
         "precision": spec.precision,
         "kernel": kernel_to_text(spec.kernel),

@@ -27,7 +27,7 @@ PRODUCTS_FOR_ONE = 3  # with split operands
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Bytes of global memory that the instructions of one query head request, before any cache: Q, K, V, S and O, without
-    captured tensors, lse and the partial results of splits."""
+    captured tensors, lse, the partial results of splits, and what rotates rows before."""
 
     read: dict[str, int]
     written: dict[str, int]
@@ -134,6 +134,8 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
     e = spec.dtype.bytes
     least = e * (heads * q_len + kv_heads * kv_len) * (spec.head_dim + spec.head_dim_v)
     least += sum(a.nbytes for a in problem.inputs.values())
+    if plan.rotated:  # copies of Q and K are written and read
+        least += 2 * e * (heads * q_len + kv_heads * kv_len) * spec.head_dim
     if not plan.schedule.is_fused:
         crossings = 2 if spec.normalize == "none" else 4  # written and read by each of the launches
         least += heads * SCORE_BYTES * crossings * _visited(plan, q_len, kv_len, kinds, rows, whole=True)

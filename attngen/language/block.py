@@ -33,6 +33,7 @@ from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
 from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, name, names_in
 from attngen.spec.names import SPELLED, check_name
 from attngen.spec.operator import apply
+from attngen.spec.rotary import Pairs, Rotary
 
 MAX_DECLARATIONS = 64
 WORDS = {"storage": (Storage, mistakes.UnknownStorage), "q": (QPlace, mistakes.UnknownQPlace)}  # of a `kernel` statement
@@ -102,6 +103,7 @@ class Block:
         self._globals(head_dim, head_dim_v)
         self._lets()
         given = {keyword: self._attempt(self._expression, keyword) for keyword in EXPRESSIONS}
+        rotary = self._attempt(self._rotary)
         normalize = self._attempt(self._one_of, "normalize", get_args(Normalize), mistakes.UnknownNormalize)
         precision = self._attempt(self._one_of, "precision", get_args(Precision), mistakes.UnknownPrecision)
         lse = self._attempt(self._lse)
@@ -119,6 +121,7 @@ class Block:
             inputs=with_state(tuple(self.inputs), expressions["dropout"]),
             params=tuple(self.params),
             **expressions,
+            rotary=rotary,
             normalize=normalize or "softmax",
             lse=bool(lse),
             precision=precision or "highest",
@@ -266,6 +269,11 @@ class Block:
             return None
         return Resolver(self.globals).expression(self.single[keyword].children[0], self.scope)
 
+    def _rotary(self) -> Rotary | None:
+        if "rotary" not in self.single:
+            return None
+        return rotary_of(self.single["rotary"].children[0], Resolver(self.globals), self.scope)
+
     def _one_of(self, keyword: str, known: tuple[str, ...], mistake: Callable[..., Diagnostic]) -> Any:
         """The word of a statement, one of `known`; by default the first."""
         if keyword not in self.single:
@@ -318,6 +326,9 @@ def _parts(node: Node) -> Iterator[tuple[str, Span]]:
     """The parts of a statement that a mistake may point at: names and inputs of its expressions, the second of two numbers."""
     if node.kind in ("heads", "head_dim"):
         yield "second", node.children[-1].span
+    if node.kind == "rotary":
+        dim, _, *tables = node.children[0].children[:4]
+        yield from (("dim", dim.span), *((str(table.value), table.span) for table in tables))
     found: dict[str, Span] = {}
     stack = list(reversed(node.children))
     while stack:
@@ -326,6 +337,14 @@ def _parts(node: Node) -> Iterator[tuple[str, Span]]:
             found.setdefault(SPELLED.get(part.children[0].value, part.children[0].value), part.span)
         stack.extend(reversed(part.children))
     yield from found.items()
+
+
+def rotary_of(node: Node, resolver: Resolver, scope: Scope) -> Rotary:
+    """The operands of a `rotary` statement. Raises DiagnosticError."""
+    dim, pairs, cosines, sines, *positions = node.children
+    one_of(pairs.value, get_args(Pairs), mistakes.UnknownPairs, span=pairs.span)
+    given = (resolver.expression(position, scope) for position in positions)
+    return Rotary(dim.value, pairs.value, str(cosines.value), str(sines.value), *given)
 
 
 def as_float(expr: Expr) -> Expr:

@@ -20,7 +20,7 @@ class Spelling(NamedTuple):
 
 
 MAX_LINE = 2000  # characters: longer lines are not searched
-_KEYWORDS = "dtype|head_dim|heads|mask|score|scale|sink|dropout|normalize|precision|output|kernel"
+_KEYWORDS = "dtype|head_dim|heads|mask|score|scale|sink|dropout|rotary|normalize|precision|output|kernel"
 COMMENT = "comments begin with `#`"
 _MODULES = "math|torch|np|numpy|attngen|F|tl|jnp|jax|std"
 

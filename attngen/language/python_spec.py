@@ -10,10 +10,10 @@ from operator import index
 from typing import Any, ParamSpec, TypeVar, get_args
 
 from attngen.diagnostics import DiagnosticError, refuse_keywords
-from attngen.language.block import completed
+from attngen.language.block import completed, rotary_of
 from attngen.language.prelude import prelude
 from attngen.language.resolve import Resolver, Scope, Value
-from attngen.language.syntax import parse_expression
+from attngen.language.syntax import parse_expression, parse_rotation
 from attngen.language.trace import CapturedArray, Tracer, trace
 from attngen.language.words import dtype_named, one_of
 from attngen.source import SourceFile
@@ -37,6 +37,7 @@ from attngen.spec.dropout import with_state
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
 from attngen.spec.expr import MAX_FLOAT_TEXT, Expr, Type, constant, inputs_in, name
 from attngen.spec.names import SPELLED, check_name
+from attngen.spec.rotary import Rotary
 
 Written = str | Callable[..., Any] | None
 
@@ -72,6 +73,7 @@ def _describe(
     scale: float | str | None = None,
     sink: Written | float = None,
     dropout: float | str | None = None,
+    rotary: str | None = None,
     inputs: Mapping[str, tuple[str, tuple[int | str, ...]]] | None = None,
     params: Mapping[str, Any] | None = None,
     normalize: Normalize = "softmax",
@@ -90,7 +92,7 @@ def _describe(
 
     `heads` is (query heads, key/value heads); `inputs` maps names to (dtype, dims); `params` maps names to "int", "float",
     (type, default), or a default alone. `mask`, `score` and `sink` are text of the language or functions: (s, b, h, q, k) or,
-    without s, (b, h, q, k). Arrays that a function refers to are captured with their present sizes, also dimensions that are
+    without s, (b, h, q, k); `rotary` is the text of the statement, as "64 halves by cosines, sines". Arrays that a function refers to are captured with their present sizes, also dimensions that are
     indexed by b, h, q or k. Raises DiagnosticError as for text, TraceError if a function cannot be expressed, TypeError for an
     argument of a wrong type.
     """
@@ -116,6 +118,7 @@ def _describe(
     written = (("mask", mask), ("score", score), ("sink", sink), ("scale", scale), ("dropout", dropout))
     exprs = {keyword: builder.expression(keyword, given) for keyword, given in written}
     used = inputs_in(*(expr for expr in exprs.values() if expr is not None))
+    rotation = builder.rotary(rotary)
     captures = {name: c for name, c in builder.captures.items() if name in used}  # not if only its length or dtype is used
     captured = [Input(c.name, DTYPES[str(c.dtype_name)], tuple(int(n) for n in c.array.shape)) for c in captures.values()]
     one_of(kernel, get_args(ScheduleName), mistakes.UnknownSchedule, statement="kernel")
@@ -133,6 +136,7 @@ def _describe(
         inputs=with_state((*declared, *captured), expressions["dropout"]),
         params=tuple(numbers),
         **expressions,
+        rotary=rotation,
         normalize=normalize,
         lse=lse,
         precision=precision,
@@ -252,9 +256,19 @@ class _Builder:
         arguments = {"s": S, **{i: _int(i) for i in INDICES}}
         return trace(written, keyword, arguments, self.known, self.sizes, self.captures)
 
+    def rotary(self, written: str | None) -> Rotary | None:
+        if not isinstance(written, str | None):
+            raise TypeError(f'`rotary` is {written!r}; expected text, as "64 halves by cosines, sines"')
+        if written is None:
+            return None
+        return rotary_of(parse_rotation(SourceFile("<rotary>", written)), *self._resolver())
+
     def _text(self, keyword: str, written: str) -> Expr:
-        node = parse_expression(SourceFile(f"<{keyword}>", written))
-        return Resolver(self.globals).expression(node, Scope(self.declared, prelude=prelude))
+        resolver, scope = self._resolver()
+        return resolver.expression(parse_expression(SourceFile(f"<{keyword}>", written)), scope)
+
+    def _resolver(self) -> tuple[Resolver, Scope]:
+        return Resolver(self.globals), Scope(self.declared, prelude=prelude)
 
 
 class _DeclaredInput(CapturedArray):

@@ -28,8 +28,8 @@ MAX_NUMBER_DIGITS = 400
 MAX_INTEGER = 2**63 - 1
 
 STATEMENTS = (
-    "dtype", "head_dim", "heads", "mask", "score", "scale", "sink", "dropout", "input", "param", "let", "def", "normalize",
-    "precision", "output", "kernel",
+    "dtype", "head_dim", "heads", "mask", "score", "scale", "sink", "dropout", "rotary", "input", "param", "let", "def",
+    "normalize", "precision", "output", "kernel",
 )  # fmt: skip
 
 
@@ -55,6 +55,11 @@ def parse_expression(source: SourceFile) -> Node:
     return _parsed(source, "expression", source).children[0]
 
 
+def parse_rotation(source: SourceFile) -> Node:
+    """A text that is the operands of a `rotary` statement. Raises DiagnosticError with the first mistake."""
+    return _parsed(source, "operands", source).children[0]
+
+
 def _parsed(source: SourceFile, start: str, shown: SourceFile) -> Node:
     if len(source.text) > MAX_TEXT:
         first = Span(source, 1, 1, 1, 2)
@@ -78,7 +83,7 @@ def _parser() -> Lark:
     return Lark(
         grammar + _operator_terminals(),
         parser="lalr",
-        start=["start", "expression"],
+        start=["start", "expression", "operands"],
         maybe_placeholders=False,
         propagate_positions=True,
     )

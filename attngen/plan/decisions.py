@@ -67,3 +67,4 @@ HOW_DIAGONALS = (
     "its pairs read the same element: a block adds up those of a tile, atomic additions of integers those of all tiles",
 )
 WHY_LSE_REST = "one fp32 number cannot hold a large maximum and the logarithm of a sum beside it"
+WHY_ROTATED = "it reads and writes rows of Q and K once; those of K would be rotated again for each block of rows"

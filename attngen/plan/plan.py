@@ -160,6 +160,7 @@ class Plan:
     saves_lse_rest: bool = False  # what lse lacks as one fp32 number (`attngen.plan.saved`)
     row_bounds: MaskBounds | None = None  # for blocks of keys, see `Schedule.visits_rows`
     saved: tuple[str, ...] = ()  # results of the forward that a backward reads, by the names of arguments: "out", "lse", ...
+    rotated: tuple[str, ...] = ()  # tensors whose rows a kernel before the others rotates, into workspaces that those read
     workspaces: tuple[str, ...] = ()  # of fp32 numbers: names of `attngen.emit.abi.WORKSPACES`
 
     def __repr__(self) -> str:

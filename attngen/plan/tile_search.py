@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attngen.plan.arch import Arch
+from attngen.plan.decisions import WHY_ROTATED
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
@@ -117,6 +118,9 @@ def planned(
         rule, because = schedule.heads_side_by_side(facts)
         more["heads_in_l2"] = rule
         decisions = (*decisions, Decision("heads side by side", str(rule), because))
+    if facts.spec.rotary is not None:
+        more["rotated"] = ("Q", "K")
+        decisions = (*decisions, Decision("rotary", "by a kernel before the others", WHY_ROTATED))
     buffers = lay_out(*buffers)
     return Plan(schedule, facts, arch, q, kv, tile.warps, tile.stages, bounds, tuple(decisions), buffers, own, **more)
 

@@ -13,6 +13,7 @@ from attngen.spec.dropout import without_dropout
 from attngen.spec.expr import Apply, Expr, ExpressionError, Gather, Name, Type, constant, rewrite, walk
 from attngen.spec.operator import TABLE, ZERO, apply, is_comparison, mul, neg
 from attngen.spec.print_attn import expression_to_text
+from attngen.spec.rotary import Pairs, Rotary
 
 MAX_ALTERNATIVES = 200  # of one spec: each costs an evaluation of its mask and score
 MAX_TEXT = 60  # characters of an expression in a sentence
@@ -35,7 +36,7 @@ class Alternative:
 def alternatives(spec: AttentionSpec, most: int = MAX_ALTERNATIVES) -> tuple[Alternative, ...]:
     """The first `most` alternatives of `spec`: each condition as always true and always false, each comparison of
     integers with the other answer at its boundary, each operator as one of its operands, b and h as 0, another scale, no sink,
-    no dropout.
+    no dropout, no rotation or another.
     """
     found: dict[AttentionSpec, Alternative] = {}
     for one in _candidates(spec):
@@ -52,6 +53,8 @@ def _candidates(spec: AttentionSpec) -> Iterator[Alternative]:
         yield Alternative("sink", "", "left out", replace(spec, sink=None))
     if spec.dropout is not None:
         yield Alternative("dropout", "", "left out", without_dropout(spec))
+    if spec.rotary is not None:
+        yield from _rotations(spec, spec.rotary)
     for keyword in ("mask", "score", "sink"):
         root: Expr | None = getattr(spec, keyword)
         if root is None:
@@ -63,6 +66,17 @@ def _candidates(spec: AttentionSpec) -> Iterator[Alternative]:
                 continue
             if changed.type is root.type:
                 yield Alternative(keyword, _text(part), change, _with(spec, keyword, changed))
+
+
+def _rotations(spec: AttentionSpec, rotary: Rotary) -> Iterator[Alternative]:
+    """Alternatives of a rotation. Those of both positions by the same number have the same scores, and are none."""
+    yield Alternative("rotary", "", "left out", replace(spec, rotary=None))
+    other: Pairs = "halves" if rotary.pairs == "interleaved" else "interleaved"
+    yield Alternative("rotary", rotary.pairs, f"as `{other}`", replace(spec, rotary=replace(rotary, pairs=other)))
+    swapped = replace(rotary, cosines=rotary.sines, sines=rotary.cosines)
+    yield Alternative("rotary", rotary.cosines, f"as `{rotary.sines}`", replace(spec, rotary=swapped))
+    first = replace(rotary, q=ZERO)
+    yield Alternative("rotary", _text(rotary.q), "as `0`", replace(spec, rotary=first))
 
 
 def _with(spec: AttentionSpec, keyword: str, expr: Expr) -> AttentionSpec:

@@ -12,7 +12,7 @@ import numpy as np
 
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dropout import RNG_STATE, bytes_of_pairs, dropped_of, kept_factor
-from attngen.spec.dtypes import FP32, unit_roundoff
+from attngen.spec.dtypes import FP32, from_storage, round_to_storage, unit_roundoff
 from attngen.spec.evaluate import evaluate
 
 ROW_BUDGET = 2**25  # scores in memory at once
@@ -84,9 +84,61 @@ def surroundings(problem: Problem, b: int, h: int, rows: slice) -> tuple[dict[st
 def score_rows(problem: Problem, b: int, h: int, rows: slice) -> Any:
     """The scores of one head before the mask, for a block of query rows: [rows, kv_len]."""
     names, *rest = surroundings(problem, b, h, rows)
-    q, k = problem.q[b, h, rows], problem.k[b, kv_head(problem, h)]
+    q, k = query_rows(problem, b, h, rows), key_rows(problem, b, h)
     names["s"] = matrix_product(problem, q, k.T, "s", (b, h, rows.start)) * evaluate(problem.spec.scale, names, *rest)
     return _like(evaluate(problem.spec.score, names, *rest) + 0.0 * names["s"], q)
+
+
+def query_rows(problem: Problem, b: int, h: int, rows: slice) -> Any:
+    """Rows of Q of one head as scores have them: rotated, if the spec rotates them."""
+    q, rotary = problem.q[b, h, rows], problem.spec.rotary
+    return q if rotary is None else _rotated(problem, q, *angles(problem, b, rows))
+
+
+def key_rows(problem: Problem, b: int, h: int) -> Any:
+    """All rows of K of one head, as `query_rows`."""
+    k, rotary = problem.k[b, kv_head(problem, h)], problem.spec.rotary
+    return k if rotary is None else _rotated(problem, k, *angles(problem, b))
+
+
+def angles(problem: Problem, b: int, rows: slice | None = None) -> tuple[Any, Any]:
+    """The cosines and sines [length, rotary_dim / 2] of a block of query rows, or of all keys. Outside of its table, a position
+    has the nearest row of it."""
+    rotary = problem.spec.rotary
+    assert rotary is not None
+    names, *rest = surroundings(problem, b, 0, rows or slice(0, 1))
+    position, index = (rotary.k, "k") if rows is None else (rotary.q, "q")
+    at = (evaluate(position, names, *rest) + 0 * names[index]).reshape(-1)
+    cosines, sines = (problem.inputs[table] for table in rotary.tables)
+    at_cosines, at_sines = (problem.xp.clip(at, 0, table.shape[0] - 1) for table in (cosines, sines))
+    return cosines[at_cosines], sines[at_sines]
+
+
+def _rotated(problem: Problem, rows: Any, cosines: Any, sines: Any) -> Any:
+    """Rows [length, head_dim] rotated, as numbers of the spec's element type."""
+    return _in_storage(turned(problem, rows, cosines, sines), problem.spec)
+
+
+def turned(problem: Problem, rows: Any, cosines: Any, sines: Any) -> Any:
+    """Rows [length, head_dim] whose pairs are turned by angles with these cosines and sines; by -sines, turned back."""
+    rotary, xp = problem.spec.rotary, problem.xp
+    assert rotary is not None
+    pairs, rest = rows[:, : rotary.dim], rows[:, rotary.dim :]
+    half = rotary.dim // 2
+    x, y = (pairs[:, :half], pairs[:, half:]) if rotary.pairs == "halves" else (pairs[:, 0::2], pairs[:, 1::2])
+    cosines, sines = _like(cosines, rows), _like(sines, rows)
+    both = (x * cosines - y * sines, x * sines + y * cosines)
+    pairs = xp.concatenate(both, -1) if rotary.pairs == "halves" else xp.stack(both, -1).reshape(pairs.shape)
+    return xp.concatenate((pairs, rest), -1)
+
+
+def _in_storage(rows: Any, spec: AttentionSpec) -> Any:
+    """Rows rounded to the spec's element type, in the precision that they have. The rounding has the derivative 1."""
+    if hasattr(rows, "astype"):
+        return from_storage(round_to_storage(rows.astype(np.float32), spec.dtype)).astype(rows.dtype)
+    import torch
+
+    return rows + (rows.detach().to(getattr(torch, spec.dtype.torch)).to(rows.dtype) - rows.detach())
 
 
 def kv_head(problem: Problem, h: int) -> int:

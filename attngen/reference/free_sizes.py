@@ -9,7 +9,7 @@ from attngen.reference.problems import Shape
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.expr import Expr, ExpressionError, Gather, names_in, walk
-from attngen.spec.obligations import call_ranges
+from attngen.spec.obligations import call_ranges, expressions_that_read
 from attngen.spec.ranges import element_ranges
 
 LARGEST = 2**20  # elements of a dimension that gets its size here
@@ -26,9 +26,8 @@ def with_free_sizes(spec: AttentionSpec, shape: Shape, params: Mapping[str, int 
     sizes = {name: size for name, size in shape.sizes(spec).items() if name not in missing}
     known = call_ranges(sizes, params)
     found: dict[str, int] = {}
-    for expr in (spec.mask, spec.score, spec.sink):
-        gathers = [node for node in walk(expr) if isinstance(node, Gather)] if expr is not None else []
-        for node in gathers:
+    for _, expr in expressions_that_read(spec):
+        for node in (node for node in walk(expr) if isinstance(node, Gather)):
             for index, dim in zip(node.args, spec.input(node.input).dims, strict=True):
                 if dim in missing and dim not in names_in(index):
                     found[str(dim)] = max(found.get(str(dim), 1), _largest(spec, index, known) + 1)

@@ -11,11 +11,15 @@ import numpy as np
 from attngen.reference.definition import (
     Problem,
     Rounding,
+    angles,
     blocks_of_rows,
     dropout_rows,
+    key_rows,
     kv_head,
     matrix_product,
+    query_rows,
     surroundings,
+    turned,
     weight_rows,
 )
 from attngen.reference.numpy_oracle import Array, numbers_of
@@ -105,7 +109,7 @@ class _Gradients:
         """Adds the terms of a block of rows of one head."""
         problem, spec = self.problem, self.problem.spec
         kv = kv_head(problem, h)
-        q, k, v, dout = problem.q[b, h, rows], problem.k[b, kv], problem.v[b, kv], self.dout[b, h, rows]
+        q, k, v, dout = query_rows(problem, b, h, rows), key_rows(problem, b, h), problem.v[b, kv], self.dout[b, h, rows]
         at = (b, h, rows.start)
         dot = matrix_product(problem, q, k.T, "s", at)
         names, *rest = surroundings(problem, b, h, rows)
@@ -132,8 +136,12 @@ class _Gradients:
         delta = delta[:, None] - self.dlse[b, h, rows][:, None]
         ds_of_score = _score_gradients(spec, found.weights, dp, delta)
         ds = _times(ds_of_score, values(self.gradient.ds))
-        self._add_rows("q", (b, h, rows), scale * self._product(ds, k, "dq", at))
-        self._add_rows("k", (b, kv), scale * self._product(ds.T, q, "dk", at))
+        dq, dk = scale * self._product(ds, k, "dq", at), scale * self._product(ds.T, q, "dk", at)
+        if spec.rotary is not None:
+            dq = self._turned_back(dq, *angles(problem, b, rows))
+            dk = self._turned_back(dk, *angles(problem, b))
+        self._add_rows("q", (b, h, rows), dq)
+        self._add_rows("k", (b, kv), dk)
         self._add_rows("v", (b, kv), self._product(dropped.T, dout, "dv", at))
         for captured in self.gradient.captured:
             for c in captured.contributions if captured.name in self.sums else ():
@@ -146,6 +154,9 @@ class _Gradients:
                     factor = np.asarray(evaluate(c.factor, names, *rest)).astype(q.dtype)
                     terms = np.broadcast_to(_times(-found.sink_weight, delta * factor), delta.shape)
                 self._scatter(captured.name, c, terms, names, rest)
+
+    def _turned_back(self, rows: Array, cosines: Array, sines: Array) -> Array:
+        return np.asarray(turned(self.problem, rows, cosines, -sines))
 
     def _product(self, a: Array, b: Array, result: str, at: tuple[int, ...]) -> Array:
         """a @ b, of which terms with a factor of 0 in `a` are 0."""

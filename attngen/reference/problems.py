@@ -11,6 +11,7 @@ import numpy as np
 from attngen.spec.attention import SIZES, AttentionSpec, Input
 from attngen.spec.dtypes import round_to_storage
 from attngen.spec.expr import Apply, Gather, Name, inputs_in, walk
+from attngen.spec.rotary import Rotary
 
 Array = np.ndarray[Any, Any]
 
@@ -30,7 +31,9 @@ class Shape:
         sizes = {n: int(getattr(self, n)) for n in SIZES}
         if spec.q_heads is not None and spec.kv_heads is not None:
             sizes |= {"q_heads": spec.q_heads, "kv_heads": spec.kv_heads}
-        return sizes | {d: self.free.get(d, 64) for d in spec.free_dims}
+        tables = spec.rotary.tables if spec.rotary is not None else ()
+        usual = {str(spec.input(table).dims[0]): max(self.q_len, self.kv_len) for table in tables}  # a position for each row
+        return sizes | {d: self.free.get(d, usual.get(d, 64)) for d in spec.free_dims}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +89,10 @@ def _inputs(spec: AttentionSpec, sizes: dict[str, int], rng: np.random.Generator
 
 def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np.random.Generator, draw: Draw) -> Array:
     """Booleans: most are true. Integers along a sequence: sorted identifiers of documents; others: lengths up to kv_len.
-    Floats: randn; if they multiply positions (ALiBi's slopes), small values that fall with the head."""
+    Tables of a rotation: cosines and sines. Other floats: randn; if they multiply positions (ALiBi's slopes), small values that fall with the head."""
     shape = tuple(d if isinstance(d, int) else sizes[d] for d in declared.dims)
+    if spec.rotary is not None and declared.name in spec.rotary.tables:
+        return round_to_storage(_table(spec.rotary, declared.name, shape), declared.dtype)
     if declared.dtype.kind == "bool":
         return _booleans(declared, rng.random(shape) < 0.8, draw)
     if declared.dtype.kind == "int":
@@ -98,6 +103,13 @@ def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np
         heads = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
         return round_to_storage(np.exp2(-8.0 * heads / heads.size) * np.float32(_sign(spec, declared.name)), declared.dtype)
     return round_to_storage(rng.standard_normal(shape, dtype=np.float32), declared.dtype)
+
+
+def _table(rotary: Rotary, name: str, shape: tuple[int, ...]) -> Array:
+    """Cosines or sines of the usual angles: position / 10000^(2 pair / rotary_dim)."""
+    positions, pairs = shape
+    angles = np.arange(positions)[:, None] * 10000.0 ** (-np.arange(pairs) / pairs)
+    return (np.cos if name == rotary.cosines else np.sin)(angles).astype(np.float32)
 
 
 def _along_sequence(shape: tuple[int, ...], kv_len: int, rng: np.random.Generator, draw: Draw) -> Array:

@@ -32,6 +32,7 @@ from attngen.spec.names import derived_names, name_mistakes
 from attngen.spec.obligations import static_mistakes
 from attngen.spec.operator import TABLE
 from attngen.spec.ranges import element_ranges, name_ranges
+from attngen.spec.rotary import ROTARY_MULTIPLE, Pairs, Rotary
 
 MAX_DIMENSIONS = 8
 MAX_BLOCK = 256
@@ -183,7 +184,10 @@ def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
     for keyword, expr in given.items():
         yield from _expression(spec, keyword, expr)
     yield from _dropout(spec)
-    used = names_in(*given.values()) | inputs_in(*given.values()) | ({RNG_STATE.name} if spec.dropout is not None else set())
+    yield from _rotary(spec)
+    read = [*given.values(), *(spec.rotary.positions if spec.rotary is not None else ())]
+    used = names_in(*read) | inputs_in(*read) | ({RNG_STATE.name} if spec.dropout is not None else set())
+    used |= {*spec.rotary.tables} if spec.rotary is not None else set()
     for i in spec.inputs:
         if i.name not in used:
             yield mistakes.Unused(statement=f"input {i.name}", what="input", name=i.name)
@@ -215,6 +219,66 @@ def _dropout(spec: AttentionSpec) -> Iterator[Diagnostic]:
     if isinstance(value, (int, float)) and math.isfinite(value) and not 0.0 <= value < 1.0:
         statement = "dropout" if isinstance(p, Const) else f"param {p.name}"
         yield mistakes.DropoutOutOfRange(statement=statement, value=repr(value))
+
+
+def _rotary(spec: AttentionSpec) -> Iterator[Diagnostic]:
+    """Mistakes of the rotation: its size, its tables, its positions."""
+    rotary = spec.rotary
+    if rotary is None:
+        return
+    if spec.kernel.is_paged:
+        yield mistakes.RotaryOfPages(statement="kernel", storage=spec.kernel.storage)
+    largest = spec.head_dim // ROTARY_MULTIPLE * ROTARY_MULTIPLE
+    if rotary.dim % ROTARY_MULTIPLE or not 0 < rotary.dim <= largest:
+        below = min(rotary.dim // ROTARY_MULTIPLE * ROTARY_MULTIPLE, largest)
+        cure = f"rotate {max(below, ROTARY_MULTIPLE)}" if largest else f"use head_dim {ROTARY_MULTIPLE} or more"
+        limits = f"a multiple of {ROTARY_MULTIPLE} up to head_dim"
+        yield mistakes.BadRotaryDim(
+            statement="rotary", part="dim", dim=rotary.dim, head_dim=spec.head_dim, limits=limits, cure=cure
+        )
+        return
+    if rotary.pairs not in get_args(Pairs):
+        hint = f"not one of {', '.join(get_args(Pairs))}"
+        yield mistakes.UnknownPairs(statement="rotary", found=rotary.pairs, hint=hint)
+    wrong = [found for table in dict.fromkeys(rotary.tables) for found in _table(spec, rotary, table)]
+    for expr, index, other in ((rotary.q, "q", "k"), (rotary.k, "k", "q")):
+        wrong += _position(spec, expr, index, other)
+    yield from wrong
+    if not wrong:
+        yield from dict.fromkeys(found for e in rotary.elements() for found in static_mistakes(spec, "rotary", e))
+
+
+def _table(spec: AttentionSpec, rotary: Rotary, table: str) -> Iterator[Diagnostic]:
+    """Why `table` cannot be one of cosines or sines."""
+    declared = next((i for i in spec.inputs if i.name == table), None)
+    found = "there is no such input"
+    if declared is not None:
+        if declared.dtype.kind == "float" and len(declared.dims) == 2 and declared.dims[1] == rotary.dim // 2:
+            first = next((i for i in spec.inputs if i.name == rotary.cosines), declared)
+            if declared.dtype is first.dtype or first.dtype.kind != "float":
+                return
+        found = f"it is {declared.dtype.name}[{', '.join(map(str, declared.dims))}]"
+    yield mistakes.RotaryTable(statement="rotary", part=table, name=table, dim=rotary.dim, pairs=rotary.dim // 2, found=found)
+
+
+def _position(spec: AttentionSpec, expr: Expr, index: str, other: str) -> Iterator[Diagnostic]:
+    """Mistakes of the position of row `q` or key `k`, by `index`."""
+    params = (p.name for p in spec.params)
+    allowed = ("b", index, *params, *SIZES, *spec.free_dims)
+    where = {"q": "position of rows", "k": "position of keys"}[index]
+    if expr.type is not Type.INT:
+        yield mistakes.RotaryPosition(statement="rotary", where=where, found=str(expr.type))
+        return
+    for name in sorted(names_in(expr) - {*allowed}):
+        reason = f"the {where} depends on {index}, not on {other}" if name == other else f"the {where} is one for all heads"
+        yield mistakes.NameNotHere(
+            statement="rotary", part=name, name=name, where=where, reason=reason, allowed=", ".join(allowed)
+        )
+        return
+    try:
+        ranges(expr, name_ranges(spec), element_ranges(spec))
+    except ExpressionError:
+        yield mistakes.MightOverflow(statement="rotary")
 
 
 def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagnostic]:

@@ -161,6 +161,8 @@ def _reason(spec: AttentionSpec, named: str) -> str:
     is_float = is_float or any(p.name == named and p.type is Type.FLOAT for p in spec.params)
     if not is_float:
         return f"its elements are {types[named]}, and only floats have derivatives"
+    if spec.rotary is not None and named in spec.rotary.tables:
+        return "the tables of a rotation have no gradients"
     return "only the mask reads it, and masks have no derivative"
 
 

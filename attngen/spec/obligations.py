@@ -146,7 +146,7 @@ def _conditions(spec: AttentionSpec) -> Callable[[Numbers], tuple[Any, ...]] | N
 
     conditions: list[Expr] = []
     try:
-        for expr in (e for e in (spec.mask, spec.score, spec.sink) if e is not None):
+        for _, expr in expressions_that_read(spec):
             bounds = intervals(expr, lambda n: EVERY_VALUE[n.type] if n.name == "s" else of_name(n), of_gather)
             for node in walk(expr):
                 if isinstance(node, Gather):
@@ -160,6 +160,14 @@ def _conditions(spec: AttentionSpec) -> Callable[[Numbers], tuple[Any, ...]] | N
     return on_numbers(*dict.fromkeys(conditions))
 
 
+def expressions_that_read(spec: AttentionSpec) -> Iterator[tuple[str, Expr]]:
+    """The expressions that may read captured tensors, with their keywords."""
+    given = (("mask", spec.mask), ("score", spec.score), ("sink", spec.sink))
+    yield from ((keyword, expr) for keyword, expr in given if expr is not None)
+    if spec.rotary is not None:
+        yield from (("rotary", element) for element in spec.rotary.elements())
+
+
 def call_ranges(sizes: Mapping[str, int], params: Mapping[str, int | float]) -> dict[str, Range]:
     """The range of every integer name in a call with these sizes and params."""
     known = {n: v for n, v in params.items() if isinstance(v, int)}
@@ -171,9 +179,7 @@ def call_ranges(sizes: Mapping[str, int], params: Mapping[str, int | float]) -> 
 def _check(spec: AttentionSpec, sizes: tuple[tuple[str, int], ...], params: tuple[tuple[str, int], ...]) -> None:
     size = dict(sizes)
     names = call_ranges(size, dict(params))
-    for keyword, expr in (("mask", spec.mask), ("score", spec.score), ("sink", spec.sink)):
-        if expr is None:
-            continue
+    for keyword, expr in expressions_that_read(spec):
         known = ranges(expr, names, element_ranges(spec))
         for node in walk(expr):
             if isinstance(node, Gather):

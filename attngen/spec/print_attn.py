@@ -8,6 +8,7 @@ from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.dropout import RNG_STATE
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
 from attngen.spec.operator import INT64_MIN, TABLE, is_comparison
+from attngen.spec.rotary import Rotary
 
 ATOM, PREFIX = 100, 7
 
@@ -88,6 +89,8 @@ def to_text(spec: AttentionSpec) -> str:
         lines.append(("sink", expression_to_text(spec.sink)))
     if spec.dropout is not None:
         lines.append(("dropout", expression_to_text(spec.dropout)))
+    if spec.rotary is not None:
+        lines.append(("rotary", rotary_to_text(spec.rotary)))
     if spec.precision != "highest":
         lines.append(("precision", spec.precision))
     if spec.lse:
@@ -96,6 +99,12 @@ def to_text(spec: AttentionSpec) -> str:
         lines.append(("kernel", kernel_to_text(spec.kernel)))
     body = "\n".join(f"    {keyword:<9} {rest}" for keyword, rest in lines)
     return f"attention {spec.name} {{\n{body}\n}}\n"
+
+
+def rotary_to_text(rotary: Rotary) -> str:
+    """The operands of a `rotary` statement."""
+    at = "" if rotary.has_usual_positions else f" at {', '.join(map(expression_to_text, rotary.positions))}"
+    return f"{rotary.dim} {rotary.pairs} by {rotary.cosines}, {rotary.sines}{at}"
 
 
 def _literal(value: int | float, type: Type) -> Expr:

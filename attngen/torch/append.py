@@ -24,10 +24,11 @@ from attngen.device.lazy_kernel import DeferredKernel
 from attngen.device.params import Number
 from attngen.device.protocol import Device, Kernel
 from attngen.device.select import device_by_name
-from attngen.emit.append import ROTARY_MULTIPLE, Append, append_program
+from attngen.emit.append import Append, append_program
 from attngen.emit.program import Program
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Type
+from attngen.spec.rotary import ROTARY_MULTIPLE
 from attngen.torch.description import dtype_name
 from attngen.torch.layout import readable
 from attngen.torch.operator import LIBRARY

@@ -106,6 +106,9 @@ def math_attention(
         call = call_of(spec, q, k, inputs, params, precision)
         group = q.shape[1] // k.shape[1] if k.shape[1] else 1
         queries, keys, values = (t.to(precision) for t in (q, k, v))
+        if spec.rotary is not None:
+            queries = _rotated(call, queries, spec.rotary.q, "q", q.dtype)
+            keys = _rotated(call, keys, spec.rotary.k, "k", q.dtype)
         allowed = None if spec.mask is None else call.value(spec.mask, {})
         if allowed is not None and allowed.dim():
             seen = _seen(allowed, group)
@@ -116,6 +119,22 @@ def math_attention(
             weights = weights * _kept(call)
         output = (weights.unflatten(1, (k.shape[1], group)) @ values.unsqueeze(2)).flatten(1, 2)
     return output.to(q.dtype), lse if spec.lse else lse.new_empty((0,))
+
+
+def _rotated(call: MathCall, rows: Tensor, position: Expr, index: str, dtype: Any) -> Tensor:
+    """Rows [batch, heads, length, head_dim] of Q or K, whose index is q or k, rotated by their positions and rounded to
+    `dtype`."""
+    rotary = call.spec.rotary
+    assert rotary is not None
+    at = (call.value(position, {}) + 0 * call.names[index]).flatten(2)  # [batch, 1, length]
+    tables = (call.inputs[name] for name in rotary.tables)
+    cosines, sines = (torch.ops.aten.index(table, [at.clamp(0, table.shape[0] - 1)]) for table in tables)
+    pairs, rest = rows[..., : rotary.dim], rows[..., rotary.dim :]
+    halves = rotary.pairs == "halves"
+    x, y = pairs.chunk(2, -1) if halves else (pairs[..., 0::2], pairs[..., 1::2])
+    both = (x * cosines - y * sines, x * sines + y * cosines)
+    turned = torch.cat(both, -1) if halves else torch.stack(both, -1).flatten(-2)
+    return torch.cat((turned, rest), -1).to(dtype).to(rows.dtype)
 
 
 def _kept(call: MathCall) -> Tensor:

@@ -15,7 +15,7 @@ from attngen.device.arrays import ArgumentError
 from attngen.device.params import refuse_unknown
 from attngen.diagnostics import refuse_keywords
 from attngen.sdpa import check_dropout, check_equal_heads
-from attngen.spec.attention import AttentionSpec
+from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
 from attngen.spec.dropout import without_dropout
 from attngen.spec.expr import Const
 from attngen.torch.arguments import NamedArguments
@@ -73,6 +73,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         score: Written = None,
         sink: Written = None,
         dropout: float = 0.0,
+        rotary: str | None = None,
         inputs: Mapping[str, tuple[str, tuple[int | str, ...]]] | None = None,
         params: Mapping[str, Any] | None = None,
         normalize: str = "softmax",
@@ -95,7 +96,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         # Private, so that captured arrays may be called `scale` or `mode`.
         self._enable_gqa, self._layout, self._copy, self._deterministic = enable_gqa, layout, copy, deterministic
         self._is_causal, self._scale, self._mode, self._return_lse = is_causal, scale, mode, return_lse
-        described = {"mask": mask, "score": score, "sink": sink, "inputs": inputs, "params": params}
+        described = {"mask": mask, "score": score, "sink": sink, "rotary": rotary, "inputs": inputs, "params": params}
         given = {name: value for name, value in described.items() if value is not None}
         if normalize != "softmax":
             given["normalize"] = normalize
@@ -128,11 +129,12 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             Description(self._mode, self._is_causal, self._scale, self._return_lse, keywords) for keywords in described
         )
         some = "fp32" if "precision" in given else "fp16"
-        spec, captured = training.spec(some, 64, 64, None)  # mistakes show here, whatever the tensors will be
+        size = MAX_HEAD_DIM if "rotary" in given else 64  # as many elements as may be rotated
+        spec, captured = training.spec(some, size, size, None)  # mistakes show here, whatever the tensors will be
         for name, array in captured.items():
             self._register(name, array)
         self._captured = tuple(captured)
-        evaluated = spec if training.keywords == evaluation.keywords else evaluation.spec(some, 64, 64, None)[0]
+        evaluated = spec if training.keywords == evaluation.keywords else evaluation.spec(some, size, size, None)[0]
         self._forms = (
             Form(NamedArguments(evaluated), description=evaluation, number=register(evaluation)),
             Form(NamedArguments(spec), description=training, number=register(training)),

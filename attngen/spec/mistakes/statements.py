@@ -286,3 +286,56 @@ class CallDropoutOutOfRange(Diagnostic):
 
     name: str
     value: str
+
+
+class UnknownPairs(Diagnostic):
+    code: ClassVar[str] = "E129"
+    title: ClassVar[str] = "`{found}` is not a way to pair the elements of a row"
+    label: ClassVar[str] = "{hint}"
+    help: ClassVar[str] = "use halves (elements n and n + dim / 2, as Llama) or interleaved (neighbours, as GPT-J)"
+
+    found: str
+    hint: str
+
+
+class BadRotaryDim(Diagnostic):
+    code: ClassVar[str] = "E130"
+    title: ClassVar[str] = "{dim} elements of a row of {head_dim} cannot be rotated"
+    label: ClassVar[str] = "expected {limits}"
+    help: ClassVar[str] = "{cure}"
+
+    dim: int
+    head_dim: int
+    limits: str
+    cure: str
+
+
+class RotaryTable(Diagnostic):
+    code: ClassVar[str] = "E131"
+    title: ClassVar[str] = "`{name}` cannot be a table of the rotation of {dim} elements"
+    label: ClassVar[str] = "{found}"
+    help: ClassVar[str] = "declare input {name}: fp32[positions, {pairs}], and the other table with the same element type"
+
+    name: str
+    dim: int
+    pairs: int
+    found: str
+
+
+class RotaryPosition(Diagnostic):
+    code: ClassVar[str] = "E132"
+    title: ClassVar[str] = "the {where} is {found}, not an integer"
+    label: ClassVar[str] = "positions are rows of the tables"
+    help: ClassVar[str] = "write integers, as in rotary 64 halves by cosines, sines at q, k"
+
+    where: str
+    found: str
+
+
+class RotaryOfPages(Diagnostic):
+    code: ClassVar[str] = "E133"
+    title: ClassVar[str] = "keys in storage {storage} cannot be rotated by a call"
+    label: ClassVar[str] = "a pool of pages is a cache"
+    help: ClassVar[str] = "leave out `storage`; attngen.torch.Attention.decode rotates keys when it appends them to a cache"
+
+    storage: str
