@@ -92,8 +92,9 @@ def _describe(
 
     `heads` is (query heads, key/value heads); `inputs` maps names to (dtype, dims); `params` maps names to "int", "float",
     (type, default), or a default alone. `mask`, `score` and `sink` are text of the language or functions: (s, b, h, q, k) or,
-    without s, (b, h, q, k); `rotary` is the text of the statement, as "64 halves by cosines, sines". Arrays that a function refers to are captured with their present sizes, also dimensions that are
-    indexed by b, h, q or k. Raises DiagnosticError as for text, TraceError if a function cannot be expressed, TypeError for an
+    without s, (b, h, q, k). `rotary` is the text of the statement, as "64 halves by cosines, sines". Arrays that a function
+    refers to are captured with their present sizes, also dimensions that are indexed by b, h, q or k. Raises DiagnosticError as
+    for text, TraceError if a function cannot be expressed, TypeError for an
     argument of a wrong type.
     """
     if not isinstance(name, str):

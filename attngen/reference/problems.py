@@ -89,7 +89,8 @@ def _inputs(spec: AttentionSpec, sizes: dict[str, int], rng: np.random.Generator
 
 def _values(spec: AttentionSpec, declared: Input, sizes: dict[str, int], rng: np.random.Generator, draw: Draw) -> Array:
     """Booleans: most are true. Integers along a sequence: sorted identifiers of documents; others: lengths up to kv_len.
-    Tables of a rotation: cosines and sines. Other floats: randn; if they multiply positions (ALiBi's slopes), small values that fall with the head."""
+    Tables of a rotation: cosines and sines. Other floats: randn; if they multiply positions (ALiBi's slopes), small values that
+    fall with the head."""
     shape = tuple(d if isinstance(d, int) else sizes[d] for d in declared.dims)
     if spec.rotary is not None and declared.name in spec.rotary.tables:
         return round_to_storage(_table(spec.rotary, declared.name, shape), declared.dtype)

@@ -135,8 +135,8 @@ class AttentionSpec:
         lse  = log(sum over k of exp(S[k]) [+ exp(sink)])
 
     where D[k] is 1; with `dropout` p, it is 1 / (1 - p) for weights that are kept and 0 for others (`attngen.spec.dropout`). A
-    spec with dropout has one more input than are declared, `rng_state`. With `rotary`, Q and K are rows that were rotated before
-    (`attngen.spec.rotary`).
+    spec with dropout has one more input than are declared, `rng_state`. With `rotary`, Q and K are rows that were rotated
+    before (`attngen.spec.rotary`).
 
     `precision` has the words of torch.set_float32_matmul_precision. "highest" computes fp32 products in fp32; "high" may split
     each number into two of bf16, with errors of products of about 2^-18 of themselves. For elements of 16 bits, "high"

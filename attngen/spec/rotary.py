@@ -29,8 +29,8 @@ KEYS_IN_ORDER = name("k", Type.INT)
 class Rotary:
     """The rotation of the first `dim` elements of rows of Q and K.
 
-    `cosines` and `sines` name inputs [positions, dim / 2]. `q` and `k` are the positions of row q and key k, integer expressions;
-    by default the last row stands at the last key.
+    `cosines` and `sines` name inputs [positions, dim / 2]. `q` and `k` are the positions of row q and key k, integer
+    expressions; by default the last row stands at the last key.
     """
 
     dim: int
