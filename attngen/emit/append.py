@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from attngen.emit.abi import ROW_ALIGNMENT, data
 from attngen.emit.comment_text import shape_line
@@ -20,6 +20,12 @@ LETTERS = {
     **dict.fromkeys(("q_heads", "kv_heads"), "h"),
     **dict.fromkeys(("angles", "max_pages"), "p"),
 }  # of the axes with these names
+PlaceOfRows = Literal["new rows", "first new row", "end"]
+POSITIONS: dict[PlaceOfRows, str] = {  # of row `row` of Q, whose sequence had `begin` keys before
+    "new rows": "begin + row",
+    "first new row": "begin",
+    "end": "begin + new_len - q_len + row",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +34,7 @@ class Append:
     heads, size].
 
     The first `rotary_dim` elements of rows of K, and of Q, are rotated by tables of `angles`: 0 rotates none. Pairs are
-    neighbours if `interleaved`, else elements of the two halves. Rows of Q stand at the positions of new rows, or
-    all at the first one if not `by_position`.
+    neighbours if `interleaved`, else elements of the two halves. `q_at` says where rows of Q stand.
     """
 
     dtype: DType
@@ -38,7 +43,7 @@ class Append:
     paged: bool = False
     rotary_dim: int = 0
     interleaved: bool = False
-    by_position: bool = True
+    q_at: PlaceOfRows = "new rows"
     angles: DType | None = None  # the type of cosines and sines, if anything is rotated
 
     @property
@@ -70,7 +75,7 @@ def append_program(append: Append, arch: str, comments: Comments = "brief") -> P
         "A": append.angles.cuda if append.angles else "",
         "from_float": f"to_{append.dtype}",
         "rotation": rotation,
-        "by_position": append.by_position,
+        "q_position": POSITIONS[append.q_at],
         "paged": append.paged,
         "cache_rows": "page_size" if append.paged else "cache_len",
         "shapes": [shape_line(t) for t in tensors.values()],

@@ -8,17 +8,20 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
+from attngen.emit.append import Append, append_program
 from attngen.emit.comments import Comments
 from attngen.emit.emitter import emit
 from attngen.emit.manifest import to_manifest
 from attngen.emit.program import Program
-from attngen.language import load_file
+from attngen.language import define, load_file
 from attngen.plan.arch import ARCHES
 from attngen.plan.plan import Direction
 from attngen.schedules import choose
 from attngen.shipped import spec_directory
 from attngen.spec.attention import KernelRequest, ScheduleName
+from attngen.spec.dtypes import BF16, FP32
 from attngen.spec.gradient import QKV, differentiable
 
 # The tour's kernels of gpt2 are chosen for reading: their tiles are stated, so that they, and the steps from rung to rung, do
@@ -82,6 +85,18 @@ def program(
     return emit(spec, choose(spec, ARCHES[arch], schedule), comments)
 
 
+def rotary_programs(comments: Comments = "brief") -> list[Program]:
+    """The kernels that rotate rows: before and after those of a schedule, and of new rows that go to pages."""
+    tables = dict.fromkeys(("cosines", "sines"), ("fp32", ("positions", 64)))
+    spec = define(
+        name="llama_rotary", dtype="bf16", head_dim=128, heads=(32, 8), mask="causal", inputs=tables,
+        rotary="128 halves by cosines, sines",
+    )  # fmt: skip
+    of_directions = (choose(spec, ARCHES["sm_80"], "fused", direction=d) for d in get_args(Direction))
+    append = Append(BF16, 128, 128, True, 128, False, "end", FP32)
+    return [*(emit(spec, plan, comments) for plan in of_directions), append_program(append, "sm_80", comments)]
+
+
 def ladder() -> dict[str, Program]:
     """Every file of the ladder by its name in `generated/`."""
     programs = [*(program(*entry) for entry in LADDER), *(program(*entry, "backward") for entry in BACKWARD)]
@@ -90,7 +105,7 @@ def ladder() -> dict[str, Program]:
 
 def files() -> dict[str, str]:
     """The texts of `generated/` by file name: each kernel and its manifest."""
-    sources = ladder()
+    sources = ladder() | {f"{one.name}.cu": one for one in rotary_programs()}
     return {name: source.text for name, source in sources.items()} | {
         name.replace(".cu", ".json"): to_manifest(source) for name, source in sources.items()
     }

@@ -1,12 +1,13 @@
 """The operator `attngen::append`: new rows of K and V that go to a cache in place, with rotary embeddings.
 
     append(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, Tensor? page_table,
-           Tensor? cos, Tensor? sin, bool interleaved, bool by_position) -> (Tensor lengths_after, Tensor q_rotated)
+           Tensor? cos, Tensor? sin, bool interleaved, str q_at) -> (Tensor lengths_after, Tensor q_rotated)
 
 Tensors are [batch, length, heads, size], or a cache is in pages, [pages, page_size, heads, size]. Row i of k and v goes to row
 lengths[b] + i of sequence b, and is not written if the cache has no such row, or the page table no such page. With `cos` and
-`sin`, [positions, rotary_dim / 2], k is rotated on the way, and q_rotated is q rotated: at the positions of new rows, or at the
-first of them if not `by_position`; without them q_rotated has no element. `attngen.emit.append.Append` has the rest.
+`sin`, [positions, rotary_dim / 2], k is rotated on the way, and q_rotated is q rotated: at the positions of the "new rows", at
+the "first new row", or with its last row at the "end" of the sequence, as `q_at` says; without them q_rotated has no element.
+`attngen.emit.append.Append` has the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -24,7 +25,7 @@ from attngen.device.lazy_kernel import DeferredKernel
 from attngen.device.params import Number
 from attngen.device.protocol import Device, Kernel
 from attngen.device.select import device_by_name
-from attngen.emit.append import Append, append_program
+from attngen.emit.append import Append, PlaceOfRows, append_program
 from attngen.emit.program import Program
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Type
@@ -39,8 +40,20 @@ Pair = tuple[Tensor, Tensor]
 
 SCHEMA = (
     "append(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, Tensor? page_table, "
-    "Tensor? cos, Tensor? sin, bool interleaved, bool by_position) -> (Tensor, Tensor)"
+    "Tensor? cos, Tensor? sin, bool interleaved, str q_at) -> (Tensor, Tensor)"
 )
+
+
+class Turn(NamedTuple):
+    """How rows are rotated: cosines and sines [positions, rotary_dim / 2], without which they are not, and where rows of Q
+    stand."""
+
+    tables: tuple[Tensor, Tensor] | None = None
+    interleaved: bool = False
+    q_at: PlaceOfRows = "new rows"
+
+
+NO_TURN = Turn()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,7 @@ def run(
     cos: Tensor | None,
     sin: Tensor | None,
     interleaved: bool,
-    by_position: bool,
+    q_at: str,
 ) -> Pair:
     """(lengths_after, q_rotated), with the rows in the caches."""
     q, k, v = (t if readable(t) else t.contiguous() for t in (q, k, v))
@@ -99,7 +112,7 @@ def run(
         page_table is not None,
         0 if cos is None else 2 * cos.shape[1],
         interleaved and cos is not None,
-        by_position or cos is None,
+        cast(PlaceOfRows, q_at) if cos is not None else "new rows",
         None if cos is None else DTYPES[dtype_name(cos.dtype)],
     )
     inputs = [k, v, lengths, *([] if page_table is None else [page_table]), *([] if cos is None else [cos, sin, q])]
@@ -118,7 +131,7 @@ def fake(
     cos: Tensor | None,
     sin: Tensor | None,
     interleaved: bool,
-    by_position: bool,
+    q_at: str,
 ) -> Pair:
     """Shapes and strides alone."""
     return lengths.new_empty(lengths.shape), q.new_empty((0,)) if cos is None else torch.empty_like(q)
@@ -139,13 +152,11 @@ def appended(
     v_cache: Tensor,
     lengths: Tensor,
     page_table: Tensor | None = None,
-    tables: tuple[Tensor, Tensor] | None = None,
-    *,
-    interleaved: bool = False,
-    by_position: bool = True,
+    turn: Turn = NO_TURN,
 ) -> Pair:
-    """(lengths afterwards, q), after k and v were written to the caches: the operator above, with checks. `tables` are cosines
-    and sines; without them q is the given one. Raises ArgumentError."""
+    """(lengths afterwards, q), after k and v were written to the caches: the operator above, with checks. Without tables q is
+    the given one. Raises ArgumentError."""
+    tables = turn.tables
     for name, one in (("q", q), ("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
         if one.dim() != 4:
             raise ArgumentError(f"`{name}` has {one.dim()} dimensions; expected [batch, length, heads, size]")
@@ -159,7 +170,7 @@ def appended(
                 f"`{name}` is written in place, 16 bytes at a time; its rows must be contiguous and aligned to 16 bytes"
             )
     if tables is None:
-        return _operator(q, k, v, k_cache, v_cache, lengths, page_table, None, None, False, True)[0], q
+        return _operator(q, k, v, k_cache, v_cache, lengths, page_table, None, None, False, "new rows")[0], q
     size = 2 * tables[0].shape[-1]
     if any(t.dim() != 2 for t in tables) or size % ROTARY_MULTIPLE or size > q.shape[3]:
         raise ArgumentError(
@@ -167,5 +178,5 @@ def appended(
             f"{ROTARY_MULTIPLE} and at most the head size, {q.shape[3]}"
         )
     tables = tuple(t if t.stride(1) == 1 else t.contiguous() for t in tables)
-    result: Pair = _operator(q, k, v, k_cache, v_cache, lengths, page_table, *tables, interleaved, by_position)
+    result: Pair = _operator(q, k, v, k_cache, v_cache, lengths, page_table, *tables, turn.interleaved, turn.q_at)
     return result

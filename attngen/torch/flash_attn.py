@@ -18,6 +18,8 @@ from torch.nn import functional
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.spec.attention import Storage
+from attngen.spec.cached import of_cache
+from attngen.torch.cached import Arguments, Cached, Paged
 from attngen.torch.description import Description, Mode, check_mode, dtype_name, one_line, plain_number, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
@@ -27,8 +29,6 @@ from attngen.torch.math import by_torch
 Tensor = Any
 EVERYTHING = (-1, -1)  # a window without ends
 WITHIN = {"left": "{position} - k <= left", "right": "k - ({position}) <= right"}  # a window's ends
-
-CACHED = {"used": "k < used[b]", "leftpad": "k >= leftpad[b]"}  # keys of a cache that a sequence has
 
 
 def flash_attn_func(
@@ -81,22 +81,9 @@ class Packed(NamedTuple):
     inputs: tuple[Tensor, ...]
     longest: tuple[int, ...]
 
-
-class Paged(NamedTuple):
-    """Where the keys and values of sequences lie in pages, [pages, page_size, kv_heads, size]: the page table int32 [batch,
-    max_pages] and numbers of keys int32 [batch], and a number of keys that none exceeds. Before them, if queries are packed,
-    their cu_seqlens, and a number of rows. `leftpad` int32 [batch]: where keys begin, if not at 0."""
-
-    inputs: tuple[Tensor, ...]
-    longest: tuple[int, ...]
-    leftpad: Tensor | None = None
-
-
-class Cached(NamedTuple):
-    """The keys of a cache that each sequence has: where they end, [batch], and if they do not begin at 0, where."""
-
-    inputs: tuple[Tensor, ...]
-    longest: tuple[int, ...] = ()
+    @property
+    def arguments(self) -> Arguments:
+        return self.inputs, self.longest, ()
 
 
 def attend(
@@ -124,12 +111,8 @@ def attend(
     if isinstance(lengths, Paged):
         storage = "paged" if len(lengths.longest) == 1 else "packed_paged"
     packed = storage.startswith("packed")
-    cached = ("used", "leftpad")[: len(lengths.inputs)] if isinstance(lengths, Cached) else ()
-    inputs = [] if lengths is None else list(lengths.inputs)
-    if isinstance(lengths, Paged) and lengths.leftpad is not None:
-        cached = ("leftpad",)
-        inputs.append(lengths.leftpad)
-    numbers = [] if lengths is None else list(lengths.longest)
+    given, longest, cached = ((), (), ()) if lengths is None else lengths.arguments
+    inputs, numbers = list(given), list(longest)
     if alibi_slopes is not None:
         inputs.append(alibi_slopes)
     if sinks is not None:
@@ -240,21 +223,19 @@ def flash_text(
     sinks: str | None = None,
 ) -> str:
     """The text of flash-attention's attention, with `slopes` if `alibi_rank` and a param for each `limited` end of a window.
-    `cached` names what is known of keys, int32 [batch]: they end at used[b], and begin at leftpad[b]. `sinks` is the element
-    type of sinks, if there are any."""
+    `cached` names what is known of keys, by the names of `attngen.spec.cached`. `sinks` is the element type of sinks, if there
+    are any."""
     check_mode(mode)
     if storage != "dense" and mode == "math":
         raise ArgumentError(f'mode="math" does not support {storage} tensors; call flash_attn_func for each sequence')
-    kv_len = "used[b]" if "used" in cached else "kv_len"
-    position = f"q + {kv_len} - q_len"  # of a query among the keys
-    masks = [CACHED[name] for name in cached]
-    masks += [f"{position} >= k"] if causal else []
+    position = "q + kv_len - q_len"  # of a query among the keys
+    masks = [f"{position} >= k"] if causal else []
     masks += [WITHIN[end].format(position=position) for end in limited]
     score = f"softcap({softcap!r})" if softcap > 0.0 else "s"
     if alibi_rank:
         distance = f"{position} - k" if causal else f"abs({position} - k)"
         score += f" - slopes[{'h' if alibi_rank == 1 else 'b, h'}] * ({distance})"
-    inputs: dict[str, Any] = dict.fromkeys(cached, ("int32", ("batch",)))
+    inputs: dict[str, Any] = {}
     if alibi_rank:
         inputs["slopes"] = ("fp32", ("heads",) if alibi_rank == 1 else ("batch", "heads"))
     if sinks:
@@ -271,4 +252,4 @@ def flash_text(
     }
     description = Description(mode, False, scale, lse, keywords)
     spec, _ = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, None)
-    return one_line(spec)
+    return one_line(of_cache(spec, cached))

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from attngen.device.arrays import ArgumentError
-from attngen.torch.append import appended
+from attngen.torch.append import Turn
+from attngen.torch.cached import Place, cache_of
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, Cached, Paged, attend
+from attngen.torch.flash_attn import EVERYTHING, attend
 
 Tensor = Any
 
@@ -63,42 +64,17 @@ def flash_attn_with_kvcache(
     Returns O [batch, q_len, q_heads, size], or with `return_softmax_lse` (O, lse [batch, q_heads, q_len]). No gradients. A row
     without keys has O = 0 and lse = -inf. Raises ArgumentError.
     """
-    if block_table is not None and cache_batch_idx is not None:
-        raise ArgumentError(
-            "`block_table` and `cache_batch_idx` were both given; pass one: a page table already says where a sequence is"
-        )
-    pages = block_table if cache_batch_idx is None else cache_batch_idx.unsqueeze(1)  # a cache is one page
+    if (rotary_cos is None) != (rotary_sin is None):
+        raise ArgumentError("`rotary_cos` and `rotary_sin` need each other; pass both or neither")
+    if rotary_cos is not None and k is None:
+        raise ArgumentError("`rotary_cos` rotates rows that are appended; pass `k`, `v` and `cache_seqlens` too")
+    turn = None
+    if rotary_cos is not None:
+        is_local = causal or tuple(window_size) != EVERYTHING
+        turn = Turn((rotary_cos, rotary_sin), rotary_interleaved, "new rows" if is_local else "first new row")
     with torch.no_grad():
-        if pages is None and k_cache.shape[0] > q.shape[0]:
-            k_cache, v_cache = k_cache[: q.shape[0]], v_cache[: q.shape[0]]
-        longest = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
-        used = _lengths(longest if cache_seqlens is None else cache_seqlens, q)
-        if k is not None or v is not None or rotary_cos is not None:
-            if k is None or v is None or cache_seqlens is None:
-                raise ArgumentError(
-                    "appending needs `k`, `v` and `cache_seqlens`, the length before it; at least one of them is missing"
-                )
-            if (rotary_cos is None) != (rotary_sin is None):
-                raise ArgumentError("`rotary_cos` and `rotary_sin` need each other; pass both or neither")
-            is_local = causal or tuple(window_size) != EVERYTHING
-            tables = None if rotary_cos is None else (rotary_cos, rotary_sin)
-            used, q = appended(
-                q, k, v, k_cache, v_cache, used, pages, tables, interleaved=rotary_interleaved, by_position=is_local
-            )
-        lengths: Cached | Paged | None = Cached((used,) if cache_leftpad is None else (used, cache_leftpad))
-        if pages is not None and mode == "math":
-            k_cache, v_cache = (pool[pages.long().clamp(0, pool.shape[0] - 1)].flatten(1, 2) for pool in (k_cache, v_cache))
-        elif pages is not None:
-            lengths = Paged((pages, used), (longest,), cache_leftpad)
-        elif cache_seqlens is None and cache_leftpad is None:
-            lengths = None
+        place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
+        q, k_cache, v_cache, lengths = cache_of(q, k_cache, v_cache, k, v, turn, place, "dense" if mode == "math" else None)
         others = (0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, return_softmax_lse)
         found = attend(q, k_cache, v_cache, lengths, *others, mode=mode)
     return found[:2] if return_softmax_lse else found
-
-
-def _lengths(cache_seqlens: int | Tensor, q: Tensor) -> Tensor:
-    """`cache_seqlens` as a tensor [batch]."""
-    if isinstance(cache_seqlens, torch.Tensor):
-        return cache_seqlens
-    return torch.full(q.shape[:1], cache_seqlens, dtype=torch.int32, device=q.device)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
+from operator import index
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -14,11 +15,13 @@ from attngen.api import load_one
 from attngen.device.arrays import ArgumentError
 from attngen.device.params import refuse_unknown
 from attngen.diagnostics import refuse_keywords
+from attngen.language import define
 from attngen.sdpa import check_dropout, check_equal_heads
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
 from attngen.spec.dropout import without_dropout
 from attngen.spec.expr import Const
-from attngen.torch.arguments import NamedArguments
+from attngen.torch.arguments import NamedArguments, unpacked
+from attngen.torch.cached import Decoding, Paged, Place, cache_of, decoding_of, decoding_text
 from attngen.torch.description import (
     Description,
     Mode,
@@ -29,6 +32,7 @@ from attngen.torch.description import (
     register,
     schedule_of,
     spec_text,
+    standard_text,
 )
 from attngen.torch.eager import EagerCalls
 from attngen.torch.functional import attention
@@ -37,6 +41,7 @@ from attngen.torch.math import by_torch
 
 Tensor = Any
 NOTHING: Mapping[str, Tensor] = {}
+NO_INPUTS = decoding_of(define())  # of torch's attention in a cache
 
 
 @dataclass(slots=True)
@@ -45,6 +50,7 @@ class Form:
     element type and the head sizes of a call complete."""
 
     arguments: NamedArguments
+    decoding: Decoding
     text: str | None = None
     description: Description | None = None
     number: int = 0  # of the description
@@ -121,7 +127,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         self._dtype = getattr(torch, spec.dtype.torch)
         self._enable_gqa = True  # the tensors' heads are checked against the spec's
         specs = (without_dropout(spec) if isinstance(spec.dropout, Const) else spec, spec)
-        self._forms = tuple(Form(NamedArguments(one), fixed_text(one, schedule_of(self._mode))) for one in specs)
+        texts = (fixed_text(one, schedule_of(self._mode)) for one in specs)
+        self._forms = tuple(Form(NamedArguments(s), decoding_of(s), text) for s, text in zip(specs, texts, strict=True))
 
     def _describe(self, given: dict[str, Any]) -> None:
         described = ({name: value for name, value in given.items() if name != "dropout"}, given)
@@ -136,8 +143,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         self._captured = tuple(captured)
         evaluated = spec if training.keywords == evaluation.keywords else evaluation.spec(some, size, size, None)[0]
         self._forms = (
-            Form(NamedArguments(evaluated), description=evaluation, number=register(evaluation)),
-            Form(NamedArguments(spec), description=training, number=register(training)),
+            Form(NamedArguments(evaluated), decoding_of(evaluated), description=evaluation, number=register(evaluation)),
+            Form(NamedArguments(spec), decoding_of(spec), description=training, number=register(training)),
         )
 
     def _register(self, name: str, array: Any) -> None:
@@ -176,16 +183,89 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             queries, keys, values = follow_autocast(*heads_first(q, k, v, self._layout, self._copy), self._dtype)
             if not self._enable_gqa:
                 check_equal_heads(queries, keys)
-            text = form.text
-            if text is None:
-                dtypes = tuple(tensor.dtype for tensor in captured.values())
-                text = spec_text(form.number, queries.dtype, head_size(queries), head_size(values), dtypes)
+            text = self._text(form, queries, values, captured)
             if self._mode == "math":
                 result = by_torch(queries, keys, values, text, form.arguments.with_tensors(given, captured))
             else:
                 arguments = (queries, keys, values, text, *form.arguments.lists(given, captured))
                 result = self._calls.make(tensors, params, arguments, self._deterministic)
         return results(result, q, self._layout, self._return_lse)
+
+    def decode(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        k: Tensor | None = None,
+        v: Tensor | None = None,
+        *,
+        cache_seqlens: int | Tensor | None = None,
+        cache_batch_idx: Tensor | None = None,
+        cache_leftpad: Tensor | None = None,
+        block_table: Tensor | None = None,
+        **named: Any,
+    ) -> Any:
+        """This attention of the last rows of sequences to the keys of a cache: O, or (O, lse).
+
+        q [batch, q_heads, q_len, size], k_cache and v_cache [batch, kv_heads, cache_len, size], or by the layer's layout. The
+        result is that of the last q_len rows of a sequence with as many rows as keys: in the mask and the score, q and k are
+        positions in it, q_len and kv_len its length, and so `causal` is right for prefill and decoding alike. Inputs with a
+        dimension q_len have an element for each row of q; dropout drops nothing.
+
+        Sequence i has the first cache_seqlens[i] keys of its cache (an int, or int32 [batch]; all of them by default), from
+        cache_leftpad[i] on (int32 [batch]). k and v [batch, kv_heads, new_len, size] are first written to the cache, in place,
+        after the keys that are there; what does not fit is left out. If the spec is rotary, they are rotated on the way: a
+        cache holds rotated keys. q is rotated in any case. Sequence i lies in cache i, or in cache cache_batch_idx[i] (int32
+        [batch]). With `block_table` int32 [batch, max_pages], caches are pools of pages, [pages, kv_heads, page_size, size].
+
+        Lengths are read on the device: a CUDA graph replays with others. No gradients. Raises ArgumentError; with mode "math",
+        DiagnosticError for an index of the spec that depends on the length of a sequence, unless it is clamped.
+        """
+        form = self._forms[0] if self._forms else None
+        decoding = NO_INPUTS if form is None else form.decoding
+        captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
+        inputs, ints, floats = unpacked(decoding.lists(named, captured))
+        with torch.no_grad():
+            rows, k_cache, v_cache = (self._rows(one) for one in (q, k_cache, v_cache))
+            new_k, new_v = (None if one is None else self._rows(one) for one in (k, v))
+            wanted: Literal["dense", "paged"] | None = "dense" if self._mode == "math" else decoding.wanted
+            place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
+            cache = cache_of(rows, k_cache, v_cache, new_k, new_v, decoding.turn(inputs), place, wanted)
+            queries, keys, values = (one.transpose(1, 2) for one in (cache.q, cache.keys, cache.values))
+            if isinstance(cache.lengths, Paged):  # pages are never copied
+                queries, page_size = heads_first(queries, queries, queries, "bhsd", self._copy)[0], index(keys.shape[2])
+            else:
+                (queries, keys, values), page_size = heads_first(queries, keys, values, "bhsd", self._copy), None
+            queries, keys, values = follow_autocast(queries, keys, values, self._dtype)
+            first, longest, known = ((), (), ()) if cache.lengths is None else cache.lengths.arguments
+            text = decoding_text(self._text(form, queries, values, captured), known, page_size)
+            tensors = (queries, keys, values, *first, *decoding.kept(inputs))
+            numbers = ([*longest, *decoding.kept_ints(ints)], decoding.kept_floats(floats))
+            if self._mode == "math":
+                result = by_torch(queries, keys, values, text, (tensors[3:], *numbers))
+            else:
+                others = (text, *numbers[0], *numbers[1])
+                result = self._calls.repeat(tensors, others)
+                if result is None:
+                    arguments = (queries, keys, values, text, list(tensors[3:]) or None, *numbers)
+                    result = self._calls.make(tensors, others, arguments)
+        return results(result, q, self._layout, self._return_lse)
+
+    def _rows(self, tensor: Tensor) -> Tensor:
+        """A tensor of the layer's layout as [batch, length, heads, size]."""
+        return tensor if self._layout == "bshd" else tensor.transpose(1, 2)
+
+    def _text(self, form: Form | None, queries: Tensor, values: Tensor, captured: Mapping[str, Tensor]) -> str:
+        """The text of `form` for a call; of torch's attention without one."""
+        if form is None:
+            sizes = (head_size(queries), head_size(values))
+            described = (self._mode, self._is_causal, self._scale, self._return_lse, queries.dtype, *sizes, None)
+            return str(standard_text(*described))
+        if form.text is not None:
+            return form.text
+        dtypes = tuple(tensor.dtype for tensor in captured.values())
+        text: str = spec_text(form.number, queries.dtype, head_size(queries), head_size(values), dtypes)
+        return text
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

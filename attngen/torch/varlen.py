@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from attngen.device.arrays import ArgumentError
+from attngen.torch.cached import Paged
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, Packed, Paged, attend, unbound
+from attngen.torch.flash_attn import EVERYTHING, Packed, attend, unbound
 
 Tensor = Any
 

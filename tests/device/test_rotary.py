@@ -65,7 +65,7 @@ def test_one_of_the_gradients() -> None:
 LENGTHS = ((3, 5), (0, 4), (20, 70), (5, 0), (66, 90), (4, 2))  # rows and keys; of the last, rows without a key of their own
 
 
-@pytest.mark.parametrize("schedule", tiers.cases(["naive", "tiled", "fused", "hopper"], quick=["fused"]))
+@pytest.mark.parametrize("schedule", tiers.cases(["fused", "hopper", "decode"], quick=["fused"]))
 def test_positions_within_packed_sequences(schedule: str) -> None:
     """Of results and gradients; heads lie inside of rows, with other strides than the rotated copies have."""
     spec = rotated("bf16", head_dim_v=48)
@@ -80,13 +80,17 @@ def test_positions_within_packed_sequences(schedule: str) -> None:
         for b, (n, m) in enumerate(LENGTHS)
     ]
     outputs = unpacked(from_storage(kernel(**given)), rows, 0)
+    for b, (part, n) in enumerate(zip(parts, rows, strict=True)):
+        expected = truth(spec, part)
+        assert outputs[b].shape[0] == n
+        assert max_error(outputs[b].swapaxes(0, 1)[None], expected.reference.output) <= expected.allowed, b
+    if schedule == "decode":
+        return
     losses = [sample_loss(spec, part, b) for b, part in enumerate(parts)]
     dout = np.concatenate([loss.dout[0].swapaxes(0, 1) for loss in losses])
     found = {name: from_storage(array) for name, array in kernel.backward(dout, **given).items()}
     saved = kernel.gradients().plan.saved
     for b, (part, loss, n, m) in enumerate(zip(parts, losses, rows, keys, strict=True)):
-        expected = truth(spec, part)
-        assert max_error(outputs[b].swapaxes(0, 1)[None], expected.reference.output) <= expected.allowed, b
         exact = gradient_truth(spec, part, loss, QKV, saved=saved)
         begins = {"q": begins_of(rows)[b], "k": begins_of(keys)[b], "v": begins_of(keys)[b]}
         for name, length in (("q", n), ("k", m), ("v", m)):

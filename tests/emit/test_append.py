@@ -11,9 +11,9 @@ from attngen.spec.dtypes import BF16, FP16, FP32
 
 APPENDS = (
     Append(BF16, 128, 128),
-    Append(FP16, 64, 32, True, 48, True, False, FP16),
-    Append(BF16, 128, 128, True, 64, False, True, FP32),
-    Append(FP32, 40, 40, False, 32, False, True, FP32),
+    Append(FP16, 64, 32, True, 48, True, "first new row", FP16),
+    Append(BF16, 128, 128, True, 64, False, "end", FP32),
+    Append(FP32, 40, 40, False, 32, False, "new rows", FP32),
 )
 
 

@@ -1,0 +1,62 @@
+"""The spec of a cache: the attention of the last rows of a sequence to the keys of it that lie in a longer array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from attngen.spec.attention import AttentionSpec, Input
+from attngen.spec.dtypes import DTYPES
+from attngen.spec.expr import Expr, Gather, Name, Type, gather, name, rewrite
+from attngen.spec.operator import add, apply, sub
+
+USED, LEFTPAD = "cache_seqlens", "cache_leftpad"  # inputs int32 [batch]: where the keys of a sequence end, and where they begin
+_BATCH, _ROW, _KEY, _ROWS, _KEYS = (name(n, Type.INT) for n in ("b", "q", "k", "q_len", "kv_len"))
+
+
+def of_last_rows(spec: AttentionSpec) -> AttentionSpec:
+    """`spec` of a sequence with as many rows as keys, of which a call has the last ones alone: q is the position of a row, and
+    q_len is kv_len. Inputs with a dimension q_len have its last elements too."""
+    before = sub(_KEYS, _ROWS)  # rows that the call has not
+
+    def placed(expr: Expr) -> Expr:
+        """`expr` at the rows of a call, counted from its first."""
+
+        def changed(node: Expr) -> Expr | None:
+            if isinstance(node, Name):
+                return add(_ROW, before) if node is _ROW else _KEYS if node is _ROWS else None
+            if isinstance(node, Gather) and "q_len" in spec.input(node.input).dims:
+                dims = spec.input(node.input).dims
+                indices = (_element(placed(i), d) for i, d in zip(node.args, dims, strict=True))
+                return gather(node.input, node.type, tuple(indices))
+            return None
+
+        return rewrite(expr, changed)
+
+    def _element(index: Expr, dim: int | str) -> Expr:
+        if dim != "q_len":
+            return index
+        return _ROW if index is add(_ROW, before) else sub(index, before)
+
+    return _rewritten(spec, placed)
+
+
+def of_cache(spec: AttentionSpec, known: tuple[str, ...]) -> AttentionSpec:
+    """`spec` of keys of which `known` is given, USED or LEFTPAD or both: others are masked, and kv_len is the number of those
+    that are used."""
+    elements = {one: gather(one, Type.INT, (_BATCH,)) for one in known}
+    used = elements.get(USED)
+    if used is not None:
+        spec = _rewritten(spec, lambda expr: rewrite(expr, lambda node: used if node is _KEYS else None))
+    masks = [apply("lt" if one == USED else "ge", _KEY, element) for one, element in elements.items()]
+    mask = spec.mask
+    for one in reversed(masks):
+        mask = one if mask is None else apply("and", one, mask)
+    inputs = tuple(Input(one, DTYPES["int32"], ("batch",)) for one in known)
+    return replace(spec, mask=mask, inputs=(*inputs, *spec.inputs))
+
+
+def _rewritten(spec: AttentionSpec, change: Callable[[Expr], Expr]) -> AttentionSpec:
+    """`spec` with its expressions changed."""
+    mask, sink = (None if expr is None else change(expr) for expr in (spec.mask, spec.sink))
+    return replace(spec, mask=mask, score=change(spec.score), sink=sink)

@@ -1,0 +1,215 @@
+"""What an attention reads of a cache of keys and values: new rows appended and rotated, and where each sequence lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from attngen.device.arrays import ArgumentError
+from attngen.device.params import input_names, number_names
+from attngen.spec.attention import AttentionSpec, Storage
+from attngen.spec.cached import LEFTPAD, USED, of_cache, of_last_rows
+from attngen.spec.check import check
+from attngen.spec.dropout import without_dropout
+from attngen.spec.expr import Gather, Type, names_in, walk
+from attngen.spec.print_attn import expression_to_text
+from attngen.spec.rotary import IN_ORDER, without_rotary
+from attngen.torch.append import NO_TURN, Turn, appended
+from attngen.torch.arguments import Lists, NamedArguments
+from attngen.torch.description import one_line
+from attngen.torch.runtime import parsed
+
+Tensor = Any
+# Tensors and ints of the operator before those of the spec, and what a mask says of keys, by names of `attngen.spec.cached`
+Arguments = tuple[tuple[Tensor, ...], tuple[int, ...], tuple[str, ...]]
+
+
+class Paged(NamedTuple):
+    """Where the keys and values of sequences lie in pages, [pages, page_size, kv_heads, size]: the page table int32 [batch,
+    max_pages] and numbers of keys int32 [batch], and a number of keys that none exceeds. Before them, if queries are packed,
+    their cu_seqlens, and a number of rows. `leftpad` int32 [batch]: where keys begin, if not at 0."""
+
+    inputs: tuple[Tensor, ...]
+    longest: tuple[int, ...]
+    leftpad: Tensor | None = None
+
+    @property
+    def arguments(self) -> Arguments:
+        if self.leftpad is None:
+            return self.inputs, self.longest, ()
+        return (*self.inputs, self.leftpad), self.longest, (LEFTPAD,)
+
+
+class Cached(NamedTuple):
+    """The keys of a cache that each sequence has: where they end, int32 [batch], and if they do not begin at 0, where."""
+
+    inputs: tuple[Tensor, ...]
+    longest: tuple[int, ...] = ()
+
+    @property
+    def arguments(self) -> Arguments:
+        return self.inputs, self.longest, (USED, LEFTPAD)[: len(self.inputs)]
+
+
+class Place(NamedTuple):
+    """Where sequences lie in a cache: arguments of `attngen.torch.flash_attn_with_kvcache`."""
+
+    cache_seqlens: int | Tensor | None
+    cache_batch_idx: Tensor | None
+    cache_leftpad: Tensor | None
+    block_table: Tensor | None
+
+
+class Cache(NamedTuple):
+    """Rows, and keys and values as their attention reads them: [batch, length, heads, size] by `lengths`, or in pages. With
+    lengths None, sequences have all keys."""
+
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    lengths: Cached | Paged | None
+
+
+def cache_of(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    turn: Turn | None,
+    place: Place,
+    wanted: Literal["dense", "paged"] | None = None,
+) -> Cache:
+    """The cache of a call after `k` and `v` were appended, all [batch, length, heads, size]. If it is `wanted` dense, pages are
+    copied; if paged, the cache of a sequence is a page. Raises ArgumentError."""
+    cache_seqlens, cache_batch_idx, cache_leftpad, block_table = place
+    if block_table is not None and cache_batch_idx is not None:
+        raise ArgumentError(
+            "`block_table` and `cache_batch_idx` were both given; pass one: a page table already says where a sequence is"
+        )
+    pages = block_table if cache_batch_idx is None else cache_batch_idx.unsqueeze(1)  # a cache is one page
+    if pages is None and k_cache.shape[0] > q.shape[0]:
+        k_cache, v_cache = k_cache[: q.shape[0]], v_cache[: q.shape[0]]
+    longest = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
+    used = _lengths(longest if cache_seqlens is None else cache_seqlens, q)
+    if (k is None) != (v is None) or (k is not None and cache_seqlens is None):
+        raise ArgumentError(
+            "appending needs `k`, `v` and `cache_seqlens`, the length before it; at least one of them is missing"
+        )
+    if k is not None or turn is not None:
+        if k is None:  # rows of Q alone are rotated
+            k, v = (q.new_empty((q.shape[0], 0, *cache.shape[2:])) for cache in (k_cache, v_cache))
+        used, q = appended(q, k, v, k_cache, v_cache, used, pages, NO_TURN if turn is None else turn)
+    lengths: Cached | Paged | None = Cached((used,) if cache_leftpad is None else (used, cache_leftpad))
+    if pages is None and wanted == "paged":
+        pages = torch.arange(q.shape[0], dtype=torch.int32, device=q.device).unsqueeze(1)
+    if pages is not None and wanted == "dense":
+        k_cache, v_cache = (pool[pages.long().clamp(0, pool.shape[0] - 1)].flatten(1, 2) for pool in (k_cache, v_cache))
+    elif pages is not None:
+        lengths = Paged((pages, used), (longest,), cache_leftpad)
+    elif cache_seqlens is None and cache_leftpad is None:
+        lengths = None
+    return Cache(q, k_cache, v_cache, lengths)
+
+
+def _lengths(cache_seqlens: int | Tensor, q: Tensor) -> Tensor:
+    """`cache_seqlens` as a tensor [batch]."""
+    if isinstance(cache_seqlens, torch.Tensor):
+        return cache_seqlens
+    return torch.full(q.shape[:1], cache_seqlens, dtype=torch.int32, device=q.device)
+
+
+class Decoding:
+    """The arguments of a spec in a cache: plain values, which torch.compile can follow."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self._arguments = NamedArguments(spec)  # of a call, with tables of a rotation
+        self._storage = spec.kernel.storage
+        rotary, rest = spec.rotary, without_rotary(spec)
+        self._kept = [name in input_names(rest) for name in self._arguments.inputs]
+        # Indices by the length of a sequence are checked for lengths of pages alone, which kernels know as kv_len
+        self.wanted: Literal["paged"] | None = "paged" if _reads_by_length(of_last_rows(rest)) else None
+        self._ints, self._floats = (
+            [name in number_names(rest, kind) for name in number_names(spec, kind)] for kind in (Type.INT, Type.FLOAT)
+        )
+        self._tables: tuple[int, ...] = ()
+        self._refused = ""
+        if rotary is not None:
+            self._tables = tuple(self._arguments.inputs.index(table) for table in rotary.tables)
+            self._interleaved = rotary.pairs == "interleaved"
+            if not (rotary.has_usual_positions or rotary.positions == IN_ORDER):
+                self._refused = ", ".join(map(expression_to_text, rotary.positions))
+
+    def lists(self, named: Mapping[str, Any], captured: Mapping[str, Tensor]) -> Lists:
+        """The arguments of a call: see `NamedArguments.lists`. Raises ArgumentError."""
+        if self._storage != "dense":
+            raise ArgumentError(f"the spec states storage {self._storage}; leave it out: a call says how its cache lies")
+        return self._arguments.lists(named, captured)
+
+    def turn(self, inputs: Sequence[Tensor]) -> Turn | None:
+        """The rotation of a call with these inputs. Raises ArgumentError."""
+        if not self._tables:
+            return None
+        if self._refused:
+            raise ArgumentError(
+                f"rows are rotated at {self._refused}; in a cache, key k stands at position k, and the last row at the last key"
+            )
+        cosines, sines = (inputs[i] for i in self._tables)
+        return Turn((cosines, sines), self._interleaved, "end")
+
+    def kept(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Those of `inputs` that the attention of rotated rows reads."""
+        return [one for one, kept in zip(inputs, self._kept, strict=True) if kept]
+
+    def kept_ints(self, ints: Sequence[int]) -> list[int]:
+        """The same of int params."""
+        return [one for one, kept in zip(ints, self._ints, strict=True) if kept]
+
+    def kept_floats(self, floats: Sequence[float]) -> list[float]:
+        """The same of float params."""
+        return [one for one, kept in zip(floats, self._floats, strict=True) if kept]
+
+
+def _reads_by_length(spec: AttentionSpec) -> bool:
+    """Whether an index into a captured tensor depends on kv_len."""
+    expressions = (e for e in (spec.mask, spec.score, spec.sink) if e is not None)
+    return any(isinstance(node, Gather) and "kv_len" in names_in(*node.args) for node in walk(*expressions))
+
+
+def decoding_of(spec: AttentionSpec) -> Decoding:
+    """The arguments of `spec` in a cache, where nothing is dropped."""
+    return Decoding(_undropped(spec))
+
+
+def _undropped(spec: AttentionSpec) -> AttentionSpec:
+    """`spec` without dropout, and without the param that only says how much is dropped."""
+    rest, p = without_dropout(spec), spec.dropout
+    expressions = [e for e in (rest.mask, rest.score, rest.scale, rest.sink) if e is not None]
+    expressions += rest.rotary.positions if rest.rotary is not None else ()
+    unused = names_in(p) - names_in(*expressions) if p is not None else frozenset()
+    return replace(rest, params=tuple(param for param in rest.params if param.name not in unused))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def decoding_text(*described: Any) -> str:
+    """See `_decoding_text`; a constant to torch.compile."""
+    return _decoding_text(*described)
+
+
+@lru_cache(maxsize=4096)
+def _decoding_text(text: str, known: tuple[str, ...], page_size: int | None) -> str:
+    """The text of the attention of `text` for the last rows of sequences, whose keys are a cache's: `known` is what a mask says
+    of them; with a `page_size` they lie in pages. Rows are rotated already, and nothing is dropped.
+
+    Raises DiagnosticError for an index that nothing keeps in its tensor in a cache.
+    """
+    spec = without_rotary(_undropped(parsed(text)))
+    spec = of_cache(of_last_rows(spec), known)
+    storage: Storage = "dense" if page_size is None else "paged"
+    spec = replace(spec, kernel=replace(spec.kernel, storage=storage, page_size=page_size))
+    check(spec)
+    return one_line(spec)
