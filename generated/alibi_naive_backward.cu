@@ -92,7 +92,7 @@ __device__ __forceinline__ float to_fp32(float x) { return x; }
 
 // 3. This variant's score and mask
 
-// What the functions below read besides indices and sizes.
+// Params and captured tensors: what the functions below read besides indices and sizes.
 // A step is a stride in bytes; an int where its index changes from pair to pair, so that an address is one multiply-add.
 struct Captured {
     const float* slopes;  // fp32 [q_heads]

@@ -45,20 +45,20 @@
 //     lse and delta = side by side for whole tiles: a tile's are one copy in the background
 //     warpgroups = 1 + 2: one copies; 2 compute for 64 keys, or rows, each
 //     keys and rows = 128 held, 64 visited at a time: S, dP and the sums of 64 keys fit the registers of a warpgroup
-//     stages = 3: the copies of later tiles are under way while these are used
+//     stages = 3: later tiles are copied while one is used
 //     registers = 40 and 232 a thread: copying needs few; sums, S and dP need many
 //     next scores = beside the sums: the weights of a tile begin when the sums of the tile before are done
 //     blocks = one for each SM: persistent kernels: a block takes work tiles from a counter, the longest first
 //     swizzle = 128 bytes: tiles in slabs of 64 columns, chunks of 16 bytes permuted: neither TMA nor wgmma meets a
 //         bank conflict
-//     heads side by side = by length: as many heads of keys and values as fit 32 MiB of L2, 32 to 128
+//     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 128
 //
 // Shared memory of a block, 101328 bytes
 //          0  HELD_QK  fp16 [1][128][64], the keys that the block holds, or the rows of Q
 //      16384  HELD_V   fp16 [1][128][64], the values that the block holds, or the rows of dO
 //      32768  VISITED_QK fp16 [3][1][64][64], 3 tiles of Q, or of keys
 //      57344  VISITED_V fp16 [3][1][64][64], 3 tiles of dO, or of values
-//      81920  OUT      fp16 [8][1][16][64], rows of a gradient of each warp on their way
+//      81920  OUT      fp16 [8][1][16][64], rows of a gradient of each warp, on their way to global memory
 //      98304  ROW_NUMBERS float [3][3][64], numbers of the rows of each stage
 //     100608  BARRIERS mbarrier [13], see the kernels
 //     100736  VISITS   int [148], two work tiles, the tiles that were found, and that of each stage
@@ -81,7 +81,7 @@ constexpr int HEAD_DIM = 64;
 constexpr int HEAD_DIM_V = 64;
 constexpr float softmax_scale = 0.125f;
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
+constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(softmax_scale x) = 2^(EXPONENT_SCALE x)
 constexpr int BLOCK_Q = 64;  // query rows of a block
 constexpr int BLOCK_KV = 64;  // keys of a tile
 constexpr int THREADS = 384;
@@ -93,13 +93,13 @@ constexpr int OUT_SMEM = 81920;
 constexpr int ROW_NUMBERS_SMEM = 98304;
 constexpr int BARRIERS_SMEM = 100608;
 constexpr int VISITS_SMEM = 100736;
-constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
+constexpr float LARGE = 65536.0f;  // above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely
 constexpr int STAGES = 3;  // tiles to visit in shared memory
 constexpr int CONSUMERS = 2;  // warpgroups that multiply, for 64 rows, or keys, each
 constexpr int WARPGROUP_ROWS = 64;
 constexpr int BLOCK_ROWS = CONSUMERS * WARPGROUP_ROWS;  // that a block holds: keys, or rows
 constexpr int RELEASES = 4 * CONSUMERS;  // of a tile: each warp of a consumer
-constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
+constexpr int ROW_BYTES = 128;  // a row of a slab: 64 columns of a tile
 constexpr int QK_SLABS = 1;
 constexpr int V_SLABS = 1;
 constexpr int OUTPUT_SLABS = 1;  // the larger of both
@@ -153,15 +153,15 @@ template <int WIDTH, typename Combine> __device__ __forceinline__ float lane_red
 }
 
 // An mbarrier: eight bytes of shared memory that count, in phases, threads that arrive and bytes that copies bring. A phase
-// completes when `arrivals` threads have arrived and all bytes that they announced are there; then the next one begins.
+// completes when `arrivals` threads have arrived and all bytes that they announced have come; then the next one begins.
 
-// One thread does this once for each barrier, then a fence for the copy engine, then all meet at __syncthreads().
+// One thread calls this for each barrier, and then a fence for the copy engine; then all threads meet at __syncthreads().
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier_smem, unsigned arrivals) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Counts one arrival. What this thread did before is seen by whoever waits for the phase.
+// Counts one arrival. Threads that wait for the phase see what this thread wrote before.
 __device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier_smem) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -173,8 +173,8 @@ __device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrie
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before the first phase has ended the one
-// of parity 1 counts as ended: a producer's first wait for an empty buffer passes at once.
+// Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before phase 0 has ended, a wait for
+// parity 1 returns at once: so does a producer's first wait for an empty buffer.
 __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, unsigned parity) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     unsigned completed = 0;
@@ -192,16 +192,16 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, 
 // Lets the copy engine see this thread's mbarrier_init.
 __device__ __forceinline__ void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// What the host says about a tensor in global memory: its address, sizes, strides, the box of one copy, its swizzle. A kernel
-// takes it as `const __grid_constant__ TensorMap` and passes its address on.
+// The host's description of a tensor in global memory for TMA: address, sizes, strides, the box of one copy, swizzle. A kernel
+// has it as a parameter, `const __grid_constant__ TensorMap`, and passes its address to tma_load or tma_store.
 struct alignas(64) TensorMap { unsigned char opaque[128]; };
 
-// What L2 does with the lines of a copy (createpolicy's constants).
+// L2 policies for the lines of a copy: which to evict first or last (the constants of PTX createpolicy).
 constexpr unsigned long long L2_EVICT_FIRST = 0x12F0000000000000;
 constexpr unsigned long long L2_EVICT_LAST = 0x14F0000000000000;
 
-// Copies the box at coordinates (c0, c1, c2, c3), c0 the innermost, to shared memory in the background, with zeros for what
-// lies outside the tensor; one thread issues it. Its bytes, those zeros too, count at `barrier_smem`.
+// Copies the box at coordinates (c0, c1, c2, c3), c0 the innermost, to shared memory in the background; elements outside the
+// tensor arrive as zeros. One thread issues it. All its bytes, zeros included, count at `barrier_smem`.
 __device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, unsigned long long* barrier_smem, int c0, int c1,
                                          int c2, int c3, unsigned long long l2_hint) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
@@ -224,7 +224,8 @@ __device__ __forceinline__ void bulk_load(void* to_smem, const void* from, unsig
 }
 
 // Copies a box from shared memory to the tensor at (c0, c1, c2, c3) in the background; what lies past the tensor's end is not
-// written. One thread issues it, when all writers of the box have done async_proxy_fence() and then met it at a barrier.
+// written. One thread issues it, after all threads that wrote the box have called async_proxy_fence() and then met this thread
+// at a barrier.
 __device__ __forceinline__ void tma_store(const TensorMap* map, const void* from_smem, int c0, int c1, int c2, int c3) {
     const unsigned from = (unsigned)__cvta_generic_to_shared(from_smem);
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, { %1, %2, %3, %4}], [%5];" ::"l"(map),
@@ -240,24 +241,25 @@ template <int PENDING> __device__ __forceinline__ void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// Waits until at most PENDING of this thread's latest groups are still under way; what the others wrote can be seen then.
+// Waits until at most PENDING of this thread's latest groups are still under way; the writes of older groups are visible then.
 template <int PENDING> __device__ __forceinline__ void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements to shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and, of
-// each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+// Stores four 8x8 matrices of 16-bit elements to shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
+// and, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
 __device__ __forceinline__ void stmatrix_x4(void* row_smem, unsigned a, unsigned b, unsigned c, unsigned d) {
     const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
 
-// TMA and wgmma do not see what threads wrote to shared memory before the writers do this, and then meet at a barrier.
+// Required between writes of threads to shared memory and reads of the same by TMA or wgmma: the writers call this, and then
+// a barrier follows.
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Moves registers between warpgroups: a producer gives what consumers take. All four warps of a warpgroup do it; taking waits
-// until enough have been given.
+// Move registers between warpgroups: a producer gives some up, consumers take them. All four warps of a warpgroup call it;
+// taking waits until enough registers are free.
 template <int REGISTERS> __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
@@ -274,7 +276,7 @@ __device__ __forceinline__ int opaque(int x) {
 // Products of a warpgroup run in the background, in groups. From the issue of a product until its group has been waited for,
 // its accumulators belong to it: no thread may read or write them.
 
-// Before the first product, and after any other access to the registers of one: orders them.
+// Orders other accesses to the registers of a product before it: required before the first product, and after each access.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Closes a group of products.
@@ -285,29 +287,29 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// After wgmma_wait: keeps the compiler from moving a use of the accumulators to before it, where ptxas would have to wait
-// too.
+// Called after wgmma_wait: keeps the compiler from moving a use of the accumulators before that wait, where ptxas would insert
+// another one.
 template <int N> __device__ __forceinline__ void wgmma_received(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Where an operand lies, in rows of 128 bytes with the 128-byte swizzle: the lower word of its descriptor, in units of 16
-// bytes, so that adding bytes / 16 moves it. The operand begins at a multiple of 1024 bytes. `leading_bytes`: of an MN-major
-// operand, from 64 of its rows or columns to the next 64; of a K-major one it is not used.
+// The lower word of the descriptor of an operand in shared memory, in rows of 128 bytes with the 128-byte swizzle. It counts
+// in units of 16 bytes: adding n moves the operand by 16 n bytes. The operand begins at a multiple of 1024 bytes.
+// `leading_bytes`: the distance from 64 rows or columns of an MN-major operand to the next 64; not used for a K-major one.
 __device__ __forceinline__ unsigned smem_operand(const void* operand_smem, unsigned leading_bytes) {
     const unsigned address = (unsigned)__cvta_generic_to_shared(operand_smem);
     return (leading_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
-// The descriptor that wgmma takes; the upper word has the swizzle, and the stride of 1024 bytes from eight rows to the next
+// The descriptor that wgmma reads. Its upper word has the swizzle, and the stride of 1024 bytes from eight rows to the next
 // eight.
 __device__ __forceinline__ unsigned long long smem_descriptor(unsigned operand) {
     constexpr unsigned long long SWIZZLE_128_BYTES = 1ull << 62, STRIDE = (1024ull >> 4) << 32;
     return SWIZZLE_128_BYTES | STRIDE | operand;
 }
 
-// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
+// D = A B, or D += A B if `accumulate`: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
 //   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
 // A is K-major in shared memory.
 // B is K-major in shared memory.
@@ -328,7 +330,7 @@ __device__ __forceinline__ void wgmma_pairs(float (&d)[32], unsigned long long a
         : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
-// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
+// D = A B, or D += A B if `accumulate`: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
 //   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
 //   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
 // B is MN-major in shared memory.
@@ -349,7 +351,7 @@ __device__ __forceinline__ void wgmma_dqk(float (&d)[32], const unsigned (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
-// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
+// D = A B, or D += A B if `accumulate`: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
 //   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
 //   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
 // B is MN-major in shared memory.
@@ -379,7 +381,7 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
+// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
 
 struct KvRange {
     int begin, end;
@@ -481,7 +483,7 @@ struct HeadRows {
     const TensorMap* map;
     int h_idx, b_idx;
 
-    // One thread: copies 64 columns of the rows from `row` on to `smem` in the background, as many as the map says
+    // One thread: copies 64 columns of some rows to `smem` in the background. `row` is the first; the map has their number
     __device__ __forceinline__ void load_async(unsigned char* smem, unsigned long long* full, int column, int row,
                                                unsigned long long l2_hint) const {
         tma_load(smem, map, full, column, row, h_idx, b_idx, l2_hint);
@@ -489,14 +491,14 @@ struct HeadRows {
 };
 
 // A tile of TILE_ROWS rows in shared memory: SLABS slabs of 64 columns, one after another, and room for EXTRA_SLABS more,
-// which copies leave alone. A row of a slab is ROW_BYTES long, and its eight 16-byte chunks are permuted by exclusive or
+// which copies do not write. A row of a slab is ROW_BYTES long, and its eight 16-byte chunks are permuted by exclusive or
 // with the row's number modulo 8, as TMA writes and wgmma reads them: the swizzle of 128 bytes. A tile begins at a multiple
 // of 1024 bytes.
 template <int TILE_ROWS, int SLABS, int EXTRA_SLABS = 0> struct SlabTile {
     static constexpr int SLAB_BYTES = TILE_ROWS * ROW_BYTES, BYTES = (SLABS + EXTRA_SLABS) * SLAB_BYTES;
     unsigned char* smem;
 
-    // Copies rows from `row` on in the background; one thread calls it. Columns past the head size and rows
+    // One thread: copies TILE_ROWS rows in the background, of which `row` is the first. Columns past the head size and rows
     // past the last one arrive as zeros. The bytes, and one arrival, count at the mbarrier `full`.
     __device__ __forceinline__ void load_async(const HeadRows& rows, unsigned long long* full, int row,
                                                unsigned long long l2_hint) const {
@@ -506,13 +508,13 @@ template <int TILE_ROWS, int SLABS, int EXTRA_SLABS = 0> struct SlabTile {
             rows.load_async(smem + slab * SLAB_BYTES, full, 64 * slab, row, l2_hint);
     }
 
-    // Where 16 bytes of a row are: chunk 0 to 7 of a slab.
+    // The address of 16 bytes of a row: chunk 0 to 7 of its part in a slab.
     __device__ __forceinline__ unsigned char* at(int slab, int row, int chunk) const {
         return smem + slab * SLAB_BYTES + row * ROW_BYTES + (chunk ^ row % 8) * 16;
     }
 
-    // The tile as an operand of wgmma: K-major, a product takes 16 columns; MN-major, 16 rows. Then how far it is, in the
-    // same units, from one product to the next.
+    // The tile as an operand of wgmma. K-major, each product reads 16 columns; MN-major, 16 rows. The functions below add the
+    // offset, in units of 16 bytes, of what product `step` reads.
     __device__ __forceinline__ unsigned k_major() const { return smem_operand(smem, 0); }
     __device__ __forceinline__ unsigned mn_major() const { return smem_operand(smem, SLAB_BYTES); }
     __device__ static constexpr unsigned k_major_step(int step) { return step / 4 * (SLAB_BYTES / 16) + step % 4 * 2; }
@@ -537,16 +539,16 @@ template <typename Tile> struct SingleTile {
     __device__ __forceinline__ void advance() { phase ^= 1; }
 };
 
-// A ring of STAGES tiles in shared memory, and a position in it: the stage of the tile at hand, and the parity of the phase
-// that the stages' mbarriers are in, which changes with each round.
-//     full[stage]  its phase ends when the bytes of the stage's tile are there: then it may be read
+// A ring of STAGES tiles in shared memory, and a position in it: the current stage, and the parity of the current phase of
+// its mbarriers, which flips each time the position passes the end of the ring.
+//     full[stage]  a phase of it ends when the bytes of the stage's tile have arrived: then the tile may be read
 template <typename Tile> struct Ring {
     Tile first;                // of [STAGES]
     unsigned long long* full;  // [STAGES]
     int index = 0;
     unsigned phase = 0;
 
-    // One thread: copies a tile of K or V, from `row` on, to `stage`
+    // One thread: copies a tile of K or V, of which `row` is the first row, to `stage`
     __device__ __forceinline__ void load_async(int stage, const HeadRows& rows, int row) const {
         const Tile tile = {first.smem + stage * Tile::BYTES};
         tile.load_async(rows, full + stage, row, L2_EVICT_LAST);
@@ -557,15 +559,15 @@ template <typename Tile> struct Ring {
     }
 };
 
-// A ring that a producer hands to consumers. Each role goes round with a copy of its own: tiles and mbarriers are shared, the
+// A ring between a producer and consumers. Each role has its own copy of this object: tiles and mbarriers are shared, the
 // position is not.
-//     empty[stage]  its phase ends when all who read the stage have released it: the producer may copy the next tile there
+//     empty[stage]  a phase of it ends when all readers of the stage have released it: then the next tile may be copied there
 template <typename Tile> struct Pipeline : Ring<Tile> {
     unsigned long long* empty;  // [STAGES]
 
-    // The producer, before it copies. Nobody has released a stage before the first round: its waits pass at once
+    // The producer, before it copies: waits until the stage is empty. In the first round it is, and the wait returns at once
     __device__ __forceinline__ void acquire() const { mbarrier_wait(empty + this->index, this->phase ^ 1); }
-    // Who has read the stage
+    // A reader, when it has read the stage
     __device__ __forceinline__ void release() const { mbarrier_arrive(empty + this->index); }
 };
 
@@ -590,7 +592,7 @@ __device__ __forceinline__ WorkTile work_tile_of(int number, int works, int bloc
     const int place = number - first_head * blocks, head = first_head + place % in_section;
     return {place / in_section, head % heads, head / heads};
 }
-constexpr int END = -1;  // a block: there is no more work
+constexpr int END = -1;  // as a block: there is no more work
 
 // What the producer tells of a work tile, beside the tile that it fills first.
 struct Work {
@@ -620,7 +622,7 @@ template <int COLUMNS>
 __device__ __forceinline__ void store_rows(const OTile& rows, const TensorMap* map, const float (&sum)[COLUMNS / 2], float factor,
                                            int first_row, int h_idx, int b_idx) {
     const int lane = thread_index() % 32;
-    if (lane == 0) tma_store_wait_read<0>();  // copies before have read the tile
+    if (lane == 0) tma_store_wait_read<0>();  // earlier copies have read the tile
     __syncwarp();
     const auto out = [&](int i) { return pack(sum[i] * factor, sum[i + 1] * factor); };
 #pragma unroll
@@ -660,7 +662,7 @@ using VTile = SlabTile<BLOCK_ROWS, V_SLABS>;
 using QTile = SlabTile<BLOCK_Q, QK_SLABS>;
 using DoTile = SlabTile<BLOCK_Q, V_SLABS>;
 
-// What the roles of a block share: the arguments of the call, and shared memory with the mbarriers that hand it over.
+// What the roles of a block share: the arguments of the call, and shared memory with the mbarriers that guard it.
 struct Block {
     const TensorMap *k_map, *v_map, *q_map, *do_map, *dk_map, *dv_map;
     const RowNumbers* numbers;
@@ -679,7 +681,7 @@ struct Block {
 
     __device__ __forceinline__ volatile Work& work() const { return works[k.phase]; }
 
-    // Before the roles begin: all threads
+    // All threads, before the roles begin
     __device__ __forceinline__ void set_up() const {
         if (threadIdx.x == 0) {
             mbarrier_init(k.full, 1);
@@ -740,7 +742,7 @@ struct Producer : Block {
         work().block = at.block;
         work().h_begin = at.h_idx * group_size, work().h_end = (at.h_idx + 1) * group_size;
         work().h_idx = at.h_idx, work().b_idx = at.b_idx;
-        work().next = gridDim.x + atomicInc(next_work, work_tiles() - 1);  // after all have been taken it is zero again
+        work().next = gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
     }
 
     // Looks at the next 32 tiles of the head, a lane at each
@@ -817,12 +819,12 @@ struct Fragments {
 // A consumer warpgroup: computes dK and dV of 64 keys. Its members are registers of one of its threads.
 struct Consumer : Block {
     int consumer, lane;  // this warpgroup's number; this thread's in its warp
-    int lane_key;  // of the block's keys: this lane's first; its other is 8 further
+    int lane_key;  // of the block's keys: this lane's first; its second is 8 further
     unsigned k_operand, v_operand, q_operand, q_rows_operand, do_operand, do_rows_operand;  // of stage 0
 
     Fragments& frag;
 
-    // The work tile, and the tile at hand
+    // The current work tile, and the current tile
     int visit, kv_lo;
 
     __device__ __forceinline__ Consumer(const Block& block, int number, Fragments& frag)
@@ -1007,7 +1009,7 @@ struct Consumer : Block {
             store_rows<HEAD_DIM>(rows, dk_map, frag.dK, softmax_scale, first_key, done.h_idx, done.b_idx);
             store_rows<HEAD_DIM_V>(rows, dv_map, frag.dV, 1.0f, first_key, done.h_idx, done.b_idx);
         }
-        if (lane == 0) tma_store_wait<0>();  // shared memory is the block's as long as it runs
+        if (lane == 0) tma_store_wait<0>();  // the copies read shared memory, which the block frees when it ends
     }
 };
 
@@ -1044,8 +1046,8 @@ gpt2_backward_dk_dv(
     };
     block.set_up();
 
-    // A shuffle makes the number of the warpgroup the same for all lanes of a warp, which the compiler cannot know of
-    // threadIdx.x: it then branches once for all lanes, and keeps what depends on the number in uniform registers
+    // The compiler knows that the result of a shuffle is the same for all lanes of a warp, and does not know it of
+    // threadIdx.x / 128: with it, it branches once for all lanes, and keeps values that depend on it in uniform registers
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         give_registers<40>();
@@ -1053,7 +1055,7 @@ gpt2_backward_dk_dv(
         if (threadIdx.x < 32) producer.load();
     } else {
         take_registers<232>();
-        // Objects of their own: until its loops are unrolled, an object that has arrays is not taken apart into registers
+        // Not members of Consumer: the compiler puts an object with arrays into registers only when its loops are unrolled
         of_keys::Fragments frag;
         of_keys::Consumer consumer(block, warpgroup - 1, frag);
         consumer.compute();
@@ -1075,7 +1077,7 @@ using DoTile = SlabTile<BLOCK_ROWS, V_SLABS>;
 using KTile = SlabTile<BLOCK_KV, QK_SLABS>;
 using VTile = SlabTile<BLOCK_KV, V_SLABS>;
 
-// What the roles of a block share: the arguments of the call, and shared memory with the mbarriers that hand it over.
+// What the roles of a block share: the arguments of the call, and shared memory with the mbarriers that guard it.
 struct Block {
     const TensorMap *q_map, *do_map, *k_map, *v_map, *dq_map;
     const RowNumbers* numbers;
@@ -1093,7 +1095,7 @@ struct Block {
 
     __device__ __forceinline__ volatile Work& work() const { return works[q.phase]; }
 
-    // Before the roles begin: all threads
+    // All threads, before the roles begin
     __device__ __forceinline__ void set_up() const {
         if (threadIdx.x == 0) {
             mbarrier_init(q.full, 1);
@@ -1152,7 +1154,7 @@ struct Producer : Block {
         work().block = blocks() - 1 - at.block;
         work().h_begin = at.h_idx, work().h_end = at.h_idx + 1;
         work().h_idx = at.h_idx, work().b_idx = at.b_idx;
-        work().next = gridDim.x + atomicInc(next_work, work_tiles() - 1);  // after all have been taken it is zero again
+        work().next = gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
     }
 
     // Looks at the next 32 tiles of the head, a lane at each
@@ -1225,14 +1227,14 @@ struct Fragments {
 // A consumer warpgroup: computes dQ of 64 rows. Its members are registers of one of its threads.
 struct Consumer : Block {
     int consumer, lane;  // this warpgroup's number; this thread's in its warp
-    int lane_row;        // of the block's rows: this lane's first; its other is 8 further
+    int lane_row;        // of the block's rows: this lane's first; its second is 8 further
     unsigned q_operand, do_operand, k_operand, k_rows_operand, v_operand;  // of stage 0
 
     Fragments& frag;
     float (&row_lse2)[2], (&row_delta)[2], (&row_offset)[2];  // of this lane's rows
     bool large;  // whether a row has large scores: its tiles count as partial
 
-    // The work tile, and the tile at hand
+    // The current work tile, and the current tile
     int visit, q_lo;
 
     __device__ __forceinline__ Consumer(const Block& block, int number, Fragments& frag,
@@ -1245,7 +1247,7 @@ struct Consumer : Block {
         k_operand = k.first.k_major(), k_rows_operand = k.first.mn_major(), v_operand = v.first.k_major();
     }
 
-    // S = Q K^T, issued
+    // Issues S = Q K^T
     __device__ __forceinline__ void issue_scores() {
         const unsigned long long k_tile = smem_descriptor(k_operand + k.index * (KTile::BYTES / 16));
         wgmma_fence();
@@ -1393,7 +1395,7 @@ struct Consumer : Block {
             const int warp = thread_index() / 32 - 4, first_row = q_block * BLOCK_ROWS + 16 * warp;
             store_rows<HEAD_DIM>({out.smem + warp * OTile::BYTES}, dq_map, frag.dQ, softmax_scale, first_row, h_idx, b_idx);
         }
-        if (lane == 0) tma_store_wait<0>();  // shared memory is the block's as long as it runs
+        if (lane == 0) tma_store_wait<0>();  // the copies read shared memory, which the block frees when it ends
     }
 };
 
@@ -1429,8 +1431,8 @@ gpt2_backward_dq(
     };
     block.set_up();
 
-    // A shuffle makes the number of the warpgroup the same for all lanes of a warp, which the compiler cannot know of
-    // threadIdx.x: it then branches once for all lanes, and keeps what depends on the number in uniform registers
+    // The compiler knows that the result of a shuffle is the same for all lanes of a warp, and does not know it of
+    // threadIdx.x / 128: with it, it branches once for all lanes, and keeps values that depend on it in uniform registers
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         give_registers<40>();
@@ -1438,7 +1440,7 @@ gpt2_backward_dq(
         if (threadIdx.x < 32) producer.load();
     } else {
         take_registers<232>();
-        // Objects of their own: until its loops are unrolled, an object that has arrays is not taken apart into registers
+        // Not members of Consumer: the compiler puts an object with arrays into registers only when its loops are unrolled
         of_rows::Fragments frag;
         float row_lse2[2], row_delta[2], row_offset[2];
         of_rows::Consumer consumer(block, warpgroup - 1, frag, row_lse2, row_delta, row_offset);

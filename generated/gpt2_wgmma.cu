@@ -30,7 +30,7 @@
 //     Q = in shared memory: wgmma reads it there, as it does K and V
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
 //         that neither TMA nor wgmma meets a bank conflict
-//     heads side by side = by length: as many heads of keys and values as fit 32 MiB of L2, 32 to 128
+//     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 128
 //
 // Shared memory of a block, 82060 bytes
 //          0  Q        fp16 [1][128][64], the block's query rows, in the end its output
@@ -54,7 +54,7 @@ constexpr int HEAD_DIM = 64;
 constexpr int HEAD_DIM_V = 64;
 constexpr float softmax_scale = 0.125f;
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
+constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(softmax_scale x) = 2^(EXPONENT_SCALE x)
 constexpr int BLOCK_Q = 128;  // query rows of a block
 constexpr int BLOCK_KV = 128;  // keys of a tile
 constexpr int THREADS = 256;
@@ -63,17 +63,17 @@ constexpr int K_SMEM = 16384;
 constexpr int V_SMEM = 49152;
 constexpr int BARRIERS_SMEM = 81920;
 constexpr int WORK_TILE_SMEM = 82048;
-constexpr float RESCALE_THRESHOLD = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
-constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
+constexpr float RESCALE_THRESHOLD = 8.0f;  // an exponent may exceed that of the maximum in use by this much: a factor of 2^8
+constexpr float LARGE = 65536.0f;  // above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely
 constexpr int BLOCKS = 2;  // that an SM is to hold at once: the compiler may use the registers of so many
-constexpr int ROW_THREADS = 64;  // of the block's threads, as a grid over a tile
-constexpr int COLUMN_THREADS = 4;
+constexpr int ROW_THREADS = 64;  // the block's threads as a grid over a tile: its rows
+constexpr int COLUMN_THREADS = 4;  // and its columns
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
 constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
 constexpr int DIMS = HEAD_DIM_V / COLUMN_THREADS;  // dimensions of O of a thread
-constexpr int ROW_BLOCKS = ROWS / 2;  // of 16 rows, of a warp
+constexpr int ROW_BLOCKS = ROWS / 2;  // blocks of 16 rows of a warp
 constexpr int STAGES = 2;  // tiles of K, and of V, in shared memory
-constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
+constexpr int ROW_BYTES = 128;  // a row of a slab: 64 columns of a tile
 constexpr int QK_SLABS = 1;
 constexpr int V_SLABS = 1;
 constexpr int K_STEPS = HEAD_DIM / 16;  // steps of 16 over the head size
@@ -97,7 +97,7 @@ __device__ __forceinline__ float fast_exp2(float x) {
     return y;
 }
 
-// 1 / x on the special function unit: within 1 in the last place (PTX ISA, rcp.approx); x is no denormal.
+// 1 / x on the special function unit: within 1 in the last place (PTX ISA, rcp.approx); x must not be denormal.
 __device__ __forceinline__ float fast_reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -112,9 +112,9 @@ __device__ __forceinline__ unsigned thread_index() {
 }
 
 // An mbarrier: eight bytes of shared memory that count, in phases, threads that arrive and bytes that copies bring. A phase
-// completes when `arrivals` threads have arrived and all bytes that they announced are there; then the next one begins.
+// completes when `arrivals` threads have arrived and all bytes that they announced have come; then the next one begins.
 
-// One thread does this once for each barrier, then a fence for the copy engine, then all meet at __syncthreads().
+// One thread calls this for each barrier, and then a fence for the copy engine; then all threads meet at __syncthreads().
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier_smem, unsigned arrivals) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -126,8 +126,8 @@ __device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrie
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before the first phase has ended the one
-// of parity 1 counts as ended: a producer's first wait for an empty buffer passes at once.
+// Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before phase 0 has ended, a wait for
+// parity 1 returns at once: so does a producer's first wait for an empty buffer.
 __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, unsigned parity) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     unsigned completed = 0;
@@ -142,16 +142,16 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, 
     }
 }
 
-// What the host says about a tensor in global memory: its address, sizes, strides, the box of one copy, its swizzle. A kernel
-// takes it as `const __grid_constant__ TensorMap` and passes its address on.
+// The host's description of a tensor in global memory for TMA: address, sizes, strides, the box of one copy, swizzle. A kernel
+// has it as a parameter, `const __grid_constant__ TensorMap`, and passes its address to tma_load or tma_store.
 struct alignas(64) TensorMap { unsigned char opaque[128]; };
 
-// What L2 does with the lines of a copy (createpolicy's constants).
+// L2 policies for the lines of a copy: which to evict first or last (the constants of PTX createpolicy).
 constexpr unsigned long long L2_EVICT_FIRST = 0x12F0000000000000;
 constexpr unsigned long long L2_EVICT_LAST = 0x14F0000000000000;
 
-// Copies the box at coordinates (c0, c1, c2, c3), c0 the innermost, to shared memory in the background, with zeros for what
-// lies outside the tensor; one thread issues it. Its bytes, those zeros too, count at `barrier_smem`.
+// Copies the box at coordinates (c0, c1, c2, c3), c0 the innermost, to shared memory in the background; elements outside the
+// tensor arrive as zeros. One thread issues it. All its bytes, zeros included, count at `barrier_smem`.
 __device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, unsigned long long* barrier_smem, int c0, int c1,
                                          int c2, int c3, unsigned long long l2_hint) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
@@ -163,7 +163,8 @@ __device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, un
         : "memory");
 }
 
-// TMA and wgmma do not see what threads wrote to shared memory before the writers do this, and then meet at a barrier.
+// Required between writes of threads to shared memory and reads of the same by TMA or wgmma: the writers call this, and then
+// a barrier follows.
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // x, passed through an empty asm statement: values derived from it are computed again instead of kept in registers.
@@ -175,7 +176,7 @@ __device__ __forceinline__ int opaque(int x) {
 // Products of a warpgroup run in the background, in groups. From the issue of a product until its group has been waited for,
 // its accumulators belong to it: no thread may read or write them.
 
-// Before the first product, and after any other access to the registers of one: orders them.
+// Orders other accesses to the registers of a product before it: required before the first product, and after each access.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Closes a group of products.
@@ -186,29 +187,29 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// After wgmma_wait: keeps the compiler from moving a use of the accumulators to before it, where ptxas would have to wait
-// too.
+// Called after wgmma_wait: keeps the compiler from moving a use of the accumulators before that wait, where ptxas would insert
+// another one.
 template <int N> __device__ __forceinline__ void wgmma_received(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Where an operand lies, in rows of 128 bytes with the 128-byte swizzle: the lower word of its descriptor, in units of 16
-// bytes, so that adding bytes / 16 moves it. The operand begins at a multiple of 1024 bytes. `leading_bytes`: of an MN-major
-// operand, from 64 of its rows or columns to the next 64; of a K-major one it is not used.
+// The lower word of the descriptor of an operand in shared memory, in rows of 128 bytes with the 128-byte swizzle. It counts
+// in units of 16 bytes: adding n moves the operand by 16 n bytes. The operand begins at a multiple of 1024 bytes.
+// `leading_bytes`: the distance from 64 rows or columns of an MN-major operand to the next 64; not used for a K-major one.
 __device__ __forceinline__ unsigned smem_operand(const void* operand_smem, unsigned leading_bytes) {
     const unsigned address = (unsigned)__cvta_generic_to_shared(operand_smem);
     return (leading_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
-// The descriptor that wgmma takes; the upper word has the swizzle, and the stride of 1024 bytes from eight rows to the next
+// The descriptor that wgmma reads. Its upper word has the swizzle, and the stride of 1024 bytes from eight rows to the next
 // eight.
 __device__ __forceinline__ unsigned long long smem_descriptor(unsigned operand) {
     constexpr unsigned long long SWIZZLE_128_BYTES = 1ull << 62, STRIDE = (1024ull >> 4) << 32;
     return SWIZZLE_128_BYTES | STRIDE | operand;
 }
 
-// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x128, D in fp32. Thread t of the warpgroup has in
+// D = A B, or D += A B if `accumulate`: A is 64x16, B 16x128, D in fp32. Thread t of the warpgroup has in
 //   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
 // A is K-major in shared memory.
 // B is K-major in shared memory.
@@ -236,7 +237,7 @@ __device__ __forceinline__ void wgmma_qk(float (&d)[64], unsigned long long a, u
         : "l"(a), "l"(b), "r"((int)accumulate));
 }
 
-// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
+// D = A B, or D += A B if `accumulate`: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
 //   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
 //   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
 // B is MN-major in shared memory.
@@ -266,7 +267,7 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
+// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
 
 struct KvRange {
     int begin, end;
@@ -290,7 +291,7 @@ struct HeadRows {
     const TensorMap* map;
     int h_idx, b_idx;
 
-    // One thread: copies 64 columns of the rows from `row` on to `smem` in the background, as many as the map says
+    // One thread: copies 64 columns of some rows to `smem` in the background. `row` is the first; the map has their number
     __device__ __forceinline__ void load_async(unsigned char* smem, unsigned long long* full, int column, int row,
                                                unsigned long long l2_hint) const {
         tma_load(smem, map, full, column, row, h_idx, b_idx, l2_hint);
@@ -298,14 +299,14 @@ struct HeadRows {
 };
 
 // A tile of TILE_ROWS rows in shared memory: SLABS slabs of 64 columns, one after another, and room for EXTRA_SLABS more,
-// which copies leave alone. A row of a slab is ROW_BYTES long, and its eight 16-byte chunks are permuted by exclusive or
+// which copies do not write. A row of a slab is ROW_BYTES long, and its eight 16-byte chunks are permuted by exclusive or
 // with the row's number modulo 8, as TMA writes and wgmma reads them: the swizzle of 128 bytes. A tile begins at a multiple
 // of 1024 bytes.
 template <int TILE_ROWS, int SLABS, int EXTRA_SLABS = 0> struct SlabTile {
     static constexpr int SLAB_BYTES = TILE_ROWS * ROW_BYTES, BYTES = (SLABS + EXTRA_SLABS) * SLAB_BYTES;
     unsigned char* smem;
 
-    // Copies rows from `row` on in the background; one thread calls it. Columns past the head size and rows
+    // One thread: copies TILE_ROWS rows in the background, of which `row` is the first. Columns past the head size and rows
     // past the last one arrive as zeros. The bytes, and one arrival, count at the mbarrier `full`.
     __device__ __forceinline__ void load_async(const HeadRows& rows, unsigned long long* full, int row,
                                                unsigned long long l2_hint) const {
@@ -315,13 +316,13 @@ template <int TILE_ROWS, int SLABS, int EXTRA_SLABS = 0> struct SlabTile {
             rows.load_async(smem + slab * SLAB_BYTES, full, 64 * slab, row, l2_hint);
     }
 
-    // Where 16 bytes of a row are: chunk 0 to 7 of a slab.
+    // The address of 16 bytes of a row: chunk 0 to 7 of its part in a slab.
     __device__ __forceinline__ unsigned char* at(int slab, int row, int chunk) const {
         return smem + slab * SLAB_BYTES + row * ROW_BYTES + (chunk ^ row % 8) * 16;
     }
 
-    // The tile as an operand of wgmma: K-major, a product takes 16 columns; MN-major, 16 rows. Then how far it is, in the
-    // same units, from one product to the next.
+    // The tile as an operand of wgmma. K-major, each product reads 16 columns; MN-major, 16 rows. The functions below add the
+    // offset, in units of 16 bytes, of what product `step` reads.
     __device__ __forceinline__ unsigned k_major() const { return smem_operand(smem, 0); }
     __device__ __forceinline__ unsigned mn_major() const { return smem_operand(smem, SLAB_BYTES); }
     __device__ static constexpr unsigned k_major_step(int step) { return step / 4 * (SLAB_BYTES / 16) + step % 4 * 2; }
@@ -331,16 +332,16 @@ using QTile = SlabTile<BLOCK_Q, QK_SLABS>;
 using KTile = SlabTile<BLOCK_KV, QK_SLABS>;
 using VTile = SlabTile<BLOCK_KV, V_SLABS>;
 
-// A ring of STAGES tiles in shared memory, and a position in it: the stage of the tile at hand, and the parity of the phase
-// that the stages' mbarriers are in, which changes with each round.
-//     full[stage]  its phase ends when the bytes of the stage's tile are there: then it may be read
+// A ring of STAGES tiles in shared memory, and a position in it: the current stage, and the parity of the current phase of
+// its mbarriers, which flips each time the position passes the end of the ring.
+//     full[stage]  a phase of it ends when the bytes of the stage's tile have arrived: then the tile may be read
 template <typename Tile> struct Ring {
     Tile first;                // of [STAGES]
     unsigned long long* full;  // [STAGES]
     int index = 0;
     unsigned phase = 0;
 
-    // One thread: copies a tile of K or V, from `row` on, to `stage`
+    // One thread: copies a tile of K or V, of which `row` is the first row, to `stage`
     __device__ __forceinline__ void load_async(int stage, const HeadRows& rows, int row) const {
         const Tile tile = {first.smem + stage * Tile::BYTES};
         tile.load_async(rows, full + stage, row, L2_EVICT_LAST);
@@ -472,8 +473,8 @@ struct RowSoftmax {
     }
 };
 
-// A thread's elements of S or O: [r][j] is the one in its row r and its column j. `d` has them as the tensor cores number
-// them: by pairs of columns, a pair of the upper row of 16, then one of the lower.
+// A thread's elements of S or O: [r][j] is the one in its row r and its column j. `d` has them in the order of mma's registers:
+// for each pair of columns, the pair of the upper row of 16, then that of the lower.
 template <int COLUMNS> struct Fragment {
     struct Row {
         float* d;
@@ -482,13 +483,13 @@ template <int COLUMNS> struct Fragment {
     float d[ROWS * COLUMNS];
     __device__ __forceinline__ Row operator[](int r) { return {d + r / 2 * (2 * COLUMNS) + r % 2 * 2}; }
 };
-struct alignas(16) Chunk {  // what a lane loads or stores at once
+struct alignas(16) Chunk {  // 16 bytes, which a lane loads or stores at once
     unsigned words[4];
 };
 
-// A work tile: a block of rows of one head. They are numbered by sections of heads, so that blocks that run at the same time
-// have neighbouring rows of a few heads, and read the same keys and values from L2. In a section the last rows come first:
-// under a causal mask they have the most keys.
+// A work tile: a block of rows of one head. Heads are divided into sections of heads_in_l2, and work tiles are numbered section
+// by section: blocks that run at the same time have neighbouring rows of a few heads, and read the same keys and values from
+// L2. In a section the last rows come first: under a causal mask they have the most keys.
 struct WorkTile {
     int q_block, h_idx, b_idx;
 };
@@ -497,7 +498,7 @@ __device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_he
     const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
     const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
     const int in_section = block - first_head * q_blocks;
-    const int blocks_after = in_section / heads;  // of the head, in the order of its rows
+    const int blocks_after = in_section / heads;  // blocks of the head with later rows
     const int head = first_head + in_section % heads;
     return {q_blocks - 1 - blocks_after, head % q_heads, head / q_heads};
 }

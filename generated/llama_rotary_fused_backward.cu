@@ -63,7 +63,7 @@
 //     blocks per SM = 1: the compiler may use the registers of so many; unasked, it spills some to make room for
 //         more
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
-//     heads side by side = by length: as many heads of keys and values as fit 32 MiB of L2, 32 to 64
+//     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 64
 //     rotary = by a kernel before the others: it reads and writes rows of Q and K once; those of K would be rotated
 //         again for each block of rows
 //
@@ -110,7 +110,7 @@ constexpr int ROW_VALUES_SMEM = 141312;
 constexpr int BLOCKS = 1;  // that an SM is to hold at once: the compiler may use the registers of so many
 constexpr float NOT_A_NUMBER = __builtin_bit_cast(float, 0x7fffffff);
 constexpr int PART = 32;  // columns of S and dP that are multiplied at once
-constexpr int ROW_BLOCKS = 2;  // of 16 rows, of a warp
+constexpr int ROW_BLOCKS = 2;  // blocks of 16 rows of a warp
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 128;
 constexpr int V_WIDTH = 128;
@@ -176,7 +176,7 @@ __device__ __forceinline__ int opaque(int x) {
 __device__ __forceinline__ float low_of(unsigned packed) { return __uint_as_float(packed << 16); }
 __device__ __forceinline__ float high_of(unsigned packed) { return __uint_as_float(packed & 0xffff0000u); }
 
-// Copies 16 bytes from global to shared memory in the background; zeros where `inside` is false, and nothing is read then.
+// Copies 16 bytes from global to shared memory in the background; if `inside` is false it writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async_16(void* to_smem, const void* from_gmem, bool inside) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
     const int bytes = inside ? 16 : 0;
@@ -196,7 +196,7 @@ __device__ __forceinline__ float finite_or_0(float lse) {
     return lse == -INF ? 0.0f : lse;
 }
 
-// Copies 4 bytes from global to shared memory in the background; zero where `inside` is false, and nothing is read then.
+// Copies 4 bytes from global to shared memory in the background; if `inside` is false it writes zero and reads nothing.
 __device__ __forceinline__ void cp_async_4(void* to_smem, const void* from_gmem, bool inside) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
     const int bytes = inside ? 4 : 0;
@@ -212,8 +212,8 @@ __device__ __forceinline__ unsigned not_zero(unsigned packed) {
     return (((packed & 0x7fff7fff) + 0x7fff7fff) >> 15 & 0x00010001) * 0xffff;
 }
 
-// Four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and
-// receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+// Loads four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
+// and receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_smem) {
     const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
@@ -400,7 +400,7 @@ llama_rotary_backward_turn_back(
 
 // 5. Which tiles are visited
 //
-// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
+// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
 
 struct KvRange {
     int begin, end;
@@ -482,7 +482,7 @@ struct RowValues {
 //     multiply_fragments  what is added up over tiles: dV += P^T dO, dK += dS^T Q
 //     multiply_stored     the same of P and dS from shared memory, where other warps stored them; and dQ = dS K
 
-struct alignas(16) Chunk {  // what a lane loads or stores at once
+struct alignas(16) Chunk {  // 16 bytes, which a lane loads or stores at once
     unsigned words[4];
 };
 

@@ -70,7 +70,7 @@ constexpr int q_heads = 32;
 constexpr int kv_heads = 8;
 constexpr float softmax_scale = 0.08838834764831845f;
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
+constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(softmax_scale x) = 2^(EXPONENT_SCALE x)
 constexpr int BLOCK_Q = 16;  // rows of a block, of the query heads that share keys
 constexpr int BLOCK_KV = 16;  // keys of a tile, which a warp multiplies
 constexpr int WARPS = 4;
@@ -81,15 +81,15 @@ constexpr int K_SMEM = 4352;
 constexpr int V_SMEM = 56576;
 constexpr int MAX_SMEM = 108800;
 constexpr int SUM_SMEM = 109056;
-constexpr float RESCALE_THRESHOLD = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
-constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
+constexpr float RESCALE_THRESHOLD = 8.0f;  // an exponent may exceed that of the maximum in use by this much: a factor of 2^8
+constexpr float LARGE = 65536.0f;  // above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely
 constexpr int BLOCKS = 1;  // that an SM is to hold at once: the compiler may use the registers of so many
-constexpr int ROW_THREADS = 8;  // of the block's threads, as a grid over a tile
-constexpr int COLUMN_THREADS = 4;
+constexpr int ROW_THREADS = 8;  // the block's threads as a grid over a tile: its rows
+constexpr int COLUMN_THREADS = 4;  // and its columns
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
 constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
 constexpr int DIMS = HEAD_DIM_V / COLUMN_THREADS;  // dimensions of O of a thread
-constexpr int ROW_BLOCKS = ROWS / 2;  // of 16 rows, of a warp
+constexpr int ROW_BLOCKS = ROWS / 2;  // blocks of 16 rows of a warp
 constexpr int K_STEPS = HEAD_DIM / 16;  // steps of 16 over the head size
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 16 * K_STEPS;
@@ -139,7 +139,7 @@ __device__ __forceinline__ void wait_for_kernels_before() { asm volatile("gridde
 // The next kernel may start as soon as all blocks have come here or have ended.
 __device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;"); }
 
-// Copies 16 bytes from global to shared memory in the background; zeros where `inside` is false, and nothing is read then.
+// Copies 16 bytes from global to shared memory in the background; if `inside` is false it writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async_16(void* to_smem, const void* from_gmem, bool inside) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
     const int bytes = inside ? 16 : 0;
@@ -161,8 +161,8 @@ __device__ __forceinline__ void cp_async_stream_16(void* to_smem, const void* fr
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and
-// receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+// Loads four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
+// and receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_smem) {
     const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
@@ -194,7 +194,7 @@ __device__ __forceinline__ void mma_16x8x16(float* upper, float* lower, const un
 
 // 3. This variant's score and mask
 
-// What the functions below read besides indices and sizes.
+// Params and captured tensors: what the functions below read besides indices and sizes.
 struct Captured {
     int size;
 };
@@ -206,7 +206,7 @@ __device__ __forceinline__ bool mask(const Captured& in, int q_idx, int kv_idx) 
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
+// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
 
 struct KvRange {
     int begin, end;
@@ -371,8 +371,8 @@ struct RowSoftmax {
     }
 };
 
-// A thread's elements of S or O: [r][j] is the one in its row r and its column j. `d` has them as the tensor cores number
-// them: by pairs of columns, a pair of the upper row of 16, then one of the lower.
+// A thread's elements of S or O: [r][j] is the one in its row r and its column j. `d` has them in the order of mma's registers:
+// for each pair of columns, the pair of the upper row of 16, then that of the lower.
 template <int COLUMNS> struct Fragment {
     struct Row {
         float* d;

@@ -53,7 +53,7 @@
 //     blocks per SM = 2: the compiler may use the registers of so many; unasked, it spills some to make room for
 //         more
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
-//     heads side by side = by length: as many heads of keys and values as fit 32 MiB of L2, 32 to 64
+//     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 64
 //
 // Shared memory of a block, 106016 bytes
 //          0  FIXED_QK bf16 [64][128 + 8], the block's keys, or its queries; in the end dK or dQ
@@ -95,7 +95,7 @@ constexpr int BLOCKS = 2;  // that an SM is to hold at once: the compiler may us
 constexpr float NOT_A_NUMBER = __builtin_bit_cast(float, 0x7fffffff);
 constexpr int BLOCK = 64;  // BLOCK_Q and BLOCK_KV: rows of a tile in shared memory
 constexpr int PART = 32;  // columns of S and dP that are multiplied at once
-constexpr int ROW_BLOCKS = BLOCK / (16 * 4);  // of 16 rows, of a warp
+constexpr int ROW_BLOCKS = BLOCK / (16 * 4);  // blocks of 16 rows of a warp
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 128;
 constexpr int V_WIDTH = 128;
@@ -137,7 +137,7 @@ __device__ __forceinline__ int opaque(int x) {
 __device__ __forceinline__ float low_of(unsigned packed) { return __uint_as_float(packed << 16); }
 __device__ __forceinline__ float high_of(unsigned packed) { return __uint_as_float(packed & 0xffff0000u); }
 
-// Copies 16 bytes from global to shared memory in the background; zeros where `inside` is false, and nothing is read then.
+// Copies 16 bytes from global to shared memory in the background; if `inside` is false it writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async_16(void* to_smem, const void* from_gmem, bool inside) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
     const int bytes = inside ? 16 : 0;
@@ -157,7 +157,7 @@ __device__ __forceinline__ float finite_or_0(float lse) {
     return lse == -INF ? 0.0f : lse;
 }
 
-// Copies 4 bytes from global to shared memory in the background; zero where `inside` is false, and nothing is read then.
+// Copies 4 bytes from global to shared memory in the background; if `inside` is false it writes zero and reads nothing.
 __device__ __forceinline__ void cp_async_4(void* to_smem, const void* from_gmem, bool inside) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
     const int bytes = inside ? 4 : 0;
@@ -173,8 +173,8 @@ __device__ __forceinline__ unsigned not_zero(unsigned packed) {
     return (((packed & 0x7fff7fff) + 0x7fff7fff) >> 15 & 0x00010001) * 0xffff;
 }
 
-// Four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and
-// receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+// Loads four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
+// and receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_smem) {
     const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
@@ -206,7 +206,7 @@ __device__ __forceinline__ void mma_16x8x16(float* upper, float* lower, const un
 
 // 3. This variant's score and mask
 
-// What the functions below read besides indices and sizes.
+// Params and captured tensors: what the functions below read besides indices and sizes.
 // A step is a stride in bytes; an int where its index changes from pair to pair, so that an address is one multiply-add.
 struct Captured {
     const int* document;  // int32 [batch, kv_len]
@@ -248,7 +248,7 @@ __device__ __forceinline__ bool mask(const Captured& in, int b_idx, int q_idx, i
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are allowed for no row of the block.
+// Keys outside [begin, end) are forbidden for every row of the block.
 
 struct KvRange {
     int begin, end;
@@ -378,7 +378,7 @@ struct RowValues {
 //     multiply_rows       S = Q K^T and dP = dO V^T, or their transposes
 //     multiply_fragments  what is added up over tiles: dV += P^T dO, dK += dS^T Q, dQ += dS K
 
-struct alignas(16) Chunk {  // what a lane loads or stores at once
+struct alignas(16) Chunk {  // 16 bytes, which a lane loads or stores at once
     unsigned words[4];
 };
 
@@ -776,9 +776,9 @@ packed_documents_backward_dk_dv(
 //
 // A block owns BLOCK_Q rows, each warp its share of them, and visits tiles of keys as the forward does.
 //
-// A work tile: a block of rows of one head. They are numbered by sections of heads, so that blocks that run at the same time
-// have neighbouring rows of a few heads, and read the same keys and values from L2. In a section the last rows come first:
-// under a causal mask they have the most keys.
+// A work tile: a block of rows of one head. Heads are divided into sections of heads_in_l2, and work tiles are numbered section
+// by section: blocks that run at the same time have neighbouring rows of a few heads, and read the same keys and values from
+// L2. In a section the last rows come first: under a causal mask they have the most keys.
 struct WorkTile {
     int q_block, h_idx, b_idx;
 };
@@ -787,7 +787,7 @@ __device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_he
     const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
     const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
     const int in_section = block - first_head * q_blocks;
-    const int blocks_after = in_section / heads;  // of the head, in the order of its rows
+    const int blocks_after = in_section / heads;  // blocks of the head with later rows
     const int head = first_head + in_section % heads;
     return {q_blocks - 1 - blocks_after, head % q_heads, head / q_heads};
 }

@@ -72,14 +72,15 @@ def command(
     attngen check gpt2 --source out/gpt2_fused.cu     a file of `attngen build` that you changed
 
     All schedules are checked: naive, tiled and fused, and wgmma, hopper and decode if the spec supports them. On a GPU these
-    are the schedules of its architecture. hopper runs with the tile that is planned for unknown lengths. A line "naive backward"
-    checks the gradients of q, k and v and of all captured float tensors and params; its error is that of the gradient that is
-    nearest to its limit. Schedules without such a line have no backward.
+    are the schedules of its architecture. hopper runs with the tile that is planned for unknown lengths. A line "naive
+    backward" checks the gradients of q, k and v and of all captured float tensors and params; its error is that of the
+    gradient that is nearest to its limit. Schedules without such a line have no backward.
 
     Each schedule runs on two to four small problems. Lengths, params and captured tensors are chosen so that each condition
     of the mask and each term of the score changes a result, and so that skipped, full and partial tiles, rows and keys that
-    do not fill a tile, several batches, heads and groups of heads, and q_len != kv_len occur. A part that no problem exercises is
-    printed as "not exercised": a mistake there would not be found. With --q-len or --kv-len there is one problem, of these lengths.
+    do not fill a tile, several batches, heads and groups of heads, and q_len != kv_len occur. A part that no problem exercises
+    is printed as "not exercised": a mistake there would not be found. With --q-len or --kv-len there is one problem, of these
+    lengths.
 
     The allowed error is twice that of the same computation in fp32 with its output rounded to the spec's type, as torch's math
     backend does it, plus one unit in the last place. The emulated device also reports races, missing barriers and

@@ -109,8 +109,8 @@ def shared_ranges(plan: Plan, kernel: str = "") -> tuple[SharedRange, ...]:
 def thread_grid(row_threads: int, column_threads: int, dims: str) -> list[ConstantLine]:
     """A block's threads as a grid over a tile of S, and over its rows of O, of which a block has `dims` dimensions."""
     return [
-        ConstantLine("int", "ROW_THREADS", str(row_threads), "of the block's threads, as a grid over a tile"),
-        ConstantLine("int", "COLUMN_THREADS", str(column_threads)),
+        ConstantLine("int", "ROW_THREADS", str(row_threads), "the block's threads as a grid over a tile: its rows"),
+        ConstantLine("int", "COLUMN_THREADS", str(column_threads), "and its columns"),
         ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
         ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
         ConstantLine("int", "DIMS", f"{dims} / COLUMN_THREADS", "dimensions of O of a thread"),

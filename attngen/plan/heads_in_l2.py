@@ -48,4 +48,4 @@ def heads_in_l2(facts: SpecFacts) -> tuple[HeadsInL2, str]:
     spec = facts.spec
     width = spec.head_dim + spec.head_dim_v
     rule = HeadsInL2(L2_BYTES // (spec.dtype.bytes * width), min(32, 8192 // width), max(64, 16384 // width))
-    return rule, f"as many heads of keys and values as fit {L2_BYTES >> 20} MiB of L2, {rule.least} to {rule.most}"
+    return rule, f"as many key/value heads as fit {L2_BYTES >> 20} MiB of L2, {rule.least} to {rule.most}"

@@ -117,7 +117,7 @@ def planned(
     if schedule.on_tensor_cores and not schedule.packs_heads:
         rule, because = schedule.heads_side_by_side(facts)
         more["heads_in_l2"] = rule
-        decisions = (*decisions, Decision("heads side by side", str(rule), because))
+        decisions = (*decisions, Decision("heads numbered together", str(rule), because))
     if facts.spec.rotary is not None:
         more["rotated"] = ("Q", "K")
         decisions = (*decisions, Decision("rotary", "by a kernel before the others", WHY_ROTATED))

@@ -75,7 +75,7 @@ class Fused(File):
         """The factors of exponents."""
         factor = self.variant.factor
         exponent = f"{factor} * LOG2_E" if factor else "LOG2_E"
-        what = f"exp(x) = 2^(x log2(e)); {factor} joins the factor" if factor else "exp(x) = 2^(x log2(e))"
+        what = f"exp({factor} x) = 2^(EXPONENT_SCALE x)" if factor else "exp(x) = 2^(EXPONENT_SCALE x)"
         return [
             ConstantLine("float", "LOG2_E", "1.4426950408889634f"),
             ConstantLine("float", "EXPONENT_SCALE", exponent, what),
@@ -117,7 +117,7 @@ class Fused(File):
         return Parameter("heads_in_l2", "int", "section", "", formula=self.plan.heads_in_l2)
 
 
-LARGE = "exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse"
-RESCALE_THRESHOLD = "powers of 2 by which a score may exceed the kept maximum"
+LARGE = "above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely"
+RESCALE_THRESHOLD = "an exponent may exceed that of the maximum in use by this much: a factor of 2^8"
 BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
-ROW_BLOCKS = ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "of 16 rows, of a warp")
+ROW_BLOCKS = ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "blocks of 16 rows of a warp")

@@ -49,7 +49,7 @@ class ByTma(Fused):
         spec = self.spec
         steps, what = ("HEAD_DIM / 16", "") if spec.head_dim % 16 == 0 else ("(HEAD_DIM + 15) / 16", "; zeros fill the last")
         return [
-            ConstantLine("int", "ROW_BYTES", "128", "of 64 columns: a slab of a tile"),
+            ConstantLine("int", "ROW_BYTES", "128", "a row of a slab: 64 columns of a tile"),
             ConstantLine("int", "QK_SLABS", str(slabs(spec.head_dim))),
             ConstantLine("int", "V_SLABS", str(slabs(spec.head_dim_v))),
             *more,

@@ -1,4 +1,4 @@
-// Copies 16 bytes from global to shared memory in the background; zeros where `inside` is false, and nothing is read then.
+// Copies 16 bytes from global to shared memory in the background; if `inside` is false it writes zeros and reads nothing.
 //: An ordinary load brings a number from memory to a register, and a store takes it to shared memory: two instructions, a
 //: register held for the some 500 clocks of a miss, and a thread that stops where the number is used. cp.async asks and
 //: goes on; the bytes go from L2 (.cg: not through L1, which would keep what nobody reads twice) straight to shared

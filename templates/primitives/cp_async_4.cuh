@@ -1,4 +1,4 @@
-// Copies 4 bytes from global to shared memory in the background; zero where `inside` is false, and nothing is read then.
+// Copies 4 bytes from global to shared memory in the background; if `inside` is false it writes zero and reads nothing.
 __device__ __forceinline__ void cp_async_4(void* to_smem, const void* from_gmem, bool inside) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
     const int bytes = inside ? 4 : 0;

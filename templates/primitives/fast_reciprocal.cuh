@@ -1,4 +1,4 @@
-// 1 / x on the special function unit: within 1 in the last place (PTX ISA, rcp.approx); x is no denormal.
+// 1 / x on the special function unit: within 1 in the last place (PTX ISA, rcp.approx); x must not be denormal.
 //: The division of C is this and a dozen instructions around it, which round as IEEE asks.
 __device__ __forceinline__ float fast_reciprocal(float x) {
     float y;

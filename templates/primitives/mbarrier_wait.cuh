@@ -4,8 +4,8 @@ __device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrie
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before the first phase has ended the one
-// of parity 1 counts as ended: a producer's first wait for an empty buffer passes at once.
+// Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before phase 0 has ended, a wait for
+// parity 1 returns at once: so does a producer's first wait for an empty buffer.
 //: A phase has no number, only a parity: who waits must not be two phases behind. So a buffer is filled again only when all
 //: have waited for what was in it.
 //: try_wait suspends the thread in hardware for a while; the loop is for the rare case that this was not long enough.

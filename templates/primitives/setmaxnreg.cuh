@@ -1,5 +1,5 @@
-// Moves registers between warpgroups: a producer gives what consumers take. All four warps of a warpgroup do it; taking waits
-// until enough have been given.
+// Move registers between warpgroups: a producer gives some up, consumers take them. All four warps of a warpgroup call it;
+// taking waits until enough registers are free.
 //: 65536 registers a multiprocessor are dealt out evenly at the start. The warp that copies needs some two dozen, those
 //: that multiply 160 to 240 for their sums: dealt out anew, larger tiles fit.
 template <int REGISTERS> __device__ __forceinline__ void take_registers() {

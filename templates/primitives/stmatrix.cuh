@@ -1,5 +1,5 @@
-// Four 8x8 matrices of 16-bit elements to shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and, of
-// each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+// Stores four 8x8 matrices of 16-bit elements to shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
+// and, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
 //: The way back from fragments to rows. A lane has pairs of a row: stored as they are, 4 bytes at a time; stmatrix collects the
 //: 16 bytes of a row from four lanes and stores them at once.
 __device__ __forceinline__ void stmatrix_x4(void* row_smem, unsigned a, unsigned b, unsigned c, unsigned d) {

@@ -1,13 +1,13 @@
-// What the host says about a tensor in global memory: its address, sizes, strides, the box of one copy, its swizzle. A kernel
-// takes it as `const __grid_constant__ TensorMap` and passes its address on.
+// The host's description of a tensor in global memory for TMA: address, sizes, strides, the box of one copy, swizzle. A kernel
+// has it as a parameter, `const __grid_constant__ TensorMap`, and passes its address to tma_load or tma_store.
 struct alignas(64) TensorMap { unsigned char opaque[128]; };
 
-// What L2 does with the lines of a copy (createpolicy's constants).
+// L2 policies for the lines of a copy: which to evict first or last (the constants of PTX createpolicy).
 constexpr unsigned long long L2_EVICT_FIRST = 0x12F0000000000000;
 constexpr unsigned long long L2_EVICT_LAST = 0x14F0000000000000;
 
-// Copies the box at coordinates (c0, c1, c2, c3), c0 the innermost, to shared memory in the background, with zeros for what
-// lies outside the tensor; one thread issues it. Its bytes, those zeros too, count at `barrier_smem`.
+// Copies the box at coordinates (c0, c1, c2, c3), c0 the innermost, to shared memory in the background; elements outside the
+// tensor arrive as zeros. One thread issues it. All its bytes, zeros included, count at `barrier_smem`.
 //: One instruction of one thread for a box of up to 256 rows of 128 bytes. cp.async takes one for every 16 bytes, with an
 //: address and a test for the end of the tensor each; here the copy engine has them from the map. The hint is for L2: K
 //: and V are read again by the next rows of the head, Q is not.

@@ -1,5 +1,6 @@
 // Copies a box from shared memory to the tensor at (c0, c1, c2, c3) in the background; what lies past the tensor's end is not
-// written. One thread issues it, when all writers of the box have done async_proxy_fence() and then met it at a barrier.
+// written. One thread issues it, after all threads that wrote the box have called async_proxy_fence() and then met this thread
+// at a barrier.
 //: The box must not begin before the tensor: where a load brings zeros, a store stops the GPU with an illegal instruction.
 //: Nobody waits for the bytes to arrive: the rows are read from shared memory while the next products begin.
 __device__ __forceinline__ void tma_store(const TensorMap* map, const void* from_smem, int c0, int c1, int c2, int c3) {
@@ -17,7 +18,7 @@ template <int PENDING> __device__ __forceinline__ void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// Waits until at most PENDING of this thread's latest groups are still under way; what the others wrote can be seen then.
+// Waits until at most PENDING of this thread's latest groups are still under way; the writes of older groups are visible then.
 template <int PENDING> __device__ __forceinline__ void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }

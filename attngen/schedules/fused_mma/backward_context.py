@@ -264,7 +264,7 @@ class FusedMmaBackward(Fused, CapturedSums):
             NOT_A_NUMBER,
             *([] if self.adds else [block]),
             ConstantLine("int", "PART", str(own.part), "columns of S and dP that are multiplied at once"),
-            ConstantLine("int", "ROW_BLOCKS", row_blocks, "of 16 rows, of a warp"),
+            ConstantLine("int", "ROW_BLOCKS", row_blocks, "blocks of 16 rows of a warp"),
             ConstantLine("int", "PAD", str(own.chunk)),
             ConstantLine("int", "QK_WIDTH", str(own.qk_width), zeros[own.qk_width]),
             ConstantLine("int", "V_WIDTH", str(own.v_width), zeros[own.v_width]),

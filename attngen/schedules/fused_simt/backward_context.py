@@ -144,7 +144,7 @@ class FusedSimtBackward(CapturedSums):
                 "that an SM is to hold at once: the compiler may use the registers of so many",
             ),
             *(ConstantLine("int", f"{b.name}_SMEM", str(b.offset)) for b in plan.buffers),
-            ConstantLine("int", "ROW_THREADS", str(own.row_threads), "of the block's threads, as a grid over a tile"),
+            ConstantLine("int", "ROW_THREADS", str(own.row_threads), "the block's threads as a grid over a tile: its rows"),
             ConstantLine("int", "COLUMN_THREADS", str(own.column_threads)),
             ConstantLine("int", "ROWS", "BLOCK / ROW_THREADS", "own rows of a thread"),
             ConstantLine("int", "COLUMNS", "BLOCK / COLUMN_THREADS", "rows of a thread in a tile"),

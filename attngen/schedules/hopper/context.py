@@ -114,7 +114,7 @@ class Hopper(ByTma):
     def softmax_constants(self) -> list[ConstantLine]:
         if self.own.shift is not None:
             least, most = bounded_scores.LEAST, bounded_scores.MOST
-            what = f"of exponents, in place of a maximum: weights stay between 2^{least:.0f} and 2^{most:.0f}"
+            what = f"subtracted from exponents instead of a maximum: weights stay between 2^{least:.0f} and 2^{most:.0f}"
             return [ConstantLine("float", "SHIFT", f"{self.own.shift}f", what)]
         adapts, keys = self.own.adaptive_threshold, hopper.heavy(self.own.row_sums)
         heavy = [
@@ -122,16 +122,18 @@ class Hopper(ByTma):
             ConstantLine("float", "HEAVY_OF_ROOT", f"{hopper.HEAVY_OF_ROOT}f", "of the root of kv_len, if that is more"),
             ConstantLine("int", "SAMPLE", str(min(64, self.plan.block_kv)), "keys by which a tile's weights are judged"),
         ]
-        chains = ConstantLine("int", "MAX_CHAINS", "4", "maxima of a row at once: comparisons that need not wait")
+        chains = ConstantLine(
+            "int", "MAX_CHAINS", "4", "independent maxima of a row, so that comparisons do not wait for each other"
+        )
         return [*self.slack(", at most" if adapts else ""), *(heavy if adapts else []), chains]
 
     def output_constants(self) -> list[ConstantLine]:
         if self.own.row_sums != "products":
-            return [ConstantLine("int", "OUTPUT_COLUMNS", "HEAD_DIM_V", "of O in registers")]
+            return [ConstantLine("int", "OUTPUT_COLUMNS", "HEAD_DIM_V", "columns of O in registers")]
         return [
             ConstantLine("int", "ONES", str(hopper.ONES), "columns of ones beside V, the fewest that wgmma multiplies"),
             ConstantLine("unsigned", "TWO_ONES", TWO_ONES[self.spec.dtype.name], f"1.0 twice, in {self.spec.dtype.name}"),
-            ConstantLine("int", "OUTPUT_COLUMNS", "HEAD_DIM_V + ONES", "of O in registers: the sums of P's rows are beside it"),
+            ConstantLine("int", "OUTPUT_COLUMNS", "HEAD_DIM_V + ONES", "of O in registers, and of the row sums beside it"),
         ]
 
     def staging_constants(self) -> list[ConstantLine]:
@@ -182,8 +184,8 @@ WARP_ROWS = 16  # of a warpgroup's 64
 OUTPUT_SLABS = "of a warp's rows on their way to global memory"
 OF_HEAD = ("h_idx", "b_idx")
 RELEASES = {
-    True: ("4 * CONSUMERS", "of a stage: each warp of a consumer"),
-    False: ("CONSUMERS", "of a stage: a thread of each"),
+    True: ("4 * CONSUMERS", "arrivals that empty a stage: one of each warp of a consumer"),
+    False: ("CONSUMERS", "arrivals that empty a stage: one of each consumer"),
 }
 
 

@@ -26,7 +26,10 @@ CLASSIFYING_REGISTERS = {2: (72, 216), 3: (56, 152), 4: (56, 104)}  # and classi
 KEPT_REGISTERS = 10  # of dropout: what a head's generator needs, and bytes of pairs
 DESCRIPTOR_REGISTERS = 4  # of Q in shared memory
 MOST_CONSUMERS = 4
-WHOSE = {True: "Q holds, and held before", False: "are at hand, and were before"}  # by whether Q goes to registers at once
+WHOSE = {
+    True: "Q holds, and held before that",
+    False: "are current, and were before that",
+}  # by whether Q goes to registers at once
 
 
 def slabs(head_dim: int) -> int:
@@ -59,7 +62,7 @@ def buffers(facts: SpecFacts, tile: Tile, output_slabs: int = 1, ones: bool = Fa
         slab_tiles("Q", t, rows, "the query rows" + whose),
         slab_tiles("K", t, (stages, d, kv), f"the keys of {stages} tiles"),
         slab_tiles("V", t, (stages, dv + ones, kv), f"the values of {stages} tiles" + ", and ones" * ones),
-        slab_tiles("O", t, (4 * groups, output_slabs, 16), "output rows of each warp on their way"),
+        slab_tiles("O", t, (4 * groups, output_slabs, 16), "output rows of each warp, on their way to global memory"),
         words("BARRIERS", (of_q + 4 * stages,), "see the kernel", "mbarrier"),
         words("WORK_TILES", (2, len(WORK_TILE) + rotates), "which rows and head " + WHOSE[holds]),
         *([visits] if facts.bounds.per_tile else []),  # the producer classifies tiles and publishes them

@@ -272,10 +272,12 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why:
     slack = f"a row's own, up to the weight of {keys} keys, or more where there are many"
     why_q = (
         f"its fragments take {needs.q_registers(spec)} registers a thread"
-        + "; its buffer is free for the next" * own.q_in_registers
+        + "; its buffer is free for the next work tile" * own.q_in_registers
     )
     where = "in registers" if own.q_in_registers else "in shared memory"
-    why_out = "copied out in the background" + ("" if out == slabs else "; there is no room for more")
+    why_out = "of 64 columns; TMA copies them to global memory in the background" + (
+        "" if out == slabs else "; there is no room for more"
+    )
     why_registers = f"copying needs few; about {needs.registers(facts, tile)} hold O, S and P"
     falls = own.from_first_tile and not facts.bounds.per_tile
     decisions = (
@@ -285,7 +287,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why:
         *([Decision(f"score's {expression_to_text(affine.term)}", "once for a row and tile", WHY_AFFINE)] if affine else []),
         Decision("warpgroups", f"1 + {own.consumers}", f"one copies; {own.consumers} {WHY_GROUPS}"),
         tile_decision(spec, tile, why),
-        Decision("stages", str(tile.stages), "the copies of later tiles are under way while these are used"),
+        Decision("stages", str(tile.stages), "later tiles are copied while one is used"),
         Decision("registers", f"{own.producer_registers} and {own.consumer_registers} a thread", why_registers),
         Decision("Q", where, why_q),
         *([Decision("order of tiles", "from the first to the last", WHY_FALLS)] if falls else []),
@@ -318,9 +320,9 @@ def replaces_output(facts: SpecFacts, sink_in_output: bool) -> bool:
 
 
 def pipeline_decisions(plan: HopperPlan) -> Iterator[Decision]:
-    yield Decision("beside the last P V", *WHY_BESIDE[plan.beside_last])
+    yield Decision("during the last P V", *WHY_BESIDE[plan.beside_last])
     if plan.replaces_output:
-        yield Decision("first P V", "replaces O", "the accumulators need not be set to zero")
+        yield Decision("first P V", "replaces O", "O need not be set to zero before it")
     else:
         yield Decision("first P V", "adds to O", "no register is left for a flag, or O has the sink before")
     if not plan.q_in_registers:
@@ -342,7 +344,7 @@ def staging_decisions(own: Staged) -> Iterator[Decision]:
 
 
 WHY_SUMS: dict[RowSums, tuple[str, str]] = {
-    "products": ("by P V", "columns of ones beside V: no addition for each weight, and each weight counts as rounded in P"),
+    "products": ("by P V", "columns of ones beside V: threads add no weights, and the sum is that of the rounded weights of P"),
     "weights, the heaviest rounded": (
         "by threads",
         "of the weights, the heaviest of each lane as P rounds it: this rounding then moves O less",
@@ -350,15 +352,18 @@ WHY_SUMS: dict[RowSums, tuple[str, str]] = {
     "weights": ("by threads", "of the weights before rounding"),
 }
 WHY_BESIDE: dict[BesideLast, tuple[str, str]] = {
-    "next scores": ("the next Q K^T", "the next Q is in registers by then: the tensor cores go on while O is stored"),
+    "next scores": (
+        "the next work tile's Q K^T",
+        "its Q is in registers by then, so the tensor cores work while O is stored",
+    ),
     "next work tile": ("the next coordinates", "the latency of reading them is hidden"),
     "nothing": (
         "nothing",
         "tiles after a consumer's own are skipped first: the next work tile is published when all keys of this one are copied",
     ),
 }
-WHY_GROUPS = "compute 64 rows each, the weights of one beside the products of another"
-WHY_PERSISTENT = "a persistent kernel: each block takes rows from a counter, the longest first, and copies ahead for the next"
+WHY_GROUPS = "compute 64 rows each: one computes weights while the products of another run"
+WHY_PERSISTENT = "a persistent kernel: each block takes work tiles from a counter, those with the most keys first"
 WHY_IN_ORDER = "Q and the first keys are needed first"
 WHY_AT_ONCE = "Q of the slowest of more than two consumers would hold up the values of the others"
 WHY_WARPS = "each waits for its own lanes' reads of the stage, or for a tile that it skips"

@@ -234,7 +234,9 @@ def buffers_of_both(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
         tiles_of(spec, "VISITED_QK", (stages, d, rows), f"{stages} tiles of Q, or of keys"),
         tiles_of(spec, "VISITED_V", (stages, dv, rows), f"{stages} tiles of dO, or of values"),
         *([tiles_of(spec, "DS", (stages, CONSUMERS, rows), f"dS of {stages} tiles")] if adds else []),
-        tiles_of(spec, "OUT", (4 * CONSUMERS, max(d, dv), 16), "rows of a gradient of each warp on their way", None),
+        tiles_of(
+            spec, "OUT", (4 * CONSUMERS, max(d, dv), 16), "rows of a gradient of each warp, on their way to global memory", None
+        ),
         *([numbers] if {"delta", "dk_dv"} <= {*kernels_of(facts)} else []),
         *words(stages, 4 + (5 if adds else 3) * stages, VISIT_WORDS + adds),
     )
@@ -327,7 +329,7 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
     else:
         shape = f"{own.held} held, {rows_of(facts)} visited at a time"
         yield Decision("keys and rows", shape, "S, dP and the sums of 64 keys fit the registers of a warpgroup")
-    why_stages = "the copies of later tiles are under way while these are used"
+    why_stages = "later tiles are copied while one is used"
     yield Decision("stages", str(stages), f"{STATED}; {why_stages}" if facts.spec.kernel.stages else why_stages)
     used = {"dk_dv": own.key_registers, "dq": own.row_registers}
     splits = sorted({f"{used[n][0]} and {used[n][1]}" for n in own.kernels if n in used})
