@@ -210,6 +210,27 @@ def test_tune_needs_a_gpu_and_says_so() -> None:
     assert "needs a GPU, and none was found" in result.stderr
 
 
+TUNED = [("auto", "sm_80"), ("tiled", "sm_80"), ("decode", "sm_80"), ("wgmma", "sm_90a"), ("hopper", "sm_90a")]
+
+
+@pytest.mark.parametrize(("schedule", "arch"), [*TUNED, ("auto --backward", "sm_80"), ("hopper --backward", "sm_90a")])
+def test_tune_lists_what_it_would_time(schedule: str, arch: str) -> None:
+    """Every knob that a `kernel` statement has, without a GPU; the planner's choice is the first."""
+    result = invoke("tune", "gpt2", "--list", "--kernel", *schedule.split(), "--arch", arch)
+    assert result.exit_code == 0, result.output
+    title, planned, *others = result.output.splitlines()
+    assert planned.endswith("planned")
+    assert title.endswith(f": {1 + len(others)} combination{'s' * bool(others)}")
+    assert len({planned.removesuffix("planned").strip(), *(line.strip() for line in others)}) == 1 + len(others)
+    if schedule == "hopper":
+        assert {line.rpartition(", ")[2].split()[1] for line in (planned, *others) if " Q " in line} == {"registers", "shared"}
+
+
+def test_tune_lists_text_alone_and_nothing_of_the_naive_schedule() -> None:
+    assert invoke("tune", "gpt2", "--list", "--json").exit_code == 2
+    assert "nothing is left to tune" in invoke("tune", "gpt2", "--list", "--kernel", "naive").stderr
+
+
 @pytest.mark.parametrize("schedule", HOPPER_SCHEDULES)
 def test_the_schedules_of_hopper_are_planned_for_the_architecture_that_has_them(schedule: str, tmp_path: Path) -> None:
     result = invoke("build", "gpt2", "--kernel", schedule, "-o", str(tmp_path))

@@ -42,6 +42,11 @@ class Case:
     q_heads: int
     kv_heads: int
     length: int
+    rows: int | None = None  # query rows of a sequence, if fewer than its keys
+
+    @property
+    def q_len(self) -> int:
+        return self.length if self.rows is None else self.rows
 
     @property
     def title(self) -> str:
@@ -49,7 +54,8 @@ class Case:
         s = self.spec
         sizes = f"D{s.head_dim}" + (f"/{s.head_dim_v}" if s.head_dim_v != s.head_dim else "")
         heads = "H" + self.heads.replace(" over ", "/")
-        return f"{s.dtype.name} {sizes} {'masked' if self.masked else 'full'} B{self.batch} {heads} S{self.length}"
+        lengths = f"{self.length}" if self.rows is None else f"{self.rows}/{self.length}"
+        return f"{s.dtype.name} {sizes} {'masked' if self.masked else 'full'} B{self.batch} {heads} S{lengths}"
 
     @property
     def heads(self) -> str:
@@ -200,11 +206,12 @@ def problem(case: Case, params: Mapping[str, int | float]) -> tuple[Any, Any, An
     spec = case.spec
     element = getattr(torch, spec.dtype.torch)
 
-    def randn(heads: int, size: int) -> torch.Tensor:
-        return torch.randn(case.batch, heads, case.length, size, device="cuda").to(element)
+    def randn(heads: int, length: int, size: int) -> torch.Tensor:
+        return torch.randn(case.batch, heads, length, size, device="cuda").to(element)
 
-    q, k, v = randn(case.q_heads, spec.head_dim), randn(case.kv_heads, spec.head_dim), randn(case.kv_heads, spec.head_dim_v)
-    shape = Shape(case.batch, case.q_heads, case.kv_heads, case.length, case.length)
+    q = randn(case.q_heads, case.q_len, spec.head_dim)
+    k, v = (randn(case.kv_heads, case.length, size) for size in (spec.head_dim, spec.head_dim_v))
+    shape = Shape(case.batch, case.q_heads, case.kv_heads, case.q_len, case.length)
     inputs = {n: to_torch(a, "cuda") for n, a in sample_inputs(spec, shape).items()}
     return q, k, v, inputs, {p.name: params[p.name] for p in spec.params if p.name in params}
 

@@ -27,8 +27,8 @@ from attngen.plan.arch import ARCHES
 from attngen.plan.facts import DETERMINISTIC
 from attngen.reference.compare import unit_in_last_place
 from attngen.reference.torch_oracle import torch_attention, torch_gradients
-from attngen.schedules import candidates, choose
-from attngen.schedules.choose import request_of
+from attngen.schedules import choose
+from attngen.schedules.choose import alternatives, title_of
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.gradient import gradient_argument
 
@@ -48,9 +48,7 @@ class Tried:
 
     @property
     def title(self) -> str:
-        p = self.plan
-        size = f"{p.block_q} x {p.block_kv}, {p.stages} stage{'s' * (p.stages > 1)}, {p.warps} warp{'s' * (p.warps > 1)}"
-        return f"{size}, Q {self.kernel.q}" if self.kernel.q else size
+        return title_of(self.kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ def tune(
     place = CudaDevice()
     arch = ARCHES[place.arch]
     planned = choose(spec, arch, wanted=wanted, deterministic=deterministic)
-    plans = plans_to_try(spec, planned)
+    plans = alternatives(planned)
     sources = {request: emit(spec, plan) for request, plan in plans.items()}
     _compile_all(list(sources.values()), progress)
     q, k, v, inputs, own_params = problem(case, params)
@@ -124,7 +122,7 @@ def tune(
         timed = measure({n: calls[r] for n, r in finalists.items()}, rounds)
     tried = [Tried(plans[r], r, timed[n], r == own) for n, r in finalists.items()]
     tried.sort(key=lambda t: t.timing.median)
-    sizes = {"batch": case.batch, "q_heads": case.q_heads, "q_len": case.length, "kv_len": case.length}
+    sizes = {"batch": case.batch, "q_heads": case.q_heads, "q_len": case.q_len, "kv_len": case.length}
     bucket = bucket_of(sizes)
     first, planned_time = tried[0], timed["0"].median
     if first.timing.median >= WORTH * planned_time:
@@ -132,14 +130,6 @@ def tune(
     winner = Winner(first.kernel, first.timing.median, planned_time, torch.cuda.get_device_name())
     kept = remember(spec, arch.name, bucket, winner, wanted, deterministic)
     return Outcome(tuple(tried), len(calls), bucket, winner, kept)
-
-
-def plans_to_try(spec: AttentionSpec, planned: Plan) -> dict[KernelRequest, Plan]:
-    """The plan of each tile that fits, `planned` first."""
-    wanted, deterministic = planned.wanted, planned.facts.deterministic
-    found = [request_of(planned), *candidates(spec, planned.arch, planned.keyword, wanted, deterministic)]
-    said: Any = {"direction": planned.direction, "wanted": wanted, "deterministic": deterministic}
-    return {request: choose(spec, planned.arch, request, **said) for request in dict.fromkeys(found)}
 
 
 def _truth(spec: AttentionSpec, given: Arguments, params: Mapping[str, int | float], wanted: tuple[str, ...]) -> Tensors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,12 +12,21 @@ import click
 
 from attngen.cli import options
 from attngen.cli.common import colored, whole_numbers
-from attngen.cli.specs import check_deterministic, gradients_named, known_params, load_one_spec
+from attngen.cli.specs import (
+    arches_named,
+    check_deterministic,
+    gradients_named,
+    known_params,
+    load_one_spec,
+    source_of,
+)
 
 
 @click.command("tune")
 @click.argument("spec")
+@options.kernel
 @click.option("--lengths", default="512,2048,8192", show_default=True, help="Sequence lengths, separated by commas.")
+@options.number("--q-len", 1, "Query rows of a sequence, for decoding.  [default: its length]")
 @options.tokens
 @options.number("--rounds", 2, "Number of timings of each finalist.", 21)
 @options.param
@@ -24,23 +34,36 @@ from attngen.cli.specs import check_deterministic, gradients_named, known_params
 @options.wanted
 @options.deterministic
 @options.one_name
+@click.option("--list", "only_list", is_flag=True, help="List the combinations that would be timed. Needs no GPU.")
+@options.arch
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON; docs/json.md lists the keys.")
 def command(
-    spec: str, lengths: str, tokens: int, rounds: int, given: tuple[str, ...], backward: bool, wanted: str | None,
-    deterministic: bool, name: str | None, as_json: bool,
+    spec: str, kernel: str | None, lengths: str, q_len: int | None, tokens: int, rounds: int, given: tuple[str, ...],
+    backward: bool, wanted: str | None, deterministic: bool, name: str | None, only_list: bool, arch: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Time the tile sizes, stages, warps and places of Q that fit a spec on the GPU, and remember the fastest.
 
     \b
     attngen tune specs/gpt2.attn
     attngen tune llama_gqa --lengths 4096 --tokens 4096
+    attngen tune llama_gqa --kernel decode --q-len 1       tokens that are generated one by one
     attngen tune alibi --backward --wanted q,k,v,slopes
     attngen tune gpt2 --backward --deterministic
+    attngen tune gpt2 --list --arch sm_90a                 what would be timed
 
-    All combinations that fit registers and shared memory are compiled and timed; the best are timed again,
-    for longer. The winner is kept on disk for this spec, this architecture and these sizes, rounded up to powers of 2
-    (of the keys, and of the rows of all heads and batches). `attngen.compile` then uses it for calls of such sizes. A spec that
-    states `tile`, `stages`, `warps` or `q` itself cannot be tuned. `attngen cache list --kind tuned` lists the winners.
+    What a `kernel` statement may state is what is varied; each schedule has some of it:
+
+    \b
+    tile      query rows x keys of a tile; of a backward, rows and keys of a block and of what it visits
+    stages    tiles that shared memory has room for: the next are copied while one is multiplied
+    warps     of a block: 32 or 16 rows each; on Hopper, a producer's four and those of two to four consumers
+    q         whether the fragments of Q stay in registers, or are read from shared memory for each tile
+
+    All combinations that fit shared memory and spill no register (by a table that ptxas made) are compiled and timed; the best
+    are timed again, for longer. The winner is kept on disk for this spec, this architecture, this schedule and these sizes,
+    rounded up to powers of 2 (of the keys, and of the rows of all heads and batches). `attngen.compile` then uses it for calls
+    of such sizes. A spec that states `tile`, `stages`, `warps` or `q` itself cannot be tuned. `attngen cache list --kind tuned`
+    lists the winners.
 
     With --backward the same is done for the gradients, all kernels of the backward together; the forward is not timed. The
     winner is kept for these gradients alone: the forward, backwards that compute others, and deterministic backwards are tuned
@@ -52,22 +75,29 @@ def command(
     from attngen.device.tuning_cache import is_open
 
     one = load_one_spec(spec, name)
-    if not has_gpu():
-        raise DeviceError("tuning needs a GPU, and none was found; `attngen explain` shows the tile that the planner chooses")
-    try:
-        from attngen.bench import sweep, tune
-    except ImportError as error:
-        raise click.UsageError("tuning needs torch: pip install torch") from error
+    if kernel is not None:
+        one = replace(one, spec=replace(one.spec, kernel=one.spec.kernel.overridden(kernel)))
     gradients = gradients_named(backward, wanted, one.spec)
     check_deterministic(deterministic, gradients)
     if not is_open(one.spec, gradients):
         what = "its own kernel" if gradients else "its own kernel, tile, stages, warps or place of Q"
         raise click.UsageError(f"{one.spec.name} states {what}: nothing is left to tune")
+    if only_list and as_json:
+        raise click.UsageError("--list prints text: leave out --json")
+    if only_list:
+        _list_candidates(one, arch, kernel, gradients, deterministic)
+        return
+    if not has_gpu():
+        raise DeviceError("tuning needs a GPU, and none was found; `attngen tune --list` shows what would be timed")
+    try:
+        from attngen.bench import sweep, tune
+    except ImportError as error:
+        raise click.UsageError("tuning needs torch: pip install torch") from error
     if gradients and not as_json:
         click.echo(f"the backward of {one.spec.name}: gradients of {', '.join(gradients)}")
     todo = list(sweep.cases(one.spec, whole_numbers(lengths), [], [], False, tokens))
     outcomes = []
-    for number, case in enumerate(todo, 1):
+    for number, case in enumerate((replace(c, rows=q_len) for c in todo), 1):
         place = f"[{number}/{len(todo)}]"
         if not as_json:
             click.echo(click.style(f"{case.title}", bold=True), color=colored(sys.stdout))
@@ -78,6 +108,17 @@ def command(
     if as_json:
         of_all = {"attention": one.spec.name, "gradients": list(gradients), "deterministic": deterministic}
         click.echo(json.dumps({**of_all, "cases": outcomes}, indent=2))
+
+
+def _list_candidates(one: Any, arch: str | None, kernel: str | None, wanted: tuple[str, ...], deterministic: bool) -> None:
+    from attngen.schedules.choose import alternatives, title_of
+
+    (target, *_) = arches_named(arch, kernel, [one])
+    planned, _ = source_of(one, target, kernel, wanted=wanted, deterministic=deterministic)
+    found = alternatives(planned)
+    click.echo(f"{planned.title} on {target.name}: {len(found)} combination{'s' * (len(found) != 1)}")
+    for number, request in enumerate(found):
+        click.echo(f"  {title_of(request):<42} {'' if number else 'planned'}".rstrip())
 
 
 def _show_outcome(found: Any) -> None:

@@ -29,7 +29,11 @@ class CompilationError(DeviceError):
 
     def __init__(self, message: str, log: str) -> None:
         super().__init__(f"{message}:\n{log.strip()[:MAX_LOG]}")
-        self.log = log
+        self.message, self.log = message, log
+
+    def __reduce__(self) -> tuple[type[CompilationError], tuple[str, str]]:
+        """Another process gets the same error."""
+        return type(self), (self.message, self.log)
 
 
 @dataclass(frozen=True, slots=True)

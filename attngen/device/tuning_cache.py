@@ -44,10 +44,10 @@ def bucket_of(sizes: Mapping[str, int]) -> Bucket:
 
 
 def is_open(spec: AttentionSpec, wanted: tuple[str, ...] = ()) -> bool:
-    """Whether the spec leaves the tile of a fused schedule to be found: of its forward, or of a backward with the gradients
-    `wanted`, which takes no tile from the spec."""
+    """Whether the spec leaves the tile of its schedule to be found: of its forward, or of a backward with the gradients
+    `wanted`, which takes no tile from the spec. The naive schedule has none."""
     stated = spec.kernel.bare() if wanted else spec.kernel
-    return stated.is_planned and stated.schedule not in ("naive", "tiled")
+    return stated.is_planned and stated.schedule != "naive"
 
 
 def remember(
@@ -65,7 +65,7 @@ def remember(
 
 def found_for(spec: AttentionSpec, plan: Plan) -> dict[Bucket, Winner]:
     """What was found for `spec` as `plan` computes it; nothing if there is nothing to tune."""
-    is_tuned = plan.schedule.is_fused and is_open(spec, plan.wanted)
+    is_tuned = plan.schedule.is_tiled and is_open(spec, plan.wanted)
     return remembered(spec, plan.arch.name, plan.keyword, plan.wanted, plan.facts.deterministic) if is_tuned else {}
 
 

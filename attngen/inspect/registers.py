@@ -1,33 +1,44 @@
 """The table of kernels that have registers enough (`attngen.plan.register_table`), made by ptxas without a GPU.
 
-    python -m attngen.inspect.registers [--write] [--only "fused_mma pairs"] [--arch sm_80] [--jobs 16]
+    python -m attngen.inspect.registers [--write] [--missing] [--only hopper,decode] [--rows "pairs 16-bit"] [--jobs 16]
 
-For each family and number of keys, the widest head size of which no spec of the family spills a register, on each architecture.
-The table that is there says where to begin: two compilations of a spec confirm a number. Without --write, nothing is written,
-and exit code 1 says that some rows differ.
+For each family and number of keys, the widest head size of which no spec of the family spills a register, on each architecture,
+by the NVRTC that is installed. The table that is there says where to begin: two compilations of a spec confirm a number.
+
+With --write the files are written while it runs: stopped before the end, it goes on with --missing, which compiles only what
+the files lack. Without --write, nothing is written, and exit code 1 says that some rows differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from itertools import accumulate
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from typing import NamedTuple
 
 from attngen.device.cuda.compiler import compile_text, nvrtc_version
+from attngen.device.protocol import CompilationError
 from attngen.emit.emitter import emit
 from attngen.language import load_text
 from attngen.plan.arch import ARCHES
-from attngen.plan.facts import facts_of
 from attngen.plan.plan import Plan, Schedule
-from attngen.plan.register_table import TABLE, Family, Measured, Widest, table, to_text
+from attngen.plan.register_table import Family, Measured, Widest, file_of, measured_by, table, to_text
 from attngen.schedules.choose import BACKWARD_SCHEDULES, SCHEDULES
 
 SPACES: dict[str, tuple[Schedule, Measured]] = {
     s.name: (s, s.measured) for s in (*SCHEDULES, *BACKWARD_SCHEDULES) if s.measured
 }
+SAVED_EVERY = 5.0  # seconds
+TOO_FEW = "Insufficient registers"  # what ptxas says if an instruction takes more than a thread has
+
+
+class Cell(NamedTuple):
+    """A number of the table."""
+
+    family: Family
+    keys: int
 
 
 def plans_of(family: Family, keys: int, head_dim: int, arch: str) -> Iterator[Plan]:
@@ -35,15 +46,19 @@ def plans_of(family: Family, keys: int, head_dim: int, arch: str) -> Iterator[Pl
     schedule, measured = SPACES[family.schedule]
     for statements in measured.specs(family):
         (spec,) = load_text(f"attention measured {{ head_dim {head_dim} {statements} }}")
-        plan = measured.plan(schedule, family, facts_of(spec), ARCHES[arch], keys)
-        if plan is not None:
-            yield plan
+        plans = (measured.plan(schedule, family, facts, ARCHES[arch], keys) for facts in measured.facts(family, spec))
+        yield from (plan for plan in plans if plan is not None)
 
 
 def spills(plan: Plan) -> bool:
     """Whether something is in local memory (registers that are spilled, or arrays that find none), or products wait for each
     other for want of registers."""
-    made = compile_text(emit(plan.facts.spec, plan))
+    try:
+        made = compile_text(emit(plan.facts.spec, plan))
+    except CompilationError as error:
+        if TOO_FEW in error.log:
+            return True
+        raise
     return made.is_serialized or any(r.spill_store_bytes or r.stack_bytes for r in made.resources())
 
 
@@ -55,7 +70,7 @@ def fits(family: Family, keys: int, arch: str, head_dim: int) -> bool:
 
 def widest(family: Family, keys: int, arch: str, guess: int, most: int) -> int:
     """The widest of the schedule's head sizes up to `most` that fits; 0: none."""
-    sizes = [0, *(size for size in SPACES[family.schedule][1].head_sizes if size <= most)]
+    sizes = [0, *(size for size in SPACES[family.schedule][1].head_sizes(family) if size <= most)]
     fitting, last, guessed = 0, len(sizes) - 1, sizes.index(guess) if guess in sizes[1:] else len(sizes)
     while fitting < last:
         place = next((n for n in (guessed, guessed + 1) if fitting < n <= last), (fitting + last + 1) // 2)
@@ -66,41 +81,79 @@ def widest(family: Family, keys: int, arch: str, guess: int, most: int) -> int:
     return sizes[fitting]
 
 
-def row(family: Family, arches: tuple[str, ...], known: Widest) -> Widest:
-    """The numbers of `family`: the least of all architectures; with more keys no more than with fewer: ptxas may have luck."""
-    _, measured = SPACES[family.schedule]
-    found: Widest = {}
-    most = 0
-    for keys in sorted(measured.keys(family), reverse=True):
-        guess, limit = max(known.get(keys, 0), most), measured.head_sizes[-1]
-        for arch in arches or measured.arches if most < limit else ():
-            guess = limit = widest(family, keys, arch, guess, limit)
-        found[keys] = most = limit
-    return dict(zip(sorted(found), accumulate((found[keys] for keys in sorted(found)), min), strict=True))
+def measure(cell: Cell, guess: int, arches: tuple[str, ...]) -> int | str:
+    """The number of a cell, the least of all architectures; or what went wrong, in words."""
+    measured = SPACES[cell.family.schedule][1]
+    limit = measured.head_sizes(cell.family)[-1]
+    try:
+        for arch in arches or measured.arches:
+            if limit:
+                guess = limit = widest(*cell, arch, guess, limit)
+    except Exception as error:  # one cell's failure leaves the others
+        return f"{type(error).__name__}: {error}"
+    return limit
+
+
+def cells_of(names: list[str], rows: str) -> list[Cell]:
+    """The cells of these schedules, or of all, whose rows begin with `rows`."""
+    families = [f for name in names or SPACES for f in SPACES[name][1].families]
+    families = [f for f in families if str(f).partition(" ")[2].startswith(rows)]
+    return [Cell(f, keys) for f in families for keys in SPACES[f.schedule][1].keys(f)]
+
+
+def save(found: Mapping[Family, Widest], compiler: str, schedules: set[str]) -> None:
+    """Write the files of `schedules`: rows and cells that are still of the space."""
+    for name in schedules:
+        measured, rows = SPACES[name][1], {}
+        for family in measured.families:
+            known = found.get(family, {})
+            sizes = {keys: known[keys] for keys in sorted(measured.keys(family)) if keys in known}
+            if sizes:
+                rows[family] = sizes
+        path = file_of(name, compiler)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_text(rows))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--only", default="", help="the rows that begin so")
+    parser.add_argument("--missing", action="store_true", help="only the cells that the files of this compiler lack")
+    parser.add_argument("--only", default="", help="these schedules, separated by commas, instead of all")
+    parser.add_argument("--rows", default="", help="the rows that begin so")
     parser.add_argument("--arch", action="append", default=[], help="instead of all that the schedule is for")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    known, every = table(), [f for _, measured in SPACES.values() for f in measured.families]
-    rows = {f: known[f] for f in every if f in known}
-    families = [f for f in every if str(f).startswith(options.only)]
-    measure = partial(row, arches=tuple(options.arch))
-    differ = 0
+    names = [name for name in options.only.split(",") if name]
+    if unknown := [name for name in names if name not in SPACES]:
+        parser.error(f"no table of {', '.join(unknown)}; there are {', '.join(SPACES)}")
+    compiler = f"NVRTC-{nvrtc_version()}"
+    found = {family: sizes for name in SPACES for family, sizes in measured_by(name, compiler).items()}
+    todo = [cell for cell in cells_of(names, options.rows) if not (options.missing and cell.keys in found.get(cell.family, {}))]
+    begun = saved = time.monotonic()
+    differ, failed, schedules = 0, 0, {cell.family.schedule for cell in todo}
+    print(f"{len(todo)} cells of {', '.join(sorted(schedules))} by {compiler}", flush=True)
     with ProcessPoolExecutor(options.jobs) as pool:
-        jobs = {f: pool.submit(measure, f, known=known.get(f, {})) for f in families}
-        for family, job in jobs.items():
-            rows[family] = found = job.result()
-            if found != known.get(family):
+        jobs: dict[Future[int | str], Cell] = {}
+        for cell in todo:
+            guess = found.get(cell.family, table(cell.family.schedule).get(cell.family, {})).get(cell.keys, 0)
+            jobs[pool.submit(measure, cell, guess, tuple(options.arch))] = cell
+        for done, job in enumerate(as_completed(jobs), 1):
+            cell, size = jobs[job], job.result()
+            if isinstance(size, str):
+                failed += 1
+                print(f"{cell.family} {cell.keys} keys failed: {size}", flush=True)
+            elif size != found.get(cell.family, {}).get(cell.keys):
                 differ += 1
-                print(family, found, flush=True)
-            if options.write:
-                TABLE.write_text(to_text({f: rows[f] for f in every if f in rows}, f"NVRTC {nvrtc_version()}"))
-    return int(bool(differ) and not options.write)
+                if not options.write:
+                    print(f"{cell.family}, {cell.keys} keys: {size}", flush=True)
+                found.setdefault(cell.family, {})[cell.keys] = size
+            if done == len(todo) or time.monotonic() - saved > SAVED_EVERY:
+                saved = time.monotonic()
+                print(f"{done} of {len(todo)} cells, {saved - begun:.0f} s", flush=True)
+                if options.write:
+                    save(found, compiler, schedules)
+    return int(bool(failed) or bool(differ and not options.write))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,29 @@
-"""Which kernels have registers enough: a table that ptxas made, `registers.txt`.
+"""Which kernels have registers enough: a table that ptxas made, a file per compiler and schedule in `registers/`.
 
 A family of kernels differs in head size and in the keys of a tile alone. For each number of keys the table has the widest head
-size of which nothing is spilled, with a spec for each thing that a variant may compute, on every architecture.
-`python -m attngen.inspect.registers --write` makes it, without a GPU.
+size of which nothing is spilled, with a spec for each thing that a variant may compute, on every architecture. A kernel has
+registers enough if each compiler of the table finds so. A schedule's files are read when it is first planned.
+`python -m attngen.inspect.registers --write` makes the files of the NVRTC that is installed, without a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attngen.plan.arch import Arch
-from attngen.plan.facts import SpecFacts
+from attngen.plan.facts import SpecFacts, facts_of
 from attngen.plan.variants import SPECS, Variant
+from attngen.spec.attention import AttentionSpec
 
 if TYPE_CHECKING:
     from attngen.plan.plan import Plan, Schedule
 
-TABLE = Path(__file__).with_name("registers.txt")
+FOLDER = Path(__file__).with_name("registers")  # of a folder per compiler
 HEAD_SIZES = (
     32,
     64,
@@ -36,22 +39,23 @@ HEAD_SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A row of the table."""
+    """A row of a schedule's table."""
 
     schedule: str
     variant: str  # what the mask and the score read and compute (`attngen.plan.variants`), or the schedule's name for several
     operands: str  # of the products
-    rows: int  # of a warp
+    rows: int  # of a warp, or of a warpgroup
     warps: int  # of a block: so many, or more up to the next row's
     stages: int
-    q: str  # where its fragments are: in "registers" or in "shared" memory
+    form: str  # a choice beside the tile: where Q's fragments are, "registers" or "shared" memory; of a backward, its kernels
 
     def __str__(self) -> str:
-        return " ".join(str(value) for value in astuple(self))
+        return " ".join(str(getattr(self, f.name)) for f in fields(self))
 
 
 Widest = dict[int, int]  # head sizes by the keys of a tile; of fewer keys than those it has, as of the next more
 NOT_COMPILED = "-"
+COLUMNS = tuple(f.name for f in fields(Family) if f.name != "schedule")
 
 
 PORTABLE = ("sm_80", "sm_90a", "sm_100a", "sm_120a")  # sm_86 and sm_89 have the code of sm_80
@@ -67,18 +71,47 @@ class Measured:
     # of a tile with so many keys; None if it is not of the family
     plan: Callable[[Schedule, Family, SpecFacts, Arch, int], Plan | None]
     arches: tuple[str, ...]
-    head_sizes: tuple[int, ...] = HEAD_SIZES
+    head_sizes: Callable[[Family], tuple[int, ...]] = lambda family: HEAD_SIZES
+    # of a spec: those of a backward have wanted gradients; several, if storages differ in what a thread holds
+    facts: Callable[[Family, AttentionSpec], tuple[SpecFacts, ...]] = lambda family, spec: (facts_of(spec),)
 
 
-@lru_cache(maxsize=1)
-def table() -> dict[Family, Widest]:
-    """The table as it is committed."""
-    return parse(TABLE.read_text())
+def compilers() -> tuple[str, ...]:
+    """The compilers that made the table, as in "NVRTC-13.5"."""
+    return tuple(sorted(path.name for path in FOLDER.iterdir() if path.is_dir()))
+
+
+def file_of(schedule: str, compiler: str) -> Path:
+    return FOLDER / compiler / f"{schedule}.txt"
+
+
+def measured_by(schedule: str, compiler: str) -> dict[Family, Widest]:
+    """What a compiler found, as it is committed."""
+    path = file_of(schedule, compiler)
+    return parse(schedule, path.read_text()) if path.exists() else {}
+
+
+@lru_cache
+def table(schedule: str) -> dict[Family, Widest]:
+    """The table that planning reads: the least of all compilers, and with more keys no more than with fewer."""
+    found: dict[Family, Widest] = {}
+    for compiler in compilers():
+        for family, sizes in measured_by(schedule, compiler).items():
+            known = found.setdefault(family, {})
+            known.update({keys: min(size, known.get(keys, size)) for keys, size in sizes.items()})
+    return {family: _falling(sizes) for family, sizes in found.items()}
+
+
+def _falling(sizes: Widest) -> Widest:
+    """Where ptxas found room for more keys than for fewer, it had luck."""
+    keys = sorted(sizes)
+    return dict(zip(keys, accumulate((sizes[k] for k in keys), min), strict=True))
 
 
 def widest(family: Family, keys: int) -> int:
     """The widest head size of which `family` spills nothing in tiles of `keys` keys; 0: of all sizes it does, or may."""
-    return next((size for most, size in table().get(family, {}).items() if keys <= most), 0)
+    sizes = table(family.schedule).get(family, {})
+    return next((size for most, size in sizes.items() if keys <= most), 0)
 
 
 def row_of(rows: Mapping[str, tuple[Variant, ...]], kind: Variant) -> str:
@@ -91,26 +124,24 @@ def specs_of_row(rows: Mapping[str, tuple[Variant, ...]], family: Family, dtype:
     return tuple(f"{dtype} {others} {kernel}" for kind in rows[family.variant] for others in SPECS[kind])
 
 
-def parse(text: str) -> dict[Family, Widest]:
+def parse(schedule: str, text: str) -> dict[Family, Widest]:
+    """The rows of a schedule's file."""
     _, names, *rows = (line.split() for line in text.splitlines())
     keys = [int(name) for name in names if name.isdecimal()]
     found: dict[Family, Widest] = {}
-    for schedule, variant, operands, warp_rows, warps, stages, q, *sizes in rows:
-        family = Family(schedule, variant, operands, int(warp_rows), int(warps), int(stages), q)
+    for variant, operands, warp_rows, warps, stages, form, *sizes in rows:
+        family = Family(schedule, variant, operands, int(warp_rows), int(warps), int(stages), form)
         found[family] = {k: int(n) for k, n in zip(keys, sizes, strict=True) if n != NOT_COMPILED}
     return found
 
 
-def to_text(rows: Mapping[Family, Widest], made_by: str) -> str:
-    """The table's file; `made_by` is the compiler."""
+def to_text(rows: Mapping[Family, Widest]) -> str:
+    """The file of a schedule's rows."""
     keys = sorted({k for found in rows.values() for k in found})
-    cells = [["#", *(f.name for f in fields(Family)), *map(str, keys)]]
-    cells += [["", *str(family).split(), *(str(found.get(k, NOT_COMPILED)) for k in keys)] for family, found in rows.items()]
+    cells = [["#", *COLUMNS, *map(str, keys)]]
+    for family, found in rows.items():
+        own = (str(getattr(family, name)) for name in COLUMNS)
+        cells.append(["", *own, *(str(found.get(k, NOT_COMPILED)) for k in keys)])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
-    return "\n".join([f"# Widest head size without spills, by keys of a tile. {made_by}", *lines]) + "\n"
-
-
-def made_by() -> str:
-    """The compiler that the committed table is of."""
-    return TABLE.read_text().splitlines()[0].partition(". ")[2]
+    return "\n".join(["# Widest head size without spills, by keys of a tile", *lines]) + "\n"

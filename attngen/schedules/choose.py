@@ -87,6 +87,22 @@ def request_of(plan: Plan) -> KernelRequest:
     return _stated(plan.facts.spec, plan.keyword, plan.tile, q)
 
 
+def alternatives(planned: Plan) -> dict[KernelRequest, Plan]:
+    """The plan of each point of the space of choices of `planned`'s schedule that fits: of its spec, direction and gradients,
+    `planned` first."""
+    facts, arch = planned.facts, planned.arch
+    said = {"direction": planned.direction, "wanted": planned.wanted, "deterministic": facts.deterministic}
+    found = [request_of(planned), *candidates(facts.spec, arch, planned.keyword, planned.wanted, facts.deterministic)]
+    return {r: choose(facts.spec, arch, r, **said) for r in dict.fromkeys(found)}  # type: ignore[arg-type]
+
+
+def title_of(kernel: KernelRequest) -> str:
+    """What tuning varies of a `kernel` statement, in words."""
+    plural = {name: "s" * (count != 1) for name, count in (("stage", kernel.stages), ("warp", kernel.warps))}
+    size = f"{kernel.block_q} x {kernel.block_kv}, {kernel.stages} stage{plural['stage']}, {kernel.warps} warp{plural['warp']}"
+    return f"{size}, Q {kernel.q}" if kernel.q else size
+
+
 def _stated(spec: AttentionSpec, keyword: ScheduleName, tile: Tile, q: QPlace | None) -> KernelRequest:
     bare = spec.kernel.bare(keyword)
     return replace(bare, block_q=tile.block_q, block_kv=tile.block_kv, stages=tile.stages, warps=tile.warps, q=q)

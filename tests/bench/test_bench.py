@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -287,7 +288,7 @@ def test_tuning_keeps_the_fastest(gradients: str, tmp_path: Path, monkeypatch: p
     wanted = tuple(gradients.split(",")) if gradients else ()
     monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tune, "CudaDevice", lambda: EmulatedDevice(arch="sm_75"))
-    monkeypatch.setattr(tune, "candidates", lambda *asked: candidates(*asked)[:2])
+    monkeypatch.setattr(sys.modules["attngen.schedules.choose"], "candidates", lambda *asked: candidates(*asked)[:2])
     monkeypatch.setattr(tune, "_compile_all", lambda programs, progress: None)
     monkeypatch.setattr(tune, "measure", timings)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")
@@ -303,6 +304,15 @@ def test_tuning_keeps_the_fastest(gradients: str, tmp_path: Path, monkeypatch: p
     assert outcome.tried[0].kernel == outcome.winner.kernel != next(t.kernel for t in outcome.tried if t.planned)
     assert remembered(case.spec, "sm_75", "fused", wanted, bool(wanted)) == {outcome.bucket: outcome.winner}
     assert not remembered(case.spec, "sm_75", "fused", () if wanted else ("q", "slopes"))
+
+
+def test_a_case_of_few_rows_says_so() -> None:
+    pytest.importorskip("torch")
+    from attngen.bench import sweep
+
+    (case,) = sweep.cases(shipped("llama_gqa"), [64], [], [], False, 64)
+    assert (case.q_len, replace(case, rows=1).q_len) == (64, 1)
+    assert replace(case, rows=1).title == case.title.replace("S64", "S1/64")
 
 
 def test_gradients_by_autograd_are_those_of_the_derivation() -> None:

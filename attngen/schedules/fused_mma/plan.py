@@ -192,7 +192,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, hold
 def of_family(schedule: Schedule, family: Family, facts: SpecFacts, arch: Arch, keys: int) -> Plan | None:
     tile = Tile(family.rows * family.warps, keys, family.stages, family.warps)
     is_of_it = variant(facts, tile) == family.variant
-    return with_tile(schedule, facts, arch, tile, family.q == "registers") if is_of_it else None
+    return with_tile(schedule, facts, arch, tile, family.form == "registers") if is_of_it else None
 
 
 def _why_q(spec: AttentionSpec, tile: Tile, holds: bool) -> str:

@@ -37,10 +37,10 @@ FEW_WARPS, WARPS, MOST_WARPS = 2, 4, 8  # of a block: few copy more of a tile ea
 def _is_measured(family: Family) -> bool:
     """Whether the table has the row: four warps have one where it tells more than that of two."""
     if family.operands != "16-bit":
-        return (family.warps, family.stages, family.q) == (WARPS, 1, "shared") and "staged" not in family.variant
+        return (family.warps, family.stages, family.form) == (WARPS, 1, "shared") and "staged" not in family.variant
     if "staged" in family.variant:
         return (family.warps, family.stages) == (WARPS, 1)
-    return family.warps == FEW_WARPS or (family.rows, family.q) == (32, "shared")
+    return family.warps == FEW_WARPS or (family.rows, family.form) == (32, "shared")
 
 
 FAMILIES = tuple(

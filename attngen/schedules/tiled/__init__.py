@@ -11,6 +11,7 @@ TILED = Schedule(
     keyword="tiled",
     summary="The naive kernels with tiles in shared memory and in registers; tiles that the mask leaves empty are skipped.",
     propose=plan.propose,
+    tiles=plan.tiles,
     why_not=lambda facts, arch: "",
     is_fused=False,
     layouts=shown.layouts,

@@ -9,12 +9,11 @@ from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.tile import Tile
-from attngen.plan.tile_search import Cost, pick_tile, planned, tile_decision
+from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
 from attngen.spec.attention import AttentionSpec
 
 BLOCK_DV = 64  # dimensions of O that a block computes
 ROWS_PER_PAD = 4  # rows of a transposed tile between two paddings: the terms that a thread fetches at once
-OTHER_REGISTERS = 30  # for addresses, sizes and loop counters
 
 PREFERRED = (Tile(64, 64, 1, 4),)
 WHY_TILE = "a multiprocessor has registers for several blocks: some multiply while others load or store"
@@ -62,13 +61,14 @@ def fetched_ahead(spec: AttentionSpec, tile: Tile) -> int:
 
 
 def cost(facts: SpecFacts, tile: Tile) -> Cost:
-    """The cost of a tile: that of the larger product. A thread has two accumulators per sum: one is for the current slice."""
+    """The cost of a tile: that of the larger product. All tiles have registers enough, whatever the head size."""
     spec = facts.spec
-    rows, columns, dims = outputs(tile)
-    columns, width = max(columns, dims), max(tile.block_kv, BLOCK_DV)
     padding = 2 * slice_of(spec) // ROWS_PER_PAD * pad_of(spec)
-    shared = 4 * (slice_of(spec) * (tile.block_q + width) + padding)
-    return Cost(shared, registers=2 * rows * columns + 2 * (rows + columns) + fetched_ahead(spec, tile) + OTHER_REGISTERS)
+    return Cost(4 * (slice_of(spec) * (tile.block_q + max(tile.block_kv, BLOCK_DV)) + padding))
+
+
+def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
+    return fitting(arch, POSSIBLE, lambda t: cost(facts, t))
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
