@@ -78,7 +78,7 @@ def turned(rows: torch.Tensor) -> torch.Tensor:
     return torch.cat([pairs.real, pairs.imag, rows[..., 16:].double()], -1).to(rows.dtype)
 
 
-def check(name: str, step: Step, mode: str, layout: str = "bhsd") -> None:
+def check(name: str, step: Step, mode: str, layout: str = "bhsd", device: str = "cpu") -> None:
     """Fails if a step's rows are not the last rows of the whole sequence's attention, or the caches not what they should be."""
     keywords, named = ATTENTIONS[name]
     layer = Attention(mode=mode, layout=layout, enable_gqa=True, **keywords)
@@ -101,16 +101,19 @@ def check(name: str, step: Step, mode: str, layout: str = "bhsd") -> None:
     given |= {"pages": {"block_table": TABLE}, "numbered": {"cache_batch_idx": NUMBERS}}.get(step.lies, {})
     given |= dict(zip("kv", map(swapped, new[1:]), strict=True)) if step.appends else {}
     given |= {"cache_leftpad": torch.full((2,), step.leftpad).int()} if step.leftpad else {}
-    found = layer.decode(*map(swapped, (new[0], *caches)), **given)
+    given = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in given.items()}
+    caches = [cache.to(device) for cache in caches]
+    found = layer.decode(*map(swapped, (new[0].to(device), *caches)), **given)
+    caches = [cache.cpu() for cache in caches]
     output, lse = found if keywords.get("return_lse") else (found, None)
     for b, n in enumerate(ends):
         for cache, rows in zip(caches, after, strict=True):
             torch.testing.assert_close(read(cache, step.lies)[b, :, :n], rows[b, :, :n], rtol=1e-3, atol=1e-3)
         one = {key: value[b : b + 1] if key == "ids" else value for key, value in named.items()}
         exact, exact_lse = whole(*(t[b : b + 1, :, :n].double() for t in (q, k, v)), **one)
-        torch.testing.assert_close(swapped(output)[b].double(), exact[0, :, n - step.rows :], rtol=4e-3, atol=4e-3)
+        torch.testing.assert_close(swapped(output)[b].cpu().double(), exact[0, :, n - step.rows :], rtol=4e-3, atol=4e-3)
         if lse is not None:
-            torch.testing.assert_close(lse[b].double(), exact_lse[0, :, n - step.rows :], rtol=2e-3, atol=2e-3)
+            torch.testing.assert_close(lse[b].cpu().double(), exact_lse[0, :, n - step.rows :], rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if name != "documents"])
