@@ -104,6 +104,7 @@ def check_obligations(spec: AttentionSpec, sizes: Mapping[str, int], params: Map
     if q_heads and (kv_heads == 0 or q_heads % kv_heads):
         raise ArgumentError(f"{q_heads} query heads of `q` cannot share {kv_heads} key/value heads of `k`")
     _check_dropout(spec, params)
+    _check_tables(spec, sizes)
     if 0 in (sizes["batch"], sizes["q_heads"], sizes["q_len"], sizes["kv_len"]):
         return
     if not _surely_holds(spec, {**sizes, **params}):
@@ -116,6 +117,14 @@ def _check_dropout(spec: AttentionSpec, params: Mapping[str, int | float]) -> No
     p = spec.dropout
     if isinstance(p, Name) and p.name in params and not 0.0 <= params[p.name] < 1.0:
         _refuse(spec, mistakes.CallDropoutOutOfRange(statement="dropout", name=p.name, value=repr(params[p.name])))
+
+
+def _check_tables(spec: AttentionSpec, sizes: Mapping[str, int]) -> None:
+    """Raises ArgumentError for a table of a rotation without a row: rows without a key are rotated too."""
+    for table in spec.rotary.tables if spec.rotary is not None else ():
+        dim = spec.input(table).dims[0]
+        if sizes.get(str(dim), 1) == 0 and sizes["batch"] * (sizes["q_len"] + sizes["kv_len"]):
+            raise ArgumentError(f"`{table}` has no row; pass cosines and sines of at least one position")
 
 
 def _surely_holds(spec: AttentionSpec, numbers: Numbers) -> bool:

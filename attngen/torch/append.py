@@ -177,6 +177,8 @@ def appended(
             f"`rotary_cos` is {list(tables[0].shape)}; expected [positions, rotary_dim / 2], where rotary_dim is a multiple of "
             f"{ROTARY_MULTIPLE} and at most the head size, {q.shape[3]}"
         )
+    if tables[0].shape[0] == 0:
+        raise ArgumentError("`rotary_cos` has no row; pass cosines and sines of at least one position")
     tables = tuple(t if t.stride(1) == 1 else t.contiguous() for t in tables)
     result: Pair = _operator(q, k, v, k_cache, v_cache, lengths, page_table, *tables, turn.interleaved, turn.q_at)
     return result

@@ -131,6 +131,7 @@ def test_what_a_call_must_say() -> None:
     for changed, message in (
         ({"cosines": cosines[:11], "sines": sines[:11]}, "can be 4 to 11, but the dimension"),
         ({"k": problem.k[:, :, :7], "v": problem.v[:, :, :7]}, "can be -1 to 6"),
+        ({"cosines": cosines[:0], "sines": sines[:0]}, "`cosines` has no row"),
         ({"cosines": np.repeat(cosines, 2, 1)[:, ::2]}, "stride"),
         ({"q": np.repeat(problem.q, 2, 3)[..., ::2]}, "stride"),
     ):
@@ -138,6 +139,13 @@ def test_what_a_call_must_say() -> None:
             call(**changed)
     with pytest.raises(GradientError, match="the tables of a rotation have no gradients"):
         kernel.gradients(("cosines",))
+
+
+def test_rows_without_keys() -> None:
+    """Whose positions are before the tables: of the kernels, nothing is read outside of these."""
+    spec = rotated("fp32", kernel="naive")
+    problem = sample(spec, Shape(1, 2, 1, 3, 0, {"positions": 1}))
+    assert not compiled(spec, "naive")(problem.q, problem.k, problem.v, **problem.inputs).any()
 
 
 def test_one_text_for_both_ways_to_write_it() -> None:
