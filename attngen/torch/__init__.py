@@ -25,6 +25,7 @@ from attngen.torch.kv_cache import flash_attn_with_kvcache
 from attngen.torch.merging import merge
 from attngen.torch.module import Attention
 from attngen.torch.replacement import NotReplacedWarning, activate, activated, restore
+from attngen.torch.rotary import rotary_tables
 from attngen.torch.varlen import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
@@ -55,5 +56,6 @@ __all__ = [
     "noop_mask",
     "or_masks",
     "restore",
+    "rotary_tables",
     "varlen_attn",
 ]

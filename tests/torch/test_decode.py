@@ -14,7 +14,7 @@ from torch.nn import functional  # noqa: E402
 import attngen  # noqa: E402
 from attngen import ArgumentError  # noqa: E402
 from attngen.diagnostics import DiagnosticError  # noqa: E402
-from attngen.torch import Attention  # noqa: E402
+from attngen.torch import Attention, rotary_tables  # noqa: E402
 from tests import tiers  # noqa: E402
 from tests.torch.tensors import BACKEND, randn  # noqa: E402
 
@@ -32,7 +32,7 @@ ATTENTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "mask": "causal", "score": "softcap(20.0) + slopes[h] * (k - q)", "rotary": "16 halves by cosines, sines",
             "inputs": {**TABLES, "slopes": ("fp32", ("heads",))},
         },
-        {"cosines": ANGLES.cos(), "sines": ANGLES.sin(), "slopes": torch.tensor([0.5, 0.25, 0.1, 0.0])},
+        {**dict(zip(TABLES, rotary_tables(ROOM, 16), strict=True)), "slopes": torch.tensor([0.5, 0.25, 0.1, 0.0])},
     ),
     "documents": (
         {"mask": "causal and ids[b, q] == ids[b, k]", "sink": "0.5", "inputs": {"ids": ("int32", ("batch", ROOM))}},
@@ -176,6 +176,8 @@ def test_what_is_refused() -> None:
     q, k = randn(1, 2, 3, 16), randn(1, 2, 20, 16)
     tables = {"cosines": ANGLES.cos(), "sines": ANGLES.sin()}
     shifted = Attention(mode="math", rotary="16 halves by cosines, sines at q + 1, k", inputs=TABLES)
+    with pytest.raises(ArgumentError, match=r"expected a multiple of 16"):
+        rotary_tables(20, 24)
     for call, message in (
         (lambda: Attention().decode(q, k, k, q, q), r"appending needs `k`, `v` and `cache_seqlens`"),
         (lambda: Attention().decode(q, k, k, size=3), r"no input or param `size`"),
