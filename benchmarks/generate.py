@@ -1,13 +1,13 @@
 """transformers' `generate` with the attention of torch, FlexAttention and attngen: tokens a second, and whether they are right.
 
     python benchmarks/generate.py [--batches 1,32] [--prompt S] [--new N] [--layers N] [--dtype bf16] [--rounds N]
-                                  [--write docs/performance_tables.md]
+                                  [--seconds N] [--json FILE] [--write docs/performance_tables.md]
 
 A Llama of 1B (hidden size 2048, 16 layers, 32 heads over 8, D64) with random weights, a prompt of random tokens, greedy tokens,
 a static cache, compiled as `generate` does by itself on a GPU (torch.compile, CUDA graphs). `attn_implementation` is "sdpa",
 "flex_attention" or "attngen". Tokens a second are those of decoding, from the first new token to the last one. Each side runs
-in a process of its own with empty caches; first calls run at the same time, the others one after another, in random order
-within each round.
+in a process of its own with empty caches; the first calls of all sides run at the same time, the others one after another, in
+random order within each round.
 
 Every token is compared with what "eager" has most likely after the same tokens before it. Where they differ, the gap is how
 much larger eager's logit of its own token is: tokens whose logits are tied up to rounding may be exchanged. `--small` has a
@@ -23,9 +23,10 @@ import os
 import random
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +36,6 @@ from cell import Row
 from markers import write_between
 from words import markdown
 
-from attngen.bench.peers import first_line
 from attngen.bench.sweep import where
 
 SIDES = {"SDPA": "sdpa", "FlexAttention": "flex_attention", "attngen": "attngen"}
@@ -45,6 +45,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 AT_ONCE = 2**13  # tokens of a forward of eager attention, whose scores of all pairs fill memory
+COMPILING = 4  # processes in which a side compiles
 Tokens = list[list[int]]
 
 
@@ -81,6 +82,9 @@ class Case:
     def tokens(self) -> torch.Tensor:
         """The prompts, [batch, prompt]."""
         return torch.randint(3, self.vocabulary, (self.batch, self.prompt), generator=torch.Generator().manual_seed(1))
+
+
+Running = dict[tuple[Case, str], tuple[Any, Connection]]
 
 
 class Clock:
@@ -123,28 +127,56 @@ def generated(case: Case, model: Any, prompts: torch.Tensor) -> Row:
 
 
 def child(case: Case, implementation: str, pipe: Connection) -> None:
-    """Answers each order with `generated`, or with the first line of an error."""
+    """Answers each order with `generated`, or with an error."""
     if implementation == "attngen":
         import attngen.transformers  # noqa: F401
     model, prompts = case.build(implementation), case.tokens().to(DEVICE)
     while pipe.recv():
         try:
             pipe.send(generated(case, model, prompts))
-        except Exception as error:  # whatever torch.compile may raise
-            pipe.send(f"{type(error).__name__}: {first_line(error)}"[:300])
+        except Exception:  # whatever torch.compile may raise
+            pipe.send(traceback.format_exc())
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
 
 
-def started(case: Case, caches: Path) -> dict[str, tuple[Any, Connection]]:
-    """A process of each side, each with empty caches."""
+def started(cases: Sequence[Case], wanted: Sequence[str], caches: Path) -> Running:
+    """A process of each case and side, each with empty caches."""
     processes = multiprocessing.get_context("spawn")
-    found = {}
-    for side, implementation in SIDES.items():
-        os.environ |= {name: str(caches / f"{case.batch} {implementation}" / name) for name in CACHES}
-        here, there = processes.Pipe()
-        process = processes.Process(target=child, args=(case, implementation, there), daemon=True)
-        process.start()
-        there.close()
-        found[side] = (process, here)
+    found: Running = {}
+    for case in cases:
+        for side in wanted:
+            implementation = SIDES[side]
+            os.environ |= {name: str(caches / f"{case.batch} {implementation}" / name) for name in CACHES}
+            os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(COMPILING)
+            here, there = processes.Pipe()
+            process = processes.Process(target=child, args=(case, implementation, there), daemon=True)
+            process.start()
+            there.close()
+            found[case, side] = (process, here)
+    return found
+
+
+def first_calls(running: Running, seconds: float) -> dict[tuple[Case, str], Row]:
+    """The first calls, all at the same time. A side with an error, or one that takes longer than `seconds`, is left out."""
+    waiting = {pipe: key for key, (_, pipe) in running.items()}
+    for pipe in waiting:
+        pipe.send(True)
+    end, found = time.monotonic() + seconds, {}
+    while waiting and (ready := wait(list(waiting), max(end - time.monotonic(), 0.0))):
+        for pipe in ready:
+            case, side = waiting.pop(pipe)  # type: ignore[index]
+            answered = answer(pipe)  # type: ignore[arg-type]
+            if isinstance(answered, str):
+                print(f"{case.title}, {side}: {answered}", flush=True)
+            else:
+                found[case, side] = answered
+                print(f"{case.title}, {side}: first call {answered['seconds']:.0f} s", flush=True)
+    for case, side in waiting.values():
+        print(f"{case.title}, {side}: no first call in {seconds:.0f} s", flush=True)
+    for key, (process, _) in running.items():
+        if key not in found:
+            process.terminate()
     return found
 
 
@@ -155,32 +187,20 @@ def answer(pipe: Connection) -> Any:
         return "the process ended"
 
 
-def timed(case: Case, rounds: int) -> list[Row]:
+def timed(case: Case, sides: dict[str, Connection], firsts: dict[str, Row], rounds: int) -> list[Row]:
     """A row of each side: medians over rounds, and the tokens of the last one."""
-    with tempfile.TemporaryDirectory() as directory:
-        running = started(case, Path(directory))
-        for _, pipe in running.values():
-            pipe.send(True)
-        each: dict[str, list[Row]] = {}
-        for side, (_, pipe) in running.items():
-            first = answer(pipe)
-            if isinstance(first, str):
-                print(f"{side}: {first}", flush=True)
-            else:
-                each[side] = [first]
-        for _ in range(rounds):
-            for side in random.sample(sorted(each), len(each)):
-                running[side][1].send(True)
-                each[side].append(answer(running[side][1]))
-        for process, pipe in running.values():
-            pipe.send(False)
-            process.join()
+    each: dict[str, list[Row]] = {side: [] for side in sides}
+    for _ in range(rounds):
+        for side in random.sample(sorted(each), len(each)):
+            sides[side].send(True)
+            each[side].append(answer(sides[side]))
     rows = []
-    for side, (first, *later) in each.items():
-        step = median(one["step_ms"] for one in later)
+    for side, calls in each.items():
+        step = median(one["step_ms"] for one in calls)
         found = {"case": case.title, "side": side, "tokens_s": 1e3 * case.batch / step, "step_ms": step}
-        found |= {"prefill_ms": median(one["prefill_ms"] for one in later), "first_s": first["seconds"]}
-        rows.append(found | {key: later[-1][key] for key in ("graphs", "tokens")})
+        found |= {"prefill_ms": median(one["prefill_ms"] for one in calls), "first_s": firsts[side]["seconds"]}
+        rows.append(found | {key: calls[-1][key] for key in ("graphs", "tokens")})
+        print(json.dumps(found), flush=True)
     return rows
 
 
@@ -197,16 +217,22 @@ def compared(case: Case, eager: Any, tokens: Tokens) -> Row:
     return {"equal": equal / (case.batch * case.new), "gap": gap}
 
 
-def rows(cases: Sequence[Case], rounds: int) -> list[Row]:
+def rows(cases: Sequence[Case], wanted: Sequence[str], rounds: int, seconds: float) -> list[Row]:
     found = []
-    for case in cases:
-        measured = timed(case, rounds)
-        eager = case.build("eager")
-        for row in measured:
-            row |= compared(case, eager, row.pop("tokens"))
-            print(json.dumps(row), flush=True)
-        found += measured
-        del eager
+    with tempfile.TemporaryDirectory() as directory:
+        running = started(cases, wanted, Path(directory))
+        firsts = first_calls(running, seconds)
+        for case in cases:
+            sides = {side: running[of, side][1] for of, side in firsts if of == case}
+            measured = timed(case, sides, {side: firsts[case, side] for side in sides}, rounds)
+            for pipe in sides.values():
+                pipe.send(False)
+            eager = case.build("eager")
+            for row in measured:
+                row |= compared(case, eager, row.pop("tokens"))
+                print(json.dumps(row), flush=True)
+            found += measured
+            del eager
     return found
 
 
@@ -224,17 +250,25 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", default="1,32")
+    parser.add_argument("--sides", default=",".join(SIDES), help=f"of {','.join(SIDES)}")
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--new", type=int, default=256, help="new tokens, at least 2")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--vocabulary", type=int, default=32768)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="for first calls, which compile; a side that takes longer is left out"
+    )
     parser.add_argument("--small", action="store_true", help="a narrow model")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--write", type=Path, help="a Markdown file whose table between the markers is replaced")
     options = parser.parse_args()
     sizes = (options.prompt, options.new, options.layers, options.vocabulary, options.dtype, options.small)
-    found = rows([Case(int(batch), *sizes) for batch in options.batches.split(",")], options.rounds)
+    cases = [Case(int(batch), *sizes) for batch in options.batches.split(",")]
+    found = rows(cases, options.sides.split(","), options.rounds, options.seconds)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
     import transformers
 
     here = where() if DEVICE == "cuda" else "CPU"
