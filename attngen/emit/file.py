@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,6 +124,7 @@ class File:
     spec: AttentionSpec
     plan: Plan
     variant: Variant
+    own: Any = field(init=False)  # the schedule's own choices, see `Plan.own`
     tensors: dict[str, Tensor] = field(init=False)
 
     @property
@@ -131,6 +132,7 @@ class File:
         return self.plan.facts
 
     def __post_init__(self) -> None:
+        self.own = self.plan.own
         self.tensors = {t.name: t for t in abi.program_tensors(self.spec, self.plan, self.variant)}
 
     # what a subclass gives
@@ -364,12 +366,26 @@ class File:
     def head_grid(self, *inner: Extent) -> tuple[Extent, ...]:
         return (*inner, abi.head_axes(self.spec)[0].size, "batch")
 
+    def kv_head_grid(self, *inner: Extent) -> tuple[Extent, ...]:
+        return (*inner, abi.head_axes(self.spec)[1].size, "batch")
+
     def sizes(self) -> list[Parameter]:
         batch = ("batch",) if self.variant.uses_batch else ()
         return abi.sizes(self.spec, *batch, "q_heads", "kv_heads", "q_len", "kv_len")
 
     def pages(self) -> list[Parameter]:
         return abi.pages(self.spec)
+
+    def arrays(
+        self, read: Iterable[str], written: Iterable[str] = (), *more: Parameter, axes: str = abi.STRIDE_LETTERS
+    ) -> list[Parameter]:
+        """Tensors of rows or keys that a kernel reads and writes, `more`, and the tensors' strides."""
+        return [
+            *(self.pointer(t) for t in read),
+            *(self.pointer(t, writable=True) for t in written),
+            *more,
+            *(p for t in (*read, *written) for p in self.strides(t, axes)),
+        ]
 
     def captured(self, *functions: Function | None, scale: bool = True) -> list[Parameter]:
         """The captured values, where one of `functions` or the scale reads any."""

@@ -16,11 +16,7 @@ class Fused(File):
 
     def fused_kernel(self, axes: str, *more: Parameter) -> dict[str, KernelText]:
         parameters = [
-            self.pointer("Q"),
-            self.pointer("K"),
-            self.pointer("V"),
-            self.pointer("O", writable=True),
-            *(p for t in "QKVO" for p in self.strides(t, axes)),
+            *self.arrays("QKV", "O", axes=axes),
             *self.lse_parameters(),
             *self.sizes(),
             *self.pages(),

@@ -37,12 +37,7 @@ class Unfused(File):
     def scores(self, *kept: Parameter) -> KernelText:
         """The kernel that writes S; `kept` is what a backward keeps beside it."""
         parameters = [
-            self.pointer("Q"),
-            self.pointer("K"),
-            Parameter("S", "float*", "data", "S"),
-            *kept,
-            *self.strides("Q"),
-            *self.strides("K"),
+            *self.arrays("QK", "", Parameter("S", "float*", "data", "S"), *kept),
             *self.sizes(),
             *self.pages(),
             *self.captured(self.variant.score, self.variant.mask, *self.of_tiles()),
@@ -81,10 +76,7 @@ class ThreeKernels(Unfused):
         normalized = {} if self.spec.normalize == "none" else {"weights": self.weights()}
         parameters = [
             Parameter("P", "const float*", "data", "S"),
-            self.pointer("V"),
-            self.pointer("O", writable=True),
-            *self.strides("V"),
-            *self.strides("O"),
+            *self.arrays("V", "O"),
             *self.sizes(),
             *self.pages(),
             *self.captured(*self.of_tiles(), scale=False),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from attngen.emit import abi
-from attngen.emit.file import ConstantLine, KernelText, thread_grid
-from attngen.emit.program import Extent, PackedTiles, Parameter, SeveralSplits
+from attngen.emit.file import ConstantLine, KernelText
+from attngen.emit.program import PackedTiles, Parameter, SeveralSplits
 from attngen.schedules.decode.plan import OUTPUT_PAD, DecodePlan
-from attngen.schedules.fused import ROW_BLOCKS, Fused
+from attngen.schedules.mma import ByMma
 
 ROW_INDICES = {
     "q_idx": {"q_idx", "q_first"},
@@ -17,11 +17,8 @@ ROW_INDICES = {
 JOINING = 128  # threads of a block that joins splits: each has four columns of O, of some of the splits
 
 
-class Decode(Fused):
-    @property
-    def own(self) -> DecodePlan:
-        assert isinstance(self.plan.own, DecodePlan)
-        return self.plan.own
+class Decode(ByMma):
+    own: DecodePlan
 
     def kernels(self) -> dict[str, KernelText]:
         return {"split": self.split_kernel(), "join": self.join_kernel()}
@@ -30,25 +27,21 @@ class Decode(Fused):
         """The results, of one split: a block for each tile of rows, split, head of keys and batch."""
         v = self.variant
         parameters = [
-            *(self.pointer(t) for t in "QKV"),
-            self.pointer("O", writable=True),
-            *self.partial_results(writable=True),
-            *(p for t in "QKVO" for p in self.strides(t, "bhs")),
+            *self.arrays("QKV", "O", *self.partial_results(writable=True), axes="bhs"),
             *self.lse_parameters(),
             *self.sizes(),
             *self.pages(),
             self.splits(),
             *self.captured(*v.of_scores, v.mask, v.sink, v.kv_range, v.classify),
         ]
-        grid: tuple[Extent, ...] = (PackedTiles(self.plan.block_q), self.own.splits, abi.head_axes(self.spec)[1].size, "batch")
+        grid = self.kv_head_grid(PackedTiles(self.plan.block_q), self.own.splits)
         return self.kernel("split", grid, parameters, threads_name=self.launch_bounds(), shared=True, early=self.own.early)
 
     def join_kernel(self) -> KernelText:
         """The results of several splits: a block for each row."""
         parameters = [
             *self.partial_results(writable=False),
-            self.pointer("O", writable=True),
-            *self.strides("O", "bhs"),
+            *self.arrays("", "O", axes="bhs"),
             *self.lse_parameters(),
             *abi.sizes(self.spec, *(["batch"] if self.variant.uses_batch else []), "q_heads", "kv_heads", "q_len"),
             *(abi.sizes(self.spec, "kv_len") if self.variant.sink else []),
@@ -77,30 +70,15 @@ class Decode(Fused):
             "tiles_read_captured": self.reads_captured(v.kv_range, v.classify, scale=False),
         }
 
+    def exponentials(self) -> list[str]:
+        return ["exp2_log2", "lane_reduce"] if self.spec.normalize == "softmax" else []
+
     def primitives(self) -> list[str]:
-        dtype, split = self.spec.dtype.name, self.own.split
-        odd = ["ldmatrix_x2"] if self.spec.head_dim_v % 16 and not split else []
-        softmax = self.spec.normalize == "softmax"
-        return [
-            *self.conversions(elementwise=False),
-            *(["pack_bf16"] if split == "bf16" else [] if split else [f"pack_{dtype}"]),
-            *(["exp2_log2", "lane_reduce"] if softmax else []),
-            *self.variant.primitives,
-            "special_registers",
-            *(["griddepcontrol"] if self.own.early else []),
-            "cp_async",
-            "cp_async_stream",
-            "ldmatrix",
-            *([] if split else ["ldmatrix_trans"]),
-            *odd,
-            *([f"mma_{split}", f"split_{split}"] if split else [f"mma_{dtype}"]),
-        ]
+        early = ["griddepcontrol"] if self.own.early else []
+        return [*self.first_primitives(), *early, "cp_async", "cp_async_stream", *self.product_primitives()]
 
     def constants(self) -> list[ConstantLine]:
-        own, plan = self.own, self.plan
-        zeros = own.qk_width - self.spec.head_dim
-        v_width = "V_WIDTH" if own.split else "HEAD_DIM_V"
-        steps = str(own.qk_width // 16) if zeros else "HEAD_DIM / 16"
+        plan = self.plan
         return [
             *self.infinity(),
             *self.numbers(),
@@ -113,23 +91,9 @@ class Decode(Fused):
             *(ConstantLine("int", f"{b.name}_SMEM", str(b.offset)) for b in plan.buffers),
             *self.slack(),
             *self.blocks(),
-            *(self.split_constants() if own.split else []),
-            *thread_grid(8, 4, v_width),
-            ROW_BLOCKS,
-            ConstantLine("int", "K_STEPS", steps, "steps of 16 over the head size"),
-            ConstantLine("int", "PAD", str(own.chunk)),
-            ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", f"{zeros} zeros fill the last step of Q K^T" if zeros else ""),
-            ConstantLine("int", "Q_STRIDE", "QK_WIDTH + PAD"),
-            ConstantLine("int", "K_STRIDE", "QK_WIDTH + PAD"),
-            ConstantLine("int", "V_STRIDE", f"{v_width} + PAD"),
-            ConstantLine("int", "O_STRIDE", f"{v_width} + {OUTPUT_PAD}", "of sums of O, in the memory of K and V"),
+            *self.split_constants(),
+            *self.operand_constants(1, "QK_WIDTH"),
+            ConstantLine("int", "O_STRIDE", f"{self.v_width} + {OUTPUT_PAD}", "of sums of O, in the memory of K and V"),
             ConstantLine("int", "QUADS", "HEAD_DIM_V / 4", "of neighbouring columns of O"),
             ConstantLine("int", "JOINING", str(JOINING), "threads of a block that joins splits"),
-        ]
-
-    def split_constants(self) -> list[ConstantLine]:
-        whole = "" if self.own.v_width == self.spec.head_dim_v else "HEAD_DIM_V in whole steps of 16"
-        return [
-            ConstantLine("int", "SUMMED", str(self.own.summed), "sixteens of keys whose terms are summed by themselves"),
-            ConstantLine("int", "V_WIDTH", str(self.own.v_width), whole),
         ]

@@ -8,7 +8,7 @@ from typing import Any
 from attngen.emit import abi, comment_text
 from attngen.emit.captured_sums import CapturedSums, Terms
 from attngen.emit.file import ConstantLine, KernelText
-from attngen.emit.program import CeilDiv, Extent, Parameter
+from attngen.emit.program import CeilDiv, Parameter
 from attngen.emit.variant import Function
 from attngen.schedules.fused import Fused
 from attngen.schedules.fused_mma import backward_additions, backward_needs
@@ -44,10 +44,7 @@ class KeyKernel:
 
 
 class FusedMmaBackward(Fused, CapturedSums):
-    @property
-    def own(self) -> FusedMmaBackwardPlan:
-        assert isinstance(self.plan.own, FusedMmaBackwardPlan)
-        return self.plan.own
+    own: FusedMmaBackwardPlan
 
     @property
     def adds(self) -> bool:
@@ -57,10 +54,6 @@ class FusedMmaBackward(Fused, CapturedSums):
     @property
     def row_values(self) -> tuple[str, ...]:
         return backward_needs.row_values(self.facts)
-
-    def equations(self) -> list[str]:
-        assert self.facts.gradient is not None
-        return comment_text.backward_equations(self.spec, self.facts.gradient, self.plan.wanted)
 
     def sections(self) -> dict[str, str]:
         own = {name: TITLES[name] for name in self.own.kernels}
@@ -89,10 +82,8 @@ class FusedMmaBackward(Fused, CapturedSums):
             "ds": self._ds,
             "row_values": self.row_values,
             "subtracts_first": self.subtracts_first,
-            "dlse": self.spec.lse,
             "adds": self.adds,
             "reads_scale": self.reads_captured(),
-            "inline_classify": True,
         }
 
     def kernels(self) -> dict[str, KernelText]:
@@ -134,15 +125,10 @@ class FusedMmaBackward(Fused, CapturedSums):
         return v.score, v.derivative, v.mask, v.dropout, v.kv_range if by_query else v.q_range, v.classify, sink, *of_terms
 
     def _delta(self) -> KernelText:
-        dlse = [abi.data("dlse", "float"), *self.strides("dlse", "bhs")] if self.spec.lse else []
+        delta = abi.data("delta", "float", writable=True)
         parameters = [
-            self.pointer("O"),
-            self.pointer("dO"),
-            abi.data("delta", "float", writable=True),
-            *self._dq_sums(),
-            *self.strides("O", "bhs"),
-            *self.strides("dO", "bhs"),
-            *dlse,
+            *self.arrays(("O", "dO"), (), delta, *self._dq_sums(), axes="bhs"),
+            *self.dlse_parameters(),
             *abi.sizes(self.spec, "q_heads", "q_len"),
         ]
         return self.kernel("delta", self.q_block_grid(), parameters)
@@ -171,7 +157,7 @@ class FusedMmaBackward(Fused, CapturedSums):
         parameters = [
             *(self.pointer(t) for t in read),
             *(abi.data(n, "float") for n in lse),
-            *([abi.data("delta", "float")] if self._reads_delta(name) else []),
+            *([abi.data("delta", "float")] if "delta" in self.row_values else []),
             *(self.pointer(t, writable=True) for t in results),
             *([] if by_query else self._dq_sums()),
             *(self.term_parameters(*{t.place: "" for t in terms}) if terms else []),
@@ -181,14 +167,8 @@ class FusedMmaBackward(Fused, CapturedSums):
             *([self.heads_in_l2()] if by_query else []),
             *self.captured(*self._functions_of(name)),
         ]
-        grid = self.q_block_grid() if by_query else self._key_grid()
+        grid = self.q_block_grid() if by_query else self.kv_head_grid(CeilDiv("kv_len", self.plan.block_kv))
         return self.kernel(name, grid, parameters, threads_name=self.launch_bounds(), shared=True)
-
-    def _key_grid(self) -> tuple[Extent, ...]:
-        return CeilDiv("kv_len", self.plan.block_kv), abi.head_axes(self.spec)[1].size, "batch"
-
-    def _reads_delta(self, name: str) -> bool:
-        return "delta" in self.row_values
 
     @property
     def _ds(self) -> str:

@@ -16,10 +16,7 @@ from attngen.schedules.fused_simt.context import PAD
 
 
 class FusedSimtBackward(CapturedSums):
-    @property
-    def own(self) -> FusedSimtBackwardPlan:
-        assert isinstance(self.plan.own, FusedSimtBackwardPlan)
-        return self.plan.own
+    own: FusedSimtBackwardPlan
 
     def sections(self) -> dict[str, str]:
         titles = {"delta": "Delta", "dk_dv": "dK and dV", "dq": "dQ"}
@@ -89,11 +86,7 @@ class FusedSimtBackward(CapturedSums):
 
     def _delta(self) -> KernelText:
         parameters = [
-            self.pointer("O"),
-            self.pointer("dO"),
-            abi.data("delta", "float", writable=True),
-            *self.strides("O"),
-            *self.strides("dO"),
+            *self.arrays(("O", "dO"), (), abi.data("delta", "float", writable=True)),
             *self.dlse_parameters(),
             *self.sizes(),
         ]
@@ -102,7 +95,7 @@ class FusedSimtBackward(CapturedSums):
     def _dk_dv(self) -> KernelText:
         v = self.variant
         results = [name for letter, name in (("k", "dK"), ("v", "dV")) if self.wants[letter]]
-        grid = (CeilDiv("kv_len", self.plan.block_kv), abi.head_axes(self.spec)[1].size, "batch")
+        grid = self.kv_head_grid(CeilDiv("kv_len", self.plan.block_kv))
         functions = (*v.of_scores, v.mask, v.derivative, v.dropout, v.q_range, v.classify, *self.term_functions(*OF_KEYS))
         parameters = [*self._operands(results, *OF_KEYS), *self.captured(*functions)]
         return self.kernel("dk_dv", grid, parameters, threads_name=BOUNDS, shared=True)
@@ -117,16 +110,9 @@ class FusedSimtBackward(CapturedSums):
 
     def _operands(self, results: list[str], *places: Place) -> list[Parameter]:
         saved = [p for n in self.row_values if n != "delta" for p in (abi.data(n, "float"), *self.strides(n, "bhs"))]
-        operands = ["Q", "K", "V", "dO"]
-        return [
-            *(self.pointer(t) for t in operands),
-            *(self.pointer(t, writable=True) for t in results),
-            *saved,
-            *([abi.data("delta", "float")] if "delta" in self.row_values else []),
-            *self.term_parameters(*places),
-            *(p for t in (*operands, *results) for p in self.strides(t)),
-            *self.sizes(),
-        ]
+        delta = [abi.data("delta", "float")] if "delta" in self.row_values else []
+        more = (*saved, *delta, *self.term_parameters(*places))
+        return [*self.arrays(("Q", "K", "V", "dO"), results, *more), *self.sizes()]
 
     def constants(self) -> list[ConstantLine]:
         plan, own = self.plan, self.own

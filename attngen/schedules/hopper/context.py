@@ -18,6 +18,8 @@ from attngen.spec.operator import ZERO
 
 
 class Hopper(ByTma):
+    own: hopper.HopperPlan
+
     def kernels(self) -> dict[str, KernelText]:
         parameters = [
             *self.maps(),
@@ -64,11 +66,6 @@ class Hopper(ByTma):
 
     def v_columns(self) -> int:
         return self.spec.head_dim_v + (hopper.ONES if self.own.row_sums == "products" else 0)
-
-    @property
-    def own(self) -> hopper.HopperPlan:
-        assert isinstance(self.plan.own, hopper.HopperPlan)
-        return self.plan.own
 
     def q_in_registers(self) -> bool:
         return self.own.q_in_registers

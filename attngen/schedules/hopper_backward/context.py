@@ -40,10 +40,7 @@ class RoleMembers:
 
 
 class HopperBackward(ByTma):
-    @property
-    def own(self) -> HopperBackwardPlan:
-        assert isinstance(self.plan.own, HopperBackwardPlan)
-        return self.plan.own
+    own: HopperBackwardPlan
 
     def sections(self) -> dict[str, str]:
         prepass = {"tile_ranges": "Tile ranges of captured vectors"} if self.variant.spans else {}
@@ -85,7 +82,7 @@ class HopperBackward(ByTma):
         return self.kernel("delta", grid, parameters, threads=DELTA_THREADS, threads_name="DELTA_THREADS")
 
     def _dk_dv(self) -> KernelText:
-        grid = (CeilDiv("kv_len", self.own.held_keys), abi.head_axes(self.spec)[1].size, "batch")
+        grid = self.kv_head_grid(CeilDiv("kv_len", self.own.held_keys))
         seen = (("Q", "dO"), self.plan.block_q)
         parameters = self._parameters(("KV", self.own.held_keys), seen, ("dK", "dV"), *self._dq_sums())
         return self.kernel("dk_dv", grid, parameters, None, "THREADS, 1", shared=True, at_most=MULTIPROCESSORS)

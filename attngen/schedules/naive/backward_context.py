@@ -38,10 +38,7 @@ class CapturedKernel:
 
 
 class NaiveBackward(Unfused):
-    @property
-    def own(self) -> NaiveBackwardPlan:
-        assert isinstance(self.plan.own, NaiveBackwardPlan)
-        return self.plan.own
+    own: NaiveBackwardPlan
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
@@ -113,11 +110,7 @@ class NaiveBackward(Unfused):
 
     def _weight_gradients(self) -> KernelText:
         parameters = [
-            self.pointer("dO"),
-            self.pointer("V"),
-            *self._write("dP"),
-            *self.strides("dO"),
-            *self.strides("V"),
+            *self.arrays(("dO", "V"), (), *self._write("dP")),
             *self.sizes(),
             *self.captured(self.variant.mask, self.variant.dropout, *self.of_tiles(), scale=False),
         ]
@@ -147,13 +140,10 @@ class NaiveBackward(Unfused):
         return self._product("dQ", self.head_grid("q_len"), [*self._ds(), self.pointer("K")], "K")
 
     def _dk(self) -> KernelText:
-        return self._product("dK", self._keys(), [*self._ds(), self.pointer("Q")], "Q")
+        return self._product("dK", self.kv_head_grid("kv_len"), [*self._ds(), self.pointer("Q")], "Q")
 
     def _dv(self) -> KernelText:
-        return self._product("dV", self._keys(), [*self._read("P", "S"), self.pointer("dO")], "dO", scale=False)
-
-    def _keys(self) -> tuple[Extent, ...]:
-        return "kv_len", abi.head_axes(self.spec)[1].size, "batch"
+        return self._product("dV", self.kv_head_grid("kv_len"), [*self._read("P", "S"), self.pointer("dO")], "dO", scale=False)
 
     def _product(
         self, result: str, grid: tuple[Extent, ...], factors: list[Parameter], rows: str, scale: bool = True

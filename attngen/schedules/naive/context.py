@@ -9,10 +9,7 @@ from attngen.schedules.unfused import ThreeKernels
 
 
 class Naive(ThreeKernels):
-    @property
-    def own(self) -> NaivePlan:
-        assert isinstance(self.plan.own, NaivePlan)
-        return self.plan.own
+    own: NaivePlan
 
     def first_sections(self) -> dict[str, str]:
         return FIRST_SECTIONS

@@ -11,8 +11,7 @@ class FusedWgmma(ByTma):
     def kernels(self) -> dict[str, KernelText]:
         parameters = [
             *self.maps(),
-            self.pointer("O", writable=True),
-            *self.strides("O", "bhs"),
+            *self.arrays("", "O", axes="bhs"),
             *self.lse_parameters(),
             *self.sizes(),
             self.heads_in_l2(),

@@ -1,0 +1,51 @@
+"""The emission context that fused_mma and decode share: warps multiply fragments by mma.sync."""
+
+from __future__ import annotations
+
+from attngen.emit.file import ConstantLine, thread_grid
+from attngen.schedules.fused import ROW_BLOCKS, Fused
+
+
+class ByMma(Fused):
+    """The context of a forward in which cp.async copies rows of tiles and warps multiply them, fp32 as split operands."""
+
+    def first_primitives(self, packed: str | None = None) -> list[str]:
+        split = self.own.split
+        return super().first_primitives(packed or (None if split == "tf32" else split or self.spec.dtype.name))
+
+    def product_primitives(self) -> list[str]:
+        dtype, split = self.spec.dtype.name, self.own.split
+        if split:
+            return ["ldmatrix", f"mma_{split}", f"split_{split}"]
+        return ["ldmatrix", "ldmatrix_trans", *(["ldmatrix_x2"] if self.spec.head_dim_v % 16 else []), f"mma_{dtype}"]
+
+    @property
+    def v_width(self) -> str:
+        """The columns of V in shared memory, as the text names them."""
+        return "V_WIDTH" if self.own.split else "HEAD_DIM_V"
+
+    def split_constants(self) -> list[ConstantLine]:
+        """The constants of split operands, if there are any."""
+        if not self.own.split:
+            return []
+        whole = "" if self.own.v_width == self.spec.head_dim_v else "HEAD_DIM_V in whole steps of 16"
+        return [
+            ConstantLine("int", "SUMMED", str(self.own.summed), "sixteens of keys whose terms are summed by themselves"),
+            ConstantLine("int", "V_WIDTH", str(self.own.v_width), whole),
+        ]
+
+    def operand_constants(self, warps: int, q_columns: str) -> list[ConstantLine]:
+        """The constants of fragments and of rows in shared memory, of which Q's have `q_columns`; `warps` share the rows."""
+        own = self.own
+        zeros = own.qk_width - self.spec.head_dim
+        steps = str(own.qk_width // 16) if zeros else "HEAD_DIM / 16"
+        return [
+            *thread_grid(8 * warps, 4, self.v_width),
+            ROW_BLOCKS,
+            ConstantLine("int", "K_STEPS", steps, "steps of 16 over the head size"),
+            ConstantLine("int", "PAD", str(own.chunk)),
+            ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", f"{zeros} zeros fill the last step of Q K^T" if zeros else ""),
+            ConstantLine("int", "Q_STRIDE", f"{q_columns} + PAD"),
+            ConstantLine("int", "K_STRIDE", "QK_WIDTH + PAD"),
+            ConstantLine("int", "V_STRIDE", f"{self.v_width} + PAD"),
+        ]
