@@ -17,13 +17,12 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, dataclass_transform
 
 from attngen.source import Span
 
 MAX_SHOWN = 160  # characters of a source line that are shown
 MAX_REPORTED = 20  # mistakes of one text that are shown
-Self = TypeVar("Self", bound="Diagnostic")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -41,8 +40,11 @@ class Diagnostic:
     part: str | None = None
     span: Span | None = None
 
-    def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, kw_only=True)(cls)
+    def __new__(cls, **values: Any) -> Self:
+        """A kind becomes a dataclass with its first instance: to make dataclasses of all would cost each process 50 ms."""
+        if "__dataclass_fields__" not in vars(cls):
+            dataclass(frozen=True, kw_only=True)(cls)
+        return super().__new__(cls)
 
     def _fill(self, text: str) -> str:
         return text.format(**{f.name: _printable(getattr(self, f.name)) for f in fields(self)})
@@ -55,7 +57,7 @@ class Diagnostic:
     def advice(self) -> str:
         return self._fill(self.help)
 
-    def located(self: Self, spans: Mapping[str, Span]) -> Self:
+    def located(self, spans: Mapping[str, Span]) -> Self:
         """The diagnostic with the span of its part or statement, unless it has one already."""
         if self.span is not None or self.statement is None:
             return self

@@ -1,12 +1,15 @@
-"""What a call costs the host, in two parts.
+"""What a call costs the host, in three parts.
 
-    python benchmarks/host_cost.py [--only calls,lengths] [--write docs/performance_tables.md]
+    python benchmarks/host_cost.py [--only calls,lengths,plans] [--write docs/performance_tables.md]
 
 calls: attngen's ways of calling, beside torch's, in one process. Microseconds a call, median of batches of calls that are
 queued without waiting; the problem (B1 H4 S64 D64 bf16) is so small that the GPU is never behind.
 
 lengths: calls whose length was not seen before, as a model that generates makes them. Planning, checks and arguments are
 measured with and without a GPU, whole calls with one.
+
+plans: the first plan of a process, for each shipped spec: milliseconds of CPU time, imports and the spec's text apart. The plan
+of its backward comes after it in the same process.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -112,14 +117,14 @@ def captured(names: dict[str, Any], device: str, length: int) -> dict[str, torch
 
 
 def new_lengths(described: dict[str, Any]) -> list[float | None]:
-    """Of one variant: the first plan in milliseconds; in microseconds a new length's plan, with checks and arguments too, those
+    """Of one variant: the first plan in milliseconds of CPU time; in microseconds a new length's plan, with checks and arguments too, those
     of its backward, and its whole call through torch and past it, None without a GPU."""
     inputs = described.get("inputs", {})
     spec = attngen.define(dtype="bf16", head_dim=SIZE, **described)
     arch = ARCHES["sm_90a"]
-    start = time.perf_counter()
+    start = time.process_time()
     choose(spec, arch)
-    first = 1e3 * (time.perf_counter() - start)
+    first = 1e3 * (time.process_time() - start)
     choose(spec, arch, None, Problem(HEADS, 20_000, 20_000, 132))  # the plan of long rows
     plan = each(lambda length: choose(spec, arch, None, Problem(BATCH * HEADS, length, length, 132)))
     somewhere = attngen.compile(spec, device=Nowhere())
@@ -181,6 +186,42 @@ def lengths() -> str:
     )
 
 
+PLANNED_FOR = ("sm_90a", "sm_80")
+FIRST_PLAN = """
+import json, sys, time
+times = [time.process_time()]
+from attngen.language import load_file
+from attngen.plan import ARCHES
+from attngen.schedules import choose
+times.append(time.process_time())
+spec = load_file(sys.argv[1])[0]
+times.append(time.process_time())
+choose(spec, ARCHES[sys.argv[2]])
+times.append(time.process_time())
+choose(spec, ARCHES[sys.argv[2]], direction="backward")
+times.append(time.process_time())
+print(json.dumps([1e3 * (after - before) for before, after in zip(times, times[1:])]))
+"""
+
+
+def first_plan(spec: Path, arch: str, rounds: int) -> list[float]:
+    """Milliseconds of imports, the spec's text, its first plan and that of its backward, medians of processes."""
+    command = [sys.executable, "-c", FIRST_PLAN, str(spec), arch]
+    runs = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(rounds)]
+    return [median(each) for each in zip(*runs, strict=True)]
+
+
+def plans(rounds: int = 3) -> str:
+    """The table of first plans."""
+    columns = [f"{arch}: {what}" for arch in PLANNED_FOR for what in ("first plan", "backward's")]
+    lines = [f"| ms of CPU time | imports | text | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 3)}"]
+    for path in sorted((Path(__file__).parent.parent / "specs").glob("*.attn")):
+        found = [first_plan(path, arch, rounds) for arch in PLANNED_FOR]
+        figures = [*(max(each) for each in zip(*(f[:2] for f in found), strict=True)), *(ms for f in found for ms in f[2:])]
+        lines.append(f"| {path.stem} | {' | '.join(f'{ms:.1f}' for ms in figures)} |")
+    return f"Python {sys.version.split()[0]}, median of {rounds} processes\n\n" + "\n".join(lines)
+
+
 def calls(rounds: int) -> dict[str, float]:
     """Microseconds of each way of calling."""
     functions = candidates()
@@ -202,7 +243,7 @@ def table(found: dict[str, float], rounds: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="calls,lengths", help="parts, separated by commas: calls, lengths")
+    parser.add_argument("--only", default="calls,lengths,plans", help="parts, separated by commas")
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--json", type=Path, help="write the figures of calls here too")
     parser.add_argument("--write", type=Path, help="a Markdown file whose tables between the markers are replaced")
@@ -215,6 +256,8 @@ def main() -> None:
             options.json.write_text(json.dumps(found, indent=1))
     if "lengths" in parts:
         show("lengths", lengths(), options.write)
+    if "plans" in parts:
+        show("plans", plans(), options.write)
 
 
 def show(part: str, text: str, page: Path | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from attngen.emit import abi, comment_text
 from attngen.emit.file import ConstantLine, File, KernelText
@@ -73,7 +74,34 @@ class ZeroKernel:
 
 
 class CapturedSums(File):
-    """The gradients of captured tensors of a schedule that keeps no scores in memory."""
+    """The context of a backward that keeps no scores in memory: its gradients, those of captured tensors too."""
+
+    def gradient_kernels(self) -> dict[str, KernelText]:
+        """The kernels of `own.kernels`, by their names."""
+        raise NotImplementedError
+
+    def kernels(self) -> dict[str, KernelText]:
+        return {
+            **{f"zero_{name}": zero.kernel for name, zero in self.zero_kernels().items()},
+            **self.gradient_kernels(),
+            **{name: last.kernel for name, last in self.last_kernels().items()},
+        }
+
+    def context(self) -> dict[str, Any]:
+        return super().context() | {
+            "zero_kernels": self.zero_kernels().values(),
+            "last_kernels": self.last_kernels().values(),
+            "captured_equations": self.captured_equations,
+            "ds": self.ds,
+        }
+
+    @property
+    def ds(self) -> str:
+        """The name of the gradient of scaled dot products."""
+        return "ds" if self.variant.derivative else "dS"
+
+    def pair_equations(self, of_scores: bool) -> list[str]:
+        return comment_text.pair_equations(self.spec, self.gradient, of_scores)
 
     def term_sums(self, *places: Place) -> tuple[Terms, ...]:
         """The sums in `places`, by default all."""

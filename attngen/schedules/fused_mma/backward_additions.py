@@ -12,6 +12,7 @@ from math import lcm
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.decisions import saved_decisions
 from attngen.plan.facts import SpecFacts
+from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer
@@ -123,6 +124,7 @@ def shared_bytes(facts: SpecFacts, tile: Tile) -> int:
     return sum(b.bytes for b in buffers(facts, tile))
 
 
+@remembered
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The tiles that fit, the preferred first: many keys, so that little is added to dQ; enough warps on an SM; the next tile
     copied in the background."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attngen.emit import abi, comment_text
+from attngen.emit import abi
 from attngen.emit.captured_sums import CapturedSums, Terms
 from attngen.emit.file import ConstantLine, KernelText
 from attngen.emit.program import CeilDiv, Parameter
@@ -63,43 +63,28 @@ class FusedMmaBackward(Fused, CapturedSums):
 
     def context(self) -> dict[str, Any]:
         kernels = self.kernels()
-        of_q = [f"dQ = softmax_scale * {self._ds} K"] if self.plan.wants("q") else []
+        of_q = [f"dQ = softmax_scale * {self.ds} K"] if self.plan.wants("q") else []
         return super().context() | {
             "kernels": {name: kernels.get(name) for name in TITLES},
             "key_kernels": [
                 self._key_kernel(name, kernels[name]) for name in self.own.kernels if name in backward_needs.OF_KEYS
             ],
-            "query_equations": [*self._pair_equations(True), *of_q],
+            "query_equations": [*self.pair_equations(True), *of_q],
             "query_sums": self._terms_of("dq"),
             "queries_read_captured": self.reads_captured(*self._functions_of("dq")),
             "sums_q": self.plan.wants("q"),
             "stored_sums": [t for t in self.term_sums("rows", "pairs", "words") if t.place == "rows" or t.of("sink")],
             "sinks": self._sinks,
             "diagonals": any(terms.diagonals for terms in self.term_sums()),
-            "zero_kernels": self.zero_kernels().values(),
-            "last_kernels": self.last_kernels().values(),
-            "captured_equations": self.captured_equations,
-            "ds": self._ds,
             "row_values": self.row_values,
             "subtracts_first": self.subtracts_first,
             "adds": self.adds,
             "reads_scale": self.reads_captured(),
         }
 
-    def kernels(self) -> dict[str, KernelText]:
-        return {
-            **{f"zero_{name}": zero.kernel for name, zero in self.zero_kernels().items()},
-            **{name: self._kernel(name) for name in self.own.kernels},
-            **{name: last.kernel for name, last in self.last_kernels().items()},
-        }
-
-    def _kernel(self, name: str) -> KernelText:
-        match name:
-            case "delta":
-                return self._delta()
-            case "convert_dq":
-                return self._convert_dq()
-        return self._gradients(name)
+    def gradient_kernels(self) -> dict[str, KernelText]:
+        others = {"delta": self._delta, "convert_dq": self._convert_dq}
+        return {name: others[name]() if name in others else self._gradients(name) for name in self.own.kernels}
 
     def _terms_of(self, name: str) -> tuple[Terms, ...]:
         """What a kernel adds up of captured gradients."""
@@ -170,27 +155,19 @@ class FusedMmaBackward(Fused, CapturedSums):
         grid = self.q_block_grid() if by_query else self.kv_head_grid(CeilDiv("kv_len", self.plan.block_kv))
         return self.kernel(name, grid, parameters, threads_name=self.launch_bounds(), shared=True)
 
-    @property
-    def _ds(self) -> str:
-        return "ds" if self.variant.derivative else "dS"
-
     def _key_kernel(self, name: str, kernel: KernelText) -> KeyKernel:
         terms, reads_captured = self._terms_of(name), self.reads_captured(*self._functions_of(name))
         sums_k, sums_v = name != "dv" and self.plan.wants("k"), name != "dk"
         needs_ds = sums_k or bool(terms)
         kept = "(D P)" if self.variant.dropout else "P"
         of_v = [f"dV = sum over query heads of {kept}^T dO"] if sums_v else []
-        of_k = [f"dK = softmax_scale * sum over query heads of {self._ds}^T Q"] if sums_k else []
-        of_q = [f"dQ = softmax_scale * sum over keys of {self._ds} K"] if self.adds else []
-        operands = " and ".join([*(["P^T"] if sums_v else []), *([f"{self._ds}^T"] if sums_k else [])])
+        of_k = [f"dK = softmax_scale * sum over query heads of {self.ds}^T Q"] if sums_k else []
+        of_q = [f"dQ = softmax_scale * sum over keys of {self.ds} K"] if self.adds else []
+        operands = " and ".join([*(["P^T"] if sums_v else []), *([f"{self.ds}^T"] if sums_k else [])])
         are = "are A operands as they are" if sums_k and sums_v else "is an A operand as it is"
         transposed = f": {operands} {are}" if operands else ""
-        equations = (*self._pair_equations(needs_ds), *of_v, *of_k, *of_q)
+        equations = (*self.pair_equations(needs_ds), *of_v, *of_k, *of_q)
         return KeyKernel(name, kernel, sums_k, sums_v, needs_ds, terms, reads_captured, equations, transposed)
-
-    def _pair_equations(self, of_scores: bool) -> list[str]:
-        assert self.facts.gradient is not None
-        return comment_text.pair_equations(self.spec, self.facts.gradient, of_scores)
 
     def primitives(self) -> list[str]:
         dtype, split = self.spec.dtype.name, self.own.split

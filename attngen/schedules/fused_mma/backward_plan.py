@@ -11,6 +11,7 @@ from attngen.plan.arch import Arch, Feature
 from attngen.plan.captured_sums import TermSum, term_sums
 from attngen.plan.decisions import saved_decisions, term_decisions
 from attngen.plan.facts import SpecFacts
+from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer
@@ -153,6 +154,7 @@ def apart_by_registers(facts: SpecFacts, tile: Tile) -> bool:
     return part_of(facts, tile, apart=False) == 0
 
 
+@remembered
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The tiles that fit, the preferred first."""
     if backward_additions.adds(facts, arch):

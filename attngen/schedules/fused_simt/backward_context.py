@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attngen.emit import abi, comment_text
+from attngen.emit import abi
 from attngen.emit.captured_sums import CapturedSums
 from attngen.emit.file import ConstantLine, KernelText
 from attngen.emit.program import CeilDiv, Parameter
@@ -46,38 +46,23 @@ class FusedSimtBackward(CapturedSums):
             "queries_read_captured": self.reads_captured(*pairs, v.kv_range, *self._of_rows()),
             "key_sums": self.term_sums(*OF_KEYS),
             "query_sums": self.term_sums(*OF_ROWS),
-            "zero_kernels": self.zero_kernels().values(),
-            "last_kernels": self.last_kernels().values(),
-            "captured_equations": self.captured_equations,
             "key_equations": self._key_equations(),
-            "query_equations": [*self._pair_equations(True), f"dQ = softmax_scale * {self.ds} K"],
-            "ds": self.ds,
+            "query_equations": [*self.pair_equations(True), f"dQ = softmax_scale * {self.ds} K"],
         }
-
-    @property
-    def ds(self) -> str:
-        return "ds" if self.variant.derivative else "dS"
-
-    def _pair_equations(self, of_scores: bool) -> list[str]:
-        return comment_text.pair_equations(self.spec, self.gradient, of_scores)
 
     def _key_equations(self) -> list[str]:
         of_k = f"dK = softmax_scale * sum over query heads of {self.ds}^T Q"
         of_v = "dV = sum over query heads of P^T dO"
         results = [line for letter, line in (("k", of_k), ("v", of_v)) if self.wants[letter]]
-        return [*self._pair_equations(self.keys_need_ds), *results]
+        return [*self.pair_equations(self.keys_need_ds), *results]
 
     @property
     def keys_need_ds(self) -> bool:
         return self.wants["k"] or bool(self.term_sums(*OF_KEYS))
 
-    def kernels(self) -> dict[str, KernelText]:
+    def gradient_kernels(self) -> dict[str, KernelText]:
         written = {"delta": self._delta, "dk_dv": self._dk_dv, "dq": self._dq}
-        return {
-            **{f"zero_{name}": zero.kernel for name, zero in self.zero_kernels().items()},
-            **{name: written[name]() for name in self.own.kernels},
-            **{name: last.kernel for name, last in self.last_kernels().items()},
-        }
+        return {name: written[name]() for name in self.own.kernels}
 
     def _of_rows(self) -> list[Function | None]:
         """The device functions of the terms that the row-owning kernel adds to captured gradients."""
