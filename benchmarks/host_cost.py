@@ -117,8 +117,8 @@ def captured(names: dict[str, Any], device: str, length: int) -> dict[str, torch
 
 
 def new_lengths(described: dict[str, Any]) -> list[float | None]:
-    """Of one variant: the first plan in milliseconds of CPU time; in microseconds a new length's plan, with checks and arguments too, those
-    of its backward, and its whole call through torch and past it, None without a GPU."""
+    """Of one variant: the first plan in milliseconds of CPU time; in microseconds a new length's plan, the same with checks and
+    arguments, those of its backward, and its whole call through torch and past it, None without a GPU."""
     inputs = described.get("inputs", {})
     spec = attngen.define(dtype="bf16", head_dim=SIZE, **described)
     arch = ARCHES["sm_90a"]
