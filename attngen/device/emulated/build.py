@@ -25,7 +25,7 @@ KERNEL = (*COMMON, "-std=c++20", "-nostdinc++", "-gdwarf-4", "-g1")
 FAST = ("-O2",)
 # For a debugger, without optimization.
 DEBUG = ("-O0", "-g3")
-RUNTIME_FLAGS = (*COMMON, "-std=c++17", "-O3")  # the headers of C++20 take twice as long to parse
+RUNTIME_FLAGS = (*COMMON, "-std=c++17", "-O3", "-fvisibility=hidden")  # the headers of C++20 take twice as long to parse
 UNITS = 2  # translation units of the runtime, compiled in parallel; fewer parse the C++ library's headers less often
 
 CACHE = KernelCache("emulated")

@@ -39,7 +39,7 @@ struct Access { const void* address; int bytes, line; const void* code; const un
 // `other` is not sure to come before this access.
 [[noreturn]] void conflict(const char* text, const Touch& other, const Access& a) {
     const Agent* agent = agent_of(other.thread);
-    if (!agent) report(Kind::RACE, text, a.line, a.code, other.line, other.code, other.thread, a.address, a.bytes);
+    if (!agent) report(Kind::RACE, text, a.line, a.code, other.line, other.code(), other.thread, a.address, a.bytes);
     const char* what = agent->kind == Background::TMA_LOAD    ? "a TMA load writes this memory, and no wait for its mbarrier comes before"
                        : agent->kind == Background::TMA_STORE ? "a TMA store reads this memory, and no wait for it comes before"
                                                               : "a wgmma reads this memory, and no wait for it comes before";
@@ -58,7 +58,7 @@ const void* code_of_copy(const Fiber& fiber, const unsigned char* address, int b
     return code;
 }
 
-void check_flight(const Cell& cell, const Access& a) {
+__attribute__((noinline, cold)) void check_flight(const Cell& cell, const Access& a) {
     if (cell.in_flight == MBARRIER) report(Kind::BARRIER_MISUSE, "an mbarrier is read or written as if it were data", a.line, a.code, 0, nullptr, -1, a.address, a.bytes);
     if (cell.in_flight >= 0)
         report(Kind::IN_FLIGHT, "an asynchronous copy into this memory has not been waited for", a.line, a.code, 0,
@@ -99,13 +99,13 @@ void remember_reader(Cell& cell, const Access& a) {
 void check_fenced(const Cell& cell, const Access& a) {
     if (a.background && !fenced(cell.writer, a.clock))
         report(Kind::PROXY_FENCE, "a thread wrote this memory, and no proxy fence of it comes before TMA or wgmma use it", a.line, a.code,
-               cell.writer.line, cell.writer.code, cell.writer.thread, a.address, a.bytes);
+               cell.writer.line, cell.writer.code(), cell.writer.thread, a.address, a.bytes);
 }
 
 void shared_read(Cell* cell, const Access& a) {
     launch.shared_read += a.bytes;
     for (int i = 0; i < a.bytes; i += GRANULE, ++cell) {
-        check_flight(*cell, a);
+        if (cell->in_flight != -1) check_flight(*cell, a);
         if (!cell->initialized) report(Kind::UNINITIALIZED_SHARED, "shared memory is read that nothing has written", a.line, a.code, 0, nullptr, -1, a.address, a.bytes);
         if (!ordered(cell->writer, a.clock)) conflict("a read and an earlier write of shared memory, with no barrier between them", cell->writer, a);
         check_fenced(*cell, a);
@@ -114,7 +114,7 @@ void shared_read(Cell* cell, const Access& a) {
 }
 
 void check_overwrite(const Cell& cell, const Access& a) {
-    check_flight(cell, a);
+    if (cell.in_flight != -1) check_flight(cell, a);
     if (!ordered(cell.writer, a.clock)) conflict("two writes of shared memory, with no barrier between them", cell.writer, a);
     for (const Touch& reader : cell.readers)
         if (!ordered(reader, a.clock)) conflict("a write and an earlier read of shared memory, with no barrier between them", reader, a);
@@ -180,7 +180,8 @@ void access(unsigned char* address, int bytes, bool write, int line, const void*
     if (!launch.checked || combining) return;
     if (address >= current->stack_low && address < current->stack_high) return;
     if (++current->accesses > launch.budget) report(Kind::RUNAWAY, "a thread has made more accesses than its budget: an endless loop?", line, code);
-    if (aligned && (uint64_t)address % bytes) report(Kind::MISALIGNED, "an address that is not a multiple of the access's size", line, code, 0, nullptr, -1, address, bytes);
+    const bool power_of_two = !(bytes & (bytes - 1));     // which most are: a division takes long
+    if (aligned && (power_of_two ? (uint64_t)address & (bytes - 1) : (uint64_t)address % bytes)) report(Kind::MISALIGNED, "an address that is not a multiple of the access's size", line, code, 0, nullptr, -1, address, bytes);
     if (Cell* cells = cells_of(address, bytes)) {
         const Access a = own(address, bytes, line, code);
         write ? shared_write(cells, a) : shared_read(cells, a);
@@ -385,7 +386,7 @@ void count_instruction(int which) { ++launch.instruction_counts[which]; }
 }  // namespace emulator
 
 // For Python: where in shared memory an address lies. 0: nowhere; 1: in dynamic, 2: in static memory, at `offset`.
-extern "C" int emulator_shared_offset(uint64_t address, uint64_t* offset) {
+EXPORTED int emulator_shared_offset(uint64_t address, uint64_t* offset) {
     using namespace emulator;
     const auto* p = (const unsigned char*)address;
     const bool is_dynamic = p >= dynamic_low && p < dynamic_low + dynamic_bytes;
@@ -399,6 +400,7 @@ extern "C" int emulator_shared_offset(uint64_t address, uint64_t* offset) {
     {                                                                                                             \
         using namespace emulator;                                                                                 \
         auto* const at = (unsigned char*)address;                                                                 \
+        if (size_t(at - running_stack) < STACK_BYTES) return; /* a thread's own: the most frequent by far */        \
         if (launch.traced) trace(write ? "store" : "load", at, bytes, write, __builtin_return_address(0));         \
         access(at, bytes, write, 0, __builtin_return_address(0), aligned); /* last: a jump */                     \
     }

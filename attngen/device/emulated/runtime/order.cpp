@@ -16,14 +16,17 @@ std::vector<unsigned> clocks;       // of all fibers
 std::vector<Agent> agents;
 
 size_t capacity() { return fibers.size() + MAX_AGENTS; }
-size_t width() { return fibers.size() + agents.size(); }
 
 void join(unsigned* to, const unsigned* from) {
-    const size_t n = width();
+    const size_t n = clock_width();
     for (size_t i = 0; i < n; ++i) to[i] = std::max(to[i], from[i]);
 }
 
 }  // namespace
+
+char Touch::library;
+
+size_t clock_width() { return fibers.size() + agents.size(); }
 
 void begin_block_order() {
     agents.clear();
@@ -41,7 +44,7 @@ Clock new_clock() { return Clock(capacity(), 0); }
 int new_agent(Background kind, int thread) {
     if (agents.size() == MAX_AGENTS) report(Kind::BARRIER_MISUSE, "more mbarriers and TMA stores than the emulated device keeps apart", 0);
     agents.push_back({kind, thread});
-    return int(width()) - 1;
+    return int(clock_width()) - 1;
 }
 
 const Agent* agent_of(int thread) { return thread >= int(fibers.size()) ? &agents[thread - fibers.size()] : nullptr; }
@@ -64,13 +67,13 @@ void acquire(Fiber& fiber, const Clock& from) { join(fiber.clock, from.data()); 
 void meet_all(int first, int count, unsigned mask) {
     static std::vector<unsigned> all;
     const auto takes_part = [&](int i) { return count > 32 || mask >> i & 1; };
-    all.assign(width(), 0);
+    all.assign(clock_width(), 0);
     for (int i = 0; i < count; ++i)
         if (takes_part(i)) join(all.data(), fibers[first + i].clock);
     for (int i = 0; i < count; ++i) {
         if (!takes_part(i)) continue;
         Fiber& f = fibers[first + i];
-        memcpy(f.clock, all.data(), width() * sizeof(unsigned));
+        memcpy(f.clock, all.data(), clock_width() * sizeof(unsigned));
         ++f.clock[f.index];
     }
 }

@@ -10,6 +10,7 @@
 namespace emulator {
 
 Position* running;
+unsigned char* running_stack;
 Launch launch;
 std::vector<Fiber> fibers;
 unsigned thread_count;
@@ -20,7 +21,6 @@ Fiber* collective_last;
 
 namespace {
 
-constexpr size_t STACK_BYTES = 256 * 1024;
 // Of the fibers, kept from launch to launch and given back when the library is closed
 struct Stacks : std::vector<unsigned char*> {
     ~Stacks() {
@@ -68,6 +68,7 @@ void start(Fiber& fiber, int index, dim3 block, dim3 block_size, dim3 grid) {
 void run(Fiber& fiber) {
     current = &fiber;
     running = &fiber.position;
+    running_stack = fiber.stack_low;
     emulator_switch(&scheduler_stack, fiber.stack_pointer);
 }
 
@@ -292,9 +293,9 @@ void report(Kind kind, const char* text, int line, const void* code, int other_l
 }  // namespace emulator
 
 // The entry from Python: run one launch. Returns 0, or 1 with `finding` filled in.
-extern "C" int emulator_launch(void (*kernel)(void**), void** arguments, const unsigned* grid, const unsigned* block, size_t shared_bytes,
-                               emulator::Range* ranges, int range_count, uint64_t seed, int mode, uint64_t budget, int first_of_call,
-                               uint64_t* instruction_counts, uint64_t* totals, emulator::Finding* finding) {
+EXPORTED int emulator_launch(void (*kernel)(void**), void** arguments, const unsigned* grid, const unsigned* block, size_t shared_bytes,
+                             emulator::Range* ranges, int range_count, uint64_t seed, int mode, uint64_t budget, int first_of_call,
+                             uint64_t* instruction_counts, uint64_t* totals, emulator::Finding* finding) {
     using namespace emulator;
     const unsigned count = block[0] * block[1] * block[2];
     while (stacks.size() < count) {

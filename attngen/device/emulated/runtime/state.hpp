@@ -16,7 +16,10 @@ enum class Kind : int {
     PROXY_FENCE, WGMMA_FENCE, BARRIER_MISUSE, ACCUMULATOR, DIVERGENT_WARPGROUP, REGISTERS, OPERAND,
 };
 
+#define EXPORTED extern "C" __attribute__((visibility("default")))  // called by Python; all else is hidden
+
 constexpr int TRACE = 16, WAITERS = 8;
+constexpr size_t STACK_BYTES = 256 * 1024;
 
 // A group of threads that wait at one place for one thing, in a deadlock.
 struct Waiter {
@@ -79,6 +82,7 @@ extern std::vector<Fiber> fibers;
 extern unsigned thread_count;      // fibers.size()
 extern Fiber* current;
 extern Position* running;
+extern unsigned char* running_stack;  // its lowest address; STACK_BYTES from there
 extern bool combining;             // a Combine runs: what it touches are the lanes' own arguments
 extern const void* collective_code; // from where the warp came to it,
 extern Fiber* collective_last;      // and the lane that came last: the one that runs it
@@ -96,12 +100,24 @@ template <typename Where> void wake(State state, Where where) {
 enum class Background : uint8_t { TMA_LOAD, TMA_STORE, WGMMA };
 struct Agent { Background kind; int thread; };
 
-// An access. `thread` is a thread's number, or from the number of threads on an agent's.
-struct Touch { int thread = -1; unsigned time = 0; const void* code = nullptr; int line = 0; };
+// An access. `thread` is a thread's number, or from the number of threads on an agent's. Small, because each Cell has five of them.
+struct Touch {
+    unsigned time = 0;
+    int thread : 12;                // -1: none; at most 1024 threads and the agents
+    unsigned line : 20;
+    int code_offset = 0;            // from `library`; 0: no code
+
+    Touch() : thread(-1), line(0) {}
+    Touch(int thread, unsigned time, const void* code, int line)
+        : time(time), thread(thread), line(line), code_offset(code ? int((const char*)code - &library) : 0) {}
+    const void* code() const { return code_offset ? &library + code_offset : nullptr; }
+    static char library;            // its address is the origin of offsets
+};
 using Clock = std::vector<unsigned>;
 
 void begin_block_order();
 Clock new_clock();
+size_t clock_width();                                // the times of a clock that are in use; the others are 0
 int new_agent(Background kind, int thread);
 const Agent* agent_of(int thread);                   // null: an ordinary thread
 inline bool ordered(const Touch& before, const unsigned* clock) { return before.thread < 0 || before.time <= clock[before.thread]; }
@@ -120,7 +136,8 @@ struct Range {                      // one Memory of the protocol; Python writes
 };
 
 // Two bytes of shared memory: who touched them last.
-struct Cell { Touch writer, readers[4]; int in_flight = -1; bool initialized = false; };
+struct Cell { Touch writer, readers[4]; short in_flight = -1; bool initialized = false; };
+static_assert(sizeof(Cell) == 64, "a line of the CPU's cache");
 
 struct Launch {
     bool checked, traced;           // traced: checked too

@@ -278,8 +278,8 @@ void trace_block_meeting() {
 }  // namespace emulator
 
 // For Python: what to trace of the next launch, and what has been found since the first one. `first`: forget what was found before.
-extern "C" void emulator_trace(int first, const emulator::Buffer* table, int count, int block, const unsigned char* threads,
-                               int thread_count, int limit) {
+EXPORTED void emulator_trace(int first, const emulator::Buffer* table, int count, int block, const unsigned char* threads,
+                             int thread_count, int limit) {
     using namespace emulator;
     if (first) {
         sites.clear(), statements.clear(), known_statements.clear(), steps.clear(), traced_warps.clear();
@@ -292,7 +292,7 @@ extern "C" void emulator_trace(int first, const emulator::Buffer* table, int cou
     watched_threads.assign(threads, threads + thread_count);
 }
 
-extern "C" void emulator_traced(const emulator::Site** found_sites, int* site_count, const emulator::Step** found_steps, int* step_count) {
+EXPORTED void emulator_traced(const emulator::Site** found_sites, int* site_count, const emulator::Step** found_steps, int* step_count) {
     using namespace emulator;
     *found_sites = sites.data(), *site_count = int(sites.size());
     *found_steps = steps.data(), *step_count = int(steps.size());

@@ -40,11 +40,13 @@ struct Warpgroup {
     size_t first_product = 0;       // the number of products.front()
     std::deque<Product> products;
     std::vector<size_t> group_ends; // of all groups so far: how many products they and the ones before have
+    std::vector<int> committed;     // of each group: how many threads have committed it
     unsigned computed = 0;          // groups
     ThreadState threads[THREADS];
 };
 
 std::deque<Warpgroup> warpgroups;
+bool somebody_waits;
 
 // An operand in shared memory: rows of 128 bytes, swizzled; descriptors as PTX ISA, "Matrix descriptor format".
 struct Operand {
@@ -177,6 +179,7 @@ void multiply_16x8x16(const float (&a)[16][16], const float (&b)[16][8], float (
 }
 
 void begin_block_wgmma() {
+    somebody_waits = false;
     warpgroups.clear();
     warpgroups.resize((fibers.size() + THREADS - 1) / THREADS);
 }
@@ -202,7 +205,7 @@ void wgmma_issue(const Wgmma& product, int line) {
     if (launch.checked) {
         if (p.known.empty()) p.known.assign(current->clock, current->clock + new_clock().size());
         unsigned* const known = p.known.data();
-        for (size_t i = 0, size = p.known.size(); i < size; ++i) known[i] = std::min(known[i], current->clock[i]);
+        for (size_t i = 0, size = clock_width(); i < size; ++i) known[i] = std::min(known[i], current->clock[i]);
     }
     if (++p.issued == THREADS) check_operands(g, p);
 }
@@ -210,17 +213,21 @@ void wgmma_issue(const Wgmma& product, int line) {
 void wgmma_commit(int line) {
     Warpgroup& g = warpgroup();
     ThreadState& t = mine(g);
-    if (t.committed == g.group_ends.size()) g.group_ends.push_back(t.issued);
+    if (t.committed == g.group_ends.size()) g.group_ends.push_back(t.issued), g.committed.push_back(0);
+    ++g.committed[t.committed];
     if (g.group_ends[t.committed++] != t.issued) report(Kind::DIVERGENT_WARPGROUP, "threads of one warpgroup commit different groups of wgmma", line);
-    wake(State::AT_WGMMA, [](const Fiber&) { return true; });
+    if (somebody_waits) wake(State::AT_WGMMA, [](const Fiber&) { return true; });
+    somebody_waits = false;
 }
 
 void wgmma_wait(int pending, int line) {
     Warpgroup& g = warpgroup();
     ThreadState& t = mine(g);
     const unsigned done = t.committed > unsigned(pending) ? t.committed - pending : 0;
-    const auto all_committed = [&] { return std::all_of(g.threads, g.threads + THREADS, [&](const ThreadState& other) { return other.committed >= done; }); };
-    while (!all_committed()) wait_in(State::AT_WGMMA, "the other threads of its warpgroup to commit a group of wgmma", line);
+    while (done && g.committed[done - 1] < THREADS) {
+        somebody_waits = true;
+        wait_in(State::AT_WGMMA, "the other threads of its warpgroup to commit a group of wgmma", line);
+    }
     compute(g, done);
     if (done > t.received) t.fenced = false;
     t.received = std::max(t.received, done);
