@@ -33,7 +33,7 @@ class Family:
 
 
 # Of the sanitizer, only the calls before each access are used: its runtime is not linked.
-CALLS = ("-O1", "-fsanitize=thread")
+CALLS = ("-fsanitize=thread",)
 # Scalar replacement of aggregates is off, because it changes the width of accesses.
 GCC = Family("gcc", (), (*CALLS, "-fno-tree-sra"))
 CLANG = Family("clang", (), CALLS)
