@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests live as long as the process: the garbage collector, at 5% of a test's time, need not look through them."""
+    """Modules and tests live as long as the process: the garbage collector, which took 5% of the time, skips them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
@@ -69,6 +70,28 @@ def browser() -> Iterator[Any]:
         chromium = playwright.chromium.launch(**launch_options())
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="session")
+def runtime() -> list[Path]:
+    """The emulated device's own code, compiled."""
+    from attngen.cache_directory import cache_directory
+    from attngen.device.emulated import EmulatedDevice
+    from tests.harness import emitted, shipped
+
+    EmulatedDevice().compile(emitted(shipped("gpt2"), "naive"))
+    return list(cache_directory("emulated").glob("runtime-*"))
+
+
+@pytest.fixture
+def compiled_runtime(runtime: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kernel cache of the test's own, which holds the emulated device's own code alone: it is not compiled again."""
+    place = tmp_path / "cache" / "emulated"
+    place.mkdir(parents=True, mode=0o700)
+    for path in runtime:
+        shutil.copy2(path, place)
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(place.parent))
+    return place.parent
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -45,9 +45,11 @@ def shipped(name: str, dtype: str | None = None) -> AttentionSpec:
     return spec if dtype is None else replace(spec, dtype=DTYPES[dtype])
 
 
-def small(name: str, dtype: str | None = None) -> AttentionSpec:
-    """A shipped spec with few heads."""
+def small(name: str, dtype: str | None = None, narrow: bool = False) -> AttentionSpec:
+    """A shipped spec with few heads. `narrow`: heads of 128 or 256 elements become 64, for tests of masks and scores alone."""
     spec = shipped(name, dtype)
+    if narrow and spec.head_dim >= 128:
+        spec = replace(spec, head_dim=64, head_dim_v=64)
     if name in FEW_HEADS:
         q_heads, kv_heads = FEW_HEADS[name]
         spec = replace(spec, q_heads=q_heads, kv_heads=kv_heads)

@@ -274,8 +274,9 @@ def test_without_a_gpu_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.output.count("fused") >= 1
 
 
+@pytest.mark.usefixtures("compiled_runtime")
 @pytest.mark.parametrize("gradients", tiers.cases(["", "q,slopes"], quick=["q,slopes"]))
-def test_tuning_keeps_the_fastest(gradients: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_keeps_the_fastest(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tuning on the emulated device, with a timer that is replaced."""
     torch = pytest.importorskip("torch")
     from attngen.bench import sweep, tune
@@ -286,7 +287,6 @@ def test_tuning_keeps_the_fastest(gradients: str, tmp_path: Path, monkeypatch: p
         return {name: Timing(1.0 - 0.1 * int(name), 0.0, 2.0) for name in calls}  # later candidates are faster
 
     wanted = tuple(gradients.split(",")) if gradients else ()
-    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tune, "CudaDevice", lambda: EmulatedDevice(arch="sm_75"))
     monkeypatch.setattr(sys.modules["attngen.schedules.choose"], "candidates", lambda *asked: candidates(*asked)[:2])
     monkeypatch.setattr(tune, "_compile_all", lambda programs, progress: None)

@@ -15,12 +15,9 @@ import pytest
 import attngen
 from attngen import define
 from attngen.device.doctor import examine
-from attngen.device.emulated.build import build_library
 from attngen.device.emulated.host_compiler import CLANG, GCC, HostCompiler, find_compiler
-from attngen.device.emulated.translate import translate
 from attngen.device.protocol import DeviceError
 from tests.conftest import ROOT
-from tests.harness import emitted, shipped
 
 
 def script(path: Path, text: str) -> Path:
@@ -52,11 +49,15 @@ def test_a_cxx_that_cannot_be_run_is_an_error_that_names_it(cxx: str, said: str,
 
 def test_cxx_is_split_as_a_shell_splits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = script(tmp_path / "my launcher", 'touch "$(dirname "$0")/used"; exec "$@"')
-    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", f"'{launcher}' g++ -DSOMETHING='a b'")
     assert find_compiler().command == (str(launcher), "g++", "-DSOMETHING=a b")
-    library = build_library(translate(emitted(shipped("gpt2"), "naive")).text, "gpt2", checked=False)
-    assert library.is_file()
+    text, made = tmp_path / "text.cpp", tmp_path / "made.o"
+    text.write_text(
+        "#define STRING(text) STRING_OF(text)\n#define STRING_OF(text) #text\n"
+        'static_assert(sizeof(STRING(SOMETHING)) == sizeof("a b"), "the option arrives in one piece");'
+    )
+    find_compiler().run(["-c", str(text), "-o", str(made)], "a text")
+    assert made.is_file()
     assert (tmp_path / "used").exists()
 
 
@@ -77,25 +78,25 @@ def test_without_cxx_the_first_compiler_on_the_path_is_taken(
     assert find_compiler().family is GCC
 
 
-def test_headers_of_the_cpp_library_on_the_include_path_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("compiled_runtime")
+def test_headers_of_the_cpp_library_on_the_include_path_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """As CUDA's and conda's environments bring them: these have functions of more types than C."""
     said = subprocess.run([find_compiler().command[0], "-xc++", "-E", "-v", "/dev/null"], capture_output=True, text=True).stderr
     found = [line.strip() for line in said.splitlines() if "c++" in line and Path(line.strip()).is_dir()]
     assert found
     monkeypatch.setenv("CPLUS_INCLUDE_PATH", os.pathsep.join(found))
-    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))
     spec = define(dtype="fp32", head_dim=16, score="s + abs(q - k) - abs(s)")
     q = np.ones((1, 1, 9, 16), np.float32)
     assert np.allclose(attngen.compile(spec, kernel="naive", device="emulated")(q, q, q), 1)
 
 
+@pytest.mark.usefixtures("compiled_runtime")
 def test_a_linker_that_fails_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """gold does not find the C++ library of some compilers, of which the usual linker is told."""
     linker = tmp_path / "ld.gold"
     linker.write_text("#!/bin/sh\nexit 1\n")
     linker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("COMPILER_PATH", str(tmp_path))
     q = np.ones((1, 1, 9, 16), np.float32)
     spec = define(dtype="fp32", head_dim=16, score="s + 2")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,18 +19,19 @@ import pytest
 import attngen
 from attngen.cache_directory import cache_directory
 from attngen.device.cuda import compiler
-from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.build import UNITS
 from attngen.device.kernel_cache import DIGEST_BYTES, TEMPORARY, CacheWarning, KernelCache
 from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import emitted, shipped
 
+# A kernel that is compiled fast, into more than 16 KiB
 CUBIN = """
 from attngen.device.cuda.compiler import cubin
-from tests import tiers
-from tests.harness import emitted, shipped
-print(len(cubin(emitted(shipped("gpt2"), "naive"))))
+from attngen.emit.program import Program
+text = "__device__ float table[5000] = {1.0f};"
+text += "extern \\"C\\" __global__ void copy(float* x) { x[threadIdx.x] = table[threadIdx.x]; }"
+print(len(cubin(Program("copy", text, "sm_80", (), ()))))
 """
 EMULATED = """
 import numpy as np, attngen
@@ -40,26 +40,10 @@ print(attngen.compile("specs/gpt2.attn", kernel="naive", device="emulated")(q, q
 """
 
 
-@pytest.fixture(scope="module")
-def runtime() -> list[Path]:
-    """The emulated device's own code, compiled."""
-    EmulatedDevice().compile(emitted(shipped("gpt2"), "naive"))
-    return list(cache_directory("emulated").glob("runtime-*"))
-
-
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def compiled_runtime(runtime: list[Path], directory: Path) -> None:
-    """Tests of how a kernel is kept do not compile the emulated device again."""
-    place = directory / "emulated"
-    place.mkdir(parents=True, mode=0o700)
-    for path in runtime:
-        shutil.copy2(path, place)
 
 
 def start(code: str, before=None) -> subprocess.Popen[str]:
@@ -242,6 +226,7 @@ def test_threads_share_one_warning(directory: Path) -> None:
     assert KernelCache("cuda").data("x", lambda: b"data") == b"data"
 
 
+@pytest.mark.usefixtures("compiled_runtime")
 def test_cubins_are_compiled_ahead() -> None:
     kernel = attngen.compile(shipped("gpt2"), kernel="naive", device="emulated", ahead=["sm_80", "sm_90"])
     assert len(files("cuda")) == 2

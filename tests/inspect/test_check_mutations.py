@@ -40,7 +40,7 @@ def solved(spec: AttentionSpec, trial: Trial) -> Solved:
 
 
 def small(name: str) -> AttentionSpec:
-    """A shipped spec with few and small heads: mutants and problems of a check are those of its own, and take a third of the time."""
+    """A shipped spec with few and small heads, whose mutants and problems of a check are the same and take less time."""
     spec = shipped(name)
     head_dim, head_dim_v = HEAD_SIZES.get(name, (16, 16))
     q_heads, kv_heads = FEW_HEADS.get(name, (None, None))
