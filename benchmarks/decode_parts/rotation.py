@@ -11,13 +11,14 @@ from words import markdown
 
 import attngen
 from attngen.spec.attention import AttentionSpec
-from attngen.torch import flash_attn_with_kvcache
+from attngen.torch import Attention, flash_attn_with_kvcache
 from decode_parts import Cache, Call, Tensors, in_graphs
 
 PROMPTS = (Cache(4, 2048, rows=2048), Cache(1, 8192, rows=8192))
 STEPS = (Cache(1, 8192), Cache(16, 8192))
 NONE, STATED, BY_TORCH = "not rotated", "rotary", "rotated by torch.compile"
 READ, APPENDED, ROTATED = "keys read", "a row appended", "appended and rotated"
+DECODED = "the same by Attention.decode"
 
 
 def rows(rounds: int) -> Iterator[Row]:
@@ -71,12 +72,16 @@ def step_sides(cell: Cache, tensors: Sequence[Tensors]) -> dict[str, Sequence[Ca
     new = torch.randn(cell.batch, 1, cell.kv_heads, cell.head_dim, device="cuda", dtype=torch.bfloat16)
     cosines, sines = tables(cell)
     rotary = {"rotary_cos": cosines, "rotary_sin": sines, "rotary_interleaved": False}
+    declared = dict.fromkeys(("cosines", "sines"), ("fp32", ("positions", cell.head_dim // 2)))
+    stated = f"{cell.head_dim} halves by cosines, sines"
+    layer = Attention(mask="causal", rotary=stated, inputs=declared, enable_gqa=True, layout="bshd")
     call = partial(flash_attn_with_kvcache, causal=True)
     appended = {"k": new, "v": new, "cache_seqlens": used}
     return {
         READ: [partial(call, *one, cache_seqlens=used) for one in lasting],
         APPENDED: [partial(call, *one, **appended) for one in lasting],
         ROTATED: [partial(call, *one, **appended, **rotary) for one in lasting],
+        DECODED: [partial(layer.decode, *one, **appended, cosines=cosines, sines=sines) for one in lasting],
     }
 
 
