@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from attngen.api import load_one
-from attngen.device.arrays import ArgumentError
+from attngen.device.arrays import ArgumentError, dimensions
 from attngen.device.params import refuse_unknown
 from attngen.diagnostics import refuse_keywords
 from attngen.language import define
@@ -36,7 +36,7 @@ from attngen.torch.description import (
 )
 from attngen.torch.eager import EagerCalls
 from attngen.torch.functional import attention
-from attngen.torch.layout import as_tensor, check_layout, follow_autocast, heads_first, results
+from attngen.torch.layout import AXES, as_tensor, check_layout, follow_autocast, heads_first, results
 from attngen.torch.math import by_torch
 
 Tensor = Any
@@ -226,8 +226,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
         inputs, ints, floats = unpacked(decoding.lists(named, captured))
         with torch.no_grad():
-            rows, k_cache, v_cache = (self._rows(one) for one in (q, k_cache, v_cache))
-            new_k, new_v = (None if one is None else self._rows(one) for one in (k, v))
+            rows, k_cache, v_cache = self._rows("q", q), self._rows("k_cache", k_cache), self._rows("v_cache", v_cache)
+            new_k, new_v = (None if one is None else self._rows(name, one) for name, one in (("k", k), ("v", v)))
             wanted: Literal["dense", "paged"] | None = "dense" if self._mode == "math" else decoding.wanted
             place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
             cache = cache_of(rows, k_cache, v_cache, new_k, new_v, decoding.turn(inputs), place, wanted)
@@ -237,6 +237,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             else:
                 (queries, keys, values), page_size = heads_first(queries, keys, values, "bhsd", self._copy), None
             queries, keys, values = follow_autocast(queries, keys, values, self._dtype)
+            if not self._enable_gqa:
+                check_equal_heads(queries, keys)
             first, longest, known = ((), (), ()) if cache.lengths is None else cache.lengths.arguments
             text = decoding_text(self._text(form, queries, values, captured), known, page_size)
             tensors = (queries, keys, values, *first, *decoding.kept(inputs))
@@ -251,8 +253,10 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
                     result = self._calls.make(tensors, others, arguments)
         return results(result, q, self._layout, self._return_lse)
 
-    def _rows(self, tensor: Tensor) -> Tensor:
-        """A tensor of the layer's layout as [batch, length, heads, size]."""
+    def _rows(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor of the layer's layout as [batch, length, heads, size]. Raises ArgumentError."""
+        if tensor.dim() != 4:
+            raise ArgumentError(f"`{name}` has {dimensions(tensor.dim())}; expected 4, of {AXES[self._layout]}")
         return tensor if self._layout == "bshd" else tensor.transpose(1, 2)
 
     def _text(self, form: Form | None, queries: Tensor, values: Tensor, captured: Mapping[str, Tensor]) -> str:

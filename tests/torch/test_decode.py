@@ -181,6 +181,8 @@ def test_what_is_refused() -> None:
     for call, message in (
         (lambda: Attention().decode(q, k, k, q, q), r"appending needs `k`, `v` and `cache_seqlens`"),
         (lambda: Attention().decode(q, k, k, size=3), r"no input or param `size`"),
+        (lambda: Attention().decode(q[0], k, k), r"`q` has 3 dimensions; expected 4"),
+        (lambda: Attention().decode(q, k[:, :1], k[:, :1]), r"enable_gqa"),
         (lambda: shifted.decode(q, k, k, **tables), r"rows are rotated at q \+ 1, k"),
         (lambda: Attention(attngen.define(head_dim=16, storage="packed")).decode(q, k, k), r"states storage packed"),
     ):
