@@ -167,18 +167,23 @@ class _Gradients(_SingleLevelFunction):  # type: ignore[misc]
 
 def _attention_backward(*arguments: Any) -> list[Tensor]:
     call = Backward(*arguments)
+    there = [t for t in call.tensors if t is not None]
+    if not _needs_gradients(there):
+        return _gradients(arguments, there)
 
     def compute(*tensors: Tensor | None) -> list[Tensor]:
-        given = call.with_tensors(tensors)
-        if _is_direct([t for t in tensors if t is not None]):
-            return backward.run(*given)
-        with _below_autograd():
-            result: list[Tensor] = backward_operator(*given)
-        return result
+        return _gradients(call.with_tensors(tensors), [t for t in tensors if t is not None])
 
-    if _needs_gradients([t for t in call.tensors if t is not None]):
-        return list(_applied(_Gradients, compute, *call.tensors))
-    return compute(*call.tensors)
+    return list(_applied(_Gradients, compute, *call.tensors))
+
+
+def _gradients(arguments: Sequence[Any], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """`attention_backward` below autograd. `tensors`: those of `arguments`."""
+    if _is_direct(tensors):
+        return backward.run(*arguments)
+    with _below_autograd():
+        result: list[Tensor] = backward_operator(*arguments)
+    return result
 
 
 LIBRARY.impl("attention", _attention, "Autograd")

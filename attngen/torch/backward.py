@@ -79,6 +79,7 @@ class Backward(NamedTuple):
 
 
 FIRST_INPUT = 5
+Said = tuple[str, tuple[int, ...], tuple[float, ...], tuple[str, ...], bool]  # the arguments that are no tensors
 
 
 @lru_cache(maxsize=4096)
@@ -90,26 +91,34 @@ def _order(spec: str, inputs: Sequence[str], outputs: Sequence[str], wanted: Seq
 
 def run(*arguments: Any) -> list[Tensor]:
     """The gradients by the kernels of a spec on q's device."""
-    call = Backward(*arguments)
-    wanted = tuple(call.wanted)
-    deterministic = is_deterministic(call.deterministic)
-    found = backward_runtime(call.spec, call.q.device, wanted, deterministic)
-    packed = parsed(call.spec).kernel.is_packed
-    q_len, kv_len = call.ints[:2] if packed else (call.q.shape[2], call.k.shape[2])
+    dout, dlse, q, k, v, spec, inputs, ints, floats, out, lse, lse_rest, wanted, deterministic = arguments
+    said = spec, tuple(ints), tuple(floats), tuple(wanted), is_deterministic(deterministic)
+    tensors = dout, dlse, out, lse, lse_rest, q, k, v, *inputs
+    found = repeated(said, tensors)
+    return first(said, tensors) if found is None else found
+
+
+def first(said: Said, tensors: Sequence[Any]) -> list[Tensor]:
+    """The gradients of a call, in the order of `Backward.tensors`, by all of its checks. It is remembered for `repeated`."""
+    spec, ints, floats, wanted, deterministic = said
+    dout, dlse, *others = tensors
+    q, k = tensors[FIRST_INPUT], tensors[FIRST_INPUT + 1]
+    found = backward_runtime(spec, q.device, wanted, deterministic)
+    packed = parsed(spec).kernel.is_packed
+    q_len, kv_len = ints[:2] if packed else (q.shape[2], k.shape[2])
     if not deterministic and found.compiled.is_faster_in_order(q_len, kv_len):
-        found = backward_runtime(call.spec, call.q.device, wanted, True)
-    read, written = _order(call.spec, found.input_names, found.output_names, wanted)
-    _, dlse, *others = call.tensors
-    dout = call.dout if readable(call.dout.unsqueeze(0) if packed else call.dout) else call.dout.contiguous()
-    if parsed(call.spec).lse:
-        dlse = call.q.new_zeros(lse_shape(call.spec, call.q), dtype=torch.float32) if dlse is None else dlse.contiguous()
-    tensors = (dout, dlse, *others)
-    given = [tensors[at] for at in read]
-    gradients = found(given, call.ints, call.floats)
-    if isinstance(found, OnGpu) and dout is call.dout and dlse is call.dlse:
-        prepared = found.prepared(given, call.ints, call.floats)
+        found = backward_runtime(spec, q.device, wanted, True)
+    read, written = _order(spec, found.input_names, found.output_names, wanted)
+    if not readable(dout.unsqueeze(0) if packed else dout):
+        dout = dout.contiguous()
+    if parsed(spec).lse:
+        dlse = q.new_zeros(lse_shape(spec, q), dtype=torch.float32) if dlse is None else dlse.contiguous()
+    made = (dout, dlse, *others)
+    given = [made[at] for at in read]
+    gradients = found(given, ints, floats)
+    if isinstance(found, OnGpu) and dout is tensors[0] and dlse is tensors[1]:
+        prepared = found.prepared(given, ints, floats)
         if prepared is not None:
-            said = call.spec, tuple(call.ints), tuple(call.floats), wanted, deterministic
             _repeats[_key(said, tensors)] = Repeat(prepared, read, written)
     return [gradients[at] for at in written]
 
@@ -122,13 +131,13 @@ class Repeat(NamedTuple):
     written: tuple[int, ...]
 
 
-Said = tuple[str, Sequence[int], Sequence[float], Sequence[str], bool]  # the arguments that are no tensors; hashable
 _repeats: Remembered[Repeat] = Remembered()
 
 
 def _key(said: Said, tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """What the launches of a call depend on, except addresses: of the forward's results, these others say which are there."""
-    return signature((said, tensors[1] is None), *[t for t in tensors if t is not None])
+    """What the launches of a call depend on, except addresses. With their number, three say which optional tensors are there."""
+    _, dlse, out, lse, *_ = tensors
+    return signature((said, dlse is None, out is None, lse is None), *[t for t in tensors if t is not None])
 
 
 def repeated(said: Said, tensors: Sequence[Tensor | None]) -> list[Tensor] | None:

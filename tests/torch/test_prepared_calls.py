@@ -21,7 +21,7 @@ from attngen.device.tensor_map import MappedTensor  # noqa: E402
 from attngen.emit.program import Program  # noqa: E402
 from attngen.torch import Attention, backward, eager, operator, runtime  # noqa: E402
 from attngen.torch.description import fixed_text  # noqa: E402
-from attngen.torch.operator import attention_operator  # noqa: E402
+from attngen.torch.operator import attention_operator, full_operator  # noqa: E402
 from attngen.torch.runtime import OnGpu, PreparedCall  # noqa: E402
 from tests import tiers  # noqa: E402
 from tests.device.programs import SCALE, backward_problem, backward_program, expected_gradients  # noqa: E402
@@ -167,7 +167,7 @@ def test_a_repeated_backward_plans_and_checks_nothing(schedule: str, monkeypatch
     for attempt in range(3):
         if attempt:
             monkeypatch.setattr(OnGpu, "_bind", None)
-            monkeypatch.setattr(backward, "run", None)
+            monkeypatch.setattr(backward, "first", None)
         q, k, v = (t.requires_grad_() for t in problem())
         slopes = torch.tensor([0.5, 0.25], requires_grad=True)
         output, _ = attention_operator(q, k, v, text, [slopes])
@@ -178,6 +178,15 @@ def test_a_repeated_backward_plans_and_checks_nothing(schedule: str, monkeypatch
         exact = torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=bias)
         expected = torch.autograd.grad(exact.sin().sum(), (*inputs, slopes))
         for own, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(own.float(), other, atol=0.03, rtol=0.03)
+        with torch.no_grad():  # the operators of a compiled step
+            out, lse, lse_rest = full_operator(q, k, v, text, [slopes], [], [], True, False)
+            names = ("q", "k", "v", "slopes")
+            kept = backward.saved_by(text, q.device, names, False)
+            saved = (t if name in kept else None for name, t in (("out", out), ("lse", lse), ("lse_rest", lse_rest)))
+            dout = output.float().cos().to(q.dtype)
+            again = backward.backward_operator(dout, None, q, k, v, text, [slopes], [], [], *saved, names, False)
+        for own, other in zip(again, expected, strict=True):
             torch.testing.assert_close(own.float(), other, atol=0.03, rtol=0.03)
 
 
