@@ -36,20 +36,24 @@ Tensor = Any
 
 def mask(
     batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int = 0,
+    q_length: int = 0,
+    kv_length: int = 0,
+    q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: Any = causal_mask_function,
     attention_mask: Tensor | None = None,
     device: Any = "cpu",
+    cache_position: Tensor | None = None,
     **_: Any,
 ) -> BlockMask:
     """The mask of a call, with the arguments of transformers' mask interface. It holds the function: nothing is evaluated.
 
     `attention_mask` is [batch, keys so far], true for tokens and false for padding. The offsets are the positions of the first
-    query and the first key.
+    query and the first key. Early versions of transformers give the positions of all queries instead, as `cache_position`
+    [q_length], of which the first is not read on the host.
     """
+    if cache_position is not None:
+        q_length, q_offset, device = cache_position.shape[0], cache_position[0], cache_position.device
     if attention_mask is not None:
         padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
         mask_function = and_masks(mask_function, padding_mask_function(padding))

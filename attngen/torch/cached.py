@@ -21,6 +21,7 @@ from attngen.spec.rotary import IN_ORDER, without_rotary
 from attngen.torch.append import NO_TURN, Turn, appended
 from attngen.torch.arguments import Lists, NamedArguments
 from attngen.torch.description import one_line
+from attngen.torch.layout import padded
 from attngen.torch.runtime import parsed
 
 Tensor = Any
@@ -103,7 +104,8 @@ def cache_of(
     if k is not None or turn is not None:
         if k is None:  # rows of Q alone are rotated
             k, v = (q.new_empty((q.shape[0], 0, *cache.shape[2:])) for cache in (k_cache, v_cache))
-        used, q = appended(q, k, v, k_cache, v_cache, used, pages, NO_TURN if turn is None else turn)
+        append = _appended_to_copies if k_cache.shape[3] % 8 or v_cache.shape[3] % 8 else appended
+        used, q = append(q, k, v, k_cache, v_cache, used, pages, NO_TURN if turn is None else turn)
     lengths: Cached | Paged | None = Cached((used,) if cache_leftpad is None else (used, cache_leftpad))
     if pages is None and wanted == "paged":
         pages = torch.arange(q.shape[0], dtype=torch.int32, device=q.device).unsqueeze(1)
@@ -114,6 +116,17 @@ def cache_of(
     elif cache_seqlens is None and cache_leftpad is None:
         lengths = None
     return Cache(q, k_cache, v_cache, lengths)
+
+
+def _appended_to_copies(
+    q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *others: Any
+) -> tuple[Tensor, Tensor]:
+    """`appended` for head sizes that are no multiple of 8, as a kernel writes 16 bytes at a time: copies are copied back."""
+    copies = padded(k_cache), padded(v_cache)
+    used, turned = appended(padded(q), padded(k), padded(v), *copies, *others)
+    for cache, copied in zip((k_cache, v_cache), copies, strict=True):
+        cache.copy_(copied[..., : cache.shape[3]])
+    return used, turned[..., : q.shape[3]]
 
 
 def _lengths(cache_seqlens: int | Tensor, q: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from operator import index
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.spec.attention import Storage
@@ -23,7 +22,7 @@ from attngen.torch.cached import Arguments, Cached, Paged
 from attngen.torch.description import Description, Mode, check_mode, dtype_name, one_line, plain_number, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
-from attngen.torch.layout import follow_autocast, heads_first, readable, results
+from attngen.torch.layout import follow_autocast, heads_first, padded, readable, results
 from attngen.torch.math import by_torch
 
 Tensor = Any
@@ -35,11 +34,11 @@ def flash_attn_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Sequence[int] = EVERYTHING,
-    softcap: float = 0.0,
+    softcap: float = 0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
@@ -149,17 +148,18 @@ def attend(
 
 def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[bool, tuple[Tensor, Tensor, Tensor]]:
     """Whether the kernels read q, k and v in place, and the tensors as the operator takes them: copies if it cannot."""
-    if storage.endswith("paged"):  # pages are never copied
+    if storage.endswith("paged"):  # pages are copied for their head size alone
         for name, pool in (("k", k), ("v", v)):
             if pool.dim() != 4:
                 raise ArgumentError(f"`{name}` is {list(pool.shape)}; expected [pages, page_size, kv_heads, size]")
         is_read, (queries, _, _) = _laid_out(q, q, q, "packed" if storage == "packed_paged" else "dense")
-        return is_read, (queries, k.transpose(1, 2), v.transpose(1, 2))
+        is_read = is_read and not (k.shape[-1] % 8 or v.shape[-1] % 8)
+        return is_read, (queries, padded(k).transpose(1, 2), padded(v).transpose(1, 2))
     if storage == "dense":
         in_place = all(t.dim() == 4 and not t.shape[-1] % 8 and readable(t.transpose(1, 2)) for t in (q, k, v))
-        return in_place, heads_first(_padded(q), _padded(k), _padded(v), "bshd", not in_place)
+        return in_place, heads_first(padded(q), padded(k), padded(v), "bshd", not in_place)
     in_place = all(t.dim() == 3 and not t.shape[-1] % 8 and readable(t.unsqueeze(0)) for t in (q, k, v))
-    return in_place, (q, k, v) if in_place else (_padded(q).contiguous(), _padded(k).contiguous(), _padded(v).contiguous())
+    return in_place, (q, k, v) if in_place else (padded(q).contiguous(), padded(k).contiguous(), padded(v).contiguous())
 
 
 def limits(window_size: Sequence[int], causal: bool) -> tuple[int, int]:
@@ -180,11 +180,6 @@ def unbound(packed: Tensor, name: str, count: int, rows: str) -> tuple[Tensor, .
         raise ArgumentError(f"`{name}` is {list(packed.shape)}; expected [{rows}, {count}, heads, size]")
     views: tuple[Tensor, ...] = packed.unbind(axis)
     return views
-
-
-def _padded(tensor: Tensor) -> Tensor:
-    """With a head size that is a multiple of 8: zeros change no product."""
-    return functional.pad(tensor, (0, -tensor.shape[-1] % 8)) if tensor.shape[-1] % 8 else tensor
 
 
 def rank(slopes: Tensor | None) -> int:
@@ -217,7 +212,7 @@ def flash_text(
     dtype: Any,
     head_dim: int,
     head_dim_v: int,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
     cached: tuple[str, ...] = (),
     page_size: int | None = None,
     sinks: str | None = None,

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 from attngen.spec.dropout import RNG_STATE
 from attngen.torch.block_mask import BlockMask, tables_of
 from attngen.torch.closures import Closure
+from attngen.torch.description import Mode
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flex_operator import attend, flex_operator
 from attngen.torch.flex_spec import Functions
@@ -34,19 +35,20 @@ def flex_attention(
     *,
     return_aux: AuxRequest | None = None,
     sinks: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
 ) -> Any:
     """softmax(score_mod(scale * q k^T) where block_mask allows) v, with the arguments of torch's flex_attention.
 
     query [batch, q_heads, q_len, E], key [batch, kv_heads, kv_len, E], value [batch, kv_heads, kv_len, Ev], of fp16, bf16 or
     fp32, on a GPU (or on the CPU, where the emulated device runs them, slowly). Every tensor that requires grad has a gradient,
-    those that `score_mod` captures too. Masks have none. torch's own `kernel_options` have no effect; "mode" names a schedule
-    of attngen's. `sinks` [q_heads], which torch's function lacks, are one more logit of each head's rows, without a value;
-    `dropout_p` is the share of weights that are dropped, in 256ths, by torch's generator. lse and largest scores are without.
+    those that `score_mod` captures too. Masks have none. torch's own `kernel_options` have no effect; "mode" is that of
+    `attngen.torch.attention`: a schedule, or "math" for torch's operations, which compute fp64 too. `sinks` [q_heads], which
+    torch's function lacks, are one more logit of each head's rows, without a value; `dropout_p` is the share of weights that
+    are dropped, in 256ths, by torch's generator. lse and largest scores are without.
 
     Returns the output, with the strides that torch's has; with `return_aux` also an AuxOutput, of which lse is differentiable;
     with `return_lse` also lse. Raises ImportRefusal for a mask or score that cannot be an expression, which names the operator
-    and its place, ArgumentError or ValueError for arguments. It never computes all pairs by torch instead.
+    and its place, ArgumentError or ValueError for arguments. It computes all pairs by torch only if "mode" says so.
     """
     if return_lse and return_aux is not None:
         raise ValueError(
@@ -63,7 +65,7 @@ def flex_attention(
     tables, mask_mod, block_size = _mask(block_mask, q, k)
     share = share_of(dropout_p)
     state = generator_state(query.device) if share else None
-    mode = None if kernel_options is None else kernel_options.get("mode")
+    mode: Mode = "auto" if kernel_options is None else kernel_options.get("mode", "auto")
     if torch.compiler.is_dynamo_compiling():
         lists = (tables.get("partial_blocks"), tables.get("full_blocks"))
         blocks = (block_size, *lists, sinks, state, theirs.noop_mask if mask_mod is None else mask_mod)

@@ -21,10 +21,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from attngen.spec.dropout import RNG_STATE
 from attngen.torch.check_indices import are_checked, check_indices
 from attngen.torch.closures import Closure
+from attngen.torch.description import Mode, check_mode
 from attngen.torch.eager import EagerCalls
 from attngen.torch.flex_spec import Described, Functions, prepare
 from attngen.torch.importer import ImportRefusal
 from attngen.torch.layout import ROW_BYTES, readable
+from attngen.torch.math import by_torch
 from attngen.torch.max_scores import max_scores
 
 Tensor = Any
@@ -40,12 +42,13 @@ def attend(
     tables: Mapping[str, Tensor],
     block_size: tuple[int, int] | None,
     scale: float,
-    mode: str | None,
+    mode: Mode,
     wants: tuple[bool, bool],
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(output, lse, largest scores) of a call; the last two have no element unless `wants` them. `captured` are the tensors of
     the closure as the call has them."""
+    check_mode(mode)
     q, k, v = (_readable(t, query.shape[0]) for t in (query, key, value))
     sizes = {"batch": q.shape[0], "q_heads": q.shape[1], "kv_heads": k.shape[1], "q_len": q.shape[2], "kv_len": k.shape[2]}
     described = Described(q.dtype, index(q.shape[3]), index(v.shape[3]), scale, wants[0], block_size, mode, dropout)
@@ -56,12 +59,16 @@ def attend(
             prepared = prepare(functions, described, stands, hints, torch.device(q.device.type))
     else:
         prepared = prepare(functions, described, tables, sizes, q.device)
-    inputs, params = prepared.inputs(captured, tables, q.device), prepared.params(captured)
+    inputs = prepared.inputs(captured, tables, q.device, keeps_fp64=mode == "math")
+    params = prepared.params(captured)
     if are_checked() and not functions.closure.is_traced:
         check_indices(prepared.spec, prepared.reads, q, k, inputs, params)
     lists: tuple[Any, ...] = (inputs or None, list(params.values()) or None)
     tensors, others = (q, k, v, *inputs), (prepared.text, *params.values())
-    result = None if functions.closure.is_traced else _calls.repeat(tensors, others)
+    if mode == "math":
+        result: Any = by_torch(q, k, v, prepared.text, lists)
+    else:
+        result = None if functions.closure.is_traced else _calls.repeat(tensors, others)
     if result is None:
         result = _calls.make(tensors, None if functions.closure.is_traced else others, (q, k, v, prepared.text, *lists))
     output, lse = result[0], result[1] if wants[0] else result[0].new_empty((0,))

@@ -24,7 +24,7 @@ from attngen.spec.obligations import ObligationError, check_obligations
 from attngen.spec.operator import TRUE, both, either, floordiv, negation
 from attngen.torch.aten import Context
 from attngen.torch.closures import Closure
-from attngen.torch.description import dtype_name, fixed_text
+from attngen.torch.description import Mode, dtype_name, fixed_text, schedule_of, stated_dtype
 from attngen.torch.importer import ImportRefusal, Inputs, as_read, expression, numbers_on
 
 Tensor = Any
@@ -35,8 +35,7 @@ LISTS = ("partial_blocks", "full_blocks")  # names of tables; `sinks` and that o
 
 @dataclass(frozen=True)
 class Described:
-    """What a call's spec has beside its functions. `block_size` is that of the tables of blocks, None without tables; `mode` a
-    schedule, or None."""
+    """What a call's spec has beside its functions. `block_size` is that of the tables of blocks, None without tables."""
 
     dtype: Any
     head_dim: int
@@ -44,7 +43,7 @@ class Described:
     scale: float
     lse: bool
     block_size: tuple[int, int] | None
-    mode: str | None
+    mode: Mode
     dropout: float
 
 
@@ -81,11 +80,11 @@ class Prepared:
         values = (captured[value] if where else value for where, value in self.ints)
         return {p.name: value for p, value in zip(self.spec.params, values, strict=True)}
 
-    def inputs(self, captured: Sequence[Tensor], tables: Mapping[str, Tensor], device: Any) -> list[Tensor]:
-        """The tensors as a kernel reads them."""
+    def inputs(self, captured: Sequence[Tensor], tables: Mapping[str, Tensor], device: Any, keeps_fp64: bool) -> list[Tensor]:
+        """The tensors as a kernel reads them, or those of fp64 as torch's operations do."""
         found = []
         for (declared, _), given in zip(self.sources, self.tensors(captured, tables), strict=True):
-            tensor = as_read(given, declared.dtype, device)
+            tensor = as_read(given, None if keeps_fp64 and given.dtype is torch.float64 else declared.dtype, device)
             if tensor.device != device:
                 raise ArgumentError(f"`{declared.name}` is on {tensor.device} and q on {device}; move it there")
             found.append(tensor if declared.name in self.differentiable else tensor.detach())
@@ -178,7 +177,7 @@ def _once(
     completes = completed(written, described.head_dim)
     spec = AttentionSpec(
         name="flex_attention",
-        dtype=DTYPES[dtype_name(dtype)],
+        dtype=DTYPES[dtype_name(stated_dtype(dtype, described.mode))],
         head_dim=described.head_dim,
         head_dim_v=described.head_dim_v,
         inputs=with_state(tuple(i for i in inputs.declared.values() if i.name in used), completes["dropout"]),
@@ -188,7 +187,7 @@ def _once(
     )
     check(spec)
     sources = tuple((i, RNG_STATE.name if i is RNG_STATE else inputs.sources[i.name]) for i in spec.inputs)
-    text = fixed_text(spec, described.mode)
+    text = fixed_text(spec, schedule_of(described.mode))
     values, smooth = tuple(value for _, value in ints), frozenset(differentiable(spec))
     return Prepared(spec, text, sources, values, smooth, tuple(context.reads))
 

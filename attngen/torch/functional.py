@@ -19,7 +19,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,

@@ -59,9 +59,9 @@ def element_type(tensor: Tensor) -> DType:
     return found
 
 
-def as_read(tensor: Tensor, dtype: DType, device: Any) -> Tensor:
-    """`tensor` as kernels on `device` read it: of a type of the language, and a number on the device."""
-    wanted = getattr(torch, dtype.torch)
+def as_read(tensor: Tensor, dtype: DType | None, device: Any) -> Tensor:
+    """`tensor` as kernels on `device` read it: of a type of the language (None for its own), and a number on the device."""
+    wanted = tensor.dtype if dtype is None else getattr(torch, dtype.torch)
     if tensor.dtype is not wanted:
         tensor = tensor.to(wanted)
     return tensor.to(device, non_blocking=True) if tensor.dim() == 0 and tensor.device != device else tensor

@@ -35,7 +35,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Sequence[int] = EVERYTHING,
-    softcap: float = 0.0,
+    softcap: float = 0,
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
@@ -57,6 +57,8 @@ def flash_attn_with_kvcache(
 
     Sequence i lies in cache i, or in cache cache_batch_idx[i] (int32 [batch]). With `block_table` int32 [batch, max_pages] the
     caches are [pages, page_size, kv_heads, size], and key n of sequence i is in page block_table[i, n // page_size].
+
+    A head size that is no multiple of 8 is supported by copies of the cache: such a cache is slow.
 
     The plan chooses how many blocks share the keys of a row, whatever `num_splits` says. `mode` is that of
     `attngen.torch.attention`.

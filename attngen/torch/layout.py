@@ -124,3 +124,8 @@ def as_tensor(array: Any) -> Tensor:
         return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
     shared = array.flags.writeable and all(stride >= 0 for stride in array.strides)
     return torch.from_numpy(array if shared else np.array(array))
+
+
+def padded(tensor: Tensor) -> Tensor:
+    """With a head size that is a multiple of 8: zeros change no product."""
+    return torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % 8)) if tensor.shape[-1] % 8 else tensor

@@ -25,11 +25,11 @@ def flash_attn_varlen_func(
     cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Sequence[int] = EVERYTHING,
-    softcap: float = 0.0,
+    softcap: float = 0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
@@ -46,7 +46,7 @@ def flash_attn_varlen_func(
     `max_seqlen_k` of a sequence are ignored. `alibi_slopes` is [q_heads] or [batch, q_heads]. With `block_table` int32 [batch,
     max_pages], k and v are [pages, page_size, kv_heads, size]: key j of sequence i is row j % page_size of page
     block_table[i, j / page_size], and there are cu_seqlens_k[i + 1] - cu_seqlens_k[i] of them, or seqused_k[i] (int32 [batch]).
-    Pages have no gradients. `sinks` [q_heads] are one more logit of each head's rows, without a value.
+    With pages, a backward raises. `sinks` [q_heads] are one more logit of each head's rows, without a value.
 
     Returns O [total_q, q_heads, size], or with `return_attn_probs` (O, lse [q_heads, total_q], empty tensor). Raises
     ArgumentError.

@@ -162,3 +162,29 @@ def test_a_partial_of_flex_attention_is_compiled() -> None:
     q, k, v, bias = (randn(1, 2, 24, 16), randn(1, 2, 24, 16), randn(1, 2, 24, 16), randn(24))
     call = partial(flex_attention, score_mod=lambda s, b, h, i, j: s + bias[i - j])
     torch.testing.assert_close(torch.compile(call, backend="aot_eager", fullgraph=True)(q, k, v), call(q, k, v), **CLOSE)
+
+
+def test_lengths_that_change_are_compiled_once() -> None:
+    """A default that is a float would be a number that changes: torch.compile would begin again."""
+    call, graphs = compiles(partial(flex_attention, score_mod=lambda s, b, h, i, j: s + (i - j)), dynamic=True)
+    for length in (24, 40):
+        q, k, v = (randn(2, 2, length, 16) for _ in range(3))
+        call(q, k, v).sum().backward()
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_double_precision_by_torchs_operations(is_compiled: bool) -> None:
+    q, k, v, bias = (torch.randn(*shape, 4, dtype=torch.float64, requires_grad=True) for shape in [(1, 2, 6)] * 3 + [(2,)])
+    blocks = create_block_mask(causal, 1, 1, 6, 6, device="cpu")
+    attend = both_ways()[is_compiled]
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = attend(
+            q, k, v, lambda s, b, h, i, j: s * bias[h, j % 4], blocks, kernel_options={"mode": "math"}
+        )
+        return output
+
+    assert torch.autograd.gradcheck(call, (q, k, v, bias), atol=1e-8, rtol=1e-8)
+    wanted = expected(q, k, v, lambda s, b, h, i, j: s * bias[h, j % 4], blocks)[0]
+    torch.testing.assert_close(call(q, k, v, bias), wanted, atol=1e-12, rtol=1e-12)

@@ -55,6 +55,16 @@ def test_kernels(mode: str) -> None:
         check([found], [call.expected()[0]], [call.expected(torch.float16)[0]])
 
 
+def test_rows_of_a_head_size_that_is_no_multiple_of_8() -> None:
+    """Read and appended by copies of the pages."""
+    call = CacheCase(2, 40, (2, 1), 27, OF_KERNELS, new_len=2, rotary_dim=16, page_size=16).call(torch.float16)
+    found, keys, values = call.run(flash_attn_with_kvcache, mode="naive")
+    expected, _, keys_expected, values_expected = call.expected()
+    check([found], [expected], [call.expected(torch.float16)[0]])
+    torch.testing.assert_close(keys, keys_expected, rtol=1e-3, atol=1e-3)
+    assert torch.equal(values, values_expected)
+
+
 def test_a_length_for_all_and_none_at_all() -> None:
     q, keys = randn(2, 3, 2, 16, dtype=torch.float64), randn(2, 10, 2, 16, dtype=torch.float64)
     whole = flash_attn_with_kvcache(q, keys, keys, causal=True, mode="math")

@@ -89,5 +89,7 @@ def test_other_tables_compile_nothing_and_pages_have_no_gradients(monkeypatch: p
             exact = torch.nn.functional.scaled_dot_product_attention(q[b : b + 1], keys, keys, enable_gqa=True)
             torch.testing.assert_close(o[b : b + 1], exact, atol=4e-3, rtol=0)
     assert len(compiled) <= 2
+    found = decode(q.requires_grad_(), pool, pool, page_table=table, seqused=used)  # as when nobody turned gradients off
+    assert torch.equal(found, o)
     with pytest.raises(DiagnosticError, match="no gradients"):
-        decode(q.requires_grad_(), pool, pool, page_table=table, seqused=used)
+        found.sum().backward()

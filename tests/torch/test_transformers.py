@@ -165,6 +165,18 @@ def test_a_mask_of_all_pairs(kind: str) -> None:
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+def test_positions_of_queries() -> None:
+    """Which early versions of transformers give in the place of a length and an offset."""
+    named = {"kv_length": 7, "kv_offset": 1}
+    masks = [
+        attngen.transformers.mask(2, 3, q_offset=5, **named),
+        attngen.transformers.mask(2, cache_position=torch.arange(5, 8), **named),
+    ]
+    assert masks[0].shape == masks[1].shape
+    pairs = torch.arange(3)[:, None], torch.arange(7)
+    assert torch.equal(*(mask.mask_mod(0, 0, *pairs) for mask in masks))
+
+
 def test_weights_are_refused() -> None:
     q = torch.randn(1, 2, 4, 8)
     with pytest.raises(ArgumentError, match="eager"):
