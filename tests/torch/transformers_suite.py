@@ -2,8 +2,8 @@
 
     python -m tests.torch.transformers_suite PATH [--each N] [--kernels] [pytest's arguments...]
 
-PATH is a checkout of transformers, of the version that is installed: nothing is fetched, and its package is not used. Masks that
-a test expects as a tensor are those of `attngen.transformers`, evaluated for all pairs. Models are tiny and random: eager
+PATH is a checkout of transformers, of the version that is installed: nothing is fetched, and its package is not used. Masks
+that a test expects as a tensor are those of `attngen.transformers`, evaluated for all pairs. Models are tiny and random: eager
 attention against attngen's, of padded and of packed sequences, in forward passes, in training and in generate. `--each` runs at
 most so many cases of each test of a model, the same in every run. Without a GPU, attention is computed by torch's operations
 from the spec that a kernel would compute; with --kernels by the emulated device.
