@@ -135,7 +135,7 @@ _repeats: Remembered[Repeat] = Remembered()
 
 
 def _key(said: Said, tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """What the launches of a call depend on, except addresses. With their number, three say which optional tensors are there."""
+    """What a call's launches depend on, except addresses. With their number, three say which optional tensors there are."""
     _, dlse, out, lse, *_ = tensors
     return signature((said, dlse is None, out is None, lse is None), *[t for t in tensors if t is not None])
 
