@@ -80,10 +80,10 @@ def test_what_a_call_must_say() -> None:
     x = np.zeros((1, 1, 4, 8), np.float32)
     for given, message in (
         ({}, "pass seed="),
-        ({"offset": 3}, "takes seed="),
+        ({"offset": 3}, "pass either seed="),
         ({"seed": 2**64}, "at most 64 bits"),
         ({"seed": 0.5}, "expected an int"),
-        ({"seed": 1, "rng_state": np.zeros(2, np.int64)}, "takes seed="),
+        ({"seed": 1, "rng_state": np.zeros(2, np.int64)}, "pass either seed="),
         ({"rng_state": np.zeros(3, np.int64)}, "rng_state"),
     ):
         with pytest.raises(ArgumentError, match=message):

@@ -64,7 +64,7 @@ def test_specs_that_say_their_schedule_are_left_alone() -> None:
     assert is_open(spec)
     assert is_open(replace(spec, kernel=KernelRequest("fused")))
     for schedule in (
-        KernelRequest("tiled"),
+        KernelRequest("naive"),
         KernelRequest("fused", block_q=64, block_kv=64),
         KernelRequest(stages=1),
         KernelRequest(warps=4),

@@ -120,7 +120,7 @@ def test_captured_tensors_of_every_rank_belong_to_the_layer() -> None:
     (of_slopes,) = torch.autograd.grad(layer(q, q, q).sum(), layer.slopes)
     assert of_slopes.shape == layer.slopes.shape
     half = temperature
-    with pytest.raises(ArgumentError, match="captured array is called `half`"):
+    with pytest.raises(ArgumentError, match="captured array `half` has the name of an attribute"):
         Attention(score=lambda s, b, h, q, k: s * half)
 
 

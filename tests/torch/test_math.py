@@ -147,7 +147,7 @@ def test_mistakes_are_named_and_other_ways_lead_here() -> None:
         (lambda: attention(q, q, q[:, :, :3], mode="math"), "`v`.*expected kv_len = 5"),
         (lambda: attention(q, q, q, torch.ones(3, 3, dtype=torch.bool), mode="math"), "`attn_mask`.*expected q_len = 5"),
         (lambda: attention(q, q, q, mode="maths"), "auto or math"),
-        (lambda: replace(kernel, on_tensors=None).math(q, q, q), "import attngen.torch before"),
+        (lambda: replace(kernel, on_tensors=None).math(q, q, q), "needs attngen.torch: import it before"),
     ):
         with pytest.raises(ArgumentError, match=said):
             call()

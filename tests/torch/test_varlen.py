@@ -122,7 +122,7 @@ def test_what_is_refused() -> None:
         varlen_attn(q, q, q, *lengths, seqused_k=begins)
     with pytest.raises(ArgumentError, match="pass enable_gqa=True"):
         varlen_attn(q, q[:, :1], q[:, :1], *lengths)
-    with pytest.raises(ArgumentError, match="takes no packed tensors"):
+    with pytest.raises(ArgumentError, match="does not support packed tensors"):
         flash_attn_varlen_func(q, q, q, *lengths, mode="math")
     with pytest.raises(ArgumentError, match=r"`qkv` is \[5, 2, 16\]; expected \[total, 3, heads, size\]"):
         flash_attn_varlen_qkvpacked_func(q, begins, 5)
