@@ -51,8 +51,8 @@ constexpr int BLOCK_Q = 64;  // query rows of a block
 constexpr int BLOCK_KV = 64;  // keys of a tile
 constexpr int BLOCK_DV = 64;  // dimensions of O of a block
 constexpr int THREADS = 128;
-constexpr int ROW_THREADS = 16;  // of the block's threads, as a grid over a tile
-constexpr int COLUMN_THREADS = 8;
+constexpr int ROW_THREADS = 16;  // the block's threads as a grid over a tile: its rows
+constexpr int COLUMN_THREADS = 8;  // and its columns
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
 constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
 constexpr int DIMS = BLOCK_DV / COLUMN_THREADS;  // dimensions of O of a thread
@@ -94,7 +94,7 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
+// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
 
 struct KvRange {
     int begin, end;

@@ -30,7 +30,7 @@
 //     copies = between products: issued when the first products of a tile are queued: the tensor cores work while
 //         addresses are computed
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
-//     heads side by side = by length: as many heads of keys and values as fit 32 MiB of L2, 32 to 128
+//     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 128
 //
 // Shared memory of a block, 55308 bytes
 //          0  Q        fp16 [128][64 + 8], the block's query rows, in the end its output
@@ -53,7 +53,7 @@ constexpr int HEAD_DIM = 64;
 constexpr int HEAD_DIM_V = 64;
 constexpr float softmax_scale = 0.125f;
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
+constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(softmax_scale x) = 2^(EXPONENT_SCALE x)
 constexpr int BLOCK_Q = 128;  // query rows of a block
 constexpr int BLOCK_KV = 64;  // keys of a tile
 constexpr int THREADS = 128;
@@ -61,14 +61,14 @@ constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 18432;
 constexpr int V_SMEM = 36864;
 constexpr int WORK_TILE_SMEM = 55296;
-constexpr float RESCALE_THRESHOLD = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
-constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
-constexpr int ROW_THREADS = 32;  // of the block's threads, as a grid over a tile
-constexpr int COLUMN_THREADS = 4;
+constexpr float RESCALE_THRESHOLD = 8.0f;  // an exponent may exceed that of the maximum in use by this much: a factor of 2^8
+constexpr float LARGE = 65536.0f;  // above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely
+constexpr int ROW_THREADS = 32;  // the block's threads as a grid over a tile: its rows
+constexpr int COLUMN_THREADS = 4;  // and its columns
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
 constexpr int COLUMNS = BLOCK_KV / COLUMN_THREADS;  // keys of a thread in a tile
 constexpr int DIMS = HEAD_DIM_V / COLUMN_THREADS;  // dimensions of O of a thread
-constexpr int ROW_BLOCKS = ROWS / 2;  // of 16 rows, of a warp
+constexpr int ROW_BLOCKS = ROWS / 2;  // blocks of 16 rows of a warp
 constexpr int K_STEPS = HEAD_DIM / 16;  // steps of 16 over the head size
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 16 * K_STEPS;
@@ -95,7 +95,7 @@ __device__ __forceinline__ float fast_exp2(float x) {
     return y;
 }
 
-// 1 / x on the special function unit: within 1 in the last place (PTX ISA, rcp.approx); x is no denormal.
+// 1 / x on the special function unit: within 1 in the last place (PTX ISA, rcp.approx); x must not be denormal.
 __device__ __forceinline__ float fast_reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -115,7 +115,7 @@ __device__ __forceinline__ int opaque(int x) {
     return x;
 }
 
-// Copies 16 bytes from global to shared memory in the background; zeros where `inside` is false, and nothing is read then.
+// Copies 16 bytes from global to shared memory in the background; if `inside` is false it writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async_16(void* to_smem, const void* from_gmem, bool inside) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
     const int bytes = inside ? 16 : 0;
@@ -130,8 +130,8 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and
-// receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+// Loads four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
+// and receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_smem) {
     const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
@@ -170,7 +170,7 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
+// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
 
 struct KvRange {
     int begin, end;
@@ -340,8 +340,8 @@ struct RowSoftmax {
     }
 };
 
-// A thread's elements of S or O: [r][j] is the one in its row r and its column j. `d` has them as the tensor cores number
-// them: by pairs of columns, a pair of the upper row of 16, then one of the lower.
+// A thread's elements of S or O: [r][j] is the one in its row r and its column j. `d` has them in the order of mma's registers:
+// for each pair of columns, the pair of the upper row of 16, then that of the lower.
 template <int COLUMNS> struct Fragment {
     struct Row {
         float* d;
@@ -350,13 +350,13 @@ template <int COLUMNS> struct Fragment {
     float d[ROWS * COLUMNS];
     __device__ __forceinline__ Row operator[](int r) { return {d + r / 2 * (2 * COLUMNS) + r % 2 * 2}; }
 };
-struct alignas(16) Chunk {  // what a lane loads or stores at once
+struct alignas(16) Chunk {  // 16 bytes, which a lane loads or stores at once
     unsigned words[4];
 };
 
-// A work tile: a block of rows of one head. They are numbered by sections of heads, so that blocks that run at the same time
-// have neighbouring rows of a few heads, and read the same keys and values from L2. In a section the last rows come first:
-// under a causal mask they have the most keys.
+// A work tile: a block of rows of one head. Heads are divided into sections of heads_in_l2, and work tiles are numbered section
+// by section: blocks that run at the same time have neighbouring rows of a few heads, and read the same keys and values from
+// L2. In a section the last rows come first: under a causal mask they have the most keys.
 struct WorkTile {
     int q_block, h_idx, b_idx;
 };
@@ -365,7 +365,7 @@ __device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_he
     const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
     const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
     const int in_section = block - first_head * q_blocks;
-    const int blocks_after = in_section / heads;  // of the head, in the order of its rows
+    const int blocks_after = in_section / heads;  // blocks of the head with later rows
     const int head = first_head + in_section % heads;
     return {q_blocks - 1 - blocks_after, head % q_heads, head / q_heads};
 }

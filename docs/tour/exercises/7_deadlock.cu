@@ -24,32 +24,32 @@
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = hopper: fp16 on tensor cores by wgmma, tiles copied by TMA, which sm_90a has
-//     warpgroups = 1 + 2: one copies; 2 compute 64 rows each, the weights of one beside the products of another
+//     warpgroups = 1 + 2: one copies; 2 compute 64 rows each: one computes weights while the products of another run
 //     BLOCK_Q x BLOCK_KV = 128 x 128: the first preferred tile whose O, S and P fit a consumer's registers, and
 //         whose stages fit shared memory
-//     stages = 3: the copies of later tiles are under way while these are used
+//     stages = 3: later tiles are copied while one is used
 //     registers = 40 and 232 a thread: copying needs few; about 158 hold O, S and P
-//     Q = in registers: its fragments take 16 registers a thread; its buffer is free for the next
-//     row sums = by P V: columns of ones beside V: no addition for each weight, and each weight counts as rounded in
-//         P
-//     beside the last P V = the next Q K^T: the next Q is in registers by then: the tensor cores go on while O is
-//         stored
-//     first P V = replaces O: the accumulators need not be set to zero
-//     O in shared memory = 1 of 1 slabs a warp: copied out in the background
-//     blocks = one for each SM: a persistent kernel: each block takes rows from a counter, the longest first, and
-//         copies ahead for the next
+//     Q = in registers: its fragments take 16 registers a thread; its buffer is free for the next work tile
+//     row sums = by P V: columns of ones beside V: threads add no weights, and the sum is that of the rounded
+//         weights of P
+//     during the last P V = the next work tile's Q K^T: its Q is in registers by then, so the tensor cores work
+//         while O is stored
+//     first P V = replaces O: O need not be set to zero before it
+//     O in shared memory = 1 of 1 slabs a warp: of 64 columns; TMA copies them to global memory in the background
+//     blocks = one for each SM: a persistent kernel: each block takes work tiles from a counter, those with the most
+//         keys first
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
 //         that neither TMA nor wgmma meets a bank conflict
-//     heads side by side = by length: as many heads of keys and values as fit 32 MiB of L2, 32 to 128
+//     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 128
 //     other tiles = 256 x 64, 192 x 128: used instead for calls whose lengths make them faster
 //
 // Shared memory of a block, 180376 bytes
 //          0  Q        fp16 [1][128][64], the query rows
 //      16384  K        fp16 [3][1][128][64], the keys of 3 tiles
 //      65536  V        fp16 [3][2][128][64], the values of 3 tiles, and ones
-//     163840  O        fp16 [8][1][16][64], output rows of each warp on their way
+//     163840  O        fp16 [8][1][16][64], output rows of each warp, on their way to global memory
 //     180224  BARRIERS mbarrier [14], see the kernel
-//     180352  WORK_TILES int [2][3], which rows and head Q holds, and held before
+//     180352  WORK_TILES int [2][3], which rows and head Q holds, and held before that
 //
 // Sections
 //     1. Numbers
@@ -66,7 +66,7 @@ constexpr int HEAD_DIM = 64;
 constexpr int HEAD_DIM_V = 64;
 constexpr float softmax_scale = 0.125f;
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(x) = 2^(x log2(e)); softmax_scale joins the factor
+constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(softmax_scale x) = 2^(EXPONENT_SCALE x)
 constexpr int BLOCK_Q = 128;  // query rows of a block
 constexpr int BLOCK_KV = 128;  // keys of a tile
 constexpr int THREADS = 384;
@@ -76,24 +76,24 @@ constexpr int V_SMEM = 65536;
 constexpr int O_SMEM = 163840;
 constexpr int BARRIERS_SMEM = 180224;
 constexpr int WORK_TILES_SMEM = 180352;
-constexpr float RESCALE_THRESHOLD = 8.0f;  // powers of 2 by which a score may exceed the kept maximum
-constexpr float LARGE = 65536.0f;  // exponents beyond which the product of a maximum and EXPONENT_SCALE is too coarse
-constexpr int MAX_CHAINS = 4;  // maxima of a row at once: comparisons that need not wait
+constexpr float RESCALE_THRESHOLD = 8.0f;  // an exponent may exceed that of the maximum in use by this much: a factor of 2^8
+constexpr float LARGE = 65536.0f;  // above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely
+constexpr int MAX_CHAINS = 4;  // independent maxima of a row, so that comparisons do not wait for each other
 constexpr int STAGES = 3;  // tiles of K, and of V, in shared memory
 constexpr int CONSUMERS = 2;  // warpgroups that multiply, 64 rows each
 constexpr int WARPGROUP_ROWS = 64;
-constexpr int RELEASES = CONSUMERS;  // of a stage: a thread of each
+constexpr int RELEASES = CONSUMERS;  // arrivals that empty a stage: one of each consumer
 constexpr int PRODUCER_REGISTERS = 40;  // of a thread
 constexpr int CONSUMER_REGISTERS = 232;
 constexpr int ROWS = 2;  // of a thread
-constexpr int ROW_BYTES = 128;  // of 64 columns: a slab of a tile
+constexpr int ROW_BYTES = 128;  // a row of a slab: 64 columns of a tile
 constexpr int QK_SLABS = 1;
 constexpr int V_SLABS = 1;
 constexpr int OUTPUT_SLABS = 1;  // of a warp's rows on their way to global memory
 constexpr int K_STEPS = HEAD_DIM / 16;  // steps of 16 over the head size
 constexpr int ONES = 8;  // columns of ones beside V, the fewest that wgmma multiplies
 constexpr unsigned TWO_ONES = 0x3c003c00;  // 1.0 twice, in fp16
-constexpr int OUTPUT_COLUMNS = HEAD_DIM_V + ONES;  // of O in registers: the sums of P's rows are beside it
+constexpr int OUTPUT_COLUMNS = HEAD_DIM_V + ONES;  // of O in registers, and of the row sums beside it
 
 // 2. Primitives
 
@@ -114,7 +114,7 @@ __device__ __forceinline__ float fast_exp2(float x) {
     return y;
 }
 
-// 1 / x on the special function unit: within 1 in the last place (PTX ISA, rcp.approx); x is no denormal.
+// 1 / x on the special function unit: within 1 in the last place (PTX ISA, rcp.approx); x must not be denormal.
 __device__ __forceinline__ float fast_reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -129,15 +129,15 @@ __device__ __forceinline__ unsigned thread_index() {
 }
 
 // An mbarrier: eight bytes of shared memory that count, in phases, threads that arrive and bytes that copies bring. A phase
-// completes when `arrivals` threads have arrived and all bytes that they announced are there; then the next one begins.
+// completes when `arrivals` threads have arrived and all bytes that they announced have come; then the next one begins.
 
-// One thread does this once for each barrier, then a fence for the copy engine, then all meet at __syncthreads().
+// One thread calls this for each barrier, and then a fence for the copy engine; then all threads meet at __syncthreads().
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier_smem, unsigned arrivals) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Counts one arrival. What this thread did before is seen by whoever waits for the phase.
+// Counts one arrival. Threads that wait for the phase see what this thread wrote before.
 __device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier_smem) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -149,8 +149,8 @@ __device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrie
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before the first phase has ended the one
-// of parity 1 counts as ended: a producer's first wait for an empty buffer passes at once.
+// Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before phase 0 has ended, a wait for
+// parity 1 returns at once: so does a producer's first wait for an empty buffer.
 __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, unsigned parity) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     unsigned completed = 0;
@@ -165,16 +165,16 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, 
     }
 }
 
-// What the host says about a tensor in global memory: its address, sizes, strides, the box of one copy, its swizzle. A kernel
-// takes it as `const __grid_constant__ TensorMap` and passes its address on.
+// The host's description of a tensor in global memory for TMA: address, sizes, strides, the box of one copy, swizzle. A kernel
+// has it as a parameter, `const __grid_constant__ TensorMap`, and passes its address to tma_load or tma_store.
 struct alignas(64) TensorMap { unsigned char opaque[128]; };
 
-// What L2 does with the lines of a copy (createpolicy's constants).
+// L2 policies for the lines of a copy: which to evict first or last (the constants of PTX createpolicy).
 constexpr unsigned long long L2_EVICT_FIRST = 0x12F0000000000000;
 constexpr unsigned long long L2_EVICT_LAST = 0x14F0000000000000;
 
-// Copies the box at coordinates (c0, c1, c2, c3), c0 the innermost, to shared memory in the background, with zeros for what
-// lies outside the tensor; one thread issues it. Its bytes, those zeros too, count at `barrier_smem`.
+// Copies the box at coordinates (c0, c1, c2, c3), c0 the innermost, to shared memory in the background; elements outside the
+// tensor arrive as zeros. One thread issues it. All its bytes, zeros included, count at `barrier_smem`.
 __device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, unsigned long long* barrier_smem, int c0, int c1,
                                          int c2, int c3, unsigned long long l2_hint) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
@@ -187,7 +187,8 @@ __device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, un
 }
 
 // Copies a box from shared memory to the tensor at (c0, c1, c2, c3) in the background; what lies past the tensor's end is not
-// written. One thread issues it, when all writers of the box have done async_proxy_fence() and then met it at a barrier.
+// written. One thread issues it, after all threads that wrote the box have called async_proxy_fence() and then met this thread
+// at a barrier.
 __device__ __forceinline__ void tma_store(const TensorMap* map, const void* from_smem, int c0, int c1, int c2, int c3) {
     const unsigned from = (unsigned)__cvta_generic_to_shared(from_smem);
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, { %1, %2, %3, %4}], [%5];" ::"l"(map),
@@ -203,24 +204,25 @@ template <int PENDING> __device__ __forceinline__ void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// Waits until at most PENDING of this thread's latest groups are still under way; what the others wrote can be seen then.
+// Waits until at most PENDING of this thread's latest groups are still under way; the writes of older groups are visible then.
 template <int PENDING> __device__ __forceinline__ void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements to shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and, of
-// each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+// Stores four 8x8 matrices of 16-bit elements to shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
+// and, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
 __device__ __forceinline__ void stmatrix_x4(void* row_smem, unsigned a, unsigned b, unsigned c, unsigned d) {
     const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
 
-// TMA and wgmma do not see what threads wrote to shared memory before the writers do this, and then meet at a barrier.
+// Required between writes of threads to shared memory and reads of the same by TMA or wgmma: the writers call this, and then
+// a barrier follows.
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Moves registers between warpgroups: a producer gives what consumers take. All four warps of a warpgroup do it; taking waits
-// until enough have been given.
+// Move registers between warpgroups: a producer gives some up, consumers take them. All four warps of a warpgroup call it;
+// taking waits until enough registers are free.
 template <int REGISTERS> __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
@@ -231,7 +233,7 @@ template <int REGISTERS> __device__ __forceinline__ void give_registers() {
 // Products of a warpgroup run in the background, in groups. From the issue of a product until its group has been waited for,
 // its accumulators belong to it: no thread may read or write them.
 
-// Before the first product, and after any other access to the registers of one: orders them.
+// Orders other accesses to the registers of a product before it: required before the first product, and after each access.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Closes a group of products.
@@ -242,30 +244,30 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// After wgmma_wait: keeps the compiler from moving a use of the accumulators to before it, where ptxas would have to wait
-// too.
+// Called after wgmma_wait: keeps the compiler from moving a use of the accumulators before that wait, where ptxas would insert
+// another one.
 template <int N> __device__ __forceinline__ void wgmma_received(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Where an operand lies, in rows of 128 bytes with the 128-byte swizzle: the lower word of its descriptor, in units of 16
-// bytes, so that adding bytes / 16 moves it. The operand begins at a multiple of 1024 bytes. `leading_bytes`: of an MN-major
-// operand, from 64 of its rows or columns to the next 64; of a K-major one it is not used.
+// The lower word of the descriptor of an operand in shared memory, in rows of 128 bytes with the 128-byte swizzle. It counts
+// in units of 16 bytes: adding n moves the operand by 16 n bytes. The operand begins at a multiple of 1024 bytes.
+// `leading_bytes`: the distance from 64 rows or columns of an MN-major operand to the next 64; not used for a K-major one.
 __device__ __forceinline__ unsigned smem_operand(const void* operand_smem, unsigned leading_bytes) {
     const unsigned address = (unsigned)__cvta_generic_to_shared(operand_smem);
     return (leading_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
-// The descriptor that wgmma takes; the upper word has the swizzle, and the stride of 1024 bytes from eight rows to the next
+// The descriptor that wgmma reads. Its upper word has the swizzle, and the stride of 1024 bytes from eight rows to the next
 // eight.
 __device__ __forceinline__ unsigned long long smem_descriptor(unsigned operand) {
     constexpr unsigned long long SWIZZLE_128_BYTES = 1ull << 62, STRIDE = (1024ull >> 4) << 32;
     return SWIZZLE_128_BYTES | STRIDE | operand;
 }
 
-// Four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8) and
-// receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+// Loads four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
+// and receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_smem) {
     const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
@@ -274,7 +276,7 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_sm
                  : "memory");
 }
 
-// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x128, D in fp32. Thread t of the warpgroup has in
+// D = A B, or D += A B if `accumulate`: A is 64x16, B 16x128, D in fp32. Thread t of the warpgroup has in
 //   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
 //   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
 // B is K-major in shared memory.
@@ -302,7 +304,7 @@ __device__ __forceinline__ void wgmma_qk(float (&d)[64], const unsigned (&a)[4],
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
-// D = A B, or D += A B where `accumulate` says so: A is 64x16, B 16x72, D in fp32. Thread t of the warpgroup has in
+// D = A B, or D += A B if `accumulate`: A is 64x16, B 16x72, D in fp32. Thread t of the warpgroup has in
 //   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
 //   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
 // B is MN-major in shared memory.
@@ -326,7 +328,7 @@ __device__ __forceinline__ void wgmma_pv(float (&d)[36], const unsigned (&a)[4],
 
 // 3. Which tiles are visited
 //
-// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
+// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
 
 struct KvRange {
     int begin, end;
@@ -355,7 +357,7 @@ struct HeadRows {
     const TensorMap* map;
     int h_idx, b_idx;
 
-    // One thread: copies 64 columns of the rows from `row` on to `smem` in the background, as many as the map says
+    // One thread: copies 64 columns of some rows to `smem` in the background. `row` is the first; the map has their number
     __device__ __forceinline__ void load_async(unsigned char* smem, unsigned long long* full, int column, int row,
                                                unsigned long long l2_hint) const {
         tma_load(smem, map, full, column, row, h_idx, b_idx, l2_hint);
@@ -363,14 +365,14 @@ struct HeadRows {
 };
 
 // A tile of TILE_ROWS rows in shared memory: SLABS slabs of 64 columns, one after another, and room for EXTRA_SLABS more,
-// which copies leave alone. A row of a slab is ROW_BYTES long, and its eight 16-byte chunks are permuted by exclusive or
+// which copies do not write. A row of a slab is ROW_BYTES long, and its eight 16-byte chunks are permuted by exclusive or
 // with the row's number modulo 8, as TMA writes and wgmma reads them: the swizzle of 128 bytes. A tile begins at a multiple
 // of 1024 bytes.
 template <int TILE_ROWS, int SLABS, int EXTRA_SLABS = 0> struct SlabTile {
     static constexpr int SLAB_BYTES = TILE_ROWS * ROW_BYTES, BYTES = (SLABS + EXTRA_SLABS) * SLAB_BYTES;
     unsigned char* smem;
 
-    // Copies rows from `row` on in the background; one thread calls it. Columns past the head size and rows
+    // One thread: copies TILE_ROWS rows in the background, of which `row` is the first. Columns past the head size and rows
     // past the last one arrive as zeros. The bytes, and one arrival, count at the mbarrier `full`.
     __device__ __forceinline__ void load_async(const HeadRows& rows, unsigned long long* full, int row,
                                                unsigned long long l2_hint) const {
@@ -380,13 +382,13 @@ template <int TILE_ROWS, int SLABS, int EXTRA_SLABS = 0> struct SlabTile {
             rows.load_async(smem + slab * SLAB_BYTES, full, 64 * slab, row, l2_hint);
     }
 
-    // Where 16 bytes of a row are: chunk 0 to 7 of a slab.
+    // The address of 16 bytes of a row: chunk 0 to 7 of its part in a slab.
     __device__ __forceinline__ unsigned char* at(int slab, int row, int chunk) const {
         return smem + slab * SLAB_BYTES + row * ROW_BYTES + (chunk ^ row % 8) * 16;
     }
 
-    // The tile as an operand of wgmma: K-major, a product takes 16 columns; MN-major, 16 rows. Then how far it is, in the
-    // same units, from one product to the next.
+    // The tile as an operand of wgmma. K-major, each product reads 16 columns; MN-major, 16 rows. The functions below add the
+    // offset, in units of 16 bytes, of what product `step` reads.
     __device__ __forceinline__ unsigned k_major() const { return smem_operand(smem, 0); }
     __device__ __forceinline__ unsigned mn_major() const { return smem_operand(smem, SLAB_BYTES); }
     __device__ static constexpr unsigned k_major_step(int step) { return step / 4 * (SLAB_BYTES / 16) + step % 4 * 2; }
@@ -395,18 +397,18 @@ template <int TILE_ROWS, int SLABS, int EXTRA_SLABS = 0> struct SlabTile {
 using QTile = SlabTile<BLOCK_Q, QK_SLABS>;
 using KTile = SlabTile<BLOCK_KV, QK_SLABS>;
 using VTile = SlabTile<BLOCK_KV, V_SLABS, 1>;  // with a slab of ones
-using OTile = SlabTile<16, OUTPUT_SLABS>;  // of a warp
+using OTile = SlabTile<16, OUTPUT_SLABS>;  // output rows of a warp
 
-// A ring of STAGES tiles in shared memory, and a position in it: the stage of the tile at hand, and the parity of the phase
-// that the stages' mbarriers are in, which changes with each round.
-//     full[stage]  its phase ends when the bytes of the stage's tile are there: then it may be read
+// A ring of STAGES tiles in shared memory, and a position in it: the current stage, and the parity of the current phase of
+// its mbarriers, which flips each time the position passes the end of the ring.
+//     full[stage]  a phase of it ends when the bytes of the stage's tile have arrived: then the tile may be read
 template <typename Tile> struct Ring {
     Tile first;                // of [STAGES]
     unsigned long long* full;  // [STAGES]
     int index = 0;
     unsigned phase = 0;
 
-    // One thread: copies a tile of K or V, from `row` on, to `stage`
+    // One thread: copies a tile of K or V, of which `row` is the first row, to `stage`
     __device__ __forceinline__ void load_async(int stage, const HeadRows& rows, int row) const {
         const Tile tile = {first.smem + stage * Tile::BYTES};
         tile.load_async(rows, full + stage, row, L2_EVICT_LAST);
@@ -417,23 +419,23 @@ template <typename Tile> struct Ring {
     }
 };
 
-// A ring that a producer hands to consumers. Each role goes round with a copy of its own: tiles and mbarriers are shared, the
+// A ring between a producer and consumers. Each role has its own copy of this object: tiles and mbarriers are shared, the
 // position is not.
-//     empty[stage]  its phase ends when all who read the stage have released it: the producer may copy the next tile there
+//     empty[stage]  a phase of it ends when all readers of the stage have released it: then the next tile may be copied there
 template <typename Tile> struct Pipeline : Ring<Tile> {
     unsigned long long* empty;  // [STAGES]
 
-    // The producer, before it copies. Nobody has released a stage before the first round: its waits pass at once
+    // The producer, before it copies: waits until the stage is empty. In the first round it is, and the wait returns at once
     __device__ __forceinline__ void acquire() const { mbarrier_wait(empty + this->index, this->phase ^ 1); }
-    // Who has read the stage
+    // A reader, when it has read the stage
     __device__ __forceinline__ void release() const { mbarrier_arrive(empty + this->index); }
 };
 
 // 5. Work tiles
 
-// A work tile: a block of rows of one head. They are numbered by sections of heads, so that blocks that run at the same time
-// have neighbouring rows of a few heads, and read the same keys and values from L2. In a section the last rows come first:
-// under a causal mask they have the most keys.
+// A work tile: a block of rows of one head. Heads are divided into sections of heads_in_l2, and work tiles are numbered section
+// by section: blocks that run at the same time have neighbouring rows of a few heads, and read the same keys and values from
+// L2. In a section the last rows come first: under a causal mask they have the most keys.
 struct WorkTile {
     int q_block, h_idx, b_idx;
 };
@@ -442,20 +444,20 @@ __device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_he
     const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
     const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
     const int in_section = block - first_head * q_blocks;
-    const int blocks_after = in_section / heads;  // of the head, in the order of its rows
+    const int blocks_after = in_section / heads;  // blocks of the head with later rows
     const int head = first_head + in_section % heads;
     return {q_blocks - 1 - blocks_after, head % q_heads, head / q_heads};
 }
-constexpr int END = -1;  // a q_block: there is no more work
+constexpr int END = -1;  // as a q_block: there is no more work
 
-// The work tiles of a block, from the producer, which takes them from the counter, to the consumers. There are two slots,
-// used in turn: the parity of a work tile's phase is the number of its slot, and the work tile before is still in the other.
-//     full   its phase ends when the work tile and its rows of Q are there
-//     empty  its phase ends when all have read both: each thread of the consumers, and the thread that copies V
+// Passes the work tiles that the producer takes from the counter to the other roles. There are two slots, used in turn: a work
+// tile's slot is the parity of its phase, and the other slot still has the previous work tile.
+//     full   a phase of it ends when the work tile is written and its rows of Q have arrived
+//     empty  a phase of it ends when all have read both: each thread of the consumers, and the thread that copies V
 struct WorkQueue {
     volatile WorkTile* slots;  // [2]
     unsigned long long *full, *empty;
-    unsigned phase = 0;  // of the work tile at hand
+    unsigned phase = 0;  // of the current work tile
 
     __device__ __forceinline__ const volatile WorkTile& current() const { return slots[phase]; }
     __device__ __forceinline__ const volatile WorkTile& previous() const { return slots[phase ^ 1]; }
@@ -484,8 +486,9 @@ struct WorkQueue {
 //     O = O / l
 //
 // There is one block for each SM. A work tile is BLOCK_Q rows of a head. A block takes the next work tile that no block has
-// taken; those of most keys come first. Warpgroup 0, the producer, copies. The others, the consumers, multiply 64 rows each.
-// While the tensor cores compute Q K^T of the next tile and P V of this one, the threads compute the softmax between the two:
+// taken; those with the most keys come first. Warpgroup 0, the producer, copies. The others, the consumers, multiply 64 rows
+// each. While the tensor cores compute Q K^T of the next tile and P V of this one, the threads compute the softmax
+// between the two:
 //
 //     producer     K0  K1  K2 ...                                         each as soon as a stage is empty
 //                  V0  V1  V2 ...
@@ -494,7 +497,7 @@ struct WorkQueue {
 //
 // Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
 // 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
-// Register i of S or O is of the upper (0) or the lower (1) of the two rows, and of this column if lane % 4 is 0.
+// For register i of S or O: the lane's row, 0 (the upper) or 1 (the lower); and the column, in a lane with lane % 4 == 0.
 __device__ constexpr int row_in_pair(int i) { return i / 2 % 2; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
@@ -504,17 +507,17 @@ __device__ __forceinline__ float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
 
-// What the roles of a block share: the arguments of the call, and shared memory with the mbarriers that hand it over.
+// What the roles of a block share: the arguments of the call, and shared memory with the mbarriers that guard it.
 struct Block {
     const TensorMap *q_map, *k_map, *v_map, *o_map;
     unsigned* next_work;
     int batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2;
 
-    QTile q;  // the rows of the work tile at hand
+    QTile q;  // the rows of the current work tile
     Pipeline<KTile> k;
     Pipeline<VTile> v;  // with a slab of ones
     OTile o;         // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
-    WorkQueue work;  // whose rows are at hand
+    WorkQueue work;  // the work tiles, and which one is current
 
     __device__ __forceinline__ int work_tiles() const { return (q_len + BLOCK_Q - 1) / BLOCK_Q * q_heads * batch; }
 
@@ -531,11 +534,11 @@ struct Block {
         return {tile_begin, tile_end, full_tile_begin, full_tile_end};
     }
 
-    // Before the roles begin: all threads
+    // All threads, before the roles begin
     __device__ __forceinline__ void set_up() const {
         if (threadIdx.x == 0) {
             mbarrier_init(work.full, 1);
-            mbarrier_init(work.empty, 128 * CONSUMERS + 1);  // threads that multiply, and that which copies V
+            mbarrier_init(work.empty, 128 * CONSUMERS + 1);  // consumer threads, and the one that copies V
             for (int stage = 0; stage < STAGES; ++stage) {
                 mbarrier_init(k.full + stage, 1);
                 mbarrier_init(v.full + stage, 1);
@@ -561,7 +564,7 @@ struct Producer : Block {
             const WorkTile at = work_tile_of(next, works, q_heads, q_len, heads_in_l2);
             const int q_block = at.q_block, h_idx = at.h_idx, b_idx = at.b_idx;
             const HeadRows keys = {k_map, h_idx / (q_heads / kv_heads), b_idx};
-            next = gridDim.x + atomicInc(next_work, works - 1);  // after all have been taken it is zero again
+            next = gridDim.x + atomicInc(next_work, works - 1);  // wraps to 0 after the last one
             const TileRange tiles = tiles_of(q_block);
             publish(q_block, h_idx, b_idx);
             for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) load_key_tile(tile, keys);
@@ -572,7 +575,7 @@ struct Producer : Block {
         work.publish();
     }
 
-    // Hands a work tile to all roles, with its rows of Q
+    // Publishes a work tile to all roles, and copies its rows of Q
     __device__ __forceinline__ void publish(int q_block, int h_idx, int b_idx) {
         work.acquire();
         work.write(q_block, h_idx, b_idx);
@@ -716,16 +719,16 @@ struct RowSoftmax {
     }
 };
 
-// A consumer warpgroup: computes. Its members are registers of one of its threads.
+// A consumer warpgroup: computes. Each of its threads has the members in registers.
 struct Consumer : Block {
-    int consumer, thread, lane;  // this warpgroup's number; this thread's in it, and in its warp
-    int lane_row;  // of the block's rows: this lane's first; its other is 8 further
+    int consumer, thread, lane;  // numbers: of this warpgroup among consumers, of this thread in it, of this thread in its warp
+    int lane_row;  // of the block's rows: this lane's first; its second is 8 further
     unsigned k_operand, v_operand;  // of stage 0
 
     Fragments& frag;
     RowSoftmax& softmax;
 
-    // The work tile at hand
+    // The current work tile
     int q_block, q_lo, tile;
     bool any;  // whether it has a tile to visit
     bool begun;  // whether O has a product of these rows
@@ -736,10 +739,10 @@ struct Consumer : Block {
         thread = threadIdx.x % 128, lane = thread % 32;
         lane_row = WARPGROUP_ROWS * consumer + 16 * (thread / 32) + lane / 4;
         k_operand = k.first.k_major(), v_operand = v.first.mn_major();
-        work.phase = 1;  // next_work_tile() comes first
+        work.phase = 1;  // the first next_work_tile() makes it 0
     }
 
-    // S = Q K^T, issued
+    // Issues S = Q K^T
     __device__ __forceinline__ void issue_qk() {
         const unsigned long long k_tile = smem_descriptor(k_operand + k.index * (KTile::BYTES / 16));
         wgmma_fence();
@@ -749,7 +752,7 @@ struct Consumer : Block {
         wgmma_commit();
     }
 
-    // O += P V, issued, and in the columns of ones the sums of P's rows
+    // Issues O += P V; the columns of ones add up the rows of P
     __device__ __forceinline__ void issue_pv() {
         const unsigned long long v_tile = smem_descriptor(v_operand + v.index * (VTile::BYTES / 16));
         wgmma_fence();
@@ -760,7 +763,7 @@ struct Consumer : Block {
         begun = true;
     }
 
-    // Products have read a stage of `ring`: the producer may copy the next tile there
+    // Releases a stage of `ring` that the products have read: the producer may copy the next tile there
     template <typename Tile> __device__ __forceinline__ void release_stage(const Pipeline<Tile>& ring) {
     }
 
@@ -803,7 +806,7 @@ struct Consumer : Block {
         for (int i = 0; i < BLOCK_KV / 4; ++i) frag.P[i / 4][i % 4] = pack(frag.S[2 * i], frag.S[2 * i + 1]);
     }
 
-    // Q K^T of the first tile, by itself
+    // Q K^T of the first tile, with no other product in flight
     __device__ __forceinline__ void first_scores() {
         k.wait_full();
         issue_qk();
@@ -811,7 +814,7 @@ struct Consumer : Block {
         wgmma_received(frag.S);
     }
 
-    // One tile further: Q K^T of the next tile beside P V of this one, then the next tile's weights
+    // Moves to the next tile: its Q K^T overlaps with P V of this tile; then its weights are computed
     template <bool PARTIAL> __device__ __forceinline__ void step() {
         k.wait_full();
         issue_qk();
@@ -834,10 +837,10 @@ struct Consumer : Block {
         round_weights();
     }
 
-    // Finishes a work tile: O = O / l, and O is on its way to global memory
+    // Finishes a work tile: O = O / l, and starts the copy of O to global memory
     __device__ __forceinline__ void epilogue(const volatile WorkTile& done) {
         const WorkTile at = {done.q_block, done.h_idx, done.b_idx};
-        // What depends on the lane is computed again: kept until here it would cost registers
+        // Values that depend on the lane are recomputed: kept until here, they would cost registers
         const int lane = thread_index() % 32, warp = thread_index() / 32 - 4;
         const int first_row = at.q_block * BLOCK_Q + 16 * warp;
         float inverse_sum[2];
@@ -849,11 +852,11 @@ struct Consumer : Block {
         const auto out = [&](int i) {  // registers i and i + 1 of O as they are stored
             return pack(frag.O[i] * inverse_sum[row_in_pair(i)], frag.O[i + 1] * inverse_sum[row_in_pair(i)]);
         };
-        // By way of the warp's own tile in shared memory, OUTPUT_SLABS slabs at a time; TMA writes no row past the last one
+        // O goes through the warp's own tile in shared memory, OUTPUT_SLABS slabs at a time. TMA writes no rows past the end
         const OTile rows = {o.smem + warp * OTile::BYTES};
 #pragma unroll
         for (int first = 0; first < V_SLABS; first += OUTPUT_SLABS) {
-            if (lane == 0) tma_store_wait_read<0>();  // copies before have read the tile
+            if (lane == 0) tma_store_wait_read<0>();  // earlier copies have read the tile
             __syncwarp();
 #pragma unroll
             for (int i = 32 * first; i < min(32 * (first + OUTPUT_SLABS), HEAD_DIM_V / 2); i += 8) {  // 16 columns each
@@ -872,7 +875,7 @@ struct Consumer : Block {
         }
     }
 
-    // Goes on to the next work tile: its place, its first tile, Q
+    // Moves to the next work tile: its coordinates, its first tile, its Q
     __device__ __forceinline__ void next_work_tile() {
         work.advance();
         work.wait_full();
@@ -883,15 +886,15 @@ struct Consumer : Block {
         tiles = tiles_of(q_block);
         tile = tiles.end - 1;
         any = tile >= tiles.begin;
-        // Q as A operands: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block. What depends on the lane
-        // is computed again: the addresses, kept from the work tile before, would cost registers
+        // Q as A operands: lane l points at row l % 16, columns 8 * (l / 16) of each 16 x 16 block. Values that depend on the
+        // lane are recomputed: kept from the previous work tile, the addresses would cost registers
         const int lane = thread_index() % 32, warp = thread_index() / 32 - 4;
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)
             ldmatrix_x4(frag.Q[step], q.at(step / 4, 16 * warp + lane % 16, step % 4 * 2 + lane / 16));
     }
 
-    // What is known of each row before its first tile
+    // Sets up each row before its first tile
     __device__ __forceinline__ void begin_rows() {
         begun = false;
         for (int r = 0; r < 2; ++r) {
@@ -922,7 +925,7 @@ struct Consumer : Block {
         next_work_tile();
         bool scored = false;  // whether S has the scores of the first tile
         while (q_block != END) {
-            work.release();  // each lane has read Q and the work tile: the next may come
+            work.release();  // each lane has read Q and the work tile: the next may replace them
             begin_rows();
             if (!any) {
                 clear_output();
@@ -939,8 +942,8 @@ struct Consumer : Block {
             for (; tile >= max(tiles.full_end, tiles.begin); --tile) step<true>();
 #pragma unroll 1
             for (; tile >= tiles.begin; --tile) step<false>();
-            // The last P V of these rows, and beside it the first Q K^T of the next, under which O leaves. Both ways are
-            // written out from issue to wait: otherwise ptxas lets no product run beside another
+            // The last P V of this work tile overlaps with the first Q K^T of the next one, and that with storing O. Each
+            // branch has everything from issue to wait: otherwise ptxas serializes the products
             next_work_tile();
             v.wait_full();
             scored = any;
@@ -963,7 +966,7 @@ struct Consumer : Block {
             }
             v.advance();
         }
-        if (lane == 0) tma_store_wait<0>();  // shared memory is the block's as long as it runs
+        if (lane == 0) tma_store_wait<0>();  // the copies read shared memory, which the block frees when it ends
     }
 };
 
@@ -992,8 +995,8 @@ gpt2_hopper(
     };
     block.set_up();
 
-    // A shuffle makes the number of the warpgroup the same for all lanes of a warp, which the compiler cannot know of
-    // threadIdx.x: it then branches once for all lanes, and keeps what depends on the number in uniform registers
+    // The compiler knows that the result of a shuffle is the same for all lanes of a warp, and does not know it of
+    // threadIdx.x / 128: with it, it branches once for all lanes, and keeps values that depend on it in uniform registers
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         give_registers<PRODUCER_REGISTERS>();
@@ -1002,7 +1005,7 @@ gpt2_hopper(
         if (threadIdx.x == 32) producer.load_values();
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        // Objects of their own: until its loops are unrolled, an object that has arrays is not taken apart into registers
+        // Not members of Consumer: the compiler puts an object with arrays into registers only when its loops are unrolled
         Fragments frag;
         RowSoftmax softmax;
         Consumer consumer(block, warpgroup - 1, frag, softmax);

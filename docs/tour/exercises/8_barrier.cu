@@ -84,7 +84,7 @@ constexpr int V_SMEM = 17408;
 constexpr int DO_SMEM = 26112;
 constexpr int W_SMEM = 34816;
 constexpr int ROWS_SMEM = 39424;
-constexpr int ROW_THREADS = 16;  // of the block's threads, as a grid over a tile
+constexpr int ROW_THREADS = 16;  // the block's threads as a grid over a tile: its rows
 constexpr int COLUMN_THREADS = 8;
 constexpr int ROWS = BLOCK / ROW_THREADS;  // own rows of a thread
 constexpr int COLUMNS = BLOCK / COLUMN_THREADS;  // rows of a thread in a tile
@@ -131,7 +131,7 @@ __device__ __forceinline__ bool mask(int q_idx, int kv_idx) {
 
 // 4. Which tiles are visited
 //
-// Keys outside [begin, end) are allowed for no row of the block; keys inside [full_begin, full_end) for every row.
+// Keys outside [begin, end) are forbidden for every row of the block; keys in [full_begin, full_end) are allowed for every row.
 
 struct KvRange {
     int begin, end;
