@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,23 +73,28 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def runtime() -> list[Path]:
-    """The emulated device's own code, compiled."""
+def runtime() -> dict[str, bytes]:
+    """The emulated device's own code, compiled: entries of the kernel cache, which tests of other workers may empty."""
     from attngen.cache_directory import cache_directory
     from attngen.device.emulated import EmulatedDevice
     from tests.harness import emitted, shipped
 
     EmulatedDevice().compile(emitted(shipped("gpt2"), "naive"))
-    return list(cache_directory("emulated").glob("runtime-*"))
+    kept = {}
+    for path in cache_directory("emulated").glob("runtime-*"):
+        with suppress(FileNotFoundError):  # another compiler's, not used for long
+            kept[path.name] = path.read_bytes()
+    return kept
 
 
 @pytest.fixture
-def compiled_runtime(runtime: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def compiled_runtime(runtime: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kernel cache of the test's own, which holds the emulated device's own code alone: it is not compiled again."""
     place = tmp_path / "cache" / "emulated"
     place.mkdir(parents=True, mode=0o700)
-    for path in runtime:
-        shutil.copy2(path, place)
+    for name, data in runtime.items():
+        (place / name).write_bytes(data)
+        (place / name).chmod(0o600)
     monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(place.parent))
     return place.parent
 

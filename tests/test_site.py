@@ -21,6 +21,7 @@ pytest.importorskip("mkdocs")
 pytest.importorskip("material")
 pytest.importorskip("mkdocstrings")
 CHAPTERS = {
+    "README.md": "# The tour\n",
     "2_tiles.md": "# Tiles\n\n[Before](1_naive.md#one-thread-a-row), [the rest](../tour), [all of them](../../generated/).\n",
     "1_naive.md": "# One thread a row\n\n[A spec](../../specs/gpt2.attn), [what measures it](../../benchmarks/schedules.py), "
     "[to do](exercises/1_window.attn), [start](../../README.md#install).\n\n```\nattention a {\n    dtype fp16\n}\n```\n",
