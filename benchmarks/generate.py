@@ -272,7 +272,8 @@ def main() -> None:
     import transformers
 
     here = where() if DEVICE == "cuda" else "CPU"
-    text = f"{here}, transformers {transformers.__version__}, {options.rounds} rounds\n\n{table(found)}"
+    rounds = f"{options.rounds} round{'s' * (options.rounds != 1)}"
+    text = f"{here}, transformers {transformers.__version__}, {rounds}\n\n{table(found)}"
     print(text)
     if options.write:
         write_between(options.write, "generate", text)
