@@ -58,8 +58,7 @@ def wrong(spec: AttentionSpec, problem: Sample, rows: list[int] | None, keys: li
 
 
 SCHEDULES: list[Case] = [
-    ("decode", "paged", None), ("decode", "paged", 16), ("decode", "packed", None), ("fused", "paged", None),
-    ("fused", "packed_paged", 128),
+    ("decode", "paged", None), ("decode", "paged", 16), ("fused", "paged", None), ("fused", "packed_paged", 128),
     ("hopper", "paged", 64), ("hopper", "paged", 16), ("hopper", "packed_paged", 256), ("naive", "packed_paged", None),
     ("tiled", "paged", None), ("tiled", "packed_paged", 1),
 ]  # fmt: skip

@@ -85,9 +85,9 @@ def test_generated_tokens(name: str, cache: str) -> None:
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize(("name", "graphs"), [("Llama", 1), ("Gemma 2", 2)])
-def test_tokens_of_a_compiled_static_cache(name: str, graphs: int) -> None:
+def test_tokens_of_a_compiled_static_cache() -> None:
     """No token compiles anything: one graph, and another one where windows are full, as torch's own attention has them."""
+    name = "Gemma 2"
     tokens = torch.randint(3, 99, (2, 4), generator=torch.Generator().manual_seed(0))
     kept = torch.ones_like(tokens)
     kept[0, :2] = 0
@@ -97,13 +97,13 @@ def test_tokens_of_a_compiled_static_cache(name: str, graphs: int) -> None:
     compiled._compile_all_devices = True
     counters.clear()
     assert torch.equal(model(name, "attngen").eval().generate(tokens, compile_config=compiled, **how), right)
-    assert counters["stats"]["unique_graphs"] == graphs
+    assert counters["stats"]["unique_graphs"] == 2
 
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [3, 4], list(range(3, 25)), [50]]
 
 
-@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "gpt-oss"])
+@pytest.mark.parametrize("name", ["Gemma 2", "gpt-oss"])
 def test_continuous_batching(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in pieces beside sequences that grow: tokens are eager's for each prompt alone. Layers without a window read
     pages in place."""
@@ -134,7 +134,7 @@ def test_continuous_batching(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     in_order = sorted(done, key=lambda request: int(request.rpartition("_")[2]))
     assert [done[request].generated_tokens for request in in_order] == right
     assert ((-1, -1), True) in calls
-    assert ((4, 0), False) in calls or name == "Llama"
+    assert ((4, 0), False) in calls
 
 
 def test_pages_need_a_cache() -> None:
