@@ -36,9 +36,9 @@ class CompiledAttention(Compiled):
 
     q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, head_dim_v], all of
     the spec's dtype, of any array library; captured inputs and params by name. Returns O [batch, q_heads, q_len, head_dim_v],
-    and with `output lse` the pair (O, lse [batch, q_heads, q_len] in fp32), as arrays of q's library. An O that is not given
-    lies in memory as q does. With dropout, `seed` and `offset` (0 by default) say which weights are dropped: whole numbers of
-    64 bits, or both in one array of int64, `rng_state`; torch's generator draws them for tensors.
+    and with `output lse` the pair (O, lse [batch, q_heads, q_len] in fp32), as arrays of q's library. If `out` is not given, O
+    has the memory layout of q. With dropout, `seed` and `offset` (integers of 64 bits, 0 by default) select the weights that
+    are dropped; `rng_state`, an int64 array [2], may hold both. For torch tensors, torch's generator is the default.
     """
 
     captures: Mapping[str, Any] = field(default_factory=dict)
@@ -70,9 +70,9 @@ class CompiledAttention(Compiled):
     ) -> Any:
         """O, or (O, lse). Runs on `stream` (a driver stream handle; by default the current stream of q's library).
 
-        O and lse are written to `out` and `lse` if these are given; they may not share memory with an input. If attngen.torch
-        was imported before the spec was compiled, calls with its tensors cost the host least, and without `out`, `lse` and
-        `stream` they can be traced by torch.compile.
+        O and lse are written to `out` and `lse` if these are given; they must not share memory with an input. If attngen.torch
+        was imported before the spec was compiled, calls with torch tensors cost the host least, and torch.compile can trace
+        those without `out`, `lse` and `stream`.
 
         Raises ArgumentError (a ValueError) or ArgumentTypeError (also a TypeError) that names the argument at fault.
         """
@@ -106,10 +106,10 @@ class CompiledAttention(Compiled):
         """The gradients of a loss, by name: of q, k and v, or of those that `wanted` names, which may be captured float tensors
         and float params too.
 
-        `dout` is the loss's gradient by O, of O's shape and type, `dlse` that by lse (fp32, zeros if not given). A gradient has
-        the shape and type of its tensor; a param's is one fp32 number. `out` and `lse` are the results of the forward: if the
-        schedule needs them and they are not given, the forward runs first. With `deterministic`, gradients have the same bits
-        in every run; without, a faster schedule may add them up in any order.
+        `dout` is the gradient of the loss with respect to O, of O's shape and type; `dlse` is that with respect to lse (fp32,
+        zeros by default). A gradient has the shape and type of its tensor; a param's is one fp32 number. `out` and `lse` are
+        the results of the forward: if the schedule needs them and they are not given, the forward runs first. With
+        `deterministic`, gradients have the same bits in every run; without, a faster schedule may add them up in any order.
 
         Raises GradientError for a name in `wanted` that has no gradient, ArgumentError that names the argument at fault,
         PlanRefusal if the schedule has no backward.
@@ -142,9 +142,9 @@ class CompiledAttention(Compiled):
         return {name: view(array, name) for name, array in arrays.items()}, params
 
     def math(self, q: Any, k: Any, v: Any, **named: Any) -> Any:
-        """The same attention of torch's tensors by torch's own operations, on any device, of fp64 too: differentiable any
-        number of times and in forward mode, also by float params, which may be tensors. Memory grows with q_len * kv_len.
-        Raises ArgumentError."""
+        """The same attention, computed by torch's own operations: for torch tensors on any device, in fp64 too. It is
+        differentiable any number of times and in forward mode, also with respect to float params, which may be tensors. Memory
+        grows with q_len * kv_len. Shapes and results are those of a call. Raises ArgumentError."""
         if self.on_tensors is None:
             raise ArgumentError(
                 "math() needs attngen.torch: import it before you compile this attention, and name the device by text, as in "
@@ -271,18 +271,19 @@ def compile(
     ahead: Sequence[str] = (),
     storage: Storage | None = None,
 ) -> CompiledAttention:
-    """A callable that computes a spec, the one in an `.attn` file, or the shipped one of a name.
+    """A callable that computes `spec`: an AttentionSpec, the path of an `.attn` file, or the name of a shipped spec.
 
     `kernel` (naive, tiled, fused, wgmma, hopper, decode, auto) overrides the spec's own statement. `device` is "cuda",
-    "emulated", "auto" (cuda if there is a GPU) or a Device. `arch` is for planning only, and is the device's own by default.
-    `captures` are arrays by name for inputs that calls leave out. `ahead` names architectures whose cubins are compiled into
-    the cache on disk now, with or without a GPU, so that a serving process finds them there. If the plan depends on the sizes
-    of a call (`attngen explain` names the plans), a plan is compiled by the first call that uses it; otherwise the kernel is
-    compiled now.
+    "emulated", "auto" (cuda if there is a GPU) or a Device. `arch` is the architecture to plan for, by default the device's
+    own. `captures` gives arrays by name for inputs, which calls then omit. `ahead` names architectures whose cubins are
+    compiled into the cache on disk now, with or without a GPU, so that a serving process finds them there. If the plan depends
+    on the sizes of a call (`attngen explain` names the plans), a plan is compiled by the first call that uses it; otherwise the
+    kernel is compiled now.
 
     `storage` overrides the spec's own. With "packed", q and k, v are [total, heads, size], the rows of all sequences one after
     another, and calls are given `cu_seqlens_q`, `cu_seqlens_k` (int32 [batch + 1]: where each sequence begins and the last one
-    ends) and `max_q_len`, `max_kv_len`, at least the longest lengths: the host reads none. lse is [q_heads, total].
+    ends) and `max_q_len`, `max_kv_len`: lengths that no sequence exceeds, because the host does not read the tensors. lse is
+    [q_heads, total].
 
     Raises DiagnosticError for mistakes in the text, PlanRefusal for overrides that do not fit, ArgumentError for a schedule, an
     architecture or a captured input that does not exist, DeviceError if the device cannot compile.

@@ -36,7 +36,7 @@
 //
 // Plan, for sm_80 (Ampere: A100)
 //     schedule = fused_mma_backward: fp16 on tensor cores (mma.sync, which sm_80 has)
-//     gradients = q, k, v: what is not wanted is not computed
+//     gradients = q, k, v: other gradients are not computed
 //     dK, dV and dQ = by kernels of their own: a block has its gradients for itself and adds them up in registers,
 //         in a fixed order: no atomics, the same bits in every run; in return S and dP are computed twice
 //     weights = recomputed: from scores and the lse of their row, which the forward has saved: O(q_len) bytes

@@ -36,18 +36,19 @@
 //     next_work int32 [1], counter
 //
 // Plan, for sm_90a (Hopper: H100, H200)
-//     gradients = q, k, v: what is not wanted is not computed
-//     dK and dV, dQ = by a kernel each: S and dP are computed for each, seven products instead of five; dQ beside dK
-//         would be added up in global memory
-//     deterministic = yes: each sum is a block's own, in a fixed order: no atomics, the same bits in every run
+//     gradients = q, k, v: other gradients are not computed
+//     dK and dV, dQ = by two kernels: both compute S and dP, seven products instead of five; one kernel would have
+//         to add dQ in global memory
+//     deterministic = yes: each sum belongs to one block and has a fixed order: no atomics, the same bits in every
+//         run
 //     weights = recomputed: from scores and the lse of their row, which the forward has saved: O(q_len) bytes
 //     lse = lse + lse_rest: one fp32 number cannot hold a large maximum and the logarithm of a sum beside it
-//     lse and delta = side by side for whole tiles: a tile's are one copy in the background
+//     lse and delta = stored together by tiles: one copy in the background brings those of a tile
 //     warpgroups = 1 + 2: one copies; 2 compute for 64 keys, or rows, each
 //     keys and rows = 128 held, 64 visited at a time: S, dP and the sums of 64 keys fit the registers of a warpgroup
 //     stages = 3: later tiles are copied while one is used
 //     registers = 40 and 232 a thread: copying needs few; sums, S and dP need many
-//     next scores = beside the sums: the weights of a tile begin when the sums of the tile before are done
+//     next scores = during the sums: Q K^T of the next tile runs together with the products of the sums of this one
 //     blocks = one for each SM: persistent kernels: a block takes work tiles from a counter, the longest first
 //     swizzle = 128 bytes: tiles in slabs of 64 columns, chunks of 16 bytes permuted: neither TMA nor wgmma meets a
 //         bank conflict
@@ -520,15 +521,15 @@ template <int TILE_ROWS, int SLABS, int EXTRA_SLABS = 0> struct SlabTile {
     __device__ static constexpr unsigned k_major_step(int step) { return step / 4 * (SLAB_BYTES / 16) + step % 4 * 2; }
     __device__ static constexpr unsigned mn_major_step(int step) { return step * (16 * ROW_BYTES / 16); }
 };
-using OTile = SlabTile<16, OUTPUT_SLABS>;  // rows of a warp on their way to global memory
+using OTile = SlabTile<16, OUTPUT_SLABS>;  // rows of a warp, on their way to global memory
 
-// A tile that a producer fills for each work tile and hands to consumers, as a Pipeline of one stage.
-//     full   its phase ends when the bytes of the tile are there: then it may be read
-//     empty  its phase ends when all who read the tile have released it: then the next one may be copied there
+// A tile that a producer fills for each work tile and consumers read, like a Pipeline of one stage.
+//     full   a phase of it ends when the bytes of the tile have arrived: then the tile may be read
+//     empty  a phase of it ends when all readers of the tile have released it: then the next one may be copied there
 template <typename Tile> struct SingleTile {
     Tile tile;
     unsigned long long *full, *empty;
-    unsigned phase = 0;  // parity of the phase that both are in
+    unsigned phase = 0;  // parity of the current phase of both
 
     __device__ __forceinline__ void acquire() const { mbarrier_wait(empty, phase ^ 1); }
     __device__ __forceinline__ void load_async(const HeadRows& rows, int row) const {
@@ -576,8 +577,8 @@ template <typename Tile> struct Pipeline : Ring<Tile> {
 // Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
 // 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
 //
-// Register i of a tile of pairs, or of a sum, is of the upper (0) or the lower (1) of the two rows, and of this column if lane % 4
-// is 0.
+// For register i of a tile of pairs, or of a sum: the lane's row, 0 (the upper) or 1 (the lower); and the column, in a lane
+// with lane % 4 == 0.
 __device__ constexpr int row_in_pair(int i) { return i / 2 % 2; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
@@ -594,17 +595,17 @@ __device__ __forceinline__ WorkTile work_tile_of(int number, int works, int bloc
 }
 constexpr int END = -1;  // as a block: there is no more work
 
-// What the producer tells of a work tile, beside the tile that it fills first.
+// What the producer publishes of a work tile, together with the tile that it copies first.
 struct Work {
     int block, h_idx, b_idx, any;  // any: whether there is a tile to visit
-    int next, h_begin, h_end;  // the producer's own, which has few registers: the next work tile, and its query heads
+    int next, h_begin, h_end;  // for the producer alone, which has few registers: the next work tile, and its query heads
 };
 constexpr int WORK_WORDS = sizeof(Work) / sizeof(int);
 
-constexpr int NO_TILE = 1 << 30;  // a first tile, where there is none
+constexpr int NO_TILE = 1 << 30;  // as a first tile: there is none
 
-// What the producer tells of a tile to visit, in one number: the tile, for which consumers it is partial, and in bit 0 whether it
-// is the last.
+// What the producer publishes of a tile to visit, in one number: the tile, for which consumers it is partial, and in bit 0
+// whether it is the last.
 __device__ constexpr int visit_of(int tile, int partial) { return tile << (CONSUMERS + 1) | partial << 1; }
 __device__ constexpr int tile_of(int visit) { return visit >> (CONSUMERS + 1); }
 __device__ constexpr bool is_partial(int visit, int consumer) { return visit >> (consumer + 1) & 1; }
@@ -616,7 +617,7 @@ struct Found {
 };
 constexpr int FOUND = 64;  // places: 32 are written at once when at most one tile waits, and the ones before may just be read
 
-// Writes a warp's 16 rows of a sum, times `factor`, by way of the warp's own tile in shared memory; TMA writes no row past the
+// Writes a warp's 16 rows of a sum, times `factor`, through the warp's own tile in shared memory. TMA writes no row past the
 // last one.
 template <int COLUMNS>
 __device__ __forceinline__ void store_rows(const OTile& rows, const TensorMap* map, const float (&sum)[COLUMNS / 2], float factor,
@@ -674,7 +675,7 @@ struct Block {
     Pipeline<QTile> q;  // of the tiles that are visited, and with each `visits` and `tile_numbers`
     Ring<DoTile> dO;  // turns with `q`, and is released with it
     OTile out;             // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
-    volatile Work* works;  // [2], by the phase of `k`: the work tile at hand, and the one before
+    volatile Work* works;  // [2], by the phase of `k`: the current work tile, and the one before
     volatile Found* found;  // [FOUND]: the producer's own
     volatile int* visits;   // [STAGES]
     RowNumbers* tile_numbers;  // [STAGES]
@@ -704,11 +705,11 @@ struct Producer : Block {
     int h_idx, next_tile;      // where the search is: the first tile of this head that no lane has looked at
     int place = 0, count = 0;  // of the tiles that wait in `found`: the first, and how many they are
 
-    // Computed again where they are needed, not kept in registers
+    // Recomputed at each use, not kept in registers
     __device__ __forceinline__ int blocks() const { return (opaque(kv_len) + BLOCK_ROWS - 1) / BLOCK_ROWS; }
     __device__ __forceinline__ int work_tiles() const { return blocks() * kv_heads * batch; }
 
-    // Work tile after work tile, tile after tile, in the order of the consumers
+    // All work tiles and their tiles, in the order of the consumers
     __device__ __forceinline__ void load() {
         const bool elected = threadIdx.x == 0;
         int next = blockIdx.x;
@@ -735,7 +736,7 @@ struct Producer : Block {
         }
     }
 
-    // Writes where a work tile is, and takes the next one from the counter
+    // Publishes the coordinates of a work tile, and takes the next one from the counter
     __device__ __forceinline__ void begin_work_tile(int number) const {
         const int group_size = opaque(q_heads) / kv_heads;
         const WorkTile at = work_tile_of(number, work_tiles(), blocks(), kv_heads, opaque(heads_in_l2) / group_size);
@@ -745,7 +746,7 @@ struct Producer : Block {
         work().next = gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
     }
 
-    // Looks at the next 32 tiles of the head, a lane at each
+    // Classifies the next 32 tiles of the head, one by each lane
     __device__ __forceinline__ void look_at_tiles() {
         const int first_kv_tile = CONSUMERS * work().block;
         int begin = NO_TILE, end = 0;
@@ -787,14 +788,14 @@ struct Producer : Block {
         volatile Work& at = work();
         at.any = any;
         k.load_async({k_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
-        v.phase = k.phase;  // both turn together
+        v.phase = k.phase;  // both advance together
         v.acquire();
         v.load_async({v_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
     }
 
     // A tile to visit, and numbers of its rows
     __device__ __forceinline__ void load_tile(const volatile Found& tile) {
-        const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // who multiplies looks no further than the last
+        const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // consumers stop after the tile that is marked as the last
         const int q_lo = tile_of(visit) * BLOCK_Q, b_idx = work().b_idx;
         q.acquire();
         visits[q.index] = visit;
@@ -810,15 +811,15 @@ struct Producer : Block {
 
 // A consumer thread's registers of the matrices: accumulators S^T, dP^T, dK and dV, operands P^T and dS^T.
 struct Fragments {
-    float S[BLOCK_Q / 2];   // s; then what dP - delta is multiplied with, P itself for most scores
+    float S[BLOCK_Q / 2];   // s; then the factor of dP - delta, which is P itself for most scores
     float dP[BLOCK_Q / 2];
     float dK[HEAD_DIM / 2], dV[HEAD_DIM_V / 2];
     unsigned P[BLOCK_Q / 16][4], dS[BLOCK_Q / 16][4];
 };
 
-// A consumer warpgroup: computes dK and dV of 64 keys. Its members are registers of one of its threads.
+// A consumer warpgroup: computes dK and dV of 64 keys. Each of its threads has the members in registers.
 struct Consumer : Block {
-    int consumer, lane;  // this warpgroup's number; this thread's in its warp
+    int consumer, lane;  // numbers: of this warpgroup among consumers, of this thread in its warp
     int lane_key;  // of the block's keys: this lane's first; its second is 8 further
     unsigned k_operand, v_operand, q_operand, q_rows_operand, do_operand, do_rows_operand;  // of stage 0
 
@@ -871,7 +872,7 @@ struct Consumer : Block {
         wgmma_commit();
     }
 
-    // dK += dS^T Q, issued; softmax_scale comes in the end
+    // dK += dS^T Q, issued; softmax_scale is applied at the end
     __device__ __forceinline__ void issue_dk() {
         const unsigned long long q_tile = smem_descriptor(q_rows_operand + q.index * (QTile::BYTES / 16));
         wgmma_fence();
@@ -882,7 +883,7 @@ struct Consumer : Block {
     }
 
     // P^T from S^T, rounded
-    template <bool PARTIAL> __device__ __forceinline__ void weigh() {
+    template <bool PARTIAL> __device__ __forceinline__ void compute_weights() {
         const int q_lo = tile_of(visit) * BLOCK_Q;
         const RowNumbers& of_row = tile_numbers[q.index];
 #pragma unroll
@@ -938,11 +939,11 @@ struct Consumer : Block {
 
     // One tile of rows, whose scores are there; LAST: no other follows in the work tile
     template <bool PARTIAL, bool LAST> __device__ __forceinline__ void step() {
-        dO.index = q.index, dO.phase = q.phase;  // both rings turn together
+        dO.index = q.index, dO.phase = q.phase;  // both rings advance together
         if constexpr (LAST) release(k);  // its last scores are there
         dO.wait_full();
         issue_weight_gradients();
-        weigh<PARTIAL>();
+        compute_weights<PARTIAL>();
         issue_dv();
         wgmma_wait<1>();
         wgmma_received(frag.dP);
@@ -967,7 +968,7 @@ struct Consumer : Block {
         wgmma_received(frag.dV);
     }
 
-    // Every tile of a work tile, and dK and dV
+    // All tiles of a work tile, and then the results dK and dV
     __device__ __forceinline__ void sum_tiles() {
         v.wait_full();
         q.wait_full();
@@ -987,7 +988,7 @@ struct Consumer : Block {
     // Every work tile
     __device__ __forceinline__ void compute() {
         for (;; k.advance()) {
-            v.phase = k.phase;  // both turn together
+            v.phase = k.phase;  // both advance together
             k.wait_full();
             if (__shfl_sync(0xffffffff, work().block, 0) == END) break;
             kv_lo = work().block * BLOCK_ROWS;
@@ -1089,7 +1090,7 @@ struct Block {
     Pipeline<KTile> k;  // of the tiles that are visited, and with each `visits`
     Ring<VTile> v;  // turns with `k`, and is released with it
     OTile out;             // first of [4 * CONSUMERS]: the rows of each warp on their way to global memory
-    volatile Work* works;  // [2], by the phase of `q`: the work tile at hand, and the one before
+    volatile Work* works;  // [2], by the phase of `q`: the current work tile, and the one before
     volatile Found* found;  // [FOUND]: the producer's own
     volatile int* visits;   // [STAGES]
 
@@ -1117,11 +1118,11 @@ struct Producer : Block {
     int h_idx, next_tile;      // where the search is: the first tile of this head that no lane has looked at
     int place = 0, count = 0;  // of the tiles that wait in `found`: the first, and how many they are
 
-    // Computed again where they are needed, not kept in registers
+    // Recomputed at each use, not kept in registers
     __device__ __forceinline__ int blocks() const { return (opaque(q_len) + BLOCK_ROWS - 1) / BLOCK_ROWS; }
     __device__ __forceinline__ int work_tiles() const { return blocks() * q_heads * batch; }
 
-    // Work tile after work tile, tile after tile, in the order of the consumers
+    // All work tiles and their tiles, in the order of the consumers
     __device__ __forceinline__ void load() {
         const bool elected = threadIdx.x == 0;
         int next = blockIdx.x;
@@ -1148,7 +1149,7 @@ struct Producer : Block {
         }
     }
 
-    // Writes where a work tile is, and takes the next one from the counter
+    // Publishes the coordinates of a work tile, and takes the next one from the counter
     __device__ __forceinline__ void begin_work_tile(int number) const {
         const WorkTile at = work_tile_of(number, work_tiles(), blocks(), q_heads, heads_in_l2);
         work().block = blocks() - 1 - at.block;
@@ -1157,7 +1158,7 @@ struct Producer : Block {
         work().next = gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
     }
 
-    // Looks at the next 32 tiles of the head, a lane at each
+    // Classifies the next 32 tiles of the head, one by each lane
     __device__ __forceinline__ void look_at_tiles() {
         const int first_q_tile = CONSUMERS * work().block;
         int begin = NO_TILE, end = 0;
@@ -1199,13 +1200,13 @@ struct Producer : Block {
         volatile Work& at = work();
         at.any = any;
         q.load_async({q_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
-        dO.phase = q.phase;  // both turn together
+        dO.phase = q.phase;  // both advance together
         dO.load_async({do_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
     }
 
     // A tile to visit
     __device__ __forceinline__ void load_tile(const volatile Found& tile) {
-        const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // who multiplies looks no further than the last
+        const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // consumers stop after the tile that is marked as the last
         const int kv_lo = tile_of(visit) * BLOCK_KV, b_idx = work().b_idx;
         const int kv_h_idx = h_idx / (q_heads / kv_heads);
         k.acquire();
@@ -1218,15 +1219,15 @@ struct Producer : Block {
 
 // A consumer thread's registers of the matrices: accumulators S, dP and dQ, operand dS.
 struct Fragments {
-    float S[BLOCK_KV / 2];   // s; then what dP - delta is multiplied with, P itself for most scores
+    float S[BLOCK_KV / 2];   // s; then the factor of dP - delta, which is P itself for most scores
     float dP[BLOCK_KV / 2];
     float dQ[HEAD_DIM / 2];
     unsigned dS[BLOCK_KV / 16][4];
 };
 
-// A consumer warpgroup: computes dQ of 64 rows. Its members are registers of one of its threads.
+// A consumer warpgroup: computes dQ of 64 rows. Each of its threads has the members in registers.
 struct Consumer : Block {
-    int consumer, lane;  // this warpgroup's number; this thread's in its warp
+    int consumer, lane;  // numbers: of this warpgroup among consumers, of this thread in its warp
     int lane_row;        // of the block's rows: this lane's first; its second is 8 further
     unsigned q_operand, do_operand, k_operand, k_rows_operand, v_operand;  // of stage 0
 
@@ -1271,7 +1272,7 @@ struct Consumer : Block {
         wgmma_commit();
     }
 
-    // dQ += dS K, issued; softmax_scale comes in the end
+    // dQ += dS K, issued; softmax_scale is applied at the end
     __device__ __forceinline__ void issue_dq() {
         const unsigned long long k_tile = smem_descriptor(k_rows_operand + k.index * (KTile::BYTES / 16));
         wgmma_fence();
@@ -1325,7 +1326,7 @@ struct Consumer : Block {
         issue_dq();
         const Pipeline<KTile> done = k;
         k.advance();
-        v.index = k.index, v.phase = k.phase;  // both rings turn together
+        v.index = k.index, v.phase = k.phase;  // both rings advance together
         if constexpr (!LAST) {
             k.wait_full();
             read_visit();
@@ -1344,7 +1345,7 @@ struct Consumer : Block {
         wgmma_received(frag.dQ);
     }
 
-    // Every tile of a work tile, and dQ
+    // All tiles of a work tile, and then the results dQ
     __device__ __forceinline__ void sum_tiles() {
         v.index = k.index, v.phase = k.phase;
         k.wait_full();
@@ -1368,7 +1369,7 @@ struct Consumer : Block {
     // Every work tile
     __device__ __forceinline__ void compute() {
         for (;; q.advance()) {
-            dO.phase = q.phase;  // both turn together
+            dO.phase = q.phase;  // both advance together
             q.wait_full();
             const int q_block = __shfl_sync(0xffffffff, work().block, 0);
             if (q_block == END) break;

@@ -47,7 +47,7 @@
 //
 // Plan, for sm_80 (Ampere: A100)
 //     schedule = fused_mma_backward: bf16 on tensor cores (mma.sync, which sm_80 has)
-//     gradients = q, k, v: what is not wanted is not computed
+//     gradients = q, k, v: other gradients are not computed
 //     dQ = additions: blocks that hold keys add their parts to fp32 sums in global memory: S and dP are computed
 //         once, five products
 //     deterministic = dK and dV alone: blocks add to dQ in the order in which they happen to arrive

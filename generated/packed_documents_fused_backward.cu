@@ -40,7 +40,7 @@
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = fused_mma_backward: bf16 on tensor cores (mma.sync, which sm_90a has)
-//     gradients = q, k, v: what is not wanted is not computed
+//     gradients = q, k, v: other gradients are not computed
 //     dK, dV and dQ = by kernels of their own: a block has its gradients for itself and adds them up in registers,
 //         in a fixed order: no atomics, the same bits in every run; in return S and dP are computed twice
 //     weights = recomputed: from scores and the lse of their row, which the forward has saved: O(q_len) bytes

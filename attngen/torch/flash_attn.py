@@ -48,11 +48,11 @@ def flash_attn_func(
     """flash-attention's function of that name.
 
     q [batch, q_len, q_heads, size], k and v [batch, kv_len, kv_heads, size]; q_heads is a multiple of kv_heads. `causal`: a
-    query sees keys up to its position, counted from the last row and key. `window_size` (left, right): it sees keys at most so
-    many positions before and after it; a negative end is no limit. `softcap` above 0 limits scores to it; then the distance
-    times `alibi_slopes` (fp32, [q_heads] or [batch, q_heads]) is subtracted. `dropout_p` is the share of weights that are
-    dropped, which ones torch's generator draws. Gradients have the same bits in every run if `deterministic`, or if torch's
-    global switch is on. `mode` is that of `attngen.torch.attention`.
+    query sees keys up to its position; the last row stands at the last key. `window_size` (left, right): it sees at most `left`
+    keys before its position and `right` after it; a negative number is no limit. `softcap` above 0 limits the magnitude of
+    scores; then the distance times `alibi_slopes` (fp32, [q_heads] or [batch, q_heads]) is subtracted. `dropout_p` is the share
+    of weights that are dropped; torch's generator selects them. Gradients have the same bits in every run if `deterministic`,
+    or after torch.use_deterministic_algorithms(True). `mode` is that of `attngen.torch.attention`.
 
     Returns O [batch, q_len, q_heads, size], or with `return_attn_probs` (O, lse [batch, q_heads, q_len], empty tensor): no
     kernel returns probabilities. A row without keys has O = 0 and lse = -inf. Raises ArgumentError.

@@ -37,21 +37,22 @@ def attention(
 
     query [batch, q_heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim], value [batch, kv_heads, kv_len,
     head_dim_v], of fp16, bf16 or fp32, on a GPU (or on the CPU, where the emulated device runs them, slowly); with
-    layout="bshd" [batch, length, heads, size]. Batch, or batch and heads, may be missing; key and value of batch 1 serve every
-    batch. Views are read in place; what a kernel cannot read so is an error, or copied with `copy`.
+    layout="bshd" [batch, length, heads, size]. The dimensions batch, or batch and heads, may be missing; key and value
+    of batch 1 are used for every batch. Views are read in place. A tensor that a kernel cannot read in place is an error, or is
+    copied with `copy=True`.
 
-    `attn_mask` is boolean (true: take part) or a float tensor that is added, broadcastable to [batch, q_heads, q_len, kv_len].
-    `is_causal` lets query i see keys up to i. `scale` is 1 / sqrt(head_dim) by default. Fewer key/value heads than query
-    heads need `enable_gqa`. `mode` is naive, tiled, fused, wgmma, hopper, decode or auto; or math, by torch's
-    own operations: of fp64 too, on any device, differentiable any number of times.
+    `attn_mask` is boolean (True keeps the pair) or a float tensor that is added, broadcastable to [batch, q_heads, q_len,
+    kv_len]. `is_causal` lets query i see keys up to i. `scale` is 1 / sqrt(head_dim) by default. Fewer key/value heads than
+    query heads need `enable_gqa`. `mode` selects the schedule: naive, tiled, fused, wgmma, hopper, decode or auto. With
+    mode="math" torch's own operations compute the result: in fp64 too, on any device, differentiable any number of times.
 
-    `dropout_p` is the share of weights that are dropped, rounded to a multiple of 1/256; in evaluation too, as by torch's
-    function. Which ones torch's generator of the device draws, or `seed` and `offset` say, whole numbers of 64 bits. The
-    backward drops the same, and so does a checkpoint's second forward.
+    `dropout_p` is the share of weights that are dropped, rounded to a multiple of 1/256; in evaluation too, as in torch's
+    function. torch's generator of the device selects the weights; or `seed` and `offset` do, integers of 64 bits. The backward
+    and the second forward of an activation checkpoint drop the same weights.
 
-    O and lse have derivatives by every tensor that requires grad, a float mask too; math alone has second ones. With
-    `deterministic`, gradients have the same bits in every run; without, faster kernels may add them up in any order. By default
-    torch.use_deterministic_algorithms decides. Under autocast, query, key and value follow it.
+    O and lse have derivatives with respect to every tensor that requires grad, a float mask included; only mode="math" has
+    second derivatives. With `deterministic`, gradients have the same bits in every run; without, faster kernels may add them in
+    any order. The default is the setting of torch.use_deterministic_algorithms. Under autocast, query, key and value follow it.
 
     Returns O, laid out as the query, or with `return_lse` (O, lse [batch, q_heads, q_len] in fp32). Raises ArgumentError, which
     names the argument; TypeError for a keyword that is not torch's.

@@ -18,12 +18,12 @@ def merge(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor, *, layout: str = "
         lse = log(exp(lse1) + exp(lse2)),   O = exp(lse1 - lse) O1 + exp(lse2 - lse) O2
 
     Each pair is what `attention(..., return_lse=True)` returns: O [batch, heads, q_len, head_dim_v], or with layout="bshd"
-    [batch, q_len, heads, head_dim_v], and lse [batch, heads, q_len]. A prefix that several sequences share, or keys that lie
-    on several devices, can be attended to by themselves. Merging is associative; a sink must be in one of the sets alone.
+    [batch, q_len, heads, head_dim_v], and lse [batch, heads, q_len]. Uses: a prefix that several sequences share, or keys
+    on several devices. Merging is associative. A sink must be part of only one of the sets.
 
-    Where lse is -inf, a row has no key in a set: its O there is not used. Without a key in both, O is 0 and lse -inf. Computed
-    in fp32 (in fp64, if lse is); O has the type of O1. Differentiable by all four. Raises ArgumentError for shapes that do not
-    fit.
+    If a row's lse is -inf, it has no key in that set, and its O there is not used. Without a key in either set, O is 0 and lse
+    is -inf. Computed in fp32 (fp64 if lse is fp64); O has the type of `o1`. Differentiable with respect to all four. Raises
+    ArgumentError for shapes that do not fit.
     """
     check_layout(layout)
     rows = o1.transpose(1, 2).shape[:-1] if layout == "bshd" and o1.dim() == 4 else o1.shape[:-1]

@@ -105,7 +105,7 @@ def first_decisions(facts: SpecFacts, arch: Arch) -> Iterator[Decision]:
     """What both forms say first."""
     numbers = operands(facts.spec)
     yield Decision("schedule", "fused_mma_backward", f"{facts.spec.dtype} on tensor cores (mma.sync, which {arch.name} has)")
-    yield Decision("gradients", ", ".join(facts.wanted), "what is not wanted is not computed")
+    yield Decision("gradients", ", ".join(facts.wanted), "other gradients are not computed")
     if numbers.split:
         yield Decision("products", numbers.products, numbers.because)
 

@@ -152,7 +152,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     threads = 32 * square.warps
     decisions = (
         Decision("schedule", schedule.name, f"{why_not_fused_mma(facts, arch)}: products on the ordinary arithmetic units"),
-        Decision("gradients", ", ".join(facts.wanted), "what is not wanted is not computed"),
+        Decision("gradients", ", ".join(facts.wanted), "other gradients are not computed"),
         *saved_decisions(saved),
         *term_decisions(terms),
         Decision(

@@ -306,20 +306,22 @@ def register_split(sums: int) -> Registers:
 
 
 def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterator[Decision]:
-    yield Decision("gradients", ", ".join(facts.wanted), "what is not wanted is not computed")
+    yield Decision("gradients", ", ".join(facts.wanted), "other gradients are not computed")
     if {"dk_dv", "dq"} <= {*own.kernels}:
-        yield Decision("dK and dV, dQ", "by a kernel each", WHY_TWO if facts.deterministic else WHY_TWO_ANYWAY)
+        yield Decision("dK and dV, dQ", "by two kernels", WHY_TWO if facts.deterministic else WHY_TWO_ANYWAY)
     if own.dq == "additions":
         yield Decision("dQ", "additions", WHY_ADDITIONS)
         yield Decision("deterministic", "dK and dV alone", "blocks add to dQ in the order in which they happen to arrive")
         yield Decision("products of dQ", "a tile later", WHY_LATER)
     else:
         yield Decision(
-            "deterministic", "yes", "each sum is a block's own, in a fixed order: no atomics, the same bits in every run"
+            "deterministic",
+            "yes",
+            "each sum belongs to one block and has a fixed order: no atomics, the same bits in every run",
         )
     yield from saved_decisions(saved_results(facts))
     if "delta" in own.kernels:
-        yield Decision("lse and delta", "side by side for whole tiles", "a tile's are one copy in the background")
+        yield Decision("lse and delta", "stored together by tiles", "one copy in the background brings those of a tile")
     what = "compute" if own.split_products else "compute for 64 keys, or rows, each"
     yield Decision("warpgroups", f"1 + {own.consumers}", f"one copies; {own.consumers} {what}")
     if own.split_products:
@@ -334,7 +336,9 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
     used = {"dk_dv": own.key_registers, "dq": own.row_registers}
     splits = sorted({f"{used[n][0]} and {used[n][1]}" for n in own.kernels if n in used})
     yield Decision("registers", ", or ".join(splits) + " a thread", "copying needs few; sums, S and dP need many")
-    yield Decision("next scores", "beside the sums", "the weights of a tile begin when the sums of the tile before are done")
+    yield Decision(
+        "next scores", "during the sums", "Q K^T of the next tile runs together with the products of the sums of this one"
+    )
     yield Decision(
         "blocks", "one for each SM", "persistent kernels: a block takes work tiles from a counter, the longest first"
     )
@@ -351,7 +355,7 @@ def split_decisions(own: HopperBackwardPlan) -> Iterator[Decision]:
     yield Decision("gradients go out", "over an operand", "its consumer has read it for the last time, and no more memory fits")
 
 
-WHY_TWO = "S and dP are computed for each, seven products instead of five; dQ beside dK would be added up in global memory"
+WHY_TWO = "both compute S and dP, seven products instead of five; one kernel would have to add dQ in global memory"
 WHY_TWO_ANYWAY = "additions to dQ in global memory are for a softmax and head sizes of equally many slabs"
 WHY_ADDITIONS = "blocks that hold keys add their parts to fp32 sums in global memory: S and dP are computed once, five products"
 WHY_LATER = "when both consumers have written their dS long ago: neither waits for the other, and each fills the other's gaps"
