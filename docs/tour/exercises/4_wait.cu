@@ -247,8 +247,8 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// One step of an online softmax: the maximum of a row becomes `new_max`, which is at least the old one. `alpha` is then the
-// factor of what was summed under the old maximum, 1 if it is the same. Returns what is subtracted from scores: the maximum.
+// One step of an online softmax: sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to the factor by
+// which sums under the old maximum must be multiplied, 1 if it is the same. Returns the maximum to subtract from scores.
 __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
     alpha = fast_exp2((row_max - shift) * EXPONENT_SCALE);
@@ -256,16 +256,16 @@ __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float n
     return shift;
 }
 
-// The online softmax of a thread's rows. S, the registers of a fragment, has their scores of a tile. For each tile the caller
-// calls find_largest; raise_maxima, and if that returns true multiplies O by alpha; and weigh. In the end the four lanes that
-// share a row add their sums.
+// The online softmax of a thread's rows. S is a fragment, with the scores of a tile in these rows. For each tile the caller
+// calls find_largest, raise_maxima and compute_weights; if raise_maxima returns true, it multiplies O by alpha. After the
+// last tile, the four lanes that share a row add their sums.
 struct RowSoftmax {
     float max[ROWS];      // the maximum in use, which may be less than the largest score
     float alpha[ROWS];    // the factor of what was summed under the maximum before
-    float largest[ROWS];  // of the tile: the largest score of this lane
-    float sum[ROWS];      // of this thread's weights, until the end
+    float largest[ROWS];  // this lane's largest score of the tile, or the maximum if that is larger
+    float sum[ROWS];      // of this thread's weights; after the last tile, of the row's
 
-    // The row of register i of N
+    // The row, 0 to ROWS - 1, of register i of N
     template <int N> static __device__ constexpr int row_of(int i) { return i / (2 * N / ROWS) * 2 + i / 2 % 2; }
 
     // Row r before its first tile
@@ -274,7 +274,7 @@ struct RowSoftmax {
         sum[r] = 0.0f;
     }
 
-    // By the maximum of row r: the largest score that does not change it, and what is subtracted from exponents
+    // Of row r: the largest score that does not change the maximum, and what is subtracted from exponents
     __device__ __forceinline__ float limit(int r) const {
         if (is_large(max[r])) return -INF;  // every tile subtracts it from its scores
         return max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
@@ -283,10 +283,10 @@ struct RowSoftmax {
         return is_large(max[r]) ? 0.0f : max[r] * EXPONENT_SCALE;  // no key yet, or subtracted already
     }
 
-    // Whether a maximum is subtracted from the scores before the scale multiplies them: difference and weights are exact
+    // Whether a maximum is so large that it is subtracted from the scores before they are scaled, which is exact
     static __device__ __forceinline__ bool is_large(float maximum) { return fabsf(maximum * EXPONENT_SCALE) > LARGE; }
 
-    // The largest score that this lane has of each row
+    // Finds the largest score that this lane has of each row
     template <int N> __device__ __forceinline__ void find_largest(const float (&S)[N]) {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) largest[r] = max[r];
@@ -294,7 +294,7 @@ struct RowSoftmax {
         for (int i = 0; i < N; i += 2) largest[row_of<N>(i)] = fmaxf(largest[row_of<N>(i)], fmaxf(S[i], S[i + 1]));
     }
 
-    // Raises the maxima if a score of the tile exceeds its limit. Returns whether it did: then O is to be multiplied by alpha.
+    // Raises the maxima if a score of the tile exceeds its limit. Returns whether it did: the caller then multiplies O by alpha
     template <int N> __device__ __forceinline__ bool raise_maxima(float (&S)[N]) {
         bool exceeds = false;
 #pragma unroll
@@ -304,7 +304,7 @@ struct RowSoftmax {
         return rescale;
     }
 
-    // The maximum of each row becomes that of all of its scores so far, over the lanes that share it
+    // Raises the maximum of each row to the largest of its scores so far, over the lanes that share the row
     template <int N> __device__ __forceinline__ void raise(float (&S)[N]) {
         float offset[ROWS];  // subtracted from the scores
 #pragma unroll
@@ -314,7 +314,7 @@ struct RowSoftmax {
             offset[r] = large ? subtracted : 0.0f;
             sum[r] *= alpha[r];
         }
-        // The limit of a row of a large maximum is -INF, so that each of its tiles comes here
+        // A row with a large maximum comes here in each tile, because its limit is -INF
         bool any = false;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) any |= offset[r] != 0.0f;
@@ -324,12 +324,12 @@ struct RowSoftmax {
         }
     }
 
-    // The weights of a tile take the place of its scores
-    template <int N> __device__ __forceinline__ void weigh(float (&S)[N]) {
+    // Replaces the scores of a tile by its weights
+    template <int N> __device__ __forceinline__ void compute_weights(float (&S)[N]) {
         float shift[ROWS];  // of this tile
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) shift[r] = shift_of(r);
-        float sums[ROWS][2] = {};  // two chains of additions a row
+        float sums[ROWS][2] = {};  // two chains of additions for each row, so that additions wait less for each other
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             S[i] = fast_exp2(S[i] * EXPONENT_SCALE - shift[row_of<N>(i)]);
@@ -495,7 +495,7 @@ gpt2_fused(
 #pragma unroll
                 for (int c = 0; c < DIMS; ++c) O_frag[r][c] *= softmax.alpha[r];
         }
-        softmax.weigh(S_frag.d);  // the weights P take the place of S
+        softmax.compute_weights(S_frag.d);  // the weights P take the place of S
 
         // O += P V. The D fragment of two neighbouring S blocks is the A fragment of P: no lane needs another's weights.
         // B fragments of V: lane l points at key l % 16, columns 8 * (l / 16) of 16 keys x 16 columns, read transposed

@@ -617,8 +617,8 @@ struct Fragments {
     unsigned Q[K_STEPS][4];
 };
 
-// One step of an online softmax: the maximum of a row becomes `new_max`, which is at least the old one. `alpha` is then the
-// factor of what was summed under the old maximum, 1 if it is the same. Returns what is subtracted from scores: the maximum.
+// One step of an online softmax: sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to the factor by
+// which sums under the old maximum must be multiplied, 1 if it is the same. Returns the maximum to subtract from scores.
 __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
     alpha = fast_exp2((row_max - shift) * EXPONENT_SCALE);
@@ -626,17 +626,16 @@ __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float n
     return shift;
 }
 
-// The online softmax of a thread's rows. S, the registers of a fragment, has their scores of a tile. For each tile the caller
-// calls find_largest; raise_maxima, and if that returns true multiplies O by alpha; and weigh. In the end the four lanes that
-// share a row add their sums.
+// The online softmax of a thread's rows. S is a fragment, with the scores of a tile in these rows. For each tile the caller
+// calls find_largest, raise_maxima and compute_weights; if raise_maxima returns true, it multiplies O by alpha.
 struct RowSoftmax {
     float max[ROWS];      // the maximum in use, which may be less than the largest score
     float alpha[ROWS];    // the factor of what was summed under the maximum before
     float shift[ROWS];    // subtracted from exponents: max * EXPONENT_SCALE, or 0
-    float limit[ROWS];    // the largest score that does not change the maximum; -INF: every tile does
-    int largest[ROWS];    // of the tile, as bits: the largest score of this lane
+    float limit[ROWS];    // the largest score that does not change the maximum; -INF: every tile changes it
+    int largest[ROWS];    // this lane's largest score of the tile, as bits
 
-    // The row of register i of N
+    // The row, 0 to ROWS - 1, of register i of N
     template <int N> static __device__ constexpr int row_of(int i) { return i / (2 * N / ROWS) * 2 + i / 2 % 2; }
 
     // Row r before its first tile
@@ -645,11 +644,11 @@ struct RowSoftmax {
         limit[r] = -INF;
     }
 
-    // Whether a maximum is subtracted from the scores before the scale multiplies them: difference and weights are exact
+    // Whether a maximum is so large that it is subtracted from the scores before they are scaled, which is exact
     static __device__ __forceinline__ bool is_large(float maximum) { return fabsf(maximum * EXPONENT_SCALE) > LARGE; }
 
-    // The bits of the largest score that this lane has of each row. The bits of floats that are not negative have the order
-    // of integers; if all scores of a row are negative, so is the result, and nothing else is known
+    // Finds the largest score that this lane has of each row, by comparing bits as integers. Floats that are not negative have
+    // the same order as their bits; if all scores of a row are negative, the result is only known to be negative
     template <int N> __device__ __forceinline__ void find_largest(const float (&S)[N]) {
         int chains[ROWS][MAX_CHAINS];
 #pragma unroll
@@ -666,8 +665,8 @@ struct RowSoftmax {
         }
     }
 
-    // Raises the maxima if a score of the tile exceeds its limit. Returns whether it did: then O is to be multiplied by alpha.
-    // FIRST: the tile is the first of its rows. PARTIAL: pairs of it may be forbidden
+    // Raises the maxima if a score of the tile exceeds its limit. Returns whether it did: the caller then multiplies O by alpha
+    // FIRST: the tile is the first of its rows. PARTIAL: the mask may forbid pairs of the tile
     template <bool PARTIAL, bool FIRST, int N> __device__ __forceinline__ bool raise_maxima(float (&S)[N]) {
         bool exceeds = false;
 #pragma unroll
@@ -677,12 +676,12 @@ struct RowSoftmax {
         return rescale;
     }
 
-    // The maximum of each row becomes that of all of its scores so far, over the lanes that share it
+    // Raises the maximum of each row to the largest of its scores so far, over the lanes that share the row
     template <bool PARTIAL, bool FIRST, int N> __device__ __forceinline__ void raise(float (&S)[N]) {
-        float highest[ROWS];  // that this lane knows of
+        float highest[ROWS];  // the largest that this lane knows
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) highest[r] = max[r];
-        // With a row of negative scores alone, floats are compared
+        // If a row has negative scores only, `largest` is not the largest one: floats are compared
         int least = largest[0];
 #pragma unroll
         for (int r = 1; r < ROWS; ++r) least = ::min(least, largest[r]);
@@ -702,7 +701,7 @@ struct RowSoftmax {
             shift[r] = large ? 0.0f : subtracted * EXPONENT_SCALE;
             limit[r] = large ? -INF : max[r] + RESCALE_THRESHOLD / EXPONENT_SCALE;
         }
-        // The limit of a row of a large maximum is -INF, so that each of its tiles comes here
+        // A row with a large maximum comes here in each tile, because its limit is -INF
         bool any = false;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) any |= offset[r] != 0.0f;
@@ -712,8 +711,8 @@ struct RowSoftmax {
         }
     }
 
-    // The weights of a tile take the place of its scores
-    template <int N> __device__ __forceinline__ void weigh(float (&S)[N]) {
+    // Replaces the scores of a tile by its weights
+    template <int N> __device__ __forceinline__ void compute_weights(float (&S)[N]) {
 #pragma unroll
         for (int i = 0; i < N; ++i) S[i] = fast_exp2(S[i] * EXPONENT_SCALE - shift[row_of<N>(i)]);
     }
@@ -792,12 +791,12 @@ struct Consumer : Block {
         }
     }
 
-    // One step of the online softmax: the weights of a tile take the place of its scores. Returns whether O is to be
-    // multiplied by alpha. FIRST: the tile is the first of its rows.
+    // One step of the online softmax: replaces the scores of a tile by its weights. Returns whether O must be multiplied by
+    // alpha. FIRST: the tile is the first of its rows.
     template <bool PARTIAL, bool FIRST> __device__ __forceinline__ bool softmax_tile() {
         softmax.find_largest(frag.S);
         const bool rescale = softmax.raise_maxima<PARTIAL, FIRST>(frag.S);
-        softmax.weigh(frag.S);
+        softmax.compute_weights(frag.S);
         return rescale;
     }
 

@@ -37,7 +37,7 @@
 // Plan, for sm_75 (Turing: T4, RTX 20)
 //     schedule = fused_simt_backward: sm_75 has no cp.async, no mma.sync on fp16 with 16 x 8 x 16 tiles: products on
 //         the ordinary arithmetic units
-//     gradients = q, k, v: what is not wanted is not computed
+//     gradients = q, k, v: other gradients are not computed
 //     weights = recomputed: from scores and the lse of their row, which the forward has saved: O(q_len) bytes
 //     lse = lse + lse_rest: one fp32 number cannot hold a large maximum and the logarithm of a sum beside it
 //     kernels = delta and dk_dv and dq: keys stay for dK and dV, rows for dQ: a block adds up alone what it owns, in
