@@ -34,9 +34,7 @@ from attngen.spec.attention import PORTABLE_SCHEDULES, ScheduleName
 )
 @options.number("--rounds", 2, "Number of timings of each candidate.", 21)
 @options.param
-@options.backward
-@options.wanted
-@options.deterministic
+@options.gradients
 @options.name
 @options.file("--json", "json_file", what="Write the results to this file.")
 @options.file("--plot", what="Plot the results to this file: .png, .svg or .pdf.")

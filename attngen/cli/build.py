@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--kernel", type=options.SCHEDULES, help="One schedule.  [default: naive, tiled and fused, and the spec's own]")
 @options.arches
-@options.backward
-@options.wanted
-@options.deterministic
+@options.gradients
 @options.name
 @options.comments
 @click.option(

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 @click.argument("left", metavar="SCHEDULE[@ARCH]")
 @click.argument("right", metavar="SCHEDULE[@ARCH]")
 @click.option("--arch", help="One architecture for both.  [default: the oldest that has both schedules]")
-@options.backward
-@options.wanted
-@options.deterministic
+@options.gradients
 @options.name
 @options.comments
 @options.number("--context", 0, "Number of unchanged lines around each change.", 3)

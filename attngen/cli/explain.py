@@ -17,9 +17,7 @@ from attngen.cli.specs import arches_named, gradients_named, known_params, load_
 @options.number("--q-len", 1, "Number of queries.", 2048)
 @options.kv_len
 @options.param
-@options.backward
-@options.wanted
-@options.deterministic
+@options.gradients
 @options.name
 @click.option("--json", "as_json", is_flag=True, help="Print the same as data; docs/json.md lists the keys.")
 def command(

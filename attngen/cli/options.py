@@ -55,6 +55,12 @@ deterministic = click.option(
     help="With --backward: gradients have the same bits in every run, at the cost of time for hopper and fused.",
 )
 
+
+def gradients(command: F) -> F:
+    """Which gradients a command is about: `--backward`, `--wanted` and `--deterministic`."""
+    return backward(wanted(deterministic(command)))
+
+
 source = click.option(
     "--source",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

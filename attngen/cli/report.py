@@ -31,9 +31,7 @@ SHARE_OF_LINES = "{mapped} of {all} SASS instructions with a line of CUDA"
 @options.number("--q-len", 1, "Number of queries of the tile map and the roofline.", 1024)
 @options.kv_len
 @options.param
-@options.backward
-@options.wanted
-@options.deterministic
+@options.gradients
 @click.option(
     "--check/--no-check", default=True, show_default=True, help="Run on the emulated device, for the errors and the pipeline."
 )

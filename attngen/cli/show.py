@@ -28,9 +28,7 @@ STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx", "sass")
 @click.option("--stage", type=click.Choice(STAGES), default="cuda", show_default=True, help="What to print; see above.")
 @options.kernel
 @options.arch
-@options.backward
-@options.wanted
-@options.deterministic
+@options.gradients
 @options.name
 @options.comments
 @click.option("--json", "as_json", is_flag=True, help="Print the stage as data, not as text; docs/json.md lists the keys.")

@@ -27,9 +27,7 @@ LENGTH_HELP = f"Number of queries.  [default: {LENGTH}; {LENGTH_OF_MANY_HEADS} i
 @options.number("--q-len", 1, LENGTH_HELP)
 @options.kv_len
 @options.param
-@options.backward
-@options.wanted
-@options.deterministic
+@options.gradients
 @click.option("--sites", is_flag=True, help="Print all access sites of every schedule.")
 @click.option("--steps", is_flag=True, help="Print what threads do, step by step.")
 @options.number("--block", 0, "With --steps: the block.", 0)

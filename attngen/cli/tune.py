@@ -30,9 +30,7 @@ from attngen.cli.specs import (
 @options.tokens
 @options.number("--rounds", 2, "Number of timings of each finalist.", 21)
 @options.param
-@options.backward
-@options.wanted
-@options.deterministic
+@options.gradients
 @options.one_name
 @click.option("--list", "only_list", is_flag=True, help="List the combinations that would be timed. Needs no GPU.")
 @options.arch
