@@ -21,7 +21,7 @@ from attngen.plan import ARCHES
 from attngen.plan.facts import DETERMINISTIC
 from attngen.plan.plan import Direction
 from attngen.reference.compare import Comparison, Truth, compare, truth
-from attngen.reference.compare_gradients import GradientComparison, GradientTruth, compare_gradients, gradient_truth
+from attngen.reference.compare_gradients import GradientTruth, compare_gradients, gradient_truth
 from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.schedules import choose, default_arch
@@ -99,7 +99,7 @@ def wrong_gradients(
     seed: int = 0,
     deterministic: bool = DETERMINISTIC,
     **params: Any,
-) -> list[GradientComparison]:
+) -> list[Comparison]:
     """The gradients of a kernel whose errors exceed their bounds. A Shape stands for its sample."""
     saved = kernel.gradients(wanted, deterministic).plan.saved
     if isinstance(problem, Shape):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from attngen.emit.comments import Comments
     from attngen.emit.program import Program
     from attngen.language import Loaded
-    from attngen.plan.arch import Arch
+    from attngen.plan import Plan
 
+    Build = Callable[[Loaded], tuple[Plan, Program]]
 
 STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx", "sass")
 
@@ -58,16 +60,18 @@ def command(
     if stage == "tree":
         click.echo(_tree(spec, as_json), nl=False)
         return
-    gradients = [gradients_named(backward, wanted, one.spec) for one in loaded]
+    gradients = {one.spec: gradients_named(backward, wanted, one.spec) for one in loaded}
+    level = comments if as_json or stage == "cuda" else "brief"
+
+    def build(one: Loaded) -> tuple[Plan, Program]:
+        return source_of(one, target, kernel, level, gradients[one.spec], deterministic)
+
     if as_json:
-        shown = [
-            {"attention": one.spec.name, **_stage_data(one, stage, kernel, target, comments, names, deterministic)}
-            for one, names in zip(loaded, gradients, strict=True)
-        ]
+        shown = [{"attention": one.spec.name, **_stage_data(one, stage, build)} for one in loaded]
         click.echo(json.dumps({"stage": stage, "attentions": shown}, indent=2))
         return
-    for one, names in zip(loaded, gradients, strict=True):
-        click.echo(_stage_text(one, stage, kernel, target, comments, names, deterministic), nl=False)
+    for one in loaded:
+        click.echo(_stage_text(one, stage, build), nl=False)
 
 
 def _tree(spec: str, as_json: bool) -> str:
@@ -82,21 +86,13 @@ def _tree(spec: str, as_json: bool) -> str:
     return json.dumps({"stage": "tree", "nodes": tree_data(nodes)}, indent=2) + "\n" if as_json else describe_tree(nodes)
 
 
-def _stage_data(
-    one: Loaded,
-    stage: str,
-    kernel: str | None,
-    target: Arch,
-    comments: Comments,
-    gradients: tuple[str, ...],
-    deterministic: bool,
-) -> dict[str, Any]:
+def _stage_data(one: Loaded, stage: str, build: Build) -> dict[str, Any]:
     """The data of `stage` for one attention; docs/json.md defines the keys."""
     from attngen.inspect import data
 
     if stage == "spec":
         return {"spec": data.spec_data(one.spec)}
-    plan, source = source_of(one, target, kernel, comments, gradients, deterministic)
+    plan, source = build(one)
     if stage == "plan":
         return {"plan": data.plan_data(plan)}
     if stage == "loops":
@@ -106,20 +102,12 @@ def _stage_data(
     return {"lines": data.machine_data(one, plan, source, _machine_code(stage, source))}
 
 
-def _stage_text(
-    one: Loaded,
-    stage: str,
-    kernel: str | None,
-    target: Arch,
-    comments: Comments,
-    gradients: tuple[str, ...],
-    deterministic: bool,
-) -> str:
+def _stage_text(one: Loaded, stage: str, build: Build) -> str:
     from attngen.inspect.explain import describe_spec, explain_plan
 
     if stage == "spec":
         return describe_spec(one.spec)
-    plan, source = source_of(one, target, kernel, comments if stage == "cuda" else "brief", gradients, deterministic)
+    plan, source = build(one)
     if stage == "plan":
         return explain_plan(one.spec, plan)
     if stage == "cuda":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -159,11 +159,11 @@ def _try_backward(compiled: CompiledBackward, known: Known) -> Tried:
     done = perf_counter() - start
     each = compare_gradients(gradients, expected)
     worst = max(each.values(), key=lambda one: one.excess)
-    wrong = tuple(one.wrong for one in each.values() if one.wrong is not None)
+    wrong = tuple(tensor for one in each.values() for tensor in one.wrong)
     errors = {name: GradientErrors(one.error, one.allowed) for name, one in each.items()}
     return Tried(
         trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec),
-        Comparison(worst.error, worst.allowed, None, 0.0, wrong), done, errors,
+        replace(worst, wrong=wrong), done, errors,
     )  # fmt: skip
 
 

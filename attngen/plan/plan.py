@@ -83,7 +83,7 @@ class Schedule:
     summary: str  # one sentence, for `attngen list`
     direction: Direction = "forward"
     # planning
-    why_not: Callable[[SpecFacts, Arch], str]  # the reason it cannot compute the spec on the architecture; empty if it can
+    why_not: Callable[[SpecFacts, Arch], str] = lambda facts, arch: ""  # why it cannot compute the spec; empty if it can
     propose: Callable[[Schedule, SpecFacts, Arch], Plan]  # raises PlanRefusal
     tiles: Callable[[SpecFacts, Arch], tuple[Tile, ...]] = lambda facts, arch: ()  # those that fit, for tuning
     holds_q: Callable[[SpecFacts, Tile], bool] = lambda facts, tile: False  # whether Q may stay in registers beside a tile

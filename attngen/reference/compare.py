@@ -60,13 +60,13 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The largest errors of O and lse, and their bounds. NaN counts as an infinite error. `wrong` has an entry for each tensor
-    with elements that exceed the bound."""
+    """The largest errors of O and lse, or of a gradient, and their bounds. NaN counts as an infinite error. `wrong` has an
+    entry for each tensor with elements that exceed the bound."""
 
     error: float
     allowed: float
-    lse_error: float | None
-    allowed_lse: float
+    lse_error: float | None = None
+    allowed_lse: float = 0.0
     wrong: tuple[Wrong, ...] = ()
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attngen.reference.compare import Array, Wrong, bound, max_error, precision_allows, wrong_elements
+from attngen.reference.compare import Array, Comparison, bound, max_error, precision_allows, wrong_elements
 from attngen.reference.definition import TERM, Rounding
 from attngen.reference.gradients import Loss, Saved, Sum, numpy_gradients
 from attngen.reference.numpy_oracle import numpy_attention
@@ -26,25 +26,6 @@ class GradientTruth:
     exact: Mapping[str, Array]
     allowed: Mapping[str, float]
     axes: Mapping[str, tuple[str, ...]]  # the names of their axes
-
-
-@dataclass(frozen=True, slots=True)
-class GradientComparison:
-    """The largest error of one gradient and its bound. NaN counts as an infinite error."""
-
-    name: str
-    error: float
-    allowed: float
-    wrong: Wrong | None
-
-    @property
-    def passed(self) -> bool:
-        return self.wrong is None
-
-    @property
-    def excess(self) -> float:
-        """The error as a multiple of its bound."""
-        return self.error / self.allowed if self.allowed else np.inf if self.error else 0.0
 
 
 def gradient_truth(
@@ -101,13 +82,12 @@ def _axes(spec: AttentionSpec, name: str) -> tuple[str, ...]:
     return next((tuple(map(str, i.dims)) for i in spec.inputs if i.name == name), ())
 
 
-def compare_gradients(found: Mapping[str, Array], expected: GradientTruth) -> dict[str, GradientComparison]:
+def compare_gradients(found: Mapping[str, Array], expected: GradientTruth) -> dict[str, Comparison]:
     """The errors of storage arrays, by name."""
     return {name: _compare(name, from_storage(np.asarray(found[name])), expected) for name in expected.exact}
 
 
-def _compare(name: str, found: Array, expected: GradientTruth) -> GradientComparison:
+def _compare(name: str, found: Array, expected: GradientTruth) -> Comparison:
     exact, allowed = expected.exact[name], expected.allowed[name]
-    argument = gradient_argument(name)
-    wrong = wrong_elements(argument, found, exact, allowed, expected.axes[name])
-    return GradientComparison(name, max_error(found, exact), allowed, wrong)
+    wrong = wrong_elements(gradient_argument(name), found, exact, allowed, expected.axes[name])
+    return Comparison(max_error(found, exact), allowed, wrong=(wrong,) if wrong else ())

@@ -15,3 +15,15 @@ def softmax_loop(plan: Plan, rows: int, memory: str = "S: registers") -> tuple[L
     """The loop over a thread's rows in which weights are computed, where these are a softmax."""
     loop = Loop("softmax, rows", str(rows), "thread", memory, "r < ROWS; ++r) {")
     return (loop,) if plan.facts.spec.normalize == "softmax" else ()
+
+
+def mma_products(plan: Plan, rows: int) -> tuple[Loop, ...]:
+    """The products of a tile by mma.sync, fp32 as split operands; `rows` of a thread have weights."""
+    own = plan.own
+    qk, pv = "K: shared, to registers; S: registers", f"V: shared, to registers; P, {own.v_width} columns of O: registers"
+    keys, steps = (own.summed, "part < BLOCK_KV / 16 / SUMMED") if own.split else (1, "step < BLOCK_KV / 16")
+    return (
+        Loop("S = Q K^T, 16 d a step", str(own.qk_width // 16), "warp", qk, "step < K_STEPS; ++step) {"),
+        *softmax_loop(plan, rows),
+        Loop(f"O += P V, {16 * keys} keys a step", str(plan.block_kv // 16 // keys), "warp", pv, steps),
+    )

@@ -90,20 +90,9 @@ def _device(name: str) -> Device:
     return device_by_name(name)
 
 
-def run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    lengths: Tensor,
-    page_table: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    interleaved: bool,
-    q_at: str,
-) -> Pair:
+def run(*arguments: Any) -> Pair:
     """(lengths_after, q_rotated), with the rows in the caches."""
+    q, k, v, k_cache, v_cache, lengths, page_table, cos, sin, interleaved, q_at = arguments
     q, k, v = (t if readable(t) else t.contiguous() for t in (q, k, v))
     append = Append(
         DTYPES[dtype_name(q.dtype)],
@@ -120,20 +109,9 @@ def run(
     return found[2], q.new_empty((0,)) if cos is None else found[3]
 
 
-def fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    lengths: Tensor,
-    page_table: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    interleaved: bool,
-    q_at: str,
-) -> Pair:
+def fake(*arguments: Any) -> Pair:
     """Shapes and strides alone."""
+    q, _, _, _, _, lengths, _, cos, *_ = arguments
     return lengths.new_empty(lengths.shape), q.new_empty((0,)) if cos is None else torch.empty_like(q)
 
 

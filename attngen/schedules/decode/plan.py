@@ -19,7 +19,6 @@ from attngen.schedules.fused_mma import needs
 from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, operands
 from attngen.spec.attention import AttentionSpec
 
-NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
 MOST_ROWS = 16  # of a sequence, for which `auto` takes this schedule
 LEAST_KEYS = 256
 BLOCKS = 1  # of an SM: by measurement, more read memory in smaller pieces, which is slower
@@ -56,11 +55,9 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
     """Why this schedule cannot run the spec on `arch`; empty if it can."""
     if facts.spec.dropout is not None:
         return "it has no dropout, which is for training, and training reads rows in blocks"
-    missing = [f for f in (*NEEDED, operands(facts.spec).feature) if not arch.has(f)]
-    if missing:
-        return f"{arch.name} has no {', no '.join(f.value.partition(':')[0] for f in missing)}"
-    if fitting(arch, PREFERRED, lambda t: cost(facts, t)):
-        return ""
+    lacking = needs.lacks(facts.spec, arch)
+    if lacking or fitting(arch, PREFERRED, lambda t: cost(facts, t)):
+        return lacking
     smallest = PREFERRED[-1]
     return f"its smallest tile, {smallest.block_q} x {smallest.block_kv}, {cost(facts, smallest).why_not(arch, 32)}"
 

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from attngen.emit.loops import Loop, kernel, tiles_visited
 from attngen.plan.plan import Plan
-from attngen.schedules.tile_loops import softmax_loop
+from attngen.schedules.tile_loops import mma_products
 from attngen.schedules.timeline import COPY, STORE, TILES, Bar, Timeline, of_a_tile
 from attngen.spec.attention import AttentionSpec
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    split = plan.own.split
-    qk, pv = "K: shared, to registers; S: registers", f"V: shared, to registers; P, {plan.own.v_width} columns of O: registers"
-    steps = "part < BLOCK_KV / 16 / SUMMED" if split else "step < BLOCK_KV / 16"
-    per_product = plan.own.summed if split else 1
-    products = (
-        Loop("S = Q K^T, 16 d a step", str(plan.own.qk_width // 16), "warp", qk, "step < K_STEPS; ++step) {"),
-        *softmax_loop(plan, 2),
-        Loop(f"O += P V, {16 * per_product} keys a step", str(plan.block_kv // 16 // per_product), "warp", pv, steps),
-    )
     of_warps = f"{tiles_visited(plan)}, every {plan.warps} * splits"
     role = f"pipeline stage, 1 of {plan.stages}"
-    tiles = Loop("keys", of_warps, role, "K, V: global to shared, in the background", "cp_async_wait<STAGES - 2>", products)
+    tiles = Loop(
+        "keys", of_warps, role, "K, V: global to shared, in the background", "cp_async_wait<STAGES - 2>", mma_products(plan, 2)
+    )
     held = f"Q: {'registers' if plan.own.q_in_registers else 'shared'}; O, maximum and sum: registers"
     warps = Loop("warps", str(plan.warps), "warp", held, "const int warp =", (tiles,))
     joined = Loop("splits", "splits", "thread", "partial O: global to registers", "i < splits; i += GROUPS")

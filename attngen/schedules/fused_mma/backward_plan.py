@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attngen.plan.arch import Arch, Feature
+from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import TermSum, term_sums
 from attngen.plan.decisions import saved_decisions, term_decisions
 from attngen.plan.facts import SpecFacts
@@ -37,11 +37,11 @@ from attngen.schedules.fused_mma.needs import (
     CAPTURED_REGISTERS,
     MMA_ROWS,
     chunk,
+    lacks,
     operands,
     row_blocks,
 )
 
-NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
 OTHER_REGISTERS = 56  # addresses, fragments
 OTHER_SPLIT_REGISTERS = 76  # the same where each number is two
 SPLIT_PAIR_REGISTERS = 4  # of a column of S and dP and a row block: they stay in fp32 while they are multiplied
@@ -65,13 +65,11 @@ WHY_TWO_KERNELS = (
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
     """Why this schedule cannot compute the gradients on `arch`; empty if it can."""
-    missing = [f for f in (*NEEDED, operands(facts.spec).feature) if not arch.has(f)]
-    if missing:
-        return f"{arch.name} has no {', no '.join(f.value.partition(':')[0] for f in missing)}"
-    if not tiles(facts, arch):
+    lacking = lacks(facts.spec, arch)
+    if not lacking and not tiles(facts, arch):
         smallest = POSSIBLE[-1]
         return f"the smallest tile of fused_mma_backward {cost(facts, smallest, True).why_not(arch, 32 * smallest.warps)}"
-    return ""
+    return lacking
 
 
 def registers(facts: SpecFacts, tile: Tile, part: int, apart: bool) -> int:

@@ -12,6 +12,7 @@ from attngen.plan.shared_memory import COLUMN, DROPOUT, NEITHER, WORK_TILE, Shar
 from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec
 
+NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
 MMA_ROWS = 16  # the rows of one mma
 CHUNK_BYTES = 16  # what a lane copies at once; a row in shared memory is padded by as much
 
@@ -55,6 +56,12 @@ TILE_WORDS = 2  # of 32 tiles each, that a warp has classified: which are visite
 
 def operands(spec: AttentionSpec) -> Operands:
     return OPERANDS["fp32, precision high" if (spec.dtype.name, spec.precision) == ("fp32", "high") else spec.dtype.name]
+
+
+def lacks(spec: AttentionSpec, arch: Arch) -> str:
+    """The instructions for the spec that `arch` does not have, in words; empty if it has all."""
+    missing = [f.value.partition(":")[0] for f in (*NEEDED, operands(spec).feature) if not arch.has(f)]
+    return f"{arch.name} has no {', no '.join(missing)}" if missing else ""
 
 
 def chunk(spec: AttentionSpec) -> int:

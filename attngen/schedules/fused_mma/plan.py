@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from attngen.plan.arch import Arch, Feature
+from attngen.plan.arch import Arch
 from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
@@ -27,7 +27,6 @@ from attngen.schedules.fused_mma.registers import head_sizes, may_hold_q, varian
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Gather, walk
 
-NEEDED = (Feature.CP_ASYNC, Feature.LDMATRIX)
 BLOCKS = 2  # of an SM, where tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
 ROOMY_ROWS = 64
 # Two row blocks a warp read each fragment of K and V once for 32 rows: shared memory is what 16 rows a warp wait for.
@@ -78,8 +77,7 @@ class FusedMmaPlan:
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
     """Why this schedule cannot run the spec on `arch`; empty if it can."""
-    missing = [f for f in (*NEEDED, operands(facts.spec).feature) if not arch.has(f)]
-    return f"{arch.name} has no {', no '.join(f.value.partition(':')[0] for f in missing)}" if missing else ""
+    return needs.lacks(facts.spec, arch)
 
 
 def cost(facts: SpecFacts, tile: Tile) -> Cost:

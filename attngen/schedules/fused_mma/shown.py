@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
-from attngen.schedules.tile_loops import softmax_loop, tile_loop
+from attngen.schedules.tile_loops import mma_products, tile_loop
 from attngen.schedules.timeline import TILES, Timeline, copies_of, of_a_tile
 from attngen.spec.attention import AttentionSpec
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
-    split = plan.own.split
-    rows, per_product = plan.block_q // plan.warps, plan.own.summed if split else 1
-    qk, pv = "K: shared, to registers; S: registers", f"V: shared, to registers; P, {plan.own.v_width} columns of O: registers"
-    steps = "part < BLOCK_KV / 16 / SUMMED" if split else "step < BLOCK_KV / 16"
-    keys = str(plan.block_kv // 16 // per_product)
-    products = (
-        Loop("S = Q K^T, 16 d a step", str(plan.own.qk_width // 16), "warp", qk, "step < K_STEPS; ++step) {"),
-        *softmax_loop(plan, rows // 8),
-        Loop(f"O += P V, {16 * per_product} keys a step", keys, "warp", pv, steps),
-    )
-    tiles = tile_loop(plan, f"pipeline stage, 1 of {plan.stages}", "K, V: global to shared, in the background", *products)
+    rows, moved = plan.block_q // plan.warps, "K, V: global to shared, in the background"
+    tiles = tile_loop(plan, f"pipeline stage, 1 of {plan.stages}", moved, *mma_products(plan, rows // 8))
     held = f"Q: {'registers' if plan.own.q_in_registers else 'shared'}; O, maximum and sum: registers"
     warps = Loop("rows", f"{plan.warps} x {rows}", "warp", held, "const int warp_row =", (tiles,))
     return {"fused": kernel(f"Q: global to shared, {plan.block_q} rows", warps)}
