@@ -89,7 +89,7 @@ def _mask(block_mask: Any, q: Tensor, k: Tensor) -> tuple[dict[str, Tensor], Any
         return {}, None, None
     if getattr(block_mask, "mask_mod", None) is theirs._sliced_mask_mod_error:
         raise RuntimeError("Cannot use mask_mod from a sliced BlockMask")
-    size = (int(block_mask.BLOCK_SIZE[0]), int(block_mask.BLOCK_SIZE[1]))
+    size = (index(block_mask.BLOCK_SIZE[0]), index(block_mask.BLOCK_SIZE[1]))  # another size is another kernel
     mask_mod = None if block_mask.mask_mod is theirs.noop_mask else block_mask.mask_mod
     if size == (theirs._LARGE_SPARSE_BLOCK_SIZE,) * 2:
         return {}, mask_mod, None

@@ -186,15 +186,30 @@ def _with_buffers(function: Any, stands: tuple[Tensor, ...]) -> Any:
 
 def _for_tensors(function: Any) -> Any:
     """A graph of Dynamo's in which what it does with symbols is done with tensors, which stand for them."""
-    symbolic = [node for node in function.graph.nodes if node.op == "call_function" and node.target in _OF_SYMBOLS]
-    if not symbolic:
+    if not any(_instead(node) for node in function.graph.nodes):
         return function
     copied = torch.fx.GraphModule(function, copy.deepcopy(function.graph))
     for node in copied.graph.nodes:
-        if node.op == "call_function" and node.target in _OF_SYMBOLS:
-            node.target = _OF_SYMBOLS[node.target]
+        instead = _instead(node)
+        if instead is not None:
+            node.op, node.target = "call_function", instead
     copied.recompile()
     return copied
+
+
+def _instead(node: torch.fx.Node) -> Any:
+    """What a node calls if its operands are tensors; None for what it calls already."""
+    if node.op == "call_function" and node.target in _OF_SYMBOLS:
+        return _OF_SYMBOLS[node.target]
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    ends = (*node.args[1:], *node.kwargs.values())
+    return _clamped if name in ("clamp", "clip") and any(isinstance(end, torch.fx.Node) for end in ends) else None
+
+
+def _clamped(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """torch.clamp, which reads a tensor beside a number on the host."""
+    ends = (None if end is None else torch.as_tensor(end) for end in (min, max))
+    return torch.clamp(input, *ends)
 
 
 _OF_SYMBOLS: dict[Any, Any] = {

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -38,6 +39,10 @@ Tensor = Any
 Function = Callable[..., Any]
 FIRST_ALONE = ("log_sigmoid_forward",)  # operators of several results, of which the first is read
 MAX_CONSTANTS = 64  # elements of a tensor that a function makes of numbers: more of them are an input
+READ_ON_THE_HOST = (
+    "a number that may change from call to call is read on the host; use the tensor itself, without item(), float(), int() or "
+    "`if`, and torch.minimum and torch.maximum in the place of clamp"
+)
 _KNOWN = {getattr(torch, t.torch): t for t in DTYPES.values()}
 # What kernels do not read is converted when the kernel is called.
 _CONVERTED = {
@@ -156,12 +161,22 @@ class _Places(TorchDispatchMode):  # type: ignore[misc]
         return function(*args, **(kwargs or {}))
 
 
+class _HostReads(TorchDispatchMode):  # type: ignore[misc]
+    """Refuses to give Python the value of a captured tensor, which may be another in the next call: that kernel would be
+    compiled for the first one's. What the function computes is fake, and has no value."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.data_dependent_output in function.tags and not any(isinstance(a, FakeTensor) for a in args):
+            raise TraceError(READ_ON_THE_HOST)
+        return function(*args, **(kwargs or {}))
+
+
 def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullcontext()) -> torch.fx.GraphModule:  # noqa: B008
     """The ATen graph of `function` on fake numbers."""
     device = examples[0].device.type
 
     def called(*numbers: Tensor) -> Any:  # make_fx counts the arguments of plain functions only
-        with places:
+        with _HostReads(), places:
             return function(*numbers)
 
     with TransformGetItemToIndex(), torch.no_grad(), torch.amp.autocast(device, enabled=False):
@@ -195,6 +210,8 @@ def _lines_of(function: Function, examples: Sequence[Tensor], codes: set[types.C
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, TraceError):
+        return str(error)
     if "data-dependent" in str(error).lower() or "DataDependent" in type(error).__name__:
         cure = "write torch.where(c, a, b) for `if`, a & b for `and`"
         return f"a condition of Python depends on a value that only the GPU knows: {cure}"
@@ -254,6 +271,8 @@ def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inpu
     if getattr(target, "__name__", "") == "getitem" and not hasattr(target, "_schema"):
         return args[0][args[1]]
     namespace, _, operator = target._schema.name.partition("::")
+    if operator == "_local_scalar_dense":
+        raise TraceError(READ_ON_THE_HOST)
     result = node.meta["val"]
     if namespace != "aten" and (body := _body(target)) is not None:
         return _of_custom_operator(body, node, args, kwargs, inputs)

@@ -82,7 +82,7 @@ SHORTER = {
     r"\(1, 8, 1024, 64\)": "(1, 2, LENGTH, 64)",
     r"\(8, 8, 1024, 64\)": "(2, 2, LENGTH, 64)",
     r"\b1, 8, 1024, 64, device": "1, 2, LENGTH, 64, device",
-    r"\b(noop_mask, 1, 1|None, None), 1024, 1024\b(?=, device=device\)?\n)": r"\1, LENGTH, LENGTH",
+    r"\b(noop_mask, 1, 1|_causal_mask, None, None), 1024, 1024\b(?=, device=device\)?\n)": r"\1, LENGTH, LENGTH",
     r"torch\.randn\(1024, ": "torch.randn(LENGTH, ",
     r"\(1, 2, 4096, 64\)": "(1, 2, 2 * LENGTH, 64)",
     r"B, H, N, D = 100, 12, 128, 64": "B, H, N, D = 10, 2, 128, 64",
@@ -96,7 +96,13 @@ NOT_OURS = {
     r"codegen|triton|epilogue|prologue|logging|fx_graph|cant_lower|symmetric_bias": "texts and limits of torch's compiler",
     r"fp8|float8": "an element type that attngen lacks",
     r"captured_reduction": "expects that torch fails; attngen computes it",
+    r"backward_error_with_none_q_indices": "expects a limit of torch's backward; attngen's needs no lists of rows",
+    r"create_block_mask_no_recompile": "counts graphs that make lists; attngen makes none until they are read",
     r"mixed_dtypes_fails": "eager calls alone, which are torch's",
+    r"(?<!backward_)stride_ordering_mode_\w+_permute_order4": "rows that are not innermost, which torch 2.13 lacks too",
+}
+NOT_OURS_ON_THE_CPU = {
+    r"return_max": "torch's own eager function has no largest scores on the CPU",
     r"mixed_device|wrong_device": "two devices (no GPU is here)",
 }
 
@@ -135,7 +141,7 @@ def main() -> int:
             command += [f"--junitxml={report}", str(file), *selected, *rest]
             subprocess.run(command, cwd=directory, env=environment(), check=False)
             cases += ElementTree.parse(report).iter("testcase")
-    return summary(cases, NOT_OURS)
+    return summary(cases, NOT_OURS if has_gpu() else NOT_OURS | NOT_OURS_ON_THE_CPU)
 
 
 def has_gpu() -> bool:

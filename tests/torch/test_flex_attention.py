@@ -151,6 +151,16 @@ def test_a_changed_attribute_is_seen(by_torch_alone: list[str]) -> None:
         )
 
 
+FACTOR = torch.tensor(0.5)
+READ_ON_THE_HOST = (
+    lambda s, b, h, i, j: s * float(FACTOR),
+    lambda s, b, h, i, j: s + j * (2 * FACTOR).item(),
+    lambda s, b, h, i, j: s if FACTOR else s * 2,
+    lambda s, b, h, i, j: torch.nn.functional.leaky_relu(s, FACTOR),
+    lambda s, b, h, i, j: s if torch.equal(FACTOR, FACTOR) else s * 2,
+)
+
+
 def test_indices_outside_are_kept_inside(by_torch_alone: list[str]) -> None:
     q, k, v = qkv()
     table, far = torch.arange(4.0), torch.tensor([-100, -4, 3, 100])
@@ -179,6 +189,13 @@ def test_operators_without_meaning_are_named_with_their_place() -> None:
         flex_attention(q, k, v, lambda s, b, h, i, j: s if i > j else s * 2)
     with pytest.raises(ImportRefusal, match="is a `return` missing"):
         flex_attention(q, k, v, lambda s, b, h, i, j: None)
+
+
+@pytest.mark.parametrize("score", READ_ON_THE_HOST, ids=["float", "item", "if", "argument", "equal"])
+def test_values_of_captured_tensors_do_not_become_constants(score: Any) -> None:
+    """Another call may have another value, which the kernel of the first one would not see."""
+    with pytest.raises(ImportRefusal, match=r"is read on the host; use the tensor itself(.|\n)*test_flex_attention.py:\d+"):
+        flex_attention(*qkv(), score)
 
 
 def test_lists_are_part_of_the_meaning(by_torch_alone: list[str]) -> None:

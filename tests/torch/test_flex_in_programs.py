@@ -173,6 +173,47 @@ def test_lengths_that_change_are_compiled_once() -> None:
     assert len(graphs) == 1
 
 
+def test_numbers_of_a_mask_may_change() -> None:
+    """Of a mask that is an argument, dynamic=True makes a symbol of each number: the sizes of blocks choose the kernel."""
+    q, (k, v) = randn(2, 2, 1, 16), (randn(2, 2, 64, 16) for _ in range(2))
+    attend, _ = compiles(flex_attention, dynamic=True)
+    for size, row in ((16, 20), (32, 40)):
+        whole = theirs.create_block_mask(causal, 2, None, 64, 64, "cpu", size)
+        blocks, position = whole[:, :, row // size], torch.tensor(row)
+        blocks.mask_mod = lambda b, h, i, j, position=position: causal(b, h, i + position, j)
+        blocks.seq_lengths = (1, 64)
+        seen = expected(q, k[:, :, : row + 1], v[:, :, : row + 1])[0]
+        torch.testing.assert_close(attend(q, k, v, block_mask=blocks).double(), seen, **CLOSE)
+
+
+def test_an_end_of_clamp_may_change() -> None:
+    """torch.clamp of a tensor and a length, which is a symbol: one graph for all lengths, and no number read on the host."""
+
+    def call(q: Any, k: Any, v: Any, documents: Any) -> Any:
+        end = documents.shape[0] - 1
+        kept = (lambda x: x.clamp(0, end), lambda x: torch.clamp(x, max=end), lambda x: end - torch.clip(end - x, min=end // 4))
+        outputs = []
+        for clamp in kept:
+            mask = lambda b, h, i, j, clamp=clamp: documents[clamp(i)] == documents[clamp(j)]  # noqa: E731
+            blocks = create_block_mask(mask, None, None, q.shape[2], k.shape[2], "cpu")
+            outputs.append(flex_attention(q, k, v, block_mask=blocks))
+        return torch.stack(outputs)
+
+    compiled, graphs = compiles(call, dynamic=True)
+    for length in (40, 56, 24):
+        tensors = (*(randn(1, 2, length, 16) for _ in range(3)), torch.arange(length - 8) // 7)
+        torch.testing.assert_close(compiled(*tensors), call(*tensors))
+    assert len(graphs) == 1
+
+
+def test_a_length_that_is_read_on_the_host_is_refused() -> None:
+    """The slope of leaky_relu is a number of the host: the kernel would keep that of one length."""
+    leaky = torch.nn.functional.leaky_relu
+    call = compiles(lambda q, k, v: flex_attention(q, k, v, lambda s, b, h, i, j: leaky(s, q.shape[2])), dynamic=True)[0]
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="may change from call to call is read on the host"):
+        call(*(randn(1, 2, 24, 16) for _ in range(3)))
+
+
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_double_precision_by_torchs_operations(is_compiled: bool) -> None:
     q, k, v, bias = (torch.randn(*shape, 4, dtype=torch.float64, requires_grad=True) for shape in [(1, 2, 6)] * 3 + [(2,)])
