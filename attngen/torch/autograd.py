@@ -58,10 +58,16 @@ def _is_direct(tensors: Sequence[Tensor]) -> bool:
     return not is_observed() and are_plain(tensors) and tensors[0].device.type in ("cuda", "cpu")
 
 
+class _Function(_SingleLevelFunction):  # type: ignore[misc]
+    """A function of a single level of torch.func, which compiled autograd can trace as any torch.autograd.Function."""
+
+    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
+
+
 NO_GRADIENTS = (None,) * 5  # of the arguments of `_Attention` that are no tensors
 
 
-class _Attention(_SingleLevelFunction):  # type: ignore[misc]
+class _Attention(_Function):
     """The arguments of `attention.full`, the tensors last."""
 
     @staticmethod
@@ -87,6 +93,7 @@ class _Attention(_SingleLevelFunction):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.said = spec, tuple(ints), tuple(floats), wanted, deterministic
         ctx.needed = needed
+        ctx.is_transformed = torch._C._are_functorch_transforms_active()
         if not saves:
             lse_rest = lse.new_empty((0,))
             lse = lse if parsed(spec).lse else lse.new_empty((0,))
@@ -99,7 +106,9 @@ class _Attention(_SingleLevelFunction):  # type: ignore[misc]
         if dout is None:
             dout = q.new_zeros((*q.shape[:-1], v.shape[-1]))
         gradients = None
-        is_direct, is_differentiated = _is_direct((dout, q, k, v, *inputs)), torch.is_grad_enabled()
+        # torch.func.vjp calls this when its transform has ended, with tensors that only the dispatcher can unwrap
+        is_direct = not ctx.is_transformed and _is_direct((dout, q, k, v, *inputs))
+        is_differentiated = torch.is_grad_enabled()
         if is_direct and not is_differentiated:
             gradients = backward.repeated(ctx.said, (dout, dlse, out, lse, lse_rest, q, k, v, *inputs))
         if gradients is None:
@@ -154,7 +163,7 @@ def _attention_full(*arguments: Any) -> Saved:
     return _full(*call)
 
 
-class _Gradients(_SingleLevelFunction):  # type: ignore[misc]
+class _Gradients(_Function):
     """`compute`(tensors) where somebody may ask for its derivative."""
 
     @staticmethod

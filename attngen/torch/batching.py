@@ -2,12 +2,17 @@
 
 A captured tensor that differs between the samples and has no batch dimension cannot be folded, nor can a spec that uses `b` or
 `batch` in another way than to index a batch. Their samples are computed one after another.
+
+`torch.autograd.grad(..., is_grads_batched=True)`, and with it `torch.autograd.functional.jacobian(..., vectorize=True)`, use
+an older vmap of torch, with a dispatch key and tensors of its own (`Batched`). It is applied to the backward alone, and has the
+same rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -43,11 +48,17 @@ def batch_axes(spec: str) -> tuple[Dim, ...] | None:
     return tuple(axes.index("batch") if "batch" in axes else None for axes in names)
 
 
+def _by_sample(tensor: Tensor, dim: int) -> Tensor:
+    """`tensor` with the added dimension first: a copy if it was the innermost in memory, since kernels copy whole rows."""
+    moved = tensor.movedim(dim, 0)
+    return moved.contiguous() if moved.stride(0) == 1 and moved.stride(-1) != 1 else moved
+
+
 def _fold(tensor: Tensor | None, dim: Dim, axis: Dim, samples: int, batch: int) -> Tensor | None:
     """`tensor` with the added dimension as part of its dimension `axis`, which has `batch` elements or 1 in each sample."""
     if tensor is None or axis is None:
         return tensor
-    moved = tensor.unsqueeze(0).expand(samples, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    moved = tensor.unsqueeze(0).expand(samples, *tensor.shape) if dim is None else _by_sample(tensor, dim)
     by_batch = moved.movedim(axis + 1, 1)
     return by_batch.expand(samples, batch, *by_batch.shape[2:]).flatten(0, 1).movedim(0, axis)
 
@@ -58,11 +69,10 @@ def _unfold(tensor: Tensor, axis: int, samples: int) -> Tensor:
 
 
 def _one_by_one(tensors: Sequence[Tensor | None], dims: Sequence[Dim], samples: int, compute: Compute) -> Rule:
+    apart = [t if t is None or dim is None else _by_sample(t, dim) for t, dim in zip(tensors, dims, strict=True)]
     results = []
     for i in range(samples):
-        results.append(
-            compute([t if t is None or dim is None else t.select(dim, i) for t, dim in zip(tensors, dims, strict=True)])
-        )
+        results.append(compute([t if t is None or dim is None else t[i] for t, dim in zip(apart, dims, strict=True)]))
     stacked = tuple(torch.stack(each) for each in zip(*results, strict=True))
     return stacked, (0,) * len(stacked)
 
@@ -123,6 +133,23 @@ def _backward(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Rule:
     return tuple(unfolded), (0,) * len(unfolded)
 
 
+def _backward_of_batched(*arguments: Any) -> list[Tensor]:
+    """The backward in torch's older vmap: the rule of the newer one, by the tensors inside those of this level."""
+    call = Backward(*arguments)
+    level = torch._C._vmapmode_decrement_nesting() + 1  # what is called below is outside of it
+    try:
+        # a tensor that is the same for all samples gets a dimension of size 1
+        inside = [None if t is None else torch._remove_batch_dim(t, level, 1, 0) for t in call.tensors]
+        samples = max(t.shape[0] for t in inside if t is not None)
+        dims = [None if t is None or t.shape[0] != samples else 0 for t in inside]
+        given = [t.squeeze(0) if t is not None and dim is None else t for t, dim in zip(inside, dims, strict=True)]
+        info = SimpleNamespace(batch_size=samples)
+        results, out_dims = _backward(info, call.with_tensors(dims), *call.with_tensors(given))
+        return [torch._add_batch_dim(each, dim, level) for each, dim in zip(results, out_dims, strict=True)]
+    finally:
+        torch._C._vmapmode_increment_nesting()
+
+
 def _attention(
     q: Tensor,
     k: Tensor,
@@ -139,5 +166,6 @@ def _attention(
 
 
 LIBRARY.impl("attention", _attention, "FuncTorchBatched")
+LIBRARY.impl("attention_backward", _backward_of_batched, "Batched")
 torch.library.register_vmap("attngen::attention.full", _full, lib=LIBRARY)
 torch.library.register_vmap("attngen::attention_backward", _backward, lib=LIBRARY)

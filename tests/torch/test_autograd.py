@@ -9,7 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._dynamo import compiled_autograd  # noqa: E402
+
 from attngen.torch import Attention, attention  # noqa: E402
+from tests.torch.specs import CASES  # noqa: E402
 from tests.torch.tensors import BACKEND  # noqa: E402
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -112,3 +115,62 @@ def test_vmap_over_captured_tensors_alone(qkv: list[torch.Tensor]) -> None:
         output = call(many)
         assert torch.equal(output, each)
         assert torch.equal(torch.autograd.grad(output.sin().sum(), many)[0], expected)
+
+
+def test_a_backward_after_its_transform(qkv: list[torch.Tensor]) -> None:
+    """torch.func.vjp returns a function that is called when the transform has ended."""
+    tensors = [t.detach() for t in qkv]
+    dout = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(1))
+    of_ours, of_theirs = (torch.func.vjp(f, *tensors)[1] for f in (ours, theirs))
+    torch.testing.assert_close(of_ours(dout), of_theirs(dout), **FP32)
+    found = torch.vmap(of_ours)(torch.stack([dout, -dout]))
+    torch.testing.assert_close([t[1] for t in found], list(of_theirs(-dout)), **FP32)
+
+
+def test_backwards_of_many_gradients_of_the_output(qkv: list[torch.Tensor]) -> None:
+    """By torch.autograd's own vmap, which is another than torch.vmap."""
+    many = torch.randn(3, 2, 2, 5, 8, generator=torch.Generator().manual_seed(1))
+    found, expected = (torch.autograd.grad(f(*qkv), qkv, many, is_grads_batched=True) for f in (ours, theirs))
+    torch.testing.assert_close(found, expected, **FP32)
+    by_lse, expected_by_lse = (
+        torch.autograd.grad(
+            attention(*qkv, is_causal=True, mode=mode, return_lse=True)[1], qkv[:2], many[..., 0], is_grads_batched=True
+        )
+        for mode in ("naive", "math")
+    )
+    torch.testing.assert_close(by_lse, expected_by_lse, **FP32)
+
+    def jacobian(attend: Attend, of: int) -> torch.Tensor:
+        given = lambda t: [t if at == of else one.detach() for at, one in enumerate(qkv)]  # noqa: E731
+        found: torch.Tensor = torch.autograd.functional.jacobian(lambda t: attend(*given(t))[0, 0, :2], qkv[of], vectorize=True)
+        return found
+
+    for of in range(3):
+        torch.testing.assert_close(jacobian(ours, of), jacobian(theirs, of), **FP32)
+
+
+def test_vmap_of_a_dimension_that_is_innermost_in_memory(qkv: list[torch.Tensor]) -> None:
+    """Kernels that copy whole rows read it too: folded into batch, and sample after sample."""
+    q, k, v = (t.detach() for t in qkv)
+    many = torch.stack([v, 2 * v, -v], dim=-1)
+    found = torch.vmap(lambda v: attention(q, k, v, is_causal=True), in_dims=-1)(many)
+    torch.testing.assert_close(found, torch.vmap(lambda v: theirs(q, k, v), in_dims=-1)(many), **FP32)
+    case = CASES["head"]
+    q, k, v, slopes = (t.detach() for t in case.tensors(torch.float32).values())
+    pairs = (torch.stack([v, 2 * v], dim=-1), torch.stack([slopes, -slopes], dim=-1))
+
+    def gradients(mode: str) -> tuple[torch.Tensor, ...]:
+        loss = lambda v, slopes: Attention(case.spec(), mode=mode)(q, k, v, slopes=slopes).sin().sum()  # noqa: E731
+        result: tuple[torch.Tensor, ...] = torch.vmap(torch.func.grad(loss, (0, 1)), in_dims=-1)(*pairs)
+        return result
+
+    torch.testing.assert_close(gradients("auto"), gradients("math"), **FP32)
+
+
+def test_compiled_autograd(qkv: list[torch.Tensor]) -> None:
+    """The backward of an eager forward, traced when it runs."""
+    expected = torch.autograd.grad(theirs(*qkv).sin().sum(), qkv)
+    torch._dynamo.reset()
+    with compiled_autograd._enable(torch.compile(backend=BACKEND, fullgraph=True)):
+        ours(*qkv).sin().sum().backward()
+    torch.testing.assert_close(tuple(t.grad for t in qkv), expected, **FP32)
