@@ -43,10 +43,10 @@ def of_last_rows(spec: AttentionSpec) -> AttentionSpec:
 
 def of_cache(spec: AttentionSpec, known: tuple[str, ...]) -> AttentionSpec:
     """`spec` of keys of which `known` is given, USED or LEFTPAD or both: others are masked, and kv_len is the number of those
-    that are used."""
+    that are used, at most all."""
     elements = {one: gather(one, Type.INT, (_BATCH,)) for one in known}
-    used = elements.get(USED)
-    if used is not None:
+    if USED in elements:
+        used = apply("min", elements[USED], _KEYS)
         spec = _rewritten(spec, lambda expr: rewrite(expr, lambda node: used if node is _KEYS else None))
     masks = [apply("lt" if one == USED else "ge", _KEY, element) for one, element in elements.items()]
     mask = spec.mask

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from attngen.device.arrays import ArgumentError, ArrayView
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView
 from attngen.device.binding import Bound, bind, sizes_of
 from attngen.device.lazy_kernel import DeferredKernel
 from attngen.device.params import Number
@@ -30,6 +30,7 @@ from attngen.emit.program import Program
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Type
 from attngen.spec.rotary import ROTARY_MULTIPLE
+from attngen.torch.check_cache import check_tensors
 from attngen.torch.description import dtype_name
 from attngen.torch.layout import readable
 from attngen.torch.operator import LIBRARY
@@ -46,11 +47,12 @@ SCHEMA = (
 
 class Turn(NamedTuple):
     """How rows are rotated: cosines and sines [positions, rotary_dim / 2], without which they are not, and where rows of Q
-    stand."""
+    stand. `names` are the caller's for the tables."""
 
     tables: tuple[Tensor, Tensor] | None = None
     interleaved: bool = False
     q_at: PlaceOfRows = "new rows"
+    names: tuple[str, str] = ("rotary_cos", "rotary_sin")
 
 
 NO_TURN = Turn()
@@ -93,6 +95,8 @@ def _device(name: str) -> Device:
 def run(*arguments: Any) -> Pair:
     """(lengths_after, q_rotated), with the rows in the caches."""
     q, k, v, k_cache, v_cache, lengths, page_table, cos, sin, interleaved, q_at = arguments
+    if not k.shape[1] and (cos is None or not q.shape[1]):  # no block would write the lengths
+        return lengths.clone(), q.new_empty((0,)) if cos is None else torch.empty_like(q)
     q, k, v = (t if readable(t) else t.contiguous() for t in (q, k, v))
     append = Append(
         DTYPES[dtype_name(q.dtype)],
@@ -115,10 +119,17 @@ def fake(*arguments: Any) -> Pair:
     return lengths.new_empty(lengths.shape), q.new_empty((0,)) if cos is None else torch.empty_like(q)
 
 
+def _batched(*_: Any) -> Any:
+    raise ArgumentError(
+        "rows are appended in place, and torch.vmap has no place for those of its samples; add them to the batch"
+    )
+
+
 LIBRARY.define(SCHEMA)
 for _key in ("CUDA", "CPU"):
     LIBRARY.impl("append", run, _key)
 torch.library.register_fake("attngen::append", fake, lib=LIBRARY)
+torch.library.register_vmap("attngen::append", _batched, lib=LIBRARY)
 _operator = torch.ops.attngen.append.default
 
 
@@ -149,14 +160,29 @@ def appended(
             )
     if tables is None:
         return _operator(q, k, v, k_cache, v_cache, lengths, page_table, None, None, False, "new rows")[0], q
-    size = 2 * tables[0].shape[-1]
-    if any(t.dim() != 2 for t in tables) or size % ROTARY_MULTIPLE or size > q.shape[3]:
-        raise ArgumentError(
-            f"`rotary_cos` is {list(tables[0].shape)}; expected [positions, rotary_dim / 2], where rotary_dim is a multiple of "
-            f"{ROTARY_MULTIPLE} and at most the head size, {q.shape[3]}"
-        )
-    if tables[0].shape[0] == 0:
-        raise ArgumentError("`rotary_cos` has no row; pass cosines and sines of at least one position")
+    _check_tables(tables, turn.names, q)
     tables = tuple(t if t.stride(1) == 1 else t.contiguous() for t in tables)
     result: Pair = _operator(q, k, v, k_cache, v_cache, lengths, page_table, *tables, turn.interleaved, turn.q_at)
     return result
+
+
+def _check_tables(tables: tuple[Tensor, Tensor], names: tuple[str, str], q: Tensor) -> None:
+    """Raises ArgumentError, ArgumentTypeError for cosines and sines that rotate no rows like q's."""
+    check_tensors(**dict(zip(names, tables, strict=True)))
+    cosines, sines = tables
+    size = 2 * cosines.shape[-1] if cosines.dim() == 2 else 0
+    if not size or size % ROTARY_MULTIPLE or size > q.shape[3]:
+        raise ArgumentError(
+            f"`{names[0]}` is {list(cosines.shape)}; expected [positions, rotary_dim / 2], where rotary_dim is a multiple of "
+            f"{ROTARY_MULTIPLE} and at most the head size, {q.shape[3]}"
+        )
+    if sines.shape != cosines.shape:
+        raise ArgumentError(f"`{names[1]}` is {list(sines.shape)}; expected {list(cosines.shape)}, as `{names[0]}` is")
+    if cosines.shape[0] == 0:
+        raise ArgumentError(f"`{names[0]}` has no row; pass cosines and sines of at least one position")
+    dtype_name(cosines.dtype, names[0])
+    for name, one in zip(names, tables, strict=True):
+        if one.dtype is not cosines.dtype:
+            raise ArgumentTypeError(f"`{name}` has elements of {one.dtype}; expected {cosines.dtype}, as `{names[0]}` has")
+        if one.device != q.device:
+            raise ArgumentError(f"`{name}` is on {one.device} and `q` on {q.device}; move them to one device")

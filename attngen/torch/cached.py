@@ -20,6 +20,7 @@ from attngen.spec.print_attn import expression_to_text
 from attngen.spec.rotary import IN_ORDER, without_rotary
 from attngen.torch.append import NO_TURN, Turn, appended
 from attngen.torch.arguments import Lists, NamedArguments
+from attngen.torch.check_cache import Place, check_cache, check_tensors
 from attngen.torch.description import one_line
 from attngen.torch.layout import padded
 from attngen.torch.runtime import parsed
@@ -56,15 +57,6 @@ class Cached(NamedTuple):
         return self.inputs, self.longest, (USED, LEFTPAD)[: len(self.inputs)]
 
 
-class Place(NamedTuple):
-    """Where sequences lie in a cache: arguments of `attngen.torch.flash_attn_with_kvcache`."""
-
-    cache_seqlens: int | Tensor | None
-    cache_batch_idx: Tensor | None
-    cache_leftpad: Tensor | None
-    block_table: Tensor | None
-
-
 class Cache(NamedTuple):
     """Rows, and keys and values as their attention reads them: [batch, length, heads, size] by `lengths`, or in pages. With
     lengths None, sequences have all keys."""
@@ -87,20 +79,18 @@ def cache_of(
 ) -> Cache:
     """The cache of a call after `k` and `v` were appended, all [batch, length, heads, size]. If it is `wanted` dense, pages are
     copied; if paged, the cache of a sequence is a page. Raises ArgumentError."""
+    check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    check_tensors(**{name: one for name, one in (("k", k), ("v", v)) if one is not None})
+    q, k, v = _in_type_of_cache(q, k, v, k_cache)
+    check_cache(q, k_cache, v_cache, k, v, place)
     cache_seqlens, cache_batch_idx, cache_leftpad, block_table = place
-    if block_table is not None and cache_batch_idx is not None:
-        raise ArgumentError(
-            "`block_table` and `cache_batch_idx` were both given; pass one: a page table already says where a sequence is"
-        )
     pages = block_table if cache_batch_idx is None else cache_batch_idx.unsqueeze(1)  # a cache is one page
+    if pages is not None and pages.stride(1) != 1:
+        pages = pages.contiguous()
     if pages is None and k_cache.shape[0] > q.shape[0]:
         k_cache, v_cache = k_cache[: q.shape[0]], v_cache[: q.shape[0]]
     longest = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
     used = _lengths(longest if cache_seqlens is None else cache_seqlens, q)
-    if (k is None) != (v is None) or (k is not None and cache_seqlens is None):
-        raise ArgumentError(
-            "appending needs `k`, `v` and `cache_seqlens`, the length before it; at least one of them is missing"
-        )
     if k is not None or turn is not None:
         if k is None:  # rows of Q alone are rotated
             k, v = (q.new_empty((q.shape[0], 0, *cache.shape[2:])) for cache in (k_cache, v_cache))
@@ -129,10 +119,18 @@ def _appended_to_copies(
     return used, turned[..., : q.shape[3]]
 
 
+def _in_type_of_cache(q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor) -> tuple[Any, Any, Any]:
+    """q, k and v; under autocast in the cache's element type, in which rows are appended."""
+    kind = q.device.type
+    if kind not in ("cuda", "cpu") or not torch.is_autocast_enabled(kind):
+        return q, k, v
+    return q.to(cache.dtype), *(None if one is None else one.to(cache.dtype) for one in (k, v))
+
+
 def _lengths(cache_seqlens: int | Tensor, q: Tensor) -> Tensor:
-    """`cache_seqlens` as a tensor [batch]."""
+    """`cache_seqlens` as a tensor [batch] of neighbours."""
     if isinstance(cache_seqlens, torch.Tensor):
-        return cache_seqlens
+        return cache_seqlens if cache_seqlens.stride(0) == 1 else cache_seqlens.contiguous()
     return torch.full(q.shape[:1], cache_seqlens, dtype=torch.int32, device=q.device)
 
 
@@ -153,6 +151,7 @@ class Decoding:
         self._refused = ""
         if rotary is not None:
             self._tables = tuple(self._arguments.inputs.index(table) for table in rotary.tables)
+            self._table_names = rotary.tables
             self._interleaved = rotary.pairs == "interleaved"
             if not (rotary.has_usual_positions or rotary.positions == IN_ORDER):
                 self._refused = ", ".join(map(expression_to_text, rotary.positions))
@@ -172,7 +171,7 @@ class Decoding:
                 f"rows are rotated at {self._refused}; in a cache, key k stands at position k, and the last row at the last key"
             )
         cosines, sines = (inputs[i] for i in self._tables)
-        return Turn((cosines, sines), self._interleaved, "end")
+        return Turn((cosines, sines), self._interleaved, "end", self._table_names)
 
     def kept(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Those of `inputs` that the attention of rotated rows reads."""

@@ -132,11 +132,11 @@ _DTYPES = {getattr(torch, t.torch): t for t in DTYPES.values()}
 _STORAGE_NAMES = {getattr(torch, t.torch): t.name for t in STORAGE_DTYPES}
 
 
-def dtype_name(dtype: Any) -> str:
-    """attngen's name of a torch dtype of Q, K and V. Raises ArgumentTypeError for an unsupported one."""
+def dtype_name(dtype: Any, argument: str = "q") -> str:
+    """attngen's name of a torch dtype of Q, K and V, or of another argument. Raises ArgumentTypeError if it has none."""
     if dtype not in _STORAGE_NAMES:
         found = str(dtype).removeprefix("torch.")
-        raise ArgumentTypeError(f"`q` has elements of {found}; expected one of {', '.join(_STORAGE_NAMES.values())}")
+        raise ArgumentTypeError(f"`{argument}` has elements of {found}; expected one of {', '.join(_STORAGE_NAMES.values())}")
     return _STORAGE_NAMES[dtype]
 
 

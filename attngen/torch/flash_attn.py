@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import isfinite
 from operator import index
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
@@ -27,6 +29,8 @@ from attngen.torch.math import by_torch
 
 Tensor = Any
 EVERYTHING = (-1, -1)  # a window without ends
+INTS = (int, np.integer)
+NUMBERS = (*INTS, float, np.floating)
 WITHIN = {"left": "{position} - k <= left", "right": "k - ({position}) <= right"}  # a window's ends
 
 
@@ -123,16 +127,20 @@ def attend(
     others += (*numbers, sinks is not None)
     result = _calls.repeat(tensors, others)
     if result is None:
+        for name, number in (("softmax_scale", softmax_scale), ("softcap", softcap)):
+            if number is not None and not isinstance(number, NUMBERS):
+                raise ArgumentTypeError(f"`{name}` is a {type(number).__name__}; expected a number")
         size = q.shape[-1]
         is_read, rows = _laid_out(q, k, v, storage)
         queries, keys, values = follow_autocast(*rows)
         if softmax_scale is None and size != queries.shape[-1]:
             softmax_scale = size**-0.5
         text = _text(
-            mode, storage, causal, ends(left, right), float(plain_number(softcap) or 0.0), rank(alibi_slopes),
+            mode, storage, causal, ends(left, right), float(plain_number(softcap) or 0.0), rank(alibi_slopes, q, given),
             plain_number(softmax_scale), return_attn_probs,
             queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p, cached,
-            index(k.shape[1]) if storage.endswith("paged") else None, None if sinks is None else dtype_name(sinks.dtype),
+            index(k.shape[1]) if storage.endswith("paged") else None,
+            None if sinks is None else dtype_name(sinks.dtype, "sinks"),
         )  # fmt: skip
         lists = (inputs or None, [*numbers, *(n for n in (left, right) if n >= 0)])
         if mode == "math":
@@ -163,8 +171,14 @@ def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[bool, 
 
 
 def limits(window_size: Sequence[int], causal: bool) -> tuple[int, int]:
-    """(keys before a query's position, keys after it); -1 for all. `causal` says what is after it by itself."""
-    left, right = window_size
+    """(keys before a query's position, keys after it); -1 for all. `causal` says what is after it by itself. Raises
+    ArgumentError."""
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        left = right = None  # type: ignore[assignment]
+    if not isinstance(left, INTS) or not isinstance(right, INTS):
+        raise ArgumentError(f"`window_size` is {window_size!r}; expected two ints: of keys before a position, and after it")
     return max(left, -1), -1 if causal else max(right, -1)
 
 
@@ -182,14 +196,19 @@ def unbound(packed: Tensor, name: str, count: int, rows: str) -> tuple[Tensor, .
     return views
 
 
-def rank(slopes: Tensor | None) -> int:
-    """The number of dimensions of `alibi_slopes`; 0 without it."""
+def rank(slopes: Tensor | None, q: Tensor, lengths: Sequence[Tensor] = ()) -> int:
+    """The number of dimensions of `alibi_slopes`; 0 without it. q is [batch, length, heads, size], or packed by the first of
+    `lengths`. Raises ArgumentError."""
     if slopes is None:
         return 0
-    if slopes.dtype is not torch.float32:
-        raise ArgumentTypeError(f"`alibi_slopes` has elements of {slopes.dtype}; expected torch.float32")
-    if slopes.dim() not in (1, 2):
-        raise ArgumentError(f"`alibi_slopes` is {list(slopes.shape)}; expected [heads] or [batch, heads]")
+    if not isinstance(slopes, torch.Tensor) or slopes.dtype is not torch.float32:
+        found = f"has elements of {slopes.dtype}" if isinstance(slopes, torch.Tensor) else f"is a {type(slopes).__name__}"
+        raise ArgumentTypeError(f"`alibi_slopes` {found}; expected torch.float32")
+    heads, batch = q.shape[-2], q.shape[0] if q.dim() == 4 else lengths[0].shape[0] - 1
+    if slopes.dim() not in (1, 2) or slopes.shape not in ((heads,), (batch, heads)):
+        raise ArgumentError(
+            f"`alibi_slopes` is {list(slopes.shape)}; expected [heads] or [batch, heads], of which `q` has {heads} and {batch}"
+        )
     return int(slopes.dim())
 
 
@@ -221,6 +240,9 @@ def flash_text(
     `cached` names what is known of keys, by the names of `attngen.spec.cached`. `sinks` is the element type of sinks, if there
     are any."""
     check_mode(mode)
+    for name, number in (("softmax_scale", scale), ("softcap", softcap)):
+        if number is not None and not isfinite(number):
+            raise ArgumentError(f"`{name}` is {number}; expected a finite number")
     if storage != "dense" and mode == "math":
         raise ArgumentError(f'mode="math" does not support {storage} tensors; call flash_attn_func for each sequence')
     position = "q + kv_len - q_len"  # of a query among the keys

@@ -13,7 +13,8 @@ import torch
 
 from attngen.device.arrays import ArgumentError
 from attngen.torch.append import Turn
-from attngen.torch.cached import Place, cache_of
+from attngen.torch.cached import cache_of
+from attngen.torch.check_cache import Place
 from attngen.torch.description import Mode
 from attngen.torch.flash_attn import EVERYTHING, attend
 
@@ -46,18 +47,21 @@ def flash_attn_with_kvcache(
     """flash-attention's function of that name.
 
     q [batch, q_len, q_heads, size], k_cache and v_cache [batch, cache_len, kv_heads, size]. Sequence i has the first
-    cache_seqlens[i] keys of its cache (an int, or int32 [batch]; all of them by default), from cache_leftpad[i] on (int32
-    [batch]). `softmax_scale`, `causal`, `window_size`, `softcap` and `alibi_slopes` are those of
+    cache_seqlens[i] keys of its cache (an int, or int32 [batch]; all of them by default, and if the number is larger), from
+    cache_leftpad[i] on (int32 [batch]). `softmax_scale`, `causal`, `window_size`, `softcap` and `alibi_slopes` are those of
     `attngen.torch.flash_attn_func`: the last row stands at the last key of its sequence.
 
     k and v [batch, new_len, kv_heads, size] are first written to the cache, in place, after the keys that are there; what does
-    not fit is left out. With `rotary_cos` and `rotary_sin`, [positions, rotary_dim / 2], k is rotated on the way, and q too: at
-    the positions of the new rows, or at the first of them if the attention is neither causal nor in a window. rotary_dim is a
-    multiple of 16. A pair is two neighbours if `rotary_interleaved`, else an element and the one rotary_dim / 2 further.
+    not fit is left out. Two sequences must not write to the same row. With `rotary_cos` and `rotary_sin`, [positions,
+    rotary_dim / 2], k is rotated on the way, and q too: at the positions of the new rows, or at the first of them if the
+    attention is neither causal nor in a window. rotary_dim is a multiple of 16. A pair is two neighbours if
+    `rotary_interleaved`, else an element and the one rotary_dim / 2 further.
 
     Sequence i lies in cache i, or in cache cache_batch_idx[i] (int32 [batch]). With `block_table` int32 [batch, max_pages] the
-    caches are [pages, page_size, kv_heads, size], and key n of sequence i is in page block_table[i, n // page_size].
+    caches are [pages, page_size, kv_heads, size], and key n of sequence i is in page block_table[i, n // page_size]. Those two
+    stay on the device: that a cache or a page of a sequence exists is not checked.
 
+    Under autocast q, k and v are appended in the cache's element type; a cache of another type than autocast's is copied.
     A head size that is no multiple of 8 is supported by copies of the cache: such a cache is slow.
 
     The plan chooses how many blocks share the keys of a row, whatever `num_splits` says. `mode` is that of

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from attngen.device.arrays import ArgumentError
-from attngen.torch.layout import check_layout
+from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.torch.check_cache import check_tensors
+from attngen.torch.layout import AXES, check_layout
 
 Tensor = Any
 
@@ -18,18 +19,28 @@ def merge(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor, *, layout: str = "
         lse = log(exp(lse1) + exp(lse2)),   O = exp(lse1 - lse) O1 + exp(lse2 - lse) O2
 
     Each pair is what `attention(..., return_lse=True)` returns: O [batch, heads, q_len, head_dim_v], or with layout="bshd"
-    [batch, q_len, heads, head_dim_v], and lse [batch, heads, q_len]. Uses: a prefix that several sequences share, or keys
-    on several devices. Merging is associative. A sink must be part of only one of the sets.
+    [batch, q_len, heads, head_dim_v], and lse [batch, heads, q_len]; or the same without batch, as of packed sequences with
+    layout="bshd". Uses: a prefix that several sequences share, or keys on several devices. Merging is associative. A sink must
+    be part of only one of the sets.
 
     If a row's lse is -inf, it has no key in that set, and its O there is not used. Without a key in either set, O is 0 and lse
     is -inf. Computed in fp32 (fp64 if lse is fp64); O has the type of `o1`. Differentiable with respect to all four. Raises
-    ArgumentError for shapes that do not fit.
+    ArgumentError for shapes and devices that do not fit, ArgumentTypeError for what is no tensor of floats.
     """
     check_layout(layout)
-    rows = o1.transpose(1, 2).shape[:-1] if layout == "bshd" and o1.dim() == 4 else o1.shape[:-1]
-    for name, tensor, expected in (("o2", o2, o1.shape), ("lse1", lse1, rows), ("lse2", lse2, rows)):
+    named = {"o1": o1, "lse1": lse1, "o2": o2, "lse2": lse2}
+    check_tensors(**named)
+    if o1.dim() < 2:
+        raise ArgumentError(f"`o1` is {list(o1.shape)}; expected {AXES[layout]}, or the last dimensions of it")
+    rows = o1.transpose(-3, -2).shape[:-1] if layout == "bshd" and o1.dim() > 2 else o1.shape[:-1]
+    for name, tensor in named.items():
+        expected = o1.shape if name in ("o1", "o2") else rows
         if tensor.shape != expected:
             raise ArgumentError(f"`{name}` is {list(tensor.shape)}; expected {list(expected)}, as `o1` is {list(o1.shape)}")
+        if not tensor.is_floating_point():
+            raise ArgumentTypeError(f"`{name}` has elements of {str(tensor.dtype).removeprefix('torch.')}; expected floats")
+        if tensor.device != o1.device:
+            raise ArgumentError(f"`{name}` is on {tensor.device} and `o1` on {o1.device}; move them to one device")
     lse1, lse2 = (lse if lse.dtype == torch.float64 else lse.float() for lse in (lse1, lse2))
     largest = torch.maximum(lse1, lse2).detach()  # any number gives the same result: it keeps exp from overflowing
     largest = torch.where(largest == -torch.inf, 0.0, largest)
@@ -44,5 +55,5 @@ def merge(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor, *, layout: str = "
 
 def _weighted(o: Tensor, weight: Tensor, layout: str) -> Tensor:
     """Rows times their weights; 0 where the weight is, whatever the row holds."""
-    each = (weight.transpose(1, 2) if layout == "bshd" and o.dim() == 4 else weight).unsqueeze(-1)
+    each = (weight.transpose(-2, -1) if layout == "bshd" and o.dim() > 2 else weight).unsqueeze(-1)
     return torch.where(each == 0, 0.0, o) * each

@@ -21,7 +21,8 @@ from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
 from attngen.spec.dropout import without_dropout
 from attngen.spec.expr import Const
 from attngen.torch.arguments import NamedArguments, unpacked
-from attngen.torch.cached import Decoding, Paged, Place, cache_of, decoding_of, decoding_text
+from attngen.torch.cached import Decoding, Paged, cache_of, decoding_of, decoding_text
+from attngen.torch.check_cache import Place, check_tensors
 from attngen.torch.description import (
     Description,
     Mode,
@@ -212,11 +213,12 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         positions in it, q_len and kv_len its length, and so `causal` is right for prefill and decoding alike. Inputs with a
         dimension q_len have an element for each row of q; dropout drops nothing.
 
-        Sequence i has the first cache_seqlens[i] keys of its cache (an int, or int32 [batch]; all of them by default), from
-        cache_leftpad[i] on (int32 [batch]). k and v [batch, kv_heads, new_len, size] are first written to the cache, in place,
-        after the keys that are there; what does not fit is left out. If the spec is rotary, they are rotated on the way: a
-        cache holds rotated keys. q is rotated in any case. Sequence i lies in cache i, or in cache cache_batch_idx[i] (int32
-        [batch]). With `block_table` int32 [batch, max_pages], caches are pools of pages, [pages, kv_heads, page_size, size].
+        Sequence i has the first cache_seqlens[i] keys of its cache (an int, or int32 [batch]; all of them by default, and if
+        the number is larger), from cache_leftpad[i] on (int32 [batch]). k and v [batch, kv_heads, new_len, size] are first
+        written to the cache, in place, after the keys that are there; what does not fit is left out. If the spec is rotary,
+        they are rotated on the way: a cache holds rotated keys. q is rotated in any case. Sequence i lies in cache i, or in
+        cache cache_batch_idx[i] (int32 [batch]). With `block_table` int32 [batch, max_pages], caches are pools of pages,
+        [pages, kv_heads, page_size, size]. That a cache or a page of a sequence exists is not checked.
 
         Lengths are read on the device: a CUDA graph replays with others. No gradients. Raises ArgumentError; with mode "math",
         DiagnosticError for an index of the spec that depends on the length of a sequence, unless it is clamped.
@@ -227,6 +229,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         inputs, ints, floats = unpacked(decoding.lists(named, captured))
         with torch.no_grad():
             rows, k_cache, v_cache = self._rows("q", q), self._rows("k_cache", k_cache), self._rows("v_cache", v_cache)
+            if not self._enable_gqa:
+                check_equal_heads(rows.transpose(1, 2), k_cache.transpose(1, 2))
             new_k, new_v = (None if one is None else self._rows(name, one) for name, one in (("k", k), ("v", v)))
             wanted: Literal["dense", "paged"] | None = "dense" if self._mode == "math" else decoding.wanted
             place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
@@ -237,8 +241,6 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             else:
                 (queries, keys, values), page_size = heads_first(queries, keys, values, "bhsd", self._copy), None
             queries, keys, values = follow_autocast(queries, keys, values, self._dtype)
-            if not self._enable_gqa:
-                check_equal_heads(queries, keys)
             first, longest, known = ((), (), ()) if cache.lengths is None else cache.lengths.arguments
             text = decoding_text(self._text(form, queries, values, captured), known, page_size)
             tensors = (queries, keys, values, *first, *decoding.kept(inputs))
@@ -255,6 +257,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor of the layer's layout as [batch, length, heads, size]. Raises ArgumentError."""
+        check_tensors(**{name: tensor})
         if tensor.dim() != 4:
             raise ArgumentError(f"`{name}` has {dimensions(tensor.dim())}; expected 4, of {AXES[self._layout]}")
         return tensor if self._layout == "bshd" else tensor.transpose(1, 2)

@@ -211,7 +211,7 @@ def _described(
     begins, longest = ([], []) if lengths is None else (lengths[:2], lengths[2:])
     storage: Storage = "dense" if lengths is None else "packed"
     text = flash_text(
-        "auto", storage, causal, ends(left, right), 0.0, rank(slopes), scale, lse, q.dtype, q.shape[-1], v.shape[-1],
+        "auto", storage, causal, ends(left, right), 0.0, rank(slopes, q, begins), scale, lse, q.dtype, q.shape[-1], v.shape[-1],
         dropout_p,
     )  # fmt: skip
     inputs = [t for t in (*begins, slopes, state) if t is not None]

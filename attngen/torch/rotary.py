@@ -19,8 +19,15 @@ def rotary_tables(
     angles position / base^(2 n / rotary_dim) (Su et al. 2021), computed in fp64. A model that scales its angles makes tables
     of its own. Raises ArgumentError.
     """
-    if rotary_dim <= 0 or rotary_dim % ROTARY_MULTIPLE:
+    for name, number, least in (("positions", positions, 0), ("rotary_dim", rotary_dim, ROTARY_MULTIPLE)):
+        if not isinstance(number, int) or number < least:
+            raise ArgumentError(f"`{name}` is {number!r}; expected an int, at least {least}")
+    if rotary_dim % ROTARY_MULTIPLE:
         raise ArgumentError(f"`rotary_dim` is {rotary_dim}; expected a multiple of {ROTARY_MULTIPLE}")
+    if not isinstance(base, (int, float)) or not 0 < base < float("inf"):
+        raise ArgumentError(f"`base` is {base!r}; expected a number above 0")
+    if not dtype.is_floating_point:
+        raise ArgumentError(f"`dtype` is {dtype}; expected one of floats")
     pairs = torch.arange(rotary_dim // 2, dtype=torch.float64, device=device)
     places = torch.arange(positions, dtype=torch.float64, device=device)
     angles = places[:, None] / base ** (2 * pairs / rotary_dim)

@@ -176,8 +176,13 @@ def test_what_is_refused() -> None:
     q, k = randn(1, 2, 3, 16), randn(1, 2, 20, 16)
     tables = {"cosines": ANGLES.cos(), "sines": ANGLES.sin()}
     shifted = Attention(mode="math", rotary="16 halves by cosines, sines at q + 1, k", inputs=TABLES)
-    with pytest.raises(ArgumentError, match=r"expected a multiple of 16"):
-        rotary_tables(20, 24)
+    for of_tables, message in (
+        ((20, 24), "`rotary_dim` is 24"),
+        ((-1, 16), "`positions` is -1"),
+        ((20, 16, 0.0), "`base` is 0"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            rotary_tables(*of_tables)
     for call, message in (
         (lambda: Attention().decode(q, k, k, q, q), r"appending needs `k`, `v` and `cache_seqlens`"),
         (lambda: Attention().decode(q, k, k, size=3), r"no input or param `size`"),

@@ -131,6 +131,111 @@ def test_rubbish_in_unused_places_leaves_no_trace() -> None:
     assert not none.isnan().any()
 
 
+def test_lengths_past_the_end_are_those_of_the_whole_cache() -> None:
+    """Of dense caches, of pages, and where rows are appended; a negative length is none."""
+    q, cache, new = randn(3, 2, 2, 16), randn(3, 32, 1, 16), randn(3, 2, 1, 16)
+    pool, table = cache.view(12, 8, 1, 16), torch.arange(12, dtype=torch.int32).view(3, 4)
+    for used, appends in (([1000, 32, -3], False), ([31, 1000, -5], True)):
+        given = {"cache_seqlens": torch.tensor(used, dtype=torch.int32), "causal": True}
+        filled = cache.clone()
+        if appends:
+            given |= {"k": new, "v": new}
+            filled[0, 31] = new[0, 0]
+        whole = flash_attn_func(q.double(), filled.double(), filled.double(), causal=True, mode="math")
+        whole[2] = 0.0
+        for mode, where in (("math", {}), ("naive", {"block_table": table})):
+            keys, values = ((pool if where else cache).clone() for _ in "kv")
+            found = flash_attn_with_kvcache(q, keys, values, **given, **where, mode=mode)
+            torch.testing.assert_close(found.double(), whole, rtol=4e-3, atol=4e-3)
+            assert torch.equal(keys.view(3, 32, 1, 16), filled)
+
+
+def test_no_row_is_appended() -> None:
+    q, cache, none = randn(2, 3, 2, 16), randn(2, 20, 2, 16), randn(2, 0, 2, 16)
+    used = torch.tensor([20, 9, 9, 20], dtype=torch.int32)[::2]  # with a stride
+    found = flash_attn_with_kvcache(q, cache, cache.clone(), none, none, cache_seqlens=used, causal=True, mode="math")
+    assert torch.equal(found, flash_attn_with_kvcache(q, cache, cache, cache_seqlens=used, causal=True, mode="math"))
+
+
+def test_autocast_appends_in_the_type_of_the_cache() -> None:
+    q, new, cache = randn(2, 1, 2, 16, dtype=torch.float32), randn(2, 1, 2, 16, dtype=torch.float32), randn(2, 20, 2, 16)
+    keys, values = cache.clone(), cache.clone()
+    with torch.autocast("cpu", torch.float16):
+        found = flash_attn_with_kvcache(q, keys, values, new, new, cache_seqlens=7, mode="math")
+    exact = flash_attn_func(q.double(), keys[:, :8].double(), values[:, :8].double(), mode="math")
+    torch.testing.assert_close(found.double(), exact, rtol=4e-3, atol=4e-3)
+    assert torch.equal(keys[:, 7], new[:, 0].half())
+
+
+LENGTHS, TABLE = torch.tensor([3, 5], dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32)
+OTHER_BATCH = r"`k` is \[1, 1, 2, 16\] .* expected \[2, 1, 2, 16\], to be appended to `k_cache`"
+REFUSED: list[tuple[dict[str, object], str]] = [
+    ({"q": [1]}, "`q` is a list; expected a tensor"),
+    ({"k_cache": None}, "`k_cache` is a NoneType"),
+    ({"q": randn(2, 1, 4, 16).to_sparse()}, "`q` is a sparse"),
+    ({"q": randn(1, 4, 16)}, "`q` has 3 dimensions; expected 4"),
+    ({"q": randn(2, 1, 3, 16)}, "3 query heads of `q` cannot share 2 key/value heads of `k_cache`"),
+    ({"q": randn(5, 1, 4, 16), "cache_seqlens": 3}, "`k_cache` has room for 2 sequences; `q` has 5"),
+    ({"k_cache": randn(2, 20, 2, 24)}, "`k_cache` has a head size of 24; expected 16"),
+    ({"v_cache": randn(2, 19, 2, 16)}, r"`v_cache` is \[2, 19, 2, 16\]"),
+    ({"v_cache": randn(2, 20, 2, 16).bfloat16()}, "`v_cache` has elements of bfloat16; expected float16"),
+    ({"k_cache": randn(2, 20, 2, 16).to("meta")}, "`k_cache` is on meta and `q` on cpu"),
+    ({"cache_seqlens": LENGTHS.long()}, "`cache_seqlens` has elements of int64; expected int32"),
+    ({"cache_seqlens": LENGTHS[:1]}, r"`cache_seqlens` is \[1\]; expected \[batch\], and `q` has a batch of 2"),
+    ({"cache_seqlens": 5.5}, "`cache_seqlens` is a float; expected an int or a tensor"),
+    ({"cache_seqlens": 21}, "`cache_seqlens` is 21; a cache has room for 20 keys"),
+    ({"cache_seqlens": LENGTHS.to("meta")}, "`cache_seqlens` is on meta"),
+    ({"cache_batch_idx": [0, 1]}, "`cache_batch_idx` is a list"),
+    ({"cache_batch_idx": LENGTHS, "block_table": TABLE}, "`block_table` and `cache_batch_idx` were both given"),
+    ({"cache_leftpad": LENGTHS.long()}, "`cache_leftpad` has elements of int64"),
+    ({"block_table": TABLE[0]}, r"`block_table` is \[1\]; expected \[batch, max_pages\]"),
+    ({"alibi_slopes": torch.ones(3)}, r"`alibi_slopes` is \[3\]"),
+    ({"window_size": (1, 2, 3)}, r"`window_size` is \(1, 2, 3\); expected two ints"),
+    ({"softmax_scale": torch.tensor(0.5)}, "`softmax_scale` is a Tensor; expected a number"),
+    ({"softcap": float("nan")}, "`softcap` is nan; expected a finite number"),
+    ({"k": randn(2, 1, 2, 16)}, "appending needs `k`, `v` and `cache_seqlens`"),
+    (dict.fromkeys("kv", randn(1, 1, 2, 16)), OTHER_BATCH),
+    ({"k": randn(2, 1, 2, 16), "v": randn(2, 2, 2, 16)}, r"`v` is \[2, 2, 2, 16\] .* expected \[2, 1, 2, 16\]"),
+    (dict.fromkeys("kv", randn(2, 1, 2, 16).to("meta")), "`k` is on meta"),
+    (dict.fromkeys(("rotary_cos", "rotary_sin"), randn(20, 8)), "`rotary_cos` rotates rows that are appended"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_arguments_that_are_refused(changed: dict[str, object], message: str) -> None:
+    """Before anything is written."""
+    given = {"q": randn(2, 1, 4, 16), "k_cache": randn(2, 20, 2, 16), "v_cache": randn(2, 20, 2, 16), "cache_seqlens": LENGTHS}
+    with pytest.raises(ArgumentError, match=message):
+        flash_attn_with_kvcache(**{**given, **changed})
+
+
+def test_tables_and_rows_that_are_refused() -> None:
+    """The cache stays as it is."""
+    q, cache = randn(2, 1, 2, 16), randn(2, 20, 2, 16)
+    before = cache.clone()
+
+    def call(cos: object, sin: object, k: object = q, keys: object = cache) -> None:
+        flash_attn_with_kvcache(q, keys, cache.clone(), k, q, cos, sin, cache_seqlens=3, mode="math")
+
+    for cos, sin, message in (
+        (randn(20, 8), randn(19, 8), r"`rotary_sin` is \[19, 8\]; expected \[20, 8\]"),
+        (randn(20, 8), randn(20, 8).float(), "`rotary_sin` has elements of torch.float32"),
+        (randn(20, 8).long(), randn(20, 8).long(), "`rotary_cos` has elements of int64"),
+        (randn(20, 0), randn(20, 0), "expected .positions, rotary_dim / 2."),
+        (randn(0, 8), randn(0, 8), "`rotary_cos` has no row"),
+        (1.0, randn(20, 8), "`rotary_cos` is a float"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call(cos, sin)
+    with pytest.raises(ArgumentError, match="`k_cache` and `k` share memory"):
+        call(None, None, cache[:, 5:6])
+    with pytest.raises(ArgumentError, match="elements of `k_cache` share memory"):
+        call(None, None, keys=cache[:1].expand(2, -1, -1, -1))
+    with pytest.raises(ArgumentError, match=r"torch\.vmap"):
+        torch.vmap(lambda k: call(None, None, k))(randn(3, 2, 1, 2, 16))
+    assert torch.equal(cache, before)
+
+
 def test_what_is_refused() -> None:
     q = randn(1, 5, 2, 16)
     with pytest.raises(ArgumentError, match=r"appending needs `k`, `v` and `cache_seqlens`"):

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attngen.device.arrays import ArgumentError  # noqa: E402
+from attngen.device.arrays import ArgumentError, ArgumentTypeError  # noqa: E402
 from attngen.torch import merge  # noqa: E402
 
 
@@ -75,3 +75,22 @@ def test_types_and_shapes() -> None:
         merge(o1, lse1, o2, lse2[..., :4])
     with pytest.raises(ArgumentError, match="`o2`"):
         merge(o1, lse1, o2[:1], lse2)
+    with pytest.raises(ArgumentTypeError, match="`o1` is a ndarray"):
+        merge(o1.numpy(), lse1, o2, lse2)
+    with pytest.raises(ArgumentTypeError, match="`lse1` has elements of int64"):
+        merge(o1, lse1.long(), o2, lse2)
+    with pytest.raises(ArgumentError, match="`o2` is on meta and `o1` on cpu"):
+        merge(o1, lse1, o2.to("meta"), lse2)
+    with pytest.raises(ArgumentError, match=r"`o1` is \[4\]; expected"):
+        merge(o1[0, 0, 0], lse1, o2, lse2)
+
+
+def test_packed_sequences() -> None:
+    """O is [total, heads, size] and lse [heads, total], as the functions of packed sequences return them."""
+    q, k1, v1, k2, v2 = tensors(rows=3)  # with as many rows as heads, which a wrong order of axes would confuse
+    pairs = attended(q, k1, v1), attended(q, k2, v2)
+    expected, expected_lse = merge(*pairs[0], *pairs[1])
+    packed = [one for o, lse in pairs for one in (o[0].transpose(0, 1), lse[0])]
+    found, lse = merge(*packed, layout="bshd")
+    torch.testing.assert_close(found, expected[0].transpose(0, 1))
+    torch.testing.assert_close(lse, expected_lse[0])

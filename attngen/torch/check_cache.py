@@ -1,0 +1,116 @@
+"""Checks of a call that reads a cache, before anything is written to it: messages name the caller's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, dimensions
+from attngen.torch.runtime import Remembered
+
+Tensor = Any
+
+
+class Place(NamedTuple):
+    """Where sequences lie in a cache: arguments of `attngen.torch.flash_attn_with_kvcache`."""
+
+    cache_seqlens: int | Tensor | None
+    cache_batch_idx: Tensor | None
+    cache_leftpad: Tensor | None
+    block_table: Tensor | None
+
+
+def check_tensors(**named: Any) -> None:
+    """Raises ArgumentTypeError for what is no dense tensor."""
+    for name, one in named.items():
+        if not isinstance(one, torch.Tensor):
+            raise ArgumentTypeError(f"`{name}` is a {type(one).__name__}; expected a tensor")
+        if one.layout is not torch.strided or one.is_nested:
+            raise ArgumentTypeError(f"`{name}` is a sparse or nested tensor; expected a dense one")
+
+
+_right: Remembered[bool] = Remembered()  # calls that were checked, by what the checks depend on: 20 us without it
+
+
+def check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, place: Place) -> None:
+    """Raises ArgumentError for tensors that do not fit each other, ArgumentTypeError for other types. All are [batch, length,
+    heads, size], or the caches are [pages, page_size, heads, size]."""
+    if torch.compiler.is_compiling():
+        _check(q, k_cache, v_cache, k, v, place)
+        return
+    key: tuple[Any, ...] = (q.shape, k_cache.shape, v_cache.shape, q.dtype, k_cache.dtype, v_cache.dtype)
+    key += (q.device, k_cache.device, v_cache.device)
+    for one in (k, v, *place):
+        if one is None:
+            key += (None,)
+        else:
+            key += (one.shape, one.dtype, one.device) if isinstance(one, torch.Tensor) else (type(one), str(one))
+    if key not in _right:
+        _check(q, k_cache, v_cache, k, v, place)
+        _right[key] = True
+
+
+def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, place: Place) -> None:
+    if (k is None) != (v is None) or (k is not None and place.cache_seqlens is None):
+        raise ArgumentError(
+            "appending needs `k`, `v` and `cache_seqlens`, the length before it; at least one of them is missing"
+        )
+    if place.block_table is not None and place.cache_batch_idx is not None:
+        raise ArgumentError(
+            "`block_table` and `cache_batch_idx` were both given; pass one: a page table already says where a sequence is"
+        )
+    caches = {"k_cache": k_cache, "v_cache": v_cache}
+    new = {} if k is None else {"k": k, "v": v}
+    for name, one in (("q", q), *caches.items(), *new.items()):
+        if one.dim() != 4:
+            raise ArgumentError(f"`{name}` has {dimensions(one.dim())}; expected 4, of batch, length, heads and size")
+        if one.dtype is not q.dtype:
+            found, expected = (str(dtype).removeprefix("torch.") for dtype in (one.dtype, q.dtype))
+            raise ArgumentTypeError(f"`{name}` has elements of {found}; expected {expected}, as `q` has. Convert one of them")
+        if one.device != q.device:
+            raise ArgumentError(f"`{name}` is on {one.device} and `q` on {q.device}; move them to one device")
+    batch, _, q_heads, size = q.shape
+    places, rows, kv_heads, _ = k_cache.shape
+    if not kv_heads or q_heads % kv_heads:
+        raise ArgumentError(f"{q_heads} query heads of `q` cannot share {kv_heads} key/value heads of `k_cache`")
+    if k_cache.shape[3] != size:
+        raise ArgumentError(f"`k_cache` has a head size of {k_cache.shape[3]}; expected {size}, as `q` has")
+    if v_cache.shape[:3] != k_cache.shape[:3]:
+        raise ArgumentError(
+            f"`v_cache` is {list(v_cache.shape)} of batch or pages, length, heads and size, and `k_cache` "
+            f"{list(k_cache.shape)}; expected the same, up to the size"
+        )
+    for (name, one), cache in zip(new.items(), (k_cache, v_cache), strict=bool(new)):
+        if one.shape[0] != batch or one.shape[2:] != cache.shape[2:] or one.shape[1] != k.shape[1]:  # type: ignore[union-attr]
+            wanted = (batch, k.shape[1], *cache.shape[2:])  # type: ignore[union-attr]
+            raise ArgumentError(
+                f"`{name}` is {list(one.shape)} of batch, length, heads and size; expected {list(wanted)}, to be appended to "
+                f"`{name}_cache`"
+            )
+    shapes = {"cache_seqlens": (batch,), "cache_batch_idx": (batch,), "cache_leftpad": (batch,), "block_table": (batch, -1)}
+    for (name, shape), numbers in zip(shapes.items(), place, strict=True):
+        if numbers is not None and not isinstance(numbers, (int, np.integer) if name == "cache_seqlens" else ()):
+            _check_numbers(name, numbers, shape, q)
+    if place.block_table is not None:
+        rows *= place.block_table.shape[1]
+    elif place.cache_batch_idx is None and places < batch:
+        raise ArgumentError(f"`k_cache` has room for {places} sequences; `q` has {batch}")
+    length = place.cache_seqlens
+    if isinstance(length, (int, np.integer)) and not 0 <= length <= rows:
+        raise ArgumentError(f"`cache_seqlens` is {length}; a cache has room for {rows} keys: expected 0 to {rows}")
+
+
+def _check_numbers(name: str, numbers: Any, shape: Sequence[int], q: Tensor) -> None:
+    if not isinstance(numbers, torch.Tensor):
+        expected = "an int or a tensor" if name == "cache_seqlens" else "a tensor"
+        raise ArgumentTypeError(f"`{name}` is a {type(numbers).__name__}; expected {expected} of int32")
+    if numbers.dtype is not torch.int32:
+        raise ArgumentTypeError(f"`{name}` has elements of {str(numbers.dtype).removeprefix('torch.')}; expected int32")
+    if numbers.dim() != len(shape) or numbers.shape[0] != shape[0]:
+        axes = "batch, max_pages" if len(shape) == 2 else "batch"
+        raise ArgumentError(f"`{name}` is {list(numbers.shape)}; expected [{axes}], and `q` has a batch of {shape[0]}")
+    if numbers.device != q.device:
+        raise ArgumentError(f"`{name}` is on {numbers.device} and `q` on {q.device}; move them to one device")
