@@ -152,9 +152,11 @@ def tables_of(mask: theirs.BlockMask) -> tuple[Tensor, Tensor | None]:
 
 
 def _table(counts: Tensor, indices: Tensor) -> Tensor:
-    """The blocks that a list names. Entries of a row after its first `counts` are not part of the list."""
+    """The blocks that a list names. Entries of a row after its first `counts` are not part of the list, and others may name no
+    block: torch's PagedAttention writes -1 for a page that a sequence lacks."""
     columns = indices.shape[-1]
     listed = torch.arange(columns, device=indices.device) < counts.unsqueeze(-1)
+    listed = listed & (indices >= 0) & (indices < columns)
     at = torch.where(listed, indices, columns).long()
     table = torch.zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool, device=indices.device)
     table = table.scatter(-1, at, True)[..., :columns]

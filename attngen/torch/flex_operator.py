@@ -92,11 +92,17 @@ def _as_query(output: Tensor, query: Tensor) -> Tensor:
     """`output` with its dimensions in the order of the query's memory, the last one innermost."""
     strides = query.stride()
     wanted, step = [0, 0, 0, 1], output.shape[3]
-    for dim in sorted(range(3), key=lambda d: (strides[d], -d)):
+    order = sorted(range(3), key=lambda d: (strides[d], -d))  # innermost first
+    for dim in order:
         wanted[dim] = step
         step = step * output.shape[dim]
-    if all(n == 1 or a == b for a, b, n in zip(output.stride(), wanted, output.shape, strict=True)):
+    if output.stride() == tuple(wanted):
         return output
+    if all(n == 1 or a == b for a, b, n in zip(output.stride(), wanted, output.shape, strict=True)):
+        outermost_first = [*reversed(order), 3]
+        sizes = [output.shape[d] for d in outermost_first]
+        in_memory = output.permute(outermost_first).flatten().view(sizes)  # strides of dimensions of size 1 are the usual ones
+        return in_memory.permute([outermost_first.index(d) for d in range(4)])
     return torch.empty_strided(output.shape, wanted, dtype=output.dtype, device=output.device).copy_(output)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._higher_order_ops.flex_attention import math_attention  # noqa: E402
+from torch._higher_order_ops.flex_attention import _permute_strides, math_attention  # noqa: E402
 from torch.nn.attention import flex_attention as theirs  # noqa: E402
 
 from attngen.torch import (  # noqa: E402  # noqa: E402
@@ -238,6 +239,19 @@ def test_lists_are_made_when_they_are_read() -> None:
     assert isinstance(ours, theirs.BlockMask)
 
 
+def test_lists_may_name_no_block(by_torch_alone: list[str]) -> None:
+    """-1 is a page that a sequence lacks, in torch's PagedAttention."""
+    q, k, v = qkv(32, 48)
+    counts, blocks = torch.tensor([2, 1]).expand(1, 1, 2), torch.tensor([[2, -1, 0], [3, 0, 1]]).expand(1, 1, 2, 3)
+    mask = theirs.BlockMask.from_kv_blocks(
+        counts.int(), blocks.int(), BLOCK_SIZE=16, seq_lengths=(32, 48), compute_q_blocks=False
+    )
+    found = flex_attention(q, k, v, block_mask=mask)
+    wanted, _, _ = expected(q, k[:, :, 32:], v[:, :, 32:])
+    torch.testing.assert_close(found[:, :, :16].double(), wanted[:, :, :16], atol=1e-5, rtol=1e-5)
+    assert (found[:, :, 16:] == 0).all()
+
+
 def test_another_function_keeps_the_lists_of_the_first(by_torch_alone: list[str]) -> None:
     q, k, v = qkv()
     ours, wanted = (
@@ -264,6 +278,17 @@ def test_layouts_sizes_and_heads(by_torch_alone: list[str]) -> None:
     torch.testing.assert_close(
         flex_attention(queries, k, v, block_mask=one).double(), expected(queries, k, v, mask=one)[0], atol=1e-5, rtol=1e-5
     )
+
+
+def test_outputs_lie_as_torchs(by_torch_alone: list[str]) -> None:
+    """In the order of the query's dimensions, those of one element too, with the last one innermost."""
+    for shape, order in itertools.product([(2, 1, 5, 8), (2, 3, 1, 8), (1, 3, 5, 8)], itertools.permutations(range(4))):
+        memory = torch.randn([shape[d] for d in order], requires_grad=True)
+        q = memory.permute([order.index(d) for d in range(4)])
+        found, there = flex_attention(q, q, q), q.contiguous()
+        torch.testing.assert_close(found, attention(there, there, there, mode="math"))
+        assert found.stride() == _permute_strides(torch.empty(shape), q.stride()).stride()
+        found.sum().backward()
 
 
 def test_a_score_may_decide_by_itself(by_torch_alone: list[str]) -> None:
