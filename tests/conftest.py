@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -106,12 +107,37 @@ def _kernels_of_tests(pytestconfig: pytest.Config, tmp_path_factory: pytest.Temp
     `pytest --cache-clear` empties it. An entry is named by a digest of everything that it is compiled from, so it is never out
     of date. Without pytest's cache (`-p no:cacheprovider`), kernels are deleted after the run.
     """
+    base = tmp_path_factory.getbasetemp()
+    of_session = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
     if "ATTNGEN_TEST_CACHE" in os.environ:
         root = Path(os.environ["ATTNGEN_TEST_CACHE"])
     elif (kept := getattr(pytestconfig, "cache", None)) is not None:
         root = kept.mkdir("attngen-kernels")
         root.chmod(0o700)
     else:
-        base = tmp_path_factory.getbasetemp()
-        root = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "attngen-cache"
+        root = of_session / "attngen-cache"
     os.environ["ATTNGEN_CACHE_DIR"] = str(root)
+    _keep_results_of_nvrtc(of_session / "nvrtc")
+
+
+def _keep_results_of_nvrtc(directory: Path) -> None:
+    """Several tests read the spills, the lines and the machine code of one kernel: a session compiles it once for all of them."""
+    from attngen.device.cuda import compiler
+    from attngen.device.kernel_cache import digest
+    from attngen.emit.program import Program
+
+    compile_once = compiler._compile
+    directory.mkdir(exist_ok=True)
+
+    def kept(source: Program, targets: tuple[str, ...], *options: str) -> tuple[list[bytes], str]:
+        file = directory / digest(source.text, source.name, *targets, *options)
+        with suppress(FileNotFoundError):
+            found: tuple[list[bytes], str] = pickle.loads(file.read_bytes())
+            return found
+        found = compile_once(source, targets, *options)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(pickle.dumps(found))
+        partial.replace(file)  # whole or absent, for other workers
+        return found
+
+    compiler._compile = kept
