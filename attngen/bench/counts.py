@@ -41,7 +41,7 @@ def count(
     each thread requests, before any cache."""
     problem = sample(spec, shape)
     for schedule in _schedules(spec, wanted):
-        compiled: Any = compile(spec, kernel=schedule, device=EmulatedDevice(counted=True))
+        compiled: Any = compile(spec, kernel=schedule, device=EmulatedDevice())
         if wanted:
             compiled = _ran_backward(compiled, problem, params, wanted)
         else:

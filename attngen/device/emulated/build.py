@@ -23,10 +23,9 @@ COMMON = ("-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
 # Lines and inlined calls, for findings; types of variables would take most of the compile time.
 KERNEL = (*COMMON, "-std=c++20", "-nostdinc++", "-gdwarf-4", "-g1")
 FAST = ("-O2",)
-# -Og compiles in two thirds of the time, but a struct that dropout writes to shared memory is then reported as never written.
+# -O1 removes the accesses to memory that NVRTC removes too, so that they are not counted. -Og compiles in two thirds of the time,
+# but a struct that dropout writes to shared memory is then reported as never written.
 CHECKED = ("-O1",)
-# Removes accesses to memory that NVRTC removes too, so that they are not counted.
-COUNTED_ACCESSES = ("-O1",)
 # For a debugger, without optimization.
 DEBUG = ("-O0", "-g3")
 RUNTIME_FLAGS = (*COMMON, "-std=c++17", "-O3", "-fvisibility=hidden")  # the headers of C++20 take twice as long to parse
@@ -36,13 +35,13 @@ CACHE = KernelCache("emulated")
 LOG = logging.getLogger("attngen")  # printed by the command line on a terminal
 
 
-def build_library(text: str, name: str, checked: bool, counted: bool = False, debug: bool = False) -> Path:
-    """The library of a translated kernel: taken from the cache, or compiled. `counted` and `debug`: see EmulatedDevice.
+def build_library(text: str, name: str, checked: bool, debug: bool = False) -> Path:
+    """The library of a translated kernel: taken from the cache, or compiled. `debug`: see EmulatedDevice.
 
     Raises CompilationError, DeviceError.
     """
     compiler = find_compiler()
-    watched = (*(COUNTED_ACCESSES if counted else CHECKED), *compiler.family.checked, f"-D{COUNTED}")
+    watched = (*CHECKED, *compiler.family.checked, f"-D{COUNTED}")
     flags = (*KERNEL, *(watched if checked else FAST), *(DEBUG if debug else ()))
     key = digest(text, *flags, runtime_digest(), compiler.identity)
     return CACHE.file(f"{name}-{key}.so", lambda: _link(compiler, text, name, flags))

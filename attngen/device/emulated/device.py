@@ -223,8 +223,7 @@ class EmulatedDevice:
 
     `checked` checks every access (see EmulationError) and counts bytes; without it, kernels run several times faster. A `seed`
     other than 0 permutes the order of a block's threads after every barrier. `arch` is the architecture of plans. `watch`, for
-    a checked device, also traces every access, and the steps of the threads that it names. `counted` compiles for byte counts
-    without redundant accesses, which a GPU's compiler removes; `watch` implies it. `debug` compiles for a debugger.
+    a checked device, also traces every access, and the steps of the threads that it names. `debug` compiles for a debugger.
     """
 
     def __init__(
@@ -234,7 +233,6 @@ class EmulatedDevice:
         arch: str = "sm_80",
         watch: Watch | None = None,
         debug: bool = False,
-        counted: bool = False,
     ) -> None:
         assert checked or watch is None
         self.name = "emulated" if checked else "emulated:fast"
@@ -243,11 +241,10 @@ class EmulatedDevice:
         self.seed = seed
         self.watch = watch
         self.debug = debug
-        self.counted = counted or watch is not None
         self.multiprocessors = MULTIPROCESSORS
 
     def compile(self, source: Program) -> EmulatedKernel:
         """The kernel of `source`, from the cache or the host compiler. Raises CompilationError, DeviceError."""
         translated = translate(source)
-        library = build_library(translated.text, source.name, self.checked, self.counted, self.debug)
+        library = build_library(translated.text, source.name, self.checked, self.debug)
         return EmulatedKernel(source, library, translated, self.checked, self.seed, self.watch)
