@@ -121,7 +121,7 @@ def _kernels_of_tests(pytestconfig: pytest.Config, tmp_path_factory: pytest.Temp
 
 
 def _keep_results_of_nvrtc(directory: Path) -> None:
-    """Several tests read the spills, the lines and the machine code of one kernel: a session compiles it once for all of them."""
+    """Several tests read the spills, the lines and the machine code of one kernel: a session compiles it once."""
     from attngen.device.cuda import compiler
     from attngen.device.kernel_cache import digest
     from attngen.emit.program import Program

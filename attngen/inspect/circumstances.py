@@ -123,9 +123,10 @@ def seconds(case: Case) -> float:
     return sizes["batch"] * sizes["q_heads"] * pairs * columns * PAIR_SECONDS[case.plan.keyword]
 
 
-def wrong_bounds(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator[str]:
-    """The changes of the plan's bounds that are wrong on a problem: a tile with an allowed pair is skipped, or one with a
-    forbidden pair counts as full. `allowed` is the mask [q_len, kv_len] of some heads (b, h).
+def wrong_pairs(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator[tuple[str, tuple[int, int], Any]]:
+    """The changes of the plan's bounds that are wrong on a problem, each with a head (b, h) and the pairs [q_len, kv_len] that
+    its kernel computes there: a tile with an allowed pair is skipped, or one with a forbidden pair counts as full. `allowed` is
+    the mask [q_len, kv_len] of some heads.
     """
     (rows, keys), q_len, kv_len = case.tile, case.sizes["q_len"], case.sizes["kv_len"]
     for what, bounds in changed_bounds(case.plan.bounds):
@@ -134,9 +135,9 @@ def wrong_bounds(case: Case, allowed: Mapping[tuple[int, int], Any]) -> Iterator
         for (b, h), mask in allowed.items():
             kinds = case.kinds(b, h, moved)
             each = np.repeat(np.repeat(kinds, min(rows, case.plan.tile_rows), 0), keys, 1)[:q_len, :kv_len]
-            if ((each == EMPTY) & mask | (each == FULL) & ~mask).any():
-                yield what
-                break
+            computed = (each == FULL) | (each == PARTIAL) & mask
+            if (computed != mask).any():
+                yield what, (b, h), computed
 
 
 def changed_bounds(bounds: MaskBounds) -> Iterator[tuple[str, MaskBounds]]:

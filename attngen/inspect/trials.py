@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from attngen.diagnostics import ArgumentError
-from attngen.inspect.circumstances import UNEQUAL, Case, Goal, circumstances, seconds, wanted_circumstances, wrong_bounds
+from attngen.inspect.circumstances import UNEQUAL, Case, Goal, circumstances, seconds, wanted_circumstances, wrong_pairs
 from attngen.inspect.prepare import check_call
 from attngen.plan import Plan
 from attngen.reference.alternatives import MAX_ALTERNATIVES, Alternative, alternatives
@@ -234,10 +234,14 @@ class _Search:
             return
         first = self.trials[0]
         others = [*self._by_params(first), *self._by_integers(first)]
-        seen = {what for trial in self.trials for what in self._wrong_bounds(trial)} if others else set()
+        seen: set[str] = set()
+        for taken in self.trials if others else ():
+            seen |= self._wrong_bounds(taken, seen)
         for one in others:
             trial = self._possible_with(one)
-            if trial is not None and self._seconds(trial) <= EDGE_BUDGET and not seen >= (found := self._wrong_bounds(trial)):
+            if trial is None or self._seconds(trial) > EDGE_BUDGET:
+                continue
+            if found := self._wrong_bounds(trial, seen):
                 self.trials.append(trial)
                 seen |= found
 
@@ -245,7 +249,9 @@ class _Search:
         sizes, problem = trial.shape.sizes(self.spec), self.problems.known(trial).sample
         return Case(self.spec, self.plan, self.tile, sizes, trial.params, problem)
 
-    def _wrong_bounds(self, trial: Trial) -> set[str]:
+    def _wrong_bounds(self, trial: Trial, seen: set[str]) -> set[str]:
+        """The changes of the plan's bounds, other than those in `seen`, with which the problem has a result that a check
+        reports."""
         case = self._case(trial)
         sizes, numbers = case.sizes, numbers_of(self.spec, case.problem, trial.params, np.float32)
         every = np.ones((sizes["q_len"], sizes["kv_len"]), bool)
@@ -253,7 +259,11 @@ class _Search:
             (b, h): every & allowed_rows(numbers, b, h, slice(0, sizes["q_len"])) if self.spec.mask is not None else every
             for b, h in {(0, 0), (sizes["batch"] - 1, sizes["q_heads"] - 1)}
         }
-        return {*wrong_bounds(case, allowed)}
+        found: set[str] = set()
+        for what, head, computed in wrong_pairs(case, allowed):
+            if what not in seen | found and self.problems.known(trial).exercise.notices_pairs(*head, allowed[head], computed):
+                found.add(what)
+        return found
 
     def _seconds(self, trial: Trial) -> float:
         return seconds(self._case(trial))

@@ -13,8 +13,9 @@ from attngen.reference.compare import bound, errors, lse_bound, max_error, preci
 from attngen.reference.definition import Problem, Rounding, allowed_rows, attention_rows, is_split, score_rows
 from attngen.reference.numpy_oracle import numbers_of
 from attngen.reference.problems import Sample
-from attngen.spec.attention import AttentionSpec
-from attngen.spec.dtypes import from_storage, round_to_storage
+from attngen.spec.attention import AttentionSpec, Input
+from attngen.spec.dtypes import DTYPES, from_storage, round_to_storage
+from attngen.spec.expr import Type, gather, name
 
 Array = np.ndarray[Any, Any]
 
@@ -32,6 +33,13 @@ class _Part:
     lse: Array | None
     allowed: float
     allowed_lse: float
+
+    def of_row(self, row: int) -> _Part:
+        """The row `row` of the head alone."""
+        b, h, rows = self.place
+        at = slice(row - rows.start, row - rows.start + 1)
+        lse = None if self.lse is None else self.lse[at]
+        return replace(self, place=(b, h, slice(row, row + 1)), output=self.output[at], lse=lse)
 
 
 class Exercise:
@@ -64,12 +72,32 @@ class Exercise:
         for one in alternatives:
             if one not in self._noticed:
                 with np.errstate(all="ignore"):
-                    self._noticed[one] = any(self._differs(one, part) for part in self._parts)
+                    self._noticed[one] = any(self._differs(self._as(one), part) for part in self._parts)
             if self._noticed[one]:
                 yield one
 
-    def _differs(self, one: Alternative, part: _Part) -> bool:
-        output, lse = attention_rows(self._as(one), *part.place)
+    def notices_pairs(self, b: int, h: int, allowed: Array, computed: Array) -> bool:
+        """Whether the results of a head differ by more than a check allows if a kernel computes the pairs `computed` instead of
+        those that the mask allows, both [q_len, kv_len]. Of each part's rows, one is compared: that of which most changes."""
+        changed = (computed != allowed).sum(1) / np.maximum((computed | allowed).sum(1), 1)
+        for part in self._parts:
+            if part.place[:2] == (b, h) and changed[part.place[2]].any():
+                row = part.place[2].start + int(changed[part.place[2]].argmax())
+                with np.errstate(all="ignore"):
+                    if self._differs(self._with_pairs(computed), part.of_row(row)):
+                        return True
+        return False
+
+    def _with_pairs(self, computed: Array) -> Problem:
+        """The problem with a mask that allows the pairs `computed`."""
+        spec = self.spec
+        pairs = Input("computed_pairs", DTYPES["bool"], ("q_len", "kv_len"))
+        mask = gather(pairs.name, Type.BOOL, (name("q", Type.INT), name("k", Type.INT)))
+        inputs = {**self._single.inputs, pairs.name: computed}
+        return replace(self._single, spec=replace(spec, mask=mask, inputs=(*spec.inputs, pairs)), inputs=inputs)
+
+    def _differs(self, problem: Problem, part: _Part) -> bool:
+        output, lse = attention_rows(problem, *part.place)
         if errors(output, part.output).max(initial=0.0) > MARGIN * part.allowed:
             return True
         return (

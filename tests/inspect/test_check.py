@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attngen.inspect import trials
-from attngen.inspect.trials import Chosen, Fixed, choose_trials
+from attngen.inspect.trials import Chosen, Fixed, Trial, choose_trials
 from attngen.language import load_text
 from attngen.plan import ARCHES
 from attngen.reference.alternatives import alternatives
@@ -136,6 +136,23 @@ def test_a_part_is_exercised_only_if_results_differ_beyond_the_bound() -> None:
     noticed = {str(one) for one in Exercise(spec, problem, {}).noticed(alternatives(spec))}
     assert "scale doubled" in noticed
     assert not any("as `s`" in what for what in noticed)
+
+
+def test_a_tile_with_one_key_of_a_row_makes_a_difference() -> None:
+    """A loop that ends one key early skips the tile in which the last row has its own key alone. If the row has many other keys,
+    that error is within the limit."""
+    spec = replace(shipped("packed_documents"), head_dim=16, head_dim_v=16)
+    plan = choose(spec, ARCHES["sm_80"], "fused")
+
+    def is_noticed(trial: Trial) -> bool:
+        problem, rows = trial.problem(spec), np.arange(trial.shape.q_len)
+        keys, documents = np.arange(trial.shape.kv_len), problem.inputs["document"][0]
+        allowed = (rows[:, None] >= keys) & (documents[rows][:, None] == documents)
+        computed = allowed & ((rows[:, None] < rows[-1]) | (keys < rows[-1] // plan.block_kv * plan.block_kv))
+        return Exercise(spec, problem, {}).notices_pairs(0, 0, allowed, computed)
+
+    of_one_key = [t for t in chosen(spec).trials if t.shape.q_len % plan.block_kv == 1 and t.shape.kv_len > plan.block_kv]
+    assert any(map(is_noticed, of_one_key))
 
 
 # --- what a failure says

@@ -22,7 +22,7 @@ from tests.harness import SPECS, call, shipped
 from tests.inspect.mutants import mutants
 
 FEW_HEADS = {"llama_gqa": (4, 2), "mistral_window": (4, 2), "gemma_softcap": (2, 1), "gpt_oss_sinks": (4, 2)}
-HEAD_SIZES = {"unequal_heads": (24, 16), "packed_documents": (128, 128)}  # smaller heads of documents have smaller tiles
+HEAD_SIZES = {"unequal_heads": (24, 16)}
 
 
 @dataclass

@@ -23,8 +23,8 @@ COMMON = ("-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
 # Lines and inlined calls, for findings; types of variables would take most of the compile time.
 KERNEL = (*COMMON, "-std=c++20", "-nostdinc++", "-gdwarf-4", "-g1")
 FAST = ("-O2",)
-# -O1 removes the accesses to memory that NVRTC removes too, so that they are not counted. -Og compiles in two thirds of the time,
-# but a struct that dropout writes to shared memory is then reported as never written.
+# -O1 removes the accesses to memory that NVRTC removes too, so that they are not counted. -Og compiles in two thirds of the
+# time, but a struct that dropout writes to shared memory is then reported as never written.
 CHECKED = ("-O1",)
 # For a debugger, without optimization.
 DEBUG = ("-O0", "-g3")
