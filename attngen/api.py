@@ -232,15 +232,6 @@ def register_tensor_function(make: MakeTensorFunction) -> None:
     _tensor_functions.append(make)
 
 
-def preload() -> None:
-    """Loads the compiler now (about 0.2 s), so that the first kernel takes no longer than later ones."""
-    from attngen.emit import emitter
-    from attngen.language.prelude import prelude
-
-    prelude()
-    emitter.preload()
-
-
 def load_one(path: Path) -> AttentionSpec:
     """The spec in an `.attn` file, or the shipped one of that name. Raises ArgumentError if the file holds several."""
     loaded = load(path)

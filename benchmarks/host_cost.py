@@ -1,6 +1,6 @@
-"""What a call costs the host, in three parts.
+"""What a call costs the host, in four parts.
 
-    python benchmarks/host_cost.py [--only calls,lengths,plans] [--write docs/performance_tables.md]
+    python benchmarks/host_cost.py [--only calls,lengths,plans,imports] [--write docs/performance_tables.md]
 
 calls: attngen's ways of calling, beside torch's, in one process. Microseconds a call, median of batches of calls that are
 queued without waiting; the problem (B1 H4 S64 D64 bf16) is so small that the GPU is never behind.
@@ -10,17 +10,23 @@ measured with and without a GPU, whole calls with one.
 
 plans: the first plan of a process, for each shipped spec: milliseconds of CPU time, imports and the spec's text apart. The plan
 of its backward comes after it in the same process.
+
+imports: seconds of CPU time of fresh processes. All but the first of a row find compiled templates and kernels on disk.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -222,6 +228,52 @@ def plans(rounds: int = 3) -> str:
     return f"Python {sys.version.split()[0]}, median of {rounds} processes\n\n" + "\n".join(lines)
 
 
+CALL = """
+import time, torch, warnings
+warnings.simplefilter("ignore")
+q = torch.randn(1, 2, 128, 64, dtype=torch.bfloat16)
+import attngen.torch
+start = time.process_time()
+attngen.torch.attention(q, q, q, is_causal=True)
+print(time.process_time() - start)
+"""
+COMMANDS = {
+    "import attngen": ["-c", "import attngen"],
+    "import torch": ["-c", "import torch"],
+    "import attngen.torch": ["-c", "import attngen.torch"],
+    "attngen --help": ["-m", "attngen", "--help"],
+    "attngen list": ["-m", "attngen", "list"],
+    "attngen build specs/gpt2.attn": ["-m", "attngen", "build", "specs/gpt2.attn", "-o", "{directory}/gpt2.cu"],
+    "first call with tensors on the CPU, imports apart": ["-c", CALL],
+}
+
+
+def cpu_seconds(command: list[str], **environment: str) -> float:
+    """CPU seconds of a process and of what it starts; those that it prints, if it prints any."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run = subprocess.run(
+        [sys.executable, *command], check=True, capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if command == ["-c", CALL]:
+        return float(run.stdout)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def imports(rounds: int = 5) -> str:
+    """The table of fresh processes."""
+    lines = ["| s of CPU time | first, with an empty cache | later ones |", "|---|---|---|"]
+    root = Path(__file__).parent.parent
+    with tempfile.TemporaryDirectory() as directory, chdir(root):
+        for what, command in COMMANDS.items():
+            place = {"ATTNGEN_CACHE_DIR": f"{directory}/{len(lines)}"}
+            command = [part.replace("{directory}", directory) for part in command]
+            first, *later = (cpu_seconds(command, **place) for _ in range(1 + rounds))
+            lines.append(f"| {what} | {first:.2f} | {median(later):.2f} |")
+    versions = f"Python {sys.version.split()[0]}, torch {torch.__version__}"
+    return f"{versions}, median of {rounds} processes\n\n" + "\n".join(lines)
+
+
 def calls(rounds: int) -> dict[str, float]:
     """Microseconds of each way of calling."""
     functions = candidates()
@@ -243,7 +295,7 @@ def table(found: dict[str, float], rounds: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="calls,lengths,plans", help="parts, separated by commas")
+    parser.add_argument("--only", default="calls,lengths,plans,imports", help="parts, separated by commas")
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--json", type=Path, help="write the figures of calls here too")
     parser.add_argument("--write", type=Path, help="a Markdown file whose tables between the markers are replaced")
@@ -258,6 +310,8 @@ def main() -> None:
         show("lengths", lengths(), options.write)
     if "plans" in parts:
         show("plans", plans(), options.write)
+    if "imports" in parts:
+        show("imports", imports(), options.write)
 
 
 def show(part: str, text: str, page: Path | None) -> None:

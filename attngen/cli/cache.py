@@ -13,8 +13,8 @@ import click
 @click.argument("action", type=click.Choice(["list", "size", "clear"]), default="size")
 @click.option(
     "--kind",
-    type=click.Choice(["cuda", "emulated", "tuned"]),
-    help="Only cubins (cuda), libraries of the emulated device (emulated), or tuning results (tuned).",
+    type=click.Choice(["cuda", "emulated", "tuned", "templates"]),
+    help="Only cubins (cuda), libraries of the emulated device (emulated), tuning results (tuned), or compiled templates.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(action: str, kind: str | None, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: cubins, and the libraries of the emulated device.
+"""Compiled kernels on disk: cubins, and the libraries of the emulated device; and what else takes time to make again.
 
 An entry is whole or absent: it is written under another name, with a digest of itself at its end, and moved into place. One
 that fails its digest is removed and made again. A directory or an entry that another user could have written is not used
@@ -24,8 +24,9 @@ from pathlib import Path
 from attngen.cache_directory import cache_directory
 from attngen.device.trusted_files import UntrustedError, owner_name, path_is_fixed, read_trusted, trusted_directory
 
-KINDS = ("cuda", "emulated", "tuned")  # cubins, libraries of the emulated device, what `attngen tune` found
-MADE_AGAIN = ("cuda", "emulated")  # what a compilation replaces
+# Cubins, libraries of the emulated device, what `attngen tune` found, templates as bytecode.
+KINDS = ("cuda", "emulated", "tuned", "templates")
+MADE_AGAIN = ("cuda", "emulated", "templates")  # what a compilation replaces
 DIGEST_BYTES = 32  # SHA-256, after the last byte that a loader of ELF files looks at
 MOST_BYTES = 256 * 2**20  # of one kind; the least recently used entries are removed first
 STALE_SECONDS = 3600.0  # a temporary file this old was left by a process that was killed
@@ -58,9 +59,11 @@ class CacheState:
 
 @dataclass(frozen=True, slots=True)
 class KernelCache:
-    """The entries of one kind, see KINDS. Safe between threads and processes."""
+    """The entries of one kind, see KINDS. Safe between threads and processes. Without `warns`, there is no warning about a
+    cache that cannot be used: its entries take milliseconds to make."""
 
     kind: str
+    warns: bool = True
 
     @property
     def directory(self) -> Path:
@@ -117,14 +120,20 @@ class KernelCache:
         try:
             return read_trusted(directory, name, self.directory)
         except UntrustedError as error:
-            _warn_once(f"an entry of the kernel cache {self.directory} is not used ({error.strerror}), and is compiled again")
+            self._warn_once(
+                f"an entry of the kernel cache {self.directory} is not used ({error.strerror}), and is compiled again"
+            )
             raise FileNotFoundError from None
 
     def _warn(self, error: OSError) -> None:
-        _warn_once(
+        self._warn_once(
             f"the kernel cache {self.directory} cannot be used ({error.strerror or error}), so every process compiles its "
             "kernels again; set ATTNGEN_CACHE_DIR to a directory of your own that can be written"
         )
+
+    def _warn_once(self, message: str) -> None:
+        if self.warns:
+            _warn_once(message)
 
     def keep(self, name: str, data: bytes) -> bool:
         """Store an entry; returns whether it is stored."""

@@ -33,12 +33,6 @@ def emit(spec: AttentionSpec, plan: Plan, comments: Comments = "brief") -> Progr
     )
 
 
-def preload() -> None:
-    """Read every template now, those that kernels include too, so that the first file costs no more than the others."""
-    for name in environment().list_templates(extensions=["j2", "cuh"]):
-        environment().get_template(name)
-
-
 def address_terms(tensor: Captured) -> list[str]:
     """Where the element at i0, i1, ... lies: the terms of a sum."""
     steps = (f"{'(long long)' if narrow else ''}i{d} * in.{tensor.c_name}_step_{d}" for d, narrow in enumerate(tensor.narrow))
@@ -51,16 +45,14 @@ def read_element(tensor: Captured, at: str) -> str:
     return f"to_float({element})" if tensor.dtype.name in ("fp16", "bf16") else element
 
 
+SETTINGS = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True, "autoescape": False}
+
+
 @cache
 def environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template_directory()),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
+    """All templates; each is compiled when it is first rendered."""
+    loader = jinja2.FileSystemLoader(template_directory())
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **SETTINGS)  # type: ignore[arg-type]
     filters = {
         "decision_lines": decision_lines,
         "element_type": element_type,

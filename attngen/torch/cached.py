@@ -21,7 +21,7 @@ from attngen.spec.rotary import IN_ORDER, without_rotary
 from attngen.torch.append import NO_TURN, Turn, appended
 from attngen.torch.arguments import Lists, NamedArguments
 from attngen.torch.check_cache import Place, check_cache, check_tensors
-from attngen.torch.description import one_line
+from attngen.torch.description import constant, one_line
 from attngen.torch.layout import padded
 from attngen.torch.runtime import parsed
 
@@ -206,7 +206,7 @@ def _undropped(spec: AttentionSpec) -> AttentionSpec:
     return replace(rest, params=tuple(param for param in rest.params if param.name not in unused))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def decoding_text(*described: Any) -> str:
     """See `_decoding_text`; a constant to torch.compile."""
     return _decoding_text(*described)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import index
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 
@@ -17,6 +17,7 @@ from attngen.sdpa import also_causal, standard_spec
 from attngen.spec.attention import AttentionSpec, ScheduleName
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
 
+F = TypeVar("F", bound=Callable[..., Any])
 Written = str | Callable[..., Any] | None
 Mode = ScheduleName | Literal["math"]  # a schedule, or torch's own operations (`attngen.torch.math`)
 
@@ -59,6 +60,13 @@ def schedule_of(mode: str) -> str | None:
 _known: list[Description] = []
 
 
+def constant(function: F) -> F:
+    """`function`, whose result for the same arguments torch.compile takes as a constant: torch.compiler.assume_constant_result,
+    without its import of torch._dynamo, which takes as long as all other imports of attngen.torch."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def register(description: Description) -> int:
     """A number for `description`: functions that torch.compile traces may hold a number, but no object."""
     _known.append(description)
@@ -74,7 +82,7 @@ def _text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_dtyp
     return one_line(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def spec_text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_dtypes: tuple[Any, ...]) -> str:
     """The text of a registered description for tensors of these types and sizes; a constant to torch.compile. `captured_dtypes`
     are the current types of captured tensors, which a layer's `.to()` may have changed."""
@@ -96,7 +104,7 @@ def head_size(tensor: Any) -> int:
     return index(tensor.shape[3])
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def standard_text(*described: Any) -> str:
     """The text of torch's attention, see `_standard_text`; a constant to torch.compile."""
     return _standard_text(*described)

@@ -21,7 +21,7 @@ from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.spec.attention import Storage
 from attngen.spec.cached import of_cache
 from attngen.torch.cached import Arguments, Cached, Paged
-from attngen.torch.description import Description, Mode, check_mode, dtype_name, one_line, plain_number, stated_dtype
+from attngen.torch.description import Description, Mode, check_mode, constant, dtype_name, one_line, plain_number, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
 from attngen.torch.layout import follow_autocast, heads_first, padded, readable, results
@@ -212,7 +212,7 @@ def rank(slopes: Tensor | None, q: Tensor, lengths: Sequence[Tensor] = ()) -> in
     return int(slopes.dim())
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _text(*described: Any) -> str:
     """The spec's text; a constant to torch.compile."""
     return flash_text(*described)

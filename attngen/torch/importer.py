@@ -17,9 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngen.diagnostics import DiagnosticError
@@ -174,6 +172,10 @@ class _HostReads(TorchDispatchMode):  # type: ignore[misc]
 def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullcontext()) -> torch.fx.GraphModule:  # noqa: B008
     """The ATen graph of `function` on fake numbers."""
     device = examples[0].device.type
+
+    # These import torch._dynamo and sympy, in a second.
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+    from torch.fx.experimental.proxy_tensor import make_fx
 
     def called(*numbers: Tensor) -> Any:  # make_fx counts the arguments of plain functions only
         with _HostReads(), places:

@@ -26,8 +26,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from attngen.api import preload
 from attngen.device.arrays import ArgumentError, dimensions, has_heads_inside
+from attngen.device.compiled_templates import keep_compiled_templates
+from attngen.language.prelude import prelude
 from attngen.torch.runtime import input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
 
 Tensor = Any  # torch.Tensor; torch is imported without its types
@@ -161,7 +162,8 @@ torch.library.register_fake("attngen::attention.full", fake_full, lib=LIBRARY)
 attention_operator = torch.ops.attngen.attention.default
 full_operator = torch.ops.attngen.attention.full
 
-
-preload()  # whoever imports this will call it: the first call should not pay for what all calls need
+# Whoever imports this will call it: the first call should take little longer than those of other variants.
+prelude()
+keep_compiled_templates()
 if torch.cuda.is_available():
     import cuda.core  # noqa: F401

@@ -5,22 +5,30 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jinja2
 import numpy as np
 import pytest
 
 import attngen
 from attngen.cache_directory import cache_directory
+from attngen.device.compiled_templates import keep_compiled_templates
 from attngen.device.cuda import compiler
 from attngen.device.emulated.build import UNITS
 from attngen.device.kernel_cache import DIGEST_BYTES, TEMPORARY, CacheWarning, KernelCache
+from attngen.emit import emitter
+from attngen.emit.program import Program
+from attngen.plan import ARCHES
+from attngen.schedules import choose
 from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import emitted, shipped
@@ -232,3 +240,45 @@ def test_cubins_are_compiled_ahead() -> None:
     assert len(files("cuda")) == 2
     q = np.ones((1, 1, 5, 64), np.float16)
     assert kernel(q, q, q).shape == q.shape
+
+
+# --- templates
+
+
+@pytest.fixture
+def new_process() -> Iterator[Callable[[], Program]]:
+    """A function that emits a file as a process with the cache of templates does: none is in memory yet."""
+
+    def emitted_anew() -> Program:
+        emitter.environment.cache_clear()
+        keep_compiled_templates()
+        return emitter.emit(spec, plan)
+
+    spec = shipped("gpt2")
+    plan = choose(spec, ARCHES["sm_90a"])
+    yield emitted_anew
+    emitter.environment.cache_clear()
+
+
+def test_templates_are_compiled_once_for_all_processes(new_process, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    compile_one = jinja2.Environment.compile
+    monkeypatch.setattr(jinja2.Environment, "compile", lambda self, *one: compiled.append(one[1]) or compile_one(self, *one))
+    first = new_process()
+    assert len(compiled) == len(files("templates")) > 10
+    assert new_process() == first
+    assert len(compiled) == len(files("templates"))
+    damaged = files("templates")[0]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert new_process() == first
+    assert len(compiled) == len(files("templates")) + 1
+
+
+def test_templates_need_no_cache(new_process, directory: Path) -> None:
+    """Only kernels take so long to compile that a cache that cannot be used is worth a warning."""
+    first = new_process()
+    shutil.rmtree(directory)
+    directory.write_text("a file where a directory should be")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert new_process() == first

@@ -14,7 +14,6 @@ import attngen
 from attngen.device.cuda.compiler import compile_text, disassemble
 from attngen.device.emulated import EmulatedDevice
 from attngen.diagnostics import DiagnosticError
-from attngen.emit import emitter
 from attngen.emit.emitter import emit
 from attngen.emit.manifest import from_manifest, to_manifest
 from attngen.emit.program import Program
@@ -24,7 +23,7 @@ from attngen.plan import ARCHES
 from attngen.reference.compare import truth
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose
-from attngen.spec.attention import HOPPER_SCHEDULES, SCHEDULE_NAMES
+from attngen.spec.attention import HOPPER_SCHEDULES
 from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import SPECS, emitted, run, shipped
@@ -234,16 +233,6 @@ def test_approximations_are_for_results_of_16_bits() -> None:
     for divisor, printed in (("-3.0", "s * (1.0f / -3.0f)"), ("1e-35", "s / 1.0e-35f"), ("(1.0 + s)", "s / (1.0f + s)")):
         text = emitted(attngen.define(dtype="fp16", head_dim=64, score=f"s / {divisor} + 0.1 * s * s"), "fused").text
         assert printed in text, text[text.index("float score") :][:200]
-
-
-def test_preload_reads_all_that_kernels_include() -> None:
-    """No call is the first to read a template."""
-    emitter.environment.cache_clear()
-    emitter.preload()
-    read = len(emitter.environment().cache)
-    for schedule in SCHEDULE_NAMES:
-        emitted(shipped("packed_documents"), schedule, "sm_90a")
-    assert len(emitter.environment().cache) == read
 
 
 @pytest.mark.parametrize("wanted", [None, ("q", "k", "v")])

@@ -139,8 +139,8 @@ def test_a_part_is_exercised_only_if_results_differ_beyond_the_bound() -> None:
 
 
 def test_a_tile_with_one_key_of_a_row_makes_a_difference() -> None:
-    """A loop that ends one key early skips the tile in which the last row has its own key alone. If the row has many other keys,
-    that error is within the limit."""
+    """A loop that ends one key early skips the tile in which the last row has its own key alone. That error is within the limit
+    if the row has many other keys."""
     spec = replace(shipped("packed_documents"), head_dim=16, head_dim_v=16)
     plan = choose(spec, ARCHES["sm_80"], "fused")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -14,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 import attngen.torch  # noqa: E402
 from attngen import ArgumentError  # noqa: E402
 from attngen.torch import Attention, attention, observed, operator  # noqa: E402
-from attngen.torch.description import fixed_text  # noqa: E402
+from attngen.torch.description import constant, fixed_text  # noqa: E402
 from attngen.torch.operator import attention_operator  # noqa: E402
 from tests import tiers  # noqa: E402
 from tests.torch.tensors import BACKEND, close, randn  # noqa: E402
@@ -138,3 +140,20 @@ def test_several_threads_at_once() -> None:
 def test_parameters_do_not_keep_a_call_from_being_repeated() -> None:
     assert observed.are_plain((torch.nn.Parameter(randn(2)), randn(2)))
     assert not observed.are_plain((torch._neg_view(randn(2)),))
+
+
+def test_an_import_does_not_load_the_compiler_of_torch() -> None:
+    """torch._dynamo and sympy take longer than everything else that attngen.torch loads."""
+    code = "import sys, torch{}; print('torch._dynamo' in sys.modules, 'sympy' in sys.modules)"
+    runs = [
+        subprocess.run([sys.executable, "-c", code.format(more)], check=True, capture_output=True)
+        for more in ("", ", attngen.torch")
+    ]
+    assert runs[0].stdout == runs[1].stdout
+
+
+def test_a_constant_is_marked_as_torch_marks_it() -> None:
+    def ours() -> None: ...
+    def theirs() -> None: ...
+
+    assert constant(ours).__dict__ == torch.compiler.assume_constant_result(theirs).__dict__
