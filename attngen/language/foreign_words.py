@@ -29,6 +29,7 @@ SPELLINGS = (
     Spelling(r"/\*.*?(?:\*/|$)|\*/", COMMENT, "write # before the comment"),
     Spelling(r"//(?=\s*[A-Za-z_]+\s+[A-Za-z_]+\b).*", COMMENT, "write # instead of //"),
     Spelling(r"(?<=[\w)}\]])\s*(//)(?=\s*$)|^\s*(//)", COMMENT, "write # instead of //"),
+    Spelling(r"\{\s*(?P<found>//.*)", COMMENT, "write # instead of //"),
     Spelling(r"&&", "`and` of two truth values", "write a and b"),
     Spelling(r"\|\|", "`or` of two truth values", "write a or b"),
     Spelling(r"\*\*", "a power", "write pow(a, b), or a * a for a square"),
@@ -52,6 +53,10 @@ SPELLINGS = (
         r"float\(\s*[\"'](-?)\+?inf(?:inity)?[\"']\s*\)", "infinity is a name", "write {1}inf"
     ),
     Spelling(rf"\b(?:{_MODULES})\.(?:inf|Inf|INFINITY|infinity)\b", "infinity is a name", "write inf, or -inf"),
+    *(
+        Spelling(rf"\b(?:{_MODULES})\.(?:{theirs})\b", "element types have no module", f"write {ours}")
+        for theirs, ours in (("float16|half", "fp16"), ("bfloat16", "bf16"), ("float32|float", "fp32"), ("int32|int", "int32"))
+    ),
     Spelling(rf"\b(?:{_MODULES})(?:\.\w+)*\.(\w+)", "functions have no module", "write {1}(...); see `attngen list`"),
     Spelling(r"\b([A-Za-z_]\w*)\.([A-Za-z_]\w*)", "there are no methods", "write {2}({1}); see `attngen list`"),
     Spelling(r"\b0[xXbBoO][0-9a-fA-F]+", "numbers are decimal", "write it in decimal"),
@@ -63,6 +68,17 @@ SPELLINGS = (
         "nothing stands between a keyword and its value",
         "write `{1}` and the value, without `{2}`",
     ),
+    Spelling(
+        r"\bheads\s+(\d+)\s*(?P<found>[,:/])\s*(\d+)", "query heads share key/value heads", "write heads {1} over {3}"
+    ),
+    *(
+        Spelling(theirs, "operators are written in ASCII", f"write {ours}")
+        for theirs, ours in (
+            ("[≥⩾]", ">="), ("[≤⩽]", "<="), ("≠", "!="), ("∧", "and"), ("∨", "or"), ("¬", "not"), ("[×·]", "*"), ("[−–]", "-"),
+            ("÷", "/"),
+        )
+    ),
+    Spelling("[“”„‘’]", "there is no text in expressions", "write names and numbers without quotes"),
     Spelling(r"(?<![=<>!:])=(?!=)", "`=` gives a value to a name; it does not compare", "write == to compare"),
 )  # fmt: skip
 

@@ -50,6 +50,8 @@ def parse_all(source: SourceFile) -> Parsed:
             (found,) = error.diagnostics
         if problems and (isinstance(found, mistakes.UnexpectedEnd) or (found.span and found.span.line in lines)):
             break
+        if any(found.span == earlier.span for earlier in problems):  # what was skipped is missing there
+            break
         problems.append(found)
         region = None if len(problems) > MAX_RECOVERIES or len(text) > MAX_RECOVERED_TEXT else _statement(text, found)
         if region is None:

@@ -170,6 +170,8 @@ def _expectation(wanted: set[str]) -> str:
         return "`)` or an operator"
     if wanted & _OPERATORS and "RSQB" in wanted:
         return "`]` or an operator"
+    if "_ATTENTION" in wanted:
+        return "`attention` or `def`"
     names = sorted(_CALLED.get(w, f"`{w.lower().lstrip('_')}`") for w in wanted if w not in _OPERATORS)
     return " or ".join(names[:4]) or "an operator"
 
