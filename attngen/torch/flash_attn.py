@@ -171,14 +171,13 @@ def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[bool, 
 
 
 def limits(window_size: Sequence[int], causal: bool) -> tuple[int, int]:
-    """(keys before a query's position, keys after it); -1 for all. `causal` says what is after it by itself. Raises
-    ArgumentError."""
+    """(keys before a query's position, keys after it); -1 for all. `causal` says what is after it by itself. `window_size` has
+    two integers of any kind, those of a tensor too. Raises ArgumentError."""
     try:
-        left, right = window_size
+        left, right = (end if isinstance(end, INTS) else index(end) for end in window_size)
     except (TypeError, ValueError):
-        left = right = None  # type: ignore[assignment]
-    if not isinstance(left, INTS) or not isinstance(right, INTS):
-        raise ArgumentError(f"`window_size` is {window_size!r}; expected two ints: of keys before a position, and after it")
+        message = f"`window_size` is {window_size!r}; expected two ints: of keys before a position, and after it"
+        raise ArgumentError(message) from None
     return max(left, -1), -1 if causal else max(right, -1)
 
 

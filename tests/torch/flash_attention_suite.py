@@ -9,7 +9,8 @@ computed by torch's operations from the spec that a kernel would compute, or wit
 packed ones always is.
 
 attngen returns no probabilities: a test of dropout gets the weights that were dropped, computed from the generator's state. Its
-share is in 256ths, so that 0.17 is 44 / 256 here. Prints how many cases pass, and the others with the reason.
+share is in 256ths, so that 0.17 is 44 / 256 here. The test of a cache also runs with `cache_batch_idx`,
+which its grid leaves out. Prints how many cases pass, and the others with the reason.
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ def main() -> int:
     text = re.sub(r"(?m)^from flash_attn.* import (?:\([^)]*\)|[^(\n]*)\n", "", text)
     text = text.replace("\nMAX_HEADDIM", f"\n{swapped}\nMAX_HEADDIM", 1).replace("@pytest.mark.parametrize", "@_grid")
     text = text.replace('"dropout_p", [0.0, 0.17]', f'"dropout_p", [0.0, {44 / 256}]') + AT_THE_END
+    text = re.sub(r'(?m)^(@_grid\("has_batch_idx", )\[False\]\)$', r"\1[False, True])", text)
     if not gpu:
         text = re.sub(r'torch\.cuda\.get_device_capability\("cuda"\)', "(9, 0)", text).replace('"cuda"', '"cpu"')
         text = re.sub(r"(?m)^    batch_size = \d+\b", "    batch_size = 2", text)

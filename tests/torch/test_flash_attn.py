@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -29,6 +30,16 @@ def test_the_meaning_of_every_argument() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=lambda said, at=case: f"{at}: {said}")
         torch.testing.assert_close(lse, expected_lse, rtol=1e-9, atol=1e-9)
         assert not rest.numel()
+
+
+def test_a_window_of_any_integers() -> None:
+    """flash-attention's own tests give a tensor of two."""
+    q, k = randn(1, 5, 2, 16), randn(1, 8, 2, 16)
+    expected = flash_attn_func(q, k, k, window_size=(3, 1), mode="math")
+    for window in (torch.tensor([3, 1]), np.array([3, 1]), [np.int32(3), torch.tensor(1)]):
+        assert torch.equal(flash_attn_func(q, k, k, window_size=window, mode="math"), expected)
+    with pytest.raises(ArgumentError, match=r"`window_size` is \(1\.5, 0\); expected two ints"):
+        flash_attn_func(q, k, k, window_size=(1.5, 0), mode="math")
 
 
 @pytest.mark.parametrize("mode", tiers.cases(("naive", "tiled", "fused", "hopper"), quick=["naive"]))
