@@ -44,19 +44,18 @@
 // Plan, for sm_80 (Ampere: A100)
 //     schedule = fused_mma_backward: fp16 on tensor cores (mma.sync, which sm_80 has)
 //     gradients = q, k, v, slopes: other gradients are not computed
-//     dK, dV and dQ = by kernels of their own: a block has its gradients for itself and adds them up in registers,
-//         in a fixed order: no atomics, the same bits in every run; in return S and dP are computed twice
+//     dK, dV and dQ = by two kernels: a block has its gradients for itself and adds them up in registers, in a fixed
+//         order: no atomics, the same bits in every run; in return S and dP are computed twice
 //     weights = recomputed: from scores and the lse of their row, which the forward has saved: O(q_len) bytes
 //     lse = lse + lse_rest: one fp32 number cannot hold a large maximum and the logarithm of a sum beside it
 //     d_slopes = row by row: the block that owns a row adds up its pairs, and a last kernel the rows: a fixed order
 //     BLOCK_Q x BLOCK_KV = 128 x 128: as many rows as keys: ranges of captured vectors serve both kernels; an SM has
 //         room for 2 such blocks
 //     warps = 4: 32 keys, or rows, each, and a fragment of a tile serves two products
-//     stages = 1: two would take the room of another block on the same multiprocessor, which multiplies while this
-//         one waits
-//     PART = 16: columns of S and dP whose sums find registers beside those of the gradients
-//     blocks per SM = 2: the compiler may use the registers of so many; unasked, it spills some to make room for
-//         more
+//     stages = 1: with two, fewer blocks fit a multiprocessor, and another block multiplies while this one waits
+//     PART = 16: columns of S and dP at once: their registers fit beside those of the gradients
+//     blocks per SM = 2: this limits the registers of a thread; without the limit, the compiler spills some to make
+//         room for more blocks
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 128
 //
@@ -65,7 +64,7 @@
 //      18432  FIXED_V  fp16 [128][64 + 8], the block's values, in the end dV; or its rows of dO
 //      36864  STREAMED_QK fp16 [1][128][64 + 8], a tile of queries, or of keys
 //      55296  STREAMED_V fp16 [1][128][64 + 8], a tile of rows of dO, or of values
-//      73728  ROW_VALUES float [1][3][128], numbers of a tile's rows
+//      73728  ROW_VALUES float [1][3][128], numbers of a tile's rows, such as lse
 //
 // Sections
 //     1. Numbers
@@ -94,7 +93,7 @@ constexpr int FIXED_V_SMEM = 18432;
 constexpr int STREAMED_QK_SMEM = 36864;
 constexpr int STREAMED_V_SMEM = 55296;
 constexpr int ROW_VALUES_SMEM = 73728;
-constexpr int BLOCKS = 2;  // that an SM is to hold at once: the compiler may use the registers of so many
+constexpr int BLOCKS = 2;  // that an SM should hold at once: it limits the registers of a thread
 constexpr float NOT_A_NUMBER = __builtin_bit_cast(float, 0x7fffffff);
 constexpr int BLOCK = 128;  // BLOCK_Q and BLOCK_KV: rows of a tile in shared memory
 constexpr int PART = 16;  // columns of S and dP that are multiplied at once
@@ -166,7 +165,7 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// `lse`, or 0 if it is -inf, as that of a row without keys is: exp(-inf - 0) = 0, not NaN.
+// `lse`, or 0 if it is -inf, because the row has no keys: exp(-inf - 0) = 0, not NaN.
 __device__ __forceinline__ float finite_or_0(float lse) {
     return lse == -INF ? 0.0f : lse;
 }
@@ -178,11 +177,11 @@ __device__ __forceinline__ void cp_async_4(void* to_smem, const void* from_gmem,
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes) : "memory");
 }
 
-// All bits of each element of a pair that is infinite or NaN: its exponent is all ones, and one more carries into the sign.
+// A mask of the elements of a pair that are infinite or NaN: their exponents are all ones, and adding 1 carries into the sign.
 __device__ __forceinline__ unsigned not_finite(unsigned packed) {
     return (((packed & 0x7c007c00) + 0x04000400) >> 15 & 0x00010001) * 0xffff;
 }
-// All bits of each element of a pair that is not 0: all ones, added to what is not the sign, carry into the sign.
+// A mask of the elements of a pair that are not 0: all ones, added to the bits below the sign, carry into it.
 __device__ __forceinline__ unsigned not_zero(unsigned packed) {
     return (((packed & 0x7fff7fff) + 0x7fff7fff) >> 15 & 0x00010001) * 0xffff;
 }
@@ -227,7 +226,7 @@ template <int WIDTH, typename Combine> __device__ __forceinline__ float lane_red
 // 3. This variant's score and mask
 
 // Params and captured tensors: what the functions below read besides indices and sizes.
-// A step is a stride in bytes; an int where its index changes from pair to pair, so that an address is one multiply-add.
+// A step is a stride in bytes. It is an int if its index differs between pairs: an address is then one multiply-add.
 struct Captured {
     const float* slopes;  // fp32 [q_heads]
     long long slopes_step_0;
@@ -319,7 +318,7 @@ template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
 using QKTile = PaddedTile<BLOCK, HEAD_DIM, QK_WIDTH, QK_WIDTH + PAD>;  // of Q or K
 using VTile = PaddedTile<BLOCK, HEAD_DIM_V, V_WIDTH, V_WIDTH + PAD>;  // of V or dO
 
-// What a tile's rows have one number each of, in shared memory.
+// Numbers of which each row of a tile has one, in shared memory.
 struct RowValues {
     float lse[BLOCK_Q];
     float lse_rest[BLOCK_Q];
@@ -385,7 +384,7 @@ template <int ROWS, int SUMMED> struct Factors {
     }
 };
 
-// D += A B, of the elements of B that are not finite alone: NaN where one meets a factor that is not 0.
+// D += A B for the elements of B that are not finite: NaN where one of them is multiplied by a factor that is not 0.
 template <int WIDTH, int ROWS, int COLUMNS, int SUMMED>
 __device__ __forceinline__ void add_not_finite(
     float (&D)[ROWS][COLUMNS], const Factors<ROWS, SUMMED>& A, const fp16* b_fragment)
@@ -413,8 +412,9 @@ __device__ __forceinline__ void add_not_finite(
         }
 }
 
-// D += A B: B in shared memory, rows of WIDTH columns, one for each column of A; it begins at the first column of D. With SKIPS, a term whose factor in A is 0
-// counts as 0 whatever is in B: what is not finite in B is left out, and added afterwards.
+// D += A B. B is in shared memory: a row of WIDTH columns for each column of A; `B` points at the first column of D. With
+// SKIPS, a term whose factor in A is 0 counts as 0 whatever is in B: elements of B that are not finite are left out, and added
+// afterwards.
 template <int WIDTH, bool SKIPS, int ROWS, int COLUMNS, int SUMMED>
 __device__ __forceinline__ void multiply_fragments(
     float (&D)[ROWS][COLUMNS], const Factors<ROWS, SUMMED>& A, const fp16* B)
@@ -640,7 +640,7 @@ alibi_backward_dk_dv(
                         dP_frag[r][j] = dS;
                         S_frag[r][j] = P;
                     }
-                // Pairs that the mask excludes are selected away: what was computed for them may be NaN
+                // Pairs that the mask excludes are set to 0, not multiplied by it: what was computed for them may be NaN
                 if (partial) {
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r)
@@ -675,7 +675,7 @@ alibi_backward_dk_dv(
     // The sums go through the warp's own rows of shared memory: whole rows are then written, 16 bytes a lane
     cp_async_wait<0>();
     __syncthreads();  // if no tile was visited, the keys may not have arrived
-    const KeyBlock end = key_block_of(opaque(blockIdx.x), kv_heads, kv_len);  // again: kept, it would cost the loops registers
+    const KeyBlock end = key_block_of(opaque(blockIdx.x), kv_heads, kv_len);  // recomputed: kept, it would cost registers
     const int first_key = end.kv_block * BLOCK_KV + warp_key, existing = kv_len - first_key;
     fp16* dK_smem = K_smem + warp_key * (QK_WIDTH + PAD);
     store_fragments<QK_WIDTH>(dK_smem, dK_frag, softmax_scale);
@@ -801,7 +801,7 @@ alibi_backward_dq(
             const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
             const int first_row = warp_row + thread % 32 / 4;
             const auto row_of = [&](int r) { return first_row + 8 * r; };
-            // Pairs that the mask excludes add nothing, whatever is computed for them: a bit for each pair of the thread
+            // Pairs that the mask excludes, a bit for each pair of the thread: they add nothing, whatever is computed for them
             unsigned excluded = 0;
             if (partial) {
 #pragma unroll
@@ -850,12 +850,12 @@ alibi_backward_dq(
     fp16* dQ_smem = Q_smem + warp_row * (QK_WIDTH + PAD);
     store_fragments<QK_WIDTH>(dQ_smem, dQ_frag, softmax_scale);
     __syncwarp();
-    const WorkTile end = work_tile_of(opaque(blockIdx.x), gridDim.x, q_heads, q_len, heads_in_l2);  // again, as above
+    const WorkTile end = work_tile_of(opaque(blockIdx.x), gridDim.x, q_heads, q_len, heads_in_l2);  // recomputed
     const int first_row = end.q_block * BLOCK_Q + warp_row;
     fp16* dq_rows = dQ + end.b_idx * dq_stride_b + end.h_idx * dq_stride_h + first_row * dq_stride_s;
     store_rows<HEAD_DIM, QK_WIDTH>(dq_rows, dq_stride_s, dQ_smem, q_len - first_row);
 
-    // What each row has added to gradients of captured tensors
+    // Stores the terms of each row for gradients of captured tensors
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + warp_row + (int)thread_index() % 32 / ROW_LANES + 8 * r;
         float sum = lane_reduce<ROW_LANES>(rows_of_slopes_frag[r], [](float a, float b) { return a + b; });
@@ -868,7 +868,7 @@ alibi_backward_dq(
 //
 //     d_slopes[h] += dS[q, k] * (float(k - q))
 //
-// The kernels above have added up what they own, row by row or key by key. What is left is added up here, always in the same
+// The kernels above have added up the terms of each row, or of each key, that they own. These kernels add up the rest, in a fixed
 // order.
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -897,7 +897,7 @@ alibi_backward_d_slopes(
             sum += part;
         }
 
-    // of all threads, in their order
+    // Adds the sums of all threads, in their order
     __shared__ float sums[THREADS];
     sums[threadIdx.x] = sum;
     __syncthreads();  // every thread's sum is there

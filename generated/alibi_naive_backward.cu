@@ -93,7 +93,7 @@ __device__ __forceinline__ float to_fp32(float x) { return x; }
 // 3. This variant's score and mask
 
 // Params and captured tensors: what the functions below read besides indices and sizes.
-// A step is a stride in bytes; an int where its index changes from pair to pair, so that an address is one multiply-add.
+// A step is a stride in bytes. It is an int if its index differs between pairs: an address is then one multiply-add.
 struct Captured {
     const float* slopes;  // fp32 [q_heads]
     long long slopes_step_0;

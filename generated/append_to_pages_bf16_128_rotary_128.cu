@@ -10,7 +10,7 @@
 //     lengths_after[b] = lengths[b] + new_len
 //
 // place(b, position) is row position % page_size of page page_table[b, position / page_size].
-// Rows that have no place there are not written. Positions past the last angle have the last one.
+// Rows for which the cache has no room are not written. Positions past the last angle use the last one.
 //
 // Shapes
 //     K    bf16 [batch, new_len, kv_heads, 128]

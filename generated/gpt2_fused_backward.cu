@@ -37,18 +37,17 @@
 // Plan, for sm_80 (Ampere: A100)
 //     schedule = fused_mma_backward: fp16 on tensor cores (mma.sync, which sm_80 has)
 //     gradients = q, k, v: other gradients are not computed
-//     dK, dV and dQ = by kernels of their own: a block has its gradients for itself and adds them up in registers,
-//         in a fixed order: no atomics, the same bits in every run; in return S and dP are computed twice
+//     dK, dV and dQ = by two kernels: a block has its gradients for itself and adds them up in registers, in a fixed
+//         order: no atomics, the same bits in every run; in return S and dP are computed twice
 //     weights = recomputed: from scores and the lse of their row, which the forward has saved: O(q_len) bytes
 //     lse = lse + lse_rest: one fp32 number cannot hold a large maximum and the logarithm of a sum beside it
 //     BLOCK_Q x BLOCK_KV = 128 x 128: as many rows as keys: ranges of captured vectors serve both kernels; an SM has
 //         room for 2 such blocks
 //     warps = 4: 32 keys, or rows, each, and a fragment of a tile serves two products
-//     stages = 1: two would take the room of another block on the same multiprocessor, which multiplies while this
-//         one waits
-//     PART = 32: columns of S and dP whose sums find registers beside those of the gradients
-//     blocks per SM = 2: the compiler may use the registers of so many; unasked, it spills some to make room for
-//         more
+//     stages = 1: with two, fewer blocks fit a multiprocessor, and another block multiplies while this one waits
+//     PART = 32: columns of S and dP at once: their registers fit beside those of the gradients
+//     blocks per SM = 2: this limits the registers of a thread; without the limit, the compiler spills some to make
+//         room for more blocks
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 128
 //
@@ -57,7 +56,7 @@
 //      18432  FIXED_V  fp16 [128][64 + 8], the block's values, in the end dV; or its rows of dO
 //      36864  STREAMED_QK fp16 [1][128][64 + 8], a tile of queries, or of keys
 //      55296  STREAMED_V fp16 [1][128][64 + 8], a tile of rows of dO, or of values
-//      73728  ROW_VALUES float [1][3][128], numbers of a tile's rows
+//      73728  ROW_VALUES float [1][3][128], numbers of a tile's rows, such as lse
 //
 // Sections
 //     1. Numbers
@@ -85,7 +84,7 @@ constexpr int FIXED_V_SMEM = 18432;
 constexpr int STREAMED_QK_SMEM = 36864;
 constexpr int STREAMED_V_SMEM = 55296;
 constexpr int ROW_VALUES_SMEM = 73728;
-constexpr int BLOCKS = 2;  // that an SM is to hold at once: the compiler may use the registers of so many
+constexpr int BLOCKS = 2;  // that an SM should hold at once: it limits the registers of a thread
 constexpr float NOT_A_NUMBER = __builtin_bit_cast(float, 0x7fffffff);
 constexpr int BLOCK = 128;  // BLOCK_Q and BLOCK_KV: rows of a tile in shared memory
 constexpr int PART = 32;  // columns of S and dP that are multiplied at once
@@ -154,7 +153,7 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// `lse`, or 0 if it is -inf, as that of a row without keys is: exp(-inf - 0) = 0, not NaN.
+// `lse`, or 0 if it is -inf, because the row has no keys: exp(-inf - 0) = 0, not NaN.
 __device__ __forceinline__ float finite_or_0(float lse) {
     return lse == -INF ? 0.0f : lse;
 }
@@ -166,11 +165,11 @@ __device__ __forceinline__ void cp_async_4(void* to_smem, const void* from_gmem,
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes) : "memory");
 }
 
-// All bits of each element of a pair that is infinite or NaN: its exponent is all ones, and one more carries into the sign.
+// A mask of the elements of a pair that are infinite or NaN: their exponents are all ones, and adding 1 carries into the sign.
 __device__ __forceinline__ unsigned not_finite(unsigned packed) {
     return (((packed & 0x7c007c00) + 0x04000400) >> 15 & 0x00010001) * 0xffff;
 }
-// All bits of each element of a pair that is not 0: all ones, added to what is not the sign, carry into the sign.
+// A mask of the elements of a pair that are not 0: all ones, added to the bits below the sign, carry into it.
 __device__ __forceinline__ unsigned not_zero(unsigned packed) {
     return (((packed & 0x7fff7fff) + 0x7fff7fff) >> 15 & 0x00010001) * 0xffff;
 }
@@ -278,7 +277,7 @@ template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
 using QKTile = PaddedTile<BLOCK, HEAD_DIM, QK_WIDTH, QK_WIDTH + PAD>;  // of Q or K
 using VTile = PaddedTile<BLOCK, HEAD_DIM_V, V_WIDTH, V_WIDTH + PAD>;  // of V or dO
 
-// What a tile's rows have one number each of, in shared memory.
+// Numbers of which each row of a tile has one, in shared memory.
 struct RowValues {
     float lse[BLOCK_Q];
     float lse_rest[BLOCK_Q];
@@ -344,7 +343,7 @@ template <int ROWS, int SUMMED> struct Factors {
     }
 };
 
-// D += A B, of the elements of B that are not finite alone: NaN where one meets a factor that is not 0.
+// D += A B for the elements of B that are not finite: NaN where one of them is multiplied by a factor that is not 0.
 template <int WIDTH, int ROWS, int COLUMNS, int SUMMED>
 __device__ __forceinline__ void add_not_finite(
     float (&D)[ROWS][COLUMNS], const Factors<ROWS, SUMMED>& A, const fp16* b_fragment)
@@ -372,8 +371,9 @@ __device__ __forceinline__ void add_not_finite(
         }
 }
 
-// D += A B: B in shared memory, rows of WIDTH columns, one for each column of A; it begins at the first column of D. With SKIPS, a term whose factor in A is 0
-// counts as 0 whatever is in B: what is not finite in B is left out, and added afterwards.
+// D += A B. B is in shared memory: a row of WIDTH columns for each column of A; `B` points at the first column of D. With
+// SKIPS, a term whose factor in A is 0 counts as 0 whatever is in B: elements of B that are not finite are left out, and added
+// afterwards.
 template <int WIDTH, bool SKIPS, int ROWS, int COLUMNS, int SUMMED>
 __device__ __forceinline__ void multiply_fragments(
     float (&D)[ROWS][COLUMNS], const Factors<ROWS, SUMMED>& A, const fp16* B)
@@ -592,7 +592,7 @@ gpt2_backward_dk_dv(
                         dP_frag[r][j] = dS;
                         S_frag[r][j] = P;
                     }
-                // Pairs that the mask excludes are selected away: what was computed for them may be NaN
+                // Pairs that the mask excludes are set to 0, not multiplied by it: what was computed for them may be NaN
                 if (partial) {
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r)
@@ -627,7 +627,7 @@ gpt2_backward_dk_dv(
     // The sums go through the warp's own rows of shared memory: whole rows are then written, 16 bytes a lane
     cp_async_wait<0>();
     __syncthreads();  // if no tile was visited, the keys may not have arrived
-    const KeyBlock end = key_block_of(opaque(blockIdx.x), kv_heads, kv_len);  // again: kept, it would cost the loops registers
+    const KeyBlock end = key_block_of(opaque(blockIdx.x), kv_heads, kv_len);  // recomputed: kept, it would cost registers
     const int first_key = end.kv_block * BLOCK_KV + warp_key, existing = kv_len - first_key;
     fp16* dK_smem = K_smem + warp_key * (QK_WIDTH + PAD);
     store_fragments<QK_WIDTH>(dK_smem, dK_frag, softmax_scale);
@@ -756,7 +756,7 @@ gpt2_backward_dq(
                     const float dS = P * (dP_frag[r][j] - delta_of[r]);
                     dP_frag[r][j] = dS;
                 }
-            // Pairs that the mask excludes are selected away: what was computed for them may be NaN
+            // Pairs that the mask excludes are set to 0, not multiplied by it: what was computed for them may be NaN
             if (partial) {
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
@@ -788,7 +788,7 @@ gpt2_backward_dq(
     fp16* dQ_smem = Q_smem + warp_row * (QK_WIDTH + PAD);
     store_fragments<QK_WIDTH>(dQ_smem, dQ_frag, softmax_scale);
     __syncwarp();
-    const WorkTile end = work_tile_of(opaque(blockIdx.x), gridDim.x, q_heads, q_len, heads_in_l2);  // again, as above
+    const WorkTile end = work_tile_of(opaque(blockIdx.x), gridDim.x, q_heads, q_len, heads_in_l2);  // recomputed
     const int first_row = end.q_block * BLOCK_Q + warp_row;
     fp16* dq_rows = dQ + end.b_idx * dq_stride_b + end.h_idx * dq_stride_h + first_row * dq_stride_s;
     store_rows<HEAD_DIM, QK_WIDTH>(dq_rows, dq_stride_s, dQ_smem, q_len - first_row);

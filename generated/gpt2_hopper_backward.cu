@@ -175,7 +175,7 @@ __device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrie
 }
 
 // Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before phase 0 has ended, a wait for
-// parity 1 returns at once: so does a producer's first wait for an empty buffer.
+// parity 1 returns at once; a producer's first wait for an empty buffer relies on this.
 __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, unsigned parity) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     unsigned completed = 0;
@@ -484,7 +484,7 @@ struct HeadRows {
     const TensorMap* map;
     int h_idx, b_idx;
 
-    // One thread: copies 64 columns of some rows to `smem` in the background. `row` is the first; the map has their number
+    // One thread: copies 64 columns of some rows to `smem` in the background. `row` is the first; `map` states how many
     __device__ __forceinline__ void load_async(unsigned char* smem, unsigned long long* full, int column, int row,
                                                unsigned long long l2_hint) const {
         tma_load(smem, map, full, column, row, h_idx, b_idx, l2_hint);
@@ -582,14 +582,14 @@ template <typename Tile> struct Pipeline : Ring<Tile> {
 __device__ constexpr int row_in_pair(int i) { return i / 2 % 2; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-// A work tile: the block of rows, or of keys, of one head that a block of threads owns: BLOCK_ROWS of them. They are numbered by
-// sections of `side_by_side` heads, so that blocks that run at the same time visit the same tiles from L2.
+// A work tile: BLOCK_ROWS rows, or keys, of one head, which a block of threads owns. Heads are divided into sections of
+// `heads_in_l2`, and work tiles are numbered section by section: blocks that run at the same time read the same tiles from L2.
 struct WorkTile {
     int block, h_idx, b_idx;
 };
-__device__ __forceinline__ WorkTile work_tile_of(int number, int works, int blocks, int heads, int side_by_side) {
-    const int first_head = number / (side_by_side * blocks) * side_by_side;  // of the section
-    const int in_section = min(side_by_side, works / blocks - first_head);   // heads; the last section may have fewer
+__device__ __forceinline__ WorkTile work_tile_of(int number, int works, int blocks, int heads, int heads_in_l2) {
+    const int first_head = number / (heads_in_l2 * blocks) * heads_in_l2;  // of the section
+    const int in_section = min(heads_in_l2, works / blocks - first_head);   // heads; the last section may have fewer
     const int place = number - first_head * blocks, head = first_head + place % in_section;
     return {place / in_section, head % heads, head / heads};
 }
@@ -615,7 +615,7 @@ __device__ constexpr bool is_last(int visit) { return visit & 1; }
 struct Found {
     int visit, h_idx;
 };
-constexpr int FOUND = 64;  // places: 32 are written at once when at most one tile waits, and the ones before may just be read
+constexpr int FOUND = 64;  // places: 32 are written at once if at most one tile waits, while another may still be read
 
 // Writes a warp's 16 rows of a sum, times `factor`, through the warp's own tile in shared memory. TMA writes no row past the
 // last one.
@@ -703,7 +703,7 @@ struct Block {
 // The producer: the first warp of its warpgroup. Its lanes find the tiles to visit, 32 at once, and one of them copies.
 struct Producer : Block {
     int h_idx, next_tile;      // where the search is: the first tile of this head that no lane has looked at
-    int place = 0, count = 0;  // of the tiles that wait in `found`: the first, and how many they are
+    int place = 0, count = 0;  // of the tiles that wait in `found`: the first one's index, and their number
 
     // Recomputed at each use, not kept in registers
     __device__ __forceinline__ int blocks() const { return (opaque(kv_len) + BLOCK_ROWS - 1) / BLOCK_ROWS; }
@@ -795,7 +795,7 @@ struct Producer : Block {
 
     // A tile to visit, and numbers of its rows
     __device__ __forceinline__ void load_tile(const volatile Found& tile) {
-        const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // consumers stop after the tile that is marked as the last
+        const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // bit 0: consumers stop after this tile
         const int q_lo = tile_of(visit) * BLOCK_Q, b_idx = work().b_idx;
         q.acquire();
         visits[q.index] = visit;
@@ -820,7 +820,7 @@ struct Fragments {
 // A consumer warpgroup: computes dK and dV of 64 keys. Each of its threads has the members in registers.
 struct Consumer : Block {
     int consumer, lane;  // numbers: of this warpgroup among consumers, of this thread in its warp
-    int lane_key;  // of the block's keys: this lane's first; its second is 8 further
+    int lane_key;  // this lane's first key in the block; its second is 8 further
     unsigned k_operand, v_operand, q_operand, q_rows_operand, do_operand, do_rows_operand;  // of stage 0
 
     Fragments& frag;
@@ -925,7 +925,7 @@ struct Consumer : Block {
         if (lane == 0) stage.release();
     }
 
-    // What the producer tells of the tile whose Q is at hand
+    // Reads what the producer has published of the current tile
     __device__ __forceinline__ void read_visit() {
         visit = __shfl_sync(0xffffffff, visits[q.index], 0);
         // A tile with a row of large scores counts as partial
@@ -1047,8 +1047,8 @@ gpt2_backward_dk_dv(
     };
     block.set_up();
 
-    // The compiler knows that the result of a shuffle is the same for all lanes of a warp, and does not know it of
-    // threadIdx.x / 128: with it, it branches once for all lanes, and keeps values that depend on it in uniform registers
+    // The shuffle tells the compiler that all lanes of a warp have the same value, which it cannot see of threadIdx.x / 128. It
+    // then branches once for all lanes, and keeps values that depend on the warpgroup in uniform registers
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         give_registers<40>();
@@ -1056,7 +1056,7 @@ gpt2_backward_dk_dv(
         if (threadIdx.x < 32) producer.load();
     } else {
         take_registers<232>();
-        // Not members of Consumer: the compiler puts an object with arrays into registers only when its loops are unrolled
+        // Not members of Consumer: the compiler keeps an object with arrays in registers only if loops over these are unrolled
         of_keys::Fragments frag;
         of_keys::Consumer consumer(block, warpgroup - 1, frag);
         consumer.compute();
@@ -1116,7 +1116,7 @@ struct Block {
 // The producer: the first warp of its warpgroup. Its lanes find the tiles to visit, 32 at once, and one of them copies.
 struct Producer : Block {
     int h_idx, next_tile;      // where the search is: the first tile of this head that no lane has looked at
-    int place = 0, count = 0;  // of the tiles that wait in `found`: the first, and how many they are
+    int place = 0, count = 0;  // of the tiles that wait in `found`: the first one's index, and their number
 
     // Recomputed at each use, not kept in registers
     __device__ __forceinline__ int blocks() const { return (opaque(q_len) + BLOCK_ROWS - 1) / BLOCK_ROWS; }
@@ -1206,7 +1206,7 @@ struct Producer : Block {
 
     // A tile to visit
     __device__ __forceinline__ void load_tile(const volatile Found& tile) {
-        const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // consumers stop after the tile that is marked as the last
+        const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // bit 0: consumers stop after this tile
         const int kv_lo = tile_of(visit) * BLOCK_KV, b_idx = work().b_idx;
         const int kv_h_idx = h_idx / (q_heads / kv_heads);
         k.acquire();
@@ -1228,7 +1228,7 @@ struct Fragments {
 // A consumer warpgroup: computes dQ of 64 rows. Each of its threads has the members in registers.
 struct Consumer : Block {
     int consumer, lane;  // numbers: of this warpgroup among consumers, of this thread in its warp
-    int lane_row;        // of the block's rows: this lane's first; its second is 8 further
+    int lane_row;        // this lane's first row in the block; its second is 8 further
     unsigned q_operand, do_operand, k_operand, k_rows_operand, v_operand;  // of stage 0
 
     Fragments& frag;
@@ -1313,7 +1313,7 @@ struct Consumer : Block {
         if (lane == 0) stage.release();
     }
 
-    // What the producer tells of the tile whose K is at hand
+    // Reads what the producer has published of the current tile
     __device__ __forceinline__ void read_visit() {
         visit = __shfl_sync(0xffffffff, visits[k.index], 0);
         if (large) visit |= visit_of(0, 1 << consumer);
@@ -1432,8 +1432,8 @@ gpt2_backward_dq(
     };
     block.set_up();
 
-    // The compiler knows that the result of a shuffle is the same for all lanes of a warp, and does not know it of
-    // threadIdx.x / 128: with it, it branches once for all lanes, and keeps values that depend on it in uniform registers
+    // The shuffle tells the compiler that all lanes of a warp have the same value, which it cannot see of threadIdx.x / 128. It
+    // then branches once for all lanes, and keeps values that depend on the warpgroup in uniform registers
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         give_registers<40>();
@@ -1441,7 +1441,7 @@ gpt2_backward_dq(
         if (threadIdx.x < 32) producer.load();
     } else {
         take_registers<232>();
-        // Not members of Consumer: the compiler puts an object with arrays into registers only when its loops are unrolled
+        // Not members of Consumer: the compiler keeps an object with arrays in registers only if loops over these are unrolled
         of_rows::Fragments frag;
         float row_lse2[2], row_delta[2], row_offset[2];
         of_rows::Consumer consumer(block, warpgroup - 1, frag, row_lse2, row_delta, row_offset);

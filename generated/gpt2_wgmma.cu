@@ -25,7 +25,7 @@
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = wgmma: fp16 on tensor cores by wgmma, tiles copied by TMA, which sm_90a has
 //     BLOCK_Q x BLOCK_KV = 128 x 128: stated in the spec
-//     warps = 8: four are a warpgroup, which multiplies 64 rows; a warp has the weights of 16 of them
+//     warps = 8: a warpgroup of four multiplies 64 rows; each warp has 16 of them
 //     stages = 2: the next K and V are copied while these are used
 //     Q = in shared memory: wgmma reads it there, as it does K and V
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
@@ -65,7 +65,7 @@ constexpr int BARRIERS_SMEM = 81920;
 constexpr int WORK_TILE_SMEM = 82048;
 constexpr float RESCALE_THRESHOLD = 8.0f;  // an exponent may exceed that of the maximum in use by this much: a factor of 2^8
 constexpr float LARGE = 65536.0f;  // above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely
-constexpr int BLOCKS = 2;  // that an SM is to hold at once: the compiler may use the registers of so many
+constexpr int BLOCKS = 2;  // that an SM should hold at once: it limits the registers of a thread
 constexpr int ROW_THREADS = 64;  // the block's threads as a grid over a tile: its rows
 constexpr int COLUMN_THREADS = 4;  // and its columns
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
@@ -127,7 +127,7 @@ __device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrie
 }
 
 // Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before phase 0 has ended, a wait for
-// parity 1 returns at once: so does a producer's first wait for an empty buffer.
+// parity 1 returns at once; a producer's first wait for an empty buffer relies on this.
 __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, unsigned parity) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     unsigned completed = 0;
@@ -291,7 +291,7 @@ struct HeadRows {
     const TensorMap* map;
     int h_idx, b_idx;
 
-    // One thread: copies 64 columns of some rows to `smem` in the background. `row` is the first; the map has their number
+    // One thread: copies 64 columns of some rows to `smem` in the background. `row` is the first; `map` states how many
     __device__ __forceinline__ void load_async(unsigned char* smem, unsigned long long* full, int column, int row,
                                                unsigned long long l2_hint) const {
         tma_load(smem, map, full, column, row, h_idx, b_idx, l2_hint);
@@ -380,8 +380,8 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// One step of an online softmax: sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to the factor by
-// which sums under the old maximum must be multiplied, 1 if it is the same. Returns the maximum to subtract from scores.
+// Sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to exp(old - new), by which sums under the old
+// maximum must be multiplied. Returns the maximum to subtract from scores.
 __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
     alpha = fast_exp2((row_max - shift) * EXPONENT_SCALE);
@@ -394,7 +394,7 @@ __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float n
 // last tile, the four lanes that share a row add their sums.
 struct RowSoftmax {
     float max[ROWS];      // the maximum in use, which may be less than the largest score
-    float alpha[ROWS];    // the factor of what was summed under the maximum before
+    float alpha[ROWS];    // the factor for sums under the previous maximum
     float largest[ROWS];  // this lane's largest score of the tile, or the maximum if that is larger
     float sum[ROWS];      // of this thread's weights; after the last tile, of the row's
 
@@ -515,7 +515,7 @@ gpt2_wgmma(
     extern __shared__ __align__(1024) unsigned char smem[];
     const QTile q = {smem + Q_SMEM};
 
-    // full: who copies arrives once, with the bytes of its copies; who multiplies waits before it reads.
+    // Barriers `full`: the thread that copies arrives once and announces the bytes; all threads wait before they multiply.
     unsigned long long* q_full = (unsigned long long*)(smem + BARRIERS_SMEM);
     Ring<KTile> k = {{smem + K_SMEM}, q_full + 1};
     Ring<VTile> v = {{smem + V_SMEM}, k.full + STAGES};
@@ -526,7 +526,7 @@ gpt2_wgmma(
             mbarrier_init(v.full + stage, 1);
         }
     }
-    async_proxy_fence();  // TMA and wgmma are to see what threads wrote
+    async_proxy_fence();  // makes what threads wrote visible to TMA and wgmma
 
     const WorkTile work_tile = work_tile_of(blockIdx.x, gridDim.x, q_heads, q_len, heads_in_l2);
     WorkTile* work_tile_smem = (WorkTile*)(smem + WORK_TILE_SMEM);
@@ -537,7 +537,7 @@ gpt2_wgmma(
     const int q_lo = q_block * BLOCK_Q;
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const int warp_row = 16 * ROW_BLOCKS * warp;  // of the block
-    const int lane_row = warp_row + thread_index() % 32 / 4;  // its first row; each other is 8 further
+    const int lane_row = warp_row + thread_index() % 32 / 4;  // the lane's first row in the block; each further one is 8 rows on
     const auto row_of = [&](int r) { return lane_row + 8 * r; };  // where the elements of S_frag and O_frag are
     const auto column_of = [&](int j) { return j / 2 * 8 + lane % 4 * 2 + j % 2; };
 
@@ -559,7 +559,7 @@ gpt2_wgmma(
     if (tile < tile_end) load_k(tile, 0);
     if (tile < tile_end) load_v(tile, 0);
 
-    // Where wgmma finds its operands: the warpgroup's 64 rows of Q; K and V of stage 0
+    // The operands of wgmma: the warpgroup's 64 rows of Q; K and V of stage 0
     const unsigned q_operand = QTile{q.smem + 64 * ROW_BYTES * (warp / 4)}.k_major();
     const unsigned k_operand = k.first.k_major(), v_operand = v.first.mn_major();
     mbarrier_wait(q_full, 0);  // Q is complete

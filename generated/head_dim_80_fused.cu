@@ -207,7 +207,7 @@ template <int TILE_ROWS, int COLUMNS, int WIDTH, int STRIDE> struct PaddedTile {
     __device__ __forceinline__ void load_async(const fp16* matrix, long long row_stride, int first, int end) const {
         const int thread = thread_index();  // read again at each call: row and column would cost registers between calls
         const int row = thread / CHUNKS, column = thread % CHUNKS * 8;
-        // Threads beyond STEP rows copy nothing. Each copy tests it: a branch around all would hold up the products beside them
+        // Threads beyond STEP rows copy nothing. Each copy has its own test: one branch around all would delay products
         const bool copies = THREADS % CHUNKS == 0 || row < STEP;
         const fp16* from = matrix + (first + row) * row_stride + column;
         fp16* to = smem + row * STRIDE + column;
@@ -251,8 +251,8 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// One step of an online softmax: sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to the factor by
-// which sums under the old maximum must be multiplied, 1 if it is the same. Returns the maximum to subtract from scores.
+// Sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to exp(old - new), by which sums under the old
+// maximum must be multiplied. Returns the maximum to subtract from scores.
 __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
     alpha = fast_exp2((row_max - shift) * EXPONENT_SCALE);
@@ -265,7 +265,7 @@ __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float n
 // last tile, the four lanes that share a row add their sums.
 struct RowSoftmax {
     float max[ROWS];      // the maximum in use, which may be less than the largest score
-    float alpha[ROWS];    // the factor of what was summed under the maximum before
+    float alpha[ROWS];    // the factor for sums under the previous maximum
     float largest[ROWS];  // this lane's largest score of the tile, or the maximum if that is larger
     float sum[ROWS];      // of this thread's weights; after the last tile, of the row's
 
@@ -550,7 +550,7 @@ head_dim_80_fused(
     // A lane stores 16 bytes of every ROWS_AT_ONCE-th row, always of the same columns
     constexpr int ROW_LANES = HEAD_DIM_V / 8, ROWS_AT_ONCE = 32 / ROW_LANES;
     const int my_lane = opaque(lane), my_row = my_lane / ROW_LANES, first_row = end.q_block * BLOCK_Q + warp_row;
-    const int rows = my_row < ROWS_AT_ONCE ? min(16 * ROW_BLOCKS, q_len - first_row) : 0;  // none for lanes that are left over
+    const int rows = my_row < ROWS_AT_ONCE ? min(16 * ROW_BLOCKS, q_len - first_row) : 0;  // 0 for lanes beyond ROWS_AT_ONCE rows
     const int column = 8 * (my_lane % ROW_LANES);
     fp16* mine = O + end.b_idx * o_stride_b + end.h_idx * o_stride_h + (first_row + my_row) * o_stride_s + column;
 #pragma unroll

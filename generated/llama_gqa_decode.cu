@@ -33,21 +33,21 @@
 //
 // Plan, for sm_90a (Hopper: H100, H200)
 //     schedule = decode: bf16 on tensor cores (mma.sync, which sm_90a has), for few rows and many keys
-//     by auto = calls of at most 16 query rows, at least 256 keys: other schedules give a block the rows of one
-//         head: with few rows there are few blocks, each of which reads all keys, and the keys are read for each
-//         query head
-//     launch = before the last kernel ends: blocks are there when it ends, and wait for it themselves: the time
-//         between kernels is saved
-//     rows = of all heads that share keys: keys are read once for all of them, and a product has 16 rows, however
-//         few there are
+//     auto takes it = for calls of at most 16 query rows and at least 256 keys: other schedules would have few
+//         blocks, because a block has the rows of one head; each block would read all keys, and each query head
+//         would read them again
+//     launch = programmatic dependent launch: blocks start before the previous kernel ends and wait for its end,
+//         which saves the time between kernels
+//     rows = those of all heads that share keys: keys are read once for all of them; a product has 16 rows even if
+//         there are fewer
 //     BLOCK_Q x BLOCK_KV = 16 x 16: the rows of one product, and the keys of a warp
-//     blocks per SM = 1: more read memory in smaller pieces, which is slower
-//     splits = by sizes and multiprocessors: so many that all multiprocessors read keys until the end
-//     warps = 4: each has keys, stages and sums of its own: none waits for another before the end
-//     stages = 3: 68 KiB of an SM's copies are under way while a tile is used
+//     blocks per SM = 1: more blocks would read memory in smaller pieces, which is slower
+//     splits = by sizes and multiprocessors: as many as keep all multiprocessors reading keys until the end
+//     warps = 4: each has its own keys, stages and sums: no warp waits for another before the end
+//     stages = 3: while a tile is used, copies of 68 KiB are under way on each SM
 //     Q = in registers: its fragments take 32 registers a thread
-//     partial results = sums, with their maximum: as exact as if keys were not split: one lse would lack the last
-//         bits of a large maximum
+//     partial results = O before division by l, with m and l: as exact as without splits; an lse instead of m and l
+//         would lose the last bits of l if m is large
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
 // Shared memory of a block, 109312 bytes
@@ -88,7 +88,7 @@ constexpr int MAX_SMEM = 108800;
 constexpr int SUM_SMEM = 109056;
 constexpr float RESCALE_THRESHOLD = 8.0f;  // an exponent may exceed that of the maximum in use by this much: a factor of 2^8
 constexpr float LARGE = 65536.0f;  // above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely
-constexpr int BLOCKS = 1;  // that an SM is to hold at once: the compiler may use the registers of so many
+constexpr int BLOCKS = 1;  // that an SM should hold at once: it limits the registers of a thread
 constexpr int ROW_THREADS = 8;  // the block's threads as a grid over a tile: its rows
 constexpr int COLUMN_THREADS = 4;  // and its columns
 constexpr int ROWS = BLOCK_Q / ROW_THREADS;  // of a thread
@@ -263,7 +263,7 @@ template <int COLUMNS, int WIDTH, int STRIDE> struct WarpTile {
         }
     }
 
-    // The same of the rows of a head in pages. Lane i has the place of row first + i; if tiles lie in one page, that of `first`
+    // The same for rows in pages. `mine` is the place of row first + lane, or that of `first` if a tile lies in one page
     __device__ __forceinline__ void load_async(const PagedRows& matrix, Place mine, int first, int end) const {
         if (matrix.page_size % BLOCK_KV == 0) {
             load_async(matrix.at(mine), matrix.row_stride, 0, end - first);
@@ -297,7 +297,8 @@ using VTile = WarpTile<HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>;
 //         m  = m'
 //     O = O / l;  lse = m + log(l)
 //
-// for the keys of a split: of O, the sums, of the softmax its maximum and sum. Each warp of a block has every (splits * WARPS)-th tile of keys.
+// A block computes this for the keys of one split, and writes O before the division by l, m and l. A warp visits every
+// (splits * WARPS)-th tile of keys.
 // Fragments of S and O: of the 16 rows of a product, lane l holds rows l / 4 and l / 4 + 8; of every 8 columns, columns
 // 2 * (l % 4) and the next. The four lanes with the same l / 4 share a row.
 
@@ -311,8 +312,8 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// One step of an online softmax: sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to the factor by
-// which sums under the old maximum must be multiplied, 1 if it is the same. Returns the maximum to subtract from scores.
+// Sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to exp(old - new), by which sums under the old
+// maximum must be multiplied. Returns the maximum to subtract from scores.
 __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
     alpha = fast_exp2((row_max - shift) * EXPONENT_SCALE);
@@ -325,7 +326,7 @@ __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float n
 // last tile, the four lanes that share a row add their sums.
 struct RowSoftmax {
     float max[ROWS];      // the maximum in use, which may be less than the largest score
-    float alpha[ROWS];    // the factor of what was summed under the maximum before
+    float alpha[ROWS];    // the factor for sums under the previous maximum
     float largest[ROWS];  // this lane's largest score of the tile, or the maximum if that is larger
     float sum[ROWS];      // of this thread's weights; after the last tile, of the row's
 
@@ -448,8 +449,8 @@ llama_gqa_split(
     bf16* K_warp = (bf16*)(smem + K_SMEM) + warp * STAGES * KTile::ELEMENTS;  // [STAGES][BLOCK_KV][K_STRIDE]
     bf16* V_warp = (bf16*)(smem + V_SMEM) + warp * STAGES * VTile::ELEMENTS;  // [STAGES][BLOCK_KV][V_STRIDE]
 
-    // Row i of a head of keys, i = q * group_size + g, is row q of the g-th query head that shares it: the rows of a tile
-    // have few positions, and visit few keys that only some of them need
+    // The rows of all query heads that share a key head are numbered together: row i = q * group_size + g is row q of the g-th
+    // of these heads. The rows of a tile then have few positions q, and visit few keys that only some of them need
     const int group_size = q_heads / kv_heads;
     const unsigned rows = (unsigned)q_len * group_size, row_tiles = (rows + BLOCK_Q - 1) / BLOCK_Q;
     unsigned block = blockIdx.x;
@@ -477,9 +478,9 @@ llama_gqa_split(
         K + kv_h_idx * k_stride_h, page_table + b_idx * page_table_stride_b, page_size, k_stride_p, k_stride_s};
     const PagedRows v_rows = {
         V + kv_h_idx * v_stride_h, page_table + b_idx * page_table_stride_b, page_size, v_stride_p, v_stride_s};
-    // The place of the lane's key of a tile, or of its first key if tiles lie in one page; read two tiles ahead: a copy that
-    // waited for it would begin late. It does not wait for kv_len either: the table has an entry for each of max_kv_len keys, if
-    // only rubbish
+    // The place of the lane's key of a tile, or of the tile's first key if page_size is a multiple of BLOCK_KV. It is read
+    // two tiles ahead, so that the copy need not wait for it. Nor does this read wait for kv_len: the table has an entry
+    // for each of max_kv_len keys, and places past kv_len are not used
     const int lane_key = page_size % BLOCK_KV == 0 ? 0 : lane % BLOCK_KV;
     const auto place_in = [&](int tile) {
         const int key = tile * BLOCK_KV + lane_key;
@@ -503,8 +504,8 @@ llama_gqa_split(
     }
     cp_async_commit();
     int next = first_tile;
-    // Copies the warp's next tile to a stage. Each call closes a group, an empty one if no tile is left: which groups have
-    // arrived is known by their number
+    // Copies the warp's next tile to a stage. Each call closes a group, an empty one if no tile is left, because waits count
+    // groups
     const auto copy_next = [&](int stage) {
         if (next < tile_end) {
             KTile{K_warp + stage * KTile::ELEMENTS}.load_async(k_rows, place, next * BLOCK_KV, kv_len);
@@ -540,7 +541,7 @@ llama_gqa_split(
     int stage = 0;
     for (int tile = first_tile; tile < tile_end; tile += step) {
         cp_async_wait<STAGES - 2>();  // this lane's copies of the tile have arrived
-        __syncwarp();  // those of all lanes; and all lanes are done with the previous stage
+        __syncwarp();  // all lanes' copies have arrived, and all lanes are done with the previous stage
         copy_next(stage == 0 ? STAGES - 1 : stage - 1);
         const int kv_lo = tile * BLOCK_KV;
         const bool partial = tile < full_tile_begin || tile >= full_tile_end;
@@ -618,7 +619,7 @@ llama_gqa_split(
         if (++stage == STAGES) stage = 0;
     }
 
-    // The warps are joined in the memory of K and V
+    // Joins the results of the warps, which they write over K and V
     __syncthreads();  // all warps are done with their tiles
     float* O_smem = (float*)(smem + K_SMEM);  // [WARPS][BLOCK_Q][O_STRIDE]
     float* max_smem = (float*)(smem + MAX_SMEM);  // [WARPS][BLOCK_Q]
@@ -654,7 +655,7 @@ llama_gqa_split(
         if (splits > 1) {
             const long long part = part_of(row);
             if (column == 0) split_max[part] = row_max;
-            if (row_max == -INF) continue;  // no key: the maximum says it
+            if (row_max == -INF) continue;  // no key: the join reads the maximum alone
             if (column == 0) split_sum[part] = row_sum;
             *(Quad*)(split_O + part * HEAD_DIM_V + column) = sum;
             continue;

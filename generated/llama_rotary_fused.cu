@@ -267,7 +267,7 @@ llama_rotary_rotate(
     const int rows = q_len + kv_len, b_idx = blockIdx.x / rows;
     int row = blockIdx.x % rows;
 
-    const auto turn_row = [&](const bf16* from, long long from_stride_h, bf16* to, long long to_stride_h, int heads,
+    const auto rotate_row = [&](const bf16* from, long long from_stride_h, bf16* to, long long to_stride_h, int heads,
                               long long position) {
         const float* c = cosines + nearest(position, cosines_len) * cosines_stride_p;
         const float* s = sines + nearest(position, sines_len) * sines_stride_p;
@@ -278,7 +278,7 @@ llama_rotary_rotate(
     };
     if (row < q_len) {  // of Q
         const int q_idx = row;
-        turn_row(Q + b_idx * q_stride_b + q_idx * q_stride_s, q_stride_h,
+        rotate_row(Q + b_idx * q_stride_b + q_idx * q_stride_s, q_stride_h,
                  Q_rotated + b_idx * q_rotated_stride_b + q_idx * q_rotated_stride_s, q_rotated_stride_h, q_heads,
                  q_position(q_idx, q_len, kv_len));
         return;
@@ -286,7 +286,7 @@ llama_rotary_rotate(
     row -= q_len;
     if (row < kv_len) {  // of K
         const int kv_idx = row;
-        turn_row(K + b_idx * k_stride_b + kv_idx * k_stride_s, k_stride_h,
+        rotate_row(K + b_idx * k_stride_b + kv_idx * k_stride_s, k_stride_h,
                  K_rotated + b_idx * k_rotated_stride_b + kv_idx * k_rotated_stride_s, k_rotated_stride_h, kv_heads,
                  k_position(kv_idx));
         return;
@@ -372,8 +372,8 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// One step of an online softmax: sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to the factor by
-// which sums under the old maximum must be multiplied, 1 if it is the same. Returns the maximum to subtract from scores.
+// Sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to exp(old - new), by which sums under the old
+// maximum must be multiplied. Returns the maximum to subtract from scores.
 __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
     alpha = fast_exp2((row_max - shift) * EXPONENT_SCALE);
@@ -386,7 +386,7 @@ __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float n
 // last tile, the four lanes that share a row add their sums.
 struct RowSoftmax {
     float max[ROWS];      // the maximum in use, which may be less than the largest score
-    float alpha[ROWS];    // the factor of what was summed under the maximum before
+    float alpha[ROWS];    // the factor for sums under the previous maximum
     float largest[ROWS];  // this lane's largest score of the tile, or the maximum if that is larger
     float sum[ROWS];      // of this thread's weights; after the last tile, of the row's
 

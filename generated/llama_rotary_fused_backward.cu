@@ -59,9 +59,9 @@
 //         columns of dK and dV
 //     warp's part of dQ = 32 x 32: of a tile: dS of all keys is in shared memory
 //     stages = 1: two do not fit shared memory
-//     PART = 32: columns of S and dP whose sums find registers beside those of the gradients
-//     blocks per SM = 1: the compiler may use the registers of so many; unasked, it spills some to make room for
-//         more
+//     PART = 32: columns of S and dP at once: their registers fit beside those of the gradients
+//     blocks per SM = 1: this limits the registers of a thread; without the limit, the compiler spills some to make
+//         room for more blocks
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 64
 //     rotary = by a kernel before the others: it reads and writes rows of Q and K once; those of K would be rotated
@@ -74,7 +74,7 @@
 //      87040  DO       bf16 [1][64][128 + 8], a tile of rows of dO
 //     104448  P        bf16 [128][64 + 8], P^T of a tile, for the other warps of the same keys
 //     122880  DS       bf16 [128][64 + 8], dS^T of a tile, for all warps
-//     141312  ROW_VALUES float [1][3][64], numbers of a tile's rows
+//     141312  ROW_VALUES float [1][3][64], numbers of a tile's rows, such as lse
 //
 // Sections
 //     1. Numbers
@@ -107,7 +107,7 @@ constexpr int DO_SMEM = 87040;
 constexpr int P_SMEM = 104448;
 constexpr int DS_SMEM = 122880;
 constexpr int ROW_VALUES_SMEM = 141312;
-constexpr int BLOCKS = 1;  // that an SM is to hold at once: the compiler may use the registers of so many
+constexpr int BLOCKS = 1;  // that an SM should hold at once: it limits the registers of a thread
 constexpr float NOT_A_NUMBER = __builtin_bit_cast(float, 0x7fffffff);
 constexpr int PART = 32;  // columns of S and dP that are multiplied at once
 constexpr int ROW_BLOCKS = 2;  // blocks of 16 rows of a warp
@@ -191,7 +191,7 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// `lse`, or 0 if it is -inf, as that of a row without keys is: exp(-inf - 0) = 0, not NaN.
+// `lse`, or 0 if it is -inf, because the row has no keys: exp(-inf - 0) = 0, not NaN.
 __device__ __forceinline__ float finite_or_0(float lse) {
     return lse == -INF ? 0.0f : lse;
 }
@@ -203,11 +203,11 @@ __device__ __forceinline__ void cp_async_4(void* to_smem, const void* from_gmem,
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes) : "memory");
 }
 
-// All bits of each element of a pair that is infinite or NaN: its exponent is all ones, and one more carries into the sign.
+// A mask of the elements of a pair that are infinite or NaN: their exponents are all ones, and adding 1 carries into the sign.
 __device__ __forceinline__ unsigned not_finite(unsigned packed) {
     return (((packed & 0x7f807f80) + 0x00800080) >> 15 & 0x00010001) * 0xffff;
 }
-// All bits of each element of a pair that is not 0: all ones, added to what is not the sign, carry into the sign.
+// A mask of the elements of a pair that are not 0: all ones, added to the bits below the sign, carry into it.
 __device__ __forceinline__ unsigned not_zero(unsigned packed) {
     return (((packed & 0x7fff7fff) + 0x7fff7fff) >> 15 & 0x00010001) * 0xffff;
 }
@@ -330,7 +330,7 @@ llama_rotary_backward_rotate(
     const int rows = q_len + kv_len, b_idx = blockIdx.x / rows;
     int row = blockIdx.x % rows;
 
-    const auto turn_row = [&](const bf16* from, long long from_stride_h, bf16* to, long long to_stride_h, int heads,
+    const auto rotate_row = [&](const bf16* from, long long from_stride_h, bf16* to, long long to_stride_h, int heads,
                               long long position) {
         const float* c = cosines + nearest(position, cosines_len) * cosines_stride_p;
         const float* s = sines + nearest(position, sines_len) * sines_stride_p;
@@ -341,7 +341,7 @@ llama_rotary_backward_rotate(
     };
     if (row < q_len) {  // of Q
         const int q_idx = row;
-        turn_row(Q + b_idx * q_stride_b + q_idx * q_stride_s, q_stride_h,
+        rotate_row(Q + b_idx * q_stride_b + q_idx * q_stride_s, q_stride_h,
                  Q_rotated + b_idx * q_rotated_stride_b + q_idx * q_rotated_stride_s, q_rotated_stride_h, q_heads,
                  q_position(q_idx, q_len, kv_len));
         return;
@@ -349,7 +349,7 @@ llama_rotary_backward_rotate(
     row -= q_len;
     if (row < kv_len) {  // of K
         const int kv_idx = row;
-        turn_row(K + b_idx * k_stride_b + kv_idx * k_stride_s, k_stride_h,
+        rotate_row(K + b_idx * k_stride_b + kv_idx * k_stride_s, k_stride_h,
                  K_rotated + b_idx * k_rotated_stride_b + kv_idx * k_rotated_stride_s, k_rotated_stride_h, kv_heads,
                  k_position(kv_idx));
         return;
@@ -372,7 +372,7 @@ llama_rotary_backward_turn_back(
     const int rows = q_len + kv_len, b_idx = blockIdx.x / rows;
     int row = blockIdx.x % rows;
 
-    const auto turn_row = [&](const bf16* from, long long from_stride_h, bf16* to, long long to_stride_h, int heads,
+    const auto rotate_row = [&](const bf16* from, long long from_stride_h, bf16* to, long long to_stride_h, int heads,
                               long long position) {
         const float* c = cosines + nearest(position, cosines_len) * cosines_stride_p;
         const float* s = sines + nearest(position, sines_len) * sines_stride_p;
@@ -383,7 +383,7 @@ llama_rotary_backward_turn_back(
     };
     if (row < q_len) {  // of dQ
         const int q_idx = row;
-        turn_row(dQ + b_idx * dq_stride_b + q_idx * dq_stride_s, dq_stride_h,
+        rotate_row(dQ + b_idx * dq_stride_b + q_idx * dq_stride_s, dq_stride_h,
                  dQ + b_idx * dq_stride_b + q_idx * dq_stride_s, dq_stride_h, q_heads,
                  q_position(q_idx, q_len, kv_len));
         return;
@@ -391,7 +391,7 @@ llama_rotary_backward_turn_back(
     row -= q_len;
     if (row < kv_len) {  // of dK
         const int kv_idx = row;
-        turn_row(dK + b_idx * dk_stride_b + kv_idx * dk_stride_s, dk_stride_h,
+        rotate_row(dK + b_idx * dk_stride_b + kv_idx * dk_stride_s, dk_stride_h,
                  dK + b_idx * dk_stride_b + kv_idx * dk_stride_s, dk_stride_h, kv_heads,
                  k_position(kv_idx));
         return;
@@ -465,7 +465,7 @@ using DoTile = PaddedTile<BLOCK_Q, HEAD_DIM_V, V_WIDTH, V_WIDTH + PAD>;
 using KTile = PaddedTile<BLOCK_KV, HEAD_DIM, QK_WIDTH, QK_WIDTH + PAD>;
 using VTile = PaddedTile<BLOCK_KV, HEAD_DIM_V, V_WIDTH, V_WIDTH + PAD>;
 
-// What a tile's rows have one number each of, in shared memory.
+// Numbers of which each row of a tile has one, in shared memory.
 struct RowValues {
     float lse[BLOCK_Q];
     float lse_rest[BLOCK_Q];
@@ -533,7 +533,7 @@ template <int ROWS, int SUMMED> struct Factors {
     }
 };
 
-// D += A B, of the elements of B that are not finite alone: NaN where one meets a factor that is not 0.
+// D += A B for the elements of B that are not finite: NaN where one of them is multiplied by a factor that is not 0.
 template <int WIDTH, int ROWS, int COLUMNS, int SUMMED>
 __device__ __forceinline__ void add_not_finite(
     float (&D)[ROWS][COLUMNS], const Factors<ROWS, SUMMED>& A, const bf16* b_fragment)
@@ -561,8 +561,9 @@ __device__ __forceinline__ void add_not_finite(
         }
 }
 
-// D += A B: B in shared memory, rows of WIDTH columns, one for each column of A; it begins at the first column of D. With SKIPS, a term whose factor in A is 0
-// counts as 0 whatever is in B: what is not finite in B is left out, and added afterwards.
+// D += A B. B is in shared memory: a row of WIDTH columns for each column of A; `B` points at the first column of D. With
+// SKIPS, a term whose factor in A is 0 counts as 0 whatever is in B: elements of B that are not finite are left out, and added
+// afterwards.
 template <int WIDTH, bool SKIPS, int ROWS, int COLUMNS, int SUMMED>
 __device__ __forceinline__ void multiply_fragments(
     float (&D)[ROWS][COLUMNS], const Factors<ROWS, SUMMED>& A, const bf16* B)
@@ -595,7 +596,7 @@ __device__ __forceinline__ void multiply_fragments(
     if (SKIPS && __any_sync(0xffffffff, left_out != 0)) add_not_finite<WIDTH>(D, A, b_fragment);
 }
 
-// Stores P^T or dS^T of a warp's pairs in its place of a tile of TILE_WIDTH columns in shared memory.
+// Stores P^T or dS^T of a warp's pairs at `place` in a tile of TILE_WIDTH columns in shared memory.
 template <int ROWS, int SUMMED> __device__ __forceinline__ void store_factors(bf16* place, const Factors<ROWS, SUMMED>& A) {
     const int lane = thread_index() % 32;
     bf16* mine = place + lane / 4 * TILE_WIDTH + lane % 4 * 2;
@@ -871,7 +872,7 @@ llama_rotary_backward_dk_dv(
                         dP_frag[r][j] = dS;
                         S_frag[r][j] = P;
                     }
-                // Pairs that the mask excludes are selected away: what was computed for them may be NaN
+                // Pairs that the mask excludes are set to 0, not multiplied by it: what was computed for them may be NaN
                 if (partial) {
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r)
@@ -939,7 +940,7 @@ llama_rotary_backward_dk_dv(
     // The sums go through shared memory, in place of the keys: whole rows are then written, 16 bytes a lane
     cp_async_wait<0>();
     __syncthreads();  // all threads are done with the keys; if no tile was visited, these may not have arrived
-    const KeyBlock end = key_block_of(opaque(blockIdx.x), kv_heads, kv_len);  // again: kept, it would cost the loops registers
+    const KeyBlock end = key_block_of(opaque(blockIdx.x), kv_heads, kv_len);  // recomputed: kept, it would cost registers
     const auto [warp_key, share] = warp_place();
     const int first_key = end.kv_block * BLOCK_KV + warp_key, existing = kv_len - first_key;
     const int dK_column = share * QK_COLUMNS;

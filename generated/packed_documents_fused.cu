@@ -33,8 +33,8 @@
 //     Q = in shared memory: its fragments take 64 registers a thread, which spills others
 //     copies = between products: issued when the first products of a tile are queued: the tensor cores work while
 //         addresses are computed
-//     key vectors = in shared memory: for partial tiles: the elements of a key are read once, during Q K^T, not by
-//         every thread that meets the key
+//     key vectors = in shared memory: read once for each key of a partial tile, during Q K^T, instead of by every
+//         thread that has the key
 //     rows in shared memory = padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 64
 //
@@ -44,7 +44,7 @@
 //      52224  V        bf16 [1][64][128 + 8], the values of one tile
 //      69632  WORK_TILE int [3], which rows and head the block computes
 //      69760  TILES    unsigned [2][4], a bit for each tile to visit, and for each full one
-//      69888  KEY_VECTORS int32 [1][64], what each key of a tile has for itself
+//      69888  KEY_VECTORS int32 [1][64], elements of captured tensors, for each key of a tile
 //
 // Sections
 //     1. Numbers
@@ -176,7 +176,7 @@ __device__ __forceinline__ void mma_16x8x16(float* upper, float* lower, const un
 // 3. This variant's score and mask
 
 // Params and captured tensors: what the functions below read besides indices and sizes.
-// A step is a stride in bytes; an int where its index changes from pair to pair, so that an address is one multiply-add.
+// A step is a stride in bytes. It is an int if its index differs between pairs: an address is then one multiply-add.
 struct Captured {
     const int* document;  // int32 [batch, kv_len]
     long long document_step_0;
@@ -228,7 +228,7 @@ __device__ __forceinline__ KvRange kv_range(int q_hi, int kv_len) {
 enum TileKind { EMPTY, PARTIAL, FULL };  // no pair allowed; some; every pair
 
 // The mask in interval arithmetic over a tile: what may hold for some pair, and what must hold for every pair.
-// A captured vector is ranged by tiles of BLOCK_KV, 64: a block's rows have the ranges of the two tiles beside them.
+// The range of a captured vector is stored for tiles of BLOCK_KV, 64, elements: a block's rows have the ranges of two tiles.
 __device__ __forceinline__ TileKind classify(
     const Captured& in, int b_idx, int q_lo, int q_hi, int kv_lo, int kv_hi, int q_tile, int kv_tile)
 {
@@ -251,7 +251,7 @@ __device__ __forceinline__ TileKind classify(
 //
 //     min[tile], max[tile] of the elements of one tile, for every other index
 //
-// Computed in O(length), before the main kernel; it needs no mask tensor. One warp ranges one tile.
+// Computed in O(length), before the main kernel, without a mask tensor. One warp finds the range of one tile.
 
 extern "C" __global__ void __launch_bounds__(32)
 packed_documents_document_k_ranges(
@@ -347,8 +347,8 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// One step of an online softmax: sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to the factor by
-// which sums under the old maximum must be multiplied, 1 if it is the same. Returns the maximum to subtract from scores.
+// Sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to exp(old - new), by which sums under the old
+// maximum must be multiplied. Returns the maximum to subtract from scores.
 __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
     alpha = fast_exp2((row_max - shift) * EXPONENT_SCALE);
@@ -361,7 +361,7 @@ __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float n
 // last tile, the four lanes that share a row add their sums.
 struct RowSoftmax {
     float max[ROWS];      // the maximum in use, which may be less than the largest score
-    float alpha[ROWS];    // the factor of what was summed under the maximum before
+    float alpha[ROWS];    // the factor for sums under the previous maximum
     float largest[ROWS];  // this lane's largest score of the tile, or the maximum if that is larger
     float sum[ROWS];      // of this thread's weights; after the last tile, of the row's
 

@@ -149,7 +149,7 @@ __device__ __forceinline__ void mma_16x8x16(float* upper, float* lower, const un
 // 3. This variant's score and mask
 
 // Params and captured tensors: what the functions below read besides indices and sizes.
-// A step is a stride in bytes; an int where its index changes from pair to pair, so that an address is one multiply-add.
+// A step is a stride in bytes. It is an int if its index differs between pairs: an address is then one multiply-add.
 struct Captured {
     const float* decay;  // fp32 [q_heads]
     long long decay_step_0;

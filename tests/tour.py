@@ -152,7 +152,7 @@ def with_breakpoints(page: str) -> str:
 
 FIRST_TEXT = """# A tour of attention kernels
 
-From one thread a row to the Hopper pipeline. No GPU is needed: the generated CUDA runs on an emulated device, which needs
+From one thread per row to the Hopper pipeline. No GPU is needed: the generated CUDA runs on an emulated device, which needs
 a C++ compiler such as `g++`. With a GPU, leave `--device emulated` out, and the same files run there.
 
 Install attngen first: `pip install .` in a checkout. `!` runs a command as in a terminal. The first cells of each chapter write

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of the random inputs.")
 @options.number("--thread-orders", 1, "Emulated device: number of different orders of threads to run.", 1)
-@click.option("--fast", is_flag=True, help="Emulated device: do not watch memory accesses.")
+@click.option("--fast", is_flag=True, help="Emulated device: do not check memory accesses.")
 @click.option("--debug", is_flag=True, help="Emulated device: compile for gdb; see docs/trace.md.")
 @options.source
 @options.name

@@ -28,7 +28,7 @@ def command(
 
     \b
     attngen explain gpt2
-    attngen explain mistral_window --q-len 8192 --param size=1024   and what this value changes
+    attngen explain mistral_window --q-len 8192 --param size=1024   for a value of a param
     attngen explain gpt2 --kernel naive --arch sm_90a
     attngen explain alibi --backward                the derived equations, and the plan that computes them
 

@@ -47,7 +47,7 @@ def command(
     attngen trace gpt2                                   totals of naive, tiled and fused
     attngen trace gpt2 --kernel fused                    every access site of one schedule
     attngen trace gpt2 --kernel fused --steps --thread 0,1 --limit 40
-    attngen trace gpt2 --backward                        of the backwards
+    attngen trace gpt2 --backward                        totals of the backwards
     attngen build gpt2 -o out; (change a file) attngen trace gpt2 --source out/gpt2_fused.cu
 
     Counts are of bytes that instructions request (before any cache), wavefronts and bank conflicts of shared memory, barriers,

@@ -49,12 +49,12 @@ def command(
     attngen tune gpt2 --backward --deterministic
     attngen tune gpt2 --list --arch sm_90a                 what would be timed
 
-    What a `kernel` statement may state is what is varied; each schedule has some of it:
+    It varies what a `kernel` statement may state; no schedule has all of these:
 
     \b
-    tile      query rows x keys of a tile; of a backward, rows and keys of a block and of what it visits
+    tile      query rows x keys of a tile; of a backward, what a block owns and what it visits at once
     stages    tiles that shared memory has room for: the next are copied while one is multiplied
-    warps     of a block: 32 or 16 rows each; on Hopper, a producer's four and those of two to four consumers
+    warps     of a block: each has 16 or 32 rows; on Hopper, four for the producer and four for each consumer
     q         whether the fragments of Q stay in registers, or are read from shared memory for each tile
 
     All combinations that fit shared memory and spill no register (by a table that ptxas made) are compiled and timed; the best

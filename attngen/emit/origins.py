@@ -34,7 +34,7 @@ FUNCTIONS = {
     "q_position": "rotary",
     "k_position": "rotary",
     "nearest": "rotary",
-    "turn_row": "rotary",
+    "rotate_row": "rotary",
     "kv_range": "mask",
     "classify": "mask",
 }

@@ -61,7 +61,7 @@ class Staged:
         dtypes = {e.stored.name for e in self.keys}
         same = len(dtypes) == 1
         vectors = (len(self.keys), block_kv) if same else (self.key_bytes * block_kv,)
-        use = f"the key vectors of {slots} tiles" if slots else "what each key of a tile has for itself"
+        use = f"the key vectors of {slots} tiles" if slots else "elements of captured tensors, for each key of a tile"
         element = dtypes.pop() if same else "byte"
         return SharedBuffer(name="KEY_VECTORS", element=element, shape=(*([slots] if slots else []), *vectors), use=use)
 

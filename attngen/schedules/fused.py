@@ -115,5 +115,5 @@ class Fused(File):
 
 LARGE = "above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely"
 RESCALE_THRESHOLD = "an exponent may exceed that of the maximum in use by this much: a factor of 2^8"
-BLOCKS = "that an SM is to hold at once: the compiler may use the registers of so many"
+BLOCKS = "that an SM should hold at once: it limits the registers of a thread"
 ROW_BLOCKS = ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "blocks of 16 rows of a warp")

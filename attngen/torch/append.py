@@ -5,8 +5,9 @@
 
 Tensors are [batch, length, heads, size], or a cache is in pages, [pages, page_size, heads, size]. Row i of k and v goes to row
 lengths[b] + i of sequence b, and is not written if the cache has no such row, or the page table no such page. With `cos` and
-`sin`, [positions, rotary_dim / 2], k is rotated on the way, and q_rotated is q rotated: at the positions of the "new rows", at
-the "first new row", or with its last row at the "end" of the sequence, as `q_at` says; without them q_rotated has no element.
+`sin`, [positions, rotary_dim / 2], k is rotated on the way, and q_rotated is q rotated. `q_at` states the
+positions of q: those of the "new rows", that of the "first new row", or those at the "end" of the sequence. Without `cos` and
+`sin`, q_rotated has no element.
 `attngen.emit.append.Append` has the rest.
 """
 

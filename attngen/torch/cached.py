@@ -159,7 +159,7 @@ class Decoding:
     def lists(self, named: Mapping[str, Any], captured: Mapping[str, Tensor]) -> Lists:
         """The arguments of a call: see `NamedArguments.lists`. Raises ArgumentError."""
         if self._storage != "dense":
-            raise ArgumentError(f"the spec states storage {self._storage}; leave it out: a call says how its cache lies")
+            raise ArgumentError(f"the spec states storage {self._storage}; leave it out: a call's arguments say it")
         return self._arguments.lists(named, captured)
 
     def turn(self, inputs: Sequence[Tensor]) -> Turn | None:
@@ -168,7 +168,8 @@ class Decoding:
             return None
         if self._refused:
             raise ArgumentError(
-                f"rows are rotated at {self._refused}; in a cache, key k stands at position k, and the last row at the last key"
+                f"the spec rotates rows at positions {self._refused}; in a cache, key k has position k, and the last row has "
+                "that of the last key"
             )
         cosines, sines = (inputs[i] for i in self._tables)
         return Turn((cosines, sines), self._interleaved, "end", self._table_names)

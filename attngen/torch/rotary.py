@@ -15,9 +15,10 @@ Tensor = Any
 def rotary_tables(
     positions: int, rotary_dim: int, base: float = 10000.0, *, dtype: Any = torch.float32, device: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """(cosines, sines), each [positions, rotary_dim / 2], for a spec's `rotary` and for `flash_attn_with_kvcache`: those of the
-    angles position / base^(2 n / rotary_dim) (Su et al. 2021), computed in fp64. A model that scales its angles makes tables
-    of its own. Raises ArgumentError.
+    """(cosines, sines), each [positions, rotary_dim / 2], for a spec's `rotary` and for `flash_attn_with_kvcache`.
+
+    Pair n is rotated by the angle position / base^(2 n / rotary_dim) (Su et al. 2021), computed in fp64. A model that scales
+    its angles for long contexts makes tables of its own. Raises ArgumentError.
     """
     for name, number, least in (("positions", positions, 0), ("rotary_dim", rotary_dim, ROTARY_MULTIPLE)):
         if not isinstance(number, int) or number < least:

@@ -5,10 +5,10 @@ __device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrie
 }
 
 // Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before phase 0 has ended, a wait for
-// parity 1 returns at once: so does a producer's first wait for an empty buffer.
-//: A phase has no number, only a parity: who waits must not be two phases behind. So a buffer is filled again only when all
-//: have waited for what was in it.
-//: try_wait suspends the thread in hardware for a while; the loop is for the rare case that this was not long enough.
+// parity 1 returns at once; a producer's first wait for an empty buffer relies on this.
+//: A phase has a parity, not a number, so a waiting thread must not be two phases behind: a buffer is filled again only when
+//: all threads have waited for its previous contents. try_wait suspends the thread in hardware for a while; the loop is for the
+//: rare case that this was not long enough.
 __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, unsigned parity) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     unsigned completed = 0;

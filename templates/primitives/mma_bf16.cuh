@@ -3,9 +3,9 @@
 //   b[0..1]: B[2 * (lane % 4) + 8 * i][lane / 4] and the next row
 //   upper[0..1], lower[0..1]: D[lane / 4][2 * (lane % 4) + i] and the same 8 rows further
 //: 2048 multiply-adds for a warp. A product of tiles is made of many, and the D of one is the D of the next: sums stay in
-//: registers. The layout is the hardware's. Two things follow for this kernel: a row of D lies in four neighbouring lanes,
-//: so that its maximum takes two shuffles; and two neighbouring D, rounded to 16 bits, are just an A: P needs no way
-//: through memory.
+//: registers. The hardware defines the layout. Two things follow for this kernel: a row of D is in four neighbouring lanes, so
+//: that its maximum takes two shuffles; and two neighbouring D, rounded to 16 bits, are an A operand: P does not go through
+//: memory.
 __device__ __forceinline__ void mma_16x8x16(float* upper, float* lower, const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "

@@ -4,7 +4,7 @@
 //   b[0..1]: B[lane % 4 + 4 * i][lane / 4]
 //   upper[0..1], lower[0..1]: D[lane / 4][2 * (lane % 4) + i] and the same 8 rows further
 //: 1024 multiply-adds for a warp. A product of tiles is made of many, and the D of one is the D of the next: sums stay in
-//: registers. The layout is the hardware's: a row of D lies in four neighbouring lanes, so that its maximum takes two
+//: registers. The hardware defines the layout: a row of D is in four neighbouring lanes, so that its maximum takes two
 //: shuffles.
 __device__ __forceinline__ void mma_16x8x8(float* upper, float* lower, const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm(

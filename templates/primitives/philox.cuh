@@ -1,6 +1,6 @@
 // 128 random bits, a function of a counter and a key: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw 2011).
-//: A generator without a state: whoever needs the bits of a pair computes them from its place, in any order and as often as needed.
-//: Each round multiplies two words of the counter, and mixes the upper halves of the products with the others and with the key.
+//: A generator without a state: the bits of a pair are computed from its indices, in any order and as often as needed. Each
+//: round multiplies two words of the counter, and mixes the upper halves of the products with the others and with the key.
 struct RandomWords {
     unsigned at[4];
 };

@@ -2,7 +2,7 @@
 // written. One thread issues it, after all threads that wrote the box have called async_proxy_fence() and then met this thread
 // at a barrier.
 //: The box must not begin before the tensor: where a load brings zeros, a store stops the GPU with an illegal instruction.
-//: Nobody waits for the bytes to arrive: the rows are read from shared memory while the next products begin.
+//: No thread waits for the bytes to arrive: the rows are read from shared memory while the next products begin.
 __device__ __forceinline__ void tma_store(const TensorMap* map, const void* from_smem, int c0, int c1, int c2, int c3) {
     const unsigned from = (unsigned)__cvta_generic_to_shared(from_smem);
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, { %1, %2, %3, %4}], [%5];" ::"l"(map),

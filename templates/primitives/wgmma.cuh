@@ -1,8 +1,7 @@
 // Products of a warpgroup run in the background, in groups. From the issue of a product until its group has been waited for,
 // its accumulators belong to it: no thread may read or write them.
-//: With mma.sync a warp hands over its operands in registers. A wgmma is told where they lie in shared memory (A may come
-//: from registers): no ldmatrix, and B, which is keys or values, is read once for 64 rows, where a warp of the fused rung
-//: reads it for its 16 or 32.
+//: mma.sync takes its operands from registers. wgmma reads them from shared memory (A may be in registers): no ldmatrix is
+//: needed, and B, which is keys or values, is read once for 64 rows, whereas a warp of fused reads it for its 16 or 32.
 
 // Orders other accesses to the registers of a product before it: required before the first product, and after each access.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

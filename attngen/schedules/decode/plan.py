@@ -21,7 +21,7 @@ from attngen.spec.attention import AttentionSpec
 
 MOST_ROWS = 16  # of a sequence, for which `auto` takes this schedule
 LEAST_KEYS = 256
-BLOCKS = 1  # of an SM: by measurement, more read memory in smaller pieces, which is slower
+BLOCKS = 1  # of an SM; measured: more blocks read memory in smaller pieces, which is slower
 AHEAD = 80 << 10  # bytes of an SM's copies under way: by measurement, more are not faster
 Q_REGISTERS = 32  # of a thread: more fragments of Q are read from shared memory for each tile
 ROW_REGISTERS = 8  # of a thread: the positions and heads of its rows, the tiles of its warp
@@ -154,18 +154,20 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     t = spec.dtype.name
     decisions = (
         Decision("schedule", "decode", f"{t} on tensor cores (mma.sync, which {arch.name} has), for few rows and many keys"),
-        Decision("by auto", f"calls of {FEW}", WHY_AUTO),
+        Decision("auto takes it", f"for calls of {FEW}", WHY_AUTO),
         *rough_decisions(facts),
-        *([Decision("launch", "before the last kernel ends", WHY_EARLY)] if own.early else []),
+        *([Decision("launch", "programmatic dependent launch", WHY_EARLY)] if own.early else []),
         *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
-        Decision("rows", "of all heads that share keys", WHY_PACKED),
+        Decision("rows", "those of all heads that share keys", WHY_PACKED),
         tile_decision(spec, tile, "the rows of one product, and the keys of a warp"),
-        Decision("blocks per SM", str(blocks), "more read memory in smaller pieces, which is slower"),
+        Decision("blocks per SM", str(blocks), "more blocks would read memory in smaller pieces, which is slower"),
         Decision("splits", *(WHY_INVARIANT if spec.kernel.batch_invariant else WHY_SPLITS)),
-        Decision("warps", str(tile.warps), "each has keys, stages and sums of its own: none waits for another before the end"),
-        Decision("stages", str(tile.stages), f"{ahead} of an SM's copies are under way while a tile is used"),
+        Decision("warps", str(tile.warps), "each has its own keys, stages and sums: no warp waits for another before the end"),
+        Decision("stages", str(tile.stages), f"while a tile is used, copies of {ahead} are under way on each SM"),
         Decision("Q", "in registers" if holds else "in shared memory", f"its fragments take {of_q} registers a thread"),
-        Decision("partial results", "sums, with their maximum", WHY_SUMS) if spec.normalize == "softmax" else PLAIN_SUMS,
+        Decision("partial results", "O before division by l, with m and l", WHY_SUMS)
+        if spec.normalize == "softmax"
+        else PLAIN_SUMS,
         Decision("rows in shared memory", f"padded by {own.chunk}", "the 8 rows that ldmatrix reads lie in different banks"),
     )
     workspaces = ("split_O", "split_max", "split_sum") if spec.normalize == "softmax" else ("split_O",)
@@ -180,17 +182,17 @@ def splits_of(spec: AttentionSpec, tile: Tile, blocks: int) -> Splits:
 
 
 WHY_AUTO = (
-    "other schedules give a block the rows of one head: with few rows there are few blocks, each of which reads all keys, and "
-    "the keys are read for each query head"
+    "other schedules would have few blocks, because a block has the rows of one head; each block would read all keys, and each "
+    "query head would read them again"
 )
-FEW = f"at most {MOST_ROWS} query rows, at least {LEAST_KEYS} keys"
+FEW = f"at most {MOST_ROWS} query rows and at least {LEAST_KEYS} keys"
 FOR_AUTO = (f"calls of {FEW}", "by decode", "keys are split over blocks there, and read once for the heads that share them")
-WHY_EARLY = "blocks are there when it ends, and wait for it themselves: the time between kernels is saved"
-WHY_PACKED = "keys are read once for all of them, and a product has 16 rows, however few there are"
-WHY_SPLITS = ("by sizes and multiprocessors", "so many that all multiprocessors read keys until the end")
+WHY_EARLY = "blocks start before the previous kernel ends and wait for its end, which saves the time between kernels"
+WHY_PACKED = "keys are read once for all of them; a product has 16 rows even if there are fewer"
+WHY_SPLITS = ("by sizes and multiprocessors", "as many as keep all multiprocessors reading keys until the end")
 WHY_INVARIANT = (
     f"one for about {INVARIANT_KEYS} keys",
     "batch_invariant: the number depends on kv_len alone, so a sequence has the same bits in any batch",
 )
-WHY_SUMS = "as exact as if keys were not split: one lse would lack the last bits of a large maximum"
+WHY_SUMS = "as exact as without splits; an lse instead of m and l would lose the last bits of l if m is large"
 PLAIN_SUMS = Decision("partial results", "sums", "without a softmax nothing is needed to add them up")

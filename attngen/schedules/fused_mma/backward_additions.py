@@ -109,7 +109,12 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
             else []
         ),
         rows("DS", (tile.block_kv, tile.block_q), "dS^T of a tile, for all warps"),
-        SharedBuffer(name="ROW_VALUES", element="float", shape=(stages, values, tile.block_q), use="numbers of a tile's rows"),
+        SharedBuffer(
+            name="ROW_VALUES",
+            element="float",
+            shape=(stages, values, tile.block_q),
+            use="numbers of a tile's rows, such as lse",
+        ),
         *([classified_tiles(tile)] if classifies(facts) else []),
     )
 

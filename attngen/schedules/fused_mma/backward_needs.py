@@ -118,11 +118,9 @@ def last_decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwa
     elif tile.stages == 1 and room(facts, replace(tile, stages=2)) > arch.shared_per_block:
         why_stages = "two do not fit shared memory"
     elif tile.stages == 1:
-        why_stages = (
-            "two would take the room of another block on the same multiprocessor, which multiplies while this one waits"
-        )
+        why_stages = "with two, fewer blocks fit a multiprocessor, and another block multiplies while this one waits"
     yield Decision("stages", str(tile.stages), why_stages)
-    yield Decision("PART", str(own.part), "columns of S and dP whose sums find registers beside those of the gradients")
+    yield Decision("PART", str(own.part), "columns of S and dP at once: their registers fit beside those of the gradients")
     yield Decision("blocks per SM", str(blocks_of_an_sm(facts, arch, tile, room)), WHY_BLOCKS)
     if own.idle_copiers:
         yield Decision("copying threads", "not all", "the 16-byte chunks of a row do not divide the number of threads")
@@ -135,4 +133,4 @@ def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile, room: Room) -> int
     return min(arch.shared_per_sm // (room(facts, tile) + RESERVED), max(1, WARPS_OF_AN_SM // tile.warps))
 
 
-WHY_BLOCKS = "the compiler may use the registers of so many; unasked, it spills some to make room for more"
+WHY_BLOCKS = "this limits the registers of a thread; without the limit, the compiler spills some to make room for more blocks"

@@ -124,7 +124,14 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
         rows("STREAMED_QK", (stages, size, qk), "a tile of queries, or of keys"),
         rows("STREAMED_V", (stages, size, v), "a tile of rows of dO, or of values"),
         *(
-            [SharedBuffer(name="ROW_VALUES", element="float", shape=(stages, values, size), use="numbers of a tile's rows")]
+            [
+                SharedBuffer(
+                    name="ROW_VALUES",
+                    element="float",
+                    shape=(stages, values, size),
+                    use="numbers of a tile's rows, such as lse",
+                )
+            ]
             if values and kept
             else []
         ),
@@ -212,10 +219,10 @@ def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPl
     rows = MMA_ROWS * row_blocks(tile)
     yield from first_decisions(facts, arch)
     if {"q", "k"} <= {*facts.wanted} or {"q", "v"} <= {*facts.wanted}:
-        yield Decision("dK, dV and dQ", "by kernels of their own", WHY_TWO_KERNELS)
+        yield Decision("dK, dV and dQ", "by two kernels", WHY_TWO_KERNELS)
     if "dv" in own.kernels and "dk" in own.kernels:
         both = own.qk_width + own.v_width
-        yield Decision("dK and dV", "by kernels of their own", f"{row_blocks(tile) * both // 2} sums a thread would spill")
+        yield Decision("dK and dV", "by two kernels", f"one would have {row_blocks(tile) * both // 2} sums a thread, and spill")
     yield from saved_decisions(saved_results(facts))
     yield from term_decisions(term_sums(facts, diagonals=True))
     why_square = "as many rows as keys: ranges of captured vectors serve both kernels; "

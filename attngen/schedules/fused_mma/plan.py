@@ -57,7 +57,7 @@ WHY_BETWEEN = "issued when the first products of a tile are queued: the tensor c
 WHY_IDLE = "the 16-byte chunks of a row do not divide the number of threads"
 WHY_SUMMED = "added to O in fp32: the tensor cores truncate sums, and errors of one sign add up"
 WHY_BLOCKS = "the compiler may use the registers of so many: split operands need all that a thread can have"
-WHY_KEYS = "for partial tiles: the elements of a key are read once, during Q K^T, not by every thread that meets the key"
+WHY_KEYS = "read once for each key of a partial tile, during Q K^T, instead of by every thread that has the key"
 
 
 @dataclass(frozen=True, slots=True)

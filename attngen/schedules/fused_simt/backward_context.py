@@ -112,7 +112,7 @@ class FusedSimtBackward(CapturedSums):
                 "int",
                 "BLOCKS",
                 str(plan.blocks),
-                "that an SM is to hold at once: the compiler may use the registers of so many",
+                "that an SM should hold at once: it limits the registers of a thread",
             ),
             *(ConstantLine("int", f"{b.name}_SMEM", str(b.offset)) for b in plan.buffers),
             ConstantLine("int", "ROW_THREADS", str(own.row_threads), "the block's threads as a grid over a tile: its rows"),

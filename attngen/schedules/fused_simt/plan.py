@@ -38,7 +38,7 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
 
     q, kv = tile.block_q, tile.block_kv
     return (
-        rows("Q", q, spec.head_dim, "the block's query rows, for its whole life"),
+        rows("Q", q, spec.head_dim, "the block's query rows"),
         rows("K", kv, spec.head_dim, "the tile's keys"),
         rows("V", kv, spec.head_dim_v, "the tile's values", ROW),
         rows("P", q, kv, "the tile's weights, each row used by the warp that wrote it"),

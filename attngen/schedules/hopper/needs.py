@@ -27,8 +27,8 @@ KEPT_REGISTERS = 10  # of dropout: what a head's generator needs, and bytes of p
 DESCRIPTOR_REGISTERS = 4  # of Q in shared memory
 MOST_CONSUMERS = 4
 WHOSE = {
-    True: "Q holds, and held before that",
-    False: "are current, and were before that",
+    True: "Q holds now, and held before",
+    False: "are current, and were before",
 }  # by whether Q goes to registers at once
 
 

@@ -37,7 +37,7 @@ POSSIBLE = tuple(tile(groups, kv) for groups in (2, 1, 3) for kv in (128, 96, 80
 
 WHY_TILE = "the first preferred tile whose O, S and P fit a thread's registers, and whose stages fit shared memory"
 WHY_BLOCKS = f"; of {BLOCKS} blocks on an SM one computes weights while the other multiplies"
-WHY_WARPS = "four are a warpgroup, which multiplies 64 rows; a warp has the weights of 16 of them"
+WHY_WARPS = "a warpgroup of four multiplies 64 rows; each warp has 16 of them"
 
 
 def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
