@@ -31,7 +31,7 @@
 //     stages = 1: other blocks on the same multiprocessor compute while this one loads
 //
 // Shared memory of a block, 44032 bytes
-//          0  Q        fp32 [64][64 + 4], the block's query rows, for its whole life
+//          0  Q        fp32 [64][64 + 4], the block's query rows
 //      17408  K        fp32 [32][64 + 4], the tile's keys
 //      26112  V        fp32 [32][64 + 4], the tile's values
 //      34816  P        fp32 [64][32 + 4], the tile's weights, each row used by the warp that wrote it
@@ -161,8 +161,8 @@ __device__ __forceinline__ int spread(int t, int threads, int i) { return t + th
 // A block computes BLOCK_Q rows, thread (ty, tx) the rows row_of(r) and the keys column_of(j) of every tile of S, and VECTOR
 // neighbouring dimensions of O at a time. The products of a tile are summed by themselves.
 
-// One step of an online softmax: sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to the factor by
-// which sums under the old maximum must be multiplied, 1 if it is the same. Returns the maximum to subtract from scores.
+// Sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to exp(old - new), by which sums under the old
+// maximum must be multiplied. Returns the maximum to subtract from scores.
 __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
     alpha = expf(row_max - shift);

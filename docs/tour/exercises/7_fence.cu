@@ -49,7 +49,7 @@
 //      65536  V        fp16 [3][2][128][64], the values of 3 tiles, and ones
 //     163840  O        fp16 [8][1][16][64], output rows of each warp, on their way to global memory
 //     180224  BARRIERS mbarrier [14], see the kernel
-//     180352  WORK_TILES int [2][3], which rows and head Q holds, and held before that
+//     180352  WORK_TILES int [2][3], which rows and head Q holds now, and held before
 //
 // Sections
 //     1. Numbers
@@ -150,7 +150,7 @@ __device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrie
 }
 
 // Waits for the end of the phase of this parity: phases 0, 2, 4, ... have parity 0. Before phase 0 has ended, a wait for
-// parity 1 returns at once: so does a producer's first wait for an empty buffer.
+// parity 1 returns at once; a producer's first wait for an empty buffer relies on this.
 __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, unsigned parity) {
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     unsigned completed = 0;
@@ -357,7 +357,7 @@ struct HeadRows {
     const TensorMap* map;
     int h_idx, b_idx;
 
-    // One thread: copies 64 columns of some rows to `smem` in the background. `row` is the first; the map has their number
+    // One thread: copies 64 columns of some rows to `smem` in the background. `row` is the first; `map` states how many
     __device__ __forceinline__ void load_async(unsigned char* smem, unsigned long long* full, int column, int row,
                                                unsigned long long l2_hint) const {
         tma_load(smem, map, full, column, row, h_idx, b_idx, l2_hint);
@@ -450,7 +450,7 @@ __device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_he
 }
 constexpr int END = -1;  // as a q_block: there is no more work
 
-// Passes the work tiles that the producer takes from the counter to the other roles. There are two slots, used in turn: a work
+// Passes work tiles to the other roles; the producer takes them from the counter. There are two slots, used in turn: a work
 // tile's slot is the parity of its phase, and the other slot still has the previous work tile.
 //     full   a phase of it ends when the work tile is written and its rows of Q have arrived
 //     empty  a phase of it ends when all have read both: each thread of the consumers, and the thread that copies V
@@ -617,8 +617,8 @@ struct Fragments {
     unsigned Q[K_STEPS][4];
 };
 
-// One step of an online softmax: sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to the factor by
-// which sums under the old maximum must be multiplied, 1 if it is the same. Returns the maximum to subtract from scores.
+// Sets a row's maximum to `new_max`, which is at least the old one, and `alpha` to exp(old - new), by which sums under the old
+// maximum must be multiplied. Returns the maximum to subtract from scores.
 __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float new_max) {
     const float shift = new_max == -INF ? 0.0f : new_max;  // no key yet: exp(-inf - 0) = 0, not NaN
     alpha = fast_exp2((row_max - shift) * EXPONENT_SCALE);
@@ -630,7 +630,7 @@ __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float n
 // calls find_largest, raise_maxima and compute_weights; if raise_maxima returns true, it multiplies O by alpha.
 struct RowSoftmax {
     float max[ROWS];      // the maximum in use, which may be less than the largest score
-    float alpha[ROWS];    // the factor of what was summed under the maximum before
+    float alpha[ROWS];    // the factor for sums under the previous maximum
     float shift[ROWS];    // subtracted from exponents: max * EXPONENT_SCALE, or 0
     float limit[ROWS];    // the largest score that does not change the maximum; -INF: every tile changes it
     int largest[ROWS];    // this lane's largest score of the tile, as bits
@@ -681,7 +681,7 @@ struct RowSoftmax {
         float highest[ROWS];  // the largest that this lane knows
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) highest[r] = max[r];
-        // If a row has negative scores only, `largest` is not the largest one: floats are compared
+        // If a row has negative scores only, `largest` is not its largest one: compare the floats
         int least = largest[0];
 #pragma unroll
         for (int r = 1; r < ROWS; ++r) least = ::min(least, largest[r]);
@@ -721,7 +721,7 @@ struct RowSoftmax {
 // A consumer warpgroup: computes. Each of its threads has the members in registers.
 struct Consumer : Block {
     int consumer, thread, lane;  // numbers: of this warpgroup among consumers, of this thread in it, of this thread in its warp
-    int lane_row;  // of the block's rows: this lane's first; its second is 8 further
+    int lane_row;  // this lane's first row in the block; its second is 8 further
     unsigned k_operand, v_operand;  // of stage 0
 
     Fragments& frag;
@@ -994,8 +994,8 @@ gpt2_hopper(
     };
     block.set_up();
 
-    // The compiler knows that the result of a shuffle is the same for all lanes of a warp, and does not know it of
-    // threadIdx.x / 128: with it, it branches once for all lanes, and keeps values that depend on it in uniform registers
+    // The shuffle tells the compiler that all lanes of a warp have the same value, which it cannot see of threadIdx.x / 128. It
+    // then branches once for all lanes, and keeps values that depend on the warpgroup in uniform registers
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         give_registers<PRODUCER_REGISTERS>();
@@ -1004,7 +1004,7 @@ gpt2_hopper(
         if (threadIdx.x == 32) producer.load_values();
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        // Not members of Consumer: the compiler puts an object with arrays into registers only when its loops are unrolled
+        // Not members of Consumer: the compiler keeps an object with arrays in registers only if loops over these are unrolled
         Fragments frag;
         RowSoftmax softmax;
         Consumer consumer(block, warpgroup - 1, frag, softmax);

@@ -77,7 +77,7 @@ constexpr int BLOCK = 32;  // rows, or keys, that a block owns, and of a tile th
 constexpr int BLOCK_Q = BLOCK;
 constexpr int BLOCK_KV = BLOCK;
 constexpr int THREADS = 128;
-constexpr int BLOCKS = 1;  // that an SM is to hold at once: the compiler may use the registers of so many
+constexpr int BLOCKS = 1;  // that an SM should hold at once: it limits the registers of a thread
 constexpr int Q_SMEM = 0;
 constexpr int K_SMEM = 8704;
 constexpr int V_SMEM = 17408;
@@ -117,7 +117,7 @@ __device__ __forceinline__ fp16 to_fp16(float x) {
     return y;
 }
 
-// `lse`, or 0 if it is -inf, as that of a row without keys is: exp(-inf - 0) = 0, not NaN.
+// `lse`, or 0 if it is -inf, because the row has no keys: exp(-inf - 0) = 0, not NaN.
 __device__ __forceinline__ float finite_or_0(float lse) {
     return lse == -INF ? 0.0f : lse;
 }
