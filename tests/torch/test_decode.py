@@ -188,7 +188,7 @@ def test_what_is_refused() -> None:
         (lambda: Attention().decode(q, k, k, size=3), r"no input or param `size`"),
         (lambda: Attention().decode(q[0], k, k), r"`q` has 3 dimensions; expected 4"),
         (lambda: Attention().decode(q, k[:, :1], k[:, :1]), r"enable_gqa"),
-        (lambda: shifted.decode(q, k, k, **tables), r"rows are rotated at q \+ 1, k"),
+        (lambda: shifted.decode(q, k, k, **tables), r"rotates rows at positions q \+ 1, k"),
         (lambda: Attention(attngen.define(head_dim=16, storage="packed")).decode(q, k, k), r"states storage packed"),
     ):
         with pytest.raises(ArgumentError, match=message):
