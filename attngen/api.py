@@ -282,14 +282,7 @@ def compile(
     if kernel is not None:
         check_schedule("kernel", kernel)
     _check_types(spec, device, arch, captures, ahead)
-    if isinstance(spec, AttentionSpec):
-        check(spec)
-    else:
-        spec = load_one(spec)
-    if storage is not None and storage != spec.kernel.storage:
-        check_storage(storage)
-        spec = replace(spec, kernel=replace(spec.kernel, storage=storage))
-        check(spec)
+    spec = _checked(spec, storage)
     given = dict(captures or {})
     for param in spec.params:
         if param.name in given:
@@ -309,6 +302,19 @@ def compile(
         on_tensors = _tensor_functions[-1](spec, kernel, given, place.name if on_gpu else "cpu")
     made = _planned(place, spec, kernel, arch)
     return replace(made, captures=given, on_tensors=on_tensors, by_default=not on_gpu and device == "auto")
+
+
+def _checked(spec: AttentionSpec | Path, storage: Storage | None) -> AttentionSpec:
+    """The spec to compile, with `storage` if it is given. Raises DiagnosticError, ArgumentError."""
+    if isinstance(spec, AttentionSpec):
+        check(spec)
+    else:
+        spec = load_one(spec)
+    if storage is not None and storage != spec.kernel.storage:
+        check_storage(storage)
+        spec = replace(spec, kernel=replace(spec.kernel, storage=storage))
+        check(spec)
+    return spec
 
 
 def _compile_into_cache(spec: AttentionSpec, arch: str, kernel: str | None) -> None:

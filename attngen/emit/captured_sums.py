@@ -8,7 +8,7 @@ from typing import Any
 from attngen.emit import abi, comment_text
 from attngen.emit.file import ConstantLine, File, KernelText
 from attngen.emit.gradient_functions import CapturedFunctions, ContributionFunctions
-from attngen.emit.program import CeilDiv, Extent, Parameter, Tensor
+from attngen.emit.program import Extent, Parameter, Tensor, grid_of_elements
 from attngen.emit.variant import Function
 from attngen.plan.captured_sums import WORDS, Place, TermSum
 from attngen.spec.dtypes import DTYPES
@@ -158,7 +158,9 @@ class CapturedSums(File):
             sizes = workspace.shape
         parameters = [abi.data(terms.name, ctype, writable=True), *of_sizes]
         names = tuple(p.name for p in of_sizes) if terms.place == "words" else tuple(self.lengths[i] for i in terms.indices)
-        return ZeroKernel(self.kernel(f"zero_{terms.name}", self._by_last(sizes), parameters), terms, names)
+        return ZeroKernel(
+            self.kernel(f"zero_{terms.name}", grid_of_elements(sizes, self.plan.threads), parameters), terms, names
+        )
 
     def last_kernels(self) -> dict[str, LastKernel]:
         """By the names of the gradients, in launch order."""
@@ -178,7 +180,7 @@ class CapturedSums(File):
             *(abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len") if indices else []),
             *self.captured(*of_indices, scale=False),
         ]
-        grid = tensor.shape[::-1] if by_block else self._by_last(tensor.shape)
+        grid = tensor.shape[::-1] if by_block else grid_of_elements(tensor.shape, self.plan.threads)
         return LastKernel(
             self.kernel(tensor.name, grid, parameters, threads_name="THREADS, 1"),  # else registers are spilled for more blocks
             tensor,
@@ -189,10 +191,3 @@ class CapturedSums(File):
             by_block,
             self.reads_captured(*of_indices, scale=False),
         )
-
-    def _by_last(self, sizes: tuple[Extent, ...]) -> tuple[Extent, ...]:
-        """A grid with a thread for each element."""
-        *others, last = sizes or (1,)
-        threads = self.plan.threads
-        blocks = -(-last // threads) if isinstance(last, int) else CeilDiv(str(last), threads)
-        return (blocks, *reversed(others))

@@ -93,16 +93,9 @@ class CudaPrinter:
         raise AssertionError(node)
 
     def _apply(self, node: Apply, texts: Mapping[Expr, Text], known: Mapping[Expr, Range]) -> Text:
-        primitive = {"": "", "fast": TABLE[node.op].fast, "rough": TABLE[node.op].rough}[self.approximate]
-        if primitive:
-            self.primitives.add(primitive)
-            if self.approximate == "fast" and (scaled := times_constant(node.args[0])) is not None:
-                return f"{primitive}({texts[scaled[0]][0]}, {literal(scaled[1])[0]})", CALL
-            return f"{primitive}({', '.join(texts[a][0] for a in node.args)})", CALL
-        if self.approximate and node.op == "div" and _has_reciprocal(node.args[1]):
-            dividend = self._operand(texts[node.args[0]], MULTIPLY, 0)
-            divisor = parenthesize(texts[node.args[1]], UNARY)
-            return f"{dividend} * (1.0f / {divisor})", MULTIPLY  # an IEEE division costs twenty instructions
+        approximation = self._approximation(node, texts) if self.approximate else None
+        if approximation is not None:
+            return approximation
         row = TABLE[node.op]
         spelling = row.cuda[node.args[-1].type if node.op == "where" else node.args[0].type]
         operand_ranges = [known[a] for a in node.args if a.type is Type.INT]
@@ -110,18 +103,30 @@ class CudaPrinter:
             spelling = row.nonnegative
         else:
             self.helpers.update(row.helpers)
-        wide = any(not fits_int(r) for r in operand_ranges) or (node.type is Type.INT and not fits_int(known[node]))
+        wide = not all(map(fits_int, operand_ranges)) or (node.type is Type.INT and not fits_int(known[node]))
         operands = []
         for position, arg in enumerate(node.args):
-            text = texts[arg]
-            if wide and arg.type is Type.INT and fits_int(known[arg]):
-                suffixed = isinstance(arg, Const) and text[0][-1].isdigit()
-                text = (f"{text[0]}LL", text[1]) if suffixed else (f"(long long){parenthesize(text, UNARY)}", UNARY)
+            is_narrow = arg.type is Type.INT and fits_int(known[arg])
+            text = _widened(arg, texts[arg]) if wide and is_narrow else texts[arg]
             operands.append(self._operand(text, spelling.precedence, position))
         text = spelling.text.format(*operands), spelling.precedence
         if wide and node.type is Type.INT and fits_int(known[node]):
             return f"(int){parenthesize(text, UNARY)}", UNARY
         return text
+
+    def _approximation(self, node: Apply, texts: Mapping[Expr, Text]) -> Text | None:
+        """An operator as the GPU approximates it, by the primitive that it then is; None if it has no approximation."""
+        primitive = TABLE[node.op].fast if self.approximate == "fast" else TABLE[node.op].rough
+        if primitive:
+            self.primitives.add(primitive)
+            if self.approximate == "fast" and (scaled := times_constant(node.args[0])) is not None:
+                return f"{primitive}({texts[scaled[0]][0]}, {literal(scaled[1])[0]})", CALL
+            return f"{primitive}({', '.join(texts[a][0] for a in node.args)})", CALL
+        if node.op == "div" and _has_reciprocal(node.args[1]):
+            dividend = self._operand(texts[node.args[0]], MULTIPLY, 0)
+            divisor = parenthesize(texts[node.args[1]], UNARY)
+            return f"{dividend} * (1.0f / {divisor})", MULTIPLY  # an IEEE division costs twenty instructions
+        return None
 
     def _operand(self, text: Text, outer: int, position: int) -> str:
         if outer == CALL:
@@ -129,6 +134,13 @@ class CudaPrinter:
         # Infix operators group from the left: only their first operand may be another of the same precedence
         grouped = position == 0 and outer not in (UNARY, CONDITIONAL)
         return parenthesize(text, outer if grouped else outer + 1)
+
+
+def _widened(node: Expr, text: Text) -> Text:
+    """An int as 64 bits."""
+    if isinstance(node, Const) and text[0][-1].isdigit():
+        return f"{text[0]}LL", text[1]
+    return f"(long long){parenthesize(text, UNARY)}", UNARY
 
 
 # Operators that need not compute every operand.

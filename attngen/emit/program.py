@@ -80,6 +80,13 @@ class PackedBlocks:
 Extent = int | str | CeilDiv | OneMore | Sum | PackedBlocks | PackedTiles | Splits | SeveralSplits
 
 
+def grid_of_elements(sizes: tuple[Extent, ...], threads: int) -> tuple[Extent, ...]:
+    """A grid with a thread for each element of an array, whose last dimension blocks of `threads` divide."""
+    *others, last = sizes or (1,)
+    blocks = -(-last // threads) if isinstance(last, int) else CeilDiv(str(last), threads)
+    return (blocks, *reversed(others))
+
+
 def evaluate(extent: Extent, sizes: Sizes) -> int:
     """The value of an extent."""
     if isinstance(extent, int):

@@ -46,6 +46,7 @@ LOCALS = {
     "k.first": "kv_first",
     "k.step": "kv_step",
 } | {size: size for size in SIZES}
+Approximate = Literal["", "fast", "rough"]
 MOST_ROWS = 1024  # of a tile: more than any plan has
 LEAST_FACTOR, MOST_FACTOR = 2.0**-60, 2.0**60  # of what joins the exponent's factor
 OF_THE_BLOCK = {"b", "h", *SIZES}  # indices that all pairs of a block share
@@ -175,51 +176,22 @@ class Variant:
 
 def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
     """The variant of a spec under a plan; with the classification of tiles if the schedule has tiles."""
-    bounds = MaskBounds() if not plan.schedule.is_tiled else plan.bounds
-    axes = [b for b in (bounds, plan.row_bounds) if b is not None]
-    tested = next((b for b in axes if b.per_tile), None)  # one axis without closed forms: tiles of both are tested
-    test_exprs = [tested.may, tested.must] if tested else []
-    ranges_of = [(b.begin, b.end) if tested else (b.begin, b.end, b.full_begin, b.full_end) for b in axes]
-    range_exprs = [[e for e in exprs if e is not None] for exprs in ranges_of]
-    bound_exprs = [e for exprs in range_exprs for e in exprs]
-    spans = _spans_of(axes, *bound_exprs, *test_exprs)
-    by_row = (
-        plan.schedule.is_warp_specialized
-        and plan.direction == "forward"
-        and (bounds.exact or (bounds.per_tile and bool(plan.staged.keys)))
-    )
-    # A result that is rounded to 16 bits may be computed by approximations; an lse, which is not, must not
-    approximable = plan.schedule.on_tensor_cores and spec.dtype.bytes == 2 and not spec.lse
-    staged = plan.staged
-    printer = _printer(spec, spans, staged.elements, "" if not approximable else "rough" if rough_functions(spec) else "fast")
+    bounds = plan.bounds if plan.schedule.is_tiled else MaskBounds()
+    kv_range, q_range, classify, spans = _of_tiles(bounds, plan.row_bounds)
+    by_row = _compares_by_row(plan, bounds)
+    staged, affine, approximate = plan.staged, plan.affine, _approximate(spec, plan)
+    printer = _printer(spec, spans, staged.elements, approximate)
     asked = spec.mask if not by_row else None if bounds.exact else bounds.residual
     mask = None if asked is None else staged.named(asked)
-    affine = plan.affine
-    whole = affine.rest if affine else spec.score
-    score = None if whole is S else _of_pairs(spec, plan, whole)
-    lse_has_it = "lse" in plan.saved and {*plan.wanted} <= {*QKV}
-    sink = None if lse_has_it else spec.sink
-    elements = [e.gather for e in (*staged.keys, *staged.rows)]
-    dropout = () if spec.dropout is None else (spec.dropout, *state_elements())
-    positions = spec.rotary.positions if spec.rotary is not None and plan.rotated else (None, None)
-    exprs = [
-        e
-        for e in (*dropout, *positions, asked, spec.score, spec.scale, sink, *bound_exprs, *test_exprs, *elements)
-        if e is not None
-    ]
-    gradient = plan.facts.gradient
-    derivative = None if gradient is None or gradient.ds is FLOAT_ONE else _of_pairs(spec, plan, gradient.ds)
-    elementwise = [e for e in (mask, score) if e is not None]
-    whole_score = affine is None and plan.schedule.on_tensor_cores  # an affine term is in the units of scores
-    factor, score = _without_factor(spec, score) if whole_score else ("", score)
-    forward = plan.direction == "forward"
-    has_one_score = forward and plan.schedule.is_tiled and not plan.schedule.packs_heads
-    raw = _of_raw_scores(score, spec.scale) if approximable and forward else None  # a derivative needs s
+    factor, score, raw = _scores(spec, plan, approximate)
     of_two = _score_of_two(printer, raw) if plan.schedule.is_warp_specialized else ""
-    variant = Variant(
+    sink, positions = _sink(spec, plan), _positions(spec, plan)
+    exprs = _read_by(spec, plan, *positions, asked, sink, *kv_range, *q_range, *classify)
+    elementwise = [e for e in (mask, score) if e is not None]
+    return Variant(
         score=None if of_two else _function(printer, raw or score, staged.elements),
         score_of_two=of_two,
-        one_score=_function(printer, plan.facts.uniform_score) if has_one_score else None,
+        one_score=_function(printer, plan.facts.uniform_score) if _has_one_score(plan) else None,
         affine=_function(printer, affine.term if affine else None),
         slope=_function(printer, affine.slope if affine else None),
         mask=_function(printer, mask, staged.elements),
@@ -233,15 +205,11 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         q_position=_function(printer, positions[0]),
         k_position=_function(printer, positions[1]),
         dropped=dropped_of(spec.dropout.value) if isinstance(spec.dropout, Const) else None,
-        derivative=_function(printer, derivative),
-        captured_gradients=tuple(
-            captured_functions(one, lambda e: _functions(printer, [staged.named(e)], staged.elements))
-            for one in (gradient.captured if gradient else ())
-            if one.name in plan.wanted
-        ),
-        kv_range=_functions(printer, range_exprs[0]),
-        q_range=_functions(printer, range_exprs[1]) if plan.row_bounds else None,
-        classify=_functions(printer, test_exprs) if test_exprs else None,
+        derivative=_function(printer, _derivative(spec, plan)),
+        captured_gradients=_captured_gradients(printer, plan),
+        kv_range=_functions(printer, kv_range),
+        q_range=_functions(printer, q_range) if q_range else None,
+        classify=_functions(printer, classify) if classify else None,
         tensors=_tensors(spec, spans, exprs),
         scalars=_scalars(spec, exprs),
         spans=spans,
@@ -254,13 +222,77 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         helpers=tuple(sorted(printer.helpers)),
         primitives=tuple(sorted(printer.primitives)),
     )
-    return variant
 
 
-def _spans_of(bounds: list[MaskBounds], *exprs: Expr) -> tuple[Span, ...]:
-    """The spans of `bounds` that `exprs` read."""
-    read = inputs_in(*exprs)
-    return tuple(dict.fromkeys(s for b in bounds for s in b.spans if not read.isdisjoint(s.ends)))
+def _approximate(spec: AttentionSpec, plan: Plan) -> Approximate:
+    """How scores are approximated. A result that is rounded to 16 bits may be; an lse, which is not, must not."""
+    if not plan.schedule.on_tensor_cores or spec.dtype.bytes > 2 or spec.lse:
+        return ""
+    return "rough" if rough_functions(spec) else "fast"
+
+
+def _scores(spec: AttentionSpec, plan: Plan, approximate: Approximate) -> tuple[str, Expr | None, Expr | None]:
+    """The factor of all scores, the score of a pair without it, None if that is s, and the same of Q K^T as it is, if it is."""
+    whole = plan.affine.rest if plan.affine else spec.score
+    score = None if whole is S else _of_pairs(spec, plan, whole)
+    factor = ""
+    if plan.affine is None and plan.schedule.on_tensor_cores:  # an affine term is in the units of scores
+        factor, score = _without_factor(spec, score)
+    is_raw = approximate and plan.direction == "forward"  # a derivative needs s
+    return factor, score, _of_raw_scores(score, spec.scale) if is_raw else None
+
+
+def _derivative(spec: AttentionSpec, plan: Plan) -> Expr | None:
+    """d score / d s, of a backward; None: 1."""
+    gradient = plan.facts.gradient
+    return None if gradient is None or gradient.ds is FLOAT_ONE else _of_pairs(spec, plan, gradient.ds)
+
+
+def _sink(spec: AttentionSpec, plan: Plan) -> Expr | None:
+    """The sink, unless a backward reads it as a part of lse."""
+    lse_has_it = "lse" in plan.saved and {*plan.wanted} <= {*QKV}
+    return None if lse_has_it else spec.sink
+
+
+def _positions(spec: AttentionSpec, plan: Plan) -> tuple[Expr | None, Expr | None]:
+    """The positions of a row and of a key, where a kernel of the file rotates them."""
+    return spec.rotary.positions if spec.rotary is not None and plan.rotated else (None, None)
+
+
+def _has_one_score(plan: Plan) -> bool:
+    """Whether kernels ask if a tile has one score."""
+    return plan.direction == "forward" and plan.schedule.is_tiled and not plan.schedule.packs_heads
+
+
+def _read_by(spec: AttentionSpec, plan: Plan, *others: Expr | None) -> list[Expr]:
+    """All expressions that kernels compute: `others`, and those that every variant has."""
+    dropout = () if spec.dropout is None else (spec.dropout, *state_elements())
+    elements = [e.gather for e in (*plan.staged.keys, *plan.staged.rows)]
+    return [e for e in (*dropout, spec.score, spec.scale, *others, *elements) if e is not None]
+
+
+def _of_tiles(bounds: MaskBounds, row_bounds: MaskBounds | None) -> tuple[list[Expr], list[Expr], list[Expr], tuple[Span, ...]]:
+    """What says which tiles are visited: the range of keys, that of rows, the test of a tile, and the spans that these read."""
+    axes = [b for b in (bounds, row_bounds) if b is not None]
+    tested = next((b for b in axes if b.per_tile), None)  # one axis without closed forms: tiles of both are tested
+    tests = [tested.may, tested.must] if tested else []
+    ends = [(b.begin, b.end) if tested else (b.begin, b.end, b.full_begin, b.full_end) for b in axes]
+    of_keys, of_rows = (*([e for e in exprs if e is not None] for exprs in ends), [])[:2]
+    read = inputs_in(*of_keys, *of_rows, *tests)
+    return of_keys, of_rows, tests, tuple(dict.fromkeys(s for b in axes for s in b.spans if not read.isdisjoint(s.ends)))
+
+
+def _compares_by_row(plan: Plan, bounds: MaskBounds) -> bool:
+    """Whether each key is compared with the range of its row, which says all or a part of what the mask says."""
+    by_range = bounds.exact or (bounds.per_tile and bool(plan.staged.keys))
+    return plan.schedule.is_warp_specialized and plan.direction == "forward" and by_range
+
+
+def _captured_gradients(printer: CudaPrinter, plan: Plan) -> tuple[CapturedFunctions[Function], ...]:
+    """The functions of the captured gradients that are wanted."""
+    staged, gradient = plan.staged, plan.facts.gradient
+    wanted = [one for one in gradient.captured if one.name in plan.wanted] if gradient else []
+    return tuple(captured_functions(one, lambda e: _functions(printer, [staged.named(e)], staged.elements)) for one in wanted)
 
 
 def _of_pairs(spec: AttentionSpec, plan: Plan, expr: Expr) -> Expr:
@@ -321,9 +353,7 @@ def _score_of_two(printer: CudaPrinter, score: Expr | None) -> str:
     return f"{primitive}(s0, s1, {literal(operand[1])[0]})"
 
 
-def _printer(
-    spec: AttentionSpec, spans: Iterable[Span], staged: tuple[Element, ...], approximate: Literal["", "fast", "rough"]
-) -> CudaPrinter:
+def _printer(spec: AttentionSpec, spans: Iterable[Span], staged: tuple[Element, ...], approximate: Approximate) -> CudaPrinter:
     elements = element_ranges(spec)
     for span in spans:
         if span.input in elements:

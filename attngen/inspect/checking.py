@@ -18,7 +18,7 @@ from attngen.inspect.trials import Chosen, Fixed, Known, Problems, Trial, choose
 from attngen.plan import Plan
 from attngen.plan.facts import DETERMINISTIC
 from attngen.plan.plan import Direction
-from attngen.reference.compare import Comparison, Truth, compare
+from attngen.reference.compare import Comparison, compare
 from attngen.reference.compare_gradients import compare_gradients
 from attngen.reference.problems import Sample, Shape
 from attngen.reference.stored import dense, stored
@@ -140,42 +140,34 @@ def _results(
         tried = []
         for number, trial in enumerate(chosen.trials, 1):
             progress(f"running {name} on {device.name}: problem {number} of {len(chosen.trials)}")
-            if isinstance(compiled, CompiledBackward):
-                tried.append(_try_backward(compiled, problems.known(trial)))
-            else:
-                known = problems.known(trial)
-                tried.append(_try(compiled, trial, known.sample, known.truth))
+            known = problems.known(trial)
+            found = _run_backward(compiled, known) if isinstance(compiled, CompiledBackward) else _run(compiled, known)
+            of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
+            tried.append(Tried(*of_trial, *found))
         others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
         missed = (*chosen.missed, *([f"gradients of {', '.join(others)}"] if others else []))
         yield _checked(compiled, schedule, compile_seconds, tried, missed)
 
 
-def _try_backward(compiled: CompiledBackward, known: Known) -> Tried:
-    spec, plan, trial = compiled.spec, compiled.plan, known.trial
-    expected = known.gradients(plan)
-    arrays = backward_inputs(spec, plan, known.sample, known.loss, known.truth.reference)
+def _run_backward(compiled: CompiledBackward, known: Known) -> tuple[Comparison, float, dict[str, GradientErrors]]:
+    """What is found of a problem, and the seconds of the run."""
+    expected = known.gradients(compiled.plan)
+    arrays = backward_inputs(compiled.spec, compiled.plan, known.sample, known.loss, known.truth.reference)
     start = perf_counter()
-    gradients = run_backward(compiled, arrays, trial.params)
+    gradients = run_backward(compiled, arrays, known.trial.params)
     done = perf_counter() - start
     each = compare_gradients(gradients, expected)
     worst = max(each.values(), key=lambda one: one.excess)
     wrong = tuple(tensor for one in each.values() for tensor in one.wrong)
     errors = {name: GradientErrors(one.error, one.allowed) for name, one in each.items()}
-    return Tried(
-        trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec),
-        replace(worst, wrong=wrong), done, errors,
-    )  # fmt: skip
+    return replace(worst, wrong=wrong), done, errors
 
 
-def _try(compiled: CompiledAttention, trial: Trial, problem: Sample, expected: Truth) -> Tried:
-    spec = compiled.spec
+def _run(compiled: CompiledAttention, known: Known) -> tuple[Comparison, float]:
     start = perf_counter()
-    output, lse = _call(compiled, problem, trial.params)
+    output, lse = _call(compiled, known.sample, known.trial.params)
     done = perf_counter() - start
-    found = compare(output, lse, expected)
-    return Tried(
-        trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec), found, done
-    )  # fmt: skip
+    return compare(output, lse, known.truth), done
 
 
 def _checked(

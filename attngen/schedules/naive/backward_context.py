@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from attngen.emit import abi, comment_text
 from attngen.emit.file import FIRST_SECTIONS, SLICE, ConstantLine, KernelText
 from attngen.emit.gradient_functions import CapturedFunctions
-from attngen.emit.program import CeilDiv, Extent, Parameter, Tensor
+from attngen.emit.program import Extent, Parameter, Tensor, grid_of_elements
 from attngen.emit.variant import Function
 from attngen.schedules.naive.backward_plan import NaiveBackwardPlan
 from attngen.schedules.unfused import Unfused
@@ -84,16 +85,16 @@ class NaiveBackward(Unfused):
         }
 
     def kernels(self) -> dict[str, KernelText]:
-        written = {
+        written: dict[str, Callable[[], KernelText]] = {
             "scores": lambda: self.scores(*self._write("QK")),
             "weights": lambda: self.weights(*self._write("sink_weight")),
             "weight_gradients": self._weight_gradients,
             "delta": self._delta,
             "score_gradients": self._score_gradients,
             "dropout": self.dropout,
-            "dq": self._dq,
-            "dk": self._dk,
-            "dv": self._dv,
+            "dq": lambda: self._product("dQ", "K"),
+            "dk": lambda: self._product("dK", "Q"),
+            "dv": lambda: self._product("dV", "dO"),
         }
         of_captured = {f"d_{one.gradient.name}": self._captured_kernel(one).kernel for one in self.variant.captured_gradients}
         return {name: of_captured[name] if name in of_captured else written[name]() for name in self.kernel_names}
@@ -136,26 +137,18 @@ class NaiveBackward(Unfused):
     def _ds(self) -> list[Parameter]:
         return self._read("ds") or self._read("dS", "dP")
 
-    def _dq(self) -> KernelText:
-        return self._product("dQ", self.head_grid("q_len"), [*self._ds(), self.pointer("K")], "K")
-
-    def _dk(self) -> KernelText:
-        return self._product("dK", self.kv_head_grid("kv_len"), [*self._ds(), self.pointer("Q")], "Q")
-
-    def _dv(self) -> KernelText:
-        return self._product("dV", self.kv_head_grid("kv_len"), [*self._read("P", "S"), self.pointer("dO")], "dO", scale=False)
-
-    def _product(
-        self, result: str, grid: tuple[Extent, ...], factors: list[Parameter], rows: str, scale: bool = True
-    ) -> KernelText:
-        """A block computes a row of `result`, a thread an element."""
+    def _product(self, result: str, rows: str) -> KernelText:
+        """A block computes a row of `result`, a sum of `rows`; a thread computes an element."""
+        grid = self.head_grid("q_len") if result == "dQ" else self.kv_head_grid("kv_len")
+        of_scores = result != "dV"
         parameters = [
-            *factors,
+            *(self._ds() if of_scores else self._read("P", "S")),
+            self.pointer(rows),
             self.pointer(result, writable=True),
             *self.strides(rows),
             *self.strides(result),
             *self.sizes(),
-            *self.captured(*self.of_tiles(), scale=scale),
+            *self.captured(*self.of_tiles(), scale=of_scores),
         ]
         return self._of_product(result, grid, parameters)
 
@@ -179,10 +172,8 @@ class NaiveBackward(Unfused):
             *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
             *self.captured(*functions.functions, scale=reads_s),
         ]
-        last = sizes[-1] if sizes else 1
-        blocks = -(-last // self.plan.threads) if isinstance(last, int) else CeilDiv(str(last), self.plan.threads)
         return CapturedKernel(
-            self.kernel(tensor.name, (blocks, *reversed(sizes[:-1])), parameters),
+            self.kernel(tensor.name, grid_of_elements(sizes, self.plan.threads), parameters),
             functions,
             tensor,
             tuple(axis.is_free for axis in tensor.axes),
