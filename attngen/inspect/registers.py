@@ -3,7 +3,9 @@
     python -m attngen.inspect.registers [--write] [--missing] [--only hopper,decode] [--rows "pairs 16-bit"] [--jobs 16]
 
 For each family and number of keys, the widest head size of which no spec of the family spills a register, on each architecture,
-by the NVRTC that is installed. The table that is there says where to begin: two compilations of a spec confirm a number.
+by the NVRTC that is installed. The table that is there says where to begin: two compilations of a spec confirm a number. If a
+narrower head spills and a wider one does not, the number depends on where the search began; kernels of default plans that spill
+although the table has room for them are found by `attngen.inspect.spilled`.
 
 With --write the files are written while it runs: stopped before the end, it goes on with --missing, which compiles only what
 the files lack. Without --write, nothing is written, and exit code 1 says that some rows differ.
@@ -136,7 +138,8 @@ def main() -> int:
     with ProcessPoolExecutor(options.jobs) as pool:
         jobs: dict[Future[int | str], Cell] = {}
         for cell in todo:
-            guess = found.get(cell.family, table(cell.family.schedule).get(cell.family, {})).get(cell.keys, 0)
+            known = {**table(cell.family.schedule).get(cell.family, {}), **found.get(cell.family, {})}
+            guess = known.get(cell.keys, 0)
             jobs[pool.submit(measure, cell, guess, tuple(options.arch))] = cell
         for done, job in enumerate(as_completed(jobs), 1):
             cell, size = jobs[job], job.result()

@@ -86,7 +86,8 @@ class Schedule:
     why_not: Callable[[SpecFacts, Arch], str] = lambda facts, arch: ""  # why it cannot compute the spec; empty if it can
     propose: Callable[[Schedule, SpecFacts, Arch], Plan]  # raises PlanRefusal
     tiles: Callable[[SpecFacts, Arch], tuple[Tile, ...]] = lambda facts, arch: ()  # those that fit, for tuning
-    holds_q: Callable[[SpecFacts, Tile], bool] = lambda facts, tile: False  # whether Q may stay in registers beside a tile
+    # whether Q may stay in registers beside a tile
+    holds_q: Callable[[SpecFacts, Arch, Tile], bool] = lambda facts, arch, tile: False
     measured: Measured | None = None  # its kernels whose registers ptxas counts; None: they are estimated
     by_lengths: Callable[[SpecFacts], TileChoice | None] = lambda facts: None  # None: one tile for all lengths
     propose_tile: Callable[[Schedule, SpecFacts, Arch, Tile], Plan] | None = None  # the plan of a tile of `by_lengths`

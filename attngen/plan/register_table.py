@@ -4,12 +4,17 @@ A family of kernels differs in head size and in the keys of a tile alone. For ea
 size of which nothing is spilled, with a spec for each thing that a variant may compute, on every architecture. A kernel has
 registers enough if each compiler of the table finds so. A schedule's files are read when it is first planned.
 `python -m attngen.inspect.registers --write` makes the files of the NVRTC that is installed, without a GPU.
+
+The widest head size does not say everything. ptxas sometimes spills a few bytes of a narrower head, and on one architecture
+alone: for instance, it limits threads to 168 registers so that three blocks share an SM. So a second file of each schedule
+lists the kernels that spill although the first has room for them (`Spilled`). It is found by compiling the default plans:
+`python -m attngen.inspect.spilled --write`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -17,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts, facts_of
+from attngen.plan.tile import Tile
 from attngen.plan.variants import SPECS, Variant
 from attngen.spec.attention import AttentionSpec
 
@@ -58,7 +64,37 @@ NOT_COMPILED = "-"
 COLUMNS = tuple(f.name for f in fields(Family) if f.name != "schedule")
 
 
-PORTABLE = ("sm_80", "sm_90a", "sm_100a", "sm_120a")  # sm_86 and sm_89 have the code of sm_80
+PORTABLE = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+SAME_CODE = {"sm_86": "sm_80", "sm_89": "sm_80"}  # architectures whose machine code is that of another
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """A kernel that spills on an architecture, although its head size is at most the widest of its row."""
+
+    variant: str
+    operands: str
+    block_q: int
+    block_kv: int
+    stages: int
+    warps: int
+    form: str
+    head_dim: int  # the least of HEAD_SIZES that is not less than what counts of the spec's
+    arch: str
+
+    def __str__(self) -> str:
+        return " ".join(map(str, astuple(self)))
+
+
+def spilled_kernel(kind: str, operands: str, tile: Tile, form: str, size: int, arch: Arch) -> Spilled:
+    """The line of `Spilled` that a kernel would have; `size` is what counts of the spec's head sizes."""
+    head_dim, code = next(s for s in HEAD_SIZES if size <= s), SAME_CODE.get(arch.name, arch.name)
+    return Spilled(kind, operands, tile.block_q, tile.block_kv, tile.stages, tile.warps, form, head_dim, code)
+
+
+def narrower(kernel: Spilled) -> int:
+    """The next smaller head size; 0: none."""
+    return max((size for size in HEAD_SIZES if size < kernel.head_dim), default=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +107,7 @@ class Measured:
     # of a tile with so many keys; None if it is not of the family
     plan: Callable[[Schedule, Family, SpecFacts, Arch, int], Plan | None]
     arches: tuple[str, ...]
+    as_spilled: Callable[[Plan], Spilled]  # the line that a plan would have among the kernels that spill
     head_sizes: Callable[[Family], tuple[int, ...]] = lambda family: HEAD_SIZES
     # of a spec: those of a backward have wanted gradients; several, if storages differ in what a thread holds
     facts: Callable[[Family, AttentionSpec], tuple[SpecFacts, ...]] = lambda family, spec: (facts_of(spec),)
@@ -83,6 +120,22 @@ def compilers() -> tuple[str, ...]:
 
 def file_of(schedule: str, compiler: str) -> Path:
     return FOLDER / compiler / f"{schedule}.txt"
+
+
+def file_of_spilled(schedule: str, compiler: str) -> Path:
+    return FOLDER / compiler / f"{schedule}_spilled.txt"
+
+
+def spilled_by(schedule: str, compiler: str) -> frozenset[Spilled]:
+    """The kernels that a compiler spills although the table has room for them, as they are committed."""
+    path = file_of_spilled(schedule, compiler)
+    return parse_spilled(path.read_text()) if path.exists() else frozenset()
+
+
+@lru_cache
+def spilled(schedule: str) -> frozenset[Spilled]:
+    """Those of any compiler."""
+    return frozenset(kernel for compiler in compilers() for kernel in spilled_by(schedule, compiler))
 
 
 def measured_by(schedule: str, compiler: str) -> dict[Family, Widest]:
@@ -142,6 +195,24 @@ def to_text(rows: Mapping[Family, Widest]) -> str:
     for family, found in rows.items():
         own = (str(getattr(family, name)) for name in COLUMNS)
         cells.append(["", *own, *(str(found.get(k, NOT_COMPILED)) for k in keys)])
+    return _aligned("Widest head size without spills, by keys of a tile", cells)
+
+
+def parse_spilled(text: str) -> frozenset[Spilled]:
+    _, names, *rows = (line.split() for line in text.splitlines())
+    numbers = {f.name for f in fields(Spilled) if f.type == "int"}
+    found = (dict(zip(names[1:], row, strict=True)) for row in rows)
+    return frozenset(Spilled(**{n: int(v) if n in numbers else v for n, v in row.items()}) for row in found)  # type: ignore[arg-type]
+
+
+def spilled_to_text(kernels: Iterable[Spilled]) -> str:
+    rows = sorted(astuple(kernel) for kernel in kernels)
+    cells = [["#", *(f.name for f in fields(Spilled))], *(["", *map(str, row)] for row in rows)]
+    return _aligned("Kernels that spill although the table of head sizes has room for them", cells)
+
+
+def _aligned(title: str, cells: Sequence[Sequence[str]]) -> str:
+    """A title and rows of cells, in columns."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
-    return "\n".join(["# Widest head size without spills, by keys of a tile", *lines]) + "\n"
+    return "\n".join([f"# {title}", *lines]) + "\n"

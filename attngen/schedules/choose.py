@@ -77,13 +77,13 @@ def candidates(
     return tuple(
         _stated(spec, keyword, t, q)
         for t in schedule.tiles(facts, arch)
-        for q in (get_args(QPlace) if schedule.holds_q(facts, t) else (None,))
+        for q in (get_args(QPlace) if schedule.holds_q(facts, arch, t) else (None,))
     )
 
 
 def request_of(plan: Plan) -> KernelRequest:
     """The `kernel` statement that states all that `candidates` vary."""
-    q = plan.q_place if plan.schedule.holds_q(plan.facts, plan.tile) else None
+    q = plan.q_place if plan.schedule.holds_q(plan.facts, plan.arch, plan.tile) else None
     return _stated(plan.facts.spec, plan.keyword, plan.tile, q)
 
 

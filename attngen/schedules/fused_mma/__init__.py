@@ -14,7 +14,9 @@ FUSED_MMA = Schedule(
     why_not=plan.why_not,
     tiles=plan.tiles,
     holds_q=registers.may_hold_q,
-    measured=Measured(registers.FAMILIES, registers.keys_of, registers.specs_of, plan.of_family, PORTABLE),
+    measured=Measured(
+        registers.FAMILIES, registers.keys_of, registers.specs_of, plan.of_family, PORTABLE, registers.as_spilled
+    ),
     on_tensor_cores=True,
     storages=EVERY_STORAGE,
     context=FusedMma,

@@ -80,8 +80,8 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
     return needs.lacks(facts.spec, arch)
 
 
-def cost(facts: SpecFacts, tile: Tile) -> Cost:
-    sizes = head_sizes(facts, tile, facts.spec.kernel.q == "registers")
+def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
+    sizes = head_sizes(facts, arch, tile, facts.spec.kernel.q == "registers")
     return Cost(shared_bytes(facts, tile), sizes, threads=needs.copiers(facts.spec))
 
 
@@ -126,7 +126,7 @@ def one_stage_because(facts: SpecFacts, arch: Arch, tile: Tile) -> str:
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The tiles that fit and give an SM at least four warps, one for each of its schedulers."""
-    fit = fitting(arch, (*preferred_tiles(facts), *POSSIBLE), lambda t: cost(facts, t))
+    fit = fitting(arch, (*preferred_tiles(facts), *POSSIBLE), lambda t: cost(facts, arch, t))
     return tuple(t for t in fit if t.warps * blocks_of_an_sm(facts, arch, t) >= 4)
 
 
@@ -135,11 +135,11 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     spec = facts.spec
     preferred = preferred_tiles(facts)
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(facts, arch, t)]
-    tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(facts, t))
+    tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(facts, arch, t))
     fastest = "the fastest measured tile " + (
         "of which" if tile in roomy and not operands(spec).split else "that fits registers and shared memory;"
     )
-    holds = spec.kernel.q != "shared" and may_hold_q(facts, tile)
+    holds = spec.kernel.q != "shared" and may_hold_q(facts, arch, tile)
     return with_tile(schedule, facts, arch, tile, holds, fastest)
 
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 from itertools import product
 from typing import Literal, cast
 
+from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
-from attngen.plan.register_table import Family, widest
+from attngen.plan.plan import Plan
+from attngen.plan.register_table import Family, Spilled, narrower, spilled, spilled_kernel, widest
 from attngen.plan.tile import Tile
 from attngen.plan.variants import DOCUMENTS, SPECS, without_dropout
 from attngen.schedules.fused_mma.needs import OPERAND_STATEMENTS, RANDOM_REGISTERS, operands, row_blocks, staged_of
@@ -60,17 +62,18 @@ def variant(facts: SpecFacts, tile: Tile) -> Row:
     return cast(Row, kind.replace("keys", "staged") if staged_of(facts, tile).keys else kind)
 
 
-def head_sizes(facts: SpecFacts, tile: Tile, q_in_registers: bool = False) -> tuple[int, int]:
-    """The widest head size of which nothing is spilled, and what counts of the spec's: a thread has columns of O, and fragments
-    of Q if they stay in registers."""
-    spec, rows, split = facts.spec, 16 * row_blocks(tile), operands(facts.spec).split
-    size = max(spec.head_dim_v, spec.head_dim if q_in_registers else 0)
-    if spec.dropout is not None:
+def head_sizes(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool = False) -> tuple[int, int]:
+    """The widest head size of which nothing is spilled, and what counts of the spec's."""
+    rows, split, size = 16 * row_blocks(tile), operands(facts.spec).split, _size(facts, q_in_registers)
+    if facts.spec.dropout is not None:
         size = min(size + 2 * RANDOM_REGISTERS // row_blocks(tile), MAX_HEAD_DIM)  # as many columns of O
     if split and tile.block_kv <= SMALLEST_KEYS:
         return MAX_HEAD_DIM, size
     if tile.warps > MOST_WARPS:
         return 0, size
+    kernel = _as_spilled(facts, arch, tile, q_in_registers)
+    if kernel in spilled("fused_mma"):
+        return narrower(kernel), size
     warps, stages = WARPS if split or tile.warps >= WARPS else FEW_WARPS, 1 if split else tile.stages
     q = "registers" if q_in_registers else "shared"
     # what reads more, or has more stages, needs no fewer registers: where ptxas found it otherwise, it had luck
@@ -79,15 +82,30 @@ def head_sizes(facts: SpecFacts, tile: Tile, q_in_registers: bool = False) -> tu
     return min(_widest(family, tile.block_kv) for family in families), size
 
 
+def _size(facts: SpecFacts, q_in_registers: bool) -> int:
+    """What counts of a spec's head sizes: a thread has columns of O, and fragments of Q if they stay in registers."""
+    return max(facts.spec.head_dim_v, facts.spec.head_dim if q_in_registers else 0)
+
+
+def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile, q_in_registers: bool) -> Spilled:
+    numbers, q = operands(facts.spec).split or "16-bit", "registers" if q_in_registers else "shared"
+    kind = variant(facts, tile) + (",dropout" if facts.spec.dropout is not None else "")
+    return spilled_kernel(kind, numbers, tile, q, _size(facts, q_in_registers), arch)
+
+
+def as_spilled(plan: Plan) -> Spilled:
+    return _as_spilled(plan.facts, plan.arch, plan.tile, plan.q_place == "registers")
+
+
 def _widest(family: Family, keys: int) -> int:
     return widest(family if _is_measured(family) else replace(family, warps=FEW_WARPS), keys)
 
 
-def may_hold_q(facts: SpecFacts, tile: Tile) -> bool:
+def may_hold_q(facts: SpecFacts, arch: Arch, tile: Tile) -> bool:
     """Whether the fragments of Q may stay in registers; those of split operands would take twice as many."""
     if operands(facts.spec).split:
         return False
-    most, size = head_sizes(facts, tile, q_in_registers=True)
+    most, size = head_sizes(facts, arch, tile, q_in_registers=True)
     return size <= most
 
 

@@ -53,8 +53,8 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
     )
 
 
-def cost(facts: SpecFacts, tile: Tile) -> Cost:
-    return Cost(aligned(*buffers(facts, tile)), registers.head_sizes(facts, tile))
+def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
+    return Cost(aligned(*buffers(facts, tile)), registers.head_sizes(facts, arch, tile))
 
 
 def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
@@ -63,13 +63,13 @@ def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
-    return fitting(arch, (*preferred_tiles(facts), *POSSIBLE), lambda t: cost(facts, t))
+    return fitting(arch, (*preferred_tiles(facts), *POSSIBLE), lambda t: cost(facts, arch, t))
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     """The preferred tile that fits; see the decisions for its reasons."""
     hopper.refuse(facts, arch, "wgmma")
-    tile = pick_tile(facts.spec, arch, preferred_tiles(facts), POSSIBLE, lambda t: cost(facts, t))
+    tile = pick_tile(facts.spec, arch, preferred_tiles(facts), POSSIBLE, lambda t: cost(facts, arch, t))
     return with_tile(schedule, facts, arch, tile)
 
 

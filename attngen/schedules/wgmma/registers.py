@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
-from attngen.plan.register_table import Family, row_of, specs_of_row, widest
+from attngen.plan.plan import Plan
+from attngen.plan.register_table import Family, Spilled, narrower, row_of, specs_of_row, spilled, spilled_kernel, widest
 from attngen.plan.tile import Tile
 from attngen.plan.variants import Variant, variant
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
@@ -21,11 +23,22 @@ FAMILIES = tuple(
 )
 
 
-def head_sizes(facts: SpecFacts, tile: Tile) -> tuple[int, int]:
+def head_sizes(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[int, int]:
     """The widest head size of which nothing is spilled, and what counts of the spec's: a thread has columns of O."""
+    kernel = _as_spilled(facts, arch, tile)
+    if kernel in spilled("wgmma"):
+        return narrower(kernel), facts.spec.head_dim_v
     warps = WARPS if tile.warps >= WARPS else FEW_WARPS
     family = Family("wgmma", row_of(ROWS, variant(facts)), "16-bit", WARPGROUP_ROWS, warps, STAGES, "shared")
     return widest(family, tile.block_kv), facts.spec.head_dim_v
+
+
+def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile) -> Spilled:
+    return spilled_kernel(variant(facts), "16-bit", tile, "shared", facts.spec.head_dim_v, arch)
+
+
+def as_spilled(plan: Plan) -> Spilled:
+    return _as_spilled(plan.facts, plan.arch, plan.tile)
 
 
 def specs_of(family: Family) -> tuple[str, ...]:
