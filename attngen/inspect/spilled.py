@@ -22,7 +22,7 @@ from attngen.emit.program import Program
 from attngen.inspect.registers import SPACES
 from attngen.language import load_file, load_text
 from attngen.plan.arch import ARCHES
-from attngen.plan.facts import facts_of
+from attngen.plan.facts import SpecFacts, facts_of
 from attngen.plan.plan import Plan
 from attngen.plan.register_table import Spilled, file_of_spilled, spilled, spilled_by, spilled_to_text
 from attngen.plan.variants import SPECS
@@ -44,12 +44,20 @@ def specs_of_the_table() -> Iterator[AttentionSpec]:
                 yield from load_text(f"attention measured {{ dtype fp16 head_dim {head_dim} {statements} }}")
 
 
+def planned_specs(schedule: str, arch: str) -> list[SpecFacts]:
+    """The specs of which a schedule's default plans are compiled."""
+    owner = SPACES[schedule][0]
+    return [f for f in map(facts_of, (*shipped_specs(), *specs_of_the_table())) if owner.suits(f, ARCHES[arch])]
+
+
+def default_plan(schedule: str, arch: str, facts: SpecFacts) -> Plan:
+    """The default plan of a spec; not by `choose`, which remembers plans that were made before more was noted."""
+    return SPACES[schedule][0].plan(facts, ARCHES[arch])
+
+
 def default_plans(schedule: str, arch: str) -> Iterator[Plan]:
     """The default plans of a schedule whose registers are measured."""
-    owner = SPACES[schedule][0]
-    for facts in map(facts_of, (*shipped_specs(), *specs_of_the_table())):
-        if owner.suits(facts, ARCHES[arch]):
-            yield owner.plan(facts, ARCHES[arch])  # not `choose`, which remembers plans made before more is noted
+    return (default_plan(schedule, arch, facts) for facts in planned_specs(schedule, arch))
 
 
 def spilled_bytes(program: Program) -> int:
