@@ -13,7 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attngen.torch import flash_attn_func, runtime  # noqa: E402
+from attngen.device.select import device_by_name  # noqa: E402
+from attngen.torch import append, flash_attn_func, runtime  # noqa: E402
 from tests import tiers  # noqa: E402
 from tests.torch import vllm_interfaces as vllm  # noqa: E402
 
@@ -157,6 +158,40 @@ def test_few_rows_take_the_schedule_that_splits_keys(backend: Any, monkeypatch: 
         (2, PAGE, KV_HEADS, SIZE), (1000, KV_HEADS * SIZE, SIZE, 1)
     )
     assert "page_size" not in engine.impl._text(torch.float16, padded)  # TMA cannot read such pages
+
+
+@pytest.mark.long
+def test_a_sequence_of_128k_in_a_pool_of_more_than_2_to_the_31_elements(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside short sequences, with rubbish in unused entries of the page table. Most of the pool is memory that nobody touches;
+    the kernel that appends runs without checks, which keep a state of each byte that may be written."""
+    monkeypatch.setattr(append, "_device", lambda _: device_by_name("emulated:fast"))
+    append._runtime.cache_clear()
+    lengths = [3, 2**17, 1, PAGE + 1]  # with the new row
+    used = [-(-n // PAGE) for n in lengths]
+    pages = 2**31 // (2 * PAGE * SIZE) + sum(used)
+    cache = torch.empty(pages, 2, PAGE, 1, SIZE, dtype=torch.float16)
+    table, slots = torch.full((4, max(used)), -(2**31), dtype=torch.int32), []
+    q, new = torch.randn(4, 2, SIZE).half(), torch.randn(2, 4, 1, SIZE).half()
+    sequences = []
+    for b, (n, count) in enumerate(zip(lengths, used, strict=True)):
+        first = pages - sum(used[: b + 1])
+        table[b, :count] = torch.arange(first, first + count)
+        rows = torch.randn(2, count * PAGE, 1, SIZE).half()
+        rows[:, n - 1 :] = float("nan")
+        cache[first : first + count] = rows.unflatten(1, (count, PAGE)).transpose(0, 1)
+        rows[:, n - 1] = new[:, b]
+        sequences.append(rows[:, :n])
+        slots.append(first * PAGE + n - 1)
+    begins = torch.arange(5, dtype=torch.int32)
+    ends = torch.tensor(lengths, dtype=torch.int32)
+    common = vllm.CommonAttentionMetadata(begins, begins, ends, 4, 4, 1, max(lengths), table, torch.tensor(slots))
+    builder = backend.AttngenMetadataBuilder(SimpleNamespace(block_size=PAGE), ["layer"], vllm.config(64), torch.device("cpu"))
+    impl, output = backend.AttngenImpl(2, SIZE, 0.3, 1), torch.empty(4, 2 * SIZE, dtype=torch.float16)
+    impl.forward(None, q, *new, cache, builder.build(0, common), output)
+    append._runtime.cache_clear()
+    for b, (keys, values) in enumerate(sequences):
+        exact = flash_attn_func(*(t[None].double() for t in (q[b : b + 1], keys, values)), softmax_scale=0.3, mode="math")
+        torch.testing.assert_close(output[b].view(2, SIZE).double(), exact[0, 0], atol=4e-3, rtol=4e-3)
 
 
 def test_a_step_is_a_call_of_few_rows_and_one_of_many(backend: Any) -> None:
