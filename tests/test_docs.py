@@ -11,6 +11,7 @@ from attngen.diagnostics import DiagnosticError
 from attngen.language import load_source, load_text
 from attngen.source import SourceFile
 from attngen.spec.operators import FUNCTIONS
+from tests import tiers
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,7 +28,9 @@ def test_specs_in_documents_are_right(block: str) -> None:
     assert load_text(block)
 
 
-@pytest.mark.parametrize("page", ["python", "masks", "coming_from"])
+@pytest.mark.parametrize(
+    "page", tiers.cases(["python", "masks", "coming_from", "serving"], quick=lambda page: page != "serving")
+)
 def test_python_in_documents_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page, one after another."""
     torch = pytest.importorskip("torch")
