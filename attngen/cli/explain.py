@@ -7,7 +7,7 @@ import json
 import click
 
 from attngen.cli import options
-from attngen.cli.specs import arches_named, gradients_named, known_params, load_specs, source_of
+from attngen.cli.specs import arches_named, few_rows, gradients_named, known_params, load_specs, source_of
 
 
 @click.command("explain")
@@ -30,6 +30,7 @@ def command(
     attngen explain gpt2
     attngen explain mistral_window --q-len 8192 --param size=1024   for a value of a param
     attngen explain gpt2 --kernel naive --arch sm_90a
+    attngen explain gpt2 --q-len 1 --kv-len 8192    of a step that decodes: its splits and their join
     attngen explain alibi --backward                the derived equations, and the plan that computes them
 
     Registers and spills come from NVRTC, which needs no GPU. The roofline uses the data sheet of one GPU of the architecture.
@@ -48,7 +49,8 @@ def command(
     explained = []
     for one in loaded:
         gradients = gradients_named(backward, wanted, one.spec)
-        plan, source = source_of(one, target, kernel, wanted=gradients, deterministic=deterministic)
+        problem = None if gradients else few_rows(*lengths)
+        plan, source = source_of(one, target, kernel, wanted=gradients, deterministic=deterministic, problem=problem)
         params = known_params(one.spec, given)
         check_call(one.spec, Shape(1, q_len=lengths[0], kv_len=lengths[1]), params)
         if as_json:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attngen.emit.program import Program
     from attngen.inspect.changed_file import ChangedFile
     from attngen.language import Loaded
-    from attngen.plan import Plan
+    from attngen.plan import Plan, Problem
     from attngen.plan.arch import Arch
     from attngen.spec.attention import AttentionSpec
 
@@ -77,16 +77,26 @@ def source_of(
     comments: Comments = "brief",
     wanted: tuple[str, ...] = (),
     deterministic: bool = False,
+    problem: Problem | None = None,
 ) -> tuple[Plan, Program]:
-    """(plan, Program) of one attention: of its forward, or of a backward that computes the gradients `wanted`. Refusals of the
-    planner point at the spec's text."""
+    """(plan, Program) of one attention: of its forward, for the lengths of `problem` if they are known, or of a backward that
+    computes the gradients `wanted`. Refusals of the planner point at the spec's text."""
     from attngen.emit.emitter import emit
     from attngen.schedules import choose
 
     check_deterministic(deterministic, wanted)
     with pointing_at(one):
-        plan = choose(one.spec, arch, kernel, wanted=wanted, deterministic=deterministic)
+        plan = choose(one.spec, arch, kernel, problem, wanted=wanted, deterministic=deterministic)
     return plan, emit(one.spec, plan, comments)
+
+
+def few_rows(q_len: int, kv_len: int) -> Problem | None:
+    """The problem of a call with these lengths if `auto` has a schedule of its own for them: few rows and many keys."""
+    from attngen.plan import Problem
+    from attngen.schedules.decode.plan import is_for
+
+    problem = Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1)  # of which only lengths matter here
+    return problem if is_for(problem) else None
 
 
 def check_deterministic(deterministic: bool, wanted: tuple[str, ...]) -> None:

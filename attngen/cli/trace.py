@@ -69,6 +69,8 @@ def command(
         schedules = (changed.schedule,) if changed else _schedules(one.spec, kernel, steps, gradients, arch)
         params = specs.known_params(one.spec, given)
         shape = with_free_sizes(one.spec, _shape(one.spec, batch, heads, kv_heads, q_len, kv_len), params)
+        if kernel is None and not (changed or gradients or steps) and _decodes(one.spec, arch, shape):
+            schedules = (*schedules, "decode")
         target = arch or default_arch(schedules[-1] if schedules[-1] != "auto" else one.spec.kernel.schedule)
         target, text = (changed.arch.name, changed.text) if changed else (target, None)
         with specs.pointing_at(one):
@@ -93,6 +95,14 @@ def _schedules(spec: Any, kernel: str | None, steps: bool, gradients: tuple[str,
     if kernel is None and steps:
         return (spec.kernel.schedule,)
     return specs.schedules_named(kernel, spec, gradients, specs.arch_known(arch or default_arch(kernel)))
+
+
+def _decodes(spec: Any, arch: str | None, shape: Any) -> bool:
+    """Whether `auto` splits the keys of a call of this shape."""
+    from attngen.schedules import choose, default_arch
+
+    target = specs.arch_known(arch or default_arch(None))
+    return choose(spec, target, None, specs.few_rows(shape.q_len, shape.kv_len)).keyword == "decode"
 
 
 def _shape(spec: Any, batch: int, heads: int, kv_heads: int | None, q_len: int | None, kv_len: int | None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from math import prod
+from pathlib import Path
 
 import pytest
 
@@ -200,6 +201,23 @@ def test_explain_without_nvrtc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     text = explained("gpt2")
     assert "registers and occupancy: unknown, because the compiler is missing: NVRTC cannot be loaded" in text
     assert "roofline" in text
+
+
+def test_explain_of_few_rows_is_of_the_schedule_that_runs(tmp_path: Path) -> None:
+    """Which splits keys, of pages too; a backward and a named schedule are left alone."""
+    tables = "input cosines: fp32[positions, 32]  input sines: fp32[positions, 32]  rotary 64 halves by cosines, sines"
+    for name, more in (("rotary", tables), ("paged", "kernel auto { storage paged  page_size 16 }")):
+        spec = str(tmp_path / f"{name}.attn")
+        Path(spec).write_text(f"attention {name} {{ dtype bf16  head_dim 64  mask causal_bottom_right  {more} }}")
+        text = explained(spec, "--q-len", "1", "--kv-len", "4096")
+        assert re.search(rf"^{name} on sm_80 .*: decode$", text, re.M)
+        assert "\n  splits = " in text
+        assert f"  {name}_split: " in text
+        assert f"  {name}_join: " in text
+        assert (f"  {name}_rotate: " in text) == (name == "rotary")
+        assert ": fused" in explained(spec, "--q-len", "17", "--kv-len", "4096")
+    assert ": fused" in explained("gpt2", "--q-len", "1", "--kv-len", "4096", "--kernel", "fused")
+    assert "_split" not in explained("gpt2", "--backward", "--q-len", "1", "--kv-len", "4096")
 
 
 def test_explain_says_what_a_param_changes() -> None:
