@@ -48,7 +48,15 @@ if not torch.cuda.is_available():
         return _torchs_compile(*args, backend="aot_eager" if backend == "inductor" else backend, **kwargs)
     torch.compile = _compile
     # torch's own kernels have no gradients on the CPU, its operations have
-    torch.nn.attention.flex_attention._validate_device = lambda query, key, value: None
+    _theirs = torch.nn.attention.flex_attention
+    _theirs._validate_device = lambda query, key, value: None
+    # nor have they largest scores, which its operations have
+    _torchs_options = _theirs._apply_kernel_options
+    def _options(query, key, value, return_lse, options, return_aux=None):
+        largest = return_aux is not None and return_aux.max_scores
+        aux = AuxRequest(lse=return_aux.lse) if largest else return_aux
+        return {**_torchs_options(query, key, value, return_lse, options, aux), "OUTPUT_MAX": largest}
+    _theirs._apply_kernel_options = _options
 """
 # What a line of the file becomes on a machine without GPU, by patterns.
 ON_THE_CPU = {
@@ -102,7 +110,6 @@ NOT_OURS = {
     r"(?<!backward_)stride_ordering_mode_\w+_permute_order4": "rows that are not innermost, which torch 2.13 lacks too",
 }
 NOT_OURS_ON_THE_CPU = {
-    r"return_max": "torch's own eager function has no largest scores on the CPU",
     r"mixed_device|wrong_device": "two devices (no GPU is here)",
 }
 
