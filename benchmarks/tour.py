@@ -66,6 +66,7 @@ BACKWARDS = (
     Row("tiled, backward", schedule="tiled", wanted=QKV),
     Row("fused, ordinary units, backward", arch=TURING, wanted=QKV),
     Row("fused, tensor cores, backward", wanted=QKV),
+    Row("fused, tensor cores, backward, dQ by additions", wanted=QKV, deterministic=False),
     Row("hopper, backward", schedule="hopper", arch="sm_90a", wanted=QKV),
     Row("hopper, backward, dQ by additions", schedule="hopper", arch="sm_90a", wanted=QKV, deterministic=False),
 )
