@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from attngen.cli import COMMANDS
+from attngen.cli.errors import reported
 from attngen.emit.comments import strip_comments
 from attngen.emit.manifest import from_manifest
 from attngen.spec.attention import HOPPER_SCHEDULES, SCHEDULE_NAMES
@@ -118,6 +119,10 @@ def test_a_mistake_is_a_diagnostic_with_exit_code_2(tmp_path: Path) -> None:
         (("build", GPT2, "--arch", "sm_10"), "unknown architecture sm_10"),
         (("build", GPT2, "--name", "other"), "defines no attention named other"),
         (("check", GPT2, "--device", "tpu"), "no device is called 'tpu'"),
+        (("check", GPT2, "--seed", "-1"), "-1 is not in the range"),
+        (("explain", GPT2, "--q-len", "99999999999"), "99999999999 is not in the range"),
+        (("bench", GPT2, "--lengths", "-5"), "'-5' is not a list of positive whole numbers"),
+        (("bench", GPT2, "--kernel", "flash"), "unknown schedule flash"),
         (("check", "dilated", "--device", "emulated", "--param", "step=0"), "the divisor of `%` is 0"),
         (("check", "dilated", "--param", "step"), "is not of the form NAME=NUMBER"),
         (("check", "head_dim_80", "--device", "emulated", "--heads", "3", "--kv-heads", "2"), "cannot share"),
@@ -136,6 +141,13 @@ def test_bad_commands_are_refused_with_words_alone(arguments: tuple[str, ...], w
     assert done.exit_code == 2
     assert words in done.stderr
     assert done.stdout == ""
+
+
+def test_a_lack_of_memory_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left, reported():
+        raise MemoryError("Unable to allocate 512 GiB")
+    assert left.value.code == 2
+    assert "need more memory than there is (Unable to allocate 512 GiB); choose smaller ones" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [("check", "--device", "emulated"), ("trace",), ("explain",), ("report",), ("bench",)])

@@ -15,6 +15,7 @@ from attngen.cli import options
 from attngen.cli.common import colored, kernel_title, whole_numbers, words
 from attngen.cli.specs import gradients_named, known_params, load_one_spec, load_specs
 from attngen.spec.attention import PORTABLE_SCHEDULES, ScheduleName
+from attngen.spec.dtypes import DTYPES
 
 
 @click.command("bench")
@@ -81,14 +82,15 @@ def command(
             table.add(result)
     elif spec is None:
         raise click.UsageError("name the SPEC to measure, or read earlier results with --from FILE")
-    elif not has_gpu():
-        if json_file is not None or plot is not None:
-            raise click.UsageError(
-                "no GPU found, so nothing can be timed; without --json and --plot, operations and bytes are counted instead"
-            )
-        _count(spec, name, given, backward, wanted)
-        return
     else:
+        _check_lists(lengths, dtypes, head_dims, kernel)
+        if not has_gpu():
+            if json_file is not None or plot is not None:
+                raise click.UsageError(
+                    "no GPU found, so nothing can be timed; without --json and --plot, operations and bytes are counted instead"
+                )
+            _count(spec, name, given, backward, wanted)
+            return
         one = load_one_spec(spec, name)
         gradients = gradients_named(backward, wanted, one.spec)
         report = _measured(
@@ -113,6 +115,20 @@ def command(
         click.echo(f"wrote {plot}", err=True)
 
 
+def _check_lists(lengths: str, dtypes: str | None, head_dims: str | None, kernel: str) -> None:
+    """Raises BadParameter for an unknown item of an option that is a list."""
+    for numbers in (lengths, head_dims):
+        whole_numbers(numbers)
+    known = {
+        "--dtypes": ("element type", words(dtypes), (*DTYPES,)),
+        "--kernel": ("schedule", words(kernel), get_args(ScheduleName)),
+    }
+    for option, (what, given, names) in known.items():
+        for item in given:
+            if item not in names:
+                raise click.BadParameter(f"unknown {what} {item}; known: {', '.join(names)}", param_hint=option)
+
+
 def _measured(
     spec: Any, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
     kernel: str, rounds: int, params: dict[str, int | float], gradients: tuple[str, ...], deterministic: bool,
@@ -124,22 +140,14 @@ def _measured(
     except ImportError as error:
         raise click.UsageError("measuring needs torch: pip install torch") from error
     from attngen.bench.report import Report
-    from attngen.spec.dtypes import DTYPES
 
-    elements = words(dtypes)
-    for element in elements:
-        if element not in DTYPES:
-            raise click.BadParameter(f"unknown element type {element}; known: {', '.join(DTYPES)}", param_hint="--dtypes")
-    schedules = words(kernel)
-    for schedule in schedules:
-        if schedule not in get_args(ScheduleName):
-            known = ", ".join(get_args(ScheduleName))
-            raise click.BadParameter(f"unknown schedule {schedule}; known: {known}", param_hint="--kernel")
-    todo = list(sweep.cases(spec, whole_numbers(lengths), elements, whole_numbers(head_dims), full, tokens))
+    todo = list(sweep.cases(spec, whole_numbers(lengths), words(dtypes), whole_numbers(head_dims), full, tokens))
     table = _BenchTable()
     report = Report(spec.name, sweep.where(), tokens, rounds, (), gradients)
     progress = partial(click.echo, err=True)
-    for result in sweep.run(todo, params, rounds, progress, cast("list[ScheduleName]", schedules), gradients, deterministic):
+    for result in sweep.run(
+        todo, params, rounds, progress, cast("list[ScheduleName]", words(kernel)), gradients, deterministic
+    ):
         report = replace(report, results=(*report.results, result))
         table.add(result)
         if json_file is not None:

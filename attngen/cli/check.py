@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     metavar="NAME=SIZE",
     help="Size of a dimension that only inputs have.  [default: chosen for the index that reads it]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the random inputs.")
+@options.number("--seed", 0, "The seed of the random inputs.", 0)
 @options.number("--thread-orders", 1, "Emulated device: number of different orders of threads to run.", 1)
 @click.option("--fast", is_flag=True, help="Emulated device: do not check memory accesses.")
 @click.option("--debug", is_flag=True, help="Emulated device: compile for gdb; see docs/trace.md.")

@@ -29,6 +29,9 @@ def reported() -> Iterator[None]:
     except OSError as error:
         click.echo(f"error: {error.strerror or error}: {error.filename or ''}", err=True)
         sys.exit(USAGE)
+    except MemoryError as error:
+        click.echo(f"error: these sizes need more memory than there is ({error}); choose smaller ones", err=True)
+        sys.exit(USAGE)
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except Exception as error:

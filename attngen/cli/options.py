@@ -12,8 +12,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def number(flag: str, least: int, what: str, default: int | None = None) -> Callable[[F], F]:
-    """An option whose value is a whole number, at least `least`."""
-    return click.option(flag, type=click.IntRange(least), default=default, show_default=default is not None, help=what)
+    """An option whose value is a whole number from `least` to MOST."""
+    return click.option(flag, type=click.IntRange(least, MOST), default=default, show_default=default is not None, help=what)
 
 
 def file(*flags: str, what: str) -> Callable[[F], F]:
@@ -21,6 +21,7 @@ def file(*flags: str, what: str) -> Callable[[F], F]:
     return click.option(*flags, type=click.Path(dir_okay=False, path_type=Path), help=what)
 
 
+MOST = 2**31 - 1  # kernels take sizes as 32-bit integers
 SCHEDULES = click.Choice(["auto", "naive", "tiled", "fused", "wgmma", "hopper", "decode"])
 
 spec = click.argument("spec")

@@ -25,7 +25,8 @@ def dtype_named(word: Any, known: Sequence[DType], **place: Any) -> DType:
     names = [dtype.name for dtype in known]
     if word in names:
         return known[names.index(word)]
-    meant = OTHER_NAMES.get(str(word))
+    spelled = str(getattr(word, "__name__", word)).rpartition(".")[2]  # as numpy and torch call it
+    meant = OTHER_NAMES.get(spelled)
     hint = f"did you mean `{meant}`?" if meant in names else _hint(word, names, "not supported")
     of_what = " of Q, K and V" if known is STORAGE_DTYPES else " of an input"
     raise DiagnosticError(mistakes.UnknownDType(dtype=str(word), of_what=of_what, hint=hint, known=", ".join(names), **place))

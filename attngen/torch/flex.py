@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention import flex_attention as theirs
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
+from attngen.device.arrays import ArgumentTypeError
 from attngen.spec.dropout import RNG_STATE
 from attngen.torch.block_mask import BlockMask, tables_of
 from attngen.torch.closures import Closure
@@ -87,6 +88,8 @@ def _mask(block_mask: Any, q: Tensor, k: Tensor) -> tuple[dict[str, Tensor], Any
     """(tables of the lists, the function, block sizes) of a mask. Raises ValueError, ArgumentError."""
     if block_mask is None:
         return {}, None, None
+    if not isinstance(block_mask, theirs.BlockMask):
+        raise ArgumentTypeError(f"`block_mask` is a {type(block_mask).__name__}; expected what create_block_mask returns")
     if getattr(block_mask, "mask_mod", None) is theirs._sliced_mask_mod_error:
         raise RuntimeError("Cannot use mask_mod from a sliced BlockMask")
     size = (index(block_mask.BLOCK_SIZE[0]), index(block_mask.BLOCK_SIZE[1]))  # another size is another kernel

@@ -161,6 +161,8 @@ def test_what_cannot_be_traced_says_what_to_write(function, message: str) -> Non
     ("arguments", "message"),
     [
         ({"dtype": "fp8"}, "not an element type"),
+        ({"dtype": np.float16}, "did you mean `fp16`"),
+        ({"dtype": "torch.bfloat16"}, "did you mean `bf16`"),
         ({"head_dim": 100}, "multiple of 8"),
         ({"name": "a/b"}, "cannot be used"),
         ({"name": "float"}, "cannot be used"),

@@ -351,6 +351,8 @@ def test_rows_without_keys_are_zero(by_torch_alone: list[str]) -> None:
 
 def test_mistakes_are_torchs_own() -> None:
     q, k, v = qkv(kv_heads=1)
+    with pytest.raises(TypeError, match="`block_mask` is a Tensor; expected what create_block_mask returns"):
+        flex_attention(q, k, v, block_mask=torch.ones(9, 9, dtype=torch.bool), enable_gqa=True)
     with pytest.raises(ValueError, match="enable_gqa=True"):
         flex_attention(q, k, v)
     with pytest.raises(ValueError, match="smaller length"):
