@@ -26,7 +26,7 @@ from transformers.masking_utils import (
     prepare_padding_mask,
 )
 
-from attngen.device.arrays import ArgumentError
+from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.torch import BlockMask, create_block_mask, flash_attn_varlen_func, flex_attention
 
 NAME = "attngen"
@@ -87,8 +87,10 @@ def attention(
     if options.get("output_attentions"):
         raise ArgumentError('no kernel has the attention weights as an output; use attn_implementation="eager" for them')
     block_mask, added = None, position_bias
+    if added is not None:
+        added = _expanded("position_bias", added, query, key)
     if isinstance(attention_mask, torch.Tensor):
-        dense = attention_mask[..., : key.shape[-2]]
+        dense = _expanded("attention_mask", attention_mask, query, key)
         if dense.dtype == torch.bool:
             block_mask = _of_pairs(dense, query, key)
         else:
@@ -97,9 +99,6 @@ def attention(
         block_mask = attention_mask
     elif query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         block_mask = create_block_mask(causal_mask_function, None, None, query.shape[2], key.shape[2], query.device)
-    if added is not None:
-        shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        added = added[..., : key.shape[2]].expand(shape)
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         if softcap is not None:
@@ -122,9 +121,20 @@ def attention(
     return output.transpose(1, 2).contiguous(), None
 
 
+def _expanded(name: str, pairs: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """A tensor of all pairs, [batch, q_heads, q_len, kv_len], from one that may have 1 instead of a size, and more keys. Raises
+    ArgumentError."""
+    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    if pairs.dtype != torch.bool and not pairs.is_floating_point():
+        raise ArgumentTypeError(f"`{name}` has elements of {pairs.dtype}; expected torch.bool or floats, which are added")
+    kept = pairs[..., : key.shape[2]]
+    if kept.dim() != 4 or any(n not in (1, size) for n, size in zip(kept.shape, sizes, strict=True)):
+        raise ArgumentError(f"`{name}` is {list(pairs.shape)}; expected {list(sizes)}, or 1 in place of a size")
+    return kept.expand(sizes)
+
+
 def _of_pairs(dense: Tensor, query: Tensor, key: Tensor) -> BlockMask:
     """A boolean mask of all pairs as a mask function."""
-    dense = dense.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
     def takes_part(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return dense[b, h, q, k]

@@ -59,7 +59,8 @@ def flash_attn_with_kvcache(
 
     Sequence i lies in cache i, or in cache cache_batch_idx[i] (int32 [batch]). With `block_table` int32 [batch, max_pages] the
     caches are [pages, page_size, kv_heads, size], and key n of sequence i is in page block_table[i, n // page_size]. Those two
-    stay on the device: that a cache or a page of a sequence exists is not checked.
+    stay on the device: that a cache or a page of a sequence exists is not checked. With one of them, rows that no sequence has
+    may hold NaN; without, they must hold numbers, such as zeros.
 
     Under autocast q, k and v are appended in the cache's element type; a cache of another type than autocast's is copied.
     A head size that is no multiple of 8 is supported by copies of the cache: such a cache is slow.

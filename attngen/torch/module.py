@@ -218,7 +218,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         written to the cache, in place, after the keys that are there; what does not fit is left out. If the spec is rotary,
         they are rotated on the way: a cache holds rotated keys. q is rotated in any case. Sequence i lies in cache i, or in
         cache cache_batch_idx[i] (int32 [batch]). With `block_table` int32 [batch, max_pages], caches are pools of pages,
-        [pages, kv_heads, page_size, size]. That a cache or a page of a sequence exists is not checked.
+        [pages, kv_heads, page_size, size]. That a cache or a page of a sequence exists is not checked. Without those two, rows
+        that no sequence has must hold numbers, such as zeros.
 
         Lengths are read on the device: a CUDA graph replays with others. No gradients. Raises ArgumentError; with mode "math",
         DiagnosticError for an index of the spec that depends on the length of a sequence, unless it is clamped.

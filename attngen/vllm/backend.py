@@ -181,6 +181,8 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
             wanted.append(f"kv_cache_dtype={kv_cache_dtype!r}")
         if attn_type != AttentionType.DECODER:
             wanted.append(f"attn_type={attn_type!r}")
+        if sliding_window is not None and sliding_window < 1:
+            wanted.append(f"sliding_window={sliding_window!r}")
         if wanted:
             raise NotImplementedError(f"attngen's backend for vLLM has no {', no '.join(wanted)}; choose another backend")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)

@@ -177,6 +177,18 @@ def test_positions_of_queries() -> None:
     assert torch.equal(*(mask.mask_mod(0, 0, *pairs) for mask in masks))
 
 
+def test_masks_that_do_not_fit_are_refused() -> None:
+    q, k = torch.randn(2, 2, 4, 8), torch.randn(2, 2, 6, 8)
+    for name, pairs, message in (
+        ("attention_mask", torch.ones(2, 1, 4, 5).bool(), r"`attention_mask` is \[2, 1, 4, 5\]; expected \[2, 2, 4, 6\]"),
+        ("attention_mask", torch.ones(2, 6).bool(), r"`attention_mask` is \[2, 6\]"),
+        ("attention_mask", torch.ones(2, 1, 4, 6).long(), "`attention_mask` has elements of torch.int64"),
+        ("position_bias", torch.ones(1, 3, 4, 6), r"`position_bias` is \[1, 3, 4, 6\]"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            attngen.transformers.attention(torch.nn.Module(), q, k, k, **{"attention_mask": None, name: pairs})
+
+
 def test_weights_are_refused() -> None:
     q = torch.randn(1, 2, 4, 8)
     with pytest.raises(ArgumentError, match="eager"):

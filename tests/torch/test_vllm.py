@@ -243,7 +243,12 @@ def test_what_vllm_is_told(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         assert [i for i in layers if i in (1, 3, 4, 5)] == [
             i + 1 for i in one if i != 1
         ]  # the same order with other layers between
-    for wrong in ({"kv_cache_dtype": "fp8"}, {"attn_type": vllm.AttentionType.ENCODER_ONLY}, {"use_alibi_sqrt": True}):
+    for wrong in (
+        {"kv_cache_dtype": "fp8"},
+        {"attn_type": vllm.AttentionType.ENCODER_ONLY},
+        {"use_alibi_sqrt": True},
+        {"sliding_window": 0},
+    ):
         with pytest.raises(NotImplementedError, match=next(iter(wrong))):
             backend.AttngenImpl(HEADS, SIZE, 1.0, **wrong)
     impl, q = backend.AttngenImpl(HEADS, SIZE, 1.0), torch.ones(2, HEADS, SIZE)
