@@ -29,7 +29,7 @@ from attngen.plan.variants import SPECS
 from attngen.shipped import spec_directory
 from attngen.spec.attention import AttentionSpec
 
-COMMON_HEAD_SIZES = (32, 64, 80, 96, 128, 256)
+COMMON_HEAD_SIZES = (32, 64, 80, 96, 128, 160, 256)
 
 
 def shipped_specs() -> Iterator[AttentionSpec]:
