@@ -67,6 +67,8 @@ ON_THE_CPU = {
     r"@supports_learnable_bias\n": "",
     r"(?m)^@running_on_a100_only\n": "",
     r"(?m)^    @running_on_a100_only\n": "",
+    # the gradient of an element that all pairs read: torch's CPU sums it in 16 bits, that of the reference in fp64 too
+    r"gate_score\[h\]\.to\(torch\.float32\)": "gate_score.to(torch.float32)[h]",
     r"skipCPUIf\(True, [^)]*\)\(test_func\)": "test_func",
 }
 # A conftest.py that keeps some cases of each test, after pytest's own selection.
