@@ -183,7 +183,8 @@ def summary(cases: Iterable[ElementTree.Element], not_ours: Mapping[str, str]) -
         elif problem is None:
             counts["passed"] += 1
         else:
-            reason = next((why for pattern, why in not_ours.items() if re.search(pattern, name)), "")
+            where = f"{case.get('classname', '')}::{name}"
+            reason = next((why for pattern, why in not_ours.items() if re.search(pattern, where)), "")
             counts[reason or "failed"] += 1
             if not reason:
                 others.append(f"{name}: {(problem.get('message') or '').splitlines()[0][:200]}")
