@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import linecache
@@ -41,9 +42,10 @@ def trace(
 
     `function` is a Python function, a bound method, a functools.partial, or an object whose `__call__` is a Python function.
     Parameters with a default keep it; those without are (b, h, q, k), or (s, b, h, q, k) for a score. Arrays in defaults,
-    closure and globals become CapturedArrays, added to `captures`. A name in `known` (the declared inputs and params) replaces
-    a variable of that name; a name in `sizes` does not. Raises TraceError, and DiagnosticError for the name of a captured
-    array that cannot be used.
+    closure and globals, in attributes of an object, and in lists, tuples and dicts of these become CapturedArrays, added to
+    `captures`: `tables[1]` as `tables_1`, `tables["bias"]` as `bias`. A name in `known` (the declared inputs and params)
+    replaces a variable of that name; a name in `sizes` does not. Raises TraceError, and DiagnosticError for the name of a
+    captured array that cannot be used.
     """
     environment = _Environment(known, sizes, captures)
     prepared = environment.prepared(function)
@@ -120,16 +122,22 @@ class _Environment:
             keywords = {name: self.captured(name, value) for name, value in function.keywords.items()}
             return functools.partial(self.prepared(function.func), *args, **keywords)
         if isinstance(function, types.MethodType):
-            return types.MethodType(self.prepared(function.__func__), function.__self__)
+            return types.MethodType(self.prepared(function.__func__), self._object(function.__self__))
         if isinstance(function, types.FunctionType):
             return self._function(function)
         of_class = None if isinstance(function, type) else getattr(type(function), "__call__", None)  # noqa: B004
         if isinstance(of_class, types.FunctionType):
-            return types.MethodType(self._function(of_class), function)
+            return types.MethodType(self._function(of_class), self._object(function))
         raise TraceError(f"expected a plain Python function, not a {type(function).__name__}")
 
     def captured(self, name: str, value: Any) -> Any:
-        """`value`, or its stand-in if it is an array."""
+        """`value`, or its stand-in if it is an array, or has arrays: a list, tuple or dict."""
+        if type(value) is dict:
+            members = {key: self.captured(key if isinstance(key, str) else f"{name}_{key}", one) for key, one in value.items()}
+            return members if any(members[key] is not one for key, one in value.items()) else value
+        if type(value) in (list, tuple):
+            items = [self.captured(f"{name}_{i}", one) for i, one in enumerate(value)]
+            return type(value)(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
         if not is_array(value):
             return value
         dtype = array_dtype(value)
@@ -142,6 +150,19 @@ class _Environment:
             check_name(name)
             captured = self.captures[name] = CapturedArray(name, value, dtype)
         return captured if captured.shape else captured.element()
+
+    def _object(self, owner: Any) -> Any:
+        """What a method is called with: its object, or a copy of it with the stand-ins of arrays among the attributes."""
+        replaced = {}
+        for name, value in getattr(owner, "__dict__", {}).items():
+            stand_in = self.captured(name.lstrip("_"), value)
+            if stand_in is not value:
+                replaced[name] = stand_in
+        if not replaced or isinstance(owner, type):
+            return owner
+        made = copy.copy(owner)
+        made.__dict__.update(replaced)
+        return made
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
         if function in self.functions:

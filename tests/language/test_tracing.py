@@ -104,6 +104,37 @@ def test_arrays_in_defaults_and_partials_are_captured() -> None:
     assert (spec, captured["slopes"] is slopes) == (expected, True)
 
 
+class Biases:
+    """Arrays in attributes, a private one too, and in a list and a dict."""
+
+    def __init__(self) -> None:
+        self.slopes, self._sinks = np.ones(4, np.float32), np.zeros(4, np.float32)
+        self.tables, self.n = [np.ones(5, np.float32), np.zeros(6, np.float32)], 2
+        self.named = {"bias": np.ones((7, 8), np.float32)}
+
+    def __call__(self, s, b, h, q, k):
+        return s + self.n * self.slopes[h] + self._sinks[h] + self.tables[1][q] + self.named["bias"][q, k] + self.other(q)
+
+    def other(self, q):
+        return self.tables[0][q]
+
+
+def test_arrays_in_attributes_and_in_lists_are_captured() -> None:
+    biases = Biases()
+    dims = {"slopes": "4", "sinks": "4", "tables_1": "6", "bias": "7, 8", "tables_0": "5"}
+    inputs = "\n".join(f"input {name}: fp32[{sizes}]" for name, sizes in dims.items())
+    expected = text_of("score s + 2 * slopes[h] + sinks[h] + tables_1[q] + bias[q, k] + tables_0[q]", inputs)
+    for score in (biases, biases.__call__):
+        spec, captured = attngen.traced(score=score)
+        assert spec.score == expected.score
+        assert {i.name for i in spec.inputs} == set(dims)
+        assert captured["tables_0"] is biases.tables[0]
+    assert isinstance(biases.slopes, np.ndarray)
+    tables = ((biases.slopes, 3), [lambda h: h * 2])
+    expected = text_of("score s + tables_0_0[h]", "input tables_0_0: fp32[4]")
+    assert attngen.define(score=lambda s, b, h, q, k: s + tables[0][0][h]) == expected
+
+
 @pytest.mark.parametrize(
     ("keyword", "function", "message"),
     [
