@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import sys
 import types
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from attngen.language.trace import codes_in
 
 Tensor = Any
 MAX_DEPTH = 40  # of values within values
+FIXED = {*sys.stdlib_module_names, "attngen", "numpy", "torch"}  # packages whose classes and modules do not change
+SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)  # of which objects have the values
 PLAIN = (str, bytes, bool, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, enum.Enum)
 
 
@@ -89,7 +92,9 @@ class Closure:
             return kind, *(self._value(name, item, above, depth) for item in items)
         if isinstance(value, dict):
             return dict, *((repr(k), self._value(str(k), item, above, depth)) for k, item in value.items())
-        if isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType)) or kind.__module__.startswith("torch._ops"):
+        if isinstance(value, (types.ModuleType, type)):
+            return "itself", value, *self._space(value, above, depth)
+        if isinstance(value, types.BuiltinFunctionType) or kind.__module__.startswith("torch._ops"):
             return "itself", value
         return self._object(name, value, above, depth)
 
@@ -135,7 +140,7 @@ class Closure:
     def _object(self, name: str, value: Any, above: Mapping[int, int], depth: int) -> Hashable:
         """An object by those of its attributes and methods that some code names, and its `__call__`."""
         kind = type(value)
-        members = {k: v for space in reversed(kind.__mro__[:-1]) for k, v in vars(space).items()}
+        members = members_of(kind)
         own = dict(getattr(value, "__dict__", {}))
         for slot in (s for space in kind.__mro__ for s in getattr(space, "__slots__", ())):
             own.setdefault(slot, getattr(value, slot, None))
@@ -146,15 +151,31 @@ class Closure:
             own.update(own.pop(space, None) or {})
         wanted = self._names | {"__call__", "forward"}
         found: list[Any] = [kind]
-        for method, member in sorted_items(members, wanted):
+        found += self._members({**members, **own}, wanted, above, depth)
+        return tuple(found)
+
+    def _space(self, value: types.ModuleType | type, above: Mapping[int, int], depth: int) -> list[Hashable]:
+        """What a module or a class has by names of some code, if it may change."""
+        home, members = (value.__module__, members_of(value)) if isinstance(value, type) else (value.__name__, vars(value))
+        return [] if home.partition(".")[0] in FIXED else self._members(members, self._names, above, depth)
+
+    def _members(self, members: Mapping[str, Any], wanted: set[str], above: Mapping[int, int], depth: int) -> list[Hashable]:
+        found: list[Hashable] = []
+        for name, member in sorted_items(members, wanted):
             if isinstance(member, property):
                 member = member.fget
             if isinstance(member, (classmethod, staticmethod)):
                 member = member.__func__
-            if isinstance(member, types.FunctionType) and not member.__module__.startswith("torch."):
-                found.append((method, self._function(member, above, depth)))
-        found += [(k, self._value(k, v, above, depth)) for k, v in sorted_items(own, wanted)]
-        return tuple(found)
+            if isinstance(member, types.FunctionType) and member.__module__.startswith("torch."):
+                continue
+            if not isinstance(member, SLOTS):
+                found.append((name, self._value(name, member, above, depth)))
+        return found
+
+
+def members_of(kind: type) -> dict[str, Any]:
+    """What a class and its bases have."""
+    return {k: v for space in reversed(kind.__mro__[:-1]) for k, v in vars(space).items()}
 
 
 def sorted_items(space: Mapping[str, Any], wanted: set[str]) -> list[tuple[str, Any]]:

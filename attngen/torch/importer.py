@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngen.diagnostics import DiagnosticError
@@ -41,6 +42,7 @@ READ_ON_THE_HOST = (
     "a number that may change from call to call is read on the host; use the tensor itself, without item(), float(), int() or "
     "`if`, and torch.minimum and torch.maximum in the place of clamp"
 )
+COPIES_TO_THE_HOST = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage")
 _KNOWN = {getattr(torch, t.torch): t for t in DTYPES.values()}
 # What kernels do not read is converted when the kernel is called.
 _CONVERTED = {
@@ -169,6 +171,15 @@ class _HostReads(TorchDispatchMode):  # type: ignore[misc]
         return function(*args, **(kwargs or {}))
 
 
+class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
+    """Refuses what gives Python the elements of a captured tensor without calling an operator."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") in COPIES_TO_THE_HOST:
+            raise TraceError(READ_ON_THE_HOST)
+        return function(*args, **(kwargs or {}))
+
+
 def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullcontext()) -> torch.fx.GraphModule:  # noqa: B008
     """The ATen graph of `function` on fake numbers."""
     device = examples[0].device.type
@@ -178,7 +189,7 @@ def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullc
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def called(*numbers: Tensor) -> Any:  # make_fx counts the arguments of plain functions only
-        with _HostReads(), places:
+        with _HostReads(), _HostCopies(), places:
             return function(*numbers)
 
     with TransformGetItemToIndex(), torch.no_grad(), torch.amp.autocast(device, enabled=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import types
 from typing import Any
 
 import pytest
@@ -152,8 +153,48 @@ def test_a_changed_attribute_is_seen(by_torch_alone: list[str]) -> None:
         )
 
 
+class Settings:
+    """Numbers and a small tensor of the class, not of its objects."""
+
+    scale, table = 1.0, torch.tensor([1.0, 2.0])
+
+    def __init__(self) -> None:
+        self.own = 1.0
+
+    def __call__(self, s, b, h, i, j):
+        return s * self.scale * self.own
+
+    def of_table(self, s, b, h, i, j):
+        return s * self.table[0]
+
+
+elsewhere = types.ModuleType("elsewhere")
+exec("SCALE = 1.0\ndef scaled(s): return s * SCALE", vars(elsewhere))
+OF_CHANGED_CLASSES_AND_MODULES = {
+    "an attribute of the class": Settings(),
+    "a tensor of the class": Settings().of_table,
+    "the class": lambda s, b, h, i, j: s * Settings.scale,
+    "another module": lambda s, b, h, i, j: s * elsewhere.SCALE,
+    "a function of another module": lambda s, b, h, i, j: elsewhere.scaled(s),
+}
+
+
+@pytest.mark.parametrize("name", OF_CHANGED_CLASSES_AND_MODULES)
+def test_changes_of_classes_and_modules_are_seen(name: str, by_torch_alone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = qkv()
+    for scale in (1.0, -2.0):
+        monkeypatch.setattr(Settings, "scale", scale)
+        monkeypatch.setattr(elsewhere, "SCALE", scale)
+        Settings.table[0] = scale
+        right = expected(q, k, v, lambda s, b, h, i, j, scale=scale: s * scale)[0]
+        found = flex_attention(q, k, v, OF_CHANGED_CLASSES_AND_MODULES[name])
+        torch.testing.assert_close(found.double(), right, atol=1e-4, rtol=1e-4)
+
+
 FACTOR = torch.tensor(0.5)
 READ_ON_THE_HOST = (
+    lambda s, b, h, i, j: s * FACTOR.tolist(),
+    lambda s, b, h, i, j: s * float(FACTOR.numpy()),
     lambda s, b, h, i, j: s * float(FACTOR),
     lambda s, b, h, i, j: s + j * (2 * FACTOR).item(),
     lambda s, b, h, i, j: s if FACTOR else s * 2,
@@ -192,7 +233,7 @@ def test_operators_without_meaning_are_named_with_their_place() -> None:
         flex_attention(q, k, v, lambda s, b, h, i, j: None)
 
 
-@pytest.mark.parametrize("score", READ_ON_THE_HOST, ids=["float", "item", "if", "argument", "equal"])
+@pytest.mark.parametrize("score", READ_ON_THE_HOST, ids=["tolist", "numpy", "float", "item", "if", "argument", "equal"])
 def test_values_of_captured_tensors_do_not_become_constants(score: Any) -> None:
     """Another call may have another value, which the kernel of the first one would not see."""
     with pytest.raises(ImportRefusal, match=r"is read on the host; use the tensor itself(.|\n)*test_flex_attention.py:\d+"):
