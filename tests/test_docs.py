@@ -83,6 +83,11 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), (page.name, target)
 
 
+def test_no_conflict_of_a_merge_is_left() -> None:
+    for page in [*PAGES, *(ROOT / "docs" / "tour").rglob("*.*")]:
+        assert not re.search(r"^(<{7}|={7}|>{7})( |$)", page.read_text(), re.M), page
+
+
 def test_the_architecture_is_read_in_one_sitting() -> None:
     """At most 150 lines, and one picture."""
     text = (ROOT / "docs" / "architecture.md").read_text()
