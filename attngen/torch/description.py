@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,11 +12,12 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 
 from attngen.api import check_schedule
-from attngen.device.arrays import ArgumentTypeError
+from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.language import to_text, traced
 from attngen.sdpa import also_causal, standard_spec
 from attngen.spec.attention import AttentionSpec, ScheduleName
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
+from attngen.torch.layout import padding_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 Written = str | Callable[..., Any] | None
@@ -34,13 +36,18 @@ class Description:
     dropout_p: float = 0.0  # of torch's attention, which has no keywords
 
     def spec(self, dtype: str, head_dim: int, head_dim_v: int, mask_dtype: str | None) -> tuple[AttentionSpec, dict[str, Any]]:
-        """(spec, captured arrays). `mask_dtype` is the element type of a dense mask, or None. Raises DiagnosticError."""
+        """(spec, captured arrays). Head sizes are rounded up to multiples of 8, as `padded_heads` does with tensors; the scale
+        does not change. `mask_dtype` is the element type of a dense mask, or None. Raises DiagnosticError, ArgumentError."""
+        scale = 1 / math.sqrt(head_dim) if self.scale is None and padding_of(head_dim) else self.scale
+        sizes = (head_dim + padding_of(head_dim), head_dim_v + padding_of(head_dim_v))
         if self.keywords is None:
-            spec = standard_spec(dtype, head_dim, head_dim_v, mask_dtype, self.is_causal, self.scale, self.dropout_p)
+            spec = standard_spec(dtype, *sizes, mask_dtype, self.is_causal, scale, self.dropout_p)
             captured: dict[str, Any] = {}
         else:
-            keywords = {"scale": self.scale, "lse": self.return_lse, **self.keywords}
-            spec, captured = traced(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, **keywords)
+            keywords = {"scale": scale, "lse": self.return_lse, **self.keywords}
+            spec, captured = traced(dtype=dtype, head_dim=sizes[0], head_dim_v=sizes[1], **keywords)
+            if spec.rotary is not None and spec.rotary.dim > head_dim:
+                raise ArgumentError(f"`rotary` rotates {spec.rotary.dim} elements; expected at most the head size, {head_dim}")
             if self.is_causal:
                 spec = also_causal(spec)
         kernel = replace(spec.kernel, schedule=cast(ScheduleName, schedule_of(self.mode) or "auto"))

@@ -8,7 +8,15 @@ from attngen.sdpa import check_equal_heads, refuse_renamed, register_tensor_func
 from attngen.torch.description import Mode, head_size, plain_number, standard_text
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
-from attngen.torch.layout import follow_autocast, four_dimensions, heads_first, results
+from attngen.torch.layout import (
+    follow_autocast,
+    four_dimensions,
+    heads_first,
+    needs_padding,
+    padded_heads,
+    results,
+    without_padding,
+)
 from attngen.torch.math import by_torch
 
 Tensor = Any
@@ -39,7 +47,8 @@ def attention(
     head_dim_v], of fp16, bf16 or fp32, on a GPU (or on the CPU, where the emulated device runs them, slowly); with
     layout="bshd" [batch, length, heads, size]. The dimensions batch, or batch and heads, may be missing; key and value
     of batch 1 are used for every batch. Views are read in place. A tensor that a kernel cannot read in place is an error, or is
-    copied with `copy=True`.
+    copied with `copy=True`. Tensors of a head size that is no multiple of 8 are copied and padded with zeros, as torch's flash
+    attention does.
 
     `attn_mask` is boolean (True keeps the pair) or a float tensor that is added, broadcastable to [batch, q_heads, q_len,
     kv_len]. `is_causal` lets query i see keys up to i. `scale` is 1 / sqrt(head_dim) by default. Fewer key/value heads than
@@ -69,6 +78,10 @@ def attention(
         queries, keys, values = follow_autocast(*heads_first(query, key, value, layout, copy))
         if not enable_gqa:
             check_equal_heads(queries, keys)
+        sizes = (head_size(queries), head_size(values))
+        is_padded = needs_padding(queries, values)
+        if is_padded:
+            (queries, keys, values), others = padded_heads(queries, keys, values), None
         mask = None if attn_mask is None else four_dimensions(attn_mask)
         mask_dtype = None if mask is None else mask.dtype
         text = standard_text(
@@ -77,8 +90,7 @@ def attention(
             plain_number(scale),
             return_lse,
             queries.dtype,
-            head_size(queries),
-            head_size(values),
+            *sizes,
             mask_dtype,
             dropout_p,
         )
@@ -88,6 +100,8 @@ def attention(
             result = by_torch(queries, keys, values, text, lists)
         else:
             result = _calls.make(tensors, others, (queries, keys, values, text, *lists), deterministic)
+        if is_padded:
+            result = without_padding(result, sizes[1])
     return results(result, query, layout, return_lse)
 
 

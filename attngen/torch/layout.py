@@ -126,6 +126,29 @@ def as_tensor(array: Any) -> Tensor:
     return torch.from_numpy(array if shared else np.array(array))
 
 
+def padding_of(head_size: int) -> int:
+    """The number of elements that make a head size a multiple of 8."""
+    return -head_size % 8
+
+
 def padded(tensor: Tensor) -> Tensor:
     """With a head size that is a multiple of 8: zeros change no product."""
-    return torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % 8)) if tensor.shape[-1] % 8 else tensor
+    missing = padding_of(tensor.shape[-1])
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+
+
+def needs_padding(q: Tensor, v: Tensor) -> bool:
+    """Whether a head size, the last one, is no multiple of 8."""
+    return bool(q.shape[-1] % 8 or v.shape[-1] % 8)
+
+
+def padded_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v [batch, heads, length, size], each `padded`. Raises ArgumentError."""
+    if q.shape[3] != k.shape[3]:
+        raise ArgumentError(f"`k` has a head size of {k.shape[3]}; expected that of q, {q.shape[3]}")
+    return padded(q), padded(k), padded(v)
+
+
+def without_padding(outputs: Sequence[Tensor], head_size: int) -> tuple[Tensor, ...]:
+    """The operator's outputs with O of this head size."""
+    return (outputs[0][..., :head_size], *outputs[1:])

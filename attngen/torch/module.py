@@ -37,7 +37,17 @@ from attngen.torch.description import (
 )
 from attngen.torch.eager import EagerCalls
 from attngen.torch.functional import attention
-from attngen.torch.layout import AXES, as_tensor, check_layout, follow_autocast, heads_first, results
+from attngen.torch.layout import (
+    AXES,
+    as_tensor,
+    check_layout,
+    follow_autocast,
+    heads_first,
+    needs_padding,
+    padded_heads,
+    results,
+    without_padding,
+)
 from attngen.torch.math import by_torch
 
 Tensor = Any
@@ -185,11 +195,16 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             if not self._enable_gqa:
                 check_equal_heads(queries, keys)
             text = self._text(form, queries, values, captured)
+            size, is_padded = head_size(values), needs_padding(queries, values)
+            if is_padded:
+                (queries, keys, values), params = padded_heads(queries, keys, values), None
             if self._mode == "math":
                 result = by_torch(queries, keys, values, text, form.arguments.with_tensors(given, captured))
             else:
                 arguments = (queries, keys, values, text, *form.arguments.lists(given, captured))
                 result = self._calls.make(tensors, params, arguments, self._deterministic)
+            if is_padded:
+                result = without_padding(result, size)
         return results(result, q, self._layout, self._return_lse)
 
     def decode(
@@ -244,6 +259,9 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             queries, keys, values = follow_autocast(queries, keys, values, self._dtype)
             first, longest, known = ((), (), ()) if cache.lengths is None else cache.lengths.arguments
             text = decoding_text(self._text(form, queries, values, captured), known, page_size)
+            size, is_padded = head_size(values), needs_padding(queries, values)
+            if is_padded:
+                queries, keys, values = padded_heads(queries, keys, values)
             tensors = (queries, keys, values, *first, *decoding.kept(inputs))
             numbers = ([*longest, *decoding.kept_ints(ints)], decoding.kept_floats(floats))
             if self._mode == "math":
@@ -254,6 +272,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
                 if result is None:
                     arguments = (queries, keys, values, text, list(tensors[3:]) or None, *numbers)
                     result = self._calls.make(tensors, others, arguments)
+            if is_padded:
+                result = without_padding(result, size)
         return results(result, q, self._layout, self._return_lse)
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from attngen.torch.layout import readable
 
 Tensor = Any
 Function = Callable[..., Tensor]
-HEAD_SIZES = range(8, MAX_HEAD_DIM + 1, 8)
+HEAD_SIZES = range(1, MAX_HEAD_DIM + 1)
 flash_operator = torch.ops.aten._scaled_dot_product_flash_attention
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -143,7 +143,7 @@ def test_forward_mode_is_refused() -> None:
         (lambda q: attention(q, q[:, :1], q[:, :1]), ArgumentError, "enable_gqa=True"),
         (lambda q: attention(q, q.float(), q), ArgumentError, "`k` has elements of fp32"),
         (lambda q: attention(q.double(), q.double(), q.double()), ArgumentError, "`q` has elements of float64"),
-        (lambda q: attention(q[..., :12], q[..., :12], q[..., :12]), DiagnosticError, "not a multiple of 8"),
+        (lambda q: attention(q[..., :12], q[..., :11], q), ArgumentError, "`k` has a head size of 11; expected that of q, 12"),
         (lambda q: attention(q, q, q, torch.ones(5, 5, dtype=torch.bool)), ArgumentError, "attn_mask"),
         (lambda q: attention(q, q, q, torch.ones(1, 1, 1, 1, 9)), ArgumentError, "5 dimensions"),
         (lambda q: Attention(maks="causal"), TypeError, "Attention has no keyword `maks`; did you mean `mask`"),

@@ -91,7 +91,6 @@ def test_compiled_graphs_have_the_operator(columns: bool) -> None:
     [
         ({"dropout_p": 1.0}, "nothing is kept"),
         ({"dtype": torch.float64}, "float64"),
-        ({"size": 12}, "head size is 12"),
         ({"size": 264}, "head size is 264"),
         ({"shape": (1, 2, 2, 20)}, "5 dimensions"),
     ],

@@ -33,6 +33,36 @@ def test_attention_agrees_with_torch(mode: str, dtype) -> None:
     close(attention(q, k, v, is_causal=True, scale=0.2, enable_gqa=True, mode=mode), expected, tolerance)
 
 
+def test_head_sizes_that_are_no_multiple_of_8_are_padded() -> None:
+    """By torch's function, by a layer, and in a cache; forward and backward, with the scale of the size that tensors have."""
+    q, k, v = (randn(1, 2, 18, size, dtype=torch.float32).requires_grad_() for size in (13, 13, 7))
+    layer = Attention(mask="q >= k", layout="bshd", mode="naive")
+    calls = {
+        "a function": lambda: attention(q, k, v, is_causal=True, mode="naive"),
+        "with lse": lambda: attention(q, k, v, is_causal=True, mode="naive", return_lse=True)[0],
+        "a layer": lambda: layer(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2),
+        "math": lambda: attention(q, k, v, is_causal=True, mode="math"),
+    }
+    expected = scaled_dot_product_attention(q, k, v, is_causal=True)
+    gradient = randn(*expected.shape, dtype=torch.float32)
+    gradients = torch.autograd.grad(expected, (q, k, v), gradient)
+    for call in calls.values():
+        o = call()
+        close(o.detach(), expected.detach(), 1e-5)
+        for found, right in zip(torch.autograd.grad(o, (q, k, v), gradient), gradients, strict=True):
+            close(found, right, 1e-5)
+    with torch.no_grad():
+        cached = layer.decode(*(t.transpose(1, 2) for t in (q[:, :, 9:10], k, v)), cache_seqlens=10).transpose(1, 2)
+    close(cached, expected[:, :, 9:10].detach(), 1e-5)
+
+
+def test_what_a_head_size_has_not_is_not_rotated() -> None:
+    tables = dict.fromkeys(("cosines", "sines"), ("fp32", ("positions", 8)))
+    layer = Attention(rotary="16 halves by cosines, sines", inputs=tables)
+    with pytest.raises(ArgumentError, match="rotates 16 elements; expected at most the head size, 13"):
+        layer(*[randn(1, 1, 4, 13)] * 3, cosines=randn(4, 8), sines=randn(4, 8))
+
+
 def test_the_emulated_device_says_once_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     from attngen.device import select
     from attngen.torch import runtime
