@@ -1,19 +1,23 @@
 """What a Python function closes over: a key by which its meaning is remembered, and the tensors and numbers that it reads.
 
 Two functions with equal keys mean the same expression: the key has the code, and every value that the code can reach by its
-name. Tensors are in it by their place, types and shapes, not by their elements, which are read at each call.
+name, in closures, globals, attributes of objects, classes and modules, lists and dicts. Tensors are in it by their place, types
+and shapes, not by their elements, which are read at each call. What the walk cannot look into is `opaque`: such a function is
+traced in each call.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
+import operator
 import sys
 import types
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from attngen.language.trace import codes_in
@@ -22,6 +26,16 @@ Tensor = Any
 MAX_DEPTH = 40  # of values within values
 FIXED = {*sys.stdlib_module_names, "attngen", "numpy", "torch"}  # packages whose classes and modules do not change
 SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)  # of which objects have the values
+BY_OTHER_NAMES = {  # what reads a value whose name is in no code
+    "__dict__", "__getattribute__", "__import__", "attrgetter", "environ", "eval", "exec", "getattr", "getenv", "globals",
+    "import_module", "locals", "methodcaller", "modules", "vars",
+}  # fmt: skip
+IMPLICIT = {  # methods that Python calls without their name
+    *(n for n in vars(operator) if n.startswith("__")),
+    *(f"__r{n[2:]}" for n in vars(operator) if n.startswith("__")),
+    "__bool__", "__enter__", "__exit__", "__float__", "__get__", "__getattr__", "__int__", "__iter__", "__len__", "__missing__",
+    "__next__", "__round__",
+}  # fmt: skip
 PLAIN = (str, bytes, bool, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, enum.Enum)
 
 
@@ -42,6 +56,7 @@ class Closure:
     symbols: set[int] = field(default_factory=set)  # positions of `tensors` that stand for integers of the caller
     _names: set[str] = field(default_factory=set)  # attributes and globals that the codes name
     _places: dict[int, int] = field(default_factory=dict)  # of tensors, by identity
+    _seen: dict[int, tuple[int, Any]] = field(default_factory=dict)  # what was looked into, by identity, with its number
 
     def key_of(self, *functions: Any) -> Hashable:
         """The key of `functions` together."""
@@ -52,8 +67,9 @@ class Closure:
             self.tensors.clear()
             self.numbers.clear()
             self._places.clear()
+            self._seen.clear()
             self.opaque = None
-            key = tuple(self._value("", f, {}, 0) for f in functions)
+            key = tuple(self._value("", f, 0) for f in functions)
             if len(self._names) == before:  # attributes are looked for by the names of all codes
                 _NAMES[first] = set(self._names)
                 return key
@@ -62,10 +78,8 @@ class Closure:
         """The position of `tensor` in `tensors`."""
         return self._places.get(id(tensor))
 
-    def _value(self, name: str, value: Any, above: Mapping[int, int], depth: int) -> Hashable:
+    def _value(self, name: str, value: Any, depth: int) -> Hashable:
         kind = type(value)
-        if kind is types.FunctionType and id(value) not in above and depth <= MAX_DEPTH:
-            return self._function(value, {**above, id(value): depth}, depth + 1)
         if isinstance(value, PLAIN):
             return kind, value
         if isinstance(value, slice):
@@ -76,27 +90,36 @@ class Closure:
             return kind, repr(value)
         if isinstance(value, torch.Tensor):
             return self._tensor(name, value)
-        if id(value) in above:
-            return "above", above[id(value)]
+        if id(value) in self._seen:
+            return "again", self._seen[id(value)][0]
         if depth > MAX_DEPTH:
             self.opaque = value
             return "deep"
-        above, depth = {**above, id(value): depth}, depth + 1
+        self._seen[id(value)] = len(self._seen), value
+        return self._looked_into(name, value, depth + 1)
+
+    def _looked_into(self, name: str, value: Any, depth: int) -> Hashable:
+        """The key of what has values in it."""
+        kind = type(value)
+        if kind is types.FunctionType:
+            return self._function(value, depth)
         if isinstance(value, types.MethodType):
-            return "method", self._value(name, value.__func__, above, depth), self._value(name, value.__self__, above, depth)
+            return "method", self._value(name, value.__func__, depth), self._value(name, value.__self__, depth)
         if isinstance(value, functools.partial):
             parts = (value.func, value.args, dict(value.keywords))
-            return "partial", *(self._value(name, part, above, depth) for part in parts)
+            return "partial", *(self._value(name, part, depth) for part in parts)
         if isinstance(value, (list, tuple, set, frozenset, torch.Size)):
             items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-            return kind, *(self._value(name, item, above, depth) for item in items)
+            return kind, *(self._value(name, item, depth) for item in items)
         if isinstance(value, dict):
-            return dict, *((repr(k), self._value(str(k), item, above, depth)) for k, item in value.items())
+            return dict, *((repr(k), self._value(str(k), item, depth)) for k, item in value.items())
+        if isinstance(value, types.BuiltinFunctionType) and not isinstance(value.__self__, (types.ModuleType, type(None))):
+            return "builtin method", value.__name__, self._value(name, value.__self__, depth)
         if isinstance(value, (types.ModuleType, type)):
-            return "itself", value, *self._space(value, above, depth)
-        if isinstance(value, types.BuiltinFunctionType) or kind.__module__.startswith("torch._ops"):
+            return "itself", value, *self._space(value, depth)
+        if isinstance(value, (types.BuiltinFunctionType, np.ufunc)) or kind.__module__.startswith("torch._ops"):
             return "itself", value
-        return self._object(name, value, above, depth)
+        return self._object(value, depth)
 
     def add(self, name: str, tensor: Tensor) -> int:
         """The position of `tensor`, which is added if it is new."""
@@ -109,59 +132,63 @@ class Closure:
         place = self.add(name, tensor)
         return "tensor", place, tensor.dtype, tuple(tensor.shape), tensor.device.type, tensor.requires_grad
 
-    def _function(self, function: types.FunctionType, above: Mapping[int, int], depth: int) -> Hashable:
+    def _function(self, function: types.FunctionType, depth: int) -> Hashable:
         original = getattr(function, "_torchdynamo_orig_callable", None)
         if original is not None:
-            return self._value("", original, above, depth)
-        self._code(function.__code__)
-        found: list[Hashable] = [function.__code__]
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            return self._value("", original, depth)
+        code = function.__code__
+        self._code(code)
+        found: list[Hashable] = [code]
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
-                found.append(self._value(name, cell.cell_contents, above, depth))
+                found.append(self._value(name, cell.cell_contents, depth))
             except ValueError:  # not assigned yet
                 found.append("empty")
-        names = function.__code__.co_varnames
-        found += [
-            self._value(name, v, above, depth)
-            for name, v in zip(names[::-1], (function.__defaults__ or ())[::-1], strict=False)
-        ]
-        found += [(n, self._value(n, v, above, depth)) for n, v in (function.__kwdefaults__ or {}).items()]
+        names = code.co_varnames
+        found += [self._value(n, v, depth) for n, v in zip(names[::-1], (function.__defaults__ or ())[::-1], strict=False)]
+        found += [(n, self._value(n, v, depth)) for n, v in (function.__kwdefaults__ or {}).items()]
         if (function.__module__ or "").startswith("torch."):
             return tuple(found)  # what torch's own functions name does not change
-        space = function.__globals__
-        found += [(n, self._value(n, space[n], above, depth)) for n in names_in_code(function.__code__) if n in space]
-        return tuple(found)
+        named = names_in_code(code)
+        if not BY_OTHER_NAMES.isdisjoint(named):
+            self.opaque = function
+        for scope in (function.__globals__, sys.modules):  # an import in the function binds a module
+            found += [(n, self._value(n, scope[n], depth)) for n in named if n in scope]
+        return (*found, *self._members(vars(function), self._names, depth))
 
     def _code(self, code: types.CodeType) -> None:
         if code not in self.codes:
             self.codes.update(codes_in(code))
             self._names.update(names_in_code(code))
 
-    def _object(self, name: str, value: Any, above: Mapping[int, int], depth: int) -> Hashable:
-        """An object by those of its attributes and methods that some code names, and its `__call__`."""
+    def _object(self, value: Any, depth: int) -> Hashable:
+        """An object by those of its attributes and methods that some code names, or that Python calls without their name."""
         kind = type(value)
         members = members_of(kind)
         own = dict(getattr(value, "__dict__", {}))
         for slot in (s for space in kind.__mro__ for s in getattr(space, "__slots__", ())):
             own.setdefault(slot, getattr(value, slot, None))
-        if not own and "__call__" not in members and not isinstance(value, torch.nn.Module):
+        if not own and type(members.get("__call__")) is not types.FunctionType and not isinstance(value, torch.nn.Module):
             self.opaque = value
             return "opaque"
         for space in ("_parameters", "_buffers", "_modules"):  # torch.nn.Module
             own.update(own.pop(space, None) or {})
-        wanted = self._names | {"__call__", "forward"}
-        found: list[Any] = [kind]
-        found += self._members({**members, **own}, wanted, above, depth)
-        return tuple(found)
+        wanted = self._names | {"forward"} | {n for n in IMPLICIT & members.keys() if type(members[n]) is types.FunctionType}
+        if kind.__module__ == "torch.nn.modules.container":
+            wanted |= set(own)
+        return kind, *self._members({**members, **own}, wanted, depth)
 
-    def _space(self, value: types.ModuleType | type, above: Mapping[int, int], depth: int) -> list[Hashable]:
+    def _space(self, value: types.ModuleType | type, depth: int) -> list[Hashable]:
         """What a module or a class has by names of some code, if it may change."""
-        home, members = (value.__module__, members_of(value)) if isinstance(value, type) else (value.__name__, vars(value))
-        return [] if home.partition(".")[0] in FIXED else self._members(members, self._names, above, depth)
+        if isinstance(value, types.ModuleType):
+            home, members = value.__name__, vars(value)
+        else:
+            home, members = value.__module__, {**({} if type(value) is type else members_of(type(value))), **members_of(value)}
+        return [] if home.partition(".")[0] in FIXED else self._members(members, self._names, depth)
 
-    def _members(self, members: Mapping[str, Any], wanted: set[str], above: Mapping[int, int], depth: int) -> list[Hashable]:
+    def _members(self, members: Mapping[str, Any], wanted: set[str], depth: int) -> list[Hashable]:
         found: list[Hashable] = []
-        for name, member in sorted_items(members, wanted):
+        for name, member in sorted_items(members, wanted) if members else ():
             if isinstance(member, property):
                 member = member.fget
             if isinstance(member, (classmethod, staticmethod)):
@@ -169,7 +196,7 @@ class Closure:
             if isinstance(member, types.FunctionType) and member.__module__.startswith("torch."):
                 continue
             if not isinstance(member, SLOTS):
-                found.append((name, self._value(name, member, above, depth)))
+                found.append((name, self._value(name, member, depth)))
         return found
 
 

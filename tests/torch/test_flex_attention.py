@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from attngen.torch import (  # noqa: E402  # noqa: E402
     flex_operator,
     flex_spec,
 )
+from attngen.torch.closures import Closure  # noqa: E402
 from attngen.torch.importer import ImportRefusal  # noqa: E402
 from attngen.torch.math import by_torch  # noqa: E402
 from tests import tiers  # noqa: E402
@@ -168,27 +171,97 @@ class Settings:
         return s * self.table[0]
 
 
+class Table:
+    """What `[]` and an attribute read is named by methods alone, which Python calls without their name."""
+
+    def __init__(self) -> None:
+        self.held = {"scale": 1.0}
+
+    def __getitem__(self, i: int) -> float:
+        return self.held["scale"]
+
+    def __getattr__(self, name: str) -> float:
+        return self.__dict__["held"][name]
+
+
+class Layer(torch.nn.Module):
+    """Modules in containers, whose names are numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biases = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(1))])
+        self.layers = torch.nn.ModuleList([torch.nn.Module()])
+        self.layers[0].scale = 1.0
+
+    def of_list(self, s, b, h, i, j):
+        return s * self.biases[0][0]
+
+    def of_layer(self, s, b, h, i, j):
+        return s * self.layers[0].scale
+
+
+def imported(s, b, h, i, j):
+    import elsewhere
+
+    return s * elsewhere.SCALE
+
+
+def noted(s, b, h, i, j):
+    return s * noted.scale
+
+
 elsewhere = types.ModuleType("elsewhere")
 exec("SCALE = 1.0\ndef scaled(s): return s * SCALE", vars(elsewhere))
-OF_CHANGED_CLASSES_AND_MODULES = {
+table, layer = Table(), Layer()
+get, OF_SETTINGS = table.held.get, weakref.ref(Settings)
+CHANGED = {
     "an attribute of the class": Settings(),
     "a tensor of the class": Settings().of_table,
     "the class": lambda s, b, h, i, j: s * Settings.scale,
     "another module": lambda s, b, h, i, j: s * elsewhere.SCALE,
     "a function of another module": lambda s, b, h, i, j: elsewhere.scaled(s),
+    "an import inside": imported,
+    "a function's attribute": noted,
+    "an element of an object": lambda s, b, h, i, j: s * table[0],
+    "an attribute that is looked up": lambda s, b, h, i, j: s * table.scale,
+    "getattr": lambda s, b, h, i, j: s * getattr(Settings, "sca" + "le"),
+    "globals": lambda s, b, h, i, j: s * globals()["Settings"].scale,
+    "a method of a dict": lambda s, b, h, i, j: s * get("scale"),
+    "a weak reference": lambda s, b, h, i, j, at=OF_SETTINGS: s * at().scale,
+    "parameters in a list": layer.of_list,
+    "modules in a list": layer.of_layer,
 }
 
 
-@pytest.mark.parametrize("name", OF_CHANGED_CLASSES_AND_MODULES)
-def test_changes_of_classes_and_modules_are_seen(name: str, by_torch_alone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", CHANGED)
+def test_changes_of_what_a_function_reaches_are_seen(
+    name: str, by_torch_alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it reaches it: the kernel of the first call has the number, or no call remembers it."""
+    monkeypatch.setitem(sys.modules, "elsewhere", elsewhere)
     q, k, v = qkv()
     for scale in (1.0, -2.0):
         monkeypatch.setattr(Settings, "scale", scale)
         monkeypatch.setattr(elsewhere, "SCALE", scale)
-        Settings.table[0] = scale
+        monkeypatch.setattr(noted, "scale", scale, raising=False)
+        monkeypatch.setitem(table.held, "scale", scale)
+        Settings.table[0] = layer.biases[0].data[0] = layer.layers[0].scale = scale
         right = expected(q, k, v, lambda s, b, h, i, j, scale=scale: s * scale)[0]
-        found = flex_attention(q, k, v, OF_CHANGED_CLASSES_AND_MODULES[name])
-        torch.testing.assert_close(found.double(), right, atol=1e-4, rtol=1e-4)
+        found = flex_attention(q, k, v, CHANGED[name])
+        torch.testing.assert_close(found.detach().double(), right, atol=1e-4, rtol=1e-4)
+
+
+def test_what_a_function_reaches_is_looked_into_once() -> None:
+    """An object that is reached by very many ways costs no more than one that is reached by one."""
+    deep: list[Any] = [1.0]
+    for _ in range(30):
+        deep = [deep, deep]
+    by_lists = lambda s, b, h, i, j: s * len(deep)  # noqa: E731
+    closures = Closure(), Closure()
+    first, again = (closure.key_of(by_lists) for closure in closures)
+    are_equal, opaque = first == again, closures[0].opaque  # no repr of any of these: it would be long
+    assert are_equal
+    assert opaque is None
 
 
 FACTOR = torch.tensor(0.5)
