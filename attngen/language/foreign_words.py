@@ -40,6 +40,8 @@ SPELLINGS = (
     Spelling(r"\b(?P<found>lambda)\b[^:]*:?", "an expression uses b, h, q, k and, in a score, s", "write the expression alone"),
     Spelling(r"\b(AND|OR|NOT)\b", "operators are written in small letters", "write and, or, not"),
     Spelling(r"\b(for|while)\b", "there are no loops", "write an expression of one pair (q, k): it is computed for every pair"),
+    Spelling(r"\b(?:None|null|nullptr|NULL)\b", "there is no value for nothing", "leave the statement out"),
+    Spelling(r"\b(?:nan|NaN|NAN)\b", "NaN has no name", "write a number, or -inf"),
     Spelling(r"===|!==", "a comparison", "write == or !="),
     Spelling(r"<>", "a comparison", "write !="),
     Spelling(r":=", "a definition", "write let NAME = value, or def NAME(x) = expression"),

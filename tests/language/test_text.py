@@ -38,6 +38,17 @@ def test_as_many_mistakes_as_there_are_statements() -> None:
     assert [d.code for d in caught.value.diagnostics] == ["E008"] * 12 + ["E201"]
 
 
+@pytest.mark.parametrize(
+    ("written", "help"), [("mask None", "leave the statement out"), ("param n: float = nan", "write a number")]
+)
+def test_what_has_no_value_is_not_to_be_declared(written: str, help: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        load_text(f"attention a {{ {HEAD} {written} }}")
+    (mistake,) = caught.value.diagnostics
+    assert help in str(mistake)
+    assert "declare" not in str(mistake)
+
+
 def test_a_skipped_statement_has_no_consequences() -> None:
     with pytest.raises(DiagnosticError) as caught:
         load_text("attention a {\n  dtype: fp16\n  head_dim 64\n  input x: fp32(heads)\n  score s + x[h]\n}")
