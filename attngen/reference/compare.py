@@ -22,7 +22,7 @@ from attngen.spec.dtypes import FP32, FRACTION_BITS, DType, from_storage, round_
 
 Array = np.ndarray[Any, Any]
 MOST_DRAWS = 16  # of random errors
-PAIRS = 2**16  # of a row and a key, that all draws together have at least
+PAIRS = 2**20  # of a row and a key, that all draws together have at least: of many rows a few may decide the largest error
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ import pytest
 
 from attngen.language import load_text
 from attngen.reference.compare import truth
-from attngen.reference.problems import Shape, sample
+from attngen.reference.definition import Rounding
+from attngen.reference.numpy_oracle import numpy_attention
+from attngen.reference.problems import Draw, Shape, sample
 from attngen.spec.dtypes import FP32, unit_roundoff
 from tests import tiers
 from tests.random_gradients import gradient_case, gradient_failure
@@ -26,6 +28,18 @@ def test_bounds_of_one_row_are_not_small_by_chance() -> None:
         expected = truth(spec, sample(spec, Shape(1, 1, 1, 1, 1), seed))
         largest = abs(expected.reference.output).max()
         assert 50 * unit_roundoff(FP32) * largest < expected.allowed < 500 * unit_roundoff(FP32) * largest
+
+
+def test_bounds_of_the_few_rows_that_decide_are_not_small_by_chance() -> None:
+    """Scores in the thousands: most rows have one weight of 1, and the errors of the few others decide."""
+    text = "attention steep { dtype fp32 head_dim 112 heads 4 over 1 score s * 30.0 mask q >= k precision high }"
+    (spec,) = load_text(text)
+    for seed in range(3):
+        problem = sample(spec, Shape(1, 4, 1, 128, 128), seed, Draw(magnitude=25.0))
+        expected = truth(spec, problem)
+        for other in range(100, 108):
+            found = numpy_attention(spec, problem, rounding=Rounding(other)).output
+            assert abs(found - expected.reference.output).max() < expected.allowed
 
 
 @pytest.mark.parametrize("seed", tiers.cases(range(45), quick=range(3)))
