@@ -145,8 +145,9 @@ class Block:
         """Raises DiagnosticError with the mistakes so far, except uses of names that were declared with a mistake."""
         if self.problems:
             unknown = (mistakes.UnknownName, mistakes.NotAnInput, mistakes.NotAFunction)
-            kept = (p for p in self.problems if not (isinstance(p, unknown) and p.name in self.failed))
-            raise DiagnosticError(*dict.fromkeys(kept))
+            used = {p: p.name for p in self.problems if isinstance(p, unknown)}
+            used |= {p: p.found for p in self.problems if isinstance(p, mistakes.ForeignSpelling)}
+            raise DiagnosticError(*(p for p in dict.fromkeys(self.problems) if used.get(p) not in self.failed))
 
     def _sort(self) -> None:
         """Sorts statements by keyword, and declarations in their order."""

@@ -53,3 +53,10 @@ def test_a_skipped_statement_has_no_consequences() -> None:
     with pytest.raises(DiagnosticError) as caught:
         load_text("attention a {\n  dtype: fp16\n  head_dim 64\n  input x: fp32(heads)\n  score s + x[h]\n}")
     assert [d.span.line for d in caught.value.diagnostics if d.span] == [2, 4]
+
+
+@pytest.mark.parametrize("name", ["NULL", "linux", "NAN"])
+def test_a_refused_name_is_one_mistake(name: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        load_text(f"attention a {{ {HEAD} input {name}: fp32[heads] score s + {name}[h] }}")
+    assert [d.code for d in caught.value.diagnostics] == ["E112"]
