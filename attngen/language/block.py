@@ -145,9 +145,9 @@ class Block:
         """Raises DiagnosticError with the mistakes so far, except uses of names that were declared with a mistake."""
         if self.problems:
             unknown = (mistakes.UnknownName, mistakes.NotAnInput, mistakes.NotAFunction)
-            used = {p: p.name for p in self.problems if isinstance(p, unknown)}
+            used: dict[Diagnostic, str] = {p: p.name for p in self.problems if isinstance(p, unknown)}
             used |= {p: p.found for p in self.problems if isinstance(p, mistakes.ForeignSpelling)}
-            raise DiagnosticError(*(p for p in dict.fromkeys(self.problems) if used.get(p) not in self.failed))
+            raise DiagnosticError(*(p for p in dict.fromkeys(self.problems) if used.get(p, "") not in self.failed))
 
     def _sort(self) -> None:
         """Sorts statements by keyword, and declarations in their order."""
