@@ -31,7 +31,7 @@ from attngen.reference.problems import Sample, Shape, sample
 from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dropout import bytes_of_pairs
-from attngen.spec.dtypes import from_storage, round_to_storage
+from attngen.spec.dtypes import DType, from_storage, round_to_storage
 from tests.harness import call
 
 Array = np.ndarray[Any, Any]
@@ -113,6 +113,7 @@ class Case:
     size_of_v: float = 1.0
     extreme_sinks: bool = False
     words: tuple[tuple[str, str], ...] = ()  # other names of inputs and params
+    spare_keys: int = 0  # if any, storage is padded, and so many rows of NaN are after the keys of each sequence
     python_mask: str = ""  # the mask as the body of a Python function of b, h, q, k, with the params as defaults
 
     def spec(self) -> AttentionSpec:
@@ -239,9 +240,10 @@ def draw(r: random.Random, kernel: str | None = None) -> Case:
         text = text.removesuffix("}\n") + f"    dropout {r.choice((0.002, 0.1, 0.5, 0.9))}\n}}\n"
     one = Case(
         text, schedule, arch, shape, params, r.random() < 0.2, r.choice((1.0, 1.0, 1.0, 4.0, 25.0, 0.0)), size_of_v,
-        r.random() < 0.3, words, python_mask,
+        r.random() < 0.3, words, python_mask=python_mask,
     )  # fmt: skip
-    return replace(one, text=rotated(r, one)) if r.random() < 0.12 else one
+    spare_keys = r.choice((1, 60, 200)) if schedule != "wgmma" and r.random() < 0.15 else 0
+    return replace(one, text=rotated(r, one) if r.random() < 0.12 else one.text, spare_keys=spare_keys)
 
 
 def rotated(r: random.Random, one: Case) -> str:
@@ -379,10 +381,35 @@ def failure(one: Case, seed: int = 0) -> str:
     if one.rows_apart:
         q, k, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (problem.q, problem.k, problem.v))
         problem = Sample(q, k, v, problem.inputs)
+    if one.spare_keys:
+        spec, problem = padded(spec, problem, one.spare_keys)
     compiled = attngen.compile(spec, kernel=one.schedule, device=EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5))
     result = call(compiled, problem, **params)
     found = compare(*result, expected)
     return "" if is_right(found) else str(found)
+
+
+def padded(spec: AttentionSpec, problem: Sample, spare: int) -> tuple[AttentionSpec, Sample]:
+    """The same in padded storage: `spare` more keys, and what captured tensors have for them, are NaN, or 0 as an integer."""
+    keys = problem.k.shape[2]
+
+    def longer(array: Array, axis: int, dtype: DType) -> Array:
+        shape = [spare if i == axis else n for i, n in enumerate(array.shape)]
+        rest = (
+            round_to_storage(np.full(shape, np.nan, np.float32), dtype)
+            if dtype.kind == "float"
+            else np.zeros(shape, array.dtype)
+        )
+        return np.concatenate([array, rest], axis)
+
+    k, v = (longer(array, 2, spec.dtype) for array in (problem.k, problem.v))
+    inputs = dict(problem.inputs)
+    for declared in spec.inputs:
+        for axis, dim in enumerate(declared.dims):
+            if dim == "kv_len" and inputs[declared.name].shape[axis] == keys:
+                inputs[declared.name] = longer(inputs[declared.name], axis, declared.dtype)
+    inputs["seqused"] = np.full(problem.q.shape[0], keys, np.int32)
+    return replace(spec, kernel=replace(spec.kernel, storage="padded")), Sample(problem.q, k, v, inputs)
 
 
 def is_right(found: Comparison) -> bool:

@@ -73,11 +73,13 @@ def in_storage(
     if kernel.is_paged:
         page = kernel.page_size or PAGE_SIZE
         table = torch.randperm(batch * -(-kv_len // page), device=q.device)
-        places |= {"page_table": table.int().view(batch, -1), "seqused": torch.full((batch,), kv_len, device=q.device).int()}
+        places |= {"page_table": table.int().view(batch, -1)}
         k, v = (_pool(t, table, page) for t in (k, v))
     elif kernel.is_packed:
         places |= {"cu_seqlens_k": _begins(k), "max_kv_len": kv_len}
         k, v = (t.transpose(1, 2).flatten(0, 1) for t in (k, v))
+    if kernel.is_counted:
+        places["seqused"] = torch.full((batch,), kv_len, device=q.device, dtype=torch.int32)
     return (q, k, v), places
 
 

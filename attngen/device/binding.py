@@ -61,8 +61,8 @@ def callers_tensors(program: Program) -> tuple[Tensor, ...]:
 def sizes_of(
     program: Program, device: Device, arrays: Mapping[str, ArrayView], params: Mapping[str, Number] | None = None
 ) -> dict[str, int]:
-    """The sizes of a call on `device` with these inputs and outputs, by their arguments' names. In packed and paged storage
-    `params` have the lengths; of paged keys there are at most as many as the table and captured tensors hold.
+    """The sizes of a call on `device` with these inputs and outputs, by their arguments' names. In storages other than dense
+    `params` have the lengths; of padded and paged keys there are at most as many as the arrays have room for.
 
     Raises ArgumentError.
     """
@@ -71,9 +71,7 @@ def sizes_of(
         if params and longest in params:
             if params[longest] < 0:
                 raise ArgumentError(f"`{longest}` is {params[longest]}; expected the length of the longest sequence, or more")
-            room = [sizes["max_pages"] * sizes["page_size"]] if length == "kv_len" and "max_pages" in sizes else []
-            captured = [sizes[length]] if room and sizes.get(length, 1) > 1 else []
-            sizes[length] = min([int(params[longest]), *room, *captured])
+            sizes[length] = min([int(params[longest]), *(_room(program, sizes) if length == "kv_len" else [])])
     wanted = device.name if device.name.startswith("cuda") else "cpu"
     first = arrays[program.of_role("input")[0].key]
     if str(first.location) != wanted:
@@ -82,6 +80,16 @@ def sizes_of(
             f"move the arrays to {wanted}, or compile for the other device"
         )
     return sizes | {MULTIPROCESSORS: device.multiprocessors}
+
+
+def _room(program: Program, sizes: Sizes) -> list[int]:
+    """For how many keys of a sequence the arrays of a call have room: none limits them in packed storage."""
+    if any(axis.name == "kv_len" for tensor in program.of_role("input") if tensor.key == "k" for axis in tensor.axes):
+        return [sizes["kv_len"]]
+    if "max_pages" not in sizes:
+        return []
+    captured = [sizes["kv_len"]] if sizes.get("kv_len", 1) > 1 else []
+    return [sizes["max_pages"] * sizes["page_size"], *captured]
 
 
 def bind(kernel: Kernel, sizes: Sizes, given: Mapping[str, ArrayView], params: Mapping[str, Number]) -> Bound:

@@ -22,9 +22,10 @@ Declared = Mapping[str, tuple[str, Number | None]]  # params by name: (type, def
 
 
 def declared_params(spec: AttentionSpec) -> dict[str, tuple[str, Number | None]]:
-    """The params of a spec as plain values, after the lengths that no sequence exceeds: of paged keys, all of a table."""
+    """The params of a spec as plain values, after the lengths that no sequence exceeds: of padded and paged keys, all for which
+    there is room."""
     kernel = spec.kernel
-    keys: Number | None = MAX_LENGTH if kernel.is_paged else None
+    keys: Number | None = MAX_LENGTH if kernel.is_counted else None
     lengths = {name: ("int", keys if name == "max_kv_len" else None) for name in kernel.longest}
     return {**lengths, **{p.name: (str(p.type), p.default) for p in spec.params}}
 

@@ -255,9 +255,10 @@ def data(tensor: str, ctype: str, *, writable: bool = False, name: str | None = 
     return Parameter(name or tensor, f"{ctype}*" if writable else f"const {ctype}*", "data", tensor)
 
 
-def tensor_map(tensor: Tensor, box_rows: int) -> Parameter:
+def tensor_map(spec: AttentionSpec, tensor: Tensor, box_rows: int) -> Parameter:
     """A tensor as TMA sees it: boxes of `box_rows` rows, 128 bytes each."""
-    binding = MAPS[LETTERS[tensor.axes[0].name]]
+    ends_early = spec.kernel.is_counted and "kv_len" in {axis.name for axis in tensor.axes}  # a batch is one page
+    binding = "paged_map" if ends_early else MAPS[LETTERS[tensor.axes[0].name]]
     return Parameter(f"{tensor.name.lower()}_map", "const __grid_constant__ TensorMap", binding, tensor.name, box_rows)
 
 
@@ -276,9 +277,9 @@ def strides(tensor: Tensor, axes: str = STRIDE_LETTERS) -> list[Parameter]:
 
 
 def sizes(spec: AttentionSpec, *wanted: str) -> list[Parameter]:
-    """Sizes as parameters; those that the spec fixes are constants of the file instead. Lengths in packed or paged storage are
-    at least those of the longest sequence, and those of each are read from memory."""
-    begins = {"q_len": "cu_seqlens_q", "kv_len": "seqused" if spec.kernel.is_paged else "cu_seqlens_k"}
+    """Sizes as parameters; those that the spec fixes are constants of the file instead. Lengths are at least those of the
+    longest sequence; unless storage is dense, those of each are read from memory."""
+    begins = {"q_len": "cu_seqlens_q", "kv_len": "seqused" if spec.kernel.is_counted else "cu_seqlens_k"}
     return [data(begins[n], "int") for n in wanted if whole_size(spec, n) != n] + whole_sizes(spec, *wanted)
 
 

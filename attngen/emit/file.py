@@ -191,6 +191,8 @@ class File:
             "max_q_len": self.lengths["q"],
             "max_kv_len": self.lengths["k"],
             "paged": spec.kernel.is_paged,
+            "counted": spec.kernel.is_counted,
+            "key_rows": KEY_ROWS.get(spec.kernel.storage, "HeadRows"),
             "sequences": spec.kernel.storage != "dense",
             "tile_in_page": self.plan.schedule.is_tiled and (spec.kernel.page_size or 1) % self.plan.block_kv == 0,
             "own": self.plan.own,
@@ -408,7 +410,7 @@ class File:
         return abi.strides(self.tensors[tensor], axes)
 
     def tensor_map(self, tensor: str, box_rows: int) -> Parameter:
-        return abi.tensor_map(self.tensors[tensor], box_rows)
+        return abi.tensor_map(self.spec, self.tensors[tensor], box_rows)
 
     def pointer(self, tensor: str, *, writable: bool = False, name: str | None = None) -> Parameter:
         return abi.data(tensor, self.spec.dtype.cuda, writable=writable, name=name)
@@ -518,6 +520,7 @@ def _line_of(parameter: Parameter) -> tuple[str, str]:
     return parameter.binding, parameter.of if parameter.binding in ("stride", "step") else ""
 
 
+KEY_ROWS = {"padded": "PaddedHeadRows", "paged": "PagedHeadRows", "packed_paged": "PagedHeadRows"}  # what TMA copies keys by
 ROTATING = ("rotate", "turn_back")  # the suffixes of kernels that rotate
 RANGE_LIMITS = {
     "int32": ("-2147483647 - 1", "2147483647"),

@@ -193,8 +193,8 @@ class Parameter:
                       there are PACKED_ROWS; head; row once more; and one with a stride of 2^34 elements less that of a row.
                       The last two have no end. Coordinates (c, PACKED_ROWS - n + i, h, begin + n, PACKED_ROWS) are row i of a
                       sequence of n rows from `begin` on, which is outside if i >= n. Boxes as for "map";
-    binding "paged_map": the same of a pool of pages `of`, [page, head, row, element]: page p begins at row p * n, where n is
-                      the stride of a page divided by that of a row;
+    binding "paged_map": the same of a pool of pages or padded keys `of`, [page or batch, head, row, element]: page p begins at
+                      row p * n, where n is the stride of a page divided by that of a row;
     binding "stride": the stride, in elements, of dimension `dim` of tensor `of` (0 where it is broadcast);
     binding "step":   the same in bytes;
     binding "extent": the size of dimension `dim` of the array of tensor `of`: 1 where it is broadcast;

@@ -22,8 +22,8 @@ from attngen.spec.attention import AttentionSpec, QPlace, ScheduleName, Storage
 
 Direction = Literal["forward", "backward"]
 EVERY_STORAGE: tuple[Storage, ...] = get_args(Storage)
-WITHOUT_PAGES: tuple[Storage, ...] = ("dense", "packed")
-NO_GRADIENTS_OF_PAGES = "keys in pages are a cache for inference, and have no gradients"
+WITHOUT_CACHES: tuple[Storage, ...] = ("dense", "packed")
+NO_GRADIENTS_OF_CACHES = "padded keys and keys in pages are a cache for inference, and have no gradients"
 BACKWARD_SUFFIX = "_backward"  # of the name of a schedule that computes gradients
 
 
@@ -118,7 +118,7 @@ class Schedule:
         """Why it cannot compute the spec from arrays in its storage on the architecture; empty if it can."""
         storage = facts.spec.kernel.storage
         if storage not in self.storages:
-            return NO_GRADIENTS_OF_PAGES if facts.wanted else f"it reads {' or '.join(self.storages)} storage"
+            return NO_GRADIENTS_OF_CACHES if facts.wanted else f"it reads {' or '.join(self.storages)} storage"
         return self.why_not(facts, arch)
 
     def suits(self, facts: SpecFacts, arch: Arch) -> bool:

@@ -1,4 +1,4 @@
-"""The arrays of a sample as a call in packed or paged storage takes them."""
+"""The arrays of a sample as a call in any storage takes them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def stored(
     """The arguments of a call by name, in the storage of `spec`: the first `rows` of each batch's queries and the first `keys`
     of its keys, by default all.
 
-    Pages lie in the pool in any order, with rows of NaN that belong to no sequence, and the page table has rubbish after the
-    last page of a sequence. The pool is [pages, kv_heads, page_size, size], in memory [pages, page_size, kv_heads, size] with
-    `heads_inside`.
+    Rows of padded keys and of pages that belong to no sequence are NaN. Pages lie in the pool in any order, and the page table
+    has rubbish after the last page of a sequence. The pool is [pages, kv_heads, page_size, size], in memory [pages, page_size,
+    kv_heads, size] with `heads_inside`.
     """
     kernel = spec.kernel
     batch, _, q_len, _ = problem.q.shape
@@ -44,6 +44,9 @@ def stored(
         table = _page_table(keys, -(-kv_len // page), page, np.random.default_rng(seed))
         pools = {name: _pool(spec, arrays[name], table, keys, page, heads_inside) for name in ("k", "v")}
         arrays |= {**pools, "page_table": table, "seqused": np.array(keys, np.int32)}
+    elif kernel.is_counted:
+        padded = {name: _padded(spec, arrays[name], keys) for name in ("k", "v")}
+        arrays |= {**padded, "seqused": np.array(keys, np.int32)}
     elif kernel.is_packed:
         packed = {name: _packed(arrays[name], keys) for name in ("k", "v")}
         arrays |= {**packed, "cu_seqlens_k": begins_of(keys), "max_kv_len": kv_len}
@@ -76,6 +79,13 @@ def unpacked(array: Array, rows: Sequence[int], axis: int) -> list[Array]:
 def _packed(array: Array, lengths: Sequence[int]) -> Array:
     """[batch, heads, length, size] -> [total, heads, size]."""
     return np.concatenate([one[:, :length].swapaxes(0, 1) for one, length in zip(array, lengths, strict=True)])
+
+
+def _padded(spec: AttentionSpec, array: Array, lengths: Sequence[int]) -> Array:
+    padded = round_to_storage(np.full(array.shape, np.nan, np.float32), spec.dtype)
+    for b, length in enumerate(lengths):
+        padded[b, :, :length] = array[b, :, :length]
+    return padded
 
 
 def begins_of(lengths: Sequence[int]) -> Array:

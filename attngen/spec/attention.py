@@ -12,7 +12,7 @@ from attngen.spec.rotary import Rotary
 ScheduleName = Literal["auto", "naive", "tiled", "fused", "wgmma", "hopper", "decode"]
 Normalize = Literal["softmax", "sigmoid", "none"]
 Precision = Literal["highest", "high"]
-Storage = Literal["dense", "packed", "paged", "packed_paged"]
+Storage = Literal["dense", "padded", "packed", "paged", "packed_paged"]
 QPlace = Literal["registers", "shared"]
 
 PORTABLE_SCHEDULES: tuple[ScheduleName, ...] = ("naive", "tiled", "fused")  # on every architecture
@@ -27,7 +27,8 @@ INDICES = ("b", "h", "q", "k")
 SIZES = ("batch", "q_heads", "kv_heads", "q_len", "kv_len")
 S = name("s", Type.FLOAT)
 
-# The arguments of a call beside arrays and params: in packed storage, of queries, then of keys; of keys in pages.
+# The arguments of a call beside arrays and params: in packed storage, of queries, then of keys; of padded keys the last, and of
+# keys in pages both of PAGES.
 CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
 PAGES = ("page_table", "seqused")
 LONGEST = ("max_q_len", "max_kv_len")  # at least the longest sequence: the host knows no lengths
@@ -58,12 +59,12 @@ class Param:
 class KernelRequest:
     """The `kernel` statement of a spec: a schedule and its overrides. The planner chooses those that are None.
 
-    `storage` says how the arrays of a call lie: "dense" is [batch, heads, length, size]; "packed" is [total, heads, size], the
-    rows of all sequences one after another, with `cu_seqlens_q` and `cu_seqlens_k` int32 [batch + 1]: where each sequence
-    begins and the last one ends; "paged" has keys and values in a pool of pages, [pages, kv_heads, page_size, size], with
-    `page_table` int32 [batch, max_pages]: the pages of each sequence, and `seqused` int32 [batch]: the number of its keys;
-    "packed_paged" has packed queries and paged keys. q_len and kv_len are then those of a sequence. `page_size` fixes the
-    number of rows of a page, which otherwise comes with the pool.
+    `storage` says how the arrays of a call lie: "dense" is [batch, heads, length, size]; "padded" is the same, with `seqused`
+    int32 [batch]: how many keys each sequence has; "packed" is [total, heads, size], the rows of all sequences one after
+    another, with `cu_seqlens_q` and `cu_seqlens_k` int32 [batch + 1]: where each sequence begins and the last one ends; "paged"
+    has keys and values in a pool of pages, [pages, kv_heads, page_size, size], with `page_table` int32 [batch, max_pages]: the
+    pages of each sequence, and `seqused`; "packed_paged" has packed queries and paged keys. q_len and kv_len are then those of
+    a sequence. `page_size` fixes the number of rows of a page, which otherwise comes with the pool.
 
     With `batch_invariant`, no choice depends on batch or heads: a sequence has the same bits in any batch.
     """
@@ -89,9 +90,15 @@ class KernelRequest:
         return self.storage in ("paged", "packed_paged")
 
     @property
+    def is_counted(self) -> bool:
+        """Whether the number of each sequence's keys is an argument by itself, `seqused`."""
+        return self.is_paged or self.storage == "padded"
+
+    @property
     def beginnings(self) -> tuple[str, ...]:
         """The arguments that say where sequences are, and their lengths."""
-        return (*(CU_SEQLENS[: 1 if self.is_paged else 2] if self.is_packed else ()), *(PAGES if self.is_paged else ()))
+        rows = CU_SEQLENS[: 1 if self.is_counted else 2] if self.is_packed else ()
+        return (*rows, *(PAGES if self.is_paged else PAGES[1:] if self.is_counted else ()))
 
     @property
     def longest(self) -> tuple[str, ...]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from attngen.device.arrays import ArgumentError
 from attngen.device.params import input_names, number_names
 from attngen.spec.attention import AttentionSpec, Storage
-from attngen.spec.cached import LEFTPAD, USED, of_cache, of_last_rows
+from attngen.spec.cached import of_cache, of_last_rows
 from attngen.spec.check import check
 from attngen.spec.dropout import without_dropout
-from attngen.spec.expr import Gather, Type, names_in, walk
+from attngen.spec.expr import Type, names_in
 from attngen.spec.print_attn import expression_to_text
 from attngen.spec.rotary import IN_ORDER, without_rotary
 from attngen.torch.append import NO_TURN, Turn, appended
@@ -24,47 +24,19 @@ from attngen.torch.check_cache import Place, check_cache, check_tensors
 from attngen.torch.description import constant, one_line
 from attngen.torch.layout import padded
 from attngen.torch.runtime import parsed
+from attngen.torch.stored import DENSE, Stored
 
 Tensor = Any
-# Tensors and ints of the operator before those of the spec, and what a mask says of keys, by names of `attngen.spec.cached`
-Arguments = tuple[tuple[Tensor, ...], tuple[int, ...], tuple[str, ...]]
-
-
-class Paged(NamedTuple):
-    """Where the keys and values of sequences lie in pages, [pages, page_size, kv_heads, size]: the page table int32 [batch,
-    max_pages] and numbers of keys int32 [batch], and a number of keys that none exceeds. Before them, if queries are packed,
-    their cu_seqlens, and a number of rows. `leftpad` int32 [batch]: where keys begin, if not at 0."""
-
-    inputs: tuple[Tensor, ...]
-    longest: tuple[int, ...]
-    leftpad: Tensor | None = None
-
-    @property
-    def arguments(self) -> Arguments:
-        if self.leftpad is None:
-            return self.inputs, self.longest, ()
-        return (*self.inputs, self.leftpad), self.longest, (LEFTPAD,)
-
-
-class Cached(NamedTuple):
-    """The keys of a cache that each sequence has: where they end, int32 [batch], and if they do not begin at 0, where."""
-
-    inputs: tuple[Tensor, ...]
-    longest: tuple[int, ...] = ()
-
-    @property
-    def arguments(self) -> Arguments:
-        return self.inputs, self.longest, (USED, LEFTPAD)[: len(self.inputs)]
 
 
 class Cache(NamedTuple):
-    """Rows, and keys and values as their attention reads them: [batch, length, heads, size] by `lengths`, or in pages. With
-    lengths None, sequences have all keys."""
+    """Rows, and keys and values as their attention reads them: padded, [batch, length, kv_heads, size], or in pages, [pages,
+    page_size, kv_heads, size]. They are dense if all rows are keys of their sequence."""
 
     q: Tensor
     keys: Tensor
     values: Tensor
-    lengths: Cached | Paged | None
+    lengths: Stored
 
 
 def cache_of(
@@ -75,10 +47,10 @@ def cache_of(
     v: Tensor | None,
     turn: Turn | None,
     place: Place,
-    wanted: Literal["dense", "paged"] | None = None,
+    as_dense: bool = False,
 ) -> Cache:
-    """The cache of a call after `k` and `v` were appended, all [batch, length, heads, size]. If it is `wanted` dense, pages are
-    copied; if paged, the cache of a sequence is a page. Raises ArgumentError."""
+    """The cache of a call after `k` and `v` were appended, all [batch, length, heads, size]. `as_dense`, keys are copied from
+    pages, and values that no sequence has are 0. Raises ArgumentError."""
     check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     check_tensors(**{name: one for name, one in (("k", k), ("v", v)) if one is not None})
     q, k, v = _in_type_of_cache(q, k, v, k_cache)
@@ -96,16 +68,17 @@ def cache_of(
             k, v = (q.new_empty((q.shape[0], 0, *cache.shape[2:])) for cache in (k_cache, v_cache))
         append = _appended_to_copies if k_cache.shape[3] % 8 or v_cache.shape[3] % 8 else appended
         used, q = append(q, k, v, k_cache, v_cache, used, pages, NO_TURN if turn is None else turn)
-    lengths: Cached | Paged | None = Cached((used,) if cache_leftpad is None else (used, cache_leftpad))
-    if pages is None and wanted == "paged":
-        pages = torch.arange(q.shape[0], dtype=torch.int32, device=q.device).unsqueeze(1)
-    if pages is not None and wanted == "dense":
-        k_cache, v_cache = (pool[pages.long().clamp(0, pool.shape[0] - 1)].flatten(1, 2) for pool in (k_cache, v_cache))
-    elif pages is not None:
-        lengths = Paged((pages, used), (longest,), cache_leftpad)
-    elif cache_seqlens is None and cache_leftpad is None:
-        lengths = None
-    return Cache(q, k_cache, v_cache, lengths)
+    if as_dense:
+        if pages is not None:
+            k_cache, v_cache = (pool[pages.long().clamp(0, pool.shape[0] - 1)].flatten(1, 2) for pool in (k_cache, v_cache))
+        begin = 0 if cache_leftpad is None else cache_leftpad[:, None]
+        key = torch.arange(longest, device=q.device)
+        v_cache = v_cache.masked_fill(((key < begin) | (key >= used[:, None]))[..., None, None], 0)
+        return Cache(q, k_cache, v_cache, Stored("dense", (used,), (), cache_leftpad))
+    if pages is not None:
+        return Cache(q, k_cache, v_cache, Stored("paged", (pages, used), (longest,), cache_leftpad))
+    all_keys = cache_seqlens is None and cache_leftpad is None
+    return Cache(q, k_cache, v_cache, DENSE if all_keys else Stored("padded", (used,), (longest,), cache_leftpad))
 
 
 def _appended_to_copies(
@@ -142,8 +115,6 @@ class Decoding:
         self._storage = spec.kernel.storage
         rotary, rest = spec.rotary, without_rotary(spec)
         self._kept = [name in input_names(rest) for name in self._arguments.inputs]
-        # Indices by the length of a sequence are checked for lengths of pages alone, which kernels know as kv_len
-        self.wanted: Literal["paged"] | None = "paged" if _reads_by_length(of_last_rows(rest)) else None
         self._ints, self._floats = (
             [name in number_names(rest, kind) for name in number_names(spec, kind)] for kind in (Type.INT, Type.FLOAT)
         )
@@ -187,12 +158,6 @@ class Decoding:
         return [one for one, kept in zip(floats, self._floats, strict=True) if kept]
 
 
-def _reads_by_length(spec: AttentionSpec) -> bool:
-    """Whether an index into a captured tensor depends on kv_len."""
-    expressions = (e for e in (spec.mask, spec.score, spec.sink) if e is not None)
-    return any(isinstance(node, Gather) and "kv_len" in names_in(*node.args) for node in walk(*expressions))
-
-
 def decoding_of(spec: AttentionSpec) -> Decoding:
     """The arguments of `spec` in a cache, where nothing is dropped."""
     return Decoding(_undropped(spec))
@@ -214,15 +179,14 @@ def decoding_text(*described: Any) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _decoding_text(text: str, known: tuple[str, ...], page_size: int | None) -> str:
+def _decoding_text(text: str, known: tuple[str, ...], storage: Storage, page_size: int | None) -> str:
     """The text of the attention of `text` for the last rows of sequences, whose keys are a cache's: `known` is what a mask says
-    of them; with a `page_size` they lie in pages. Rows are rotated already, and nothing is dropped.
+    of them. Rows are rotated already, and nothing is dropped.
 
     Raises DiagnosticError for an index that nothing keeps in its tensor in a cache.
     """
     spec = without_rotary(_undropped(parsed(text)))
     spec = of_cache(of_last_rows(spec), known)
-    storage: Storage = "dense" if page_size is None else "paged"
     spec = replace(spec, kernel=replace(spec.kernel, storage=storage, page_size=page_size))
     check(spec)
     return one_line(spec)

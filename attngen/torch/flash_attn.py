@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import isfinite
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +20,12 @@ import torch
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.spec.attention import Storage
 from attngen.spec.cached import of_cache
-from attngen.torch.cached import Arguments, Cached, Paged
 from attngen.torch.description import Description, Mode, check_mode, constant, dtype_name, one_line, plain_number, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
 from attngen.torch.layout import follow_autocast, heads_first, padded, readable, results
 from attngen.torch.math import by_torch
+from attngen.torch.stored import DENSE, Stored
 
 Tensor = Any
 EVERYTHING = (-1, -1)  # a window without ends
@@ -62,7 +62,7 @@ def flash_attn_func(
     kernel returns probabilities. A row without keys has O = 0 and lse = -inf. Raises ArgumentError.
     """
     others = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return attend(q, k, v, None, *others, mode=mode)
+    return attend(q, k, v, DENSE, *others, mode=mode)
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *arguments: Any, **named: Any) -> Any:
@@ -78,22 +78,11 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **named: An
 _calls = EagerCalls()
 
 
-class Packed(NamedTuple):
-    """Where packed sequences lie: cu_seqlens of queries and keys, and lengths that none exceeds."""
-
-    inputs: tuple[Tensor, ...]
-    longest: tuple[int, ...]
-
-    @property
-    def arguments(self) -> Arguments:
-        return self.inputs, self.longest, ()
-
-
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    lengths: Packed | Paged | Cached | None,
+    lengths: Stored,
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
@@ -106,15 +95,13 @@ def attend(
     mode: Mode,
     sinks: Tensor | None = None,
 ) -> Any:
-    """`flash_attn_func` of dense tensors, or by `lengths` of sequences: of a cache, of one in pages, or packed ones, [total,
-    heads, size]. `sinks` [q_heads] are one more logit of each head's rows, without a value."""
+    """`flash_attn_func` of tensors as `lengths` says: dense, of a cache, of one in pages, or packed, [total, heads, size].
+    `sinks` [q_heads] are one more logit of each head's rows, without a value."""
     dropout_p = share_of(dropout_p)
     left, right = limits(window_size, causal)
-    storage: Storage = "packed" if isinstance(lengths, Packed) else "dense"
-    if isinstance(lengths, Paged):
-        storage = "paged" if len(lengths.longest) == 1 else "packed_paged"
+    storage = lengths.storage
     packed = storage.startswith("packed")
-    given, longest, cached = ((), (), ()) if lengths is None else lengths.arguments
+    given, longest, cached = lengths.arguments
     inputs, numbers = list(given), list(longest)
     if alibi_slopes is not None:
         inputs.append(alibi_slopes)
@@ -163,7 +150,7 @@ def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[bool, 
         is_read, (queries, _, _) = _laid_out(q, q, q, "packed" if storage == "packed_paged" else "dense")
         is_read = is_read and not (k.shape[-1] % 8 or v.shape[-1] % 8)
         return is_read, (queries, padded(k).transpose(1, 2), padded(v).transpose(1, 2))
-    if storage == "dense":
+    if storage != "packed":
         in_place = all(t.dim() == 4 and not t.shape[-1] % 8 and readable(t.transpose(1, 2)) for t in (q, k, v))
         return in_place, heads_first(padded(q), padded(k), padded(v), "bshd", not in_place)
     in_place = all(t.dim() == 3 and not t.shape[-1] % 8 and readable(t.unsqueeze(0)) for t in (q, k, v))

@@ -59,8 +59,8 @@ def flash_attn_with_kvcache(
 
     Sequence i lies in cache i, or in cache cache_batch_idx[i] (int32 [batch]). With `block_table` int32 [batch, max_pages] the
     caches are [pages, page_size, kv_heads, size], and key n of sequence i is in page block_table[i, n // page_size]. Those two
-    stay on the device: that a cache or a page of a sequence exists is not checked. With one of them, rows that no sequence has
-    may hold NaN; without, they must hold numbers, such as zeros.
+    stay on the device: that a cache or a page of a sequence exists is not checked. Rows after the last key of a sequence may
+    hold anything, NaN too; those before cache_leftpad must hold numbers, such as zeros.
 
     Under autocast q, k and v are appended in the cache's element type; a cache of another type than autocast's is copied.
     A head size that is no multiple of 8 is supported by copies of the cache: such a cache is slow.
@@ -81,7 +81,7 @@ def flash_attn_with_kvcache(
         turn = Turn((rotary_cos, rotary_sin), rotary_interleaved, "new rows" if is_local else "first new row")
     with torch.no_grad():
         place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
-        q, k_cache, v_cache, lengths = cache_of(q, k_cache, v_cache, k, v, turn, place, "dense" if mode == "math" else None)
+        q, k_cache, v_cache, lengths = cache_of(q, k_cache, v_cache, k, v, turn, place, mode == "math")
         others = (0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, return_softmax_lse)
         found = attend(q, k_cache, v_cache, lengths, *others, mode=mode)
     return found[:2] if return_softmax_lse else found

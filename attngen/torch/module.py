@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from inspect import signature
 from operator import index
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
 from attngen.spec.dropout import without_dropout
 from attngen.spec.expr import Const
 from attngen.torch.arguments import NamedArguments, unpacked
-from attngen.torch.cached import Decoding, Paged, cache_of, decoding_of, decoding_text
+from attngen.torch.cached import Decoding, cache_of, decoding_of, decoding_text
 from attngen.torch.check_cache import Place, check_tensors
 from attngen.torch.description import (
     Description,
@@ -233,8 +233,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         written to the cache, in place, after the keys that are there; what does not fit is left out. If the spec is rotary,
         they are rotated on the way: a cache holds rotated keys. q is rotated in any case. Sequence i lies in cache i, or in
         cache cache_batch_idx[i] (int32 [batch]). With `block_table` int32 [batch, max_pages], caches are pools of pages,
-        [pages, kv_heads, page_size, size]. That a cache or a page of a sequence exists is not checked. Without those two, rows
-        that no sequence has must hold numbers, such as zeros.
+        [pages, kv_heads, page_size, size]. That a cache or a page of a sequence exists is not checked. Rows after the last key
+        of a sequence may hold anything, NaN too; those before cache_leftpad must hold numbers, such as zeros.
 
         Lengths are read on the device: a CUDA graph replays with others. No gradients. Raises ArgumentError; with mode "math",
         DiagnosticError for an index of the spec that depends on the length of a sequence, unless it is clamped.
@@ -248,17 +248,16 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             if not self._enable_gqa:
                 check_equal_heads(rows.transpose(1, 2), k_cache.transpose(1, 2))
             new_k, new_v = (None if one is None else self._rows(name, one) for name, one in (("k", k), ("v", v)))
-            wanted: Literal["dense", "paged"] | None = "dense" if self._mode == "math" else decoding.wanted
             place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
-            cache = cache_of(rows, k_cache, v_cache, new_k, new_v, decoding.turn(inputs), place, wanted)
+            cache = cache_of(rows, k_cache, v_cache, new_k, new_v, decoding.turn(inputs), place, self._mode == "math")
             queries, keys, values = (one.transpose(1, 2) for one in (cache.q, cache.keys, cache.values))
-            if isinstance(cache.lengths, Paged):  # pages are never copied
+            if cache.lengths.storage == "paged":  # pages are never copied
                 queries, page_size = heads_first(queries, queries, queries, "bhsd", self._copy)[0], index(keys.shape[2])
             else:
                 (queries, keys, values), page_size = heads_first(queries, keys, values, "bhsd", self._copy), None
             queries, keys, values = follow_autocast(queries, keys, values, self._dtype)
-            first, longest, known = ((), (), ()) if cache.lengths is None else cache.lengths.arguments
-            text = decoding_text(self._text(form, queries, values, captured), known, page_size)
+            first, longest, known = cache.lengths.arguments
+            text = decoding_text(self._text(form, queries, values, captured), known, cache.lengths.storage, page_size)
             size, is_padded = head_size(values), needs_padding(queries, values)
             if is_padded:
                 queries, keys, values = padded_heads(queries, keys, values)

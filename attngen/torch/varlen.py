@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from attngen.device.arrays import ArgumentError
-from attngen.torch.cached import Paged
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, Packed, attend, unbound
+from attngen.torch.flash_attn import EVERYTHING, attend, unbound
+from attngen.torch.stored import Stored
 
 Tensor = Any
 
@@ -104,16 +104,14 @@ def varlen_attn(
     return found[:2] if returns_lse else found
 
 
-def _lengths(
-    cu_q: Tensor, cu_k: Tensor | None, max_q: int, max_k: int, table: Tensor | None, used: Tensor | None
-) -> Packed | Paged:
+def _lengths(cu_q: Tensor, cu_k: Tensor | None, max_q: int, max_k: int, table: Tensor | None, used: Tensor | None) -> Stored:
     """Where sequences lie: one after another, or with a page `table`, their keys in pages."""
     if table is not None:
         if used is None:
             if cu_k is None:
                 raise ArgumentError("with `block_table`, pass the lengths of the keys as `seqused_k` or `cu_seq_k`")
             used = cu_k.diff()
-        return Paged((cu_q, table, used), (max_q, max_k))
+        return Stored("packed_paged", (cu_q, table, used), (max_q, max_k))
     if used is not None:
         raise ArgumentError("`seqused_k` was given without `block_table`; without pages, `cu_seq_k` states where sequences end")
-    return Packed((cu_q, cu_k), (max_q, max_k))
+    return Stored("packed", (cu_q, cu_k), (max_q, max_k))

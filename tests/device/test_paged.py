@@ -60,7 +60,8 @@ def wrong(spec: AttentionSpec, problem: Sample, rows: list[int] | None, keys: li
 SCHEDULES: list[Case] = [
     ("decode", "paged", None), ("decode", "paged", 16), ("fused", "paged", None), ("fused", "packed_paged", 128),
     ("hopper", "paged", 64), ("hopper", "paged", 16), ("hopper", "packed_paged", 256), ("naive", "packed_paged", None),
-    ("tiled", "paged", None), ("tiled", "packed_paged", 1),
+    ("tiled", "paged", None), ("tiled", "packed_paged", 1), ("decode", "padded", None), ("fused", "padded", None),
+    ("hopper", "padded", None), ("naive", "padded", None), ("tiled", "padded", None),
 ]  # fmt: skip
 KEYS = [0, 1, 16, 17, 300, 64, 5]
 
@@ -75,7 +76,7 @@ def test_sequences_in_pages(case: Case) -> None:
     spec = in_pages(BOTTOM, schedule, storage, page_size)
     problem = sample(spec, Shape(len(KEYS), 4, 2, 3, 300))
     rows = [3, 1, 0, 2, 3, 3, 1] if spec.kernel.is_packed else None
-    for number, size in enumerate((1, 16, 64, 256) if page_size is None else (page_size,)):
+    for number, size in enumerate((1, 16, 64, 256) if page_size is None and spec.kernel.is_paged else (page_size or 1,)):
         assert wrong(spec, problem, rows, KEYS, page_size=size, heads_inside=number % 2 == 0) == []
 
 

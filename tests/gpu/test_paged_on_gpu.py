@@ -36,6 +36,35 @@ def expected(q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, used: tor
     return out
 
 
+@pytest.mark.parametrize(("schedule", "rows"), [("decode", 3), ("fused", 200), ("hopper", 200)])
+def test_a_graph_replays_with_other_lengths(schedule: ScheduleName, rows: int) -> None:
+    """Padded keys, with NaN after the last one of each sequence."""
+    if schedule == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("TMA and wgmma are on Hopper")
+    spec = attngen.define(dtype="bf16", head_dim=SIZE, mask="causal_bottom_right", kernel=schedule, storage="padded")
+    kernel = attngen.compile(spec, device="cuda")
+    q = torch.randn(BATCH, 8, rows, SIZE, device="cuda", dtype=torch.bfloat16)
+    cache = torch.randn(BATCH, KEYS, 2, SIZE, device="cuda", dtype=torch.bfloat16)
+    whole, table = cache.clone(), torch.arange(BATCH, device="cuda")[:, None]
+    _, used = tables(KEYS)
+    views = cache.transpose(1, 2), cache.transpose(1, 2)
+
+    def without_unused() -> None:
+        cache.copy_(whole)
+        for b, n in enumerate(used.tolist()):
+            cache[b, n:] = float("nan")
+
+    without_unused()
+    torch.testing.assert_close(kernel(q, *views, seqused=used), expected(q, whole, table, used), rtol=2e-2, atol=1e-2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = kernel(q, *views, seqused=used)
+    used.copy_(used.flip(0))
+    without_unused()
+    graph.replay()
+    torch.testing.assert_close(out, expected(q, whole, table, used), rtol=2e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("page", [1, 16, 64, 256])
 @pytest.mark.parametrize(("schedule", "rows"), [("decode", 3), ("fused", 200), ("hopper", 200)])
 def test_a_graph_replays_with_other_tables(schedule: ScheduleName, rows: int, page: int) -> None:

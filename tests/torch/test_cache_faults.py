@@ -87,15 +87,21 @@ def test_pools_of_more_than_2_to_the_31_elements(call: Any, monkeypatch: pytest.
     append._runtime.cache_clear()
 
 
-@pytest.mark.long
-def test_a_cache_by_its_number_may_hold_nan() -> None:
-    """Unused rows of a cache are read without a number, and with one they are not."""
-    q, cache = randn(2, 1, 2, SIZE), randn(3, 300, 1, SIZE)
+@pytest.mark.parametrize(
+    "mode", tiers.cases(["math", "naive", "tiled", "fused", "hopper", "decode"], quick=["math", "hopper", "decode"])
+)
+def test_rows_after_the_last_key_may_hold_nan(mode: Any) -> None:
+    """In caches in the order of sequences, and in numbered ones."""
+    q, cache = randn(2, 3, 2, SIZE), randn(3, 304, 1, SIZE)
     used, numbers = torch.tensor([270, 3], dtype=torch.int32), torch.tensor([2, 0], dtype=torch.int32)
-    exact = [
-        flash_attn_func(q[b : b + 1], *2 * [cache[number, None, : used[b]]], mode="naive") for b, number in enumerate(numbers)
-    ]
-    for b, number in enumerate(numbers):
-        cache[number, used[b] :] = torch.nan
-    found = flash_attn_with_kvcache(q, cache, cache, cache_seqlens=used, cache_batch_idx=numbers, mode="decode")
-    torch.testing.assert_close(found, torch.cat(exact), rtol=4e-3, atol=4e-3)
+    for which in (None, numbers):
+        places = [0, 1] if which is None else which.tolist()
+        exact = [
+            flash_attn_func(q[b : b + 1], *2 * [cache[n, None, : used[b]]], causal=True, mode="naive")
+            for b, n in enumerate(places)
+        ]
+        unused = cache.clone()
+        for b, n in enumerate(places):
+            unused[n, used[b] :] = torch.nan
+        found = flash_attn_with_kvcache(q, unused, unused, cache_seqlens=used, cache_batch_idx=which, causal=True, mode=mode)
+        torch.testing.assert_close(found, torch.cat(exact), rtol=4e-3, atol=4e-3)

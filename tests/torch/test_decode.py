@@ -59,7 +59,7 @@ NUMBERS = torch.tensor([2, 1], dtype=torch.int32)
 def stored(rows: torch.Tensor, lies: str) -> torch.Tensor:
     """The cache with rows [2, heads, ROOM, size] of two sequences."""
     if lies == "numbered":
-        cache = torch.zeros(3, *rows.shape[1:], dtype=rows.dtype)
+        cache = torch.full((3, *rows.shape[1:]), torch.nan, dtype=rows.dtype)
         cache[NUMBERS.long()] = rows
         return cache
     return rows if lies == "dense" else rows.unflatten(2, (-1, PAGE)).transpose(1, 2).flatten(0, 1)[TABLE.flatten().argsort()]
@@ -91,7 +91,8 @@ def check(name: str, step: Step, mode: str, layout: str = "bhsd", device: str = 
     after = [turned(k) if "rotary" in keywords else k, v]
     caches = []
     for rows in after:
-        filled = torch.full_like(rows, torch.nan if step.lies == "pages" else 0.0)
+        filled = torch.full_like(rows, torch.nan)
+        filled[:, :, : step.leftpad] = 0.0
         for b, n in enumerate(ends):
             held = n - step.rows * step.appends
             filled[b, :, :held] = rows[b, :, :held]

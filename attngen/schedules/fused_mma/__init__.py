@@ -1,6 +1,6 @@
 """The schedule `fused_mma` and its backward, each as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, WITHOUT_PAGES, Schedule
+from attngen.plan.plan import EVERY_STORAGE, WITHOUT_CACHES, Schedule
 from attngen.plan.register_table import PORTABLE, Measured
 from attngen.schedules.fused_mma import backward_plan, backward_shown, plan, registers, shown
 from attngen.schedules.fused_mma.backward_context import FusedMmaBackward
@@ -33,7 +33,7 @@ FUSED_MMA_BACKWARD = Schedule(
     why_not=backward_plan.why_not,
     tiles=backward_plan.tiles,
     on_tensor_cores=True,
-    storages=WITHOUT_PAGES,
+    storages=WITHOUT_CACHES,
     context=FusedMmaBackward,
     loops=backward_shown.loops,
     timeline=backward_shown.timeline,

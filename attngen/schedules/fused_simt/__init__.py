@@ -1,6 +1,6 @@
 """The schedule `fused_simt` and its backward, each as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, WITHOUT_PAGES, Schedule
+from attngen.plan.plan import EVERY_STORAGE, WITHOUT_CACHES, Schedule
 from attngen.schedules.fused_simt import backward_plan, backward_shown, plan, shown
 from attngen.schedules.fused_simt.backward_context import FusedSimtBackward
 from attngen.schedules.fused_simt.context import FusedSimt
@@ -24,7 +24,7 @@ FUSED_SIMT_BACKWARD = Schedule(
     summary="Gradients in O(S) memory without tensor cores: weights recomputed from lse, blocks own keys, then rows.",
     propose=backward_plan.propose,
     tiles=backward_plan.tiles,
-    storages=WITHOUT_PAGES,
+    storages=WITHOUT_CACHES,
     context=FusedSimtBackward,
     loops=backward_shown.loops,
     timeline=backward_shown.timeline,

@@ -1,6 +1,6 @@
 """The schedule `naive` and its backward, each as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, WITHOUT_PAGES, Schedule
+from attngen.plan.plan import EVERY_STORAGE, WITHOUT_CACHES, Schedule
 from attngen.schedules.naive import backward_plan, backward_shown, plan, shown
 from attngen.schedules.naive.backward_context import NaiveBackward
 from attngen.schedules.naive.context import Naive
@@ -26,7 +26,7 @@ NAIVE_BACKWARD = Schedule(
     propose=backward_plan.propose,
     is_tiled=False,
     is_fused=False,
-    storages=WITHOUT_PAGES,
+    storages=WITHOUT_CACHES,
     context=NaiveBackward,
     loops=backward_shown.loops,
     timeline=backward_shown.timeline,

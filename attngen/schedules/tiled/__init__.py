@@ -1,6 +1,6 @@
 """The schedule `tiled` and its backward, each as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, WITHOUT_PAGES, Schedule
+from attngen.plan.plan import EVERY_STORAGE, WITHOUT_CACHES, Schedule
 from attngen.schedules.naive import backward_shown as naive
 from attngen.schedules.tiled import backward_plan, backward_shown, plan, shown
 from attngen.schedules.tiled.backward_context import TiledBackward
@@ -27,7 +27,7 @@ TILED_BACKWARD = Schedule(
     summary="The naive backward's kernels with tiles in shared memory and in registers; empty tiles are skipped.",
     propose=backward_plan.propose,
     is_fused=False,
-    storages=WITHOUT_PAGES,
+    storages=WITHOUT_CACHES,
     context=TiledBackward,
     loops=backward_shown.loops,
     timeline=naive.timeline,

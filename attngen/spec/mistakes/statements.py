@@ -224,7 +224,7 @@ class UnknownStorage(Diagnostic):
     code: ClassVar[str] = "E124"
     title: ClassVar[str] = "there is no storage `{found}`"
     label: ClassVar[str] = "{hint}"
-    help: ClassVar[str] = "use dense, packed, paged or packed_paged"
+    help: ClassVar[str] = "use dense, padded, packed, paged or packed_paged"
 
     found: str
     hint: str
