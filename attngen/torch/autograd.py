@@ -84,7 +84,7 @@ class _Attention(_Function):
         names = input_names(spec)
         needed = ctx.needs_input_grad[-len(tensors) :]
         wanted = tuple(name for name, is_needed in zip(names, needed, strict=True) if is_needed)
-        is_refused = parsed(spec).kernel.is_paged  # by the backward, if anybody calls it: serving need not turn gradients off
+        is_refused = parsed(spec).kernel.is_counted  # by the backward, if anybody calls it: serving need not turn gradients off
         saved = () if is_refused else saved_by(spec, q.device, wanted, deterministic)
         writes = saves or bool({"lse", "lse_rest"} & set(saved))
         out, lse, lse_rest = _full(q, k, v, spec, inputs, ints, floats, writes, deterministic)

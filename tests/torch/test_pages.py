@@ -93,3 +93,21 @@ def test_other_tables_compile_nothing_and_pages_have_no_gradients(monkeypatch: p
     assert torch.equal(found, o)
     with pytest.raises(DiagnosticError, match="no gradients"):
         found.sum().backward()
+
+
+def test_padded_keys_have_no_gradients() -> None:
+    """A call need not turn gradients off: only its backward is refused."""
+    spec = attngen.define(dtype="fp16", head_dim=16, mask="causal_bottom_right")
+    kernel = attngen.compile(spec, kernel="naive", storage="padded", device="emulated")
+    q, k, v = torch.randn(3, 2, 4, 7, 16).half()
+    used = torch.tensor([7, 9], dtype=torch.int32)  # of 7
+    o = kernel(q.requires_grad_(), k, v, seqused=used)
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(o, exact, atol=4e-3, rtol=0)
+    short = kernel(q, k, v, seqused=used, max_kv_len=5)
+    torch.testing.assert_close(short, kernel(q, k[:, :, :5], v[:, :, :5], seqused=used), atol=0, rtol=0)
+    with pytest.raises(DiagnosticError, match="no gradients"):
+        o.sum().backward()
+    for wrong in ({"seqused": used[:1]}, {"seqused": used.long()}, {}, {"seqused": used, "max_kv_len": -1}):
+        with pytest.raises(attngen.ArgumentError, match=r"seqused|max_kv_len"):
+            kernel(q, k, v, **wrong)
