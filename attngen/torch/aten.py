@@ -19,7 +19,6 @@ from attngen.language.functions import COMPARISONS, DIVISIONS, canonical, cast, 
 from attngen.language.tracer import TraceError
 from attngen.spec.attention import INDICES, SIZES
 from attngen.spec.bounds import ranges
-from attngen.spec.dtypes import DType
 from attngen.spec.expr import (
     MAX_INT_PARAM,
     MAX_LENGTH,
@@ -34,7 +33,6 @@ from attngen.spec.expr import (
     walk,
 )
 from attngen.spec.operator import ONE, ZERO, add, apply, less, maximum, minimum, sub, where
-from attngen.spec.ranges import dtype_range
 
 Indices = tuple[Expr, ...]
 INT32 = (-(2**31), 2**31 - 1)
@@ -42,7 +40,8 @@ INT32 = (-(2**31), 2**31 - 1)
 
 @dataclass(frozen=True)
 class Lazy:
-    """A tensor of a graph. `sizes` are its dimensions as expressions: a captured tensor's follow the tensor of each call."""
+    """A tensor of a graph. `sizes` are its dimensions as expressions: a captured tensor's follow the tensor of each call. What
+    is computed by `shape` holds for the traced shape alone."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -91,7 +90,7 @@ class Context:
     """
 
     numbers: Mapping[int, str] = field(default_factory=dict)
-    elements: dict[str, DType] = field(default_factory=dict)
+    elements: dict[str, tuple[int, int]] = field(default_factory=dict)  # ranges of integers, by the input's name
     params: dict[str, int] = field(default_factory=dict)
     guarded: bool = False
     reads: list[tuple[Expr, Expr]] = field(default_factory=list)  # (index, size) of each index that is kept inside
@@ -103,9 +102,8 @@ class Context:
             if isinstance(node, Name) and node.type is Type.INT and node.name not in names:
                 param = node.name in self.params
                 names[node.name] = (-MAX_INT_PARAM, MAX_INT_PARAM) if param else (0, MAX_LENGTH)
-        known = {i: r for i, dtype in self.elements.items() if (r := dtype_range(dtype)) is not None}
         try:
-            return ranges(expr, names, known)[expr]
+            return ranges(expr, names, self.elements)[expr]
         except ExpressionError:
             return -(2**63), 2**63 - 1
 
@@ -132,6 +130,22 @@ class Context:
         if low < 0:
             index = where(less(index, ZERO), add(index, size), index)
         return maximum(ZERO, minimum(index, sub(size, ONE)))
+
+    def wrapped(self, value: Lazy) -> Lazy:
+        """`value` in the range of its type if that is an integer of less than 32 bits, as arithmetic of torch wraps there."""
+        dtype = value.dtype
+        if type_of(dtype) is not Type.INT or dtype.itemsize >= 4:
+            return value
+        least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+
+        def at(indices: Indices) -> Expr:
+            found = value.at(indices)
+            low, high = self.range(found)
+            if least <= low and high <= most:
+                return found
+            return sub(apply("mod", sub(found, constant(least)), constant(most - least + 1)), constant(-least))
+
+        return Lazy(value.shape, dtype, at, value.sizes)
 
     def divided(self, op: str, a: Expr, b: Expr) -> Expr:
         """`op` of a and b, and 0 where b is 0."""
@@ -178,7 +192,14 @@ class Call:
         return operand.at(tuple(ZERO if size == 1 else i for i, size in zip(own, operand.shape, strict=True)))
 
     def elementwise(self, function: Callable[..., Expr], *operands: Operand, number: Callable[[Any], Any] = literal) -> Lazy:
-        return self.made(lambda at: function(*(self.read(o, at, number) for o in operands)))
+        made = self.made(lambda at: function(*(self.read(o, at, number) for o in operands)))
+        sizes = list(made.sizes)
+        for operand in operands:
+            if isinstance(operand, Lazy):
+                for dim, (length, size) in enumerate(zip(operand.shape, operand.sizes, strict=True), -len(operand.shape)):
+                    if length != 1:
+                        sizes[dim] = size
+        return Lazy(made.shape, made.dtype, made.at, tuple(sizes))
 
 
 MEANING: dict[str, Callable[[Call], Lazy]] = {}
@@ -213,14 +234,17 @@ def _elementwise(call: Call) -> Lazy:
 
     def of(*operands: Any) -> Expr:
         named = dict(zip(call.kwargs, operands[len(call.args) :], strict=True))
-        found = meant(*operands[: len(call.args)], **named, **options)
+        try:
+            found = meant(*operands[: len(call.args)], **named, **options)
+        except TypeError as error:
+            shown = ", ".join(call.kwargs) or f"{len(call.args)} arguments"
+            raise TraceError(f"torch.{call.name} with {shown} is not available in an expression") from error
         if found.type is Type.FLOAT and call.kind is Type.INT:
             raise TraceError(
                 f"torch.{call.name} of integers returns an integer in torch, but the language has only its float; "
                 "write .float() on the argument"
             )
-        inverted_byte = title == "bitwise_not" and call.dtype is torch.uint8
-        return add(constant(256), found) if inverted_byte else cast(found, call.kind)
+        return cast(found, call.kind)
 
     operands = (*call.args, *call.kwargs.values())
     return call.elementwise(of, *operands, number=lambda x: x if x is None or isinstance(x, str) else term(x))

@@ -23,16 +23,7 @@ MAX_UNROLLED = 4096  # terms of a sum or product over a gathered row
 
 @meaning("_to_copy", "to", "type_as")
 def _(call: Call) -> Lazy:
-    source: Lazy = call.args[0]
-    narrow = {torch.int8: (128, 256), torch.int16: (2**15, 2**16), torch.uint8: (0, 256)}.get(call.dtype)
-
-    def of(a: Expr) -> Expr:
-        a = cast(a, call.kind)
-        if narrow is None or source.dtype is torch.bool or source.dtype is call.dtype:
-            return a
-        return sub(apply("mod", add(a, constant(narrow[0])), constant(narrow[1])), constant(narrow[0]))
-
-    return call.elementwise(of, source)
+    return call.elementwise(lambda a: cast(a, call.kind), call.args[0])
 
 
 for _op in (
@@ -92,19 +83,23 @@ def _(call: Call) -> Lazy:
 
 @meaning("permute")
 def _(call: Call) -> Lazy:
-    source, order = call.args
-    places = [d % len(order) for d in order]
-    return call.made(lambda at: source.at(tuple(at[places.index(d)] for d in range(len(places)))))
+    return _permuted(call, [d % len(call.args[1]) for d in call.args[1]])
+
+
+def _permuted(call: Call, order: Sequence[int]) -> Lazy:
+    source: Lazy = call.args[0]
+    made = call.made(lambda at: source.at(tuple(at[order.index(d)] for d in range(len(order)))))
+    return Lazy(made.shape, made.dtype, made.at, tuple(source.sizes[d] for d in order))
 
 
 @meaning("transpose", "t", "swapaxes")
 def _(call: Call) -> Lazy:
-    source, rank = call.args[0], len(call.shape)
+    rank = len(call.shape)
     a, b = (call.arg(1, "dim0", 0) % rank, call.arg(2, "dim1", 1) % rank) if rank > 1 else (0, 0)
     order = list(range(rank))
     if rank:
         order[a], order[b] = order[b], order[a]
-    return call.made(lambda at: source.at(tuple(at[order[d]] for d in range(rank))))
+    return _permuted(call, order)
 
 
 @meaning("select")

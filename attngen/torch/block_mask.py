@@ -38,13 +38,19 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
 
     @property
     def is_function(self) -> bool:
-        """Whether the function alone says which pairs take part."""
-        return self._described is not None
+        """Whether the function alone says which pairs take part: there are no lists, or nobody wrote to those it has."""
+        if self._described is None or "kv_indices" not in self.__dict__:
+            return self._described is not None
+        return not torch.compiler.is_compiling() and self.__dict__["_made"] == self._versions()
+
+    def _versions(self) -> list[int]:
+        return [t._version for name in LISTS if (t := self.__dict__.get(name)) is not None]
 
     def __getattr__(self, name: str) -> Any:
         if name not in LISTS or self._described is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self.__dict__.update(_lists_of(self))
+        self.__dict__["_made"] = self._versions()
         return self.__dict__[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -61,8 +67,9 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
         return (*self._described[:2], *self.seq_lengths)
 
     def to(self, device: Any) -> theirs.BlockMask:
-        if self._described is None:
+        if not self.is_function:
             return super().to(device)
+        assert self._described is not None
         batch, heads, _, separate = self._described
         return self._alike(self.seq_lengths, (batch, heads, torch.device(device), separate))
 
@@ -72,7 +79,7 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
 
     def _adjust(self, new_q_len: int, new_kv_len: int) -> Any:
         shrinks = new_q_len <= self.seq_lengths[0] and new_kv_len <= self.seq_lengths[1]
-        if self._described is None or not shrinks:
+        if not (self.is_function and self._described and shrinks):
             return super()._adjust(new_q_len, new_kv_len)
         return self._alike((new_q_len, new_kv_len), self._described)
 
@@ -139,25 +146,25 @@ def tables_of(mask: theirs.BlockMask) -> tuple[Tensor, Tensor | None]:
     """Whether each block is in the list of partial blocks, and in that of full ones: [B, H, blocks of rows, blocks of keys].
     O(blocks), on the lists' device; remembered until a list changes."""
     lists = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+    blocks = -(-mask.seq_lengths[1] // mask.BLOCK_SIZE[1])
     if torch.compiler.is_compiling():
-        return _table(*lists[:2]), None if lists[2] is None else _table(*lists[2:])
-    key = tuple((id(t), t._version) for t in lists if t is not None)
+        return _table(*lists[:2], blocks), None if lists[2] is None else _table(*lists[2:], blocks)
+    key = (blocks, *((id(t), t._version) for t in lists if t is not None))
     found = mask.__dict__.get("_attngen_tables")
     if found is None or found[0] != key or any(a is not b for a, b in zip(found[1], lists, strict=True)):
-        partial = _table(*lists[:2])
-        full = None if lists[2] is None else _table(*lists[2:])
+        partial = _table(*lists[:2], blocks)
+        full = None if lists[2] is None else _table(*lists[2:], blocks)
         found = mask.__dict__["_attngen_tables"] = (key, lists, (partial, full))
     tables: tuple[Tensor, Tensor | None] = found[2]
     return tables
 
 
-def _table(counts: Tensor, indices: Tensor) -> Tensor:
-    """The blocks that a list names. Entries of a row after its first `counts` are not part of the list, and others may name no
-    block: torch's PagedAttention writes -1 for a page that a sequence lacks."""
-    columns = indices.shape[-1]
-    listed = torch.arange(columns, device=indices.device) < counts.unsqueeze(-1)
-    listed = listed & (indices >= 0) & (indices < columns)
-    at = torch.where(listed, indices, columns).long()
-    table = torch.zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool, device=indices.device)
-    table = table.scatter(-1, at, True)[..., :columns]
+def _table(counts: Tensor, indices: Tensor, blocks: int) -> Tensor:
+    """Which of `blocks` blocks of keys a list names. Entries of a row after its first `counts` are not part of the list, and
+    others may name no block: torch's PagedAttention writes -1 for a page that a sequence lacks."""
+    listed = torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
+    listed = listed & (indices >= 0) & (indices < blocks)
+    at = torch.where(listed, indices, blocks).long()
+    table = torch.zeros((*indices.shape[:-1], blocks + 1), dtype=torch.bool, device=indices.device)
+    table = table.scatter(-1, at, True)[..., :blocks]
     return table.reshape((1,) * (4 - table.dim()) + tuple(table.shape))

@@ -13,6 +13,7 @@ import functools
 import operator
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,8 @@ IMPLICIT = {  # methods that Python calls without their name
     "__bool__", "__enter__", "__exit__", "__float__", "__get__", "__getattr__", "__int__", "__iter__", "__len__", "__missing__",
     "__next__", "__round__",
 }  # fmt: skip
+HOOKS = {"forward", "_forward_hooks", "_forward_pre_hooks"}  # that torch.nn.Module calls
+CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, torch.Size)  # whose items are all that they have
 PLAIN = (str, bytes, bool, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, enum.Enum)
 
 
@@ -54,6 +57,7 @@ class Closure:
     opaque: Any = None
     is_traced: bool = False  # by Dynamo: `tensors` are stand-ins
     symbols: set[int] = field(default_factory=set)  # positions of `tensors` that stand for integers of the caller
+    shapes: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # of `tensors` by position, as Dynamo has them
     _names: set[str] = field(default_factory=set)  # attributes and globals that the codes name
     _places: dict[int, int] = field(default_factory=dict)  # of tensors, by identity
     _seen: dict[int, tuple[int, Any]] = field(default_factory=dict)  # what was looked into, by identity, with its number
@@ -110,9 +114,11 @@ class Closure:
             return "partial", *(self._value(name, part, depth) for part in parts)
         if isinstance(value, (list, tuple, set, frozenset, torch.Size)):
             items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-            return kind, *(self._value(name, item, depth) for item in items)
+            found = kind, *(self._value(name, item, depth) for item in items)
+            return found if kind in CONTAINERS else (*found, self._object(value, depth))
         if isinstance(value, dict):
-            return dict, *((repr(k), self._value(str(k), item, depth)) for k, item in value.items())
+            found = kind, *((repr(k), self._value(str(k), item, depth)) for k, item in value.items())
+            return found if kind in CONTAINERS else (*found, self._object(value, depth))
         if isinstance(value, types.BuiltinFunctionType) and not isinstance(value.__self__, (types.ModuleType, type(None))):
             return "builtin method", value.__name__, self._value(name, value.__self__, depth)
         if isinstance(value, (types.ModuleType, type)):
@@ -130,7 +136,8 @@ class Closure:
 
     def _tensor(self, name: str, tensor: Tensor) -> Hashable:
         place = self.add(name, tensor)
-        return "tensor", place, tensor.dtype, tuple(tensor.shape), tensor.device.type, tensor.requires_grad
+        own = self._members(vars(tensor), self._names, 1)
+        return "tensor", place, tensor.dtype, tensor.shape, tensor.stride(), tensor.device.type, tensor.requires_grad, *own
 
     def _function(self, function: types.FunctionType, depth: int) -> Hashable:
         original = getattr(function, "_torchdynamo_orig_callable", None)
@@ -168,14 +175,15 @@ class Closure:
         own = dict(getattr(value, "__dict__", {}))
         for slot in (s for space in kind.__mro__ for s in getattr(space, "__slots__", ())):
             own.setdefault(slot, getattr(value, slot, None))
-        if not own and type(members.get("__call__")) is not types.FunctionType and not isinstance(value, torch.nn.Module):
+        is_empty = not own and type(members.get("__call__")) is not types.FunctionType
+        if (is_empty and not isinstance(value, (torch.nn.Module, *CONTAINERS))) or has_state_of_c(kind):
             self.opaque = value
             return "opaque"
         for space in ("_parameters", "_buffers", "_modules"):  # torch.nn.Module
             own.update(own.pop(space, None) or {})
-        wanted = self._names | {"forward"} | {n for n in IMPLICIT & members.keys() if type(members[n]) is types.FunctionType}
-        if kind.__module__ == "torch.nn.modules.container":
-            wanted |= set(own)
+        wanted = self._names | HOOKS | {n for n in IMPLICIT & members.keys() if type(members[n]) is types.FunctionType}
+        if getattr(members.get("forward"), "__module__", "").startswith("torch.") or kind.__module__.startswith("torch."):
+            wanted |= {n for n in own if not n.startswith("_")}  # what torch's own functions name is not looked for
         return kind, *self._members({**members, **own}, wanted, depth)
 
     def _space(self, value: types.ModuleType | type, depth: int) -> list[Hashable]:
@@ -198,6 +206,14 @@ class Closure:
             if not isinstance(member, SLOTS):
                 found.append((name, self._value(name, member, depth)))
         return found
+
+
+@functools.cache
+def has_state_of_c(kind: type) -> bool:
+    """Whether objects of `kind` may hold what no attribute shows: a class that it is derived from is written in C."""
+    made_in_c = (types.WrapperDescriptorType, types.MethodDescriptorType)
+    spaces = (space for space in kind.__mro__ if space not in (object, *CONTAINERS))
+    return any(isinstance(m, made_in_c) and m.__objclass__ is space for space in spaces for m in vars(space).values())
 
 
 def members_of(kind: type) -> dict[str, Any]:

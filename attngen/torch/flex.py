@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import flex_attention as theirs
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
-from attngen.device.arrays import ArgumentTypeError
+from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.spec.dropout import RNG_STATE
 from attngen.torch.block_mask import BlockMask, tables_of
 from attngen.torch.closures import Closure
@@ -21,6 +21,7 @@ from attngen.torch.flex_spec import Functions
 from attngen.torch.layout import follow_autocast
 
 Tensor = Any
+TORCH_OPTIONS = frozenset(theirs.FlexKernelOptions.__annotations__)
 
 
 def flex_attention(
@@ -66,7 +67,7 @@ def flex_attention(
     tables, mask_mod, block_size = _mask(block_mask, q, k)
     share = share_of(dropout_p)
     state = generator_state(query.device) if share else None
-    mode: Mode = "auto" if kernel_options is None else kernel_options.get("mode", "auto")
+    mode = _mode(kernel_options)
     if torch.compiler.is_dynamo_compiling():
         lists = (tables.get("partial_blocks"), tables.get("full_blocks"))
         blocks = (block_size, *lists, sinks, state, theirs.noop_mask if mask_mod is None else mask_mod)
@@ -82,6 +83,19 @@ def flex_attention(
     if return_aux is not None:
         return output, AuxOutput(lse=lse if wants[0] else None, max_scores=largest if wants[1] else None)
     return (output, lse) if return_lse else output
+
+
+def _mode(kernel_options: Any) -> Mode:
+    """The mode that `kernel_options` state, beside those of torch. Raises ArgumentError, ArgumentTypeError."""
+    if kernel_options is None:
+        return "auto"
+    if not isinstance(kernel_options, dict):
+        raise ArgumentTypeError(f"`kernel_options` is a {type(kernel_options).__name__}; expected a dict")
+    for name in kernel_options:
+        if name != "mode" and str(name).removeprefix("fwd_").removeprefix("bwd_") not in TORCH_OPTIONS:
+            raise ArgumentError(f'`kernel_options` has {name!r}; expected "mode" or torch\'s, which have no effect')
+    mode: Mode = kernel_options.get("mode", "auto")
+    return mode
 
 
 def _mask(block_mask: Any, q: Tensor, k: Tensor) -> tuple[dict[str, Tensor], Any, tuple[int, int] | None]:
@@ -107,6 +121,9 @@ def _mask(block_mask: Any, q: Tensor, k: Tensor) -> tuple[dict[str, Tensor], Any
         for dim, wanted in ((0, q.size(0)), (1, q.size(1))):
             if table.size(dim) not in (1, wanted):
                 raise ValueError(f"block_mask has {which} [{table.size(dim)}] in dimension {dim}; expected 1 or {wanted}")
+        if not torch.compiler.is_dynamo_compiling() and table.size(2) * size[0] < q.size(2):
+            rows = f"{table.size(2)} blocks of {size[0]} rows"
+            raise ValueError(f"block_mask has {which} of {rows}; expected blocks of all {q.size(2)} rows of q")
     return tables, mask_mod, size
 
 

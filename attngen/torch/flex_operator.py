@@ -150,9 +150,9 @@ def _traced_functions(score: Any, score_buffers: tuple[Any, ...], mask: Any, mas
     with _outside_of_traces():
         stands = [tuple(map(_stand_in, buffers)) for buffers in (score_buffers, mask_buffers)]
     closure = Closure(is_traced=True)
-    for function, own, kind in ((score, stands[0], "score"), (mask, stands[1], "mask")):
-        for title, stand in zip(_names_of(function, NUMBERS[kind]), own, strict=False):
-            closure.add(title, stand)
+    for function, own, given, kind in ((score, stands[0], score_buffers, "score"), (mask, stands[1], mask_buffers, "mask")):
+        for title, stand, buffer in zip(_names_of(function, NUMBERS[kind]), own, given, strict=False):
+            closure.shapes[closure.add(title, stand)] = getattr(buffer, "shape", ())
     closure.symbols.update(n for n, b in enumerate((*score_buffers, *mask_buffers)) if not isinstance(b, torch.Tensor))
     return Functions(_with_buffers(score, stands[0]), _with_buffers(mask, stands[1]), closure, None)
 

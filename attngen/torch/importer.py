@@ -10,7 +10,7 @@ import linecache
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from attngen.language.trace import place_of, title_of
 from attngen.language.tracer import TraceError
 from attngen.spec.attention import Input
 from attngen.spec.dtypes import DTYPES, FP32, INT32, INT64, DType
-from attngen.spec.expr import Expr, ExpressionError, Type, constant, gather, name
+from attngen.spec.expr import Expr, ExpressionError, Name, Type, constant, gather, name
 from attngen.spec.names import name_mistakes
 from attngen.spec.operator import maximum, minimum
 from attngen.torch.aten import INT32 as INT32_RANGE
@@ -36,6 +36,7 @@ from attngen.torch.closures import Closure
 
 Tensor = Any
 Function = Callable[..., Any]
+READS = ("index", "_unsafe_index", "select")  # operators that read a dimension of their first operand whatever its size is
 FIRST_ALONE = ("log_sigmoid_forward",)  # operators of several results, of which the first is read
 MAX_CONSTANTS = 64  # elements of a tensor that a function makes of numbers: more of them are an input
 READ_ON_THE_HOST = (
@@ -83,6 +84,7 @@ class Inputs:
     declared: dict[str, Input] = field(default_factory=dict)
     sources: dict[str, int | str | Tensor] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)  # params that are integers of the closure's place
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)  # of a trace: (position in the closure, dimension)
     _of_tensor: dict[int, Lazy] = field(default_factory=dict)
     narrow: bool = False  # int64 elements are kept within 32 bits, so that what is computed with them fits 64
 
@@ -106,9 +108,25 @@ class Inputs:
         dims = tuple(f"{title}_dim{d}" for d in range(tensor.dim())) if dims is None else dims
         declared = Input(title, element_type(tensor), dims)
         self.declared[title] = declared
-        self.context.elements[title] = declared.dtype
+        if declared.dtype.kind == "int":
+            known = torch.iinfo(tensor.dtype)
+            self.context.elements[title] = (known.min, min(known.max, 2**63 - 1))
         self.sources[title] = tensor if source is None else source
+        if isinstance(source, int) and source in self.closure.shapes:
+            self.sizes.update({str(n): (source, dim) for dim, n in enumerate(dims)})
         return declared
+
+    def fix(self, operands: Iterable[Any], kept: Sequence[Expr] = ()) -> None:
+        """Makes torch.compile start again if a size of `operands` changes that is not one of `kept`: the expression is that of
+        the traced size."""
+        for operand in operands:
+            if isinstance(operand, Lazy):
+                for size in operand.sizes:
+                    if isinstance(size, Name) and size not in kept and size.name in self.sizes:
+                        place, dim = self.sizes[size.name]
+                        int(self.closure.shapes[place][dim])  # of a symbol, a guard
+            elif isinstance(operand, (list, tuple)):
+                self.fix(operand, kept)
 
     def read(self, tensor: Tensor) -> Lazy:
         """A captured tensor as a value of the graph."""
@@ -295,7 +313,9 @@ def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inpu
         shown = f"torch.ops.{namespace}.{operator}"
         raise TraceError(f"{shown} is not available in an expression; compute it outside the function, or use other operators")
     first = result[0] if several else result
-    found = meant(Call(operator, tuple(first.shape), first.dtype, args, kwargs, inputs.context))
+    context = inputs.context
+    found = context.wrapped(meant(Call(operator, tuple(first.shape), first.dtype, args, kwargs, context)))
+    inputs.fix(args[1:] if operator in READS else (*args, *kwargs.values()), found.sizes)
     if node.users and not first.shape:
         found.number  # noqa: B018 - made here, so that what it refuses has this operator's place
     return [found, *[None] * (len(result) - 1)] if several else found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 
@@ -12,3 +14,20 @@ def fresh_dynamo() -> None:
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+
+
+@pytest.fixture
+def by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Attention by torch's operations of the very spec that a kernel would compute; the texts of the specs."""
+    from attngen.torch import flex_operator
+    from attngen.torch.math import by_torch
+
+    texts: list[str] = []
+
+    def computed(tensors: Any, others: Any, arguments: Any, deterministic: Any = None) -> Any:
+        q, k, v, text, *lists = arguments
+        texts.append(text)
+        return by_torch(q, k, v, text, lists)
+
+    monkeypatch.setattr(flex_operator._calls, "make", computed)
+    return texts

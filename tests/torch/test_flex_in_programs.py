@@ -16,7 +16,7 @@ from torch.nn.attention.experimental._paged_attention import PagedAttention  # n
 
 from attngen.torch import create_block_mask, flex_attention, flex_operator  # noqa: E402
 from attngen.torch.math import by_torch  # noqa: E402
-from tests.torch.test_flex_attention import compiles, expected  # noqa: E402
+from tests.torch.flex import compiles, expected  # noqa: E402
 
 pytestmark = pytest.mark.long
 CLOSE = {"atol": 3e-5, "rtol": 3e-5}
@@ -184,6 +184,30 @@ def test_numbers_of_a_mask_may_change() -> None:
         blocks.seq_lengths = (1, 64)
         seen = expected(q, k[:, :, : row + 1], v[:, :, : row + 1])[0]
         torch.testing.assert_close(attend(q, k, v, block_mask=blocks).double(), seen, **CLOSE)
+
+
+SHAPED = {  # functions of a captured tensor [length, length] in which its shape is a number
+    "flattened": lambda t: lambda s, b, h, i, j: s + t.flatten()[i * t.shape[1] + j],
+    "reversed": lambda t: lambda s, b, h, i, j: s + t.flip(0)[i, j],
+    "sliced": lambda t: lambda s, b, h, i, j: s + t[-3:][i % 3, j],
+    "divided": lambda t: lambda s, b, h, i, j: s + t.unflatten(0, (2, -1))[i % 2, i // 2, j],
+    "a product": lambda t: lambda s, b, h, i, j: s + torch.dot(t[i], t[j]),
+}
+OF_ANY_SHAPE = {
+    "transposed": lambda t: lambda s, b, h, i, j: s + t.T[-1 - i][j],
+    "converted": lambda t: lambda s, b, h, i, j: s + (2 * t).half().float()[-1 - i, j],
+}
+
+
+@pytest.mark.parametrize("name", [*SHAPED, *OF_ANY_SHAPE])
+def test_shapes_of_captured_tensors_may_change(name: str) -> None:
+    """torch.compile begins again if the expression would be another one, and only then."""
+    make = (SHAPED | OF_ANY_SHAPE)[name]
+    attend, graphs = compiles(lambda q, k, v, t: flex_attention(q, k, v, make(t)), dynamic=True)
+    for length in (24, 40):
+        q, k, v, t = (*(randn(1, 2, length, 16) for _ in range(3)), (torch.randn(length, length) * 64).round() / 64)
+        torch.testing.assert_close(attend(q, k, v, t).double(), expected(q, k, v, make(t))[0], **CLOSE)
+    assert len(graphs) == 1 + (name in SHAPED)
 
 
 def test_an_end_of_clamp_may_change() -> None:

@@ -1,0 +1,255 @@
+"""What the functions of flex_attention reach: a change of it is seen, and what is the same is not traced again."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import sys
+import types
+import weakref
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attngen.torch import flex_attention, flex_spec  # noqa: E402
+from attngen.torch.closures import Closure  # noqa: E402
+from attngen.torch.importer import ImportRefusal  # noqa: E402
+from tests.torch.flex import check, expected, qkv, randn  # noqa: E402
+from tests.torch.mods import HEADS, LENGTH, Mod, windowed  # noqa: E402
+
+
+def test_another_integer_or_tensor_traces_and_compiles_nothing(
+    by_torch_alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = qkv()
+    for size in (5, 9):
+        check(Mod("window", mask=windowed(size)), atol=2e-5, rtol=2e-5)
+    assert len(set(by_torch_alone)) == 1
+    assert "param size: int" in by_torch_alone[0]
+
+    def of(table: torch.Tensor) -> Any:
+        return lambda s, b, h, q, k: s + table[h, k]
+
+    first = flex_attention(q, k, v, of(torch.zeros(HEADS, LENGTH)))
+    monkeypatch.setattr(flex_spec, "expression", None)
+    second = flex_attention(q, k, v, of(torch.full((HEADS, LENGTH), 3.0)))
+    torch.testing.assert_close(first, second)
+    third = flex_attention(q, k, v, of(torch.arange(LENGTH) * torch.ones(HEADS, 1)))
+    assert (third - first).abs().max() > 0.1
+
+
+def test_one_tensor_in_two_places_is_not_two_tensors(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv()
+    a, b = randn(LENGTH).detach(), randn(LENGTH).detach() * 2
+
+    def of(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return lambda s, batch, h, i, j: s + x[i] * y[j]
+
+    for x, y in ((a, a), (a, b), (b, a)):
+        torch.testing.assert_close(
+            flex_attention(q, k, v, of(x, y)).double(), expected(q, k, v, of(x, y))[0], atol=1e-5, rtol=1e-5
+        )
+
+
+def test_a_changed_attribute_is_seen(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv()
+
+    class Windows:
+        def __init__(self) -> None:
+            self.scale, self.flipped = 1.0, False
+
+        def __call__(self, s, b, h, i, j):
+            return s * self.scale + (j if self.flipped else i)
+
+    windows = Windows()
+    for scale, flipped in ((1.0, False), (2.5, False), (2.5, True)):
+        windows.scale, windows.flipped = scale, flipped
+        torch.testing.assert_close(
+            flex_attention(q, k, v, windows).double(), expected(q, k, v, windows)[0], atol=1e-4, rtol=1e-4
+        )
+
+
+class Settings:
+    """Numbers and a small tensor of the class, not of its objects."""
+
+    scale, table = 1.0, torch.tensor([1.0, 2.0])
+
+    def __init__(self) -> None:
+        self.own = 1.0
+
+    def __call__(self, s, b, h, i, j):
+        return s * self.scale * self.own
+
+    def of_table(self, s, b, h, i, j):
+        return s * self.table[0]
+
+
+class Table:
+    """What `[]` and an attribute read is named by methods alone, which Python calls without their name."""
+
+    def __init__(self) -> None:
+        self.held = {"scale": 1.0}
+
+    def __getitem__(self, i: int) -> float:
+        return self.held["scale"]
+
+    def __getattr__(self, name: str) -> float:
+        return self.__dict__["held"][name]
+
+
+class Layer(torch.nn.Module):
+    """Modules in containers, whose names are numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biases = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(1))])
+        self.layers = torch.nn.ModuleList([torch.nn.Module()])
+        self.layers[0].scale = 1.0
+
+    def of_list(self, s, b, h, i, j):
+        return s * self.biases[0][0]
+
+    def of_layer(self, s, b, h, i, j):
+        return s * self.layers[0].scale
+
+
+def imported(s, b, h, i, j):
+    import elsewhere
+
+    return s * elsewhere.SCALE
+
+
+def noted(s, b, h, i, j):
+    return s * noted.scale
+
+
+elsewhere = types.ModuleType("elsewhere")
+exec("SCALE = 1.0\ndef scaled(s): return s * SCALE", vars(elsewhere))
+table, layer = Table(), Layer()
+get, OF_SETTINGS = table.held.get, weakref.ref(Settings)
+CHANGED = {
+    "an attribute of the class": Settings(),
+    "a tensor of the class": Settings().of_table,
+    "the class": lambda s, b, h, i, j: s * Settings.scale,
+    "another module": lambda s, b, h, i, j: s * elsewhere.SCALE,
+    "a function of another module": lambda s, b, h, i, j: elsewhere.scaled(s),
+    "an import inside": imported,
+    "a function's attribute": noted,
+    "an element of an object": lambda s, b, h, i, j: s * table[0],
+    "an attribute that is looked up": lambda s, b, h, i, j: s * table.scale,
+    "getattr": lambda s, b, h, i, j: s * getattr(Settings, "sca" + "le"),
+    "globals": lambda s, b, h, i, j: s * globals()["Settings"].scale,
+    "a method of a dict": lambda s, b, h, i, j: s * get("scale"),
+    "a weak reference": lambda s, b, h, i, j, at=OF_SETTINGS: s * at().scale,
+    "parameters in a list": layer.of_list,
+    "modules in a list": layer.of_layer,
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_changes_of_what_a_function_reaches_are_seen(
+    name: str, by_torch_alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it reaches it: the kernel of the first call has the number, or no call remembers it."""
+    monkeypatch.setitem(sys.modules, "elsewhere", elsewhere)
+    q, k, v = qkv()
+    for scale in (1.0, -2.0):
+        monkeypatch.setattr(Settings, "scale", scale)
+        monkeypatch.setattr(elsewhere, "SCALE", scale)
+        monkeypatch.setattr(noted, "scale", scale, raising=False)
+        monkeypatch.setitem(table.held, "scale", scale)
+        Settings.table[0] = layer.biases[0].data[0] = layer.layers[0].scale = scale
+        right = expected(q, k, v, lambda s, b, h, i, j, scale=scale: s * scale)[0]
+        found = flex_attention(q, k, v, CHANGED[name])
+        torch.testing.assert_close(found.detach().double(), right, atol=1e-4, rtol=1e-4)
+
+
+def _cached(value: float) -> Any:
+    @functools.cache
+    def scale() -> float:
+        return value
+
+    return lambda s, b, h, i, j: s * scale()
+
+
+def _by_default(value: float) -> Any:
+    scales = collections.defaultdict(lambda: value)
+    return lambda s, b, h, i, j: s * scales["any"]
+
+
+def _of_activation(value: float) -> Any:
+    activation = torch.nn.LeakyReLU(value)
+    return lambda s, b, h, i, j: activation(s)
+
+
+def _hooked(value: float) -> Any:
+    module = torch.nn.Identity()
+    module.register_forward_hook(lambda module, given, output: output * value)
+    return lambda s, b, h, i, j: module(s)
+
+
+def _of_attribute(value: float) -> Any:
+    tensor = torch.ones(3)
+    tensor.scale = value
+    return lambda s, b, h, i, j: s * tensor.scale
+
+
+def _of_stride(value: float) -> Any:
+    tensor = torch.ones(3, 8)[:, :: int(value)].T
+    return lambda s, b, h, i, j: s * tensor.stride(0)
+
+
+class _Numbers(list):
+    """A list with a number beside its items."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__([1.0])
+        self.scale = value
+
+
+def _of_items(value: float) -> Any:
+    numbers = _Numbers(value)
+    return lambda s, b, h, i, j: s * numbers.scale * numbers[0]
+
+
+@pytest.mark.parametrize("make", [_cached, _by_default, _of_activation, _hooked, _of_attribute, _of_stride, _of_items])
+def test_functions_of_one_code_that_differ_elsewhere(make: Any, by_torch_alone: list[str]) -> None:
+    """What differs is neither in the code nor in an attribute that it names."""
+    q, k, v = qkv()
+    for value in (1.0, 4.0):
+        score = make(value)
+        torch.testing.assert_close(flex_attention(q, k, v, score).double(), expected(q, k, v, score)[0], atol=1e-4, rtol=1e-4)
+
+
+def test_what_a_function_reaches_is_looked_into_once() -> None:
+    """An object that is reached by very many ways costs no more than one that is reached by one."""
+    deep: list[Any] = [1.0]
+    for _ in range(30):
+        deep = [deep, deep]
+    by_lists = lambda s, b, h, i, j: s * len(deep)  # noqa: E731
+    closures = Closure(), Closure()
+    first, again = (closure.key_of(by_lists) for closure in closures)
+    are_equal, opaque = first == again, closures[0].opaque  # no repr of any of these: it would be long
+    assert are_equal
+    assert opaque is None
+
+
+FACTOR = torch.tensor(0.5)
+READ_ON_THE_HOST = (
+    lambda s, b, h, i, j: s * FACTOR.tolist(),
+    lambda s, b, h, i, j: s * float(FACTOR.numpy()),
+    lambda s, b, h, i, j: s * float(FACTOR),
+    lambda s, b, h, i, j: s + j * (2 * FACTOR).item(),
+    lambda s, b, h, i, j: s if FACTOR else s * 2,
+    lambda s, b, h, i, j: torch.nn.functional.leaky_relu(s, FACTOR),
+    lambda s, b, h, i, j: s if torch.equal(FACTOR, FACTOR) else s * 2,
+)
+
+
+@pytest.mark.parametrize("score", READ_ON_THE_HOST, ids=["tolist", "numpy", "float", "item", "if", "argument", "equal"])
+def test_values_of_captured_tensors_do_not_become_constants(score: Any) -> None:
+    """Another call may have another value, which the kernel of the first one would not see."""
+    with pytest.raises(ImportRefusal, match=r"is read on the host; use the tensor itself(.|\n)*test_reached.py:\d+"):
+        flex_attention(*qkv(), score)
