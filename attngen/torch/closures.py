@@ -176,7 +176,7 @@ class Closure:
         for slot in (s for space in kind.__mro__ for s in getattr(space, "__slots__", ())):
             own.setdefault(slot, getattr(value, slot, None))
         is_empty = not own and type(members.get("__call__")) is not types.FunctionType
-        if (is_empty and not isinstance(value, (torch.nn.Module, *CONTAINERS))) or has_state_of_c(kind):
+        if (is_empty and not isinstance(value, (torch.nn.Module, *CONTAINERS))) or has_state_of_c(kind):  # type: ignore[arg-type]
             self.opaque = value
             return "opaque"
         for space in ("_parameters", "_buffers", "_modules"):  # torch.nn.Module
