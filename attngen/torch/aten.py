@@ -91,6 +91,7 @@ class Context:
 
     numbers: Mapping[int, str] = field(default_factory=dict)
     elements: dict[str, tuple[int, int]] = field(default_factory=dict)  # ranges of integers, by the input's name
+    trained: set[str] = field(default_factory=set)  # inputs that require grad
     params: dict[str, int] = field(default_factory=dict)
     guarded: bool = False
     reads: list[tuple[Expr, Expr]] = field(default_factory=list)  # (index, size) of each index that is kept inside

@@ -11,7 +11,7 @@ import torch
 
 from attngen.language.functions import cast, common
 from attngen.language.tracer import TraceError
-from attngen.spec.expr import Const, Expr, Type, constant
+from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, names_in
 from attngen.spec.operator import FALSE, ONE, TRUE, ZERO, add, apply, both, less, maximum, minimum, mul, sub, where
 from attngen.torch.aten import MEANING, Call, Indices, Lazy, literal, meaning
 
@@ -35,10 +35,23 @@ for _op in (
     "view_as_real_copy",
     "_conj",
     "positive",
-    "detach",
-    "detach_",
 ):
     MEANING[_op] = lambda call: call.args[0]
+
+
+@meaning("detach", "detach_")
+def _(call: Call) -> Lazy:
+    source: Lazy = call.args[0]
+
+    def of(at: Indices) -> Expr:
+        found = source.at(at)
+        if "s" in names_in(found) or not call.context.trained.isdisjoint(inputs_in(found)):
+            raise TraceError(
+                "detach() of what has a gradient is not available in an expression; detach tensors outside the function"
+            )
+        return found
+
+    return Lazy(source.shape, source.dtype, of, source.sizes)
 
 
 # --- shapes: views of a tensor ----------------------------------------------------------------------------------------

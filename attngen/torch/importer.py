@@ -111,6 +111,8 @@ class Inputs:
         if declared.dtype.kind == "int":
             known = torch.iinfo(tensor.dtype)
             self.context.elements[title] = (known.min, min(known.max, 2**63 - 1))
+        if tensor.requires_grad:
+            self.context.trained.add(title)
         self.sources[title] = tensor if source is None else source
         if isinstance(source, int) and source in self.closure.shapes:
             self.sizes.update({str(n): (source, dim) for dim, n in enumerate(dims)})

@@ -99,6 +99,10 @@ def test_operators_without_meaning_are_named_with_their_place() -> None:
         flex_attention(q, k, v, lambda s, b, h, i, j: s if i > j else s * 2)
     with pytest.raises(ImportRefusal, match=r"torch\.round with decimals is not available"):
         flex_attention(q, k, v, lambda s, b, h, i, j: torch.round(s, decimals=1))
+    bias = randn(LENGTH)
+    for score in (lambda s, b, h, i, j: s + bias.detach()[i], lambda s, b, h, i, j: s - s.detach() * bias[i]):
+        with pytest.raises(ImportRefusal, match=r"detach\(\) of what has a gradient(.|\n)*test_flex_attention.py"):
+            flex_attention(q, k, v, score)
     with pytest.raises(ImportRefusal, match="is a `return` missing"):
         flex_attention(q, k, v, lambda s, b, h, i, j: None)
 
