@@ -20,6 +20,7 @@ import torch
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.spec.attention import Storage
 from attngen.spec.cached import of_cache
+from attngen.spec.expr import MAX_LENGTH
 from attngen.torch.description import Description, Mode, check_mode, constant, dtype_name, one_line, plain_number, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
@@ -165,7 +166,7 @@ def limits(window_size: Sequence[int], causal: bool) -> tuple[int, int]:
     except (TypeError, ValueError):
         message = f"`window_size` is {window_size!r}; expected two ints: of keys before a position, and after it"
         raise ArgumentError(message) from None
-    return max(left, -1), -1 if causal else max(right, -1)
+    return min(max(left, -1), MAX_LENGTH), -1 if causal else min(max(right, -1), MAX_LENGTH)
 
 
 def ends(left: int, right: int) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from attngen import ArgumentError  # noqa: E402
 from attngen.torch import attention, flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func  # noqa: E402
+from attngen.torch.flash_attn import flash_text  # noqa: E402
 from tests import tiers  # noqa: E402
 from tests.torch.flash import Case, check, grid, reference, results  # noqa: E402
 from tests.torch.tensors import BACKEND, randn  # noqa: E402
@@ -38,6 +39,9 @@ def test_a_window_of_any_integers() -> None:
     expected = flash_attn_func(q, k, k, window_size=(3, 1), mode="math")
     for window in (torch.tensor([3, 1]), np.array([3, 1]), [np.int32(3), torch.tensor(1)]):
         assert torch.equal(flash_attn_func(q, k, k, window_size=window, mode="math"), expected)
+    expected = flash_attn_func(q, k, k, window_size=(-1, 1), mode="naive")
+    for left in (2**31, 2**63):  # more than a kernel's integers
+        assert torch.equal(flash_attn_func(q, k, k, window_size=(left, 1), mode="naive"), expected)
     with pytest.raises(ArgumentError, match=r"`window_size` is \(1\.5, 0\); expected two ints"):
         flash_attn_func(q, k, k, window_size=(1.5, 0), mode="math")
 
@@ -109,3 +113,10 @@ def test_numbers_of_a_module_are_constants_to_a_dynamic_compilation(function: st
     for scale in (0.25, 0.5):
         layer = Layer(scale)
         assert torch.equal(torch.compile(layer, fullgraph=True, dynamic=True, backend=BACKEND)(q), layer(q))
+
+
+def test_the_operator_checks_the_range_of_its_integers() -> None:
+    q = randn(1, 2, 5, 16)
+    text = flash_text("naive", "dense", False, ("left",), 0.0, 0, None, False, torch.float16, 16, 16)
+    with pytest.raises(ArgumentError, match="param `left` is 2147483648; expected at most 1073741824"):
+        torch.ops.attngen.attention(q, q, q, text, [], [2**31], [])
