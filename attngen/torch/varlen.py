@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attngen.device.arrays import ArgumentError
+from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.torch.description import Mode
 from attngen.torch.flash_attn import EVERYTHING, attend, unbound
 from attngen.torch.stored import Stored
@@ -105,7 +105,10 @@ def varlen_attn(
 
 
 def _lengths(cu_q: Tensor, cu_k: Tensor | None, max_q: int, max_k: int, table: Tensor | None, used: Tensor | None) -> Stored:
-    """Where sequences lie: one after another, or with a page `table`, their keys in pages."""
+    """Where sequences lie: one after another, or with a page `table`, their keys in pages. Raises ArgumentError."""
+    for longest in (max_q, max_k):
+        if not hasattr(longest, "__index__"):
+            raise ArgumentTypeError(f"the length of the longest sequence is {longest!r}; expected an int")
     if table is not None:
         if used is None:
             if cu_k is None:
@@ -114,4 +117,6 @@ def _lengths(cu_q: Tensor, cu_k: Tensor | None, max_q: int, max_k: int, table: T
         return Stored("packed_paged", (cu_q, table, used), (max_q, max_k))
     if used is not None:
         raise ArgumentError("`seqused_k` was given without `block_table`; without pages, `cu_seq_k` states where sequences end")
+    if cu_k is None:
+        raise ArgumentTypeError("the beginnings of the keys are None; without `block_table`, pass them as int32 [batch + 1]")
     return Stored("packed", (cu_q, cu_k), (max_q, max_k))

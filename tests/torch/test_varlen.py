@@ -128,6 +128,11 @@ def test_what_is_refused() -> None:
         flash_attn_varlen_qkvpacked_func(q, begins, 5)
     with pytest.raises(ArgumentError, match="`cu_seqlens_k` is"):
         flash_attn_varlen_func(q, q, q, begins, torch.tensor([0, 2, 5], dtype=torch.int32), 5, 5, mode="naive")
+    with pytest.raises(TypeError, match="beginnings of the keys are None"):
+        flash_attn_varlen_func(q, q, q, begins, None, 5, 5)
+    for longest in (None, 5.0):
+        with pytest.raises(TypeError, match=f"longest sequence is {longest}; expected an int"):
+            varlen_attn(q, q, q, begins, begins, 5, longest)
     with pytest.raises(ArgumentError, match="`max_q_len` is -1"):
         flash_attn_varlen_func(q, q, q, begins, begins, -1, 5, mode="naive")
     with pytest.raises(ArgumentError, match="`cu_seqlens_q` has elements of int64"):
