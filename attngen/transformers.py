@@ -22,6 +22,7 @@ from transformers.masking_utils import (
     add_offsets_to_mask_function,
     and_masks,
     causal_mask_function,
+    packed_sequence_mask_function,
     padding_mask_function,
     prepare_padding_mask,
 )
@@ -73,6 +74,8 @@ def attention(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """(output [batch, q_len, q_heads, head size], None), with the arguments of transformers' attention interface.
@@ -80,9 +83,11 @@ def attention(
     query [batch, q_heads, q_len, head size], key and value [batch, kv_heads, kv_len, head size]. `attention_mask` is what
     `mask` gave, or a tensor [batch or 1, q_heads or 1, q_len, kv_len or more]: boolean, true takes part; or float, added.
     `position_bias` is added to the scores in the same way, after the soft-cap. `s_aux` [q_heads] has a sink's logit for each
-    head. Without a mask, a module is causal if its attribute `is_causal` says so. `kernel_options={"mode": ...}` names a
-    schedule. `dropout` is the share of weights that are dropped. Raises ArgumentError for the attention weights as an
-    output, which no kernel has.
+    head. Without a mask, a module is causal if its attribute `is_causal` says so, and `sliding_window` is the distance from
+    which on keys take no part; a mask says so itself. `cu_seq_lens_q` int32 [sequences + 1] has the rows and keys at which
+    packed sequences begin; each attends to itself. A `softcap` of 0 is none, as in flash-attention. `kernel_options={"mode":
+    ...}` names a schedule. `dropout` is the share of weights that are dropped. Raises ArgumentError for the attention weights
+    as an output, which no kernel has.
     """
     if options.get("output_attentions"):
         raise ArgumentError('no kernel has the attention weights as an output; use attn_implementation="eager" for them')
@@ -97,15 +102,18 @@ def attention(
             added = dense if added is None else added + dense
     elif attention_mask is not None:
         block_mask = attention_mask
-    elif query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        block_mask = create_block_mask(causal_mask_function, None, None, query.shape[2], key.shape[2], query.device)
+    else:
+        causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        block_mask = _of_positions(causal, sliding_window, query, key)
+    if cu_seq_lens_q is not None:
+        block_mask = _of_sequences(block_mask, cu_seq_lens_q, query, key)
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        if softcap is not None:
+        if softcap:
             score = softcap * torch.tanh(score / softcap)
         return score if added is None else score + added[b, h, q, k]
 
-    changes = softcap is not None or added is not None
+    changes = bool(softcap) or added is not None
     output = flex_attention(
         query,
         key,
@@ -131,6 +139,31 @@ def _expanded(name: str, pairs: Tensor, query: Tensor, key: Tensor) -> Tensor:
     if kept.dim() != 4 or any(n not in (1, size) for n, size in zip(kept.shape, sizes, strict=True)):
         raise ArgumentError(f"`{name}` is {list(pairs.shape)}; expected {list(sizes)}, or 1 in place of a size")
     return kept.expand(sizes)
+
+
+def _of_positions(causal: bool, window: int | None, query: Tensor, key: Tensor) -> BlockMask | None:
+    """The mask of a call without one. A single query stands at the last key, as it has no causal mask."""
+    functions = [causal_mask_function] if causal else []
+    if window is not None:
+        first = 0 if query.shape[2] > 1 else key.shape[2] - 1
+        functions.append(lambda b, h, q, k: (q + first - k).abs() < window)
+    return _of_functions(functions, query, key) if functions else None
+
+
+def _of_sequences(mask: BlockMask | None, begins: Tensor, query: Tensor, key: Tensor) -> BlockMask:
+    """`mask` within packed sequences that begin at the rows, and keys, `begins`. Raises ArgumentError."""
+    if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        sizes = f"{query.shape[0]} rows of {query.shape[2]} queries and {key.shape[2]} keys"
+        raise ArgumentError(f"`cu_seq_lens_q` was given for {sizes}; expected one row, with as many keys as queries")
+    if mask is not None and not (isinstance(mask, BlockMask) and mask.is_function):
+        raise ArgumentError("`cu_seq_lens_q` was given with a mask of block lists; expected one that `mask` made, or a tensor")
+    sequence = torch.bucketize(torch.arange(query.shape[2], device=begins.device), begins[1:], right=True)
+    within = packed_sequence_mask_function(sequence[None])
+    return _of_functions([within] if mask is None else [mask.mask_mod, within], query, key)
+
+
+def _of_functions(functions: Sequence[Any], query: Tensor, key: Tensor) -> BlockMask:
+    return create_block_mask(and_masks(*functions), None, None, query.shape[2], key.shape[2], query.device)
 
 
 def _of_pairs(dense: Tensor, query: Tensor, key: Tensor) -> BlockMask:

@@ -165,6 +165,35 @@ def test_a_mask_of_all_pairs(kind: str) -> None:
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+def test_what_keywords_say_without_a_mask() -> None:
+    """As transformers' flash-attention has it."""
+    q, (k, v) = torch.randn(1, 4, 6, 8), torch.randn(2, 1, 2, 6, 8)
+    distance, sequence = torch.arange(6)[:, None] - torch.arange(6), torch.tensor([0, 0, 0, 0, 1, 1])
+    same, causal = sequence[:, None] == sequence, distance >= 0
+    begins = {"cu_seq_lens_q": torch.tensor([0, 4, 6], dtype=torch.int32)}
+
+    def attend(rows: Any = q, mask: Any = None, **keywords: Any) -> Any:
+        found = attngen.transformers.attention(torch.nn.Module(), rows, k, v, mask, kernel_options={"mode": "math"}, **keywords)
+        return found[0]
+
+    made = attngen.transformers.mask(1, 6, 6)
+    for found, pairs in (
+        (attend(sliding_window=3), causal & (distance < 3)),
+        (attend(sliding_window=3, is_causal=False), distance.abs() < 3),
+        (attend(**begins), causal & same),
+        (attend(is_causal=False, **begins), same),
+        (attend(mask=made, sliding_window=1, **begins), causal & same),
+        (attend(mask=(distance < 2)[None, None], **begins), (distance < 2) & same),
+        (attend(softcap=0.0), causal),
+    ):
+        right = torch.nn.functional.scaled_dot_product_attention(q, k, v, pairs, enable_gqa=True)
+        torch.testing.assert_close(found, right.transpose(1, 2))
+    right = torch.nn.functional.scaled_dot_product_attention(q[:, :, 5:], k[:, :, 3:], v[:, :, 3:], enable_gqa=True)
+    torch.testing.assert_close(attend(q[:, :, 5:], sliding_window=3), right.transpose(1, 2))
+    with pytest.raises(ArgumentError, match="1 rows of 4 queries and 6 keys; expected one row"):
+        attend(q[:, :, :4], **begins)
+
+
 def test_positions_of_queries() -> None:
     """Which early versions of transformers give in the place of a length and an offset."""
     named = {"kv_length": 7, "kv_offset": 1}
