@@ -208,6 +208,8 @@ def _instead(node: torch.fx.Node) -> Any:
     if node.op == "call_function" and node.target in _OF_SYMBOLS:
         return _OF_SYMBOLS[node.target]
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if name == "item":  # of a float that may change, which Dynamo captures as a tensor
+        return torch.detach
     ends = (*node.args[1:], *node.kwargs.values())
     return _clamped if name in ("clamp", "clip") and any(isinstance(end, torch.fx.Node) for end in ends) else None
 
@@ -223,6 +225,9 @@ _OF_SYMBOLS: dict[Any, Any] = {
     torch.sym_max: lambda a, b: torch.maximum(*torch.broadcast_tensors(torch.as_tensor(a), torch.as_tensor(b))),
     torch.sym_min: lambda a, b: torch.minimum(*torch.broadcast_tensors(torch.as_tensor(a), torch.as_tensor(b))),
     torch.sym_not: torch.logical_not,
+    torch.sym_float: torch.Tensor.double,
+    torch.sym_int: torch.Tensor.long,
+    **{getattr(torch, f"_sym_{name}"): getattr(torch, name) for name in ("cos", "log2", "sin", "sqrt", "tan", "tanh")},
 }
 
 

@@ -230,6 +230,33 @@ def test_an_end_of_clamp_may_change() -> None:
     assert len(graphs) == 1
 
 
+def test_floats_that_change_are_read_at_each_call() -> None:
+    """torch.compile captures a float of another value than before as a tensor, whose item it takes."""
+
+    class Capped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cap = 1.5
+
+        def score(self, s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            near = (i - j).abs() < 20 * self.cap
+            scale = math.sqrt(self.cap) + self.cap**2
+            return torch.where(near, torch.tanh(s / self.cap) * scale, s.clamp(-self.cap, self.cap))
+
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            return flex_attention(q, k, v, self.score)
+
+    capped = Capped()
+    compiled, _ = compiles(capped)
+    q, k, v = (randn(1, 2, 40, 16) for _ in range(3))
+    for capped.cap in (1.5, 2.5, 0.5):
+        torch.testing.assert_close(compiled(q, k, v).double(), expected(q, k, v, capped.score)[0], **CLOSE)
+    trained = randn()
+    attend = compiles(lambda q, k, v: flex_attention(q, k, v, lambda s, b, h, i, j: s * trained.item()))[0]
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), pytest.raises(torch._dynamo.exc.TorchRuntimeError):
+        attend(q, k, v)
+
+
 def test_a_length_that_is_read_on_the_host_is_refused() -> None:
     """The slope of leaky_relu is a number of the host: the kernel would keep that of one length."""
     leaky = torch.nn.functional.leaky_relu
