@@ -86,7 +86,7 @@ class Context:
     """What operators need beside their operands: ranges of what expressions read, and the numbers that become params.
 
     With `guarded`, every index that is not an index of the attention itself is kept inside its dimension, as those that come
-    from data always are.
+    from data, and those into a known size that may be negative, always are.
     """
 
     numbers: Mapping[int, str] = field(default_factory=dict)
@@ -122,10 +122,11 @@ class Context:
         if isinstance(index, Const):
             return add(size, index) if index.value < 0 else index
         from_data = bool(inputs_in(index)) or any(n.type is Type.FLOAT for n in walk(index))
-        if index in OWN or not (from_data or self.guarded):
+        low, high = self.range(index)
+        is_known = isinstance(size, Const)  # of what the function computes or cuts out: nobody else checks its indices
+        if index in OWN or not (from_data or self.guarded or (is_known and low < 0)):
             return index
         self.reads.append((index, size))
-        low, high = self.range(index)
         if low < INT32[0] or high > INT32[1]:
             index = maximum(constant(INT32[0]), minimum(index, constant(INT32[1])))
         if low < 0:

@@ -87,6 +87,21 @@ def test_indices_outside_are_kept_inside(by_torch_alone: list[str]) -> None:
     torch.testing.assert_close(found.double(), clamped, atol=1e-5, rtol=1e-5)
 
 
+NEGATIVE = {
+    "computed": lambda s, b, h, i, j: s + torch.arange(LENGTH)[i - j] * 0.1,
+    "cut out": lambda s, b, h, i, j: s + PLACES[3 : 3 + LENGTH][(i - j).clamp(-2, 9)] * 0.1,
+    "stacked": lambda s, b, h, i, j: s + torch.stack([i, j, b])[(i - j).clamp(-3, 2)] * 0.1,
+    "reversed": lambda s, b, h, i, j: s + PLACES.flip(0)[(i - j).clamp(-2, 9)] * 0.1,
+}
+PLACES = torch.arange(2 * LENGTH)
+
+
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_negative_indices_count_from_the_end(name: str, by_torch_alone: list[str]) -> None:
+    """Of what a function makes of its numbers and of captured tensors too."""
+    check(Mod("negative", NEGATIVE[name]), atol=2e-5, rtol=2e-5)
+
+
 def test_operators_without_meaning_are_named_with_their_place() -> None:
     q, k, v = qkv()
     with pytest.raises(ImportRefusal, match=r"torch\.ops\.aten\.lgamma") as refused:
