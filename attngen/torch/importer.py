@@ -200,6 +200,33 @@ class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
         return function(*args, **(kwargs or {}))
 
 
+class _MixedIndices(TorchFunctionMode):  # type: ignore[misc]
+    """Reads `t[h, :, None, k]` in two steps: what slices, None and numbers select, then what numbers that are traced select.
+    Python would read those on the host."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.__getitem__:
+            source, items = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+            tensors = [item for item in items if isinstance(item, torch.Tensor)]
+            others = {type(item) for item in items if not isinstance(item, torch.Tensor)} - {int}
+            if (
+                tensors
+                and others
+                and others <= {slice, type(None), type(Ellipsis)}
+                and not any(t.dim() or t.dtype in (torch.bool, torch.uint8) for t in tensors)
+            ):
+                basic = function(source, tuple(slice(None) if isinstance(item, torch.Tensor) else item for item in items))
+                rest = source.dim() - sum(item is not None and item is not Ellipsis for item in items)
+                indices: list[Any] = []  # of each dimension of `basic`
+                for item in items:
+                    if item is Ellipsis:
+                        indices += [None] * rest
+                    elif not isinstance(item, int):
+                        indices.append(item if isinstance(item, torch.Tensor) else None)
+                return torch.ops.aten.index(basic, indices)
+        return function(*args, **(kwargs or {}))
+
+
 def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullcontext()) -> torch.fx.GraphModule:  # noqa: B008
     """The ATen graph of `function` on fake numbers."""
     device = examples[0].device.type
@@ -209,7 +236,7 @@ def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullc
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def called(*numbers: Tensor) -> Any:  # make_fx counts the arguments of plain functions only
-        with _HostReads(), _HostCopies(), places:
+        with _HostReads(), _MixedIndices(), _HostCopies(), places:
             return function(*numbers)
 
     with TransformGetItemToIndex(), torch.no_grad(), torch.amp.autocast(device, enabled=False):

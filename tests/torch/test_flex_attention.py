@@ -102,6 +102,21 @@ def test_negative_indices_count_from_the_end(name: str, by_torch_alone: list[str
     check(Mod("negative", NEGATIVE[name]), atol=2e-5, rtol=2e-5)
 
 
+PLACES_OF_HEADS = torch.arange(HEADS * LENGTH * 2.0).view(HEADS, LENGTH, 2)
+MIXED = {
+    "an ellipsis": lambda s, b, h, i, j: s + PLACES_OF_HEADS[..., b % 2][h, j] * 0.1,
+    "slices": lambda s, b, h, i, j: s + PLACES_OF_HEADS[h, :, 1][i] * 0.1,
+    "apart": lambda s, b, h, i, j: s + PLACES_OF_HEADS[h, 3:, b][j - 3] * 0.1,
+    "none": lambda s, b, h, i, j: s + PLACES_OF_HEADS[None, h, ..., None, 0][0, -1 - j, 0] * 0.1,
+    "a sum": lambda s, b, h, i, j: s + PLACES_OF_HEADS[h, i, :].sum() * 0.1,
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_indices_among_slices(name: str, by_torch_alone: list[str]) -> None:
+    check(Mod("mixed", MIXED[name]), atol=5e-5, rtol=5e-5)
+
+
 def test_operators_without_meaning_are_named_with_their_place() -> None:
     q, k, v = qkv()
     with pytest.raises(ImportRefusal, match=r"torch\.ops\.aten\.lgamma") as refused:
