@@ -13,7 +13,7 @@ import functools
 import operator
 import sys
 import types
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,14 @@ from attngen.language.trace import codes_in
 Tensor = Any
 MAX_DEPTH = 40  # of values within values
 FIXED = {*sys.stdlib_module_names, "attngen", "numpy", "torch"}  # packages whose classes and modules do not change
-SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)  # of which objects have the values
+MADE_IN_C = (types.WrapperDescriptorType, types.MethodDescriptorType)  # methods
+FIXED_MEMBERS = (  # of classes: methods that do not change, and places whose values objects have
+    *MADE_IN_C,
+    types.ClassMethodDescriptorType,
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+    type(namedtuple("_Pair", "one").one),
+)
 BY_OTHER_NAMES = {  # what reads a value whose name is in no code
     "__dict__", "__getattribute__", "__import__", "attrgetter", "environ", "eval", "exec", "getattr", "getenv", "globals",
     "import_module", "locals", "methodcaller", "modules", "vars",
@@ -203,7 +210,7 @@ class Closure:
                 member = member.__func__
             if isinstance(member, types.FunctionType) and member.__module__.startswith("torch."):
                 continue
-            if not isinstance(member, SLOTS):
+            if not isinstance(member, FIXED_MEMBERS):
                 found.append((name, self._value(name, member, depth)))
         return found
 
@@ -211,9 +218,8 @@ class Closure:
 @functools.cache
 def has_state_of_c(kind: type) -> bool:
     """Whether objects of `kind` may hold what no attribute shows: a class that it is derived from is written in C."""
-    made_in_c = (types.WrapperDescriptorType, types.MethodDescriptorType)
-    spaces = (space for space in kind.__mro__ if space not in (object, *CONTAINERS))
-    return any(isinstance(m, made_in_c) and m.__objclass__ is space for space in spaces for m in vars(space).values())
+    spaces = (space for space in kind.__mro__ if space not in (object, types.SimpleNamespace, *CONTAINERS))
+    return any(isinstance(m, MADE_IN_C) and m.__objclass__ is space for space in spaces for m in vars(space).values())
 
 
 def members_of(kind: type) -> dict[str, Any]:

@@ -223,6 +223,30 @@ def test_functions_of_one_code_that_differ_elsewhere(make: Any, by_torch_alone: 
         torch.testing.assert_close(flex_attention(q, k, v, score).double(), expected(q, k, v, score)[0], atol=1e-4, rtol=1e-4)
 
 
+class _Numbered(dict):
+    """A dict whose items are attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+HELD = {
+    "a namespace": types.SimpleNamespace(scale=2.0),
+    "a named tuple": collections.namedtuple("Held", "scale")(2.0),
+    "a dict": _Numbered(scale=2.0),
+    "an ordered dict": collections.OrderedDict(scale=2.0),
+    "a module": torch.nn.Linear(2, 2),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_usual_objects_are_looked_into(name: str) -> None:
+    """A function that reaches them is not traced in each call."""
+    held, closure = HELD[name], Closure()
+    closure.key_of(lambda s, b, h, i, j: s * held.scale)
+    assert closure.opaque is None
+
+
 def test_what_a_function_reaches_is_looked_into_once() -> None:
     """An object that is reached by very many ways costs no more than one that is reached by one."""
     deep: list[Any] = [1.0]
