@@ -32,7 +32,7 @@ FIXED_MEMBERS = (  # of classes: methods that do not change, and places whose va
     types.ClassMethodDescriptorType,
     types.MemberDescriptorType,
     types.GetSetDescriptorType,
-    type(namedtuple("_Pair", "one").one),
+    type(vars(namedtuple("_Pair", "one"))["one"]),
 )
 BY_OTHER_NAMES = {  # what reads a value whose name is in no code
     "__dict__", "__getattribute__", "__import__", "attrgetter", "environ", "eval", "exec", "getattr", "getenv", "globals",

@@ -30,6 +30,7 @@ from attngen.torch.importer import ImportRefusal, Inputs, as_read, expression, n
 Tensor = Any
 B, H, Q, K = (name(n, Type.INT) for n in "bhqk")
 MAX_REMEMBERED = 1024
+LIMITS_OF_ELEMENTS = (64, 60, 32)  # bits of int64 elements: those of the second fit sums, of the third products
 LISTS = ("partial_blocks", "full_blocks")  # names of tables; `sinks` and that of RNG_STATE are tensors of a call too
 
 
@@ -133,21 +134,21 @@ def _all_sizes(
 
 
 def _imported(functions: Functions, described: Described, tables: Mapping[str, Tensor], device: Any, guarded: bool) -> Prepared:
-    for narrow in (False, True):
+    for bits in LIMITS_OF_ELEMENTS:
         try:
-            return _once(functions, described, tables, device, guarded, narrow)
+            return _once(functions, described, tables, device, guarded, bits)
         except DiagnosticError as error:
-            if narrow or not any(type(d).__name__ == "MightOverflow" for d in error.diagnostics):
+            if bits == LIMITS_OF_ELEMENTS[-1] or not any(type(d).__name__ == "MightOverflow" for d in error.diagnostics):
                 raise ImportRefusal(str(error)) from error
     raise AssertionError
 
 
 def _once(
-    functions: Functions, described: Described, tables: Mapping[str, Tensor], device: Any, guarded: bool, narrow: bool
+    functions: Functions, described: Described, tables: Mapping[str, Tensor], device: Any, guarded: bool, bits: int
 ) -> Prepared:
     closure, dtype = functions.closure, described.dtype
     context = Context(guarded=guarded)
-    inputs = Inputs(closure, context, narrow=narrow)
+    inputs = Inputs(closure, context, bits=bits)
     context.numbers = {value: inputs.unused_name(given, "number") for value, given in closure.numbers.items()}
     score: Expr = S
     if functions.score is not None:

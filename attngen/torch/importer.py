@@ -29,7 +29,6 @@ from attngen.spec.dtypes import DTYPES, FP32, INT32, INT64, DType
 from attngen.spec.expr import Expr, ExpressionError, Name, Type, constant, gather, name
 from attngen.spec.names import name_mistakes
 from attngen.spec.operator import maximum, minimum
-from attngen.torch.aten import INT32 as INT32_RANGE
 from attngen.torch.aten import Call, Context, Lazy, lazy, meaning_of, type_of
 from attngen.torch.aten_tensors import chosen, linear
 from attngen.torch.closures import Closure
@@ -86,7 +85,7 @@ class Inputs:
     symbols: dict[str, int] = field(default_factory=dict)  # params that are integers of the closure's place
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)  # of a trace: (position in the closure, dimension)
     _of_tensor: dict[int, Lazy] = field(default_factory=dict)
-    narrow: bool = False  # int64 elements are kept within 32 bits, so that what is computed with them fits 64
+    bits: int = 64  # int64 elements are kept within so many, so that what is computed with them fits 64
 
     def unused_name(self, wanted: str, other: str) -> str:
         """A name of the language that is not taken, like `wanted` if that is one."""
@@ -151,8 +150,9 @@ class Inputs:
 
         def element(at: tuple[Expr, ...]) -> Expr:
             found: Expr = gather(declared.name, kind, at)
-            if self.narrow and declared.dtype is INT64:
-                found = minimum(maximum(found, constant(INT32_RANGE[0])), constant(INT32_RANGE[1]))
+            if self.bits < 64 and declared.dtype is INT64:
+                most = 2 ** (self.bits - 1)
+                found = minimum(maximum(found, constant(-most)), constant(most - 1))
             return found
 
         return Lazy(tuple(tensor.shape), tensor.dtype, element, sizes)

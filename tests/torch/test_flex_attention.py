@@ -87,6 +87,12 @@ def test_indices_outside_are_kept_inside(by_torch_alone: list[str]) -> None:
     torch.testing.assert_close(found.double(), clamped, atol=1e-5, rtol=1e-5)
 
 
+def test_integers_of_64_bits(by_torch_alone: list[str]) -> None:
+    """Times in milliseconds do not fit 32 bits."""
+    times = torch.arange(LENGTH).mul(700) + 2**41
+    check(Mod("times", mask=lambda b, h, i, j: (times[i] - times[j] < 5000) & (i >= j)), atol=2e-5, rtol=2e-5)
+
+
 NEGATIVE = {
     "computed": lambda s, b, h, i, j: s + torch.arange(LENGTH)[i - j] * 0.1,
     "cut out": lambda s, b, h, i, j: s + PLACES[3 : 3 + LENGTH][(i - j).clamp(-2, 9)] * 0.1,
