@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from attngen.device.arrays import ArrayView
 from attngen.device.binding import Bound, bind, sizes_of
-from attngen.device.params import Number, number_names
+from attngen.device.params import Number, check_params, declared_params, number_names
 from attngen.device.protocol import Device, Kernel
 from attngen.device.tuning_cache import Bucket, Winner, bucket_of
 from attngen.emit.emitter import emit
@@ -45,6 +45,7 @@ class Compiled:
 
         Raises ArgumentError, and ObligationError for an index or a divisor out of range.
         """
+        params = check_params(declared_params(self.spec), params)
         sizes = sizes_of(self.source, self.device, arrays, params)
         check_obligations(self.spec, sizes, params)
         return bind(self.at(sizes).kernel, sizes, arrays, params)

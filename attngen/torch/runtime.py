@@ -161,7 +161,7 @@ class Runtime:
         arrays: dict[str, ArrayView] = {name: view(t, name) for name, t in zip(self.input_names, tensors, strict=True)}
         arrays |= {name: view(t, name) for name, t in zip(self.output_names, outputs, strict=False) if t is not None}
         numbers: Mapping[str, int | float] = dict(zip((*self._ints, *self._floats), (*ints, *floats), strict=True))
-        bound: Bound = self.compiled.bind(arrays, params.check_params(params.declared_params(self.compiled.spec), numbers))
+        bound: Bound = self.compiled.bind(arrays, numbers)
         return bound
 
 
