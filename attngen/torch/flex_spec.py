@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from attngen.device.arrays import ArgumentError
 from attngen.diagnostics import DiagnosticError
@@ -134,9 +135,13 @@ def _all_sizes(
 
 
 def _imported(functions: Functions, described: Described, tables: Mapping[str, Tensor], device: Any, guarded: bool) -> Prepared:
+    for given, tensor in functions.closure.tensors:
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            raise ImportRefusal(f"`{given}` is a tensor of a transform of torch.func, with which no function can be traced")
     for bits in LIMITS_OF_ELEMENTS:
         try:
-            return _once(functions, described, tables, device, guarded, bits)
+            with temporarily_clear_interpreter_stack():  # a transform that runs the call has no part in what is traced
+                return _once(functions, described, tables, device, guarded, bits)
         except DiagnosticError as error:
             if bits == LIMITS_OF_ELEMENTS[-1] or not any(type(d).__name__ == "MightOverflow" for d in error.diagnostics):
                 raise ImportRefusal(str(error)) from error

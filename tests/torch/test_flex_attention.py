@@ -20,6 +20,7 @@ from attngen.torch import (  # noqa: E402
     checked_indices,
     create_block_mask,
     flex_attention,
+    flex_spec,
 )
 from attngen.torch.importer import ImportRefusal  # noqa: E402
 from tests import tiers  # noqa: E402
@@ -217,6 +218,21 @@ def test_dropout_is_that_of_attention(by_torch_alone: list[str]) -> None:
         torch.manual_seed(5)
         torch.testing.assert_close(function(q, k, v), wanted)
     assert not torch.allclose(call(q, k, v), wanted)
+
+
+def test_transforms_of_torch(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv()
+    bias = randn(LENGTH)
+
+    def loss(q: Any, bias: Any) -> Any:
+        return flex_attention(q, k.detach(), v.detach(), lambda s, b, h, i, j: s + bias[j]).square().sum()
+
+    wanted = torch.autograd.grad(loss(q, bias), (q, bias))
+    flex_spec._prepared.clear()
+    given = (q.detach(), bias.detach())
+    with pytest.raises(ImportRefusal, match="`bias` is a tensor of a transform"):
+        torch.func.grad(loss, 1)(*given)
+    torch.testing.assert_close(torch.func.grad(lambda q: loss(q, given[1]))(given[0]), wanted[0])
 
 
 def test_rows_without_keys_are_zero(by_torch_alone: list[str]) -> None:
