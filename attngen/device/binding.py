@@ -129,7 +129,8 @@ Bindable = tuple[Tensor, ArrayView]
 
 def _launch(entry: KernelEntry, tensors: Mapping[str, Bindable], sizes: Sizes, params: Mapping[str, Number]) -> Launch | None:
     """The launch of one kernel; None if its grid has no block."""
-    whole = [component.whole(sizes) for component in entry.grid]
+    of_grid = sizes | _sizes_of_broadcasts(entry, tensors, sizes)
+    whole = [component.whole(of_grid) for component in entry.grid]
     if any(n > most for n, most in zip(whole, MAX_GRID, strict=True)):
         raise ArgumentError(
             f"{entry.name} would need a grid of {whole} blocks; CUDA has at most {list(MAX_GRID)}. Split the call over batch "
@@ -137,8 +138,16 @@ def _launch(entry: KernelEntry, tensors: Mapping[str, Bindable], sizes: Sizes, p
         )
     if 0 in whole:
         return None
-    x, y, z = (component(sizes) for component in entry.grid)
+    x, y, z = (component(of_grid) for component in entry.grid)
     return Launch(entry, (x, y, z), tuple([_argument(p, tensors, sizes, params) for p in entry.parameters]))
+
+
+def _sizes_of_broadcasts(entry: KernelEntry, tensors: Mapping[str, Bindable], sizes: Sizes) -> dict[str, int]:
+    """1 for each size of 0 along which a result of the kernel is broadcast: the gradient of a [1, heads] tensor has elements
+    in an empty batch too, which are sums of no terms."""
+    bound = [tensors[p.of] for p in entry.parameters if p.binding == "data"]
+    axes = [pair for tensor, array in bound if tensor.role != "input" for pair in zip(tensor.axes, array.shape, strict=True)]
+    return {axis.name: 1 for axis, extent in axes if extent == 1 and sizes.get(axis.name) == 0}
 
 
 def _argument(parameter: Parameter, tensors: Mapping[str, Bindable], sizes: Sizes, params: Mapping[str, Number]) -> Argument:

@@ -382,3 +382,24 @@ def test_a_small_gpt_trains_as_with_torch() -> None:
     assert losses["ours"][-1] < losses["ours"][0] - 1
     for name in ("ours", "compiled", "checkpointed"):
         assert losses[name] == pytest.approx(losses["theirs"], abs=2e-3)
+
+
+@pytest.mark.parametrize("mode", ["naive", "fused"])
+def test_a_broadcast_mask_has_gradients_of_0_in_an_empty_batch(mode: str) -> None:
+    """The mask has elements although the call has no pair: a kernel has to write them."""
+    inputs = {"bias": ("fp32", ("batch", "heads", "q_len", "kv_len"))}
+    text = fixed_text(attngen.define(dtype="fp32", head_dim=16, score="s + bias[b, h, q, k]", inputs=inputs), mode)
+    found = runtime.backward_runtime(text, torch.device("cpu"), ("bias",), True)
+    for batch, heads, bias in (
+        (0, 2, (1, 1, 5, 6)),
+        (0, 2, (1, 2, 5, 6)),
+        (2, 0, (2, 1, 1, 6)),
+        (0, 0, (1, 0, 5, 6)),
+        (0, 0, (1, 1, 1, 1)),
+    ):
+        rows, keys = torch.zeros(batch, heads, 5, 16), torch.zeros(batch, heads, 6, 16)
+        lse = torch.zeros(batch, heads, 5)
+        tensors = {"q": rows, "k": keys, "v": keys, "dout": rows, "out": rows, "lse": lse, "lse_rest": lse}
+        given = [tensors.get(name, torch.zeros(bias)) for name in found.input_names]
+        (gradient,) = found(given, outputs=(torch.full(bias, torch.nan),))
+        assert torch.equal(gradient, torch.zeros(bias))
