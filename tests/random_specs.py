@@ -243,7 +243,8 @@ def draw(r: random.Random, kernel: str | None = None) -> Case:
         r.random() < 0.3, words, python_mask=python_mask,
     )  # fmt: skip
     spare_keys = r.choice((1, 60, 200)) if schedule != "wgmma" and r.random() < 0.15 else 0
-    return replace(one, text=rotated(r, one) if r.random() < 0.12 else one.text, spare_keys=spare_keys)
+    one = replace(one, spare_keys=spare_keys)
+    return replace(one, text=rotated(r, one)) if r.random() < 0.12 else one
 
 
 def rotated(r: random.Random, one: Case) -> str:
@@ -253,7 +254,7 @@ def rotated(r: random.Random, one: Case) -> str:
     if not dims:
         return one.text
     dim, dtype = r.choice(dims), r.choice(("fp32", "fp32", "bf16", "fp16"))
-    table = f"{dtype}[{max(one.shape.q_len, one.shape.kv_len) + 7}, {dim // 2}]"
+    table = f"{dtype}[{max(one.shape.q_len, one.shape.kv_len + one.spare_keys) + 7}, {dim // 2}]"
     usual = [""] if one.shape.q_len <= one.shape.kv_len else []
     at = r.choice((*usual, *usual, " at q, k", " at q + 7, k // 2", f" at {one.shape.q_len} - q, 3"))
     lines = [f"input {name}: {table}" for name in TABLES]
