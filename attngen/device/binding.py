@@ -129,8 +129,11 @@ Bindable = tuple[Tensor, ArrayView]
 
 def _launch(entry: KernelEntry, tensors: Mapping[str, Bindable], sizes: Sizes, params: Mapping[str, Number]) -> Launch | None:
     """The launch of one kernel; None if its grid has no block."""
-    of_grid = {**sizes, **_sizes_of_broadcasts(entry, tensors, sizes)}
+    of_grid = sizes
     whole = [component.whole(of_grid) for component in entry.grid]
+    if 0 in whole:
+        of_grid = {**sizes, **_sizes_of_broadcasts(entry, tensors, sizes)}
+        whole = [component.whole(of_grid) for component in entry.grid]
     if any(n > most for n, most in zip(whole, MAX_GRID, strict=True)):
         raise ArgumentError(
             f"{entry.name} would need a grid of {whole} blocks; CUDA has at most {list(MAX_GRID)}. Split the call over batch "
