@@ -114,8 +114,13 @@ def check_equal_heads(q: Any, k: Any) -> None:
 
 
 def check_dropout(dropout_p: float) -> None:
-    """Raises ArgumentError for what is no share of weights to drop."""
-    if not 0.0 <= dropout_p < 1.0:
+    """Raises ArgumentError, or ArgumentTypeError, for what is no share of weights to drop."""
+    try:
+        is_share = 0.0 <= dropout_p < 1.0
+    except TypeError:
+        message = f"dropout_p is a {type(dropout_p).__name__}; expected a number from 0 to below 1"
+        raise ArgumentTypeError(message) from None
+    if not is_share:
         raise ArgumentError(f"dropout_p is {dropout_p!r}; expected a number from 0 to below 1")
 
 

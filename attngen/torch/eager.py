@@ -40,7 +40,11 @@ class EagerCalls:
         """The outputs of a call like an earlier one; None if there was none, or if torch must see the call."""
         if others is None or is_observed() or _autocasts() or not are_plain(tensors):
             return None
-        call = self._calls.get(signature(others, *tensors))
+        try:
+            key = signature(others, *tensors)
+        except RuntimeError:  # of a nested tensor, which has no sizes: it is refused later
+            return None
+        call = self._calls.get(key)
         return None if call is None else call(tensors)
 
     def make(

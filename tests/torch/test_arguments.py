@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import attngen.torch  # noqa: E402
 from attngen import ArgumentError, DiagnosticError  # noqa: E402
-from attngen.torch import Attention, attention  # noqa: E402
+from attngen.torch import Attention, attention, flash_attn_func  # noqa: E402
 from attngen.torch.operator import attention_operator  # noqa: E402
 from tests.torch.tensors import BACKEND, close, randn  # noqa: E402
 
@@ -136,6 +136,7 @@ def test_forward_mode_is_refused() -> None:
         (lambda q: attention(q, q, q, mask=None), TypeError, "no keyword `mask`; torch's name for it is `attn_mask`"),
         (lambda q: attention(q, q, q, is_casual=True), TypeError, "did you mean `is_causal`"),
         (lambda q: attention(q, q, q, dropout_p=1.0), ArgumentError, "dropout_p is 1.0"),
+        (lambda q: attention(q, q, q, dropout_p="0.1"), TypeError, "dropout_p is a str"),
         (lambda q: attention(q, q, q, torch.ones(9, 9, dtype=torch.int32)), TypeError, "`attn_mask` has elements of int32"),
         (lambda q: attention(q, q, q, torch.ones(9, 9).double()), TypeError, "`attn_mask` has elements of float64"),
         (lambda q: attention(q, q, q, [[True]]), TypeError, "`attn_mask` is a list"),
@@ -165,11 +166,14 @@ def test_what_torch_hides_in_a_tensor_is_not_lost() -> None:
     kernel = attngen.compile(spec, device="emulated", kernel="naive")
     with FakeTensorMode():
         fake = torch.empty(1, 2, 8, 16, dtype=torch.float16)
+    nested = torch.nested.nested_tensor([q[0], q[0, :, :3]])  # which has no sizes
     for call, said in (
         (lambda: attention(q, q.to("meta"), q), "`k` is on meta"),
         (lambda: kernel(q, q, q, out=fake), "`out` is a tensor without memory"),
         (lambda: torch.vmap(lambda x: kernel(x, x, x, out=q))(q[None]), "`q` is a tensor without memory"),
         (lambda: attention(q.to_sparse(), q, q), "`q` is a sparse or nested tensor"),
+        (lambda: attention(*3 * [nested]), "`q` is a sparse or nested tensor"),
+        (lambda: flash_attn_func(q, nested, nested), "`k` is a sparse or nested tensor"),
         (lambda: kernel(q, q.to_sparse(), q), "`k` is a sparse or nested tensor"),
         (lambda: kernel(q, q, q, out=torch.empty_like(q), stream="main"), "`stream` is 'main'"),
     ):
