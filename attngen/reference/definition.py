@@ -209,8 +209,9 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
     of n additions (Higham and Mary 2019) and 2.4 u |x| of terms of which each is three products of tf32. Sums over rows and
     keys, which are long and added in parts, have the error of their terms alone.
 
-    A quarter of the elements has an error: every fourth for seed 0, so that one row and one key have one that is not small by
-    chance, and random ones for others, so that of two heavy keys one has. Sums of many errors are as large as usual.
+    A quarter of the elements has an error, so that sums of many errors are as large as usual, and of two heavy keys one has
+    one. Each element has an error in one of four consecutive seeds: every fourth for the first four seeds, random ones for
+    others.
     """
     exact = a @ b
     if problem.rounding is None:
@@ -224,9 +225,12 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
 
 def _error(rounding: Rounding, size: Any, result: str, at: tuple[int, ...]) -> Any:
     """`size` [rows, columns] with random signs, at a quarter of the elements; 0 elsewhere, and where it is not finite."""
-    random = np.random.default_rng((rounding.seed, *result.encode(), *at))
+    division, part = divmod(rounding.seed, 4)
     quarter: Any = np.arange(size.shape[0])[:, None] + np.arange(size.shape[1]) & 3
-    has_error = (random.integers(0, 4, size.shape, dtype=np.int8) if rounding.seed else quarter) == 0
+    if division:
+        quarter = np.random.default_rng((division, *result.encode(), *at)).integers(0, 4, size.shape, dtype=np.int8)
+    has_error = quarter == part
+    random = np.random.default_rng((rounding.seed, *result.encode(), *at))
     signs = np.where(random.integers(0, 2, size.shape, dtype=np.int8), 1.0, -1.0)
     return np.where(has_error & np.isfinite(size), signs * size, 0.0)
 

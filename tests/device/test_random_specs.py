@@ -42,6 +42,16 @@ def test_bounds_of_the_few_rows_that_decide_are_not_small_by_chance() -> None:
             assert abs(found - expected.reference.output).max() < expected.allowed
 
 
+def test_bounds_of_the_key_that_decides_are_not_small_by_chance() -> None:
+    """One row, whose lse is the largest score: bounds are those of an error of this score, whichever key has it."""
+    (spec,) = load_text("attention one { dtype fp32 head_dim 64 score s * 30.0 output lse precision high }")
+    for seed in range(40):
+        problem = sample(spec, Shape(1, 1, 1, 1, 100), seed, Draw(magnitude=4.0))
+        expected = truth(spec, problem)
+        assert expected.reference.lse is not None
+        assert expected.allowed_lse > 1e-6 * abs(expected.reference.lse).max()
+
+
 @pytest.mark.parametrize("seed", tiers.cases(range(45), quick=range(3)))
 def test_a_random_gradient(seed: int) -> None:
     one = gradient_case(seed)
