@@ -2,7 +2,7 @@
 
     python -m tests.random_specs --gradients [--seed 0] [--minutes 10] [--kernel naive] [--gpu]
 
-The specs and problems are those of `tests.random_specs`, shortened for the emulated device; which gradients are wanted, and
+The specs and problems are those of `tests.random_draws`, shortened for the emulated device; which gradients are wanted, and
 whether they must be deterministic, is drawn too.
 """
 
@@ -29,7 +29,7 @@ from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.gradient import QKV, GradientError, differentiable
 from attngen.spec.names import check_backward_names
 from tests.harness import gradients
-from tests.random_specs import Case, case, drawn_problem
+from tests.random_draws import Case, case, drawn_problem
 
 KEYWORDS = tuple(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES))
 MOST_WORK = 80 * 80 * 64 * 4  # pairs times head size, of all heads: what the emulated device computes in seconds

@@ -11,8 +11,9 @@ from attngen.reference.numpy_oracle import numpy_attention
 from attngen.reference.problems import Draw, Shape, sample
 from attngen.spec.dtypes import FP32, unit_roundoff
 from tests import tiers
+from tests.random_draws import case
 from tests.random_gradients import gradient_case, gradient_failure
-from tests.random_specs import case, failure
+from tests.random_specs import failure
 
 
 @pytest.mark.parametrize("seed", tiers.cases(range(140), quick=range(12)))

@@ -1,4 +1,4 @@
-"""Random specs on the GPU, on the schedules that it has; `tests/random_specs.py` says what they are made of."""
+"""Random specs on the GPU, on the schedules that it has; `tests/random_draws.py` says what they are made of."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from attngen.device.select import device_by_name
 from attngen.inspect.checking import check_spec
 from attngen.language import load_text
 from attngen.reference.problems import Shape
+from tests.random_draws import case
 from tests.random_gradients import gradient_case, gradient_failure
-from tests.random_specs import case, is_right
+from tests.random_specs import is_right
 
 pytestmark = pytest.mark.gpu
 

@@ -24,7 +24,7 @@ from attngen.spec.evaluate import evaluate
 from attngen.spec.expr import Expr, ExpressionError, Type, constant, names_in
 from tests.expressions import booleans, divides_by_window
 from tests.plan.brute_force import SOLVED, allowed_pairs, assert_never_wrong, kinds_of
-from tests.random_specs import INPUTS, boolean
+from tests.random_draws import INPUTS, boolean
 
 TILE = (8, 4)
 ANY = {"b": 0, "h": 0, "batch": 1, "q_heads": 1, "kv_heads": 1}
@@ -75,7 +75,7 @@ HUGE = {"int32": 2**31 - 1, "int64": 2**63 - 1}
 
 
 def random_spec(r: random.Random) -> AttentionSpec:
-    """A mask of `tests.random_specs`, or one of heads and tables too: with captured tensors and params."""
+    """A mask of `tests.random_draws`, or one of heads and tables too: with captured tensors and params."""
     mask = boolean(r, r.choice((0, 1, 2, 2)))
     if r.random() < 0.4:
         mask = f"{r.choice(OF_HEADS)} {r.choice(('and', 'or'))} {mask}"

@@ -15,7 +15,7 @@ from attngen.spec.cached import USED, of_cache, of_last_rows
 from attngen.spec.check import check
 from attngen.spec.dropout import without_dropout
 from tests import tiers
-from tests.random_specs import case
+from tests.random_draws import case
 
 LENGTH, ROWS, ROOM = 23, 4, 28  # of the sequence, of a call, and of the cache
 
