@@ -97,8 +97,8 @@ def measure(cell: Cell, guess: int, arches: tuple[str, ...]) -> int | str:
 
 
 def cells_of(names: list[str], rows: str) -> list[Cell]:
-    """The cells of these schedules, or of all, whose rows begin with `rows`."""
-    families = [f for name in names or SPACES for f in SPACES[name][1].families]
+    """The cells of these schedules whose rows begin with `rows`."""
+    families = [f for name in names for f in SPACES[name][1].families]
     families = [f for f in families if str(f).partition(" ")[2].startswith(rows)]
     return [Cell(f, keys) for f in families for keys in SPACES[f.schedule][1].keys(f)]
 
@@ -117,18 +117,24 @@ def save(found: Mapping[Family, Widest], compiler: str, schedules: set[str]) -> 
         path.write_text(to_text(rows))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parsed(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:
+    """The command line of what is compiled for tables, and the schedules that it names: those of --only, or all."""
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--missing", action="store_true", help="only the cells that the files of this compiler lack")
     parser.add_argument("--only", default="", help="these schedules, separated by commas, instead of all")
-    parser.add_argument("--rows", default="", help="the rows that begin so")
-    parser.add_argument("--arch", action="append", default=[], help="instead of all that the schedule is for")
+    parser.add_argument("--arch", action="append", default=[], help="instead of all that a schedule is for")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     names = [name for name in options.only.split(",") if name]
     if unknown := [name for name in names if name not in SPACES]:
         parser.error(f"no table of {', '.join(unknown)}; there are {', '.join(SPACES)}")
+    return options, names or list(SPACES)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--missing", action="store_true", help="only the cells that the files of this compiler lack")
+    parser.add_argument("--rows", default="", help="the rows that begin so")
+    options, names = parsed(parser)
     compiler = f"NVRTC-{nvrtc_version()}"
     found = {family: sizes for name in SPACES for family, sizes in measured_by(name, compiler).items()}
     todo = [cell for cell in cells_of(names, options.rows) if not (options.missing and cell.keys in found.get(cell.family, {}))]

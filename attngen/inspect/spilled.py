@@ -19,7 +19,7 @@ from attngen.device.cuda.compiler import CACHE, compile_text, nvrtc_version
 from attngen.device.kernel_cache import digest
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
-from attngen.inspect.registers import SPACES
+from attngen.inspect.registers import SPACES, parsed
 from attngen.language import load_file, load_text
 from attngen.plan.arch import ARCHES
 from attngen.plan.facts import SpecFacts, facts_of
@@ -71,18 +71,10 @@ def _counted(program: Program) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--only", default="", help="these schedules, separated by commas, instead of all")
-    parser.add_argument("--arch", action="append", default=[], help="instead of all that a schedule is for")
-    parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
-    names = [name for name in options.only.split(",") if name]
-    if unknown := [name for name in names if name not in SPACES]:
-        parser.error(f"no table of {', '.join(unknown)}; there are {', '.join(SPACES)}")
+    options, names = parsed(argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter))
     found = 0
     with ProcessPoolExecutor(options.jobs) as pool:
-        for schedule in names or SPACES:
+        for schedule in names:
             arches = [arch for arch in SPACES[schedule][1].arches if arch in (options.arch or ARCHES)]
             if options.write:
                 _note(schedule, {kernel for kernel in _noted(schedule) if kernel.arch not in arches})
