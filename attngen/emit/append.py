@@ -8,8 +8,9 @@ from typing import Any, Literal
 from attngen.emit.abi import ROW_ALIGNMENT, data
 from attngen.emit.comment_text import shape_line
 from attngen.emit.comments import Comments, at_level
+from attngen.emit.constants import ConstantLine
 from attngen.emit.emitter import environment
-from attngen.emit.file import ConstantLine, KernelText, signature_lines
+from attngen.emit.kernel_text import KernelText, signature_lines
 from attngen.emit.program import Axis, Extent, KernelEntry, Parameter, Product, Program, Sum, Tensor, free
 from attngen.emit.rotation import THREADS, Rotation, chunk
 from attngen.spec.dtypes import DType
@@ -94,12 +95,12 @@ def constants(append: Append) -> list[ConstantLine]:
         ConstantLine("int", "HEAD_DIM", str(append.head_dim)),
         ConstantLine("int", "HEAD_DIM_V", str(append.head_dim_v)),
         ConstantLine("int", "THREADS", str(THREADS)),
-        ConstantLine("int", *chunk(append.dtype)),
+        chunk(append.dtype),
         ConstantLine("int", "V_PARTS", "HEAD_DIM_V / CHUNK", "of a row of V, each moved by a thread"),
     ]
     if append.rotation is None:
         return [*lines, ConstantLine("int", "PARTS", "HEAD_DIM / CHUNK", "of a row of K")]
-    return [*lines, *(ConstantLine("int", *line) for line in append.rotation.constants())]
+    return [*lines, *append.rotation.constants()]
 
 
 def _tensors(append: Append) -> list[Tensor]:

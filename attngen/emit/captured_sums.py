@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from attngen.emit import abi, comment_text
-from attngen.emit.file import ConstantLine, File, KernelText
+from attngen.emit.constants import ConstantLine
+from attngen.emit.file import File
 from attngen.emit.gradient_functions import CapturedFunctions, ContributionFunctions
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Extent, Parameter, Tensor, grid_of_elements
 from attngen.emit.variant import Function
 from attngen.plan.captured_sums import WORDS, Place, TermSum

@@ -1,85 +1,24 @@
-"""What the files of all schedules share: signatures, constants, captured values, the pre-pass. The templates do the writing."""
+"""What the files of all schedules share: sections, constants, primitives, what templates read. The templates do the writing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from attngen.emit import abi, comment_text
-from attngen.emit.cuda_text import c_name
-from attngen.emit.program import Extent, KernelEntry, Parameter, Product, SharedRange, Tensor
+from attngen.emit.constants import INFINITY, ConstantLine
+from attngen.emit.kernel_maker import KernelMaker
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.rotation import THREADS as ROTARY_THREADS
-from attngen.emit.rotation import Turned, chunk, rotation_of, rows_of, tables, turned_rows
-from attngen.emit.variant import Function, Variant, range_dtype, range_tensors
+from attngen.emit.rotation import chunk, rotating_kernels, rotation_of
+from attngen.emit.tile_ranges import RangeKernel, range_kernel
+from attngen.emit.variant import Variant
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.axes import KEYS
-from attngen.plan.facts import SpecFacts
-from attngen.plan.plan import Plan
-from attngen.plan.spans import Span
-from attngen.spec.attention import INDICES, AttentionSpec
 from attngen.spec.gradient import Gradient
 from attngen.spec.operator import ZERO
 from attngen.spec.print_attn import expression_to_text, rotary_to_text, to_text
-
-
-@dataclass(frozen=True, slots=True)
-class SignatureLine:
-    """One line of a kernel's signature: parameters that belong together, and what they are."""
-
-    text: str
-    comment: str
-
-
-@dataclass(frozen=True, slots=True)
-class KernelText:
-    """A kernel as its template sees it."""
-
-    entry: KernelEntry
-    signature: tuple[SignatureLine, ...]
-
-    threads: str  # as the launch bounds say it: a constant's name or a number
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
-
-
-@dataclass(frozen=True, slots=True)
-class ConstantLine:
-    ctype: str
-    name: str
-    value: str
-    comment: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RangeKernel:
-    """One kernel of the pre-pass."""
-
-    kernel: KernelText
-    length: str
-    block: str
-    others: tuple[dict[str, object], ...]
-    element: str
-    pointer: str
-    read: str
-    ctype: str
-    lowest: str
-    highest: str
-    is_float: bool
-    min: str
-    max: str
-
-
-@dataclass(frozen=True, slots=True)
-class RotatingKernel:
-    """The kernel that rotates rows, or that turns gradients back."""
-
-    kernel: KernelText
-    turned: list[Turned]
-    reads_captured: bool
-    turn: str  # the argument that says in which direction, where the file has both
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,40 +39,9 @@ def captured_fields(variant: Variant) -> list[CapturedField]:
     return fields
 
 
-def shared_ranges(plan: Plan, kernel: str = "") -> tuple[SharedRange, ...]:
-    """The shared memory of a kernel; without one, of every kernel of the file."""
-    of_kernel = (b for b in plan.buffers if not kernel or b.kernel in ("", kernel))
-    return tuple(SharedRange(b.name, b.offset, b.bytes, b.what) for b in of_kernel)
-
-
-def thread_grid(row_threads: int, column_threads: int, dims: str) -> list[ConstantLine]:
-    """A block's threads as a grid over a tile of S, and over its rows of O, of which a block has `dims` dimensions."""
-    return [
-        ConstantLine("int", "ROW_THREADS", str(row_threads), "the block's threads as a grid over a tile: its rows"),
-        ConstantLine("int", "COLUMN_THREADS", str(column_threads), "and its columns"),
-        ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
-        ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
-        ConstantLine("int", "DIMS", f"{dims} / COLUMN_THREADS", "dimensions of O of a thread"),
-    ]
-
-
 @dataclass(slots=True)
-class File:
+class File(KernelMaker):
     """One file to be: what all schedules share. A subclass says which kernels, numbers and primitives it has."""
-
-    spec: AttentionSpec
-    plan: Plan
-    variant: Variant
-    own: Any = field(init=False)  # the schedule's own choices, see `Plan.own`
-    tensors: dict[str, Tensor] = field(init=False)
-
-    @property
-    def facts(self) -> SpecFacts:
-        return self.plan.facts
-
-    def __post_init__(self) -> None:
-        self.own = self.plan.own
-        self.tensors = {t.name: t for t in abi.program_tensors(self.spec, self.plan, self.variant)}
 
     # what a subclass gives
 
@@ -172,94 +80,120 @@ class File:
         return self.facts.gradient
 
     def launch_order(self) -> list[KernelText]:
-        rotating = [one.kernel for one in self.rotating_kernels()]
+        rotating = [one.kernel for one in rotating_kernels(self)]
         return [*rotating[:1], *(r.kernel for r in self.range_kernels()), *self.kernels().values(), *rotating[1:]]
 
+    def range_kernels(self) -> list[RangeKernel]:
+        """The pre-pass."""
+        return [range_kernel(self, span) for span in self.variant.spans]
+
     def context(self) -> dict[str, Any]:
-        spec, variant = self.spec, self.variant
-        sections = {k: v for k, v in self._all_sections() if k != "variant" or self._has_variant_section()}
-        rotation = rotation_of(spec, self.plan) if self.plan.rotated else None
-        numbers = {key: f"{i}. {title}" for i, (key, title) in enumerate(sections.items(), 1)}
-        arguments = (variant.classify.arguments if variant.classify else ()) + variant.kv_range.arguments
+        spec, plan, variant = self.spec, self.plan, self.variant
         return {
-            "title": f"{spec.name}, {self.plan.keyword}{', backward' if self.plan.direction == 'backward' else ''}",
-            "spec_lines": [f"    {line}" for line in to_text(spec).rstrip().splitlines()],
-            "equations": self.equations(),
-            "shapes": [comment_text.shape_line(t) for t in self.tensors.values()],
-            "plan": self.plan,
-            "packed": spec.kernel.is_packed,
-            "max_q_len": self.lengths["q"],
-            "max_kv_len": self.lengths["k"],
-            "paged": spec.kernel.is_paged,
-            "counted": spec.kernel.is_counted,
-            "key_rows": KEY_ROWS.get(spec.kernel.storage, "HeadRows"),
-            "sequences": spec.kernel.storage != "dense",
-            "tile_in_page": self.plan.schedule.is_tiled and (spec.kernel.page_size or 1) % self.plan.block_kv == 0,
-            "own": self.plan.own,
+            **self._header(),
+            **self._storage(),
+            **self._rotation(),
+            **self._captured(),
+            "plan": plan,
+            "own": plan.own,
+            "variant": variant,
             "head_dim": spec.head_dim,
             "head_dim_v": spec.head_dim_v,
+            "odd_v": spec.head_dim_v % 16 != 0,
+            "T": spec.dtype.cuda,
+            "from_float": f"to_{spec.dtype.name}",
             "element_bytes": spec.dtype.bytes,
-            "sections": list(sections.values()),
-            "section": numbers.__getitem__,
             "constants": self.constants(),
             "primitives": self._all_primitives(),
-            "rotation": rotation,
-            "rotary_text": rotary_to_text(spec.rotary) if spec.rotary is not None else "",
-            "rotating": self.rotating_kernels(),
-            "numbers_of_rotation": self._numbers_of_rotation(),
-            "A": rotation.angles.cuda if rotation is not None else "",
-            "variant": variant,
             "products": self.products(),
-            "has_variant_section": self._has_variant_section(),
-            "captured_fields": captured_fields(variant),
-            "captured_initializer": comment_text.wrapped(", ".join(f.parameter for f in captured_fields(variant))),
+            "kernels": self.kernels(),
+            "range_kernels": self.range_kernels(),
             "text": comment_text.expression_texts(spec, self.facts.gradient),
-            "affine_text": expression_to_text(self.plan.affine.term) if self.plan.affine else "",
+            "affine_text": expression_to_text(plan.affine.term) if plan.affine else "",
             "normalize": spec.normalize,
             "weighing": comment_text.WEIGHING[spec.normalize],
             "pair_bytes": comment_text.PAIR_BYTES[spec.normalize],
-            "solves_range": self.plan.bounds.begin is not ZERO or self.plan.bounds.end is not KEYS.length,
-            "sink_by_row": variant.sink is not None and "q_idx" in variant.sink.arguments,
+            "weights_equations": comment_text.weights_equations(spec, plan.writes_lse),
+            "fused_equations": comment_text.fused_equations(spec, plan.writes_lse, self.is_bounded()),
             "masked": "0.0f" if spec.normalize == "none" else "-INF",
-            "lse": self.plan.writes_lse,
-            "lse_rest": self.plan.saves_lse_rest,
-            "dlse": spec.lse,
-            "T": spec.dtype.cuda,
-            "from_float": f"to_{spec.dtype.name}",
-            "kernels": self.kernels(),
-            "range_kernels": self.range_kernels(),
-            "weights_equations": comment_text.weights_equations(spec, self.plan.writes_lse),
-            "fused_equations": comment_text.fused_equations(spec, self.plan.writes_lse, self.is_bounded()),
-            "score_each": variant.score is not None or bool(variant.score_of_two) or not variant.fold_scale,
-            "tile_arguments": arguments,
             "maximum_of_lanes": spec.normalize == "softmax",
             "sum_of_lanes": spec.normalize == "softmax",
-            "inline_classify": self.plan.schedule.on_tensor_cores,  # a call would hold up what runs in the background
-            "scores_read_captured": self.reads_captured(*variant.of_scores, variant.mask),
-            "sink_reads_captured": self.reads_captured(variant.sink, scale=False),
-            "odd_v": spec.head_dim_v % 16 != 0,
-            "packs_heads": self.plan.schedule.packs_heads,
+            "sink_by_row": variant.sink is not None and "q_idx" in variant.sink.arguments,
+            "score_each": variant.score is not None or bool(variant.score_of_two) or not variant.fold_scale,
+            "lse": plan.writes_lse,
+            "lse_rest": plan.saves_lse_rest,
+            "dlse": spec.lse,
+            "solves_range": plan.bounds.begin is not ZERO or plan.bounds.end is not KEYS.length,
+            "tile_arguments": (variant.classify.arguments if variant.classify else ()) + variant.kv_range.arguments,
+            "inline_classify": plan.schedule.on_tensor_cores,  # a call would hold up what runs in the background
+            "packs_heads": plan.schedule.packs_heads,
+        }
+
+    def _header(self) -> dict[str, Any]:
+        """What the header says of the file, and the sections that it lists."""
+        sections = dict(self._all_sections())
+        numbers = {key: f"{i}. {title}" for i, (key, title) in enumerate(sections.items(), 1)}
+        return {
+            "title": f"{self.spec.name}, {self.plan.keyword}{', backward' if self.plan.direction == 'backward' else ''}",
+            "spec_lines": [f"    {line}" for line in to_text(self.spec).rstrip().splitlines()],
+            "equations": self.equations(),
+            "shapes": [comment_text.shape_line(t) for t in self.tensors.values()],
+            "sections": list(sections.values()),
+            "section": numbers.__getitem__,
+            "has_variant_section": "variant" in sections,
+        }
+
+    def _storage(self) -> dict[str, Any]:
+        """Where the rows of a sequence are."""
+        kernel = self.spec.kernel
+        return {
+            "packed": kernel.is_packed,
+            "paged": kernel.is_paged,
+            "counted": kernel.is_counted,
+            "sequences": kernel.storage != "dense",
+            "key_rows": KEY_ROWS.get(kernel.storage, "HeadRows"),
+            "tile_in_page": self.plan.schedule.is_tiled and (kernel.page_size or 1) % self.plan.block_kv == 0,
+            "max_q_len": self.lengths["q"],
+            "max_kv_len": self.lengths["k"],
+        }
+
+    def _rotation(self) -> dict[str, Any]:
+        """The kernels that rotate, if there are any."""
+        rotation = rotation_of(self.spec, self.plan)
+        if rotation is None:
+            return {"rotating": []}
+        threads = ConstantLine("int", "ROTARY_THREADS", str(ROTARY_THREADS), "of a block, which has a row of all heads")
+        return {
+            "rotating": rotating_kernels(self),
+            "rotation": rotation,
+            "rotary_text": rotary_to_text(self.spec.rotary) if self.spec.rotary is not None else "",
+            "numbers_of_rotation": [chunk(self.spec.dtype), *rotation.constants(), threads],
+            "A": rotation.angles.cuda,
+        }
+
+    def _captured(self) -> dict[str, Any]:
+        """The captured values, and which functions read them."""
+        v, fields = self.variant, captured_fields(self.variant)
+        return {
+            "captured_fields": fields,
+            "captured_initializer": comment_text.wrapped(", ".join(f.parameter for f in fields)),
+            "scores_read_captured": self.reads_captured(*v.of_scores, v.mask),
+            "sink_reads_captured": self.reads_captured(v.sink, scale=False),
         }
 
     def _all_sections(self) -> Iterator[tuple[str, str]]:
         """The sections of the file; that of the rotation stands before those of kernels."""
         for key, title in self.sections().items():
-            yield key, title
+            if key != "variant" or self._has_variant_section():
+                yield key, title
             if key == "variant" and self.plan.rotated:
                 yield "rotary", "Rotary embeddings"
 
-    def _numbers_of_rotation(self) -> list[ConstantLine]:
-        """The constants of the kernels that rotate."""
-        if not self.plan.rotated:
-            return []
-        lines = [chunk(self.spec.dtype), *rotation_of(self.spec, self.plan).constants()]
-        threads = ("ROTARY_THREADS", str(ROTARY_THREADS), "of a block, which has a row of all heads")
-        return [ConstantLine("int", *line) for line in (*lines, threads)]
-
     def _all_primitives(self) -> list[str]:
         """Primitives in the order of their text."""
+        rotation = rotation_of(self.spec, self.plan)
+        of_rotation = rotation.primitives() if rotation else []
         of_lse = ["split_sum"] if self.plan.saves_lse_rest else []
-        of_rotation = rotation_of(self.spec, self.plan).primitives() if self.plan.rotated else []
         return list(dict.fromkeys([*of_rotation, *self.primitives(), *self.random_primitives(), *of_lse]))
 
     def tile_sections(self) -> dict[str, str]:
@@ -295,12 +229,6 @@ class File:
     def uses_infinity(self) -> bool:
         """Whether the schedule itself uses INF: as the score of an excluded pair, or for rows without keys."""
         return self.spec.normalize != "none"
-
-    @property
-    def lengths(self) -> dict[str, str]:
-        """How far each index of a pair may go, whatever the sequence."""
-        lengths = (abi.whole_size(self.spec, n) for n in ("q_len", "kv_len"))
-        return dict(zip(INDICES, ("batch", "q_heads", *lengths), strict=True))
 
     def infinity(self) -> list[ConstantLine]:
         """INF, where anything uses it: a softmax, a sigmoid's masked logits, a range of floats, the user's own `inf`."""
@@ -342,193 +270,7 @@ class File:
         """What combines the lanes that share a row, where a softmax needs it."""
         return ["lane_reduce"] if self.spec.normalize == "softmax" else []
 
-    def kernel(
-        self,
-        suffix: str,
-        grid: tuple[Extent, ...],
-        parameters: list[Parameter],
-        threads: int | None = None,
-        threads_name: str = "THREADS",
-        shared: bool = False,
-        at_most: str = "",
-        early: bool = False,
-    ) -> KernelText:
-        of_rotated = {name: abi.rotated(name) for name in self.plan.rotated} if suffix not in ROTATING else {}
-        entry = KernelEntry(
-            name=f"{self.spec.name}{self.plan.suffix}_{suffix}",
-            parameters=tuple(replace(p, of=of_rotated.get(p.of, p.of)) for p in parameters),
-            grid=(Product(grid, at_most), Product(()), Product(())),
-            block=(self.plan.threads if threads is None else threads, 1, 1),
-            shared_bytes=self.plan.shared_bytes if shared else 0,
-            shared_buffers=shared_ranges(self.plan, suffix) if shared else (),
-            early=early,
-        )
-        return KernelText(entry, signature_lines(entry, self.tensors), threads_name)
-
-    def head_grid(self, *inner: Extent) -> tuple[Extent, ...]:
-        return (*inner, abi.head_axes(self.spec)[0].size, "batch")
-
-    def kv_head_grid(self, *inner: Extent) -> tuple[Extent, ...]:
-        return (*inner, abi.head_axes(self.spec)[1].size, "batch")
-
-    def sizes(self) -> list[Parameter]:
-        batch = ("batch",) if self.variant.uses_batch else ()
-        return abi.sizes(self.spec, *batch, "q_heads", "kv_heads", "q_len", "kv_len")
-
-    def pages(self) -> list[Parameter]:
-        return abi.pages(self.spec)
-
-    def arrays(
-        self, read: Iterable[str], written: Iterable[str] = (), *more: Parameter, axes: str = abi.STRIDE_LETTERS
-    ) -> list[Parameter]:
-        """Tensors of rows or keys that a kernel reads and writes, `more`, and the tensors' strides."""
-        return [
-            *(self.pointer(t) for t in read),
-            *(self.pointer(t, writable=True) for t in written),
-            *more,
-            *(p for t in (*read, *written) for p in self.strides(t, axes)),
-        ]
-
-    def captured(self, *functions: Function | None, scale: bool = True) -> list[Parameter]:
-        """The captured values, where one of `functions` or the scale reads any."""
-        return abi.captured(self.variant) if self.reads_captured(*functions, scale=scale) else []
-
-    def reads_captured(self, *functions: Function | None, scale: bool = True) -> bool:
-        in_scale = scale and not self.variant.scale_is_constant
-        return in_scale or any("in" in f.arguments for f in functions if f is not None)
-
-    def lse_parameters(self) -> list[Parameter]:
-        names = [*(["lse"] if self.plan.writes_lse else []), *(["lse_rest"] if self.plan.saves_lse_rest else [])]
-        return [p for n in names for p in (abi.data(n, "float", writable=True), *self.strides(n, "bhs"))]
-
-    def dlse_parameters(self) -> list[Parameter]:
-        """The gradient of lse, if lse is an output."""
-        return [abi.data("dlse", "float"), *self.strides("dlse", "bhs")] if self.spec.lse else []
-
-    def strides(self, tensor: str, axes: str = abi.STRIDE_LETTERS) -> list[Parameter]:
-        """The strides of a tensor of rows or keys, for those of `axes` that it has."""
-        return abi.strides(self.tensors[tensor], axes)
-
-    def tensor_map(self, tensor: str, box_rows: int) -> Parameter:
-        return abi.tensor_map(self.spec, self.tensors[tensor], box_rows)
-
-    def pointer(self, tensor: str, *, writable: bool = False, name: str | None = None) -> Parameter:
-        return abi.data(tensor, self.spec.dtype.cuda, writable=writable, name=name)
-
-    # the kernels that rotate
-
-    def rotating_kernels(self) -> list[RotatingKernel]:
-        """The kernel before the others, and in a backward that after them."""
-        plan = self.plan
-        if not plan.rotated:
-            return []
-        found = [self._rotating(ROTATING[0], [(name, abi.rotated(name)) for name in plan.rotated])]
-        gradients = [f"d{name}" for name in plan.rotated if plan.wants(name.lower())]
-        if gradients:
-            found.append(self._rotating(ROTATING[1], [(name, name) for name in gradients]))
-        return found
-
-    def _rotating(self, suffix: str, names: list[tuple[str, str]]) -> RotatingKernel:
-        turned = turned_rows(self.spec, self.variant, names)
-        tensors = list(dict.fromkeys(name for pair in names for name in pair))
-        parameters = [
-            *(self.pointer(name, writable=self.tensors[name].is_written) for name in tensors),
-            *tables(self.spec),
-            *(p for name in tensors for p in self.strides(name, "bhs")),
-            *self.sizes(),
-            *self.captured(*(one.position for one in turned), scale=False),
-        ]
-        kernel = self.kernel(suffix, (rows_of(turned), "batch"), parameters, ROTARY_THREADS, "ROTARY_THREADS")
-        reads = self.reads_captured(*(one.position for one in turned), scale=False)
-        turn = "" if self.plan.direction == "forward" else ", 1.0f" if suffix == ROTATING[0] else ", -1.0f"
-        return RotatingKernel(kernel, turned, reads, turn)
-
-    # the pre-pass
-
-    def range_kernels(self) -> list[RangeKernel]:
-        return [self._range_kernel(span) for span in self.variant.spans]
-
-    def _range_kernel(self, span: Span) -> RangeKernel:
-        source = self.spec.input(span.input)
-        vector = f"captured_{source.name}"
-        parameters = [Parameter(vector, f"const {source.dtype.cuda}*", "data", source.name)]
-        parameters += [Parameter(f"{vector}_stride_{d}", "long long", "stride", source.name, d) for d in range(span.rank)]
-        low, high = range_tensors(self.spec, span)
-        ctype = low.dtype.cuda
-        parameters += [Parameter(t.c_name, f"{ctype}*", "data", t.c_name) for t in (low, high)]
-        parameters += [Parameter(f"out_stride_{d}", "long long", "stride", low.c_name, d) for d in range(span.rank - 1)]
-        wanted = [d for d in source.dims if isinstance(d, str)]
-        parameters += abi.whole_sizes(self.spec, *dict.fromkeys(wanted))
-        axes = [a for a in range(span.rank) if a != span.dim]
-        others = tuple(
-            {
-                "axis": axis,
-                "size": abi.whole_size(self.spec, str(source.dims[axis])),
-                "stride": f"{vector}_stride_{axis}",
-                "out_stride": f"out_stride_{position}",
-            }
-            for position, axis in reversed(list(enumerate(axes)))
-        )
-        extents = tuple(abi.range_workspaces(self.spec, self.plan, span)[0].shape)
-        element = f"vector[i * {vector}_stride_{span.dim}]"
-        lowest, highest = RANGE_LIMITS[range_dtype(source).name]
-        return RangeKernel(
-            kernel=self.kernel(f"{c_name(span.name)}_ranges", extents[::-1], parameters, threads=32, threads_name="32"),
-            length=abi.whole_size(self.spec, str(source.dims[span.dim])),
-            block="BLOCK_Q" if span.index == "q" else "BLOCK_KV",
-            others=others,
-            element=source.dtype.cuda,
-            pointer=vector,
-            read=f"to_float({element})" if source.dtype.name in ("fp16", "bf16") else element,
-            ctype=ctype,
-            lowest=lowest,
-            highest=highest,
-            is_float=source.dtype.kind == "float",
-            min=low.c_name,
-            max=high.c_name,
-        )
-
-
-def signature_lines(entry: KernelEntry, tensors: Mapping[str, Tensor]) -> tuple[SignatureLine, ...]:
-    """The lines of a kernel's signature: parameters that belong together share one."""
-    lines: list[SignatureLine] = []
-    group: list[Parameter] = []
-
-    def flush() -> None:
-        if group:
-            what = group[0].formula.words if group[0].formula else ""
-            lines.extend(
-                SignatureLine(line, what) for line in comment_text.wrapped_list([f"{p.ctype} {p.name}" for p in group])
-            )
-            group.clear()
-
-    for p in entry.parameters:
-        if p.binding == "data":
-            flush()
-            restrict = " __restrict__" if p.ctype.startswith("const ") else ""
-            lines.append(SignatureLine(f"{p.ctype}{restrict} {p.name}", comment_text.shape_text(tensors[p.of])))
-        else:
-            if group and _line_of(group[-1]) != _line_of(p):
-                flush()
-            group.append(p)
-    flush()
-    return tuple(lines)
-
-
-def _line_of(parameter: Parameter) -> tuple[str, str]:
-    """What parameters on one line of a signature have in common."""
-    return parameter.binding, parameter.of if parameter.binding in ("stride", "step") else ""
-
 
 KEY_ROWS = {"padded": "PaddedHeadRows", "paged": "PagedHeadRows", "packed_paged": "PagedHeadRows"}  # what TMA copies keys by
-ROTATING = ("rotate", "turn_back")  # the suffixes of kernels that rotate
-RANGE_LIMITS = {
-    "int32": ("-2147483647 - 1", "2147483647"),
-    "int64": ("-9223372036854775807LL - 1", "9223372036854775807LL"),
-    "fp32": ("-INF", "INF"),
-    "bool": ("false", "true"),
-}
 
 FIRST_SECTIONS = {"numbers": "Numbers", "primitives": "Primitives", "variant": "This variant's score and mask"}
-SLICE = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
-INFINITY = ConstantLine("float", "INF", "__builtin_bit_cast(float, 0x7f800000)")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attngen.emit import abi
+from attngen.emit.constants import ConstantLine
+from attngen.emit.kernel_maker import KernelMaker
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Extent, Parameter, Sum
-from attngen.emit.variant import Function, Variant
+from attngen.emit.variant import Function
 from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DType
 
 CHUNK_BYTES = 16  # that a thread moves at once
 THREADS = 128  # of a block, which has a row of all heads
+ROTATE, TURN_BACK = "rotate", "turn_back"  # the suffixes of kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +33,13 @@ class Rotation:
     angles: DType
     turns_back: bool = False
 
-    def constants(self) -> list[tuple[str, str, str]]:
-        """The numbers of the code after `chunk`: name, value, comment."""
+    def constants(self) -> list[ConstantLine]:
+        """The numbers of the code after `chunk`."""
         rotated = "2 * HALF / CHUNK" if self.interleaved else "HALF / CHUNK"
         return [
-            ("HALF", str(self.dim // 2), "pairs of elements that are rotated"),
-            ("ROTATED", rotated, "parts of a row that are rotated"),
-            ("PARTS", "ROTATED + (HEAD_DIM - 2 * HALF) / CHUNK", "of a row of Q or K"),
+            ConstantLine("int", "HALF", str(self.dim // 2), "pairs of elements that are rotated"),
+            ConstantLine("int", "ROTATED", rotated, "parts of a row that are rotated"),
+            ConstantLine("int", "PARTS", "ROTATED + (HEAD_DIM - 2 * HALF) / CHUNK", "of a row of Q or K"),
         ]
 
     def primitives(self) -> list[str]:
@@ -59,36 +62,67 @@ class Turned:
     position_name: str  # of the function
 
 
-def chunk(dtype: DType) -> tuple[str, str, str]:
-    """The number of elements that a thread moves at once: name, value, comment."""
-    return "CHUNK", str(CHUNK_BYTES // dtype.bytes), f"elements of {CHUNK_BYTES} bytes"
+@dataclass(frozen=True, slots=True)
+class RotatingKernel:
+    """The kernel that rotates rows, or that turns gradients back."""
+
+    kernel: KernelText
+    turned: list[Turned]
+    reads_captured: bool
+    turn: str  # the argument that says in which direction, where the file has both
 
 
-def rotation_of(spec: AttentionSpec, plan: Plan) -> Rotation:
-    """The rotation of a spec that has one."""
+def chunk(dtype: DType) -> ConstantLine:
+    """The number of elements that a thread moves at once."""
+    return ConstantLine("int", "CHUNK", str(CHUNK_BYTES // dtype.bytes), f"elements of {CHUNK_BYTES} bytes")
+
+
+def rotation_of(spec: AttentionSpec, plan: Plan) -> Rotation | None:
+    """The rotation by kernels of the file, if it has any."""
     rotary = spec.rotary
-    assert rotary is not None
+    if rotary is None or not plan.rotated:
+        return None
     angles = spec.input(rotary.cosines).dtype
     return Rotation(spec.dtype, spec.head_dim, rotary.dim, rotary.pairs == "interleaved", angles, plan.direction == "backward")
 
 
-def turned_rows(spec: AttentionSpec, variant: Variant, names: Iterable[tuple[str, str]]) -> list[Turned]:
-    """The rows of the pairs of tensors (from, to) of Q, then of K."""
-    found = []
-    for source, to in names:
-        of_q = source.endswith("Q")
-        position = variant.q_position if of_q else variant.k_position
-        assert position is not None
-        index, length, heads = ("q_idx", "q_len", "q_heads") if of_q else ("kv_idx", "kv_len", "kv_heads")
-        name = "q_position" if of_q else "k_position"
-        found.append(Turned(source, to, index, length, abi.whole_size(spec, length), heads, position, name))
+def rotating_kernels(maker: KernelMaker) -> list[RotatingKernel]:
+    """The kernel before the others, and in a backward that after them."""
+    plan, back = maker.plan, maker.plan.direction == "backward"
+    if not plan.rotated:
+        return []
+    found = [_rotating(maker, ROTATE, [(name, abi.rotated(name)) for name in plan.rotated], ", 1.0f" if back else "")]
+    gradients = [f"d{name}" for name in plan.rotated if plan.wants(name.lower())]
+    if gradients:
+        found.append(_rotating(maker, TURN_BACK, [(name, name) for name in gradients], ", -1.0f"))
     return found
 
 
-def rows_of(turned: list[Turned]) -> Extent:
-    """The number of rows of a batch, of all tensors."""
+def _rotating(maker: KernelMaker, suffix: str, names: list[tuple[str, str]], turn: str) -> RotatingKernel:
+    """The kernel that turns rows from the first to the second tensor of each pair."""
+    turned = [_turned(maker, source, to) for source, to in names]
+    tensors = list(dict.fromkeys(name for pair in names for name in pair))
+    positions = [one.position for one in turned]
+    parameters = [
+        *(maker.pointer(name, writable=maker.tensors[name].is_written) for name in tensors),
+        *tables(maker.spec),
+        *(p for name in tensors for p in maker.strides(name, "bhs")),
+        *maker.sizes(),
+        *maker.captured(*positions, scale=False),
+    ]
     lengths = [one.length for one in turned]
-    return lengths[0] if len(lengths) == 1 else Sum(*lengths)
+    rows: Extent = lengths[0] if len(lengths) == 1 else Sum(*lengths)
+    kernel = maker.kernel(suffix, (rows, "batch"), parameters, THREADS, "ROTARY_THREADS", reads_rotated=False)
+    return RotatingKernel(kernel, turned, maker.reads_captured(*positions, scale=False), turn)
+
+
+def _turned(maker: KernelMaker, source: str, to: str) -> Turned:
+    if source.endswith("Q"):
+        name, position, index, length, heads = "q_position", maker.variant.q_position, "q_idx", "q_len", "q_heads"
+    else:
+        name, position, index, length, heads = "k_position", maker.variant.k_position, "kv_idx", "kv_len", "kv_heads"
+    assert position is not None
+    return Turned(source, to, index, length, abi.whole_size(maker.spec, length), heads, position, name)
 
 
 def tables(spec: AttentionSpec) -> list[Parameter]:

@@ -11,7 +11,7 @@ from attngen.device.cuda.compiler import compile_text, nvrtc_version
 from attngen.device.cuda.line_table import MachineLine
 from attngen.device.protocol import DeviceError
 from attngen.emit.comment_text import backward_equations
-from attngen.emit.file import shared_ranges
+from attngen.emit.kernel_maker import shared_ranges
 from attngen.emit.loops import loop_nest
 from attngen.emit.manifest import to_manifest
 from attngen.emit.program import Program

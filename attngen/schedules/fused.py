@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from attngen.emit import abi
-from attngen.emit.file import ConstantLine, File, KernelText
+from attngen.emit.constants import ConstantLine
+from attngen.emit.file import File
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Extent, Parameter
 from attngen.plan import bounded_scores
 from attngen.plan.shared_memory import WORK_TILE

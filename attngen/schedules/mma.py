@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngen.emit.file import ConstantLine, thread_grid
+from attngen.emit.constants import ConstantLine, thread_grid
 from attngen.schedules.fused import ROW_BLOCKS, Fused
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 from typing import Any
 
-from attngen.emit.file import ConstantLine
+from attngen.emit.constants import ConstantLine
 from attngen.emit.program import Parameter
 from attngen.emit.wgmma import Wgmma
 from attngen.schedules.fused import Fused

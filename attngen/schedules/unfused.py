@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attngen.emit.file import File, KernelText
+from attngen.emit.file import File
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Extent, Parameter
 from attngen.emit.variant import Function
 

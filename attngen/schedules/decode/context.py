@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from attngen.emit import abi
-from attngen.emit.file import ConstantLine, KernelText
+from attngen.emit.constants import ConstantLine
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import PackedTiles, Parameter, SeveralSplits
 from attngen.schedules.decode.plan import OUTPUT_PAD, DecodePlan
 from attngen.schedules.mma import ByMma

@@ -7,7 +7,8 @@ from typing import Any
 
 from attngen.emit import abi
 from attngen.emit.captured_sums import CapturedSums, Terms
-from attngen.emit.file import ConstantLine, KernelText
+from attngen.emit.constants import ConstantLine
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Parameter
 from attngen.emit.variant import Function
 from attngen.schedules.fused import Fused

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attngen.emit.file import ConstantLine, KernelText
+from attngen.emit.constants import ConstantLine
+from attngen.emit.kernel_text import KernelText
 from attngen.schedules.fused_mma.plan import FusedMmaPlan
 from attngen.schedules.mma import ByMma
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from attngen.emit import abi
 from attngen.emit.captured_sums import CapturedSums
-from attngen.emit.file import ConstantLine, KernelText
+from attngen.emit.constants import ConstantLine
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Parameter
 from attngen.emit.variant import Function
 from attngen.plan.captured_sums import Place

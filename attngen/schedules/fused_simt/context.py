@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attngen.emit.file import SLICE, ConstantLine, KernelText, thread_grid
+from attngen.emit.constants import SLICE, ConstantLine, thread_grid
+from attngen.emit.kernel_text import KernelText
 from attngen.schedules.fused import Fused
 from attngen.schedules.fused_simt import plan as fused_simt
 

@@ -6,7 +6,8 @@ from itertools import groupby
 from typing import Any
 
 from attngen.emit import abi
-from attngen.emit.file import ConstantLine, KernelText
+from attngen.emit.constants import ConstantLine
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import MULTIPROCESSORS, Parameter
 from attngen.emit.variant import Variant
 from attngen.plan import bounded_scores

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from attngen.emit import abi, comment_text
-from attngen.emit.file import FIRST_SECTIONS, ConstantLine, KernelText
+from attngen.emit.constants import ConstantLine
+from attngen.emit.file import FIRST_SECTIONS
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import MULTIPROCESSORS, CeilDiv, Parameter
 from attngen.emit.variant import Function
 from attngen.emit.wgmma import Wgmma

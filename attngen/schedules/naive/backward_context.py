@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from attngen.emit import abi, comment_text
-from attngen.emit.file import FIRST_SECTIONS, SLICE, ConstantLine, KernelText
+from attngen.emit.constants import SLICE, ConstantLine
+from attngen.emit.file import FIRST_SECTIONS
 from attngen.emit.gradient_functions import CapturedFunctions
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Extent, Parameter, Tensor, grid_of_elements
 from attngen.emit.variant import Function
 from attngen.schedules.naive.backward_plan import NaiveBackwardPlan

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from attngen.emit.file import FIRST_SECTIONS, SLICE, ConstantLine, KernelText
+from attngen.emit.constants import SLICE, ConstantLine
+from attngen.emit.file import FIRST_SECTIONS
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Parameter
 from attngen.schedules.naive.plan import NaivePlan
 from attngen.schedules.unfused import ThreeKernels

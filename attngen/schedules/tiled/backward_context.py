@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attngen.emit.file import ConstantLine, KernelText
+from attngen.emit.constants import ConstantLine
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Extent, Parameter
 from attngen.schedules.naive.backward_context import NaiveBackward
 from attngen.schedules.tiled.context import OfTiles

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attngen.emit.file import SLICE, ConstantLine, KernelText, thread_grid
+from attngen.emit.constants import SLICE, ConstantLine, thread_grid
+from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Extent, Parameter
 from attngen.emit.variant import Function
 from attngen.schedules.tiled.plan import BLOCK_DV

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attngen.emit.file import ConstantLine, KernelText, thread_grid
+from attngen.emit.constants import ConstantLine, thread_grid
+from attngen.emit.kernel_text import KernelText
 from attngen.schedules.fused import ROW_BLOCKS
 from attngen.schedules.tma import ByTma
 

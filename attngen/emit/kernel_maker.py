@@ -1,0 +1,121 @@
+"""The kernels of a file: their parameters, grids and blocks, from the tensors of its program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attngen.emit import abi
+from attngen.emit.kernel_text import KernelText, signature_lines
+from attngen.emit.program import Extent, KernelEntry, Parameter, Product, SharedRange, Tensor
+from attngen.emit.variant import Function, Variant
+from attngen.plan.facts import SpecFacts
+from attngen.plan.plan import Plan
+from attngen.spec.attention import INDICES, AttentionSpec
+
+
+def shared_ranges(plan: Plan, kernel: str = "") -> tuple[SharedRange, ...]:
+    """The shared memory of a kernel; without one, of every kernel of the file."""
+    of_kernel = (b for b in plan.buffers if not kernel or b.kernel in ("", kernel))
+    return tuple(SharedRange(b.name, b.offset, b.bytes, b.what) for b in of_kernel)
+
+
+@dataclass(slots=True)
+class KernelMaker:
+    """Makes the kernels of one file."""
+
+    spec: AttentionSpec
+    plan: Plan
+    variant: Variant
+    own: Any = field(init=False)  # the schedule's own choices, see `Plan.own`
+    tensors: dict[str, Tensor] = field(init=False)
+
+    @property
+    def facts(self) -> SpecFacts:
+        return self.plan.facts
+
+    def __post_init__(self) -> None:
+        self.own = self.plan.own
+        self.tensors = {t.name: t for t in abi.program_tensors(self.spec, self.plan, self.variant)}
+
+    @property
+    def lengths(self) -> dict[str, str]:
+        """How far each index of a pair may go, whatever the sequence."""
+        lengths = (abi.whole_size(self.spec, n) for n in ("q_len", "kv_len"))
+        return dict(zip(INDICES, ("batch", "q_heads", *lengths), strict=True))
+
+    def kernel(
+        self,
+        suffix: str,
+        grid: tuple[Extent, ...],
+        parameters: list[Parameter],
+        threads: int | None = None,
+        threads_name: str = "THREADS",
+        shared: bool = False,
+        at_most: str = "",
+        early: bool = False,
+        reads_rotated: bool = True,
+    ) -> KernelText:
+        """The kernel of that suffix. With `reads_rotated`, it reads the rotated rows of the tensors that the plan rotates."""
+        of_rotated = {name: abi.rotated(name) for name in self.plan.rotated} if reads_rotated else {}
+        entry = KernelEntry(
+            name=f"{self.spec.name}{self.plan.suffix}_{suffix}",
+            parameters=tuple(replace(p, of=of_rotated.get(p.of, p.of)) for p in parameters),
+            grid=(Product(grid, at_most), Product(()), Product(())),
+            block=(self.plan.threads if threads is None else threads, 1, 1),
+            shared_bytes=self.plan.shared_bytes if shared else 0,
+            shared_buffers=shared_ranges(self.plan, suffix) if shared else (),
+            early=early,
+        )
+        return KernelText(entry, signature_lines(entry, self.tensors), threads_name)
+
+    def head_grid(self, *inner: Extent) -> tuple[Extent, ...]:
+        return (*inner, abi.head_axes(self.spec)[0].size, "batch")
+
+    def kv_head_grid(self, *inner: Extent) -> tuple[Extent, ...]:
+        return (*inner, abi.head_axes(self.spec)[1].size, "batch")
+
+    def sizes(self) -> list[Parameter]:
+        batch = ("batch",) if self.variant.uses_batch else ()
+        return abi.sizes(self.spec, *batch, "q_heads", "kv_heads", "q_len", "kv_len")
+
+    def pages(self) -> list[Parameter]:
+        return abi.pages(self.spec)
+
+    def arrays(
+        self, read: Iterable[str], written: Iterable[str] = (), *more: Parameter, axes: str = abi.STRIDE_LETTERS
+    ) -> list[Parameter]:
+        """Tensors of rows or keys that a kernel reads and writes, `more`, and the tensors' strides."""
+        return [
+            *(self.pointer(t) for t in read),
+            *(self.pointer(t, writable=True) for t in written),
+            *more,
+            *(p for t in (*read, *written) for p in self.strides(t, axes)),
+        ]
+
+    def captured(self, *functions: Function | None, scale: bool = True) -> list[Parameter]:
+        """The captured values, where one of `functions` or the scale reads any."""
+        return abi.captured(self.variant) if self.reads_captured(*functions, scale=scale) else []
+
+    def reads_captured(self, *functions: Function | None, scale: bool = True) -> bool:
+        in_scale = scale and not self.variant.scale_is_constant
+        return in_scale or any("in" in f.arguments for f in functions if f is not None)
+
+    def lse_parameters(self) -> list[Parameter]:
+        names = [*(["lse"] if self.plan.writes_lse else []), *(["lse_rest"] if self.plan.saves_lse_rest else [])]
+        return [p for n in names for p in (abi.data(n, "float", writable=True), *self.strides(n, "bhs"))]
+
+    def dlse_parameters(self) -> list[Parameter]:
+        """The gradient of lse, if lse is an output."""
+        return [abi.data("dlse", "float"), *self.strides("dlse", "bhs")] if self.spec.lse else []
+
+    def strides(self, tensor: str, axes: str = abi.STRIDE_LETTERS) -> list[Parameter]:
+        """The strides of a tensor of rows or keys, for those of `axes` that it has."""
+        return abi.strides(self.tensors[tensor], axes)
+
+    def tensor_map(self, tensor: str, box_rows: int) -> Parameter:
+        return abi.tensor_map(self.spec, self.tensors[tensor], box_rows)
+
+    def pointer(self, tensor: str, *, writable: bool = False, name: str | None = None) -> Parameter:
+        return abi.data(tensor, self.spec.dtype.cuda, writable=writable, name=name)
