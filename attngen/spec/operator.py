@@ -11,7 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Apply, Const, Expr, ExpressionError, Scalar, Type, constant, intern_apply
+from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Const, Expr, ExpressionError, Scalar, Type, constant, intern_apply
 
 BOOL, INT, FLOAT = Type.BOOL, Type.INT, Type.FLOAT
 
@@ -52,6 +52,7 @@ BIT_AND, BIT_XOR, BIT_OR, AND, OR, CONDITIONAL = 8, 7, 6, 5, 4, 2
 Typing = Callable[[str, tuple[Type, ...]], tuple[tuple[Type, ...], Type]]
 Derivative = Callable[..., tuple[Expr | None, ...]]
 Bounds = Callable[..., Interval]
+Simpler = Callable[..., Expr | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,8 @@ class Operator:
     """One row. `nonnegative` is a shorter CUDA text for operands that are not negative. `helpers` are device functions that the
     CUDA text calls (`templates/parts/NAME.cuh`). `fast` is a primitive that approximates the operator with an error that
     results of 16 bits do not show, `rough` one with an error that `precision high` allows. `fast` takes a factor of its operand
-    too; `fast_of_two` replaces two operands by their `fast` results at a lower cost. All results are `within` this range."""
+    too; `fast_of_two` replaces two operands by their `fast` results at a lower cost. All results are `within` this range.
+    `simpler` is a simpler expression for these operands, by an identity that holds for every value, or None."""
 
     name: str
     typing: Typing
@@ -74,6 +76,7 @@ class Operator:
     rough: str = ""
     fast_of_two: str = ""
     within: tuple[float, float] | None = None
+    simpler: Simpler = lambda *operands: None
     what: str = ""
 
 
@@ -110,7 +113,7 @@ def apply(op: str, *args: Expr) -> Expr:
             return folded
     if op in ("floordiv", "mod") and args[1] is ZERO:
         raise ExpressionError(f"`{row.infix.symbol if row.infix else op}` by zero", "divide by another number")
-    simpler = _simplify(op, args, result)
+    simpler = row.simpler(*args)
     if simpler is not None:
         return simpler
     node = intern_apply(op, result, args)
@@ -135,49 +138,6 @@ def _fold(row: Operator, result: Type, values: tuple[Scalar, ...]) -> Const | No
             raise ExpressionError("an integer constant does not fit 64 bits", "use a float")
         return constant(int(value))
     return constant(bool(value)) if result is BOOL else constant(float(value))
-
-
-def _simplify(op: str, args: tuple[Expr, ...], result: Type) -> Expr | None:
-    """A simpler expression by identities that hold for every value (`0.0 * x` is none); None if there is none."""
-    first, last = args[0], args[-1]
-    match op:
-        case "and" | "or":
-            neutral = constant(op == "and")
-            if first is last or last is neutral:
-                return first
-            if first is neutral:
-                return last
-            absorbing = constant(op == "or")
-            return absorbing if absorbing in args else None
-        case "not" if isinstance(first, Apply) and first.op == "not":
-            return first.args[0]
-        case "add" if first is ZERO:
-            return last
-        case "add" | "sub" if last is ZERO:
-            return first
-        case "mul" if first in (ONE, FLOAT_ONE):
-            return last
-        case "mul" | "div" if last in (ONE, FLOAT_ONE):
-            return first
-        case "floordiv" if last is ONE:
-            return first
-        case "mod" if last is ONE:
-            return ZERO
-        case "min" | "max" if first is last:
-            return first
-        case "min" | "max" if isinstance(last, Apply) and last.op == op and first in last.args:
-            return last
-        case "min" | "max" if isinstance(first, Apply) and first.op == op and last in first.args:
-            return first
-        case "neg" if isinstance(first, Apply) and first.op == "neg":
-            return first.args[0]
-        case "float" | "int" if first.type is result:
-            return first
-        case "where" if isinstance(first, Const):
-            return args[1] if first.value else args[2]
-        case "where" if args[1] is args[2]:
-            return last
-    return None
 
 
 def _divide(a: float, b: float) -> float:

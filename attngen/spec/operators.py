@@ -8,8 +8,9 @@ A row says, for one operator:
 - **derivative**: reverse mode: the gradient of every operand, from the gradient of the result, the result and the operands;
 - **bounds**: interval arithmetic: an interval of the result, from intervals of the operands.
 
-Derivatives and bounds are expressions, so one rule serves generated CUDA, the oracle and the tests. Every column is required:
-`discrete` and `unbounded` state explicitly that it does not apply.
+Derivatives and bounds are expressions, so one rule serves generated CUDA, the oracle and the tests. These columns are required:
+`discrete` and `unbounded` state explicitly that one does not apply. The others (`Operator`) are left out where there is nothing
+to say.
 """
 
 from __future__ import annotations
@@ -51,10 +52,12 @@ from attngen.spec.operator import (
     FLOAT_ZERO,
     INT,
     MULTIPLY,
+    ONE,
     OR,
     PYTHON,
     TABLE,
     UNARY,
+    ZERO,
     Bounds,
     Infix,
     Interval,
@@ -70,6 +73,15 @@ from attngen.spec.operator import (
     negation,
     sub,
     where,
+)
+from attngen.spec.simplification_rules import (
+    choice,
+    conversion_from,
+    extremum,
+    involution,
+    neutral,
+    of_truth_values,
+    remainder_of_one,
 )
 from attngen.spec.typing_rules import comparison, conversion, floats, integers, numbers, selection, truth_values
 
@@ -97,37 +109,37 @@ def _compare(name: str, symbol: str, array: Callable[..., Any], bounds: Bounds, 
 ROWS: tuple[Operator, ...] = (
     Operator(name="add", infix=Infix("+", 5), typing=numbers(2), cuda=both_types("{0} + {1}", ADD),
              array=lambda xp, a, b: a + b, derivative=lambda g, out, a, b: (g, g), bounds=exact_integers(increasing("add")),
-             what="the sum"),
+             simpler=neutral(first=(ZERO,), last=(ZERO,)), what="the sum"),
     Operator(name="sub", infix=Infix("-", 5), typing=numbers(2), cuda=both_types("{0} - {1}", ADD),
              array=lambda xp, a, b: a - b, derivative=lambda g, out, a, b: (g, neg(g)),
              bounds=exact_integers(lambda a, b: Interval(sub(a.lo, b.hi), sub(a.hi, b.lo))),
-             what="the difference"),
+             simpler=neutral(last=(ZERO,)), what="the difference"),
     Operator(name="mul", infix=Infix("*", 6), typing=numbers(2), cuda=both_types("{0} * {1}", MULTIPLY),
              array=lambda xp, a, b: a * b, derivative=lambda g, out, a, b: (mul(g, b), mul(g, a)),
              bounds=exact_integers(product),
-             what="the product"),
+             simpler=neutral(first=(ONE, FLOAT_ONE), last=(ONE, FLOAT_ONE)), what="the product"),
     Operator(name="div", infix=Infix("/", 6), typing=floats(2), cuda=as_float("{0} / {1}", MULTIPLY),
              array=lambda xp, a, b: xp.divide(a, b),
              derivative=lambda g, out, a, b: (div(g, b), neg(div(mul(g, out), b))), bounds=unbounded(FLOAT),
-             what="the quotient as a float: 7 / 2 is 3.5"),
+             simpler=neutral(last=(FLOAT_ONE,)), what="the quotient as a float: 7 / 2 is 3.5"),
     Operator(name="floordiv", infix=Infix("//", 6), typing=integers, cuda={INT: Spelling("floor_div({0}, {1})", CALL)},
              nonnegative=Spelling("{0} / {1}", MULTIPLY), helpers=("floor_div",),
              array=lambda xp, a, b: xp.floor_divide(a, b), derivative=discrete(2), bounds=quotient,
-             what="the quotient of integers, rounded down"),
+             simpler=neutral(last=(ONE,)), what="the quotient of integers, rounded down"),
     Operator(name="mod", infix=Infix("%", 6), typing=integers, cuda={INT: Spelling("floor_mod({0}, {1})", CALL)},
              nonnegative=Spelling("{0} % {1}", MULTIPLY), helpers=("floor_mod",),
              array=lambda xp, a, b: xp.remainder(a, b), derivative=discrete(2), bounds=remainder,
-             what="the remainder of `//`: it has the divisor's sign"),
+             simpler=remainder_of_one, what="the remainder of `//`: it has the divisor's sign"),
     Operator(name="neg", infix=Infix("-", 7), typing=numbers(1), cuda=both_types("-{0}", UNARY),
              array=lambda xp, a: -a, derivative=lambda g, out, a: (neg(g),),
              bounds=lambda a: Interval(neg(a.hi), neg(a.lo)),
-             what="the number with the other sign"),
+             simpler=involution("neg"), what="the number with the other sign"),
     Operator(name="min", typing=numbers(2), cuda=both_types("min({0}, {1})", CALL, "fminf({0}, {1})"),
              array=lambda xp, a, b: xp.minimum(a, b), derivative=of_smaller, bounds=increasing("min"),
-             what="the smaller of two numbers"),
+             simpler=extremum("min"), what="the smaller of two numbers"),
     Operator(name="max", typing=numbers(2), cuda=both_types("max({0}, {1})", CALL, "fmaxf({0}, {1})"),
              array=lambda xp, a, b: xp.maximum(a, b), derivative=of_larger, bounds=increasing("max"),
-             what="the larger of two numbers"),
+             simpler=extremum("max"), what="the larger of two numbers"),
     Operator(name="abs", typing=numbers(1), cuda=both_types("abs({0})", CALL, "fabsf({0})"),
              array=lambda xp, a: xp.abs(a), derivative=of_magnitude, bounds=absolute,
              what="the magnitude"),
@@ -188,27 +200,28 @@ ROWS: tuple[Operator, ...] = (
     _compare("ne", "!=", lambda xp, a, b: a != b, inequality, EQUAL),
     Operator(name="and", infix=Infix("and", 2), typing=truth_values(2), cuda=as_bool("{0} && {1}", AND),
              array=lambda xp, a, b: xp.logical_and(a, b), derivative=discrete(2), bounds=increasing("and"),
-             what="true if both are true"),
+             simpler=of_truth_values(neutral=True), what="true if both are true"),
     Operator(name="or", infix=Infix("or", 1), typing=truth_values(2), cuda=as_bool("{0} || {1}", OR),
              array=lambda xp, a, b: xp.logical_or(a, b), derivative=discrete(2), bounds=increasing("or"),
-             what="true if one of them is true"),
+             simpler=of_truth_values(neutral=False), what="true if one of them is true"),
     Operator(name="not", infix=Infix("not", 3), typing=truth_values(1), cuda=as_bool("!{0}", UNARY),
              array=lambda xp, a: xp.logical_not(a), derivative=discrete(1),
              bounds=lambda a: Interval(negation(a.hi), negation(a.lo)),
-             what="true if it is false"),
+             simpler=involution("not"), what="true if it is false"),
     Operator(name="where", typing=selection,
              cuda=dict.fromkeys((INT, FLOAT, BOOL), Spelling("{0} ? {1} : {2}", CONDITIONAL)),
              array=lambda xp, c, a, b: xp.where(c, a, b),
              derivative=lambda g, out, c, a, b: (None, where(c, g, FLOAT_ZERO), where(c, FLOAT_ZERO, g)),
-             bounds=selected, what="a if c is true, else b"),
+             bounds=selected, simpler=choice, what="a if c is true, else b"),
     Operator(name="float", typing=conversion(FLOAT), cuda=dict.fromkeys((INT, FLOAT, BOOL), Spelling("float({0})", CALL)),
              array=lambda xp, a: to_float(xp, a), derivative=discrete(1),
-             bounds=lambda a: Interval(apply("float", a.lo), apply("float", a.hi)), what="a number as a float"),
+             bounds=lambda a: Interval(apply("float", a.lo), apply("float", a.hi)), simpler=conversion_from(FLOAT),
+             what="a number as a float"),
     Operator(name="int", typing=conversion(INT), cuda=dict.fromkeys((INT, FLOAT, BOOL), Spelling("int({0})", CALL)),
              array=lambda xp, a: to_integer(xp, a), derivative=discrete(1),
              bounds=lambda a: Interval(constant(-(2**31)), constant(2**31 - 1)) if a.lo.type is FLOAT
              else Interval(apply("int", a.lo), apply("int", a.hi)),
-             what="a number as an integer, rounded toward zero and kept within 32 bits"),
+             simpler=conversion_from(INT), what="a number as an integer, rounded toward zero and kept within 32 bits"),
 )
 # fmt: on
 

@@ -141,39 +141,41 @@ class Hopper(ByTma):
             ConstantLine("int", "LANE_KEYS", str(lane_keys), "keys of a tile whose elements a lane of the producer reads"),
         ]
 
-    def context(self) -> dict[str, Any]:
+    def consumer_indices(self) -> list[str]:
+        """Those of the indices of a head that a consumer's threads need."""
         v = self.variant
+        functions = [f for f in (*v.of_scores, v.one_score, v.mask, v.sink, v.dropout) if f is not None]
+        needed = {n for f in functions for n in f.arguments} | {n for e in v.row_elements for n in e.indices}
+        if v.by_row or v.classify is None:
+            needed |= {*v.kv_range.arguments}
+        return [n for n in OF_HEAD if n in needed]
+
+    def context(self) -> dict[str, Any]:
+        v, bounds, by_products = self.variant, self.plan.bounds, self.own.row_sums == "products"
         softmax = self.spec.normalize == "softmax"
-        members = argument_members(self.kernels()["hopper"].entry.parameters, v)
-        of_rows = v.kv_range.arguments if v.by_row or v.classify is None else ()
-        functions = (*v.of_scores, v.one_score, v.mask, v.sink, v.dropout)
-        asked = {n for f in functions if f is not None for n in f.arguments}.union(of_rows)
-        read_keys = frozenset[str]().union(*(e.indices for e in v.key_vectors))
-        asked |= {n for e in v.row_elements for n in e.indices}
+        of_tiles = [f for f in (v.kv_range, v.classify) if f is not None]
+        key_vector_indices = {n for e in v.key_vectors for n in e.indices}
         return super().context() | {
-            "tiles_by_row": any({"q_lo", "q_hi"} & set(f.arguments) for f in (v.kv_range, v.classify) if f is not None),
-            "tile_indices": [n for n in OF_HEAD if v.classify is None and n in v.kv_range.arguments],
-            "consumer_indices": [n for n in OF_HEAD if n in asked],
             "places_rows": self.places_rows(),
-            "adds_weights": softmax and self.own.row_sums != "products",
+            "adds_weights": softmax and not by_products,
             "maximum_of_lanes": softmax and not self.is_bounded(),
-            "sum_of_lanes": softmax and (self.own.row_sums != "products" or self.own.adaptive_threshold),
-            "argument_members": [line for line, _ in members],
-            "argument_values": [line for _, line in members],
+            "sum_of_lanes": softmax and (not by_products or self.own.adaptive_threshold),
             "masked_text": "0" if self.spec.normalize == "none" else "-inf",
-            "partial_below": self.plan.bounds.full_begin not in (None, ZERO),
-            "row_begins": v.by_row and self.plan.bounds.begin is not ZERO,
-            "partial_above": self.plan.bounds.full_end not in (None, KEYS.length),
-            "tiles_read_captured": self.reads_captured(v.kv_range, v.classify, scale=False),
+            "argument_members": argument_members(self.kernels()["hopper"].entry.parameters, v),
+            # tiles
+            "tiles_by_row": any({"q_lo", "q_hi"} & {*f.arguments} for f in of_tiles),
+            "tiles_read_captured": self.reads_captured(*of_tiles, scale=False),
+            "tile_indices": [n for n in OF_HEAD if v.classify is None and n in v.kv_range.arguments],
+            "partial_below": bounds.full_begin not in (None, ZERO),
+            "partial_above": bounds.full_end not in (None, KEYS.length),
+            "row_begins": v.by_row and bounds.begin is not ZERO,
+            # what threads read
+            "consumer_indices": self.consumer_indices(),
             "lanes_work": " and ".join(["look for tiles"] * bool(v.classify) + ["read key vectors"] * bool(v.key_vectors)),
-            # read for partial tiles alone
-            "mask_vectors": v.classify is not None and any(not e.in_score for e in v.key_vectors),
+            "mask_vectors": v.classify is not None and any(not e.in_score for e in v.key_vectors),  # for partial tiles alone
+            "key_vector_indices": key_vector_indices,
+            "producer_indices": [n for n in OF_HEAD if n in {"b_idx", *key_vector_indices}],
             "pair_steps": self.pair_steps,
-            "consumer_places": [f"{n} = work.current().{n}" for n in OF_HEAD if n in asked],
-            "key_places": [
-                f"{n} = opaque(at.{n})" if n in read_keys else f"{n} = at.{n}" for n in OF_HEAD if n in {"b_idx", *read_keys}
-            ],
-            "key_vector_indices": sorted(read_keys),
         }
 
 
