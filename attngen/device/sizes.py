@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, dimensions
@@ -19,6 +19,25 @@ def measure(program: Program, arrays: Mapping[str, ArrayView]) -> dict[str, int]
     given = [(tensor, arrays[tensor.key]) for tensor in program.tensors if tensor.key in arrays]
     for tensor, array in given:
         _check_kind(tensor, array)
+    sizes = _sizes(given)
+    for tensor, array in given:
+        if tensor.like and array.shape != arrays[tensor.like].shape:
+            expected = _shape(arrays[tensor.like].shape)
+            raise ArgumentError(f"`{array.name}` is {_shape(array.shape)}; expected the shape of `{tensor.like}`, {expected}")
+    _, first = given[0]
+    for _, array in given:
+        if array.location != first.location:
+            raise ArgumentError(
+                f"`{first.name}` is on {first.location} and `{array.name}` on {array.location}; move them to one device"
+            )
+    for tensor, array in given:
+        for mistake in _layout_mistakes(tensor, array):
+            raise ArgumentError(mistake)
+    return sizes
+
+
+def _sizes(given: Iterable[tuple[Tensor, ArrayView]]) -> dict[str, int]:
+    """The sizes that the first array with each dimension states, and all others must have."""
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}  # the array that states a size
     for tensor, array in sorted(given, key=lambda pair: pair[0].broadcasts):
@@ -36,19 +55,6 @@ def measure(program: Program, arrays: Mapping[str, ArrayView]) -> dict[str, int]
                 raise ArgumentError(_wrong_size(array, position, axis, wanted, origin))
             if axis.name:
                 sizes[axis.name] = wanted
-    for tensor, array in given:
-        if tensor.like and array.shape != arrays[tensor.like].shape:
-            expected = _shape(arrays[tensor.like].shape)
-            raise ArgumentError(f"`{array.name}` is {_shape(array.shape)}; expected the shape of `{tensor.like}`, {expected}")
-    _, first = given[0]
-    for _, array in given:
-        if array.location != first.location:
-            raise ArgumentError(
-                f"`{first.name}` is on {first.location} and `{array.name}` on {array.location}; move them to one device"
-            )
-    for tensor, array in given:
-        for mistake in _layout_mistakes(tensor, array):
-            raise ArgumentError(mistake)
     return sizes
 
 

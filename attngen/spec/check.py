@@ -8,7 +8,7 @@ from typing import get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize, Precision
+from attngen.spec.attention import INDICES, MAX_HEAD_DIM, SIZES, AttentionSpec, Normalize, Param, Precision
 from attngen.spec.bounds import ranges
 from attngen.spec.dropout import RNG_STATE
 from attngen.spec.dtypes import STORAGE_DTYPES
@@ -192,19 +192,24 @@ def _expressions(spec: AttentionSpec) -> Iterator[Diagnostic]:
         if i.name not in used:
             yield mistakes.Unused(statement=f"input {i.name}", what="input", name=i.name)
     for p in spec.params:
-        if p.default is not None and type(p.default) is not {Type.INT: int, Type.FLOAT: float}.get(p.type):
-            found = f"a {type(p.default).__name__}"
-            yield mistakes.BadDefault(statement=f"param {p.name}", name=p.name, expected=str(p.type), found=found)
-            continue
-        if p.default != p.default:
-            found = "not a number (NaN)"
-            yield mistakes.BadDefault(statement=f"param {p.name}", name=p.name, expected=str(p.type), found=found)
-        if p.type is Type.INT and p.default is not None and abs(p.default) > MAX_INT_PARAM:
-            yield mistakes.NumberTooLarge(statement=f"param {p.name}", number=magnitude(p.default), limit=str(MAX_INT_PARAM))
-        if p.type is Type.FLOAT and p.default is not None and MAX_FLOAT < abs(p.default) < math.inf:
-            yield mistakes.NumberTooLarge(statement=f"param {p.name}", number=repr(p.default), limit=MAX_FLOAT_TEXT)
+        yield from _default(p)
         if p.name not in used:
             yield mistakes.Unused(statement=f"param {p.name}", what="param", name=p.name)
+
+
+def _default(param: Param) -> Iterator[Diagnostic]:
+    """Mistakes of a param's default, if it has one."""
+    default, statement = param.default, f"param {param.name}"
+    if default is None:
+        return
+    is_typed = type(default) is {Type.INT: int, Type.FLOAT: float}.get(param.type)
+    if not is_typed or default != default:
+        found = "not a number (NaN)" if is_typed else f"a {type(default).__name__}"
+        yield mistakes.BadDefault(statement=statement, name=param.name, expected=str(param.type), found=found)
+    elif param.type is Type.INT and abs(default) > MAX_INT_PARAM:
+        yield mistakes.NumberTooLarge(statement=statement, number=magnitude(default), limit=str(MAX_INT_PARAM))
+    elif param.type is Type.FLOAT and MAX_FLOAT < abs(default) < math.inf:
+        yield mistakes.NumberTooLarge(statement=statement, number=repr(default), limit=MAX_FLOAT_TEXT)
 
 
 def _dropout(spec: AttentionSpec) -> Iterator[Diagnostic]:
@@ -296,11 +301,7 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
         yield _name_not_here(min(inputs_in(expr)), keyword, allowed)
         return
     if isinstance(expr, Const) and expr.type is not Type.BOOL:
-        no_sink = keyword == "sink" and expr.value == -math.inf
-        if not math.isfinite(expr.value) and not no_sink:
-            yield mistakes.NotFinite(statement=keyword, keyword=keyword, value=str(expr.value))
-        elif keyword == "sink" and MAX_SINK < abs(expr.value) <= MAX_FLOAT:
-            yield mistakes.SinkTooLarge(statement=keyword, value=repr(expr.value))
+        yield from _constant(keyword, expr.value)
     if expr.depth > MAX_CHECKED_DEPTH:
         yield mistakes.NestedTooDeeply(statement=keyword, limit=MAX_CHECKED_DEPTH)
         return
@@ -314,6 +315,15 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
         yield mistakes.MightOverflow(statement=keyword)
         return
     yield from static_mistakes(spec, keyword, expr)
+
+
+def _constant(keyword: str, value: float) -> Iterator[Diagnostic]:
+    """Mistakes of an expression that is a number."""
+    no_sink = keyword == "sink" and value == -math.inf
+    if not math.isfinite(value) and not no_sink:
+        yield mistakes.NotFinite(statement=keyword, keyword=keyword, value=str(value))
+    elif keyword == "sink" and MAX_SINK < abs(value) <= MAX_FLOAT:
+        yield mistakes.SinkTooLarge(statement=keyword, value=repr(value))
 
 
 MAX_SINK = 1e37  # kernels divide a sink by the scale, and multiply lse by it

@@ -69,16 +69,21 @@ def cache_of(
         append = _appended_to_copies if k_cache.shape[3] % 8 or v_cache.shape[3] % 8 else appended
         used, q = append(q, k, v, k_cache, v_cache, used, pages, NO_TURN if turn is None else turn)
     if as_dense:
-        if pages is not None:
-            k_cache, v_cache = (pool[pages.long().clamp(0, pool.shape[0] - 1)].flatten(1, 2) for pool in (k_cache, v_cache))
-        begin = 0 if cache_leftpad is None else cache_leftpad[:, None]
-        key = torch.arange(longest, device=q.device)
-        v_cache = v_cache.masked_fill(((key < begin) | (key >= used[:, None]))[..., None, None], 0)
-        return Cache(q, k_cache, v_cache, Stored("dense", (used,), (), cache_leftpad))
+        return _dense(q, k_cache, v_cache, pages, used, cache_leftpad)
     if pages is not None:
         return Cache(q, k_cache, v_cache, Stored("paged", (pages, used), (longest,), cache_leftpad))
     all_keys = cache_seqlens is None and cache_leftpad is None
     return Cache(q, k_cache, v_cache, DENSE if all_keys else Stored("padded", (used,), (longest,), cache_leftpad))
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, pages: Tensor | None, used: Tensor, cache_leftpad: Tensor | None) -> Cache:
+    """Keys copied from pages, and values of which those that no sequence has are 0."""
+    if pages is not None:
+        k, v = (pool[pages.long().clamp(0, pool.shape[0] - 1)].flatten(1, 2) for pool in (k, v))
+    begin = 0 if cache_leftpad is None else cache_leftpad[:, None]
+    key = torch.arange(v.shape[1], device=q.device)
+    v = v.masked_fill(((key < begin) | (key >= used[:, None]))[..., None, None], 0)
+    return Cache(q, k, v, Stored("dense", (used,), (), cache_leftpad))
 
 
 def _appended_to_copies(

@@ -54,6 +54,22 @@ def check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v
 
 
 def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, place: Place) -> None:
+    _check_given(k, v, place)
+    new = {} if k is None else {"k": k, "v": v}
+    for name, one in {"q": q, "k_cache": k_cache, "v_cache": v_cache, **new}.items():
+        _check_rows(name, one, q)
+    _check_caches(q, k_cache, v_cache)
+    for (name, one), cache in zip(new.items(), (k_cache, v_cache), strict=bool(new)):
+        wanted = (q.shape[0], k.shape[1], *cache.shape[2:])  # type: ignore[union-attr]
+        if tuple(one.shape) != wanted:
+            raise ArgumentError(
+                f"`{name}` is {list(one.shape)} of batch, length, heads and size; expected {list(wanted)}, to be appended to "
+                f"`{name}_cache`"
+            )
+    _check_place(q, k_cache, place)
+
+
+def _check_given(k: Tensor | None, v: Tensor | None, place: Place) -> None:
     if (k is None) != (v is None) or (k is not None and place.cache_seqlens is None):
         raise ArgumentError(
             "appending needs `k`, `v` and `cache_seqlens`, the length before it; at least one of them is missing"
@@ -62,18 +78,20 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Ten
         raise ArgumentError(
             "`block_table` and `cache_batch_idx` were both given; pass one: a page table already says where a sequence is"
         )
-    caches = {"k_cache": k_cache, "v_cache": v_cache}
-    new = {} if k is None else {"k": k, "v": v}
-    for name, one in (("q", q), *caches.items(), *new.items()):
-        if one.dim() != 4:
-            raise ArgumentError(f"`{name}` has {dimensions(one.dim())}; expected 4, of batch, length, heads and size")
-        if one.dtype is not q.dtype:
-            found, expected = (str(dtype).removeprefix("torch.") for dtype in (one.dtype, q.dtype))
-            raise ArgumentTypeError(f"`{name}` has elements of {found}; expected {expected}, as `q` has. Convert one of them")
-        if one.device != q.device:
-            raise ArgumentError(f"`{name}` is on {one.device} and `q` on {q.device}; move them to one device")
-    batch, _, q_heads, size = q.shape
-    places, rows, kv_heads, _ = k_cache.shape
+
+
+def _check_rows(name: str, rows: Tensor, q: Tensor) -> None:
+    if rows.dim() != 4:
+        raise ArgumentError(f"`{name}` has {dimensions(rows.dim())}; expected 4, of batch, length, heads and size")
+    if rows.dtype is not q.dtype:
+        found, expected = (str(dtype).removeprefix("torch.") for dtype in (rows.dtype, q.dtype))
+        raise ArgumentTypeError(f"`{name}` has elements of {found}; expected {expected}, as `q` has. Convert one of them")
+    if rows.device != q.device:
+        raise ArgumentError(f"`{name}` is on {rows.device} and `q` on {q.device}; move them to one device")
+
+
+def _check_caches(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    q_heads, kv_heads, size = q.shape[2], k_cache.shape[2], q.shape[3]
     if not kv_heads or q_heads % kv_heads:
         raise ArgumentError(f"{q_heads} query heads of `q` cannot share {kv_heads} key/value heads of `k_cache`")
     if k_cache.shape[3] != size:
@@ -83,13 +101,10 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Ten
             f"`v_cache` is {list(v_cache.shape)} of batch or pages, length, heads and size, and `k_cache` "
             f"{list(k_cache.shape)}; expected the same, up to the size"
         )
-    for (name, one), cache in zip(new.items(), (k_cache, v_cache), strict=bool(new)):
-        if one.shape[0] != batch or one.shape[2:] != cache.shape[2:] or one.shape[1] != k.shape[1]:  # type: ignore[union-attr]
-            wanted = (batch, k.shape[1], *cache.shape[2:])  # type: ignore[union-attr]
-            raise ArgumentError(
-                f"`{name}` is {list(one.shape)} of batch, length, heads and size; expected {list(wanted)}, to be appended to "
-                f"`{name}_cache`"
-            )
+
+
+def _check_place(q: Tensor, k_cache: Tensor, place: Place) -> None:
+    batch, (places, rows) = q.shape[0], k_cache.shape[:2]
     shapes = {"cache_seqlens": (batch,), "cache_batch_idx": (batch,), "cache_leftpad": (batch,), "block_table": (batch, -1)}
     for (name, shape), numbers in zip(shapes.items(), place, strict=True):
         if numbers is not None and not isinstance(numbers, (int, np.integer) if name == "cache_seqlens" else ()):

@@ -207,24 +207,30 @@ class _MixedIndices(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.Tensor.__getitem__:
             source, items = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
-            tensors = [item for item in items if isinstance(item, torch.Tensor)]
-            others = {type(item) for item in items if not isinstance(item, torch.Tensor)} - {int}
-            if (
-                tensors
-                and others
-                and others <= {slice, type(None), type(Ellipsis)}
-                and not any(t.dim() or t.dtype in (torch.bool, torch.uint8) for t in tensors)
-            ):
+            if _are_mixed(items):
                 basic = function(source, tuple(slice(None) if isinstance(item, torch.Tensor) else item for item in items))
-                rest = source.dim() - sum(item is not None and item is not Ellipsis for item in items)
-                indices: list[Any] = []  # of each dimension of `basic`
-                for item in items:
-                    if item is Ellipsis:
-                        indices += [None] * rest
-                    elif not isinstance(item, int):
-                        indices.append(item if isinstance(item, torch.Tensor) else None)
-                return torch.ops.aten.index(basic, indices)
+                return torch.ops.aten.index(basic, _left_indices(items, source.dim()))
         return function(*args, **(kwargs or {}))
+
+
+def _are_mixed(items: tuple[Any, ...]) -> bool:
+    """Whether traced numbers stand among slices, None and Ellipsis."""
+    tensors = [item for item in items if isinstance(item, torch.Tensor)]
+    others = {type(item) for item in items if not isinstance(item, torch.Tensor)} - {int}
+    are_numbers = not any(t.dim() or t.dtype in (torch.bool, torch.uint8) for t in tensors)
+    return bool(tensors and others) and others <= {slice, type(None), type(Ellipsis)} and are_numbers
+
+
+def _left_indices(items: tuple[Any, ...], rank: int) -> list[Any]:
+    """The traced numbers of `items`, or None, for each dimension of what the others select of `rank` dimensions."""
+    rest = rank - sum(item is not None and item is not Ellipsis for item in items)
+    indices: list[Any] = []
+    for item in items:
+        if item is Ellipsis:
+            indices += [None] * rest
+        elif not isinstance(item, int):
+            indices.append(item if isinstance(item, torch.Tensor) else None)
+    return indices
 
 
 def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullcontext()) -> torch.fx.GraphModule:  # noqa: B008
