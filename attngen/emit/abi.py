@@ -73,37 +73,35 @@ def input_tensors(
 
 def program_tensors(spec: AttentionSpec, plan: Plan, variant: Variant) -> Iterator[Tensor]:
     """Every tensor of the kernels. What is known of a tensor is stated here and nowhere else."""
-    layout: tuple[int, bool] = (ROW_ALIGNMENT, True) if plan.schedule.on_tensor_cores else (0, False)
-    rows = rows_of_heads(spec)
+    layout = (ROW_ALIGNMENT, True) if plan.schedule.on_tensor_cores else (0, False)
     yield from input_tensors(spec, *layout, plan.rotated)
     for name in plan.rotated:
         axes = rows_of_heads if name == "Q" else keys_of_heads
         yield Tensor(rotated(name), "workspace", spec.dtype.name, axes(spec, Axis("head_dim", spec.head_dim)))
-    if plan.direction == "backward":
-        yield from backward_tensors(spec, plan)
-    else:
-        yield Tensor("O", "output", spec.dtype.name, rows_of_heads(spec, Axis("head_dim_v", spec.head_dim_v)), "out", *layout)
-        if plan.writes_lse:
-            yield Tensor("lse", "output", "fp32", rows, "lse")
-        if plan.saves_lse_rest:
-            yield Tensor("lse_rest", "output", "fp32", rows, "lse_rest")
-        if not plan.schedule.is_fused:
-            yield Tensor("S", "workspace", "fp32", WORKSPACES["S"](spec, plan))
-        for name in plan.workspaces:
-            yield Tensor(name, "workspace", "fp32", WORKSPACES[name](spec, plan))
-        if plan.schedule.is_warp_specialized:
-            yield NEXT_WORK
+    yield from (backward_tensors if plan.direction == "backward" else forward_tensors)(spec, plan, layout)
+    for name in plan.workspaces:
+        yield Tensor(name, "workspace", "fp32", WORKSPACES[name](spec, plan))
+    for terms in plan.term_sums:
+        yield _term_workspace(spec, terms)
+    if plan.schedule.is_warp_specialized:
+        yield NEXT_WORK
     for span in variant.spans:
         yield from range_workspaces(spec, plan, span)
 
 
-def backward_tensors(spec: AttentionSpec, plan: Plan) -> Iterator[Tensor]:
-    """The tensors of a backward beside Q, K, V and the captured ones: what the forward saved, the gradients of its results, the
-    gradients that are wanted, workspaces."""
+def forward_tensors(spec: AttentionSpec, plan: Plan, layout: tuple[int, bool]) -> Iterator[Tensor]:
+    """The results of a forward."""
+    yield Tensor("O", "output", spec.dtype.name, rows_of_heads(spec, Axis("head_dim_v", spec.head_dim_v)), "out", *layout)
+    for name, is_written in (("lse", plan.writes_lse), ("lse_rest", plan.saves_lse_rest)):
+        if is_written:
+            yield Tensor(name, "output", "fp32", rows_of_heads(spec), name)
+
+
+def backward_tensors(spec: AttentionSpec, plan: Plan, layout: tuple[int, bool]) -> Iterator[Tensor]:
+    """What the forward saved, the gradients of its results, the gradients that are wanted."""
     dtype = spec.dtype.name
     rows = rows_of_heads(spec)
     head_dim, head_dim_v = Axis("head_dim", spec.head_dim), Axis("head_dim_v", spec.head_dim_v)
-    layout: tuple[int, bool] = (ROW_ALIGNMENT, True) if plan.schedule.on_tensor_cores else (0, False)
     if "out" in plan.saved:
         yield Tensor("O", "input", dtype, rows_of_heads(spec, head_dim_v), "out", *layout)
     for name in ("lse", "lse_rest"):
@@ -128,12 +126,6 @@ def backward_tensors(spec: AttentionSpec, plan: Plan) -> Iterator[Tensor]:
     for param in spec.params:
         if plan.wants(param.name):
             yield Tensor(gradient_argument(param.name), "output", "fp32", (), gradient_argument(param.name))
-    for name in plan.workspaces:
-        yield Tensor(name, "workspace", "fp32", WORKSPACES[name](spec, plan))
-    for terms in plan.term_sums:
-        yield _term_workspace(spec, terms)
-    if plan.schedule.is_warp_specialized:
-        yield NEXT_WORK
 
 
 def _term_workspace(spec: AttentionSpec, terms: TermSum) -> Tensor:

@@ -102,6 +102,10 @@ class _Replay:
     last_weights: float = 0.0
     weighed: dict[tuple[str, int], float] = field(default_factory=dict)  # when the weights of a tile are ready, by consumer
 
+    @property
+    def copies_between_steps(self) -> bool:
+        return getattr(self.plan.own, "copies_between_steps", False)
+
     def run(self, events: Sequence[Event]) -> Timeline:
         for event in events:
             if event.is_copy:
@@ -117,7 +121,7 @@ class _Replay:
         if number >= SHOWN:
             return
         start = max(self.free.get(event.role, 0.0), self.read.get(slot, 0.0), self.beside)
-        if getattr(self.plan.own, "copies_between_steps", False) and self.plan.stages == 1 and event.buffer == "K":
+        if self.copies_between_steps and self.plan.stages == 1 and event.buffer == "K":
             start = max(start, self.last_weights)  # during P V, not during Q K^T
         self.free[event.role] = self.ready[slot] = self._add(event.role, start, LOAD, f"{event.buffer}{number}", COPY)
 
@@ -131,7 +135,7 @@ class _Replay:
         end = self._add(f"products, {role}", start, PRODUCTS / consumers, label, PRODUCT)
         self.free["tensor cores"] = end
         if not self.plan.schedule.is_warp_specialized:
-            self.beside = start if getattr(self.plan.own, "copies_between_steps", False) else end
+            self.beside = start if self.copies_between_steps else end
         self.read[slot] = max(self.read.get(slot, 0.0), end)
         if of_scores:
             end = self._add(f"{self.weights}, {role}", end, WEIGHTS, f"{self.weights} {number}", SOFTMAX)

@@ -44,4 +44,4 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         Decision("THREADS_D", str(own.threads_d), "the head size of V in whole warps"),
         Decision("scores", "in global memory", "O(q_len * kv_len) bytes, which the other schedules reduce or avoid"),
     )
-    return planned(schedule, facts, arch, TILE, decisions, own=own)
+    return planned(schedule, facts, arch, TILE, decisions, own=own, workspaces=("S",))

@@ -91,4 +91,4 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         Decision("SLICE", str(own.slice), f"a thread holds {fetched_ahead(spec, tile)} numbers of the next slices"),
         Decision("PAD", str(own.pad), WHY_PAD),
     )
-    return planned(schedule, facts, arch, tile, decisions, own=own)
+    return planned(schedule, facts, arch, tile, decisions, own=own, workspaces=("S",))
