@@ -15,7 +15,7 @@ from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.saved import saved_results
-from attngen.plan.shared_memory import COLUMN, SharedBuffer
+from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
 from attngen.plan.variants import gathers
@@ -126,7 +126,7 @@ def cost(facts: SpecFacts, tile: Tile) -> Cost:
 
 
 def shared_bytes(facts: SpecFacts, tile: Tile) -> int:
-    return sum(b.bytes for b in buffers(facts, tile))
+    return aligned(*buffers(facts, tile))
 
 
 @remembered

@@ -14,7 +14,7 @@ from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.saved import saved_results
-from attngen.plan.shared_memory import COLUMN, SharedBuffer
+from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
 from attngen.plan.variants import gathers
@@ -151,7 +151,7 @@ def cost(facts: SpecFacts, tile: Tile, apart: bool) -> Cost:
 
 
 def shared_bytes(facts: SpecFacts, tile: Tile) -> int:
-    return sum(b.bytes for b in buffers(facts, tile))
+    return aligned(*buffers(facts, tile))
 
 
 def apart_by_registers(facts: SpecFacts, tile: Tile) -> bool:

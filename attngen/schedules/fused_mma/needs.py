@@ -8,7 +8,7 @@ from typing import Literal
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.captured_staging import NOTHING, Staged
 from attngen.plan.facts import SpecFacts
-from attngen.plan.shared_memory import COLUMN, DROPOUT, NEITHER, WORK_TILE, SharedBuffer
+from attngen.plan.shared_memory import COLUMN, DROPOUT, NEITHER, WORK_TILE, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec
 
@@ -132,7 +132,7 @@ def copiers(spec: AttentionSpec) -> int:
 
 
 def shared_bytes(facts: SpecFacts, tile: Tile) -> int:
-    return sum(b.bytes for b in buffers(facts, tile))
+    return aligned(*buffers(facts, tile))
 
 
 def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:

@@ -10,7 +10,7 @@ from attngen.plan.decisions import saved_decisions, term_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.saved import saved_results
-from attngen.plan.shared_memory import COLUMN, SharedBuffer
+from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, kib, pick_tile, planned, tile_decision
 from attngen.schedules.fused_mma.backward_plan import why_not as why_not_fused_mma
@@ -103,7 +103,7 @@ def cost(facts: SpecFacts, square: Square) -> Cost:
     rows, columns = square.block // square.row_threads, square.block // square.column_threads
     dims = (spec.head_dim + spec.head_dim_v) // square.column_threads
     operands = 4 * (rows + columns)
-    shared = sum(b.bytes for b in buffers(facts, square))
+    shared = aligned(*buffers(facts, square))
     return Cost(shared, registers=3 * rows * columns + rows * dims + operands + OTHER_REGISTERS)
 
 
