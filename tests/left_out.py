@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from attngen.device.emulated import EmulationError
 from attngen.emit.program import Program
 
 Statements = Sequence[re.Match[str]]  # in the text of a program
@@ -25,6 +26,18 @@ def removable(source: Program, statements: Statements) -> Program:
         text += f"{source.text[end : statement.start()]}if (left_out({number})); else {statement[0]}"
         end = statement.end()
     return replace(source, text=text + source.text[end:])
+
+
+def first_finding(runs: Iterable[Callable[[], bool]]) -> str:
+    """The first finding of `runs`, which return whether their results are right: its kind, or "wrong result"; "" if none has
+    one."""
+    for is_right in runs:
+        try:
+            if not is_right():
+                return "wrong result"
+        except EmulationError as error:
+            return error.kind
+    return ""
 
 
 def unnoticed(source: Program, statements: Statements, library: Path, finding: Callable[[], str]) -> list[str]:

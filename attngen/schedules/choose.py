@@ -280,13 +280,6 @@ def tuned_plan(plan: Plan, kernel: KernelRequest, decision: Decision) -> Plan:
     return replace(found, decisions=(decision, *others))
 
 
-def plans_for(
-    spec: AttentionSpec,
-    arch: Arch,
-    schedule: str | None = None,
-    *,
-    direction: Direction | None = None,
-    wanted: Iterable[str] | None = None,
-) -> tuple[Plan, ...]:
-    """Every plan that `choose` may return for `spec`, whatever the lengths of a call."""
-    return choice_of(spec, arch, schedule, _gradients(spec, direction, wanted)).plans()
+def plans_for(spec: AttentionSpec, arch: Arch, schedule: str | None = None) -> tuple[Plan, ...]:
+    """Every plan of a forward that `choose` may return for `spec`, whatever the lengths of a call."""
+    return choice_of(spec, arch, schedule).plans()

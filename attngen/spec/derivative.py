@@ -6,14 +6,14 @@ from attngen.spec.expr import Apply, Const, Expr, Type, constant, walk
 from attngen.spec.operator import FLOAT_ONE, TABLE, add, div, mul, neg
 
 
-def derivatives(expr: Expr, seed: Expr = FLOAT_ONE) -> dict[Expr, Expr]:
-    """The gradient of `seed * expr` with respect to every float node of `expr` that it depends on smoothly.
+def derivatives(expr: Expr) -> dict[Expr, Expr]:
+    """The gradient of `expr` with respect to every float node of `expr` that it depends on smoothly.
 
     A name or an element of a captured tensor that is missing from the result has gradient zero. Nodes are accumulated in
     reverse topological order (Griewank and Walther, "Evaluating Derivatives", chapter 3).
     """
     assert expr.type is Type.FLOAT, expr.type
-    gradients: dict[Expr, Expr] = {expr: seed}
+    gradients: dict[Expr, Expr] = {expr: FLOAT_ONE}
     for node in reversed(list(walk(expr))):
         gradient = gradients.get(node)
         if gradient is None or not isinstance(node, Apply):

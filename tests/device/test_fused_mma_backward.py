@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from attngen import define
 from attngen.backward import CompiledBackward
 from attngen.device.arrays import view
 from attngen.device.cuda.compiler import compile_text
-from attngen.device.emulated import EmulatedDevice, EmulationError
+from attngen.device.emulated import EmulatedDevice
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
 from attngen.plan import ARCHES, Plan
@@ -28,7 +29,7 @@ from attngen.spec.dtypes import from_storage, round_to_storage
 from attngen.spec.gradient import QKV, differentiable, gradient_argument
 from tests import tiers
 from tests.harness import compiled, gradients, shipped, wrong_gradients
-from tests.left_out import removable, unnoticed
+from tests.left_out import first_finding, removable, unnoticed
 
 LENGTHS = (Shape(1, 1, 1, 33, 200), Shape(2, 4, 2, 65, 130), Shape(1, 2, 2, 300, 40))
 MASKS = {
@@ -161,14 +162,12 @@ def are_right(found: list[dict[str, Any]], calls: list[Call]) -> bool:
 
 def finding(backwards: list[CompiledBackward], calls: list[Call], right: list[dict[str, Any]]) -> str:
     """How backwards are noticed to be wrong: the kind of finding, or "" if they are not. Every run has the same bits."""
-    for backward in backwards:
-        try:
-            found = run(backward, calls)
-        except EmulationError as error:
-            return error.kind
-        if any(f[n].tobytes() != r[n].tobytes() for f, r in zip(found, right, strict=True) for n in backward.plan.wanted):
-            return "wrong result"
-    return ""
+
+    def is_same(backward: CompiledBackward) -> bool:
+        found = zip(run(backward, calls), right, strict=True)
+        return all(f[n].tobytes() == r[n].tobytes() for f, r in found for n in backward.plan.wanted)
+
+    return first_finding(partial(is_same, backward) for backward in backwards)
 
 
 SYNCHRONIZATION = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|cp_async_wait<\d>\(\);|(?<!void )cp_async_commit\(\);")
@@ -228,11 +227,11 @@ def test_every_barrier_of_additions_is_needed(name: str, monkeypatch: pytest.Mon
     mutant = removable(program, places)
     mutants = [backward_of(spec, plan, mutant, seed) for seed in (0, 5)]
 
+    def is_right(backward: CompiledBackward) -> bool:
+        return are_right(run(backward, calls), calls)
+
     def noticed() -> str:
-        try:
-            return "" if all(are_right(run(backward, calls), calls) for backward in mutants) else "wrong result"
-        except EmulationError as error:
-            return error.kind
+        return first_finding(partial(is_right, backward) for backward in mutants)
 
     assert unnoticed(program, places, mutants[0].kernel.library, noticed) == []
 

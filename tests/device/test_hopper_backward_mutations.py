@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 import attngen
 from attngen.backward import CompiledBackward
-from attngen.device.emulated import EmulatedDevice, EmulationError
+from attngen.device.emulated import EmulatedDevice
 from attngen.emit.program import Program
 from attngen.reference.problems import Shape
 from attngen.schedules.hopper_backward import plan
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 from tests.harness import compiled, wrong_gradients
-from tests.left_out import removable, unnoticed
+from tests.left_out import first_finding, removable, unnoticed
 
 STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
@@ -70,17 +71,13 @@ def steps(source: Program) -> list[re.Match[str]]:
 
 def outcome(spec: AttentionSpec, shape: Shape, backwards: Sequence[CompiledBackward]) -> str:
     """The first finding over all orders: its kind, or "wrong result"; "" if there is none."""
-    kernel = compiled(spec, "hopper")
-    for backward in backwards:
-        try:
-            backwards_of = {(QKV, backward.plan.facts.deterministic): backward}
-            if wrong_gradients(
-                replace(kernel, _backwards=backwards_of), shape, deterministic=backward.plan.facts.deterministic
-            ):
-                return "wrong result"
-        except EmulationError as error:
-            return error.kind
-    return ""
+
+    def is_right(backward: CompiledBackward) -> bool:
+        in_order = backward.plan.facts.deterministic
+        kernel = replace(compiled(spec, "hopper"), _backwards={(QKV, in_order): backward})
+        return not wrong_gradients(kernel, shape, deterministic=in_order)
+
+    return first_finding(partial(is_right, backward) for backward in backwards)
 
 
 def steps_that_are_not_needed(spec: AttentionSpec, shape: Shape, deterministic: bool) -> list[str]:

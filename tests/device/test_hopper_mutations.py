@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 import attngen
 from attngen.api import CompiledAttention
-from attngen.device.emulated import EmulationError
 from attngen.emit.program import Program
-from attngen.reference.compare import compare
 from attngen.reference.problems import Shape
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from tests import tiers
-from tests.harness import call, compile_text, emitted, solved
-from tests.left_out import removable, unnoticed
+from tests.harness import compile_text, emitted, is_right, solved
+from tests.left_out import first_finding, removable, unnoticed
 
 STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
@@ -83,15 +82,8 @@ def kernels(name: str, schedule: str, source: Program) -> list[CompiledAttention
 
 def outcome(name: str, kernels: Sequence[CompiledAttention]) -> str:
     """The first finding over all of ORDERS: its kind, or "wrong result"; "" if there is none."""
-    problem, expected = solved(SPECS[name], SHAPES[name])
-    for kernel in kernels:
-        try:
-            found = compare(*call(kernel, problem), expected)
-        except EmulationError as error:
-            return error.kind
-        if not found.passed:
-            return "wrong result"
-    return ""
+    solution = solved(SPECS[name], SHAPES[name])
+    return first_finding(partial(is_right, kernel, *solution) for kernel in kernels)
 
 
 @pytest.mark.long

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from attngen.emit import abi, comment_text
-from attngen.emit.constants import SLICE, ConstantLine
 from attngen.emit.file import FIRST_SECTIONS
 from attngen.emit.gradient_functions import CapturedFunctions
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Extent, Parameter, Tensor, grid_of_elements
 from attngen.emit.variant import Function
 from attngen.schedules.naive.backward_plan import NaiveBackwardPlan
-from attngen.schedules.unfused import Unfused
+from attngen.schedules.naive.context import OfRows
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import gradient_argument
 
@@ -40,13 +39,9 @@ class CapturedKernel:
         return len(self.tensor.axes)
 
 
-class NaiveBackward(Unfused):
+class NaiveBackward(OfRows):
     own: NaiveBackwardPlan
-
-    @property
-    def kernel_names(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = self.plan.own.kernels
-        return names
+    WIDTH = "the larger head size in whole warps"
 
     def keeps(self, workspace: str) -> bool:
         return workspace in self.plan.workspaces
@@ -67,7 +62,7 @@ class NaiveBackward(Unfused):
         }
         captured = {f"d_{one.gradient.name}": f"d_{one.gradient.name}" for one in self.variant.captured_gradients}
         titles = {"scores": "Scores", **self.weights_section(), **titles, **captured}
-        return {**FIRST_SECTIONS, **{name: titles[name] for name in self.kernel_names}}
+        return {**FIRST_SECTIONS, **{name: titles[name] for name in self.own.kernels}}
 
     def context(self) -> dict[str, Any]:
         v = self.variant
@@ -99,7 +94,7 @@ class NaiveBackward(Unfused):
             "dv": lambda: self._product("dV", "dO"),
         }
         of_captured = {f"d_{one.gradient.name}": self._captured_kernel(one).kernel for one in self.variant.captured_gradients}
-        return {name: of_captured[name] if name in of_captured else written[name]() for name in self.kernel_names}
+        return {name: of_captured[name] if name in of_captured else written[name]() for name in self.own.kernels}
 
     def _score_gradient_grid(self) -> tuple[Extent, ...]:
         return self.pairs()
@@ -155,7 +150,7 @@ class NaiveBackward(Unfused):
         return self._of_product(result, grid, parameters)
 
     def _of_product(self, result: str, grid: tuple[Extent, ...], parameters: list[Parameter]) -> KernelText:
-        return self.kernel(result.lower(), grid, parameters, threads=self.own.threads_d, threads_name="THREADS_D")
+        return self.kernel_of_rows(result.lower(), grid, parameters)
 
     def _captured_kernel(self, functions: CapturedFunctions[Function]) -> CapturedKernel:
         """A thread computes one element of the gradient of a captured tensor, or that of a param."""
@@ -183,12 +178,3 @@ class NaiveBackward(Unfused):
             reads_s,
             self.reads_captured(*functions.functions, scale=reads_s),
         )
-
-    def constants(self) -> list[ConstantLine]:
-        return [
-            *self.infinity(),
-            *self.numbers(),
-            ConstantLine("int", "THREADS", str(self.plan.threads)),
-            ConstantLine("int", "THREADS_D", str(self.own.threads_d), "the larger head size in whole warps"),
-            ConstantLine("int", "SLICE", str(self.own.slice), SLICE),
-        ]

@@ -8,19 +8,17 @@ from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.tile_search import planned
-from attngen.schedules.naive.plan import SLICE, THREADS, TILE
+from attngen.schedules.naive.plan import SLICE, THREADS, TILE, NaivePlan
 from attngen.spec.expr import names_in
 from attngen.spec.gradient import gradient_argument
 from attngen.spec.operator import FLOAT_ONE
 
 
 @dataclass(frozen=True, slots=True)
-class NaiveBackwardPlan:
+class NaiveBackwardPlan(NaivePlan):
     """The choices of this schedule."""
 
     kernels: tuple[str, ...]  # in launch order: those that the wanted gradients need
-    slice: int  # terms of a sum that are summed by themselves
-    threads_d: int  # of a block that computes a row of dQ, dK or dV: one for each dimension
 
 
 def kernels_and_workspaces(facts: SpecFacts) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -62,7 +60,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     """The only naive plan there is."""
     spec = facts.spec
     kernels, kept = kernels_and_workspaces(facts)
-    own = NaiveBackwardPlan(kernels, SLICE, -(-max(spec.head_dim, spec.head_dim_v) // 32) * 32)
+    own = NaiveBackwardPlan(SLICE, -(-max(spec.head_dim, spec.head_dim_v) // 32) * 32, kernels)
     decisions = (
         Decision("gradients", ", ".join(facts.wanted), "each by a kernel of its own: what is not wanted is not computed"),
         Decision("weights", "recomputed", "by the kernels of the forward: nothing is saved between the two"),

@@ -5,26 +5,33 @@ from __future__ import annotations
 from attngen.emit.constants import SLICE, ConstantLine
 from attngen.emit.file import FIRST_SECTIONS
 from attngen.emit.kernel_text import KernelText
-from attngen.emit.program import Parameter
+from attngen.emit.program import Extent, Parameter
 from attngen.schedules.naive.plan import NaivePlan
-from attngen.schedules.unfused import ThreeKernels
+from attngen.schedules.unfused import ThreeKernels, Unfused
 
 
-class Naive(ThreeKernels):
+class OfRows(Unfused):
+    """Kernels whose blocks compute rows, a thread for each dimension, or whose threads compute pairs or rows."""
+
     own: NaivePlan
+    WIDTH = "the head size of V in whole warps"
 
-    def first_sections(self) -> dict[str, str]:
-        return FIRST_SECTIONS
-
-    def weighted_sum(self, parameters: list[Parameter]) -> KernelText:
-        grid = self.head_grid("q_len")
-        return self.kernel("weighted_sum", grid, parameters, threads=self.own.threads_d, threads_name="THREADS_D")
+    def kernel_of_rows(self, suffix: str, grid: tuple[Extent, ...], parameters: list[Parameter]) -> KernelText:
+        return self.kernel(suffix, grid, parameters, threads=self.own.threads_d, threads_name="THREADS_D")
 
     def constants(self) -> list[ConstantLine]:
         return [
             *self.infinity(),
             *self.numbers(),
             ConstantLine("int", "THREADS", str(self.plan.threads)),
-            ConstantLine("int", "THREADS_D", str(self.own.threads_d), "the head size of V in whole warps"),
+            ConstantLine("int", "THREADS_D", str(self.own.threads_d), self.WIDTH),
             ConstantLine("int", "SLICE", str(self.own.slice), SLICE),
         ]
+
+
+class Naive(OfRows, ThreeKernels):
+    def first_sections(self) -> dict[str, str]:
+        return FIRST_SECTIONS
+
+    def weighted_sum(self, parameters: list[Parameter]) -> KernelText:
+        return self.kernel_of_rows("weighted_sum", self.head_grid("q_len"), parameters)

@@ -19,8 +19,8 @@ SLICE = 16
 class NaivePlan:
     """The choices of this schedule."""
 
-    slice: int  # terms of a score that are summed by themselves
-    threads_d: int  # of a block of the weighted sum, one for each dimension of O
+    slice: int  # terms of a sum that are summed by themselves
+    threads_d: int  # of a block that computes a row of O, dQ, dK or dV: one for each dimension
 
 
 def refuse_overrides(facts: SpecFacts) -> None:

@@ -16,7 +16,7 @@ class TiledBackward(OfTiles, NaiveBackward):
     DIMS = ConstantLine("int", "BLOCK_D", str(BLOCK_DV), "dimensions of a gradient of a block")
 
     def sections(self) -> dict[str, str]:
-        return {**self.tile_sections(), **{k: v for k, v in super().sections().items() if k in self.kernel_names}}
+        return {**self.tile_sections(), **{k: v for k, v in super().sections().items() if k in self.own.kernels}}
 
     def context(self) -> dict[str, Any]:
         return super().context() | {

@@ -9,22 +9,16 @@ from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.tile_search import planned
 from attngen.schedules.naive.backward_plan import kernels_and_workspaces
-from attngen.schedules.tiled.plan import BLOCK_DV, PREFERRED, ROWS_PER_PAD, WHY_PAD, WHY_TILE, outputs, thread_grid
+from attngen.schedules.tiled.plan import BLOCK_DV, PREFERRED, ROWS_PER_PAD, WHY_PAD, WHY_TILE, TiledPlan, outputs, thread_grid
 from attngen.spec.gradient import QKV
 
 
 @dataclass(frozen=True, slots=True)
-class TiledBackwardPlan:
+class TiledBackwardPlan(TiledPlan):
     """What the tiled backward chooses in addition to its tile."""
 
     kernels: tuple[str, ...]  # in launch order; only those that the wanted gradients need
     fills: bool  # whether pairs of empty tiles are set to zero, because a later kernel visits all pairs
-    row_threads: int  # a block's threads are a grid of row_threads x column_threads over a tile
-    column_threads: int
-    rows: int  # a thread computes rows x columns elements of a tile, or of a gradient
-    columns: int
-    slice: int  # terms of each sum that are in shared memory at once
-    pad: int  # floats after every fourth row of a transposed tile
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
@@ -38,7 +32,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     rows, columns, _ = outputs(tile)
     terms = 16 if spec.head_dim % 16 == spec.head_dim_v % 16 == 0 else 8
     pad = 32 * ROWS_PER_PAD // terms
-    own = TiledBackwardPlan(kernels, of_captured, *thread_grid(tile.warps), rows, columns, terms, pad)
+    own = TiledBackwardPlan(*thread_grid(tile.warps), rows, columns, terms, pad, kernels, of_captured)
     decisions = (
         Decision("gradients", ", ".join(facts.wanted), "each by a kernel of its own: what is not wanted is not computed"),
         Decision("weights", "recomputed", "by the kernels of the forward: nothing is saved between the two"),

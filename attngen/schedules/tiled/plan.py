@@ -27,8 +27,8 @@ class TiledPlan:
 
     row_threads: int  # a block's threads are a grid of row_threads x column_threads over a tile
     column_threads: int
-    rows: int  # of S and O that a thread computes
-    columns: int  # keys of S that a thread computes
+    rows: int  # of a tile, or of a result, that a thread computes
+    columns: int  # keys of a tile that a thread computes
     slice: int  # terms of each sum that are in shared memory at once
     pad: int  # floats after every ROWS_PER_PAD rows of a transposed tile
 
