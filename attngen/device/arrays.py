@@ -191,6 +191,12 @@ def dimensions(count: int) -> str:
     return f"{count} dimension{'s' * (count != 1)}"
 
 
+def check_one_device(name: str, device: object, other: str, its_device: object) -> None:
+    """Raises ArgumentError if two arguments are on different devices."""
+    if device != its_device:
+        raise ArgumentError(f"`{name}` is on {device} and `{other}` on {its_device}; move them to one device")
+
+
 def _in_elements(steps: Sequence[int], itemsize: int, name: str) -> tuple[int, ...]:
     """Strides in bytes -> strides in elements."""
     if any(step % itemsize for step in steps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, dimensions
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, check_one_device, dimensions
 from attngen.device.overlap import overlaps_itself
 from attngen.emit.program import Axis, OneMore, Program, Tensor, evaluate
 from attngen.spec.expr import MAX_LENGTH
@@ -26,10 +26,7 @@ def measure(program: Program, arrays: Mapping[str, ArrayView]) -> dict[str, int]
             raise ArgumentError(f"`{array.name}` is {_shape(array.shape)}; expected the shape of `{tensor.like}`, {expected}")
     _, first = given[0]
     for _, array in given:
-        if array.location != first.location:
-            raise ArgumentError(
-                f"`{first.name}` is on {first.location} and `{array.name}` on {array.location}; move them to one device"
-            )
+        check_one_device(first.name, first.location, array.name, array.location)
     for tensor, array in given:
         for mistake in _layout_mistakes(tensor, array):
             raise ArgumentError(mistake)

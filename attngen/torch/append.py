@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, check_one_device
 from attngen.device.binding import Bound, bind, sizes_of
 from attngen.device.lazy_kernel import DeferredKernel
 from attngen.device.params import Number
@@ -185,5 +185,4 @@ def _check_tables(tables: tuple[Tensor, Tensor], names: tuple[str, str], q: Tens
     for name, one in zip(names, tables, strict=True):
         if one.dtype is not cosines.dtype:
             raise ArgumentTypeError(f"`{name}` has elements of {one.dtype}; expected {cosines.dtype}, as `{names[0]}` has")
-        if one.device != q.device:
-            raise ArgumentError(f"`{name}` is on {one.device} and `q` on {q.device}; move them to one device")
+        check_one_device(name, one.device, "q", q.device)

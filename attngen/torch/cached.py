@@ -119,10 +119,9 @@ class Decoding:
         self._arguments = NamedArguments(spec)  # of a call, with tables of a rotation
         self._storage = spec.kernel.storage
         rotary, rest = spec.rotary, without_rotary(spec)
-        self._kept = [name in input_names(rest) for name in self._arguments.inputs]
-        self._ints, self._floats = (
-            [name in number_names(rest, kind) for name in number_names(spec, kind)] for kind in (Type.INT, Type.FLOAT)
-        )
+        of_inputs = [name in input_names(rest) for name in self._arguments.inputs]
+        of_numbers = ([n in number_names(rest, kind) for n in number_names(spec, kind)] for kind in (Type.INT, Type.FLOAT))
+        self._kept = (of_inputs, *of_numbers)
         self._tables: tuple[int, ...] = ()
         self._refused = ""
         if rotary is not None:
@@ -150,17 +149,9 @@ class Decoding:
         cosines, sines = (inputs[i] for i in self._tables)
         return Turn((cosines, sines), self._interleaved, "end", self._table_names)
 
-    def kept(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Those of `inputs` that the attention of rotated rows reads."""
-        return [one for one, kept in zip(inputs, self._kept, strict=True) if kept]
-
-    def kept_ints(self, ints: Sequence[int]) -> list[int]:
-        """The same of int params."""
-        return [one for one, kept in zip(ints, self._ints, strict=True) if kept]
-
-    def kept_floats(self, floats: Sequence[float]) -> list[float]:
-        """The same of float params."""
-        return [one for one, kept in zip(floats, self._floats, strict=True) if kept]
+    def kept(self, *lists: Sequence[Any]) -> list[list[Any]]:
+        """Those of inputs, ints and floats that the attention of rotated rows reads."""
+        return [[one for one, kept in zip(some, are, strict=True) if kept] for some, are in zip(lists, self._kept, strict=True)]
 
 
 def decoding_of(spec: AttentionSpec) -> Decoding:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attngen.device.arrays import ArgumentError, ArgumentTypeError, dimensions
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, check_one_device, dimensions
 from attngen.torch.runtime import Remembered
 
 Tensor = Any
@@ -86,8 +86,7 @@ def _check_rows(name: str, rows: Tensor, q: Tensor) -> None:
     if rows.dtype is not q.dtype:
         found, expected = (str(dtype).removeprefix("torch.") for dtype in (rows.dtype, q.dtype))
         raise ArgumentTypeError(f"`{name}` has elements of {found}; expected {expected}, as `q` has. Convert one of them")
-    if rows.device != q.device:
-        raise ArgumentError(f"`{name}` is on {rows.device} and `q` on {q.device}; move them to one device")
+    check_one_device(name, rows.device, "q", q.device)
 
 
 def _check_caches(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
@@ -127,5 +126,4 @@ def _check_numbers(name: str, numbers: Any, shape: Sequence[int], q: Tensor) -> 
     if numbers.dim() != len(shape) or numbers.shape[0] != shape[0]:
         axes = "batch, max_pages" if len(shape) == 2 else "batch"
         raise ArgumentError(f"`{name}` is {list(numbers.shape)}; expected [{axes}], and `q` has a batch of {shape[0]}")
-    if numbers.device != q.device:
-        raise ArgumentError(f"`{name}` is on {numbers.device} and `q` on {q.device}; move them to one device")
+    check_one_device(name, numbers.device, "q", q.device)

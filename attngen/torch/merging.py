@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, check_one_device
 from attngen.torch.check_cache import check_tensors
 from attngen.torch.layout import AXES, check_layout
 
@@ -39,8 +39,7 @@ def merge(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor, *, layout: str = "
             raise ArgumentError(f"`{name}` is {list(tensor.shape)}; expected {list(expected)}, as `o1` is {list(o1.shape)}")
         if not tensor.is_floating_point():
             raise ArgumentTypeError(f"`{name}` has elements of {str(tensor.dtype).removeprefix('torch.')}; expected floats")
-        if tensor.device != o1.device:
-            raise ArgumentError(f"`{name}` is on {tensor.device} and `o1` on {o1.device}; move them to one device")
+        check_one_device(name, tensor.device, "o1", o1.device)
     lse1, lse2 = (lse if lse.dtype == torch.float64 else lse.float() for lse in (lse1, lse2))
     largest = torch.maximum(lse1, lse2).detach()  # any number gives the same result: it keeps exp from overflowing
     largest = torch.where(largest == -torch.inf, 0.0, largest)

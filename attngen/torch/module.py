@@ -261,8 +261,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             size, is_padded = head_size(values), needs_padding(queries, values)
             if is_padded:
                 queries, keys, values = padded_heads(queries, keys, values)
-            tensors = (queries, keys, values, *first, *decoding.kept(inputs))
-            numbers = ([*longest, *decoding.kept_ints(ints)], decoding.kept_floats(floats))
+            inputs, ints, floats = decoding.kept(inputs, ints, floats)
+            tensors, numbers = (queries, keys, values, *first, *inputs), ([*longest, *ints], floats)
             if self._mode == "math":
                 result = by_torch(queries, keys, values, text, (tensors[3:], *numbers))
             else:

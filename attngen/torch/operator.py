@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from attngen.device.arrays import ArgumentError, dimensions, has_heads_inside
+from attngen.device.arrays import ArgumentError, check_one_device, dimensions, has_heads_inside
 from attngen.device.compiled_templates import keep_compiled_templates
 from attngen.language.prelude import prelude
 from attngen.torch.runtime import input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
@@ -103,8 +103,7 @@ def fake(
     tensors = (q, k, v, *(inputs or ()))
     refuse_tangents(spec, tensors)
     for name, tensor in zip(input_names(spec), tensors, strict=False):
-        if tensor.device != q.device:
-            raise ArgumentError(f"`q` is on {q.device} and `{name}` on {tensor.device}; move them to one device")
+        check_one_device("q", q.device, name, tensor.device)
         kernel = parsed(spec).kernel
         axes = PACKED_AXES if kernel.is_packed and (name == "q" or not kernel.is_paged) else DENSE_AXES
         if name in ("q", "k", "v") and tensor.dim() != len(axes):

@@ -160,7 +160,6 @@ class Hopper(ByTma):
             "adds_weights": softmax and not by_products,
             "maximum_of_lanes": softmax and not self.is_bounded(),
             "sum_of_lanes": softmax and (not by_products or self.own.adaptive_threshold),
-            "masked_text": "0" if self.spec.normalize == "none" else "-inf",
             "argument_members": argument_members(self.kernels()["hopper"].entry.parameters, v),
             # tiles
             "tiles_by_row": any({"q_lo", "q_hi"} & {*f.arguments} for f in of_tiles),
