@@ -130,6 +130,11 @@ def _plain(text: str, code: int) -> str:
 _Painter = Callable[[str, int], str]
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things in words: 1 tile, 2 tiles."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 class ArgumentError(ValueError):
     """An argument of a call is not valid; the text names it, its value, and what to do."""
 

@@ -10,10 +10,10 @@ from inspect import signature
 from typing import Any
 
 from attngen.api import CompiledAttention, check_schedule, compile_later
-from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayView, dimensions, empty_like, view
+from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayView, empty_like, view
 from attngen.device.params import signed
 from attngen.device.select import warn_emulated
-from attngen.diagnostics import refuse_keywords
+from attngen.diagnostics import counted, refuse_keywords
 from attngen.spec.attention import AttentionSpec, ScheduleName
 from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE
@@ -95,7 +95,8 @@ def _four_dimensions(array: ArrayView) -> ArrayView:
     missing = 4 - len(array.shape)
     if missing < 0 or len(array.shape) < 2:
         raise ArgumentError(
-            f"`{array.name}` has {dimensions(len(array.shape))}; expected 2 to 4, of [batch, heads, length, head size]"
+            f"`{array.name}` has {counted(len(array.shape), 'dimension')}; expected 2 to 4, of [batch, heads, length, "
+            "head size]"
         )
     return replace(array, shape=(1,) * missing + array.shape, strides=(0,) * missing + array.strides)
 
@@ -104,7 +105,9 @@ def check_ranks(ranks: Mapping[str, int]) -> None:
     """Raises ArgumentError if q, k and v differ in their number of dimensions."""
     for array, rank in ranks.items():
         if rank != ranks["q"]:
-            raise ArgumentError(f"`q` has {dimensions(ranks['q'])} and `{array}` has {rank}; expected the same number")
+            raise ArgumentError(
+                f"`q` has {counted(ranks['q'], 'dimension')} and `{array}` has {rank}; expected the same number"
+            )
 
 
 def check_equal_heads(q: Any, k: Any) -> None:

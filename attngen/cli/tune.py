@@ -109,12 +109,13 @@ def command(
 
 
 def _list_candidates(one: Any, arch: str | None, kernel: str | None, wanted: tuple[str, ...], deterministic: bool) -> None:
+    from attngen.diagnostics import counted
     from attngen.schedules.choose import alternatives, title_of
 
     (target, *_) = arches_named(arch, kernel, [one])
     planned, _ = source_of(one, target, kernel, wanted=wanted, deterministic=deterministic)
     found = alternatives(planned)
-    click.echo(f"{planned.title} on {target.name}: {len(found)} combination{'s' * (len(found) != 1)}")
+    click.echo(f"{planned.title} on {target.name}: {counted(len(found), 'combination')}")
     for number, request in enumerate(found):
         click.echo(f"  {title_of(request):<42} {'' if number else 'planned'}".rstrip())
 

@@ -186,11 +186,6 @@ def _of_dlpack(array: Any, name: str) -> ArrayView:
     return ArrayView(name, address, shape, strides, DTYPES[known], location, array, keep=capsule)
 
 
-def dimensions(count: int) -> str:
-    """A number of dimensions, in words."""
-    return f"{count} dimension{'s' * (count != 1)}"
-
-
 def check_one_device(name: str, device: object, other: str, its_device: object) -> None:
     """Raises ArgumentError if two arguments are on different devices."""
     if device != its_device:

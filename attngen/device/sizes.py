@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, check_one_device, dimensions
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, check_one_device
 from attngen.device.overlap import overlaps_itself
+from attngen.diagnostics import counted
 from attngen.emit.program import Axis, OneMore, Program, Tensor, evaluate
 from attngen.spec.expr import MAX_LENGTH
 
@@ -58,7 +59,7 @@ def _sizes(given: Iterable[tuple[Tensor, ArrayView]]) -> dict[str, int]:
 def _check_kind(tensor: Tensor, array: ArrayView) -> None:
     if len(array.shape) != len(tensor.shape):
         raise ArgumentError(
-            f"`{array.name}` has {dimensions(len(array.shape))}, {_shape(array.shape)}; "
+            f"`{array.name}` has {counted(len(array.shape), 'dimension')}, {_shape(array.shape)}; "
             f"expected {len(tensor.shape)}: {_shape(tensor.shape)}"
         )
     if array.dtype.name != tensor.dtype:

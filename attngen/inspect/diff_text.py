@@ -7,6 +7,7 @@ from itertools import groupby, zip_longest
 
 import click
 
+from attngen.diagnostics import counted
 from attngen.inspect.diff import Comparison, Line, Row
 
 SIDE_BY_SIDE = 120  # columns of a terminal for two files side by side
@@ -43,7 +44,7 @@ def diff_text(comparison: Comparison, titles: tuple[str, str], width: int, conte
 def summary(comparison: Comparison, shorter: str) -> str:
     """The number of unchanged and moved lines, and their share."""
     blocks = len(comparison.blocks)
-    moved = f" and {comparison.moved} moved in {blocks} block{'s' * (blocks != 1)}" if blocks else ""
+    moved = f" and {comparison.moved} moved in {counted(blocks, 'block')}" if blocks else ""
     return f"of the {comparison.lines} {shorter} {comparison.unchanged} are unchanged{moved}: {comparison.kept:.1%}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
-from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.diagnostics import Diagnostic, DiagnosticError, counted
 from attngen.language.foreign_words import NAMES, spelling_at
 from attngen.language.syntax import SYNONYMS, Node
 from attngen.source import Span
@@ -227,12 +227,10 @@ class Resolver:
             what = "a function" if isinstance(target, Definition) else "a number"
             raise DiagnosticError(mistakes.NotAnInput(span=name_node.span, name=name_node.value, what=what))
         if len(arguments) != len(target.dims):
-            count, given = len(target.dims), len(arguments)
-            plural, example = "s" * (count != 1), _index_example(target)
+            expected, given = counted(len(target.dims), "dimension"), len(arguments)
+            example = _index_example(target)
             raise DiagnosticError(
-                mistakes.WrongIndexCount(
-                    span=node.span, name=target.name, expected=count, plural=plural, given=given, example=example
-                )
+                mistakes.WrongIndexCount(span=node.span, name=target.name, expected=expected, given=given, example=example)
             )
         indices = tuple(self.expression(a, scope) for a in arguments)
         return _guarded(lambda: gather(target.name, element_type(target.dtype), indices), node.span)
@@ -288,17 +286,13 @@ def _guarded(build: Callable[[], Expr], span: Span) -> Expr:
 
 
 def _without_arguments(span: Span, name: str, expected: int, example: str) -> DiagnosticError:
-    plural = "s" * (expected != 1)
-    return DiagnosticError(
-        mistakes.FunctionWithoutArguments(span=span, name=name, expected=expected, plural=plural, example=example)
-    )
+    needed = counted(expected, "argument")
+    return DiagnosticError(mistakes.FunctionWithoutArguments(span=span, name=name, expected=needed, example=example))
 
 
 def _wrong_arguments(span: Span, name: str, expected: int, given: int, example: str) -> DiagnosticError:
-    plural = "s" * (expected != 1)
-    return DiagnosticError(
-        mistakes.WrongArguments(span=span, name=name, expected=expected, plural=plural, given=given, example=example)
-    )
+    taken = counted(expected, "argument")
+    return DiagnosticError(mistakes.WrongArguments(span=span, name=name, expected=taken, given=given, example=example))
 
 
 def element_type(dtype: DType) -> Type:

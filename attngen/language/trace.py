@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attngen.diagnostics import DiagnosticError, excerpt
+from attngen.diagnostics import DiagnosticError, counted, excerpt
 from attngen.language.captured import CapturedArray, array_dtype, is_array
 from attngen.language.tracer import TraceError, Tracer, call, lift, tracing_builtins
 from attngen.source import SourceFile, Span
@@ -93,9 +93,8 @@ def _parameters(function: Callable[..., Any], keyword: str, title: str) -> tuple
         raise TraceError(f"{title} requires {needs} by keyword; {wanted}, and every other parameter needs a default")
     found = next((names for names in known if len(names) == len(own)), None)
     if found is None:
-        plural = "" if len(own) == 1 else "s"
         raise TraceError(
-            f"{title} takes {len(own)} argument{plural} without a default ({', '.join(own) or 'none'}); {wanted}. Give the "
+            f"{title} takes {counted(len(own), 'argument')} without a default ({', '.join(own) or 'none'}); {wanted}. Give the "
             "others a default, as in n=8"
         )
     for position, (name, meaning) in enumerate(zip(own, found, strict=True)):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
-from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.diagnostics import Diagnostic, DiagnosticError, counted
 from attngen.plan.affine_scores import AffineScore
 from attngen.plan.arch import Arch
 from attngen.plan.captured_staging import NOTHING, Staged
@@ -165,7 +165,7 @@ class Plan:
     workspaces: tuple[str, ...] = ()  # of fp32 numbers: names of `attngen.emit.abi.WORKSPACES`
 
     def __repr__(self) -> str:
-        stages = f", {self.stages} stage{'s' * (self.stages > 1)}" if self.schedule.is_fused else ""
+        stages = f", {counted(self.stages, 'stage')}" if self.schedule.is_fused else ""
         tile = f", tile {self.block_q} x {self.block_kv}{stages}" if self.schedule.is_tiled else ""
         return f"<Plan {self.title} on {self.arch.name}{tile}, {self.warps} warps>"
 

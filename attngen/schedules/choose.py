@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import get_args
 
+from attngen.diagnostics import counted
 from attngen.plan.arch import DEFAULT_ARCH, Arch
 from attngen.plan.decisions import WHY_LSE_REST
 from attngen.plan.facts import DETERMINISTIC, SpecFacts, facts_of
@@ -98,8 +99,9 @@ def alternatives(planned: Plan) -> dict[KernelRequest, Plan]:
 
 def title_of(kernel: KernelRequest) -> str:
     """What tuning varies of a `kernel` statement, in words."""
-    plural = {name: "s" * (count != 1) for name, count in (("stage", kernel.stages), ("warp", kernel.warps))}
-    size = f"{kernel.block_q} x {kernel.block_kv}, {kernel.stages} stage{plural['stage']}, {kernel.warps} warp{plural['warp']}"
+    assert kernel.stages is not None
+    assert kernel.warps is not None
+    size = f"{kernel.block_q} x {kernel.block_kv}, {counted(kernel.stages, 'stage')}, {counted(kernel.warps, 'warp')}"
     return f"{size}, Q {kernel.q}" if kernel.q else size
 
 

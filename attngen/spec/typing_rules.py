@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from attngen.diagnostics import counted
 from attngen.spec.expr import ExpressionError, Type
 from attngen.spec.operator import BOOL, FLOAT, INT, Typing
 
 
 def _expect(name: str, types: tuple[Type, ...], count: int) -> None:
     if len(types) != count:
-        raise ExpressionError(f"`{name}` takes {count} operand{'s' * (count != 1)}, not {len(types)}")
+        raise ExpressionError(f"`{name}` takes {counted(count, 'operand')}, not {len(types)}")
 
 
 def _numeric(name: str, types: tuple[Type, ...]) -> Type:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attngen.device.arrays import ArgumentError, ArgumentTypeError, check_one_device, dimensions
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, check_one_device
+from attngen.diagnostics import counted
 from attngen.torch.runtime import Remembered
 
 Tensor = Any
@@ -82,7 +83,7 @@ def _check_given(k: Tensor | None, v: Tensor | None, place: Place) -> None:
 
 def _check_rows(name: str, rows: Tensor, q: Tensor) -> None:
     if rows.dim() != 4:
-        raise ArgumentError(f"`{name}` has {dimensions(rows.dim())}; expected 4, of batch, length, heads and size")
+        raise ArgumentError(f"`{name}` has {counted(rows.dim(), 'dimension')}; expected 4, of batch, length, heads and size")
     if rows.dtype is not q.dtype:
         found, expected = (str(dtype).removeprefix("torch.") for dtype in (rows.dtype, q.dtype))
         raise ArgumentTypeError(f"`{name}` has elements of {found}; expected {expected}, as `q` has. Convert one of them")

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from attngen.device.arrays import ArgumentError, ArgumentTypeError, dimensions
+from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.diagnostics import counted
 from attngen.sdpa import check_ranks
 from attngen.spec.dtypes import NUMPY_BFLOAT16
 
@@ -77,7 +78,7 @@ def _one(tensor: Tensor, name: str, layout: str, copy: bool) -> Tensor:
     least = 2 if layout == "bhsd" else 3
     if not least <= tensor.dim() <= 4:
         axes = AXES[layout]
-        raise ArgumentError(f"`{name}` has {dimensions(tensor.dim())}; expected {least} to 4, of {axes}")
+        raise ArgumentError(f"`{name}` has {counted(tensor.dim(), 'dimension')}; expected {least} to 4, of {axes}")
     whole = tensor[(None,) * (4 - tensor.dim())] if tensor.dim() < 4 else tensor
     seen = whole.transpose(1, 2) if layout == "bshd" else whole
     return seen.clone(memory_format=torch.contiguous_format) if copy and not readable(seen) else seen

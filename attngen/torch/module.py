@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from attngen.api import load_one
-from attngen.device.arrays import ArgumentError, dimensions
+from attngen.device.arrays import ArgumentError
 from attngen.device.params import refuse_unknown
-from attngen.diagnostics import refuse_keywords
+from attngen.diagnostics import counted, refuse_keywords
 from attngen.language import define
 from attngen.sdpa import check_dropout, check_equal_heads
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
@@ -279,7 +279,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         """A tensor of the layer's layout as [batch, length, heads, size]. Raises ArgumentError."""
         check_tensors(**{name: tensor})
         if tensor.dim() != 4:
-            raise ArgumentError(f"`{name}` has {dimensions(tensor.dim())}; expected 4, of {AXES[self._layout]}")
+            raise ArgumentError(f"`{name}` has {counted(tensor.dim(), 'dimension')}; expected 4, of {AXES[self._layout]}")
         return tensor if self._layout == "bshd" else tensor.transpose(1, 2)
 
     def _text(self, form: Form | None, queries: Tensor, values: Tensor, captured: Mapping[str, Tensor]) -> str:

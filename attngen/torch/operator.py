@@ -26,8 +26,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from attngen.device.arrays import ArgumentError, check_one_device, dimensions, has_heads_inside
+from attngen.device.arrays import ArgumentError, check_one_device, has_heads_inside
 from attngen.device.compiled_templates import keep_compiled_templates
+from attngen.diagnostics import counted
 from attngen.language.prelude import prelude
 from attngen.torch.runtime import input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
 
@@ -107,7 +108,7 @@ def fake(
         kernel = parsed(spec).kernel
         axes = PACKED_AXES if kernel.is_packed and (name == "q" or not kernel.is_paged) else DENSE_AXES
         if name in ("q", "k", "v") and tensor.dim() != len(axes):
-            raise ArgumentError(f"`{name}` has {dimensions(tensor.dim())}; expected [{', '.join(axes)}]")
+            raise ArgumentError(f"`{name}` has {counted(tensor.dim(), 'dimension')}; expected [{', '.join(axes)}]")
     output = empty_as(q, (*q.shape[:-1], v.shape[-1]), q)
     return output, q.new_empty(lse_shape(spec, q) if parsed(spec).lse else (0,), dtype=torch.float32)
 

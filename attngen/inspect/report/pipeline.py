@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from attngen.device.emulated.tracing import Step, Watch
+from attngen.diagnostics import counted
 from attngen.inspect.explain_work import defaults
 from attngen.inspect.tracing import trace_spec
 from attngen.plan import Plan
@@ -154,6 +155,6 @@ class _Replay:
         slots = self.plan.stages
         return (
             "From a traced run on the emulated device: the copies and products of one block in their order, tiles numbered as "
-            f"they are copied, {slots} buffer{'s' * (slots > 1)} each for K and V. Lengths are nominal, not measured: a "
+            f"they are copied, {counted(slots, 'buffer')} each for K and V. Lengths are nominal, not measured: a "
             "product waits for its tile, a copy for the products that read its buffer before, P V for its weights."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attngen.diagnostics import counted
 from attngen.emit.loops import Loop, kernel, tiles_visited
 from attngen.plan.plan import Plan
 from attngen.schedules.tile_loops import mma_products
@@ -34,6 +35,6 @@ def timeline(plan: Plan, weights: str) -> Timeline:
             copies.append(Bar(start, 2.5, f"K{n + ahead}, V{n + ahead}", COPY))
         work += of_a_tile(start, n, weights)
     work.append(Bar(3.0 + 3 * TILES, 1, "sums", STORE))
-    copied = f"{ahead} tile{'s' * (ahead > 1)}"
+    copied = counted(ahead, "tile")
     says = f"One warp: copies of {copied} are under way while one is multiplied. Other warps have other tiles."
     return Timeline({"cp.async": tuple(copies), "warp": tuple(work)}, says)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import lcm
 
+from attngen.diagnostics import counted
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.decisions import saved_decisions
 from attngen.plan.facts import SpecFacts
@@ -202,8 +203,7 @@ def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPl
     yield Decision("dQ", "additions", WHY_ADDITIONS)
     yield Decision("deterministic", "dK and dV alone", "blocks add to dQ in the order in which they happen to arrive")
     yield from saved_decisions(saved_results(facts))
-    plural = "s" * (blocks != 1)
-    yield tile_decision(spec, tile, f"many keys: less is added to dQ; an SM has room for {blocks} such block{plural}")
+    yield tile_decision(spec, tile, f"many keys: less is added to dQ; an SM has room for {counted(blocks, 'such block')}")
     keys = MMA_ROWS * ROW_BLOCKS
     yield Decision("warps", str(tile.warps), f"{keys} keys each, and a fragment of a tile serves two products")
     if own.shares > 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attngen.diagnostics import counted
 from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import TermSum, term_sums
 from attngen.plan.decisions import saved_decisions, term_decisions
@@ -227,7 +228,7 @@ def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPl
     yield from term_decisions(term_sums(facts, diagonals=True))
     why_square = "as many rows as keys: ranges of captured vectors serve both kernels; "
     blocks = blocks_of_an_sm(facts, arch, tile, shared_bytes)
-    yield tile_decision(facts.spec, tile, f"{why_square}an SM has room for {blocks} such block" + "s" * (blocks != 1))
+    yield tile_decision(facts.spec, tile, f"{why_square}an SM has room for {counted(blocks, 'such block')}")
     shared = ", and a fragment of a tile serves two products" if rows > MMA_ROWS else ", for which a thread has registers"
     yield Decision("warps", str(tile.warps), f"{rows} keys, or rows, each{shared}")
     yield from last_decisions(facts, arch, tile, own, shared_bytes)

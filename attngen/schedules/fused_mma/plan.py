@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from attngen.diagnostics import counted
 from attngen.plan.arch import Arch
 from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
@@ -157,7 +158,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, hold
     rows = MMA_ROWS * row_blocks(tile)
     shared = ", and a fragment of K or V serves two products" if rows > MMA_ROWS else ""
     blocks, room = blocks_told(facts, arch, tile), blocks_of_an_sm(facts, arch, tile)
-    room_for = f" an SM has room for {room} block{'s' * (room != 1)}"
+    room_for = f" an SM has room for {counted(room, 'block')}"
     decisions = (
         Decision("schedule", "fused_mma", f"{t} on tensor cores (mma.sync, which {arch.name} has)"),
         *score_decisions(facts),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from attngen.diagnostics import counted
 from attngen.plan.arch import Arch
 from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.plan.decisions import saved_decisions
@@ -206,7 +207,7 @@ def buffers_of_rows(facts: SpecFacts, stages: int, values: int) -> tuple[SharedB
         tiles_of(spec, "HELD_QK", (d, held), "the rows of Q that the block holds, in the end dQ"),
         tiles_of(spec, "HELD_V", (dv, held), "the rows of dO that the block holds"),
         tiles_of(spec, "VISITED_QK", (stages, d, rows), f"{stages} tiles of keys"),
-        tiles_of(spec, "VISITED_V", (values, dv, rows), f"{values} tile{'s' * (values > 1)} of values"),
+        tiles_of(spec, "VISITED_V", (values, dv, rows), f"{counted(values, 'tile')} of values"),
         *words(stages, 4 + 2 * stages + 2 * values),
     )
 

@@ -42,13 +42,12 @@ class NotAFunction(Diagnostic):
 
 class WrongArguments(Diagnostic):
     code: ClassVar[str] = "E204"
-    title: ClassVar[str] = "`{name}` takes {expected} argument{plural}, not {given}"
+    title: ClassVar[str] = "`{name}` takes {expected}, not {given}"
     label: ClassVar[str] = "{given} given"
     help: ClassVar[str] = "write {example}"
 
     name: str
-    expected: int
-    plural: str
+    expected: str
     given: int
     example: str
 
@@ -84,13 +83,12 @@ class NotANumber(Diagnostic):
 
 class WrongIndexCount(Diagnostic):
     code: ClassVar[str] = "E208"
-    title: ClassVar[str] = "`{name}` has {expected} dimension{plural}, not {given}"
+    title: ClassVar[str] = "`{name}` has {expected}, not {given}"
     label: ClassVar[str] = "{given} given"
     help: ClassVar[str] = "write {example}"
 
     name: str
-    expected: int
-    plural: str
+    expected: str
     given: int
     example: str
 
@@ -239,13 +237,12 @@ class SinkTooLarge(Diagnostic):
 
 class FunctionWithoutArguments(Diagnostic):
     code: ClassVar[str] = "E223"
-    title: ClassVar[str] = "`{name}` needs {expected} argument{plural}"
+    title: ClassVar[str] = "`{name}` needs {expected}"
     label: ClassVar[str] = "written without arguments"
     help: ClassVar[str] = "write {example}"
 
     name: str
-    expected: int
-    plural: str
+    expected: str
     example: str
 
 
