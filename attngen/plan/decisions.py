@@ -34,6 +34,25 @@ def maximum_decisions(facts: SpecFacts) -> Iterator[Decision]:
         yield Decision("maximum", "none", because)
 
 
+def wanted_decision(facts: SpecFacts) -> Decision:
+    """Which gradients a fused backward computes."""
+    return Decision("gradients", ", ".join(facts.wanted), "other gradients are not computed")
+
+
+def addition_decisions() -> Iterator[Decision]:
+    """What follows if blocks that hold keys add to dQ."""
+    because = "blocks that hold keys add their parts to fp32 sums in global memory: S and dP are computed once, five products"
+    yield Decision("dQ", "additions", because)
+    yield Decision("deterministic", "dK and dV alone", "blocks add to dQ in the order in which they happen to arrive")
+
+
+def unfused_decisions(facts: SpecFacts, kept: tuple[str, ...]) -> Iterator[Decision]:
+    """What backwards with scores in memory share; `kept` is what they keep there."""
+    yield Decision("gradients", ", ".join(facts.wanted), "each by a kernel of its own: what is not wanted is not computed")
+    yield Decision("weights", "recomputed", "by the kernels of the forward: nothing is saved between the two")
+    yield Decision("in global memory", ", ".join(kept), "O(q_len * kv_len) bytes, which fused schedules avoid")
+
+
 def saved_decisions(saved: tuple[str, ...]) -> Iterator[Decision]:
     """What the forward has saved for a backward."""
     if "lse" in saved:

@@ -168,7 +168,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         Decision("partial results", "O before division by l, with m and l", WHY_SUMS)
         if spec.normalize == "softmax"
         else PLAIN_SUMS,
-        Decision("rows in shared memory", f"padded by {own.chunk}", "the 8 rows that ldmatrix reads lie in different banks"),
+        Decision("rows in shared memory", f"padded by {own.chunk}", needs.WHY_PAD),
     )
     workspaces = ("split_O", "split_max", "split_sum") if spec.normalize == "softmax" else ("split_O",)
     return planned(schedule, facts, arch, tile, decisions, buffers(facts, tile), own, blocks=blocks, workspaces=workspaces)

@@ -11,7 +11,7 @@ from math import lcm
 
 from attngen.diagnostics import counted
 from attngen.plan.arch import Arch, Feature
-from attngen.plan.decisions import saved_decisions
+from attngen.plan.decisions import addition_decisions, saved_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule
@@ -25,14 +25,13 @@ from attngen.schedules.fused_mma.backward_needs import (
     DqPart,
     FusedMmaBackwardPlan,
     blocks_of_an_sm,
-    classified_tiles,
     classifies,
     first_decisions,
     last_decisions,
-    row_values,
+    values_of_rows,
     widths,
 )
-from attngen.schedules.fused_mma.needs import CAPTURED_REGISTERS, MMA_ROWS, chunk, operands
+from attngen.schedules.fused_mma.needs import CAPTURED_REGISTERS, MMA_ROWS, chunk, classified_tiles, operands
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
 
@@ -94,7 +93,6 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
     """The shared memory of a block: its keys, tiles of rows, and what warps tell each other of a tile."""
     spec, stages = facts.spec, tile.stages
     qk, v = widths_of(spec, tile)
-    values = len(row_values(facts))
 
     def rows(name: str, shape: tuple[int, ...], use: str) -> SharedBuffer:
         return SharedBuffer(name=name, element=spec.dtype.name, shape=shape, use=use, pad=chunk(spec), read=COLUMN)
@@ -110,12 +108,7 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
             else []
         ),
         rows("DS", (tile.block_kv, tile.block_q), "dS^T of a tile, for all warps"),
-        SharedBuffer(
-            name="ROW_VALUES",
-            element="float",
-            shape=(stages, values, tile.block_q),
-            use="numbers of a tile's rows, such as lse",
-        ),
+        values_of_rows(facts, tile),
         *([classified_tiles(tile)] if classifies(facts) else []),
     )
 
@@ -200,8 +193,7 @@ def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPl
     assert own.dq_part is not None
     spec, part = facts.spec, own.dq_part
     yield from first_decisions(facts, arch)
-    yield Decision("dQ", "additions", WHY_ADDITIONS)
-    yield Decision("deterministic", "dK and dV alone", "blocks add to dQ in the order in which they happen to arrive")
+    yield from addition_decisions()
     yield from saved_decisions(saved_results(facts))
     yield tile_decision(spec, tile, f"many keys: less is added to dQ; an SM has room for {counted(blocks, 'such block')}")
     keys = MMA_ROWS * ROW_BLOCKS
@@ -214,6 +206,3 @@ def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPl
     if part.added > 1:
         yield Decision("additions at once", str(part.added), f"of neighbours: {arch.name} has such an instruction")
     yield from last_decisions(facts, arch, tile, own, shared_bytes)
-
-
-WHY_ADDITIONS = "blocks that hold keys add their parts to fp32 sums in global memory: S and dP are computed once, five products"

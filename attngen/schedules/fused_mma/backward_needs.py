@@ -8,6 +8,7 @@ from typing import Literal
 
 from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import TermSum, term_sums
+from attngen.plan.decisions import wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.plan import Decision, Plan
@@ -15,7 +16,7 @@ from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import STATED
-from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, TILE_WORDS, Split, operands
+from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, WHY_IDLE, WHY_PAD, Split, operands
 from attngen.spec.attention import AttentionSpec
 
 OF_KEYS = ("dk_dv", "dk", "dv")  # the kernels that own keys; the first has dS
@@ -95,17 +96,17 @@ def classifies(facts: SpecFacts) -> bool:
     return facts.bounds.per_tile or mask_bounds(facts.spec, None, "q").per_tile
 
 
-def classified_tiles(tile: Tile) -> SharedBuffer:
-    """What a block has found of tiles."""
-    bits = "a bit for each tile to visit, and for each full one"
-    return SharedBuffer(name="TILES", element="unsigned", shape=(TILE_WORDS, tile.warps), use=bits)
+def values_of_rows(facts: SpecFacts, tile: Tile) -> SharedBuffer:
+    """The numbers of the rows of tiles of queries."""
+    shape = (tile.stages, len(row_values(facts)), tile.block_q)
+    return SharedBuffer(name="ROW_VALUES", element="float", shape=shape, use="numbers of a tile's rows, such as lse")
 
 
 def first_decisions(facts: SpecFacts, arch: Arch) -> Iterator[Decision]:
     """What both forms say first."""
     numbers = operands(facts.spec)
     yield Decision("schedule", "fused_mma_backward", f"{facts.spec.dtype} on tensor cores (mma.sync, which {arch.name} has)")
-    yield Decision("gradients", ", ".join(facts.wanted), "other gradients are not computed")
+    yield wanted_decision(facts)
     if numbers.split:
         yield Decision("products", numbers.products, numbers.because)
 
@@ -123,9 +124,8 @@ def last_decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwa
     yield Decision("PART", str(own.part), "columns of S and dP at once: their registers fit beside those of the gradients")
     yield Decision("blocks per SM", str(blocks_of_an_sm(facts, arch, tile, room)), WHY_BLOCKS)
     if own.idle_copiers:
-        yield Decision("copying threads", "not all", "the 16-byte chunks of a row do not divide the number of threads")
-    why_pad = "the 8 rows that ldmatrix reads lie in different banks"
-    yield Decision("rows in shared memory", f"padded by {own.chunk}", why_pad)
+        yield Decision("copying threads", "not all", WHY_IDLE)
+    yield Decision("rows in shared memory", f"padded by {own.chunk}", WHY_PAD)
 
 
 def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile, room: Room) -> int:

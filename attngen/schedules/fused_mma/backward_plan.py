@@ -25,19 +25,20 @@ from attngen.schedules.fused_mma.backward_needs import (
     WARPS_OF_AN_SM,
     FusedMmaBackwardPlan,
     blocks_of_an_sm,
-    classified_tiles,
     classifies,
     first_decisions,
     kernels_of,
     last_decisions,
     row_values,
     terms_of,
+    values_of_rows,
     widths,
 )
 from attngen.schedules.fused_mma.needs import (
     CAPTURED_REGISTERS,
     MMA_ROWS,
     chunk,
+    classified_tiles,
     lacks,
     operands,
     row_blocks,
@@ -116,7 +117,6 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
     apart = apart_by_registers(facts, tile)
     kernels = kernels_of(facts, apart)
     kept = any(k in OF_KEYS or terms_of(facts, k, kernels) for k in kernels)
-    values = len(row_values(facts))
     folded = diagonal_columns(tile, part_of(facts, tile, apart) or PARTS[-1])
     diagonals = SharedBuffer(name="DIAGONALS", element="float", shape=(tile.warps, 8, folded), use="terms of a warp's pairs")
     return (
@@ -124,18 +124,7 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
         rows("FIXED_V", (size, v), "the block's values, in the end dV; or its rows of dO"),
         rows("STREAMED_QK", (stages, size, qk), "a tile of queries, or of keys"),
         rows("STREAMED_V", (stages, size, v), "a tile of rows of dO, or of values"),
-        *(
-            [
-                SharedBuffer(
-                    name="ROW_VALUES",
-                    element="float",
-                    shape=(stages, values, size),
-                    use="numbers of a tile's rows, such as lse",
-                )
-            ]
-            if values and kept
-            else []
-        ),
+        *([values_of_rows(facts, tile)] if row_values(facts) and kept else []),
         *([diagonals] if any(terms.diagonals for terms in term_sums(facts, diagonals=True)) else []),
         *([classified_tiles(tile)] if classifies(facts) else []),
     )

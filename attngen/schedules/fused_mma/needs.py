@@ -52,6 +52,8 @@ RANDOM_REGISTERS = 16  # of dropout: the words of a call of Philox, and what the
 CAPTURED_REGISTERS = 10  # addresses of captured tensors, and indices into them, where registers are estimated
 RESERVED = 1024  # bytes of shared memory that the driver adds to each block
 TILE_WORDS = 2  # of 32 tiles each, that a warp has classified: which are visited, which are full
+WHY_IDLE = "the 16-byte chunks of a row do not divide the number of threads"
+WHY_PAD = "the 8 rows that ldmatrix reads lie in different banks"
 
 
 def operands(spec: AttentionSpec) -> Operands:
@@ -104,18 +106,22 @@ def buffers(facts: SpecFacts, tile: Tile) -> tuple[SharedBuffer, ...]:
     def rows(name: str, shape: tuple[int, ...], use: str, read: str = COLUMN, then: str = "") -> SharedBuffer:
         return SharedBuffer(name=name, element=spec.dtype.name, shape=shape, use=use, pad=chunk(spec), read=read, then=then)
 
-    bits = "a bit for each tile to visit, and for each full one"
     generator = SharedBuffer(name="DROPOUT", element="unsigned", shape=(len(DROPOUT),), use="the generator of the head")
-    classified = SharedBuffer(name="TILES", element="unsigned", shape=(TILE_WORDS, tile.warps), use=bits)
     return (
         rows("Q", (q, max(d, dv)), "the block's query rows, in the end its output", then="O"),
         rows("K", (stages, kv, d), f"the keys of {tiles}"),
         rows("V", (stages, kv, dv), f"the values of {tiles}", v_read),
         SharedBuffer(name="WORK_TILE", element="int", shape=(len(WORK_TILE),), use="which rows and head the block computes"),
         *([generator] if spec.dropout is not None else []),
-        *([classified] if facts.bounds.per_tile else []),
+        *([classified_tiles(tile)] if facts.bounds.per_tile else []),
         *([own.buffer(kv)] if own.keys else []),
     )
+
+
+def classified_tiles(tile: Tile) -> SharedBuffer:
+    """What a block has found of tiles."""
+    bits = "a bit for each tile to visit, and for each full one"
+    return SharedBuffer(name="TILES", element="unsigned", shape=(TILE_WORDS, tile.warps), use=bits)
 
 
 def staged_of(facts: SpecFacts, tile: Tile) -> Staged:

@@ -55,7 +55,6 @@ POSSIBLE = tuple(
 )
 WEIGHING = {"softmax": "the softmax and ", "sigmoid": "the sigmoid and ", "none": ""}  # what comes before P V
 WHY_BETWEEN = "issued when the first products of a tile are queued: the tensor cores work while addresses are computed"
-WHY_IDLE = "the 16-byte chunks of a row do not divide the number of threads"
 WHY_SUMMED = "added to O in fp32: the tensor cores truncate sums, and errors of one sign add up"
 WHY_BLOCKS = "the compiler may use the registers of so many: split operands need all that a thread can have"
 WHY_KEYS = "read once for each key of a partial tile, during Q K^T, instead of by every thread that has the key"
@@ -168,11 +167,11 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, hold
         Decision("stages", str(stages), why_stages),
         Decision("Q", "in registers" if holds else "in shared memory", _why_q(spec, tile, holds)),
         *([Decision("copies", "between products", WHY_BETWEEN)] if between else []),
-        *([Decision("copying threads", "not all", WHY_IDLE)] if idle else []),
+        *([Decision("copying threads", "not all", needs.WHY_IDLE)] if idle else []),
         *([Decision("partial sums", f"of {16 * needs.summed(tile)} keys", WHY_SUMMED)] if numbers.split else []),
         *([Decision("blocks per SM", str(blocks), WHY_BLOCKS)] if blocks else []),
         *([Decision("key vectors", "in shared memory", WHY_KEYS)] if staged.keys else []),
-        Decision("rows in shared memory", f"padded by {pad}", "the 8 rows that ldmatrix reads lie in different banks"),
+        Decision("rows in shared memory", f"padded by {pad}", needs.WHY_PAD),
     )
     own = FusedMmaPlan(
         q_in_registers=holds,

@@ -11,6 +11,7 @@ from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Parameter
 from attngen.emit.variant import Function
 from attngen.plan.captured_sums import Place
+from attngen.schedules.fused import BLOCKS
 from attngen.schedules.fused_simt import plan as forward
 from attngen.schedules.fused_simt.backward_plan import FusedSimtBackwardPlan, row_values
 from attngen.schedules.fused_simt.context import PAD
@@ -109,12 +110,7 @@ class FusedSimtBackward(CapturedSums):
             ConstantLine("int", "BLOCK_Q", "BLOCK"),
             ConstantLine("int", "BLOCK_KV", "BLOCK"),
             ConstantLine("int", "THREADS", str(plan.threads)),
-            ConstantLine(
-                "int",
-                "BLOCKS",
-                str(plan.blocks),
-                "that an SM should hold at once: it limits the registers of a thread",
-            ),
+            ConstantLine("int", "BLOCKS", str(plan.blocks), BLOCKS),
             *(ConstantLine("int", f"{b.name}_SMEM", str(b.offset)) for b in plan.buffers),
             ConstantLine("int", "ROW_THREADS", str(own.row_threads), "the block's threads as a grid over a tile: its rows"),
             ConstantLine("int", "COLUMN_THREADS", str(own.column_threads)),

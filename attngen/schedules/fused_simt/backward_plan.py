@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import term_sums
-from attngen.plan.decisions import saved_decisions, term_decisions
+from attngen.plan.decisions import saved_decisions, term_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.saved import saved_results
@@ -152,7 +152,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     threads = 32 * square.warps
     decisions = (
         Decision("schedule", schedule.name, f"{why_not_fused_mma(facts, arch)}: products on the ordinary arithmetic units"),
-        Decision("gradients", ", ".join(facts.wanted), "other gradients are not computed"),
+        wanted_decision(facts),
         *saved_decisions(saved),
         *term_decisions(terms),
         Decision(

@@ -9,7 +9,7 @@ from typing import Literal
 from attngen.diagnostics import counted
 from attngen.plan.arch import Arch
 from attngen.plan.code_size import INLINED_UP_TO, operations
-from attngen.plan.decisions import saved_decisions
+from attngen.plan.decisions import addition_decisions, saved_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
@@ -307,12 +307,11 @@ def register_split(sums: int) -> Registers:
 
 
 def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterator[Decision]:
-    yield Decision("gradients", ", ".join(facts.wanted), "other gradients are not computed")
+    yield wanted_decision(facts)
     if {"dk_dv", "dq"} <= {*own.kernels}:
         yield Decision("dK and dV, dQ", "by two kernels", WHY_TWO if facts.deterministic else WHY_TWO_ANYWAY)
     if own.dq == "additions":
-        yield Decision("dQ", "additions", WHY_ADDITIONS)
-        yield Decision("deterministic", "dK and dV alone", "blocks add to dQ in the order in which they happen to arrive")
+        yield from addition_decisions()
         yield Decision("products of dQ", "a tile later", WHY_LATER)
     else:
         yield Decision(
@@ -358,6 +357,5 @@ def split_decisions(own: HopperBackwardPlan) -> Iterator[Decision]:
 
 WHY_TWO = "both compute S and dP, seven products instead of five; one kernel would have to add dQ in global memory"
 WHY_TWO_ANYWAY = "additions to dQ in global memory are for a softmax and head sizes of equally many slabs"
-WHY_ADDITIONS = "blocks that hold keys add their parts to fp32 sums in global memory: S and dP are computed once, five products"
 WHY_LATER = "when both consumers have written their dS long ago: neither waits for the other, and each fills the other's gaps"
 WHY_SWIZZLE = "tiles in slabs of 64 columns, chunks of 16 bytes permuted: neither TMA nor wgmma meets a bank conflict"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.plan.arch import Arch
+from attngen.plan.decisions import unfused_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.tile_search import planned
@@ -61,12 +62,13 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     spec = facts.spec
     kernels, kept = kernels_and_workspaces(facts)
     own = NaiveBackwardPlan(SLICE, -(-max(spec.head_dim, spec.head_dim_v) // 32) * 32, kernels)
+    gradients, weights, in_memory = unfused_decisions(facts, kept)
     decisions = (
-        Decision("gradients", ", ".join(facts.wanted), "each by a kernel of its own: what is not wanted is not computed"),
-        Decision("weights", "recomputed", "by the kernels of the forward: nothing is saved between the two"),
+        gradients,
+        weights,
         Decision("THREADS", str(THREADS), "enough warps to hide latency; the kernels share nothing between threads"),
         Decision("THREADS_D", str(own.threads_d), "the larger head size in whole warps"),
-        Decision("in global memory", ", ".join(kept), "O(q_len * kv_len) bytes, which fused schedules avoid"),
+        in_memory,
         Decision("order of sums", "fixed", "a thread adds up one element by itself: the same bits in every run, no atomics"),
     )
     return planned(schedule, facts, arch, TILE, decisions, own=own, workspaces=kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.plan.arch import Arch
+from attngen.plan.decisions import unfused_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
 from attngen.plan.tile_search import planned
@@ -34,9 +35,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     pad = 32 * ROWS_PER_PAD // terms
     own = TiledBackwardPlan(*thread_grid(tile.warps), rows, columns, terms, pad, kernels, of_captured)
     decisions = (
-        Decision("gradients", ", ".join(facts.wanted), "each by a kernel of its own: what is not wanted is not computed"),
-        Decision("weights", "recomputed", "by the kernels of the forward: nothing is saved between the two"),
-        Decision("in global memory", ", ".join(kept), "O(q_len * kv_len) bytes, which fused schedules avoid"),
+        *unfused_decisions(facts, kept),
         Decision("BLOCK_Q x BLOCK_KV", f"{tile.block_q} x {tile.block_kv}", WHY_TILE),
         Decision("BLOCK_D", str(BLOCK_DV), "dimensions of a gradient of a block: as many as a tile has keys"),
         Decision("THREADS", str(32 * tile.warps), f"{own.row_threads} x {own.column_threads} threads, each {rows} x {columns}"),
