@@ -14,6 +14,7 @@ from attngen.spec.print_attn import expression_to_text, rotary_to_text
 
 HEADER_WIDTH = 118
 WEIGHING = {"softmax": "the softmax", "sigmoid": "the sigmoid", "none": "the scores"}  # what comes between the products
+RECOMPUTED = {"softmax": "exp(S - lse)", "sigmoid": "1 / (1 + exp(-S))", "none": "S"}  # weights, in a backward
 # Bytes of S and P that the unfused kernels move for each pair: a score is written once and read once, by a softmax twice; a
 # weight too, unless it is the score itself.
 PAIR_BYTES = {"softmax": 20, "sigmoid": 16, "none": 8}
@@ -117,15 +118,26 @@ def score_gradient_equations(spec: AttentionSpec) -> list[str]:
 def pair_equations(spec: AttentionSpec, gradient: Gradient, of_scores: bool) -> list[str]:
     """P of a tile, recomputed from lse, and with `of_scores` the gradients of its scores."""
     text = expression_texts(spec, gradient)
-    weights = {"softmax": "exp(S - lse)", "sigmoid": "1 / (1 + exp(-S))", "none": "S"}[spec.normalize]
     where = f"   where {text['mask']}, else 0" if text["mask"] else ""
-    lines = [f"P  = {weights}  with S = {text['score']}{where}"]
+    lines = [f"P  = {RECOMPUTED[spec.normalize]}  with S = {text['score']}{where}"]
     if not of_scores:
         return lines
     dp = "dO V^T" if spec.dropout is None else "D * (dO V^T)"
     score_gradients = {"softmax": f"P * ({dp} - delta)", "sigmoid": f"({dp}) * P * (1 - P)", "none": dp}
     lines.append(f"dS = {score_gradients[spec.normalize]}{where}")
     return [*lines, f"ds = dS * ({text['derivative']})"] if gradient.ds is not FLOAT_ONE else lines
+
+
+def product_equations(spec: AttentionSpec, gradient: Gradient) -> list[str]:
+    """The same where dP is a product by itself, and dS is that of scaled dot products."""
+    text = expression_texts(spec, gradient)
+    dp = "dP" if spec.dropout is None else "D * dP"
+    ds = {"softmax": f"P * ({dp} - delta)", "sigmoid": f"{dp} * P * (1 - P)", "none": dp}[spec.normalize]
+    if gradient.ds is not FLOAT_ONE:
+        ds = f"({ds}) * ({text['derivative']})"
+    where = f"   where {text['mask']}, else 0" if text["mask"] else ""
+    first = f"S = {text['score']},  s = softmax_scale * Q K^T,  dP = dO V^T"
+    return [first, f"P = {RECOMPUTED[spec.normalize]}{where}", f"dS = {ds}{where}"]
 
 
 def weights_equations(spec: AttentionSpec, lse: bool) -> list[str]:

@@ -167,19 +167,7 @@ class HopperBackward(ByTma):
     # the file
 
     def context(self) -> dict[str, Any]:
-        text = comment_text.expression_texts(self.spec, self.facts.gradient)
-        weights = {"softmax": "exp(S - lse)", "sigmoid": "1 / (1 + exp(-S))", "none": "S"}[self.spec.normalize]
-        gradient = {"softmax": "P * (dP - delta)", "sigmoid": "dP * P * (1 - P)", "none": "dP"}[self.spec.normalize]
-        kept = self.spec.dropout is not None
-        if kept:
-            gradient = gradient.replace("dP", "D * dP")
-        ds = f"({gradient}) * ({text['derivative']})" if self.variant.derivative else gradient
-        where = f"   where {text['mask']}, else 0" if text["mask"] else ""
-        pair = [
-            f"S = {text['score']},  s = softmax_scale * Q K^T,  dP = dO V^T",
-            f"P = {weights}{where}",
-            f"dS = {ds}{where}",
-        ]
+        pair, kept = comment_text.product_equations(self.spec, self.gradient), self.spec.dropout is not None
         kernels = self.kernels()
         of_keys, of_rows = kernels.get("dk_dv"), kernels.get("dq")
         return super().context() | {
