@@ -186,6 +186,12 @@ def test_mistakes_are_the_diagnostics_of_the_text(arguments, message: str) -> No
     assert "help: " in str(caught.value)
 
 
+def test_all_mistakes_of_a_param_are_reported_at_once() -> None:
+    with pytest.raises(DiagnosticError) as error:
+        attngen.define(params={"n": ("int", 1.5)})
+    assert [d.code for d in error.value.diagnostics] == ["E118", "E219"]  # the default's type, and that nothing reads it
+
+
 def test_a_captured_name_that_generated_code_could_misread_is_refused() -> None:
     lse__ = np.ones(3, np.float32)
     with pytest.raises(DiagnosticError, match="lse__"):
