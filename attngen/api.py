@@ -10,7 +10,7 @@ from typing import Any, Protocol, get_args
 
 from attngen.backward import CompiledBackward, check_dlse, compile_backward, zero_dlse
 from attngen.compiled import Compiled
-from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, empty_like, view
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, empty_like, mark_written, view
 from attngen.device.lazy_kernel import DeferredKernel
 from attngen.device.params import Number, declared_params, input_names, named_arguments, refuse_unknown, without_seed
 from attngen.device.protocol import Device
@@ -86,6 +86,7 @@ class CompiledAttention(Compiled):
             check_lse_given(self.spec)
         views, params = self._arguments(q, k, v, named, out=out, lse=lse)
         outputs = tuple(self.run(views, params, stream).values())
+        mark_written((out, lse))
         return outputs if self.spec.lse else outputs[0]
 
     def backward(

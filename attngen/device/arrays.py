@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,14 @@ def _address(tensor: Any, name: str) -> int:
             "`stream`, which tracing supports"
         )
     return address
+
+
+def mark_written(arrays: Iterable[Any]) -> None:
+    """Tells torch that a kernel has written to those of `arrays` that are its tensors: a backward that has saved one raises."""
+    torch = sys.modules.get("torch")
+    for array in arrays:
+        if torch is not None and isinstance(array, torch.Tensor):
+            torch.autograd.graph.increment_version(array)
 
 
 def _of_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from attngen.api import compile_later
 from attngen.device import params
-from attngen.device.arrays import ArgumentError, ArrayView, view
+from attngen.device.arrays import ArgumentError, ArrayView, mark_written, view
 from attngen.device.binding import Bound
 from attngen.device.cuda.memory import zero_for_ever
 from attngen.device.select import warn_emulated
@@ -178,6 +178,8 @@ class Emulated(Runtime):
     ) -> Sequence[Tensor]:
         bound = self._bind(tensors, ints, floats, outputs)
         bound.run()
+        if outputs:
+            mark_written(outputs)
         return tuple(bound.outputs.values())
 
 
@@ -209,6 +211,8 @@ class OnGpu(Runtime):
             call = self._calls[key] = PreparedCall(self._bind(tensors, ints, floats, outputs))
             result = call(tensors, outputs, stream, checked=True)
             assert result is not None
+        if outputs:
+            mark_written(outputs)
         return result
 
     def prepared(self, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]) -> PreparedCall | None:

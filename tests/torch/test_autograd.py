@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch._dynamo import compiled_autograd  # noqa: E402
 
+import attngen  # noqa: E402
 from attngen.torch import Attention, attention  # noqa: E402
 from tests.torch.specs import CASES  # noqa: E402
 from tests.torch.tensors import BACKEND  # noqa: E402
@@ -83,6 +84,28 @@ def test_kept_graphs_hooks_and_anomalies(qkv: list[torch.Tensor]) -> None:
     changed.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
+
+
+@pytest.mark.parametrize("device", ["emulated", "emulated:fast"])  # through torch's operator, and as an array of any library
+def test_what_a_kernel_overwrites_is_noticed_by_a_backward(qkv: list[torch.Tensor], device: str) -> None:
+    """`out`, `lse` and caches are written in place: what has saved one must not compute gradients from other numbers."""
+    q, k, v = (t.detach() for t in qkv)
+    kernel = attngen.compile(attngen.define(dtype="fp32", head_dim=8, lse=True), kernel="naive", device=device)
+    out, lse = torch.ones_like(q), torch.ones(2, 2, 5)
+    caches = torch.ones(2, 2, 2, 9, 8).unbind()
+    layer = Attention(mask="causal", mode="naive")
+    for written, write in (
+        ((out, lse), lambda: kernel(q, k, v, out=out, lse=lse)),
+        (caches, lambda: layer.decode(q[:, :, :1], *caches, k[:, :, :1], v[:, :, :1], cache_seqlens=3)),
+    ):
+        weights = [torch.ones_like(t, requires_grad=True) for t in written]
+        losses = [(weight * t).sum() for weight, t in zip(weights, written, strict=True)]
+        write()
+        for loss in losses:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+    with torch.inference_mode():
+        kernel(q, k, v, out=torch.empty_like(q))  # which has no version
 
 
 def test_a_buffer_may_become_a_parameter(qkv: list[torch.Tensor]) -> None:
