@@ -9,6 +9,8 @@ from functools import lru_cache
 from inspect import signature
 from typing import Any
 
+import numpy as np
+
 from attngen.api import CompiledAttention, check_schedule, compile_later
 from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayView, empty_like, view
 from attngen.device.params import signed
@@ -53,6 +55,7 @@ def attention(
     if unknown:
         refuse_renamed(unknown, attention)
     check_dropout(dropout_p)
+    check_flags(is_causal=is_causal, enable_gqa=enable_gqa)
     torch = sys.modules.get("torch")
     if _tensor_functions and torch is not None and isinstance(query, torch.Tensor):
         usual = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -114,6 +117,13 @@ def check_equal_heads(q: Any, k: Any) -> None:
     """Raises ArgumentError if query heads would share key/value heads."""
     if q.shape[1] != k.shape[1]:
         raise ArgumentError(f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; pass enable_gqa=True to share them")
+
+
+def check_flags(**flags: Any) -> None:
+    """Raises ArgumentTypeError for what is neither True nor False, such as another argument in the place of a flag."""
+    for keyword, flag in flags.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            raise ArgumentTypeError(f"`{keyword}` is {flag!r}; expected True or False")
 
 
 def check_dropout(dropout_p: float) -> None:

@@ -31,9 +31,8 @@ from attngen.emit.program import Program
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Type
 from attngen.spec.rotary import ROTARY_MULTIPLE
-from attngen.torch.check_cache import check_tensors
 from attngen.torch.description import dtype_name
-from attngen.torch.layout import readable
+from attngen.torch.layout import check_tensors, readable
 from attngen.torch.operator import LIBRARY
 from attngen.torch.runtime import Emulated, OnGpu
 

@@ -27,11 +27,14 @@ def unpacked(lists: Sequence[Any]) -> tuple[Any, Any, Any]:
 class NamedArguments:
     """The inputs and params of one spec, without the spec: plain values, which torch.compile can follow."""
 
-    def __init__(self, spec: AttentionSpec) -> None:
+    def __init__(self, spec: AttentionSpec, unused: Sequence[str] = ()) -> None:
+        """`unused`: other names that a call may give."""
         self.inputs = input_names(spec)
         self._input_names = set(self.inputs)
         self._drops = spec.dropout is not None
+        self._unused = frozenset(unused)
         self._params = declared_params(spec)
+        self.names = frozenset((*self.inputs, *self._params))
         self._ints, self._floats = (number_names(spec, kind) for kind in (Type.INT, Type.FLOAT))
         self._usual: Lists | None = None
         if all(default is not None for _, default in self._params.values()):
@@ -40,6 +43,8 @@ class NamedArguments:
     def with_state(self, named: Mapping[str, Any], device: Any) -> Mapping[str, Any]:
         """The arguments of a call, with the state of the generator if there is dropout: by the call's `seed` and `offset`, or
         drawn by torch's generator. Raises ArgumentError."""
+        if not self._unused.isdisjoint(named):
+            named = {name: value for name, value in named.items() if name not in self._unused}
         if not self._drops or RNG_STATE.name in named:
             return named
         rest, given = without_seed(self.inputs, named)

@@ -20,9 +20,9 @@ from attngen.spec.print_attn import expression_to_text
 from attngen.spec.rotary import IN_ORDER, without_rotary
 from attngen.torch.append import NO_TURN, Turn, appended
 from attngen.torch.arguments import Lists, NamedArguments
-from attngen.torch.check_cache import Place, check_cache, check_tensors
+from attngen.torch.check_cache import Place, check_cache
 from attngen.torch.description import constant, one_line
-from attngen.torch.layout import padded
+from attngen.torch.layout import check_tensors, padded
 from attngen.torch.runtime import parsed
 from attngen.torch.stored import DENSE, Stored
 

@@ -24,15 +24,6 @@ class Place(NamedTuple):
     block_table: Tensor | None
 
 
-def check_tensors(**named: Any) -> None:
-    """Raises ArgumentTypeError for what is no dense tensor."""
-    for name, one in named.items():
-        if not isinstance(one, torch.Tensor):
-            raise ArgumentTypeError(f"`{name}` is a {type(one).__name__}; expected a tensor")
-        if one.layout is not torch.strided or one.is_nested:
-            raise ArgumentTypeError(f"`{name}` is a sparse or nested tensor; expected a dense one")
-
-
 _right: Remembered[bool] = Remembered()  # calls that were checked, by what the checks depend on: 20 us without it
 
 

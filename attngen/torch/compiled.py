@@ -13,7 +13,7 @@ from attngen.spec.attention import AttentionSpec
 from attngen.torch.arguments import NamedArguments, tensor, unpacked
 from attngen.torch.description import fixed_text
 from attngen.torch.eager import EagerCalls
-from attngen.torch.layout import follow_autocast, refuse_sparse
+from attngen.torch.layout import check_tensors, follow_autocast
 from attngen.torch.math import by_torch
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.runtime import runtime
@@ -59,14 +59,14 @@ class TorchFunction:
             tensors = (q, k, v, *inputs)
             result = self._calls.repeat(tensors, params)
             if result is None:
-                refuse_sparse(q, k, v)
+                check_tensors(q=q, k=k, v=v)
                 arguments = (*follow_autocast(q, k, v, self._dtype), self._text, *self._arguments.lists(named, self._captures))
                 result = self._calls.make(tensors, params, arguments)
         return tuple(result) if self._returns_lse else result[0]
 
     def math(self, q: Tensor, k: Tensor, v: Tensor, named: Mapping[str, Any]) -> Any:
         """O, or (O, lse), by torch's own operations. Raises ArgumentError."""
-        refuse_sparse(q, tensor("k", k), tensor("v", v))
+        check_tensors(q=q, k=k, v=v)
         named = self._arguments.with_state(named, q.device)
         result = by_torch(q, k, v, self._text, self._arguments.with_tensors(named, self._captures))
         return result if self._returns_lse else result[0]

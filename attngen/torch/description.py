@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from numbers import Real
 from operator import index
 from typing import Any, Literal, TypeVar, cast
 
@@ -97,8 +98,13 @@ def spec_text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_
 
 
 def plain_number(number: float | None) -> float | None:
-    """`number` as a plain one: torch.compile recompiles for another, also with `dynamic=True`, where it is a symbol."""
-    if number is None or not torch.compiler.is_compiling():
+    """`number` as a plain one: torch.compile recompiles for another, also with `dynamic=True`, where it is a symbol. Raises
+    ArgumentTypeError for what is no number, nor the text of one."""
+    if number is None:
+        return None
+    if not torch.compiler.is_compiling():
+        if not isinstance(number, (Real, str)):
+            raise ArgumentTypeError(f"`scale` is {number!r}; expected a number")
         return number
     found: float = torch.fx.experimental.symbolic_shapes.guard_scalar(
         number

@@ -33,7 +33,7 @@ def generator_state(device: Any, seed: int | None = None, offset: int = 0) -> Te
 
 def share_of(dropout_p: float) -> float:
     """`dropout_p` in 256ths, as kernels have it, as a plain number: torch.compile recompiles for another."""
-    if not dropout_p:
+    if dropout_p == 0:
         return 0.0
     check_dropout(dropout_p)
     return min(max(index(int(dropout_p * STEPS + 0.5)), 1), STEPS - 1) / STEPS

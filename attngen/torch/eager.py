@@ -41,10 +41,9 @@ class EagerCalls:
         if others is None or is_observed() or _autocasts() or not are_plain(tensors):
             return None
         try:
-            key = signature(others, *tensors)
-        except RuntimeError:  # of a nested tensor, which has no sizes: it is refused later
+            call = self._calls.get(signature(others, *tensors))
+        except (RuntimeError, TypeError):  # of a nested tensor, which has no sizes, or of a list as a scale: refused later
             return None
-        call = self._calls.get(key)
         return None if call is None else call(tensors)
 
     def make(

@@ -24,7 +24,7 @@ from attngen.spec.expr import MAX_LENGTH
 from attngen.torch.description import Description, Mode, check_mode, constant, dtype_name, one_line, plain_number, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
-from attngen.torch.layout import follow_autocast, heads_first, padded, readable, refuse_sparse, results
+from attngen.torch.layout import check_tensors, follow_autocast, heads_first, padded, readable, results
 from attngen.torch.math import by_torch
 from attngen.torch.stored import DENSE, Stored
 
@@ -115,7 +115,7 @@ def attend(
     others += (*numbers, sinks is not None)
     result = _calls.repeat(tensors, others)
     if result is None:
-        refuse_sparse(q, k, v)
+        check_tensors(q=q, k=k, v=v)
         for name, number in (("softmax_scale", softmax_scale), ("softcap", softcap)):
             if number is not None and not isinstance(number, NUMBERS):
                 raise ArgumentTypeError(f"`{name}` is a {type(number).__name__}; expected a number")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attngen.sdpa import check_equal_heads, refuse_renamed, register_tensor_function
+from attngen.device.arrays import ArgumentError
+from attngen.sdpa import check_equal_heads, check_flags, refuse_renamed, register_tensor_function
 from attngen.torch.description import Mode, head_size, plain_number, standard_text
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls
@@ -71,10 +72,13 @@ def attention(
     dropout_p = share_of(dropout_p)
     others = None if copy else (mode, is_causal, scale, enable_gqa, return_lse, layout, dropout_p)
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    if seed is None and offset:
+        raise ArgumentError("`offset` was given without `seed`: both together replace torch's generator")
     if dropout_p:
         tensors = (*tensors, generator_state(query.device, *(() if seed is None else (seed, offset))))
     result = _calls.repeat(tensors, others)
     if result is None:
+        check_flags(is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, copy=copy)
         queries, keys, values = follow_autocast(*heads_first(query, key, value, layout, copy))
         if not enable_gqa:
             check_equal_heads(queries, keys)

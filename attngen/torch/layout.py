@@ -20,7 +20,7 @@ ROW_BYTES = 16  # size of one copy of the fused kernels
 
 def check_layout(layout: str) -> None:
     """Raises ArgumentError for an unknown layout."""
-    if layout not in AXES:
+    if layout not in tuple(AXES):
         raise ArgumentError(
             f"layout is {layout!r}; expected {' or '.join(f'{name} for {axes}' for name, axes in AXES.items())}"
         )
@@ -34,9 +34,11 @@ def heads_first(q: Tensor, k: Tensor, v: Tensor, layout: str, copy: bool) -> tup
     if not (layout == "bhsd" and not copy and all_tensors(q, k, v) and q.dim() == k.dim() == v.dim() == 4):  # the usual case
         check_layout(layout)
         named = {"q": q, "k": k, "v": v}
+        check_tensors(**named)
         q, k, v = (_one(tensor, name, layout, copy) for name, tensor in named.items())
         check_ranks({name: tensor.dim() for name, tensor in named.items()})
-    refuse_sparse(q, k, v)
+    else:
+        check_tensors(q=q, k=k, v=v)
     if k.shape[0] == 1 and q.shape[0] != 1:
         k = k.expand(q.shape[0], -1, -1, -1)
     if v.shape[0] == 1 and q.shape[0] != 1:
@@ -60,9 +62,11 @@ def follow_autocast(q: Tensor, k: Tensor, v: Tensor, dtype: Any = None) -> tuple
 _AUTOCAST = (torch.float16, torch.bfloat16, torch.float32)  # as for torch's own attention: fp64 does not follow
 
 
-def refuse_sparse(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raises ArgumentTypeError for a sparse or nested tensor."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+def check_tensors(**named: Any) -> None:
+    """Raises ArgumentTypeError for what is no dense tensor."""
+    for name, tensor in named.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentTypeError(f"`{name}` is a {type(tensor).__name__}; expected a tensor")
         if tensor.layout is not torch.strided or tensor.is_nested:
             raise ArgumentTypeError(f"`{name}` is a sparse or nested tensor; expected a dense one, padded if necessary")
 
@@ -73,8 +77,6 @@ def all_tensors(q: Any, k: Any, v: Any) -> bool:
 
 
 def _one(tensor: Tensor, name: str, layout: str, copy: bool) -> Tensor:
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentTypeError(f"`{name}` is a {type(tensor).__name__}; expected a tensor")
     least = 2 if layout == "bhsd" else 3
     if not least <= tensor.dim() <= 4:
         axes = AXES[layout]
@@ -109,8 +111,7 @@ def readable(tensor: Tensor) -> bool:
 
 def four_dimensions(mask: Tensor) -> Tensor:
     """A mask that broadcasts to [batch, heads, q_len, kv_len], with four dimensions. Raises ArgumentError."""
-    if not isinstance(mask, torch.Tensor):
-        raise ArgumentTypeError(f"`attn_mask` is a {type(mask).__name__}; expected a tensor")
+    check_tensors(attn_mask=mask)
     if mask.dim() > 4:
         raise ArgumentError(f"`attn_mask` has {mask.dim()} dimensions; expected at most 4, of [batch, heads, q_len, kv_len]")
     return mask[(None,) * (4 - mask.dim())] if mask.dim() < 4 else mask

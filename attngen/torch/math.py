@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +103,7 @@ def math_attention(
     """O [batch, q_heads, q_len, head_dim_v] of q's type, and lse [batch, q_heads, q_len] of at least fp32, or without elements
     if the spec has none. `params` are numbers, or tensors without dimensions."""
     precision = torch.float32 if q.element_size() < 4 else q.dtype
-    with torch.amp.autocast(q.device.type, enabled=False):  # q, k and v follow it before this operator
+    with _without_autocast(q.device.type):  # q, k and v follow it before this operator
         call = call_of(spec, q, k, inputs, params, precision)
         group = q.shape[1] // k.shape[1] if k.shape[1] else 1
         queries, keys, values = (t.to(precision) for t in (q, k, v))
@@ -119,6 +120,13 @@ def math_attention(
             weights = weights * _kept(call)
         output = (weights.unflatten(1, (k.shape[1], group)) @ values.unsqueeze(2)).flatten(1, 2)
     return output.to(q.dtype), lse if spec.lse else lse.new_empty((0,))
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    context: AbstractContextManager[Any] = nullcontext()
+    if torch.amp.is_autocast_available(device_type):  # not for tensors without memory, on meta
+        context = torch.amp.autocast(device_type, enabled=False)
+    return context
 
 
 def _rotated(call: MathCall, rows: Tensor, position: Expr, index: str, dtype: Any) -> Tensor:
@@ -227,6 +235,9 @@ def _check(spec: AttentionSpec, tensors: Mapping[str, Tensor], params: Mapping[s
         floats = given.is_floating_point()
         if floats != (declared.kind == "float") or (given.dtype is torch.bool) != (declared.kind == "bool"):
             raise ArgumentTypeError(f"`{tensor.key}` has elements of {given.dtype}; expected {declared}")
+        wanted = tensors["q"].dtype
+        if tensor.key in ("k", "v") and given.dtype is not wanted:
+            raise ArgumentTypeError(f"`{tensor.key}` has elements of {given.dtype}; expected {wanted}, as `q` has")
         place = Location(given.device.type, given.device.index or 0)
         views[tensor.key] = ArrayView(tensor.key, 0, tuple(given.shape), tuple(given.stride()), declared, place, given)
     if any(type(size) is not int for view in views.values() for size in view.shape):

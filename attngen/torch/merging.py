@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, check_one_device
-from attngen.torch.check_cache import check_tensors
-from attngen.torch.layout import AXES, check_layout
+from attngen.torch.layout import AXES, check_layout, check_tensors
 
 Tensor = Any
 

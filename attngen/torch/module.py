@@ -18,11 +18,11 @@ from attngen.diagnostics import counted, refuse_keywords
 from attngen.language import define
 from attngen.sdpa import check_dropout, check_equal_heads
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
-from attngen.spec.dropout import without_dropout
+from attngen.spec.dropout import RNG_STATE, without_dropout
 from attngen.spec.expr import Const
-from attngen.torch.arguments import NamedArguments, unpacked
+from attngen.torch.arguments import NamedArguments, tensor, unpacked
 from attngen.torch.cached import Decoding, cache_of, decoding_of, decoding_text
-from attngen.torch.check_cache import Place, check_tensors
+from attngen.torch.check_cache import Place
 from attngen.torch.description import (
     Description,
     Mode,
@@ -41,6 +41,7 @@ from attngen.torch.layout import (
     AXES,
     as_tensor,
     check_layout,
+    check_tensors,
     follow_autocast,
     heads_first,
     needs_padding,
@@ -65,6 +66,12 @@ class Form:
     text: str | None = None
     description: Description | None = None
     number: int = 0  # of the description
+
+
+def arguments_in_evaluation(evaluated: AttentionSpec, trained: AttentionSpec) -> NamedArguments:
+    """The arguments of a layer after `.eval()`: those that select the weights to drop may be given, as in training."""
+    drops_no_more = trained.dropout is not None and evaluated.dropout is None
+    return NamedArguments(evaluated, ("seed", "offset", RNG_STATE.name) if drops_no_more else ())
 
 
 class Attention(torch.nn.Module):  # type: ignore[misc]
@@ -138,8 +145,11 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         self._dtype = getattr(torch, spec.dtype.torch)
         self._enable_gqa = True  # the tensors' heads are checked against the spec's
         specs = (without_dropout(spec) if isinstance(spec.dropout, Const) else spec, spec)
-        texts = (fixed_text(one, schedule_of(self._mode)) for one in specs)
-        self._forms = tuple(Form(NamedArguments(s), decoding_of(s), text) for s, text in zip(specs, texts, strict=True))
+        evaluation, training = (fixed_text(one, schedule_of(self._mode)) for one in specs)
+        self._forms = (
+            Form(arguments_in_evaluation(*specs), decoding_of(specs[0]), evaluation),
+            Form(NamedArguments(spec), decoding_of(spec), training),
+        )
 
     def _describe(self, given: dict[str, Any]) -> None:
         described = ({name: value for name, value in given.items() if name != "dropout"}, given)
@@ -154,7 +164,12 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         self._captured = tuple(captured)
         evaluated = spec if training.keywords == evaluation.keywords else evaluation.spec(some, size, size, None)[0]
         self._forms = (
-            Form(NamedArguments(evaluated), decoding_of(evaluated), description=evaluation, number=register(evaluation)),
+            Form(
+                arguments_in_evaluation(evaluated, spec),
+                decoding_of(evaluated),
+                description=evaluation,
+                number=register(evaluation),
+            ),
             Form(NamedArguments(spec), decoding_of(spec), description=training, number=register(training)),
         )
 
@@ -175,12 +190,14 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
                 q, k, v, attn_mask, dropout_p, self._is_causal, self._scale, self._enable_gqa, mode=self._mode,
                 return_lse=self._return_lse, layout=self._layout, copy=self._copy, deterministic=self._deterministic, **named,
             )  # fmt: skip
-        if attn_mask is not None:
-            raise ArgumentError(
-                "this layer has its own mask; to use a dense one, declare it as an input and write it into the mask"
-            )
         evaluation, training = self._forms
         form = training if self.training else evaluation
+        if attn_mask is not None:
+            if "attn_mask" not in form.arguments.names:
+                raise ArgumentError(
+                    "this layer has its own mask; to use a dense one, declare it as an input and write it into the mask"
+                )
+            named["attn_mask"] = attn_mask
         given = form.arguments.with_state(named, q.device)
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
         inputs, params = form.arguments.unchecked(given, captured)
@@ -290,7 +307,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             return str(standard_text(*described))
         if form.text is not None:
             return form.text
-        dtypes = tuple(tensor.dtype for tensor in captured.values())
+        dtypes = tuple(tensor(name, value).dtype for name, value in captured.items())
         text: str = spec_text(form.number, queries.dtype, head_size(queries), head_size(values), dtypes)
         return text
 

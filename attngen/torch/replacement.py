@@ -14,11 +14,12 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from attngen.spec.attention import MAX_HEAD_DIM
 from attngen.torch import registry
 from attngen.torch.functional import attention
-from attngen.torch.layout import readable
+from attngen.torch.layout import all_tensors, readable
 
 Tensor = Any
 Function = Callable[..., Tensor]
@@ -93,11 +94,17 @@ def _replacement(original: Function, devices: tuple[str, ...]) -> Function:
         enable_gqa: bool = False,
     ) -> Tensor:
         tensors = (query, key, value)
+        if not all_tensors(*tensors) and has_torch_function(tensors):  # what stands for a tensor, as in torch.fx
+            given = (*tensors, attn_mask, dropout_p, is_causal)
+            named = {"scale": scale, "enable_gqa": enable_gqa}
+            return handle_torch_function(scaled_dot_product_attention, tensors, *given, **named)
         if hasattr(query, "device_mesh"):  # a DTensor: torch divides the flash operator's work among devices
             is_flash = attn_mask is None and (enable_gqa or query.shape[1] == key.shape[1])
             if is_flash and registry.current() in registry.NAMES and (not is_causal or query.shape[2] == key.shape[2]):
                 return flash_operator(*tensors, dropout_p, is_causal, scale=scale)[0]
             return original(*tensors, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if not all_tensors(*tensors):
+            return attention(*tensors)  # refuses them
         reason = _cannot(query, value, dropout_p)
         if query.device.type in devices and not reason:
             copy = not all(t.dim() == 4 and readable(t) for t in tensors)
@@ -106,6 +113,7 @@ def _replacement(original: Function, devices: tuple[str, ...]) -> Function:
             warnings.warn(f"torch's own attention is used: {reason}", NotReplacedWarning, stacklevel=2)
         return original(*tensors, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
+    scaled_dot_product_attention.__module__ = "torch.nn.functional"  # by which torch.fx writes a call of whatever is there then
     scaled_dot_product_attention.replaces = original  # type: ignore[attr-defined]
     return scaled_dot_product_attention
 

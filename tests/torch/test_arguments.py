@@ -90,9 +90,10 @@ def test_empty_batches_give_empty_results(shape: tuple[int, ...]) -> None:
 
 def test_meta_tensors_have_shapes() -> None:
     q = torch.empty(2, 4, 10, 16, device="meta", dtype=torch.bfloat16)
-    output, lse = attention(q, q, q, return_lse=True)
-    assert (output.shape, output.device.type, output.dtype) == (q.shape, "meta", torch.bfloat16)
-    assert (lse.shape, lse.dtype) == ((2, 4, 10), torch.float32)
+    for mode in ("auto", "math"):
+        output, lse = attention(q, q, q, return_lse=True, mode=mode)
+        assert (output.shape, output.device.type, output.dtype) == (q.shape, "meta", torch.bfloat16)
+        assert (lse.shape, lse.dtype) == ((2, 4, 10), torch.float32)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +138,20 @@ def test_forward_mode_is_refused() -> None:
         (lambda q: attention(q, q, q, is_casual=True), TypeError, "did you mean `is_causal`"),
         (lambda q: attention(q, q, q, dropout_p=1.0), ArgumentError, "dropout_p is 1.0"),
         (lambda q: attention(q, q, q, dropout_p="0.1"), TypeError, "dropout_p is a str"),
+        (lambda q: attention(q, q, q, dropout_p=None), TypeError, "dropout_p is a NoneType"),
+        (lambda q: attention(q, q, q, dropout_p=0.5, offset=3), ArgumentError, "`offset` was given without `seed`"),
+        (lambda q: attention(q, q, q, None, 0.0, 0.25), TypeError, "`is_causal` is 0.25; expected True or False"),
+        (lambda q: attngen.attention(*[q.numpy()] * 3, is_causal="no"), TypeError, "`is_causal` is 'no'"),
+        (lambda q: attention(q, q, q, enable_gqa=None), TypeError, "`enable_gqa` is None"),
+        (
+            lambda q: attention(q, q, q, scale=torch.tensor(0.3)),
+            ArgumentError,
+            r"`scale` is tensor\(0.3000\); expected a number",
+        ),
+        (lambda q: attention(q, q, q, scale=[0.3]), ArgumentError, r"`scale` is \[0.3\]; expected a number"),
+        (lambda q: attention(q, q, q, layout=["bhsd"]), ArgumentError, "layout is"),
+        (lambda q: attention(q, q.float(), q, mode="math"), TypeError, "`k` has elements of torch.float32; expected"),
+        (lambda q: attention(q.float(), q.float(), q.double(), mode="math"), TypeError, "`v` has elements of torch.float64"),
         (lambda q: attention(q, q, q, torch.ones(9, 9, dtype=torch.int32)), TypeError, "`attn_mask` has elements of int32"),
         (lambda q: attention(q, q, q, torch.ones(9, 9).double()), TypeError, "`attn_mask` has elements of float64"),
         (lambda q: attention(q, q, q, [[True]]), TypeError, "`attn_mask` is a list"),
@@ -172,6 +187,10 @@ def test_what_torch_hides_in_a_tensor_is_not_lost() -> None:
         (lambda: kernel(q, q, q, out=fake), "`out` is a tensor without memory"),
         (lambda: torch.vmap(lambda x: kernel(x, x, x, out=q))(q[None]), "`q` is a tensor without memory"),
         (lambda: attention(q.to_sparse(), q, q), "`q` is a sparse or nested tensor"),
+        (lambda: attention(q, q.to_sparse(), q, copy=True), "`k` is a sparse or nested tensor"),
+        (lambda: attention(q[0, 0], q[0, 0].to_sparse_csr(), q[0, 0]), "`k` is a sparse or nested tensor"),
+        (lambda: attention(q, q, q, torch.ones(8, 8).to_sparse_csr()), "`attn_mask` is a sparse or nested tensor"),
+        (lambda: attention(*3 * [nested], copy=True), "`q` is a sparse or nested tensor"),
         (lambda: attention(*3 * [nested]), "`q` is a sparse or nested tensor"),
         (lambda: flash_attn_func(q, nested, nested), "`k` is a sparse or nested tensor"),
         (lambda: kernel(q, q.to_sparse(), q), "`k` is a sparse or nested tensor"),

@@ -134,6 +134,35 @@ def test_is_causal_beside_a_mask_is_both_of_them() -> None:
         Attention(is_causal=True, mask="true) or (true")
 
 
+def test_an_input_may_be_called_as_an_argument_of_torch() -> None:
+    layer = Attention(mask="attn_mask[q, k]", inputs={"attn_mask": ("bool", ("q_len", "kv_len"))}, mode="naive")
+    q, mask = randn(1, 2, 6, 16), torch.ones(6, 6, dtype=torch.bool).tril()
+    close(layer(q, q, q, attn_mask=mask), scaled_dot_product_attention(q, q, q, is_causal=True))
+    assert torch.equal(layer(q, q, q, mask), layer(q, q, q, attn_mask=mask))
+
+
+def test_a_layer_takes_a_seed_in_evaluation_too() -> None:
+    q = randn(1, 2, 6, 16)
+    for layer in (
+        Attention(mask="causal", dropout=0.5, mode="naive"),
+        Attention(attngen.define(dtype="fp16", head_dim=16, mask="causal", dropout=0.5), mode="naive"),
+    ):
+        dropped = layer(q, q, q, seed=1, offset=2)
+        assert torch.equal(layer(q, q, q, seed=1, offset=2), dropped)
+        layer.eval()
+        close(layer(q, q, q, seed=1, offset=2), scaled_dot_product_attention(q, q, q, is_causal=True))
+    with pytest.raises(ArgumentError, match="no input or param `seed`"):
+        Attention(mask="causal")(q, q, q, seed=1)
+
+
+def test_a_parameter_that_was_taken_away_is_named() -> None:
+    slopes = torch.nn.Parameter(torch.ones(2))
+    layer = Attention(score=lambda s, b, h, q, k: s + slopes[h] * k)
+    layer.slopes = None
+    with pytest.raises(ArgumentError, match="`slopes` is a NoneType"):
+        layer(*[randn(1, 2, 6, 16)] * 3)
+
+
 @pytest.mark.long
 def test_a_described_layer_is_itself_in_another_process() -> None:
     """A layer refers to its description by a number, which differs from process to process."""

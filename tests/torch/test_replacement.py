@@ -115,8 +115,23 @@ def test_a_mask_beside_is_causal_is_both() -> None:
 
 def test_mistakes_are_named() -> None:
     q = randn(1, 2, 20, 16)
-    with activated(emulated=True), pytest.raises(ArgumentError, match="`v` is"):
-        functional.scaled_dot_product_attention(q, q, q[:, :, :7])
+    with activated(emulated=True):
+        with pytest.raises(ArgumentError, match="`v` is"):
+            functional.scaled_dot_product_attention(q, q, q[:, :, :7])
+        with pytest.raises(ArgumentError, match="`k` is a NoneType"):
+            functional.scaled_dot_product_attention(q, None, q)
+
+
+def test_a_symbolic_trace_calls_what_is_active_when_it_runs() -> None:
+    class Model(nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    q = randn(1, 2, 20, 16)
+    with activated(emulated=True):
+        traced = torch.fx.symbolic_trace(Model())
+        assert torch.equal(traced(q), attention(q, q, q, is_causal=True))
+    assert torch.equal(traced(q), TORCHS(q, q, q, is_causal=True))
 
 
 def test_views_that_no_kernel_reads_in_place_are_copied() -> None:
