@@ -37,8 +37,9 @@ def activate(*, emulated: bool = False) -> None:
     `restore()`. To be called before torch.compile compiles the model.
 
     Tensors on a GPU are attngen's. With `emulated`, so are those on the CPU: the emulated device runs them, slowly, for tests.
-    Dropout of all weights, fp64, nested tensors, more than 4 dimensions and head sizes that no kernel has stay torch's:
-    NotReplacedWarning gives the reason once. Mistakes raise ArgumentError. Calling this again changes `emulated` alone.
+    Dropout of all weights, fp64, nested tensors, more than 4 dimensions, head sizes that no kernel has, and q, k and v that are
+    broadcast over batch or heads stay torch's: NotReplacedWarning gives the reason once. Mistakes raise ArgumentError. Calling
+    this again changes `emulated` alone.
 
     With torch 2.11 or later attngen is also torch's implementation of flash attention, which `varlen_attn`, distributed tensors
     and context parallelism call. A backward of these must run before `restore()` too.
@@ -105,7 +106,7 @@ def _replacement(original: Function, devices: tuple[str, ...]) -> Function:
             return original(*tensors, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if not all_tensors(*tensors):
             return attention(*tensors)  # refuses them
-        reason = _cannot(query, value, dropout_p)
+        reason = _cannot(*tensors, dropout_p, enable_gqa)
         if query.device.type in devices and not reason:
             copy = not all(t.dim() == 4 and readable(t) for t in tensors)
             return attention(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa, copy=copy)
@@ -118,15 +119,34 @@ def _replacement(original: Function, devices: tuple[str, ...]) -> Function:
     return scaled_dot_product_attention
 
 
-def _cannot(query: Tensor, value: Tensor, dropout_p: float) -> str:
+def _cannot(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, enable_gqa: bool) -> str:
     """Why attngen has no kernel for a call; "" if it may have one. By what torch.compile knows too."""
     if dropout_p == 1.0:
         return "dropout_p is 1: nothing is kept"
     if query.dtype not in DTYPES:
         return f"q has elements of {query.dtype}"
-    if query.is_nested or query.dim() > 4:
-        return "q is a nested tensor" if query.is_nested else f"q has {query.dim()} dimensions"
+    if query.is_nested or key.is_nested or value.is_nested:
+        return "q, k or v is a nested tensor"
+    if query.dim() > 4:
+        return f"q has {query.dim()} dimensions"
     for size in (query.shape[-1], value.shape[-1]):
         if size not in HEAD_SIZES:
             return f"the head size is {size}"
+    if _is_broadcast(query, key, value, enable_gqa):
+        return "q, k and v are broadcast to one shape"
     return ""
+
+
+def _is_broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
+    """Whether torch would repeat q, k or v over batch or heads, other than K and V of batch 1, which kernels read."""
+    wanted, *others = (tuple(t.shape[:-2]) for t in (query, key, value))
+    have_same_heads = others[0][-1:] == others[1][-1:]
+    if enable_gqa and wanted:
+        others = [(*own[:-1], wanted[-1]) if own and own[-1] and not wanted[-1] % own[-1] else own for own in others]
+    if have_same_heads and all(own == wanted or (len(wanted) == 2 and own == (1, wanted[1])) for own in others):
+        return False
+    try:
+        torch.broadcast_shapes(wanted, *others)
+    except RuntimeError:  # a mistake, which attngen names
+        return False
+    return True

@@ -105,6 +105,30 @@ def test_what_attngen_cannot_do_is_torchs_and_says_why(arguments: dict, reason: 
         assert torch.equal(functional.scaled_dot_product_attention(q, q, q, **arguments), expected)
 
 
+def test_what_torch_broadcasts_is_torchs() -> None:
+    q, k, v = randn(2, 4, 5, 16), randn(2, 2, 7, 16), randn(2, 4, 7, 16)
+    calls = {
+        "batch of q": ((q[:1], v, v), {}),
+        "heads of q": ((q[:, :1], v, v), {}),
+        "heads of k and v": ((q, v[:, :1], v[:, :1]), {}),
+        "heads of k and v without batch": ((q[0], v[0, :1], v[0, :1]), {}),
+        "k and v share other heads": ((q, k, v), {"enable_gqa": True}),
+        "no batch": ((q, v[0], v[0]), {}),
+    }
+    for name, (tensors, more) in calls.items():
+        with activated(emulated=True), pytest.warns(NotReplacedWarning, match="broadcast"):
+            found = functional.scaled_dot_product_attention(*tensors, **more)
+        assert torch.equal(found, TORCHS(*tensors, **more)), name
+    for tensors in ((q, k, k), (q, k[:1], k[:1]), (q[0], k[0], k[0])):  # by a kernel
+        with activated(emulated=True), warnings.catch_warnings():
+            warnings.simplefilter("error", NotReplacedWarning)
+            found = functional.scaled_dot_product_attention(*tensors, enable_gqa=True)
+        close(found, TORCHS(*tensors, enable_gqa=True))
+    for tensors, more in (((q, k, k), {}), ((q, v[:, :3], v[:, :3]), {"enable_gqa": True}), ((q, v[:, :, :0], v), {})):
+        with activated(emulated=True), pytest.raises(ArgumentError):
+            functional.scaled_dot_product_attention(*tensors, **more)
+
+
 def test_a_mask_beside_is_causal_is_both() -> None:
     q, mask = randn(1, 2, 20, 16), torch.rand(20, 20) < 0.7
     mask[:, 0] = True
