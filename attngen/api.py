@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from os import PathLike
@@ -46,7 +47,25 @@ class CompiledAttention(Compiled):
     by_sizes: bool = field(default=False, repr=False, compare=False)  # whether the plan depends on the sizes of a call
     by_default: bool = field(default=False, repr=False, compare=False)  # on the emulated device, as there is no GPU
     schedule: str | None = field(default=None, repr=False, compare=False)  # that the caller named in place of the spec's
+    # device and architecture as the caller named them; None if the device was no name
+    place: tuple[str, str | None] | None = field(default=None, repr=False, compare=False)
     _backwards: dict[Any, CompiledBackward] = field(default_factory=dict, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Callable[..., CompiledAttention], tuple[Any, ...]]:
+        """In another process the spec is compiled again, for the device of the same name. Raises TypeError without a name."""
+        if self.place is None:
+            raise TypeError(
+                "an attention that was compiled for a Device cannot be pickled; compile it for the name of a device"
+            )
+        import_first = type(self.on_tensors)  # whose module registers it
+        return _compile_again, (self.spec, self.schedule, *self.place, dict(self.captures), import_first)
+
+    def __copy__(self) -> CompiledAttention:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledAttention:
+        """With captures of its own: kernels cannot be copied, and need not be."""
+        return replace(self, captures=deepcopy(self.captures, memo), on_tensors=deepcopy(self.on_tensors, memo))
 
     def __repr__(self) -> str:
         spec, plan = self.spec, self.plan
@@ -302,7 +321,15 @@ def compile(
     if _tensor_functions and operator_carries:
         on_tensors = _tensor_functions[-1](spec, kernel, given, place.name if on_gpu else "cpu")
     made = _planned(place, spec, kernel, arch)
-    return replace(made, captures=given, on_tensors=on_tensors, by_default=not on_gpu and device == "auto")
+    named = (device, arch) if isinstance(device, str) else None
+    by_default = not on_gpu and device == "auto"
+    return replace(made, captures=given, on_tensors=on_tensors, by_default=by_default, place=named)
+
+
+def _compile_again(
+    spec: AttentionSpec, kernel: str | None, device: str, arch: str | None, captures: Mapping[str, Any], _: type
+) -> CompiledAttention:
+    return compile(spec, kernel=kernel, device=device, arch=arch, captures=captures)
 
 
 def _checked(spec: AttentionSpec | Path, storage: Storage | None) -> AttentionSpec:
@@ -352,7 +379,7 @@ def check_lse_given(spec: AttentionSpec) -> None:
 
 def check_stream(stream: Any) -> None:
     """Raises ArgumentTypeError if `stream` is not the handle of a stream."""
-    if stream is not None and not isinstance(stream, int):
+    if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
         raise ArgumentTypeError(f"`stream` is {stream!r}; expected the driver's handle, as torch.cuda.Stream.cuda_stream")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -148,6 +150,30 @@ def test_compiled_specs_are_callables_of_tensors() -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             call()
+
+
+def test_compiled_specs_are_copied() -> None:
+    """As parts of a model that is copied, saved, or sent to another process, after their kernels were loaded too."""
+    spec = attngen.define(
+        dtype="fp16", head_dim=16, mask="causal", score="alibi(slopes)", inputs={"slopes": ("fp32", ("q_heads",))}
+    )
+    slopes = torch.tensor([0.5, 0.25])
+    kernel = attngen.compile(spec, kernel="naive", device="emulated", captures={"slopes": slopes})
+    q = randn(1, 2, 20, 16)
+    expected = kernel(q, q, q)
+    for arrays in ((q, q, q), [q.numpy()] * 3):
+        kernel(*arrays)  # loads the kernel
+        copies = copy.deepcopy({"kernel": kernel, "slopes": slopes}), pickle.loads(pickle.dumps({"kernel": kernel}))
+        for copied in copies:
+            assert torch.equal(copied["kernel"](q, q, q), expected)
+            copied["kernel"].captures["slopes"].zero_()
+            assert not torch.equal(copied["kernel"](q, q, q), expected)
+            assert torch.equal(kernel(q, q, q), expected)
+        assert copies[0]["slopes"] is copies[0]["kernel"].captures["slopes"]
+        assert torch.equal(copy.copy(kernel)(q, q, q), expected)
+    assert copy.copy(kernel).captures["slopes"] is slopes
+    with pytest.raises(TypeError, match="compile it for the name of a device"):
+        pickle.dumps(attngen.compile(spec, kernel="naive", device=kernel.device))
 
 
 def test_several_threads_at_once() -> None:
