@@ -9,8 +9,6 @@ from functools import lru_cache
 from inspect import signature
 from typing import Any
 
-import numpy as np
-
 from attngen.api import CompiledAttention, check_schedule, compile_later
 from attngen.device.arrays import CPU, ArgumentError, ArgumentTypeError, ArrayView, empty_like, view
 from attngen.device.params import signed
@@ -122,7 +120,7 @@ def check_equal_heads(q: Any, k: Any) -> None:
 def check_flags(**flags: Any) -> None:
     """Raises ArgumentTypeError for what is neither True nor False, such as another argument in the place of a flag."""
     for keyword, flag in flags.items():
-        if not isinstance(flag, (bool, np.bool_)):
+        if not isinstance(flag, bool):
             raise ArgumentTypeError(f"`{keyword}` is {flag!r}; expected True or False")
 
 
