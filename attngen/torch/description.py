@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 from numbers import Real
 from operator import index
 from typing import Any, Literal, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -65,7 +67,8 @@ def schedule_of(mode: str) -> str | None:
     return None if mode in ("auto", "math") else mode
 
 
-_known: list[Description] = []
+_known: WeakValueDictionary[int, Description] = WeakValueDictionary()  # layers own them, and with them what functions capture
+_numbers = count()
 
 
 def constant(function: F) -> F:
@@ -77,8 +80,9 @@ def constant(function: F) -> F:
 
 def register(description: Description) -> int:
     """A number for `description`: functions that torch.compile traces may hold a number, but no object."""
-    _known.append(description)
-    return len(_known) - 1
+    number = next(_numbers)
+    _known[number] = description
+    return number
 
 
 @lru_cache(maxsize=4096)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import io
 import pickle
 import subprocess
 import sys
+import weakref
+from typing import Any
 
 import pytest
 
@@ -161,6 +165,18 @@ def test_a_parameter_that_was_taken_away_is_named() -> None:
     layer.slopes = None
     with pytest.raises(ArgumentError, match="`slopes` is a NoneType"):
         layer(*[randn(1, 2, 6, 16)] * 3)
+
+
+def test_what_a_layer_captured_is_freed_with_it() -> None:
+    def captured() -> Any:
+        slopes = torch.nn.Parameter(torch.ones(2))
+        layer = Attention(score=lambda s, b, h, q, k: s + slopes[h] * k, mode="naive")
+        copy.deepcopy(layer)(*[randn(1, 2, 6, 16).requires_grad_()] * 3).sum().backward()
+        return weakref.ref(slopes)
+
+    slopes = captured()
+    gc.collect()
+    assert slopes() is None
 
 
 @pytest.mark.long
