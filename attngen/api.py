@@ -164,7 +164,7 @@ class CompiledAttention(Compiled):
     def math(self, q: Any, k: Any, v: Any, **named: Any) -> Any:
         """The same attention, computed by torch's own operations: for torch tensors on any device, in fp64 too. It is
         differentiable any number of times and in forward mode, also with respect to float params, which may be tensors. Memory
-        grows with q_len * kv_len. Shapes and results are those of a call. Raises ArgumentError."""
+        grows with q_len * kv_len. Shapes and results are those of a call. Storage must be dense. Raises ArgumentError."""
         if self.on_tensors is None:
             raise ArgumentError(
                 "math() needs attngen.torch: import it before you compile this attention, and name the device by text, as in "

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from attngen.device.arrays import ArgumentTypeError, ArrayView, Location
+from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, Location
 from attngen.device.sizes import measure
 from attngen.emit.abi import input_tensors
 from attngen.emit.program import Program
@@ -220,6 +220,9 @@ def _operator(
     q: Tensor, k: Tensor, v: Tensor, spec: str, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     attention = parsed(spec)
+    storage = attention.kernel.storage
+    if storage != "dense":
+        raise ArgumentError(f"torch's own operations compute dense storage alone, and this attention has storage {storage}")
     captured = dict(zip((i.name for i in attention.inputs), inputs, strict=True))
     numbers = {Type.INT: iter(ints), Type.FLOAT: iter(floats)}
     params = {p.name: next(numbers[p.type]) for p in attention.params}

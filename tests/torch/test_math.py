@@ -153,6 +153,20 @@ def test_mistakes_are_named_and_other_ways_lead_here() -> None:
             call()
 
 
+@pytest.mark.parametrize("storage", ["packed", "padded", "paged"])
+def test_storages_that_it_does_not_compute_are_refused(storage: str) -> None:
+    kernel = attngen.compile(attngen.define(dtype="fp32", head_dim=8), kernel="naive", device="emulated", storage=storage)
+    lengths = torch.tensor([2, 3], dtype=torch.int32)
+    named = {
+        "packed": {"cu_seqlens_q": lengths, "cu_seqlens_k": lengths, "max_q_len": 3, "max_kv_len": 3},
+        "padded": {"seqused": lengths},
+        "paged": {"seqused": lengths, "page_table": lengths[:, None]},
+    }
+    q = torch.zeros(3, 2, 8) if storage == "packed" else torch.zeros(2, 2, 3, 8)
+    with pytest.raises(ArgumentError, match=f"dense storage alone, and this attention has storage {storage}"):
+        kernel.math(q, q, q, **named[storage])
+
+
 def test_keys_that_no_row_sees_leave_no_trace() -> None:
     """Uninitialized padding, with grouped heads and a mask per head."""
     q, k = torch.randn(2, 4, 5, 8, dtype=torch.float64), torch.randn(2, 2, 6, 8, dtype=torch.float64)
