@@ -92,8 +92,12 @@ for _operator in (
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is an array of any library. numpy's scalars are immutable and count as numbers."""
-    return hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple) and not is_numpy_scalar(value)
+    """Whether `value` is an array of any library. numpy's scalars are immutable and count as numbers. Raises TraceError for one
+    that has no shape, such as a nested tensor of torch."""
+    try:
+        return hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple) and not is_numpy_scalar(value)
+    except RuntimeError as error:
+        raise TraceError(f"a {type(value).__name__} without a shape cannot be captured; expected a dense array") from error
 
 
 def _is_whole(index: Any) -> bool:

@@ -167,6 +167,12 @@ def test_a_parameter_that_was_taken_away_is_named() -> None:
         layer(*[randn(1, 2, 6, 16)] * 3)
 
 
+def test_tensors_without_a_shape_are_not_captured() -> None:
+    for table in (torch.nested.nested_tensor([torch.zeros(6), torch.zeros(5)]), torch.nn.UninitializedParameter()):
+        with pytest.raises(attngen.TraceError, match="without a shape cannot be captured"):
+            Attention(score=lambda s, b, h, q, k, table=table: s + table[q, k])
+
+
 def test_what_a_layer_captured_is_freed_with_it() -> None:
     def captured() -> Any:
         slopes = torch.nn.Parameter(torch.ones(2))
