@@ -38,7 +38,7 @@ def _largest(q: Tensor, k: Tensor, text: str, inputs: Sequence[Tensor], ints: Se
     named = dict(zip((i.name for i in spec.inputs), inputs, strict=True))
     call = call_of(spec, q, k, named, params, torch.float32)
     at_once = max(1, PAIRS // max(1, batch * heads * k.shape[2]))
-    found = torch.full((batch, heads, q_len), -math.inf, device=q.device)
+    found = torch.full((batch, heads, q_len), -math.inf, dtype=torch.float32, device=q.device)
     for start in range(0, q_len if k.shape[2] else 0, at_once):
         rows = slice(start, min(start + at_once, q_len))
         here = replace(call, names={**call.names, "q": call.names["q"][:, :, rows]})

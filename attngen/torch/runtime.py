@@ -149,7 +149,8 @@ class Runtime:
 
     def _nothing(self) -> Tensor:
         name = self.compiled.device.name
-        return torch.empty((0,), device=name if name.startswith("cuda") else "cpu")
+        with torch.inference_mode(False):  # a later call may record gradients
+            return torch.empty((0,), dtype=torch.float32, device=name if name.startswith("cuda") else "cpu")
 
     def _bind(self, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float], outputs: Given) -> Bound:
         """The call, checked. Raises ArgumentError."""

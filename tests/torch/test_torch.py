@@ -152,6 +152,36 @@ def test_compiled_specs_are_callables_of_tensors() -> None:
             call()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_results_do_not_depend_on_the_default_type(dtype) -> None:
+    """Nor on the mode of torch in which a kernel ran first."""
+    q = randn(1, 2, 6, 24, dtype=torch.float32)
+    text = f"attention of_{str(dtype)[6:]} {{ dtype fp32 head_dim 24 kernel naive }}"
+
+    def results() -> list[torch.Tensor]:
+        asked = attngen.torch.AuxRequest(max_scores=True)
+        options = {"mode": "naive"}
+        _, of_rows = attngen.torch.flex_attention(
+            q, q, q, lambda s, b, h, i, j: s + 0.1 * j, return_aux=asked, kernel_options=options
+        )
+        output, lse = attention(q, q, q, mode="math", return_lse=True)
+        merged = attngen.torch.merge(output, lse, output, lse)
+        dropped = attention(q, q, q, dropout_p=0.3, seed=1, mode="math")
+        return [of_rows.max_scores, output, lse, *merged, dropped, *attention_operator(q, q, q, text)]
+
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.inference_mode():
+            results()
+        found = results()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, expected in zip(found, results(), strict=True):
+        assert one.dtype == expected.dtype == torch.float32
+        assert torch.equal(one, expected)
+        assert not one.is_inference()
+
+
 def test_compiled_specs_are_copied() -> None:
     """As parts of a model that is copied, saved, or sent to another process, after their kernels were loaded too."""
     spec = attngen.define(
