@@ -15,6 +15,7 @@ from attngen.torch.layout import (
     heads_first,
     needs_padding,
     padded_heads,
+    plain_mask,
     results,
     without_padding,
 )
@@ -69,6 +70,8 @@ def attention(
     """
     if unknown:
         refuse_renamed(unknown, attention)
+    if attn_mask is not None:
+        attn_mask, is_causal = plain_mask(attn_mask, is_causal, query)
     dropout_p = share_of(dropout_p)
     others = None if copy else (mode, is_causal, scale, enable_gqa, return_lse, layout, dropout_p)
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)

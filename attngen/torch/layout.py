@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,6 +108,21 @@ def readable(tensor: Tensor) -> bool:
     whole = ROW_BYTES // tensor.element_size()  # elements; a loop over the four would cost more than all of it
     found: bool = last == 1 and not (start % whole or rows % whole or heads % whole or batch % whole)
     return found
+
+
+def plain_mask(mask: Tensor | None, is_causal: bool, query: Tensor) -> tuple[Tensor | None, bool]:
+    """`mask` and `is_causal`, with a bias of `torch.nn.attention.bias` as what it means: it is a tensor of elements that nobody
+    has written, and only torch's own function looks at its type. Raises ArgumentError for such a bias beside `is_causal`."""
+    if mask is None or type(mask) is torch.Tensor:
+        return mask, is_causal
+    known = sys.modules.get("torch.nn.attention.bias")  # whose import loads torch._dynamo
+    if known is None or not isinstance(mask, known.CausalBias):
+        return mask, is_causal
+    if is_causal:
+        raise ArgumentError("`attn_mask` is a CausalBias, which is causal by itself; leave out `is_causal`")
+    if mask.variant == known.CausalVariant.UPPER_LEFT or mask.seq_len_q == mask.seq_len_kv:
+        return None, True
+    return mask._materialize(query.device), False
 
 
 def four_dimensions(mask: Tensor) -> Tensor:

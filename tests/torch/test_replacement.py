@@ -105,6 +105,23 @@ def test_what_attngen_cannot_do_is_torchs_and_says_why(arguments: dict, reason: 
         assert torch.equal(functional.scaled_dot_product_attention(q, q, q, **arguments), expected)
 
 
+@pytest.mark.parametrize("kv_len", [6, 9])
+def test_a_bias_of_torch_is_what_it_means(kv_len: int) -> None:
+    """Its elements are memory that nobody has written."""
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+    q, k = randn(1, 2, 6, 16), randn(1, 2, kv_len, 16)
+    at = torch.arange(6)[:, None], torch.arange(kv_len)
+    for make, mask in ((causal_upper_left, at[0] >= at[1]), (causal_lower_right, at[0] + kv_len - 6 >= at[1])):
+        bias, expected = make(6, kv_len), TORCHS(q, k, k, mask)
+        close(attention(q, k, k, bias), expected)
+        for emulated in (True, False):  # by attngen, and by torch
+            with activated(emulated=emulated):
+                close(functional.scaled_dot_product_attention(q, k, k, bias), expected)
+        with pytest.raises(ArgumentError, match="causal by itself"):
+            attention(q, k, k, bias, is_causal=True)
+
+
 def test_what_torch_broadcasts_is_torchs() -> None:
     q, k, v = randn(2, 4, 5, 16), randn(2, 2, 7, 16), randn(2, 4, 7, 16)
     calls = {
