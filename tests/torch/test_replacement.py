@@ -68,6 +68,24 @@ def test_torchs_transformer_layer_trains(masked: bool) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+def test_torchs_fast_path_does_not_call_the_function() -> None:
+    """Which is why the documents say how to disable it."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True).eval()
+    x = randn(2, 20, 32, dtype=torch.float32)
+    try:
+        for is_enabled in (True, False):
+            torch.backends.mha.set_fastpath_enabled(is_enabled)
+            with torch.no_grad(), activated(emulated=True):
+                ours = layer(x)
+                with activated():
+                    theirs = layer(x)
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+            assert torch.equal(ours, theirs) == is_enabled
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
 @pytest.mark.parametrize("columns", [False, True])  # whether a tensor's last dimension is not contiguous
 def test_compiled_graphs_have_the_operator(columns: bool) -> None:
     targets: list[str] = []
