@@ -23,7 +23,6 @@ from attngen.torch.layout import all_tensors, plain_mask, readable
 
 Tensor = Any
 Function = Callable[..., Tensor]
-HEAD_SIZES = range(1, MAX_HEAD_DIM + 1)
 flash_operator = torch.ops.aten._scaled_dot_product_flash_attention
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -131,7 +130,7 @@ def _cannot(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, enable_
     if query.dim() > 4:
         return f"q has {query.dim()} dimensions"
     for size in (query.shape[-1], value.shape[-1]):
-        if size not in HEAD_SIZES:
+        if not 1 <= size <= MAX_HEAD_DIM:  # a range would have to know it: to torch.compile it may be a symbol
             return f"the head size is {size}"
     if _is_broadcast(query, key, value, enable_gqa):
         return "q, k and v are broadcast to one shape"

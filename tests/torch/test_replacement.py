@@ -13,7 +13,7 @@ from torch.nn import functional  # noqa: E402
 
 from attngen import ArgumentError  # noqa: E402
 from attngen.torch import NotReplacedWarning, activate, activated, attention, restore  # noqa: E402
-from tests.torch.tensors import close, randn  # noqa: E402
+from tests.torch.tensors import BACKEND, close, randn  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 TORCHS = functional.scaled_dot_product_attention
@@ -102,6 +102,17 @@ def test_compiled_graphs_have_the_operator(columns: bool) -> None:
         )
         close(call(q), expected)
     assert any("attngen" in target for target in targets), targets
+
+
+def test_sizes_may_be_symbols_of_torch_compile() -> None:
+    with activated(emulated=True):
+        call = torch.compile(
+            lambda q, k: functional.scaled_dot_product_attention(q, k, k), backend=BACKEND, fullgraph=True, dynamic=True
+        )
+        for batch, heads, length in ((2, 4, 5), (3, 4, 6), (5, 2, 9)):
+            q, k = randn(batch, heads, length, 16), randn(batch, heads, length + 3, 16)
+            close(call(q, k), TORCHS(q, k, k))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize(
