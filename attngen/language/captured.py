@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from attngen.diagnostics import counted
 from attngen.language.tracer import TraceError, Tracer, is_numpy_scalar, lift
 from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16
 from attngen.spec.expr import ExpressionError, Type, gather
@@ -34,7 +35,7 @@ class CapturedArray:
         at = (*self._prefix, *(indices if isinstance(indices, tuple) else (indices,)))
         sizes = tuple(self.array.shape)
         if len(at) > len(sizes):
-            raise TraceError(f"`{self.name}` has {len(sizes)} dimensions and is indexed with {len(at)}")
+            raise TraceError(f"`{self.name}` has {counted(len(sizes), 'dimension')} and is indexed with {len(at)}")
         for index in at:
             if not isinstance(index, Tracer) and not _is_whole(index):
                 raise TraceError(f"`{self.name}` is indexed with {index!r}; expected one integer for each dimension")

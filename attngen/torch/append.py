@@ -26,6 +26,7 @@ from attngen.device.lazy_kernel import DeferredKernel
 from attngen.device.params import Number
 from attngen.device.protocol import Device, Kernel
 from attngen.device.select import device_by_name
+from attngen.diagnostics import counted
 from attngen.emit.append import Append, PlaceOfRows, append_program
 from attngen.emit.program import Program
 from attngen.spec.dtypes import DTYPES
@@ -148,7 +149,7 @@ def appended(
     tables = turn.tables
     for name, one in (("q", q), ("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
         if one.dim() != 4:
-            raise ArgumentError(f"`{name}` has {one.dim()} dimensions; expected [batch, length, heads, size]")
+            raise ArgumentError(f"`{name}` has {counted(one.dim(), 'dimension')}; expected [batch, length, heads, size]")
         if one.shape[3] % 8:
             raise ArgumentError(
                 f"`{name}` has a head size of {one.shape[3]}; rows are appended 16 bytes at a time: expected a multiple of 8"

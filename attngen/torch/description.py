@@ -18,7 +18,7 @@ from attngen.api import check_schedule
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.language import to_text, traced
 from attngen.sdpa import also_causal, standard_spec
-from attngen.spec.attention import AttentionSpec, ScheduleName
+from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec, ScheduleName
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
 from attngen.torch.layout import padding_of
 
@@ -42,7 +42,7 @@ class Description:
         """(spec, captured arrays). Head sizes are rounded up to multiples of 8, as `padded_heads` does with tensors; the scale
         does not change. `mask_dtype` is the element type of a dense mask, or None. Raises DiagnosticError, ArgumentError."""
         scale = 1 / math.sqrt(head_dim) if self.scale is None and padding_of(head_dim) else self.scale
-        sizes = (head_dim + padding_of(head_dim), head_dim_v + padding_of(head_dim_v))
+        sizes = (_size_in_spec(head_dim), _size_in_spec(head_dim_v))
         if self.keywords is None:
             spec = standard_spec(dtype, *sizes, mask_dtype, self.is_causal, scale, self.dropout_p)
             captured: dict[str, Any] = {}
@@ -55,6 +55,11 @@ class Description:
                 spec = also_causal(spec)
         kernel = replace(spec.kernel, schedule=cast(ScheduleName, schedule_of(self.mode) or "auto"))
         return replace(spec, lse=self.return_lse, kernel=kernel), captured
+
+
+def _size_in_spec(head_size: int) -> int:
+    """The padded head size; one that is out of range stays, so that the diagnostic states the size of the tensor."""
+    return head_size if head_size > MAX_HEAD_DIM else head_size + padding_of(head_size)
 
 
 def check_mode(mode: str) -> None:

@@ -139,7 +139,7 @@ def test_a_param_is_its_default() -> None:
         (lambda b, h, q, k: [1, 2, 3][q] > 2, "not captured"),
         (lambda b, h, q, k: "yes", "cannot be part of an expression"),
         (lambda b, h, q: q > 3, "takes 3 arguments"),
-        (lambda b, h, q, k: table[q, k] > 0, "1 dimensions and is indexed with 2"),
+        (lambda b, h, q, k: table[q, k] > 0, "1 dimension and is indexed with 2"),
         (lambda b, h, q, k: table[1:][q] > 0, "expected one integer"),
         (lambda b, h, q, k: table.max() > q, "`table.max` would be computed once"),
         (lambda b, h, q, k: doubles[k] > 0, "`doubles` has elements of float64.*Convert it"),

@@ -134,6 +134,8 @@ def test_forward_mode_is_refused() -> None:
         (lambda q: attention(q, q, q, layout="hbsd"), ArgumentError, "layout is 'hbsd'"),
         (lambda q: attention(q[0], q, q), ArgumentError, "`q` has 3 dimensions and `k` has 4"),
         (lambda q: attention(q[0, 0, 0], q, q), ArgumentError, "`q` has 1 dimension; expected 2 to 4"),
+        (lambda q: attention(*[randn(1, 2, 4, 260)] * 3), DiagnosticError, "head size 260 is out of range"),
+        (lambda q: attention(q, q, randn(*q.shape[:3], 260)), DiagnosticError, "head size 260 is out of range"),
         (lambda q: attention(q, q, q, mask=None), TypeError, "no keyword `mask`; torch's name for it is `attn_mask`"),
         (lambda q: attention(q, q, q, is_casual=True), TypeError, "did you mean `is_causal`"),
         (lambda q: attention(q, q, q, dropout_p=1.0), ArgumentError, "dropout_p is 1.0"),
