@@ -93,6 +93,18 @@ def test_check_passes_and_says_so() -> None:
     assert all(r["passed"] and r["comparison"]["error"] <= r["comparison"]["allowed"] for r in rows)
 
 
+def test_an_interrupted_command_is_no_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attngen.reference import compare
+
+    def interrupted(*_: object) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "bound", interrupted)
+    result = invoke("check", GPT2, "--device", "emulated", "--q-len", "20", "--kernel", "naive")
+    assert result.exit_code == 130
+    assert "Traceback" not in result.output
+
+
 def test_check_fails_with_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     from attngen.reference import compare
 

@@ -11,7 +11,10 @@ import click
 from attngen.cli.common import show_progress
 from attngen.cli.errors import reported
 
-EPILOG = "Exit codes: 0 success; 1 a check failed; 2 a mistake in the spec or the command line; 3 a device or tool is missing."
+EPILOG = (
+    "Exit codes: 0 success; 1 a check failed; 2 a mistake in the spec or the command line; 3 a device or tool is missing; "
+    "130 interrupted."
+)
 COMMANDS = ("bench", "build", "cache", "check", "diff", "doctor", "explain", "list", "report", "show", "trace", "tune")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 OK, FAILED, USAGE, DEVICE = 0, 1, 2, 3
+INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 
 
 def show_progress() -> None:

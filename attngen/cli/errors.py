@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import click
 
-from attngen.cli.common import DEVICE, FAILED, USAGE, colored
+from attngen.cli.common import DEVICE, FAILED, INTERRUPTED, USAGE, colored
 from attngen.cli.specs import LOADED
 
 
@@ -32,6 +32,9 @@ def reported() -> Iterator[None]:
     except MemoryError as error:
         click.echo(f"error: these sizes need more memory than there is ({error}); choose smaller ones", err=True)
         sys.exit(USAGE)
+    except KeyboardInterrupt:
+        click.echo("\ninterrupted", err=True)
+        sys.exit(INTERRUPTED)
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except Exception as error:

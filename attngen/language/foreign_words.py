@@ -64,6 +64,11 @@ SPELLINGS = (
     Spelling(r"\b0[xXbBoO][0-9a-fA-F]+", "numbers are decimal", "write it in decimal"),
     Spelling(r"(?<![\w.])(\d+_[\d_]*\d)", "digits are not grouped", "remove the `_`"),
     Spelling(r"(?<![\w.])(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)[fFlLuUhH]+\b", "numbers have no suffix", "write {1}"),
+    Spelling(
+        r"\b(?:head_dim|heads|over|tile|stages|warps|page_size|rotary)\s+(?P<found>\d+(?:\.\d*(?:[eE][+-]?\d+)?|[eE][+-]?\d+))",
+        "a whole number is expected here",
+        "write it with digits alone",
+    ),
     Spelling(r"\"[^\"\n]*\"?|'[^'\n]*'?", "there is no text in expressions", "write names and numbers without quotes"),
     Spelling(
         rf"(?:^|[{{\s])({_KEYWORDS})\s*([:=])(?!=)",

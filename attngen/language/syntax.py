@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -70,7 +71,8 @@ def _parsed(source: SourceFile, start: str, shown: SourceFile) -> Node:
     except UnexpectedCharacters as error:
         span = Span(shown, error.line, error.column, error.line, error.column + 1)
         foreign = spelling_at(shown, error.line, error.column)
-        raise DiagnosticError(foreign or mistakes.UnexpectedCharacter(span=span, character=repr(error.char))) from None
+        unexpected = mistakes.UnexpectedCharacter(span=span, character=repr(error.char), instead=_instead_of(error.char))
+        raise DiagnosticError(foreign or unexpected) from None
     except (UnexpectedToken, UnexpectedEOF) as error:
         token = error.token
         foreign = None if token.type == "$END" else spelling_at(shown, token.line or 1, token.column or 1)
@@ -153,8 +155,33 @@ def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> D
         hint = f"did you mean `{near[0]}`?" if near else "a statement is expected here"
         return mistakes.UnknownStatement(span=span, found=_short(str(token)), hint=hint, known=", ".join(STATEMENTS))
     found = f"`{_short(str(token))}`"
+    bracket = _open_bracket(source.text[: token.start_pos or 0])
+    if bracket is not None and bracket[1] < span.line:
+        cure = f"close the `{bracket[0]}` of line {bracket[1]}"
+        return mistakes.UnexpectedText(span=span, found=found, expected=expected, instead=cure)
     instead = f"remove {found}" if expected == _CALLED["$END"] else f"write {expected} here, or remove {found}"
     return mistakes.UnexpectedText(span=span, found=found, expected=expected, instead=instead)
+
+
+def _instead_of(character: str) -> str:
+    """What to do about a character that is in no word: full-width letters, digits and spaces have ordinary forms."""
+    ordinary = unicodedata.normalize("NFKC", character)
+    if ordinary.isspace():
+        return "write an ordinary space"
+    if ordinary.isascii() and ordinary != character:
+        return f"write {ordinary}"
+    return "remove it; a name consists of letters, digits and underscores"
+
+
+def _open_bracket(text: str) -> tuple[str, int] | None:
+    """The innermost bracket that is open at the end of `text`, and its line; None if it is a brace, or there is none."""
+    opened: list[tuple[str, int]] = []
+    for found in re.finditer(r"#[^\n]*|([(\[{])|([)\]}])", text):
+        if found[1]:
+            opened.append((found[1], text.count("\n", 0, found.start()) + 1))
+        elif found[2] and opened:
+            opened.pop()
+    return opened[-1] if opened and opened[-1][0] != "{" else None
 
 
 def _short(text: str) -> str:

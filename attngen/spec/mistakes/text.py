@@ -11,9 +11,10 @@ class UnexpectedCharacter(Diagnostic):
     code: ClassVar[str] = "E001"
     title: ClassVar[str] = "unexpected character {character}"
     label: ClassVar[str] = "not allowed here"
-    help: ClassVar[str] = "remove it; a name consists of letters, digits and underscores"
+    help: ClassVar[str] = "{instead}"
 
     character: str
+    instead: str
 
 
 class UnexpectedText(Diagnostic):
