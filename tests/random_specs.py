@@ -21,7 +21,7 @@ from attngen.reference.compare import Comparison, compare, truth
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dropout import bytes_of_pairs
-from attngen.spec.dtypes import DType, from_storage, round_to_storage
+from attngen.spec.dtypes import FP32, DType, from_storage, round_to_storage
 from tests.harness import call
 from tests.random_draws import SCHEDULES, TABLES, Array, Case, case, drawn_problem, python_text
 from tests.random_gradients import gradient_case, gradient_failure
@@ -112,6 +112,8 @@ def failure(one: Case, seed: int = 0) -> str:
             and not np.allclose(ours, theirs, rtol=1e-9, atol=1e-9 * max(1.0, one.size_of_v), equal_nan=True)
         ):
             return f"the oracle's {name} is not what the text says"
+    if spec.dtype is FP32 and one.schedule == "fused" and not np.isfinite(expected.reference.output).all():
+        return ""  # infinite weights, of `normalize none`: NaN on tensor cores, see docs/limits.md
     if one.rows_apart:
         q, k, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (problem.q, problem.k, problem.v))
         problem = Sample(q, k, v, problem.inputs)

@@ -95,8 +95,7 @@ def truth(spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float
     chance.
     """
     exact = numpy_attention(spec, problem, params)
-    pairs = exact.output.size // max(1, exact.output.shape[-1]) * problem.k.shape[2]
-    draws = min(max(PAIRS // max(pairs, 1), 1), MOST_DRAWS)
+    draws = draws_of(problem, MOST_DRAWS)
     inexact = [numpy_attention(spec, problem, params, np.float32)]
     inexact += [numpy_attention(spec, problem, params, rounding=Rounding(i)) for i in range(draws)]
     error = max(max_error(_stored(spec, one.output), exact.output) for one in inexact)
@@ -106,6 +105,13 @@ def truth(spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float
         error = max(max_error(np.asarray(one.lse, np.float64), exact.lse) for one in inexact)
         allowed_lse = lse_bound(error, exact.lse, problem.k.shape[2]) + precision_allows(spec, exact.lse)
     return Truth(exact, allowed, allowed_lse)
+
+
+def draws_of(problem: Sample, most: int) -> int:
+    """The number of draws of random errors, at most `most`, that have PAIRS pairs together; at least 1."""
+    batch, q_heads, q_len, _ = problem.q.shape
+    pairs: int = batch * q_heads * q_len * problem.k.shape[2]
+    return min(max(PAIRS // max(pairs, 1), 1), most)
 
 
 def _stored(spec: AttentionSpec, output: Array) -> Array:

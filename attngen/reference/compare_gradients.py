@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attngen.reference.compare import Array, Comparison, bound, max_error, precision_allows, wrong_elements
+from attngen.reference.compare import Array, Comparison, bound, draws_of, max_error, precision_allows, wrong_elements
 from attngen.reference.definition import TERM, Rounding
 from attngen.reference.gradients import Loss, Saved, Sum, numpy_gradients
 from attngen.reference.numpy_oracle import numpy_attention
@@ -17,6 +17,7 @@ from attngen.spec.dtypes import FP32, DType, from_storage, round_to_storage, uni
 from attngen.spec.gradient import QKV, gradient_argument
 
 DRAWS = 5  # of random errors, for gradients of captured tensors: one of few elements or rows may be small by chance
+DRAWS_OF_QKV = 4  # at most: each element of a product has an error in one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ def gradient_truth(
 ) -> GradientTruth:
     """The float64 gradients of `problem`, and the bounds that follow from computing them in fp32 and rounding to storage.
 
-    `saved` are the results of the forward that a backward reads. If O is among them, delta follows from it, weights from lse:
-    both with errors as they may have them. The error of fp32 is the larger of what it is here and what it may be on any
+    `saved` are the results of the forward that a backward reads. If O is among them, delta follows from it; if lse is, weights
+    do: both with errors as they may have them. The error of fp32 is the larger of what it is here and what it may be on any
     machine, as in `attngen.reference.compare.truth`.
 
     A sum of n terms over pairs may have the error of adding them in another order too: 2 sqrt(n) u times the sum of their
@@ -48,18 +49,25 @@ def gradient_truth(
     exact = numpy_gradients(spec, problem, loss, wanted, params)
     single = numpy_gradients(spec, problem, loss, wanted, params, np.float32)
     inexact = [single]  # and one for each draw of random errors
-    for draw in range(DRAWS if set(wanted) - set(QKV) else 1):
-        forward = _inexact(spec, problem, params, draw) if "out" in saved else None
+    of_qkv = draws_of(problem, DRAWS_OF_QKV)
+    for draw in range(DRAWS if set(wanted) - set(QKV) else of_qkv):
+        forward = _inexact(spec, problem, params, draw, saved) if saved else None
         inexact.append(numpy_gradients(spec, problem, loss, wanted, params, saved=forward, rounding=Rounding(draw)))
-    allowed = {n: max(_allowed(spec, n, exact[n], one[n]) for one in (inexact[:2] if n in QKV else inexact)) for n in wanted}
+    allowed = {
+        n: max(_allowed(spec, n, exact[n], one[n]) for one in (inexact[: 1 + of_qkv] if n in QKV else inexact)) for n in wanted
+    }
     return GradientTruth({n: total.value for n, total in exact.items()}, allowed, {n: _axes(spec, n) for n in wanted})
 
 
-def _inexact(spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float] | None, draw: int) -> Saved:
-    """O and lse with errors as a forward may have them, which rounds its weights to storage for tensor cores, and O."""
+def _inexact(
+    spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float] | None, draw: int, saved: tuple[str, ...]
+) -> Saved:
+    """O and lse, if `saved`, with errors as a forward may have them, which rounds its weights to storage for tensor cores, and
+    O."""
     rounding = Rounding(DRAWS + draw, max(TERM, unit_roundoff(spec.dtype)))
     found = numpy_attention(spec, problem, params, rounding=rounding)
-    return Saved(from_storage(round_to_storage(found.output.astype(np.float32), spec.dtype)), found.lse)
+    output = from_storage(round_to_storage(found.output.astype(np.float32), spec.dtype)) if "out" in saved else None
+    return Saved(output, found.lse if "lse" in saved else None)
 
 
 def gradient_dtype(spec: AttentionSpec, name: str) -> DType:

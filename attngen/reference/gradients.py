@@ -49,9 +49,9 @@ def sample_loss(spec: AttentionSpec, sample: Sample, seed: int = 0) -> Loss:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a forward has saved, as one in fp32 finds it: O, rounded to storage, and lse (None: rows are no softmax)."""
+    """What a forward has saved, as one in fp32 finds it: O, rounded to storage, and lse; None: not saved."""
 
-    output: Array
+    output: Array | None
     lse: Array | None
 
 
@@ -77,8 +77,8 @@ def numpy_gradients(
 ) -> dict[str, Sum]:
     """The gradients `wanted` of a loss, by name, computed in `compute`: see attngen.spec.gradient for the equations.
 
-    With `saved`, weights follow from its lse and delta is the row sum of dO * O, as a backward has them that reads both.
-    Without, weights are those of a forward, and delta is the row sum of P * dP. With `rounding`, matrix products
+    If lse is `saved`, weights follow from it, else they are those of a forward. If O is, delta is the row sum of dO * O, else
+    that of P * dP. With `rounding`, matrix products
     have errors as fp32 may have them (`attngen.reference.definition.matrix_product`).
     """
     problem = replace(numbers_of(spec, sample, params or {}, compute), rounding=rounding)
@@ -129,7 +129,7 @@ class _Gradients:
         dropped = found.weights
         if factors is not None:
             dp, dropped = _times(factors, dp), found.weights * factors
-        if self.saved is not None:
+        if self.saved is not None and self.saved.output is not None:
             delta = (dout * self.saved.output[b, h, rows].astype(q.dtype)).sum(-1, dtype=q.dtype)
         else:
             delta = _product_sum(found.weights, dp)

@@ -19,6 +19,7 @@ from attngen.reference.compare import truth
 from attngen.reference.problems import Sample, Shape, sample
 from attngen.schedules import choose
 from tests import tiers
+from tests.harness import compiled, wrong_gradients
 
 ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11}  # of a weight that is rounded for P V
 ALIBI = {"score": "alibi(slopes)", "inputs": {"slopes": ("fp32", ("heads",))}}
@@ -65,3 +66,13 @@ def test_an_lse_of_the_user_stays_exact() -> None:
     bounded = attngen.define(dtype="bf16", head_dim=64, score="softcap(20.0)", lse=True)
     assert choose(bounded, ARCHES["sm_90a"], saves_lse=True) == choose(bounded, ARCHES["sm_90a"])
     assert choose(attngen.define(head_dim=64, normalize="sigmoid"), ARCHES["sm_80"], saves_lse=True).writes_lse is False
+
+
+def test_bounds_of_dv_know_the_errors_of_a_saved_lse() -> None:
+    """The gradient of V alone needs no O, but its weights follow from the forward's lse."""
+    spec = attngen.define(dtype="fp32", head_dim=256, mask="k <= q % 2")
+    kernel = compiled(spec, "fused", "sm_90a")
+    for seed in range(3):
+        problem = sample(spec, Shape(1, 1, 1, 52, 122), seed)
+        large_scores = replace(problem, q=np.float32(25) * problem.q)
+        assert not wrong_gradients(kernel, large_scores, ("v",), seed=seed), seed
