@@ -5,7 +5,8 @@
 
 The other checkout's package is copied under another name, so that both can be imported. `plain` has the cells of
 `benchmarks/hopper.py`, `variants` those of `benchmarks/portable.py`, `scores` what neither has: scores whose cost a change of
-the softmax may move. A ratio above 1 says that this checkout is faster; it is the median of the ratios within each round.
+the softmax may move, `sinks` learned sinks. A ratio above 1 says that this checkout is faster; it is the median of the ratios
+within each round.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ BEFORE = "attngen_before"
 Case = tuple[str, dict[str, Any], tuple[int, int, int], dict[str, torch.Tensor]]  # title, keywords, (B, H, S), inputs
 DENSE = {"score": "s + bias[q, k]", "inputs": {"bias": ("bf16", ("q_len", "kv_len"))}}
 ALIBI = {"score": "alibi(slopes)", "inputs": {"slopes": ("fp32", ("heads",))}}
+SINK = {"sink": "sinks[h]", "inputs": {"sinks": ("fp32", ("heads",))}}
 SCORES: dict[str, dict[str, Any]] = {
     "s + (k - q)": {"score": "s + (k - q)"},
     "s + (q - k)": {"score": "s + (q - k)"},
@@ -71,6 +73,12 @@ def cases(part: str) -> Iterator[Case]:
                 (cell.batch, cell.heads, cell.q_len),
                 {},
             )
+    elif part == "sinks":
+        for name, mask in {"sink": None, "sink, causal": "causal", "sink, window 128": "causal and window(128)"}.items():
+            for head_dim in (64, 128, 256):
+                keywords = {"dtype": "bf16", "head_dim": head_dim, "mask": mask, **SINK}
+                heads = 2048 // head_dim
+                yield f"{name} D{head_dim}", keywords, (4, heads, 4096), {"sinks": torch.randn(heads, device="cuda")}
     elif part == "variants":
         for name, (keywords, reads) in VARIANTS.items():
             yield name, {"dtype": "bf16", "head_dim": 128, **keywords}, (2, 16, 8192), captured(reads)
@@ -119,7 +127,7 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="the other checkout")
-    parser.add_argument("--only", default="plain,variants", help="of plain, variants, scores")
+    parser.add_argument("--only", default="plain,variants", help="of plain, variants, scores, sinks")
     parser.add_argument("--kernel", default="hopper")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, help="write the figures here too")

@@ -290,6 +290,16 @@ __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float n
     return shift;
 }
 
+// Adds the sink, one more key whose value is 0, to the maximum and the sum of a row. Returns the factor of the row's O.
+__device__ __forceinline__ float join_sink(float& row_max, float& row_sum, float sink) {
+    const float keys_max = row_max;
+    row_max = fmaxf(keys_max, sink);
+    const float shift = row_max == -INF ? 0.0f : row_max;  // neither a key nor a sink
+    const float of_keys = fast_exp2((keys_max - shift) * EXPONENT_SCALE);
+    row_sum = row_sum * of_keys + fast_exp2((sink - shift) * EXPONENT_SCALE);
+    return of_keys;
+}
+
 // The online softmax of a thread's rows. S is a fragment, with the scores of a tile in these rows. For each tile the caller
 // calls find_largest, raise_maxima and compute_weights; if raise_maxima returns true, it multiplies O by alpha. After the
 // last tile, the four lanes that share a row add their sums.
@@ -302,10 +312,10 @@ struct RowSoftmax {
     // The row, 0 to ROWS - 1, of register i of N
     template <int N> static __device__ constexpr int row_of(int i) { return i / (2 * N / ROWS) * 2 + i / 2 % 2; }
 
-    // Row r before its first tile; `first_lane`: whether the sink's own weight, exp(sink - max), counts in this lane
-    __device__ __forceinline__ void begin(int r, float sink, bool first_lane) {
-        max[r] = sink;
-        sum[r] = first_lane && sink != -INF ? 1.0f : 0.0f;
+    // Row r before its first tile
+    __device__ __forceinline__ void begin(int r) {
+        max[r] = -INF;
+        sum[r] = 0.0f;
     }
 
     // Of row r: the largest score that does not change the maximum, and what is subtracted from exponents
@@ -476,7 +486,7 @@ gpt_oss_sinks_fused(
     Fragment<DIMS> O_frag = {};
     RowSoftmax softmax;
     for (int r = 0; r < ROWS; ++r) {
-        softmax.begin(r, kept_sink(sink(in, h_idx)), lane % 4 == 0);
+        softmax.begin(r);
     }
 
     int stage = 0;
@@ -574,13 +584,14 @@ gpt_oss_sinks_fused(
     const WorkTile end = *work_tile_smem;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        const float row_sum = quad_sum(softmax.sum[r]);
-        const float inverse_sum = row_sum == 0.0f ? 0.0f : fast_reciprocal(row_sum);  // a row with no key gives 0
+        const int q_idx = end.q_block * BLOCK_Q + warp_row + lane / 4 + 8 * r;
+        float row_sum = quad_sum(softmax.sum[r]);
+        const float of_keys = join_sink(softmax.max[r], row_sum, kept_sink(sink(in, end.h_idx)));
+        const float inverse_sum = row_sum == 0.0f ? 0.0f : of_keys * fast_reciprocal(row_sum);  // a row with no key gives 0
         bf16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o_row + 8 * j) =
                 pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
-        const int q_idx = end.q_block * BLOCK_Q + warp_row + lane / 4 + 8 * r;
         if (lane % 4 == 0 && q_idx < q_len)
             lse[end.b_idx * lse_stride_b + end.h_idx * lse_stride_h + q_idx * lse_stride_s] =
                 softmax.max[r] * softmax_scale + logf(row_sum);

@@ -541,13 +541,13 @@ llama_gqa_fused(
     const WorkTile end = *work_tile_smem;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
+        const int q_idx = end.q_block * BLOCK_Q + warp_row + lane / 4 + 8 * r;
         const float row_sum = quad_sum(softmax.sum[r]);
         const float inverse_sum = row_sum == 0.0f ? 0.0f : fast_reciprocal(row_sum);  // a row with no key gives 0
         bf16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
             *(unsigned*)(o_row + 8 * j) =
                 pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
-        const int q_idx = end.q_block * BLOCK_Q + warp_row + lane / 4 + 8 * r;
         if (lane % 4 == 0 && q_idx < q_len)
             lse[end.b_idx * lse_stride_b + end.h_idx * lse_stride_h + q_idx * lse_stride_s] =
                 softmax.max[r] * softmax_scale + logf(row_sum);

@@ -122,6 +122,30 @@ def test_sinks_of_any_size(kernel: str, arch: str, lse: bool) -> None:
         assert run(spec, kernel, problem, arch=arch).passed, sink
 
 
+IN_FP16 = [*((*s, False) for s in ON_TENSOR_CORES), ("hopper", "sm_90a", True)]
+
+
+@pytest.mark.parametrize(("kernel", "arch", "by_row"), tiers.cases(IN_FP16, quick=IN_FP16[-1:]))
+def test_sinks_far_above_all_scores(kernel: str, arch: str, by_row: bool) -> None:
+    """Weights relative to such a sink are too small for fp16; relative to the largest score they are not."""
+    sink, dims = ("sinks[h, q]", ("heads", "q_len")) if by_row else ("sinks[h]", ("heads",))
+    spec = attngen.define(dtype="fp16", head_dim=64, mask="causal", sink=sink, inputs={"sinks": ("fp32", dims)}, lse=True)
+    problem = whole_numbers(spec)
+    for above in (10.0, 14.0, 18.0):
+        problem.inputs["sinks"] = np.full((1, Q_LEN)[: len(dims)], above, np.float32)
+        assert run(spec, kernel, problem, arch=arch).passed, above
+
+
+WITH_DROPOUT = [s for s in ON_TENSOR_CORES if s[0] != "decode"]
+
+
+@pytest.mark.parametrize(("kernel", "arch"), tiers.cases(WITH_DROPOUT, quick=[("hopper", "sm_90a")]))
+def test_light_keys_of_which_the_heavy_one_is_dropped(kernel: str, arch: str) -> None:
+    """In fp16, weights far below their row's largest are multiples of 2^-24 of it. The bound knows it."""
+    spec = attngen.define(dtype="fp16", head_dim=64, score="where(k == q, 14.0, 0.1 * s)", dropout=0.9)
+    assert run(spec, kernel, sample(spec, Shape(1, 1, 1, 1, 300)), arch=arch).passed
+
+
 @pytest.mark.parametrize(("kernel", "arch"), tiers.cases(ON_TENSOR_CORES, quick=[("hopper", "sm_90a")]))
 @pytest.mark.parametrize("score", tiers.cases(["51.0 * tanh(s / 51.0)", "softcap(20.0)", "s"], quick=["51.0 * tanh(s / 51.0)"]))
 def test_values_far_from_one(kernel: str, arch: str, score: str) -> None:

@@ -83,9 +83,8 @@ class Hopper(ByTma):
         return [f"{t.c_name}_step_{d}" for t in v.tensors if sum(t.narrow) > 1 for d in range(t.rank) if t.narrow[d]]
 
     def places_rows(self) -> bool:
-        """Whether a thread needs its row indices; in other schedules a sink computes them by itself."""
-        sink = self.variant.sink
-        return self.variant.places_rows or self.variant.dropout is not None or (sink is not None and "q_idx" in sink.arguments)
+        """Whether a thread needs its row indices."""
+        return self.variant.places_rows or self.variant.dropout is not None
 
     def names_warpgroup_rows(self) -> bool:
         """Whether the text needs the number of a consumer's rows."""
@@ -144,7 +143,7 @@ class Hopper(ByTma):
     def consumer_indices(self) -> list[str]:
         """Those of the indices of a head that a consumer's threads need."""
         v = self.variant
-        functions = [f for f in (*v.of_scores, v.one_score, v.mask, v.sink, v.dropout) if f is not None]
+        functions = [f for f in (*v.of_scores, v.one_score, v.mask, v.dropout) if f is not None]
         needed = {n for f in functions for n in f.arguments} | {n for e in v.row_elements for n in e.indices}
         if v.by_row or v.classify is None:
             needed |= {*v.kv_range.arguments}

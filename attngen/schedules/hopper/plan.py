@@ -48,7 +48,6 @@ class HopperPlan:
     adaptive_threshold: bool  # the score that forces a rescale depends on the weights of a row's first tile
     beside_last: BesideLast  # what a consumer does beside the last P V of a work tile
     replaces_output: bool  # the first P V of a work tile replaces O, instead of adding to zeros
-    sink_in_output: bool  # the weight of the sink is added to the row sums that are columns of O
     values_after_queries: bool  # the copies of a work tile's V wait for its Q
     warp_loads_keys: bool  # all lanes of the producer's first warp classify tiles or read key vectors; else one thread copies
     warps_release: bool  # each warp of a consumer releases a stage; else one thread of it
@@ -242,7 +241,6 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
     sums, groups = row_sums(facts, arch, tile), consumers(tile)
     producer, consumer = needs.register_split(facts, tile)
     holds, per_consumer = needs.q_in_registers(facts, tile), needs.own_tiles(facts, tile)
-    sink_in_output = facts.spec.sink is not None and sums == "products"
     lanes_load = facts.bounds.per_tile or bool(facts.staged.keys)
     return HopperPlan(
         consumers=groups,
@@ -256,8 +254,7 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
         from_first_tile=from_first_tile(facts),
         adaptive_threshold=adapts_slack(facts),
         beside_last=beside_last(facts, holds, per_consumer),
-        replaces_output=replaces_output(facts, sink_in_output),
-        sink_in_output=sink_in_output,
+        replaces_output=replaces_output(facts),
         # with more than two consumers, the rows of a slow one would hold up the values of the others
         values_after_queries=holds or groups == 2,
         warp_loads_keys=lanes_load,
@@ -313,10 +310,9 @@ def beside_last(facts: SpecFacts, holds_q: bool, per_consumer: bool) -> BesideLa
     return "next scores" if holds_q else "next work tile"
 
 
-def replaces_output(facts: SpecFacts, sink_in_output: bool) -> bool:
-    """Whether the first P V replaces O: a register must be free for the flag, and O must not contain a sink."""
-    short_of_registers = facts.shift is not None or any(e.in_score for e in facts.staged.keys)
-    return not short_of_registers and not sink_in_output
+def replaces_output(facts: SpecFacts) -> bool:
+    """Whether the first P V replaces O: a register must be free for the flag."""
+    return facts.shift is None and not any(e.in_score for e in facts.staged.keys)
 
 
 def pipeline_decisions(plan: HopperPlan) -> Iterator[Decision]:
@@ -324,7 +320,7 @@ def pipeline_decisions(plan: HopperPlan) -> Iterator[Decision]:
     if plan.replaces_output:
         yield Decision("first P V", "replaces O", "O need not be set to zero before it")
     else:
-        yield Decision("first P V", "adds to O", "no register is left for a flag, or O has the sink before")
+        yield Decision("first P V", "adds to O", "no register is left for a flag")
     if not plan.q_in_registers:
         order = WHY_IN_ORDER if plan.values_after_queries else WHY_AT_ONCE
         yield Decision("first copy of V", "after Q" if plan.values_after_queries else "at once", order)
