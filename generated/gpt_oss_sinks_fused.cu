@@ -488,6 +488,7 @@ gpt_oss_sinks_fused(
     for (int r = 0; r < ROWS; ++r) {
         softmax.begin(r);
     }
+    const float sink_logit = kept_sink(sink(in, h_idx));  // joins the rows at the end, which then need not wait for it
 
     int stage = 0;
     while (tile < tile_end) {
@@ -586,7 +587,7 @@ gpt_oss_sinks_fused(
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = end.q_block * BLOCK_Q + warp_row + lane / 4 + 8 * r;
         float row_sum = quad_sum(softmax.sum[r]);
-        const float of_keys = join_sink(softmax.max[r], row_sum, kept_sink(sink(in, end.h_idx)));
+        const float of_keys = join_sink(softmax.max[r], row_sum, sink_logit);
         const float inverse_sum = row_sum == 0.0f ? 0.0f : of_keys * fast_reciprocal(row_sum);  // a row with no key gives 0
         bf16* o_row = O_smem + (lane / 4 + 8 * r) * Q_STRIDE + lane % 4 * 2;
         for (int j = 0; j < HEAD_DIM_V / 8; ++j)
