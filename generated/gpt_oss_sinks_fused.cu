@@ -258,13 +258,14 @@ using VTile = PaddedTile<BLOCK_KV, HEAD_DIM_V, HEAD_DIM_V, V_STRIDE>;
 //     S[q, k] = s  where q >= k and q - k < 128, else -inf
 //     with s = softmax_scale * sum over d of Q[q, d] * K[k, d]
 //
-//     m = sink, l = 1, O = 0; for every tile of keys:
+//     m = -inf, l = 0, O = 0; for every tile of keys:
 //         S  = score(Q K^T)                     -inf where the mask forbids
 //         m' = max(m, row maximum of S)
 //         P  = exp(S - m')
 //         l  = l * exp(m - m') + row sum of P
 //         O  = O * exp(m - m') + P V
 //         m  = m'
+//     the sink joins as one more score, whose value is 0
 //     O = O / l;  lse = m + log(l)
 //
 // A block computes BLOCK_Q rows, each warp its share of them.

@@ -165,15 +165,14 @@ def fused_equations(spec: AttentionSpec, lse: bool, bounded: bool = False) -> li
             "O = O / l" + (";  lse = the constant + log(l)" if lse else ""),
         ]
     return [
-        "m = -inf, l = 0, O = 0; for every tile of keys:"
-        if spec.sink is None
-        else "m = sink, l = 1, O = 0; for every tile of keys:",
+        "m = -inf, l = 0, O = 0; for every tile of keys:",
         "    S  = score(Q K^T)                     -inf where the mask forbids",
         "    m' = max(m, row maximum of S)",
         "    P  = exp(S - m')",
         "    l  = l * exp(m - m') + row sum of P",
         "    O  = O * exp(m - m') + P V",
         "    m  = m'",
+        *([] if spec.sink is None else ["the sink joins as one more score, whose value is 0"]),
         "O = O / l" + (";  lse = m + log(l)" if lse else ""),
     ]
 

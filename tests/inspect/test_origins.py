@@ -154,7 +154,7 @@ def test_every_line_of_a_users_expression_has_its_statement(name: str, schedule:
             continue
         body = [i for i, line in enumerate(lines, 1) if found.get(i, ("",))[0] == statement and not line.startswith("//")]
         assert all(any(text in lines[i - 1] for i in body) for text in texts), (statement, texts)
-        call = re.compile(rf"(= |\(){statement}\(|{statement}\(.*\) \?|\) {statement}_of_two\(")
+        call = re.compile(rf"(= |\(|, ){statement}\(|{statement}\(.*\) \?|\) {statement}_of_two\(")
         calls = [i for i, line in enumerate(lines, 1) if call.search(line.split("//")[0])]
         assert calls
         for i in (*body, *calls):
