@@ -24,6 +24,7 @@ from attngen.spec.operator import (
     apply,
     div,
     less,
+    less_equal,
     maximum,
     minimum,
     mul,
@@ -169,6 +170,21 @@ def _relu(x: Expr) -> Expr:
     return where(less(zero, x), x, zero)  # its derivative at 0 is 0, as torch's; that of max is a half
 
 
+def _logsigmoid(x: Expr) -> Expr:
+    """log(1 / (1 + exp(-x))) without exponentials of positive numbers. Its derivative at 0 is a half."""
+    negative, positive = minimum(x, FLOAT_ZERO), maximum(x, FLOAT_ZERO)
+    below = sub(negative, apply("log1p", apply("exp", negative)))
+    return where(less(x, FLOAT_ZERO), below, neg(apply("log1p", apply("exp", neg(positive)))))
+
+
+def _hardtanh(x: Expr, min_val: Expr = MINUS_ONE, max_val: Expr = FLOAT_ONE) -> Expr:
+    """clamp, but its derivative at both ends is 0, as torch's."""
+    if x.type is Type.FLOAT:
+        low, high = cast(min_val, Type.FLOAT), cast(max_val, Type.FLOAT)
+        x = where(less_equal(x, low), low, where(less_equal(high, x), high, x))
+    return _clamp(x, min_val, max_val)
+
+
 def _gelu(x: Expr, approximate: str = "none") -> Expr:
     if approximate == "tanh":
         inner = mul(constant(math.sqrt(2.0 / math.pi)), add(x, mul(constant(0.044715), mul(x, mul(x, x)))))
@@ -257,14 +273,14 @@ FUNCTIONS: dict[str, Function] = {
     "erfc": _of_float(lambda x: sub(FLOAT_ONE, apply("erf", x))),
     "tan": _of_float(lambda x: div(apply("sin", x), apply("cos", x))),
     "relu": _relu,
-    "relu6": lambda x: _clamp(x, ZERO, constant(6)),
+    "relu6": lambda x: _hardtanh(x, ZERO, constant(6)),
     "silu": lambda x: mul(x, apply("sigmoid", x)),
-    "logsigmoid": lambda x: sub(minimum(x, FLOAT_ZERO), apply("log1p", apply("exp", neg(apply("abs", x))))),
+    "logsigmoid": _logsigmoid,
     "gelu": _of_float(_gelu),
     "softplus": _of_float(_softplus),
     "elu": _of_float(_elu),
     "leaky_relu": lambda x, negative_slope=LEAK: where(less(FLOAT_ZERO, x), x, mul(x, negative_slope)),
-    "hardtanh": lambda x, min_val=MINUS_ONE, max_val=FLOAT_ONE: _clamp(x, min_val, max_val),
+    "hardtanh": _hardtanh,
     "isnan": lambda x: apply("ne", x, x),
     "isinf": lambda x: apply("eq", apply("abs", x), constant(math.inf)),
     "isfinite": lambda x: apply("and", apply("eq", x, x), apply("ne", apply("abs", x), constant(math.inf))),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from attngen.plan.axes import MOVING, TILE
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.bounds import interval
-from attngen.spec.expr import Apply, Expr, ExpressionError, Gather, Type, constant, names_in, rewrite, walk
+from attngen.spec.expr import Apply, Expr, ExpressionError, Gather, Name, Type, constant, names_in, rewrite, walk
 from attngen.spec.operator import FALSE, TRUE, Interval, both, equal, is_comparison
 
 ANY_VALUE = {Type.BOOL: False, Type.INT: 0, Type.FLOAT: 0.0}
@@ -29,11 +29,17 @@ def uniform_score(spec: AttentionSpec) -> Expr | None:
     condition: Expr = TRUE
     try:
         for index in dict.fromkeys(indices):
-            low, high = interval(index, lambda n: TILE.get(n.name, Interval(n, n)), lambda node, _: Interval(node, node))
-            condition = both(condition, equal(low, high))
+            low, high = interval(index, lambda n: TILE.get(n.name, Interval(n, n)), lambda node, _: _of_first_pair(node))
+            condition = condition if low == high else both(condition, equal(low, high))
     except ExpressionError:  # a bound does not fit 64 bits
         return None
     return None if condition is FALSE else condition
+
+
+def _of_first_pair(read: Expr) -> Interval:
+    """The element that the first pair reads: that of all pairs, since its indices are asked about too."""
+    first = rewrite(read, lambda node: TILE[node.name].lo if isinstance(node, Name) and node.name in TILE else None)
+    return Interval(first, first)
 
 
 def _without(score: Expr, reads: list[Gather]) -> Expr:

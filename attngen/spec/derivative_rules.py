@@ -1,7 +1,8 @@
 """Rules of the derivative column of the operator table that are longer than a line.
 
 A rule maps the gradient of the result, the result and the operands to the gradient of every operand. At kinks the rules have
-the values of torch's autograd: half for each of two equal operands of min and max, 0 for abs at 0.
+the values of torch's autograd: half for each of two equal operands of min and max, as of torch.minimum; all for the operand of
+them that is not a constant, as of torch.clamp; 0 for abs at 0.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ def discrete(count: int) -> Derivative:
     return lambda g, out, *args: (None,) * count
 
 
-def of_smaller(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    return _of_chosen(g, less(a, b), less(b, a))
+def of_smaller(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr | None, Expr | None]:
+    return _of_chosen(g, (a, less(a, b)), (b, less(b, a)))
 
 
-def of_larger(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    return _of_chosen(g, less(b, a), less(a, b))
+def of_larger(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr | None, Expr | None]:
+    return _of_chosen(g, (a, less(b, a)), (b, less(a, b)))
 
 
-def _of_chosen(g: Expr, first: Expr, second: Expr) -> tuple[Expr, Expr]:
-    """All of `g` for the chosen operand, half for each if none is chosen."""
+def _of_chosen(g: Expr, *operands: tuple[Expr, Expr]) -> tuple[Expr | None, Expr | None]:
+    """All of `g` for the chosen operand. If neither is chosen, half for each, or all for the one beside a constant."""
+    (a, first), (b, second) = operands
+    if isinstance(b, Const):
+        return where(second, FLOAT_ZERO, g), None
+    if isinstance(a, Const):
+        return None, where(first, FLOAT_ZERO, g)
     half = mul(g, constant(0.5))
     return where(first, g, where(second, FLOAT_ZERO, half)), where(second, g, where(first, FLOAT_ZERO, half))
 

@@ -20,6 +20,8 @@ STOPS = {
     "before only": "s + table[h, clamp(k - q, -5, 0) + 5]",
     "in steps": "s * table[h, clamp((q - k) // 4, 0, 6)]",
     "two elements": "s + table[h, clamp(k - q, -2, 2) + 3] * table[0, clamp(q + k, 4, 9)]",
+    "found in data": "s + table[h, clamp(ids[clamp(k, 2, 9)], 0, 12)]",
+    "data and distance": "s + table[h, clamp(ids[clamp(q, 2, 9)] + clamp(k - q, -3, 3), 0, 12)]",
     "up to a param": "s + table[h, clamp(k - q, -far, far) + 6]",
 }
 GOES_ON = {
@@ -28,7 +30,7 @@ GOES_ON = {
     "by row": "s + table[h, q % 13]",
     "also by distance": "relative_bias(table, 3) + 0.1 * (k - q)",
     "without end": "s + table[h, clamp(k - q, -3, 3) + q]",
-    "found in data": "s + table[h, clamp(ids[k], 0, 9)]",
+    "found in data of its own": "s + table[h, clamp(ids[k], 0, 9)]",
 }
 
 
@@ -45,10 +47,11 @@ def test_where_it_is_true_all_pairs_read_the_same(score: str, q: int, rows: int,
     condition = uniform_score(spec)
     assert condition is not None
     table = np.random.default_rng(0).permutation(26.0 * np.arange(26)).reshape(2, 13)
+    ids = np.random.default_rng(1).integers(0, 13, 64)
     names = {"s": 1.5, "h": 1, "b": 0, "far": far, "q.lo": q, "q.hi": q + rows - 1, "k.lo": k, "k.hi": k + keys - 1}
 
-    def read(_: str, at: tuple) -> np.ndarray:
-        return table[np.asarray(at[0]), np.asarray(at[1])]
+    def read(tensor: str, at: tuple) -> np.ndarray:
+        return (ids if tensor == "ids" else table)[tuple(map(np.asarray, at))]
 
     pairs = {"q": np.arange(q, q + rows)[:, None], "k": np.arange(k, k + keys)[None, :]}
     scores = np.broadcast_to(evaluate(spec.score, {**names, **pairs}, read, np), (rows, keys))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,6 +13,8 @@ torch = pytest.importorskip("torch")
 import attngen  # noqa: E402
 from attngen.language.functions import DIVISIONS, FUNCTIONS  # noqa: E402
 from attngen.spec.attention import S  # noqa: E402
+from attngen.spec.derivative import derivatives  # noqa: E402
+from attngen.spec.evaluate import evaluate  # noqa: E402
 from attngen.spec.expr import Type, name  # noqa: E402
 from attngen.torch.aten import Context  # noqa: E402
 from attngen.torch.closures import Closure  # noqa: E402
@@ -51,9 +54,25 @@ def _call_of(title: str) -> str:
     return CALLS.get(title, TWO if len(operands) == 2 or title in DIVISIONS else ONE)
 
 
+def _function(title: str) -> Any:
+    spaces = (torch, torch.nn.functional, torch.Tensor)
+    return next(getattr(space, title) for space in spaces if hasattr(space, title))
+
+
 @pytest.mark.parametrize("title", sorted(FUNCTIONS.keys() - ONLY_ATTNGEN))
 def test_a_function_of_torch_means_one_thing(title: str) -> None:
-    spaces = (torch, torch.nn.functional, torch.Tensor)
-    function = next(getattr(space, title) for space in spaces if hasattr(space, title))
-    score = eval(f"lambda s, b, h, q, k: s + ({_call_of(title)})", {"f": function})
+    score = eval(f"lambda s, b, h, q, k: s + ({_call_of(title)})", {"f": _function(title)})
     assert attngen.define(score=score).score is imported(score)
+
+
+@pytest.mark.parametrize("title", sorted(FUNCTIONS.keys() - ONLY_ATTNGEN - {"floor_divide"}))  # torch has no derivative of it
+def test_the_derivative_of_a_function_is_that_of_torch(title: str) -> None:
+    """At multiples of a half, where kinks are, and infinite where torch's is."""
+    score = eval(f"lambda s, b, h, q, k: s + ({_call_of(title)})", {"f": _function(title)})
+    at = torch.arange(-16, 17, dtype=torch.float64) / 2
+    q, k = torch.tensor(2), torch.tensor(3)
+    expected = torch.func.vmap(torch.func.grad(lambda s: score(s, q, q, q, k)))(at)
+    slope = derivatives(attngen.define(score=score).score)[S]
+    with np.errstate(all="ignore"):
+        found = evaluate(slope, {"s": at.numpy(), "b": 2, "h": 2, "q": 2, "k": 3}, lambda *_: None, np)
+    np.testing.assert_allclose(np.broadcast_to(found, at.shape), expected, rtol=1e-12, atol=1e-12)
