@@ -13,11 +13,9 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.spec.dropout import RNG_STATE
 from attngen.torch.block_mask import BlockMask, tables_of
-from attngen.torch.closures import Closure
 from attngen.torch.description import Mode
 from attngen.torch.dropout import generator_state, share_of
-from attngen.torch.flex_operator import attend, flex_operator
-from attngen.torch.flex_spec import Functions
+from attngen.torch.flex_operator import attend, flex_operator, functions_of
 from attngen.torch.layout import follow_autocast
 
 Tensor = Any
@@ -74,9 +72,7 @@ def flex_attention(
         score = theirs._identity if score_mod is None else score_mod
         output, lse, largest = flex_operator(q, k, v, score, blocks, scale, {"mode": mode, "wants": wants, "dropout": share})
     else:
-        closure = Closure()
-        functions = Functions(score_mod, mask_mod, closure, closure.key_of(score_mod, mask_mod))
-        captured = [tensor for _, tensor in closure.tensors]
+        functions, captured = functions_of(score_mod, mask_mod)
         others = {"sinks": sinks, RNG_STATE.name: state}
         tables = {**tables, **{n: tensor for n, tensor in others.items() if tensor is not None}}
         output, lse, largest = attend(q, k, v, functions, captured, tables, block_size, float(scale), mode, wants, share)

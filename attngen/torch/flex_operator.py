@@ -8,7 +8,7 @@ compilers see `attngen::attention`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from operator import index
 from typing import Any
@@ -128,14 +128,7 @@ class FlexOperator(HigherOrderOperator):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor, Tensor]:
         block_size, partial, full, sinks, state, mask_mod = block_mask
         tables = {"partial_blocks": partial, "full_blocks": full, "sinks": sinks, RNG_STATE.name: state}
-        captured = (*score_mod_other_buffers, *mask_mod_other_buffers)
-        functions = _traced_functions(score_mod, score_mod_other_buffers, mask_mod, mask_mod_other_buffers)
-        return attend(
-            query,
-            key,
-            value,
-            functions,
-            captured,
+        call = (
             {n: t for n, t in tables.items() if t is not None},
             None if block_size is None else tuple(block_size),
             float(scale),
@@ -143,6 +136,26 @@ class FlexOperator(HigherOrderOperator):  # type: ignore[misc]
             tuple(kernel_options["wants"]),
             kernel_options["dropout"],
         )
+        if not isinstance(score_mod, torch.fx.GraphModule):  # a break of the graph, as Dynamo cannot trace one of the functions
+            outside: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compiler.disable(_attend_untraced)
+            return outside(query, key, value, score_mod, mask_mod, call)
+        captured = (*score_mod_other_buffers, *mask_mod_other_buffers)
+        functions = _traced_functions(score_mod, score_mod_other_buffers, mask_mod, mask_mod_other_buffers)
+        return attend(query, key, value, functions, captured, *call)
+
+
+def _attend_untraced(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask_mod: Any, call: tuple[Any, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    functions, captured = functions_of(score_mod, mask_mod)
+    return attend(query, key, value, functions, captured, *call)
+
+
+def functions_of(score_mod: Any, mask_mod: Any) -> tuple[Functions, list[Tensor]]:
+    """Functions of Python (None: there is none) and the tensors that they capture."""
+    closure = Closure()
+    functions = Functions(score_mod, mask_mod, closure, closure.key_of(score_mod, mask_mod))
+    return functions, [tensor for _, tensor in closure.tensors]
 
 
 def _traced_functions(score: Any, score_buffers: tuple[Any, ...], mask: Any, mask_buffers: tuple[Any, ...]) -> Functions:

@@ -15,6 +15,7 @@ from torch.nn.attention import flex_attention as theirs  # noqa: E402
 from torch.nn.attention.experimental._paged_attention import PagedAttention  # noqa: E402
 
 from attngen.torch import create_block_mask, flex_attention, flex_operator  # noqa: E402
+from attngen.torch.importer import ImportRefusal  # noqa: E402
 from attngen.torch.math import by_torch  # noqa: E402
 from tests.torch.flex import compiles, expected  # noqa: E402
 
@@ -263,6 +264,27 @@ def test_a_length_that_is_read_on_the_host_is_refused() -> None:
     call = compiles(lambda q, k, v: flex_attention(q, k, v, lambda s, b, h, i, j: leaky(s, q.shape[2])), dynamic=True)[0]
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="may change from call to call is read on the host"):
         call(*(randn(1, 2, 24, 16) for _ in range(3)))
+
+
+def test_a_function_that_dynamo_cannot_trace_is_called_in_a_break_of_the_graph() -> None:
+    q, k, v, factor = randn(1, 2, 16, 16), randn(1, 2, 16, 16), randn(1, 2, 16, 16), randn(16)
+
+    def score(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        torch._dynamo.graph_break()
+        return s * factor[k]
+
+    mask = create_block_mask(causal, None, None, 16, 16, device="cpu")
+    output = torch.compile(flex_attention, backend="aot_eager")(q, k, v, score_mod=score, block_mask=mask)
+    wanted = flex_attention(q, k, v, score_mod=lambda s, b, h, q, k: s * factor[k], block_mask=mask)
+    torch.testing.assert_close(output, wanted, **CLOSE)
+    for found, expected_ in zip(*(torch.autograd.grad(o.sum(), (q, k, v, factor)) for o in (output, wanted)), strict=True):
+        torch.testing.assert_close(found, expected_, **CLOSE)
+
+    def clamped(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return torch.clamp(s, 0, factor[k])
+
+    with pytest.raises(ImportRefusal, match=r"torch\.minimum and torch\.maximum in the place of clamp"):
+        torch.compile(flex_attention, backend="aot_eager")(q, k, v, score_mod=clamped)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
