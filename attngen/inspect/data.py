@@ -24,7 +24,7 @@ from attngen.inspect.work import launch_roofline, roofline, tile_kinds
 from attngen.language import Loaded
 from attngen.plan import Plan
 from attngen.plan.block_map import KIND_NAMES, count_kinds
-from attngen.reference.problems import Shape, sample
+from attngen.reference.problems import Shape, without_values
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.print_attn import expression_to_text, rotary_to_text
 
@@ -147,7 +147,7 @@ def _kernels(plan: Plan, source: Program) -> dict[str, Any]:
 
 def _tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Params) -> dict[str, Any] | None:
     shape = Shape(batch=1, q_len=q_len, kv_len=kv_len)
-    kinds = tile_kinds(spec, plan, sample(spec, shape), {**shape.sizes(spec), **defaults(spec), **params})
+    kinds = tile_kinds(spec, plan, without_values(spec, shape), {**shape.sizes(spec), **defaults(spec), **params})
     if kinds is None:
         return None
     bounds = plan.bounds

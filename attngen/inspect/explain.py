@@ -12,7 +12,7 @@ from attngen.inspect.work import tile_kinds
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL
 from attngen.plan.mask_bounds import MaskBounds
-from attngen.reference.problems import Shape, sample
+from attngen.reference.problems import Shape, without_values
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const, Expr
 from attngen.spec.operator import FALSE
@@ -49,7 +49,7 @@ def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, para
     """The closed-form bounds, and a map of the tiles of one head. Captured tensors get sample values."""
     bounds = plan.bounds
     shape = Shape(batch=1, q_len=q_len, kv_len=kv_len)
-    problem, names = sample(spec, shape), {**shape.sizes(spec), **defaults(spec), **params}
+    problem, names = without_values(spec, shape), {**shape.sizes(spec), **defaults(spec), **params}
     kinds = tile_kinds(spec, plan, problem, names)
     if kinds is None:
         return "the naive kernels compute every pair\n"

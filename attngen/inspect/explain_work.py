@@ -10,7 +10,7 @@ from attngen.inspect.work import Roofline, Work, launch_roofline, roofline, tile
 from attngen.plan import Plan
 from attngen.plan.block_map import count_kinds
 from attngen.plan.products import counted_products
-from attngen.reference.problems import Shape, sample
+from attngen.reference.problems import Shape, without_values
 from attngen.spec.attention import AttentionSpec
 
 Params = Mapping[str, int | float]
@@ -37,7 +37,7 @@ class Costs:
 
 def costs(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Params) -> Costs:
     shape = _problem(q_len, kv_len)
-    problem = sample(spec, shape)
+    problem = without_values(spec, shape)
     names = {**shape.sizes(spec), **defaults(spec), **params}
     kinds = tile_kinds(spec, plan, problem, names)
     return Costs(work(spec, plan, problem, names), {} if kinds is None else count_kinds(kinds))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+
+import numpy as np
 
 from attngen.emit.abi import is_of_pairs
 from attngen.emit.emitter import emit
 from attngen.emit.program import KernelEntry, Tensor, evaluate
 from attngen.plan import Plan
-from attngen.plan.block_map import EMPTY, classify_tiles, extents
+from attngen.plan.block_map import EMPTY, classify_tiles, extents, pairs_in
 from attngen.plan.products import computed_products, counted_products
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
@@ -91,7 +92,7 @@ def _visited(plan: Plan, problem: Sample, names: Mapping[str, int | float]) -> C
         if of_keys:
             visited = visited.T
         rows = extents(q_len, block_q)
-        keys: Any = [block_kv] * visited.shape[1] if whole else extents(kv_len, block_kv)
-        return int(rows @ visited @ keys)
+        keys = np.full(visited.shape[1], block_kv) if whole else extents(kv_len, block_kv)
+        return pairs_in(visited, rows, keys)
 
     return pairs

@@ -10,9 +10,10 @@ import numpy as np
 
 from attngen.inspect.launch_work import LaunchWork, launches
 from attngen.plan import Plan
-from attngen.plan.block_map import EMPTY, classify_tiles, exact_integers, extents
+from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles, exact_integers, extents, pairs_in
+from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.products import operations_of_a_pair
-from attngen.reference.definition import Problem, count_allowed
+from attngen.reference.definition import Problem, allowed_rows
 from attngen.reference.problems import Sample
 from attngen.schedules.fused_mma.needs import operands
 from attngen.schedules.tiled.plan import BLOCK_DV
@@ -21,6 +22,7 @@ from attngen.spec.dtypes import from_storage
 
 Array = np.ndarray[Any, Any]
 SCORE_BYTES = 4  # scores in memory are fp32
+LEAST_SIDE, MOST_BLOCKS = 64, 4096  # of the tiles in which pairs are counted
 PRODUCTS_FOR_ONE = 3  # with split operands
 
 
@@ -90,9 +92,24 @@ def _passes(spec: AttentionSpec, plan: Plan) -> tuple[int, int]:
 
 
 def allowed_pairs(spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float]) -> int:
-    """The number of pairs of a query and a key that the mask allows in batch 0 and head 0."""
+    """The number of pairs of a query and a key that the mask allows in batch 0 and head 0: all of full tiles, and those of
+    partial tiles for which the mask is true."""
+    q_len, kv_len = problem.q.shape[2], problem.k.shape[2]
+    if spec.mask is None:
+        return int(q_len * kv_len)
     inputs = {n: exact_integers(from_storage(a)) for n, a in problem.inputs.items()}
-    return count_allowed(Problem(spec, problem.q, problem.k, problem.v, inputs, params, np), 1, 1)
+    known = Problem(spec, problem.q, problem.k, problem.v, inputs, params, np)
+    side = max(LEAST_SIDE, -(-q_len // MOST_BLOCKS))
+    names = {**known.sizes, **params, "b": 0, "h": 0}
+    kinds = classify_tiles(mask_bounds(spec), side, side, names, inputs)
+    rows, keys = extents(q_len, side), extents(kv_len, side)
+    allowed = pairs_in(kinds == FULL, rows, keys)
+    for block, of_block in enumerate(kinds == PARTIAL):
+        tested = np.flatnonzero(np.repeat(of_block, keys))
+        own = slice(block * side, block * side + int(rows[block]))
+        found = allowed_rows(known, 0, 0, own, tested)
+        allowed += int(np.broadcast_to(found, (rows[block], len(tested))).sum())
+    return allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +189,7 @@ def _visited(plan: Plan, q_len: int, kv_len: int, kinds: Array | None, rows: int
         return q_len * kv_len
     visited = kinds != EMPTY
     keys = np.full(visited.shape[1], plan.block_kv) if whole else extents(kv_len, plan.block_kv)
-    return int(extents(q_len, rows) @ visited @ keys)
+    return pairs_in(visited, extents(q_len, rows), keys)
 
 
 @dataclass(frozen=True, slots=True)

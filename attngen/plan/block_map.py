@@ -45,7 +45,7 @@ def classify_tiles(
     def value(expr: Expr) -> Any:
         return evaluate(expr, at, read, np)
 
-    kinds = np.full((-(-block_length // block_size), len(tiles)), EMPTY)
+    kinds = np.full((-(-block_length // block_size), len(tiles)), EMPTY, np.int8)
     for block, of_block in enumerate(kinds):
         first = block * block_size - missing
         last = min(first + block_size, block_length) - 1
@@ -64,6 +64,15 @@ def extents(length: int, block: int) -> Array:
     """The number of indices of each block."""
     starts = np.arange(0, length, block)
     return np.minimum(starts + block, length) - starts
+
+
+def pairs_in(chosen: Array, rows: Array, keys: Array) -> int:
+    """The number of pairs in the chosen tiles [blocks of rows, tiles of keys]. `rows` and `keys` are extents: of all but the
+    last the same."""
+    if not chosen.size:
+        return 0
+    of_rows = np.count_nonzero(chosen, axis=1) * keys[0] - chosen[:, -1] * (keys[0] - keys[-1])
+    return int(rows @ of_rows)
 
 
 def count_kinds(kinds: Array) -> dict[str, int]:

@@ -64,10 +64,12 @@ class Problem:
         return sizes
 
 
-def allowed_rows(problem: Problem, b: int, h: int, rows: slice) -> Any:
-    """The mask of one head, for a block of query rows: [rows, kv_len], or a shape that broadcasts to it."""
+def allowed_rows(problem: Problem, b: int, h: int, rows: slice, keys: Any = None) -> Any:
+    """The mask of one head, for a block of query rows: [rows, kv_len], or a shape that broadcasts to it; for the indices `keys`
+    alone if given."""
     assert problem.spec.mask is not None
-    return evaluate(problem.spec.mask, *surroundings(problem, b, h, rows))
+    names, *others = surroundings(problem, b, h, rows)
+    return evaluate(problem.spec.mask, names if keys is None else {**names, "k": keys[None, :]}, *others)
 
 
 def surroundings(problem: Problem, b: int, h: int, rows: slice) -> tuple[dict[str, Any], Any, Any, Any]:

@@ -78,6 +78,18 @@ def sample(spec: AttentionSpec, shape: Shape, seed: int = 0, draw: Draw = USUAL)
     return Sample(q, k, v, _inputs(spec, sizes, rng, draw))
 
 
+def without_values(spec: AttentionSpec, shape: Shape) -> Sample:
+    """The captured tensors of `sample_inputs`, with Q, K and V that have a shape and take no memory: for what reads no more."""
+    sizes = shape.sizes(spec)
+    zero = round_to_storage(np.zeros(()), spec.dtype)
+
+    def zeros(heads: str, length: str, head_dim: int) -> Array:
+        return np.broadcast_to(zero, (sizes["batch"], sizes[heads], sizes[length], head_dim))
+
+    k, v = (zeros("kv_heads", "kv_len", d) for d in (spec.head_dim, spec.head_dim_v))
+    return Sample(zeros("q_heads", "q_len", spec.head_dim), k, v, sample_inputs(spec, shape))
+
+
 def sample_inputs(spec: AttentionSpec, shape: Shape) -> dict[str, Array]:
     """The captured tensors of a problem, without Q, K and V; other values than in `sample`."""
     return _inputs(spec, shape.sizes(spec), np.random.default_rng(0), USUAL)

@@ -6,6 +6,7 @@ import re
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import attngen
@@ -18,14 +19,16 @@ from attngen.inspect import occupancy as of_kernels
 from attngen.inspect.explain import explain_tiles
 from attngen.inspect.explain_work import costs, explain_work
 from attngen.inspect.occupancy import occupancy
-from attngen.inspect.work import roofline
+from attngen.inspect.work import allowed_pairs, roofline
 from attngen.plan import ARCHES
+from attngen.reference.definition import Problem, count_allowed
 from attngen.reference.gradients import sample_loss
-from attngen.reference.problems import Shape, sample
+from attngen.reference.problems import Shape, sample, without_values
 from attngen.schedules import choose
+from attngen.spec.dtypes import from_storage
 from attngen.spec.gradient import QKV
 from tests import tiers
-from tests.harness import cli, gradients, shipped
+from tests.harness import SPECS, cli, gradients, shipped
 
 
 def explained(*arguments: str) -> str:
@@ -246,3 +249,21 @@ def test_decode_reads_keys_once_for_the_heads_that_share_them() -> None:
     assert fused.read is not None
     assert decode.read is not None
     assert decode.read < fused.read
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_pairs_are_counted_by_tiles_as_one_by_one(name: str) -> None:
+    spec = shipped(name)
+    problem = without_values(spec, Shape(batch=1, q_len=200, kv_len=333))
+    params, inputs = {p.name: 70 for p in spec.params}, {n: from_storage(a) for n, a in problem.inputs.items()}
+    counted = count_allowed(Problem(spec, problem.q, problem.k, problem.v, inputs, params, np), 1, 1)
+    assert allowed_pairs(spec, problem, params) == counted
+
+
+def test_long_sequences_take_little_memory() -> None:
+    """Lengths beyond memory: K alone would have 32 GiB."""
+    spec, arch, keys = shipped("gpt2"), ARCHES["sm_90a"], 1 << 28
+    problem = without_values(spec, Shape(batch=1, q_len=2, kv_len=keys))
+    assert problem.k.strides == (0, 0, 0, 0)
+    found = costs(spec, choose(spec, arch, "decode"), 2, keys, {}).work
+    assert found.allowed_pairs == 3  # of the first row and the second
