@@ -92,8 +92,9 @@ def _of_torch(tensor: Any, name: str, torch: Any) -> ArrayView:
         raise _unknown_dtype(name, str(tensor.dtype).removeprefix("torch."))
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(
-            f"`{name}` requires grad, and this call records no gradient: only calls of attngen.torch do, and calls of "
-            f"specs compiled after its import, without `out`, `lse` and `stream`. Pass {name}.detach(), or use torch.no_grad()"
+            f"`{name}` requires grad, and this call records no gradient: only calls of attngen.torch do, and calls without "
+            "`out`, `lse` and `stream` of specs that were compiled after its import, without `arch`, for a device that "
+            f"`device` names (auto, cuda or emulated). Pass {name}.detach(), or use torch.no_grad()"
         )
     if tensor.layout is not torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import attngen  # noqa: E402
 from attngen import ArgumentError, PlanRefusal  # noqa: E402
+from attngen.device.emulated import EmulatedDevice  # noqa: E402
 from attngen.spec.gradient import GradientError  # noqa: E402
 from attngen.torch import Attention, attention, runtime  # noqa: E402
 from attngen.torch.backward import backward_operator  # noqa: E402
@@ -186,6 +187,10 @@ def test_no_gradient_is_lost_silently(qkv: tuple[torch.Tensor, ...]) -> None:
     kernel = attngen.compile(attngen.define(dtype="fp32", head_dim=8), device="emulated", kernel="naive")
     with pytest.raises(ArgumentError, match="`q` requires grad, and this call records no gradient"):
         kernel(q, k, k, out=torch.empty(2, 2, 5, 8))
+    for place in ({"device": "emulated", "arch": "sm_80"}, {"device": "emulated:fast"}, {"device": EmulatedDevice()}):
+        elsewhere = attngen.compile(kernel.spec, kernel="naive", **place)
+        with pytest.raises(ArgumentError, match="without `arch`, for a device that `device` names"):
+            elsewhere(q, k, k)
     half = [t.detach().repeat(1, 1, 1, 8).bfloat16().requires_grad_() for t in qkv]
     with pytest.raises(PlanRefusal, match="gradients by wgmma"):
         attention(*half, mode="wgmma")
