@@ -96,14 +96,17 @@ def test_positions_within_packed_sequences(schedule: str) -> None:
             assert max_error(of_sequence, exact.exact[name]) <= exact.allowed[name], (b, name)
 
 
-def test_positions_by_a_tensor_and_a_param() -> None:
-    """Positions that the call gives: those of documents, and a distance that all rows are apart."""
+@pytest.mark.parametrize(
+    ("schedule", "arch", "dtype"), tiers.cases(SCHEDULES, quick=[("naive", "sm_80", "fp32"), ("fused", "sm_80", "bf16")])
+)
+def test_positions_by_a_tensor_and_a_param(schedule: str, arch: str, dtype: str) -> None:
+    """Positions that the call gives: those of documents, and a distance that all rows are apart. Nothing else reads them."""
     at = "at clamp(places[b, q], 0, positions - 1), clamp(places[b, k] + shift, 0, positions - 1)"
     places = {"places": ("int32", ("batch", "kv_len"))}
-    spec = rotated("fp32", at=at, inputs=places, params={"shift": "int"}, mask="causal")
-    problem = sample(spec, Shape(2, 2, 1, 40, 50, {"positions": 30}))
+    spec = rotated(dtype, at=at, inputs=places, params={"shift": "int"}, mask="causal")
+    problem = sample(spec, Shape(2, 2, 1, 5 if schedule == "decode" else 40, 50, {"positions": 30}))
     for shift in (0, 3):
-        found = run(spec, "naive", problem, shift=shift)
+        found = run(spec, schedule, problem, arch=arch, shift=shift)
         assert found.passed, (shift, found)
 
 
