@@ -14,7 +14,8 @@ from attngen.emit.program import KernelEntry, Tensor, evaluate
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, classify_tiles, extents, pairs_in
 from attngen.plan.products import computed_products, counted_products
-from attngen.reference.problems import Sample
+from attngen.reference.problems import Sample, Shape
+from attngen.reference.stored import stored_sizes
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES, from_storage
 
@@ -40,6 +41,7 @@ def launches(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[st
     """The launches of a backward, in order. `names` are all sizes and params."""
     program = emit(spec, plan)
     sizes = {name: int(value) for name, value in names.items() if isinstance(value, int)}
+    sizes |= stored_sizes(spec, Shape(batch=sizes["batch"], q_len=sizes["q_len"], kv_len=sizes["kv_len"]))
     heads, all_pairs = sizes["batch"] * sizes["q_heads"], sizes["q_len"] * sizes["kv_len"]
     tensors, written = {t.name: t for t in program.tensors}, set[str]()
     dims, of_kernels = counted_products(spec, plan.wanted), computed_products(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -221,6 +222,20 @@ def test_explain_of_few_rows_is_of_the_schedule_that_runs(tmp_path: Path) -> Non
         assert ": fused" in explained(spec, "--q-len", "17", "--kv-len", "4096")
     assert ": fused" in explained("gpt2", "--q-len", "1", "--kv-len", "4096", "--kernel", "fused")
     assert "_split" not in explained("gpt2", "--backward", "--q-len", "1", "--kv-len", "4096")
+
+
+@pytest.mark.parametrize(("schedule", "arch"), [("tiled", "sm_80"), ("fused", "sm_80"), ("hopper", "sm_90a")])
+def test_work_of_a_packed_backward(schedule: str, arch: str) -> None:
+    """That of the dense one; besides, its launches read where the sequence lies."""
+    dense = define(dtype="bf16", head_dim=128, mask="causal", lse=True)
+    packed = replace(dense, kernel=replace(dense.kernel, storage="packed"))
+    works = [
+        costs(spec, choose(spec, ARCHES[arch], schedule, direction="backward", wanted=QKV), 512, 512, {}).work
+        for spec in (dense, packed)
+    ]
+    for one, other in zip(*(work.launches for work in works), strict=True):
+        assert (one.kernel, one.computed) == (other.kernel, other.computed)
+        assert one.bytes <= other.bytes < 1.2 * one.bytes
 
 
 def test_explain_says_what_a_param_changes() -> None:
