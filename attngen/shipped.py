@@ -20,9 +20,13 @@ def find_spec(name: str | PathLike[str]) -> Path:
     """The file called `name`, or else the shipped spec of that name. Raises FileNotFoundError with a suggestion if
     there is neither."""
     path = Path(name)
-    if path.is_file() or path.suffix or path.name != str(name):
+    if path.is_file() or path.suffix not in ("", ".attn") or path.name != str(name):
         return path
     shipped = {found.stem: found for found in sorted(spec_directory().glob("*.attn"))}
+    if path.suffix and path.stem in shipped and not path.exists():
+        raise FileNotFoundError(errno.ENOENT, f"no such file; the shipped spec is called {path.stem}, without .attn", str(name))
+    if path.suffix:
+        return path
     if path.name in shipped:
         return shipped[path.name]
     near = get_close_matches(path.name, shipped, 1)

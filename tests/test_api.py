@@ -42,6 +42,8 @@ def test_shipped_specs_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert attngen.load("gpt2") == shipped
     with pytest.raises(FileNotFoundError, match="did you mean `gpt2`"):
         attngen.compile("gpt22")
+    with pytest.raises(FileNotFoundError, match=r"the shipped spec is called gpt2, without \.attn"):
+        attngen.compile("gpt2.attn")
     with pytest.raises(FileNotFoundError, match="No such file"):
         attngen.compile("gpt22.attn")
 

@@ -14,7 +14,7 @@ from attngen.spec import mistakes
 from attngen.spec.attention import Input
 from attngen.spec.dtypes import DType
 from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Expr, ExpressionError, Type, constant, gather, names_in, walk
-from attngen.spec.names import CONSTANTS
+from attngen.spec.names import CONSTANTS, WORDS
 from attngen.spec.operator import TABLE, apply, arity, is_comparison
 from attngen.spec.operators import FUNCTIONS
 
@@ -166,7 +166,7 @@ class Resolver:
         found = scope.find(name)
         return self.globals.get(name) if found is None else found
 
-    def _unknown(self, name: str, span: Span, scope: Scope) -> Diagnostic:
+    def _unknown(self, name: str, span: Span, scope: Scope, indices: tuple[Node, ...] = ()) -> Diagnostic:
         known = sorted({*scope.known(), *self.globals, *FUNCTIONS, *CONSTANTS})
         foreign = spelling_at(span.source, span.line, span.column)
         if foreign is not None:
@@ -176,7 +176,8 @@ class Resolver:
             return mistakes.UnknownName(span=span, name=name, hint=f"`{meant}` in this language", known=f"write `{meant}`")
         near = get_close_matches(name, known, 1, 0.66)  # one letter of three
         hint = f"did you mean `{near[0]}`?" if near else "no index, size, input, param or function has this name"
-        help = f"write `{near[0]}`" if near else f"declare it: param {name}: int, or input {name}: fp32[heads]"
+        declared = f"input {_declaration(name, indices)}" if indices else f"param {name}: int, or input {name}: fp32[heads]"
+        help = f"write `{near[0]}`" if near else f"declare it: {declared}"
         return mistakes.UnknownName(span=span, name=name, hint=hint, known=help)
 
     def _call(self, node: Node, scope: Scope) -> Value:
@@ -199,7 +200,10 @@ class Resolver:
 
     def _builtin(self, name: str, arguments: tuple[Node, ...], node: Node, scope: Scope) -> Expr:
         if len(arguments) != arity(name):
-            raise _wrong_arguments(node.span, name, arity(name), len(arguments), _function_example(name))
+            example = _function_example(name)
+            if name in ("min", "max") and len(arguments) > 2:
+                example = f"{name}(a, {name}(b, c))"
+            raise _wrong_arguments(node.span, name, arity(name), len(arguments), example)
         return self._apply(name, [self.expression(a, scope) for a in arguments], node.span)
 
     def _expand(self, target: Definition, values: dict[str, Value], span: Span) -> Value:
@@ -222,10 +226,15 @@ class Resolver:
         name_node, arguments = node.children[0], node.children[1].children
         target = self._find(name_node.value, scope)
         if target is None:
-            raise DiagnosticError(self._unknown(name_node.value, name_node.span, scope))
+            raise DiagnosticError(self._unknown(name_node.value, name_node.span, scope, arguments))
         if not isinstance(target, Input):
-            what = "a function" if isinstance(target, Definition) else "a number"
-            raise DiagnosticError(mistakes.NotAnInput(span=name_node.span, name=name_node.value, what=what))
+            name, what = name_node.value, "a number"
+            cure = f"declare it as an input: input {_declaration(name, arguments)}"
+            if isinstance(target, Definition):
+                what, cure = "a function", f"write {_call_example(target)}"
+            elif name in WORDS:
+                cure = f"write {name} alone; an element of a captured tensor has the name of an input before the ["
+            raise DiagnosticError(mistakes.NotAnInput(span=name_node.span, name=name, what=what, cure=cure))
         if len(arguments) != len(target.dims):
             expected, given = counted(len(target.dims), "dimension"), len(arguments)
             example = _index_example(target)
@@ -303,6 +312,14 @@ def element_type(dtype: DType) -> Type:
 def _index_example(target: Input) -> str:
     letters = {"batch": "b", "q_heads": "h", "kv_heads": "h", "q_len": "q", "kv_len": "k"}
     return f"{target.name}[{', '.join(letters.get(str(d), '0') for d in target.dims)}]"
+
+
+def _declaration(name: str, indices: tuple[Node, ...]) -> str:
+    """The declaration of an input that is read at such indices."""
+    dims = {"b": "batch", "h": "heads", "q": "q_len", "k": "kv_len"}
+    free = iter("nmijwxyz")  # names of dimensions whose sizes come with the tensor
+    sizes = [dims.get(node.children[0].value) if node.kind == "name" else None for node in indices]
+    return f"{name}: fp32[{', '.join(size or next(free, '1') for size in sizes)}]"
 
 
 def _function_example(function: str) -> str:

@@ -17,6 +17,7 @@ from attngen.spec.reserved import reserved_reason
 MAX_NAME = 64
 CONSTANTS: dict[str, bool | float] = {"true": True, "false": False, "inf": math.inf}
 SPELLED = {"heads": "q_heads"}  # other spellings of sizes
+WORDS = (*INDICES, "s", *SIZES, *SPELLED, "head_dim", "head_dim_v")  # of every expression
 
 TENSORS = frozenset("Q K V O S P lse next_work split_O split_max split_sum v out stream".split())  # noqa: SIM905
 
@@ -68,9 +69,9 @@ def name_mistakes(
     reason = ""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
         reason = "a name consists of letters, digits and underscores"
-    elif title and text in (*INDICES, "s", *SIZES, *SPELLED, "head_dim", "head_dim_v", *TENSORS):
+    elif title and text in (*WORDS, *TENSORS):
         return
-    elif text in (*INDICES, "s", *SIZES, *SPELLED, "head_dim", "head_dim_v", *CONSTANTS):
+    elif text in (*WORDS, *CONSTANTS):
         reason = "it has a meaning in every expression"
     elif text in FUNCTIONS:
         reason = "it is a function"

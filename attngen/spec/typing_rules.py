@@ -40,11 +40,15 @@ def floats(count: int) -> Typing:
     return typing
 
 
+OF_FLOATS = {"//": "floor(a / b)", "%": "a - b * floor(a / b)"}  # what operators of integers are called of floats
+
+
 def integers(name: str, types: tuple[Type, ...]) -> tuple[tuple[Type, ...], Type]:
     _expect(name, types, 2)
     if types != (INT, INT):
         wrong = next(t for t in types if t is not INT)
-        raise ExpressionError(f"`{name}` takes integers, not a {wrong}", "convert with int(...)")
+        instead = f"write {OF_FLOATS[name]} for floats, or " if name in OF_FLOATS and wrong is FLOAT else ""
+        raise ExpressionError(f"`{name}` takes integers, not a {wrong}", f"{instead}convert with int(...)")
     return types, INT
 
 

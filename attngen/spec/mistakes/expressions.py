@@ -97,10 +97,11 @@ class NotAnInput(Diagnostic):
     code: ClassVar[str] = "E209"
     title: ClassVar[str] = "`{name}` cannot be indexed"
     label: ClassVar[str] = "it is {what}"
-    help: ClassVar[str] = "declare it: input {name}: fp32[heads]"
+    help: ClassVar[str] = "{cure}"
 
     name: str
     what: str
+    cure: str
 
 
 class InputWithoutIndex(Diagnostic):
