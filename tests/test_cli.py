@@ -326,6 +326,16 @@ def test_gradients_that_do_not_exist_are_refused(arguments: tuple[str, ...], wor
     assert words in done.output
 
 
+@pytest.mark.parametrize("command", ["build", "show", "explain", "check", "trace", "report"])
+def test_every_command_refuses_gradients_of_a_cache(command: str, tmp_path: Path) -> None:
+    """With the reason: no schedule has them, so none may be passed over."""
+    spec = tmp_path / "padded.attn"
+    spec.write_text("attention padded { dtype fp16  head_dim 64  kernel auto { storage padded } }")
+    done = invoke(command, str(spec), "--backward", *(["-o", str(tmp_path)] if command == "build" else []))
+    assert done.exit_code == 2, done.output
+    assert "are a cache for inference, and have no gradients" in done.output
+
+
 def test_a_report_of_a_backward(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = invoke("report", "alibi", "--backward", "--kernel", "naive", "--no-check", "-o", str(page))

@@ -131,7 +131,7 @@ def schedules_named(
     kernel: str | None, spec: AttentionSpec, wanted: tuple[str, ...] = (), arch: Arch | None = None
 ) -> tuple[str, ...]:
     """The schedule `kernel`; by default, those that every architecture supports, and the one that the spec states. With
-    `wanted` those of them that compute these gradients on `arch`."""
+    `wanted` those of them that compute these gradients on `arch`; if there are none, all, which refuse with the reason."""
     from attngen.schedules import schedules_for
     from attngen.spec.attention import PORTABLE_SCHEDULES
 
@@ -142,7 +142,7 @@ def schedules_named(
     if not wanted or arch is None:
         return every
     suitable = schedules_for(spec, arch, wanted)
-    return tuple(schedule for schedule in every if schedule in suitable)
+    return tuple(schedule for schedule in every if schedule in suitable) or every
 
 
 def known_params(spec: AttentionSpec, given: tuple[str, ...]) -> dict[str, int | float]:
