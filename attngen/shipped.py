@@ -17,18 +17,31 @@ def spec_directory() -> Path:
 
 
 def find_spec(name: str | PathLike[str]) -> Path:
-    """The file called `name`, or else the shipped spec of that name. Raises FileNotFoundError with a suggestion if
-    there is neither."""
+    """The file called `name`, or else the shipped spec of that name. Raises OSError with a suggestion if there is neither."""
     path = Path(name)
-    if path.is_file() or path.suffix not in ("", ".attn") or path.name != str(name):
+    if path.is_file():
         return path
     shipped = {found.stem: found for found in sorted(spec_directory().glob("*.attn"))}
-    if path.suffix and path.stem in shipped and not path.exists():
-        raise FileNotFoundError(errno.ENOENT, f"no such file; the shipped spec is called {path.stem}, without .attn", str(name))
-    if path.suffix:
-        return path
-    if path.name in shipped:
+    if path.name == str(name) and path.name in shipped:
         return shipped[path.name]
-    near = get_close_matches(path.name, shipped, 1)
-    hint = f"did you mean `{near[0]}`?" if near else f"shipped are {', '.join(shipped)}"
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, f"this is a directory; {_files_in(path)}", str(name))
+    if path.exists():  # a pipe
+        return path
+    if path.suffix == ".attn" and path.stem in shipped:
+        hint = f"the shipped spec is called {path.stem}, without .attn"
+    elif path.suffix or path.name != str(name):
+        hint = _files_in(path.parent)
+    else:
+        near = get_close_matches(path.name, shipped, 1)
+        hint = f"did you mean `{near[0]}`?" if near else f"shipped are {', '.join(shipped)}"
     raise FileNotFoundError(errno.ENOENT, f"no file and no shipped spec has this name; {hint}", str(name))
+
+
+def _files_in(directory: Path) -> str:
+    """The specs of a directory, in words."""
+    if not directory.is_dir():
+        return f"there is no directory {directory}"
+    names = sorted(found.name for found in directory.glob("*.attn"))
+    more = ", ..." if len(names) > 5 else ""
+    return f"{directory} has {', '.join(names[:5])}{more}" if names else f"{directory} has no .attn file"

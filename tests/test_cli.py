@@ -127,7 +127,7 @@ def test_a_mistake_is_a_diagnostic_with_exit_code_2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("build", "nowhere.attn"), "No such file"),
+        (("build", "nowhere.attn"), "no file and no shipped spec has this name"),
         (("build", GPT2, "--arch", "sm_10"), "unknown architecture sm_10"),
         (("build", GPT2, "--name", "other"), "defines no attention named other"),
         (("check", GPT2, "--device", "tpu"), "no device is called 'tpu'"),

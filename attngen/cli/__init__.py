@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 import click
 
-from attngen.cli.common import show_progress
+from attngen.cli.common import is_terminal, show_progress
 from attngen.cli.errors import reported
 
 EPILOG = (
@@ -26,7 +27,8 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            near = get_close_matches(cmd_name, COMMANDS, 1)
+            ctx.fail(f"No such command '{cmd_name}'." + (f" Did you mean '{near[0]}'?" if near else ""))
         command: click.Command = import_module(f"attngen.cli.{cmd_name}").command
         command.epilog = EPILOG
         return command
@@ -57,10 +59,10 @@ def main() -> None:
     attngen doctor                             what this machine has, and what is missing
     attngen cache                              the compiled kernels on disk
 
-    SPEC is an .attn file, or the name of a shipped spec, as in `attngen check alibi`.
+    SPEC is an .attn file, - for standard input, or the name of a shipped spec, as in `attngen check alibi`.
 
     A schedule is a way to compute a spec: naive, tiled, fused, wgmma, hopper or decode; auto selects hopper
     on GPUs that support it, else fused, and decode for calls of few rows.
     """
-    if sys.stderr.isatty():
+    if is_terminal(sys.stderr):
         show_progress()

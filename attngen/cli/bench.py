@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import click
+from click.core import ParameterSource
 
 from attngen.cli import options
 from attngen.cli.common import colored, kernel_title, whole_numbers, words
 from attngen.cli.specs import gradients_named, known_params, load_one_spec, load_specs
 from attngen.spec.attention import PORTABLE_SCHEDULES, ScheduleName
-from attngen.spec.dtypes import DTYPES
+from attngen.spec.dtypes import STORAGE_DTYPES
 
 
 @click.command("bench")
@@ -67,7 +68,8 @@ def command(
     dO V^T, P^T dO, dS^T Q and dS K, with equal head sizes 2.5 times the forward. Those that no wanted gradient needs are not
     counted. The error is that of the gradient that is furthest from float64, relative to its largest element.
 
-    Without a GPU, operations and bytes are counted on the emulated device instead.
+    Without a GPU, operations and bytes of one small problem are counted on the emulated device instead; only --param,
+    --name, --backward and --wanted are then accepted.
     """
     from attngen.device.select import has_gpu
 
@@ -85,10 +87,7 @@ def command(
     else:
         _check_lists(lengths, dtypes, head_dims, kernel)
         if not has_gpu():
-            if json_file is not None or plot is not None:
-                raise click.UsageError(
-                    "no GPU found, so nothing can be timed; without --json and --plot, operations and bytes are counted instead"
-                )
+            _refuse_options_of_timings()
             _count(spec, name, given, backward, wanted)
             return
         one = load_one_spec(spec, name)
@@ -115,12 +114,29 @@ def command(
         click.echo(f"wrote {plot}", err=True)
 
 
+def _refuse_options_of_timings() -> None:
+    """Raises UsageError if the command line has an option that counts, made without a GPU, do not have."""
+    context = click.get_current_context()
+    counted = ("spec", "given", "backward", "wanted", "name")
+    refused = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name is not None and parameter.name not in counted
+        if context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+    if refused:
+        raise click.UsageError(
+            "no GPU found, so nothing can be timed; operations and bytes of one small problem are counted instead "
+            f"without {', '.join(refused)}"
+        )
+
+
 def _check_lists(lengths: str, dtypes: str | None, head_dims: str | None, kernel: str) -> None:
     """Raises BadParameter for an unknown item of an option that is a list."""
-    for numbers in (lengths, head_dims):
-        whole_numbers(numbers)
+    for option, numbers in (("--lengths", lengths), ("--head-dims", head_dims)):
+        whole_numbers(numbers, option)
     known = {
-        "--dtypes": ("element type", words(dtypes), (*DTYPES,)),
+        "--dtypes": ("element type", words(dtypes), [dtype.name for dtype in STORAGE_DTYPES]),
         "--kernel": ("schedule", words(kernel), get_args(ScheduleName)),
     }
     for option, (what, given, names) in known.items():
@@ -141,7 +157,8 @@ def _measured(
         raise click.UsageError("measuring needs torch: pip install torch") from error
     from attngen.bench.report import Report
 
-    todo = list(sweep.cases(spec, whole_numbers(lengths), words(dtypes), whole_numbers(head_dims), full, tokens))
+    sizes = whole_numbers(lengths, "--lengths"), words(dtypes), whole_numbers(head_dims, "--head-dims")
+    todo = list(sweep.cases(spec, *sizes, full, tokens))
     table = _BenchTable()
     report = Report(spec.name, sweep.where(), tokens, rounds, (), gradients)
     progress = partial(click.echo, err=True)

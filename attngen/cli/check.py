@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attngen.cli import options, specs
-from attngen.cli.common import FAILED, OK, colored, device_named, emulated_by_default, kernel_title
+from attngen.cli.common import FAILED, OK, colored, device_named, emulated_by_default, is_terminal, kernel_title
 
 if TYPE_CHECKING:
     from attngen.device.protocol import Device
@@ -242,7 +242,7 @@ class _Progress:
         self.shown = False
 
     def show(self, what: str) -> None:
-        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        if is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb":
             click.echo(f"\r\x1b[2K{what} ...", nl=False, err=True)
             self.shown = True
 

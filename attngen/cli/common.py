@@ -25,7 +25,13 @@ def show_progress() -> None:
 
 
 def colored(stream: Any) -> bool:
-    return bool(stream.isatty()) and not os.environ.get("NO_COLOR")
+    """Whether text for `stream` has colours."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether `stream` is a terminal; a closed standard stream is None."""
+    return stream is not None and bool(stream.isatty())
 
 
 def kernel_title(schedule: str, template: str) -> str:
@@ -42,11 +48,11 @@ def words(text: str | None) -> list[str]:
     return [word.strip() for word in text.split(",")] if text else []
 
 
-def whole_numbers(text: str | None) -> list[int]:
-    """The numbers of a comma-separated option. Raises BadParameter for an item that is not a positive whole number."""
+def whole_numbers(text: str | None, option: str) -> list[int]:
+    """The numbers of the comma-separated `option`. Raises BadParameter for an item that is not a positive whole number."""
     items = words(text)
     if not all(item.isascii() and item.isdigit() and int(item) > 0 for item in items):
-        raise click.BadParameter(f"{text!r} is not a list of positive whole numbers separated by commas")
+        raise click.BadParameter(f"{text!r} is not a list of positive whole numbers separated by commas", param_hint=option)
     return [int(item) for item in items]
 
 

@@ -27,7 +27,8 @@ def reported() -> Iterator[None]:
     except BrokenPipeError:  # `| head` closed the pipe: click handles it
         raise
     except OSError as error:
-        click.echo(f"error: {error.strerror or error}: {error.filename or ''}", err=True)
+        place = f"{error.filename}: " if error.filename else ""
+        click.echo(f"error: {place}{error.strerror or error}", err=True)
         sys.exit(USAGE)
     except MemoryError as error:
         click.echo(f"error: these sizes need more memory than there is ({error}); choose smaller ones", err=True)

@@ -25,11 +25,11 @@ LOADED: list[Loaded] = []  # the specs of this command: a refused call is report
 
 
 def load_specs(spec: str, name: str | None) -> list[Loaded]:
-    """The attentions of the file SPEC, or the one called `name`."""
+    """The attentions of the file SPEC (- is standard input), or the one called `name`."""
     from attngen.language.load import load_path
     from attngen.shipped import find_spec
 
-    loaded = list(load_path(find_spec(spec)))
+    loaded = list(load_path("/dev/stdin" if spec == "-" else find_spec(spec)))
     LOADED[:] = loaded
     if name is None:
         return loaded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +137,12 @@ class _TraceTable:
         self.results: list[Any] = []
         shape = ", ".join(f"{size} {value}" for size, value in sizes.items())
         click.echo(f"{name}: {shape}\n\n{TOTALS_HEADER}")
-        sys.stdout.flush()
 
     def add(self, result: Any) -> None:
         from attngen.inspect.trace_text import totals_line
 
         self.results.append(result)
         click.echo(totals_line(result))
-        sys.stdout.flush()
 
     def finish(self) -> None:
         from attngen.inspect.trace_text import conflicts_text, sites_text, steps_text

@@ -93,7 +93,7 @@ def command(
         raise click.UsageError("tuning needs torch: pip install torch") from error
     if gradients and not as_json:
         click.echo(f"the backward of {one.spec.name}: gradients of {', '.join(gradients)}")
-    todo = list(sweep.cases(one.spec, whole_numbers(lengths), [], [], False, tokens))
+    todo = list(sweep.cases(one.spec, whole_numbers(lengths, "--lengths"), [], [], False, tokens))
     outcomes = []
     for number, case in enumerate((replace(c, rows=q_len) for c in todo), 1):
         place = f"[{number}/{len(todo)}]"

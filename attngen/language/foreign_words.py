@@ -22,6 +22,7 @@ class Spelling(NamedTuple):
 MAX_LINE = 2000  # characters: longer lines are not searched
 _KEYWORDS = "dtype|head_dim|heads|mask|score|scale|sink|dropout|rotary|normalize|precision|output|kernel"
 COMMENT = "comments begin with `#`"
+_DTYPES = "fp32|fp16|bf16|int32|int64|bool|float32|float16|bfloat16|float|half|int"
 _MODULES = "math|torch|np|numpy|attngen|F|tl|jnp|jax|std"
 
 # The first pattern that covers the position of a syntax error explains it.
@@ -69,6 +70,59 @@ SPELLINGS = (
         "a whole number is expected here",
         "write it with digits alone",
     ),
+    Spelling(
+        r"\bhead_dim\s+(?P<found>(\d+)\b\s*[,/]?\s*(?:v\s*[=:]?\s*)?(\d+))", "two head sizes", "write head_dim {2}, v {3}"
+    ),
+    Spelling(r"\btile\s+(\d+)\s*(?P<found>[,*/])\s*(\d+)", "a tile has rows and keys", "write tile {1} x {3}"),
+    Spelling(
+        r"\bkernel\s+(\w+)\s*(?P<found>\()",
+        "options of a kernel stand in braces",
+        "write kernel {1} {{ tile 128 x 64  stages 2 }}",
+    ),
+    Spelling(
+        r"\brotary\s+(?P<found>(\d+)\s+by)\s+\w+",
+        "the order of pairs is missing",
+        "write rotary {2} halves by, or rotary {2} interleaved by",
+    ),
+    Spelling(
+        rf"\binput\s+(?P<found>({_DTYPES})\s+(\w+)\s*(\[[^\]\n]*\])?)", "the name stands first", "write input {3}: {2}{4}"
+    ),
+    Spelling(
+        r"\binput\s+(\w+)\s*:\s*(\w+)\s*(?P<found>\(([^()\n]*)\))",
+        "dimensions stand in square brackets",
+        "write input {1}: {2}[{4}]",
+    ),
+    Spelling(r"\bparam\s+(\w+)\s*(?P<found>=)(?!=)\s*(-?\d+)(?![\d.eE])", "a param has a type", "write param {1}: int = {3}"),
+    Spelling(
+        r"\bparam\s+(\w+)\s*(?P<found>=)(?!=)",
+        "a param has a type",
+        "write param {1}: float = ..., or param {1}: int = ...",
+    ),
+    Spelling(r"\blet\s+(\w+)\s*(?P<found>:\s*\w+)", "a constant has no type", "write let {1} = ..., without `{2}`"),
+    Spelling(r"\bdef\s+\w+\s*\([^)\n:]*(?P<found>:\s*\w+)", "parameters have no types", "remove `{1}`"),
+    Spelling(
+        r"\bdef\s+\w+\s*(?:\([^)\n]*\))?\s*(?P<found>:(?:\s*return\b)?)",
+        "a definition is an expression",
+        "write = instead of `{1}`",
+    ),
+    Spelling(
+        r"\bdef\s+(\w+\s*(?:\([^)\n]*\))?)\s*(?P<found>\{(?:\s*return\b)?)",
+        "a definition is an expression",
+        "write def {1} = expression, without braces",
+    ),
+    Spelling(
+        r"(\w+)(?P<found>\[([^\[\]\n]*)\]\s*\[([^\[\]\n]*)\])",
+        "all indices stand in one pair of brackets",
+        "write {1}[{3}, {4}]",
+    ),
+    Spelling(r"\[[^\[\]\n]*:[^\[\]\n]*\]", "there are no slices", "write q and k: an expression describes one pair (q, k)"),
+    Spelling(
+        r"(?:[-+*/%(,<>=]|\b(?:mask|score|scale|sink|and|or|not))\s*(?P<found>\|([^|\n]+)\|)",
+        "an absolute value",
+        "write abs({2})",
+    ),
+    Spelling(r"\b(?:not\s+)?in\b", "there are no sets", "write a == b or a == c for a in (b, c)"),
+    Spelling(r"\bis(?:\s+not)?\b", "a comparison", "write ==, or != for `is not`"),
     Spelling(r"\"[^\"\n]*\"?|'[^'\n]*'?", "there is no text in expressions", "write names and numbers without quotes"),
     Spelling(
         rf"(?:^|[{{\s])({_KEYWORDS})\s*([:=])(?!=)",
@@ -117,6 +171,7 @@ NAMES = {
     **dict.fromkeys(("is_causal", "causal_mask"), "causal"),
     **dict.fromkeys(("sliding_window", "local"), "window"),
     **dict.fromkeys(("clip",), "clamp"),
+    **dict.fromkeys(("pi", "PI", "M_PI"), "3.141592653589793"),
     **dict.fromkeys(("logical_and", "bitwise_and", "AND"), "and"),
     **dict.fromkeys(("logical_or", "bitwise_or", "OR"), "or"),
     **dict.fromkeys(("logical_not", "bitwise_not", "NOT"), "not"),
@@ -133,6 +188,13 @@ def spelling_at(source: SourceFile, line: int, column: int) -> Diagnostic | None
             if match.start() < column <= match.end():
                 return _diagnostic(source, line, spelling, match)
     return None
+
+
+def comment_at(source: SourceFile, line: int, column: int) -> Diagnostic:
+    """The mistake for a comment that begins with `//` at this position."""
+    text = source.line(line)
+    span = Span(source, line, column, line, len(text.rstrip()) + 1)
+    return mistakes.ForeignSpelling(span=span, found="//", label_text=COMMENT, cure="write # instead of //")
 
 
 def _diagnostic(source: SourceFile, line: int, spelling: Spelling, match: re.Match[str]) -> Diagnostic:

@@ -166,7 +166,8 @@ class Resolver:
         found = scope.find(name)
         return self.globals.get(name) if found is None else found
 
-    def _unknown(self, name: str, span: Span, scope: Scope, indices: tuple[Node, ...] = ()) -> Diagnostic:
+    def _unknown(self, name: str, span: Span, scope: Scope, declaration: str = "") -> Diagnostic:
+        """The mistake for a name that nothing declares; `declaration` would declare what its use looks like."""
         known = sorted({*scope.known(), *self.globals, *FUNCTIONS, *CONSTANTS})
         foreign = spelling_at(span.source, span.line, span.column)
         if foreign is not None:
@@ -176,8 +177,7 @@ class Resolver:
             return mistakes.UnknownName(span=span, name=name, hint=f"`{meant}` in this language", known=f"write `{meant}`")
         near = get_close_matches(name, known, 1, 0.66)  # one letter of three
         hint = f"did you mean `{near[0]}`?" if near else "no index, size, input, param or function has this name"
-        declared = f"input {_declaration(name, indices)}" if indices else f"param {name}: int, or input {name}: fp32[heads]"
-        help = f"write `{near[0]}`" if near else f"declare it: {declared}"
+        help = f"write `{near[0]}`" if near else f"declare it: {declaration or f'param {name}: int, or let {name} = 1'}"
         return mistakes.UnknownName(span=span, name=name, hint=hint, known=help)
 
     def _call(self, node: Node, scope: Scope) -> Value:
@@ -189,10 +189,13 @@ class Resolver:
         if target is None:
             target = self.globals.get(name)
         if target is None:
-            raise DiagnosticError(self._unknown(name, node.children[0].span, scope))
+            letters = ", ".join("xyzuvw"[: len(arguments)])
+            definition = f"def {name}({letters}) = expression" if letters else f"def {name} = expression"
+            raise DiagnosticError(self._unknown(name, node.children[0].span, scope, definition))
         if not isinstance(target, Definition):
             what = "an input, which is indexed with [ ]" if isinstance(target, Input) else "a number"
-            raise DiagnosticError(mistakes.NotAFunction(span=node.children[0].span, name=name, what=what))
+            example = _index_example(target) if isinstance(target, Input) and target.dims else name
+            raise DiagnosticError(mistakes.NotAFunction(span=node.children[0].span, name=name, what=what, example=example))
         if len(arguments) != len(target.parameters):
             raise _wrong_arguments(node.span, name, len(target.parameters), len(arguments), _call_example(target))
         values = {p: self._value(a, scope) for p, a in zip(target.parameters, arguments, strict=True)}
@@ -226,7 +229,9 @@ class Resolver:
         name_node, arguments = node.children[0], node.children[1].children
         target = self._find(name_node.value, scope)
         if target is None:
-            raise DiagnosticError(self._unknown(name_node.value, name_node.span, scope, arguments))
+            raise DiagnosticError(
+                self._unknown(name_node.value, name_node.span, scope, f"input {_declaration(name_node.value, arguments)}")
+            )
         if not isinstance(target, Input):
             name, what = name_node.value, "a number"
             cure = f"declare it as an input: input {_declaration(name, arguments)}"

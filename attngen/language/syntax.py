@@ -14,7 +14,7 @@ from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
-from attngen.language.foreign_words import spelling_at
+from attngen.language.foreign_words import comment_at, spelling_at
 from attngen.source import SourceFile, Span
 from attngen.spec import mistakes
 from attngen.spec.expr import MAX_DEPTH, MAX_FLOAT, MAX_FLOAT_TEXT
@@ -32,6 +32,7 @@ STATEMENTS = (
     "dtype", "head_dim", "heads", "mask", "score", "scale", "sink", "dropout", "rotary", "input", "param", "let", "def",
     "normalize", "precision", "output", "kernel",
 )  # fmt: skip
+OPTIONS = ("tile", "stages", "warps", "q", "storage", "page_size", "batch_invariant")  # of a kernel statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ def _parsed(source: SourceFile, start: str, shown: SourceFile) -> Node:
     except (UnexpectedToken, UnexpectedEOF) as error:
         token = error.token
         foreign = None if token.type == "$END" else spelling_at(shown, token.line or 1, token.column or 1)
+        if foreign is None and token == "//":  # it is unexpected only where a statement may end
+            foreign = comment_at(shown, token.line or 1, token.column or 1)
         raise DiagnosticError(foreign or _unexpected(shown, error)) from None
 
 
@@ -128,6 +131,11 @@ _CALLED = {
     "EQUAL": "`=`",
     "$END": "the end of the expression",
 }
+_ALONE = {
+    "LSQB": "dimensions, such as `[heads]`",
+    "_X": "`x` and a number of keys",
+}  # descriptions of the only possible terminal
+OPTION = "an option of the kernel or `}`"
 _OPERATORS = {"OR", "AND", "COMPARE", "ADD", "MULTIPLY"}
 
 
@@ -150,6 +158,15 @@ def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> D
             expected="an expression",
             instead=f"write an expression before {found}",
         )
+    number = re.search(r"(?<![\w.])[\d.]+$", source.text[: token.start_pos or 0])
+    if token.type == "NAME" and number is not None and "NAME" not in wanted:
+        joined = _short(number[0] + token)
+        return mistakes.ForeignSpelling(
+            span=_span_at(source, number.start(), (token.start_pos or 0) + len(token)),
+            found=joined,
+            label_text="a number consists of digits",
+            cure=f"write all digits of the number, or {number[0]} * {_short(str(token))} for a product",
+        )
     if "_DTYPE" in wanted and token.type == "NAME" and "NAME" not in wanted:
         near = get_close_matches(str(token), STATEMENTS, 1)
         hint = f"did you mean `{near[0]}`?" if near else "a statement is expected here"
@@ -159,8 +176,32 @@ def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> D
     if bracket is not None and bracket[1] < span.line:
         cure = f"close the `{bracket[0]}` of line {bracket[1]}"
         return mistakes.UnexpectedText(span=span, found=found, expected=expected, instead=cure)
-    instead = f"remove {found}" if expected == _CALLED["$END"] else f"write {expected} here, or remove {found}"
+    instead = _instead_of_token(token, wanted, expected, found, word[1] if word is not None else "")
     return mistakes.UnexpectedText(span=span, found=found, expected=expected, instead=instead)
+
+
+def _instead_of_token(token: Token, wanted: set[str], expected: str, found: str, before: str) -> str:
+    """What to write instead of an unexpected token; `before` is the word before it."""
+    if expected == _CALLED["$END"]:
+        return f"remove {found}"
+    if expected == OPTION and token.type == "NAME":
+        near = get_close_matches(str(token), OPTIONS, 1)
+        return f"write `{near[0]}`" if near else f"the options are {', '.join(OPTIONS)}"
+    if "_ATTENTION" in wanted and token.type == "RBRACE":
+        return f"remove {found}: no `{{` is open here"
+    if "_ATTENTION" in wanted:
+        near = get_close_matches(str(token).lower(), ("attention", "def"), 1)
+        example = "attention my_attention { dtype fp16  head_dim 64  mask causal }"
+        return f"write `{near[0]}`" if near else f"write an attention, such as {example}; for Python see attngen.define"
+    if token.type in ("INT", "FLOAT") and "LPAR" in wanted and wanted & _OPERATORS:
+        return f"write {before}({_short(str(token))}), or an operator"
+    if token.type == "COMMA" and expected == OPTION:
+        return f"remove {found}: nothing separates options"
+    if token.type == "COMMA" and wanted & _OPERATORS:
+        return f"write `and`, `or` or another operator, or remove {found}"
+    if token.type == "RBRACE" or str(token) in STATEMENTS:  # the statement before it is not complete
+        return f"write {expected} before {found}"
+    return f"write {expected} here, or remove {found}"
 
 
 def _instead_of(character: str) -> str:
@@ -189,6 +230,10 @@ def _short(text: str) -> str:
 
 
 def _expectation(wanted: set[str]) -> str:
+    if "_TILE" in wanted:
+        return OPTION
+    if len(wanted) == 1 and (needed := _ALONE.get(*wanted)):
+        return needed
     if {"NAME", "LPAR", "FLOAT"} <= wanted:
         return "an expression"
     if "_DTYPE" in wanted:
@@ -225,9 +270,22 @@ class _Build:
         results: dict[int, Any] = {}
         for subtree in tree.iter_subtrees():
             children = [results[id(c)] if not isinstance(c, Token) else self._token(c) for c in subtree.children]
+            if max((child.depth for child in children), default=0) >= MAX_DEPTH:
+                raise DiagnosticError(mistakes.NestedTooDeeply(span=self._deepest_allowed(tree), limit=MAX_DEPTH))
             results[id(subtree)] = self._node(subtree, children)
         root: Node = results[id(tree)]
         return root
+
+    def _deepest_allowed(self, root: Any) -> Span:
+        """The first subtree at level MAX_DEPTH, counted from the whole text."""
+        levels = {id(root): 1}
+        for subtree in root.iter_subtrees_topdown():
+            level = levels[id(subtree)]
+            if level == MAX_DEPTH:
+                break
+            levels |= {id(child): level + 1 for child in subtree.children if not isinstance(child, Token)}
+        meta = subtree.meta
+        return Span(self.source, meta.line, meta.column, meta.end_line, meta.end_column)
 
     def _token(self, token: Token) -> Node:
         span = _token_span(self.source, token)
@@ -242,8 +300,6 @@ class _Build:
         else:
             span = Span(self.source, meta.line, meta.column, meta.end_line, meta.end_column)
         depth = 1 + max((c.depth for c in children), default=0)
-        if depth > MAX_DEPTH:
-            raise DiagnosticError(mistakes.NestedTooDeeply(span=span, limit=MAX_DEPTH))
         if kind == "group":
             inner = children[0]
             return Node(inner.kind if inner.kind != "binary" else "grouped", span, inner.value, inner.children, depth)

@@ -30,7 +30,7 @@ def test_every_diagnostic_has_a_place_and_help(name: str) -> None:
         assert re.match(r" +--> \w+\.attn:\d+:\d+$", lines[1]), block
         assert any("^" in line for line in lines), block
         assert re.match(r"help: \S", lines[-1]), block
-        assert "{" not in lines[0], block
+        assert not re.search(r"\{\w", lines[0]), block  # a field that is not filled in
 
 
 def test_every_kind_has_a_golden() -> None:

@@ -34,10 +34,11 @@ class NotAFunction(Diagnostic):
     code: ClassVar[str] = "E203"
     title: ClassVar[str] = "`{name}` is not a function"
     label: ClassVar[str] = "it is {what}"
-    help: ClassVar[str] = "write it without parentheses; an input takes [ ]"
+    help: ClassVar[str] = "write {example}"
 
     name: str
     what: str
+    example: str
 
 
 class WrongArguments(Diagnostic):

@@ -1,0 +1,70 @@
+"""The command line's words about files, commands and options that are not there, and closed or full streams."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.harness import cli
+
+TEXT = "attention mine { dtype fp16 head_dim 64 mask causal }"
+
+
+def test_a_file_that_is_not_there_gets_a_suggestion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.attn").write_text(TEXT)
+    for name, words in {
+        "mein.attn": "mein.attn: no file and no shipped spec has this name; . has mine.attn",
+        "gpt2.attn": "the shipped spec is called gpt2, without .attn",
+        "gpt3": "did you mean `gpt2`?",
+        "nowhere/mine.attn": "there is no directory nowhere",
+        ".": ".: this is a directory; . has mine.attn",
+    }.items():
+        done = cli("show", name, "--stage", "spec")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert words in done.stderr
+
+
+def test_a_spec_comes_from_standard_input() -> None:
+    command = [sys.executable, "-m", "attngen", "show", "-", "--stage", "spec"]
+    done = subprocess.run(command, input=TEXT, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.startswith("name       mine")
+    done = subprocess.run(command, input="attention mine {", capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert "--> /dev/stdin:1:16" in done.stderr
+
+
+@pytest.mark.parametrize("where", [">&-", "2>&- >&-", "> /dev/full"])
+def test_a_closed_or_full_output_is_no_internal_error(where: str) -> None:
+    command = f"{sys.executable} -m attngen list {where}"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert "internal error" not in done.stderr
+    assert done.returncode == (2 if "full" in where else 0)
+    if "full" in where:
+        assert done.stderr == "error: No space left on device\n"
+
+
+def test_a_command_with_a_typo_gets_a_suggestion() -> None:
+    done = cli("chekc", "gpt2")
+    assert done.exit_code == 2
+    assert "No such command 'chekc'. Did you mean 'check'?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--lengths", "64"), "counted instead without --lengths"),
+        (("--kernel", "naive", "--full"), "counted instead without --full, --kernel"),
+        (("--dtypes", "int32"), "unknown element type int32; known: fp16, bf16, fp32"),
+        (("--head-dims", "0"), "Invalid value for --head-dims: '0' is not a list"),
+    ],
+)
+def test_counts_without_a_gpu_ignore_no_option(arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attngen.device.select.has_gpu", lambda: False)
+    done = cli("bench", "gpt2", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert words in " ".join(done.stderr.split())
