@@ -28,7 +28,9 @@ def find_spec(name: str | PathLike[str]) -> Path:
         raise IsADirectoryError(errno.EISDIR, f"this is a directory; {_files_in(path)}", str(name))
     if path.exists():  # a pipe
         return path
-    if path.suffix == ".attn" and path.stem in shipped:
+    if "{" in str(name):
+        hint = "to load the text of a spec, call attngen.language.load_text"
+    elif path.suffix == ".attn" and path.stem in shipped:
         hint = f"the shipped spec is called {path.stem}, without .attn"
     elif path.suffix or path.name != str(name):
         hint = _files_in(path.parent)

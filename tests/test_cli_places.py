@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import attngen
 from tests.conftest import ROOT
 from tests.harness import cli
 
@@ -46,6 +48,22 @@ def test_a_closed_or_full_output_is_no_internal_error(where: str) -> None:
     assert done.returncode == (2 if "full" in where else 0)
     if "full" in where:
         assert done.stderr == "error: No space left on device\n"
+
+
+def test_a_file_that_cannot_be_written_is_named_as_the_user_named_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "a temporary file")
+
+    monkeypatch.setattr(Path, "replace", refused)
+    done = cli("build", "gpt2", "--kernel", "naive", "-o", str(tmp_path))
+    assert done.exit_code == 2
+    assert done.stderr == f"error: {tmp_path / 'gpt2_naive.cu'}: Permission denied\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_text_of_a_spec_in_place_of_a_path_gets_the_function_for_it() -> None:
+    with pytest.raises(FileNotFoundError, match=r"attngen\.language\.load_text"):
+        attngen.compile(TEXT)
 
 
 def test_a_command_with_a_typo_gets_a_suggestion() -> None:

@@ -79,5 +79,8 @@ def write_whole(path: Path, data: bytes) -> None:
     try:
         temporary.write_bytes(data)
         temporary.replace(path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # the file that the user named
+        raise
     finally:
         temporary.unlink(missing_ok=True)
