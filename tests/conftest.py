@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from tests import tiers
+from tests.browser import find_browser
 
 # Matrices of tests are small: their products take one thread less time than several. Read when numpy and torch are loaded.
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
@@ -29,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(tiers.chosen(config))
+    if os.environ.get("ATTNGEN_NEEDS_BROWSER") and find_browser() is None:
+        raise pytest.UsageError("no Chromium, and ATTNGEN_NEEDS_BROWSER is set; apt-get install chromium")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -37,12 +40,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from attngen.device.select import has_gpu
-    from tests.browser import find_browser
 
     absent = set() if has_gpu() else {"gpu"}
     if find_browser() is None:
-        if os.environ.get("ATTNGEN_NEEDS_BROWSER"):
-            raise pytest.UsageError("no Chromium, and ATTNGEN_NEEDS_BROWSER is set; apt-get install chromium")
         absent.add("browser")
     tier = tiers.chosen(config)
     kept, left_out = [], []
