@@ -108,25 +108,29 @@ def steps(case: Case, implementation: str) -> dict[str, Callable[[], object]]:
 
 
 def first(step: Callable[[], object]) -> Row:
-    """Seconds of the first call, host milliseconds and peak GiB of a later one, milliseconds of a call."""
+    """Seconds of the first call."""
     start = time.perf_counter()
     step()
     synchronize()
-    seconds = time.perf_counter() - start
+    return {"first_s": time.perf_counter() - start}
+
+
+def later(step: Callable[[], object]) -> Row:
+    """Milliseconds of the host and of the whole of a call, and its peak GiB."""
     step()
     synchronize()
     if DEVICE == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     host, whole = [], []
-    for _ in range(3):
+    for _ in range(5):
         start = time.perf_counter()
         step()
         host.append(1e3 * (time.perf_counter() - start))
         synchronize()
         whole.append(1e3 * (time.perf_counter() - start))
     peak = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else 0.0
-    return {"first_s": seconds, "host_ms": median(host), "peak_gib": peak, "ms": median(whole)}
+    return {"host_ms": median(host), "peak_gib": peak, "ms": median(whole)}
 
 
 def burst(step: Callable[[], object], calls: int) -> float:
@@ -148,15 +152,16 @@ def priority(implementation: str) -> AbstractContextManager[Any]:
 
 
 def child(case: Case, implementation: str, pipe: Connection) -> None:
-    """Answers (way, None) with `first` and (way, calls) with `burst`; an error with its first line."""
+    """Answers (way, None) with `first`, (way, 0) with `later`, (way, calls) with `burst`; an error with its first line."""
     if implementation == "attngen":
         import attngen.transformers  # noqa: F401
     with priority(implementation):
         prepared = steps(case, implementation)
         while (order := pipe.recv()) is not None:
             way, calls = order
+            step = prepared[way]
             try:
-                pipe.send(first(prepared[way]) if calls is None else burst(prepared[way], calls))
+                pipe.send(first(step) if calls is None else burst(step, calls) if calls else later(step))
             except Exception as error:  # whatever torch.compile may raise
                 pipe.send(f"{type(error).__name__}: {first_line(error)}"[:300])
 
@@ -196,13 +201,18 @@ def failed(side: str, way: str, answer: Any) -> bool:
     return isinstance(answer, str)
 
 
-def timed(pipes: dict[str, Connection], way: str, firsts: dict[str, Row], rounds: int) -> dict[str, float]:
+def ask(pipe: Connection, way: str, calls: int) -> Any:
+    """The answer of one side, while the others wait."""
+    pipe.send((way, calls))
+    return pipe.recv()
+
+
+def timed(pipes: dict[str, Connection], way: str, calls: dict[str, int], rounds: int) -> dict[str, float]:
     """Milliseconds of a step of each side: medians over rounds."""
-    each: dict[str, list[float]] = {side: [] for side in firsts}
+    each: dict[str, list[float]] = {side: [] for side in calls}
     for _ in range(rounds):
         for side in random.sample(sorted(each), len(each)):
-            pipes[side].send((way, calls_in(BURST, firsts[side]["ms"])))
-            each[side].append(pipes[side].recv())
+            each[side].append(ask(pipes[side], way, calls[side]))
     return {side: median(found) for side, found in each.items()}
 
 
@@ -215,11 +225,12 @@ def rows(cases: Sequence[Case], rounds: int) -> Iterator[Row]:
         for case, pipes in sides.items():
             for way in WAYS:
                 asked = prefills if way == "prefill" else ask_all({(case, s): p for s, p in pipes.items()}, (way, None))
-                firsts = {side: answer for (of, side), answer in asked.items() if of == case}
-                found = timed(pipes, way, firsts, rounds)
+                single = {side: answer | ask(pipes[side], way, 0) for (of, side), answer in asked.items() if of == case}
+                calls = {side: calls_in(BURST, alone["ms"]) for side, alone in single.items()}
+                found = timed(pipes, way, calls, rounds)
                 for side, ms in found.items():
                     tokens = 1e3 * case.length / ms
-                    yield {"case": case.title, "way": way, "side": side, "tokens_s": tokens, **firsts[side]}
+                    yield {"case": case.title, "way": way, "side": side, "tokens_s": tokens, **single[side]}
             for process, pipe in running[case].values():
                 pipe.send(None)
                 process.join()
