@@ -149,6 +149,8 @@ def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> D
         return mistakes.UnexpectedEnd(span=span, expected=expected)
     span = _token_span(source, token)
     word = re.search(r"\b(\w+)\s*$", source.text[: token.start_pos or 0])
+    if (percentage := _percentage(source, token.start_pos or 0)) is not None:
+        return percentage
     if "_DTYPE" in wanted and word is not None and word[1] in STATEMENTS:
         # a missing expression: the next statement's keyword was parsed as a name
         found = f"`{word[1]}`"
@@ -178,6 +180,20 @@ def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> D
         return mistakes.UnexpectedText(span=span, found=found, expected=expected, instead=cure)
     instead = _instead_of_token(token, wanted, expected, found, word[1] if word is not None else "")
     return mistakes.UnexpectedText(span=span, found=found, expected=expected, instead=instead)
+
+
+def _percentage(source: SourceFile, end: int) -> Diagnostic | None:
+    """The mistake of a percentage before character `end`; what followed it was read as the divisor."""
+    statement = "|".join(STATEMENTS)
+    found = re.search(rf"(?<![\w.])(\d{{1,3}}(?:\.\d{{0,9}})?)[ \t]*%(?=\s*(?:\b(?:{statement})\s*)?$)", source.text[:end])
+    if found is None:
+        return None
+    return mistakes.ForeignSpelling(
+        span=_span_at(source, *found.span()),
+        found=found[0],
+        label_text="`%` is the remainder of a division",
+        cure=f"write {float(found[1]) / 100:g}",
+    )
 
 
 def _instead_of_token(token: Token, wanted: set[str], expected: str, found: str, before: str) -> str:
