@@ -152,12 +152,14 @@ class _Environment:
 
     def _object(self, owner: Any) -> Any:
         """What a method is called with: its object, or a copy of it with the stand-ins of arrays among the attributes."""
-        replaced = {}
-        for name, value in getattr(owner, "__dict__", {}).items():
-            stand_in = self.captured(name.lstrip("_"), value)
-            if stand_in is not value:
-                replaced[name] = stand_in
-        if not replaced or isinstance(owner, type):
+        if isinstance(owner, type) or not hasattr(owner, "__dict__"):
+            return owner
+        attributes: dict[str, Any] = {}
+        for of in (*reversed(type(owner).__mro__), owner):  # attributes of a class are its objects' too
+            attributes |= vars(of)
+        stand_ins = {name: self.captured(name.lstrip("_"), value) for name, value in attributes.items()}
+        replaced = {name: stand_in for name, stand_in in stand_ins.items() if stand_in is not attributes[name]}
+        if not replaced:
             return owner
         made = copy.copy(owner)
         made.__dict__.update(replaced)

@@ -105,7 +105,9 @@ def test_arrays_in_defaults_and_partials_are_captured() -> None:
 
 
 class Biases:
-    """Arrays in attributes, a private one too, and in a list and a dict."""
+    """Arrays in attributes, a private one and one of the class too, and in a list and a dict."""
+
+    shared = np.ones(9, np.float32)
 
     def __init__(self) -> None:
         self.slopes, self._sinks = np.ones(4, np.float32), np.zeros(4, np.float32)
@@ -116,14 +118,14 @@ class Biases:
         return s + self.n * self.slopes[h] + self._sinks[h] + self.tables[1][q] + self.named["bias"][q, k] + self.other(q)
 
     def other(self, q):
-        return self.tables[0][q]
+        return self.tables[0][q] + self.shared[q]
 
 
 def test_arrays_in_attributes_and_in_lists_are_captured() -> None:
     biases = Biases()
-    dims = {"slopes": "4", "sinks": "4", "tables_1": "6", "bias": "7, 8", "tables_0": "5"}
+    dims = {"slopes": "4", "sinks": "4", "tables_1": "6", "bias": "7, 8", "tables_0": "5", "shared": "9"}
     inputs = "\n".join(f"input {name}: fp32[{sizes}]" for name, sizes in dims.items())
-    expected = text_of("score s + 2 * slopes[h] + sinks[h] + tables_1[q] + bias[q, k] + tables_0[q]", inputs)
+    expected = text_of("score s + 2 * slopes[h] + sinks[h] + tables_1[q] + bias[q, k] + (tables_0[q] + shared[q])", inputs)
     for score in (biases, biases.__call__):
         spec, captured = attngen.traced(score=score)
         assert spec.score == expected.score
