@@ -81,7 +81,7 @@ def main() -> None:
                     for which, value in child(cache, schedule).items():
                         name = f"{disk}, {which}"
                         times.setdefault(name, {}).setdefault(schedule, []).append(value)
-                        print(json.dumps({"case": name, "rung": schedule, "ms": value}), flush=True)
+                        print(json.dumps({"case": name, "schedule": schedule, "ms": value}), flush=True)
     import torch
 
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, median of {options.rounds} processes"

@@ -34,7 +34,7 @@ LENGTH_HELP = f"Number of queries.  [default: {LENGTH}; {LENGTH_OF_MANY_HEADS} i
 @options.number("--limit", 1, "With --steps: at most this many steps of each thread.", 100)
 @options.source
 @options.name
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON; docs/trace.md defines the counts.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON; docs/json.md lists the keys.")
 def command(
     spec: str, kernel: str | None, arch: str | None, batch: int, heads: int, kv_heads: int | None, q_len: int | None,
     kv_len: int | None, given: tuple[str, ...], backward: bool, wanted: str | None, deterministic: bool, sites: bool,

@@ -116,8 +116,8 @@ def as_json(traces: Sequence[ScheduleTrace]) -> list[dict[str, Any]]:
     """One object per schedule: totals, bytes by tensor, access sites, steps."""
     return [
         {
-            "rung": t.schedule,
-            "schedule": t.plan.schedule.name,
+            "schedule": t.schedule,
+            "template": t.plan.schedule.name,
             "arch": t.plan.arch.name,
             **asdict(t.totals),
             "operations": t.totals.operations,

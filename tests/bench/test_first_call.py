@@ -31,4 +31,4 @@ def test_each_figure_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     first_call.main()
     figures = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert len(figures) == 3 * len(first_call.SCHEDULES) * 4
-    assert figures[0] == {"case": "cold, first", "rung": "fused", "ms": 20.0}
+    assert figures[0] == {"case": "cold, first", "schedule": "fused", "ms": 20.0}

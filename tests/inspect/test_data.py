@@ -1,4 +1,4 @@
-"""`--json` of explain, show and tune: the keys are those of docs/json.md, the values those of the text."""
+"""`--json` of show, explain, check, trace and tune: the keys are those of docs/json.md, the values those of the text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.harness import cli, shipped
 
 PAGE = (ROOT / "docs" / "json.md").read_text()
 STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx")
-FREE = {"params"}  # objects whose keys are names of the spec
+FREE = {"params", "sizes", "gradients", "read", "written"}  # objects whose keys are names of dimensions, tensors and params
 GRID = (
     "attention grid { dtype fp16  head_dim 64  param w: int = 32  mask abs(q % w - k % w) <= 3 and abs(q // w - k // w) <= 3 }"
 )
@@ -86,6 +86,14 @@ def test_explain_is_data_with_documented_keys() -> None:
     assert found["work"]["intensity"] == pytest.approx(found["work"]["operations"] / found["work"]["least_bytes"])
     (naive,) = printed("explain", "gpt2", "--kernel", "naive")["attentions"]
     assert naive["tiles"] is None
+
+
+@pytest.mark.parametrize("command", ["check", "trace"])
+def test_a_run_is_data_with_documented_keys(command: str) -> None:
+    steps = ("--steps", "--limit", "3") if command == "trace" else ("--device", "emulated")
+    found = set(keys(printed(command, "gpt2", "--kernel", "fused", "--q-len", "64", *steps)))
+    assert found <= documented(command)
+    assert documented(command) - {"fmaf"} <= found
 
 
 def test_tune_is_data_with_documented_keys() -> None:

@@ -302,7 +302,7 @@ def test_trace_prints_schedules_sites_and_steps() -> None:
 def test_trace_as_json() -> None:
     arguments = ("trace", "gpt2", "--kernel", "fused", "--q-len", "64", "--json", "--steps", "--limit", "3")
     (found,) = json.loads(invoke(*arguments, exit_code=0))
-    assert (found["attention"], found["rung"], found["schedule"]) == ("gpt2", "fused", "fused_mma")
+    assert (found["attention"], found["schedule"], found["template"]) == ("gpt2", "fused", "fused_mma")
     assert found["global_read"] == sum(found["read"].values()) == 3 * 64 * 128
     assert {"kernel", "line", "buffer", "conflicts", "idle_lanes"} <= set(found["sites"][0])
     assert [s["element"] for s in found["steps"]] == ["[0:3]", "[0, 0, 0, 0:8]", "[0, 0:8]"]
