@@ -51,7 +51,7 @@ class NestedTooDeeply(Diagnostic):
     code: ClassVar[str] = "E005"
     title: ClassVar[str] = "the expression is nested too deeply"
     label: ClassVar[str] = "more than {limit} levels"
-    help: ClassVar[str] = "give its parts names with `let` or `def`"
+    help: ClassVar[str] = "a long chain has fewer levels in groups: (a or b) or (c or d), not a or b or c or d"
 
     limit: int
 
