@@ -88,7 +88,14 @@ def test_check_passes_and_says_so() -> None:
     result = invoke("check", GPT2, "--device", "emulated", "--q-len", "70", "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.output)
-    assert [r["schedule"] for r in rows if r["direction"] == "forward"] == ["naive", "tiled", "fused", "wgmma", "hopper", "decode"]
+    assert [r["schedule"] for r in rows if r["direction"] == "forward"] == [
+        "naive",
+        "tiled",
+        "fused",
+        "wgmma",
+        "hopper",
+        "decode",
+    ]
     assert "naive" in [r["schedule"] for r in rows if r["direction"] == "backward"]
     assert all(r["passed"] and r["comparison"]["error"] <= r["comparison"]["allowed"] for r in rows)
 

@@ -20,6 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from attngen.diagnostics import DiagnosticError
 from attngen.language.trace import place_of, title_of
@@ -42,6 +43,7 @@ READ_ON_THE_HOST = (
     "a number that may change from call to call is read on the host; use the tensor itself, without item(), float(), int() or "
     "`if`, and torch.minimum and torch.maximum in the place of clamp"
 )
+MAKES_CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # by torch.tensor(NUMBER)
 COPIES_TO_THE_HOST = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage")
 _KNOWN = {getattr(torch, t.torch): t for t in DTYPES.values()}
 # What kernels do not read is converted when the kernel is called.
@@ -182,13 +184,22 @@ class _Places(TorchDispatchMode):  # type: ignore[misc]
 
 
 class _HostReads(TorchDispatchMode):  # type: ignore[misc]
-    """Refuses to give Python the value of a captured tensor, which may be another in the next call: that kernel would be
-    compiled for the first one's. What the function computes is fake, and has no value."""
+    """Refuses to give Python the value of a captured tensor, or one computed from it: it may be another in the next call, and
+    the kernel would be compiled for the first one's. make_fx knows the value of `captured[0]`, although the result is fake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_captured: dict[int, Tensor] = {}  # fake results by their id, kept so that it stays theirs
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.data_dependent_output in function.tags and not any(isinstance(a, FakeTensor) for a in args):
+        operands = [a for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        is_captured = any(not isinstance(a, FakeTensor) or id(a) in self._of_captured for a in operands)
+        if is_captured and torch.Tag.data_dependent_output in function.tags:
             raise TraceError(READ_ON_THE_HOST)
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        if is_captured and function not in MAKES_CONSTANTS:
+            self._of_captured |= {id(r): r for r in tree_leaves(result) if isinstance(r, torch.Tensor)}
+        return result
 
 
 class _HostCopies(TorchFunctionMode):  # type: ignore[misc]

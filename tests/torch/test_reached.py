@@ -260,19 +260,23 @@ def test_what_a_function_reaches_is_looked_into_once() -> None:
     assert opaque is None
 
 
-FACTOR = torch.tensor(0.5)
+FACTOR, FACTORS = torch.tensor(0.5), torch.tensor([0.5, 0.25])
 READ_ON_THE_HOST = (
     lambda s, b, h, i, j: s * FACTOR.tolist(),
     lambda s, b, h, i, j: s * float(FACTOR.numpy()),
     lambda s, b, h, i, j: s * float(FACTOR),
     lambda s, b, h, i, j: s + j * (2 * FACTOR).item(),
+    lambda s, b, h, i, j: s * float(FACTORS[0]),
+    lambda s, b, h, i, j: s * (2 * FACTORS[1]).item(),
     lambda s, b, h, i, j: s if FACTOR else s * 2,
     lambda s, b, h, i, j: torch.nn.functional.leaky_relu(s, FACTOR),
     lambda s, b, h, i, j: s if torch.equal(FACTOR, FACTOR) else s * 2,
 )
 
 
-@pytest.mark.parametrize("score", READ_ON_THE_HOST, ids=["tolist", "numpy", "float", "item", "if", "argument", "equal"])
+@pytest.mark.parametrize(
+    "score", READ_ON_THE_HOST, ids=["tolist", "numpy", "float", "item", "element", "of an element", "if", "argument", "equal"]
+)
 def test_values_of_captured_tensors_do_not_become_constants(score: Any) -> None:
     """Another call may have another value, which the kernel of the first one would not see."""
     with pytest.raises(ImportRefusal, match=r"is read on the host; use the tensor itself(.|\n)*test_reached.py:\d+"):
