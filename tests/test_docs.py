@@ -29,7 +29,7 @@ def test_specs_in_documents_are_right(block: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", tiers.cases(["python", "masks", "coming_from", "serving"], quick=lambda page: page != "serving")
+    "page", tiers.cases(["python", "masks", "coming_from", "gradients", "serving"], quick=lambda page: page != "serving")
 )
 def test_python_in_documents_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page, one after another."""
