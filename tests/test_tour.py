@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from math import exp
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +49,28 @@ def test_commands_and_breakpoints_of_trace_md_are_current() -> None:
     page = tour.TRACE.read_text()
     assert tour.renewed(page) == page
     assert "(gdb) break gpt2_fused.cu:" in page
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb")
+def test_the_session_of_gdb_in_trace_md(tmp_path: Path) -> None:
+    """Its commands run, and gdb knows the variables that the page names."""
+    page = tour.TRACE.read_text()
+    tour.run("attngen build gpt2 --kernel fused -o out", tmp_path)
+    start = re.search(r"^(gdb (?:.|\n)*?)^```", page, re.M)
+    assert start is not None
+    options, program = shlex.split(start[1].replace("\\\n", ""))[1:], re.findall(r"^\(gdb\) (.*)\n", page, re.M)
+    prints = [f"print {name}" for name in re.findall(r"`((?:emulator|ptx)::[^`]+)`", page)]
+    at = program.index("run") + 1
+    commands = [part for one in [*program[:at], *prints, *program[at:]] for part in ("-ex", one)]
+    at = options.index("--args")
+    command = ["gdb", "-nx", "-batch", *options[:at], *commands, "--args", sys.executable, *options[at + 2 :]]
+    done = subprocess.run(command, cwd=tmp_path, env=tour.environment(), capture_output=True, text=True, check=False)
+    assert "No symbol" not in done.stderr, done.stderr
+    printed = re.findall(r"^\$\d+ = (.*)", done.stdout, re.M)
+    assert printed[0] == "37"
+    assert len(printed) == len(prints) + sum(one.startswith("print ") for one in program)
+    assert re.search(r"New value = .*\n(.*\n)?.*mma_16x8x16", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize("page", [*CHAPTERS, tour.TRACE], ids=[*NAMES, "trace"])

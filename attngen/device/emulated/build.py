@@ -26,8 +26,9 @@ FAST = ("-O2",)
 # -O1 removes the accesses to memory that NVRTC removes too, so that they are not counted. -Og compiles in two thirds of the
 # time, but a struct that dropout writes to shared memory is then reported as never written.
 CHECKED = ("-O1",)
-# For a debugger, without optimization.
+# For a debugger, without optimization; the runtime keeps its own, with the types and variables of its threads.
 DEBUG = ("-O0", "-g3")
+RUNTIME_DEBUG = ("-g",)
 RUNTIME_FLAGS = (*COMMON, "-std=c++17", "-O3", "-fvisibility=hidden")  # the headers of C++20 take twice as long to parse
 UNITS = 2  # translation units of the runtime, compiled in parallel; fewer parse the C++ library's headers less often
 
@@ -43,37 +44,38 @@ def build_library(text: str, name: str, checked: bool, debug: bool = False) -> P
     compiler = find_compiler()
     watched = (*CHECKED, *compiler.family.checked, f"-D{COUNTED}")
     flags = (*KERNEL, *(watched if checked else FAST), *(DEBUG if debug else ()))
-    key = digest(text, *flags, runtime_digest(), compiler.identity)
-    return CACHE.file(f"{name}-{key}.so", lambda: _link(compiler, text, name, flags))
+    runtime_flags = (*RUNTIME_FLAGS, *(RUNTIME_DEBUG if debug else ()))
+    key = digest(text, *flags, *runtime_flags, runtime_digest(), compiler.identity)
+    return CACHE.file(f"{name}-{key}.so", lambda: _link(compiler, text, name, flags, runtime_flags))
 
 
-def _link(compiler: HostCompiler, text: str, name: str, flags: tuple[str, ...]) -> bytes:
+def _link(compiler: HostCompiler, text: str, name: str, flags: tuple[str, ...], runtime_flags: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(UNITS) as pool:
         kernel, compiled, library = (Path(work) / f for f in (f"{name}.cpp", "kernel.o", "kernel.so"))
         kernel.write_text(text)
-        runtime = [pool.submit(_runtime_object, compiler, unit, Path(work)) for unit in range(UNITS)]
+        runtime = [pool.submit(_runtime_object, compiler, unit, runtime_flags, Path(work)) for unit in range(UNITS)]
         includes = [f"-I{RUNTIME}", f"-I{meanings()[0].parent}"]
         compiler.run([*flags, *includes, "-c", str(kernel), "-o", str(compiled)], name)
         compiler.link(["-shared", str(compiled), *(str(r.result()) for r in runtime), "-o", str(library)], name)
         return library.read_bytes()
 
 
-def _runtime_object(compiler: HostCompiler, unit: int, work: Path) -> Path:
+def _runtime_object(compiler: HostCompiler, unit: int, flags: tuple[str, ...], work: Path) -> Path:
     """One translation unit of the runtime, compiled once for each compiler, as a file in `work`."""
-    key = digest(str(unit), *RUNTIME_FLAGS, runtime_digest(), compiler.identity)
+    key = digest(str(unit), *flags, runtime_digest(), compiler.identity)
     made = work / f"runtime-{unit}.o"
-    made.write_bytes(CACHE.data(f"runtime-{unit}-{key}.o", lambda: _compile_runtime(compiler, unit), once=True))
+    made.write_bytes(CACHE.data(f"runtime-{unit}-{key}.o", lambda: _compile_runtime(compiler, unit, flags), once=True))
     return made
 
 
-def _compile_runtime(compiler: HostCompiler, unit: int) -> bytes:
+def _compile_runtime(compiler: HostCompiler, unit: int, flags: tuple[str, ...]) -> bytes:
     files = sorted(RUNTIME.glob("*.cpp"), key=lambda file: file.stat().st_size)[unit::UNITS]
     if unit == 0:
         LOG.info("compiling the emulated device with %s; this happens once for each compiler", compiler.version)
     with tempfile.TemporaryDirectory() as work:
         whole, compiled = Path(work) / "runtime.cpp", Path(work) / "runtime.o"
         whole.write_text("".join(f'#include "{file.name}"\n' for file in files))
-        compiler.run([*RUNTIME_FLAGS, f"-I{RUNTIME}", "-c", str(whole), "-o", str(compiled)], "the emulated device")
+        compiler.run([*flags, f"-I{RUNTIME}", "-c", str(whole), "-o", str(compiled)], "the emulated device")
         return compiled.read_bytes()
 
 
