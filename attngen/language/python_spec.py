@@ -186,7 +186,7 @@ def _pair(keyword: str, given: Any) -> tuple[int, int] | tuple[None, None]:
     if given is None:
         return None, None
     if not isinstance(given, tuple | list) or len(given) != 2:
-        raise TypeError(f"`{keyword}` is {given!r}; expected two whole numbers")
+        raise TypeError(f"`{keyword}` is {given!r}; expected two whole numbers, as in {keyword}=(8, 8)")
     return _whole(keyword, given[0]), _whole(keyword, given[1])
 
 

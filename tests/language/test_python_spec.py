@@ -215,7 +215,7 @@ def test_a_loop_that_builds_too_much_is_refused() -> None:
         ("head_dim", "64", "`head_dim` is '64'; expected a whole number"),
         ("head_dim", 64.0, "`head_dim` is 64.0; expected a whole number"),
         ("head_dim_v", True, "`head_dim_v` is True; expected a whole number"),
-        ("heads", 8, "`heads` is 8; expected two whole numbers"),
+        ("heads", 8, "`heads` is 8; expected two whole numbers, as in heads=(8, 8)"),
         ("heads", (8, 2, 1), "expected two whole numbers"),
         ("tile", (64, 64, 2), "expected two whole numbers"),
         ("tile", (64.0, 64), "`tile` is 64.0; expected a whole number"),
