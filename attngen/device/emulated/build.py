@@ -44,9 +44,9 @@ def build_library(text: str, name: str, checked: bool, debug: bool = False) -> P
     compiler = find_compiler()
     watched = (*CHECKED, *compiler.family.checked, f"-D{COUNTED}")
     flags = (*KERNEL, *(watched if checked else FAST), *(DEBUG if debug else ()))
-    runtime_flags = (*RUNTIME_FLAGS, *(RUNTIME_DEBUG if debug else ()))
-    key = digest(text, *flags, *runtime_flags, runtime_digest(), compiler.identity)
-    return CACHE.file(f"{name}-{key}.so", lambda: _link(compiler, text, name, flags, runtime_flags))
+    debugged = RUNTIME_DEBUG if debug else ()
+    key = digest(text, *flags, *debugged, runtime_digest(), compiler.identity)
+    return CACHE.file(f"{name}-{key}.so", lambda: _link(compiler, text, name, flags, (*RUNTIME_FLAGS, *debugged)))
 
 
 def _link(compiler: HostCompiler, text: str, name: str, flags: tuple[str, ...], runtime_flags: tuple[str, ...]) -> bytes:
