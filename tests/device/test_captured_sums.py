@@ -63,7 +63,7 @@ def test_every_class_of_access(case: str) -> None:
 ON_TENSOR_CORES = {f"{case}, {dtype}": (case, dtype) for case in CASES for dtype in ("fp16", "fp32")}
 
 
-@pytest.mark.parametrize("name", tiers.cases(list(ON_TENSOR_CORES), quick=["score and sink, fp32", "distance, fp16"]))
+@pytest.mark.parametrize("name", tiers.cases(list(ON_TENSOR_CORES), quick=["distance, fp16"]))
 def test_every_class_of_access_on_tensor_cores(name: str) -> None:
     case, dtype = ON_TENSOR_CORES[name]
     assert_right_in_any_order_of_threads(spec_of(case, dtype=dtype), TENSOR_CORES)
@@ -107,7 +107,7 @@ def test_rows_without_keys_and_calls_without_rows(case: str, arch: str) -> None:
         assert not wrong_gradients(kernel, Shape(1, 4, 2, q_len, kv_len), ("x",)), (q_len, kv_len)
 
 
-@pytest.mark.parametrize("arch", SCHEDULES)
+@pytest.mark.parametrize("arch", tiers.cases(list(SCHEDULES), quick=[ARCH]))
 def test_excluded_pairs_leave_no_trace(arch: str) -> None:
     spec = attngen.define(
         dtype="fp32", head_dim=16, mask="q >= k", score="s * x[h] * extra[q, k]",
@@ -134,7 +134,7 @@ RESOURCES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", tiers.cases(list(RESOURCES), quick=["data, fp32, 64, sm_75", "data, fp32, 64, sm_80"]))
+@pytest.mark.parametrize("name", tiers.cases(list(RESOURCES), quick=["data, fp32, 64, sm_80"]))
 def test_nothing_is_spilled(name: str) -> None:
     """Two numbers at most where the sums of dK, dV or dQ leave nearly no register."""
     case, dtype, head_dim, arch = RESOURCES[name]

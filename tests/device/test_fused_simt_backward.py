@@ -51,7 +51,7 @@ def test_every_kind_of_mask_from_both_sides(name: str) -> None:
         assert not wrong_gradients(kernel, Shape(2, 4, 2, q_len, kv_len)), (q_len, kv_len)
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("arch", tiers.cases(["sm_75", "sm_80"], quick=["sm_75"]))
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(SIZES, quick=[(64, 64)]))
 def test_nothing_is_spilled(head_dim: int, head_dim_v: int, arch: str) -> None:
     spec = attngen.define(dtype="fp32", head_dim=head_dim, head_dim_v=head_dim_v, mask="causal")
@@ -59,6 +59,7 @@ def test_nothing_is_spilled(head_dim: int, head_dim_v: int, arch: str) -> None:
         assert resources.spill_store_bytes == resources.stack_bytes == 0, resources
 
 
+@pytest.mark.long
 def test_large_scores_need_the_rest_of_lse() -> None:
     """Rows whose scores are all 1e30 have equal weights: the logarithm of their number is in lse_rest alone."""
     spec = attngen.define(dtype="fp32", head_dim=16, score="s + shift[q]", inputs={"shift": ("fp32", ("q_len",))})

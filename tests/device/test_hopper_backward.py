@@ -53,7 +53,7 @@ def test_dq_is_added_up_in_global_memory_unless_gradients_are_deterministic() ->
     assert [p.own.dq for p in plans] == ["additions", "own kernel"]
 
 
-@pytest.mark.parametrize("name", tiers.cases(VARIANTS, quick=["documents"]))
+@pytest.mark.parametrize("name", tiers.cases(VARIANTS, quick=[]))
 def test_variants(name: str) -> None:
     for seed, shape in enumerate(SHAPES):
         kernel = compiled(defined(name), "hopper", seed=seed % 2 * 7)
@@ -76,7 +76,7 @@ ADDED_HEAD_DIMS = [(8, 8), (24, 64), (40, 24), (80, 80), (96, 128)]
 
 
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(ADDED_HEAD_DIMS, quick=[(24, 64)]))
-@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize("dropout", tiers.cases([0.0, 0.25], quick=[0.25]))
 def test_head_sizes_of_additions(head_dim: int, head_dim_v: int, dropout: float) -> None:
     """A consumer adds half of a tile's rows, or with dropout half of its columns."""
     kernel = compiled(defined("causal", head_dim, "fp16", head_dim_v=head_dim_v, dropout=dropout), "hopper")
@@ -229,6 +229,7 @@ def test_pages_have_its_loops_and_its_pipeline(head_dim: int) -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.long
 def test_pages_show_what_additions_change() -> None:
     shown = cli("diff", "gpt2", "hopper", "hopper", "--backward", "--deterministic", "--width", "80")
     assert shown.exit_code == 0
@@ -282,7 +283,7 @@ MASKS = (None, "causal", "causal and window(40)")
 MACHINE_CODE = [(d, mask) for d in (64, 80, 96, 128, 136, 160, 192, 256) for mask in MASKS]
 
 
-@pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(MACHINE_CODE, quick=[(256, "causal")]))
+@pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(MACHINE_CODE, quick=[(64, "causal")]))
 def test_products_are_not_serialized_and_nothing_is_spilled(head_dim: int, mask: str | None) -> None:
     storage = "packed" if head_dim == 128 else "dense"  # the producer of packed sequences has more to keep
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask, storage=storage)
@@ -296,7 +297,7 @@ SPILLED = {(64, None): 8, (64, "causal"): 0, (128, None): 0, (128, "causal"): 8}
 
 
 @pytest.mark.parametrize("storage", tiers.cases(["dense", "packed"], quick=["dense"]))
-@pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(list(SPILLED), quick=[(128, "causal")]))
+@pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(list(SPILLED), quick=[(64, "causal")]))
 def test_products_beside_additions_are_not_serialized(head_dim: int, mask: str | None, storage: str) -> None:
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask, storage=storage)
     compiled = compile_text(emit(spec, choose(spec, ARCHES["sm_90a"], "hopper", direction="backward")))

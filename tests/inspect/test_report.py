@@ -55,7 +55,7 @@ def data_of(html: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule", "arch"), tiers.cases([*LADDER, *HOPPER], quick=[("gpt2", "tiled", "sm_80"), HOPPER[1]])
+    ("name", "schedule", "arch"), tiers.cases([*LADDER, *HOPPER], quick=[("gpt2", "tiled", "sm_80"), HOPPER[0]])
 )
 def test_a_page_is_small_whole_and_linked(name: str, schedule: str, arch: str) -> None:
     made = page(loaded(name), schedule, arch)
@@ -141,7 +141,7 @@ def test_the_swizzle_is_that_of_tma() -> None:
     assert slab.groups_read() == 8
 
 
-@pytest.mark.parametrize("name", ["gpt2_fused.cu", "gpt2_hopper.cu"])
+@pytest.mark.parametrize("name", tiers.cases(["gpt2_fused.cu", "gpt2_hopper.cu"], quick=["gpt2_fused.cu"]))
 def test_every_instruction_has_a_class(name: str) -> None:
     """Those of all kernels in generated/ have one in test_origins.py, which compiles them."""
     source = ladder()[name]
@@ -239,6 +239,7 @@ def test_a_mask_that_allows_nothing_has_a_page(tmp_path: Path) -> None:
     assert '<tr class="own"><td>fused</td><td>0</td>' in (tmp_path / "out.html").read_text()
 
 
+@pytest.mark.long
 def test_instructions_without_a_line_have_none() -> None:
     """NVRTC says line 0 of some for sm_120."""
     spec = shipped("t5_relative_bias")

@@ -209,6 +209,7 @@ def test_sinks_are_one_more_logit(by_torch_alone: list[str]) -> None:
         torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_dropout_is_that_of_attention(by_torch_alone: list[str]) -> None:
     q, k, v = qkv()
     call = lambda q, k, v: flex_attention(q, k, v, block_mask=create_block_mask(causal, 1, 1, LENGTH, LENGTH), dropout_p=0.25)  # noqa: E731
