@@ -29,9 +29,10 @@ page. [Performance](performance.md) has the conclusions.
 
 Unless a row says otherwise: percentages are changes of speed between two builds that differ in this one change; times are those
 of `benchmarks/schedules.py`; instruction counts are those of `attngen show gpt2 --stage sass`; error bounds are those that
-`pytest -m gpu tests/gpu` checks; "full" is attention without a mask, "documents" are causal documents of 1024 tokens; the "plain
-rate" of a kernel is its rate without the spec's mask and score; a "section" is a group of heads whose blocks are numbered together.
-D is the head size, S the length, B the batches, H the heads. A row whose "kept" is `-` measures a bound and changes nothing.
+`pytest -m gpu tests/gpu` checks; "full" is attention without a mask, "documents" are causal documents of 1024 tokens; the
+"plain rate" of a kernel is its rate without the spec's mask and score; a "section" is a group of heads whose blocks are
+numbered together. D is the head size, S the length, B the batches, H the heads. A row whose "kept" is `-` measures a bound and
+changes nothing.
 """
 
 
