@@ -299,4 +299,5 @@ class _CheckTable:
 def _check_json(r: Checked) -> dict[str, Any]:
     from dataclasses import asdict
 
-    return {**asdict(r), "passed": r.comparison.passed}
+    found = asdict(r)
+    return {"attention": found.pop("spec"), **found, "passed": r.comparison.passed}

@@ -63,7 +63,7 @@ def command(
     for one in load_specs(spec, name):
         (plan, source), (other_plan, other) = _sides(one, left, right, arch, comments, backward, wanted, deterministic)
         compared, code = _compared(source, other)
-        numbers.append({"spec": one.spec.name, "lines": _numbers(compared), "code": _numbers(code)})
+        numbers.append({"attention": one.spec.name, "lines": _numbers(compared), "code": _numbers(code)})
         if as_json:
             continue
         titles = _title(source, plan), _title(other, other_plan)

@@ -1,4 +1,4 @@
-"""`--json` of show, explain, check, trace and tune: the keys are those of docs/json.md, the values those of the text."""
+"""`--json` of show, explain, check, diff, trace and tune: the keys are those of docs/json.md, the values those of the text."""
 
 from __future__ import annotations
 
@@ -94,6 +94,12 @@ def test_a_run_is_data_with_documented_keys(command: str) -> None:
     found = set(keys(printed(command, "gpt2", "--kernel", "fused", "--q-len", "64", *steps)))
     assert found <= documented(command)
     assert documented(command) - {"fmaf"} <= found
+
+
+def test_a_comparison_is_data_with_documented_keys() -> None:
+    found = printed("diff", "gpt2", "naive", "tiled")
+    assert found[0]["attention"] == "gpt2"
+    assert set(keys(found)) == documented("diff")
 
 
 def test_tune_is_data_with_documented_keys() -> None:

@@ -210,4 +210,4 @@ def test_every_attention_of_a_file_is_compared(tmp_path: Path) -> None:
     path = tmp_path / "two.attn"
     path.write_text("attention one { dtype fp16 head_dim 64 }\nattention two { dtype fp32 head_dim 32 mask causal }\n")
     found = json.loads(invoke(str(path), "naive", "tiled", "--json").output)
-    assert [f["spec"] for f in found] == ["one", "two"]
+    assert [f["attention"] for f in found] == ["one", "two"]
