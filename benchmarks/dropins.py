@@ -191,7 +191,7 @@ def ask_all(pipes: dict[Side, Connection], order: tuple[str, int | None]) -> dic
 def received(pipe: Connection) -> Any:
     try:
         return pipe.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         return "the process ended"
 
 
@@ -204,7 +204,7 @@ def failed(side: str, way: str, answer: Any) -> bool:
 def ask(pipe: Connection, way: str, calls: int) -> Any:
     """The answer of one side, while the others wait."""
     pipe.send((way, calls))
-    return pipe.recv()
+    return received(pipe)
 
 
 def timed(pipes: dict[str, Connection], way: str, calls: dict[str, int], rounds: int) -> dict[str, float]:
@@ -225,7 +225,11 @@ def rows(cases: Sequence[Case], rounds: int) -> Iterator[Row]:
         for case, pipes in sides.items():
             for way in WAYS:
                 asked = prefills if way == "prefill" else ask_all({(case, s): p for s, p in pipes.items()}, (way, None))
-                single = {side: answer | ask(pipes[side], way, 0) for (of, side), answer in asked.items() if of == case}
+                single = {}
+                for side in (side for of, side in asked if of == case):
+                    alone = ask(pipes[side], way, 0)
+                    if not failed(side, way, alone):
+                        single[side] = asked[case, side] | alone
                 calls = {side: calls_in(BURST, alone["ms"]) for side, alone in single.items()}
                 found = timed(pipes, way, calls, rounds)
                 for side, ms in found.items():
