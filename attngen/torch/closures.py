@@ -8,6 +8,7 @@ traced in each call.
 
 from __future__ import annotations
 
+import dis
 import enum
 import functools
 import operator
@@ -34,17 +35,21 @@ FIXED_MEMBERS = (  # of classes: methods that do not change, and places whose va
     types.GetSetDescriptorType,
     type(vars(namedtuple("_Pair", "one"))["one"]),
 )
+CHANGING = {"datetime", "os", "random", "secrets", "time", "uuid"}  # packages of FIXED whose functions return what changes
 BY_OTHER_NAMES = {  # what reads a value whose name is in no code
-    "__dict__", "__getattribute__", "__import__", "attrgetter", "environ", "eval", "exec", "getattr", "getenv", "globals",
-    "import_module", "locals", "methodcaller", "modules", "vars",
+    "__dict__", "__getattribute__", "__globals__", "__import__", "are_deterministic_algorithms_enabled", "attrgetter",
+    "backends", "dir", "environ", "eval", "exec", "get_default_dtype", "get_float32_matmul_precision", "get_num_threads",
+    "getattr", "getenv", "globals", "hasattr", "import_module", "locals", "methodcaller", "modules", "random", "vars",
 }  # fmt: skip
 IMPLICIT = {  # methods that Python calls without their name
     *(n for n in vars(operator) if n.startswith("__")),
     *(f"__r{n[2:]}" for n in vars(operator) if n.startswith("__")),
-    "__bool__", "__enter__", "__exit__", "__float__", "__get__", "__getattr__", "__int__", "__iter__", "__len__", "__missing__",
-    "__next__", "__round__",
+    "__array__", "__bool__", "__ceil__", "__complex__", "__divmod__", "__enter__", "__exit__", "__float__", "__floor__",
+    "__format__", "__get__", "__getattr__", "__getattribute__", "__hash__", "__int__", "__iter__", "__len__", "__missing__",
+    "__next__", "__rdivmod__", "__repr__", "__reversed__", "__round__", "__str__", "__trunc__",
 }  # fmt: skip
-HOOKS = {"forward", "_forward_hooks", "_forward_pre_hooks"}  # that torch.nn.Module calls
+OF_CLASSES = {"__class_getitem__", "__init__", "__instancecheck__", "__new__", "__post_init__"}  # that Python calls for a class
+HOOKS = {"forward", "_forward_hooks", "_forward_pre_hooks"}  # that torch.nn.Module and torch.autograd.Function call
 CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, torch.Size)  # whose items are all that they have
 PLAIN = (str, bytes, bool, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, enum.Enum)
 
@@ -124,13 +129,17 @@ class Closure:
             found = kind, *(self._value(name, item, depth) for item in items)
             return found if kind in CONTAINERS else (*found, self._object(value, depth))
         if isinstance(value, dict):
-            found = kind, *((repr(k), self._value(str(k), item, depth)) for k, item in value.items())
+            keys = (repr(k) if type(k).__module__ == "builtins" else self._value("", k, depth) for k in value)
+            items = (self._value(str(k), item, depth) for k, item in value.items())
+            found = kind, *zip(keys, items, strict=True)
             return found if kind in CONTAINERS else (*found, self._object(value, depth))
         if isinstance(value, types.BuiltinFunctionType) and not isinstance(value.__self__, (types.ModuleType, type(None))):
             return "builtin method", value.__name__, self._value(name, value.__self__, depth)
         if isinstance(value, (types.ModuleType, type)):
             return "itself", value, *self._space(value, depth)
         if isinstance(value, (types.BuiltinFunctionType, np.ufunc)) or kind.__module__.startswith("torch._ops"):
+            if getattr(value, "__module__", None) in CHANGING:
+                self.opaque = value
             return "itself", value
         return self._object(value, depth)
 
@@ -166,8 +175,11 @@ class Closure:
         named = names_in_code(code)
         if not BY_OTHER_NAMES.isdisjoint(named):
             self.opaque = function
-        for scope in (function.__globals__, sys.modules):  # an import in the function binds a module
-            found += [(n, self._value(n, scope[n], depth)) for n in named if n in scope]
+        scope = function.__globals__
+        found += [(n, self._value(n, scope[n], depth)) for n in named if n in scope]
+        for n in imports_in(code, scope.get("__package__") or ""):
+            if n in sys.modules:
+                found.append((n, self._value(n, sys.modules[n], depth)))
         return (*found, *self._members(vars(function), self._names, depth))
 
     def _code(self, code: types.CodeType) -> None:
@@ -188,18 +200,31 @@ class Closure:
             return "opaque"
         for space in ("_parameters", "_buffers", "_modules"):  # torch.nn.Module
             own.update(own.pop(space, None) or {})
-        wanted = self._names | HOOKS | {n for n in IMPLICIT & members.keys() if type(members[n]) is types.FunctionType}
-        if getattr(members.get("forward"), "__module__", "").startswith("torch.") or kind.__module__.startswith("torch."):
+        wanted = self._names | HOOKS | functions_of(members, IMPLICIT)
+        if any(space.__module__.startswith("torch.") for space in kind.__mro__ if space is not torch.nn.Module):
             wanted |= {n for n in own if not n.startswith("_")}  # what torch's own functions name is not looked for
-        return kind, *self._members({**members, **own}, wanted, depth)
+        found = self._members(own, wanted, depth) + self._classes(kind, wanted, depth)
+        return kind, *found
 
     def _space(self, value: types.ModuleType | type, depth: int) -> list[Hashable]:
         """What a module or a class has by names of some code, if it may change."""
+        home = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+        package = home.partition(".")[0]
+        if package in CHANGING:
+            self.opaque = value
+        if package in FIXED:
+            return []
         if isinstance(value, types.ModuleType):
-            home, members = value.__name__, vars(value)
-        else:
-            home, members = value.__module__, {**({} if type(value) is type else members_of(type(value))), **members_of(value)}
-        return [] if home.partition(".")[0] in FIXED else self._members(members, self._names, depth)
+            return self._members(vars(value), self._names, depth)
+        wanted = self._names | HOOKS | functions_of(members_of(value), IMPLICIT | OF_CLASSES)
+        found = self._classes(value, wanted, depth)
+        if type(value) is not type:
+            found += self._classes(type(value), wanted | functions_of(members_of(type(value)), IMPLICIT | OF_CLASSES), depth)
+        return found
+
+    def _classes(self, kind: type, wanted: set[str], depth: int) -> list[Hashable]:
+        """What `kind` has and what each class has that it is derived from: `super` reaches those too."""
+        return [member for space in kind.__mro__[:-1] for member in self._members(vars(space), wanted, depth)]
 
     def _members(self, members: Mapping[str, Any], wanted: set[str], depth: int) -> list[Hashable]:
         found: list[Hashable] = []
@@ -208,7 +233,7 @@ class Closure:
                 member = member.fget
             if isinstance(member, (classmethod, staticmethod)):
                 member = member.__func__
-            if isinstance(member, types.FunctionType) and member.__module__.startswith("torch."):
+            if isinstance(member, types.FunctionType) and (member.__module__ or "").startswith("torch."):
                 continue
             if not isinstance(member, FIXED_MEMBERS):
                 found.append((name, self._value(name, member, depth)))
@@ -227,8 +252,23 @@ def members_of(kind: type) -> dict[str, Any]:
     return {k: v for space in reversed(kind.__mro__[:-1]) for k, v in vars(space).items()}
 
 
+def functions_of(members: Mapping[str, Any], names: set[str]) -> set[str]:
+    """Those of `names` that are functions of Python among `members`."""
+    return {n for n in names & members.keys() if type(members[n]) in (types.FunctionType, classmethod, staticmethod)}
+
+
 def sorted_items(space: Mapping[str, Any], wanted: set[str]) -> list[tuple[str, Any]]:
     return sorted(((n, space[n]) for n in wanted if n in space), key=lambda item: item[0])
+
+
+@functools.cache
+def imports_in(code: types.CodeType, package: str) -> tuple[str, ...]:
+    """The modules that `code` and the code inside it may import: by their own names, or within `package` and its parents."""
+    parts = package.split(".")
+    homes = ("", *(".".join(parts[: n + 1]) + "." for n in range(len(parts))))
+    steps = (step for one in codes_in(code) for step in dis.get_instructions(one))
+    found = {str(step.argval) for step in steps if step.opname in ("IMPORT_NAME", "IMPORT_FROM")}
+    return tuple(sorted(home + n for home in homes for n in found))
 
 
 @functools.cache

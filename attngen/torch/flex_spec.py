@@ -108,7 +108,7 @@ def prepare(
         found = _prepared.get((known, guarded)) if remembers else None
         if found is None:
             found = _imported(functions, described, tables, device, guarded)
-            if remembers:
+            if remembers and closure.opaque is None:
                 while len(_prepared) >= MAX_REMEMBERED:
                     _prepared.pop(next(iter(_prepared)))
                 _prepared[known, guarded] = found

@@ -44,7 +44,7 @@ READ_ON_THE_HOST = (
     "`if`, and torch.minimum and torch.maximum in the place of clamp"
 )
 MAKES_CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # by torch.tensor(NUMBER)
-COPIES_TO_THE_HOST = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage")
+COPIES_TO_THE_HOST = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "storage_offset", "untyped_storage")
 _KNOWN = {getattr(torch, t.torch): t for t in DTYPES.values()}
 # What kernels do not read is converted when the kernel is called.
 _CONVERTED = {
@@ -131,8 +131,10 @@ class Inputs:
             elif isinstance(operand, (list, tuple)):
                 self.fix(operand, kept)
 
-    def read(self, tensor: Tensor) -> Lazy:
-        """A captured tensor as a value of the graph."""
+    def read(self, tensor: Tensor, is_made: bool) -> Lazy:
+        """A captured tensor as a value of the graph, or one that the function made (`is_made`) of numbers."""
+        if not is_made and self.closure.place(tensor) is None:
+            self.closure.opaque = tensor  # found by a way that the key does not show
         if id(tensor) not in self._of_tensor:
             self._of_tensor[id(tensor)] = self._captured(tensor)
         return self._of_tensor[id(tensor)]
@@ -310,7 +312,9 @@ def _read(
         if node.op == "placeholder":
             values[node] = _number(node.meta["val"].dtype, next(given))
         elif node.op == "get_attr":
-            values[node] = inputs.read(_attribute(graph, node.target))
+            values[node] = inputs.read(
+                _attribute(graph, node.target), all(user.target in MAKES_CONSTANTS for user in node.users)
+            )
         elif node.op == "output":
             return _returned(_operand(node.args[0], values), title)
         else:

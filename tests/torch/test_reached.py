@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
+import random
 import sys
 import types
 import weakref
@@ -115,10 +117,65 @@ class Layer(torch.nn.Module):
         return s * self.layers[0].scale
 
 
+class Derived(Settings):
+    """A method and a number that it has of its own, and those of the class that it is derived from."""
+
+    scale = 7.0
+
+    def __call__(self, s, b, h, i, j):
+        return super().__call__(s, b, h, i, j) / self.scale
+
+    def of_class(self, s, b, h, i, j):
+        return s * super().scale
+
+
+class Made:
+    """What Python calls for a class, and for its objects by functions that name no method."""
+
+    def __init__(self) -> None:
+        self.held = elsewhere.SCALE
+
+    def __floor__(self) -> float:
+        return Settings.scale
+
+    def __str__(self) -> str:
+        return str(Settings.scale)
+
+    def __class_getitem__(cls, i: int) -> float:
+        return Settings.scale
+
+
+class Renamed:
+    """An attribute that is read by another name."""
+
+    def __init__(self) -> None:
+        self.held = 1.0
+
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__("held" if name == "scale" else name)
+
+
+class Scaled(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * Settings.scale
+
+    @staticmethod
+    def setup_context(ctx, inputs, output): ...
+
+
 def imported(s, b, h, i, j):
     import elsewhere
 
     return s * elsewhere.SCALE
+
+
+def imported_from_package(s, b, h, i, j):
+    from .inner import SCALE
+
+    return s * SCALE
 
 
 def noted(s, b, h, i, j):
@@ -127,7 +184,9 @@ def noted(s, b, h, i, j):
 
 elsewhere = types.ModuleType("elsewhere")
 exec("SCALE = 1.0\ndef scaled(s): return s * SCALE", vars(elsewhere))
-table, layer = Table(), Layer()
+table, layer, derived, made, renamed = Table(), Layer(), Derived(), Made(), Renamed()
+hiding, graded, named = Settings(), torch.ones(1), {made: 1.0}
+hiding.scale = 7.0
 get, OF_SETTINGS = table.held.get, weakref.ref(Settings)
 CHANGED = {
     "an attribute of the class": Settings(),
@@ -145,6 +204,21 @@ CHANGED = {
     "a weak reference": lambda s, b, h, i, j, at=OF_SETTINGS: s * at().scale,
     "parameters in a list": layer.of_list,
     "modules in a list": layer.of_layer,
+    "super": derived,
+    "super's attribute": derived.of_class,
+    "an attribute of the class under one of the object": lambda s, b, h, i, j: s * type(hiding).scale,
+    "an object made inside": lambda s, b, h, i, j: s * Made().held,
+    "an item of a class": lambda s, b, h, i, j: s * Made[0],
+    "math.floor": lambda s, b, h, i, j: s * math.floor(made),
+    "str": lambda s, b, h, i, j: s * float(str(made)),
+    "a key of a dict": lambda s, b, h, i, j: s * sum(key.scale for key in named),
+    "an attribute of another name": lambda s, b, h, i, j: s * renamed.scale,
+    "hasattr": lambda s, b, h, i, j: s * (-2.0 if hasattr(made, "negative") else 1.0),
+    "a function's globals": lambda s, b, h, i, j: s * imported.__globals__["Settings"].scale,
+    "a random number": lambda s, b, h, i, j: s * random.choice([1.0, -2.0]),
+    "torch.autograd.Function": lambda s, b, h, i, j: Scaled.apply(s),
+    "a gradient": lambda s, b, h, i, j: s * graded.grad[0],
+    "an import from the package": imported_from_package,
 }
 
 
@@ -154,13 +228,20 @@ def test_changes_of_what_a_function_reaches_are_seen(
 ) -> None:
     """However it reaches it: the kernel of the first call has the number, or no call remembers it."""
     monkeypatch.setitem(sys.modules, "elsewhere", elsewhere)
+    monkeypatch.setitem(sys.modules, f"{__package__}.inner", elsewhere)
+    monkeypatch.setattr(graded, "grad", torch.ones(1))
     q, k, v = qkv()
     for scale in (1.0, -2.0):
         monkeypatch.setattr(Settings, "scale", scale)
         monkeypatch.setattr(elsewhere, "SCALE", scale)
         monkeypatch.setattr(noted, "scale", scale, raising=False)
         monkeypatch.setitem(table.held, "scale", scale)
+        monkeypatch.setattr(made, "scale", scale, raising=False)
+        monkeypatch.setattr(random, "choice", lambda numbers, scale=scale: scale)
         Settings.table[0] = layer.biases[0].data[0] = layer.layers[0].scale = scale
+        derived.own = renamed.held = graded.grad[0] = scale
+        if scale < 0:
+            monkeypatch.setattr(made, "negative", True, raising=False)
         right = expected(q, k, v, lambda s, b, h, i, j, scale=scale: s * scale)[0]
         found = flex_attention(q, k, v, CHANGED[name])
         torch.testing.assert_close(found.detach().double(), right, atol=1e-4, rtol=1e-4)
@@ -201,6 +282,18 @@ def _of_stride(value: float) -> Any:
     return lambda s, b, h, i, j: s * tensor.stride(0)
 
 
+class _Rows(torch.nn.Embedding):
+    """A module of torch's whose method is called by another one: of more elements than a constant may have."""
+
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+def _of_rows(value: float) -> Any:
+    rows = _Rows.from_pretrained(torch.full((99, 1), value))
+    return lambda s, b, h, i, j: s * rows(j)
+
+
 class _Numbers(list):
     """A list with a number beside its items."""
 
@@ -214,7 +307,9 @@ def _of_items(value: float) -> Any:
     return lambda s, b, h, i, j: s * numbers.scale * numbers[0]
 
 
-@pytest.mark.parametrize("make", [_cached, _by_default, _of_activation, _hooked, _of_attribute, _of_stride, _of_items])
+@pytest.mark.parametrize(
+    "make", [_cached, _by_default, _of_activation, _hooked, _of_attribute, _of_stride, _of_rows, _of_items]
+)
 def test_functions_of_one_code_that_differ_elsewhere(make: Any, by_torch_alone: list[str]) -> None:
     """What differs is neither in the code nor in an attribute that it names."""
     q, k, v = qkv()
