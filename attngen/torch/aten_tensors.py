@@ -13,7 +13,7 @@ from attngen.language.functions import cast, common
 from attngen.language.tracer import TraceError
 from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, names_in
 from attngen.spec.operator import FALSE, ONE, TRUE, ZERO, add, apply, both, less, maximum, minimum, mul, sub, where
-from attngen.torch.aten import MEANING, Call, Indices, Lazy, literal, meaning
+from attngen.torch.aten import MEANING, Call, Indices, Lazy, literal, meaning, type_of
 
 F0 = constant(0.0)
 MAX_UNROLLED = 4096  # terms of a sum or product over a gathered row
@@ -75,6 +75,8 @@ def _unraveled(shape: Sequence[int], linear: Expr) -> Indices:
 @meaning("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten")
 def _(call: Call) -> Lazy:
     source: Lazy = call.args[0]
+    if call.dtype is not source.dtype:
+        return _with_bits_of(call, source)
     without_ones = [n for n in source.shape if n != 1]
     if without_ones == [n for n in call.shape if n != 1]:  # dimensions of size 1 come and go
 
@@ -84,6 +86,19 @@ def _(call: Call) -> Lazy:
 
         return call.made(of)
     return call.made(lambda at: source.at(_unraveled(source.shape, linear(call.shape, at))))
+
+
+def _with_bits_of(call: Call, source: Lazy) -> Lazy:
+    """`view` with another element type: of integers of the same size, whose values wrap."""
+    if (
+        Type.FLOAT in (call.kind, type_of(source.dtype))
+        or call.kind is Type.BOOL
+        or call.dtype.itemsize != source.dtype.itemsize
+    ):
+        raise TraceError(
+            f"the bits of {source.dtype} as {call.dtype} are not available in an expression; view outside the function"
+        )
+    return call.elementwise(lambda a: cast(a, call.kind), source)
 
 
 MEANING |= dict.fromkeys(("squeeze", "unsqueeze"), MEANING["view"])

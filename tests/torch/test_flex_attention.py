@@ -140,6 +140,8 @@ def test_operators_without_meaning_are_named_with_their_place() -> None:
     for score in (lambda s, b, h, i, j: s + bias.detach()[i], lambda s, b, h, i, j: s - s.detach() * bias[i]):
         with pytest.raises(ImportRefusal, match=r"detach\(\) of what has a gradient(.|\n)*test_flex_attention.py"):
             flex_attention(q, k, v, score)
+    with pytest.raises(ImportRefusal, match=r"the bits of torch.float32 as torch.int32(.|\n)*test_flex_attention.py"):
+        flex_attention(q, k, v, lambda s, b, h, i, j: s + bias.view(torch.int32)[j])
     with pytest.raises(ImportRefusal, match="is a `return` missing"):
         flex_attention(q, k, v, lambda s, b, h, i, j: None)
 
