@@ -103,7 +103,8 @@ def prepare(
     ImportRefusal, ArgumentError."""
     closure = functions.closure
     remembers = closure.opaque is None and not closure.is_traced
-    known = (functions.key, described, tuple(tables), device.type)
+    types = tuple((name, table.dtype) for name, table in tables.items())
+    known = (functions.key, described, types, device.type)
     for guarded in (False, True):
         found = _prepared.get((known, guarded)) if remembers else None
         if found is None:

@@ -42,6 +42,14 @@ def test_another_integer_or_tensor_traces_and_compiles_nothing(
     assert (third - first).abs().max() > 0.1
 
 
+def test_sinks_of_another_type_are_read_as_they_are(by_torch_alone: list[str]) -> None:
+    """Those of the first call are integers, to which those of the second one must not be converted."""
+    q, k, v = qkv()
+    for sinks in (torch.tensor([1, 2]), torch.tensor([1.5, 2.75])):
+        logits = torch.cat([q @ k.mT / q.size(-1) ** 0.5, sinks[:, None, None].expand(len(q), -1, LENGTH, 1)], -1)
+        torch.testing.assert_close(flex_attention(q, k, v, sinks=sinks), logits.softmax(-1)[..., :-1] @ v)
+
+
 def test_one_tensor_in_two_places_is_not_two_tensors(by_torch_alone: list[str]) -> None:
     q, k, v = qkv()
     a, b = randn(LENGTH).detach(), randn(LENGTH).detach() * 2
