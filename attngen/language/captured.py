@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from attngen.diagnostics import counted
-from attngen.language.tracer import TraceError, Tracer, is_numpy_scalar, lift
+from attngen.language.tracer import TraceError, Tracer, is_array, lift
 from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16
 from attngen.spec.expr import ExpressionError, Type, gather
 
@@ -90,15 +90,6 @@ for _operator in (
     "neg", "pos", "invert", "abs", "bool", "float", "int", "index", "contains",
 ):  # fmt: skip
     setattr(CapturedArray, f"__{_operator}__", CapturedArray.refuse)
-
-
-def is_array(value: Any) -> bool:
-    """Whether `value` is an array of any library. numpy's scalars are immutable and count as numbers. Raises TraceError for one
-    that has no shape, such as a nested tensor of torch."""
-    try:
-        return hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple) and not is_numpy_scalar(value)
-    except RuntimeError as error:
-        raise TraceError(f"a {type(value).__name__} without a shape cannot be captured; expected a dense array") from error
 
 
 def _is_whole(index: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from numbers import Integral, Real
@@ -39,7 +40,23 @@ from attngen.spec.expr import MAX_FLOAT_TEXT, Expr, Type, constant, inputs_in, n
 from attngen.spec.names import SPELLED, check_name
 from attngen.spec.rotary import Rotary
 
-Written = str | Callable[..., Any] | None
+
+@dataclass(eq=False)
+class TracedOnce:
+    """A function that the first spec which has it traces. Specs of other element types and head sizes have the same expression,
+    whatever has become of the numbers and arrays that the function refers to. A copy in another process traces it again."""
+
+    function: Callable[..., Any]
+    found: tuple[Expr, dict[str, CapturedArray]] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TracedOnce:
+        return self
+
+    def __reduce__(self) -> tuple[type[TracedOnce], tuple[Any]]:
+        return TracedOnce, (self.function,)
+
+
+Written = str | Callable[..., Any] | TracedOnce | None
 
 
 P = ParamSpec("P")
@@ -250,12 +267,21 @@ class _Builder:
             return self._text(keyword, written)
         if keyword != "mask" and _is_number(written):
             return constant(_decimal(keyword, written))
+        if isinstance(written, TracedOnce):
+            if written.found is None:
+                written.found = self._traced(keyword, written.function), dict(self.captures)
+            expr, captures = written.found
+            self.captures |= captures
+            return expr
         if not callable(written):
             number = dict.fromkeys(("scale", "dropout"), "a number or text")
             expected = {"mask": "text or a function", **number}.get(keyword, "text, a function or a number")
             raise TypeError(f"`{keyword}` is {written!r}; expected {expected}")
+        return self._traced(keyword, written)
+
+    def _traced(self, keyword: str, function: Callable[..., Any]) -> Expr:
         arguments = {"s": S, **{i: _int(i) for i in INDICES}}
-        return trace(written, keyword, arguments, self.known, self.sizes, self.captures)
+        return trace(function, keyword, arguments, self.known, self.sizes, self.captures)
 
     def rotary(self, written: str | None) -> Rotary | None:
         if not isinstance(written, str | None):

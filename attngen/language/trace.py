@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attngen.diagnostics import DiagnosticError, counted, excerpt
-from attngen.language.captured import CapturedArray, array_dtype, is_array
-from attngen.language.tracer import TraceError, Tracer, call, lift, tracing_builtins
+from attngen.language.captured import CapturedArray, array_dtype
+from attngen.language.tracer import TraceError, Tracer, call, is_array, lift, tracing_builtins
 from attngen.source import SourceFile, Span
 from attngen.spec.expr import Expr
 from attngen.spec.names import check_name

@@ -121,6 +121,15 @@ def is_numpy_scalar(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.generic)
 
 
+def is_array(value: Any) -> bool:
+    """Whether `value` is an array of any library. numpy's scalars are immutable and count as numbers. Raises TraceError for one
+    that has no shape, such as a nested tensor of torch."""
+    try:
+        return hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple) and not is_numpy_scalar(value)
+    except RuntimeError as error:
+        raise TraceError(f"a {type(value).__name__} without a shape cannot be captured; expected a dense array") from error
+
+
 def _plain(value: Any) -> bool | int | float:
     """A number as bool, int or float, without a subclass such as IntEnum or numpy's float64."""
     if isinstance(value, bool):
@@ -235,7 +244,7 @@ class _OfTracersToo(type):
         return issubclass(subclass, cls.plain)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(a, Tracer) for a in args):
+        if any(isinstance(a, Tracer) or is_array(a) for a in args):  # of an array that is not captured: refused
             return call(cls.plain.__name__, *args)
         return cls.plain(*args, **kwargs)
 

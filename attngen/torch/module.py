@@ -16,6 +16,7 @@ from attngen.device.arrays import ArgumentError
 from attngen.device.params import refuse_unknown
 from attngen.diagnostics import counted, refuse_keywords
 from attngen.language import define
+from attngen.language.python_spec import TracedOnce
 from attngen.sdpa import check_dropout, check_equal_heads
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
 from attngen.spec.dropout import RNG_STATE, without_dropout
@@ -80,7 +81,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
     `Attention(spec)` runs an AttentionSpec, the one in an `.attn` file, or the shipped one of a name. `Attention(mask=...,
     score=..., ...)` describes one by the keywords of `attngen.define`, as text of the language or as functions; element type
     and head sizes come with the tensors. Parameters that functions capture become parameters of the layer, other arrays its
-    buffers, whatever their dimensions: `.to()` moves them, `state_dict()` holds them, and calls see their changes.
+    buffers, whatever their dimensions: `.to()` moves them, `state_dict()` holds them, and calls see their changes. Numbers that
+    they refer to are those of the time when the layer is made.
     Without mask, score, sink and inputs it is torch's attention, and `forward` also takes a dense mask.
 
     `dropout`, or a spec's own that is a number, drops weights in training and none after `.eval()`, as torch's layers do.
@@ -121,7 +123,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         self._enable_gqa, self._layout, self._copy, self._deterministic = enable_gqa, layout, copy, deterministic
         self._is_causal, self._scale, self._mode, self._return_lse = is_causal, scale, mode, return_lse
         described = {"mask": mask, "score": score, "sink": sink, "rotary": rotary, "inputs": inputs, "params": params}
-        given = {name: value for name, value in described.items() if value is not None}
+        given = {n: TracedOnce(v) if callable(v) else v for n, v in described.items() if v is not None}
         if normalize != "softmax":
             given["normalize"] = normalize
         if precision != "highest":

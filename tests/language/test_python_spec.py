@@ -144,6 +144,7 @@ def test_a_param_is_its_default() -> None:
         (lambda b, h, q, k: table.max() > q, "`table.max` would be computed once"),
         (lambda b, h, q, k: doubles[k] > 0, "`doubles` has elements of float64.*Convert it"),
         (lambda b, h, q, k: k < np.array(3), "would have no effect"),
+        (lambda b, h, q, k: k < int(np.array(3)), "would have no effect"),
         (lambda b, h, q, k: attngen.tanh(q > k) > 0, "takes numbers"),
         (lambda b, h, q, k: table[q * 0.5] > 0, "not int"),
         (lambda b, h, q, k: q // 0 > 1, "by zero"),

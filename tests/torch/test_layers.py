@@ -128,6 +128,18 @@ def test_captured_tensors_of_every_rank_belong_to_the_layer() -> None:
         Attention(score=lambda s, b, h, q, k: s * half)
 
 
+def test_functions_keep_the_meaning_that_they_had_when_the_layer_was_made() -> None:
+    """For every element type, in training and evaluation, and in a copy: none of them traces the functions again."""
+    width, bias = 7, torch.zeros(20)
+    layer = Attention(score=lambda s, b, h, q, k: s + bias[k], mask=lambda b, h, q, k: q - k < width, dropout=0.5, mode="math")
+    width, bias = 3, torch.ones(10)
+    at = torch.arange(20)
+    for one in (layer.eval(), copy.deepcopy(layer)):
+        for dtype in (torch.float16, torch.float32):
+            q = randn(1, 2, 20, 16).to(dtype)
+            close(one(q, q, q), scaled_dot_product_attention(q, q, q, attn_mask=at[:, None] - at < 7))
+
+
 def test_is_causal_beside_a_mask_is_both_of_them() -> None:
     q = randn(1, 1, 20, 16)
     at = torch.arange(20)
