@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from inspect import signature
 from typing import Any
 
@@ -41,16 +42,16 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
         """Whether the function alone says which pairs take part: there are no lists, or nobody wrote to those it has."""
         if self._described is None or "kv_indices" not in self.__dict__:
             return self._described is not None
-        return not torch.compiler.is_compiling() and self.__dict__["_made"] == self._versions()
-
-    def _versions(self) -> list[int]:
-        return [t._version for name in LISTS if (t := self.__dict__.get(name)) is not None]
+        if torch.compiler.is_compiling():
+            return False
+        versions = versions_of([self.__dict__.get(name) for name in LISTS])
+        return versions is not None and self.__dict__["_made"] == versions
 
     def __getattr__(self, name: str) -> Any:
         if name not in LISTS or self._described is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self.__dict__.update(_lists_of(self))
-        self.__dict__["_made"] = self._versions()
+        self.__dict__["_made"] = versions_of([self.__dict__.get(name) for name in LISTS])
         return self.__dict__[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -142,6 +143,12 @@ def create_block_mask(
     return BlockMask(seq_lengths=(Q_LEN, KV_LEN), BLOCK_SIZE=size, mask_mod=mask_mod, described=described)
 
 
+def versions_of(lists: Sequence[Tensor | None]) -> list[int] | None:
+    """How often each list was written to; None if torch does not count that, as for tensors that inference mode made."""
+    there = [t for t in lists if t is not None]
+    return None if any(t.is_inference() for t in there) else [t._version for t in there]
+
+
 def tables_of(mask: theirs.BlockMask) -> tuple[Tensor, Tensor | None]:
     """Whether each block is in the list of partial blocks, and in that of full ones: [B, H, blocks of rows, blocks of keys].
     O(blocks), on the lists' device; remembered until a list changes."""
@@ -149,9 +156,10 @@ def tables_of(mask: theirs.BlockMask) -> tuple[Tensor, Tensor | None]:
     blocks = -(-mask.seq_lengths[1] // mask.BLOCK_SIZE[1])
     if torch.compiler.is_compiling():
         return _table(*lists[:2], blocks), None if lists[2] is None else _table(*lists[2:], blocks)
-    key = (blocks, *((id(t), t._version) for t in lists if t is not None))
+    versions = versions_of(lists)
+    key = (blocks, versions)
     found = mask.__dict__.get("_attngen_tables")
-    if found is None or found[0] != key or any(a is not b for a, b in zip(found[1], lists, strict=True)):
+    if found is None or versions is None or found[0] != key or any(a is not b for a, b in zip(found[1], lists, strict=True)):
         partial = _table(*lists[:2], blocks)
         full = None if lists[2] is None else _table(*lists[2:], blocks)
         found = mask.__dict__["_attngen_tables"] = (key, lists, (partial, full))

@@ -98,6 +98,20 @@ def test_lists_that_are_written_to_are_those_of_the_call(by_torch_alone: list[st
         torch.testing.assert_close(one, found[0])
 
 
+def test_lists_that_inference_mode_made_are_read_in_each_call(by_torch_alone: list[str]) -> None:
+    """torch does not count how often they were written to."""
+    with torch.inference_mode():
+        q, k, v = (t.detach() for t in qkv())
+        ours, torchs = (
+            make(causal, None, None, LENGTH, LENGTH, "cpu", 8) for make in (create_block_mask, theirs.create_block_mask)
+        )
+        for blocks in (ours, torchs):
+            torch.testing.assert_close(flex_attention(q, k, v, block_mask=blocks), expected(q, k, v, mask=torchs)[0].float())
+            blocks.kv_num_blocks.zero_()
+            blocks.full_kv_num_blocks.zero_()
+            assert not flex_attention(q, k, v, block_mask=blocks).any()
+
+
 def test_another_function_keeps_the_lists_of_the_first(by_torch_alone: list[str]) -> None:
     q, k, v = qkv()
     ours, wanted = (
