@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -52,6 +53,9 @@ _CONVERTED = {
     **dict.fromkeys((torch.int8, torch.uint8, torch.int16), INT32),
     **dict.fromkeys((torch.uint16, torch.uint32, torch.uint64), INT64),
 }
+
+
+_LOCK = RLock()  # torch.fx traces in one thread at a time
 
 
 class ImportRefusal(TraceError):
@@ -258,7 +262,7 @@ def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullc
         with _HostReads(), _MixedIndices(), _HostCopies(), places:
             return function(*numbers)
 
-    with TransformGetItemToIndex(), torch.no_grad(), torch.amp.autocast(device, enabled=False):
+    with _LOCK, TransformGetItemToIndex(), torch.no_grad(), torch.amp.autocast(device, enabled=False):
         traced = make_fx(called, tracing_mode="fake", _allow_non_fake_inputs=True)
         graph: torch.fx.GraphModule = traced(*examples)
     return graph

@@ -9,6 +9,7 @@ import random
 import sys
 import types
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -361,6 +362,20 @@ def test_what_a_function_reaches_is_looked_into_once() -> None:
     are_equal, opaque = first == again, closures[0].opaque  # no repr of any of these: it would be long
     assert are_equal
     assert opaque is None
+
+
+def test_threads_trace_at_the_same_time(by_torch_alone: list[str]) -> None:
+    """Each its own functions, although torch.fx has one state for all."""
+    q, k, v = (t.detach() for t in qkv())
+
+    def of(factor: float) -> torch.Tensor:
+        return flex_attention(q, k, v, lambda s, b, h, i, j: s * factor)
+
+    factors = [0.5 + n / 16 for n in range(12)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(of, factors))
+    for factor, one in zip(factors, found, strict=True):
+        torch.testing.assert_close(one, flex_attention(q * factor, k, v))
 
 
 FACTOR, FACTORS = torch.tensor(0.5), torch.tensor([0.5, 0.25])
