@@ -51,7 +51,7 @@ IMPLICIT = {  # methods that Python calls without their name
 OF_CLASSES = {"__class_getitem__", "__init__", "__instancecheck__", "__new__", "__post_init__"}  # that Python calls for a class
 HOOKS = {"forward", "_forward_hooks", "_forward_pre_hooks"}  # that torch.nn.Module and torch.autograd.Function call
 CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, torch.Size)  # whose items are all that they have
-PLAIN = (str, bytes, bool, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout, enum.Enum)
+PLAIN = (str, bytes, bool, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
 
 
 _NAMES: dict[tuple[Any, ...], set[str]] = {}  # what the codes of some functions named when they were seen last
@@ -119,6 +119,8 @@ class Closure:
         kind = type(value)
         if kind is types.FunctionType:
             return self._function(value, depth)
+        if isinstance(value, enum.Enum):
+            return value, *self._enumerated(value, depth)
         if isinstance(value, types.MethodType):
             return "method", self._value(name, value.__func__, depth), self._value(name, value.__self__, depth)
         if isinstance(value, functools.partial):
@@ -203,8 +205,18 @@ class Closure:
         wanted = self._names | HOOKS | functions_of(members, IMPLICIT)
         if any(space.__module__.startswith("torch.") for space in kind.__mro__ if space is not torch.nn.Module):
             wanted |= {n for n in own if not n.startswith("_")}  # what torch's own functions name is not looked for
-        found = self._members(own, wanted, depth) + self._classes(kind, wanted, depth)
+        found = self._members(own, wanted, depth)
+        for base in kind.__mro__[:-1]:  # `super` reaches the members of each
+            found += self._members(vars(base), wanted, depth)
         return kind, *found
+
+    def _enumerated(self, value: enum.Enum, depth: int) -> list[Hashable]:
+        """What a member of an enumeration has that may change: its number or text does not."""
+        own = {n: member for n, member in vars(value).items() if not n.startswith("_")}
+        if not isinstance(value.value, (*PLAIN, int, float)):
+            own["value"] = value.value
+        found = self._members(own, self._names | {"value"}, depth)
+        return found + self._classes(type(value), self._names, IMPLICIT, depth)
 
     def _space(self, value: types.ModuleType | type, depth: int) -> list[Hashable]:
         """What a module or a class has by names of some code, if it may change."""
@@ -216,15 +228,17 @@ class Closure:
             return []
         if isinstance(value, types.ModuleType):
             return self._members(vars(value), self._names, depth)
-        wanted = self._names | HOOKS | functions_of(members_of(value), IMPLICIT | OF_CLASSES)
-        found = self._classes(value, wanted, depth)
-        if type(value) is not type:
-            found += self._classes(type(value), wanted | functions_of(members_of(type(value)), IMPLICIT | OF_CLASSES), depth)
-        return found
+        kinds = (value,) if type(value) is type else (value, type(value))
+        return [member for kind in kinds for member in self._classes(kind, self._names | HOOKS, IMPLICIT | OF_CLASSES, depth)]
 
-    def _classes(self, kind: type, wanted: set[str], depth: int) -> list[Hashable]:
-        """What `kind` has and what each class has that it is derived from: `super` reaches those too."""
-        return [member for space in kind.__mro__[:-1] for member in self._members(vars(space), wanted, depth)]
+    def _classes(self, kind: type, wanted: set[str], implicit: set[str], depth: int) -> list[Hashable]:
+        """What `kind` and the classes that it is derived from have by names of some code, and those of `implicit` that may
+        change."""
+        found: list[Hashable] = []
+        for space in map(vars, kind.__mro__[:-1]):
+            own = {n for n in functions_of(space, implicit) if package_of(space[n]) not in FIXED}
+            found += self._members(space, wanted | own, depth)
+        return found
 
     def _members(self, members: Mapping[str, Any], wanted: set[str], depth: int) -> list[Hashable]:
         found: list[Hashable] = []
@@ -255,6 +269,12 @@ def members_of(kind: type) -> dict[str, Any]:
 def functions_of(members: Mapping[str, Any], names: set[str]) -> set[str]:
     """Those of `names` that are functions of Python among `members`."""
     return {n for n in names & members.keys() if type(members[n]) in (types.FunctionType, classmethod, staticmethod)}
+
+
+def package_of(function: Any) -> str:
+    """The package of a function of Python, or of one that a classmethod or staticmethod has."""
+    module: str = getattr(function, "__func__", function).__module__ or ""
+    return module.partition(".")[0]
 
 
 def sorted_items(space: Mapping[str, Any], wanted: set[str]) -> list[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import functools
 import math
 import random
@@ -138,6 +139,15 @@ class Derived(Settings):
         return s * super().scale
 
 
+class Kinds(enum.Enum):
+    """A method, and values that may change."""
+
+    ONE, NONE = [1.0], []
+
+    def scale(self) -> float:
+        return Settings.scale
+
+
 class Made:
     """What Python calls for a class, and for its objects by functions that name no method."""
 
@@ -195,7 +205,7 @@ elsewhere = types.ModuleType("elsewhere")
 exec("SCALE = 1.0\ndef scaled(s): return s * SCALE", vars(elsewhere))
 table, layer, derived, made, renamed = Table(), Layer(), Derived(), Made(), Renamed()
 hiding, graded, named = Settings(), torch.ones(1), {made: 1.0}
-hiding.scale = 7.0
+hiding.scale, kind = 7.0, Kinds.ONE
 get, OF_SETTINGS = table.held.get, weakref.ref(Settings)
 CHANGED = {
     "an attribute of the class": Settings(),
@@ -222,6 +232,8 @@ CHANGED = {
     "str": lambda s, b, h, i, j: s * float(str(made)),
     "a key of a dict": lambda s, b, h, i, j: s * sum(key.scale for key in named),
     "an attribute of another name": lambda s, b, h, i, j: s * renamed.scale,
+    "a method of an enumeration's member": lambda s, b, h, i, j: s * kind.scale(),
+    "the value of an enumeration's member": lambda s, b, h, i, j: s * kind.value[0],
     "hasattr": lambda s, b, h, i, j: s * (-2.0 if hasattr(made, "negative") else 1.0),
     "a function's globals": lambda s, b, h, i, j: s * imported.__globals__["Settings"].scale,
     "a random number": lambda s, b, h, i, j: s * random.choice([1.0, -2.0]),
@@ -248,7 +260,7 @@ def test_changes_of_what_a_function_reaches_are_seen(
         monkeypatch.setattr(made, "scale", scale, raising=False)
         monkeypatch.setattr(random, "choice", lambda numbers, scale=scale: scale)
         Settings.table[0] = layer.biases[0].data[0] = layer.layers[0].scale = scale
-        derived.own = renamed.held = graded.grad[0] = scale
+        kind.value[0] = derived.own = renamed.held = graded.grad[0] = scale
         if scale < 0:
             monkeypatch.setattr(made, "negative", True, raising=False)
         right = expected(q, k, v, lambda s, b, h, i, j, scale=scale: s * scale)[0]
@@ -334,7 +346,13 @@ class _Numbered(dict):
         return self[name]
 
 
+class _Sides(enum.Enum):
+    scale = 1
+
+
 HELD = {
+    "an enumeration": _Sides,
+    "a member of an enumeration": _Sides.scale,
     "a namespace": types.SimpleNamespace(scale=2.0),
     "a named tuple": collections.namedtuple("Held", "scale")(2.0),
     "a dict": _Numbered(scale=2.0),
