@@ -51,10 +51,17 @@ def test_commands_and_breakpoints_of_trace_md_are_current() -> None:
     assert "(gdb) break gpt2_fused.cu:" in page
 
 
+def gdb_runs_programs() -> bool:
+    """Whether there is a gdb, and it may trace processes, which containers often forbid."""
+    tried = ["gdb", "-nx", "-batch", "-ex", "run", "--args", "true"]
+    return bool(shutil.which("gdb")) and "exited normally" in subprocess.run(tried, capture_output=True, text=True).stdout
+
+
 @pytest.mark.long
-@pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb")
 def test_the_session_of_gdb_in_trace_md(tmp_path: Path) -> None:
     """Its commands run, and gdb knows the variables that the page names."""
+    if not gdb_runs_programs():
+        pytest.skip("needs gdb, and leave to trace processes")
     page = tour.TRACE.read_text()
     tour.run("attngen build gpt2 --kernel fused -o out", tmp_path)
     start = re.search(r"^(gdb (?:.|\n)*?)^```", page, re.M)
@@ -66,7 +73,7 @@ def test_the_session_of_gdb_in_trace_md(tmp_path: Path) -> None:
     at = options.index("--args")
     command = ["gdb", "-nx", "-batch", *options[:at], *commands, "--args", sys.executable, *options[at + 2 :]]
     done = subprocess.run(command, cwd=tmp_path, env=tour.environment(), capture_output=True, text=True, check=False)
-    assert "No symbol" not in done.stderr, done.stderr
+    assert 'No symbol "' not in done.stderr, done.stderr  # of a Python without symbols gdb says that it has no table
     printed = re.findall(r"^\$\d+ = (.*)", done.stdout, re.M)
     assert printed[0] == "37"
     assert len(printed) == len(prints) + sum(one.startswith("print ") for one in program)
