@@ -75,6 +75,7 @@ def test_a_layer_drops_in_training_alone() -> None:
         assert torch.equal(layer(q, k, v), expected)
 
 
+@pytest.mark.long
 def test_torchs_layer_trains_with_dropout_of_weights() -> None:
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
