@@ -279,6 +279,9 @@ def drawn_problem(one: Case, seed: int) -> Sample:
     q, v = (from_storage(x) * np.float32(size) for x, size in ((problem.q, one.magnitude), (problem.v, one.size_of_v)))
     problem = replace(problem, q=round_to_storage(q, spec.dtype), v=round_to_storage(v, spec.dtype))
     names = {word: name for name, word in one.words}
+    at_kinks = np.random.default_rng(seed).random() < 0.25  # of `max`, `abs` and others: multiples of a half
     for word, array in problem.inputs.items():
+        if at_kinks and (dtype := spec.input(word).dtype).kind == "float":
+            array = round_to_storage(np.round(2 * from_storage(array)) / 2, dtype)
         problem.inputs[word] = extreme(one, names.get(word, word), array, spec, seed)
     return problem

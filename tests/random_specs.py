@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -163,6 +164,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.gpu and not options.gradients:
         parser.error("--gpu searches gradients alone; tests/gpu/test_random_specs_on_gpu.py has results")
+    end_of_line = "" if sys.stdout.isatty() else "\n"
     end = time.monotonic() + 60 * options.minutes
     seed, failed = options.seed, 0
     while time.monotonic() < end:
@@ -176,8 +178,9 @@ def main() -> None:
             failed += 1
             print(f"\nseed {seed}: {wrong}\n{one}\n{getattr(one, 'case', one).text if one else ''}", flush=True)
         seed += 1
-        print(f"\r{seed - options.seed} specs, {failed} failed", end="", flush=True)
-    print()
+        if sys.stdout.isatty() or (seed - options.seed) % 100 == 0:
+            print(f"\r{seed - options.seed} specs, {failed} failed", end=end_of_line, flush=True)
+    print(f"\r{seed - options.seed} specs, {failed} failed")
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def _sign(x: Expr) -> Expr:
 
 def _relu(x: Expr) -> Expr:
     zero = cast(ZERO, x.type)
-    return where(less(zero, x), x, zero)  # its derivative at 0 is 0, as torch's; that of max is a half
+    return where(less(zero, x), x, zero)  # its derivative at 0 is 0, as torch's; that of max is 1
 
 
 def _logsigmoid(x: Expr) -> Expr:

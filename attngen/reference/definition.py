@@ -37,7 +37,8 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Arrays of one call, all of the namespace `xp`: floats in the precision of the computation, integers as int64.
+    """Arrays of one call, all of the namespace `xp`, numpy or a TorchNamespace: floats in the precision of the computation,
+    integers as int64.
 
     q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, head_dim_v].
     """
@@ -76,11 +77,12 @@ def surroundings(problem: Problem, b: int, h: int, rows: slice) -> tuple[dict[st
     """The arguments of `evaluate` for a block of rows: values of names, reader of inputs, namespace, literals."""
     sizes = problem.sizes
     numbers = {**sizes, **problem.params, "b": b, "h": h}
-    names: dict[str, Any] = {name: _literal(problem, value) for name, value in numbers.items()}
+    names: dict[str, Any] = {name: _number(problem, value) for name, value in numbers.items()}
     names["q"] = _arange(problem, rows.start, rows.stop)[:, None]
     names["k"] = _arange(problem, 0, sizes["kv_len"])[None, :]
     read = problem.read or read_input
-    return names, lambda name, at: read(problem, name, at), problem.xp, lambda c: _literal(problem, c)
+    literal = problem.xp.literal if _place(problem) else lambda value: value
+    return names, lambda name, at: read(problem, name, at), problem.xp, literal
 
 
 def score_rows(problem: Problem, b: int, h: int, rows: slice) -> Any:
@@ -289,13 +291,10 @@ def _arange(problem: Problem, start: int, stop: int) -> Any:
     return problem.xp.arange(start, stop, dtype=problem.xp.int64, **_place(problem))
 
 
-def _literal(problem: Problem, value: Any) -> Any:
+def _number(problem: Problem, value: Any) -> Any:
     """A number for an expression: torch's functions require tensors; numpy's are faster with Python's numbers. A param that is
     a tensor stays one, so that it has a gradient."""
-    if not _place(problem) or not isinstance(value, (int, float)):
-        return value
-    precision = {"dtype": problem.xp.float64} if isinstance(value, float) else {}
-    return problem.xp.tensor(value, **_place(problem), **precision)
+    return problem.xp.number(value) if _place(problem) and isinstance(value, (int, float)) else value
 
 
 def _place(problem: Problem) -> dict[str, Any]:

@@ -72,10 +72,12 @@ def _decoded(tensor: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
 def _problem(spec: AttentionSpec, tensors: Mapping[str, torch.Tensor], params: Mapping[str, Any]) -> Problem:
     import torch
 
+    from attngen.reference.torch_namespace import TorchNamespace
+
     inputs = dict(tensors)
     q, k, v = (inputs.pop(name) for name in ("q", "k", "v"))
     numbers = {p.name: p.default for p in spec.params if p.default is not None} | dict(params)
-    return Problem(spec, q, k, v, inputs, numbers, torch)
+    return Problem(spec, q, k, v, inputs, numbers, TorchNamespace(torch.float64, q.device))
 
 
 def allowed_pairs(

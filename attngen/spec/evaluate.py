@@ -17,8 +17,8 @@ def evaluate(
 ) -> Any:
     """`expr` with every name replaced by its array (arrays broadcast), elements of inputs given by `read(input, indices)`.
 
-    `xp` is the namespace of the arrays: numpy or torch. Integer arrays should be int64, float arrays of the precision
-    wanted for the result. `literal` converts a constant to an array, which torch requires.
+    `xp` is the namespace of the arrays: numpy or a TorchNamespace. Integer arrays should be int64, float arrays of the
+    precision wanted for the result. `literal` converts a constant to an array, as that of a TorchNamespace does.
     """
     memo: dict[Expr, Any] = {}
     for node in walk(expr):

@@ -24,6 +24,7 @@ from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, L
 from attngen.device.sizes import measure
 from attngen.emit.abi import input_tensors
 from attngen.emit.program import Program
+from attngen.reference.torch_namespace import TorchNamespace
 from attngen.spec.attention import INDICES, SIZES, AttentionSpec
 from attngen.spec.dropout import RNG_STATE, STEPS, bytes_of_pairs
 from attngen.spec.dtypes import DTYPES
@@ -41,16 +42,6 @@ SCHEMA = (
 )
 
 
-class _Namespace:
-    """torch, as the operator table's array column uses it: its widest float is the precision of the computation."""
-
-    def __init__(self, precision: Any) -> None:
-        self.float64 = precision
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
 @dataclass(frozen=True, slots=True)
 class MathCall:
     """The values that the expressions of one call read: floats in the precision of the computation, integers as int64."""
@@ -58,8 +49,7 @@ class MathCall:
     spec: AttentionSpec
     names: Mapping[str, Tensor]  # indices broadcast to [batch, q_heads, q_len, kv_len]; sizes and params are 0-dimensional
     inputs: Mapping[str, Tensor]
-    precision: Any
-    device: Any
+    xp: TorchNamespace
 
     def value(self, expr: Expr, names: Mapping[str, Tensor], allowed: Tensor | None = None) -> Tensor:
         """`expr`, with `names` added to those of the call. Only pairs in `allowed` have derivatives: `where` selects them,
@@ -69,17 +59,7 @@ class MathCall:
             element = _element(self.spec, name, self.inputs[name], indices)
             return element if allowed is None or not element.is_floating_point() else torch.where(allowed, element, 1.0)
 
-        return evaluate(expr, {**self.names, **names}, read, _Namespace(self.precision), self.literal)
-
-    def literal(self, value: Any) -> Tensor:
-        """A number as a tensor without dimensions, made on the device: graph capture allows no copy from the host."""
-        if isinstance(value, (bool, torch.SymBool)):
-            dtype = torch.bool
-        elif isinstance(value, (int, torch.SymInt)):
-            dtype = torch.int64
-        else:
-            dtype = self.precision
-        return torch.full((), value, dtype=dtype, device=self.device)
+        return evaluate(expr, {**self.names, **names}, read, self.xp, self.xp.literal)
 
 
 def _element(spec: AttentionSpec, name: str, array: Tensor, indices: tuple[Tensor, ...]) -> Tensor:
@@ -152,7 +132,7 @@ def _kept(call: MathCall) -> Tensor:
     dropped = torch.where(p > 0, (p * STEPS).round().clamp(1, STEPS - 1), 0.0)
     seed, offset = call.inputs[RNG_STATE.name].unbind()
     random = bytes_of_pairs(seed, offset, *(call.names[index] for index in INDICES))
-    return (random >= dropped).to(call.precision) * (STEPS / (STEPS - dropped)).to(call.precision)
+    return (random >= dropped).to(call.xp.precision) * (STEPS / (STEPS - dropped)).to(call.xp.precision)
 
 
 def call_of(
@@ -165,20 +145,20 @@ def call_of(
             return tensor.to(precision)
         return tensor if tensor.dtype is torch.bool else tensor.long()
 
-    call = MathCall(spec, {}, {name: decoded(tensor) for name, tensor in inputs.items()}, precision, q.device)
+    xp = TorchNamespace(precision, q.device)
     sizes = dict(zip(SIZES, (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2]), strict=True))
     for declared in spec.inputs:
         for dim, size in zip(declared.dims, inputs[declared.name].shape, strict=True):
             if isinstance(dim, str):
                 sizes.setdefault(dim, size)
-    names = {name: call.literal(size) for name, size in sizes.items()}
+    names = {name: xp.number(size) for name, size in sizes.items()}
     for name, value in params.items():
-        names[name] = value.to(q.device, precision) if isinstance(value, torch.Tensor) else call.literal(value)
+        names[name] = value.to(q.device, precision) if isinstance(value, torch.Tensor) else xp.number(value)
     extents = {"b": q.shape[0], "h": q.shape[1], "q": q.shape[2], "k": k.shape[2]}
     for axis, (index, extent) in enumerate(extents.items()):
         shape = [-1 if axis == other else 1 for other in range(4)]
         names[index] = torch.arange(extent, device=q.device).view(shape)
-    return MathCall(spec, names, call.inputs, precision, q.device)
+    return MathCall(spec, names, {name: decoded(tensor) for name, tensor in inputs.items()}, xp)
 
 
 def _seen(allowed: Tensor, group: int) -> Tensor:

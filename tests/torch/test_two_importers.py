@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import attngen  # noqa: E402
 from attngen.language.functions import DIVISIONS, FUNCTIONS  # noqa: E402
+from attngen.reference.torch_namespace import TorchNamespace  # noqa: E402
 from attngen.spec.attention import S  # noqa: E402
 from attngen.spec.derivative import derivatives  # noqa: E402
 from attngen.spec.evaluate import evaluate  # noqa: E402
@@ -76,3 +77,8 @@ def test_the_derivative_of_a_function_is_that_of_torch(title: str) -> None:
     with np.errstate(all="ignore"):
         found = evaluate(slope, {"s": at.numpy(), "b": 2, "h": 2, "q": 2, "k": 3}, lambda *_: None, np)
     np.testing.assert_allclose(np.broadcast_to(found, at.shape), expected, rtol=1e-12, atol=1e-12)
+    xp, leaf = TorchNamespace(torch.float64, at.device), at.clone().requires_grad_()
+    names = {"s": leaf} | {name: xp.number(index) for name, index in {"b": 2, "h": 2, "q": 2, "k": 3}.items()}
+    evaluate(attngen.define(score=score).score, names, lambda *_: None, xp, xp.literal).sum().backward()
+    slope_of_math = torch.where(leaf.grad.isnan(), expected, leaf.grad)  # 0 * infinity, of a branch that is not taken
+    np.testing.assert_allclose(slope_of_math, expected, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,59 @@
+"""torch, as the array column of the operator table uses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Tensor = Any
+
+
+class TorchNamespace:
+    """torch's functions, whose widest float is `precision`, with literals that `maximum` and `minimum` know again.
+
+    Where a variable equals a constant, the variable has the whole gradient, as of torch.clamp and in the derivative column;
+    torch.maximum, which does not tell them apart, gives it a half.
+    """
+
+    __name__ = "torch"
+
+    def __init__(self, precision: torch.dtype, device: torch.device) -> None:
+        self.float64 = self.precision = precision
+        self._device = device
+        self._literals: dict[str, tuple[Tensor, bool | int | float]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def literal(self, value: bool | int | float) -> Tensor:
+        """A constant of an expression."""
+        key = repr(value)  # -0.0 and 0.0, 1 and True are equal
+        if key not in self._literals:
+            self._literals[key] = self.number(value), value
+        return self._literals[key][0]
+
+    def number(self, value: Any) -> Tensor:
+        """A number as a tensor without dimensions, made on the device: graph capture allows no copy from the host."""
+        if isinstance(value, (bool, torch.SymBool)):
+            dtype = torch.bool
+        elif isinstance(value, (int, torch.SymInt)):
+            dtype = torch.int64
+        else:
+            dtype = self.float64
+        return torch.full((), value, dtype=dtype, device=self._device)
+
+    def maximum(self, a: Tensor, b: Tensor) -> Tensor:
+        for x, other in ((a, b), (b, a)):
+            if (least := self._constant(other)) is not None:
+                return torch.clamp(x, min=least)
+        return torch.maximum(a, b)
+
+    def minimum(self, a: Tensor, b: Tensor) -> Tensor:
+        for x, other in ((a, b), (b, a)):
+            if (most := self._constant(other)) is not None:
+                return torch.clamp(x, max=most)
+        return torch.minimum(a, b)
+
+    def _constant(self, tensor: Tensor) -> bool | int | float | None:
+        return next((value for made, value in self._literals.values() if made is tensor), None)
