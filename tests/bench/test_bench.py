@@ -216,6 +216,7 @@ def test_products_of_a_backward_are_those_that_the_gradients_need() -> None:
     assert operations_of_a_pair(equal, ("q", "k", "v")) == 2.5 * operations_of_a_pair(equal)
 
 
+@pytest.mark.long
 def test_counts_of_backwards() -> None:
     found = list(count(load_text(ONE)[0], Shape(1, 2, 2, 64, 64), {}, ("q", "slopes")))
     assert [c.template for c in found] == ["naive_backward", "tiled_backward", "fused_mma_backward"]

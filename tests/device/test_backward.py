@@ -25,6 +25,7 @@ from tests.harness import IN_16_BITS_AND_FP32, SMALL_PARAMS, compiled, gradients
 # Those of Hopper compute 16 bits only, and have tests of their own.
 SCHEDULES = tuple(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES if s.keyword not in HOPPER_SCHEDULES))
 ONE_IN_QUICK = tiers.cases(SCHEDULES, quick=["fused"])
+SHARED = tiers.cases(SCHEDULES, quick=["naive"])  # for statements about equations and launches, whose text schedules share
 # Naive has no tiles; its blocks have 128 rows, keys or elements.
 LENGTHS = dict.fromkeys(SCHEDULES, ((7, 7), (100, 130))) | {"naive": ((7, 7), (130, 130), (13, 190))}
 
@@ -52,7 +53,7 @@ def test_the_order_of_threads_does_not_matter(schedule: str) -> None:
         assert len({one[name].tobytes() for one in found}) == 1, name
 
 
-@pytest.mark.parametrize("schedule", ONE_IN_QUICK)
+@pytest.mark.parametrize("schedule", SHARED)
 def test_only_what_is_wanted_is_computed(schedule: str) -> None:
     spec = attngen.define(dtype="fp32", head_dim=16, mask="causal")
     problem, kernel = sample(spec, Shape(1, 2, 1, 20, 20)), compiled(spec, schedule)
@@ -132,7 +133,7 @@ def test_strides_and_layouts(schedule: str) -> None:
     assert found["q"].swapaxes(1, 2).flags.c_contiguous
 
 
-@pytest.mark.parametrize("schedule", ONE_IN_QUICK)
+@pytest.mark.parametrize("schedule", SHARED)
 def test_scales_of_params_and_scores_that_do_not_read_s(schedule: str) -> None:
     scaled = attngen.define(dtype="fp32", head_dim=16, scale="0.1 * temperature", params={"temperature": ("float", None)})
     assert not wrong_gradients(compiled(scaled, schedule), Shape(1, 4, 2, 40, 50), temperature=1.7)
@@ -213,7 +214,7 @@ def test_captured_tensors_of_every_class_and_params(schedule: str) -> None:
     assert all(np.array_equal(others[n], found[n]) for n in found), "the same bits in any order of threads"
 
 
-@pytest.mark.parametrize("schedule", ONE_IN_QUICK)
+@pytest.mark.parametrize("schedule", SHARED)
 def test_gradients_of_broadcast_tensors_are_sums(schedule: str) -> None:
     spec = every_class()
     problem = sample(spec, Shape(2, 4, 2, 9, 13))
@@ -229,7 +230,7 @@ def test_gradients_of_broadcast_tensors_are_sums(schedule: str) -> None:
     assert [one for one in compare_gradients(found, expected).values() if not one.passed] == []
 
 
-@pytest.mark.parametrize("schedule", ONE_IN_QUICK)
+@pytest.mark.parametrize("schedule", SHARED)
 @pytest.mark.parametrize("normalize", tiers.cases(["sigmoid", "none"], quick=["none"]))
 def test_captured_tensors_without_a_softmax(schedule: str, normalize: str) -> None:
     wanted = tuple(n for n in EVERY_NAME if n not in ("x_sink", "x_row"))
@@ -244,7 +245,7 @@ def test_captured_tensors_without_a_softmax(schedule: str, normalize: str) -> No
     assert [one for one in compare_gradients(found, expected).values() if not one.passed] == []
 
 
-@pytest.mark.parametrize("schedule", ONE_IN_QUICK)
+@pytest.mark.parametrize("schedule", SHARED)
 def test_a_tensor_that_is_read_through_steps_has_gradient_zero(schedule: str) -> None:
     spec = attngen.define(
         dtype="fp32",
@@ -258,7 +259,7 @@ def test_a_tensor_that_is_read_through_steps_has_gradient_zero(schedule: str) ->
     assert not found["y"].any()
 
 
-@pytest.mark.parametrize("schedule", ONE_IN_QUICK)
+@pytest.mark.parametrize("schedule", SHARED)
 def test_the_gradient_of_a_param_is_fp32_whatever_the_elements_are(schedule: str) -> None:
     spec = attngen.define(dtype="bf16", head_dim=16, score="s * temp", params={"temp": ("float", 0.7)})
     assert not wrong_gradients(compiled(spec, schedule), Shape(1, 2, 1, 20, 30), ("temp",), temp=0.7)

@@ -104,6 +104,7 @@ def test_short_rows_are_faster_in_order() -> None:
     assert not sigmoid.gradients(None, False).is_faster_in_order(64, 64)  # additions are for a softmax
 
 
+@pytest.mark.long
 def test_deterministic_gradients_are_those_of_two_kernels() -> None:
     spec = defined("causal")
     problem, kernel = sample(spec, Shape(1, 2, 2, 140, 140)), compiled(spec, "hopper")
@@ -131,7 +132,7 @@ def test_what_is_not_added_up_is_computed_as_ever(spec: dict[str, Any], wanted: 
     assert len(texts) == 1
 
 
-@pytest.mark.parametrize("dtype", tiers.cases(["fp16", "bf16"], quick=["bf16"]))
+@pytest.mark.parametrize("dtype", tiers.cases(["fp16", "bf16"], quick=[]))
 def test_additive_masks_of_the_lowest_number(dtype: str) -> None:
     """Rows of which every key is at finfo.min have equal weights, rows at -inf none; those of other rows are as ever."""
     spec = attngen.define(dtype=dtype, head_dim=64, score="s + extra[q, k]", inputs={"extra": (dtype, ("q_len", "kv_len"))})
@@ -144,7 +145,7 @@ def test_additive_masks_of_the_lowest_number(dtype: str) -> None:
         assert not wrong_gradients(compiled(spec, "hopper"), problem, deterministic=deterministic), deterministic
 
 
-@pytest.mark.parametrize("head_dim", tiers.cases([64, 80], quick=[80]))
+@pytest.mark.parametrize("head_dim", tiers.cases([64, 80], quick=[]))
 def test_large_scores(head_dim: int) -> None:
     """Scores so large that their product with log2(e) is too coarse for a weight, beside rows of usual ones."""
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask="causal")

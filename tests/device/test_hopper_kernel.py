@@ -41,7 +41,8 @@ def test_head_sizes(head_dim: int, head_dim_v: int) -> None:
 SINKS = {"sink": "sinks[h]", "inputs": {"sinks": ("fp32", ("heads",))}}
 
 
-@pytest.mark.parametrize("lse", [False, True])  # of row sums as products with ones, and of those of weights
+# Without lse, row sums are products with ones; with it, sums of weights.
+@pytest.mark.parametrize("lse", tiers.cases([False, True], quick=[True]))
 @pytest.mark.parametrize(
     "mask", tiers.cases([None, "causal", "causal and window(40)", "prefix(20) or causal"], quick=["causal"])
 )

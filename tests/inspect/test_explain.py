@@ -207,6 +207,7 @@ def test_explain_without_nvrtc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "roofline" in text
 
 
+@pytest.mark.long
 def test_explain_of_few_rows_is_of_the_schedule_that_runs(tmp_path: Path) -> None:
     """Which splits keys, of pages too; a backward and a named schedule are left alone."""
     tables = "input cosines: fp32[positions, 32]  input sines: fp32[positions, 32]  rotary 64 halves by cosines, sines"

@@ -228,6 +228,7 @@ def test_parameters_do_not_keep_a_call_from_being_repeated() -> None:
     assert not observed.are_plain((torch._neg_view(randn(2)),))
 
 
+@pytest.mark.long
 def test_an_import_does_not_load_the_compiler_of_torch() -> None:
     """torch._dynamo and sympy take longer than everything else that attngen.torch loads."""
     code = "import sys, torch{}; print('torch._dynamo' in sys.modules, 'sympy' in sys.modules)"
