@@ -2,7 +2,7 @@
 
 `pytest` runs quick, `pytest --tier long` the rest, `pytest --tier all` both. A test is in quick unless it is marked `long`.
 Property tests are in both tiers, with few examples in quick and many in long. A test named on the command line
-(`file.py::test`) always runs.
+(`file.py::test`) always runs. What ptxas makes of kernels (spills, registers, the order of products) belongs to long.
 
 Of a matrix of cases, the long tier draws half, other ones in each run: a fault rarely shows in one case alone. The number in
 the report's header repeats the draw, as the environment variable DRAW. `--tier all` runs every case.

@@ -134,6 +134,7 @@ RESOURCES = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", tiers.cases(list(RESOURCES), quick=["data, fp32, 64, sm_80"]))
 def test_nothing_is_spilled(name: str) -> None:
     """Two numbers at most where the sums of dK, dV or dQ leave nearly no register."""

@@ -51,6 +51,7 @@ def test_every_kind_of_mask_from_both_sides(name: str) -> None:
         assert not wrong_gradients(kernel, Shape(2, 4, 2, q_len, kv_len)), (q_len, kv_len)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", tiers.cases(["sm_75", "sm_80"], quick=["sm_75"]))
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(SIZES, quick=[(64, 64)]))
 def test_nothing_is_spilled(head_dim: int, head_dim_v: int, arch: str) -> None:

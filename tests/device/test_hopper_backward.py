@@ -75,6 +75,7 @@ def test_dq_added_up_in_global_memory(name: str, head_dim: int) -> None:
 ADDED_HEAD_DIMS = [(8, 8), (24, 64), (40, 24), (80, 80), (96, 128)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(ADDED_HEAD_DIMS, quick=[(24, 64)]))
 @pytest.mark.parametrize("dropout", tiers.cases([0.0, 0.25], quick=[0.25]))
 def test_head_sizes_of_additions(head_dim: int, head_dim_v: int, dropout: float) -> None:
@@ -284,6 +285,7 @@ MASKS = (None, "causal", "causal and window(40)")
 MACHINE_CODE = [(d, mask) for d in (64, 80, 96, 128, 136, 160, 192, 256) for mask in MASKS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(MACHINE_CODE, quick=[(64, "causal")]))
 def test_products_are_not_serialized_and_nothing_is_spilled(head_dim: int, mask: str | None) -> None:
     storage = "packed" if head_dim == 128 else "dense"  # the producer of packed sequences has more to keep
@@ -297,6 +299,7 @@ def test_products_are_not_serialized_and_nothing_is_spilled(head_dim: int, mask:
 SPILLED = {(64, None): 8, (64, "causal"): 0, (128, None): 0, (128, "causal"): 8}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("storage", tiers.cases(["dense", "packed"], quick=["dense"]))
 @pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(list(SPILLED), quick=[(64, "causal")]))
 def test_products_beside_additions_are_not_serialized(head_dim: int, mask: str | None, storage: str) -> None:

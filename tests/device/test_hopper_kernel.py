@@ -116,6 +116,7 @@ def test_a_maximum_that_keeps_growing(schedule: str) -> None:
 PLANS = [(d, mask) for d in (64, 80, 96, 128, 160, 192, 256) for mask in (None, "causal")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(PLANS, quick=[(128, "causal")]))
 def test_default_plans_are_not_serialized_and_spill_nothing(head_dim: int, mask: str | None) -> None:
     spec = attngen.define(dtype="bf16", head_dim=head_dim, mask=mask)

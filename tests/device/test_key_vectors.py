@@ -118,6 +118,7 @@ def test_what_is_staged() -> None:
     assert with_keys == ["packed_documents"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", tiers.cases(["documents", "padding", "bias, causal", "documents and a bias"], quick=["documents and a bias"])
 )

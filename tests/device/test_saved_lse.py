@@ -42,7 +42,7 @@ def computed(spec: AttentionSpec, plan: Plan, problem: Sample) -> dict[str, Any]
     return compiled.run({name: view(array, name) for name, array in arrays.items()}, {})
 
 
-@pytest.mark.parametrize("case", tiers.cases(list(CASES), quick=["sums by products", "no maximum"]))
+@pytest.mark.parametrize("case", tiers.cases(list(CASES), quick=["sums by products"]))
 def test_a_saved_lse_costs_the_softmax_nothing_and_suffices(case: str) -> None:
     spec = attngen.define(**{"dtype": "bf16", "head_dim": 64, "mask": "causal", **CASES[case]})
     problem = sample(spec, Shape(1, 2, 1, 90, 150))

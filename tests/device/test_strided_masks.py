@@ -28,7 +28,7 @@ def right(spec: AttentionSpec, schedule: str, length: int, **params: int) -> boo
 
 
 @pytest.mark.parametrize("step", tiers.cases([-3, 1, 5, 200], quick=[5]))
-@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
+@pytest.mark.parametrize("schedule", tiers.cases(EVERY_SCHEDULE, quick=["tiled", "hopper"]))
 def test_dilated_by_steps_on_both_sides_of_a_tile(schedule: str, step: int) -> None:
     assert right(shipped("dilated"), schedule, 330, step=step)
 

@@ -35,6 +35,7 @@ def test_captured_gradients(case: str) -> None:
         assert not wrong_gradients(kernel, Shape(1, 4, 2, 70, 90), ("q", "x")), normalize
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), tiers.cases(SIZES, quick=[(40, 72)]))
 def test_nothing_is_spilled(head_dim: int, head_dim_v: int, arch: str) -> None:

@@ -116,12 +116,14 @@ def resources(spec: AttentionSpec) -> tuple[Plan, int, bytes]:
     return plan, found.registers, made.code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("head_dim", "mask"), tiers.cases(PLANS, quick=[(64, "causal")]))
 def test_default_plans_are_not_serialized_and_spill_nothing(head_dim: int, mask: str | None) -> None:
     _, _, code = resources(attngen.define(dtype="bf16", head_dim=head_dim, mask=mask))
     assert disassemble(code).count("WARPGROUP.DEPBAR") == 2  # the waits that were written: for Q K^T, and for P V
 
 
+@pytest.mark.long
 def test_a_multiprocessor_has_registers_for_as_many_blocks_as_the_plan_says() -> None:
     for mask in (None, "causal", "causal_bottom_right"):
         plan, registers, _ = resources(attngen.define(dtype="fp16", head_dim=64, mask=mask))

@@ -88,7 +88,7 @@ def test_the_fused_kernel_uses_tensor_cores_and_wide_loads(arch: str) -> None:
     assert len(re.findall(r"\bLDSM\.16\.M(?:T)?88\.4\b", sass)) >= 8
 
 
-@pytest.mark.parametrize("schedule", ["naive", "tiled", "fused"])
+@pytest.mark.parametrize("schedule", tiers.cases(["naive", "tiled", "fused"], quick=["fused"]))
 @pytest.mark.parametrize("name", tiers.cases(SPECS, quick=["packed_documents"]))
 def test_every_spec_compiles_for_every_architecture(name: str, schedule: str) -> None:
     """Kernels compile with the spec's own dtype for the oldest and the newest architecture."""

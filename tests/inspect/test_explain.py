@@ -146,6 +146,7 @@ def test_work_of_a_backward_that_keeps_scores() -> None:
     assert by_name["naive"]["dq"].computed == 2 * 64 * n * n
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arch", "schedule", "mask"),
     tiers.cases(

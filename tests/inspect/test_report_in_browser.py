@@ -146,6 +146,7 @@ def test_no_line_is_cut_at_any_width(browser: Any, pages: Callable[[str], Path],
     reader.context.close()
 
 
+@pytest.mark.long
 def test_the_level_of_comments_changes_and_links_stay(gemma: Reader, truth: Any) -> None:
     _, _, lines = truth
     line = next(i for i, text in enumerate(lines, 1) if "s = score(s)" in text)
@@ -168,6 +169,7 @@ def test_the_level_of_comments_changes_and_links_stay(gemma: Reader, truth: Any)
     assert line not in gemma.marked("cuda")
 
 
+@pytest.mark.long
 def test_search_marks_the_lines_that_contain_a_text(gemma: Reader, truth: Any) -> None:
     code, _, lines = truth
     gemma.tab.keyboard.press("/")
@@ -185,6 +187,7 @@ def test_search_marks_the_lines_that_contain_a_text(gemma: Reader, truth: Any) -
     assert gemma.tab.locator("#search").input_value() == ""
 
 
+@pytest.mark.long
 def test_another_schedule_is_laid_beside_this_one(gemma: Reader, truth: Any) -> None:
     _, _, lines = truth
     tab = gemma.tab
@@ -201,6 +204,7 @@ def test_another_schedule_is_laid_beside_this_one(gemma: Reader, truth: Any) -> 
     assert [n for n in left if n] == [i for i, text in enumerate(lines, 1) if text.strip()]
 
 
+@pytest.mark.long
 def test_one_column_takes_the_whole_width(gemma: Reader) -> None:
     before = gemma.tab.locator("#cuda").bounding_box()
     button = gemma.tab.locator("#cuda .expand")
@@ -232,6 +236,7 @@ def test_a_click_on_the_spec_finds_its_instructions(gemma: Reader, truth: Any) -
     assert f"{len(sass)} SASS" in gemma.tab.locator("#status").inner_text()
 
 
+@pytest.mark.long
 def test_a_click_on_sass_leads_back(gemma: Reader, truth: Any) -> None:
     code, of_spec, lines = truth
     number, row = next((i, r) for i, r in enumerate(code.sass, 1) if _is_of_tanh(r, lines))
@@ -257,6 +262,7 @@ def test_a_click_on_cuda_tells_what_is_its_own_from_what_is_inlined(gemma: Reade
     assert gemma.marked("sass", "weak") == {i for i, row in enumerate(code.sass, 1) if line in row.cuda[1:]} != set()
 
 
+@pytest.mark.long
 def test_hovering_marks_until_a_click_stays(gemma: Reader) -> None:
     gemma.tab.locator("#spec-6 .n").hover()
     assert gemma.marked("sass")
@@ -310,6 +316,7 @@ def _current(tab: Any) -> int:
     return int(tab.locator("#sass-lines").get_attribute("aria-activedescendant").split("-")[1])
 
 
+@pytest.mark.long
 def test_buttons_lead_to_lines_and_classes(gemma: Reader, truth: Any) -> None:
     code, _, lines = truth
     tab = gemma.tab

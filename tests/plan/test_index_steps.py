@@ -58,6 +58,7 @@ def test_other_floats_stay(score: str) -> None:
 SIGNED = "s + where(float(q - k + n) >= 33554430.0, -1.0, 1.0) * (q - k + n + 0 * b)"  # two numbers before floats are 4 apart
 
 
+@pytest.mark.long
 def test_numbers_are_those_of_a_conversion() -> None:
     """O is the scores themselves: V is the identity, and weights are not normalized. The sign is that of a comparison."""
     spec = define(dtype="fp32", head_dim=8, head_dim_v=128, score=SIGNED, normalize="none", params={"n": 0})

@@ -59,6 +59,7 @@ def test_documents_take_128_rows_and_read_a_key_once() -> None:
 MORE = [{}, {"lse": True}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", tiers.cases(["sm_80", "sm_90a"], quick=["sm_90a"]))
 @pytest.mark.parametrize("more", tiers.cases(MORE, quick=MORE[-1:]))
 @pytest.mark.parametrize("documents", [DOCUMENTS, BIDIRECTIONAL])
@@ -74,6 +75,7 @@ WITH_SINKS = {"sink": "z[h]", "inputs": {**DOCUMENTS["inputs"], "z": ("fp32", ("
 NEED_MORE = [{"normalize": "sigmoid"}, {"score": "softcap(20.0)"}, {"sink": "0.5", "lse": True}, WITH_SINKS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", tiers.cases(NEED_MORE, quick=NEED_MORE[1:3]))
 def test_documents_of_plans_that_need_more_registers_do_not(more: Described) -> None:
     spec = define(dtype="bf16", head_dim=128, **{**DOCUMENTS, **more})
@@ -82,6 +84,7 @@ def test_documents_of_plans_that_need_more_registers_do_not(more: Described) -> 
     assert [(r.spill_store_bytes, r.stack_bytes) for r in found] == [(0, 0)] * len(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head_dim", tiers.cases([64, 128], quick=[128]))
 @pytest.mark.parametrize(
     ("mask", "params"),
@@ -117,6 +120,7 @@ def test_a_mask_of_keys_alone_keeps_its_64_rows() -> None:
     assert fused(spec).block_q == 64
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head_dim", tiers.cases([64, 128], quick=[128]))
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("arch", tiers.cases(["sm_80", "sm_90a"], quick=["sm_80"]))

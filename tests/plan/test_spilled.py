@@ -39,6 +39,7 @@ def test_default_plans_of_shipped_specs_spill_nothing(schedule: str, arch: str) 
     assert len(found) >= len(SPECS) - 2  # wgmma has no fp32
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", tiers.cases([3, 16], quick=[3]))
 def test_default_plans_drawn_anew_in_each_run_spill_nothing(count: int) -> None:
     """What notices that kernels have changed since the table was made: each run compiles other kernels of the whole space, all
