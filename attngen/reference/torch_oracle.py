@@ -72,7 +72,7 @@ def _decoded(tensor: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
 def _problem(spec: AttentionSpec, tensors: Mapping[str, torch.Tensor], params: Mapping[str, Any]) -> Problem:
     import torch
 
-    from attngen.reference.torch_namespace import TorchNamespace
+    from attngen.spec.torch_namespace import TorchNamespace
 
     inputs = dict(tensors)
     q, k, v = (inputs.pop(name) for name in ("q", "k", "v"))

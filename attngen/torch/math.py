@@ -24,13 +24,13 @@ from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, L
 from attngen.device.sizes import measure
 from attngen.emit.abi import input_tensors
 from attngen.emit.program import Program
-from attngen.reference.torch_namespace import TorchNamespace
 from attngen.spec.attention import INDICES, SIZES, AttentionSpec
 from attngen.spec.dropout import RNG_STATE, STEPS, bytes_of_pairs
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.evaluate import evaluate
 from attngen.spec.expr import Expr, Type
 from attngen.spec.obligations import check_obligations
+from attngen.spec.torch_namespace import TorchNamespace
 from attngen.torch.arguments import Lists, unpacked
 from attngen.torch.runtime import parsed
 

@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 
 import attngen  # noqa: E402
 from attngen.language.functions import DIVISIONS, FUNCTIONS  # noqa: E402
-from attngen.reference.torch_namespace import TorchNamespace  # noqa: E402
 from attngen.spec.attention import S  # noqa: E402
 from attngen.spec.derivative import derivatives  # noqa: E402
 from attngen.spec.evaluate import evaluate  # noqa: E402
 from attngen.spec.expr import Type, name  # noqa: E402
+from attngen.spec.torch_namespace import TorchNamespace  # noqa: E402
 from attngen.torch.aten import Context  # noqa: E402
 from attngen.torch.closures import Closure  # noqa: E402
 from attngen.torch.importer import Inputs, expression, numbers_on  # noqa: E402

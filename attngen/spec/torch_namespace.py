@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Tensor = Any
 
@@ -19,12 +20,15 @@ class TorchNamespace:
     __name__ = "torch"
 
     def __init__(self, precision: torch.dtype, device: torch.device) -> None:
+        import torch
+
+        self._torch = torch
         self.float64 = self.precision = precision
         self._device = device
         self._literals: dict[str, tuple[Tensor, bool | int | float]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+        return getattr(self._torch, name)
 
     def literal(self, value: bool | int | float) -> Tensor:
         """A constant of an expression."""
@@ -35,25 +39,25 @@ class TorchNamespace:
 
     def number(self, value: Any) -> Tensor:
         """A number as a tensor without dimensions, made on the device: graph capture allows no copy from the host."""
-        if isinstance(value, (bool, torch.SymBool)):
-            dtype = torch.bool
-        elif isinstance(value, (int, torch.SymInt)):
-            dtype = torch.int64
+        if isinstance(value, (bool, self._torch.SymBool)):
+            dtype = self._torch.bool
+        elif isinstance(value, (int, self._torch.SymInt)):
+            dtype = self._torch.int64
         else:
             dtype = self.float64
-        return torch.full((), value, dtype=dtype, device=self._device)
+        return self._torch.full((), value, dtype=dtype, device=self._device)
 
     def maximum(self, a: Tensor, b: Tensor) -> Tensor:
         for x, other in ((a, b), (b, a)):
             if (least := self._constant(other)) is not None:
-                return torch.clamp(x, min=least)
-        return torch.maximum(a, b)
+                return self._torch.clamp(x, min=least)
+        return self._torch.maximum(a, b)
 
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:
         for x, other in ((a, b), (b, a)):
             if (most := self._constant(other)) is not None:
-                return torch.clamp(x, max=most)
-        return torch.minimum(a, b)
+                return self._torch.clamp(x, max=most)
+        return self._torch.minimum(a, b)
 
     def _constant(self, tensor: Tensor) -> bool | int | float | None:
         return next((value for made, value in self._literals.values() if made is tensor), None)
