@@ -16,6 +16,7 @@ from attngen.cli.errors import reported
 from attngen.emit.comments import strip_comments
 from attngen.emit.manifest import from_manifest
 from attngen.spec.attention import HOPPER_SCHEDULES, SCHEDULE_NAMES
+from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import cli as invoke
 from tests.harness import emitted, shipped
@@ -50,7 +51,7 @@ def test_build_writes_the_schedule_that_a_spec_states(schedule: str, tmp_path: P
             assert (tmp_path / "out" / f"mine_{schedule}.cu").exists()
 
 
-@pytest.mark.parametrize("level", ["none", "teach"])
+@pytest.mark.parametrize("level", tiers.cases(["none", "teach"], quick=["teach"]))
 def test_comments_change_the_text_and_nothing_else(level: str, tmp_path: Path) -> None:
     """--comments changes neither the manifest nor the compiled text: the cache has one entry per kernel."""
     cache = tmp_path / "cache"

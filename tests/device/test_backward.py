@@ -44,7 +44,7 @@ def test_every_spec(name: str, dtype: str) -> None:
             assert not wrong_gradients(kernel, shape, wanted, seed=position, **params), (schedule, q_len, kv_len)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ONE_IN_QUICK)
 def test_the_order_of_threads_does_not_matter(schedule: str) -> None:
     spec = attngen.define(dtype="bf16", head_dim=16, mask="causal", score="softcap(5.0)", heads=(4, 2), lse=True)
     problem = sample(spec, Shape(1, 4, 2, 70, 90))

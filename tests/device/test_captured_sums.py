@@ -46,7 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sink of a row": ("words", {"score": "s + x[k]", "sink": "x[q] + x[0]", "inputs": X}),
     "not differentiable": ("", {"score": "s + floor(x[h])", "inputs": {"x": ("fp32", ("heads",))}}),
 }
-QUICK = ["score and sink", "key", "pair", "data"]
+QUICK = ["score and sink", "data"]
 
 
 def spec_of(case: str, **more: Any) -> AttentionSpec:
@@ -63,6 +63,7 @@ def test_every_class_of_access(case: str) -> None:
 ON_TENSOR_CORES = {f"{case}, {dtype}": (case, dtype) for case in CASES for dtype in ("fp16", "fp32")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", tiers.cases(list(ON_TENSOR_CORES), quick=["distance, fp16"]))
 def test_every_class_of_access_on_tensor_cores(name: str) -> None:
     case, dtype = ON_TENSOR_CORES[name]

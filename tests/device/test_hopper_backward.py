@@ -84,6 +84,7 @@ def test_head_sizes_of_additions(head_dim: int, head_dim_v: int, dropout: float)
     assert not wrong_gradients(kernel, Shape(1, 2, 1, 140, 170), deterministic=False)
 
 
+@pytest.mark.long
 def test_keys_past_the_end_add_nothing_to_dq_of_rows_of_low_scores() -> None:
     """Every score of the rows is far below 0, the score of the zeros past the end: the weight of such a key overflows."""
     spec = defined("full")
@@ -205,6 +206,7 @@ def test_the_order_of_threads_and_copies_does_not_matter(name: str, head_dim: in
         assert len({each[one].tobytes() for each in found}) == 1, one
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head_dim", tiers.cases([64, 144], quick=[64]))
 def test_only_what_is_wanted_is_computed(head_dim: int) -> None:
     spec = defined("causal", head_dim)

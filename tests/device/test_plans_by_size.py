@@ -122,6 +122,7 @@ class Counting:
         return self.device.compile(source)
 
 
+@pytest.mark.long
 def test_a_plan_that_no_call_takes_is_not_compiled() -> None:
     device = Counting(EmulatedDevice(arch="sm_90a"))
     compiled = attngen.compile(PLAIN, kernel="hopper", device=device)

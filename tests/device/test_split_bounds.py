@@ -19,6 +19,7 @@ def high(**described) -> AttentionSpec:
     return attngen.define(dtype="fp32", head_dim=64, precision="high", **described)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv_len", tiers.cases([1, 2, 60], quick=[1]))
 def test_gradients_whose_terms_cancel(kv_len: int) -> None:
     """With one key, dP is delta, and dQ and dK are 0: what is left of them is the error of dP."""

@@ -23,6 +23,7 @@ from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import MAX_DEPTH, Type, constant, intern_apply
 from attngen.spec.operator import either
+from tests import tiers
 from tests.harness import call
 from tests.plan.test_planning_cost import calls
 
@@ -54,7 +55,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", tiers.cases(LARGE, quick=["400 wheres", "300 elements"]))
 def test_large_texts_are_planned_and_printed(name: str) -> None:
     spec = spec_of(LARGE[name])
     assert pair_operations(spec) > INLINED_UP_TO
