@@ -1,4 +1,4 @@
-"""The long tier draws from matrices of cases, and from nothing else."""
+"""Each test is in a tier, and in one of them."""
 
 from __future__ import annotations
 
@@ -27,22 +27,10 @@ def chosen(tests: list[Any], tier: str) -> set[str]:
     return {test.nodeid for test in tests if tiers.is_in(test, tier)}
 
 
-def test_half_of_a_matrix_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = items("test_a", tiers.cases(range(400), quick=[7]))
-    assert chosen(matrix, "quick") == {"test_a[7]"}
-    assert len(chosen(matrix, "all")) == 400
-    draws = []
-    for draw in ("1", "2", "1"):
-        monkeypatch.setenv(tiers.DRAW, draw)
-        draws.append(chosen(matrix, "long"))
-    assert draws[0] == draws[2] != draws[1]
-    for drawn in draws:
-        assert "test_a[7]" not in drawn
-        assert 140 < len(drawn) < 260
-    assert len(draws[0] | draws[1]) > 250
-
-
-def test_what_is_marked_by_itself_is_not_drawn() -> None:
-    listed = items("test_b", [pytest.param(n, marks=pytest.mark.long) for n in range(50)])
-    assert len(chosen(listed, "long")) == 50
-    assert not chosen(listed, "quick")
+def test_cases_of_a_matrix() -> None:
+    matrix = items("test_a", tiers.cases(range(5), quick=[3]))
+    assert chosen(matrix, "quick") == {"test_a[3]"}
+    assert chosen(matrix, "long") == {f"test_a[{n}]" for n in (0, 1, 2, 4)}
+    assert len(chosen(matrix, "all")) == 5
+    by_two = tiers.cases([(dtype, size) for dtype in ("fp16", "fp32") for size in (1, 2)], quick=lambda _, size: size == 2)
+    assert [not case.marks for case in by_two] == [False, True, False, True]

@@ -3,16 +3,10 @@
 `pytest` runs quick, `pytest --tier long` the rest, `pytest --tier all` both. A test is in quick unless it is marked `long`.
 Property tests are in both tiers, with few examples in quick and many in long. A test named on the command line
 (`file.py::test`) always runs. What ptxas makes of kernels (spills, registers, the order of products) belongs to long.
-
-Of a matrix of cases, the long tier draws half, other ones in each run: a fault rarely shows in one case alone. The number in
-the report's header repeats the draw, as the environment variable DRAW. `--tier all` runs every case.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,8 +15,6 @@ from hypothesis import settings
 
 TIERS = ("quick", "long", "all")
 EXAMPLES = {"quick": 50, "long": 500, "all": 500}  # of each property test
-DRAW = "ATTNGEN_TEST_DRAW"
-os.environ.setdefault(DRAW, str(int(time.time())))  # before there are workers, which draw the same
 
 for name, count in EXAMPLES.items():
     settings.register_profile(name, deadline=None, max_examples=count)  # no deadline: no test measures time
@@ -33,8 +25,8 @@ def add_option(parser: pytest.Parser) -> None:
         "--tier",
         choices=TIERS,
         help="quick (default): each schedule, dtype, device, command and page once, in minutes; long: the rest, which is the "
-        "matrix of specs, dtypes and schedules (half of it, drawn in each run), mutations and long random searches; all: both, "
-        "with the whole matrix. Without --tier, a test that is named with `::` runs whatever its tier",
+        "matrix of specs, dtypes and schedules, mutations and long random searches; all: both. Without --tier, a test that is "
+        "named with `::` runs whatever its tier",
     )
 
 
@@ -48,22 +40,15 @@ def header(config: pytest.Config) -> str | None:
     """The line of the report's header: the tests that are left out, and how to run them."""
     return {
         "quick": "tier: quick; tests marked long are left out, `python -m pytest -n auto --tier long` runs them",
-        "long": "tier: long; tests of the quick tier are left out, `python -m pytest -n auto` runs them; "
-        f"half of each matrix of cases: {DRAW}={os.environ[DRAW]}",
+        "long": "tier: long; tests of the quick tier are left out, `python -m pytest -n auto` runs them",
         "all": None,
     }[chosen(config)]
 
 
 def is_in(item: pytest.Item, tier: str) -> bool:
-    marks = list(item.iter_markers("long"))
-    is_drawn = not any(mark.kwargs.get("of_matrix") for mark in marks) or _coin(item.nodeid)
+    is_long = any(item.iter_markers("long"))
     is_property = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-    return {"quick": not marks, "long": (bool(marks) and is_drawn) or is_property, "all": True}[tier]
-
-
-def _coin(name: str) -> bool:
-    """Heads or tails, by the name and by this run's draw."""
-    return hashlib.sha256(f"{os.environ[DRAW]} {name}".encode()).digest()[0] % 2 == 0
+    return {"quick": not is_long, "long": is_long or is_property, "all": True}[tier]
 
 
 def cases(every: Iterable[Any], *, quick: Callable[..., bool] | Sequence[Any]) -> list[Any]:
@@ -76,5 +61,5 @@ def cases(every: Iterable[Any], *, quick: Callable[..., bool] | Sequence[Any]) -
     for case in every:
         values = case if isinstance(case, tuple) else (case,)
         is_quick = quick(*values) if callable(quick) else case in quick
-        marked.append(pytest.param(*values, marks=() if is_quick else pytest.mark.long(of_matrix=True)))
+        marked.append(pytest.param(*values, marks=() if is_quick else pytest.mark.long))
     return marked
