@@ -164,9 +164,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.gpu and not options.gradients:
         parser.error("--gpu searches gradients alone; tests/gpu/test_random_specs_on_gpu.py has results")
-    end_of_line = "" if sys.stdout.isatty() else "\n"
     end = time.monotonic() + 60 * options.minutes
-    seed, failed = options.seed, 0
+    seed, failed, count = options.seed, 0, "0 specs"
     while time.monotonic() < end:
         one: Any = None
         try:
@@ -178,9 +177,12 @@ def main() -> None:
             failed += 1
             print(f"\nseed {seed}: {wrong}\n{one}\n{getattr(one, 'case', one).text if one else ''}", flush=True)
         seed += 1
-        if sys.stdout.isatty() or (seed - options.seed) % 100 == 0:
-            print(f"\r{seed - options.seed} specs, {failed} failed", end=end_of_line, flush=True)
-    print(f"\r{seed - options.seed} specs, {failed} failed")
+        count = f"{seed - options.seed} specs, {failed} failed"
+        if sys.stdout.isatty():
+            print(f"\r{count}", end="", flush=True)
+        elif (seed - options.seed) % 100 == 0:
+            print(count, flush=True)
+    print("" if sys.stdout.isatty() else count)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class TorchNamespace:
 
     def literal(self, value: bool | int | float) -> Tensor:
         """A constant of an expression."""
-        key = repr(value)  # -0.0 and 0.0, 1 and True are equal
+        key = repr(value)  # the numbers -0.0 and 0.0, or 1 and True, would be one key
         if key not in self._literals:
             self._literals[key] = self.number(value), value
         return self._literals[key][0]
