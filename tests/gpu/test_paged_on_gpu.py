@@ -93,6 +93,33 @@ def test_a_graph_replays_with_other_tables(schedule: ScheduleName, rows: int, pa
     torch.testing.assert_close(out, expected(q, pool, table, used), rtol=2e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "rows", "page"), [("decode", 1, 16), ("decode", 3, 64), ("fused", 200, 16), ("hopper", 200, 64)]
+)
+def test_a_long_sequence_beside_short_ones(schedule: ScheduleName, rows: int, page: int) -> None:
+    """131,072 keys beside few or none, in a pool of more than 2^31 elements of which the unused ones are NaN."""
+    if schedule == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("TMA and wgmma are on Hopper")
+    stated = {"page_size": page} if schedule == "hopper" else {}
+    spec = attngen.define(dtype="bf16", head_dim=SIZE, mask="causal_bottom_right", kernel=schedule, storage="paged", **stated)
+    kernel = attngen.compile(spec, device="cuda")
+    pool = torch.full((2**23 // page + 100, page, 2, SIZE), float("nan"), device="cuda", dtype=torch.bfloat16)
+    assert pool.numel() > 2**31
+    used = torch.tensor([1, 131_072, 0, 17, *(range(100, 900, 20))], dtype=torch.int32, device="cuda")
+    table = torch.full((len(used), 131_072 // page), -(2**31), dtype=torch.int32, device="cuda")
+    pages = [-(-n // page) for n in used.tolist()]
+    free = torch.randperm(len(pool), device="cuda").int()[: sum(pages)]
+    free[0] = len(pool) - 1  # the last page, of the first sequence
+    for b, (n, own) in enumerate(zip(used.tolist(), free.split(pages), strict=True)):
+        table[b, : len(own)] = own
+        for row in range(0, n, page):
+            pool[own[row // page].long(), : min(page, n - row)].normal_()
+    views = pool.transpose(1, 2), pool.transpose(1, 2)
+    q = 3 * torch.randn(len(used), 8, rows, SIZE, device="cuda", dtype=torch.bfloat16)  # few keys have most of the weight
+    out = kernel(q, *views, page_table=table, seqused=used)
+    torch.testing.assert_close(out, expected(q, pool, table, used), rtol=2e-2, atol=1e-2)
+
+
 def test_packed_queries_of_a_graph_have_other_rows() -> None:
     """By `auto`, which splits keys for few rows: the graph replays with other numbers of rows, none among them."""
     page, kv_len = 64, 4096
