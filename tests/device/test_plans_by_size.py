@@ -29,7 +29,7 @@ def rows_of_a_block(spec, length: int, heads: int) -> int:
     [
         (32, None, 256),
         (64, None, 192),
-        (64, "causal", 256),
+        (64, "causal", 192),
         (80, "causal", 192),
         (128, None, 192),
         (128, "causal", 192),
