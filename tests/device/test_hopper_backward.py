@@ -284,7 +284,7 @@ def test_shared_memory_of_wide_heads_is_what_a_block_may_have() -> None:
 
 
 MASKS = (None, "causal", "causal and window(40)")
-MACHINE_CODE = [(d, mask) for d in (64, 80, 96, 128, 136, 160, 192, 256) for mask in MASKS]
+MACHINE_CODE = [(d, mask) for d in (64, 128, 256) for mask in MASKS] + [(d, MASKS[-1]) for d in (80, 96, 136, 160, 192)]
 
 
 @pytest.mark.long

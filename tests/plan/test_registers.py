@@ -71,14 +71,13 @@ def test_fewer_keys_never_need_more_registers(schedule: str) -> None:
             assert all(found[keys] <= size for keys, size in own.items())
 
 
-@pytest.mark.parametrize("arch", tiers.cases(["sm_80", "sm_90a", "sm_120a"], quick=["sm_80"]))
 @pytest.mark.parametrize(("schedule", "row", "keys"), tiers.cases(DRAWN, quick=QUICK))
-def test_the_table_is_current(schedule: str, row: str, keys: int, arch: str) -> None:
-    """The head size that planning reads in the table spills nothing, on any architecture."""
+def test_the_table_is_current(schedule: str, row: str, keys: int) -> None:
+    """The head size that planning reads in the table spills nothing, on an architecture for which it is read."""
     family = next(f for f in SPACES[schedule][1].families if str(f) == row)
-    widest = table(schedule)[family][keys]
+    arches, widest = SPACES[schedule][1].arches, table(schedule)[family][keys]
     if widest:
-        assert fits(family, keys, arch if arch in SPACES[schedule][1].arches else SPACES[schedule][1].arches[0], widest)
+        assert fits(family, keys, arches[DRAWN.index((schedule, row, keys)) % len(arches)], widest)
 
 
 def test_the_command_saves_as_it_goes_and_resumes(
