@@ -57,13 +57,13 @@ def test_which_plans_have_consumers_with_tiles_of_their_own(spec: AttentionSpec,
 ALIBI = {"score": "alibi(slopes)", "inputs": {"slopes": ("fp32", ("heads",))}}
 
 
-LONG_ROWS = [(64, 4, {}), (128, 3, {}), (64, 3, ALIBI), (128, 3, ALIBI)]
+LONG_ROWS = [(64, 4096, 4, {}), (64, 16384, 3, {}), (128, 16384, 3, {}), (64, 16384, 3, ALIBI), (128, 16384, 3, ALIBI)]
 
 
-@pytest.mark.parametrize(("head_dim", "consumers", "described"), tiers.cases(LONG_ROWS, quick=LONG_ROWS[:1]))
-def test_long_causal_rows_do_and_spill_nothing(head_dim: int, consumers: int, described: dict) -> None:
+@pytest.mark.parametrize(("head_dim", "length", "consumers", "described"), tiers.cases(LONG_ROWS, quick=LONG_ROWS[:1]))
+def test_long_causal_rows_do_and_spill_nothing(head_dim: int, length: int, consumers: int, described: dict) -> None:
     spec = spec_of("causal", head_dim, **described)
-    plan = choose(spec, ARCHES["sm_90a"], "hopper", Problem(32, 16384, 16384, 132))
+    plan = choose(spec, ARCHES["sm_90a"], "hopper", Problem(2**19 // length, length, length, 132))
     assert (plan.own.consumers, plan.own.per_consumer_range) == (consumers, True)
     made = compile_text(emit(spec, plan))
     assert not re.findall(r"C75\d\d", made.log)
