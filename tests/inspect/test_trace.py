@@ -319,7 +319,8 @@ def test_the_documents_show_what_is_counted() -> None:
         assert counted[: counted.rindex("%") + 1] in page
 
 
-@pytest.mark.parametrize("schedule", tiers.cases(PORTABLE_SCHEDULES, quick=["naive"]))
+@pytest.mark.long  # compiles the emulated device's own code for a debugger
+@pytest.mark.parametrize("schedule", PORTABLE_SCHEDULES)
 def test_check_of_a_kernel_compiled_for_gdb(schedule: str) -> None:
     small = ("gpt2", "--device", "emulated", "--kernel", schedule, "--q-len", "40", "--debug")
     assert "ok" in invoke("check", *small, exit_code=0)
