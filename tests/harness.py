@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ FEW_HEADS = {"llama_gqa": (4, 1), "mistral_window": (4, 2), "gemma_softcap": (2,
 SMALL_PARAMS = {"mistral_window": {"size": 50}}  # a window shorter than the problems of tests
 
 
+@cache
 def shipped(name: str, dtype: str | None = None) -> AttentionSpec:
     """A shipped spec, with another storage type if one is given."""
     (spec,) = load_file(ROOT / "specs" / f"{name}.attn")

