@@ -170,6 +170,8 @@ def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> D
             cure=f"write all digits of the number, or {number[0]} * {_short(str(token))} for a product",
         )
     if "_DTYPE" in wanted and token.type == "NAME" and "NAME" not in wanted:
+        if (outside := _option_outside(source, token)) is not None:
+            return outside
         near = get_close_matches(str(token), STATEMENTS, 1)
         hint = f"did you mean `{near[0]}`?" if near else "a statement is expected here"
         return mistakes.UnknownStatement(span=span, found=_short(str(token)), hint=hint, known=", ".join(STATEMENTS))
@@ -180,6 +182,24 @@ def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> D
         return mistakes.UnexpectedText(span=span, found=found, expected=expected, instead=cure)
     instead = _instead_of_token(token, wanted, expected, found, word[1] if word is not None else "")
     return mistakes.UnexpectedText(span=span, found=found, expected=expected, instead=instead)
+
+
+def _option_outside(source: SourceFile, token: Token) -> Diagnostic | None:
+    """The mistake of an option of the kernel outside of its braces, if the token is one; the help has all that follow it."""
+    start = token.start_pos or 0
+    one = r"tile\s+\d+\s*x\s*\d+|(?:stages|warps|page_size)\s+\d+|q\s+(?:registers|shared)|storage\s+\w+|batch_invariant\b"
+    stated = re.match(rf"(?:{one})(?:\s+(?:{one}))*", source.text[start:])
+    if str(token) not in OPTIONS or (stated is None and str(token) == "q"):
+        return None
+    kernel = re.search(r"\bkernel\s+(\w+)\s*$", source.text[:start])
+    options = " ".join(stated[0].split()) if stated else "tile 128 x 64 stages 2"
+    write = "write" if stated else "write options in braces, such as"
+    return mistakes.UnexpectedText(
+        span=_token_span(source, token),
+        found=f"`{token}`",
+        expected="a statement; this is an option of the kernel",
+        instead=f"{write} kernel {kernel[1] if kernel else 'fused'} {{ {options} }}",
+    )
 
 
 def _percentage(source: SourceFile, end: int) -> Diagnostic | None:
@@ -200,6 +220,8 @@ def _instead_of_token(token: Token, wanted: set[str], expected: str, found: str,
     """What to write instead of an unexpected token; `before` is the word before it."""
     if expected == _CALLED["$END"]:
         return f"remove {found}"
+    if before == "kernel" and token.type == "LBRACE":
+        return "write the schedule before it, such as kernel fused {"
     if expected == OPTION and token.type == "NAME":
         near = get_close_matches(str(token), OPTIONS, 1)
         return f"write `{near[0]}`" if near else f"the options are {', '.join(OPTIONS)}"
