@@ -137,8 +137,8 @@ __device__ __forceinline__ unsigned thread_index() {
     return index;
 }
 
-// Waits until the kernels before this one have ended and what they wrote is visible. A kernel that is launched with programmatic stream
-// serialization may start earlier: it touches no global memory before this.
+// Waits until the kernels before this one have ended and what they wrote is visible. Launched with programmatic stream
+// serialization, a kernel may start earlier: it touches no global memory before this.
 __device__ __forceinline__ void wait_for_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // The next kernel may start as soon as all blocks have come here or have ended.

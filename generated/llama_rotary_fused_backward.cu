@@ -735,8 +735,8 @@ __device__ __forceinline__ DqPart dq_part() {
     return {warp / SIDE_BY_SIDE * DQ_ROWS, warp % SIDE_BY_SIDE * COLUMNS};
 }
 
-// The first of this warp's keys, and which share of their rows and columns it has. Read again where it is needed: kept, it would cost
-// registers.
+// The first of this warp's keys, and which share of their rows and columns it has. Read again at each use: kept, it would
+// cost registers.
 struct Place {
     int key, share;
 };
