@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from attngen.device.arrays import ArrayView
 from attngen.device.binding import Bound, bind, sizes_of
+from attngen.device.compiled_templates import keep_compiled_templates
 from attngen.device.params import Number, check_params, declared_params, number_names
 from attngen.device.protocol import Device, Kernel
 from attngen.device.tuning_cache import Bucket, Winner, bucket_of
@@ -18,6 +19,8 @@ from attngen.schedules import tuned_plan
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 from attngen.spec.obligations import check_obligations
+
+keep_compiled_templates()
 
 
 @dataclass(frozen=True, slots=True)

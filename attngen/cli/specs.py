@@ -81,9 +81,11 @@ def source_of(
 ) -> tuple[Plan, Program]:
     """(plan, Program) of one attention: of its forward, for the lengths of `problem` if they are known, or of a backward that
     computes the gradients `wanted`. Refusals of the planner point at the spec's text."""
+    from attngen.device.compiled_templates import keep_compiled_templates
     from attngen.emit.emitter import emit
     from attngen.schedules import choose
 
+    keep_compiled_templates()
     check_deterministic(deterministic, wanted)
     with pointing_at(one):
         plan = choose(one.spec, arch, kernel, problem, wanted=wanted, deterministic=deterministic)

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from attngen.device.arrays import ArgumentError, check_one_device, has_heads_inside
-from attngen.device.compiled_templates import keep_compiled_templates
 from attngen.diagnostics import counted
 from attngen.language.prelude import prelude
 from attngen.torch.runtime import input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
@@ -164,6 +163,5 @@ full_operator = torch.ops.attngen.attention.full
 
 # Whoever imports this will call it: the first call should take little longer than those of other variants.
 prelude()
-keep_compiled_templates()
 if torch.cuda.is_available():
     import cuda.core  # noqa: F401
