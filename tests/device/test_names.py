@@ -73,6 +73,7 @@ def total(terms: list[str]) -> str:
     return f"({total(terms[:half])} + {total(terms[half:])})"
 
 
+@pytest.mark.long
 def test_all_other_names_compile() -> None:
     """One kernel that has them all: as inputs, whose names become parts of others, and as params."""
     taken = {derived for name in ALLOWED for derived in derived_names(name, 1)}

@@ -101,6 +101,7 @@ def random_inputs(spec: AttentionSpec, sizes: dict[str, int], r: random.Random) 
     return found
 
 
+@pytest.mark.long
 @given(st.randoms(use_true_random=False))
 def test_random_specs_are_never_classified_wrongly(r: random.Random) -> None:
     try:

@@ -32,11 +32,13 @@ def calls(function: Callable[[], object]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
+    gc.disable()  # what it frees, such as expressions of other tests, calls functions too
     sys.setprofile(note)
     try:
         function()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 

@@ -74,6 +74,7 @@ def sizes(q_len: int, kv_len: int, block: int = 8, h: int = 1) -> dict[str, int]
     return {"b": 0, "h": h, "q_len": q_len, "kv_len": kv_len, "block": block, "batch": 1, "q_heads": HEADS, "kv_heads": HEADS}
 
 
+@pytest.mark.long
 @given(
     st.lists(st.sampled_from(TERMS), min_size=1, max_size=2),
     st.sampled_from(("and", "or")),

@@ -214,6 +214,7 @@ sys.stdout.write(bytes(layer(q, q, q).numpy().tobytes()).hex())
     assert found == layer(q, q, q).numpy().tobytes().hex()
 
 
+@pytest.mark.long
 def test_a_small_gpt_gives_the_logits_of_torch() -> None:
     theirs, ours = pair(Attention(mask="causal", layout="bshd"), "cpu", torch.float32)
     compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend=BACKEND)
