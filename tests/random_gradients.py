@@ -24,7 +24,7 @@ from attngen.reference.compare_gradients import compare_gradients, gradient_trut
 from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.problems import Sample, Shape
 from attngen.schedules import schedules_for
-from attngen.schedules.choose import BACKWARD_SCHEDULES
+from attngen.schedules.backward import BACKWARD_SCHEDULES
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.gradient import QKV, GradientError, differentiable
 from attngen.spec.names import check_backward_names

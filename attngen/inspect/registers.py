@@ -27,7 +27,8 @@ from attngen.language import load_text
 from attngen.plan.arch import ARCHES
 from attngen.plan.plan import Plan, Schedule
 from attngen.plan.register_table import Family, Measured, Widest, file_of, measured_by, table, to_text
-from attngen.schedules.choose import BACKWARD_SCHEDULES, SCHEDULES
+from attngen.schedules.backward import BACKWARD_SCHEDULES
+from attngen.schedules.choose import SCHEDULES
 
 SPACES: dict[str, tuple[Schedule, Measured]] = {
     s.name: (s, s.measured) for s in (*SCHEDULES, *BACKWARD_SCHEDULES) if s.measured

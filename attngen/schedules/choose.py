@@ -19,13 +19,12 @@ from attngen.plan.tile import Tile
 from attngen.plan.tile_search import STATED
 from attngen.schedules.decode import DECODE
 from attngen.schedules.decode import plan as decode
-from attngen.schedules.fused_mma import FUSED_MMA, FUSED_MMA_BACKWARD
-from attngen.schedules.fused_simt import FUSED_SIMT, FUSED_SIMT_BACKWARD
+from attngen.schedules.fused_mma import FUSED_MMA
+from attngen.schedules.fused_simt import FUSED_SIMT
 from attngen.schedules.hopper import HOPPER
 from attngen.schedules.hopper.plan import NEEDED
-from attngen.schedules.hopper_backward import HOPPER_BACKWARD
-from attngen.schedules.naive import NAIVE, NAIVE_BACKWARD
-from attngen.schedules.tiled import TILED, TILED_BACKWARD
+from attngen.schedules.naive import NAIVE
+from attngen.schedules.tiled import TILED
 from attngen.schedules.wgmma import WGMMA
 from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec, KernelRequest, QPlace, ScheduleName
 from attngen.spec.gradient import wanted_gradients
@@ -33,20 +32,17 @@ from attngen.spec.names import check_backward_names
 
 # In order of preference under one keyword.
 SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, DECODE)
-BACKWARD_SCHEDULES: tuple[Schedule, ...] = (
-    NAIVE_BACKWARD,
-    TILED_BACKWARD,
-    FUSED_MMA_BACKWARD,
-    FUSED_SIMT_BACKWARD,
-    HOPPER_BACKWARD,
-)
 AUTOMATIC: tuple[ScheduleName, ...] = ("hopper", "fused")  # "auto" is the first that suits: the least work, and O(S) memory
 AUTOMATIC_BACKWARD: tuple[ScheduleName, ...] = (*AUTOMATIC, "tiled", "naive")
 
 
 def schedules_of(facts: SpecFacts) -> tuple[Schedule, ...]:
     """The schedules of the direction that `facts` are for."""
-    return BACKWARD_SCHEDULES if facts.wanted else SCHEDULES
+    if not facts.wanted:
+        return SCHEDULES
+    from attngen.schedules.backward import BACKWARD_SCHEDULES  # imported late: most commands need none
+
+    return BACKWARD_SCHEDULES
 
 
 def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule:
@@ -56,7 +52,7 @@ def schedule_of(facts: SpecFacts, arch: Arch, keyword: ScheduleName) -> Schedule
     """
     named = [s for s in schedules_of(facts) if s.keyword == keyword]
     if not named:
-        others = ", ".join(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES))
+        others = ", ".join(dict.fromkeys(s.keyword for s in schedules_of(facts)))
         what = f"the {keyword} schedule has no backward"
         raise refusal(
             "kernel", what, f"the call requests gradients by {keyword}", f"compute gradients by auto, or one of: {others}"

@@ -15,7 +15,7 @@ from attngen.emit.manifest import from_manifest, to_manifest
 from attngen.reference.compare_gradients import compare_gradients, gradient_truth
 from attngen.reference.gradients import Loss, sample_loss
 from attngen.reference.problems import Shape, sample
-from attngen.schedules.choose import BACKWARD_SCHEDULES
+from attngen.schedules.backward import BACKWARD_SCHEDULES
 from attngen.spec.attention import HOPPER_SCHEDULES
 from attngen.spec.dtypes import from_storage, round_to_storage
 from attngen.spec.gradient import QKV, differentiable

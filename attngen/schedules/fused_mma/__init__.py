@@ -1,9 +1,8 @@
-"""The schedule `fused_mma` and its backward, each as one object."""
+"""The schedule `fused_mma`, as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, WITHOUT_CACHES, Schedule
+from attngen.plan.plan import EVERY_STORAGE, Schedule
 from attngen.plan.register_table import PORTABLE, Measured
-from attngen.schedules.fused_mma import backward_plan, backward_shown, plan, registers, shown
-from attngen.schedules.fused_mma.backward_context import FusedMmaBackward
+from attngen.schedules.fused_mma import plan, registers, shown
 from attngen.schedules.fused_mma.context import FusedMma
 
 FUSED_MMA = Schedule(
@@ -22,19 +21,4 @@ FUSED_MMA = Schedule(
     context=FusedMma,
     loops=shown.loops,
     timeline=shown.timeline,
-)
-
-FUSED_MMA_BACKWARD = Schedule(
-    name="fused_mma_backward",
-    keyword="fused",
-    direction="backward",
-    summary="Gradients on tensor cores, sm_80 and later: a kernel that owns keys and one that owns rows, or adds up dQ.",
-    propose=backward_plan.propose,
-    why_not=backward_plan.why_not,
-    tiles=backward_plan.tiles,
-    on_tensor_cores=True,
-    storages=WITHOUT_CACHES,
-    context=FusedMmaBackward,
-    loops=backward_shown.loops,
-    timeline=backward_shown.timeline,
 )

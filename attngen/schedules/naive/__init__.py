@@ -1,8 +1,7 @@
-"""The schedule `naive` and its backward, each as one object."""
+"""The schedule `naive`, as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, WITHOUT_CACHES, Schedule
-from attngen.schedules.naive import backward_plan, backward_shown, plan, shown
-from attngen.schedules.naive.backward_context import NaiveBackward
+from attngen.plan.plan import EVERY_STORAGE, Schedule
+from attngen.schedules.naive import plan, shown
 from attngen.schedules.naive.context import Naive
 
 NAIVE = Schedule(
@@ -16,18 +15,4 @@ NAIVE = Schedule(
     context=Naive,
     loops=shown.loops,
     timeline=shown.timeline,
-)
-
-NAIVE_BACKWARD = Schedule(
-    name="naive_backward",
-    keyword="naive",
-    direction="backward",
-    summary="The textbook of gradients: a plain kernel for each equation, a thread per element of each gradient.",
-    propose=backward_plan.propose,
-    is_tiled=False,
-    is_fused=False,
-    storages=WITHOUT_CACHES,
-    context=NaiveBackward,
-    loops=backward_shown.loops,
-    timeline=backward_shown.timeline,
 )

@@ -1,0 +1,19 @@
+"""The backward of the schedule `naive`, as one object."""
+
+from attngen.plan.plan import WITHOUT_CACHES, Schedule
+from attngen.schedules.naive import backward_plan, backward_shown
+from attngen.schedules.naive.backward_context import NaiveBackward
+
+NAIVE_BACKWARD = Schedule(
+    name="naive_backward",
+    keyword="naive",
+    direction="backward",
+    summary="The textbook of gradients: a plain kernel for each equation, a thread per element of each gradient.",
+    propose=backward_plan.propose,
+    is_tiled=False,
+    is_fused=False,
+    storages=WITHOUT_CACHES,
+    context=NaiveBackward,
+    loops=backward_shown.loops,
+    timeline=backward_shown.timeline,
+)
