@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -73,6 +75,8 @@ class Checked:
 
 
 Progress = Callable[[str], None]
+Computed = Future[None]  # what a problem's results are compared with
+Found = tuple[Comparison, float, Mapping[str, GradientErrors]]  # of a problem; the seconds of the run
 
 
 class Kernel(NamedTuple):
@@ -130,44 +134,60 @@ def check_exercised(
 def _results(
     planned: Sequence[tuple[Kernel, Plan, Chosen]], problems: Problems, text: str | None, progress: Progress
 ) -> Iterator[Checked]:
+    """What kernels are compared with is computed by another thread, while they are compiled and run."""
     spec = problems.spec
     for (schedule, device, wanted, _), plan, chosen in planned:
         name = f"{spec.name}, {schedule}{' backward' if wanted else ''}"
-        progress(f"compiling {name} for {device.name}")
-        start = perf_counter()
-        compiled = compile_text(spec, plan, device, text)
-        compile_seconds = perf_counter() - start
-        tried = []
-        for number, trial in enumerate(chosen.trials, 1):
-            progress(f"running {name} on {device.name}: problem {number} of {len(chosen.trials)}")
-            known = problems.known(trial)
-            found = _run_backward(compiled, known) if isinstance(compiled, CompiledBackward) else _run(compiled, known)
-            of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
-            tried.append(Tried(*of_trial, *found))
+        with _another_thread() as thread:
+            expected = [(known, thread.submit(known.compute, plan)) for known in map(problems.known, chosen.trials)]
+            progress(f"compiling {name} for {device.name}")
+            start = perf_counter()
+            compiled = compile_text(spec, plan, device, text)
+            compile_seconds = perf_counter() - start
+            tried = []
+            for number, (known, computed) in enumerate(expected, 1):
+                progress(f"running {name} on {device.name}: problem {number} of {len(expected)}")
+                if isinstance(compiled, CompiledBackward):
+                    found = _run_backward(compiled, known, computed)
+                else:
+                    found = _run(compiled, known, computed)
+                trial = known.trial
+                of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
+                tried.append(Tried(*of_trial, *found))
         others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
         missed = (*chosen.missed, *([f"gradients of {', '.join(others)}"] if others else []))
         yield _checked(compiled, schedule, compile_seconds, tried, missed)
 
 
-def _run_backward(compiled: CompiledBackward, known: Known) -> tuple[Comparison, float, dict[str, GradientErrors]]:
-    """What is found of a problem, and the seconds of the run."""
-    expected = known.gradients(compiled.plan)
+@contextmanager
+def _another_thread() -> Iterator[Executor]:
+    """An executor of one thread. At the end, what it has not begun is not done any more."""
+    executor = ThreadPoolExecutor(1, "attngen-reference")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed) -> Found:
     arrays = backward_inputs(compiled.spec, compiled.plan, known.sample, known.loss, known.truth.reference)
     start = perf_counter()
     gradients = run_backward(compiled, arrays, known.trial.params)
     done = perf_counter() - start
-    each = compare_gradients(gradients, expected)
+    computed.result()
+    each = compare_gradients(gradients, known.gradients(compiled.plan))
     worst = max(each.values(), key=lambda one: one.excess)
     wrong = tuple(tensor for one in each.values() for tensor in one.wrong)
     errors = {name: GradientErrors(one.error, one.allowed) for name, one in each.items()}
     return replace(worst, wrong=wrong), done, errors
 
 
-def _run(compiled: CompiledAttention, known: Known) -> tuple[Comparison, float]:
+def _run(compiled: CompiledAttention, known: Known, computed: Computed) -> Found:
     start = perf_counter()
     output, lse = _call(compiled, known.sample, known.trial.params)
     done = perf_counter() - start
-    return compare(output, lse, known.truth), done
+    computed.result()
+    return compare(output, lse, known.truth), done, {}
 
 
 def _checked(

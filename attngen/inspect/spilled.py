@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
+from attngen.cache.disk_cache import digest
 from attngen.device.cuda.compiler import CACHE, compile_text, nvrtc_version
-from attngen.device.kernel_cache import digest
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
 from attngen.inspect.registers import SPACES, parsed

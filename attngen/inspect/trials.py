@@ -99,6 +99,13 @@ class Known:
             self._gradients[key] = gradient_truth(self.spec, self.sample, self.loss, plan.wanted, params, plan.saved)
         return self._gradients[key]
 
+    def compute(self, plan: Plan) -> None:
+        """Computes what the results of `plan` are compared with."""
+        if plan.wanted:
+            self.gradients(plan)
+        else:
+            _ = self.truth
+
 
 class Problems:
     """The latest problems of a spec, with their results: the schedules of a check share some, and a search asks again."""

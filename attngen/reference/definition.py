@@ -240,15 +240,18 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
 
 
 def _error(rounding: Rounding, size: Any, result: str, at: tuple[int, ...]) -> Any:
-    """`size` [rows, columns] with random signs, at a quarter of the elements; 0 elsewhere, and where it is not finite."""
+    """`size` [rows, columns] with random signs, at a quarter of the elements; 0 elsewhere, and where it is not finite.
+
+    Four consecutive seeds share one sign per element, as only one of them uses it.
+    """
     division, part = divmod(rounding.seed, 4)
-    quarter: Any = np.arange(size.shape[0])[:, None] + np.arange(size.shape[1]) & 3
-    if division:
-        quarter = np.random.default_rng((division, *result.encode(), *at)).integers(0, 4, size.shape, dtype=np.int8)
-    has_error = quarter == part
-    random = np.random.default_rng((rounding.seed, *result.encode(), *at))
-    signs = np.where(random.integers(0, 2, size.shape, dtype=np.int8), 1.0, -1.0)
-    return np.where(has_error & np.isfinite(size), signs * size, 0.0)
+    codes = np.random.default_rng((division, *result.encode(), *at)).integers(0, 8, size.shape, dtype=np.int8)
+    if not division:  # every fourth element
+        row, column = ((np.arange(length) & 3).astype(np.int8) for length in size.shape)
+        codes = 2 * (row[:, None] + column & 3) + (codes & 1)
+    # A code is twice the element's seed of the four, plus its sign.
+    signs = (codes == 2 * part).view(np.int8) - (codes == 2 * part + 1).view(np.int8)
+    return signs * (size if np.isfinite(size).all() else np.where(np.isfinite(size), size, 0.0))
 
 
 def _softmax(problem: Problem, scores: Any, sink: Any | None, at: tuple[int, ...]) -> tuple[Any, Any, Any | None]:
