@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attngen.api import CompiledAttention, compile, load
+    from attngen.cache.disk_cache import CacheWarning
     from attngen.device.arrays import ArgumentTypeError
     from attngen.device.emulated.findings import EmulationError
-    from attngen.device.kernel_cache import CacheWarning
     from attngen.device.protocol import CompilationError, DeviceError
     from attngen.device.select import EmulatedDeviceWarning
     from attngen.diagnostics import ArgumentError, DiagnosticError
@@ -37,7 +37,7 @@ _HOME = {
     "ArgumentError": "attngen.diagnostics",
     "ArgumentTypeError": "attngen.device.arrays",
     "AttentionSpec": "attngen.spec.attention",
-    "CacheWarning": "attngen.device.kernel_cache",
+    "CacheWarning": "attngen.cache.disk_cache",
     "CompilationError": "attngen.device.protocol",
     "CompiledAttention": "attngen.api",
     "DeviceError": "attngen.device.protocol",

@@ -76,7 +76,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def runtime() -> dict[str, bytes]:
     """The emulated device's own code, compiled: entries of the kernel cache, which tests of other workers may empty."""
-    from attngen.cache_directory import cache_directory
+    from attngen.cache.directory import cache_directory
     from attngen.device.emulated import EmulatedDevice
     from tests.harness import emitted, shipped
 
@@ -122,8 +122,8 @@ def _kernels_of_tests(pytestconfig: pytest.Config, tmp_path_factory: pytest.Temp
 
 def _keep_results_of_nvrtc(directory: Path) -> None:
     """Several tests read the spills, the lines and the machine code of one kernel: a session compiles it once."""
+    from attngen.cache.disk_cache import digest
     from attngen.device.cuda import compiler
-    from attngen.device.kernel_cache import digest
     from attngen.emit.program import Program
 
     compile_once = compiler._compile

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: cubins, and the libraries of the emulated device; and what else takes time to make again.
+"""What takes time to make, on disk: cubins, libraries of the emulated device, and others of KINDS.
 
 An entry is whole or absent: it is written under another name, with a digest of itself at its end, and moved into place. One
 that fails its digest is removed and made again. A directory or an entry that another user could have written is not used
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from attngen.cache_directory import cache_directory
-from attngen.device.trusted_files import UntrustedError, owner_name, path_is_fixed, read_trusted, trusted_directory
+from attngen.cache.directory import cache_directory
+from attngen.cache.trusted_files import UntrustedError, owner_name, path_is_fixed, read_trusted, trusted_directory
 
-# Cubins, libraries of the emulated device, what `attngen tune` found, templates as bytecode.
-KINDS = ("cuda", "emulated", "tuned", "templates")
-MADE_AGAIN = ("cuda", "emulated", "templates")  # what a compilation replaces
+# Cubins, libraries of the emulated device, what `attngen tune` found, templates as bytecode, tables of the language's parser.
+KINDS = ("cuda", "emulated", "tuned", "templates", "parser")
+MADE_AGAIN = ("cuda", "emulated", "templates", "parser")  # what a compilation replaces
 DIGEST_BYTES = 32  # SHA-256, after the last byte that a loader of ELF files looks at
 MOST_BYTES = 256 * 2**20  # of one kind; the least recently used entries are removed first
 STALE_SECONDS = 3600.0  # a temporary file this old was left by a process that was killed
@@ -58,7 +58,7 @@ class CacheState:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelCache:
+class DiskCache:
     """The entries of one kind, see KINDS. Safe between threads and processes. Without `warns`, there is no warning about a
     cache that cannot be used: its entries take milliseconds to make."""
 

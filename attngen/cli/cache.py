@@ -13,8 +13,8 @@ import click
 @click.argument("action", type=click.Choice(["list", "size", "clear"]), default="size")
 @click.option(
     "--kind",
-    type=click.Choice(["cuda", "emulated", "tuned", "templates"]),
-    help="Only cubins (cuda), libraries of the emulated device (emulated), tuning results (tuned), or compiled templates.",
+    type=click.Choice(["cuda", "emulated", "tuned", "templates", "parser"]),
+    help="Only cubins (cuda), libraries of the emulated device, tuning results (tuned), templates, or the parser's tables.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(action: str, kind: str | None, as_json: bool) -> None:
@@ -29,9 +29,9 @@ def command(action: str, kind: str | None, as_json: bool) -> None:
     ATTNGEN_CACHE_DIR sets the directory. Each kind is limited to 256 MiB: the least recently used entries are removed first. A
     directory that another user owns or can write is not used.
     """
-    from attngen.device.kernel_cache import KINDS, MADE_AGAIN, MOST_BYTES, KernelCache
+    from attngen.cache.disk_cache import KINDS, MADE_AGAIN, MOST_BYTES, DiskCache
 
-    caches = [KernelCache(k) for k in KINDS if kind in (None, k)]
+    caches = [DiskCache(k) for k in KINDS if kind in (None, k)]
     if action == "clear":
         removed = {c.kind: c.clear() for c in caches if kind is not None or c.kind in MADE_AGAIN}
         click.echo(json.dumps(removed) if as_json else f"removed {sum(removed.values())} entries")

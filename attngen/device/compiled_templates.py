@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import jinja2
 
-from attngen.device.kernel_cache import KernelCache, digest
+from attngen.cache.disk_cache import DiskCache, digest
 from attngen.emit.emitter import SETTINGS, environment
 
-CACHE = KernelCache("templates", warns=False)
+CACHE = DiskCache("templates", warns=False)
 
 
 class CompiledTemplates(jinja2.BytecodeCache):

@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 
-from attngen.cache_directory import cache_directory
-from attngen.device.kernel_cache import KINDS, MOST_BYTES, KernelCache
+from attngen.cache.directory import cache_directory
+from attngen.cache.disk_cache import KINDS, MOST_BYTES, DiskCache
 from attngen.device.protocol import DeviceError
 from attngen.device.select import has_gpu
 
@@ -96,7 +96,7 @@ def _package(name: str, needed: str, cure: str) -> Finding:
 
 
 def _cache() -> Finding:
-    caches = [KernelCache(kind) for kind in KINDS]
+    caches = [DiskCache(kind) for kind in KINDS]
     sizes = []
     for one in caches:
         entries = one.entries()

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
-from attngen.device.kernel_cache import KernelCache, digest
+from attngen.cache.disk_cache import DiskCache, digest
 from attngen.plan import Decision, Plan
 from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.print_attn import to_text
 
-CACHE = KernelCache("tuned")
+CACHE = DiskCache("tuned")
 Bucket = tuple[int, int]  # powers of 2: of the keys, and of the rows of all heads and batches
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import lark
 from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken
 
+from attngen.cache.disk_cache import DiskCache, digest
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.language.foreign_words import comment_at, spelling_at
 from attngen.source import SourceFile, Span
@@ -33,6 +37,15 @@ STATEMENTS = (
     "normalize", "precision", "output", "kernel",
 )  # fmt: skip
 OPTIONS = ("tile", "stages", "warps", "q", "storage", "page_size", "batch_invariant")  # of a kernel statement
+
+
+CACHE = DiskCache("parser", warns=False)
+LARK_OPTIONS: dict[str, Any] = {
+    "parser": "lalr",
+    "start": ["start", "expression", "operands"],
+    "maybe_placeholders": False,
+    "propagate_positions": True,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +97,16 @@ def _parsed(source: SourceFile, start: str, shown: SourceFile) -> Node:
 
 @cache
 def _parser() -> Lark:
-    grammar = (Path(__file__).parent / "attention.lark").read_text()
-    return Lark(
-        grammar + _operator_terminals(),
-        parser="lalr",
-        start=["start", "expression", "operands"],
-        maybe_placeholders=False,
-        propagate_positions=True,
-    )
+    """The parser, of tables on disk: to load them takes a tenth of the time that lark needs to make them."""
+    grammar = (Path(__file__).parent / "attention.lark").read_text() + _operator_terminals()
+    name = digest(grammar, repr(LARK_OPTIONS), lark.__version__, sys.version)
+    return Lark.load(BytesIO(CACHE.data(name, lambda: _tables(grammar))))
+
+
+def _tables(grammar: str) -> bytes:
+    file = BytesIO()
+    Lark(grammar, **LARK_OPTIONS).save(file)
+    return file.getvalue()
 
 
 def _operator_terminals() -> str:

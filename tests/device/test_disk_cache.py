@@ -1,4 +1,4 @@
-"""The cache of compiled kernels under real failures: other processes, damaged files, full disks, permissions."""
+"""The cache on disk under real failures: other processes, damaged files, full disks, permissions."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.cache_directory import cache_directory
+from attngen.cache.directory import cache_directory
+from attngen.cache.disk_cache import DIGEST_BYTES, TEMPORARY, CacheWarning, DiskCache
 from attngen.device.compiled_templates import keep_compiled_templates
 from attngen.device.cuda import compiler
 from attngen.device.emulated.build import UNITS
-from attngen.device.kernel_cache import DIGEST_BYTES, TEMPORARY, CacheWarning, KernelCache
 from attngen.emit import emitter
 from attngen.emit.program import Program
+from attngen.language import syntax
 from attngen.plan import ARCHES
 from attngen.schedules import choose
+from attngen.source import SourceFile
 from tests import tiers
 from tests.conftest import ROOT
 from tests.harness import emitted, shipped
@@ -84,8 +86,8 @@ def test_a_process_killed_during_a_write_leaves_nothing_that_harms(directory: Pa
     code = (
         """
 import os, signal
-from attngen.device import kernel_cache
-kernel_cache.os.replace = lambda *paths, **directories: os.kill(os.getpid(), signal.SIGKILL)
+from attngen.cache import disk_cache
+disk_cache.os.replace = lambda *paths, **directories: os.kill(os.getpid(), signal.SIGKILL)
 """
         + CUBIN
     )
@@ -94,9 +96,9 @@ kernel_cache.os.replace = lambda *paths, **directories: os.kill(os.getpid(), sig
     assert process.returncode == -signal.SIGKILL
     (left,) = files("cuda")
     assert left.name.startswith(TEMPORARY)
-    assert KernelCache("cuda").entries() == ()
+    assert DiskCache("cuda").entries() == ()
     finish(start(CUBIN))
-    assert len(KernelCache("cuda").entries()) == 1
+    assert len(DiskCache("cuda").entries()) == 1
     long_ago = time.time() - 7200
     os.utime(left, (long_ago, long_ago))
     compiler.cubin(emitted(shipped("gpt2"), "tiled"))
@@ -135,7 +137,7 @@ def without_override() -> None:
 def test_a_read_only_directory_costs_time_and_no_result(code: str, kind: str, filled: bool, directory: Path) -> None:
     right = finish(start(code))
     if not filled:
-        KernelCache(kind).clear()
+        DiskCache(kind).clear()
     for path in [*directory.rglob("*"), directory]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     try:
@@ -202,8 +204,8 @@ def test_other_texts_architectures_and_params_are_other_entries() -> None:
 
 
 def test_old_entries_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attngen.device.kernel_cache.MOST_BYTES", 3000)
-    cache = KernelCache("cuda")
+    monkeypatch.setattr("attngen.cache.disk_cache.MOST_BYTES", 3000)
+    cache = DiskCache("cuda")
     for i in range(5):
         cache.data(f"{i}", lambda: bytes(900))
         os.utime(cache.directory / f"{i}", (i, i))
@@ -225,13 +227,13 @@ def test_threads_share_one_warning(directory: Path) -> None:
     directory.parent.joinpath("cache").write_text("a file where a directory should be")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        threads = [threading.Thread(target=KernelCache("cuda").data, args=("x", lambda: b"data")) for _ in range(8)]
+        threads = [threading.Thread(target=DiskCache("cuda").data, args=("x", lambda: b"data")) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     assert {w.category for w in caught} <= {CacheWarning}
-    assert KernelCache("cuda").data("x", lambda: b"data") == b"data"
+    assert DiskCache("cuda").data("x", lambda: b"data") == b"data"
 
 
 @pytest.mark.usefixtures("compiled_runtime")
@@ -282,3 +284,23 @@ def test_templates_need_no_cache(new_process, directory: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert new_process() == first
+
+
+# --- the parser
+
+
+def test_tables_of_the_parser_are_made_once_for_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    make = syntax._tables
+    monkeypatch.setattr(syntax, "_tables", lambda grammar: made.append(grammar) or make(grammar))
+
+    def parsed_anew() -> tuple[syntax.Node, ...]:
+        syntax._parser.cache_clear()
+        return syntax.parse(SourceFile("x.attn", "attention x { dtype fp16 head_dim 64 mask q - k < 5 }"))
+
+    assert parsed_anew() == parsed_anew()
+    assert len(made) == 1
+    (tables,) = files("parser")
+    tables.write_bytes(tables.read_bytes()[:-1])
+    parsed_anew()
+    assert len(made) == 2

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from attngen.cache_directory import cache_directory
+from attngen.cache import disk_cache, trusted_files
+from attngen.cache.directory import cache_directory
+from attngen.cache.disk_cache import CacheWarning, DiskCache
+from attngen.cache.trusted_files import owner_name
 from attngen.cli import main
-from attngen.device import kernel_cache, trusted_files
-from attngen.device.kernel_cache import CacheWarning, KernelCache
-from attngen.device.trusted_files import owner_name
 from attngen.device.tuning_cache import CACHE as TUNED
 from attngen.device.tuning_cache import Winner, remember, remembered
 from attngen.spec.attention import KernelRequest
@@ -32,7 +32,7 @@ PLANTED, MADE = b"planted", b"made"
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "a" / "cache"))
-    kernel_cache._warn_once.cache_clear()
+    disk_cache._warn_once.cache_clear()
     return cache_directory("emulated")
 
 
@@ -56,7 +56,7 @@ def plant(place: Path) -> Path:
 def test_directories_are_made_for_this_user_alone(place: Path, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        KernelCache("emulated").data("entry", make)
+        DiskCache("emulated").data("entry", make)
     finally:
         os.umask(before)
     for directory in (place, place.parent, place.parent.parent):
@@ -83,7 +83,7 @@ def test_a_directory_that_others_control_is_not_used(case: str, place: Path) -> 
     plant(place)
     change, said = DIRECTORIES[case]
     change(place)
-    cache = KernelCache("emulated")
+    cache = DiskCache("emulated")
     with pytest.warns(CacheWarning, match=said):
         file = cache.file("entry", make)
     assert file.read_bytes()[: len(MADE)] == MADE
@@ -151,7 +151,7 @@ def test_an_entry_that_others_control_is_made_again(case: str, place: Path) -> N
     entry = plant(place)
     change, said = ENTRIES[case]
     change(entry)
-    cache = KernelCache("emulated")
+    cache = DiskCache("emulated")
     with pytest.warns(CacheWarning, match=f"entry {said}"):
         assert cache.data("entry", make) == MADE
     assert entry.lstat().st_uid == os.geteuid()
@@ -167,13 +167,13 @@ def test_a_directory_of_root_may_be_read_by_others(place: Path, monkeypatch: pyt
     entry.chmod(0o644)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert KernelCache("emulated").find("entry") == PLANTED
+        assert DiskCache("emulated").find("entry") == PLANTED
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_where_a_path_can_be_exchanged_a_library_is_loaded_from_elsewhere(mode: int, place: Path) -> None:
     plant(place)
-    cache = KernelCache("emulated")
+    cache = DiskCache("emulated")
     assert cache.file("entry", make) == place / "entry"
     place.parent.chmod(mode)  # others can put another directory in its place after it was checked
     file = cache.file("entry", make)
@@ -185,7 +185,7 @@ def test_a_cache_behind_a_link_of_ones_own_is_used(tmp_path: Path, monkeypatch: 
     (tmp_path / "disk").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("disk")
     monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "link"))
-    cache = KernelCache("emulated")
+    cache = DiskCache("emulated")
     assert cache.file("entry", make) == tmp_path / "disk" / "emulated" / "entry"
 
 

@@ -13,11 +13,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from attngen.device.kernel_cache import KernelCache, digest
+from attngen.cache.disk_cache import DiskCache, digest
 from attngen.device.protocol import CompilationError, DeviceError
 from attngen.emit.program import Program
 
-CACHE = KernelCache("cuda")
+CACHE = DiskCache("cuda")
 SASS_CURE = "pip install nvidia-cuda-nvdisasm, or put a CUDA toolkit's nvdisasm on the PATH"
 
 

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+from attngen.cache.disk_cache import DiskCache, digest
 from attngen.device.emulated.host_compiler import HostCompiler, find_compiler
 from attngen.device.emulated.translate import COUNTED, RUNTIME, meanings
-from attngen.device.kernel_cache import KernelCache, digest
 
 COMMON = ("-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
 # Lines and inlined calls, for findings; types of variables would take most of the compile time.
@@ -32,7 +32,7 @@ RUNTIME_DEBUG = ("-g",)
 RUNTIME_FLAGS = (*COMMON, "-std=c++17", "-O3", "-fvisibility=hidden")  # the headers of C++20 take twice as long to parse
 UNITS = 2  # translation units of the runtime, compiled in parallel; fewer parse the C++ library's headers less often
 
-CACHE = KernelCache("emulated")
+CACHE = DiskCache("emulated")
 LOG = logging.getLogger("attngen")  # printed by the command line on a terminal
 
 

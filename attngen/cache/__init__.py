@@ -1,0 +1,1 @@
+"""What takes time to make and is kept on disk."""
