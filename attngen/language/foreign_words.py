@@ -73,6 +73,16 @@ SPELLINGS = (
     Spelling(
         r"\bhead_dim\s+(?P<found>(\d+)\b\s*[,/]?\s*(?:v\s*[=:]?\s*)?(\d+))", "two head sizes", "write head_dim {2}, v {3}"
     ),
+    Spelling(
+        r"\bhead_dim\s+(\d+)\s+(?P<found>(?:head_dim_v|v_head_dim|head_size_v)\s*[=:]?\s*(\d+))",
+        "the head size of V stands behind that of Q and K",
+        "write head_dim {1}, v {3}",
+    ),
+    Spelling(
+        r"\b(?P<found>(?:head_dim_v|v_head_dim|head_size_v)\b)",
+        "the head size of V stands behind that of Q and K",
+        "write both in one statement, such as head_dim 192, v 128",
+    ),
     Spelling(r"\btile\s+(\d+)\s*(?P<found>[,*/])\s*(\d+)", "a tile has rows and keys", "write tile {1} x {3}"),
     Spelling(
         r"\bkernel\s+(\w+)\s*(?P<found>\()",
