@@ -46,6 +46,8 @@
 //     lse and delta = stored together by tiles: one copy in the background brings those of a tile
 //     warpgroups = 1 + 2: one copies; 2 compute for 64 keys, or rows, each
 //     keys and rows = 128 held, 64 visited at a time: S, dP and the sums of 64 keys fit the registers of a warpgroup
+//     keys of a block = in registers: operands of S and dP that stay for all tiles; from shared memory, each product
+//         would read them again
 //     stages = 3: later tiles are copied while one is used
 //     registers = 40 and 232 a thread: copying needs few; sums, S and dP need many
 //     next scores = during the sums: Q K^T of the next tile runs together with the products of the sums of this one
@@ -247,6 +249,16 @@ template <int PENDING> __device__ __forceinline__ void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Loads four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
+// and receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_smem) {
+    const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
+}
+
 // Stores four 8x8 matrices of 16-bit elements to shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
 // and, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
 __device__ __forceinline__ void stmatrix_x4(void* row_smem, unsigned a, unsigned b, unsigned c, unsigned d) {
@@ -329,6 +341,27 @@ __device__ __forceinline__ void wgmma_pairs(float (&d)[32], unsigned long long a
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"((int)accumulate));
+}
+
+// D = A B, or D += A B if `accumulate`: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
+//   d[4 * j + 2 * h + e]: D[16 * (t / 32) + t % 32 / 4 + 8 * h][8 * j + 2 * (t % 4) + e]
+//   a[2 * i + h]: A[16 * (t / 32) + t % 32 / 4 + 8 * h][2 * (t % 4) + 8 * i] and the next column
+// B is K-major in shared memory.
+__device__ __forceinline__ void wgmma_held(float (&d)[32], const unsigned (&a)[4], unsigned long long b,
+                                         bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "setp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
+        "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{ %32, %33, %34, %35}, %36, p, 1, 1, 0; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
 // D = A B, or D += A B if `accumulate`: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in
@@ -809,19 +842,20 @@ struct Producer : Block {
     }
 };
 
-// A consumer thread's registers of the matrices: accumulators S^T, dP^T, dK and dV, operands P^T and dS^T.
+// A consumer thread's registers of the matrices: accumulators S^T, dP^T, dK and dV, operands P^T and dS^T, K and V.
 struct Fragments {
     float S[BLOCK_Q / 2];   // s; then the factor of dP - delta, which is P itself for most scores
     float dP[BLOCK_Q / 2];
     float dK[HEAD_DIM / 2], dV[HEAD_DIM_V / 2];
     unsigned P[BLOCK_Q / 16][4], dS[BLOCK_Q / 16][4];
+    unsigned K[K_STEPS][4], V[V_STEPS][4];
 };
 
 // A consumer warpgroup: computes dK and dV of 64 keys. Each of its threads has the members in registers.
 struct Consumer : Block {
     int consumer, lane;  // numbers: of this warpgroup among consumers, of this thread in its warp
     int lane_key;  // this lane's first key in the block; its second is 8 further
-    unsigned k_operand, v_operand, q_operand, q_rows_operand, do_operand, do_rows_operand;  // of stage 0
+    unsigned q_operand, q_rows_operand, do_operand, do_rows_operand;  // of stage 0
 
     Fragments& frag;
 
@@ -832,10 +866,20 @@ struct Consumer : Block {
         : Block(block), consumer(number), frag(frag) {
         lane = threadIdx.x % 32;
         lane_key = WARPGROUP_ROWS * consumer + 16 * (threadIdx.x % 128 / 32) + lane / 4;
-        k_operand = KTile{k.tile.smem + consumer * WARPGROUP_ROWS * ROW_BYTES}.k_major();
-        v_operand = VTile{v.tile.smem + consumer * WARPGROUP_ROWS * ROW_BYTES}.k_major();
         q_operand = q.first.k_major(), q_rows_operand = q.first.mn_major();
         do_operand = dO.first.k_major(), do_rows_operand = dO.first.mn_major();
+    }
+
+    // Loads the keys and values of a work tile as A operands: lane l points at row l % 16, columns 8 * (l / 16) of 16 x 16
+    __device__ __forceinline__ void hold_keys() {
+        const int row = 16 * (thread_index() / 32 - 4) + lane % 16;  // of the block
+#pragma unroll
+        for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(frag.K[step], k.tile.at(0, row, step * 2 + lane / 16));
+        release(k);
+        v.wait_full();
+#pragma unroll
+        for (int step = 0; step < V_STEPS; ++step) ldmatrix_x4(frag.V[step], v.tile.at(0, row, step * 2 + lane / 16));
+        release(v);
     }
 
     // S^T = K Q^T, issued
@@ -844,8 +888,7 @@ struct Consumer : Block {
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) {
-            const unsigned long long k_step = smem_descriptor(k_operand + KTile::k_major_step(step));
-            wgmma_pairs(frag.S, k_step, q_tile + QTile::k_major_step(step), step > 0);
+            wgmma_held(frag.S, frag.K[step], q_tile + QTile::k_major_step(step), step > 0);
         }
         wgmma_commit();
     }
@@ -856,8 +899,7 @@ struct Consumer : Block {
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < V_STEPS; ++step) {
-            const unsigned long long v_step = smem_descriptor(v_operand + VTile::k_major_step(step));
-            wgmma_pairs(frag.dP, v_step, do_tile + DoTile::k_major_step(step), step > 0);
+            wgmma_held(frag.dP, frag.V[step], do_tile + DoTile::k_major_step(step), step > 0);
         }
         wgmma_commit();
     }
@@ -940,14 +982,12 @@ struct Consumer : Block {
     // One tile of rows, whose scores are there; LAST: no other follows in the work tile
     template <bool PARTIAL, bool LAST> __device__ __forceinline__ void step() {
         dO.index = q.index, dO.phase = q.phase;  // both rings advance together
-        if constexpr (LAST) release(k);  // its last scores are there
         dO.wait_full();
         issue_weight_gradients();
         compute_weights<PARTIAL>();
         issue_dv();
         wgmma_wait<1>();
         wgmma_received(frag.dP);
-        if constexpr (LAST) release(v);
         score_gradients<PARTIAL>();
         issue_dk();
         const Pipeline<QTile> done = q;
@@ -970,7 +1010,7 @@ struct Consumer : Block {
 
     // All tiles of a work tile, and then the results dK and dV
     __device__ __forceinline__ void sum_tiles() {
-        v.wait_full();
+        hold_keys();
         q.wait_full();
         read_visit();
         issue_scores();

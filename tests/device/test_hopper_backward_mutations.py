@@ -37,7 +37,7 @@ SPECS: dict[str, AttentionSpec] = {
         inputs={"ids": ("int32", ("batch", 600))},
     ),
 }
-SHAPES = {"causal": Shape(1, 4, 2, 450, 600), "documents": Shape(1, 6, 3, 400, 400)}
+SHAPES = {"causal": Shape(1, 4, 2, 450, 600), "documents": Shape(1, 6, 3, 400, 400), "held": Shape(1, 4, 2, 450, 600)}
 SPLIT = replace(SPECS["causal"], head_dim=16, head_dim_v=16)
 # Orders of threads and copies; in all but the first, lanes without a convergence barrier diverge
 ORDERS = (0, 3, 4, 8, 7, 9, 10, 12)
@@ -101,8 +101,13 @@ def test_every_step_between_warps_is_needed_where_products_are_split() -> None:
     assert steps_that_are_not_needed(SPLIT, SHAPES["causal"], deterministic=True) == []
 
 
-# Parts of dQ by columns and by rows; the first and last tiles of a work tile alone, together, and with others between.
-ADDED = {"causal": replace(SPECS["causal"], head_dim=80, head_dim_v=80), "documents": SPECS["documents"]}
+# Parts of dQ by columns and by rows; the first and last tiles of a work tile alone, together, and with others between; keys
+# in registers.
+ADDED = {
+    "causal": replace(SPECS["causal"], head_dim=80, head_dim_v=80),
+    "documents": SPECS["documents"],
+    "held": attngen.define(dtype="bf16", head_dim=16, mask="k >= q + 140 and h % 2 == 0", score="softcap(5.0)"),
+}
 
 
 @pytest.mark.long

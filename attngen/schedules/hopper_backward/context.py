@@ -188,8 +188,10 @@ class HopperBackward(ByTma):
     def products(self) -> list[Wgmma]:
         spec, dtype = self.spec, self.spec.dtype.name
         of_keys = "dk_dv" in self.own.kernels
+        from_registers, from_shared = self.own.keys_in_registers, "dq" in self.own.kernels or not self.own.keys_in_registers
         return [
-            Wgmma("wgmma_pairs", self.plan.block_q, dtype),
+            *([Wgmma("wgmma_pairs", self.plan.block_q, dtype)] if from_shared else []),
+            *([Wgmma("wgmma_held", self.plan.block_q, dtype, a_in_registers=True)] if from_registers else []),
             Wgmma("wgmma_dqk", spec.head_dim, dtype, a_in_registers=True, b_transposed=True),
             *([Wgmma("wgmma_dv", spec.head_dim_v, dtype, a_in_registers=True, b_transposed=True)] if of_keys else []),
             *([Wgmma("wgmma_dq", 2 * self.own.dq_registers, dtype, b_transposed=True)] if self.own.dq == "additions" else []),
@@ -237,6 +239,7 @@ class HopperBackward(ByTma):
             *(["bulk_load"] if staged_rows else []),
             "tma_store",
             *(["tma_load_5d", "tma_store_5d"] if self.spec.kernel.is_packed else []),
+            *(["ldmatrix"] if self.own.keys_in_registers else []),
             "stmatrix",
             *(["stmatrix_trans", "global_add", "keep_order", "wgmma_unset"] if self.own.dq == "additions" else []),
             "proxy_fence",

@@ -41,6 +41,7 @@ class HopperBackwardPlan:
     row_registers: Registers
     row_numbers: int  # of each row, that all its tiles need
     output_slabs: int  # of a warp's rows of a gradient, on their way to global memory; 0: they go out over an operand
+    keys_in_registers: bool = False  # the keys and values that a block of the kernel of keys holds are operands in registers
     dq_parts: Literal["rows", "columns", ""] = ""  # what a consumer's part of a tile of dQ is; additions only
     dq_registers: int = 0  # of a thread, for that part
     dq_columns: int = 0  # sums of a row of dQ
@@ -119,6 +120,14 @@ def rows_of(facts: SpecFacts) -> int:
         and (operations(facts.gradient.ds) == 0 or facts.spec.head_dim % 16 > 0)
     )
     return 2 * WARPGROUP_ROWS if dq_of(facts) == "additions" and fits else WARPGROUP_ROWS
+
+
+def keys_in_registers(facts: SpecFacts) -> bool:
+    """Whether the keys and values that a block holds are operands in registers: there are enough for head sizes of one slab and
+    tiles of 64 rows, without random bits."""
+    spec = facts.spec
+    narrow = max(spec.head_dim, spec.head_dim_v) <= SLAB and spec.dropout is None
+    return "k" in facts.wanted and narrow and rows_of(facts) == WARPGROUP_ROWS
 
 
 def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
@@ -273,6 +282,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         row_registers=register_split(spec.head_dim // 2),
         row_numbers=row_numbers(facts),
         output_slabs=0 if split else max(map(slabs, sizes)),
+        keys_in_registers=keys_in_registers(facts),
     )
     if own.dq == "additions":
         by_rows, masked = tile.block_q > WARPGROUP_ROWS, spec.mask is not None
@@ -331,6 +341,8 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
     else:
         shape = f"{own.held} held, {rows_of(facts)} visited at a time"
         yield Decision("keys and rows", shape, "S, dP and the sums of 64 keys fit the registers of a warpgroup")
+    if own.keys_in_registers:
+        yield Decision("keys of a block", "in registers", WHY_HELD)
     why_stages = "later tiles are copied while one is used"
     yield Decision("stages", str(stages), f"{STATED}; {why_stages}" if facts.spec.kernel.stages else why_stages)
     used = {"dk_dv": own.key_registers, "dq": own.row_registers}
@@ -358,4 +370,5 @@ def split_decisions(own: HopperBackwardPlan) -> Iterator[Decision]:
 WHY_TWO = "both compute S and dP, seven products instead of five; one kernel would have to add dQ in global memory"
 WHY_TWO_ANYWAY = "additions to dQ in global memory are for a softmax and head sizes of equally many slabs"
 WHY_LATER = "when both consumers have written their dS long ago: neither waits for the other, and each fills the other's gaps"
+WHY_HELD = "operands of S and dP that stay for all tiles; from shared memory, each product would read them again"
 WHY_SWIZZLE = "tiles in slabs of 64 columns, chunks of 16 bytes permuted: neither TMA nor wgmma meets a bank conflict"
