@@ -124,15 +124,15 @@ def check_flags(**flags: Any) -> None:
             raise ArgumentTypeError(f"`{keyword}` is {flag!r}; expected True or False")
 
 
-def check_dropout(dropout_p: float) -> None:
-    """Raises ArgumentError, or ArgumentTypeError, for what is no share of weights to drop."""
+def check_dropout(dropout_p: float, name: str = "dropout_p") -> None:
+    """Raises ArgumentError, or ArgumentTypeError, for what is no share of weights to drop. `name` is the argument's."""
     try:
         is_share = 0.0 <= dropout_p < 1.0
     except TypeError:
-        message = f"dropout_p is a {type(dropout_p).__name__}; expected a number from 0 to below 1"
+        message = f"{name} is a {type(dropout_p).__name__}; expected a number from 0 to below 1"
         raise ArgumentTypeError(message) from None
     if not is_share:
-        raise ArgumentError(f"dropout_p is {dropout_p!r}; expected a number from 0 to below 1")
+        raise ArgumentError(f"{name} is {dropout_p!r}; expected a number from 0 to below 1")
 
 
 _RENAMED = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask"}

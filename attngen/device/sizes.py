@@ -28,8 +28,9 @@ def measure(program: Program, arrays: Mapping[str, ArrayView]) -> dict[str, int]
     _, first = given[0]
     for _, array in given:
         check_one_device(first.name, first.location, array.name, array.location)
+    copies_rows = any(tensor.key == "v" and tensor.unit_stride for tensor in program.tensors)
     for tensor, array in given:
-        for mistake in _layout_mistakes(tensor, array):
+        for mistake in _layout_mistakes(tensor, array, ", or use kernel tiled" if copies_rows and tensor.alignment else ""):
             raise ArgumentError(mistake)
     return sizes
 
@@ -69,26 +70,26 @@ def _check_kind(tensor: Tensor, array: ArrayView) -> None:
         )
 
 
-def _layout_mistakes(tensor: Tensor, array: ArrayView) -> Iterator[str]:
-    """What the program's kernels cannot read or write of the array's memory."""
+def _layout_mistakes(tensor: Tensor, array: ArrayView, alternative: str) -> Iterator[str]:
+    """What the program's kernels cannot read or write of the array's memory. `alternative` to a copy: another kernel, or ""."""
     if 0 in array.shape:
         return
     if tensor.unit_stride and array.shape[-1] > 1 and array.strides[-1] != 1:
         yield (
             f"`{array.name}` has stride {array.strides[-1]} in its last dimension; this kernel copies whole rows and "
-            f"requires 1. Pass a contiguous copy, or use kernel tiled"
+            f"requires 1. Pass a contiguous copy{alternative}"
         )
     align = tensor.alignment
     if align and array.pointer % align:
         yield (
             f"`{array.name}` starts at an address that is not a multiple of {align} bytes, which this kernel's copies require. "
-            "Pass a copy, or use kernel tiled"
+            f"Pass a copy{alternative}"
         )
     for axis, (size, stride) in enumerate(zip(array.shape[:-1], array.strides[:-1], strict=True)):
         if align and size > 1 and stride * array.dtype.bytes % align:
             yield (
                 f"`{array.name}` has stride {stride} in dimension {axis}, {stride * array.dtype.bytes} bytes; this kernel's "
-                f"copies require a multiple of {align} bytes. Pass a contiguous copy, or use kernel tiled"
+                f"copies require a multiple of {align} bytes. Pass a contiguous copy{alternative}"
             )
     if tensor.is_written and not array.writable:
         yield f"`{array.name}` is read-only and cannot be written. Pass a copy"

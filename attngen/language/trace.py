@@ -25,6 +25,7 @@ SIGNATURES: dict[str, tuple[tuple[str, ...], ...]] = {
     "score": (("s", "b", "h", "q", "k"), ("b", "h", "q", "k")),
     "sink": (("b", "h", "q", "k"),),
     "scale": (),
+    "dropout": (),
 }
 # Parameter names with a fixed meaning, also FlexAttention's.
 MEANT = {"s": "s", "score": "s", "b": "b", "h": "h", "q": "q", "k": "k", "q_idx": "q", "kv_idx": "k"}

@@ -19,7 +19,7 @@ from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.language import to_text, traced
 from attngen.sdpa import also_causal, standard_spec
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec, ScheduleName
-from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
+from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
 from attngen.torch.layout import padding_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,8 +94,10 @@ def register(description: Description) -> int:
 def _text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_dtypes: tuple[Any, ...]) -> str:
     described = _known[number]
     spec, captured = described.spec(dtype_name(stated_dtype(dtype, described.mode)), head_dim, head_dim_v, None)
-    dtypes = (_DTYPES[stated_dtype(dtype, described.mode)] for dtype in captured_dtypes)
-    converted = dict(zip(captured, dtypes, strict=True))
+    converted = {
+        name: _element_type(name, stated_dtype(found, described.mode))
+        for name, found in zip(captured, captured_dtypes, strict=True)
+    }
     return one_line(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
 
 
@@ -168,6 +170,14 @@ def dtype_name(dtype: Any, argument: str = "q") -> str:
         found = str(dtype).removeprefix("torch.")
         raise ArgumentTypeError(f"`{argument}` has elements of {found}; expected one of {', '.join(_STORAGE_NAMES.values())}")
     return _STORAGE_NAMES[dtype]
+
+
+def _element_type(name: str, dtype: Any) -> DType:
+    """attngen's type of the elements of a captured tensor. Raises ArgumentTypeError if it has none."""
+    if dtype not in _DTYPES:
+        expected = ", ".join(known.name for known in _DTYPES.values())
+        raise ArgumentTypeError(f"`{name}` has elements of {str(dtype).removeprefix('torch.')}; expected one of {expected}")
+    return _DTYPES[dtype]
 
 
 def _mask_name(dtype: Any) -> str | None:

@@ -19,10 +19,12 @@ Others = tuple[Any, ...] | None  # what the launches depend on besides the tenso
 
 
 def _call(arguments: tuple[Any, ...], deterministic: bool | None) -> Pair:
-    """The operator. In a transform of torch.func it is `full`: the dispatcher does not look for a transform's tensors in an
-    optional list."""
-    if torch._C._are_functorch_transforms_active():
-        q, k, v, text, *lists = arguments
+    """The operator. It is `full` if a transform of torch.func is active or an input is a subclass or a negated view: the
+    dispatcher does not look for these in an optional list."""
+    q, k, v, text, *lists = arguments
+    inputs = (lists[0] or ()) if lists and not torch.compiler.is_compiling() else ()
+    is_hidden = not are_plain(inputs) and not any(t.is_nested for t in inputs)  # nested tensors are refused by their name
+    if is_hidden or torch._C._are_functorch_transforms_active():
         output, lse, _ = full_operator(q, k, v, text, *map(list, unpacked(lists)), False, deterministic)
         return output, lse
     named = {} if deterministic is None else {"deterministic": deterministic}

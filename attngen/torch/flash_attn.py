@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.sdpa import check_flags
 from attngen.spec.attention import Storage
 from attngen.spec.cached import of_cache
 from attngen.spec.expr import MAX_LENGTH
@@ -115,12 +116,13 @@ def attend(
     others += (*numbers, sinks is not None)
     result = _calls.repeat(tensors, others)
     if result is None:
-        check_tensors(q=q, k=k, v=v)
+        check_tensors(q=q, k=k, v=v, **{} if sinks is None else {"sinks": sinks})
+        check_flags(deterministic=deterministic, return_attn_probs=return_attn_probs)
         for name, number in (("softmax_scale", softmax_scale), ("softcap", softcap)):
-            if number is not None and not isinstance(number, NUMBERS):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, NUMBERS)):
                 raise ArgumentTypeError(f"`{name}` is a {type(number).__name__}; expected a number")
-        size = q.shape[-1]
         is_read, rows = _laid_out(q, k, v, storage)
+        size = q.shape[-1]
         queries, keys, values = follow_autocast(*rows)
         if softmax_scale is None and size != queries.shape[-1]:
             softmax_scale = size**-0.5
@@ -155,7 +157,10 @@ def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[bool, 
     if storage != "packed":
         in_place = all(t.dim() == 4 and not t.shape[-1] % 8 and readable(t.transpose(1, 2)) for t in (q, k, v))
         return in_place, heads_first(padded(q), padded(k), padded(v), "bshd", not in_place)
-    in_place = all(t.dim() == 3 and not t.shape[-1] % 8 and readable(t.unsqueeze(0)) for t in (q, k, v))
+    for name, rows in (("q", q), ("k", k), ("v", v)):
+        if rows.dim() != 3:
+            raise ArgumentError(f"`{name}` is {list(rows.shape)}; expected [total, heads, size]")
+    in_place = all(not t.shape[-1] % 8 and readable(t.unsqueeze(0)) for t in (q, k, v))
     return in_place, (q, k, v) if in_place else (padded(q).contiguous(), padded(k).contiguous(), padded(v).contiguous())
 
 
@@ -178,6 +183,7 @@ def ends(left: int, right: int) -> tuple[str, ...]:
 def unbound(packed: Tensor, name: str, count: int, rows: str) -> tuple[Tensor, ...]:
     """The tensors that lie side by side in `packed`, after its dimensions `rows`: views, whose gradients one copy joins."""
     axis = rows.count(",") + 1
+    check_tensors(**{name: packed})
     if packed.dim() != axis + 3 or packed.shape[axis] != count:
         raise ArgumentError(f"`{name}` is {list(packed.shape)}; expected [{rows}, {count}, heads, size]")
     views: tuple[Tensor, ...] = packed.unbind(axis)

@@ -16,7 +16,7 @@ from attngen.torch.block_mask import BlockMask, tables_of
 from attngen.torch.description import Mode
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flex_operator import attend, flex_operator, functions_of
-from attngen.torch.layout import follow_autocast
+from attngen.torch.layout import check_tensors, follow_autocast
 
 Tensor = Any
 TORCH_OPTIONS = frozenset(theirs.FlexKernelOptions.__annotations__)
@@ -58,7 +58,11 @@ def flex_attention(
     if return_lse and not torch.compiler.is_dynamo_compiling():
         advice = "return_lse is deprecated and will be removed in v2.10. Please use return_aux=AuxRequest(lse=True) instead."
         theirs._warn_once("deprecated_return_lse", advice, category=FutureWarning)
+    if return_aux is not None and not isinstance(return_aux, AuxRequest):
+        raise ArgumentTypeError(f"`return_aux` is a {type(return_aux).__name__}; expected an AuxRequest, as torch's function")
     _check(query, key, value, block_mask, enable_gqa)
+    if sinks is not None:
+        check_tensors(sinks=sinks)
     wants = (return_lse or (return_aux is not None and return_aux.lse), return_aux is not None and return_aux.max_scores)
     q, k, v = follow_autocast(query, key, value)
     scale = 1.0 / math.sqrt(index(query.shape[3])) if scale is None else scale
@@ -143,6 +147,9 @@ def _check_lengths(block_mask: Any, q_len: int, kv_len: int) -> None:
 
 def _check(query: Tensor, key: Tensor, value: Tensor, block_mask: Any, enable_gqa: bool) -> None:
     """Raises as torch's flex_attention does."""
+    for name, one in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(one, torch.Tensor):
+            raise ArgumentTypeError(f"`{name}` is a {type(one).__name__}; expected a tensor")
     if any(t.is_nested for t in (query, key, value)):
         raise NotImplementedError("flex_attention does not support NestedTensor inputs; convert them to dense tensors")
     theirs._validate_sdpa_input(query, key, value, allow_lowp_kv=True)

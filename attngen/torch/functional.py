@@ -82,6 +82,8 @@ def attention(
     result = _calls.repeat(tensors, others)
     if result is None:
         check_flags(is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, copy=copy)
+        if deterministic is not None:
+            check_flags(deterministic=deterministic)
         queries, keys, values = follow_autocast(*heads_first(query, key, value, layout, copy))
         if not enable_gqa:
             check_equal_heads(queries, keys)

@@ -151,7 +151,7 @@ def padding_of(head_size: int) -> int:
 
 def padded(tensor: Tensor) -> Tensor:
     """With a head size that is a multiple of 8: zeros change no product."""
-    missing = padding_of(tensor.shape[-1])
+    missing = padding_of(tensor.shape[-1]) if tensor.dim() else 0
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from operator import index
 from os import PathLike
@@ -17,8 +17,9 @@ from attngen.device.params import refuse_unknown
 from attngen.diagnostics import counted, refuse_keywords
 from attngen.language import define
 from attngen.language.python_spec import TracedOnce
-from attngen.sdpa import check_dropout, check_equal_heads
+from attngen.sdpa import check_dropout, check_equal_heads, check_flags
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
+from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE, without_dropout
 from attngen.spec.expr import Const
 from attngen.torch.arguments import NamedArguments, tensor, unpacked
@@ -83,6 +84,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
     and head sizes come with the tensors. Parameters that functions capture become parameters of the layer, other arrays its
     buffers, whatever their dimensions: `.to()` moves them, `state_dict()` holds them, and calls see their changes. Numbers that
     they refer to are those of the time when the layer is made.
+    With `return_lse`, or if a spec states it, calls return (O, lse). Head sizes of a spec are those of the tensors, without
+    padding: the spec's scale belongs to them.
     Without mask, score, sink and inputs it is torch's attention, and `forward` also takes a dense mask.
 
     `dropout`, or a spec's own that is a number, drops weights in training and none after `.eval()`, as torch's layers do.
@@ -119,6 +122,10 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             refuse_keywords("Attention", unknown, [name for name in signature(Attention).parameters if name != "unknown"])
         check_mode(mode)
         check_layout(layout)
+        check_flags(is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, copy=copy)
+        if deterministic is not None:
+            check_flags(deterministic=deterministic)
+        check_dropout(dropout, "dropout")
         # Private, so that captured arrays may be called `scale` or `mode`.
         self._enable_gqa, self._layout, self._copy, self._deterministic = enable_gqa, layout, copy, deterministic
         self._is_causal, self._scale, self._mode, self._return_lse = is_causal, scale, mode, return_lse
@@ -139,11 +146,11 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             self._take_spec(spec if isinstance(spec, AttentionSpec) else load_one(spec))
         elif given:
             self._describe(given | ({"dropout": dropout} if dropout else {}))
-        else:
-            check_dropout(dropout)
 
     def _take_spec(self, spec: AttentionSpec) -> None:
-        self._return_lse = spec.lse
+        self._return_lse = self._return_lse or spec.lse
+        spec = replace(spec, lse=self._return_lse)
+        check(spec)
         self._dtype = getattr(torch, spec.dtype.torch)
         self._enable_gqa = True  # the tensors' heads are checked against the spec's
         specs = (without_dropout(spec) if isinstance(spec.dropout, Const) else spec, spec)
@@ -200,7 +207,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
                     "this layer has its own mask; to use a dense one, declare it as an input and write it into the mask"
                 )
             named["attn_mask"] = attn_mask
-        given = form.arguments.with_state(named, q.device)
+        given = form.arguments.with_state(named, getattr(q, "device", None))  # what is no tensor is refused below
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
         inputs, params = form.arguments.unchecked(given, captured)
         if params is not None:
@@ -214,7 +221,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             if not self._enable_gqa:
                 check_equal_heads(queries, keys)
             text = self._text(form, queries, values, captured)
-            size, is_padded = head_size(values), needs_padding(queries, values)
+            size, is_padded = head_size(values), form.text is None and needs_padding(queries, values)
             if is_padded:
                 (queries, keys, values), params = padded_heads(queries, keys, values), None
             if self._mode == "math":

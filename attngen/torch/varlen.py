@@ -7,11 +7,15 @@ ends, in the GPU's memory: the host never reads it, and knows a length that no s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
+
+import torch
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.torch.description import Mode
 from attngen.torch.flash_attn import EVERYTHING, attend, unbound
+from attngen.torch.layout import check_tensors
 from attngen.torch.stored import Stored
 
 Tensor = Any
@@ -94,9 +98,10 @@ def varlen_attn(
 
     Returns O, or with an AuxRequest that wants lse (O, lse [q_heads, total_q]). Raises ArgumentError.
     """
-    if not enable_gqa and query.shape[-2] != key.shape[-2]:
+    check_tensors(query=query, key=key, value=value)
+    if not enable_gqa and query.shape[-2:-1] != key.shape[-2:-1]:
         raise ArgumentError(
-            f"`query` has {query.shape[-2]} heads and `key` {key.shape[-2]}; pass enable_gqa=True to share them"
+            f"`query` is {list(query.shape)} and `key` {list(key.shape)}; pass enable_gqa=True to share heads of `key`"
         )
     returns_lse = return_aux is not None and return_aux.lse
     lengths = _lengths(cu_seq_q, cu_seq_k, max_q, max_k, block_table, seqused_k)
@@ -104,11 +109,25 @@ def varlen_attn(
     return found[:2] if returns_lse else found
 
 
+def _longest(length: Any) -> Any:
+    """The length of the longest sequence as an int, or as torch.compile's symbol of one. Raises ArgumentTypeError."""
+    if isinstance(length, (int, torch.SymInt)):
+        return length
+    try:
+        return index(length)  # of a tensor too: it waits for the GPU
+    except (TypeError, RuntimeError):
+        raise ArgumentTypeError(f"the length of the longest sequence is {length!r}; expected an int") from None
+
+
 def _lengths(cu_q: Tensor, cu_k: Tensor | None, max_q: int, max_k: int, table: Tensor | None, used: Tensor | None) -> Stored:
     """Where sequences lie: one after another, or with a page `table`, their keys in pages. Raises ArgumentError."""
-    for longest in (max_q, max_k):
-        if not hasattr(longest, "__index__"):
-            raise ArgumentTypeError(f"the length of the longest sequence is {longest!r}; expected an int")
+    for name, one in (("q", cu_q), ("k", cu_k)):
+        if not isinstance(one, torch.Tensor) and (one is not None or name == "q"):
+            raise ArgumentTypeError(f"the beginnings of {name} are a {type(one).__name__}; expected a tensor int32 [batch + 1]")
+    for name, one in (("block_table", table), ("seqused_k", used)):
+        if one is not None and not isinstance(one, torch.Tensor):
+            raise ArgumentTypeError(f"`{name}` is a {type(one).__name__}; expected a tensor of int32")
+    max_q, max_k = _longest(max_q), _longest(max_k)
     if table is not None:
         if used is None:
             if cu_k is None:

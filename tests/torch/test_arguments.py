@@ -10,10 +10,11 @@ import numpy as np  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 
 import attngen.torch  # noqa: E402
 from attngen import ArgumentError, DiagnosticError  # noqa: E402
-from attngen.torch import Attention, attention, flash_attn_func  # noqa: E402
+from attngen.torch import Attention, attention, flash_attn_func, flash_attn_qkvpacked_func, flex_attention  # noqa: E402
 from attngen.torch.operator import attention_operator  # noqa: E402
 from tests.torch.tensors import BACKEND, close, randn  # noqa: E402
 
@@ -127,6 +128,11 @@ def test_forward_mode_is_refused() -> None:
         torch.testing.assert_close(torch.vmap(lambda q, call=call: call(q, k, k))(q[None])[0], call(q, k, k))
 
 
+def _of_size_16() -> Attention:
+    """A layer of a spec, whose scale is that of its own head size."""
+    return Attention(attngen.define(head_dim=16, mask="causal"), mode="naive")
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -169,6 +175,21 @@ def test_forward_mode_is_refused() -> None:
         (lambda q: Attention(attngen.define(), is_causal=True), ArgumentError, "the spec states"),
         (lambda q: Attention(mask="causal")(q, q, q, torch.ones(9, 9)), ArgumentError, "its own mask"),
         (lambda q: Attention()(q, q, q, window=3), ArgumentError, "no input or param `window`"),
+        (lambda q: Attention(mask="causal")(None, q, q), TypeError, "`q` is a NoneType; expected a tensor"),
+        (lambda q: Attention(mask="causal", return_lse=1), TypeError, "`return_lse` is 1; expected True or False"),
+        (lambda q: Attention(mask="causal", deterministic="no"), TypeError, "`deterministic` is 'no'"),
+        (lambda q: Attention(mask="causal", dropout="p"), TypeError, "dropout is a str; expected a number"),
+        (lambda q: attngen.define(dropout=lambda: 0.5), TypeError, "the dropout is a number or text, no function"),
+        (lambda q: attention(q, q, q, deterministic="no"), TypeError, "`deterministic` is 'no'"),
+        (lambda q: flash_attn_func(q, q, q, softmax_scale=True), TypeError, "`softmax_scale` is a bool"),
+        (lambda q: flash_attn_func(q, q, q, return_attn_probs=1), TypeError, "`return_attn_probs` is 1"),
+        (lambda q: flash_attn_func(q[0, 0, 0, 0], q, q), ArgumentError, "`q` has 0 dimensions"),
+        (lambda q: flash_attn_qkvpacked_func(q.tolist()), TypeError, "`qkv` is a list; expected a tensor"),
+        (lambda q: flex_attention(q.numpy(), q, q), TypeError, "`query` is a ndarray; expected a tensor"),
+        (lambda q: flex_attention(q, q, q, return_aux=True), TypeError, "`return_aux` is a bool; expected an AuxRequest"),
+        (lambda q: flex_attention(q, q, q, sinks=[0.5, 0.5]), TypeError, "`sinks` is a list; expected a tensor"),
+        (lambda q: _of_size_16()(q[..., :13], q[..., :13], q), ArgumentError, "dimension 3 is 13, expected head_dim = 16"),
+        (lambda q: _of_size_16()(q, q, q[..., :13]), ArgumentError, "dimension 3 is 13, expected head_dim_v = 16"),
     ],
 )
 def test_mistakes_are_named(call, error: type, message: str) -> None:
@@ -202,6 +223,17 @@ def test_what_torch_hides_in_a_tensor_is_not_lost() -> None:
             call()
     each = torch.vmap(lambda x: attention(x, x, x))(torch.stack([q, -q]))
     close(each[1], scaled_dot_product_attention(-q, -q, -q))
+
+
+def test_masks_that_only_the_dispatcher_can_read() -> None:
+    """Negated views and subclasses, beside plain tensors."""
+    q, bias = randn(1, 2, 8, 16), torch.randn(8, 8, dtype=torch.complex64)
+    negated = bias.conj().imag
+    assert negated.is_neg()
+    expected = attention(q, q, q, -bias.imag, mode="naive")
+    assert torch.equal(attention(q, q, q, negated, mode="naive"), expected)
+    pair = TwoTensor(-bias.imag, bias.imag.contiguous())
+    assert torch.equal(attention(q, q, q, pair, mode="naive").a, expected)
 
 
 def test_an_output_on_an_input_is_refused() -> None:

@@ -57,6 +57,10 @@ def test_layers_of_specs_and_files() -> None:
     output, lse = layer(q, q, q)
     close(output, expected)
     assert lse.shape == (1, 2, 20)
+    without = attngen.define(dtype="fp16", head_dim=64, mask="causal")
+    assert torch.equal(Attention(without, mode="tiled", return_lse=True)(q, q, q)[1], lse)
+    with pytest.raises(attngen.DiagnosticError, match="lse"):
+        Attention(attngen.define(normalize="sigmoid"), return_lse=True)
     with pytest.raises(ArgumentError, match="elements of fp32"):
         layer(q.float(), q.float(), q.float())
 
@@ -177,6 +181,17 @@ def test_a_parameter_that_was_taken_away_is_named() -> None:
     layer.slopes = None
     with pytest.raises(ArgumentError, match="`slopes` is a NoneType"):
         layer(*[randn(1, 2, 6, 16)] * 3)
+
+
+def test_captured_tensors_of_a_type_that_no_kernel_reads_are_named() -> None:
+    bias = torch.ones(2)
+    settings = {"score": lambda s, b, h, q, k: s + bias[h]}
+    q = randn(1, 2, 6, 16).double()
+    Attention(**settings, mode="math").double()(q, q, q)
+    for dtype in (torch.float64, torch.float8_e4m3fn):
+        layer = Attention(**settings, mode="naive").to(dtype)
+        with pytest.raises(TypeError, match=f"`bias` has elements of {str(dtype)[6:]}; expected one of fp32"):
+            layer(*[q.float()] * 3)
 
 
 def test_tensors_without_a_shape_are_not_captured() -> None:

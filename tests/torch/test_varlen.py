@@ -133,6 +133,23 @@ def test_what_is_refused() -> None:
     for longest in (None, 5.0):
         with pytest.raises(TypeError, match=f"longest sequence is {longest}; expected an int"):
             varlen_attn(q, q, q, begins, begins, 5, longest)
+    with pytest.raises(TypeError, match=r"longest sequence is tensor\(5.5000\); expected an int"):
+        flash_attn_varlen_func(q, q, q, begins, begins, torch.tensor(5.5), 5)
+    for changed, message in (
+        ({"cu_seqlens_q": [0, 5]}, "beginnings of q are a list; expected a tensor"),
+        ({"cu_seqlens_k": begins.numpy()}, "beginnings of k are a ndarray"),
+        ({"block_table": [[0]]}, "`block_table` is a list"),
+        ({"sinks": 0.5}, "`sinks` is a float; expected a tensor"),
+        ({"q": q[None]}, r"`q` is \[1, 5, 2, 16\]; expected \[total, heads, size\]"),
+    ):
+        arguments = {"q": q, "k": q, "v": q, "cu_seqlens_q": begins, "cu_seqlens_k": begins, **changed}
+        with pytest.raises(ArgumentError, match=message):
+            flash_attn_varlen_func(**arguments, max_seqlen_q=5, max_seqlen_k=5)
+    with pytest.raises(TypeError, match="`query` is a NoneType; expected a tensor"):
+        varlen_attn(None, q, q, *lengths)
+    apart = torch.tensor([[0, 1], [5, 6]], dtype=torch.int32)[:, 0]
+    with pytest.raises(ArgumentError, match=r"`cu_seqlens_q` has stride 2 .* Pass a contiguous copy$"):
+        flash_attn_varlen_func(q, q, q, apart, begins, 5, 5, mode="naive")
     with pytest.raises(ArgumentError, match="`max_q_len` is -1"):
         flash_attn_varlen_func(q, q, q, begins, begins, -1, 5, mode="naive")
     with pytest.raises(ArgumentError, match="`cu_seqlens_q` has elements of int64"):
