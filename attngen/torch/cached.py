@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -47,10 +47,14 @@ def cache_of(
     v: Tensor | None,
     turn: Turn | None,
     place: Place,
+    check: Callable[[Cache], None] | None,
     as_dense: bool = False,
 ) -> Cache:
     """The cache of a call after `k` and `v` were appended, all [batch, length, heads, size]. `as_dense`, keys are copied from
-    pages, and values that no sequence has are 0. Raises ArgumentError."""
+    pages, and values that no sequence has are 0. Raises ArgumentError.
+
+    Before anything is written, `check` gets the cache as it is then: it raises if the attention would be refused.
+    """
     check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     check_tensors(**{name: one for name, one in (("k", k), ("v", v)) if one is not None})
     q, k, v = _in_type_of_cache(q, k, v, k_cache)
@@ -63,6 +67,8 @@ def cache_of(
         k_cache, v_cache = k_cache[: q.shape[0]], v_cache[: q.shape[0]]
     longest = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
     used = _lengths(longest if cache_seqlens is None else cache_seqlens, q)
+    if k is not None and check is not None:
+        check(_stored(q, k_cache, v_cache, pages, used, longest, place, as_dense))
     if k is not None or turn is not None:
         if k is None:  # rows of Q alone are rotated
             k, v = (q.new_empty((q.shape[0], 0, *cache.shape[2:])) for cache in (k_cache, v_cache))
@@ -70,10 +76,22 @@ def cache_of(
         used, q = append(q, k, v, k_cache, v_cache, used, pages, NO_TURN if turn is None else turn)
     if as_dense:
         return _dense(q, k_cache, v_cache, pages, used, cache_leftpad)
+    return _stored(q, k_cache, v_cache, pages, used, longest, place)
+
+
+def _stored(
+    q: Tensor, k: Tensor, v: Tensor, pages: Tensor | None, used: Tensor, longest: int, place: Place, as_dense: bool = False
+) -> Cache:
+    """The cache as kernels read it, in place; `as_dense`, tensors of the sizes of what `_dense` returns."""
+    leftpad = place.cache_leftpad
+    if as_dense:
+        if pages is not None:
+            k, v = (pool.new_empty((1, 1, *pool.shape[2:])).expand(q.shape[0], longest, -1, -1) for pool in (k, v))
+        return Cache(q, k, v, Stored("dense", (used,), (), leftpad))
     if pages is not None:
-        return Cache(q, k_cache, v_cache, Stored("paged", (pages, used), (longest,), cache_leftpad))
-    all_keys = cache_seqlens is None and cache_leftpad is None
-    return Cache(q, k_cache, v_cache, DENSE if all_keys else Stored("padded", (used,), (longest,), cache_leftpad))
+        return Cache(q, k, v, Stored("paged", (pages, used), (longest,), leftpad))
+    all_keys = place.cache_seqlens is None and leftpad is None
+    return Cache(q, k, v, DENSE if all_keys else Stored("padded", (used,), (longest,), leftpad))
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, pages: Tensor | None, used: Tensor, cache_leftpad: Tensor | None) -> Cache:

@@ -23,6 +23,11 @@ class Place(NamedTuple):
     cache_leftpad: Tensor | None
     block_table: Tensor | None
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that are given as tensors."""
+        return [one for one in self if isinstance(one, torch.Tensor)]
+
 
 _right: Remembered[bool] = Remembered()  # calls that were checked, by what the checks depend on: 20 us without it
 

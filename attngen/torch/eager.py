@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from attngen.torch.arguments import unpacked
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.operator import Pair, attention_operator, full_operator
-from attngen.torch.runtime import CallCache, OnGpu, runtimes, signature
+from attngen.torch.runtime import CallCache, OnGpu, Remembered, runtime, runtimes, signature
 
 Tensor = Any
 _autocasts = torch._C._is_any_autocast_enabled
+Check = Callable[[Any], None]
 Others = tuple[Any, ...] | None  # what the launches depend on besides the tensors; None if the call cannot be repeated
 
 
@@ -32,11 +33,21 @@ def _call(arguments: tuple[Any, ...], deterministic: bool | None) -> Pair:
     return result
 
 
+def check_call(arguments: tuple[Any, ...]) -> None:
+    """Raises what a call of the operator would raise for its arguments; nothing runs. A call that torch observes is checked
+    when it runs."""
+    q, k, v, text, *lists = arguments
+    inputs, ints, floats = unpacked(lists)
+    if not is_observed() and are_plain((q, k, v, *inputs)):
+        runtime(text, q.device).check((q, k, v, *inputs), ints, floats)
+
+
 class EagerCalls:
     """Earlier eager calls of one function or module, by everything that their launches depend on."""
 
     def __init__(self) -> None:
         self._calls = CallCache()
+        self._checked: Remembered[bool] = Remembered()
 
     def repeat(self, tensors: Sequence[Tensor], others: Others) -> Any:
         """The outputs of a call like an earlier one; None if there was none, or if torch must see the call."""
@@ -63,6 +74,24 @@ class EagerCalls:
                     are_same = all(map(is_, tensors, (q, k, v, *inputs)))
                     self._calls[signature(others, *tensors)] = call if are_same else call.of_views()
         return result
+
+    def once(self, tensors: Sequence[Tensor], others: Any, check: Check) -> Check | None:
+        """`check`, which raises if a call would be refused; None if it passed for a call of such tensors and `others`, and for
+        torch.compile, which refuses a call before it runs."""
+        if torch.compiler.is_compiling():
+            return None
+        try:
+            key = signature((others, _autocasts()), *tensors)
+            if key in self._checked:
+                return None
+        except (AttributeError, RuntimeError, TypeError):  # of what is refused later
+            return check
+
+        def checked(given: Any) -> None:
+            check(given)
+            self._checked[key] = True
+
+        return checked
 
     def __reduce__(self) -> tuple[type[EagerCalls], tuple[()]]:
         """A copy, in this process or another, starts without remembered calls."""

@@ -24,9 +24,9 @@ from attngen.spec.cached import of_cache
 from attngen.spec.expr import MAX_LENGTH
 from attngen.torch.description import Description, Mode, check_mode, constant, dtype_name, one_line, plain_number, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
-from attngen.torch.eager import EagerCalls
+from attngen.torch.eager import EagerCalls, check_call
 from attngen.torch.layout import check_tensors, follow_autocast, heads_first, padded, readable, results
-from attngen.torch.math import by_torch
+from attngen.torch.math import by_torch, check_by_torch
 from attngen.torch.stored import DENSE, Stored
 
 Tensor = Any
@@ -77,7 +77,7 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **named: An
     return flash_attn_func(q, *unbound(kv, "kv", 2, "batch, length"), *arguments, **named)
 
 
-_calls = EagerCalls()
+calls = EagerCalls()
 
 
 def attend(
@@ -96,9 +96,11 @@ def attend(
     *,
     mode: Mode,
     sinks: Tensor | None = None,
+    only_checks: bool = False,
 ) -> Any:
     """`flash_attn_func` of tensors as `lengths` says: dense, of a cache, of one in pages, or packed, [total, heads, size].
-    `sinks` [q_heads] are one more logit of each head's rows, without a value."""
+    `sinks` [q_heads] are one more logit of each head's rows, without a value. With `only_checks`, nothing runs: the result is
+    None, or an error."""
     dropout_p = share_of(dropout_p)
     left, right = limits(window_size, causal)
     storage = lengths.storage
@@ -114,7 +116,7 @@ def attend(
     tensors = (q, k, v, *inputs)
     others: tuple[Any, ...] = (mode, dropout_p, softmax_scale, causal, left, right, softcap, return_attn_probs, storage, cached)
     others += (*numbers, sinks is not None)
-    result = _calls.repeat(tensors, others)
+    result = None if only_checks else calls.repeat(tensors, others)
     if result is None:
         check_tensors(q=q, k=k, v=v, **{} if sinks is None else {"sinks": sinks})
         check_flags(deterministic=deterministic, return_attn_probs=return_attn_probs)
@@ -134,11 +136,14 @@ def attend(
             None if sinks is None else dtype_name(sinks.dtype, "sinks"),
         )  # fmt: skip
         lists = (inputs or None, [*numbers, *(n for n in (left, right) if n >= 0)])
+        if only_checks:
+            (check_by_torch if mode == "math" else check_call)((queries, keys, values, text, *lists))
+            return None
         if mode == "math":
             result = by_torch(queries, keys, values, text, lists)
         else:
             in_order = deterministic or torch.are_deterministic_algorithms_enabled()
-            result = _calls.make(tensors, others if is_read else None, (queries, keys, values, text, *lists), in_order)
+            result = calls.make(tensors, others if is_read else None, (queries, keys, values, text, *lists), in_order)
     output = result[0] if packed else results(result, q, "bshd", False)
     if output.shape[-1] != v.shape[-1]:
         output = output[..., : v.shape[-1]]

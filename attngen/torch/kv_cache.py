@@ -7,16 +7,17 @@ them, so that a CUDA graph replays with other lengths.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from attngen.device.arrays import ArgumentError
 from attngen.torch.append import Turn
-from attngen.torch.cached import cache_of
+from attngen.torch.cached import Cache, cache_of
 from attngen.torch.check_cache import Place
 from attngen.torch.description import Mode
-from attngen.torch.flash_attn import EVERYTHING, attend
+from attngen.torch.flash_attn import EVERYTHING, attend, calls, limits
 
 Tensor = Any
 
@@ -81,7 +82,15 @@ def flash_attn_with_kvcache(
         turn = Turn((rotary_cos, rotary_sin), rotary_interleaved, "new rows" if is_local else "first new row")
     with torch.no_grad():
         place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
-        q, k_cache, v_cache, lengths = cache_of(q, k_cache, v_cache, k, v, turn, place, mode == "math")
         others = (0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, return_softmax_lse)
-        found = attend(q, k_cache, v_cache, lengths, *others, mode=mode)
+
+        def attention(cache: Cache, only_checks: bool = False) -> Any:
+            rows, keys, values, lengths = cache
+            return attend(rows, keys, values, lengths, *others, mode=mode, only_checks=only_checks)
+
+        ends = limits(window_size, causal)
+        numbers = (mode, softmax_scale, causal, ends, softcap, return_softmax_lse, type(cache_seqlens), alibi_slopes is None)
+        tensors = [q, k_cache, v_cache, *(() if alibi_slopes is None else (alibi_slopes,)), *place.tensors]
+        once = calls.once(tensors, numbers, partial(attention, only_checks=True))
+        found = attention(cache_of(q, k_cache, v_cache, k, v, turn, place, once, mode == "math"))
     return found[:2] if return_softmax_lse else found

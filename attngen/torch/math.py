@@ -196,16 +196,21 @@ def _softmax(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     return weights, lse.squeeze(-1)
 
 
+def _named(spec: AttentionSpec, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[Any]) -> tuple[Any, Any]:
+    """Inputs and params by their names. Raises ArgumentError for a storage that torch's operations do not compute."""
+    storage = spec.kernel.storage
+    if storage != "dense":
+        raise ArgumentError(f"torch's own operations compute dense storage alone, and this attention has storage {storage}")
+    numbers = {Type.INT: iter(ints), Type.FLOAT: iter(floats)}
+    captured = dict(zip((i.name for i in spec.inputs), inputs, strict=True))
+    return captured, {p.name: next(numbers[p.type]) for p in spec.params}
+
+
 def _operator(
     q: Tensor, k: Tensor, v: Tensor, spec: str, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     attention = parsed(spec)
-    storage = attention.kernel.storage
-    if storage != "dense":
-        raise ArgumentError(f"torch's own operations compute dense storage alone, and this attention has storage {storage}")
-    captured = dict(zip((i.name for i in attention.inputs), inputs, strict=True))
-    numbers = {Type.INT: iter(ints), Type.FLOAT: iter(floats)}
-    params = {p.name: next(numbers[p.type]) for p in attention.params}
+    captured, params = _named(attention, inputs, ints, floats)
     _check(attention, {"q": q, "k": k, "v": v, **captured}, params)
     return math_attention(q, k, v, attention, captured, params)
 
@@ -235,6 +240,13 @@ for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap does not 
     _LIBRARY.impl("attention_math", _operator, _key)
 
 _math_operator = torch.ops.attngen.attention_math.default
+
+
+def check_by_torch(arguments: tuple[Any, ...]) -> None:
+    """Raises what `by_torch` would raise for its arguments, q, k, v, text and lists; nothing runs."""
+    q, k, v, text, *lists = arguments
+    captured, params = _named(parsed(text), *unpacked(lists))
+    _check(parsed(text), {"q": q, "k": k, "v": v, **captured}, params)
 
 
 def by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, lists: Lists) -> tuple[Tensor, Tensor]:

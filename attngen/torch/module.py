@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
 from operator import index
 from os import PathLike
@@ -23,7 +24,7 @@ from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE, without_dropout
 from attngen.spec.expr import Const
 from attngen.torch.arguments import NamedArguments, tensor, unpacked
-from attngen.torch.cached import Decoding, cache_of, decoding_of, decoding_text
+from attngen.torch.cached import Cache, Decoding, cache_of, decoding_of, decoding_text
 from attngen.torch.check_cache import Place
 from attngen.torch.description import (
     Description,
@@ -37,7 +38,7 @@ from attngen.torch.description import (
     spec_text,
     standard_text,
 )
-from attngen.torch.eager import EagerCalls
+from attngen.torch.eager import EagerCalls, check_call
 from attngen.torch.functional import attention
 from attngen.torch.layout import (
     AXES,
@@ -51,7 +52,7 @@ from attngen.torch.layout import (
     results,
     without_padding,
 )
-from attngen.torch.math import by_torch
+from attngen.torch.math import by_torch, check_by_torch
 
 Tensor = Any
 NOTHING: Mapping[str, Tensor] = {}
@@ -275,31 +276,52 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
                 check_equal_heads(rows.transpose(1, 2), k_cache.transpose(1, 2))
             new_k, new_v = (None if one is None else self._rows(name, one) for name, one in (("k", k), ("v", v)))
             place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
-            cache = cache_of(rows, k_cache, v_cache, new_k, new_v, decoding.turn(inputs), place, self._mode == "math")
-            queries, keys, values = (one.transpose(1, 2) for one in (cache.q, cache.keys, cache.values))
-            if cache.lengths.storage == "paged":  # pages are never copied
-                queries, page_size = heads_first(queries, queries, queries, "bhsd", self._copy)[0], index(keys.shape[2])
-            else:
-                (queries, keys, values), page_size = heads_first(queries, keys, values, "bhsd", self._copy), None
-            queries, keys, values = follow_autocast(queries, keys, values, self._dtype)
-            first, longest, known = cache.lengths.arguments
-            text = decoding_text(self._text(form, queries, values, captured), known, cache.lengths.storage, page_size)
-            size, is_padded = head_size(values), needs_padding(queries, values)
-            if is_padded:
-                queries, keys, values = padded_heads(queries, keys, values)
-            inputs, ints, floats = decoding.kept(inputs, ints, floats)
-            tensors, numbers = (queries, keys, values, *first, *inputs), ([*longest, *ints], floats)
-            if self._mode == "math":
-                result = by_torch(queries, keys, values, text, (tensors[3:], *numbers))
-            else:
-                others = (text, *numbers[0], *numbers[1])
-                result = self._calls.repeat(tensors, others)
-                if result is None:
-                    arguments = (queries, keys, values, text, list(tensors[3:]) or None, *numbers)
-                    result = self._calls.make(tensors, others, arguments)
-            if is_padded:
-                result = without_padding(result, size)
+            attention = partial(self._attend_cache, form, captured, inputs, ints, floats)
+            numbers = (tuple(ints), tuple(floats), type(cache_seqlens))
+            tensors = (rows, k_cache, v_cache, *inputs, *place.tensors)
+            once = self._calls.once(tensors, numbers, partial(attention, only_checks=True))
+            as_dense = self._mode == "math"
+            result = attention(cache_of(rows, k_cache, v_cache, new_k, new_v, decoding.turn(inputs), place, once, as_dense))
         return results(result, q, self._layout, self._return_lse)
+
+    def _attend_cache(
+        self,
+        form: Form | None,
+        captured: Mapping[str, Tensor],
+        inputs: Sequence[Tensor],
+        ints: Sequence[int],
+        floats: Sequence[float],
+        cache: Cache,
+        only_checks: bool = False,
+    ) -> Any:
+        """The operator's results for the rows of `cache`. With `only_checks`, nothing runs: None, or an error."""
+        decoding = NO_INPUTS if form is None else form.decoding
+        queries, keys, values = (one.transpose(1, 2) for one in (cache.q, cache.keys, cache.values))
+        if cache.lengths.storage == "paged":  # pages are never copied
+            queries, page_size = heads_first(queries, queries, queries, "bhsd", self._copy)[0], index(keys.shape[2])
+        else:
+            (queries, keys, values), page_size = heads_first(queries, keys, values, "bhsd", self._copy), None
+        queries, keys, values = follow_autocast(queries, keys, values, self._dtype)
+        first, longest, known = cache.lengths.arguments
+        text = decoding_text(self._text(form, queries, values, captured), known, cache.lengths.storage, page_size)
+        is_padded = (form is None or form.text is None) and needs_padding(queries, values)
+        size = head_size(values)
+        if is_padded:
+            queries, keys, values = padded_heads(queries, keys, values)
+        inputs, ints, floats = decoding.kept(inputs, ints, floats)
+        tensors, numbers = (queries, keys, values, *first, *inputs), ([*longest, *ints], floats)
+        arguments = (queries, keys, values, text, list(tensors[3:]) or None, *numbers)
+        others = (text, *numbers[0], *numbers[1])
+        if only_checks:
+            (check_by_torch if self._mode == "math" else check_call)(arguments)
+            return None
+        if self._mode == "math":
+            result = by_torch(queries, keys, values, text, (tensors[3:], *numbers))
+        else:
+            result = self._calls.repeat(tensors, others)
+            if result is None:
+                result = self._calls.make(tensors, others, arguments)
+        return without_padding(result, size) if is_padded else result
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor of the layer's layout as [batch, length, heads, size]. Raises ArgumentError."""

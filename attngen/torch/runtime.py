@@ -152,6 +152,10 @@ class Runtime:
         with torch.inference_mode(False):  # a later call may record gradients
             return torch.empty((0,), dtype=torch.float32, device=name if name.startswith("cuda") else "cpu")
 
+    def check(self, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]) -> None:
+        """Raises ArgumentError, ObligationError or PlanRefusal as a call would; nothing runs."""
+        self._bind(tensors, ints, floats, ())
+
     def _bind(self, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float], outputs: Given) -> Bound:
         """The call, checked. Raises ArgumentError."""
         wanted = {"tensors": (self.input_names, tensors), "ints": (self._ints, ints), "floats": (self._floats, floats)}

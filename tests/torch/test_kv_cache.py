@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import attngen  # noqa: E402
 from attngen import ArgumentError  # noqa: E402
-from attngen.torch import flash_attn_func, flash_attn_with_kvcache  # noqa: E402
+from attngen.torch import Attention, flash_attn_func, flash_attn_with_kvcache  # noqa: E402
 from tests import tiers  # noqa: E402
 from tests.torch.cache import CacheCase, appending_cases, dense_cases, placed_cases  # noqa: E402
 from tests.torch.flash import Case, check  # noqa: E402
@@ -234,6 +236,34 @@ def test_tables_and_rows_that_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"torch\.vmap"):
         torch.vmap(lambda k: call(None, None, k))(randn(3, 2, 1, 2, 16))
     assert torch.equal(cache, before)
+
+
+@pytest.mark.parametrize("table", [None, TABLE])
+def test_what_the_attention_refuses_is_not_appended(table: torch.Tensor | None) -> None:
+    """Neither by the function nor by a layer, in a kernel or by torch's operations, and not after a call that fits."""
+    q, new, cache = randn(2, 1, 4, 16), randn(2, 1, 2, 16), randn(2, 20, 2, 16)
+    place = {"cache_seqlens": LENGTHS, "block_table": table}
+    before = cache.clone()
+
+    def refused(function: Callable[..., object], message: str, **named: object) -> None:
+        with pytest.raises(ValueError, match=message):
+            function(q, cache, cache.clone(), new, new, **place, **named)
+        assert torch.equal(cache, before)
+
+    for mode in ("naive", "math"):
+        flash_attn_with_kvcache(q, before.clone(), before.clone(), new, new, **place, alibi_slopes=torch.ones(4), mode=mode)
+        for named, message in (
+            ({"alibi_slopes": torch.ones(3)}, r"`alibi_slopes` is \[3\]"),
+            ({"window_size": (1,)}, r"`window_size` is \(1,\)"),
+            ({"softcap": float("inf")}, "`softcap` is inf"),
+        ):
+            refused(flash_attn_with_kvcache, message, **named, mode=mode)
+        layer = Attention(score="s + x[h]", inputs={"x": ("fp32", ("heads",))}, enable_gqa=True, layout="bshd", mode=mode)
+        layer.decode(q, before.clone(), before.clone(), new, new, **place, x=torch.ones(4))
+        refused(layer.decode, r"`x` is \[3\]: dimension 0 is 3, expected q_heads = 4", x=torch.ones(3))
+        of_8 = Attention(attngen.define(head_dim=8), layout="bshd", mode=mode)
+        refused(of_8.decode, "dimension 3 is 16, expected head_dim = 8")
+    refused(flash_attn_with_kvcache, "mode is 'fast'", mode="fast")
 
 
 def test_what_is_refused() -> None:
