@@ -10,8 +10,8 @@ import linecache
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
@@ -34,6 +34,7 @@ from attngen.spec.operator import maximum, minimum
 from attngen.torch.aten import Call, Context, Lazy, lazy, meaning_of, type_of
 from attngen.torch.aten_tensors import chosen, linear
 from attngen.torch.closures import Closure
+from attngen.torch.layout import without_autocast
 
 Tensor = Any
 Function = Callable[..., Any]
@@ -250,6 +251,17 @@ def _left_indices(items: tuple[Any, ...], rank: int) -> list[Any]:
     return indices
 
 
+@contextmanager
+def _not_recorded() -> Iterator[None]:
+    """Outside of torch.jit.trace, which replaces numbers by tensors."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
+
+
 def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullcontext()) -> torch.fx.GraphModule:  # noqa: B008
     """The ATen graph of `function` on fake numbers."""
     device = examples[0].device.type
@@ -262,7 +274,7 @@ def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullc
         with _HostReads(), _MixedIndices(), _HostCopies(), places:
             return function(*numbers)
 
-    with _LOCK, TransformGetItemToIndex(), torch.no_grad(), torch.amp.autocast(device, enabled=False):
+    with _LOCK, TransformGetItemToIndex(), torch.no_grad(), without_autocast(device), _not_recorded():
         traced = make_fx(called, tracing_mode="fake", _allow_non_fake_inputs=True)
         graph: torch.fx.GraphModule = traced(*examples)
     return graph

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,14 @@ def follow_autocast(q: Tensor, k: Tensor, v: Tensor, dtype: Any = None) -> tuple
 
 
 _AUTOCAST = (torch.float16, torch.bfloat16, torch.float32)  # as for torch's own attention: fp64 does not follow
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """A context in which autocast is off."""
+    context: AbstractContextManager[Any] = nullcontext()
+    if torch.amp.is_autocast_available(device_type):  # not for tensors without memory, on meta
+        context = torch.amp.autocast(device_type, enabled=False)
+    return context
 
 
 def check_tensors(**named: Any) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ from attngen.spec.expr import Expr, Type
 from attngen.spec.obligations import check_obligations
 from attngen.spec.torch_namespace import TorchNamespace
 from attngen.torch.arguments import Lists, unpacked
+from attngen.torch.layout import without_autocast
 from attngen.torch.runtime import parsed
 
 Tensor = Any
@@ -83,7 +83,7 @@ def math_attention(
     """O [batch, q_heads, q_len, head_dim_v] of q's type, and lse [batch, q_heads, q_len] of at least fp32, or without elements
     if the spec has none. `params` are numbers, or tensors without dimensions."""
     precision = torch.float32 if q.element_size() < 4 else q.dtype
-    with _without_autocast(q.device.type):  # q, k and v follow it before this operator
+    with without_autocast(q.device.type):  # q, k and v follow it before this operator
         call = call_of(spec, q, k, inputs, params, precision)
         group = q.shape[1] // k.shape[1] if k.shape[1] else 1
         queries, keys, values = (t.to(precision) for t in (q, k, v))
@@ -100,13 +100,6 @@ def math_attention(
             weights = weights * _kept(call)
         output = (weights.unflatten(1, (k.shape[1], group)) @ values.unsqueeze(2)).flatten(1, 2)
     return output.to(q.dtype), lse if spec.lse else lse.new_empty((0,))
-
-
-def _without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    context: AbstractContextManager[Any] = nullcontext()
-    if torch.amp.is_autocast_available(device_type):  # not for tensors without memory, on meta
-        context = torch.amp.autocast(device_type, enabled=False)
-    return context
 
 
 def _rotated(call: MathCall, rows: Tensor, position: Expr, index: str, dtype: Any) -> Tensor:

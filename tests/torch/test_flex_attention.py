@@ -238,6 +238,23 @@ def test_transforms_of_torch(by_torch_alone: list[str]) -> None:
     torch.testing.assert_close(torch.func.grad(lambda q: loss(q, given[1]))(given[0]), wanted[0])
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace")
+def test_tensors_without_memory_and_recorded_calls(by_torch_alone: list[str]) -> None:
+    """On meta, and in torch.jit.trace, a score and a mask are traced as in any other call."""
+    q, k, v = qkv()
+    bias = randn(LENGTH)
+
+    def call(q: Any, k: Any, v: Any, bias: Any = bias.detach()) -> Any:  # noqa: B008
+        mask = create_block_mask(causal, None, None, LENGTH, LENGTH, q.device)
+        return flex_attention(q, k, v, lambda s, b, h, i, j: s + bias[j], mask)
+
+    meta = [t.detach().to("meta").requires_grad_() for t in (q, k, v, bias)]
+    call(*meta).sum().backward()
+    assert [t.grad.shape for t in meta] == [t.shape for t in (q, k, v, bias)]
+    recorded = torch.jit.trace(call, [torch.zeros_like(t) for t in (q, k, v)], check_trace=False)
+    assert torch.equal(recorded(q, k, v), call(q, k, v))
+
+
 def test_rows_without_keys_are_zero(by_torch_alone: list[str]) -> None:
     q, k, v = qkv()
     out, aux = flex_attention(q, k, v, lambda s, b, h, i, j: torch.where(j < i, s, -math.inf), return_aux=AuxRequest(lse=True))

@@ -264,6 +264,9 @@ def test_what_the_attention_refuses_is_not_appended(table: torch.Tensor | None) 
         of_8 = Attention(attngen.define(head_dim=8), layout="bshd", mode=mode)
         refused(of_8.decode, "dimension 3 is 16, expected head_dim = 8")
     refused(flash_attn_with_kvcache, "mode is 'fast'", mode="fast")
+    place = {name: None if one is None else one.to("meta") for name, one in place.items()}
+    shapes = [t.to("meta") for t in (q, cache, cache, new, new)]
+    assert flash_attn_with_kvcache(*shapes, **place).shape == q.shape
 
 
 def test_what_is_refused() -> None:
