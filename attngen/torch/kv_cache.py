@@ -88,9 +88,11 @@ def flash_attn_with_kvcache(
             rows, keys, values, lengths = cache
             return attend(rows, keys, values, lengths, *others, mode=mode, only_checks=only_checks)
 
-        ends = limits(window_size, causal)
-        numbers = (mode, softmax_scale, causal, ends, softcap, return_softmax_lse, type(cache_seqlens), alibi_slopes is None)
-        tensors = [q, k_cache, v_cache, *(() if alibi_slopes is None else (alibi_slopes,)), *place.tensors]
-        once = calls.once(tensors, numbers, partial(attention, only_checks=True))
+        once = None
+        if k is not None:
+            given = (mode, softmax_scale, causal, limits(window_size, causal), softcap, return_softmax_lse)
+            numbers = (*given, type(cache_seqlens), alibi_slopes is None)
+            tensors = [q, k_cache, v_cache, *(() if alibi_slopes is None else (alibi_slopes,)), *place.tensors]
+            once = calls.once(tensors, numbers, partial(attention, only_checks=True))
         found = attention(cache_of(q, k_cache, v_cache, k, v, turn, place, once, mode == "math"))
     return found[:2] if return_softmax_lse else found

@@ -277,9 +277,11 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             new_k, new_v = (None if one is None else self._rows(name, one) for name, one in (("k", k), ("v", v)))
             place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
             attention = partial(self._attend_cache, form, captured, inputs, ints, floats)
-            numbers = (tuple(ints), tuple(floats), type(cache_seqlens))
-            tensors = (rows, k_cache, v_cache, *inputs, *place.tensors)
-            once = self._calls.once(tensors, numbers, partial(attention, only_checks=True))
+            once = None
+            if new_k is not None:
+                numbers = (tuple(ints), tuple(floats), type(cache_seqlens))
+                tensors = (rows, k_cache, v_cache, *inputs, *place.tensors)
+                once = self._calls.once(tensors, numbers, partial(attention, only_checks=True))
             as_dense = self._mode == "math"
             result = attention(cache_of(rows, k_cache, v_cache, new_k, new_v, decoding.turn(inputs), place, once, as_dense))
         return results(result, q, self._layout, self._return_lse)
