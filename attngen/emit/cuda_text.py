@@ -12,7 +12,7 @@ from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
 from attngen.spec.obligations import DIVISIONS
-from attngen.spec.operator import CALL, CONDITIONAL, MULTIPLY, TABLE, UNARY, ZERO
+from attngen.spec.operator import CALL, CONDITIONAL, INT64_MIN, MULTIPLY, TABLE, UNARY, ZERO
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
@@ -109,6 +109,9 @@ class CudaPrinter:
             is_narrow = arg.type is Type.INT and fits_int(known[arg])
             text = _widened(arg, texts[arg]) if wide and is_narrow else texts[arg]
             operands.append(self._operand(text, spelling.precedence, position))
+        if node.op == "mod" and _quotient_may_overflow(operand_ranges, INT64_MIN if wide else INT32_MIN):
+            self.helpers.add(DIVISOR_OF_REMAINDER)
+            operands[1] = f"{DIVISOR_OF_REMAINDER}({operands[1]})"
         text = spelling.text.format(*operands), spelling.precedence
         if wide and node.type is Type.INT and fits_int(known[node]):
             return f"(int){parenthesize(text, UNARY)}", UNARY
@@ -154,6 +157,16 @@ def _computed_first(node: Expr) -> bool:
     In functions that are too large to be inlined, nothing is: so many values find no registers."""
     divides = isinstance(node, Apply) and node.op in DIVISIONS and not isinstance(node.args[1], Const)
     return divides or isinstance(node, Gather)
+
+
+DIVISOR_OF_REMAINDER = "divisor_of_remainder"  # a helper
+
+
+def _quotient_may_overflow(operands: list[Range], least: int) -> bool:
+    """Whether a quotient may be that of -1 and `least`, the least integer of a type, which the type does not have. C++ does not
+    define the remainder then either, and a CPU ends the program."""
+    (dividend, _), (low, high) = operands
+    return dividend <= least and low <= -1 <= high
 
 
 def _tested_for_zero(roots: tuple[Expr, ...]) -> frozenset[Expr]:

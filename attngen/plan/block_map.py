@@ -93,8 +93,9 @@ class _Reader:
         for span in spans:
             moved = np.moveaxis(self.arrays[span.input], span.dim, -1)
             starts = np.arange(0, moved.shape[-1], blocks[span.index])
-            for end, least_or_greatest in zip(span.ends, (np.minimum, np.maximum), strict=True):
-                self.arrays[end] = least_or_greatest.reduceat(moved, starts, axis=-1)
+            for end, least_or_greatest, unknown in zip(span.ends, (np.minimum, np.maximum), (-np.inf, np.inf), strict=True):
+                ends = least_or_greatest.reduceat(moved, starts, axis=-1)
+                self.arrays[end] = np.where(ends == ends, ends, unknown) if moved.dtype.kind == "f" else ends
 
     def __call__(self, name: str, indices: tuple[Any, ...]) -> Any:
         array = self.arrays[name]

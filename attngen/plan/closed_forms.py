@@ -13,7 +13,7 @@ from attngen.plan.normal_form import connected, is_connection, is_integer_compar
 from attngen.plan.tables import reads_tables
 from attngen.plan.tile_intervals import TileIntervals, is_large
 from attngen.spec.affine import AffineForm, difference
-from attngen.spec.expr import Apply, Expr, ExpressionError, constant, names_in, rewrite
+from attngen.spec.expr import Apply, Expr, constant, names_in, rewrite
 from attngen.spec.operator import ZERO, floordiv, maximum, minimum, where
 
 
@@ -125,10 +125,4 @@ class ClosedForms:
 
     def _fits(self, solved: Solved) -> bool:
         """Whether every integer of the closed forms is known to fit 64 bits."""
-        try:
-            for indices in solved:
-                for end in indices or ():
-                    self._intervals.range(end)
-        except ExpressionError:
-            return False
-        return True
+        return all(self._intervals.fits(end) for indices in solved for end in indices or ())

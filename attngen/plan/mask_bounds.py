@@ -119,8 +119,8 @@ def mask_bounds(spec: AttentionSpec, tile: Tile | None = None, solve: Literal["q
 @remembered
 def _of_mask(spec: AttentionSpec, axis: Axis, tile: Tile | None) -> MaskBounds:
     assert spec.mask is not None
-    mask = normalized(spec.mask)
     intervals = TileIntervals(spec, axis.other, tile)
+    mask = normalized(spec.mask, intervals.fits)
     forms = ClosedForms(axis, intervals)
 
     def inside(indices: IndexRange) -> IndexRange:

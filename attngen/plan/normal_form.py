@@ -5,11 +5,11 @@ Affine comparisons in normal form have exact intervals, and can be solved for an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeGuard
 
 from attngen.spec.affine import AffineForm, difference
-from attngen.spec.expr import Apply, Expr, Type, rewrite, walk
+from attngen.spec.expr import Apply, Expr, ExpressionError, Type, rewrite, walk
 from attngen.spec.operator import apply, neg, negation
 
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
@@ -41,12 +41,23 @@ def conjuncts(mask: Expr) -> list[Expr]:
     return found
 
 
-def normalized(mask: Expr) -> Expr:
+def normalized(mask: Expr, fits: Callable[[Expr], bool]) -> Expr:
     """The normal form of `mask`.
 
-    Comparisons of floats keep their negation, since `not (x < y)` is true of NaN and `x >= y` is not.
+    Comparisons of floats keep their negation, since `not (x < y)` is true of NaN and `x >= y` is not. Comparisons of integers
+    whose normal form might not fit 64 bits, as `fits` tells, stay as they are: a term moves from one side to the other.
     """
-    return rewrite(_pushed(mask), lambda node: _normal_comparison(node) if is_integer_comparison(node) else None)
+
+    def normal(node: Expr) -> Expr | None:
+        if not is_integer_comparison(node):
+            return None
+        try:
+            comparison = _normal_comparison(node)
+        except ExpressionError:  # a constant does not fit
+            return None
+        return comparison if fits(comparison) else None
+
+    return rewrite(_pushed(mask), normal)
 
 
 def _pushed(mask: Expr) -> Expr:

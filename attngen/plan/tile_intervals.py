@@ -61,6 +61,14 @@ class TileIntervals:
         """The range of a bound in numbers. Raises ExpressionError if an integer might not fit 64 bits."""
         return range_of(expr, self._names, self._elements, self._ranges)
 
+    def fits(self, expr: Expr) -> bool:
+        """Whether every integer of `expr` is known to fit 64 bits."""
+        try:
+            self.range(expr)
+        except ExpressionError:
+            return False
+        return True
+
     def spans(self, *bounds: Expr) -> tuple[Span, ...]:
         """The spans that `bounds` read."""
         inputs = inputs_in(*bounds)

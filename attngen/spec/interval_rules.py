@@ -1,13 +1,14 @@
 """The bounds column of the operator table: interval arithmetic (Moore, Kearfott and Cloud 2009), written as expressions.
 
-A bound may be wider than the values, never narrower.
+A bound may be wider than the values, never narrower. The interval of a float that may be NaN is from -inf to inf, or its ends
+are NaN: `is_number` is false of both.
 """
 
 from __future__ import annotations
 
 from functools import reduce
 
-from attngen.spec.expr import Const, Expr, Type, constant
+from attngen.spec.expr import Apply, Const, Expr, Type, constant
 from attngen.spec.operator import (
     BOOL,
     EVERY_VALUE,
@@ -15,6 +16,7 @@ from attngen.spec.operator import (
     FLOAT_ZERO,
     INT,
     ONE,
+    TRUE,
     ZERO,
     Bounds,
     Interval,
@@ -24,6 +26,7 @@ from attngen.spec.operator import (
     either,
     equal,
     floordiv,
+    less,
     less_equal,
     maximum,
     minimum,
@@ -39,6 +42,20 @@ def unbounded(type: Type) -> Bounds:
     """No bound. Used for float arithmetic: rounding, infinities and NaN would need care that no mask has needed yet, and a
     bound that is too wide costs only speed."""
     return lambda *_: EVERY_VALUE[type]
+
+
+def is_number(a: Interval) -> Expr:
+    """Whether no value of an interval is NaN. It may be false although none is."""
+    if a.lo.type is not FLOAT or all(isinstance(end, Apply) and end.op == "float" for end in a):
+        return TRUE
+    return either(less(EVERY_VALUE[FLOAT].lo, a.lo), less(a.hi, EVERY_VALUE[FLOAT].hi))
+
+
+def of_numbers(bound: Interval, *operands: Interval) -> Interval:
+    """A bound of floats that holds if no operand is NaN."""
+    known = reduce(both, map(is_number, operands))
+    every = EVERY_VALUE[FLOAT]
+    return Interval(where(known, bound.lo, every.lo), where(known, bound.hi, every.hi))
 
 
 def exact_integers(rule: Bounds) -> Bounds:
@@ -70,7 +87,7 @@ def product(a: Interval, b: Interval) -> Interval:
 def absolute(a: Interval) -> Interval:
     outer = maximum(neg(a.lo), a.hi)
     if a.lo.type is FLOAT:
-        return Interval(FLOAT_ZERO, outer)
+        return of_numbers(Interval(FLOAT_ZERO, outer), a)
     return Interval(maximum(ZERO, maximum(a.lo, neg(a.hi))), outer)
 
 
@@ -96,6 +113,17 @@ def remainder(a: Interval, b: Interval) -> Interval:
     return Interval(where(same, apply("mod", a.lo, b.lo), least), where(same, apply("mod", a.hi, b.lo), most))
 
 
+def below(a: Interval, b: Interval) -> Interval:
+    return Interval(less(a.hi, b.lo), less(a.lo, b.hi))
+
+
+def at_most(a: Interval, b: Interval) -> Interval:
+    """`a <= b`, which is false of NaN: -inf <= x <= inf does not say that x is a number. Ends that are the same do, if they
+    compare at all."""
+    numbers = [is_number(i) for i in (a, b) if i.lo is not i.hi]
+    return Interval(reduce(both, numbers, less_equal(a.hi, b.lo)), less_equal(a.lo, b.hi))
+
+
 def equality(a: Interval, b: Interval) -> Interval:
     if a.lo.type is BOOL:
         known = both(apply("eq", a.lo, a.hi), apply("eq", b.lo, b.hi))
@@ -114,7 +142,8 @@ def selected(c: Interval, a: Interval, b: Interval) -> Interval:
     if a.lo.type is BOOL:
         lo, hi = both(a.lo, b.lo), either(a.hi, b.hi)
     else:
-        lo, hi = minimum(a.lo, b.lo), maximum(a.hi, b.hi)
+        union = Interval(minimum(a.lo, b.lo), maximum(a.hi, b.hi))
+        lo, hi = of_numbers(union, a, b) if a.lo.type is FLOAT else union
     return Interval(where(c.lo, a.lo, where(c.hi, lo, b.lo)), where(c.lo, a.hi, where(c.hi, hi, b.hi)))
 
 

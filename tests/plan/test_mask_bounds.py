@@ -4,6 +4,7 @@ affine masks."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import re
 from typing import Any
@@ -19,9 +20,11 @@ from attngen.plan.axes import AXES
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles
 from attngen.plan.mask_bounds import MaskBounds, mask_bounds
 from attngen.spec.attention import AttentionSpec, Input, Param
+from attngen.spec.bounds import ranges
 from attngen.spec.dtypes import FP16, INT32
 from attngen.spec.evaluate import evaluate
 from attngen.spec.expr import Expr, ExpressionError, Type, constant, names_in
+from attngen.spec.ranges import element_ranges, name_ranges
 from tests.expressions import booleans, divides_by_window
 from tests.plan.brute_force import SOLVED, allowed_pairs, assert_never_wrong, kinds_of
 from tests.random_draws import INPUTS, boolean
@@ -289,6 +292,43 @@ def test_elements_as_large_as_their_type_are_added_exactly() -> None:
     (spec,) = load_text("attention t { dtype fp16 head_dim 64 param w: int input far: int32[q_len] mask k <= far[q] + w }")
     names, far = {**ANY, "q_len": 8, "kv_len": 8, "w": 9}, {"far": np.full(8, 2**31 - 1, np.int32)}
     assert (classify_tiles(mask_bounds(spec), 4, 4, names, far) == FULL).all()
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "abs(x[k]) >= 0.0", "x[k] <= t", "t >= x[q]", "-inf <= x[k]", "not (x[k] > t)", "abs(t) >= 0.0", "-abs(x[k]) <= 0.0",
+        "where(k > 9, t, 1.0) <= 1.0", "where(q > 9, t, 1.0) < 2.0", "where(k > q, x[k], 3.0) <= inf", "abs(x[k // 8]) >= 0.0",
+        "abs(float(q) * t) >= 0.0", "where(k > 9, x[q], 1.0) != 1.0", "min(abs(x[k]), 1.0) >= 0.0",
+    ],
+)  # fmt: skip
+def test_no_comparison_with_nan_is_certain(mask: str) -> None:
+    """An interval from -inf to inf contains no NaN."""
+    declared = " ".join(text for word, text in (("x[", "input x: fp32[60]"), ("t", "param t: float")) if word in mask)
+    (spec,) = load_text(f"attention t {{ dtype fp16 head_dim 64 {declared} mask {mask} }}")
+    assert spec.mask is not None
+    x = np.linspace(-1.0, 3.0, 60, dtype=np.float32)
+    x[[1, 7, 8, 33]], x[20:30], x[40] = np.nan, 3.0, np.inf
+    for t in (np.nan, np.inf, -np.inf, 1.0):
+        names = {**ANY, "q_len": 50, "kv_len": 60, "t": t}
+        with np.errstate(invalid="ignore"):
+            allowed = allowed_pairs(spec.mask, names, {"x": x})
+            for solve, tile in itertools.product(SOLVED, (None, TILE)):
+                assert_never_wrong(mask_bounds(spec, tile, solve), allowed, TILE, names, {"x": x})
+
+
+def test_a_normal_form_that_might_not_fit_64_bits_is_not_made() -> None:
+    """`max(x, 0) < max(y, 0) - 3` fits; with 3 on the other side it does not."""
+    declared = "input x: int64[kv_len] input y: int64[q_len]"
+    mask = "causal and max(x[k], 0) < max(y[q], 0) - 3"
+    (spec,) = load_text(f"attention t {{ dtype fp16 head_dim 64 {declared} mask {mask} }}")
+    assert spec.mask is not None
+    names, rng = {**ANY, "q_len": 40, "kv_len": 40}, np.random.default_rng(0)
+    inputs = {n: rng.choice([-(2**63), -1, 0, 4, 2**63 - 1], 40) for n in "xy"}
+    for solve in SOLVED:
+        bounds = mask_bounds(spec, None, solve)
+        assert_never_wrong(bounds, allowed_pairs(spec.mask, names, inputs), TILE, names, inputs)
+        assert ranges(bounds.residual, name_ranges(spec), element_ranges(spec))
 
 
 def test_a_wrong_bound_would_be_noticed() -> None:

@@ -54,7 +54,7 @@ def test_a_new_length_costs_little_and_a_seen_one_less(name: str, monkeypatch) -
     spec = replace(shipped(name), name="not_seen_before")
     classified = []
     normalized = mask_bounds.normalized
-    monkeypatch.setattr(mask_bounds, "normalized", lambda mask: classified.append(mask) or normalized(mask))
+    monkeypatch.setattr(mask_bounds, "normalized", lambda mask, fits: classified.append(mask) or normalized(mask, fits))
     assert calls(lambda: choose(spec, HOPPER)) < 15_000
     plans = plans_for(spec, HOPPER)
     found = {id(choose(spec, HOPPER, None, problem(999)))}

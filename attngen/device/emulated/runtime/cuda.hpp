@@ -63,4 +63,5 @@ inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline long long min(long long a, long long b) { return a < b ? a : b; }
 inline long long max(long long a, long long b) { return a > b ? a : b; }
 inline float __fmul_rn(float a, float b) { return a * b; }  // never joined with an addition
+inline int __float2int_rz(float x) { return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : int(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
