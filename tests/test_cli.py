@@ -137,6 +137,13 @@ def test_a_mistake_is_a_diagnostic_with_exit_code_2(tmp_path: Path) -> None:
     [
         (("build", "nowhere.attn"), "no file and no shipped spec has this name"),
         (("build", GPT2, "--arch", "sm_10"), "unknown architecture sm_10"),
+        (("build", GPT2, "--arch", "sm_80,"), "unknown architecture (no name)"),
+        *(((command, GPT2, "--arch", "sm_80,sm_90a"), "unknown architecture sm_80,sm_90a") for command in ("explain", "show")),
+        (("report", GPT2, "--arch", "sm_80,sm_90a"), "unknown architecture sm_80,sm_90a"),
+        (("tune", GPT2, "--list", "--arch", "sm_80,sm_90a"), "unknown architecture sm_80,sm_90a"),
+        (("diff", GPT2, "naive", "tiled", "--arch", "sm_80,sm_90a"), "unknown architecture sm_80,sm_90a"),
+        (("trace", GPT2, "--steps", "--thread", "0-99999999999"), "thread numbers are 0 to 1023"),
+        (("trace", GPT2, "--steps", "--thread", "3,5-2"), "5-2: thread numbers are 0 to 1023"),
         (("build", GPT2, "--name", "other"), "defines no attention named other"),
         (("check", GPT2, "--device", "tpu"), "no device is called 'tpu'"),
         (("check", GPT2, "--seed", "-1"), "-1 is not in the range"),
@@ -161,6 +168,12 @@ def test_bad_commands_are_refused_with_words_alone(arguments: tuple[str, ...], w
     assert done.exit_code == 2
     assert words in done.stderr
     assert done.stdout == ""
+
+
+def test_an_architecture_that_is_named_twice_is_built_once(tmp_path: Path) -> None:
+    done = invoke("build", GPT2, "--kernel", "naive", "--arch", "sm_80, sm_80,sm_90", "-o", str(tmp_path), "--json")
+    names = [f"gpt2_naive_{arch}.{kind}" for arch in ("sm_80", "sm_90a") for kind in ("cu", "json")]
+    assert [Path(path).name for path in json.loads(done.output)["written"]] == names
 
 
 def test_a_lack_of_memory_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,6 +338,7 @@ def test_a_backward_is_built_and_explained(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("build", "padding", "--backward", "--wanted", "lengths"), "`lengths` has no gradient: its elements are int32"),
+        (("build", "gpt2", "--backward", "--wanted", ""), "no gradient is requested"),
         (("build", "gpt2", "--wanted", "q"), "gradients are those of a backward; add --backward"),
     ],
 )

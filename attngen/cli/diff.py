@@ -11,7 +11,7 @@ import click
 
 from attngen.cli import options
 from attngen.cli.common import colored
-from attngen.cli.specs import arches_named, gradients_named, load_specs, source_of
+from attngen.cli.specs import arch_named, gradients_named, load_specs, source_of
 
 if TYPE_CHECKING:
     from attngen.emit.comments import Comments
@@ -97,7 +97,7 @@ def _elsewhere(spec: str, one: Loaded, plan: Plan) -> str:
     """A hint at the next comparison, if the default architecture uses another template for this schedule."""
     from attngen.schedules import default_arch
 
-    (usual,) = arches_named(default_arch(plan.keyword), plan.keyword, [one])
+    usual = arch_named(default_arch(plan.keyword), plan.keyword, [one])
     other = source_of(one, usual, plan.keyword, wanted=plan.wanted)[0].schedule
     if other is plan.schedule:
         return ""
@@ -119,8 +119,7 @@ def _sides(
     sides = (_side(left, backward), _side(right, backward))
     common = _common_arch(one, (sides[0][0], sides[1][0]))
     (first, second) = (
-        (schedule, arches_named(named or arch or common, schedule, [one])[0], is_backward)
-        for schedule, named, is_backward in sides
+        (schedule, arch_named(named or arch or common, schedule, [one]), is_backward) for schedule, named, is_backward in sides
     )
     one_side = first == second and deterministic  # the left alone
     if first == second and not one_side:

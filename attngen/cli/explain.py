@@ -7,7 +7,7 @@ import json
 import click
 
 from attngen.cli import options
-from attngen.cli.specs import arches_named, few_rows, gradients_named, known_params, load_specs, source_of
+from attngen.cli.specs import arch_named, few_rows, gradients_named, known_params, load_specs, source_of
 
 
 @click.command("explain")
@@ -45,7 +45,7 @@ def command(
 
     lengths = (q_len, q_len if kv_len is None else kv_len)
     loaded = load_specs(spec, name)
-    (target, *_) = arches_named(arch, kernel, loaded)
+    target = arch_named(arch, kernel, loaded)
     explained = []
     for one in loaded:
         gradients = gradients_named(backward, wanted, one.spec)

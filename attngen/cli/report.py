@@ -9,7 +9,7 @@ import click
 
 from attngen.cli import options
 from attngen.cli.common import write_whole
-from attngen.cli.specs import arches_named, gradients_named, known_params, load_one_spec, source_of
+from attngen.cli.specs import arch_named, gradients_named, known_params, load_one_spec, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +59,7 @@ def command(
     from attngen.reference.problems import Shape
 
     loaded = load_one_spec(spec, name)
-    (target, *_) = arches_named(arch, kernel, [loaded])
+    target = arch_named(arch, kernel, [loaded])
     gradients = gradients_named(backward, wanted, loaded.spec)
     plan, source = source_of(loaded, target, kernel, wanted=gradients, deterministic=deterministic)
     params = known_params(loaded.spec, given)

@@ -11,7 +11,7 @@ import click
 
 from attngen.cli import options
 from attngen.cli.common import colored
-from attngen.cli.specs import arches_named, gradients_named, load_specs, source_of
+from attngen.cli.specs import arch_named, gradients_named, load_specs, source_of
 
 if TYPE_CHECKING:
     from attngen.device.cuda.line_table import MachineLine
@@ -56,7 +56,7 @@ def command(
     attngen show alibi --backward                       gradients of q, k, v and the slopes
     """
     loaded = load_specs(spec, name)
-    (target, *_) = arches_named(arch, kernel, loaded)
+    target = arch_named(arch, kernel, loaded)
     if stage == "tree":
         click.echo(_tree(spec, as_json), nl=False)
         return

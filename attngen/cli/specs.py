@@ -51,13 +51,20 @@ def load_one_spec(spec: str, name: str | None) -> Loaded:
     return loaded[0]
 
 
-def arches_named(names: str | None, kernel: str | None, loaded: Sequence[Loaded]) -> list[Arch]:
-    """The architectures in `names`; by default, one that supports the schedule `kernel`, or else the schedules of the specs."""
+def arch_named(name: str | None, kernel: str | None, loaded: Sequence[Loaded]) -> Arch:
+    """The architecture called `name`; by default, one that supports the schedule `kernel`, or else those of the specs."""
     from attngen.schedules import default_arch
     from attngen.spec.attention import HOPPER_SCHEDULES
 
     stated = next((one.spec.kernel.schedule for one in loaded if one.spec.kernel.schedule in HOPPER_SCHEDULES), None)
-    return [arch_known(name) for name in (names or default_arch(kernel or stated)).split(",")]
+    return arch_known(default_arch(kernel or stated) if name is None else name)
+
+
+def arches_named(names: str | None, kernel: str | None, loaded: Sequence[Loaded]) -> list[Arch]:
+    """The architectures in `names`, each once; by default, that of `arch_named`."""
+    if names is None:
+        return [arch_named(None, kernel, loaded)]
+    return list(dict.fromkeys(map(arch_known, names.split(","))))
 
 
 def arch_known(name: str) -> Arch:
@@ -66,7 +73,9 @@ def arch_known(name: str) -> Arch:
 
     found = find_arch(name.strip())
     if found is None:
-        raise click.BadParameter(f"unknown architecture {name}; known: {', '.join(ARCHES)}", param_hint="--arch")
+        raise click.BadParameter(
+            f"unknown architecture {name.strip() or '(no name)'}; known: {', '.join(ARCHES)}", param_hint="--arch"
+        )
     return found
 
 
@@ -115,7 +124,7 @@ def gradients_named(backward: bool, names: str | None, spec: AttentionSpec) -> t
         if names is not None:
             raise click.BadParameter("gradients are those of a backward; add --backward", param_hint="--wanted")
         return ()
-    return wanted_gradients(spec, words(names) if names else (*QKV, *differentiable(spec)))
+    return wanted_gradients(spec, (*QKV, *differentiable(spec)) if names is None else words(names))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 
 from attngen.cli import options, specs
 
+THREADS = 1024  # of a block, at most
 LENGTH, LENGTH_OF_MANY_HEADS = 256, 64  # the naive kernel takes seconds at these
 LENGTH_HELP = f"Number of queries.  [default: {LENGTH}; {LENGTH_OF_MANY_HEADS} if the spec has many heads]"
 
@@ -115,15 +117,13 @@ def _threads(text: str) -> tuple[int, ...]:
     """The thread numbers of a text such as "0,4,32-35"."""
     threads: list[int] = []
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        try:
-            threads += range(int(first), int(last or first) + 1)
-        except ValueError:
-            raise click.BadParameter(
-                f"{part!r} is not a thread number or a range such as 32-35", param_hint="--thread"
-            ) from None
-    if not threads or max(threads) >= 1024:
-        raise click.BadParameter("thread numbers are 0 to 1023", param_hint="--thread")
+        numbers = re.fullmatch(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?", part)
+        if numbers is None:
+            raise click.BadParameter(f"{part!r} is not a thread number or a range such as 32-35", param_hint="--thread")
+        first, last = int(numbers[1]), int(numbers[2] or numbers[1])
+        if not first <= last < THREADS:
+            raise click.BadParameter(f"{part.strip()}: thread numbers are 0 to {THREADS - 1}", param_hint="--thread")
+        threads += range(first, last + 1)
     return tuple(dict.fromkeys(threads))
 
 

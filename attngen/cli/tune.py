@@ -13,7 +13,7 @@ import click
 from attngen.cli import options
 from attngen.cli.common import colored, whole_numbers
 from attngen.cli.specs import (
-    arches_named,
+    arch_named,
     check_deterministic,
     gradients_named,
     known_params,
@@ -112,7 +112,7 @@ def _list_candidates(one: Any, arch: str | None, kernel: str | None, wanted: tup
     from attngen.diagnostics import counted
     from attngen.schedules.choose import alternatives, title_of
 
-    (target, *_) = arches_named(arch, kernel, [one])
+    target = arch_named(arch, kernel, [one])
     planned, _ = source_of(one, target, kernel, wanted=wanted, deterministic=deterministic)
     found = alternatives(planned)
     click.echo(f"{planned.title} on {target.name}: {counted(len(found), 'combination')}")

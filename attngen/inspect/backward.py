@@ -36,7 +36,8 @@ def _saved(spec: AttentionSpec, forward: Reference) -> dict[str, Array]:
     saved = {"out": round_to_storage(forward.output, spec.dtype)}
     if forward.lse is not None:
         saved["lse"] = forward.lse.astype(np.float32)
-        rest = np.where(np.isfinite(forward.lse), forward.lse - saved["lse"], 0.0)
+        with np.errstate(invalid="ignore"):  # -inf of rows without keys
+            rest = np.where(np.isfinite(forward.lse), forward.lse - saved["lse"], 0.0)
         saved["lse_rest"] = rest.astype(np.float32)
     return saved
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -369,3 +370,13 @@ def test_a_changed_backward_is_detected_and_its_wrong_gradients_named(tmp_path: 
     assert "naive backward" in result.output
     assert "elements of dq are wrong" in result.output
     assert "first at d_slopes[q_heads=0]" in result.output
+
+
+def test_rows_without_keys_give_no_warnings(tmp_path: Path) -> None:
+    """The lse of such a row is -inf; what its rounding leaves is 0."""
+    (tmp_path / "later.attn").write_text("attention later { dtype fp16 head_dim 16 mask k > q }")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = invoke("check", str(tmp_path / "later.attn"), "--device", "emulated", "--kernel", "naive", "--q-len", "20")
+    assert done.exit_code == 0, done.output
+    assert done.stderr == ""
