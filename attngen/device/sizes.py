@@ -9,6 +9,7 @@ from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, c
 from attngen.device.overlap import overlaps_itself
 from attngen.diagnostics import counted
 from attngen.emit.program import Axis, OneMore, Program, Tensor, evaluate
+from attngen.spec.attention import CU_SEQLENS, PAGES
 from attngen.spec.expr import MAX_LENGTH
 
 
@@ -41,7 +42,11 @@ def _sizes(given: Iterable[tuple[Tensor, ArrayView]]) -> dict[str, int]:
     origin: dict[str, str] = {}  # the array that states a size
     for tensor, array in sorted(given, key=lambda pair: pair[0].broadcasts):
         for position, (axis, size) in enumerate(zip(tensor.axes, array.shape, strict=True)):
-            if isinstance(axis.size, OneMore) and axis.size.size not in sizes and size:
+            if isinstance(axis.size, OneMore) and not size:
+                raise ArgumentError(
+                    f"`{array.name}` is [0]; expected at least one number: where sequences begin and the last ends"
+                )
+            if isinstance(axis.size, OneMore) and axis.size.size not in sizes:
                 origin[axis.size.size] = array.name
                 sizes[axis.size.size] = size - 1
             if axis.is_free and axis.name not in sizes:
@@ -64,10 +69,9 @@ def _check_kind(tensor: Tensor, array: ArrayView) -> None:
             f"expected {len(tensor.shape)}: {_shape(tensor.shape)}"
         )
     if array.dtype.name != tensor.dtype:
-        raise ArgumentTypeError(
-            f"`{array.name}` has elements of {array.dtype}; expected {tensor.dtype}. Convert it, or write dtype {array.dtype} "
-            "in the spec"
-        )
+        of_storage = tensor.key in (*CU_SEQLENS, *PAGES)  # of which the spec says nothing
+        cure = "Convert it" if of_storage else f"Convert it, or write dtype {array.dtype} in the spec"
+        raise ArgumentTypeError(f"`{array.name}` has elements of {array.dtype}; expected {tensor.dtype}. {cure}")
 
 
 def _layout_mistakes(tensor: Tensor, array: ArrayView, alternative: str) -> Iterator[str]:

@@ -87,12 +87,10 @@ class ClosedForms:
         if self._axis.index not in names_in(term):
             condition, length = self._intervals.of_block(term), self._axis.length
             hull, full = (IndexRange(ZERO, where(holds, length, ZERO)) for holds in (condition.hi, condition.lo))
-            return Solved(hull, full)
-        if is_integer_comparison(term):
-            solved = self._comparison(term)
-            if solved is not None and self._fits(solved):
-                return solved
-        return self._unknown
+            solved: Solved | None = Solved(hull, full)
+        else:
+            solved = self._comparison(term) if is_integer_comparison(term) else None
+        return solved if solved is not None and self._fits(solved) else self._unknown
 
     def _comparison(self, term: Apply) -> Solved | None:
         """The solution of a comparison of integers; None if it is not affine in the index."""

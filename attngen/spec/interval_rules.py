@@ -92,10 +92,11 @@ def absolute(a: Interval) -> Interval:
 
 
 def quotient(a: Interval, b: Interval) -> Interval:
-    if isinstance(b.lo, Const) and b.lo is b.hi:
+    single = b.lo is b.hi and b.lo is not ZERO  # what divides by 0 is refused where divisors are checked
+    if single and isinstance(b.lo, Const):
         ends = floordiv(a.lo, b.lo), floordiv(a.hi, b.lo)
         return Interval(*ends) if b.lo.value > 0 else Interval(*reversed(ends))
-    if b.lo is b.hi:  # a single divisor of unknown sign: monotonic in a
+    if single:  # of unknown sign: monotonic in a
         return _min_max([floordiv(x, b.lo) for x in a])
     if isinstance(b.lo, Const) and b.lo.value > 0:
         return _min_max([floordiv(x, y) for x in a for y in b])

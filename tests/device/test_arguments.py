@@ -149,13 +149,26 @@ def test_an_index_beyond_a_captured_tensor_is_refused_before_anything_runs() -> 
 
 
 def test_a_param_that_may_divide_by_zero_is_refused() -> None:
-    kernel = attngen.compile(attngen.define(head_dim=16, mask="(q - k) % n == 0", params={"n": "int"}), device="emulated")
+    mask = "(q - k) % n == 0 or q // n == k // m or kv_len // m == 1"
+    kernel = attngen.compile(attngen.define(head_dim=16, mask=mask, params={"n": "int", "m": "int"}), device="emulated")
     q = randn(1, 1, 8, 16)
-    kernel(q, q, q, n=2)
-    with pytest.raises(ObligationError, match="divisor"):
-        kernel(q, q, q, n=0)
+    kernel(q, q, q, n=2, m=-3)
+    for n, m, symbol in ((0, 1, "%"), (2, 0, "//")):
+        with pytest.raises(ObligationError, match=f"the divisor of `{symbol}` is 0"):
+            kernel(q, q, q, n=n, m=m)
     with pytest.raises(ArgumentError, match="has no default and was not given"):
         kernel(q, q, q)
+
+
+def test_beginnings_of_no_sequence_and_of_another_type_are_refused() -> None:
+    kernel = attngen.compile(attngen.define(head_dim=16), kernel="naive", device="emulated", storage="packed")
+    rows = randn(5, 2, 16)
+    for begins, said in (
+        (np.zeros(0, np.int32), r"^`cu_seqlens_q` is \[0\]; expected at least one number"),
+        (np.array([0, 5]), "^`cu_seqlens_q` has elements of int64; expected int32. Convert it$"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            kernel(rows, rows, rows, cu_seqlens_q=begins, cu_seqlens_k=begins, max_q_len=5, max_kv_len=5)
 
 
 def test_the_stride_of_a_dimension_of_size_1_is_any_number() -> None:

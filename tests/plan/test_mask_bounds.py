@@ -317,6 +317,19 @@ def test_no_comparison_with_nan_is_certain(mask: str) -> None:
                 assert_never_wrong(mask_bounds(spec, tile, solve), allowed, TILE, names, {"x": x})
 
 
+def test_bounds_of_a_condition_of_rows_that_might_not_fit_64_bits_are_not_made() -> None:
+    """The bound of a `bit_and` of any sign is -2^63: a sum with it does not fit, although the value does."""
+    (spec,) = load_text(
+        "attention t { dtype fp16 head_dim 64 param n: int input r: int32[60] mask bit_and(r[q], n) + 4 * n <= 0 and k > 3 }"
+    )
+    assert spec.mask is not None
+    inputs = {"r": (np.arange(60, dtype=np.int32) - 30) * 37}
+    for n in (-7, 5, 1000):
+        names = {**ANY, "q_len": 40, "kv_len": 40, "n": n}
+        for solve in SOLVED:
+            assert_never_wrong(mask_bounds(spec, None, solve), allowed_pairs(spec.mask, names, inputs), TILE, names, inputs)
+
+
 def test_a_normal_form_that_might_not_fit_64_bits_is_not_made() -> None:
     """`max(x, 0) < max(y, 0) - 3` fits; with 3 on the other side it does not."""
     declared = "input x: int64[kv_len] input y: int64[q_len]"
