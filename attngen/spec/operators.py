@@ -247,10 +247,11 @@ def to_integer(xp: Any, a: Any) -> Any:
         return 0 if a != a else int(max(min(float(a), 2.0**31 - 1), -(2.0**31))) if isinstance(a, float) else int(a)
     if not hasattr(a, "dtype"):
         return to_integer(PYTHON, a)
-    kind = str(a.dtype)
-    if "float" in kind:
+    if "float" in str(a.dtype):
+        a = a.astype("float64") if hasattr(a, "astype") else a.to(xp.float64)
         a = xp.where(a == a, a, 0.0 * xp.ones_like(a))
-        a = xp.clip(a, -(2.0**31), 2.0**31 - 1)
+        a = xp.clip(a, -(2.0**31), 2.0**31)  # the namespace's float64 may be fp32, which does not have 2^31 - 1
+        return xp.clip(a.astype("int64") if hasattr(a, "astype") else a.to(xp.int64), -(2**31), 2**31 - 1)
     return a.astype("int64") if hasattr(a, "astype") else a.to(xp.int64)
 
 

@@ -15,6 +15,7 @@ from attngen.spec.evaluate import evaluate
 from attngen.spec.expr import Apply, ExpressionError, Type, constant, name, walk
 from attngen.spec.operator import TABLE, apply
 from attngen.spec.operators import ROWS
+from attngen.spec.torch_namespace import TorchNamespace
 from tests.expressions import SMOOTH, arity, divides_by_window, floats, integers
 
 X, Y = name("x", Type.FLOAT), name("y", Type.FLOAT)
@@ -140,6 +141,19 @@ def test_constants_fold_as_python_computes() -> None:
     assert apply("mod", constant(-7), constant(2)) is constant(1)
     assert apply("div", constant(1), constant(4)) is constant(0.25)
     assert apply("where", constant(True), X, Y) is X
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_floats_become_integers_of_32_bits(dtype: str) -> None:
+    """fp32 does not have 2^31 - 1; fp16 does not have 2^31."""
+    torch = pytest.importorskip("torch")
+    x = np.array([np.inf, -np.inf, np.nan, 3.9, -3.9, 60000.0], dtype)
+    meant = [2**31 - 1, -(2**31), 0, 3, -3, 60000]
+    expr = apply("int", name("x", Type.FLOAT))
+    assert evaluate(expr, {"x": x}, lambda *_: None, np).tolist() == meant
+    namespace = TorchNamespace(torch.float32, torch.device("cpu"))
+    assert evaluate(expr, {"x": torch.from_numpy(x)}, lambda *_: None, namespace).tolist() == meant
+    assert [apply("int", constant(float(one))).value for one in x] == meant  # type: ignore[attr-defined]
 
 
 def test_equal_expressions_are_one_object() -> None:
