@@ -12,9 +12,11 @@ from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
 from attngen.spec.obligations import DIVISIONS
-from attngen.spec.operator import CALL, CONDITIONAL, INT64_MIN, MULTIPLY, TABLE, UNARY, ZERO
+from attngen.spec.operator import CALL, CONDITIONAL, INT64_MIN, MULTIPLY, TABLE, UNARY, ZERO, is_comparison
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+LEAST_FLOAT = 2.0**-149  # above 0, of fp32: NVRTC refuses literals that are rounded to 0
+INFINITE_FLOAT = 2.0**128 - 2.0**103  # what is as large is rounded to infinity in fp32, which NVRTC refuses too
 
 Text = tuple[str, int]  # text and the precedence of its outermost operator
 
@@ -53,6 +55,7 @@ class CudaPrinter:
     helpers: set[str] = field(default_factory=set)
     primitives: set[str] = field(default_factory=set)
     _tested: frozenset[Expr] = frozenset()  # remainders of which only zero matters, which C's `%` has where this language's has
+    _exact: frozenset[Expr] = frozenset()  # what is never approximated
 
     def print(self, *roots: Expr, share: bool = True) -> CudaText:
         known: dict[Expr, Range] = {}
@@ -63,6 +66,7 @@ class CudaPrinter:
         texts: dict[Expr, Text] = {}
         temporaries: list[Temporary] = []
         self._tested = _tested_for_zero(roots)
+        self._exact = _below_steps(roots) if self.approximate else frozenset()
         skips = any(isinstance(node, Apply) and node.op in SKIPPING for node in walk(*roots))
         skips = skips and operations(*roots) <= INLINED_UP_TO
         for node in walk(*roots):
@@ -93,7 +97,7 @@ class CudaPrinter:
         raise AssertionError(node)
 
     def _apply(self, node: Apply, texts: Mapping[Expr, Text], known: Mapping[Expr, Range]) -> Text:
-        approximation = self._approximation(node, texts) if self.approximate else None
+        approximation = self._approximation(node, texts) if self.approximate and node not in self._exact else None
         if approximation is not None:
             return approximation
         row = TABLE[node.op]
@@ -179,6 +183,13 @@ def _tested_for_zero(roots: tuple[Expr, ...]) -> frozenset[Expr]:
     return frozenset(n for n in tested - used if isinstance(n, Apply) and n.op == "mod")
 
 
+def _below_steps(roots: tuple[Expr, ...]) -> frozenset[Expr]:
+    """What comparisons and roundings to whole numbers depend on. There the least error may be a whole step: 49.0 / 49.0 is
+    1, and 49.0 times the reciprocal of 49.0 is less."""
+    steps = (n for n in walk(*roots) if isinstance(n, Apply) and (is_comparison(n.op) or n.op in ("floor", "ceil", "int")))
+    return frozenset(walk(*(operand for node in steps for operand in node.args)))
+
+
 def _has_reciprocal(node: Expr) -> bool:
     """Whether `node` is a constant whose reciprocal is a normal number of fp32."""
     return isinstance(node, Const) and 1e-30 < abs(node.value) < 1e30
@@ -221,14 +232,16 @@ def literal(node: Const) -> Text:
         if value == INT32_MIN:  # an int, which `-2147483648` is not: it is the negative of a number that is no int
             return "(-2147483647 - 1)", CALL
         return f"{value}{'' if INT32_MIN < value <= INT32_MAX else 'LL'}", UNARY if value < 0 else CALL
-    if math.isinf(value):
-        return ("INF", CALL) if value > 0 else ("-INF", UNARY)
     if math.isnan(value):
         return "(INF - INF)", CALL
+    if abs(value) >= INFINITE_FLOAT:
+        return ("INF", CALL) if value > 0 else ("-INF", UNARY)
+    if abs(value) <= LEAST_FLOAT / 2:
+        value = math.copysign(0.0, value)
     text = repr(value)
     if "e" in text and "." not in text:
         text = text.replace("e", ".0e")
-    return f"{text}f", UNARY if value < 0 else CALL
+    return f"{text}f", UNARY if text[0] == "-" else CALL
 
 
 def accessor(input: str) -> str:

@@ -213,8 +213,30 @@ def test_literals_compile_as_they_are_meant() -> None:
     assert np.isfinite(truth(spec, problem).reference.output).all()
 
 
+@pytest.mark.parametrize("score", ["s * 1e-50 + -1e-46 * s", "s / 1e-50", "s / -1e-45", "s * 3e38 * 3e38", "tanh(s) / 1e-40"])
+def test_literals_that_fp32_does_not_have_compile(score: str) -> None:
+    """NVRTC refuses those that are rounded to 0 or to infinity; a derivative may have some that no spec states."""
+    (spec,) = load_text(f"attention e {{ dtype fp16 head_dim 64 score {score} }}")
+    for plan in (choose(spec, ARCHES["sm_80"], "fused"), choose(spec, ARCHES["sm_80"], "naive", direction="backward")):
+        assert compile_text(emit(spec, plan)).code
+
+
 def emitted_text(spec) -> str:
     return emit(spec, choose(spec, ARCHES["sm_80"], "naive")).text
+
+
+def test_what_decides_a_step_is_not_approximated() -> None:
+    """49 times the reciprocal of 49 is less than 1."""
+    spec = attngen.define(
+        dtype="fp16",
+        head_dim=64,
+        mask="float(q - k) / 49.0 <= 1.0 and -1.0 <= float(q - k) / 49.0",
+        score="s / 3.0 + floor(float(q - k) / 7.0) * 0.25 + float(int(float(k) / 41.0)) * tanh(s / 3.0)",
+    )
+    text = emitted(spec, "fused").text
+    assert all(printed in text for printed in ("/ 49.0f", "/ 7.0f)", "/ 41.0f)", "fast_tanh(s, "))
+    found = run(spec, "fused", sample(spec, Shape(1, 1, 1, 130, 130)))
+    assert found.passed, found
 
 
 def test_approximations_are_for_results_of_16_bits() -> None:
