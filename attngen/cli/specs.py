@@ -176,17 +176,28 @@ def known_params(spec: AttentionSpec, given: tuple[str, ...]) -> dict[str, int |
 
 
 def changed_kernel(
-    source: Path | None, loaded: list[Loaded], kernel: str | None, arch: str | None
+    source: Path | None,
+    loaded: list[Loaded],
+    kernel: str | None,
+    arch: str | None,
+    backward: bool | None = None,
+    wanted: str | None = None,
 ) -> tuple[list[Loaded], ChangedFile | None]:
     """The attentions to run, and the file of --source that contains the kernel of one of them.
 
-    Without --source: all attentions and None. Raises ArgumentError if the file contains a kernel of none of them.
+    Without --source: all attentions and None. Raises ArgumentError if the file contains a kernel of none of them, and
+    BadParameter if it is not the backward or forward that the command asks for; None: either.
     """
     from attngen.inspect.changed_file import changed_file
 
     if source is None:
         return loaded, None
     changed = changed_file(source, [one.spec for one in loaded], kernel, arch)
+    has = f"{changed.path} contains a {'backward' if changed.wanted else 'forward'}"
+    if backward is not None and backward != bool(changed.wanted):
+        raise click.BadParameter(has, param_hint="--backward" if backward else "--forward")
+    if wanted is not None and gradients_named(bool(changed.wanted), wanted, changed.spec) != changed.wanted:
+        raise click.BadParameter(f"{has} that computes {', '.join(changed.wanted)}", param_hint="--wanted")
     return [one for one in loaded if one.spec == changed.spec], changed
 
 

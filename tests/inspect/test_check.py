@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attngen.emit.emitter import emit
 from attngen.inspect import trials
 from attngen.inspect.trials import Chosen, Fixed, Trial, choose_trials
 from attngen.language import load_text
@@ -237,6 +238,7 @@ def test_the_text_says_what_failed_and_what_was_not_exercised(tmp_path: Path) ->
         ("gpt2", "fused", ["gpt2", "--kernel", "tiled"], "contains the fused kernel of gpt2; add --kernel fused"),
         ("gpt2", "fused", ["gpt2", "--arch", "sm_75"], "was built for sm_80, and this run is for sm_75"),
         ("gpt2", "fused", ["packed_documents"], "contains gpt2_fused; packed_documents has"),
+        ("gpt2", "fused", ["gpt2", "--backward"], "kernel.cu contains a forward"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "trace"])
@@ -370,6 +372,21 @@ def test_a_changed_backward_is_detected_and_its_wrong_gradients_named(tmp_path: 
     assert "naive backward" in result.output
     assert "elements of dq are wrong" in result.output
     assert "first at d_slopes[q_heads=0]" in result.output
+
+
+def test_a_file_of_a_backward_computes_the_gradients_that_are_named_or_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.cu"
+    spec = shipped("gpt2")
+    path.write_text(emit(spec, choose(spec, ARCHES["sm_80"], "naive", wanted=("q", "k", "v"))).text)
+    arguments = ("check", "gpt2", "--source", str(path), "--device", "emulated", "--heads", "1", "--q-len", "9")
+    assert invoke(*arguments, "--backward", "--wanted", "v,k,q").exit_code == 0
+    for more, words in (
+        (["--wanted", "q"], "contains a backward that computes q, k, v"),
+        (["--forward"], "contains a backward"),
+    ):
+        refused = invoke(*arguments, *more)
+        assert refused.exit_code == 2
+        assert words in refused.stderr
 
 
 def test_rows_without_keys_give_no_warnings(tmp_path: Path) -> None:
