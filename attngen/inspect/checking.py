@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from threading import Thread
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -138,14 +139,14 @@ def _results(
     spec = problems.spec
     for (schedule, device, wanted, _), plan, chosen in planned:
         name = f"{spec.name}, {schedule}{' backward' if wanted else ''}"
-        with _another_thread() as thread:
-            expected = [(known, thread.submit(known.compute, plan)) for known in map(problems.known, chosen.trials)]
+        knowns = [problems.known(trial) for trial in chosen.trials]
+        with _computed_beside(knowns, plan) as expected:
             progress(f"compiling {name} for {device.name}")
             start = perf_counter()
             compiled = compile_text(spec, plan, device, text)
             compile_seconds = perf_counter() - start
             tried = []
-            for number, (known, computed) in enumerate(expected, 1):
+            for number, (known, computed) in enumerate(zip(knowns, expected, strict=True), 1):
                 progress(f"running {name} on {device.name}: problem {number} of {len(expected)}")
                 if isinstance(compiled, CompiledBackward):
                     found = _run_backward(compiled, known, computed)
@@ -160,13 +161,28 @@ def _results(
 
 
 @contextmanager
-def _another_thread() -> Iterator[Executor]:
-    """An executor of one thread. At the end, what it has not begun is not done any more."""
-    executor = ThreadPoolExecutor(1, "attngen-reference")
+def _computed_beside(knowns: Sequence[Known], plan: Plan) -> Iterator[list[Computed]]:
+    """What the results of `plan` are compared with, problem after problem, by a thread that nobody waits for: a command that is
+    interrupted ends at once."""
+    futures: list[Computed] = [Future() for _ in knowns]
+
+    def compute() -> None:
+        for known, future in zip(knowns, futures, strict=True):
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                known.compute(plan)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+    Thread(target=compute, name="attngen-reference", daemon=True).start()
     try:
-        yield executor
+        yield futures
     finally:
-        executor.shutdown(cancel_futures=True)
+        for future in futures:
+            future.cancel()
 
 
 def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed) -> Found:

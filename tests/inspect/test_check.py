@@ -6,13 +6,17 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 
+from attngen.device.emulated import EmulatedDevice
+from attngen.device.protocol import CompilationError
 from attngen.emit.emitter import emit
 from attngen.inspect import trials
+from attngen.inspect.checking import Kernel, check_exercised
 from attngen.inspect.trials import Chosen, Fixed, Trial, choose_trials
 from attngen.language import load_text
 from attngen.plan import ARCHES
@@ -397,3 +401,18 @@ def test_rows_without_keys_give_no_warnings(tmp_path: Path) -> None:
         done = invoke("check", str(tmp_path / "later.attn"), "--device", "emulated", "--kernel", "naive", "--q-len", "20")
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
+
+
+def test_a_command_that_fails_does_not_wait_for_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, is_done = Event(), Event()
+
+    def compute(*_: Any) -> None:
+        goes_on.wait(20)
+        is_done.set()
+
+    monkeypatch.setattr(trials.Known, "compute", compute)
+    results = check_exercised(described(), [Kernel("naive", EmulatedDevice())], FREE, text="no CUDA")
+    with pytest.raises(CompilationError):
+        next(results)
+    assert not is_done.is_set()
+    goes_on.set()
