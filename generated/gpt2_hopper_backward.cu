@@ -870,7 +870,8 @@ struct Consumer : Block {
         do_operand = dO.first.k_major(), do_rows_operand = dO.first.mn_major();
     }
 
-    // Loads the keys and values of a work tile as A operands: lane l points at row l % 16, columns 8 * (l / 16) of 16 x 16
+    // Loads the keys and values of a work tile as A operands: lane l points at row l % 16, columns 8 * (l / 16) of 16 x 16 rows
+    // and columns. Then both are released: the next ones are copied while the tiles of this work tile are visited
     __device__ __forceinline__ void hold_keys() {
         const int row = 16 * (thread_index() / 32 - 4) + lane % 16;  // of the block
 #pragma unroll
@@ -887,9 +888,8 @@ struct Consumer : Block {
         const unsigned long long q_tile = smem_descriptor(q_operand + q.index * (QTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < K_STEPS; ++step) {
+        for (int step = 0; step < K_STEPS; ++step)
             wgmma_held(frag.S, frag.K[step], q_tile + QTile::k_major_step(step), step > 0);
-        }
         wgmma_commit();
     }
 
@@ -898,9 +898,8 @@ struct Consumer : Block {
         const unsigned long long do_tile = smem_descriptor(do_operand + dO.index * (DoTile::BYTES / 16));
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < V_STEPS; ++step) {
+        for (int step = 0; step < V_STEPS; ++step)
             wgmma_held(frag.dP, frag.V[step], do_tile + DoTile::k_major_step(step), step > 0);
-        }
         wgmma_commit();
     }
 
