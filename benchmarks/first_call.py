@@ -1,24 +1,26 @@
 """How long the first call of a variant takes, from the spec to the result on the GPU, for each fused schedule.
 
-    python benchmarks/first_call.py [--write docs/performance_tables.md]
+    python benchmarks/first_call.py [BEFORE] [--write docs/performance_tables.md]
 
 Each line is the median of several processes. Torch and the GPU are initialized before the clock starts. The cache on disk is
 empty (cold) or was filled by another process (warm); NVRTC's own cache is not used. `import` is the time of `import
-attngen.torch`, `first` the first call of the process, `next` the first call of another variant after it.
+attngen.torch`, `first` the first call of the process, `next` the first call of another variant after it, `import + first` what
+a user waits for. BEFORE is another checkout, such as `git worktree add --detach` makes; its processes take turns with this
+one's. Both run with their bytecode, as pip installs packages.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from statistics import median
 
+from installed import Installed, installed
 from markers import write_between
 
 CHILD = """
@@ -37,27 +39,44 @@ def milliseconds(**description):
 
 first = milliseconds(mask="causal and q - k < 300")
 next = [milliseconds(mask="causal", score="softcap(30.0)"), milliseconds(mask="prefix(100) or causal")]
-print(json.dumps({"import": imported, "first": first, "next": sum(next) / 2}))
+print(json.dumps({"import": imported, "first": first, "import + first": imported + first, "next": sum(next) / 2}))
 """
 
 
 SCHEDULES = ("fused", "hopper")
+DISKS = ("cold", "warm")
 LIMIT = 2000  # ms
+Times = dict[str, dict[str, list[float]]]  # milliseconds of each process, by disk and call, by schedule
 
 
-def child(cache: str, schedule: str) -> dict[str, float]:
+def child(version: Installed, cache: str, schedule: str) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, "-c", CHILD, schedule],
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "ATTNGEN_CACHE_DIR": cache},
+        env=version.environment(cache),
+        cwd=cache,  # a checkout would be imported from there
     )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def table(times: Mapping[str, Mapping[str, list[float]]]) -> str:
+def measured(versions: tuple[Installed, ...], rounds: int) -> dict[str, Times]:
+    """By the version."""
+    times: dict[str, Times] = {version.name: {} for version in versions}
+    for _, schedule, version in product(range(rounds), SCHEDULES, versions):
+        with tempfile.TemporaryDirectory() as cache:
+            for disk in DISKS:
+                for which, value in child(version, cache, schedule).items():
+                    name = f"{disk}, {which}"
+                    times[version.name].setdefault(name, {}).setdefault(schedule, []).append(value)
+                    row = {"version": version.name, "case": name, "schedule": schedule, "ms": value}
+                    print(json.dumps(row), flush=True)
+    return times
+
+
+def table(times: Times) -> str:
     lines = [f"| ms by cache on disk, call | {' | '.join(SCHEDULES)} |", "|---" * (1 + len(SCHEDULES)) + "|"]
     for name, by_schedule in times.items():
         lines.append(f"| {name} | {' | '.join(f'{median(by_schedule[schedule]):.0f}' for schedule in SCHEDULES)} |")
@@ -70,28 +89,23 @@ def table(times: Mapping[str, Mapping[str, list[float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", nargs="?", type=Path, help="a checkout of another version")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--write", type=Path, help="a Markdown file whose table between the markers is replaced")
     options = parser.parse_args()
-    times: dict[str, dict[str, list[float]]] = {}  # by disk and call, by schedule
-    for _ in range(options.rounds):
-        for schedule in SCHEDULES:
-            with tempfile.TemporaryDirectory() as cache:
-                for disk in ("cold", "warm"):
-                    for which, value in child(cache, schedule).items():
-                        name = f"{disk}, {which}"
-                        times.setdefault(name, {}).setdefault(schedule, []).append(value)
-                        print(json.dumps({"case": name, "schedule": schedule, "ms": value}), flush=True)
+    with installed(options.before) as versions:
+        times = measured(versions, options.rounds)
     import torch
 
     where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, median of {options.rounds} processes"
-    text = f"{where}\n\n{table(times)}"
-    print(text)
+    texts = {name: f"{where}\n\n{table(found)}" for name, found in times.items()}
+    for name, text in texts.items():
+        print(f"\n{name}: {text}")
     if options.json:
         options.json.write_text(json.dumps(times, indent=1))
     if options.write:
-        write_between(options.write, "first_call", text)
+        write_between(options.write, "first_call", texts["now"])
 
 
 if __name__ == "__main__":

@@ -130,7 +130,8 @@ def mark_written(arrays: Iterable[Any]) -> None:
 
 
 def _of_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
-    if isinstance(array, np.ma.MaskedArray):
+    # the first look at `np.ma` imports it, which takes 25 ms
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise ArgumentTypeError(f"`{name}` is a masked array, and kernels do not read its mask; pass {name}.filled(...)")
     dtype = _BY_NUMPY.get(array.dtype) or _BY_NAME.get(array.dtype.name)
     if dtype is None:

@@ -1,0 +1,90 @@
+"""How long commands take, from the start of the process to its end. Needs no GPU.
+
+    python benchmarks/commands.py [BEFORE] [--rounds 7] [--cold-rounds 1] [--spec gpt2]
+
+`build` writes the files of a spec; `check` checks its forward on the emulated device by each kind of kernel. The cache on disk
+is empty (cold) or was filled by the same command (warm). BEFORE is another checkout, such as `git worktree add --detach`
+makes: its commands take turns with this one's, and the table has the ratio of the medians. Both run with their bytecode, as
+pip installs packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+from installed import Installed, installed
+from words import markdown
+
+KERNELS = ("naive", "tiled", "fused")
+Times = dict[tuple[str, str], list[float]]  # seconds of each round, by the case and the version
+
+
+def command_lines(version: Installed, spec: str, out: Path) -> dict[str, list[str]]:
+    """The arguments of each case."""
+    path = str(version.root / "specs" / f"{spec}.attn")
+    forward = ["--forward"] if "--forward" in output(version, ["check", "--help"], out) else []  # older: no backward at all
+    checks = {k: ["check", path, *forward, "--kernel", k, "--device", "emulated"] for k in KERNELS}
+    return {"build": ["build", path, "-o", str(out / "built")], **{f"check, {k}": line for k, line in checks.items()}}
+
+
+def output(version: Installed, line: list[str], cache: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "attngen", *line],
+        env=version.environment(cache),
+        cwd=cache,  # a checkout would be imported from there
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def measured(versions: tuple[Installed, ...], spec: str, rounds: int, cold_rounds: int) -> Times:
+    times: Times = {}
+    with tempfile.TemporaryDirectory() as directory:
+        lines = {v: command_lines(v, spec, Path(directory)) for v in versions}
+        for case in lines[versions[0]]:
+            caches = {v: Path() for v in versions}
+            for disk, count in {"cold": cold_rounds, "warm": rounds}.items():
+                for _, version in product(range(count), versions):
+                    if disk == "cold":
+                        caches[version] = Path(tempfile.mkdtemp(dir=directory))
+                    start = time.perf_counter()
+                    output(version, lines[version][case], caches[version])
+                    took = time.perf_counter() - start
+                    times.setdefault((f"{case}, {disk}", version.name), []).append(took)
+                    print(json.dumps({"case": f"{case}, {disk}", "version": version.name, "s": took}), flush=True)
+    return times
+
+
+def table(times: Times, versions: tuple[Installed, ...]) -> str:
+    titles = ["command", *(f"{v.name}, s" for v in versions), *(["now / before"] if len(versions) > 1 else [])]
+    lines = []
+    for case in dict.fromkeys(case for case, _ in times):
+        medians = [median(times[case, v.name]) for v in versions]
+        ratio = [f"{medians[0] / medians[1]:.2f}"] if len(versions) > 1 else []
+        lines.append([case, *(f"{m:.2f}" for m in medians), *ratio])
+    return markdown(titles, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", nargs="?", type=Path, help="a checkout of another version")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cold-rounds", type=int, default=1)
+    parser.add_argument("--spec", default="gpt2")
+    options = parser.parse_args()
+    with installed(options.before) as versions:
+        print(table(measured(versions, options.spec, options.rounds, options.cold_rounds), versions))
+
+
+if __name__ == "__main__":
+    main()

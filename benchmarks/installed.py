@@ -1,0 +1,46 @@
+"""A checkout as an installation has it: a copy of the package with its bytecode, which Python need not make at each start."""
+
+from __future__ import annotations
+
+import compileall
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PARTS = ("attngen", "templates", "specs")
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The copy in `root`, called `name` in tables."""
+
+    name: str
+    root: Path
+
+    def environment(self, cache: str | Path) -> dict[str, str]:
+        """The variables of a process that imports this copy and keeps its kernels in the directory `cache`."""
+        inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        return {**inherited, "PYTHONPATH": str(self.root), "ATTNGEN_CACHE_DIR": str(cache)}
+
+
+@contextmanager
+def installed(before: Path | None) -> Iterator[tuple[Installed, ...]]:
+    """This checkout as "now", and another one, if there is one, as "before"; the copies are removed in the end."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield tuple(
+            _copied(name, checkout, Path(directory) / name)
+            for name, checkout in {"now": CHECKOUT, "before": before}.items()
+            if checkout is not None
+        )
+
+
+def _copied(name: str, checkout: Path, root: Path) -> Installed:
+    for part in PARTS:
+        shutil.copytree(checkout / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(root, quiet=2)
+    return Installed(name, root)
