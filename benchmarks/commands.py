@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from itertools import product
@@ -23,6 +21,7 @@ from statistics import median
 from installed import Installed, installed
 from words import markdown
 
+COMMAND = ("-m", "attngen")
 KERNELS = ("naive", "tiled", "fused")
 Times = dict[tuple[str, str], list[float]]  # seconds of each round, by the case and the version
 
@@ -30,21 +29,9 @@ Times = dict[tuple[str, str], list[float]]  # seconds of each round, by the case
 def command_lines(version: Installed, spec: str, out: Path) -> dict[str, list[str]]:
     """The arguments of each case."""
     path = str(version.root / "specs" / f"{spec}.attn")
-    forward = ["--forward"] if "--forward" in output(version, ["check", "--help"], out) else []  # older: no backward at all
-    checks = {k: ["check", path, *forward, "--kernel", k, "--device", "emulated"] for k in KERNELS}
-    return {"build": ["build", path, "-o", str(out / "built")], **{f"check, {k}": line for k, line in checks.items()}}
-
-
-def output(version: Installed, line: list[str], cache: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "attngen", *line],
-        env=version.environment(cache),
-        cwd=cache,  # a checkout would be imported from there
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    forward = ["--forward"] if "--forward" in version.output([*COMMAND, "check", "--help"]) else []  # older: no backward at all
+    checks = {k: [*COMMAND, "check", path, *forward, "--kernel", k, "--device", "emulated"] for k in KERNELS}
+    return {"build": [*COMMAND, "build", path, "-o", str(out / "built")], **{f"check, {k}": line for k, line in checks.items()}}
 
 
 def measured(versions: tuple[Installed, ...], spec: str, rounds: int, cold_rounds: int) -> Times:
@@ -58,7 +45,7 @@ def measured(versions: tuple[Installed, ...], spec: str, rounds: int, cold_round
                     if disk == "cold":
                         caches[version] = Path(tempfile.mkdtemp(dir=directory))
                     start = time.perf_counter()
-                    output(version, lines[version][case], caches[version])
+                    version.output(lines[version][case], caches[version])
                     took = time.perf_counter() - start
                     times.setdefault((f"{case}, {disk}", version.name), []).append(took)
                     print(json.dumps({"case": f"{case}, {disk}", "version": version.name, "s": took}), flush=True)

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -50,15 +48,7 @@ Times = dict[str, dict[str, list[float]]]  # milliseconds of each process, by di
 
 
 def child(version: Installed, cache: str, schedule: str) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, schedule],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=version.environment(cache),
-        cwd=cache,  # a checkout would be imported from there
-    )
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, float] = json.loads(version.output(["-c", CHILD, schedule], cache).splitlines()[-1])
     return result
 
 

@@ -12,27 +12,27 @@ plans: the first plan of a process, for each shipped spec: milliseconds of CPU t
 of its backward comes after it in the same process.
 
 imports: seconds of CPU time of fresh processes. All but the first of a row find compiled templates and kernels on disk.
+
+Fresh processes run with their bytecode, as pip installs packages.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from installed import Installed, installed
 from markers import write_between
 
 import attngen
@@ -210,19 +210,18 @@ print(json.dumps([1e3 * (after - before) for before, after in zip(times, times[1
 """
 
 
-def first_plan(spec: Path, arch: str, rounds: int) -> list[float]:
+def first_plan(version: Installed, spec: Path, arch: str, rounds: int) -> list[float]:
     """Milliseconds of imports, the spec's text, its first plan and that of its backward, medians of processes."""
-    command = [sys.executable, "-c", FIRST_PLAN, str(spec), arch]
-    runs = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(rounds)]
+    runs = [json.loads(version.output(["-c", FIRST_PLAN, str(spec), arch])) for _ in range(rounds)]
     return [median(each) for each in zip(*runs, strict=True)]
 
 
-def plans(rounds: int = 3) -> str:
+def plans(version: Installed, rounds: int = 3) -> str:
     """The table of first plans."""
     columns = [f"{arch}: {what}" for arch in PLANNED_FOR for what in ("first plan", "backward's")]
     lines = [f"| ms of CPU time | imports | text | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 3)}"]
-    for path in sorted((Path(__file__).parent.parent / "specs").glob("*.attn")):
-        found = [first_plan(path, arch, rounds) for arch in PLANNED_FOR]
+    for path in sorted((version.root / "specs").glob("*.attn")):
+        found = [first_plan(version, path, arch, rounds) for arch in PLANNED_FOR]
         figures = [*(max(each) for each in zip(*(f[:2] for f in found), strict=True)), *(ms for f in found for ms in f[2:])]
         lines.append(f"| {path.stem} | {' | '.join(f'{ms:.1f}' for ms in figures)} |")
     return f"Python {sys.version.split()[0]}, median of {rounds} processes\n\n" + "\n".join(lines)
@@ -243,33 +242,28 @@ COMMANDS = {
     "import attngen.torch": ["-c", "import attngen.torch"],
     "attngen --help": ["-m", "attngen", "--help"],
     "attngen list": ["-m", "attngen", "list"],
-    "attngen build specs/gpt2.attn": ["-m", "attngen", "build", "specs/gpt2.attn", "-o", "{directory}/gpt2.cu"],
+    "attngen build gpt2": ["-m", "attngen", "build", "gpt2", "-o", "built"],
     "first call with tensors on the CPU, imports apart": ["-c", CALL],
 }
 
 
-def cpu_seconds(command: list[str], **environment: str) -> float:
+def cpu_seconds(version: Installed, command: list[str], cache: str) -> float:
     """CPU seconds of a process and of what it starts; those that it prints, if it prints any."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run = subprocess.run(
-        [sys.executable, *command], check=True, capture_output=True, text=True, env={**os.environ, **environment}
-    )
+    said = version.output(command, cache)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if command == ["-c", CALL]:
-        return float(run.stdout)
+        return float(said)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def imports(rounds: int = 5) -> str:
+def imports(version: Installed, rounds: int = 5) -> str:
     """The table of fresh processes."""
     lines = ["| s of CPU time | first, with an empty cache | later ones |", "|---|---|---|"]
-    root = Path(__file__).parent.parent
-    with tempfile.TemporaryDirectory() as directory, chdir(root):
-        for what, command in COMMANDS.items():
-            place = {"ATTNGEN_CACHE_DIR": f"{directory}/{len(lines)}"}
-            command = [part.replace("{directory}", directory) for part in command]
-            first, *later = (cpu_seconds(command, **place) for _ in range(1 + rounds))
-            lines.append(f"| {what} | {first:.2f} | {median(later):.2f} |")
+    for what, command in COMMANDS.items():
+        with tempfile.TemporaryDirectory() as cache:
+            first, *later = (cpu_seconds(version, command, cache) for _ in range(1 + rounds))
+        lines.append(f"| {what} | {first:.2f} | {median(later):.2f} |")
     versions = f"Python {sys.version.split()[0]}, torch {torch.__version__}"
     return f"{versions}, median of {rounds} processes\n\n" + "\n".join(lines)
 
@@ -308,10 +302,11 @@ def main() -> None:
             options.json.write_text(json.dumps(found, indent=1))
     if "lengths" in parts:
         show("lengths", lengths(), options.write)
-    if "plans" in parts:
-        show("plans", plans(), options.write)
-    if "imports" in parts:
-        show("imports", imports(), options.write)
+    with installed() as (version,):
+        if "plans" in parts:
+            show("plans", plans(version), options.write)
+        if "imports" in parts:
+            show("imports", imports(version), options.write)
 
 
 def show(part: str, text: str, page: Path | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import compileall
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,14 +24,26 @@ class Installed:
     name: str
     root: Path
 
-    def environment(self, cache: str | Path) -> dict[str, str]:
-        """The variables of a process that imports this copy and keeps its kernels in the directory `cache`."""
+    def output(self, arguments: list[str], cache: str | Path | None = None) -> str:
+        """What Python prints with these arguments, in a process that imports this copy. It keeps its kernels in the directory
+        `cache`, or nowhere, and runs there, where no checkout would be imported instead. Raises CalledProcessError."""
+        if cache is None:
+            with tempfile.TemporaryDirectory() as cache:
+                return self.output(arguments, cache)
         inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        return {**inherited, "PYTHONPATH": str(self.root), "ATTNGEN_CACHE_DIR": str(cache)}
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env={**inherited, "PYTHONPATH": str(self.root), "ATTNGEN_CACHE_DIR": str(cache)},
+            cwd=cache,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
 
 
 @contextmanager
-def installed(before: Path | None) -> Iterator[tuple[Installed, ...]]:
+def installed(before: Path | None = None) -> Iterator[tuple[Installed, ...]]:
     """This checkout as "now", and another one, if there is one, as "before"; the copies are removed in the end."""
     with tempfile.TemporaryDirectory() as directory:
         yield tuple(
