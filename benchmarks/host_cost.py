@@ -199,6 +199,7 @@ times = [time.process_time()]
 from attngen.language import load_file
 from attngen.plan import ARCHES
 from attngen.schedules import choose
+import attngen.schedules.backward
 times.append(time.process_time())
 spec = load_file(sys.argv[1])[0]
 times.append(time.process_time())
@@ -210,9 +211,9 @@ print(json.dumps([1e3 * (after - before) for before, after in zip(times, times[1
 """
 
 
-def first_plan(version: Installed, spec: Path, arch: str, rounds: int) -> list[float]:
+def first_plan(version: Installed, spec: Path, arch: str, rounds: int, cache: str) -> list[float]:
     """Milliseconds of imports, the spec's text, its first plan and that of its backward, medians of processes."""
-    runs = [json.loads(version.output(["-c", FIRST_PLAN, str(spec), arch])) for _ in range(rounds)]
+    runs = [json.loads(version.output(["-c", FIRST_PLAN, str(spec), arch], cache)) for _ in range(rounds)]
     return [median(each) for each in zip(*runs, strict=True)]
 
 
@@ -221,7 +222,8 @@ def plans(version: Installed, rounds: int = 3) -> str:
     columns = [f"{arch}: {what}" for arch in PLANNED_FOR for what in ("first plan", "backward's")]
     lines = [f"| ms of CPU time | imports | text | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 3)}"]
     for path in sorted((version.root / "specs").glob("*.attn")):
-        found = [first_plan(version, path, arch, rounds) for arch in PLANNED_FOR]
+        with tempfile.TemporaryDirectory() as cache:
+            found = [first_plan(version, path, arch, rounds, cache) for arch in PLANNED_FOR]
         figures = [*(max(each) for each in zip(*(f[:2] for f in found), strict=True)), *(ms for f in found for ms in f[2:])]
         lines.append(f"| {path.stem} | {' | '.join(f'{ms:.1f}' for ms in figures)} |")
     return f"Python {sys.version.split()[0]}, median of {rounds} processes\n\n" + "\n".join(lines)
