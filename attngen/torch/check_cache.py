@@ -28,6 +28,11 @@ class Place(NamedTuple):
         """Those that are given as tensors."""
         return [one for one in self if isinstance(one, torch.Tensor)]
 
+    @property
+    def kinds(self) -> tuple[type, ...]:
+        """The type of each argument: which of them are `tensors`."""
+        return tuple(map(type, self))
+
 
 _right: Remembered[bool] = Remembered()  # calls that were checked, by what the checks depend on: 20 us without it
 
@@ -45,7 +50,12 @@ def check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v
             key += (None,)
         else:
             key += (one.shape, one.dtype, one.device) if isinstance(one, torch.Tensor) else (type(one), str(one))
-    if key not in _right:
+    try:
+        is_right = key in _right
+    except TypeError:  # sizes that make_fx traces as symbols have no hash
+        _check(q, k_cache, v_cache, k, v, place)
+        return
+    if not is_right:
         _check(q, k_cache, v_cache, k, v, place)
         _right[key] = True
 
@@ -103,7 +113,8 @@ def _check_place(q: Tensor, k_cache: Tensor, place: Place) -> None:
     batch, (places, rows) = q.shape[0], k_cache.shape[:2]
     shapes = {"cache_seqlens": (batch,), "cache_batch_idx": (batch,), "cache_leftpad": (batch,), "block_table": (batch, -1)}
     for (name, shape), numbers in zip(shapes.items(), place, strict=True):
-        if numbers is not None and not isinstance(numbers, (int, np.integer) if name == "cache_seqlens" else ()):
+        is_length = name == "cache_seqlens" and isinstance(numbers, (int, np.integer)) and not isinstance(numbers, bool)
+        if numbers is not None and not is_length:
             _check_numbers(name, numbers, shape, q)
     if place.block_table is not None:
         rows *= place.block_table.shape[1]

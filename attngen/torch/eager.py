@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from attngen.torch.arguments import unpacked
+from attngen.torch.layout import ROW_BYTES
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.operator import Pair, attention_operator, full_operator
 from attngen.torch.runtime import CallCache, OnGpu, Remembered, runtime, runtimes, signature
@@ -33,13 +34,16 @@ def _call(arguments: tuple[Any, ...], deterministic: bool | None) -> Pair:
     return result
 
 
+OF_CACHE = {"k": "k_cache", "v": "v_cache"}  # a caller's names for tensors of the operator: `k` and `v` are the new rows
+
+
 def check_call(arguments: tuple[Any, ...]) -> None:
-    """Raises what a call of the operator would raise for its arguments; nothing runs. A call that torch observes is checked
-    when it runs, and tensors on meta have nothing that could be overwritten."""
+    """Raises what a call of the operator that reads a cache would raise for its arguments; nothing runs. A call that torch
+    observes is checked when it runs, and tensors on meta have nothing that could be overwritten."""
     q, k, v, text, *lists = arguments
     inputs, ints, floats = unpacked(lists)
     if q.device.type != "meta" and not is_observed() and are_plain((q, k, v, *inputs)):
-        runtime(text, q.device).check((q, k, v, *inputs), ints, floats)
+        runtime(text, q.device).check((q, k, v, *inputs), ints, floats, OF_CACHE)
 
 
 class EagerCalls:
@@ -81,7 +85,10 @@ class EagerCalls:
         if torch.compiler.is_compiling():
             return None
         try:
-            key = signature((others, _autocasts()), *tensors)
+            places = 0  # the lowest bits of all addresses: a signature has none, and kernels refuse odd ones
+            for tensor in tensors:
+                places |= tensor.data_ptr() & (ROW_BYTES - 1)
+            key = signature((others, _autocasts(), places), *tensors)
             if key in self._checked:
                 return None
         except (AttributeError, RuntimeError, TypeError):  # of what is refused later

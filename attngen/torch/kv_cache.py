@@ -78,7 +78,7 @@ def flash_attn_with_kvcache(
         raise ArgumentError("`rotary_cos` rotates rows that are appended; pass `k`, `v` and `cache_seqlens` too")
     turn = None
     if rotary_cos is not None:
-        is_local = causal or tuple(window_size) != EVERYTHING
+        is_local = causal or limits(window_size, causal) != EVERYTHING
         turn = Turn((rotary_cos, rotary_sin), rotary_interleaved, "new rows" if is_local else "first new row")
     with torch.no_grad():
         place = Place(cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
@@ -91,7 +91,7 @@ def flash_attn_with_kvcache(
         once = None
         if k is not None:
             given = (mode, softmax_scale, causal, limits(window_size, causal), softcap, return_softmax_lse)
-            numbers = (*given, type(cache_seqlens), alibi_slopes is None)
+            numbers = (*given, place.kinds, alibi_slopes is None)
             tensors = [q, k_cache, v_cache, *(() if alibi_slopes is None else (alibi_slopes,)), *place.tensors]
             once = calls.once(tensors, numbers, partial(attention, only_checks=True))
         found = attention(cache_of(q, k_cache, v_cache, k, v, turn, place, once, mode == "math"))

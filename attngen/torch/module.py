@@ -279,7 +279,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             attention = partial(self._attend_cache, form, captured, inputs, ints, floats)
             once = None
             if new_k is not None:
-                numbers = (tuple(ints), tuple(floats), type(cache_seqlens))
+                numbers = (tuple(ints), tuple(floats), place.kinds)
                 tensors = (rows, k_cache, v_cache, *inputs, *place.tensors)
                 once = self._calls.once(tensors, numbers, partial(attention, only_checks=True))
             as_dense = self._mode == "math"

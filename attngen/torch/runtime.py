@@ -26,6 +26,7 @@ T = TypeVar("T")
 Tensor = Any  # torch.Tensor; torch is imported without its types
 Compiled = Any  # CompiledAttention or CompiledBackward: what has a program and binds calls of it
 Given = Sequence[Tensor | None]  # outputs of the caller, in the program's order: None, or none at all, for those to allocate
+SAME_NAMES: Mapping[str, str] = {}
 MAX_SIGNATURES = 4096  # call signatures remembered by one kernel: a length that was seen before costs no checks
 WORKSPACE_ALIGNMENT = 256  # bytes, as torch's own allocations
 _is_grad_enabled = torch.is_grad_enabled
@@ -152,18 +153,30 @@ class Runtime:
         with torch.inference_mode(False):  # a later call may record gradients
             return torch.empty((0,), dtype=torch.float32, device=name if name.startswith("cuda") else "cpu")
 
-    def check(self, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]) -> None:
-        """Raises ArgumentError, ObligationError or PlanRefusal as a call would; nothing runs."""
-        self._bind(tensors, ints, floats, ())
+    def check(
+        self, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float], names: Mapping[str, str] = SAME_NAMES
+    ) -> None:
+        """Raises ArgumentError, ObligationError or PlanRefusal as a call would; nothing runs. `names` are the caller's for
+        tensors that have other names there."""
+        self._bind(tensors, ints, floats, (), names)
 
-    def _bind(self, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float], outputs: Given) -> Bound:
+    def _bind(
+        self,
+        tensors: Sequence[Tensor],
+        ints: Sequence[int],
+        floats: Sequence[float],
+        outputs: Given,
+        names: Mapping[str, str] = SAME_NAMES,
+    ) -> Bound:
         """The call, checked. Raises ArgumentError."""
         wanted = {"tensors": (self.input_names, tensors), "ints": (self._ints, ints), "floats": (self._floats, floats)}
-        for what, (names, given) in wanted.items():
-            if len(given) != len(names):
-                raise ArgumentError(f"{len(given)} {what} were given; this attention takes {len(names)}: {', '.join(names)}")
+        for what, (expected, given) in wanted.items():
+            if len(given) != len(expected):
+                all_of_them = ", ".join(expected)
+                raise ArgumentError(f"{len(given)} {what} were given; this attention takes {len(expected)}: {all_of_them}")
         refuse_tangents(self.input_names, tensors)
-        arrays: dict[str, ArrayView] = {name: view(t, name) for name, t in zip(self.input_names, tensors, strict=True)}
+        inputs = zip(self.input_names, tensors, strict=True)
+        arrays: dict[str, ArrayView] = {name: view(t, names.get(name, name)) for name, t in inputs}
         arrays |= {name: view(t, name) for name, t in zip(self.output_names, outputs, strict=False) if t is not None}
         numbers: Mapping[str, int | float] = dict(zip((*self._ints, *self._floats), (*ints, *floats), strict=True))
         bound: Bound = self.compiled.bind(arrays, numbers)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import attngen  # noqa: E402
 from attngen import ArgumentError  # noqa: E402
@@ -102,6 +105,21 @@ def test_appending_is_traced_as_a_mutation() -> None:
     assert torch.equal(traced[0, 4:7], k[0])
 
 
+def test_appending_is_traced_by_make_fx_with_symbols_as_sizes() -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, cache: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+        return flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=used, causal=True, mode="naive")
+
+    def tensors(batch: int) -> list[torch.Tensor]:
+        lengths = torch.arange(batch, dtype=torch.int32)
+        return [*(randn(batch, rows, 2, 16) for rows in (3, 3, 13)), lengths]
+
+    traced = make_fx(attend, tracing_mode="symbolic")(*tensors(2))
+    given = tensors(5)
+    found = traced(*given)
+    assert torch.equal(given[2][4, 4:7], given[1][4])
+    assert torch.equal(found, attend(*given))
+
+
 def test_what_has_no_place_is_left_out() -> None:
     """Rows past the end of a cache, and before its beginning, are not written anywhere."""
     cache, k = torch.zeros(3, 5, 1, 16).half(), torch.ones(3, 2, 1, 16).half()
@@ -185,6 +203,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"cache_seqlens": LENGTHS.long()}, "`cache_seqlens` has elements of int64; expected int32"),
     ({"cache_seqlens": LENGTHS[:1]}, r"`cache_seqlens` is \[1\]; expected \[batch\], and `q` has a batch of 2"),
     ({"cache_seqlens": 5.5}, "`cache_seqlens` is a float; expected an int or a tensor"),
+    ({"cache_seqlens": True}, "`cache_seqlens` is a bool; expected an int or a tensor"),
     ({"cache_seqlens": 21}, "`cache_seqlens` is 21; a cache has room for 20 keys"),
     ({"cache_seqlens": LENGTHS.to("meta")}, "`cache_seqlens` is on meta"),
     ({"cache_batch_idx": [0, 1]}, "`cache_batch_idx` is a list"),
@@ -267,6 +286,51 @@ def test_what_the_attention_refuses_is_not_appended(table: torch.Tensor | None) 
     place = {name: None if one is None else one.to("meta") for name, one in place.items()}
     shapes = [t.to("meta") for t in (q, cache, cache, new, new)]
     assert flash_attn_with_kvcache(*shapes, **place).shape == q.shape
+
+
+def test_a_call_that_an_earlier_one_says_nothing_of_is_not_appended() -> None:
+    """It differs from one that fits in an address, or in the argument for which a tensor is given."""
+    q, new, numbers = randn(2, 1, 4, 16), randn(2, 1, 2, 16), torch.arange(2, dtype=torch.int32)
+    odd = torch.frombuffer(bytearray(2 * q.numel() + 2), dtype=torch.float16, offset=2).view(q.shape)
+    assert odd.data_ptr() % 16
+    assert odd.stride() == q.stride()
+    hopper, fused = (Attention(is_causal=True, enable_gqa=True, layout="bshd", mode=mode) for mode in ("hopper", "fused"))
+    function = partial(flash_attn_with_kvcache, causal=True, mode="hopper")
+    leftpad, batch_idx = {"cache_leftpad": numbers}, {"cache_batch_idx": numbers}
+    for call, fits, changed, message in (
+        (function, leftpad, batch_idx, "TMA copies keys by pages"),
+        (hopper.decode, leftpad, batch_idx, "TMA copies keys by pages"),
+        (fused.decode, {}, {"q": odd}, "`q` starts at an address that is not a multiple of 16"),
+    ):
+        keys, values = randn(2, 20, 2, 16), randn(2, 20, 2, 16)
+        given = {"q": q, "k_cache": keys, "v_cache": values, "k": new, "v": new, "cache_seqlens": LENGTHS}
+        call(**{**given, **fits})
+        before = keys.clone(), values.clone()
+        with pytest.raises(ValueError, match=message):
+            call(**{**given, **changed, "k": new + 1, "v": new + 1})
+        assert torch.equal(keys, before[0])
+        assert torch.equal(values, before[1])
+
+
+def test_messages_name_the_cache_that_is_read() -> None:
+    q, new = randn(2, 1, 4, 16), randn(2, 1, 2, 16)
+    keys = randn(2, 20, 16, 2).mT  # rows that are not contiguous
+    with pytest.raises(ArgumentError, match="`k_cache` has stride 2 in its last dimension"):
+        flash_attn_with_kvcache(q, keys, keys, new, new, cache_seqlens=LENGTHS, cache_batch_idx=LENGTHS - 3, mode="fused")
+
+
+def test_a_window_without_ends_is_none() -> None:
+    """Whatever negative numbers say so: rows are rotated at the position of the first of them."""
+    q, new, cache = randn(1, 3, 2, 16), randn(1, 1, 2, 16), randn(1, 20, 2, 16)
+    tables = torch.randn(2, 20, 8)
+
+    def call(window: object) -> torch.Tensor:
+        return flash_attn_with_kvcache(q, cache, cache.clone(), new, new, *tables, 7, window_size=window, mode="math")
+
+    assert torch.equal(call((-2, -3)), call((-1, -1)))
+    assert torch.equal(call(torch.tensor([-1, -1])), call((-1, -1)))
+    with pytest.raises(ArgumentError, match="`window_size` is None; expected two ints"):
+        call(None)
 
 
 def test_what_is_refused() -> None:
