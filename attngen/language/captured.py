@@ -10,16 +10,25 @@ from attngen.diagnostics import counted
 from attngen.language.tracer import TraceError, Tracer, is_array, lift
 from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16
 from attngen.spec.expr import ExpressionError, Type, gather
+from attngen.spec.names import check_name
 
 _FACTS = frozenset(("device", "dtype", "is_cuda", "ndim", "numel", "size"))  # attributes that do not depend on the elements
 
 
 class CapturedArray:
     """The stand-in for an array that a traced function indexes. `dtype_name` is None if kernels do not support the element
-    type; `prefix` has the indices given so far: `bias[b][q]` is `bias[b, q]`."""
+    type; `prefix` has the indices given so far: `bias[b][q]` is `bias[b, q]`. It is added to `captures`, if given, when an
+    element is read."""
 
-    def __init__(self, name: str, array: Any, dtype_name: str | None, prefix: tuple[Any, ...] = ()) -> None:
-        self.name, self.array, self.dtype_name, self._prefix = name, array, dtype_name, prefix
+    def __init__(
+        self,
+        name: str,
+        array: Any,
+        dtype_name: str | None,
+        prefix: tuple[Any, ...] = (),
+        captures: dict[str, CapturedArray] | None = None,
+    ) -> None:
+        self.name, self.array, self.dtype_name, self._prefix, self._captures = name, array, dtype_name, prefix, captures
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -40,7 +49,7 @@ class CapturedArray:
             if not isinstance(index, Tracer) and not _is_whole(index):
                 raise TraceError(f"`{self.name}` is indexed with {index!r}; expected one integer for each dimension")
         if len(at) < len(sizes):
-            return CapturedArray(self.name, self.array, self.dtype_name, at)
+            return CapturedArray(self.name, self.array, self.dtype_name, at, self._captures)
         return self.element(tuple(_from_the_end(i, size) for i, size in zip(at, sizes, strict=True)))
 
     def element(self, at: tuple[Any, ...] = ()) -> Tracer:
@@ -50,6 +59,11 @@ class CapturedArray:
                 f"`{self.name}` has elements of {str(self.array.dtype).removeprefix('torch.')}; expected one of "
                 f"{', '.join(DTYPES)}. Convert it outside the function"
             )
+        if self._captures is not None:
+            if self.name not in self._captures:
+                check_name(self.name)
+            if self._captures.setdefault(self.name, self).array is not self.array:
+                raise TraceError(f"two different arrays are called `{self.name}`; rename one")
         try:
             return Tracer(gather(self.name, Type(DTYPES[self.dtype_name].kind), tuple(lift(i) for i in at)))
         except ExpressionError as error:

@@ -17,7 +17,6 @@ from attngen.language.captured import CapturedArray, array_dtype
 from attngen.language.tracer import TraceError, Tracer, call, is_array, lift, tracing_builtins
 from attngen.source import SourceFile, Span
 from attngen.spec.expr import Expr
-from attngen.spec.names import check_name
 
 # The meaning of a function's parameters without default, by their number.
 SIGNATURES: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -43,10 +42,10 @@ def trace(
 
     `function` is a Python function, a bound method, a functools.partial, or an object whose `__call__` is a Python function.
     Parameters with a default keep it; those without are (b, h, q, k), or (s, b, h, q, k) for a score. Arrays in defaults,
-    closure and globals, in attributes of an object, and in lists, tuples and dicts of these become CapturedArrays, added to
-    `captures`: `tables[1]` as `tables_1`, `tables["bias"]` as `bias`. A name in `known` (the declared inputs and params)
-    replaces a variable of that name; a name in `sizes` does not. Raises TraceError, and DiagnosticError for the name of a
-    captured array that cannot be used.
+    closure and globals, in attributes of objects, and in lists, tuples and dicts of these become CapturedArrays. Those that are
+    read are added to `captures`: `tables[1]` as `tables_1`, `tables["bias"]` and `config.bias` as `bias`. A name in `known`
+    (the declared inputs and params) replaces a variable of that name; a name in `sizes` does not. Raises TraceError, and
+    DiagnosticError for the name of a captured array that cannot be used.
     """
     environment = _Environment(known, sizes, captures)
     prepared = environment.prepared(function)
@@ -104,6 +103,10 @@ def _parameters(function: Callable[..., Any], keyword: str, title: str) -> tuple
     return found
 
 
+NOT_LOOKED_INTO = (type, types.ModuleType, types.FunctionType, types.MethodType, functools.partial)
+MEMBERS = {"_parameters", "_buffers", "_modules"}  # where torch.nn.Module has attributes that are tensors or modules
+
+
 @dataclass
 class _Environment:
     """The variables of a traced function, with arrays replaced by CapturedArrays."""
@@ -113,6 +116,8 @@ class _Environment:
     captures: dict[str, CapturedArray]
     functions: dict[types.FunctionType, types.FunctionType] = field(default_factory=dict)
     codes: set[types.CodeType] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)  # in the code: of globals, attributes and methods, and text for getattr
+    open: set[int] = field(default_factory=set)  # identities of objects that are looked into at the moment
 
     def prepared(self, function: Any) -> Callable[..., Any]:
         """`function` in this environment, as are the functions of its module that it calls."""
@@ -131,7 +136,7 @@ class _Environment:
         raise TraceError(f"expected a plain Python function, not a {type(function).__name__}")
 
     def captured(self, name: str, value: Any) -> Any:
-        """`value`, or its stand-in if it is an array, or has arrays: a list, tuple or dict."""
+        """`value`, or its stand-in if it is an array, or has arrays: a list, tuple, dict or object."""
         if type(value) is dict:
             members = {key: self.captured(key if isinstance(key, str) else f"{name}_{key}", one) for key, one in value.items()}
             return members if any(members[key] is not one for key, one in value.items()) else value
@@ -139,32 +144,40 @@ class _Environment:
             items = [self.captured(f"{name}_{i}", one) for i, one in enumerate(value)]
             return type(value)(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
         if not is_array(value):
-            return value
-        dtype = array_dtype(value)
-        if dtype is None:
-            return CapturedArray(name, value, None)
-        captured = self.captures.get(name)
-        if captured is not None and captured.array is not value:
-            raise TraceError(f"two different arrays are called `{name}`; rename one")
-        if captured is None:
-            check_name(name)
-            captured = self.captures[name] = CapturedArray(name, value, dtype)
-        return captured if captured.shape else captured.element()
+            return self._object(value)
+        captured = CapturedArray(name, value, array_dtype(value), captures=self.captures)
+        return captured if captured.shape or captured.dtype_name is None else captured.element()
 
     def _object(self, owner: Any) -> Any:
-        """What a method is called with: its object, or a copy of it with the stand-ins of arrays among the attributes."""
-        if isinstance(owner, type) or not hasattr(owner, "__dict__"):
+        """An object that traced code reads, or a copy of it with the stand-ins of arrays among the attributes that the code, or
+        a method or property of the object that it names, names in turn."""
+        if isinstance(owner, NOT_LOOKED_INTO) or not hasattr(owner, "__dict__") or id(owner) in self.open:
             return owner
         attributes: dict[str, Any] = {}
         for of in (*reversed(type(owner).__mro__), owner):  # attributes of a class are its objects' too
             attributes |= vars(of)
-        stand_ins = {name: self.captured(name.lstrip("_"), value) for name, value in attributes.items()}
-        replaced = {name: stand_in for name, stand_in in stand_ins.items() if stand_in is not attributes[name]}
-        if not replaced:
+        wanted = self.names | {"__call__"}
+        while more := {n for name in wanted & attributes.keys() for n in names_in(attributes[name])} - wanted:
+            wanted |= more
+        self.open.add(id(owner))
+        replaced = self._stand_ins({name: value for name, value in attributes.items() if name in wanted})
+        for space in MEMBERS & attributes.keys():
+            members = attributes[space]
+            found = self._stand_ins({name: value for name, value in members.items() if name in wanted})
+            if found:
+                replaced[space] = {**members, **found}
+        self.open.remove(id(owner))
+        try:
+            made = copy.copy(owner) if replaced else owner
+        except Exception:  # of the object's class: an array that is read is refused by its place in the code
             return owner
-        made = copy.copy(owner)
         made.__dict__.update(replaced)
         return made
+
+    def _stand_ins(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of `attributes` that are arrays or have some."""
+        made = {name: self.captured(name.lstrip("_"), value) for name, value in attributes.items()}
+        return {name: stand_in for name, stand_in in made.items() if stand_in is not attributes[name]}
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
         if function in self.functions:
@@ -172,6 +185,7 @@ class _Environment:
         code = function.__code__
         self.codes.update(codes_in(code))
         used = {name for inner in codes_in(code) for name in inner.co_names}
+        self.names |= names_in(function)
         scope: dict[str, Any] = {n: v for n, v in {**self.sizes, **self.known}.items() if n in used}
         scope["__builtins__"] = tracing_builtins()
         cells = tuple(types.CellType() for _ in code.co_freevars)
@@ -199,6 +213,17 @@ class _Environment:
         if isinstance(value, types.FunctionType) and value.__module__ == function.__module__:
             return self._function(value)
         return self.captured(name, value)
+
+
+def names_in(member: Any) -> set[str]:
+    """The names and texts in the code of a function, a property, or a method of a class."""
+    if isinstance(member, property):
+        member = member.fget
+    code = getattr(getattr(member, "__func__", member), "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return set()
+    found = {name for one in codes_in(code) for name in one.co_names}
+    return found | {text for one in codes_in(code) for text in one.co_consts if isinstance(text, str)}
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -7,6 +7,8 @@ import fractions
 import functools
 import math
 import re
+import threading
+import types
 import warnings
 
 import numpy as np
@@ -135,6 +137,48 @@ def test_arrays_in_attributes_and_in_lists_are_captured() -> None:
     tables = ((biases.slopes, 3), [lambda h: h * 2])
     expected = text_of("score s + tables_0_0[h]", "input tables_0_0: fp32[4]")
     assert attngen.define(score=lambda s, b, h, q, k: s + tables[0][0][h]) == expected
+
+
+class Model:
+    """Objects in each other, one of them in itself, and an array that a property names."""
+
+    def __init__(self) -> None:
+        self.config, self.owner = types.SimpleNamespace(slopes=np.ones(4, np.float32), window=8), self
+        self.window, self._bias, self.lock = np.ones(3, np.float32), np.ones(5, np.float32), threading.Lock()
+
+    @property
+    def bias(self):
+        return self._bias
+
+    def score(self, s, b, h, q, k):
+        return s + self.config.slopes[h] + self.bias[0]
+
+
+def test_arrays_in_attributes_of_captured_objects() -> None:
+    """Of those that an object has, a function captures the ones that it reads: `window` is a number of `config`, too."""
+    model = Model()
+    expected = text_of("score s + slopes[h] + bias[0]", "input slopes: fp32[4] input bias: fp32[5]")
+
+    def score(s, b, h, q, k):
+        return s + model.config.slopes[h] + getattr(model, "bias")[0]  # noqa: B009
+
+    for given in (score, model.score, lambda s, b, h, q, k: score(s, b, h, q, k)):
+        spec, captured = attngen.traced(score=given)
+        assert spec == expected
+        assert captured["slopes"] is model.config.slopes
+    assert isinstance(model.config.slopes, np.ndarray)
+    assert attngen.define(mask=lambda b, h, q, k: q - k < model.config.window) == text_of("mask q - k < 8")
+    other = types.SimpleNamespace(slopes=np.ones(4, np.float32))
+    with pytest.raises(TraceError, match="two different arrays are called `slopes`"):
+        attngen.define(score=lambda s, b, h, q, k: s + model.config.slopes[h] + other.slopes[h])
+
+    class Uncopied(Model):
+        def __copy__(self):
+            raise RuntimeError
+
+    uncopied = Uncopied()
+    with pytest.raises(TraceError, match=r"test_tracing\.py"):
+        attngen.define(score=lambda s, b, h, q, k: s + uncopied.config.slopes[h])
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,32 @@ def test_captured_tensors_of_every_rank_belong_to_the_layer() -> None:
         Attention(score=lambda s, b, h, q, k: s * half)
 
 
+class Biased(torch.nn.Module):
+    """A layer whose functions read a parameter, a buffer of a module in it, and a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes, self.tables, self.window = torch.nn.Parameter(torch.tensor([0.5, 0.25])), torch.nn.Module(), 7
+        self.tables.register_buffer("distances", torch.arange(20) / 10)
+        self.attention = Attention(
+            score=lambda s, b, h, q, k: s + self.slopes[h] * self.tables.distances[k],
+            mask=lambda b, h, q, k: q - k < self.window,
+            mode="naive",
+        )
+
+
+def test_functions_read_tensors_of_the_module_that_they_belong_to() -> None:
+    module, q, at = Biased(), randn(1, 2, 20, 16), torch.arange(20)
+    for layer in (module.attention, copy.deepcopy(module).attention):
+        bias = layer.slopes[:, None, None] * layer.distances
+        expected = scaled_dot_product_attention(q, q, q, attn_mask=bias.masked_fill(at[:, None] - at >= 7, -torch.inf).half())
+        close(layer(q, q, q), expected)
+    assert module.attention.slopes is module.slopes
+    assert module.attention.distances is module.tables.distances
+    (of_slopes,) = torch.autograd.grad(module.attention(q, q, q).square().sum(), module.slopes)
+    assert of_slopes.abs().min() > 0
+
+
 def test_functions_keep_the_meaning_that_they_had_when_the_layer_was_made() -> None:
     """For every element type, in training and evaluation, and in a copy: none of them traces the functions again."""
     width, bias = 7, torch.zeros(20)
