@@ -40,7 +40,7 @@ def mask(
     q_length: int = 0,
     kv_length: int = 0,
     q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
+    kv_offset: int | Tensor = 0,
     mask_function: Any = causal_mask_function,
     attention_mask: Tensor | None = None,
     device: Any = "cpu",
@@ -51,14 +51,16 @@ def mask(
 
     `attention_mask` is [batch, keys so far], true for tokens and false for padding. The offsets are the positions of the first
     query and the first key. Early versions of transformers give the positions of all queries instead, as `cache_position`
-    [q_length], of which the first is not read on the host.
+    [q_length], of which the first is not read on the host. Offsets that are tensors are copied: a cache counts its tokens in
+    place, after the mask was made and before the attention reads it.
     """
     if cache_position is not None:
         q_length, q_offset, device = cache_position.shape[0], cache_position[0], cache_position.device
     if attention_mask is not None:
         padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
         mask_function = and_masks(mask_function, padding_mask_function(padding))
-    moved = add_offsets_to_mask_function(mask_function, q_offset, kv_offset)
+    offsets = (one.clone() if isinstance(one, torch.Tensor) else one for one in (q_offset, kv_offset))
+    moved = add_offsets_to_mask_function(mask_function, *offsets)
     return create_block_mask(moved, batch_size, None, q_length, kv_length, device)
 
 

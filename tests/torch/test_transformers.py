@@ -84,6 +84,25 @@ def test_generated_tokens(name: str, cache: str) -> None:
         assert (found - right).abs().max() <= 1e-5 * right.abs().max()
 
 
+def test_caches_that_count_their_tokens_in_place() -> None:
+    """A mask is read after the cache has counted the tokens of the step: a static cache, without a mask of padding that would
+    hide keys to come, and a sliding one that took back tokens, as in prompt lookup."""
+    tokens = torch.randint(3, 99, (1, 9), generator=torch.Generator().manual_seed(0))
+    logits: dict[str, list[Any]] = {"eager": [], "attngen": []}
+    for name, found in logits.items():
+        llama = model("Llama", name).eval()
+        cache = transformers.StaticCache(config=llama.config, max_cache_len=16)
+        with torch.no_grad():
+            found += [llama(part, past_key_values=cache).logits for part in tokens.split([5, 1, 3], 1)]
+    for right, of_step in zip(*logits.values(), strict=True):
+        assert (of_step - right).abs().max() <= 1e-5 * right.abs().max()
+    repeated = torch.cat([tokens, tokens[:, :4]], 1)
+    how = {"attention_mask": torch.ones_like(repeated), "max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    mistral = model("Mistral", "attngen").eval()
+    expected = mistral.generate(repeated, **how)
+    assert torch.equal(mistral.generate(repeated, prompt_lookup_num_tokens=3, **how), expected)
+
+
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_tokens_of_a_compiled_static_cache() -> None:
     """No token compiles anything: one graph, and another one where windows are full, as torch's own attention has them."""
