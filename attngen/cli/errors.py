@@ -33,8 +33,8 @@ def reported() -> Iterator[None]:
     except MemoryError as error:
         click.echo(f"error: these sizes need more memory than there is ({error}); choose smaller ones", err=True)
         sys.exit(USAGE)
-    except KeyboardInterrupt:
-        click.echo("\ninterrupted", err=True)
+    except KeyboardInterrupt as error:
+        click.echo(f"\n{error}" if str(error) else "\ninterrupted", err=True)
         sys.exit(INTERRUPTED)
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -296,3 +299,72 @@ def test_what_a_kernel_takes_goes_with_it() -> None:
         gc.collect()
         assert (library in Path("/proc/self/maps").read_text()) == loaded
     assert y.all()
+
+
+# --- what stops a kernel from outside
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while (1) {}",
+        "while (1) __syncthreads();",
+        "while (1) __syncwarp();",
+        "float s = 0; while (1) { s += x[0]; if (s < 0) y[0] = s; }",
+    ],
+)
+def test_endless_loops_end_whatever_is_in_them(loop: str, checked: bool) -> None:
+    error = finding(loop, checked=checked)
+    assert error.kind == "runaway loop"
+    assert error.at.line == (3 if "(1) {}" not in loop else 2)  # compilers give an empty loop no line: that before it
+
+
+FAULTS = [
+    ("int* p = 0; y[0] = *(volatile int*)p;", "out of bounds", False),
+    ("*(volatile int*)64 = 1;", "out of bounds", True),
+    ("volatile int zero = 0; y[0] = 7 / zero;", "division by zero", True),
+    ("__builtin_trap();", "trap", True),
+    (
+        "float many[100000]; for (int i = 0; i < 100000; ++i) many[i] = x[i % 64]; y[0] = many[(int)x[3]];",
+        "stack overflow",
+        True,
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "kind", "checked"), FAULTS)
+def test_a_fault_of_the_cpu_is_a_finding_and_not_the_end_of_the_process(body: str, kind: str, checked: bool) -> None:
+    error = finding(body, checked=checked)
+    assert error.kind == kind
+    assert error.at.line == (3 if kind != "stack overflow" else 2)  # the stack is full where the function begins
+
+
+def test_an_endless_recursion_is_a_finding() -> None:
+    deep = "__device__ __noinline__ int deep(int n) { volatile int a[50]; a[n % 50] = n; return deep(n + 1) + a[n % 7]; }"
+    assert finding("y[0] = deep(int(x[1]));", before=deep).kind == "stack overflow"
+
+
+@pytest.mark.parametrize("loop", ["while (1) {}", "while (1) __syncthreads();"])
+def test_an_interrupt_ends_a_launch_at_once_and_says_where_it_was(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def budget(*_: object) -> int:
+        """Called when the launch begins."""
+        Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        return 2**40
+
+    monkeypatch.setattr("attngen.device.emulated.device._budget", budget)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(f"y[0] = 1;\n{loop}", *arrays(), checked=False)
+    assert str(caught.value).startswith("interrupted in kernel, block (0, 0, 0), thread ")
+    monkeypatch.undo()
+    x, y = arrays(32)
+    run("y[threadIdx.x] = x[threadIdx.x];", x, y)  # the next launch is an ordinary one
+    assert np.array_equal(x, y)
+
+
+def test_a_load_of_a_16_bit_element_is_reported_at_its_own_line() -> None:
+    text = "struct fp16 { unsigned short bits; };\n__device__ __forceinline__ float to_float(fp16 x) {\n    return x.bits;\n}"
+    body = "const fp16* p = (const fp16*)x;\nint n = threadIdx.x;\nif (n > 99) return;\ny[n] = to_float(p[n * 1000]);"
+    error = finding(body, before=text)
+    assert error.kind == "out of bounds"
+    assert "to_float(p[n * 1000])" in [text.strip() for _, text in ((error.at.line, error.at.text), *error.at.callers)][-1]

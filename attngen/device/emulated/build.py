@@ -21,7 +21,9 @@ from attngen.device.emulated.translate import COUNTED, RUNTIME, meanings
 
 COMMON = ("-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
 # Lines and inlined calls, for findings; types of variables would take most of the compile time.
-KERNEL = (*COMMON, "-std=c++20", "-nostdinc++", "-gdwarf-4", "-g1")
+# Endless loops stay, so that they are found; a stack that is full meets its guard, however large the local arrays are.
+LOOPS = ("-fno-finite-loops", "-fstack-clash-protection")
+KERNEL = (*COMMON, *LOOPS, "-std=c++20", "-nostdinc++", "-gdwarf-4", "-g1")
 FAST = ("-O2",)
 # -O1 removes the accesses to memory that NVRTC removes too, so that they are not counted. -Og compiles in two thirds of the
 # time, but a struct that dropout writes to shared memory is then reported as never written.

@@ -11,12 +11,13 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from attngen.device.emulated import tracing
 from attngen.device.emulated.buffers import buffers_of, find
 from attngen.device.emulated.build import build_library, calls_of
-from attngen.device.emulated.findings import KINDS, BufferPlace, EmulationError, Place
+from attngen.device.emulated.findings import INTERRUPTED, KINDS, BufferPlace, EmulationError, Place
 from attngen.device.emulated.tensor_map import encode
 from attngen.device.emulated.tracing import Call, Traced, Watch, ints, words
 from attngen.device.emulated.translate import Translated, primitive_lines, translate
@@ -25,7 +26,8 @@ from attngen.device.tensor_map import MappedTensor
 from attngen.emit.program import Program
 
 MULTIPROCESSORS = 2  # few, so that the blocks of a persistent kernel get several work tiles
-ACCESS_BUDGET = 2**32  # accesses of one thread; more count as an endless loop
+ACCESS_BUDGET = 2**32  # accesses of one thread, and its waits by their costs; more count as an endless loop
+SMALL_BUDGET = 2**24  # that of a small problem
 _lock = threading.Lock()  # the runtime of a library has the state of one launch
 
 
@@ -126,7 +128,7 @@ class EmulatedKernel:
         finding = _Finding()
         values = [encode(a.map, a.pointer) if isinstance(a, MappedTensor) else a for a in one.arguments]
         addresses = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
-        status = self._loaded.emulator_launch(
+        arguments = (
             ctypes.cast(getattr(self._loaded, f"attngen_call_{one.entry.name}"), ctypes.c_void_p),
             addresses,
             (ctypes.c_uint * 3)(*one.grid),
@@ -136,16 +138,26 @@ class EmulatedKernel:
             len(ranges),
             ctypes.c_uint64(self.seed),
             TRACED if self.watch is not None else int(self.checked),
-            ctypes.c_uint64(ACCESS_BUDGET),
+            ctypes.c_uint64(_budget(one, memory)),
             int(first),
             counts,
             totals,
             ctypes.byref(finding),
         )
+        try:
+            status = self._loaded.emulator_launch(*arguments)
+        except KeyboardInterrupt:  # raised by Python's own handler, after the launch has stopped
+            raise KeyboardInterrupt(*self._interrupted(one, memory, finding)) from None
         if status == 2:
             raise DeviceError("there is not enough memory for the stacks of the emulated threads")
+        if status and KINDS[finding.kind] == INTERRUPTED:  # a handler of SIGINT that raises nothing
+            raise KeyboardInterrupt(*self._interrupted(one, memory, finding))
         if status:
             raise self._error(one, memory, finding)
+
+    def _interrupted(self, one: Launch, memory: tuple[Memory, ...], finding: _Finding) -> tuple[str, ...]:
+        """The place at which an interrupted launch was, if it has not ended before."""
+        return (str(self._error(one, memory, finding)),) if KINDS[finding.kind] == INTERRUPTED else ()
 
     def _error(self, one: Launch, memory: tuple[Memory, ...], finding: _Finding) -> EmulationError:
         at = self._place(finding.line, finding.code, finding.thread, finding.trace)
@@ -216,6 +228,16 @@ class EmulatedKernel:
         with open("/proc/self/maps") as maps:
             starts = [int(row.split("-", 1)[0], 16) for row in maps if row.rstrip().endswith(names)]
         return min(starts, default=0)
+
+
+def _budget(one: Launch, memory: tuple[Memory, ...]) -> int:
+    """The most accesses that a thread of a launch may make.
+
+    The work of an attention is at most rows times keys times head size, divided among the blocks and their threads. The square
+    of the bytes of its tensors is larger by far.
+    """
+    work = sum(m.bytes for m in memory) ** 2 // (1024 * max(1, prod(one.grid)))
+    return min(ACCESS_BUDGET, SMALL_BUDGET + work)
 
 
 class EmulatedDevice:

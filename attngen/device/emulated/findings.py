@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from attngen.device.protocol import DeviceError
 
+INTERRUPTED = "interrupted"  # by Ctrl-C: not a mistake of the kernel
+
 # In the order of `Kind` in runtime/state.hpp.
 KINDS = (
     "",
@@ -26,6 +28,10 @@ KINDS = (
     "divergent warpgroup",
     "too many registers",
     "invalid operand",
+    "division by zero",
+    "trap",
+    "stack overflow",
+    INTERRUPTED,
 )
 
 
@@ -64,7 +70,8 @@ class EmulationError(DeviceError):
         other: Place | None,
         where: BufferPlace | None = None,
     ) -> None:
-        lines = [f"{kind} in {kernel}, block {block}, thread {at.thread}: {what}", *_show(at)]
+        said = f": {what}" if what else ""
+        lines = [f"{kind} in {kernel}, block {block}, thread {at.thread}{said}", *_show(at)]
         if other is not None:
             lines += [f"the other is thread {other.thread}", *_show(other)]
         super().__init__("\n".join(lines))

@@ -1,8 +1,9 @@
 """A generated `.cu` as C++ for the host compiler, line for line.
 
-Only two things are changed, because no macro can express them: an inline-assembly statement becomes a call of the C++ function
-with the meaning of its PTX instruction (`*.emulated.hpp` beside the primitives), and the declaration of dynamic shared memory
-becomes a pointer. Lines keep their numbers.
+Only three things are changed, because no macro can express them: an inline-assembly statement becomes a call of the C++
+function with the meaning of its PTX instruction (`*.emulated.hpp` beside the primitives); the declaration of dynamic shared
+memory becomes a pointer; and a 16-bit element that is passed by value is passed by reference, so that its load has a line.
+Lines keep their numbers.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _COUNTED_FMA = f"""\
 #define fmaf(...) (emulator::count_instruction({{number}}), fmaf(__VA_ARGS__))
 #endif
 """
+# GCC gives no line to the load of a struct that is passed by value to an inlined function.
+_BY_VALUE = re.compile(r"\(((?:fp|bf)16) (\w+)\) \{")
 _SPECIAL_REGISTERS = {"tid.x": "threadIdx.x", "ctaid.x": "blockIdx.x"}
 
 
@@ -56,6 +59,7 @@ def translate(source: Program) -> Translated:
         pieces.append(_call(statement, line, instructions) + "\n" * statement.count("\n"))
         position = end + 1
     pieces.append(source.text[position:])
+    pieces = [_BY_VALUE.sub(r"(const \1& \2) {", "".join(pieces))]
     text = _DYNAMIC_SHARED.sub(r"unsigned char* const \1 = emulator::dynamic_shared();", "".join(pieces))
     includes = "".join(f'#include "{name}"\n' for name in ["cuda.hpp", *(p.name for p in meanings())])
     if "fmaf(" in source.text:

@@ -2,7 +2,6 @@
 // A kernel is compiled without the C++ standard library's headers: parsing them takes longer than all else of a small kernel.
 #pragma once
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "emulator.hpp"

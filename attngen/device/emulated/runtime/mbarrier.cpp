@@ -78,6 +78,7 @@ void mbarrier_arrive(unsigned address, unsigned bytes, int line) {
 
 void mbarrier_wait(unsigned address, unsigned parity, int line) {
     Mbarrier& b = find(address, line);
+    spend(WARP_COST, line, __builtin_return_address(0));
     if (launch.traced) trace_event("mbarrier wait", true, __builtin_return_address(0));
     while ((b.phase & 1) == parity) {
         current->barrier = address, current->parity = parity;

@@ -179,7 +179,7 @@ void global_write(Range& range, unsigned char* address, int bytes, int line, con
 void access(unsigned char* address, int bytes, bool write, int line, const void* code, bool aligned = true) {
     if (!launch.checked || combining) return;
     if (address >= current->stack_low && address < current->stack_high) return;
-    if (++current->accesses > launch.budget) report(Kind::RUNAWAY, "a thread has made more accesses than its budget: an endless loop?", line, code);
+    if (++current->accesses > launch.budget) out_of_budget(line, code);
     const bool power_of_two = !(bytes & (bytes - 1));     // which most are: a division takes long
     if (aligned && (power_of_two ? (uint64_t)address & (bytes - 1) : (uint64_t)address % bytes)) report(Kind::MISALIGNED, "an address that is not a multiple of the access's size", line, code, 0, nullptr, -1, address, bytes);
     if (Cell* cells = cells_of(address, bytes)) {
@@ -303,6 +303,7 @@ static void check_atomic(void* address, int bytes, int line, const void* code, b
 }
 
 template <typename T> static T updated(T* address, T operand, T (*update)(T, T), int line, const void* code) {
+    spend(ATOMIC_COST, line, code);
     check_atomic(address, sizeof(T), line, code, true);
     const T before = *address;
     *address = update(before, operand);
@@ -318,6 +319,7 @@ unsigned long long atomic_update(unsigned long long* address, unsigned long long
 }
 
 void atomic_add(float* address, const float* by, int count, int line) {
+    spend(ATOMIC_COST, line, __builtin_return_address(0));
     check_atomic(address, count * sizeof(float), line, __builtin_return_address(0), false);
     for (int i = 0; i < count; ++i) address[i] += by[i];
 }

@@ -24,7 +24,7 @@ namespace {
 // Of the fibers, kept from launch to launch and given back when the library is closed
 struct Stacks : std::vector<unsigned char*> {
     ~Stacks() {
-        for (unsigned char* stack : *this) munmap(stack, STACK_BYTES);
+        for (unsigned char* stack : *this) munmap(stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
     }
 } stacks;
 void* scheduler_stack;
@@ -69,7 +69,9 @@ void run(Fiber& fiber) {
     current = &fiber;
     running = &fiber.position;
     running_stack = fiber.stack_low;
+    dispatches = dispatches + 1, in_thread = true;
     emulator_switch(&scheduler_stack, fiber.stack_pointer);
+    in_thread = false;
 }
 
 void shuffle_order(std::vector<int>& order, bool permute) {
@@ -163,6 +165,7 @@ bool run_block(dim3 block, dim3 block_size, dim3 grid, size_t dynamic_bytes, boo
                 moved = true;
                 run(fibers[i]);
                 if (failed) return false;
+                if (interrupted) return record(Kind::INTERRUPTED, "", current->line), false;
                 if (permute && next_random() % 8 == 0) land_one_load(next_random() | 1);
                 if (failed) return false;
             }
@@ -187,6 +190,14 @@ bool run_block(dim3 block, dim3 block_size, dim3 grid, size_t dynamic_bytes, boo
     return false;
 }
 
+bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, bool permute) {
+    for (unsigned z = 0; z < grid.z; ++z)
+        for (unsigned y = 0; y < grid.y; ++y)
+            for (unsigned x = 0; x < grid.x; ++x)
+                if (!run_block({x, y, z}, block, grid, shared_bytes, permute)) return false;
+    return true;
+}
+
 }  // namespace
 
 // The calls that the current thread is in, innermost first, as addresses in the library; 0 where there are no more.
@@ -196,7 +207,9 @@ int walk_calls(uint64_t* to, int most) {
     _Unwind_Backtrace([](_Unwind_Context* frame, void* to) {
         Walk& walk = *(Walk*)to;
         if (walk.next == walk.end) return _URC_END_OF_STACK;
-        *walk.next++ = _Unwind_GetIP(frame);
+        int is_exact = 0;           // of a frame that a signal interrupted: the place of an instruction, not behind a call
+        const uint64_t at = _Unwind_GetIPInfo(frame, &is_exact);
+        *walk.next++ = at + (is_exact ? 1 : 0);
         return _URC_NO_REASON;
     }, &walk);
     return int(walk.next - to);
@@ -211,6 +224,7 @@ int lane_index() { return current->lane; }
 void switch_to_scheduler() { emulator_switch(&current->stack_pointer, scheduler_stack); }
 
 void wait_in(State state, const char* what, int line) {
+    if (!tracing) spend(WAIT_COST, line, __builtin_return_address(0));
     current->state = state;
     current->line = line;
     current->what = what;
@@ -222,6 +236,7 @@ void wait_in(State state, const char* what, int line) {
 }
 
 void block_barrier(int line) {
+    spend(BLOCK_BARRIER_COST, line, __builtin_return_address(0));
     if (launch.traced) trace_event("block barrier", current->index == 0, __builtin_return_address(0));
     current->state = State::AT_BLOCK_BARRIER;
     current->line = line;
@@ -230,6 +245,7 @@ void block_barrier(int line) {
 }
 
 void warp_collective(const char* what, int line, unsigned mask, const void* in, void* out, Combine combine) {
+    spend(WARP_COST, line, __builtin_return_address(0));
     Fiber& self = *current;
     self.state = State::AT_WARP;
     self.line = line;
@@ -299,9 +315,11 @@ EXPORTED int emulator_launch(void (*kernel)(void**), void** arguments, const uns
     using namespace emulator;
     const unsigned count = block[0] * block[1] * block[2];
     while (stacks.size() < count) {
-        void* memory = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* memory = mmap(nullptr, GUARD_BYTES + STACK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) return 2;
-        stacks.push_back((unsigned char*)memory);
+        unsigned char* const stack = (unsigned char*)memory + GUARD_BYTES;
+        if (mprotect(stack, STACK_BYTES, PROT_READ | PROT_WRITE)) return 2;
+        stacks.push_back(stack);
     }
     fibers.resize(count);
     thread_count = count;
@@ -319,10 +337,10 @@ EXPORTED int emulator_launch(void (*kernel)(void**), void** arguments, const uns
     failed = combining = false, random_state = seed;
     memset(finding, 0, sizeof(*finding));
     reserve_shared(shared_bytes);
-    for (unsigned z = 0; z < grid[2]; ++z)
-        for (unsigned y = 0; y < grid[1]; ++y)
-            for (unsigned x = 0; x < grid[0]; ++x)
-                if (!run_block({x, y, z}, {block[0], block[1], block[2]}, {grid[0], grid[1], grid[2]}, shared_bytes, seed != 0)) return 1;
+    begin_stops();
+    const bool ran = run_grid({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes, seed != 0);
+    end_stops();
+    if (!ran) return 1;
     totals[0] += launch.shared_read, totals[1] += launch.shared_written, totals[2] += launch.barriers;
     return 0;
 }

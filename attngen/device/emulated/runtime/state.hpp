@@ -14,12 +14,13 @@ namespace emulator {
 enum class Kind : int {
     NONE, OUT_OF_BOUNDS, READ_ONLY, UNINITIALIZED_SHARED, UNINITIALIZED_GLOBAL, RACE, IN_FLIGHT, MISALIGNED, DIVERGENT_BARRIER, DEADLOCK, RUNAWAY,
     PROXY_FENCE, WGMMA_FENCE, BARRIER_MISUSE, ACCUMULATOR, DIVERGENT_WARPGROUP, REGISTERS, OPERAND,
+    DIVISION, TRAP, STACK, INTERRUPTED,
 };
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))  // called by Python; all else is hidden
 
 constexpr int TRACE = 16, WAITERS = 8;
-constexpr size_t STACK_BYTES = 256 * 1024;
+constexpr size_t STACK_BYTES = 256 * 1024, GUARD_BYTES = 64 * 1024;  // a page of any CPU; below each stack, nothing may be touched
 
 // A group of threads that wait at one place for one thing, in a deadlock.
 struct Waiter {
@@ -67,7 +68,7 @@ struct Fiber {
     unsigned mask;
     Lane lane_arguments;
     Combine combine;
-    uint64_t accesses;
+    uint64_t accesses;              // and waits, by their costs: at most launch.budget
     unsigned* clock;                // see order.cpp
     std::vector<unsigned> proxy_fences, init_fences;
     void* stack_pointer;
@@ -88,11 +89,21 @@ extern const void* collective_code; // from where the warp came to it,
 extern Fiber* collective_last;      // and the lane that came last: the one that runs it
 
 void switch_to_scheduler();
+int walk_calls(uint64_t* to, int most);  // the calls that the current thread is in
 void wait_in(State state, const char* what, int line);  // until somebody makes the fiber READY
 template <typename Where> void wake(State state, Where where) {
     for (Fiber& f : fibers)
         if (f.state == state && where(f)) f.state = State::READY;
 }
+
+// --- what stops a kernel from outside (stop.cpp)
+
+extern volatile bool in_thread;     // a fiber runs, not the scheduler
+extern volatile uint64_t dispatches;  // of fibers
+extern volatile bool interrupted;   // by Ctrl-C
+void begin_stops();
+void end_stops();
+[[noreturn]] void out_of_budget(int line, const void* code);
 
 // --- order (order.cpp)
 
@@ -152,6 +163,11 @@ struct Launch {
 };
 
 extern Launch launch;
+// Costs of waits, in accesses: so long do they take, about.
+constexpr uint64_t BLOCK_BARRIER_COST = 1024, WARP_COST = 128, WAIT_COST = 1024, ATOMIC_COST = 1;
+inline void spend(uint64_t cost, int line, const void* code) {
+    if ((current->accesses += cost) > launch.budget) out_of_budget(line, code);
+}
 
 constexpr unsigned SHARED_WINDOW = 0x1000;           // PTX addresses of dynamic shared memory begin here
 unsigned static_window();                            // those of static arrays

@@ -43,6 +43,5 @@ void trace_bulk(const char* what, bool write, const void* address, int bytes, co
 void trace_meeting(const char* what, unsigned mask, int line, const void* code);   // of one warp, by its last lane to arrive
 void trace_event(const char* what, bool counts, const void* code);       // of the current thread; `counts`: as an execution
 void trace_block_meeting();                                              // all threads of the block have met
-int walk_calls(uint64_t* to, int most);                                  // scheduler.cpp
 
 }  // namespace emulator
