@@ -100,7 +100,7 @@ def command(
     loaded = specs.load_specs(spec, name)
     if dtype is not None:
         loaded = [replace(one, spec=replace(one.spec, dtype=DTYPES[dtype])) for one in loaded]
-    loaded, changed = specs.changed_kernel(source, loaded, kernel, arch, backward, wanted)
+    loaded, changed = specs.changed_kernel(source, loaded, kernel, arch, backward, wanted, deterministic)
     kernel, arch = (changed.schedule, changed.arch.name) if changed is not None else (kernel, arch)
     devices = _Devices(gpu, arch, thread_orders, fast, debug)
     progress = _Progress()

@@ -182,6 +182,7 @@ def changed_kernel(
     arch: str | None,
     backward: bool | None = None,
     wanted: str | None = None,
+    deterministic: bool = False,
 ) -> tuple[list[Loaded], ChangedFile | None]:
     """The attentions to run, and the file of --source that contains the kernel of one of them.
 
@@ -192,7 +193,7 @@ def changed_kernel(
 
     if source is None:
         return loaded, None
-    changed = changed_file(source, [one.spec for one in loaded], kernel, arch)
+    changed = changed_file(source, [one.spec for one in loaded], kernel, arch, deterministic)
     has = f"{changed.path} contains a {'backward' if changed.wanted else 'forward'}"
     if backward is not None and backward != bool(changed.wanted):
         raise click.BadParameter(has, param_hint="--backward" if backward else "--forward")

@@ -65,7 +65,7 @@ def command(
     if arch is not None:
         arch = specs.arch_known(arch).name
     loaded = specs.load_specs(spec, name)
-    loaded, changed = specs.changed_kernel(source, loaded, kernel, arch, backward or None, wanted)
+    loaded, changed = specs.changed_kernel(source, loaded, kernel, arch, backward or None, wanted, deterministic)
     for one in loaded:
         gradients = changed.wanted if changed else specs.gradients_named(backward, wanted, one.spec)
         schedules = (changed.schedule,) if changed else _schedules(one.spec, kernel, steps, gradients, arch)

@@ -20,9 +20,12 @@ from attngen.schedules.choose import default_arch
 from attngen.spec.attention import PORTABLE_SCHEDULES, SCHEDULE_NAMES, AttentionSpec
 from attngen.spec.gradient import QKV, GradientError, differentiable, gradient_argument
 
-_ENTRY = re.compile(r"__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\([^()]*\)\s*)?(?:void\s+)?(\w+)\s*\(([^()]*)\)")
+_ATTRIBUTE = r"__\w+__\s*\((?:[^()]|\([^()]*\))*\)\s*"  # such as __launch_bounds__(THREADS)
+_ENTRY = re.compile(rf'(extern\s+"C"\s+)?(?:{_ATTRIBUTE})*__global__\s+(?:void\s+|{_ATTRIBUTE})*(\w+)\s*\(([^()]*)\)')
+_ENTRY_BLOCK = re.compile(r'extern\s+"C"\s*\{')
 _ARCH = re.compile(r"^//\s*Plan, for (sm_\w+)", re.M)
 _CONSTANT = re.compile(r"constexpr int (\w+) = (\d+);")
+MAX_BYTES = 4 * 2**20
 LAUNCHED = ("BLOCK_Q", "THREADS", "THREADS_D")  # constants that determine grids and blocks
 
 
@@ -39,12 +42,15 @@ class ChangedFile:
     deterministic: bool = DETERMINISTIC
 
 
-def changed_file(path: Path, specs: Sequence[AttentionSpec], schedule: str | None, arch: str | None) -> ChangedFile:
-    """The file at `path`, which must contain a kernel of one of `specs`, of `schedule` and `arch` if these are given.
+def changed_file(
+    path: Path, specs: Sequence[AttentionSpec], schedule: str | None, arch: str | None, deterministic: bool = False
+) -> ChangedFile:
+    """The file at `path`, which must contain a kernel of one of `specs`, of `schedule` and `arch` if these are given. If it
+    is `deterministic`, it must be a backward whose gradients have the same bits in every run.
 
     Raises ArgumentError, which says what the file contains and what was expected.
     """
-    text = path.read_text(errors="replace")
+    text = read_source(path)
     contents = _Contents(path, strip_comments(text))
     schedule = None if schedule == "auto" else schedule
     if not contents.entries:
@@ -58,6 +64,8 @@ def changed_file(path: Path, specs: Sequence[AttentionSpec], schedule: str | Non
     likely = _likely_schedules(path, text)
     misfit = None
     for one in _possible(specs, likely, target, contents):
+        if deterministic and not one.deterministic:
+            continue
         if not {e.name for e in one.source.kernels} <= {*contents.entries}:
             continue
         wrong = contents.misfit(one.source)
@@ -66,7 +74,27 @@ def changed_file(path: Path, specs: Sequence[AttentionSpec], schedule: str | Non
         if not wrong:
             return ChangedFile(path, text, one.spec, one.schedule, one.arch, one.wanted, one.deterministic)
         misfit = misfit or wrong
+    if deterministic:
+        found = changed_file(path, specs, schedule, arch)
+        what = "a backward whose gradients differ from run to run" if found.wanted else "a forward"
+        raise ArgumentError(f"{path} contains {what}; leave out --deterministic, or build a backward with it")
     raise ArgumentError(misfit or _unknown(path, specs, schedule, target, [*contents.entries]))
+
+
+def read_source(path: Path) -> str:
+    """The text of a CUDA file, without a byte-order mark, with the line ends of Unix. Raises ArgumentError."""
+    data = path.read_bytes()
+    if len(data) > MAX_BYTES:
+        raise ArgumentError(f"{path} has {len(data):,} bytes; a file of `attngen build` has at most {MAX_BYTES:,}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ArgumentError(f"{path}:{line}: this is not UTF-8 text; save the file with the encoding UTF-8") from None
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise ArgumentError(f"{path}:{line}: a character with the code 0; save the file as UTF-8 text")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _check_arch(path: Path, built_for: Arch | None, wanted: str | None) -> None:
@@ -119,14 +147,17 @@ class _Contents:
 
     def __init__(self, path: Path, code: str) -> None:
         self.path = path
-        self.entries = dict(_ENTRY.findall(code))
+        found = _ENTRY.findall(code)
+        self.entries = {name: parameters for _, name, parameters in found}
+        in_c = _ENTRY_BLOCK.search(code) is not None
+        self.mangled = {name for is_c, name, _ in found if not (is_c or in_c)}
         self.constants = dict(_CONSTANT.findall(code))
 
     def gradients(self, spec: AttentionSpec) -> tuple[str, ...]:
         """The gradients of `spec` that the file writes, by the names of its kernels' parameters."""
         written = {name for parameters in self.entries.values() for name in _names(parameters)}
-        tensors = {"q": "dQ", "k": "dK", "v": "dV"}
-        return tuple(n for n in (*QKV, *differentiable(spec)) if tensors.get(n, gradient_argument(n)) in written)
+        tensors = {"q": {"dQ", "dq_map"}, "k": {"dK", "dk_map"}, "v": {"dV", "dv_map"}}  # or their tensor maps
+        return tuple(n for n in (*QKV, *differentiable(spec)) if tensors.get(n, {gradient_argument(n)}) & written)
 
     def misfit(self, source: Program) -> str:
         """The reason why the plan of `source` cannot launch the file; "" if it can."""
@@ -137,6 +168,16 @@ class _Contents:
                     f"{self.path}: the parameters of {entry.name} are not those that the plan for {source.arch} passes: "
                     f"{'; '.join(_differences(names, wanted))}. The launch stays that of the spec: build the file again"
                 )
+            types = [_type(one) for one in self.entries[entry.name].split(",") if one.strip()]
+            passed = [_type(f"{p.ctype} {p.name}") for p in entry.parameters]
+            for name, expected, theirs in zip(wanted, passed, types, strict=True):
+                if expected != theirs:
+                    return (
+                        f"{self.path}: the parameter {name} of {entry.name} has the type {theirs}, and the plan for "
+                        f"{source.arch} passes {expected}; build the file again for the element type of this run"
+                    )
+            if entry.name in self.mangled:
+                return f'{self.path}: {entry.name} is not declared extern "C": it cannot be found by its name'
         ours = dict(_CONSTANT.findall(source.text))
         for name in LAUNCHED:
             if self.constants.get(name) != ours.get(name):
@@ -145,6 +186,15 @@ class _Contents:
                     f"the kernel for {ours.get(name, 'none')}; state the tile in the spec and build the file again"
                 )
         return ""
+
+
+def _type(parameter: str) -> str:
+    """The type of a C++ parameter, in one spelling: without its name, the kernel's promises about it, and `const` of values."""
+    words = re.findall(r"\w+|[*&]", parameter)[:-1]
+    kept = [word for word in words if word not in ("__restrict__", "__grid_constant__")]
+    if "*" not in kept:
+        kept = [word for word in kept if word != "const"]
+    return " ".join(kept).replace(" *", "*")
 
 
 def _names(parameters: str) -> list[str]:
@@ -168,6 +218,13 @@ def _unknown(
     possible = _possible(specs, [schedule] if schedule else SCHEDULE_NAMES, target)
     expected = dict.fromkeys(", ".join(e.name for e in one.source.kernels) for one in possible)
     names = ", ".join(spec.name for spec in specs)
+    near = max(expected, key=lambda one: len({*one.split(", ")} & {*found}), default="")
+    needed = near.split(", ")
+    lacking = [one for one in needed if one not in found]
+    if 0 < len(lacking) < len(needed):
+        others = [one for one in found if one not in needed]
+        renamed = f" (it contains {', '.join(others)})" if others else ""
+        return f"{path} lacks the kernel {' and '.join(lacking)} that {names} launches{renamed}"
     if not expected:
         assert target is not None
         return f"{path} contains {', '.join(found)}; {target.name} does not support the {schedule} kernel of {names}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -14,6 +15,7 @@ import pytest
 
 from attngen.device.emulated import EmulatedDevice
 from attngen.device.protocol import CompilationError
+from attngen.diagnostics import ArgumentError
 from attngen.emit.emitter import emit
 from attngen.inspect import trials
 from attngen.inspect.checking import Kernel, check_exercised
@@ -26,6 +28,7 @@ from attngen.reference.coverage import Exercise
 from attngen.reference.numpy_oracle import Reference
 from attngen.schedules import choose, schedules_for
 from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec
+from attngen.spec.gradient import QKV
 from tests.harness import SPECS, emitted, shipped
 from tests.harness import cli as invoke
 from tests.tiers import cases
@@ -264,6 +267,9 @@ def test_a_file_of_something_else_is_answered_in_words(
         ("int heads_in_l2)", "int heads_in_l2, int more)", "the parameters of gpt2_fused are not those"),
         ("BLOCK_Q = 128;", "BLOCK_Q = 64;", "BLOCK_Q is 64, and the plan for sm_80 launches the kernel for 128"),
         ("__global__", "", "has no __global__ function"),
+        ("const fp16* __restrict__ Q,", "const bf16* __restrict__ Q,", "parameter Q of gpt2_fused has the type const bf16*"),
+        ("long long q_stride_b,", "int q_stride_b,", "parameter q_stride_b of gpt2_fused has the type int"),
+        ('extern "C" __global__', "__global__", 'gpt2_fused is not declared extern "C"'),
         ("LOG2_E;", "LOG3_E;", "kernel.cu:{line}:"),
         ("asm(", "asm((", "the asm statement at line "),
     ],
@@ -278,6 +284,74 @@ def test_what_cannot_be_launched_or_compiled_is_said_of_the_user_s_file(old: str
     assert words.format(line=line) in result.stderr
     assert "internal error" not in result.stderr
     assert "/tmp/" not in result.stderr.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize(
+    ("encode", "words"),
+    [
+        (lambda text: text.encode("utf-16"), "is not UTF-8 text"),
+        (
+            lambda text: text.replace("// 1. Numbers", "// 1. \xdcbersicht").encode("latin-1"),
+            "kernel.cu:{line}: this is not UTF-8",
+        ),
+        (lambda text: text.replace("// 1. Numbers", "// 1.\0").encode(), "kernel.cu:{line}: a character with the code 0"),
+        (lambda text: text.encode() + b"//" * 2**22, "a file of `attngen build` has at most"),
+        (
+            lambda text: text.replace("gpt2_softmax(", "my_softmax(").encode(),
+            "lacks the kernel gpt2_softmax that gpt2 launches",
+        ),
+    ],
+)
+def test_a_file_that_is_not_text_or_lacks_a_kernel_is_refused_with_its_line(
+    encode: Callable[[str], bytes], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "kernel.cu"
+    text = emitted(shipped("gpt2"), "naive").text
+    path.write_bytes(encode(text))
+    result = invoke("check", "gpt2", "--source", str(path), "--device", "emulated")
+    assert result.exit_code == 2
+    line = text[: text.index("// 1. Numbers")].count("\n") + 1
+    assert words.format(line=line) in result.stderr
+
+
+@pytest.mark.parametrize("change", [lambda text: "\ufeff" + text, lambda text: text.replace("\n", "\r\n")])
+def test_a_byte_order_mark_and_line_ends_of_windows_change_nothing(change: Callable[[str], str], tmp_path: Path) -> None:
+    from attngen.inspect.changed_file import changed_file
+
+    spec = shipped("gpt2")
+    text = emitted(spec, "naive").text
+    path = tmp_path / "kernel.cu"
+    path.write_bytes(change(text).encode())
+    assert changed_file(path, [spec], None, None).text == text
+
+
+def test_a_file_of_another_element_type_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.cu"
+    path.write_text(emitted(shipped("gpt2"), "naive").text)
+    result = invoke("check", "gpt2", "--source", str(path), "--device", "emulated", "--dtype", "bf16")
+    assert result.exit_code == 2
+    assert "parameter Q of gpt2_scores has the type const fp16*, and the plan for sm_80 passes const bf16*" in result.stderr
+
+
+@pytest.mark.parametrize("schedule", ["naive", "fused", "hopper"])
+def test_backwards_are_detected_and_deterministic_ones_on_request(schedule: str, tmp_path: Path) -> None:
+    from attngen.inspect.changed_file import changed_file
+
+    spec, arch = shipped("gpt2"), ARCHES["sm_90a" if schedule == "hopper" else "sm_80"]
+    path = tmp_path / "kernel.cu"
+    for deterministic in (False, True):
+        path.write_text(emit(spec, choose(spec, arch, schedule, wanted=QKV, deterministic=deterministic)).text)
+        assert changed_file(path, [spec], None, None).wanted == QKV
+        if deterministic or schedule == "naive":
+            assert changed_file(path, [spec], None, None, deterministic=True).deterministic
+        else:
+            with pytest.raises(ArgumentError, match="a backward whose gradients differ from run to run; leave out --det"):
+                changed_file(path, [spec], None, None, deterministic=True)
+    path.write_text(emitted(spec, "naive").text)
+    for command in (["check", "--device", "emulated"], ["trace"]):
+        refused = invoke(command[0], "gpt2", "--source", str(path), *command[1:], "--deterministic")
+        assert refused.exit_code == 2
+        assert "contains a forward; leave out --deterministic" in refused.stderr
 
 
 @pytest.mark.parametrize("schedule", ["naive", "tiled", "fused", "wgmma", "hopper", "decode"])
