@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from attngen.plan.arch import Arch
     from attngen.spec.attention import AttentionSpec
 
+UNKNOWN = (
+    "note: the emulated device has no headers, and knows the functions of CUDA that docs/trace.md lists; run others on a GPU"
+)
 LOADED: list[Loaded] = []  # the specs of this command: a refused call is reported at their source positions
 
 
@@ -214,4 +217,9 @@ def compilation_errors_in(changed: ChangedFile | None) -> Iterator[None]:
         if changed is None:
             raise
         log = re.sub(rf"(?<![\w./-]){changed.spec.name}_{changed.schedule}\.cu\b", str(changed.path), error.log)
-        raise ArgumentError(f"{changed.path} does not compile:\n{log.strip()}") from None
+        lines = log.strip().splitlines()
+        own = [line for line in lines if line.startswith(f"{changed.path}:")]
+        if any("error: " in line for line in own):  # without the emulated device's own files, and lines quoted from them
+            lines = own
+        hint = f"\n{UNKNOWN}" if any(words in log for words in ("was not declared", "No such file", "undeclared")) else ""
+        raise ArgumentError("\n".join([f"{changed.path} does not compile:", *lines]) + hint) from None

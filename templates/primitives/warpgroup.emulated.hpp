@@ -4,6 +4,10 @@
 namespace ptx {
 
 inline void bar_sync(int line, unsigned id, unsigned threads) { emulator::named_barrier(id, threads, true, line); }
+inline void bar_sync(int line, unsigned id) {  // of all threads of the block
+    const dim3 block = emulator::block_size();
+    emulator::named_barrier(id, block.x * block.y * block.z, true, line);
+}
 inline void bar_arrive(int line, unsigned id, unsigned threads) { emulator::named_barrier(id, threads, false, line); }
 inline void bar_warp_sync(int, unsigned) {}
 inline void setmaxnreg_inc_sync_aligned_u32(int line, unsigned registers) { emulator::set_registers(true, registers, line); }

@@ -490,3 +490,14 @@ def test_a_command_that_fails_does_not_wait_for_references(monkeypatch: pytest.M
         next(results)
     assert not is_done.is_set()
     goes_on.set()
+
+
+def test_a_function_that_the_emulated_device_does_not_know_is_answered_in_the_user_s_file(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.cu"
+    path.write_text(emitted(shipped("gpt2"), "naive").text.replace("float dot = 0.0f;", "float dot = __activemask();"))
+    result = invoke("check", "gpt2", "--source", str(path), "--device", "emulated")
+    assert result.exit_code == 2
+    assert "__activemask" in result.stderr
+    assert "functions of CUDA that docs/trace.md lists" in result.stderr
+    assert "/tmp/tmp" not in result.stderr.replace(str(tmp_path), "")
+    assert ".hpp" not in result.stderr

@@ -27,6 +27,7 @@ from attngen.emit.program import Program
 
 MULTIPROCESSORS = 2  # few, so that the blocks of a persistent kernel get several work tiles
 ACCESS_BUDGET = 2**32  # accesses of one thread, and its waits by their costs; more count as an endless loop
+NEAR = 2**20  # bytes from a tensor, to which an address outside is compared
 SMALL_BUDGET = 2**24  # that of a small problem
 _lock = threading.Lock()  # the runtime of a library has the state of one launch
 
@@ -168,7 +169,7 @@ class EmulatedKernel:
         text = "; ".join(filter(None, [*waiters, finding.text.decode(errors="replace")]))
         where = self._where(one, memory, finding.address) if finding.bytes else None
         if finding.bytes:
-            text += f" ({finding.bytes} bytes at {where or hex(finding.address)})"
+            text += f" ({finding.bytes} bytes at {where or _beside(memory, finding.address)})"
         x, y, z = finding.block
         return EmulationError(KINDS[finding.kind], text, one.entry.name, (x, y, z), at, other, where)
 
@@ -228,6 +229,14 @@ class EmulatedKernel:
         with open("/proc/self/maps") as maps:
             starts = [int(row.split("-", 1)[0], 16) for row in maps if row.rstrip().endswith(names)]
         return min(starts, default=0)
+
+
+def _beside(memory: tuple[Memory, ...], address: int) -> str:
+    """An address outside every tensor, by its distance from the end or the begin of the nearest one, if one is near."""
+    past = [(address - m.pointer - m.bytes, f"{{}} past the end of {m.name}") for m in memory]
+    ahead = [(m.pointer - address, f"{{}} before {m.name}") for m in memory]
+    distance, text = min((one for one in (*past, *ahead) if one[0] >= 0), default=(NEAR, ""))
+    return text.format(f"byte {distance}") if distance < NEAR else hex(address)
 
 
 def _budget(one: Launch, memory: tuple[Memory, ...]) -> int:

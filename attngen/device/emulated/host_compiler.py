@@ -32,8 +32,9 @@ class Family:
     links_with: bool = True  # knows -fuse-ld
 
 
-# Of the sanitizer, only the calls before each access are used: its runtime is not linked.
-CALLS = ("-fsanitize=thread",)
+# Of the sanitizers, only the calls before each access, and those for an index outside its array, are used: their runtimes are
+# not linked.
+CALLS = ("-fsanitize=thread", "-fsanitize=bounds")
 # Scalar replacement of aggregates is off, because it changes the width of accesses.
 GCC = Family("gcc", (), (*CALLS, "-fno-tree-sra"))
 CLANG = Family("clang", (), CALLS)

@@ -21,9 +21,10 @@ RUNTIME = Path(__file__).parent / "runtime"
 COUNTED = "EMULATOR_COUNTS_FMA"  # the macro that makes ordinary multiply-adds counted
 
 _ASM = re.compile(r"\basm\s*(volatile)?\s*\(")
+_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"', re.DOTALL)  # or a string, which may contain //
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?unsigned char (\w+)\[\];")
-_OPERAND = re.compile(r"%(\d+)|(?<![\w%])(\d+)(?!\w)|%%(\w+\.x)|(?<![\w%.])([a-z]\w*)")
+_DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:(?:__align__|alignas)\s*\(\w+\)\s*)?(\w[\w ]*?)\s+(\w+)\s*\[\s*\]\s*;")
+_OPERAND = re.compile(r"%(\d+)|(?<![\w%])(\d+)(?!\w)|%%(\w+(?:\.[xyz])?)|(?<![\w%.])([a-z]\w*)")
 _BLOCK = re.compile(r"\{\s*\.reg \.pred (\w+);(.*)\}", re.DOTALL)
 _COLUMNS = re.compile(r"(m\d+)n(\d+)(k\d+)")
 FMA = "fma.rn.f32"  # the PTX instruction of fmaf
@@ -35,7 +36,14 @@ _COUNTED_FMA = f"""\
 """
 # GCC gives no line to the load of a struct that is passed by value to an inlined function.
 _BY_VALUE = re.compile(r"\(((?:fp|bf)16) (\w+)\) \{")
-_SPECIAL_REGISTERS = {"tid.x": "threadIdx.x", "ctaid.x": "blockIdx.x"}
+_SPECIAL_REGISTERS = {
+    "laneid": "emulator::lane_index()",
+    **{
+        f"{r}.{i}": f"{b}.{i}"
+        for r, b in (("tid", "threadIdx"), ("ctaid", "blockIdx"), ("ntid", "blockDim"), ("nctaid", "gridDim"))
+        for i in "xyz"
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,10 @@ def translate(source: Program) -> Translated:
     instructions: list[str] = []
     pieces: list[str] = []
     position = 0
+    comments = {i for m in _COMMENT.finditer(source.text) if m[0][0] == "/" for i in range(*m.span())}
     for match in _ASM.finditer(source.text):
+        if match.start() in comments:
+            continue
         end = _closing(source.text, match.end() - 1)
         statement = source.text[match.end() : end]
         line = source.text.count("\n", 0, match.start()) + 1
@@ -60,7 +71,7 @@ def translate(source: Program) -> Translated:
         position = end + 1
     pieces.append(source.text[position:])
     pieces = [_BY_VALUE.sub(r"(const \1& \2) {", "".join(pieces))]
-    text = _DYNAMIC_SHARED.sub(r"unsigned char* const \1 = emulator::dynamic_shared();", "".join(pieces))
+    text = _DYNAMIC_SHARED.sub(r"\1* const \2 = (\1*)emulator::dynamic_shared();", "".join(pieces))
     includes = "".join(f'#include "{name}"\n' for name in ["cuda.hpp", *(p.name for p in meanings())])
     if "fmaf(" in source.text:
         includes += _COUNTED_FMA.format(number=len(instructions))
@@ -116,6 +127,8 @@ def _closing(text: str, opening: int) -> int:
 
 def _call(statement: str, line: int, instructions: list[str]) -> str:
     """A C++ expression for one asm statement: an instruction, or a block of some that share a predicate."""
+    if not statement.lstrip().startswith('"'):
+        raise DeviceError(f"the instruction of the asm statement at line {line} is not an ordinary string")
     template, sections = _sections(statement)
     values = [e for section in sections[:2] for e in section]
     block = _BLOCK.fullmatch(template.strip())
@@ -138,9 +151,19 @@ def _instruction(text: str, values: list[str], line: int, instructions: list[str
         )
     if opcode not in instructions:
         instructions.append(opcode)
-    arguments = [values[int(m[1])] if m[1] else m[2] or m[4] or _SPECIAL_REGISTERS[m[3]] for m in _OPERAND.finditer(operands)]
+    arguments = [_argument(m, values, opcode, line) for m in _OPERAND.finditer(operands)]
     count = f"emulator::count_instruction({instructions.index(opcode)})"
     return f"{count}, ptx::{name}{template_arguments}({', '.join([str(line), *arguments])})"
+
+
+def _argument(operand: re.Match[str], values: list[str], opcode: str, line: int) -> str:
+    """The C++ expression of an operand: one of `values` by its number, a constant, a name, or a special register."""
+    number, constant, register, name = operand.groups()
+    if number and int(number) >= len(values):
+        raise DeviceError(f"{opcode} of line {line} has the operand %{number}, and the asm statement lists {len(values)}")
+    if register and register not in _SPECIAL_REGISTERS:
+        raise DeviceError(f"the emulated device does not know the special register %{register} of line {line}")
+    return values[int(number)] if number else _SPECIAL_REGISTERS[register] if register else constant or name
 
 
 def _sections(statement: str) -> tuple[str, list[list[str]]]:
@@ -158,7 +181,7 @@ def _sections(statement: str) -> tuple[str, list[list[str]]]:
     while i < len(statement):
         if statement[i] == ":":
             sections.append([])
-        elif statement[i] == "(":
+        elif statement[i] == "(" and sections:
             end = _closing(statement, i)
             sections[-1].append(statement[i + 1 : end])
             i = end

@@ -8,6 +8,8 @@
 
 #define __global__ __attribute__((noinline))
 #define __device__
+#define __host__
+#define __constant__
 #define __forceinline__ inline
 #define __noinline__
 #define __launch_bounds__(...)
@@ -21,11 +23,11 @@
 #define gridDim emulator::grid_size()
 
 #define __syncthreads() emulator::block_barrier(__LINE__)
-#define __syncwarp(...) emulator::warp_barrier(__LINE__, 0xffffffffu)
-#define __shfl_sync(mask, value, source) emulator::shuffle(__LINE__, mask, value, source)
-#define __shfl_xor_sync(mask, value, lanes) emulator::shuffle(__LINE__, mask, value, emulator::lane_index() ^ (lanes))
-#define __shfl_up_sync(mask, value, by) emulator::shuffle(__LINE__, mask, value, emulator::lane_index() - int(by) < 0 ? emulator::lane_index() : emulator::lane_index() - int(by))
-#define __shfl_down_sync(mask, value, by) emulator::shuffle(__LINE__, mask, value, emulator::lane_index() + int(by) > 31 ? emulator::lane_index() : emulator::lane_index() + int(by))
+#define __syncwarp(...) emulator::warp_barrier(__LINE__, emulator::mask_or_all(__VA_ARGS__))
+#define __shfl_sync(mask, value, ...) emulator::shuffle(__LINE__, mask, value, emulator::lane_at(__VA_ARGS__))
+#define __shfl_xor_sync(mask, value, ...) emulator::shuffle(__LINE__, mask, value, emulator::lane_xor(__VA_ARGS__))
+#define __shfl_up_sync(mask, value, ...) emulator::shuffle(__LINE__, mask, value, emulator::lane_up(__VA_ARGS__))
+#define __shfl_down_sync(mask, value, ...) emulator::shuffle(__LINE__, mask, value, emulator::lane_down(__VA_ARGS__))
 #define __ballot_sync(mask, vote) emulator::ballot(__LINE__, mask, vote)
 #define __ffs __builtin_ffs
 #define __popc __builtin_popcount
@@ -34,9 +36,75 @@
 #define __cvta_generic_to_shared(pointer) emulator::shared_address(pointer)
 
 // The value before the update is the result.
-#define atomicAdd(address, by) emulator::atomic_update(address, by, [](auto a, auto b) { return a + b; }, __LINE__)
+#define atomicAdd(address, by) emulator::atomic_sum(address, by, __LINE__)
 #define atomicInc(address, most) emulator::atomic_update(address, most, [](unsigned a, unsigned b) { return a >= b ? 0 : a + 1; }, __LINE__)
 #define atomicExch(address, value) emulator::atomic_update(address, value, [](unsigned, unsigned b) { return b; }, __LINE__)
+
+#define assert(condition) ((condition) ? (void)0 : emulator::stop_kernel("the assertion " #condition " fails", __LINE__))
+#define __trap() emulator::stop_kernel("the kernel calls __trap()", __LINE__)
+#define __threadfence() ((void)0)
+#define __threadfence_block() ((void)0)
+extern "C" int printf(const char*, ...);
+
+// The approximate functions of CUDA, as accurate ones.
+#define __expf expf
+#define __exp10f exp10f
+#define __logf logf
+#define __log2f log2f
+#define __log10f log10f
+#define __powf powf
+#define __sinf sinf
+#define __cosf cosf
+#define __tanf tanf
+inline float __fdividef(float a, float b) { return a / b; }
+
+namespace emulator {
+// The lane that a shuffle reads; its own past the end of its part of `width` lanes (CUDA programming guide, "Warp Shuffle Functions").
+inline int lane_at(int source, int width = 32) { return (lane_index() & -width) | (source & (width - 1)); }
+inline int lane_xor(int lanes, int width = 32) {
+    const int source = lane_index() ^ lanes;
+    return source >= (lane_index() & -width) + width ? lane_index() : source;
+}
+inline int lane_up(unsigned by, int width = 32) {
+    const int source = lane_index() - int(by);
+    return source < (lane_index() & -width) ? lane_index() : source;
+}
+inline int lane_down(unsigned by, int width = 32) {
+    const int source = lane_index() + int(by);
+    return source >= (lane_index() & -width) + width ? lane_index() : source;
+}
+inline unsigned mask_or_all(unsigned mask = 0xffffffffu) { return mask; }
+
+inline float atomic_sum(float* address, float by, int line) {
+    const float before = *address;
+    atomic_add(address, &by, 1, line);
+    return before;
+}
+inline unsigned atomic_sum(unsigned* address, unsigned by, int line) {
+    return atomic_update(address, by, [](unsigned a, unsigned b) { return a + b; }, line);
+}
+inline int atomic_sum(int* address, int by, int line) { return int(atomic_sum((unsigned*)address, unsigned(by), line)); }
+inline unsigned long long atomic_sum(unsigned long long* address, unsigned long long by, int line) {
+    return atomic_update(address, by, [](unsigned long long a, unsigned long long b) { return a + b; }, line);
+}
+}  // namespace emulator
+
+constexpr int warpSize = 32;
+struct alignas(8) float2 { float x, y; };
+struct float3 { float x, y, z; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float3 make_float3(float x, float y, float z) { return {x, y, z}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+template <typename T> inline T __ldg(const T* address) { return *address; }
 
 // C has abs of int alone; the C++ library's headers, which an include path of the environment can bring, have it of more types.
 #define abs(value) emulator::absolute(value)
@@ -61,6 +129,8 @@ inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline long long min(long long a, long long b) { return a < b ? a : b; }
 inline long long max(long long a, long long b) { return a > b ? a : b; }
+inline float min(float a, float b) { return fminf(a, b); }
+inline float max(float a, float b) { return fmaxf(a, b); }
 inline float __fmul_rn(float a, float b) { return a * b; }  // never joined with an addition
 inline int __float2int_rz(float x) { return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : int(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }

@@ -21,6 +21,8 @@ void warp_barrier(int line, unsigned mask);
 // lanes[i] are the arguments of lane i, null where it takes no part.
 struct Lane { const void* in; void* out; };
 using Combine = void (*)(Lane (&lanes)[32], int line);
+void stop_kernel(const char* text, int line);         // of the kernel's own will
+void read_of_no_lane(int line);                       // for a Combine: by a lane that reads another one, which takes no part
 void warp_collective(const char* what, int line, unsigned mask, const void* in, void* out, Combine combine);
 
 // --- shared memory (memory.cpp)
@@ -91,11 +93,12 @@ void count_instruction(int which);
 template <typename T> inline T shuffle(int line, unsigned mask, T value, int source) {
     struct In { T value; int source; } in{value, source};
     T out;
-    warp_collective("shuffle", line, mask, &in, &out, [](Lane (&lanes)[32], int) {
+    warp_collective("shuffle", line, mask, &in, &out, [](Lane (&lanes)[32], int line) {
         for (auto& lane : lanes) {
             if (!lane.in) continue;
             const Lane& from = lanes[((const In*)lane.in)->source & 31];
-            *(T*)lane.out = ((const In*)(from.in ? from.in : lane.in))->value;
+            if (!from.in) read_of_no_lane(line);
+            *(T*)lane.out = ((const In*)from.in)->value;
         }
     });
     return out;

@@ -286,6 +286,7 @@ void keep_for_mbarrier(unsigned address, int line) {
 static void check_atomic(void* address, int bytes, int line, const void* code, bool counter) {
     if (!launch.checked) return;
     Range* range = range_of((const unsigned char*)address, bytes);
+    if (!range && cells_of((const unsigned char*)address, bytes)) report(Kind::OPERAND, "the emulated device has atomic updates of global memory only, and this is shared memory", line, nullptr, 0, nullptr, -1, address, bytes);
     if (!range) report(Kind::OUT_OF_BOUNDS, "an atomic update outside every tensor", line, nullptr, 0, nullptr, -1, address, bytes);
     if ((uint64_t)address % bytes) report(Kind::MISALIGNED, "an atomic update of an address that is not a multiple of its size", line, nullptr, 0, nullptr, -1, address, bytes);
     if (!range->writable) report(Kind::READ_ONLY, "an atomic update of a tensor that is only read", line, nullptr, 0, nullptr, -1, address, bytes);
@@ -455,3 +456,23 @@ extern "C" void* __tsan_memmove(void* to, const void* from, size_t bytes) {
 extern "C" void __tsan_vptr_update(void**, void*) {}
 extern "C" void __tsan_vptr_read(void**) {}
 extern "C" void __tsan_init() {}
+
+// What -fsanitize=bounds calls for an index outside an array whose size is known: one in registers or in static shared memory.
+namespace emulator {
+namespace {
+struct TypeDescriptor { unsigned short kind, info; char name[1]; };
+struct OutOfBounds { const char* file; unsigned line, column; const TypeDescriptor *array, *index; };
+
+[[noreturn]] void index_outside(const OutOfBounds& what, unsigned long index, const void* code) {
+    char text[200];
+    snprintf(text, sizeof(text), "the index %ld of an array of the type %s", long(int(index)), what.array->name);
+    report(Kind::OUT_OF_BOUNDS, text, int(what.line), code);
+}
+}  // namespace
+}  // namespace emulator
+extern "C" void __ubsan_handle_out_of_bounds(void* what, unsigned long index) {
+    emulator::index_outside(*(const emulator::OutOfBounds*)what, index, __builtin_return_address(0));
+}
+extern "C" void __ubsan_handle_out_of_bounds_abort(void* what, unsigned long index) {
+    emulator::index_outside(*(const emulator::OutOfBounds*)what, index, __builtin_return_address(0));
+}

@@ -247,6 +247,7 @@ void block_barrier(int line) {
 void warp_collective(const char* what, int line, unsigned mask, const void* in, void* out, Combine combine) {
     spend(WARP_COST, line, __builtin_return_address(0));
     Fiber& self = *current;
+    if (!(mask >> self.lane & 1)) report(Kind::OPERAND, "a lane comes to an operation of its warp whose mask does not name it", line, __builtin_return_address(0));
     self.state = State::AT_WARP;
     self.line = line;
     self.what = what;
@@ -273,6 +274,13 @@ void warp_collective(const char* what, int line, unsigned mask, const void* in, 
     if (launch.traced) trace_meeting(what, mask, line, collective_code);
     for (int i = 0; i < lanes; ++i)
         if (mask >> i & 1) warp[i].state = State::READY;
+}
+
+void stop_kernel(const char* text, int line) { report(Kind::TRAP, text, line, __builtin_return_address(0)); }
+
+void read_of_no_lane(int line) {
+    combining = false;
+    report(Kind::OPERAND, "a shuffle reads from a lane that its mask does not name, or that the block does not have", line, collective_code);
 }
 
 void warp_barrier(int line, unsigned mask) {
@@ -340,6 +348,7 @@ EXPORTED int emulator_launch(void (*kernel)(void**), void** arguments, const uns
     begin_stops();
     const bool ran = run_grid({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes, seed != 0);
     end_stops();
+    fflush(stdout);                 // what the kernel has printed
     if (!ran) return 1;
     totals[0] += launch.shared_read, totals[1] += launch.shared_written, totals[2] += launch.barriers;
     return 0;
