@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from pathlib import Path
 
 from attngen.diagnostics import ArgumentError
@@ -22,6 +23,7 @@ from attngen.spec.gradient import QKV, GradientError, differentiable, gradient_a
 
 _ATTRIBUTE = r"__\w+__\s*\((?:[^()]|\([^()]*\))*\)\s*"  # such as __launch_bounds__(THREADS)
 _ENTRY = re.compile(rf'(extern\s+"C"\s+)?(?:{_ATTRIBUTE})*__global__\s+(?:void\s+|{_ATTRIBUTE})*(\w+)\s*\(([^()]*)\)')
+_BOUNDS = re.compile(r"__launch_bounds__\s*\(([^,()]*)[^()]*\)\s*(?:void\s+)?(\w+)\s*\(")
 _ENTRY_BLOCK = re.compile(r'extern\s+"C"\s*\{')
 _ARCH = re.compile(r"^//\s*Plan, for (sm_\w+)", re.M)
 _CONSTANT = re.compile(r"constexpr int (\w+) = (\d+);")
@@ -149,6 +151,7 @@ class _Contents:
         self.path = path
         found = _ENTRY.findall(code)
         self.entries = {name: parameters for _, name, parameters in found}
+        self.bounds = {name: bound.strip() for bound, name in _BOUNDS.findall(code)}
         in_c = _ENTRY_BLOCK.search(code) is not None
         self.mangled = {name for is_c, name, _ in found if not (is_c or in_c)}
         self.constants = dict(_CONSTANT.findall(code))
@@ -176,6 +179,13 @@ class _Contents:
                         f"{self.path}: the parameter {name} of {entry.name} has the type {theirs}, and the plan for "
                         f"{source.arch} passes {expected}; build the file again for the element type of this run"
                     )
+            bound = self.bounds.get(entry.name, "")
+            most, threads = self.constants.get(bound, bound), prod(entry.block)
+            if most.isdecimal() and int(most) < threads:
+                return (
+                    f"{self.path}: {entry.name} has the launch bound {bound}, and the plan for {source.arch} launches "
+                    f"blocks of {threads} threads"
+                )
             if entry.name in self.mangled:
                 return f'{self.path}: {entry.name} is not declared extern "C": it cannot be found by its name'
         ours = dict(_CONSTANT.findall(source.text))

@@ -268,6 +268,7 @@ def test_a_file_of_something_else_is_answered_in_words(
         ("BLOCK_Q = 128;", "BLOCK_Q = 64;", "BLOCK_Q is 64, and the plan for sm_80 launches the kernel for 128"),
         ("__global__", "", "has no __global__ function"),
         ("const fp16* __restrict__ Q,", "const bf16* __restrict__ Q,", "parameter Q of gpt2_fused has the type const bf16*"),
+        ("__launch_bounds__(THREADS)", "__launch_bounds__(64)", "gpt2_fused has the launch bound 64, and the plan for"),
         ("long long q_stride_b,", "int q_stride_b,", "parameter q_stride_b of gpt2_fused has the type int"),
         ('extern "C" __global__', "__global__", 'gpt2_fused is not declared extern "C"'),
         ("LOG2_E;", "LOG3_E;", "kernel.cu:{line}:"),
