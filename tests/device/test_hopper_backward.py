@@ -220,13 +220,15 @@ def test_only_what_is_wanted_is_computed(head_dim: int) -> None:
     assert kernels == {"attention_backward_delta", "attention_backward_dq"}
 
 
-@pytest.mark.parametrize("head_dim", [64, 256])
-def test_pages_have_its_loops_and_its_pipeline(head_dim: int) -> None:
+@pytest.mark.parametrize(("head_dim", "deterministic"), [(64, True), (64, False), (256, True), (256, False)])
+def test_pages_have_its_loops_and_its_pipeline(head_dim: int, deterministic: bool) -> None:
     spec = defined("documents", head_dim)
-    plan = choose(spec, ARCHES["sm_90a"], "hopper", direction="backward", deterministic=True)
-    products = {p.loop.anchor for p in loop_nest(spec, plan, emit(spec, plan)) if "pairs" in p.loop.range}
+    plan = choose(spec, ARCHES["sm_90a"], "hopper", direction="backward", deterministic=deterministic)
+    nest = loop_nest(spec, plan, emit(spec, plan))
+    assert any("dQ = dS K of the tile before" in p.loop.name for p in nest) == (plan.own.dq == "additions")
+    products = {p.loop.anchor for p in nest if "pairs" in p.loop.range}
     split = {"void issue_dv() {", "void issue_dk() {"} if head_dim == 256 else set()
-    assert products == {"void step() {"} | split
+    assert products == {"void step("} | split
     shown = plan.schedule.timeline(plan, "softmax").lanes
     names = [bar.label for bar in shown["wgmma"]]
     assert {name.split()[0] for name in names} == {"S", "dP", "dV", "dK"}

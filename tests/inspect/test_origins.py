@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -209,6 +209,21 @@ def test_loop_nests_are_those_of_the_files(schedule: str, arch: str) -> None:
         for p in nest:
             assert p.loop.anchor in lines[p.line - 1]
         _check_ranges(nest, source.text)
+
+
+@pytest.mark.parametrize(("schedule", "arch"), EVERYWHERE)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_loop_nests_of_backwards_are_those_of_the_files(schedule: str, arch: str, deterministic: bool) -> None:
+    for name, wanted in product(SPECS, (("q", "k", "v"), ("q",), ("k", "v"))):
+        spec = shipped(name)
+        try:
+            plan = choose(spec, ARCHES[arch], schedule, wanted=wanted, deterministic=deterministic)
+        except DiagnosticError:
+            continue
+        source = emit(spec, plan)
+        lines = source.text.splitlines()
+        for p in loop_nest(spec, plan, source):
+            assert p.loop.anchor in lines[p.line - 1]
 
 
 def _check_ranges(nest: tuple[PlacedLoop, ...], text: str) -> None:
