@@ -251,7 +251,12 @@ def tensor_map(spec: AttentionSpec, tensor: Tensor, box_rows: int) -> Parameter:
     """A tensor as TMA sees it: boxes of `box_rows` rows, 128 bytes each."""
     ends_early = spec.kernel.is_counted and "kv_len" in {axis.name for axis in tensor.axes}  # a batch is one page
     binding = "paged_map" if ends_early else MAPS[LETTERS[tensor.axes[0].name]]
-    return Parameter(f"{tensor.name.lower()}_map", "const __grid_constant__ TensorMap", binding, tensor.name, box_rows)
+    return Parameter(map_name(tensor.name), "const __grid_constant__ TensorMap", binding, tensor.name, box_rows)
+
+
+def map_name(tensor: str) -> str:
+    """The parameter with the tensor map of `tensor`, as q_map of Q."""
+    return f"{tensor.lower()}_map"
 
 
 MAPS: dict[str, Binding] = {"b": "map", "s": "packed_map", "p": "paged_map"}  # by the letter of a tensor's first axis

@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 
 from attngen.diagnostics import ArgumentError
+from attngen.emit.abi import map_name
 from attngen.emit.comments import strip_comments
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
@@ -80,7 +81,7 @@ def changed_file(
         found = changed_file(path, specs, schedule, arch)
         what = "a backward whose gradients differ from run to run" if found.wanted else "a forward"
         raise ArgumentError(f"{path} contains {what}; leave out --deterministic, or build a backward with it")
-    raise ArgumentError(misfit or _unknown(path, specs, schedule, target, [*contents.entries]))
+    raise ArgumentError(misfit or _unknown(path, specs, schedule, target, contents))
 
 
 def read_source(path: Path) -> str:
@@ -159,8 +160,9 @@ class _Contents:
     def gradients(self, spec: AttentionSpec) -> tuple[str, ...]:
         """The gradients of `spec` that the file writes, by the names of its kernels' parameters."""
         written = {name for parameters in self.entries.values() for name in _names(parameters)}
-        tensors = {"q": {"dQ", "dq_map"}, "k": {"dK", "dk_map"}, "v": {"dV", "dv_map"}}  # or their tensor maps
-        return tuple(n for n in (*QKV, *differentiable(spec)) if tensors.get(n, {gradient_argument(n)}) & written)
+        tensors = {"q": "dQ", "k": "dK", "v": "dV"}
+        of = {n: tensors.get(n, gradient_argument(n)) for n in (*QKV, *differentiable(spec))}
+        return tuple(n for n, tensor in of.items() if {tensor, map_name(tensor)} & written)
 
     def misfit(self, source: Program) -> str:
         """The reason why the plan of `source` cannot launch the file; "" if it can."""
@@ -222,10 +224,9 @@ def _differences(names: Sequence[str], wanted: Sequence[str]) -> Iterator[str]:
         yield f"expected the order {', '.join(wanted)}"
 
 
-def _unknown(
-    path: Path, specs: Sequence[AttentionSpec], schedule: str | None, target: Arch | None, found: Sequence[str]
-) -> str:
-    possible = _possible(specs, [schedule] if schedule else SCHEDULE_NAMES, target)
+def _unknown(path: Path, specs: Sequence[AttentionSpec], schedule: str | None, target: Arch | None, contents: _Contents) -> str:
+    possible = _possible(specs, [schedule] if schedule else SCHEDULE_NAMES, target, contents)
+    found = [*contents.entries]
     expected = dict.fromkeys(", ".join(e.name for e in one.source.kernels) for one in possible)
     names = ", ".join(spec.name for spec in specs)
     near = max(expected, key=lambda one: len({*one.split(", ")} & {*found}), default="")

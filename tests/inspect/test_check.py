@@ -374,6 +374,21 @@ def test_schedule_and_architecture_are_detected_in_the_file(schedule: str, arch:
     assert changed_file(path, [spec], schedule, None).schedule == schedule
 
 
+@pytest.mark.parametrize("wanted", [("q", "k", "v"), ("q",), ("k", "v")])
+@pytest.mark.parametrize(("schedule", "arch"), [("naive", "sm_75"), ("fused", "sm_80"), ("hopper", "sm_90a")])
+def test_the_backward_of_a_file_is_recognized(schedule: str, arch: str, wanted: tuple[str, ...], tmp_path: Path) -> None:
+    """Also if it writes gradients by tensor maps; another schedule is refused with the one that the file has."""
+    from attngen.inspect.changed_file import changed_file
+
+    spec = shipped("gpt2")
+    path = tmp_path / "mine.cu"
+    path.write_text(emit(spec, choose(spec, ARCHES[arch], schedule, wanted=wanted)).text)
+    held = changed_file(path, [spec], None, None)
+    assert (held.schedule, held.arch.name, held.wanted) == (schedule, arch, wanted)
+    with pytest.raises(ArgumentError, match=f"contains the {schedule} kernel of gpt2; add --kernel {schedule}"):
+        changed_file(path, [spec], "tiled", None)
+
+
 # --- what is checked by default, and dimensions of one's own
 
 
