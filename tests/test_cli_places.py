@@ -40,6 +40,30 @@ def test_a_spec_comes_from_standard_input() -> None:
     assert "--> /dev/stdin:1:16" in done.stderr
 
 
+def test_the_tree_of_standard_input_is_that_of_the_text_that_was_read() -> None:
+    command = [sys.executable, "-m", "attngen", "show", "-", "--stage", "tree"]
+    done = subprocess.run(command, input=TEXT, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.startswith("attention  (1:1)")
+
+
+def test_a_closed_pipe_is_no_failed_check() -> None:
+    command = [sys.executable, "-m", "attngen", "diff", "gpt2", "naive", "tiled", "--full"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_a_report_of_a_path_that_is_no_text_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "caf\udce9.attn"  # Latin-1
+    path.write_text(TEXT)
+    done = cli("report", str(path), "--no-check", "-o", str(tmp_path / "page.html"))
+    assert done.exit_code == 0, done.stderr
+    assert "caf?.attn" in (tmp_path / "page.html").read_text()
+
+
 @pytest.mark.parametrize("where", [">&-", "2>&- >&-", "> /dev/full"])
 def test_a_closed_or_full_output_is_no_internal_error(where: str) -> None:
     command = f"{sys.executable} -m attngen list {where}"
@@ -86,3 +110,10 @@ def test_counts_without_a_gpu_ignore_no_option(arguments: tuple[str, ...], words
     done = cli("bench", "gpt2", *arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert words in " ".join(done.stderr.split())
+
+
+def test_sizes_of_the_command_line_are_those_of_a_call() -> None:
+    from attngen.cli.options import MOST_SIZE
+    from attngen.spec.expr import MAX_LENGTH
+
+    assert MOST_SIZE == MAX_LENGTH

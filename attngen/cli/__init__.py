@@ -14,7 +14,7 @@ from attngen.cli.errors import reported
 
 EPILOG = (
     "Exit codes: 0 success; 1 a check failed; 2 a mistake in the spec or the command line; 3 a device or tool is missing; "
-    "130 interrupted."
+    "130 interrupted; 141 the output was closed."
 )
 COMMANDS = ("bench", "build", "cache", "check", "diff", "doctor", "explain", "list", "report", "show", "trace", "tune")
 
@@ -32,6 +32,10 @@ class CommandGroup(click.Group):
         command: click.Command = import_module(f"attngen.cli.{cmd_name}").command
         command.epilog = EPILOG
         return command
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with reported():
+            return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         with reported():

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import click
-from click.core import ParameterSource
 
 from attngen.cli import options
-from attngen.cli.common import colored, kernel_title, whole_numbers, words
-from attngen.cli.specs import gradients_named, known_params, load_one_spec, load_specs
+from attngen.cli.common import check_writable, colored, kernel_title, whole_numbers, words, write_whole
+from attngen.cli.specs import check_deterministic, gradients_named, known_params, load_one_spec, load_specs
 from attngen.spec.attention import PORTABLE_SCHEDULES, ScheduleName
 from attngen.spec.dtypes import STORAGE_DTYPES
 
@@ -77,7 +76,9 @@ def command(
         from attngen.bench.plot import check_drawable
 
         check_drawable(plot)  # before anything is measured
+        check_writable(plot)
     if kept is not None:
+        options.refuse("--from reads results and measures nothing", *_parameters_but("kept", "plot"))
         report = _kept_report(kept)
         table = _BenchTable()
         for result in report.results:
@@ -91,7 +92,10 @@ def command(
             _count(spec, name, given, backward, wanted)
             return
         one = load_one_spec(spec, name)
+        if json_file is not None:
+            check_writable(json_file)
         gradients = gradients_named(backward, wanted, one.spec)
+        check_deterministic(deterministic, gradients)
         report = _measured(
             one.spec,
             lengths,
@@ -116,14 +120,7 @@ def command(
 
 def _refuse_options_of_timings() -> None:
     """Raises UsageError if the command line has an option that counts, made without a GPU, do not have."""
-    context = click.get_current_context()
-    counted = ("spec", "given", "backward", "wanted", "name")
-    refused = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name is not None and parameter.name not in counted
-        if context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
-    ]
+    refused = options.given(*_parameters_but("spec", "given", "backward", "wanted", "name"))
     if refused:
         raise click.UsageError(
             "no GPU found, so nothing can be timed; operations and bytes of one small problem are counted instead "
@@ -131,18 +128,24 @@ def _refuse_options_of_timings() -> None:
         )
 
 
+def _parameters_but(*names: str) -> list[str]:
+    """All parameters of the command but those called `names`."""
+    return [p.name for p in click.get_current_context().command.params if p.name is not None and p.name not in names]
+
+
 def _check_lists(lengths: str, dtypes: str | None, head_dims: str | None, kernel: str) -> None:
     """Raises BadParameter for an unknown item of an option that is a list."""
     for option, numbers in (("--lengths", lengths), ("--head-dims", head_dims)):
         whole_numbers(numbers, option)
     known = {
-        "--dtypes": ("element type", words(dtypes), [dtype.name for dtype in STORAGE_DTYPES]),
-        "--kernel": ("schedule", words(kernel), get_args(ScheduleName)),
+        "--dtypes": ("element type", dtypes, [dtype.name for dtype in STORAGE_DTYPES]),
+        "--kernel": ("schedule", kernel, get_args(ScheduleName)),
     }
-    for option, (what, given, names) in known.items():
-        for item in given:
+    for option, (what, stated, names) in known.items():
+        given = words(stated)
+        for item in given or ([] if stated is None else [stated]):
             if item not in names:
-                raise click.BadParameter(f"unknown {what} {item}; known: {', '.join(names)}", param_hint=option)
+                raise click.BadParameter(f"unknown {what} {item or '(no name)'}; known: {', '.join(names)}", param_hint=option)
 
 
 def _measured(
@@ -168,7 +171,7 @@ def _measured(
         report = replace(report, results=(*report.results, result))
         table.add(result)
         if json_file is not None:
-            json_file.write_text(json.dumps(report.to_json(), indent=1))
+            write_whole(json_file, json.dumps(report.to_json(), indent=1).encode())
     return report
 
 
@@ -178,7 +181,9 @@ def _kept_report(path: Path) -> Any:
 
     try:
         return from_json(json.loads(path.read_text()))
-    except ValueError as error:
+    except ArgumentError as error:
+        raise ArgumentError(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:
         raise ArgumentError(f"{path} is not a JSON file ({error})") from error
 
 

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 @options.deterministic
 @click.option("--arch", help="Emulated device: the architecture to plan for.  [default: sm_80; for wgmma and hopper sm_90a]")
 @click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), help="The element type.  [default: the spec's own]")
-@options.number("--batch", 0, "Batch size.  [default: 1 and 2]")
-@options.number("--heads", 1, "Query heads, unless the spec states `heads`.  [default: 2 and 4]")
-@options.number("--kv-heads", 1, "Key/value heads.  [default: --heads, or 1 and 2]")
-@options.number("--q-len", 0, "Number of queries, for one problem.  [default: chosen, or --kv-len]")
-@options.number("--kv-len", 0, "Number of keys, for one problem.  [default: chosen, or --q-len]")
+@options.size("--batch", 0, "Batch size.  [default: 1 and 2]")
+@options.size("--heads", 1, "Query heads, unless the spec states `heads`.  [default: 2 and 4]")
+@options.size("--kv-heads", 1, "Key/value heads.  [default: --heads, or 1 and 2]")
+@options.size("--q-len", 0, "Number of queries, for one problem.  [default: chosen, or --kv-len]")
+@options.size("--kv-len", 0, "Number of keys, for one problem.  [default: chosen, or --q-len]")
 @options.param
 @click.option(
     "--dim",
@@ -89,6 +89,10 @@ def command(
     from dataclasses import replace
     from itertools import chain
 
+    if backward is False:
+        options.refuse("a forward has no gradients", "wanted", "deterministic")
+    if source is not None:
+        options.refuse("the file of --source says whether it is deterministic", "deterministic")
     if q_len is None and kv_len is None:  # small problems: numpy's threads cost more than they save
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from attngen.inspect.checking import check_exercised

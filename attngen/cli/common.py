@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 OK, FAILED, USAGE, DEVICE = 0, 1, 2, 3
-INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
+INTERRUPTED, UNREAD = 130, 141  # as shells have them: 128 and the number of the signal, SIGINT or SIGPIPE
 
 
 def show_progress() -> None:
@@ -51,7 +51,7 @@ def words(text: str | None) -> list[str]:
 def whole_numbers(text: str | None, option: str) -> list[int]:
     """The numbers of the comma-separated `option`. Raises BadParameter for an item that is not a positive whole number."""
     items = words(text)
-    if not all(item.isascii() and item.isdigit() and int(item) > 0 for item in items):
+    if (items == [] and text is not None) or not all(item.isascii() and item.isdigit() and int(item) > 0 for item in items):
         raise click.BadParameter(f"{text!r} is not a list of positive whole numbers separated by commas", param_hint=option)
     return [int(item) for item in items]
 
@@ -73,9 +73,24 @@ def device_named(device: str) -> Any:
         raise click.BadParameter(str(error), param_hint="--device") from None
 
 
+def check_writable(path: Path) -> None:
+    """Raises OSError if `write_whole` cannot create a file beside `path`."""
+    temporary = _beside(path)
+    try:
+        temporary.touch()
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    temporary.unlink()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file by renaming a temporary one, so that a reader never sees part of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = _beside(path)
     try:
         temporary.write_bytes(data)
         temporary.replace(path)

@@ -11,7 +11,7 @@ import click
 
 from attngen.cli import options
 from attngen.cli.common import colored
-from attngen.cli.specs import arch_named, gradients_named, load_specs, source_of
+from attngen.cli.specs import arch_named, check_deterministic, gradients_named, load_specs, source_of
 
 if TYPE_CHECKING:
     from attngen.emit.comments import Comments
@@ -57,6 +57,12 @@ def command(
     lines. Unchanged lines are in both files, in the same order. Moved lines are runs of at least three other lines that occur
     elsewhere in the other file; each run is shown as a numbered block. The second figure counts code without comments.
     """
+    if as_json:
+        options.refuse("--json prints the counts alone", "context", "full", "width")
+    if full:
+        options.refuse("--full prints every line", "context")
+    if "@" in left and "@" in right:
+        options.refuse("both sides name their architecture", "arch")
     from attngen.inspect.diff_text import diff_text, summary
 
     numbers = []
@@ -118,16 +124,19 @@ def _sides(
     """Both files. Raises BadParameter if they are the same file, or if no schedule has the name."""
     sides = (_side(left, backward), _side(right, backward))
     common = _common_arch(one, (sides[0][0], sides[1][0]))
+    arches = (next(a for a in (named, arch, common) if a is not None) for _, named, _ in sides)
     (first, second) = (
-        (schedule, arch_named(named or arch or common, schedule, [one]), is_backward) for schedule, named, is_backward in sides
+        (schedule, arch_named(target, schedule, [one]), is_backward)
+        for target, (schedule, _, is_backward) in zip(arches, sides, strict=True)
     )
     one_side = first == second and deterministic  # the left alone
     if first == second and not one_side:
         raise click.BadParameter(
             f"both sides are {first[0]} for {first[1].name}; name two schedules, or two architectures as in fused@sm_80"
         )
-    if wanted is not None and not (first[2] or second[2]):
+    if not (first[2] or second[2]):
         gradients_named(False, wanted, one.spec)
+        check_deterministic(deterministic, ())
 
     def built(schedule: str, target: Arch, is_backward: bool, said: bool) -> tuple[Plan, Program]:
         gradients = gradients_named(is_backward, wanted, one.spec) if is_backward else ()
@@ -138,14 +147,14 @@ def _sides(
 
 def _side(text: str, backward: bool) -> tuple[str, str | None, bool]:
     """Schedule, architecture if one is named, and whether it is the backward: by --backward, or named as naive_backward."""
-    name, _, arch = text.partition("@")
+    name, at, arch = text.partition("@")
     from attngen.plan.plan import BACKWARD_SUFFIX
     from attngen.spec.attention import SCHEDULE_NAMES
 
     schedule = name.removesuffix(BACKWARD_SUFFIX)
     if schedule not in SCHEDULE_NAMES:
         raise click.BadParameter(f"unknown schedule {schedule}; known: {', '.join(SCHEDULE_NAMES)}")
-    return schedule, arch or None, backward or name != schedule
+    return schedule, arch if at else None, backward or name != schedule
 
 
 def _common_arch(one: Loaded, schedules: tuple[str, str]) -> str:

@@ -10,22 +10,22 @@ from contextlib import contextmanager
 
 import click
 
-from attngen.cli.common import DEVICE, FAILED, INTERRUPTED, USAGE, colored
+from attngen.cli.common import DEVICE, FAILED, INTERRUPTED, UNREAD, USAGE, colored
 from attngen.cli.specs import LOADED
+from attngen.diagnostics import DiagnosticError
 
 
 @contextmanager
 def reported() -> Iterator[None]:
     """Prints users' mistakes as diagnostics, device problems as one line, internal errors with a request to report them."""
-    from attngen.diagnostics import DiagnosticError
-
     try:
         yield
     except DiagnosticError as error:
         click.echo(error.render(color=colored(sys.stderr)), err=True, nl=False)
         sys.exit(USAGE)
-    except BrokenPipeError:  # `| head` closed the pipe: click handles it
-        raise
+    except BrokenPipeError:  # `| head` closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+        sys.exit(UNREAD)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         click.echo(f"error: {place}{error.strerror or error}", err=True)

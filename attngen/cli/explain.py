@@ -14,7 +14,7 @@ from attngen.cli.specs import arch_named, few_rows, gradients_named, known_param
 @options.spec
 @options.kernel
 @options.arch
-@options.number("--q-len", 1, "Number of queries.", 2048)
+@options.size("--q-len", 1, "Number of queries.", 2048)
 @options.kv_len
 @options.param
 @options.gradients
@@ -41,7 +41,8 @@ def command(
     from attngen.inspect.explain_work import explain_changes, explain_work
     from attngen.inspect.occupancy import explain_occupancy
     from attngen.inspect.prepare import check_call
-    from attngen.reference.problems import Shape
+    from attngen.inspect.work import check_countable
+    from attngen.reference.problems import Shape, without_values
 
     lengths = (q_len, q_len if kv_len is None else kv_len)
     loaded = load_specs(spec, name)
@@ -52,21 +53,23 @@ def command(
         problem = None if gradients else few_rows(*lengths)
         plan, source = source_of(one, target, kernel, wanted=gradients, deterministic=deterministic, problem=problem)
         params = known_params(one.spec, given)
-        check_call(one.spec, Shape(1, q_len=lengths[0], kv_len=lengths[1]), params)
+        shape = Shape(1, q_len=lengths[0], kv_len=lengths[1])
+        check_call(one.spec, shape, params)
+        check_countable(plan, without_values(one.spec, shape))
         if as_json:
             from attngen.inspect.data import explain_data
 
             explained.append(explain_data(one.spec, plan, source, *lengths, params))
             continue
-        if backward:
-            click.echo(explain_gradients(one.spec, plan))
-        click.echo(explain_plan(one.spec, plan))
-        click.echo(explain_occupancy(source, target))
-        click.echo(explain_work(one.spec, plan, *lengths, params))
-        if not backward:
-            click.echo(explain_tiles(one.spec, plan, *lengths, params))
-        changes = explain_changes(one.spec, plan, *lengths, params)
-        if changes:
-            click.echo(changes)
+        texts = [  # all of them before the first is printed, so that a refusal is the only output
+            explain_gradients(one.spec, plan) if backward else "",
+            explain_plan(one.spec, plan),
+            explain_occupancy(source, target),
+            explain_work(one.spec, plan, *lengths, params),
+            "" if backward else explain_tiles(one.spec, plan, *lengths, params),
+            explain_changes(one.spec, plan, *lengths, params),
+        ]
+        for text in filter(None, texts):
+            click.echo(text)
     if as_json:
         click.echo(json.dumps({"attentions": explained}, indent=2))

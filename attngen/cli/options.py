@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -16,19 +17,44 @@ def number(flag: str, least: int, what: str, default: int | None = None) -> Call
     return click.option(flag, type=click.IntRange(least, MOST), default=default, show_default=default is not None, help=what)
 
 
+def size(flag: str, least: int, what: str, default: int | None = None) -> Callable[[F], F]:
+    """An option whose value is a length or another size of a call, from `least` to MOST_SIZE."""
+    return click.option(
+        flag, type=click.IntRange(least, MOST_SIZE), default=default, show_default=default is not None, help=what
+    )
+
+
 def file(*flags: str, what: str) -> Callable[[F], F]:
     """An option whose value is the path of a file to be written."""
     return click.option(*flags, type=click.Path(dir_okay=False, path_type=Path), help=what)
 
 
-MOST = 2**31 - 1  # kernels take sizes as 32-bit integers
+def given(*names: str) -> list[str]:
+    """The parameters called `names` that the command line states, as a user writes them: --q-len, SPEC."""
+    context = click.get_current_context()
+    return [
+        max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
+        for parameter in context.command.params
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+
+
+def refuse(because: str, *names: str) -> None:
+    """Raises UsageError if the command line states one of the parameters called `names`, which would have no effect."""
+    found = given(*names)
+    if found:
+        raise click.UsageError(f"{because}; leave out {', '.join(found)}")
+
+
+MOST = 2**31 - 1
+MOST_SIZE = 2**29  # `MAX_LENGTH` of `spec/expr.py`, which commands import late
 SCHEDULES = click.Choice(["auto", "naive", "tiled", "fused", "wgmma", "hopper", "decode"])
 
 spec = click.argument("spec")
 name = click.option("--name", help="The attention of this name, if the file defines several.  [default: all]")
 one_name = click.option("--name", help="The attention of this name; required if the file defines several.")
 kernel = click.option("--kernel", type=SCHEDULES, help="The schedule.  [default: the spec's own, else auto]")
-kv_len = number("--kv-len", 1, "Number of keys.  [default: --q-len]")
+kv_len = size("--kv-len", 1, "Number of keys.  [default: --q-len]")
 tokens = number("--tokens", 1, "Batch times length: the batch follows from it.", 16384)
 USUAL = "  [default: sm_80; sm_90a for wgmma and hopper]"
 arch = click.option("--arch", help=f"The architecture to generate code for; `attngen list` names them.{USUAL}")

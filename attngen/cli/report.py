@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from attngen.cli import options
-from attngen.cli.common import write_whole
+from attngen.cli.common import check_writable, write_whole
 from attngen.cli.specs import arch_named, gradients_named, known_params, load_one_spec, source_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ SHARE_OF_LINES = "{mapped} of {all} SASS instructions with a line of CUDA"
 @options.file("-o", "--output", what="The file to write.  [default: ATTENTION_SCHEDULE.html]")
 @options.kernel
 @options.arch
-@options.number("--q-len", 1, "Number of queries of the tile map and the roofline.", 1024)
+@options.size("--q-len", 1, "Number of queries of the tile map and the roofline.", 1024)
 @options.kv_len
 @options.param
 @options.gradients
@@ -56,7 +56,9 @@ def command(
     from attngen.inspect.prepare import check_call
     from attngen.inspect.report.page import Problem
     from attngen.inspect.report.page import report as page_about
-    from attngen.reference.problems import Shape
+    from attngen.inspect.report.pictures import plans_beside
+    from attngen.inspect.work import check_countable
+    from attngen.reference.problems import Shape, without_values
 
     loaded = load_one_spec(spec, name)
     target = arch_named(arch, kernel, [loaded])
@@ -64,12 +66,16 @@ def command(
     plan, source = source_of(loaded, target, kernel, wanted=gradients, deterministic=deterministic)
     params = known_params(loaded.spec, given)
     problem = Problem(q_len, kv_len or q_len, params)
-    check_call(loaded.spec, Shape(1, q_len=problem.q_len, kv_len=problem.kv_len), params)
-    errors = _errors(loaded.spec, plan, params) if check else "--no-check was given"
-    page = page_about(loaded, plan, source, problem, errors, _pipeline(loaded.spec, plan) if check else None)
+    shape = Shape(1, q_len=problem.q_len, kv_len=problem.kv_len)
+    check_call(loaded.spec, shape, params)
+    for beside in plans_beside(loaded.spec, plan).values():
+        check_countable(beside, without_values(loaded.spec, shape))
     path = output or Path(f"{source.name}.html")
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = page.html.encode()
+    check_writable(path)  # before anything is run
+    errors = _errors(loaded.spec, plan, params) if check else "--no-check was given"
+    page = page_about(loaded, plan, source, problem, errors, _pipeline(loaded.spec, plan) if check else None)
+    data = page.html.encode(errors="replace")  # a path may have bytes that are no text
     write_whole(path, data)
     if isinstance(errors, str):
         click.echo(f"no table of errors: {errors}", err=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from attngen.emit.program import Program
     from attngen.language import Loaded
     from attngen.plan import Plan
+    from attngen.source import SourceFile
 
     Build = Callable[[Loaded], tuple[Plan, Program]]
 
@@ -55,10 +56,15 @@ def command(
     attngen show gpt2 --stage sass --json
     attngen show alibi --backward                       gradients of q, k, v and the slopes
     """
+    planning = ("kernel", "arch", "backward", "wanted", "deterministic")
+    if stage in ("tree", "spec"):
+        options.refuse(f"stage {stage} comes before the plan of a kernel", *planning, "comments")
+    elif stage == "plan" or not (as_json or stage == "cuda"):
+        options.refuse(f"stage {stage} shows no comments", "comments")
     loaded = load_specs(spec, name)
     target = arch_named(arch, kernel, loaded)
     if stage == "tree":
-        click.echo(_tree(spec, as_json), nl=False)
+        click.echo(_tree(loaded[0].source, as_json), nl=False)
         return
     gradients = {one.spec: gradients_named(backward, wanted, one.spec) for one in loaded}
     level = comments if as_json or stage == "cuda" else "brief"
@@ -74,15 +80,12 @@ def command(
         click.echo(_stage_text(one, stage, build), nl=False)
 
 
-def _tree(spec: str, as_json: bool) -> str:
+def _tree(source: SourceFile, as_json: bool) -> str:
     from attngen.inspect.data import tree_data
     from attngen.inspect.explain import describe_tree
     from attngen.language.syntax import parse
-    from attngen.shipped import find_spec
-    from attngen.source import SourceFile
 
-    path = find_spec(spec)
-    nodes = parse(SourceFile(str(path), path.read_text()))
+    nodes = parse(source)
     return json.dumps({"stage": "tree", "nodes": tree_data(nodes)}, indent=2) + "\n" if as_json else describe_tree(nodes)
 
 

@@ -167,6 +167,8 @@ def known_params(spec: AttentionSpec, given: tuple[str, ...]) -> dict[str, int |
     values: dict[str, int | float] = {}
     for text in given:
         key, _, value = text.partition("=")
+        if key in values:
+            raise click.BadParameter(f"`{key}` is given twice", param_hint="--param")
         try:
             values[key] = float(value) if any(c in value for c in ".einf") else int(value)
         except ValueError:

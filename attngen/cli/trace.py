@@ -22,10 +22,10 @@ LENGTH_HELP = f"Number of queries.  [default: {LENGTH}; {LENGTH_OF_MANY_HEADS} i
     "--kernel", type=options.SCHEDULES, help="One schedule, with all its access sites.  [default: the totals of several]"
 )
 @click.option("--arch", help="The architecture to generate code for.  [default: sm_80; sm_90a for wgmma and hopper]")
-@options.number("--batch", 1, "Batch size.", 1)
-@options.number("--heads", 1, "Query heads, unless the spec states `heads`.", 1)
-@options.number("--kv-heads", 1, "Key/value heads.  [default: --heads]")
-@options.number("--q-len", 1, LENGTH_HELP)
+@options.size("--batch", 1, "Batch size.", 1)
+@options.size("--heads", 1, "Query heads, unless the spec states `heads`.", 1)
+@options.size("--kv-heads", 1, "Key/value heads.  [default: --heads]")
+@options.size("--q-len", 1, LENGTH_HELP)
 @options.kv_len
 @options.param
 @options.gradients
@@ -54,6 +54,10 @@ def command(
     Counts are of bytes that instructions request (before any cache), wavefronts and bank conflicts of shared memory, barriers,
     arithmetic, and idle lanes. Races, missing barriers and other mistakes are reported. docs/trace.md defines each count.
     """
+    if not steps:
+        options.refuse("without --steps there are no steps to select", "block", "thread", "limit")
+    if source is not None:
+        options.refuse("the file of --source says whether it is deterministic", "deterministic")
     from attngen.device.emulated.tracing import NOBODY, Watch
     from attngen.inspect.trace_text import as_json as to_json
     from attngen.inspect.tracing import trace_spec
@@ -68,6 +72,7 @@ def command(
     loaded, changed = specs.changed_kernel(source, loaded, kernel, arch, backward or None, wanted, deterministic)
     for one in loaded:
         gradients = changed.wanted if changed else specs.gradients_named(backward, wanted, one.spec)
+        specs.check_deterministic(deterministic, gradients)
         schedules = (changed.schedule,) if changed else _schedules(one.spec, kernel, steps, gradients, arch)
         params = specs.known_params(one.spec, given)
         shape = with_free_sizes(one.spec, _shape(one.spec, batch, heads, kv_heads, q_len, kv_len), params)
@@ -78,7 +83,11 @@ def command(
         with specs.pointing_at(one):
             said = changed.deterministic if changed else deterministic
             results = trace_spec(one.spec, schedules, target, shape, params, watch, text, 0, gradients, said)
-        show = None if as_json else _TraceTable(one.spec.name, shape.sizes(one.spec), sites or len(schedules) == 1, watch)
+        show = (
+            None
+            if as_json
+            else _TraceTable(one.spec.name, shape.sizes(one.spec), sites or (len(schedules) == 1 and not steps), watch)
+        )
         with specs.compilation_errors_in(changed):
             for result in results:
                 everything.append((one.spec.name, result))
@@ -152,7 +161,7 @@ class _TraceTable:
         for result in self.results:
             click.echo(conflicts_text(result), nl=False)
         for result in self.results:
+            if self.sites:
+                click.echo(sites_text(result), nl=False)
             if self.watch.threads:
                 click.echo("\n" + steps_text(result, self.watch.block), nl=False)
-            elif self.sites:
-                click.echo(sites_text(result), nl=False)

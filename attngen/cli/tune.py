@@ -26,7 +26,7 @@ from attngen.cli.specs import (
 @click.argument("spec")
 @options.kernel
 @click.option("--lengths", default="512,2048,8192", show_default=True, help="Sequence lengths, separated by commas.")
-@options.number("--q-len", 1, "Query rows of a sequence, for decoding.  [default: its length]")
+@options.size("--q-len", 1, "Query rows of a sequence, for decoding.  [default: its length]")
 @options.tokens
 @options.number("--rounds", 2, "Number of timings of each finalist.", 21)
 @options.param
@@ -80,11 +80,11 @@ def command(
     if not is_open(one.spec, gradients):
         what = "its own kernel" if gradients else "its own kernel, tile, stages, warps or place of Q"
         raise click.UsageError(f"{one.spec.name} states {what}: nothing is left to tune")
-    if only_list and as_json:
-        raise click.UsageError("--list prints text: leave out --json")
     if only_list:
+        options.refuse("--list prints text and times nothing", "lengths", "q_len", "tokens", "rounds", "given", "as_json")
         _list_candidates(one, arch, kernel, gradients, deterministic)
         return
+    options.refuse("the GPU that times is the one that is tuned for: only --list has another architecture", "arch")
     if not has_gpu():
         raise DeviceError("tuning needs a GPU, and none was found; `attngen tune --list` shows what would be timed")
     try:

@@ -28,6 +28,8 @@ from attngen.reference.problems import Shape, without_values
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.print_attn import expression_to_text, rotary_to_text
 
+MOST_OF_MAP = 2**22  # tiles: more are counted and not listed
+
 
 def tree_data(nodes: Sequence[Any]) -> list[dict[str, Any]]:
     """The syntax tree: each node with its children."""
@@ -160,5 +162,5 @@ def _tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Par
         "may": tile_text(bounds.may) if bounds.per_tile else None,
         "must": tile_text(bounds.must) if bounds.per_tile else None,
         "counts": count_kinds(kinds),
-        "map": [[KIND_NAMES[int(kind)] for kind in row] for row in kinds],
+        "map": None if kinds.size > MOST_OF_MAP else [[KIND_NAMES[int(kind)] for kind in row] for row in kinds],
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from attngen.diagnostics import ArgumentError
 from attngen.inspect.launch_work import LaunchWork, launches
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles, exact_integers, extents, pairs_in
@@ -22,6 +23,9 @@ from attngen.spec.dtypes import from_storage
 
 Array = np.ndarray[Any, Any]
 SCORE_BYTES = 4  # scores in memory are fp32
+MOST_TILES = 2**28  # that are classified one by one, in some seconds
+OF_A_BLOCK = 2**13  # tiles that take as long as what is computed once for each block
+MOST_PAIRS = 2**32  # for which a mask is evaluated, in less than a minute
 LEAST_SIDE, MOST_BLOCKS = 64, 4096  # of the tiles in which pairs are counted
 PRODUCTS_FOR_ONE = 3  # with split operands
 
@@ -53,6 +57,20 @@ def tile_kinds(
     rows = rows or tile_positions(plan, problem)
     missing = plan.missing_rows(int(names["q_len"])) if rows == plan.block_q else 0
     return classify_tiles(plan.bounds, rows, plan.block_kv, {**names, "b": b, "h": h}, inputs, missing)
+
+
+def check_countable(plan: Plan, problem: Sample) -> None:
+    """Raises ArgumentError if classifying the tiles of one head would take minutes."""
+    if not plan.schedule.is_tiled:
+        return
+    q_len, kv_len = int(problem.q.shape[2]), int(problem.k.shape[2])
+    rows = min(tile_positions(plan, problem), plan.tile_rows)
+    blocks, tiles = -(-q_len // rows), -(-kv_len // plan.block_kv)
+    if blocks * (tiles + OF_A_BLOCK) > MOST_TILES:
+        raise ArgumentError(
+            f"q_len {q_len} and kv_len {kv_len} have {blocks} x {tiles} tiles of {plan.keyword}, too many to classify one by "
+            "one; choose shorter lengths"
+        )
 
 
 def requested(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, kinds: Array | None) -> Traffic:
@@ -93,7 +111,7 @@ def _passes(spec: AttentionSpec, plan: Plan) -> tuple[int, int]:
 
 def allowed_pairs(spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float]) -> int:
     """The number of pairs of a query and a key that the mask allows in batch 0 and head 0: all of full tiles, and those of
-    partial tiles for which the mask is true."""
+    partial tiles for which the mask is true. Raises ArgumentError if those have more than MOST_PAIRS pairs."""
     q_len, kv_len = problem.q.shape[2], problem.k.shape[2]
     if spec.mask is None:
         return int(q_len * kv_len)
@@ -103,12 +121,18 @@ def allowed_pairs(spec: AttentionSpec, problem: Sample, params: Mapping[str, int
     names = {**known.sizes, **params, "b": 0, "h": 0}
     kinds = classify_tiles(mask_bounds(spec), side, side, names, inputs)
     rows, keys = extents(q_len, side), extents(kv_len, side)
+    tested = pairs_in(kinds == PARTIAL, rows, keys)
+    if tested > MOST_PAIRS:
+        raise ArgumentError(
+            f"at q_len {q_len} and kv_len {kv_len} the mask would have to be evaluated for {tested} pairs, which no bounds of "
+            "tiles decide; choose shorter lengths"
+        )
     allowed = pairs_in(kinds == FULL, rows, keys)
     for block, of_block in enumerate(kinds == PARTIAL):
-        tested = np.flatnonzero(np.repeat(of_block, keys))
+        unknown = np.flatnonzero(np.repeat(of_block, keys))
         own = slice(block * side, block * side + int(rows[block]))
-        found = allowed_rows(known, 0, 0, own, tested)
-        allowed += int(np.broadcast_to(found, (rows[block], len(tested))).sum())
+        found = allowed_rows(known, 0, 0, own, unknown)
+        allowed += int(np.broadcast_to(found, (rows[block], len(unknown))).sum())
     return allowed
 
 
