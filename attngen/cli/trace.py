@@ -56,8 +56,6 @@ def command(
     """
     if not steps:
         options.refuse("without --steps there are no steps to select", "block", "thread", "limit")
-    if source is not None:
-        options.refuse("the file of --source says whether it is deterministic", "deterministic")
     from attngen.device.emulated.tracing import NOBODY, Watch
     from attngen.inspect.trace_text import as_json as to_json
     from attngen.inspect.tracing import trace_spec
