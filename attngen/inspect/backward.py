@@ -14,7 +14,7 @@ from attngen.reference.compare_gradients import gradient_dtype
 from attngen.reference.gradients import Loss
 from attngen.reference.numpy_oracle import Reference
 from attngen.reference.problems import Sample
-from attngen.reference.stored import begins_of
+from attngen.reference.stored import apart, begins_of
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import round_to_storage
 from attngen.spec.gradient import QKV, gradient_argument
@@ -43,21 +43,23 @@ def _saved(spec: AttentionSpec, forward: Reference) -> dict[str, Array]:
 
 
 def run_backward(
-    compiled: CompiledBackward, arrays: Mapping[str, Array], params: Mapping[str, int | float]
+    compiled: CompiledBackward, arrays: Mapping[str, Array], params: Mapping[str, int | float], is_apart: bool = False
 ) -> dict[str, Array]:
-    """The gradients as numpy storage arrays, wherever the kernels ran. An element that no thread writes is NaN."""
+    """The gradients as numpy storage arrays, wherever the kernels ran. An element that no thread writes is NaN. `is_apart`:
+    tensors of rows have strides of their own on the emulated device."""
     if not compiled.spec.kernel.is_packed:
-        return _run(compiled, arrays, params)
+        return _run(compiled, arrays, params, is_apart)
     batch, _, q_len, _ = arrays["q"].shape
     kv_len = arrays["k"].shape[2]
     begins = {"cu_seqlens_q": begins_of([q_len] * batch), "cu_seqlens_k": begins_of([kv_len] * batch)}
     arrays = {name: _packed(array) if name in OF_ROWS else array for name, array in arrays.items()} | begins
-    found = _run(compiled, arrays, {**params, "max_q_len": q_len, "max_kv_len": kv_len})
+    found = _run(compiled, arrays, {**params, "max_q_len": q_len, "max_kv_len": kv_len}, is_apart)
     split = {name: array.reshape(batch, -1, *array.shape[1:]).swapaxes(1, 2) for name, array in found.items() if name in QKV}
     return found | split
 
 
 OF_ROWS = (*QKV, "dout", "out", "lse", "lse_rest", "dlse")
+APART = (*QKV, "dout", "out", *map(gradient_argument, QKV))
 
 
 def _packed(array: Array) -> Array:
@@ -66,13 +68,18 @@ def _packed(array: Array) -> Array:
     return joined.swapaxes(0, 1) if joined.ndim == 3 else joined
 
 
-def _run(compiled: CompiledBackward, arrays: Mapping[str, Array], params: Mapping[str, int | float]) -> dict[str, Array]:
+def _run(
+    compiled: CompiledBackward, arrays: Mapping[str, Array], params: Mapping[str, int | float], is_apart: bool
+) -> dict[str, Array]:
     if compiled.device.name.startswith("cuda"):
         from attngen.inspect.gpu_memory import from_gpu, to_gpu
 
         found = compiled.run({name: view(to_gpu(array), name) for name, array in arrays.items()}, dict(params))
         return {name: from_gpu(array) for name, array in found.items()}
     given = {**arrays, **_poisoned(compiled, arrays)}
+    if is_apart:
+        rows = [name for name in given if name in APART]
+        given |= zip(rows, apart([given[name] for name in rows]), strict=True)
     return compiled.run({name: view(array, name) for name, array in given.items()}, dict(params))
 
 

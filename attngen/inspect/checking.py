@@ -24,7 +24,7 @@ from attngen.plan.plan import Direction
 from attngen.reference.compare import Comparison, compare
 from attngen.reference.compare_gradients import compare_gradients
 from attngen.reference.problems import Sample, Shape
-from attngen.reference.stored import dense, stored
+from attngen.reference.stored import apart, dense, stored
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV, differentiable
 
@@ -146,13 +146,12 @@ def _results(
             compiled = compile_text(spec, plan, device, text)
             compile_seconds = perf_counter() - start
             tried = []
-            for number, (known, computed) in enumerate(zip(knowns, expected, strict=True), 1):
+            for number, (trial, known, computed) in enumerate(zip(chosen.trials, knowns, expected, strict=True), 1):
                 progress(f"running {name} on {device.name}: problem {number} of {len(expected)}")
                 if isinstance(compiled, CompiledBackward):
-                    found = _run_backward(compiled, known, computed)
+                    found = _run_backward(compiled, known, computed, trial.apart)
                 else:
-                    found = _run(compiled, known, computed)
-                trial = known.trial
+                    found = _run(compiled, known, computed, trial.apart)
                 of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
                 tried.append(Tried(*of_trial, *found))
         others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
@@ -185,10 +184,10 @@ def _computed_beside(knowns: Sequence[Known], plan: Plan) -> Iterator[list[Compu
             future.cancel()
 
 
-def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed) -> Found:
+def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, is_apart: bool) -> Found:
     arrays = backward_inputs(compiled.spec, compiled.plan, known.sample, known.loss, known.truth.reference)
     start = perf_counter()
-    gradients = run_backward(compiled, arrays, known.trial.params)
+    gradients = run_backward(compiled, arrays, known.trial.params, is_apart)
     done = perf_counter() - start
     computed.result()
     each = compare_gradients(gradients, known.gradients(compiled.plan))
@@ -198,9 +197,9 @@ def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed) 
     return replace(worst, wrong=wrong), done, errors
 
 
-def _run(compiled: CompiledAttention, known: Known, computed: Computed) -> Found:
+def _run(compiled: CompiledAttention, known: Known, computed: Computed, is_apart: bool) -> Found:
     start = perf_counter()
-    output, lse = _call(compiled, known.sample, known.trial.params)
+    output, lse = _call(compiled, known.sample, known.trial.params, is_apart)
     done = perf_counter() - start
     computed.result()
     return compare(output, lse, known.truth), done, {}
@@ -222,7 +221,7 @@ def _checked(
     )  # fmt: skip
 
 
-def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int | float]) -> tuple[Any, Any]:
+def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int | float], is_apart: bool) -> tuple[Any, Any]:
     """O and lse as numpy storage arrays, wherever the kernel ran."""
     arrays = stored(compiled.spec, problem)
     on_gpu = compiled.device.name.startswith("cuda")
@@ -232,6 +231,8 @@ def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int
         arrays = {name: array if isinstance(array, int) else to_gpu(array) for name, array in arrays.items()}
     q, k, v = (arrays.pop(n) for n in "qkv")
     out = None if on_gpu else _poisoned(q, compiled.spec)
+    if out is not None and is_apart:
+        q, k, v, out = apart([q, k, v, out])
     named: dict[str, Any] = {**arrays, **params}
     result = compiled(q, k, v, out=out, **named)
     output, lse = result if compiled.spec.lse else (result, None)

@@ -12,8 +12,11 @@ import numpy as np
 from attngen.plan import Plan
 from attngen.plan.axes import KEYS
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL, classify_tiles
+from attngen.plan.bounded_scores import RESCALE_EXPONENT
 from attngen.plan.mask_bounds import MaskBounds
 from attngen.reference.alternatives import Alternative
+from attngen.reference.definition import allowed_rows, score_rows
+from attngen.reference.numpy_oracle import numbers_of
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage
@@ -41,6 +44,7 @@ GROUPS = Circumstance("several key/value heads, each of several query heads")
 RAGGED_ROWS = Circumstance("rows that do not fill the last block")
 RAGGED_KEYS = Circumstance("keys that do not fill the last tile")
 SEVERAL_TILES = Circumstance("several tiles of keys for one block of rows", by_values=True)
+RISES = Circumstance("a row whose maximum rises so far after its first tile that its sums are rescaled", by_values=True)
 CLASSES = {
     EMPTY: Circumstance("a tile that is skipped: the mask forbids all of its pairs", by_values=True),
     PARTIAL: Circumstance("a tile of which the mask allows some pairs", by_values=True),
@@ -49,6 +53,7 @@ CLASSES = {
 
 CLOSED_FORMS = ("begin", "end", "full_begin", "full_end")
 MOST_TILES = 4096  # that are classified one by one
+MOST_PAIRS = 2**18  # whose scores are computed
 
 # Seconds of the emulated device for a pair of a row and a key, for each element of their Q, K and V, on one core of 2024.
 PAIR_SECONDS = {"naive": 28e-9, "tiled": 15e-9, "fused": 12e-9, "wgmma": 7e-9, "hopper": 7e-9, "decode": 14e-9}
@@ -64,6 +69,11 @@ def wanted_circumstances(spec: AttentionSpec, plan: Plan) -> Iterator[Circumstan
         yield CLASSES[FULL]
         if spec.mask is not None:
             yield from (CLASSES[EMPTY], CLASSES[PARTIAL])
+
+
+def rescales(plan: Plan) -> bool:
+    """Whether kernels of `plan` multiply sums of earlier tiles when the maximum of a row rises."""
+    return plan.schedule.is_fused and not plan.wanted and plan.facts.spec.normalize == "softmax" and plan.facts.shift is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +119,38 @@ def circumstances(case: Case) -> Iterator[Circumstance]:
         yield from (what for kind, what in CLASSES.items() if (kinds == kind).any())
         if ((kinds != EMPTY).sum(axis=1) > 1).any():
             yield SEVERAL_TILES
+
+
+def rises(case: Case) -> bool:
+    """Whether the first head has a row of RISES if its tiles are visited from the first one on, and one if from the last one
+    on."""
+    numbers = numbers_of(case.spec, case.problem, case.params, np.float32)
+    rows = slice(0, min(case.sizes["q_len"], MOST_PAIRS // max(case.sizes["kv_len"], 1)))
+    with np.errstate(all="ignore"):
+        scores = np.asarray(score_rows(numbers, 0, 0, rows))
+        if case.spec.mask is not None:
+            scores = np.where(allowed_rows(numbers, 0, 0, rows), scores, -np.inf)
+    starts = range(0, scores.shape[1], case.tile[1])
+    maxima = np.array([scores[:, i : i + case.tile[1]].max(1, initial=-np.inf) for i in starts])
+    visited = maxima[:: _visitors(case)]
+    return len(visited) > 1 and _rise(visited) and _rise(visited[::-1])
+
+
+def _visitors(case: Case) -> int:
+    """The number of those that visit the tiles of a row in turn on the emulated device: warps, in several blocks."""
+    if not case.plan.schedule.packs_heads:
+        return 1
+    from attngen.device.emulated.device import MULTIPROCESSORS  # imported late: a check on a GPU needs it for `decode` alone
+
+    splits: int = case.plan.own.splits({**case.sizes, "multiprocessors": MULTIPROCESSORS})
+    return splits * case.plan.tile.warps
+
+
+def _rise(maxima: Any) -> bool:
+    """Whether a row's maximum of a tile exceeds those of the tiles before by RESCALE_EXPONENT powers of 2; [tiles, rows]."""
+    before = np.maximum.accumulate(maxima)[:-1]
+    with np.errstate(invalid="ignore"):  # of tiles without pairs
+        return bool(((maxima[1:] - before)[np.isfinite(before)] * np.log2(np.e) > RESCALE_EXPONENT).any())
 
 
 def seconds(case: Case) -> float:

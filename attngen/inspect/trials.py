@@ -13,7 +13,18 @@ from functools import cached_property
 import numpy as np
 
 from attngen.diagnostics import ArgumentError
-from attngen.inspect.circumstances import UNEQUAL, Case, Goal, circumstances, seconds, wanted_circumstances, wrong_pairs
+from attngen.inspect.circumstances import (
+    RISES,
+    UNEQUAL,
+    Case,
+    Goal,
+    circumstances,
+    rescales,
+    rises,
+    seconds,
+    wanted_circumstances,
+    wrong_pairs,
+)
 from attngen.inspect.prepare import check_call
 from attngen.plan import Plan
 from attngen.reference.alternatives import MAX_ALTERNATIVES, Alternative, alternatives
@@ -33,6 +44,7 @@ EDGE_BUDGET = 1.0  # of a problem for the edges of tiles alone
 NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 BEYOND = 17  # rows or keys past a constant of the mask or score
 REMEMBERED = 8  # problems
+RISING = 8.0  # times Q: maxima then differ from tile to tile
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
 
 
@@ -52,12 +64,13 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One problem."""
+    """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`)."""
 
     shape: Shape
     params: Mapping[str, int | float]
     seed: int = 0
     draw: Draw = USUAL
+    apart: bool = field(default=False, compare=False)
 
     def problem(self, spec: AttentionSpec) -> Sample:
         return sample(spec, self.shape, self.seed, self.draw)
@@ -69,6 +82,7 @@ class Trial:
         parts = [heads, f"{sizes['q_len']} rows", f"{sizes['kv_len']} keys"]
         parts += [f"{name} {sizes[name]}" for name in spec.free_dims]
         parts += [f"{p.name} {self.params[p.name]}" for p in spec.params if p.name in self.params]
+        parts += ["strides of its own for each array"] if self.apart else []
         return ", ".join(parts) + (f", Q times {self.draw.magnitude:g}" if self.draw.magnitude != 1 else "")
 
 
@@ -131,8 +145,9 @@ class Chosen:
 
 
 def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Problems | None = None) -> Chosen:
-    """The problems for `plan`: one of several tiles, one with batches, groups of heads and few keys, and longer ones for what
-    these do not exercise. If `fixed` has lengths, one problem of these.
+    """The problems for `plan`: one of several tiles, one with batches, groups of heads and few keys, one with large scores if
+    the kernel rescales, and longer ones for what these do not exercise. All but the first are `apart`. If `fixed` has lengths,
+    one problem of these.
 
     Raises ArgumentError and ObligationError if no problem is possible.
     """
@@ -140,6 +155,7 @@ def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Probl
     for shapes in search.families():
         search.take(shapes)
     search.take_edges()
+    search.take_rises()
     return search.chosen()
 
 
@@ -251,6 +267,20 @@ class _Search:
             if found := self._wrong_bounds(trial, seen):
                 self.trials.append(trial)
                 seen |= found
+
+    def take_rises(self) -> None:
+        """Adds a small problem with large scores for RISES, if a kernel rescales and no problem makes it."""
+        if not rescales(self.plan) or any(rises(self._case(trial)) for trial in self.trials):
+            return
+        if self.fixed.q_len is None and self.fixed.kv_len is None:
+            few, *lengths = (self.tile[1] * tiles // 4 for tiles in (1, 8, 16, 32, 64))
+            for q_len, kv_len in ((rows, n + 1) for n in lengths for rows in (few, n, n + 1)):
+                usual = self._possible(replace(self._shape(1, q_len, kv_len), q_heads=self.fixed.heads or 1, kv_heads=1))
+                trial = usual and replace(usual, draw=replace(usual.draw, magnitude=RISING, integers="two documents"))
+                if trial is not None and self._seconds(trial) <= LIMIT and rises(self._case(trial)):
+                    self.trials.append(trial)
+                    return
+        self.untried = (*self.untried, str(RISES))
 
     def _case(self, trial: Trial) -> Case:
         sizes, problem = trial.shape.sizes(self.spec), self.problems.known(trial).sample
@@ -379,4 +409,5 @@ class _Search:
             assert self.refusal is not None
             raise self.refusal
         missed = [str(goal) for goal in (*self.left,) if self._is_possible(goal)]
-        return Chosen(tuple(self.trials), (*missed, *self.untried))
+        first, *others = self.trials
+        return Chosen((first, *(replace(one, apart=True) for one in others)), (*missed, *self.untried))

@@ -13,6 +13,7 @@ from attngen.spec.expr import Apply, Const
 from attngen.spec.operator import TABLE
 
 LEAST = -100.0  # log2 of a weight: bf16 and fp32 have 26 octaves below it, for V's elements
+RESCALE_EXPONENT = 8.0  # by so many powers of 2 a weight may exceed 1 before a raised maximum is used: sums are rescaled then
 LARGE_EXPONENT = 2.0**16  # exponents of 2 up to it have a rounding error of 2^-9 at most
 MOST = 10.0  # and 117 above it, for V's elements and the number of keys: as many as weights of a kept maximum leave
 

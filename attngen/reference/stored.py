@@ -13,6 +13,7 @@ from attngen.spec.dtypes import round_to_storage
 
 PAGE_SIZE = 16  # rows, of a spec that does not state it
 RUBBISH = -(2**31)  # in entries of a page table that no key needs
+GAP = 8  # elements: rows begin at multiples of 16 bytes
 SPARE_PAGES = 2  # of a pool, in no sequence
 
 
@@ -51,6 +52,20 @@ def stored(
         packed = {name: _packed(arrays[name], keys) for name in ("k", "v")}
         arrays |= {**packed, "cu_seqlens_k": begins_of(keys), "max_kv_len": kv_len}
     return arrays
+
+
+def apart(arrays: Sequence[Array]) -> list[Array]:
+    """The same arrays, each with strides that no other has: between its rows lie gaps of NaN, of more elements for each later
+    one. A kernel that takes the strides of one array for those of another reads or writes elsewhere."""
+    return [_with_gaps(array, GAP * number) for number, array in enumerate(arrays, 1)]
+
+
+def _with_gaps(array: Array, gap: int) -> Array:
+    *outer, size = array.shape
+    memory = np.empty((*outer, size + gap), array.dtype)
+    memory.view(np.uint8)[...] = 0xFF
+    memory[..., :size] = array
+    return memory[..., :size]
 
 
 def stored_sizes(spec: AttentionSpec, shape: Shape) -> dict[str, int]:

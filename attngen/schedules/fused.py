@@ -96,7 +96,7 @@ class Fused(File):
             return []
         large = ConstantLine("float", "LARGE", f"{bounded_scores.LARGE_EXPONENT}f", LARGE)
         return [
-            ConstantLine("float", "RESCALE_THRESHOLD", "8.0f", RESCALE_THRESHOLD + what),
+            ConstantLine("float", "RESCALE_THRESHOLD", f"{bounded_scores.RESCALE_EXPONENT}f", RESCALE_THRESHOLD + what),
             *([large] if self.large_scores else []),
         ]
 

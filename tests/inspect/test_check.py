@@ -26,8 +26,10 @@ from attngen.reference.alternatives import alternatives
 from attngen.reference.compare import Truth, compare
 from attngen.reference.coverage import Exercise
 from attngen.reference.numpy_oracle import Reference
+from attngen.reference.stored import apart
 from attngen.schedules import choose, schedules_for
 from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec
+from attngen.spec.dtypes import from_storage
 from attngen.spec.gradient import QKV
 from tests.harness import SPECS, emitted, shipped
 from tests.harness import cli as invoke
@@ -128,7 +130,7 @@ def test_tiles_of_every_class_and_all_circumstances_occur() -> None:
     """Counted by hand here: two row blocks, three tiles of keys, one row and one key in the last ones."""
     spec = shipped("gpt2")
     plan = choose(spec, ARCHES["sm_80"], "fused")
-    first, second = (trial.shape for trial in chosen(spec).trials)
+    first, second, _ = (trial.shape for trial in chosen(spec).trials)
     assert first.q_len > plan.block_q
     assert first.q_len % plan.block_q
     assert first.kv_len > 2 * plan.block_kv
@@ -137,6 +139,31 @@ def test_tiles_of_every_class_and_all_circumstances_occur() -> None:
     assert second.q_len > second.kv_len
     assert second.batch > 1
     assert second.q_heads > second.kv_heads > 1
+
+
+@pytest.mark.parametrize(("schedule", "count"), [("fused", 1), ("tiled", 0)])
+def test_a_problem_of_a_kernel_that_rescales_has_maxima_that_rise(schedule: str, count: int) -> None:
+    """A row whose largest score of the second tile is more than 8 powers of 2 above that of the first one."""
+    spec, trials = shipped("gpt2"), chosen(shipped("gpt2"), schedule).trials
+    plan = choose(spec, ARCHES["sm_80"], schedule)
+    steep = [trial for trial in trials if trial.draw.magnitude > 1]
+    assert len(steep) == count
+    for trial in steep:
+        problem, rows, keys = trial.problem(spec), np.arange(trial.shape.q_len), np.arange(trial.shape.kv_len)
+        q, k = (from_storage(one[0, 0]).astype(np.float64) for one in (problem.q, problem.k))
+        scores = np.where(rows[:, None] >= keys, q @ k.T / np.sqrt(spec.head_dim), -np.inf)
+        first, second = (scores[:, i : i + plan.block_kv].max(1) for i in (0, plan.block_kv))
+        assert ((second - first) / np.log(2.0)).max() > 8.0
+
+
+def test_arrays_of_later_problems_have_strides_of_their_own() -> None:
+    first, *others = chosen(shipped("gpt2")).trials
+    assert not first.apart
+    assert all(trial.apart for trial in others)
+    array = np.arange(24, dtype=np.float16).reshape(1, 2, 3, 4)
+    found = apart([array, array])
+    assert [one.strides for one in found] == [(144, 72, 24, 2), (240, 120, 40, 2)]
+    assert all((one == array).all() for one in found)
 
 
 def test_a_part_is_exercised_only_if_results_differ_beyond_the_bound() -> None:

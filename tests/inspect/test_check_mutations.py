@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -10,7 +12,9 @@ import pytest
 from attngen.api import CompiledAttention
 from attngen.device.emulated import EmulatedDevice, EmulationError
 from attngen.device.emulated.device import EmulatedKernel
+from attngen.device.protocol import CompilationError
 from attngen.emit.emitter import emit
+from attngen.inspect.checking import Kernel, check_exercised
 from attngen.inspect.trials import Fixed, Trial, choose_trials
 from attngen.plan import ARCHES, Plan
 from attngen.reference.compare import Truth, compare, truth
@@ -18,6 +22,7 @@ from attngen.reference.problems import Sample, Shape
 from attngen.schedules import choose
 from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec
 from attngen.spec.expr import Type
+from tests import tiers
 from tests.harness import SPECS, call, shipped
 from tests.inspect.mutants import mutants
 
@@ -110,3 +115,41 @@ def test_a_fused_kernel_without_any_one_part_is_reported(name: str) -> None:
 @pytest.mark.parametrize("name", ["mistral_window", "retention"])
 def test_other_kernels_without_any_one_part_are_reported(name: str, schedule: str) -> None:
     assert survivors(small(name), schedule, of_bounds=False) == []
+
+
+OTHER = {"q": "k", "k": "v", "v": "o", "o": "q"}  # the tensor whose stride is taken instead
+
+
+def changed_lines(text: str) -> Iterator[tuple[str, str]]:
+    """Texts of a fused kernel that does not rescale what it summed, in one place, or takes another tensor's stride once; each
+    with the line."""
+    for match in re.finditer(r"^.*$", text, re.MULTILINE):
+        line, code = match[0], match[0].split("//")[0]
+        changed = [line.replace(one, one.split("*=")[0]) for one in re.findall(r"\S+ \*= [^;]*alpha[^;]*", code)]
+        changed += [line.replace("__any_sync(0xffffffff, exceeds)", "exceeds")]
+        for stride in re.finditer(r"(?<!long )\b([qkvo])(_stride_s)\b", code if "long long" not in code else ""):
+            changed.append(line[: stride.start()] + OTHER[stride[1]] + stride[2] + line[stride.end() :])
+        yield from ((line.strip(), text[: match.start()] + one + text[match.end() :]) for one in changed if one != line)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "arch", "most"),
+    tiers.cases(
+        [("fused", "sm_80", 8), ("fused", "sm_75", 6), ("wgmma", "sm_90a", 3), ("hopper", "sm_90a", 2), ("decode", "sm_80", 7)],
+        quick=lambda schedule, arch, most: False,
+    ),
+)
+def test_a_kernel_that_does_not_rescale_or_takes_the_stride_of_another_tensor_is_reported(
+    schedule: str, arch: str, most: int
+) -> None:
+    spec, kernel = shipped("gpt2"), Kernel(schedule, EmulatedDevice(arch=arch))
+    seen = {}
+    for line, text in changed_lines(emit(spec, choose(spec, ARCHES[arch], schedule)).text):
+        try:
+            seen[line, text] = not all(one.comparison.passed for one in check_exercised(spec, [kernel], Fixed(), text))
+        except EmulationError:
+            seen[line, text] = True
+        except CompilationError:  # a kernel of this file that has no such stride
+            continue
+    assert [line for (line, _), is_seen in seen.items() if not is_seen] == []
+    assert len(seen) >= most
