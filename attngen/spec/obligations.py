@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from itertools import product
 from typing import Any, NoReturn
 
 from attngen.diagnostics import ArgumentError, Diagnostic
@@ -108,24 +107,9 @@ def check_obligations(spec: AttentionSpec, sizes: Mapping[str, int], params: Map
     _check_tables(spec, sizes)
     if 0 in (sizes["batch"], sizes["q_heads"], sizes["q_len"], sizes["kv_len"]):
         return
-    for lengths in _lengths(spec, sizes):
-        if not _surely_holds(spec, {**sizes, **params, **lengths}):
-            numbers = tuple(sorted((n, v) for n, v in params.items() if isinstance(v, int)))
-            _check(spec, tuple(sorted({**sizes, **lengths}.items())), numbers)
-
-
-def _lengths(spec: AttentionSpec, sizes: Mapping[str, int]) -> list[dict[str, int]]:
-    """The lengths of sequences for which a call is checked. A sequence may be shorter than the longest one: bounds of an index
-    that is a sum of multiples of q, k, q_len and kv_len are those of the shortest and the longest sequences with a pair."""
-    varying = [n for n in ("q_len", "kv_len") if _size_name(spec, n) != n]
-    longest = {_size_name(spec, n): sizes[n] for n in varying}
-    return [longest | dict(zip(varying, some, strict=True)) for some in product(*({1, sizes[n]} for n in varying))]
-
-
-def _size_name(spec: AttentionSpec, dim: str) -> str:
-    """The name of the size of a dimension `dim`: that of the longest sequence, if sequences differ in this length."""
-    longest = f"max_{dim}"
-    return longest if longest in spec.kernel.longest else dim
+    if not _surely_holds(spec, {**sizes, **params}):
+        numbers = tuple(sorted((n, v) for n, v in params.items() if isinstance(v, int)))
+        _check(spec, tuple(sorted(sizes.items())), numbers)
 
 
 def _check_dropout(spec: AttentionSpec, params: Mapping[str, int | float]) -> None:
@@ -160,12 +144,10 @@ def _conditions(spec: AttentionSpec) -> Callable[[Numbers], tuple[Any, ...]] | N
     elements = element_ranges(spec)
 
     def size(dim: int | str) -> Expr:
-        return constant(dim) if isinstance(dim, int) else name(_size_name(spec, dim), Type.INT)
+        return constant(dim) if isinstance(dim, int) else name(dim, Type.INT)
 
     def of_name(node: Name) -> Interval:
-        if node.name not in EXTENTS:
-            return Interval(node, node)
-        return Interval(ZERO, sub(name(EXTENTS[node.name], Type.INT), ONE))
+        return Interval(ZERO, sub(size(EXTENTS[node.name]), ONE)) if node.name in EXTENTS else Interval(node, node)
 
     def of_gather(node: Gather, _: tuple[Interval, ...]) -> Interval:
         known = elements.get(node.input)
@@ -229,7 +211,7 @@ def _check_indices(
     spec: AttentionSpec, keyword: str, node: Gather, known: Mapping[Expr, Range], size: Mapping[str, int]
 ) -> None:
     for position, (index, dim) in enumerate(zip(node.args, spec.input(node.input).dims, strict=True)):
-        count = dim if isinstance(dim, int) else size[_size_name(spec, dim)]
+        count = dim if isinstance(dim, int) else size[dim]
         low, high = known[index]
         if low < 0 or high >= count:
             outside = mistakes.CallIndexOutOfRange(

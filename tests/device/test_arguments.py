@@ -148,24 +148,6 @@ def test_an_index_beyond_a_captured_tensor_is_refused_before_anything_runs() -> 
         kernel(q, q, q, bias=np.zeros(20, np.float32))
 
 
-def test_an_index_is_checked_for_short_sequences_too() -> None:
-    """At the end of a sequence, and before its first row: the host knows only a length that none exceeds."""
-    ids = {"ids": ("int32", ("kv_len",)), "ends": ("int32", ("kv_len",))}
-    q, k = randn(1, 1, 17, 16), randn(1, 1, 20, 16)
-    arrays = {"ids": np.zeros(20, np.int32), "ends": np.zeros(20, np.int32), "seqused": np.array([3], np.int32)}
-    for index, message in (
-        ("q + kv_len - q_len", r"index 0 of `ids` can be -16 to 0, but the dimension \(kv_len\) has 20 elements"),
-        ("clamp(q + kv_len - q_len, 0, kv_len - 1)", ""),
-    ):
-        spec = attngen.define(head_dim=16, mask=f"ids[{index}] == ends[kv_len - 1 - k]", inputs=ids)
-        kernel = attngen.compile(spec, kernel="naive", storage="padded", device="emulated")
-        if not message:
-            kernel(q, k, k, **arrays)
-            continue
-        with pytest.raises(ObligationError, match=message):
-            kernel(q, k, k, **arrays)
-
-
 def test_a_param_that_may_divide_by_zero_is_refused() -> None:
     mask = "(q - k) % n == 0 or q // n == k // m or kv_len // m == 1"
     kernel = attngen.compile(attngen.define(head_dim=16, mask=mask, params={"n": "int", "m": "int"}), device="emulated")
