@@ -67,6 +67,11 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
             return shape
         return (*self._described[:2], *self.seq_lengths)
 
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of `shape`: models of transformers distinguish masks by it."""
+        return len(self.shape)
+
     def to(self, device: Any) -> theirs.BlockMask:
         if not self.is_function:
             return super().to(device)

@@ -21,10 +21,11 @@ Fiber* collective_last;
 
 namespace {
 
-// Of the fibers, kept from launch to launch and given back when the library is closed
+// Of the fibers, given back after each launch: each has two mappings, of which a process may have 65,530 in all
 struct Stacks : std::vector<unsigned char*> {
-    ~Stacks() {
+    void release() {
         for (unsigned char* stack : *this) munmap(stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
+        clear();
     }
 } stacks;
 void* scheduler_stack;
@@ -326,7 +327,7 @@ EXPORTED int emulator_launch(void (*kernel)(void**), void** arguments, const uns
         void* memory = mmap(nullptr, GUARD_BYTES + STACK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) return 2;
         unsigned char* const stack = (unsigned char*)memory + GUARD_BYTES;
-        if (mprotect(stack, STACK_BYTES, PROT_READ | PROT_WRITE)) return 2;
+        if (mprotect(stack, STACK_BYTES, PROT_READ | PROT_WRITE)) return munmap(memory, GUARD_BYTES + STACK_BYTES), 2;
         stacks.push_back(stack);
     }
     fibers.resize(count);
@@ -348,6 +349,7 @@ EXPORTED int emulator_launch(void (*kernel)(void**), void** arguments, const uns
     begin_stops();
     const bool ran = run_grid({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes, seed != 0);
     end_stops();
+    stacks.release();
     fflush(stdout);                 // what the kernel has printed
     if (!ran) return 1;
     totals[0] += launch.shared_read, totals[1] += launch.shared_written, totals[2] += launch.barriers;
