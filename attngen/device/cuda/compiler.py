@@ -93,7 +93,7 @@ def _compile(source: Program, targets: tuple[str, ...], *options: str) -> tuple[
         return code[:size]
 
     program = checked(*nvrtc.nvrtcCreateProgram(source.text.encode(), f"{source.name}.cu".encode(), 0, [], []))
-    options = (*options, "--no-cache", "--split-compile=0")  # the kernels of a program side by side, to the same code
+    options = (*options, "--no-cache")
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
     log = result(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace").rstrip("\0 ")
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
