@@ -273,9 +273,11 @@ class _Search:
         if not rescales(self.plan) or any(rises(self._case(trial)) for trial in self.trials):
             return
         if self.fixed.q_len is None and self.fixed.kv_len is None:
+            heads = self.fixed.heads or self.fixed.kv_heads or 1
+            kv_heads = self.fixed.kv_heads or heads
             few, *lengths = (self.tile[1] * tiles // 4 for tiles in (1, 8, 16, 32, 64))
             for q_len, kv_len in ((rows, n + 1) for n in lengths for rows in (few, n, n + 1)):
-                usual = self._possible(replace(self._shape(1, q_len, kv_len), q_heads=self.fixed.heads or 1, kv_heads=1))
+                usual = self._possible(replace(self._shape(1, q_len, kv_len), q_heads=heads, kv_heads=kv_heads))
                 trial = usual and replace(usual, draw=replace(usual.draw, magnitude=RISING, integers="two documents"))
                 if trial is not None and self._seconds(trial) <= LIMIT and rises(self._case(trial)):
                     self.trials.append(trial)

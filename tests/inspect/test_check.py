@@ -156,6 +156,14 @@ def test_a_problem_of_a_kernel_that_rescales_has_maxima_that_rise(schedule: str,
         assert ((second - first) / np.log(2.0)).max() > 8.0
 
 
+def test_the_problem_with_rising_maxima_is_held_to_sizes_of_the_command_line() -> None:
+    for fixed in (Fixed(batch=0), Fixed(heads=4, kv_heads=2), Fixed(kv_heads=2)):
+        shapes = [trial.shape for trial in chosen(shipped("gpt2"), fixed=fixed).trials]
+        assert {shape.kv_heads for shape in shapes} == {fixed.kv_heads} or fixed.kv_heads is None
+        assert all(shape.q_heads % shape.kv_heads == 0 for shape in shapes)
+        assert {shape.batch for shape in shapes} == {0} or fixed.batch is None
+
+
 def test_arrays_of_later_problems_have_strides_of_their_own() -> None:
     first, *others = chosen(shipped("gpt2")).trials
     assert not first.apart
