@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention import flex_attention as theirs
@@ -16,6 +16,16 @@ LISTS = tuple(theirs.BlockMask._TENSOR_ATTRS)
 ROWS_AT_ONCE = 2**24  # pairs of a mask that is evaluated at once, where lists are made
 
 
+class Unread(NamedTuple):
+    """What is needed to make the lists of a function."""
+
+    batch: int
+    heads: int
+    device: Any  # where the function computes: what it captures stays there
+    separate_full_blocks: bool
+    lists_on: Any
+
+
 class BlockMask(theirs.BlockMask):  # type: ignore[misc]
     """torch's BlockMask. One that `create_block_mask` of this package made holds its function and no lists: attention needs
     none, and they are made when an attribute, an index or a method reads them.
@@ -24,10 +34,10 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
     pair takes part if its block is full, or if its block is partial and the function allows the pair.
     """
 
-    _described: tuple[Any, ...] | None = None  # (B, H, device, separate_full_blocks), if the function is all there is
+    _described: Unread | None = None  # if the function is all there is
 
-    def __init__(self, *lists: Any, described: tuple[Any, ...] | None = None, **named: Any) -> None:
-        """As torch's; with `described` (B, H, device, separate_full_blocks) and without lists, a mask of `mask_mod` alone."""
+    def __init__(self, *lists: Any, described: Unread | None = None, **named: Any) -> None:
+        """As torch's; with `described` and without lists, a mask of `mask_mod` alone."""
         if described is None:
             super().__init__(*lists, **named)
             return
@@ -65,7 +75,7 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
         if self._described is None:
             shape: tuple[int, ...] = super().shape
             return shape
-        return (*self._described[:2], *self.seq_lengths)
+        return (self._described.batch, self._described.heads, *self.seq_lengths)
 
     @property
     def ndim(self) -> int:
@@ -76,10 +86,9 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
         if not self.is_function:
             return super().to(device)
         assert self._described is not None
-        batch, heads, _, separate = self._described
-        return self._alike(self.seq_lengths, (batch, heads, torch.device(device), separate))
+        return self._alike(self.seq_lengths, self._described._replace(lists_on=torch.device(device)))
 
-    def _alike(self, lengths: tuple[int, int], described: tuple[Any, ...]) -> BlockMask:
+    def _alike(self, lengths: tuple[int, int], described: Unread) -> BlockMask:
         size = self.BLOCK_SIZE
         return type(self)(seq_lengths=lengths, BLOCK_SIZE=size, mask_mod=self.mask_mod, described=described)
 
@@ -93,7 +102,7 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
 def _lists_of(mask: BlockMask) -> dict[str, Tensor | None]:
     """The lists of a mask's function, in parts of whole blocks of rows: no mask of all pairs is made."""
     assert mask._described is not None
-    batch, heads, device, separate = mask._described
+    batch, heads, device, separate, place = mask._described
     (q_len, kv_len), (rows, keys) = mask.seq_lengths, mask.BLOCK_SIZE
     count = max(1, ROWS_AT_ONCE // max(1, batch * heads * kv_len * rows)) * rows
     parts: list[tuple[Tensor, Tensor]] = []
@@ -104,7 +113,8 @@ def _lists_of(mask: BlockMask) -> dict[str, Tensor | None]:
     partial = torch.cat([p for p, _ in parts], 2)
     full = torch.cat([f for _, f in parts], 2) if separate else None
     made = theirs._create_sparse_block_from_block_mask((partial, full), mask.mask_mod, mask.seq_lengths, rows, keys)
-    return {name: getattr(made, name) for name in LISTS}
+    lists = {name: getattr(made, name) for name in LISTS}
+    return {name: None if found is None else found.to(place) for name, found in lists.items()}
 
 
 def _from_row(mask_mod: Any, start: int) -> Any:
@@ -144,7 +154,7 @@ def create_block_mask(
     size = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
     if len(size) != 2 or min(size) < 1:
         raise ArgumentError(f"BLOCK_SIZE is {BLOCK_SIZE}; expected a positive integer, or two")
-    described = (B or 1, H or 1, torch.device(device), separate_full_blocks)
+    described = Unread(B or 1, H or 1, torch.device(device), separate_full_blocks, torch.device(device))
     return BlockMask(seq_lengths=(Q_LEN, KV_LEN), BLOCK_SIZE=size, mask_mod=mask_mod, described=described)
 
 

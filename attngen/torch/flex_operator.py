@@ -83,6 +83,9 @@ def _readable(tensor: Tensor, batch: int) -> Tensor:
     missing = -index(tensor.shape[3]) % 8
     if missing:
         tensor = torch.nn.functional.pad(tensor, (0, missing))
+    elif tensor.storage_offset() * tensor.element_size() % ROW_BYTES and torch.compiler.is_compiling():
+        # Rows with a gap: Inductor takes a clone with the same strides for nothing, although it starts at another address
+        tensor = torch.nn.functional.pad(tensor, (0, 8))[..., :-8]
     elif not readable(tensor) or tensor.storage_offset() * tensor.element_size() % ROW_BYTES:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor.expand(batch, -1, -1, -1) if tensor.shape[0] == 1 and batch != 1 else tensor

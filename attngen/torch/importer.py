@@ -141,12 +141,13 @@ class Inputs:
         if not is_made and self.closure.place(tensor) is None:
             self.closure.opaque = tensor  # found by a way that the key does not show
         if id(tensor) not in self._of_tensor:
-            self._of_tensor[id(tensor)] = self._captured(tensor)
+            self._of_tensor[id(tensor)] = self._captured(tensor, is_made)
         return self._of_tensor[id(tensor)]
 
-    def _captured(self, tensor: Tensor) -> Lazy:
+    def _captured(self, tensor: Tensor, is_made: bool) -> Lazy:
         place = self.closure.place(tensor)
-        if place is None and tensor.numel() <= MAX_CONSTANTS and tensor.device.type == "cpu" and not tensor.is_complex():
+        is_known = place is None and (is_made or tensor.device.type == "cpu")  # a function makes tensors of numbers of Python
+        if is_known and tensor.numel() <= MAX_CONSTANTS and not tensor.is_complex():
             return _constants(tensor)
         wanted = "constant" if place is None else self.closure.tensors[place][0]
         if place is not None and place in self.closure.symbols:
@@ -219,24 +220,28 @@ class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
 
 
 class _MixedIndices(TorchFunctionMode):  # type: ignore[misc]
-    """Reads `t[h, :, None, k]` in two steps: what slices, None and numbers select, then what numbers that are traced select.
-    Python would read those on the host."""
+    """Reads `t[h, 0, :, None, k]` in two steps: what integers of Python, slices and None select, then what numbers that are
+    traced select. Python would read those on the host, and torch's mode would make tensors of the integers."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.Tensor.__getitem__:
             source, items = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
             if _are_mixed(items):
-                basic = function(source, tuple(slice(None) if isinstance(item, torch.Tensor) else item for item in items))
-                return torch.ops.aten.index(basic, _left_indices(items, source.dim()))
+                basic = [slice(None) if isinstance(item, torch.Tensor) else item for item in items]
+                rest = [] if Ellipsis in basic else [Ellipsis]  # that mode leaves it alone
+                selected = function(source, (*basic, *rest))
+                indices = _left_indices(items, source.dim())
+                return torch.ops.aten.index(selected, indices) if any(i is not None for i in indices) else selected
         return function(*args, **(kwargs or {}))
 
 
 def _are_mixed(items: tuple[Any, ...]) -> bool:
-    """Whether traced numbers stand among slices, None and Ellipsis."""
+    """Whether integers of Python or traced numbers stand alone or among each other, slices, None and Ellipsis."""
     tensors = [item for item in items if isinstance(item, torch.Tensor)]
-    others = {type(item) for item in items if not isinstance(item, torch.Tensor)} - {int}
+    others = {type(item) for item in items if not isinstance(item, torch.Tensor)}
     are_numbers = not any(t.dim() or t.dtype in (torch.bool, torch.uint8) for t in tensors)
-    return bool(tensors and others) and others <= {slice, type(None), type(Ellipsis)} and are_numbers
+    known = {int, slice, type(None), type(Ellipsis)}
+    return bool(others) and bool(tensors or int in others) and others <= known and are_numbers
 
 
 def _left_indices(items: tuple[Any, ...], rank: int) -> list[Any]:

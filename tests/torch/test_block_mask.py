@@ -56,6 +56,20 @@ def test_lists_are_made_when_they_are_read() -> None:
     assert isinstance(ours, theirs.BlockMask)
 
 
+def test_lists_are_made_where_the_function_computes() -> None:
+    """What it captures stays there when the mask moves."""
+    offset = torch.full((8,), 16)
+
+    def moved(b, h, q, k):
+        return q + offset[b] >= k
+
+    blocks = create_block_mask(moved, 1, 1, 96, 96, "cpu", 32)
+    elsewhere = blocks.to("meta")
+    assert elsewhere.kv_indices.device.type == elsewhere.full_q_indices.device.type == "meta"
+    back = elsewhere.to("cpu")
+    assert torch.equal(back.to_dense(), theirs.create_block_mask(moved, 1, 1, 96, 96, "cpu", 32).to_dense())
+
+
 def test_lists_may_name_no_block(by_torch_alone: list[str]) -> None:
     """-1 is a page that a sequence lacks, in torch's PagedAttention."""
     q, k, v = qkv(32, 48)

@@ -15,7 +15,7 @@ from torch.nn.attention import flex_attention as theirs  # noqa: E402
 from torch.nn.attention.experimental._paged_attention import PagedAttention  # noqa: E402
 
 from attngen.torch import create_block_mask, flex_attention, flex_operator  # noqa: E402
-from attngen.torch.importer import ImportRefusal  # noqa: E402
+from attngen.torch.importer import ImportRefusal, graph_of, numbers_on  # noqa: E402
 from attngen.torch.math import by_torch  # noqa: E402
 from tests.torch.flex import compiles, expected  # noqa: E402
 
@@ -112,6 +112,15 @@ def test_strides_and_starts(layouts: tuple[int, int, int]) -> None:
         found.sum().backward()
 
 
+def test_starts_between_two_chunks_under_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its passes remove a clone that has the same strides, and kernels copy chunks of 16 bytes."""
+    monkeypatch.undo()  # by the emulated device
+    q, base = torch.randn(1, 2, 32, 16).half(), torch.randn(5000).half()
+    k = torch.as_strided(base, (1, 2, 64, 16), (2048, 1024, 16, 1), 997)
+    found = torch.compile(flex_attention, fullgraph=True)(q, k, k)
+    torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(q, k, k), atol=2e-3, rtol=2e-3)
+
+
 @pytest.mark.parametrize("size", [17, 121])
 def test_head_sizes_of_any_number(size: int) -> None:
     q, k, v = (randn(1, 2, 24, size) for _ in range(3))
@@ -122,6 +131,18 @@ def test_head_sizes_of_any_number(size: int) -> None:
         torch.testing.assert_close(found.double(), wanted, **CLOSE)
         gradients = [torch.autograd.grad(o.square().sum(), q, retain_graph=True)[0] for o in (found, wanted)]
         torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
+def test_integers_of_python_among_indices_make_no_tensors() -> None:
+    """On a GPU these would be tensors there, which are read by kernels."""
+    table = torch.randn(4, 3, 40)
+    number, *indices = numbers_on("cpu", torch.float32)
+    for read in (
+        lambda s, b, h, i, j: s + table[0][h][i] + table[-1, 2, 3],
+        lambda s, b, h, i, j: s + table[1, h, j] + table[..., 5][b, -1] + table[2, h, :][i],
+    ):
+        targets = [str(node.target) for node in graph_of(read, [number, *indices]).graph.nodes]
+        assert not any("lift_fresh" in target for target in targets), targets
 
 
 def test_indices_that_are_numbers() -> None:
