@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attngen.spec.attention import AttentionSpec, Input
 from attngen.spec.dtypes import DTYPES
-from attngen.spec.expr import Expr, Gather, Name, Type, gather, name, rewrite
+from attngen.spec.expr import Expr, Gather, Name, Type, constant, gather, name, rewrite
 from attngen.spec.operator import add, apply, sub
 
 USED, LEFTPAD = "cache_seqlens", "cache_leftpad"  # inputs int32 [batch]: where the keys of a sequence end, and where they begin
@@ -16,27 +16,30 @@ _BATCH, _ROW, _KEY, _ROWS, _KEYS = (name(n, Type.INT) for n in ("b", "q", "k", "
 
 def of_last_rows(spec: AttentionSpec) -> AttentionSpec:
     """`spec` of a sequence with as many rows as keys, of which a call has the last ones alone: q is the position of a row, and
-    q_len is kv_len. Inputs with a dimension q_len have its last elements too."""
+    q_len is kv_len. Inputs with a dimension q_len have its last elements too. A row that a short sequence lacks has a position
+    below 0, and reads inputs as the first row does."""
     before = sub(_KEYS, _ROWS)  # rows that the call has not
+    position = add(_ROW, before)
+    inside = apply("max", position, constant(0))
 
-    def placed(expr: Expr) -> Expr:
-        """`expr` at the rows of a call, counted from its first."""
+    def placed(expr: Expr, row: Expr = position) -> Expr:
+        """`expr` at the rows of a call, counted from its first; `row` is the position of one."""
 
         def changed(node: Expr) -> Expr | None:
             if isinstance(node, Name):
-                return add(_ROW, before) if node is _ROW else _KEYS if node is _ROWS else None
-            if isinstance(node, Gather) and "q_len" in spec.input(node.input).dims:
+                return row if node is _ROW else _KEYS if node is _ROWS else None
+            if isinstance(node, Gather):
                 dims = spec.input(node.input).dims
-                indices = (_element(placed(i), d) for i, d in zip(node.args, dims, strict=True))
-                return gather(node.input, node.type, tuple(indices))
+                return gather(node.input, node.type, tuple(_element(i, d) for i, d in zip(node.args, dims, strict=True)))
             return None
 
         return rewrite(expr, changed)
 
     def _element(index: Expr, dim: int | str) -> Expr:
         if dim != "q_len":
-            return index
-        return _ROW if index is add(_ROW, before) else sub(index, before)
+            return placed(index, inside)
+        moved = placed(index)
+        return _ROW if moved is position else sub(moved, before)
 
     return _rewritten(spec, placed)
 

@@ -145,6 +145,21 @@ def test_inputs_with_an_element_for_each_row_of_a_call() -> None:
     torch.testing.assert_close(found, functional.scaled_dot_product_attention(q, keys, keys, seen), rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.parametrize("mode", ["naive", "decode"])
+def test_rows_that_a_short_sequence_lacks_read_nothing_outside(mode: str) -> None:
+    """Sequences with fewer keys than a call has rows: the rows that exist are those of the sequence alone."""
+    ids = torch.arange(60).view(2, 30).int() // 3
+    layer = Attention(mask="causal and ids[q, b] == ids[k, b]", inputs={"ids": ("int32", (30, "batch"))}, mode=mode)
+    q, k, used = randn(2, 1, 9, SIZE), randn(2, 1, 30, SIZE), [30, 4]
+    found = layer.decode(q, k, k, cache_seqlens=torch.tensor(used, dtype=torch.int32), ids=ids.T.contiguous())
+    for b, n in enumerate(used):
+        rows, own = min(n, 9), ids[b, :n]
+        keep = torch.ones(n, n).tril().bool() & (own[:, None] == own)
+        queries, keys = q[b : b + 1, :, 9 - rows :], k[b : b + 1, :, :n]
+        exact = functional.scaled_dot_product_attention(queries, keys, keys, keep[n - rows :])
+        torch.testing.assert_close(found[b : b + 1, :, 9 - rows :], exact, rtol=4e-3, atol=4e-3)
+
+
 def test_a_spec_that_states_everything() -> None:
     """With dropout by a param, which nothing drops, and a scale."""
     settings: dict[str, Any] = {"dtype": "fp16", "head_dim": SIZE, "mask": "causal", "scale": 0.25, "lse": True}

@@ -71,7 +71,7 @@ def test_logits_and_gradients(name: str, padding: str) -> None:
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("name", ["Llama", "Gemma 3", "gpt-oss"])
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "Gemma 3", "gpt-oss"])
 def test_generated_tokens(name: str, cache: str) -> None:
     tokens = torch.randint(3, 99, (2, 7), generator=torch.Generator().manual_seed(0))
     kept = torch.ones_like(tokens)
