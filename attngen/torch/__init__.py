@@ -31,6 +31,7 @@ from attngen.torch.varlen import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
     varlen_attn,
+    varlen_attn_out,
 )
 
 __all__ = [
@@ -58,4 +59,5 @@ __all__ = [
     "restore",
     "rotary_tables",
     "varlen_attn",
+    "varlen_attn_out",
 ]

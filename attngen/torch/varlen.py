@@ -50,12 +50,14 @@ def flash_attn_varlen_func(
     `max_seqlen_k` of a sequence are ignored. `alibi_slopes` is [q_heads] or [batch, q_heads]. With `block_table` int32 [batch,
     max_pages], k and v are [pages, page_size, kv_heads, size]: key j of sequence i is row j % page_size of page
     block_table[i, j / page_size], and there are cu_seqlens_k[i + 1] - cu_seqlens_k[i] of them, or seqused_k[i] (int32 [batch]).
-    With pages, a backward raises. `sinks` [q_heads] are one more logit of each head's rows, without a value.
+    Without pages, `seqused_k` says how many of a sequence's keys are read: kernels then look up where each key lies, which is
+    slower. With pages or `seqused_k`, a backward raises. `sinks` [q_heads] are one more logit of each head's rows, without a
+    value.
 
     Returns O [total_q, q_heads, size], or with `return_attn_probs` (O, lse [q_heads, total_q], empty tensor). Raises
     ArgumentError.
     """
-    lengths = _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k)
+    k, v, lengths = _stored(k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k)
     others = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return attend(q, k, v, lengths, *others, mode=mode, sinks=sinks)
 
@@ -92,21 +94,42 @@ def varlen_attn(
 ) -> Any:
     """torch.nn.attention.varlen's function of that name.
 
-    The tensors are those of `flash_attn_varlen_func`; a window of (-1, 0) is causal. Fewer key/value heads than query heads
-    need `enable_gqa`. `block_table` is that of `flash_attn_varlen_func`, and only with it may `seqused_k` int32 [batch] state
-    the numbers of keys. Keys are never split, whatever `num_splits` says.
+    The tensors are those of `flash_attn_varlen_func`, `block_table` and `seqused_k` too; a window of (-1, 0) is causal. Fewer
+    key/value heads than query heads need `enable_gqa`. Keys are never split, whatever `num_splits` says.
 
     Returns O, or with an AuxRequest that wants lse (O, lse [q_heads, total_q]). Raises ArgumentError.
     """
     check_tensors(query=query, key=key, value=value)
-    if not enable_gqa and query.shape[-2:-1] != key.shape[-2:-1]:
+    q_heads, kv_heads = query.shape[-2:-1], key.shape[-2:-1]
+    if not enable_gqa and q_heads != kv_heads:
         raise ArgumentError(
             f"`query` is {list(query.shape)} and `key` {list(key.shape)}; pass enable_gqa=True to share heads of `key`"
         )
+    if enable_gqa and kv_heads and (kv_heads[0] == 0 or q_heads[0] % kv_heads[0]):
+        raise ArgumentError(f"`query` has {q_heads[0]} heads, which is no multiple of kv heads: `key` has {kv_heads[0]}")
     returns_lse = return_aux is not None and return_aux.lse
-    lengths = _lengths(cu_seq_q, cu_seq_k, max_q, max_k, block_table, seqused_k)
+    key, value, lengths = _stored(key, value, cu_seq_q, cu_seq_k, max_q, max_k, block_table, seqused_k)
     found = attend(query, key, value, lengths, 0.0, scale, False, window_size, 0.0, None, False, returns_lse, mode=mode)
     return found[:2] if returns_lse else found
+
+
+def varlen_attn_out(out: Tensor, *arguments: Any, return_aux: Any = None, **named: Any) -> Any:
+    """torch.nn.attention.varlen's function of that name: `varlen_attn` into `out` [total_q, q_heads, size], by a copy of O. The
+    other arguments are those of `varlen_attn`. It has no gradients.
+
+    Returns `out`, or with an AuxRequest that wants lse (`out`, lse). Raises ArgumentError.
+    """
+    check_tensors(out=out)
+    with torch.no_grad():
+        found = varlen_attn(*arguments, return_aux=return_aux, **named)
+        output = found[0] if isinstance(found, tuple) else found
+        if (out.shape, out.dtype, out.device) != (output.shape, output.dtype, output.device):
+            raise ArgumentError(
+                f"`out` is {list(out.shape)} of {out.dtype} on {out.device}; "
+                f"expected {list(output.shape)} of {output.dtype} on {output.device}"
+            )
+        out.copy_(output)
+    return (out, found[1]) if isinstance(found, tuple) else out
 
 
 def _longest(length: Any) -> Any:
@@ -119,8 +142,11 @@ def _longest(length: Any) -> Any:
         raise ArgumentTypeError(f"the length of the longest sequence is {length!r}; expected an int") from None
 
 
-def _lengths(cu_q: Tensor, cu_k: Tensor | None, max_q: int, max_k: int, table: Tensor | None, used: Tensor | None) -> Stored:
-    """Where sequences lie: one after another, or with a page `table`, their keys in pages. Raises ArgumentError."""
+def _stored(
+    k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor | None, max_q: int, max_k: int, table: Tensor | None, used: Tensor | None
+) -> tuple[Tensor, Tensor, Stored]:
+    """k, v, and where sequences lie: one after another, or with a page `table`, their keys in pages. With `used` and no table,
+    each key of the packed sequences is a page. Raises ArgumentError."""
     for name, one in (("q", cu_q), ("k", cu_k)):
         if not isinstance(one, torch.Tensor) and (one is not None or name == "q"):
             raise ArgumentTypeError(f"the beginnings of {name} are a {type(one).__name__}; expected a tensor int32 [batch + 1]")
@@ -128,14 +154,20 @@ def _lengths(cu_q: Tensor, cu_k: Tensor | None, max_q: int, max_k: int, table: T
         if one is not None and not isinstance(one, torch.Tensor):
             raise ArgumentTypeError(f"`{name}` is a {type(one).__name__}; expected a tensor of int32")
     max_q, max_k = _longest(max_q), _longest(max_k)
-    if table is not None:
-        if used is None:
-            if cu_k is None:
-                raise ArgumentError("with `block_table`, pass the lengths of the keys as `seqused_k` or `cu_seq_k`")
-            used = cu_k.diff()
-        return Stored("packed_paged", (cu_q, table, used), (max_q, max_k))
-    if used is not None:
-        raise ArgumentError("`seqused_k` was given without `block_table`; without pages, `cu_seq_k` states where sequences end")
-    if cu_k is None:
+    if table is None and cu_k is None:
         raise ArgumentTypeError("the beginnings of the keys are None; without `block_table`, pass them as int32 [batch + 1]")
-    return Stored("packed", (cu_q, cu_k), (max_q, max_k))
+    if table is None and used is None:
+        return k, v, Stored("packed", (cu_q, cu_k), (max_q, max_k))
+    if table is None:
+        assert cu_k is not None
+        check_tensors(k=k, v=v)
+        for name, rows in (("k", k), ("v", v)):
+            if rows.dim() != 3:
+                raise ArgumentError(f"`{name}` is {list(rows.shape)}; expected [total, heads, size]")
+        places = torch.arange(max_k, dtype=cu_k.dtype, device=cu_k.device) + cu_k[:-1, None]
+        k, v, table = k.unsqueeze(1), v.unsqueeze(1), places.clamp(max=max(k.shape[0] - 1, 0))
+    elif used is None:
+        if cu_k is None:
+            raise ArgumentError("with `block_table`, pass the lengths of the keys as `seqused_k` or `cu_seq_k`")
+        used = cu_k.diff()
+    return k, v, Stored("packed_paged", (cu_q, table, used), (max_q, max_k))

@@ -11,7 +11,7 @@ from torch.nn.attention.varlen import AuxRequest  # noqa: E402
 import attngen  # noqa: E402
 from attngen import ArgumentError  # noqa: E402
 from attngen.diagnostics import DiagnosticError  # noqa: E402
-from attngen.torch import flash_attn_varlen_func, runtime, varlen_attn  # noqa: E402
+from attngen.torch import flash_attn_varlen_func, runtime, varlen_attn, varlen_attn_out  # noqa: E402
 from tests.torch.flash import Batch  # noqa: E402
 
 BATCH = Batch(((3, 40), (0, 4), (7, 90), (5, 0), (1, 17)))
@@ -55,8 +55,32 @@ def test_packed_queries_and_keys_in_pages(monkeypatch: pytest.MonkeyPatch) -> No
     found = varlen_attn(q, *pools, begins[0], None, *begins[2:], return_aux=AuxRequest(lse=True), **more)
     assert torch.equal(found[0], usual[0])
     assert torch.equal(found[1], usual[1])
-    with pytest.raises(ArgumentError, match="seqused_k"):
-        varlen_attn(q, k, v, *begins, seqused_k=used, enable_gqa=True)
+    out = torch.empty_like(usual[0])
+    written, lse = varlen_attn_out(out, q, *pools, begins[0], None, *begins[2:], return_aux=AuxRequest(lse=True), **more)
+    assert written is out
+    assert torch.equal(out, usual[0])
+    assert torch.equal(lse, usual[1])
+    with pytest.raises(ArgumentError, match=r"`out` is .* of torch.float32 on cpu; expected .* of torch.float16"):
+        varlen_attn_out(out.float(), q, *pools, begins[0], None, *begins[2:], **more)
+
+
+def test_a_part_of_the_keys_of_packed_sequences() -> None:
+    """`seqused_k` without pages: room after a sequence's keys is never read, in eager mode and under torch.compile."""
+    q, k, v = (t.detach() for t in BATCH.tensors(4, 2, 16, torch.float16))
+    named, options = BATCH.named(), {"enable_gqa": True, "window_size": (-1, 0), "mode": "naive"}
+    begins, longest = (named["cu_seqlens_q"], named["cu_seqlens_k"]), (named["max_seqlen_q"], named["max_seqlen_k"])
+    wanted = varlen_attn(q, k, v, *begins, *longest, **options)
+    used = begins[1].diff()
+    room = torch.arange(len(begins[1]), dtype=torch.int32) * 5
+    roomy = [torch.full((len(t) + int(room[-1]), *t.shape[1:]), torch.nan, dtype=t.dtype) for t in (k, v)]
+    for b, (first, count) in enumerate(zip(begins[1].tolist(), used.tolist(), strict=False)):
+        for wide, tight in zip(roomy, (k, v), strict=True):
+            wide[first + 5 * b :][:count] = tight[first:][:count]
+    for call in (varlen_attn, torch.compile(varlen_attn, fullgraph=True, backend="aot_eager")):
+        found = call(q, *roomy, begins[0], begins[1] + room, longest[0], longest[1] + 5, seqused_k=used, **options)
+        assert torch.equal(found, wanted)
+    found = flash_attn_varlen_func(q, *roomy, begins[0], begins[1] + room, *longest, seqused_k=used, causal=True, mode="fused")
+    torch.testing.assert_close(found, wanted, atol=2e-3, rtol=0)
 
 
 def test_a_sink_is_one_more_logit() -> None:

@@ -118,8 +118,10 @@ def test_what_is_refused() -> None:
         flash_attn_varlen_func(q, q, q, *lengths, -0.1)
     with pytest.raises(ArgumentError, match=r"`k` is \[5, 2, 16\]; expected \[pages, page_size, kv_heads, size\]"):
         flash_attn_varlen_func(q, q, q, *lengths, block_table=begins)
-    with pytest.raises(ArgumentError, match="`seqused_k` was given"):
-        varlen_attn(q, q, q, *lengths, seqused_k=begins)
+    with pytest.raises(ArgumentError, match="beginnings of the keys are None"):
+        varlen_attn(q, q, q, begins, None, 5, 5, seqused_k=begins[1:])
+    with pytest.raises(ArgumentError, match="no multiple of kv heads: `key` has 2"):
+        varlen_attn(q[:, :1], q, q, *lengths, enable_gqa=True)
     with pytest.raises(ArgumentError, match="pass enable_gqa=True"):
         varlen_attn(q, q[:, :1], q[:, :1], *lengths)
     with pytest.raises(ArgumentError, match="does not support packed tensors"):
