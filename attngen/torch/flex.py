@@ -40,11 +40,12 @@ def flex_attention(
     """softmax(score_mod(scale * q k^T) where block_mask allows) v, with the arguments of torch's flex_attention.
 
     query [batch, q_heads, q_len, E], key [batch, kv_heads, kv_len, E], value [batch, kv_heads, kv_len, Ev], of fp16, bf16 or
-    fp32, on a GPU (or on the CPU, where the emulated device runs them, slowly). Every tensor that requires grad has a gradient,
-    those that `score_mod` captures too. Masks have none. torch's own `kernel_options` have no effect; "mode" is that of
-    `attngen.torch.attention`: a schedule, or "math" for torch's operations, which compute fp64 too. `sinks` [q_heads], which
-    torch's function lacks, are one more logit of each head's rows, without a value; `dropout_p` is the share of weights that
-    are dropped, in 256ths, by torch's generator. lse and largest scores are without.
+    fp32, on a GPU (or on the CPU, where the emulated device runs them, slowly). A key or value of another float type than the
+    query's, fp8 too, is converted to that one first, as torch's kernel does element by element. Every tensor that requires grad
+    has a gradient, those that `score_mod` captures too. Masks have none. torch's own `kernel_options` have no effect; "mode" is
+    that of `attngen.torch.attention`: a schedule, or "math" for torch's operations, which compute fp64 too. `sinks` [q_heads],
+    which torch's function lacks, are one more logit of each head's rows, without a value; `dropout_p` is the share of weights
+    that are dropped, in 256ths, by torch's generator. lse and largest scores are without.
 
     Returns the output, with the strides that torch's has; with `return_aux` also an AuxOutput, of which lse is differentiable;
     with `return_lse` also lse. Raises ImportRefusal for a mask or score that cannot be an expression, which names the operator
@@ -64,7 +65,7 @@ def flex_attention(
     if sinks is not None:
         check_tensors(sinks=sinks)
     wants = (return_lse or (return_aux is not None and return_aux.lse), return_aux is not None and return_aux.max_scores)
-    q, k, v = follow_autocast(query, key, value)
+    q, k, v = _of_one_type(*follow_autocast(query, key, value))
     scale = 1.0 / math.sqrt(index(query.shape[3])) if scale is None else scale
     tables, mask_mod, block_size = _mask(block_mask, q, k)
     share = share_of(dropout_p)
@@ -83,6 +84,19 @@ def flex_attention(
     if return_aux is not None:
         return output, AuxOutput(lse=lse if wants[0] else None, max_scores=largest if wants[1] else None)
     return (output, lse) if return_lse else output
+
+
+def _of_one_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v with k and v in q's type: torch's kernel converts each element that it reads, this copies all of them first. A
+    gradient is in the type of its tensor. Raises ValueError for gradients in 8 bits."""
+    for name, one in (("key", k), ("value", v)):
+        if one.requires_grad and torch.is_grad_enabled() and one.dtype is not q.dtype and one.itemsize == 1:
+            raise ValueError(
+                "Backward pass with mixed query, key, and value dtype is not supported for types of 8 bits, "
+                f"but `{name}` has {one.dtype}: detach it, or convert it to {q.dtype} first"
+            )
+    k, v = (t if t.dtype is q.dtype or not t.is_floating_point() else t.to(q.dtype) for t in (k, v))
+    return q, k, v
 
 
 def _mode(kernel_options: Any) -> Mode:

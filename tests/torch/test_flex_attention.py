@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -260,6 +261,23 @@ def test_rows_without_keys_are_zero(by_torch_alone: list[str]) -> None:
     out, aux = flex_attention(q, k, v, lambda s, b, h, i, j: torch.where(j < i, s, -math.inf), return_aux=AuxRequest(lse=True))
     assert (out[:, :, 0] == 0).all()
     assert (aux.lse[:, :, 0] == -math.inf).all()
+
+
+@pytest.mark.parametrize("types", [(torch.float32, torch.float16, torch.bfloat16), (torch.float16, torch.float8_e4m3fn)])
+def test_keys_and_values_may_be_of_other_float_types(types: Sequence[Any], by_torch_alone: list[str]) -> None:
+    q, k, v = (t.detach().to(kind) for t, kind in zip(qkv(), (*types, types[-1])[:3], strict=True))
+    wanted = expected(q, k.to(q.dtype), v.to(q.dtype))[0]
+    for call in (flex_attention, compiles(flex_attention)[0]):
+        found = call(q, k, v)
+        assert found.dtype is q.dtype
+        torch.testing.assert_close(found.double(), wanted, atol=1e-3, rtol=1e-3)
+    if k.itemsize == 1:
+        with pytest.raises(ValueError, match=r"types of 8 bits, but `key` has torch\.float8_e4m3fn: detach it"):
+            flex_attention(q, k.requires_grad_(), v)
+        return
+    flex_attention(q, k.requires_grad_(), v).sum().backward()
+    assert k.grad is not None
+    assert k.grad.dtype is k.dtype
 
 
 def test_mistakes_are_torchs_own() -> None:
