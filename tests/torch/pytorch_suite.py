@@ -6,12 +6,16 @@ PATH is a file of torch's repository: nothing is fetched, and the file is chosen
 
     test/inductor/test_flex_attention.py    flex_attention and BlockMask
     test/inductor/test_flex_decoding.py     flex_attention with few rows, and with keys in pages (PagedAttention)
+    test/test_varlen_attention.py           varlen_attn and varlen_attn_out of packed sequences
 
 Of flex_attention, the calls that torch.compile traces are attngen's, and so are masks; eager calls, which those tests compare
 with, stay torch's. Calls in fp64 say mode="math". Without a GPU, tensors are on the CPU, gradients are tested too, and
 attention is computed by torch's operations from the spec that a kernel would compute; with --kernels by the emulated device.
 Sequences are then `--length` long (256), except in cases whose numbers are those of another length. Where a case expects a
 text or a limit of torch's own kernels beside numbers, its numbers alone are tested.
+
+varlen_attn is attngen's in all calls. torch's tests of it are for a GPU; without one, the emulated device computes it, for
+sequences of half that length and fewer heads.
 
 Prints how many cases pass, and the others with the reason why they cannot apply, or what they said. With --torch, torch's own
 functions stay: a case that fails then says something of another version of torch, not of attngen.
@@ -55,11 +59,15 @@ def flex_attention(*args, **kwargs):
     return _torchs_flex_attention(*args, **kwargs)
 """
 # torch's own functions on a machine without GPU.
-FLEX_ON_THE_CPU = """
+COMPILE_ON_THE_CPU = """
 _torchs_compile = torch.compile
 def _compile(*args, backend="aot_eager", mode=None, **kwargs):  # inductor would compile what stands for the kernels
     return _torchs_compile(*args, backend="aot_eager" if backend == "inductor" else backend, **kwargs)
 torch.compile = _compile
+"""
+FLEX_ON_THE_CPU = (
+    COMPILE_ON_THE_CPU
+    + """
 # torch's own kernels have no gradients on the CPU, its operations have
 _theirs = torch.nn.attention.flex_attention
 _theirs._validate_device = lambda query, key, value: None
@@ -70,6 +78,11 @@ def _options(query, key, value, return_lse, options, return_aux=None):
     aux = _theirs.AuxRequest(lse=return_aux.lse) if largest else return_aux
     return {**_torchs_options(query, key, value, return_lse, options, aux), "OUTPUT_MAX": largest}
 _theirs._apply_kernel_options = _options
+"""
+)
+# What replaces the names that the file of packed sequences imports.
+VARLEN = """
+from attngen.torch import varlen_attn, varlen_attn_out
 """
 # What a line of any file becomes on a machine without GPU, by patterns.
 ON_THE_CPU = {
@@ -195,7 +208,39 @@ FLEX_DECODING = Suite(
         r"mixed_dtype_backwards": "expects a limit of torch's backward, which attngen's has in 8 bits alone",
     },
 )
-SUITES = {"test_flex_attention.py": FLEX_ATTENTION, "test_flex_decoding.py": FLEX_DECODING}
+VARLEN_ATTENTION = Suite(
+    imports=r"(?m)^from torch\.nn\.attention\.varlen import .*\n",
+    names=VARLEN,
+    before="""
+PLATFORM_SUPPORTS_CK_SDPA = False  # kernels of another vendor
+""",
+    on_the_cpu=COMPILE_ON_THE_CPU,
+    changes={
+        # names that torch 2.11 lacks
+        r"(?m)^(from torch\.nn\.attention\.varlen import varlen_attn), varlen_attn_out\n": (
+            r"\1\ntry:\n    from torch.nn.attention.varlen import varlen_attn_out\nexcept ImportError:\n    pass\n"
+        ),
+        r"(?m)^    PLATFORM_SUPPORTS_CK_SDPA,\n": "",
+        # of torch's own backends one: attngen has no others, and pages of any size
+        r'\["fa2"\] \+ \(\["fa3"\] if \w+ else \[\]\) \+ \(\["fa4"\] if \w+ else \[\]\)': '["fa2"]',
+        r'if backend == "fa2" and page_size % 256 != 0:': "if False:",
+    },
+    shorter={
+        r"(?m)^    PLATFORM_SUPPORTS_FLASH_ATTENTION,\n": "",
+        r"not PLATFORM_SUPPORTS_FLASH_ATTENTION,": "False,",
+        r"max_seq_len=1024,(\s+)embed_dim=1024": r"max_seq_len=LENGTH // 2,\1embed_dim=256",
+        r"max_seq_len=512, embed_dim=1024, num_heads=16": "max_seq_len=LENGTH // 2, embed_dim=128, num_heads=2",
+        r"num_heads = 16\n(\s+)num_kv_heads = 4 if": r"num_heads = 4\n\1num_kv_heads = 2 if",
+        r"seq_len = 512\n(\s+)num_heads_q, num_heads_k = 16, 4": r"seq_len = LENGTH // 2\n\1num_heads_q, num_heads_k = 4, 2",
+        r"target_seq_len = 512\n(\s+)extra_seq_len = 1024": r"target_seq_len = LENGTH\n\1extra_seq_len = 2 * LENGTH",
+    },
+    not_ours={r"custom_op": "torch's own operators"},
+)
+SUITES = {
+    "test_flex_attention.py": FLEX_ATTENTION,
+    "test_flex_decoding.py": FLEX_DECODING,
+    "test_varlen_attention.py": VARLEN_ATTENTION,
+}
 
 
 def main() -> int:
