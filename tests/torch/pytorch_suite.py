@@ -224,6 +224,12 @@ PLATFORM_SUPPORTS_CK_SDPA = False  # kernels of another vendor
         # of torch's own backends one: attngen has no others, and pages of any size
         r'\["fa2"\] \+ \(\["fa3"\] if \w+ else \[\]\) \+ \(\["fa4"\] if \w+ else \[\]\)': '["fa2"]',
         r'if backend == "fa2" and page_size % 256 != 0:': "if False:",
+        # page sizes are constants of kernels: 4 of them in 2 types are more graphs than torch.compile makes of a function
+        r"attn_fn = torch\.compile\(varlen_attn,": "torch._dynamo.reset(); attn_fn = torch.compile(varlen_attn,",
+        # two schedules, one of which splits the keys: their weights of 16 bits are rounded at other scales
+        r"self\.assertEqual\(output_paged, output_reference\)": (
+            "self.assertEqual(output_paged, output_reference, atol=4e-3, rtol=0.016)"
+        ),
     },
     shorter={
         r"(?m)^    PLATFORM_SUPPORTS_FLASH_ATTENTION,\n": "",
