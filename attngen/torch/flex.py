@@ -143,7 +143,8 @@ def _mask(block_mask: Any, q: Tensor, k: Tensor) -> tuple[dict[str, Tensor], Any
 
 def _check_lengths(block_mask: Any, q_len: int, kv_len: int) -> None:
     rows, keys = block_mask.seq_lengths
-    if (q_len, kv_len) == (rows, keys):
+    # one after the other: of both at once, torch.compile forgets that a mask's two lengths are the same symbol
+    if q_len == rows and kv_len == keys:
         return
     smaller = q_len > rows or kv_len > keys
     advice = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -146,3 +147,21 @@ def test_torch_compile_of_lists(by_torch_alone: list[str]) -> None:
     tensors = qkv()
     compiled, _ = compiles(lambda q, k, v: flex_attention(q, k, v, block_mask=blocks))
     torch.testing.assert_close(compiled(*tensors), flex_attention(*tensors, block_mask=blocks))
+
+
+@pytest.mark.long
+def test_lists_with_gradients_for_any_length_by_inductor() -> None:
+    """The lengths of a mask and of its tensors are one symbol of torch.compile's: code that inductor made read another one."""
+    from torch._inductor import config
+
+    q, k, v = (torch.randn(2, 2, 48, 16, requires_grad=True) for _ in range(3))
+    mask = create_block_mask(causal, None, None, 48, 48, "cpu", 16)
+    wanted = torch.autograd.grad(expected(q, k, v, mask=mask)[0].sum(), (q, k, v))
+    assert mask.kv_indices.dim() == 4  # from now on, there are lists
+    torch._dynamo.reset()
+    with config.patch(force_disable_caches=True):
+        whole = partial(flex_attention, block_mask=mask, kernel_options={"mode": "naive"})
+        call = torch.compile(whole, dynamic=True)
+        found = torch.autograd.grad(call(q, k, v).sum(), (q, k, v))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
