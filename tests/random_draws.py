@@ -34,7 +34,8 @@ SCHEDULES = (
     *[("wgmma", "sm_90a")] * 2,
     ("tiled", "sm_80"),
     ("naive", "sm_80"),
-    *[("decode", "sm_80")] * 2,
+    ("decode", "sm_80"),
+    ("decode", "sm_90a"),
 )
 # Comparisons are in parentheses where Python's & and | would bind tighter
 MASKS = (

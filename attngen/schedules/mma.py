@@ -34,8 +34,13 @@ class ByMma(Fused):
             ConstantLine("int", "V_WIDTH", str(self.own.v_width), whole),
         ]
 
-    def operand_constants(self, warps: int, q_columns: str) -> list[ConstantLine]:
-        """The constants of fragments and of rows in shared memory, of which Q's have `q_columns`; `warps` share the rows."""
+    def operand_constants(self, warps: int, q_columns: str, pads_keys: bool = True) -> list[ConstantLine]:
+        """The constants of fragments and of rows in shared memory, of which Q's have `q_columns`; `warps` share the rows.
+        `pads_keys`: rows of K and V are padded, as those of Q are."""
+        padded = [
+            ConstantLine("int", "K_STRIDE", "QK_WIDTH + PAD"),
+            ConstantLine("int", "V_STRIDE", f"{self.v_width} + PAD"),
+        ]
         own = self.own
         zeros = own.qk_width - self.spec.head_dim
         steps = str(own.qk_width // 16) if zeros else "HEAD_DIM / 16"
@@ -46,6 +51,5 @@ class ByMma(Fused):
             ConstantLine("int", "PAD", str(own.chunk)),
             ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", f"{zeros} zeros fill the last step of Q K^T" if zeros else ""),
             ConstantLine("int", "Q_STRIDE", f"{q_columns} + PAD"),
-            ConstantLine("int", "K_STRIDE", "QK_WIDTH + PAD"),
-            ConstantLine("int", "V_STRIDE", f"{self.v_width} + PAD"),
+            *(padded if pads_keys else []),
         ]

@@ -10,6 +10,7 @@ from attngen.emit.program import Parameter
 from attngen.emit.wgmma import Wgmma
 from attngen.schedules.fused import Fused
 from attngen.schedules.hopper.needs import slabs
+from attngen.spec.attention import AttentionSpec
 
 
 class ByTma(Fused):
@@ -49,9 +50,16 @@ class ByTma(Fused):
         spec = self.spec
         steps, what = ("HEAD_DIM / 16", "") if spec.head_dim % 16 == 0 else ("(HEAD_DIM + 15) / 16", "; zeros fill the last")
         return [
-            ConstantLine("int", "ROW_BYTES", "128", "a row of a slab: 64 columns of a tile"),
-            ConstantLine("int", "QK_SLABS", str(slabs(spec.head_dim))),
-            ConstantLine("int", "V_SLABS", str(slabs(spec.head_dim_v))),
+            *slabs_of(spec),
             *more,
             ConstantLine("int", "K_STEPS", steps, "steps of 16 over the head size" + what),
         ]
+
+
+def slabs_of(spec: AttentionSpec) -> list[ConstantLine]:
+    """The constants of slabs."""
+    return [
+        ConstantLine("int", "ROW_BYTES", "128", "a row of a slab: 64 columns of a tile"),
+        ConstantLine("int", "QK_SLABS", str(slabs(spec.head_dim))),
+        ConstantLine("int", "V_SLABS", str(slabs(spec.head_dim_v))),
+    ]

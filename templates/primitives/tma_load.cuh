@@ -9,8 +9,8 @@ constexpr unsigned long long L2_EVICT_LAST = 0x14F0000000000000;
 // Copies the box at coordinates (c0, c1, c2, c3), c0 the innermost, to shared memory in the background; elements outside the
 // tensor arrive as zeros. One thread issues it. All its bytes, zeros included, count at `barrier_smem`.
 //: One instruction of one thread for a box of up to 256 rows of 128 bytes. cp.async takes one for every 16 bytes, with an
-//: address and a test for the end of the tensor each; here the copy engine has them from the map. The hint is for L2: K
-//: and V are read again by the next rows of the head, Q is not.
+//: address and a test for the end of the tensor each; here the copy engine has them from the map. The hint is for L2:
+//: whether other blocks read the bytes again.
 __device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, unsigned long long* barrier_smem, int c0, int c1,
                                          int c2, int c3, unsigned long long l2_hint) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);

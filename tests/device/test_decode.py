@@ -27,7 +27,10 @@ from tests import tiers
 from tests.harness import call, compile_text, compiled, emitted, is_right, run, solved
 from tests.left_out import first_finding, removable, unnoticed
 
-SYNCHRONIZATION = re.compile(r"__syncthreads\(\);|__syncwarp\(\);|cp_async_wait<[^>]+>\(\);|(?<!void )cp_async_commit\(\);")
+SYNCHRONIZATION = re.compile(
+    r"__syncthreads\(\);|__syncwarp\(\);|cp_async_wait<[^>]+>\(\);|(?<!void )(?:cp_async_commit|mbarrier_init_fence)\(\);"
+    r"|mbarrier_(?:init|wait|expect_bytes)\(full[^;]*\);"
+)
 PLAIN = attngen.define(dtype="bf16", head_dim=64, lse=True)
 BOTTOM = attngen.define(dtype="fp16", head_dim=40, head_dim_v=24, mask="causal_bottom_right", sink="0.5", lse=True)
 # A mask of the head in closed form, and one that each tile is asked for
@@ -53,12 +56,71 @@ def test_rows_of_all_heads_in_a_tile(spec: AttentionSpec) -> None:
             assert found.passed, (shape, found)
 
 
+def wide(spec: AttentionSpec, head_dim: int = 64, head_dim_v: int = 64) -> AttentionSpec:
+    """`spec` with head sizes whose tiles TMA copies."""
+    return replace(spec, head_dim=head_dim, head_dim_v=head_dim_v)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    tiers.cases([PLAIN, wide(BOTTOM, 128), wide(BY_HEAD), wide(DOCUMENTS), wide(PLAIN, 192, 256)], quick=[wide(BOTTOM, 128)]),
+    ids=["plain", "bottom", "heads", "ids", "wide"],
+)
+def test_tiles_that_tma_copies(spec: AttentionSpec) -> None:
+    assert choose(spec, ARCHES["sm_90a"], "decode").own.copies == "tma"
+    for number, shape in enumerate(SHAPES):
+        if shape.q_len <= shape.kv_len:
+            found = run(spec, "decode", shape, arch="sm_90a", seed=number % 2 * 7)
+            assert found.passed, (shape, found)
+
+
+@pytest.mark.parametrize(
+    ("keys", "stages", "warps"), tiers.cases([(16, 3, 4), (32, 2, 2), (64, 4, 1), (16, 4, 8)], quick=[(64, 4, 1)])
+)
+def test_tiles_that_are_stated_and_arrays_with_strides(keys: int, stages: int, warps: int) -> None:
+    """K and V are views, [batch, keys, heads, size] and part of a larger array; or have one batch that stands for several."""
+    request = replace(PLAIN.kernel, schedule="decode", block_q=16, block_kv=keys, stages=stages, warps=warps)
+    spec = replace(PLAIN, kernel=request, mask=attngen.define(head_dim=64, mask="causal_bottom_right").mask)
+    kernel, problem = compiled(spec, "decode", "sm_90a"), sample(spec, Shape(2, 4, 2, 3, 333))
+    both = np.zeros((2, 340, 4, 64), problem.k.dtype)  # heads of K, then of V
+    both.view(np.uint16)[...] = 0x7FFF  # NaN
+    both[:, :333, :2], both[:, :333, 2:] = problem.k.swapaxes(1, 2), problem.v.swapaxes(1, 2)
+    views = replace(problem, k=both[:, :333, :2].swapaxes(1, 2), v=both[:, :333, 2:].swapaxes(1, 2))
+    assert compare(*call(kernel, views), truth(spec, problem)).passed
+    one = replace(problem, k=np.broadcast_to(problem.k[:1], problem.k.shape), v=np.broadcast_to(problem.v[:1], problem.v.shape))
+    assert compare(*call(kernel, one), truth(spec, one)).passed
+
+
+def test_which_tiles_tma_copies() -> None:
+    """Those of 16-bit numbers whose head sizes are whole slabs, where no page table says where keys are."""
+
+    def copies(arch: str, spec: AttentionSpec = PLAIN, **kernel: object) -> str:
+        one = replace(spec, kernel=replace(spec.kernel, **kernel))  # type: ignore[arg-type]
+        plan = choose(one, ARCHES[arch], "decode")
+        said = [d for d in plan.decisions if d.field == "K and V"]
+        assert len(said) == ("TMA" in repr(ARCHES[arch].features))
+        assert all(d.because and ("by TMA" in d.value) == (plan.own.copies == "tma") for d in said)
+        return str(plan.own.copies)
+
+    by_tma = [copies("sm_90a"), copies("sm_100a"), copies("sm_90a", storage="packed"), copies("sm_90a", storage="padded")]
+    assert by_tma == ["tma"] * 4
+    fp32 = attngen.define(dtype="fp32", head_dim=64)
+    others = [
+        copies("sm_80"),
+        copies("sm_90a", BOTTOM),
+        copies("sm_90a", fp32),
+        copies("sm_90a", storage="paged", page_size=64),
+    ]
+    assert others == ["cp_async"] * 4
+
+
 @pytest.mark.long
-def test_a_window_reads_its_own_keys_alone() -> None:
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_window_reads_its_own_keys_alone(arch: str) -> None:
     """Of 4000 keys a window of 100 lies in 8 tiles of 16; splits without a key read nothing."""
     spec = attngen.define(dtype="bf16", head_dim=64, mask="causal_bottom_right and q + kv_len - q_len - k < 100")
     spec = replace(spec, kernel=replace(spec.kernel, schedule="decode", block_q=16, block_kv=16))
-    kernel, problem = compiled(spec, "decode"), sample(spec, Shape(1, 4, 1, 1, 4000))
+    kernel, problem = compiled(spec, "decode", arch), sample(spec, Shape(1, 4, 1, 1, 4000))
     sizes = {"batch": 1, "q_heads": 4, "kv_heads": 1, "q_len": 1, "kv_len": 4000, MULTIPROCESSORS: 2}
     assert kernel.plan.own.splits(sizes) > 1
     assert compare(*call(kernel, problem), truth(spec, problem)).passed
@@ -184,15 +246,17 @@ def test_the_manifest_has_the_formulas() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["plain", "ids"])
-def test_every_barrier_is_needed(name: str) -> None:
+@pytest.mark.parametrize(("arch", "name", "statements"), [
+    ("sm_80", "plain", 9), ("sm_80", "ids", 9), ("sm_90a", "plain", 11), ("sm_90a", "ids", 11),
+])  # fmt: skip
+def test_every_barrier_is_needed(arch: str, name: str, statements: int) -> None:
     """With one split and with several; a warp has more tiles than stages."""
-    spec = {"plain": PLAIN, "ids": DOCUMENTS}[name]
+    spec = {"plain": PLAIN, "ids": replace(DOCUMENTS, head_dim=64, head_dim_v=64)}[name]
     spec = replace(spec, kernel=replace(spec.kernel, schedule="decode", block_q=16, block_kv=16, stages=3, warps=2))
-    source = emitted(spec, "decode")
+    source = emitted(spec, "decode", arch)
     places = list(SYNCHRONIZATION.finditer(source.text))
-    assert len(places) == 9
-    kernels = [compile_text(spec, "decode", removable(source, places), seed) for seed in (0, 5)]
+    assert len(places) == statements
+    kernels = [compile_text(spec, "decode", removable(source, places), seed, arch) for seed in (0, 5)]
 
     problems = [solved(spec, shape) for shape in (Shape(1, 2, 1, 2, 500), Shape(4, 2, 1, 2, 190))]
 

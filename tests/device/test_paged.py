@@ -38,9 +38,11 @@ def in_pages(
     return replace(spec, kernel=replace(spec.kernel, schedule=schedule, storage=storage, page_size=page_size))
 
 
-def wrong(spec: AttentionSpec, problem: Sample, rows: list[int] | None, keys: list[int], **how: Any) -> list[Any]:
+def wrong(
+    spec: AttentionSpec, problem: Sample, rows: list[int] | None, keys: list[int], arch: str | None = None, **how: Any
+) -> list[Any]:
     """The sequences whose results are not those of the same sequence alone."""
-    kernel = compiled(spec, spec.kernel.schedule)
+    kernel = compiled(spec, spec.kernel.schedule, arch)
     q_len = problem.q.shape[2]
     rows = rows or [q_len] * len(keys)
     arrays = stored(spec, problem, rows, keys, **how)
@@ -79,6 +81,17 @@ def test_sequences_in_pages(case: Case) -> None:
     rows = [3, 1, 0, 2, 3, 3, 1] if spec.kernel.is_packed else None
     for number, size in enumerate((1, 16, 64, 256) if page_size is None and spec.kernel.is_paged else (page_size or 1,)):
         assert wrong(spec, problem, rows, KEYS, page_size=size, heads_inside=number % 2 == 0) == []
+
+
+@pytest.mark.parametrize("storage", tiers.cases(["padded", "packed"], quick=["padded"]))
+def test_sequences_that_tma_copies(storage: Storage) -> None:
+    """By `decode`. Rows after the last key of a sequence are its neighbour's, or NaN."""
+    spec = in_pages(replace(BOTTOM, head_dim=64, head_dim_v=128), "decode", storage)
+    assert choose(spec, ARCHES["sm_90a"]).own.copies == "tma"
+    problem = sample(spec, Shape(len(KEYS), 4, 2, 3, 300))
+    rows = [3, 1, 0, 2, 3, 3, 1] if spec.kernel.is_packed else None
+    for heads_inside in (True, False):
+        assert wrong(spec, problem, rows, KEYS, "sm_90a", heads_inside=heads_inside) == []
 
 
 SPLIT = attngen.define(

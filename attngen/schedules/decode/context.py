@@ -10,6 +10,7 @@ from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import PackedTiles, Parameter, SeveralSplits
 from attngen.schedules.decode.plan import OUTPUT_PAD, DecodePlan
 from attngen.schedules.mma import ByMma
+from attngen.schedules.tma import slabs_of
 
 ROW_INDICES = {
     "q_idx": {"q_idx", "q_first"},
@@ -21,6 +22,14 @@ JOINING = 128  # threads of a block that joins splits: each has four columns of 
 class Decode(ByMma):
     own: DecodePlan
 
+    @property
+    def by_tma(self) -> bool:
+        return self.own.copies == "tma"
+
+    def maps(self) -> list[Parameter]:
+        """The tensor maps of K and V, if TMA copies them: a copy has the rows of a tile."""
+        return [self.tensor_map(t, self.plan.block_kv) for t in ("KV" if self.by_tma else "")]
+
     def kernels(self) -> dict[str, KernelText]:
         return {"split": self.split_kernel(), "join": self.join_kernel()}
 
@@ -28,7 +37,9 @@ class Decode(ByMma):
         """The results, of one split: a block for each tile of rows, split, head of keys and batch."""
         v = self.variant
         parameters = [
-            *self.arrays("QKV", "O", *self.partial_results(writable=True), axes="bhs"),
+            *self.maps(),
+            *self.arrays("Q" if self.by_tma else "QKV", "O", *self.partial_results(writable=True), axes="bhs"),
+            *(p for t in ("KV" if self.by_tma and self.spec.kernel.is_counted else "") for p in self.strides(t, "bs")),
             *self.lse_parameters(),
             *self.sizes(),
             *self.pages(),
@@ -76,7 +87,14 @@ class Decode(ByMma):
 
     def primitives(self) -> list[str]:
         early = ["griddepcontrol"] if self.own.early else []
-        return [*self.first_primitives(), *early, "cp_async", "cp_async_stream", *self.product_primitives()]
+        return [*self.first_primitives(), *early, "cp_async", *self.copy_primitives(), *self.product_primitives()]
+
+    def copy_primitives(self) -> list[str]:
+        """The copies of K and V."""
+        if not self.by_tma:
+            return ["cp_async_stream"]
+        load = "tma_load" if self.spec.kernel.storage == "dense" else "tma_load_5d"
+        return ["mbarrier", "mbarrier_wait", "mbarrier_init_fence", "tma_load", *([load] if load != "tma_load" else [])]
 
     def constants(self) -> list[ConstantLine]:
         plan = self.plan
@@ -93,7 +111,8 @@ class Decode(ByMma):
             *self.slack(),
             *self.blocks(),
             *self.split_constants(),
-            *self.operand_constants(1, "QK_WIDTH"),
+            *(slabs_of(self.spec) if self.by_tma else []),
+            *self.operand_constants(1, "QK_WIDTH", pads_keys=not self.by_tma),
             ConstantLine("int", "O_STRIDE", f"{self.v_width} + {OUTPUT_PAD}", "of sums of O, in the memory of K and V"),
             ConstantLine("int", "QUADS", "HEAD_DIM_V / 4", "of neighbouring columns of O"),
             ConstantLine("int", "JOINING", str(JOINING), "threads of a block that joins splits"),

@@ -13,9 +13,10 @@ from attngen.spec.attention import AttentionSpec
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     of_warps = f"{tiles_visited(plan)}, every {plan.warps} * splits"
     role = f"pipeline stage, 1 of {plan.stages}"
-    tiles = Loop(
-        "keys", of_warps, role, "K, V: global to shared, in the background", "cp_async_wait<STAGES - 2>", mma_products(plan, 2)
-    )
+    by_tma = plan.own.copies == "tma"
+    moved = "K, V: global to shared by TMA" if by_tma else "K, V: global to shared, in the background"
+    line = "mbarrier_wait(full_barriers + stage" if by_tma else "cp_async_wait<STAGES - 2>"
+    tiles = Loop("keys", of_warps, role, moved, line, mma_products(plan, 2))
     held = f"Q: {'registers' if plan.own.q_in_registers else 'shared'}; O, maximum and sum: registers"
     warps = Loop("warps", str(plan.warps), "warp", held, "const int warp =", (tiles,))
     joined = Loop("splits", "splits", "thread", "partial O: global to registers", "i < splits; i += GROUPS")
@@ -37,4 +38,4 @@ def timeline(plan: Plan, weights: str) -> Timeline:
     work.append(Bar(3.0 + 3 * TILES, 1, "sums", STORE))
     copied = counted(ahead, "tile")
     says = f"One warp: copies of {copied} are under way while one is multiplied. Other warps have other tiles."
-    return Timeline({"cp.async": tuple(copies), "warp": tuple(work)}, says)
+    return Timeline({"TMA" if plan.own.copies == "tma" else "cp.async": tuple(copies), "warp": tuple(work)}, says)
