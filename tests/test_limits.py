@@ -41,6 +41,12 @@ def second_derivative() -> object:
     return torch.autograd.grad(first.sum(), q)
 
 
+def sequences_apart(kernel: str) -> object:
+    k = torch.zeros(2, 1032, dtype=torch.float16)[:, :1024].view(2, 1, 16, 64)
+    decode = attngen.compile(plain(), arch="sm_90a", device="emulated:fast", storage="padded", kernel=kernel)
+    return decode(torch.zeros(2, 1, 1, 64, dtype=torch.float16), k, k, seqused=torch.tensor([16, 3], dtype=torch.int32))
+
+
 DOUBLES = torch.zeros(3).double()
 TABLE, IDS = torch.zeros(3), torch.zeros(16, dtype=torch.int32)
 REFUSED: dict[str, Callable[[], object]] = {
@@ -68,6 +74,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "q has stride 40 in its last dimension": lambda: call(
         q=torch.zeros(1, 2, 64, 40).half().transpose(2, 3), k=Q[:, :, :1], v=Q[:, :, :1]
     ),
+    "k has a stride of 1032 elements in its first dimension and 64 between rows": lambda: sequences_apart("decode"),
     "bool is not a type of a param": lambda: plain(params={"n": ("bool", True)}),
     "sink requires normalize softmax": lambda: plain(normalize="sigmoid", sink="1.0"),
     "no architecture is called sm_70; attngen list names them": lambda: compiled("sm_70"),
