@@ -42,7 +42,7 @@ def wrong(
     spec: AttentionSpec, problem: Sample, rows: list[int] | None, keys: list[int], arch: str | None = None, **how: Any
 ) -> list[Any]:
     """The sequences whose results are not those of the same sequence alone."""
-    kernel = compiled(spec, spec.kernel.schedule, arch)
+    kernel = compiled(spec, spec.kernel.schedule, arch) if arch else compiled(spec, spec.kernel.schedule)
     q_len = problem.q.shape[2]
     rows = rows or [q_len] * len(keys)
     arrays = stored(spec, problem, rows, keys, **how)

@@ -170,8 +170,7 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier_smem, 
 struct alignas(64) TensorMap { unsigned char opaque[128]; };
 
 // L2 policies for the lines of a copy: which to evict first or last (the constants of PTX createpolicy).
-constexpr unsigned long long L2_EVICT_FIRST = 0x12F0000000000000;
-constexpr unsigned long long L2_EVICT_LAST = 0x14F0000000000000;
+enum : unsigned long long { L2_EVICT_FIRST = 0x12F0000000000000, L2_EVICT_LAST = 0x14F0000000000000 };
 
 // Copies the box at coordinates (c0, c1, c2, c3), c0 the innermost, to shared memory in the background; elements outside the
 // tensor arrive as zeros. One thread issues it. All its bytes, zeros included, count at `barrier_smem`.
