@@ -60,6 +60,9 @@ NOT_OURS = {
     r"attention_mask_None_without_graph_break": "torch 2.13 loses attributes after FlexAttention's operator, torch's own too",
     r"GptOss.*padding_matches_padding_free": "eager attention's logits of padded and of packed tokens differ by as much",
     r"nonpacked_sequence_mask_skip": "sdpa makes no tensor of a causal mask; attngen never makes one",
+    r"GptOss.*inference_equivalence": "flaky in bf16, says transformers too: a rounding sends a token to another expert",
+    r"output_attentions": "no kernel has the weights as an output: a refusal that says so, where sdpa warns and is eager",
+    r"ModernBert.*eager_matches_sdpa": "before transformers 5, ModernBERT has a table of its own, which lacks others",
 }
 
 
