@@ -26,6 +26,11 @@ def _(call: Call) -> Lazy:
     return call.elementwise(lambda a: cast(a, call.kind), call.args[0])
 
 
+@meaning("copy")
+def _(call: Call) -> Lazy:
+    return call.elementwise(lambda a: cast(a, call.kind), call.args[1])
+
+
 for _op in (
     "clone",
     "alias",
@@ -381,5 +386,5 @@ def _(call: Call) -> Lazy:
 
 MEANING |= {
     **dict.fromkeys(("ones", "new_ones", "ones_like"), _filled(1)),
-    **dict.fromkeys(("zeros", "new_zeros", "zeros_like"), _filled(0)),
+    **dict.fromkeys(("zeros", "new_zeros", "zeros_like", "zero"), _filled(0)),
 }

@@ -11,14 +11,14 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from threading import RLock
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.traceback import annotate, preserve_node_meta
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -34,18 +34,21 @@ from attngen.spec.operator import maximum, minimum
 from attngen.torch.aten import Call, Context, Lazy, lazy, meaning_of, type_of
 from attngen.torch.aten_tensors import chosen, linear
 from attngen.torch.closures import Closure
+from attngen.torch.decompositions import decompositions
 from attngen.torch.layout import without_autocast
 
 Tensor = Any
 Function = Callable[..., Any]
+OF_TORCH = ("aten", "prims")  # namespaces of torch's own operators: decompositions consist of both
 READS = ("index", "_unsafe_index", "select")  # operators that read a dimension of their first operand whatever its size is
-FIRST_ALONE = ("log_sigmoid_forward",)  # operators of several results, of which the first is read
+FIRST_ALONE = ("log_sigmoid_forward", "max", "min")  # operators of several results, of which the first is read
 MAX_CONSTANTS = 64  # elements of a tensor that a function makes of numbers: more of them are an input
 READ_ON_THE_HOST = (
     "a number that may change from call to call is read on the host; use the tensor itself, without item(), float(), int() or "
     "`if`, and torch.minimum and torch.maximum in the place of clamp"
 )
 MAKES_CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # by torch.tensor(NUMBER)
+CALLED, LINE = "attngen.called", "attngen.line"  # what nodes of a graph are annotated with
 COPIES_TO_THE_HOST = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "storage_offset", "untyped_storage")
 _KNOWN = {getattr(torch, t.torch): t for t in DTYPES.values()}
 # What kernels do not read is converted when the kernel is called.
@@ -61,6 +64,10 @@ _LOCK = RLock()  # torch.fx traces in one thread at a time
 
 class ImportRefusal(TraceError):
     """A function of torch that cannot be an expression; the text names the operator and its place."""
+
+
+class WriteRefusal(RuntimeError):
+    """A function changes a tensor that others see too. No TypeError: after one, Python would run `x += 1` as x = x + 1."""
 
 
 def element_type(tensor: Tensor) -> DType:
@@ -176,19 +183,39 @@ def _constants(tensor: Tensor) -> Lazy:
 
 
 class _Places(TorchDispatchMode):  # type: ignore[misc]
-    """Collects the line of a function, one of `codes`, that calls each operator."""
+    """Annotates each node of the graph with the operator that was called, and with the line of a function, one of `codes`."""
 
     def __init__(self, codes: set[types.CodeType]) -> None:
         super().__init__()
         self._codes = codes
-        self.lines: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_code not in self._codes:
             frame = frame.f_back
-        self.lines.append(("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno))
-        return function(*args, **(kwargs or {}))
+        line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        with annotate({CALLED: function, LINE: line}):
+            return function(*args, **(kwargs or {}))
+
+
+class _Writes(TorchDispatchMode):  # type: ignore[misc]
+    """Refuses to change a captured tensor, or one that has a view or is one: in the graph the other would stay as it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shared: dict[int, Tensor] = {}  # views and what they are of, by their id, kept so that it stays theirs
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = function._schema
+        if schema.is_mutable:
+            written = args[0]
+            if not isinstance(written, FakeTensor) or id(written) in self._shared:
+                what = "that has a view or is one" if isinstance(written, FakeTensor) else "that the function captures"
+                raise WriteRefusal(f"{_shown(function)} changes a tensor {what}: make a new one, as x = x + 1 does")
+        result = function(*args, **(kwargs or {}))
+        if not schema.is_mutable and any(r.alias_info for r in schema.returns) and function not in MAKES_CONSTANTS:
+            self._shared |= {id(t): t for t in tree_leaves((args[0], result)) if isinstance(t, torch.Tensor)}
+        return result
 
 
 class _HostReads(TorchDispatchMode):  # type: ignore[misc]
@@ -267,8 +294,8 @@ def _not_recorded() -> Iterator[None]:
         torch._C._set_tracing_state(state)
 
 
-def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullcontext()) -> torch.fx.GraphModule:  # noqa: B008
-    """The ATen graph of `function` on fake numbers."""
+def graph_of(function: Function, examples: Sequence[Tensor], codes: set[types.CodeType]) -> torch.fx.GraphModule:
+    """The ATen graph of `function` on fake numbers. Operators that expressions lack are decomposed into others."""
     device = examples[0].device.type
 
     # These import torch._dynamo and sympy, in a second.
@@ -276,11 +303,11 @@ def graph_of(function: Function, examples: Sequence[Tensor], places: Any = nullc
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def called(*numbers: Tensor) -> Any:  # make_fx counts the arguments of plain functions only
-        with _HostReads(), _MixedIndices(), _HostCopies(), places:
+        with _HostReads(), _Writes(), _MixedIndices(), _HostCopies(), _Places(codes):
             return function(*numbers)
 
-    with _LOCK, TransformGetItemToIndex(), torch.no_grad(), without_autocast(device), _not_recorded():
-        traced = make_fx(called, tracing_mode="fake", _allow_non_fake_inputs=True)
+    with _LOCK, TransformGetItemToIndex(), torch.no_grad(), without_autocast(device), _not_recorded(), preserve_node_meta():
+        traced = make_fx(called, decompositions(), "fake", _allow_non_fake_inputs=True)
         graph: torch.fx.GraphModule = traced(*examples)
     return graph
 
@@ -295,22 +322,15 @@ def expression(function: Function, examples: Sequence[Tensor], arguments: Sequen
     """What `function` returns for `arguments`. Raises ImportRefusal."""
     title = title_of(function)
     try:
-        graph = graph_of(function, examples)
+        graph = graph_of(function, examples, inputs.closure.codes)
     except Exception as error:
         place = place_of(error, inputs.closure.codes)
         raise ImportRefusal(f"{title} cannot be traced: {_first_line(error)}{place}") from error
-    return _read(graph, arguments, inputs, title, partial(_lines_of, function, examples, inputs.closure.codes))
-
-
-def _lines_of(function: Function, examples: Sequence[Tensor], codes: set[types.CodeType]) -> list[tuple[str, int]]:
-    """The file and line of each operator of the function's graph, in order."""
-    places = _Places(codes)
-    graph_of(function, examples, places)
-    return places.lines
+    return _read(graph, arguments, inputs, title)
 
 
 def _first_line(error: Exception) -> str:
-    if isinstance(error, TraceError):
+    if isinstance(error, (TraceError, WriteRefusal)):
         return str(error)
     if "data-dependent" in str(error).lower() or "DataDependent" in type(error).__name__:
         cure = "write torch.where(c, a, b) for `if`, a & b for `and`"
@@ -318,17 +338,10 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
-def _read(
-    graph: torch.fx.GraphModule,
-    arguments: Sequence[Expr],
-    inputs: Inputs,
-    title: str,
-    lines: Callable[[], list[tuple[str, int]]] | None = None,
-) -> Expr:
+def _read(graph: torch.fx.GraphModule, arguments: Sequence[Expr], inputs: Inputs, title: str) -> Expr:
     """The expression of a graph whose inputs are numbers."""
     values: dict[torch.fx.Node, Any] = {}
     given = iter(arguments)
-    calls = -1
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             values[node] = _number(node.meta["val"].dtype, next(given))
@@ -339,12 +352,11 @@ def _read(
         elif node.op == "output":
             return _returned(_operand(node.args[0], values), title)
         else:
-            calls += 1
             try:
                 values[node] = _call(node, values, inputs)
             except (ExpressionError, TraceError, DiagnosticError) as error:
                 message = error.message if isinstance(error, ExpressionError) else str(error)
-                raise ImportRefusal(f"{title}: {message}{_place(calls, lines)}") from error
+                raise ImportRefusal(f"{title}: {message}{_place(node)}") from error
     raise AssertionError(graph)
 
 
@@ -373,23 +385,35 @@ def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inpu
     if getattr(target, "__name__", "") == "getitem" and not hasattr(target, "_schema"):
         return args[0][args[1]]
     namespace, _, operator = target._schema.name.partition("::")
+    if target._schema.is_mutable:  # later uses of the tensor are those of this node
+        operator = operator.removesuffix("_")
     if operator == "_local_scalar_dense":
         raise TraceError(READ_ON_THE_HOST)
     result = node.meta["val"]
-    if namespace != "aten" and (body := _body(target)) is not None:
+    if namespace not in OF_TORCH and (body := _body(target)) is not None:
         return _of_custom_operator(body, node, args, kwargs, inputs)
     several = isinstance(result, (list, tuple))
-    meant = meaning_of(operator) if namespace == "aten" and (not several or operator in FIRST_ALONE) else None
+    meant = meaning_of(operator) if namespace in OF_TORCH and (not several or operator in FIRST_ALONE) else None
+    called = _annotation(node, CALLED) or target
     if meant is None:
-        shown = f"torch.ops.{namespace}.{operator}"
+        shown = _shown(called)
         raise TraceError(f"{shown} is not available in an expression; compute it outside the function, or use other operators")
     first = result[0] if several else result
     context = inputs.context
     found = context.wrapped(meant(Call(operator, tuple(first.shape), first.dtype, args, kwargs, context)))
-    inputs.fix(args[1:] if operator in READS else (*args, *kwargs.values()), found.sizes)
+    inputs.fix(args[1:] if operator in READS and called is target else (*args, *kwargs.values()), found.sizes)
     if node.users and not first.shape:
         found.number  # noqa: B018 - made here, so that what it refuses has this operator's place
-    return [found, *[None] * (len(result) - 1)] if several else found
+    return [found, *(_refused(operator, other) for other in result[1:])] if several else found
+
+
+def _refused(operator: str, result: Tensor) -> Lazy:
+    """A result that expressions lack."""
+
+    def refuse(at: Any) -> Expr:
+        raise TraceError(f"only the first result of torch.{operator} is available in an expression")
+
+    return Lazy(tuple(result.shape), result.dtype, refuse, tuple(map(constant, result.shape)))
 
 
 def _body(target: Any) -> Function | None:
@@ -418,7 +442,7 @@ def _of_custom_operator(
     if kwargs or not all(isinstance(a, Lazy) and not a.shape for a in args):
         raise TraceError(f"{node.target} is supported only if its arguments are numbers that the function computes")
     examples = [torch.empty((), dtype=a.dtype) for a in args]
-    found = _read(graph_of(body, examples), [a.number for a in args], inputs, str(node.target))
+    found = _read(graph_of(body, examples, inputs.closure.codes), [a.number for a in args], inputs, str(node.target))
     return lazy((), node.meta["val"].dtype, lambda _: found)
 
 
@@ -432,12 +456,18 @@ def _returned(value: Any, title: str) -> Expr:
     return value.number
 
 
-def _place(position: int, lines: Callable[[], list[tuple[str, int]]] | None) -> str:
-    """Where the user's source calls the operator at `position`."""
-    try:
-        file, line = ("", 0) if lines is None else lines()[position]
-    except Exception:  # the function does something else when it is traced again; the message names the operator
+def _shown(operator: Any) -> str:
+    return f"torch.ops.{operator._schema.name.replace('::', '.')}"
+
+
+def _annotation(node: torch.fx.Node, key: str) -> Any:
+    return node.meta.get("custom", {}).get(key)
+
+
+def _place(node: torch.fx.Node) -> str:
+    """Where the user's source calls the operator of a node."""
+    found = _annotation(node, LINE)
+    if found is None:
         return ""
-    if not file:
-        return ""
+    file, line = found
     return f"\n  --> {file}:{line}\n  |\n  |  {linecache.getline(file, line).strip()}"

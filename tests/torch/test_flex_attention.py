@@ -125,11 +125,134 @@ def test_indices_among_slices(name: str, by_torch_alone: list[str]) -> None:
     check(Mod("mixed", MIXED[name]), atol=5e-5, rtol=5e-5)
 
 
+def accumulated(b, h, i, j):
+    near = torch.zeros_like(i, dtype=torch.bool)
+    for distance in (0, 3, 9):
+        near |= i - j == distance
+    near ^= j == 5
+    return near
+
+
+def bucketed(s, b, h, i, j):
+    bucket = (i > j).to(torch.long) * 4
+    bucket += torch.where(i - j < 3, (i - j).abs(), 3)
+    return s + TABLE[h, bucket]
+
+
+def renamed(s, b, h, i, j):
+    x = y = torch.zeros(()).copy_(s).mul_(0.5)
+    y += TABLE[h, j]
+    row = TABLE[h]
+    row *= 3
+    return x.masked_fill_(i == j, 0.25) + row[i].fill_(0.5) * row.clamp_(-1, 1)[j]
+
+
+TABLE = torch.linspace(-1, 1, HEADS * LENGTH).view(HEADS, LENGTH)
+CHANGED = {  # functions that change their own numbers, and others that mean the same
+    "truth values": (
+        Mod("truth values", mask=accumulated),
+        lambda b, h, i, j: ((i == j) | (i - j == 3) | (i - j == 9)) ^ (j == 5),
+    ),
+    "integers": (
+        Mod("integers", bucketed),
+        lambda s, b, h, i, j: s + TABLE[h, (i > j) * 4 + torch.where(i - j < 3, (i - j).abs(), 3)],
+    ),
+    "two names": (
+        Mod("two names", renamed),
+        lambda s, b, h, i, j: torch.where(i == j, 0.25, s * 0.5 + TABLE[h, j]) + 0.5 * (TABLE[h, j] * 3).clamp(-1, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_numbers_that_a_function_changes(name: str, by_torch_alone: list[str]) -> None:
+    mod, same = CHANGED[name]
+    q, k, v = qkv()
+    blocks = [None if mod.mask is None else create_block_mask(m, None, None, LENGTH, LENGTH, "cpu") for m in (mod.mask, same)]
+    found = flex_attention(q, k, v, mod.score, blocks[0])
+    wanted = expected(q, k, v, same if mod.score else None, blocks[1])[0]
+    torch.testing.assert_close(found.double(), wanted, atol=2e-5, rtol=2e-5)
+    pairs = zip(*(torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (found, wanted)), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, atol=5e-5, rtol=5e-5)
+
+
+def test_what_others_see_cannot_be_changed() -> None:
+    """A captured tensor; a view, or what it shows. Python catches a TypeError of `x += 1` and computes x = x + 1."""
+
+    def of_captured(s, b, h, i, j):
+        TABLE.add_(1)
+        return s
+
+    def of_a_row(s, b, h, i, j):
+        row = TABLE[0]
+        row += 1
+        return s + TABLE[0, i]
+
+    def by_a_view(s, b, h, i, j):
+        x = s.view(1)
+        x += 1
+        return s
+
+    def of_an_element(s, b, h, i, j):
+        row = torch.zeros(2)
+        row[1] = s
+        return row.sum()
+
+    for score in (of_captured, of_a_row, by_a_view, of_an_element):
+        with pytest.raises(ImportRefusal, match=r"aten\.(add|copy)_ changes a tensor that (.|\n)*test_flex_attention.py"):
+            flex_attention(*qkv(), score)
+
+
+POINTS = torch.randn(LENGTH, 3, generator=torch.Generator().manual_seed(2))
+STARTS = torch.tensor([0, 9, 9, 26])
+COMPOSED = {  # operators that consist of others
+    "parts": lambda s, b, h, i, j: s + [x * y for x, y in zip(POINTS[i], POINTS[j].unbind(), strict=True)][2],
+    "split": lambda s, b, h, i, j: s + (lambda x, y, z: x[1] * y[0])(*POINTS[i].repeat(2).split([2, 3, 1])),
+    "chunks": lambda s, b, h, i, j: s + POINTS.T.chunk(2, -1)[1][h, j // 2],
+    "searched": lambda s, b, h, i, j: s + 0.3 * torch.searchsorted(STARTS, i, right=True) - 0.2 * torch.bucketize(j, STARTS),
+    "bounds of a batch": lambda s, b, h, i, j: s + torch.searchsorted(torch.stack([STARTS, STARTS + 5])[b], i, side="right"),
+    "members": lambda s, b, h, i, j: torch.where(torch.isin(j // 8, STARTS[:3]) | (i == j), s, -math.inf),
+    "softmax": lambda s, b, h, i, j: s + (POINTS[i].softmax(-1) * POINTS[j]).sum(-1),
+    "linear": lambda s, b, h, i, j: s + torch.nn.functional.linear(POINTS[i], POINTS[:2], POINTS[:2, 0])[h],
+    "cosine": lambda s, b, h, i, j: s + torch.cosine_similarity(POINTS[i], POINTS[j], -1),
+    "largest": lambda s, b, h, i, j: s + POINTS[i].max(-1).values - POINTS[j].min(0)[0],
+    "made": lambda s, b, h, i, j: s + torch.ones(8, 8).tril()[i % 8, j % 8] + torch.linspace(0, 1, LENGTH)[j],
+    "activations": lambda s, b, h, i, j: torch.nn.functional.mish(s) + torch.nn.functional.hardswish(s),
+    **{
+        f"norm {p}": lambda s, b, h, i, j, p=p: s - torch.linalg.vector_norm(POINTS[i] - POINTS[j] + 0.01, p) * 0.1
+        for p in (0, 1, 2, 3, math.inf, -math.inf)
+    },
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_operators_that_consist_of_others(name: str, by_torch_alone: list[str]) -> None:
+    check(Mod("composed", COMPOSED[name]), atol=5e-5, rtol=5e-5)
+
+
+def test_a_distance_of_0_has_the_derivative_0(by_torch_alone: list[str]) -> None:
+    points = POINTS.clone().requires_grad_()
+    q, k, v = qkv()
+    found = flex_attention(q, k, v, lambda s, b, h, i, j: s - (points[i] - points[j]).norm())
+    distance = torch.linalg.vector_norm(points[:, None] - points, dim=-1).double()
+    wanted = (q.double() @ k.double().mT / 4 - distance).softmax(-1) @ v.double()
+    torch.testing.assert_close(found.double(), wanted, atol=5e-5, rtol=5e-5)
+    one, other = (torch.autograd.grad(o.square().sum(), points)[0] for o in (found, wanted))
+    torch.testing.assert_close(one, other, atol=5e-4, rtol=5e-4)
+
+
 def test_operators_without_meaning_are_named_with_their_place() -> None:
     q, k, v = qkv()
     with pytest.raises(ImportRefusal, match=r"torch\.ops\.aten\.lgamma") as refused:
         flex_attention(q, k, v, lambda s, b, h, i, j: torch.lgamma(s))
     assert "test_flex_attention.py" in str(refused.value)
+    with pytest.raises(ImportRefusal, match=r"torch\.ops\.aten\.atan2 is not available"):  # not what it is decomposed into
+        flex_attention(q, k, v, lambda s, b, h, i, j: torch.atan2(s, s))
+    with pytest.raises(ImportRefusal, match=r"only the first result of torch\.max"):
+        flex_attention(q, k, v, lambda s, b, h, i, j: s + POINTS[i].max(-1).indices)
+    with pytest.raises(ImportRefusal, match=r"boundaries of one dimension"):
+        flex_attention(q, k, v, lambda s, b, h, i, j: s + torch.searchsorted(POINTS.T, POINTS.T)[0, i])
     with pytest.raises(ImportRefusal, match=r"pow of integers") as refused:
         flex_attention(q, k, v, lambda s, b, h, i, j: s + i**j)
     assert "s + i**j" in str(refused.value)

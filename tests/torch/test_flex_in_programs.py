@@ -141,7 +141,7 @@ def test_integers_of_python_among_indices_make_no_tensors() -> None:
         lambda s, b, h, i, j: s + table[0][h][i] + table[-1, 2, 3],
         lambda s, b, h, i, j: s + table[1, h, j] + table[..., 5][b, -1] + table[2, h, :][i],
     ):
-        targets = [str(node.target) for node in graph_of(read, [number, *indices]).graph.nodes]
+        targets = [str(node.target) for node in graph_of(read, [number, *indices], set()).graph.nodes]
         assert not any("lift_fresh" in target for target in targets), targets
 
 
@@ -208,12 +208,18 @@ def test_numbers_of_a_mask_may_change() -> None:
         torch.testing.assert_close(attend(q, k, v, block_mask=blocks).double(), seen, **CLOSE)
 
 
+def searched(row: torch.Tensor) -> Callable[..., Any]:
+    return lambda s, b, h, i, j: s + torch.bucketize(i / 8, row) * 0.1
+
+
 SHAPED = {  # functions of a captured tensor [length, length] in which its shape is a number
     "flattened": lambda t: lambda s, b, h, i, j: s + t.flatten()[i * t.shape[1] + j],
     "reversed": lambda t: lambda s, b, h, i, j: s + t.flip(0)[i, j],
     "sliced": lambda t: lambda s, b, h, i, j: s + t[-3:][i % 3, j],
     "divided": lambda t: lambda s, b, h, i, j: s + t.unflatten(0, (2, -1))[i % 2, i // 2, j],
     "a product": lambda t: lambda s, b, h, i, j: s + torch.dot(t[i], t[j]),
+    "searched": lambda t: searched(t[0].sort().values),
+    "a norm": lambda t: lambda s, b, h, i, j: s - (t[i] - t[j]).norm(),
 }
 OF_ANY_SHAPE = {
     "transposed": lambda t: lambda s, b, h, i, j: s + t.T[-1 - i][j],
