@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from numbers import Integral, Real
@@ -40,23 +39,7 @@ from attngen.spec.expr import MAX_FLOAT_TEXT, Expr, Type, constant, inputs_in, n
 from attngen.spec.names import SPELLED, check_name
 from attngen.spec.rotary import Rotary
 
-
-@dataclass(eq=False)
-class TracedOnce:
-    """A function that the first spec which has it traces. Specs of other element types and head sizes have the same expression,
-    whatever has become of the numbers and arrays that the function refers to. A copy in another process traces it again."""
-
-    function: Callable[..., Any]
-    found: tuple[Expr, dict[str, CapturedArray]] | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TracedOnce:
-        return self
-
-    def __reduce__(self) -> tuple[type[TracedOnce], tuple[Any]]:
-        return TracedOnce, (self.function,)
-
-
-Written = str | Callable[..., Any] | TracedOnce | None
+Written = str | Callable[..., Any] | Expr | None
 
 
 P = ParamSpec("P")
@@ -108,11 +91,10 @@ def _describe(
     """An AttentionSpec, and the arrays that functions captured, by name. `traced` returns the pair, `define` the spec.
 
     `heads` is (query heads, key/value heads); `inputs` maps names to (dtype, dims); `params` maps names to "int", "float",
-    (type, default), or a default alone. `mask`, `score` and `sink` are text of the language or functions: (s, b, h, q, k) or,
-    without s, (b, h, q, k). `rotary` is the text of the statement, as "64 halves by cosines, sines". Arrays that a function
-    refers to are captured with their present sizes, also dimensions that are indexed by b, h, q or k. Raises DiagnosticError as
-    for text, TraceError if a function cannot be expressed, TypeError for an
-    argument of a wrong type.
+    (type, default), or a default alone. `mask`, `score` and `sink` are text of the language, expressions, or functions: (s, b,
+    h, q, k) or, without s, (b, h, q, k). `rotary` is the text of the statement, as "64 halves by cosines, sines". Arrays that a
+    function refers to are captured with their present sizes, also dimensions that are indexed by b, h, q or k. Raises
+    DiagnosticError as for text, TraceError if a function cannot be expressed, TypeError for an argument of a wrong type.
     """
     if not isinstance(name, str):
         raise TypeError(f"`name` is {name!r}; expected a str")
@@ -267,12 +249,8 @@ class _Builder:
             return self._text(keyword, written)
         if keyword != "mask" and _is_number(written):
             return constant(_decimal(keyword, written))
-        if isinstance(written, TracedOnce):
-            if written.found is None:
-                written.found = self._traced(keyword, written.function), dict(self.captures)
-            expr, captures = written.found
-            self.captures |= captures
-            return expr
+        if isinstance(written, Expr):
+            return written
         if not callable(written):
             number = dict.fromkeys(("scale", "dropout"), "a number or text")
             expected = {"mask": "text or a function", **number}.get(keyword, "text, a function or a number")

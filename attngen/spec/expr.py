@@ -7,7 +7,7 @@ caches are keyed by node, and an expression that is used twice is stored once. B
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from enum import Enum
 from functools import reduce
 from typing import Any
@@ -58,6 +58,13 @@ class Expr:
     inputs: frozenset[str]
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """The recipes of all nodes, operands first: a recipe of nested nodes would overflow the stack."""
+        nodes = tuple(walk(self))
+        places = {node: place for place, node in enumerate(nodes)}
+        return _last_of, ([node._recipe(tuple(map(places.__getitem__, node.args))) for node in nodes],)
+
+    def _recipe(self, operands: tuple[int, ...]) -> tuple[Any, ...]:
+        """A function and its arguments; the one tuple among them stands for operands, as places of earlier nodes."""
         raise NotImplementedError
 
     def _repr(self, args: list[str]) -> str:
@@ -82,8 +89,8 @@ class Const(Expr):
     __slots__ = ("value",)
     value: Scalar
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return constant, (self.value,)
+    def _recipe(self, operands: tuple[int, ...]) -> tuple[Any, ...]:
+        return constant, self.value
 
     def _repr(self, args: list[str]) -> str:
         return repr(self.value)
@@ -95,8 +102,8 @@ class Name(Expr):
     __slots__ = ("name",)
     name: str
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return name, (self.name, self.type)
+    def _recipe(self, operands: tuple[int, ...]) -> tuple[Any, ...]:
+        return name, self.name, self.type
 
     def _repr(self, args: list[str]) -> str:
         return self.name
@@ -108,8 +115,8 @@ class Gather(Expr):
     __slots__ = ("input",)
     input: str
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return gather, (self.input, self.type, self.args)
+    def _recipe(self, operands: tuple[int, ...]) -> tuple[Any, ...]:
+        return gather, self.input, self.type, operands
 
     def _repr(self, args: list[str]) -> str:
         return f"{self.input}[{', '.join(args)}]"
@@ -121,8 +128,8 @@ class Apply(Expr):
     __slots__ = ("op",)
     op: str
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuild, (self.op, self.args)
+    def _recipe(self, operands: tuple[int, ...]) -> tuple[Any, ...]:
+        return rebuild, self.op, operands
 
     def _repr(self, args: list[str]) -> str:
         return f"{self.op}({', '.join(args)})"
@@ -182,6 +189,14 @@ def rebuild(op: str, args: tuple[Expr, ...]) -> Expr:
     from attngen.spec.operator import apply
 
     return apply(op, *args)
+
+
+def _last_of(recipes: Sequence[tuple[Any, ...]]) -> Expr:
+    """The last node of `recipes`, see `Expr._recipe`."""
+    nodes: list[Expr] = []
+    for make, *given in recipes:
+        nodes.append(make(*(tuple(nodes[place] for place in a) if isinstance(a, tuple) else a for a in given)))
+    return nodes[-1]
 
 
 def intern_apply(op: str, type: Type, args: tuple[Expr, ...]) -> Apply:

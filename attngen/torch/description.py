@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import count
 from numbers import Real
 from operator import index
 from typing import Any, Literal, TypeVar, cast
@@ -16,7 +15,7 @@ import torch
 
 from attngen.api import check_schedule
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
-from attngen.language import to_text, traced
+from attngen.language import define, to_text, traced
 from attngen.sdpa import also_causal, standard_spec
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec, ScheduleName
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
@@ -24,37 +23,37 @@ from attngen.torch.layout import padding_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 Written = str | Callable[..., Any] | None
+Keywords = Mapping[str, Any]  # of `attngen.define`
 Mode = ScheduleName | Literal["math"]  # a schedule, or torch's own operations (`attngen.torch.math`)
 
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """The keywords of `attngen.define` except dtype and head sizes; `mode` is the schedule, or "math"."""
+    """The keywords of `attngen.define` except dtype and head sizes, without functions; `mode` is the schedule, or "math"."""
 
     mode: Mode = "auto"
     is_causal: bool = False
     scale: float | None = None
     return_lse: bool = False
-    keywords: Mapping[str, Any] | None = None
+    keywords: Keywords | None = None
     dropout_p: float = 0.0  # of torch's attention, which has no keywords
 
-    def spec(self, dtype: str, head_dim: int, head_dim_v: int, mask_dtype: str | None) -> tuple[AttentionSpec, dict[str, Any]]:
-        """(spec, captured arrays). Head sizes are rounded up to multiples of 8, as `padded_heads` does with tensors; the scale
-        does not change. `mask_dtype` is the element type of a dense mask, or None. Raises DiagnosticError, ArgumentError."""
+    def spec(self, dtype: str, head_dim: int, head_dim_v: int, mask_dtype: str | None) -> AttentionSpec:
+        """The spec for these head sizes, rounded up to multiples of 8, as `padded_heads` does with tensors; the scale does not
+        change. `mask_dtype` is the element type of a dense mask, or None. Raises DiagnosticError, ArgumentError."""
         scale = 1 / math.sqrt(head_dim) if self.scale is None and padding_of(head_dim) else self.scale
         sizes = (_size_in_spec(head_dim), _size_in_spec(head_dim_v))
         if self.keywords is None:
             spec = standard_spec(dtype, *sizes, mask_dtype, self.is_causal, scale, self.dropout_p)
-            captured: dict[str, Any] = {}
         else:
             keywords = {"scale": scale, "lse": self.return_lse, **self.keywords}
-            spec, captured = traced(dtype=dtype, head_dim=sizes[0], head_dim_v=sizes[1], **keywords)
+            spec = define(dtype=dtype, head_dim=sizes[0], head_dim_v=sizes[1], **keywords)
             if spec.rotary is not None and spec.rotary.dim > head_dim:
                 raise ArgumentError(f"`rotary` rotates {spec.rotary.dim} elements; expected at most the head size, {head_dim}")
             if self.is_causal:
                 spec = also_causal(spec)
         kernel = replace(spec.kernel, schedule=cast(ScheduleName, schedule_of(self.mode) or "auto"))
-        return replace(spec, lse=self.return_lse, kernel=kernel), captured
+        return replace(spec, lse=self.return_lse, kernel=kernel)
 
 
 def _size_in_spec(head_size: int) -> int:
@@ -72,8 +71,7 @@ def schedule_of(mode: str) -> str | None:
     return None if mode in ("auto", "math") else mode
 
 
-_known: WeakValueDictionary[int, Description] = WeakValueDictionary()  # layers own them, and with them what functions capture
-_numbers = count()
+_shared: WeakValueDictionary[str, Description] = WeakValueDictionary()  # by their repr; layers own them
 
 
 def constant(function: F) -> F:
@@ -83,29 +81,38 @@ def constant(function: F) -> F:
     return function
 
 
-def register(description: Description) -> int:
-    """A number for `description`: functions that torch.compile traces may hold a number, but no object."""
-    number = next(_numbers)
-    _known[number] = description
-    return number
+def shared(description: Description) -> Description:
+    """The description that stands for all with the same meaning. Functions that torch.compile traces may hold its repr, but no
+    object; layers with the same repr share the code that torch.compile generates."""
+    return _shared.setdefault(repr(description), description)
+
+
+def without_functions(keywords: Keywords, dtype: str, head_size: int) -> tuple[Keywords, dict[str, Any]]:
+    """(`keywords` with the expressions of functions in their place, captured arrays, which are inputs of these expressions).
+
+    What functions refer to may change later; specs of other element types and head sizes have the same expressions. Raises
+    DiagnosticError, TraceError.
+    """
+    spec, captured = traced(dtype=dtype, head_dim=head_size, **keywords)
+    expressions = {name: getattr(spec, name) for name, value in keywords.items() if callable(value)}
+    inputs = {i.name: (i.dtype.name, i.dims) for i in spec.inputs if i.name in captured}
+    return {**keywords, **expressions, "inputs": {**keywords.get("inputs", {}), **inputs}}, captured
 
 
 @lru_cache(maxsize=4096)
-def _text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_dtypes: tuple[Any, ...]) -> str:
-    described = _known[number]
-    spec, captured = described.spec(dtype_name(stated_dtype(dtype, described.mode)), head_dim, head_dim_v, None)
-    converted = {
-        name: _element_type(name, stated_dtype(found, described.mode))
-        for name, found in zip(captured, captured_dtypes, strict=True)
-    }
+def _text(described: str, dtype: Any, head_dim: int, head_dim_v: int, captured: tuple[tuple[str, Any], ...]) -> str:
+    description = _shared[described]
+    mode = description.mode
+    spec = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, None)
+    converted = {name: _element_type(name, stated_dtype(found, mode)) for name, found in captured}
     return one_line(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
 
 
 @constant
-def spec_text(number: int, dtype: Any, head_dim: int, head_dim_v: int, captured_dtypes: tuple[Any, ...]) -> str:
-    """The text of a registered description for tensors of these types and sizes; a constant to torch.compile. `captured_dtypes`
-    are the current types of captured tensors, which a layer's `.to()` may have changed."""
-    return _text(number, dtype, head_dim, head_dim_v, captured_dtypes)
+def spec_text(described: str, dtype: Any, head_dim: int, head_dim_v: int, captured: tuple[tuple[str, Any], ...]) -> str:
+    """The text of the `shared` description with this repr, for tensors of these types and sizes; a constant to torch.compile.
+    `captured` are the current types of captured tensors by name, which a layer's `.to()` may have changed."""
+    return _text(described, dtype, head_dim, head_dim_v, captured)
 
 
 def plain_number(number: float | None) -> float | None:
@@ -150,7 +157,7 @@ def _standard_text(
     check_mode(mode)
     description = Description(mode, is_causal, scale, return_lse, dropout_p=dropout_p)
     dtype, mask_dtype = stated_dtype(dtype, mode), stated_dtype(mask_dtype, mode)
-    spec, _ = description.spec(dtype_name(dtype), head_dim, head_dim_v, _mask_name(mask_dtype))
+    spec = description.spec(dtype_name(dtype), head_dim, head_dim_v, _mask_name(mask_dtype))
     return one_line(spec)
 
 

@@ -267,5 +267,5 @@ def flash_text(
         "dropout": dropout_p,
     }
     description = Description(mode, False, scale, lse, keywords)
-    spec, _ = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, None)
+    spec = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, None)
     return one_line(of_cache(spec, cached))

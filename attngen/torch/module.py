@@ -17,7 +17,6 @@ from attngen.device.arrays import ArgumentError
 from attngen.device.params import refuse_unknown
 from attngen.diagnostics import counted, refuse_keywords
 from attngen.language import define
-from attngen.language.python_spec import TracedOnce
 from attngen.sdpa import check_dropout, check_equal_heads, check_flags
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
 from attngen.spec.check import check
@@ -33,10 +32,11 @@ from attngen.torch.description import (
     check_mode,
     fixed_text,
     head_size,
-    register,
     schedule_of,
+    shared,
     spec_text,
     standard_text,
+    without_functions,
 )
 from attngen.torch.eager import EagerCalls, check_call
 from attngen.torch.functional import attention
@@ -68,7 +68,7 @@ class Form:
     decoding: Decoding
     text: str | None = None
     description: Description | None = None
-    number: int = 0  # of the description
+    described: str = ""  # the description's repr
 
 
 def arguments_in_evaluation(evaluated: AttentionSpec, trained: AttentionSpec) -> NamedArguments:
@@ -131,7 +131,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         self._enable_gqa, self._layout, self._copy, self._deterministic = enable_gqa, layout, copy, deterministic
         self._is_causal, self._scale, self._mode, self._return_lse = is_causal, scale, mode, return_lse
         described = {"mask": mask, "score": score, "sink": sink, "rotary": rotary, "inputs": inputs, "params": params}
-        given = {n: TracedOnce(v) if callable(v) else v for n, v in described.items() if v is not None}
+        given = {name: value for name, value in described.items() if value is not None}
         if normalize != "softmax":
             given["normalize"] = normalize
         if precision != "highest":
@@ -162,25 +162,21 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         )
 
     def _describe(self, given: dict[str, Any]) -> None:
-        described = ({name: value for name, value in given.items() if name != "dropout"}, given)
-        evaluation, training = (
-            Description(self._mode, self._is_causal, self._scale, self._return_lse, keywords) for keywords in described
-        )
         some = "fp32" if "precision" in given else "fp16"
         size = MAX_HEAD_DIM if "rotary" in given else 64  # as many elements as may be rotated
-        spec, captured = training.spec(some, size, size, None)  # mistakes show here, whatever the tensors will be
+        keywords, captured = without_functions(given, some, size)  # mistakes show here, whatever the tensors will be
+        described = ({name: value for name, value in keywords.items() if name != "dropout"}, keywords)
+        evaluation, training = (
+            shared(Description(self._mode, self._is_causal, self._scale, self._return_lse, one)) for one in described
+        )
         for name, array in captured.items():
             self._register(name, array)
         self._captured = tuple(captured)
-        evaluated = spec if training.keywords == evaluation.keywords else evaluation.spec(some, size, size, None)[0]
+        spec = training.spec(some, size, size, None)
+        evaluated = spec if evaluation is training else evaluation.spec(some, size, size, None)
         self._forms = (
-            Form(
-                arguments_in_evaluation(evaluated, spec),
-                decoding_of(evaluated),
-                description=evaluation,
-                number=register(evaluation),
-            ),
-            Form(NamedArguments(spec), decoding_of(spec), description=training, number=register(training)),
+            Form(arguments_in_evaluation(evaluated, spec), decoding_of(evaluated), None, evaluation, repr(evaluation)),
+            Form(NamedArguments(spec), decoding_of(spec), None, training, repr(training)),
         )
 
     def _register(self, name: str, array: Any) -> None:
@@ -340,15 +336,15 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             return str(standard_text(*described))
         if form.text is not None:
             return form.text
-        dtypes = tuple(tensor(name, value).dtype for name, value in captured.items())
-        text: str = spec_text(form.number, queries.dtype, head_size(queries), head_size(values), dtypes)
+        dtypes = tuple((name, tensor(name, value).dtype) for name, value in captured.items())
+        text: str = spec_text(form.described, queries.dtype, head_size(queries), head_size(values), dtypes)
         return text
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for form in self._forms:
-            if form.description is not None:  # its number is that of the process that wrote it
-                form.number = register(form.description)
+            if form.description is not None:
+                form.description = shared(form.description)
 
     def extra_repr(self) -> str:
         """What is printed between the parentheses."""

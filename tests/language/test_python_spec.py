@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import numpy as np
@@ -207,6 +208,16 @@ def test_a_loop_that_builds_too_much_is_refused() -> None:
 
     with pytest.raises((TraceError, DiagnosticError), match=r"nested too deeply|nodes"):
         attngen.define(score=deep)
+
+
+def test_deep_expressions_are_pickled() -> None:
+    def deep(s, b, h, q, k):
+        for _ in range(190):
+            s = attngen.tanh(s) * table[k % 10]
+        return s + table[k % 10]
+
+    spec = attngen.define(score=deep)
+    assert pickle.loads(pickle.dumps(spec)) == spec
 
 
 @pytest.mark.parametrize(

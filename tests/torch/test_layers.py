@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
+from torch._dynamo.testing import CompileCounter  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import attngen.torch  # noqa: E402
@@ -238,9 +239,43 @@ def test_what_a_layer_captured_is_freed_with_it() -> None:
     assert slopes() is None
 
 
+def test_blocks_of_a_model_that_are_compiled_one_by_one_share_their_code() -> None:
+    """torch.compile refuses more than 8 compilations of one function."""
+
+    class Block(torch.nn.Module):
+        def __init__(self, window: int) -> None:
+            super().__init__()
+            self.slopes = torch.nn.Parameter(torch.ones(2) / window)
+            self.attend = Attention(mask="causal and q - k < n", score=self.score, params={"n": ("int", window)}, mode="naive")
+
+        def score(self, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+            return s + self.slopes[h] * (k - q)
+
+        def forward(self, q: torch.Tensor) -> Any:
+            return self.attend(q, q, q)
+
+    compiled = CompileCounter()
+    q = randn(1, 2, 10, 16)
+    for window in (3, 3, 3, 9):
+        block = Block(window)
+        expected = block(q)
+        assert torch.equal(torch.compile(block, fullgraph=True, backend=compiled)(q), expected)
+        del block  # the next one shares what it left
+    assert compiled.frame_count == 2
+
+
+def test_a_layer_of_functions_without_a_global_name_is_pickled() -> None:
+    slopes, scale = torch.nn.Parameter(torch.tensor([0.5, 0.25])), 0.5
+    layer = Attention(mask=lambda b, h, q, k: q >= k, score=lambda s, b, h, q, k: s * scale + slopes[h] * (k - q), mode="naive")
+    q = randn(1, 2, 6, 16)
+    expected, scale = layer(q, q, q), 2.0
+    copied = pickle.loads(pickle.dumps(layer))
+    assert torch.equal(copied(q, q, q), expected)
+    assert [name for name, _ in copied.named_parameters()] == ["slopes"]
+
+
 @pytest.mark.long
 def test_a_described_layer_is_itself_in_another_process() -> None:
-    """A layer refers to its description by a number, which differs from process to process."""
     layer = Attention(mask="causal and q - k < 3")
     text = f"""
 import pickle, sys, torch
