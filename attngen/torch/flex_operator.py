@@ -21,11 +21,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from attngen.spec.dropout import RNG_STATE
 from attngen.torch.check_indices import are_checked, check_indices
 from attngen.torch.closures import Closure
+from attngen.torch.copies import copied
 from attngen.torch.description import Mode, check_mode
 from attngen.torch.eager import EagerCalls
 from attngen.torch.flex_spec import Described, Functions, prepare
 from attngen.torch.importer import ImportRefusal
-from attngen.torch.layout import ROW_BYTES, readable
+from attngen.torch.layout import readable
 from attngen.torch.math import by_torch
 from attngen.torch.max_scores import max_scores
 
@@ -83,11 +84,8 @@ def _readable(tensor: Tensor, batch: int) -> Tensor:
     missing = -index(tensor.shape[3]) % 8
     if missing:
         tensor = torch.nn.functional.pad(tensor, (0, missing))
-    elif tensor.storage_offset() * tensor.element_size() % ROW_BYTES and torch.compiler.is_compiling():
-        # Rows with a gap: Inductor takes a clone with the same strides for nothing, although it starts at another address
-        tensor = torch.nn.functional.pad(tensor, (0, 8))[..., :-8]
-    elif not readable(tensor) or tensor.storage_offset() * tensor.element_size() % ROW_BYTES:
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    elif not readable(tensor):
+        tensor = copied(tensor)
     return tensor.expand(batch, -1, -1, -1) if tensor.shape[0] == 1 and batch != 1 else tensor
 
 

@@ -14,6 +14,7 @@ from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.diagnostics import counted
 from attngen.sdpa import check_ranks
 from attngen.spec.dtypes import NUMPY_BFLOAT16
+from attngen.torch.copies import copied
 
 Tensor = Any
 AXES = {"bhsd": "[batch, heads, length, size]", "bshd": "[batch, length, heads, size]"}
@@ -93,7 +94,7 @@ def _one(tensor: Tensor, name: str, layout: str, copy: bool) -> Tensor:
         raise ArgumentError(f"`{name}` has {counted(tensor.dim(), 'dimension')}; expected {least} to 4, of {axes}")
     whole = tensor[(None,) * (4 - tensor.dim())] if tensor.dim() < 4 else tensor
     seen = whole.transpose(1, 2) if layout == "bshd" else whole
-    return seen.clone(memory_format=torch.contiguous_format) if copy and not readable(seen) else seen
+    return copied(seen) if copy and not readable(seen) else seen
 
 
 def results(outputs: Sequence[Tensor], query: Tensor, layout: str, return_lse: bool) -> Any:
@@ -110,10 +111,10 @@ def results(outputs: Sequence[Tensor], query: Tensor, layout: str, return_lse: b
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether every schedule can read `tensor` in place: contiguous rows, each aligned to 16 bytes. torch.compile knows strides
+    """Whether every schedule can read `tensor` in place: contiguous rows, each aligned to 16 bytes. Dynamo knows strides
     alone: the operator itself refuses a tensor that starts at an odd address."""
     batch, heads, rows, last = tensor.stride()
-    start = 0 if torch.compiler.is_compiling() else tensor.storage_offset()
+    start = 0 if torch.compiler.is_dynamo_compiling() else tensor.storage_offset()
     whole = ROW_BYTES // tensor.element_size()  # elements; a loop over the four would cost more than all of it
     found: bool = last == 1 and not (start % whole or rows % whole or heads % whole or batch % whole)
     return found

@@ -19,6 +19,7 @@ from torch.nn import attention as implementations
 from attngen.device.arrays import ArgumentError
 from attngen.spec.attention import Storage
 from attngen.torch import backward
+from attngen.torch.copies import copied
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flash_attn import ends, flash_text, limits, rank
 from attngen.torch.layout import readable
@@ -221,7 +222,7 @@ def _described(
 def _read(tensor: Tensor) -> Tensor:
     """`tensor`, [batch, length, heads, size] or [total, heads, size], or a copy if kernels cannot read it in place."""
     dense = tensor.unsqueeze(0) if tensor.dim() == 3 else tensor
-    return tensor if readable(dense.transpose(1, 2)) else tensor.contiguous()
+    return tensor if readable(dense.transpose(1, 2)) else copied(tensor)
 
 
 OPERATORS = {

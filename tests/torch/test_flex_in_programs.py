@@ -116,9 +116,12 @@ def test_starts_between_two_chunks_under_inductor(monkeypatch: pytest.MonkeyPatc
     """Its passes remove a clone that has the same strides, and kernels copy chunks of 16 bytes."""
     monkeypatch.undo()  # by the emulated device
     q, base = torch.randn(1, 2, 32, 16).half(), torch.randn(5000).half()
-    k = torch.as_strided(base, (1, 2, 64, 16), (2048, 1024, 16, 1), 997)
+    k = torch.as_strided(base, (1, 2, 64, 16), (2048, 1024, 16, 1), 997).requires_grad_()
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, k)
+    (gradient,) = torch.autograd.grad(wanted.sum(), k)
     found = torch.compile(flex_attention, fullgraph=True)(q, k, k)
-    torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(q, k, k), atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(found, wanted, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), k)[0], gradient, atol=4e-3, rtol=4e-3)
 
 
 @pytest.mark.parametrize("size", [17, 121])

@@ -83,6 +83,15 @@ def test_operators_have_torchs_shapes_strides_and_meaning() -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("naive", "fresh_dynamo")
+def test_contiguous_rows_between_two_chunks() -> None:
+    """Tensor.contiguous returns them as they are, and kernels copy chunks of 16 bytes."""
+    q, base = randn(1, 2, 4, 16, dtype=torch.float32), randn(400, dtype=torch.float32)
+    k = base[3 : 3 + 9 * 2 * 16].view(1, 9, 2, 16).transpose(1, 2)
+    with activated(emulated=True):
+        found = flash_operator(q, k, k)[0]
+    torch.testing.assert_close(found.double(), by_definition(q, k, k, False)[0], **FP32)
+
+
 def test_compiled_graphs_call_it() -> None:
     q, k = randn(2, 5, 4, 16, dtype=torch.float32).transpose(1, 2), randn(2, 2, 9, 16, dtype=torch.float32)
     call = lambda q: flash_operator(q, k, k, 0.0, True, scale=0.3)[0]  # noqa: E731
