@@ -64,6 +64,8 @@ def flex_attention(
     _check(query, key, value, block_mask, enable_gqa)
     if sinks is not None:
         check_tensors(sinks=sinks)
+    if isinstance(scale, torch.Tensor):
+        raise ArgumentTypeError("`scale` is a tensor; expected a number. Multiply the score by a tensor in `score_mod`")
     wants = (return_lse or (return_aux is not None and return_aux.lse), return_aux is not None and return_aux.max_scores)
     q, k, v = _of_one_type(*follow_autocast(query, key, value))
     scale = 1.0 / math.sqrt(index(query.shape[3])) if scale is None else scale
