@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import AuxRequest, and_masks, noop_mask, 
 from attngen.torch import autograd as autograd  # registers the operator's derivatives
 from attngen.torch import batching as batching  # registers what torch.vmap does of it
 from attngen.torch import compiled as compiled  # registers compiled specs as callables of tensors
+from attngen.torch import flops as flops  # registers what the operators cost
 from attngen.torch.block_mask import BlockMask, create_block_mask
 from attngen.torch.check_indices import checked_indices
 from attngen.torch.flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func

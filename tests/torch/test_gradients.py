@@ -13,12 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count  # noqa: E402
 
 import attngen  # noqa: E402
 from attngen import ArgumentError, PlanRefusal  # noqa: E402
 from attngen.device.emulated import EmulatedDevice  # noqa: E402
 from attngen.spec.gradient import GradientError  # noqa: E402
-from attngen.torch import Attention, attention, runtime  # noqa: E402
+from attngen.torch import Attention, attention, flash_attn_varlen_func, flops, runtime  # noqa: E402
 from attngen.torch.backward import backward_operator  # noqa: E402
 from attngen.torch.description import fixed_text  # noqa: E402
 from attngen.torch.operator import attention_operator, full_operator  # noqa: E402
@@ -197,6 +198,34 @@ def test_no_gradient_is_lost_silently(qkv: tuple[torch.Tensor, ...]) -> None:
 
 
 # --- what torch does with operators -----------------------------------------------------------------------------------
+
+
+def test_operations_are_counted_as_those_of_torchs_attention() -> None:
+    """On meta, where nothing runs and only the longest length is known."""
+
+    def counted(function: Callable[[], torch.Tensor]) -> int:
+        with FlopCounterMode(display=False) as counter:
+            function().sum().backward()
+        return int(counter.get_total_flops())
+
+    q, k, v = (torch.randn(2, h, n, d, device="meta").requires_grad_() for h, n, d in ((4, 20, 16), (2, 12, 16), (2, 12, 8)))
+    forward, backward = (
+        sdpa_flop_count(*(t.shape for t in (q, k, v))),
+        sdpa_backward_flop_count((2, 4, 20, 8), q.shape, k.shape, v.shape),
+    )
+    assert counted(lambda: attention(q, k, v, enable_gqa=True)) == forward + backward
+    product = 2 * 2 * 4 * 20 * 12
+    assert counted(lambda: attention(q.detach(), k.detach(), v, enable_gqa=True)) == forward + product * (16 + 8)
+    assert counted(lambda: attention(q, k.detach(), v.detach(), enable_gqa=True)) == forward + product * (16 + 8 + 16)
+    packed = [torch.randn(20, 2, 16, device="meta").requires_grad_() for _ in range(3)]
+    begins = torch.zeros(3, dtype=torch.int32, device="meta")
+    assert counted(lambda: flash_attn_varlen_func(*packed, begins, begins, 15, 15)) == 7 * 2 * 2 * 16 * (2 * 15 * 15)
+    spec = fixed_text(attngen.define(dtype="fp32", head_dim=16, kernel="naive", storage="packed"), None)
+    begins = torch.tensor([0, 5, 20], dtype=torch.int32)
+    assert flops.of_forward(*packed, spec, [begins, begins], [15, 15], out_val=None) == 2 * 2 * 2 * 16 * (5 * 5 + 15 * 15)
+    spec = fixed_text(attngen.define(dtype="fp32", head_dim=16, kernel="naive", storage="padded"), None)
+    given = spec, [torch.tensor([3, 12], dtype=torch.int32)], [12]
+    assert flops.of_forward(q, k, k, *given, out_val=None) == 2 * 2 * 4 * 20 * 16 * (3 + 12)
 
 
 def test_opcheck(qkv: tuple[torch.Tensor, ...]) -> None:
