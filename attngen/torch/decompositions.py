@@ -54,7 +54,16 @@ def _searchsorted(
     return _bucketize(x, boundaries, out_int32=out_int32, right=right or side == "right")
 
 
+def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """torch's, whose shape for tensors without memory lacks the dimensions of the others if an index on the CPU has none."""
+    ranks = {i.dim() for i in indices if i is not None}
+    if len(ranks) == 1 or 0 not in ranks:
+        return NotImplemented
+    return aten.index(x, [i if i is None or i.dim() else i.reshape(1) for i in indices])
+
+
 OWN: Mapping[Any, Callable[..., Any]] = {
+    aten.index.Tensor: _index,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
     aten.linalg_vector_norm.default: _vector_norm,

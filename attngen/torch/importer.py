@@ -386,7 +386,7 @@ def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inpu
         return args[0][args[1]]
     namespace, _, operator = target._schema.name.partition("::")
     if target._schema.is_mutable:  # later uses of the tensor are those of this node
-        operator = operator.removesuffix("_")
+        operator = operator.replace("__i", "", 1).rstrip("_")
     if operator == "_local_scalar_dense":
         raise TraceError(READ_ON_THE_HOST)
     result = node.meta["val"]

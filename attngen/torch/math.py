@@ -69,6 +69,8 @@ def _element(spec: AttentionSpec, name: str, array: Tensor, indices: tuple[Tenso
         torch.zeros_like(index) if size == 1 and isinstance(dim, str) else index
         for index, size, dim in zip(indices, array.shape, dims, strict=True)
     )
+    if any(index.dim() for index in at):  # torch.compile takes the shape of an index without dimensions on the CPU for all
+        at = tuple(index if index.dim() else index.reshape(1) for index in at)
     return torch.ops.aten.index(array, list(at)) if at else array  # array[at] would wait for an index without dimensions
 
 

@@ -117,6 +117,16 @@ def test_every_transform_of_torch() -> None:
 
 
 @pytest.mark.long
+def test_compiled_gradients_of_elements_with_a_constant_index() -> None:
+    torch._dynamo.reset()
+    inputs = {"places": ("fp32", ("batch", "kv_len", 2)), "c": ("fp32", (1,))}
+    layer = Attention(score="s + places[b, k, 1] * c[0]", inputs=inputs, mode="math")
+    q, places, c = (torch.randn(shape, requires_grad=True) for shape in ((2, 1, 6, 8), (2, 6, 2), (1,)))
+    call = lambda f: torch.autograd.grad(f(q, q, q, places=places, c=c).square().sum(), (q, places, c))  # noqa: E731
+    torch.testing.assert_close(call(torch.compile(layer, backend="aot_eager")), call(layer))
+
+
+@pytest.mark.long
 def test_compiled_without_a_break_and_exported() -> None:
     torch._dynamo.reset()
     layer = Attention(mask="causal and q - k < n", score="s * c", params={"n": ("int", 3), "c": ("float", 0.5)}, mode="math")
