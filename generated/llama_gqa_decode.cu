@@ -45,7 +45,8 @@
 //     splits = by sizes and multiprocessors: as many as keep all multiprocessors reading keys until the end
 //     warps = 4: each has its own keys, stages and sums: no warp waits for another before the end
 //     stages = 3: while a tile is used, copies of 68 KiB are under way on each SM
-//     K and V = copied by cp.async: the lanes read the page table ahead of their copies
+//     K and V = copied by cp.async: TMA copies keys of one page at once, which requires a stated page_size, a
+//         multiple of 16
 //     Q = in registers: its fragments take 32 registers a thread
 //     partial results = O before division by l, with m and l: as exact as without splits; an lse instead of m and l
 //         would lose the last bits of l if m is large

@@ -61,6 +61,11 @@ class File(KernelMaker):
         """The products of warpgroups."""
         return []
 
+    @property
+    def by_tma(self) -> bool:
+        """Whether TMA copies keys."""
+        return self.plan.schedule.by_tma
+
     def is_bounded(self) -> bool:
         """Whether a constant is subtracted from all scores instead of a row maximum."""
         return False
@@ -151,6 +156,7 @@ class File(KernelMaker):
             "paged": kernel.is_paged,
             "counted": kernel.is_counted,
             "sequences": kernel.storage != "dense",
+            "by_tma": self.by_tma,
             "key_rows": KEY_ROWS.get(kernel.storage, "HeadRows"),
             "tile_in_page": self.plan.schedule.is_tiled and (kernel.page_size or 1) % self.plan.block_kv == 0,
             "max_q_len": self.lengths["q"],

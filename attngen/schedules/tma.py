@@ -8,6 +8,7 @@ from typing import Any
 from attngen.emit.constants import ConstantLine
 from attngen.emit.program import Parameter
 from attngen.emit.wgmma import Wgmma
+from attngen.plan import Plan
 from attngen.schedules.fused import Fused
 from attngen.schedules.hopper.needs import slabs
 from attngen.spec.attention import AttentionSpec
@@ -18,11 +19,7 @@ class ByTma(Fused):
 
     def maps(self) -> list[Parameter]:
         """The tensor maps of Q, K and V, with the rows that one copy has."""
-        return [self.tensor_map("Q", self.q_rows()), *(self.tensor_map(t, self.box_rows()) for t in "KV")]
-
-    def box_rows(self) -> int:
-        """The keys that one copy has: of a tile, or as many as lie in one page wherever the tile begins."""
-        return gcd(self.plan.block_kv, self.spec.kernel.page_size or 0)
+        return [self.tensor_map("Q", self.q_rows()), *(self.tensor_map(t, box_rows(self.plan)) for t in "KV")]
 
     def q_rows(self) -> int:
         return self.plan.block_q
@@ -54,6 +51,16 @@ class ByTma(Fused):
             *more,
             ConstantLine("int", "K_STEPS", steps, "steps of 16 over the head size" + what),
         ]
+
+
+def box_rows(plan: Plan) -> int:
+    """The keys that one copy has: of a tile, or as many as lie in one page wherever the tile begins."""
+    return gcd(plan.block_kv, plan.facts.spec.kernel.page_size or 0)
+
+
+def box_constants(plan: Plan) -> list[ConstantLine]:
+    """The constant of copies from pages."""
+    return [ConstantLine("int", "BOX_ROWS", str(box_rows(plan)), "keys of a copy")] if plan.facts.spec.kernel.is_paged else []
 
 
 def slabs_of(spec: AttentionSpec) -> list[ConstantLine]:

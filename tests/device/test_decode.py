@@ -16,6 +16,7 @@ from attngen.emit.manifest import from_manifest, to_manifest
 from attngen.emit.program import MULTIPROCESSORS, PackedTiles, Splits
 from attngen.language import load_text
 from attngen.plan import ARCHES, Problem
+from attngen.plan.arch import Feature
 from attngen.plan.split_keys import INVARIANT_KEYS, MOST_SPLITS
 from attngen.reference.compare import compare, truth
 from attngen.reference.problems import Shape, sample
@@ -92,26 +93,20 @@ def test_tiles_that_are_stated_and_arrays_with_strides(keys: int, stages: int, w
 
 
 def test_which_tiles_tma_copies() -> None:
-    """Those of 16-bit numbers whose head sizes are whole slabs, where no page table says where keys are."""
+    """Those of 16-bit numbers whose head sizes are whole slabs; of keys in pages, where a box lies in one."""
 
-    def copies(arch: str, spec: AttentionSpec = PLAIN, **kernel: object) -> str:
+    def copies(arch: str = "sm_90a", spec: AttentionSpec = PLAIN, **kernel: object) -> str:
         one = replace(spec, kernel=replace(spec.kernel, **kernel))  # type: ignore[arg-type]
         plan = choose(one, ARCHES[arch], "decode")
         said = [d for d in plan.decisions if d.field == "K and V"]
-        assert len(said) == ("TMA" in repr(ARCHES[arch].features))
+        assert len(said) == ARCHES[arch].has(Feature.TMA)
         assert all(d.because and ("by TMA" in d.value) == (plan.own.copies == "tma") for d in said)
         return str(plan.own.copies)
 
-    by_tma = [copies("sm_90a"), copies("sm_100a"), copies("sm_90a", storage="packed"), copies("sm_90a", storage="padded")]
-    assert by_tma == ["tma"] * 4
-    fp32 = attngen.define(dtype="fp32", head_dim=64)
-    others = [
-        copies("sm_80"),
-        copies("sm_90a", BOTTOM),
-        copies("sm_90a", fp32),
-        copies("sm_90a", storage="paged", page_size=64),
-    ]
-    assert others == ["cp_async"] * 4
+    pages = copies(storage="paged", page_size=16), copies(storage="packed_paged", page_size=48)
+    assert {copies(), copies("sm_100a"), copies(storage="packed"), copies(storage="padded"), *pages} == {"tma"}
+    others = copies("sm_80"), copies(spec=BOTTOM), copies(spec=attngen.define(dtype="fp32", head_dim=64))
+    assert {*others, copies(storage="paged"), copies(storage="paged", page_size=8)} == {"cp_async"}
 
 
 @pytest.mark.long

@@ -83,15 +83,19 @@ def test_sequences_in_pages(case: Case) -> None:
         assert wrong(spec, problem, rows, KEYS, page_size=size, heads_inside=number % 2 == 0) == []
 
 
-@pytest.mark.parametrize("storage", tiers.cases(["padded", "packed"], quick=["padded"]))
-def test_sequences_that_tma_copies(storage: Storage) -> None:
-    """By `decode`. Rows after the last key of a sequence are its neighbour's, or NaN."""
-    spec = in_pages(replace(BOTTOM, head_dim=64, head_dim_v=128), "decode", storage)
-    assert choose(spec, ARCHES["sm_90a"]).own.copies == "tma"
+BY_TMA: list[tuple[Storage, int | None]] = [("padded", None), ("packed", None), ("paged", 16), ("packed_paged", 48)]
+
+
+@pytest.mark.parametrize(("storage", "page_size"), tiers.cases(BY_TMA, quick=[("padded", None), ("packed_paged", 48)]))
+def test_sequences_that_tma_copies(storage: Storage, page_size: int | None) -> None:
+    """Rows after the last key of a sequence are its neighbour's, or NaN. Pages have half a tile, or one and a half."""
+    spec = in_pages(replace(BOTTOM, head_dim=64, head_dim_v=64), "decode", storage, page_size)
+    plan = choose(spec, ARCHES["sm_90a"])
+    assert (plan.own.copies, plan.block_kv) == ("tma", 32)
     problem = sample(spec, Shape(len(KEYS), 4, 2, 3, 300))
     rows = [3, 1, 0, 2, 3, 3, 1] if spec.kernel.is_packed else None
     for heads_inside in (True, False):
-        assert wrong(spec, problem, rows, KEYS, "sm_90a", heads_inside=heads_inside) == []
+        assert wrong(spec, problem, rows, KEYS, "sm_90a", page_size=page_size or 1, heads_inside=heads_inside) == []
 
 
 SPLIT = attngen.define(

@@ -10,7 +10,7 @@ from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import PackedTiles, Parameter, SeveralSplits
 from attngen.schedules.decode.plan import OUTPUT_PAD, DecodePlan
 from attngen.schedules.mma import ByMma
-from attngen.schedules.tma import slabs_of
+from attngen.schedules.tma import box_constants, box_rows, slabs_of
 
 ROW_INDICES = {
     "q_idx": {"q_idx", "q_first"},
@@ -27,8 +27,8 @@ class Decode(ByMma):
         return self.own.copies == "tma"
 
     def maps(self) -> list[Parameter]:
-        """The tensor maps of K and V, if TMA copies them: a copy has the rows of a tile."""
-        return [self.tensor_map(t, self.plan.block_kv) for t in ("KV" if self.by_tma else "")]
+        """The tensor maps of K and V, if TMA copies them."""
+        return [self.tensor_map(t, box_rows(self.plan)) for t in ("KV" if self.by_tma else "")]
 
     def kernels(self) -> dict[str, KernelText]:
         return {"split": self.split_kernel(), "join": self.join_kernel()}
@@ -112,6 +112,7 @@ class Decode(ByMma):
             *self.blocks(),
             *self.split_constants(),
             *(slabs_of(self.spec) if self.by_tma else []),
+            *(box_constants(plan) if self.by_tma else []),
             *self.operand_constants(1, "QK_WIDTH", pads_keys=not self.by_tma),
             ConstantLine("int", "O_STRIDE", f"{self.v_width} + {OUTPUT_PAD}", "of sums of O, in the memory of K and V"),
             ConstantLine("int", "QUADS", "HEAD_DIM_V / 4", "of neighbouring columns of O"),

@@ -19,7 +19,7 @@ from attngen.schedules.decode.registers import registers
 from attngen.schedules.fused_mma import needs
 from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, operands
 from attngen.schedules.hopper.needs import SLAB, slab_tiles, slabs
-from attngen.spec.attention import AttentionSpec, Storage
+from attngen.spec.attention import AttentionSpec
 
 Copies = Literal["tma", "cp_async"]  # how K and V are copied: `templates/parts/decode/by_NAME.j2`
 
@@ -33,7 +33,6 @@ OUTPUT_PAD = 8  # fp32 numbers at the end of each row of O in shared memory
 # (keys of a warp's tile, stages, warps), the most bytes under way first.
 SHAPES = ((32, 3, 4), (16, 3, 4), (16, 2, 4), (16, 2, 2), (16, 2, 1))
 PREFERRED = tuple(Tile(MMA_ROWS, *shape) for shape in SHAPES)
-MAPPED: tuple[Storage, ...] = ("dense", "packed", "padded")  # storages whose tiles TMA finds by itself
 POSSIBLE = tuple(Tile(MMA_ROWS, kv, stages, warps) for kv in (64, 32, 16) for stages in (4, 3, 2) for warps in (8, 4, 2, 1))
 
 
@@ -74,8 +73,8 @@ def why_not_tma(spec: AttentionSpec) -> str:
         return f"a row of a slab that TMA swizzles has {SLAB} numbers of 16 bits, and these have 32"
     if spec.head_dim % SLAB or spec.head_dim_v % SLAB:
         return f"TMA copies slabs of {SLAB} columns, and a head size is no multiple of that"
-    if spec.kernel.storage not in MAPPED:
-        return "the lanes read the page table ahead of their copies"
+    if spec.kernel.is_paged and (spec.kernel.page_size or 1) % MMA_ROWS:
+        return f"TMA copies keys of one page at once, which requires a stated page_size, a multiple of {MMA_ROWS}"
     return ""
 
 

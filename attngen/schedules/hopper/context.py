@@ -14,7 +14,7 @@ from attngen.plan import bounded_scores
 from attngen.plan.axes import KEYS
 from attngen.schedules.hopper import plan as hopper
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
-from attngen.schedules.tma import ByTma
+from attngen.schedules.tma import ByTma, box_constants
 from attngen.spec.operator import ZERO
 
 
@@ -96,7 +96,7 @@ class Hopper(ByTma):
             *self.fused_numbers(),
             *(self.softmax_constants() if spec.normalize == "softmax" else []),
             ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
-            *([ConstantLine("int", "BOX_ROWS", str(self.box_rows()), "keys of a copy")] if self.spec.kernel.is_paged else []),
+            *box_constants(plan),
             ConstantLine("int", "CONSUMERS", str(self.own.consumers), "warpgroups that multiply, 64 rows each"),
             *([ConstantLine("int", "WARPGROUP_ROWS", str(WARPGROUP_ROWS))] if self.names_warpgroup_rows() else []),
             ConstantLine("int", "RELEASES", *RELEASES[self.own.warps_release]),
