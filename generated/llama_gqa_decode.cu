@@ -444,8 +444,6 @@ llama_gqa_split(
     int splits)  // blocks over which the keys of a tile of rows are split
 {
     extern __shared__ __align__(16) unsigned char smem[];
-    wait_for_kernels_before();  // they write what this one reads, and read what it writes
-    let_next_kernel_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     bf16* Q_smem = (bf16*)(smem + Q_SMEM);  // [BLOCK_Q][Q_STRIDE]
     bf16* K_warp = (bf16*)(smem + K_SMEM) + warp * STAGES * KTile::ELEMENTS;  // [STAGES][BLOCK_KV][K_STRIDE]
@@ -462,6 +460,8 @@ llama_gqa_split(
     block /= splits;
     const int kv_h_idx = block % kv_heads, b_idx = block / kv_heads;
     const int first_head = kv_h_idx * group_size;  // of the query heads that share it
+    wait_for_kernels_before();  // they write what this one reads, and read what it writes
+    let_next_kernel_start();
     const int kv_len = min(seqused[b_idx], max_kv_len);
     const int block_rows = min((unsigned)BLOCK_Q, rows - first_row);
     const auto part_of = [&](int r) {  // where the partial result of a row of the block is written

@@ -468,8 +468,6 @@ mistral_window_split(
     int captured_size)
 {
     extern __shared__ __align__(1024) unsigned char smem[];
-    wait_for_kernels_before();  // they write what this one reads, and read what it writes
-    let_next_kernel_start();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     bf16* Q_smem = (bf16*)(smem + Q_SMEM);  // [BLOCK_Q][Q_STRIDE]
     unsigned char* K_warp = smem + K_SMEM + warp * STAGES * KTile::BYTES;  // [STAGES] tiles
@@ -490,6 +488,8 @@ mistral_window_split(
     block /= splits;
     const int kv_h_idx = block % kv_heads, b_idx = block / kv_heads;
     const int first_head = kv_h_idx * group_size;  // of the query heads that share it
+    wait_for_kernels_before();  // they write what this one reads, and read what it writes
+    let_next_kernel_start();
     const int block_rows = min((unsigned)BLOCK_Q, rows - first_row);
     const auto part_of = [&](int r) {  // where the partial result of a row of the block is written
         const unsigned row = first_row + r;

@@ -157,6 +157,7 @@ class File(KernelMaker):
             "counted": kernel.is_counted,
             "sequences": kernel.storage != "dense",
             "by_tma": self.by_tma,
+            "reads_ahead": False,
             "key_rows": KEY_ROWS.get(kernel.storage, "HeadRows"),
             "tile_in_page": self.plan.schedule.is_tiled and (kernel.page_size or 1) % self.plan.block_kv == 0,
             "max_q_len": self.lengths["q"],

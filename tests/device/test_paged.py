@@ -12,8 +12,10 @@ import pytest
 
 import attngen
 from attngen.api import CompiledAttention
+from attngen.device.emulated import device as emulated
 from attngen.diagnostics import DiagnosticError
 from attngen.emit.manifest import from_manifest, to_manifest
+from attngen.emit.program import MULTIPROCESSORS
 from attngen.language import load_text
 from attngen.plan import ARCHES, Problem
 from attngen.reference.compare import compare, truth
@@ -96,6 +98,17 @@ def test_sequences_that_tma_copies(storage: Storage, page_size: int | None) -> N
     rows = [3, 1, 0, 2, 3, 3, 1] if spec.kernel.is_packed else None
     for heads_inside in (True, False):
         assert wrong(spec, problem, rows, KEYS, "sm_90a", page_size=page_size or 1, heads_inside=heads_inside) == []
+
+
+@pytest.mark.parametrize("size", tiers.cases([16, 64], quick=[16]))
+def test_more_tiles_than_a_read_of_the_table_brings(size: int) -> None:
+    """The lanes of a warp have the pages of 32 boxes; then they read those of the next ones."""
+    spec = in_pages(attngen.define(dtype="bf16", head_dim=64, lse=True), "decode", "paged", size)
+    keys = [(2 * 32 * 4 + 1) * min(size, 32) + 5, 40]  # more than 64 boxes of each of the 4 warps
+    shape = Shape(2, 1, 1, 1, keys[0])
+    splits = compiled(spec, "decode", "sm_90a").plan.own.splits
+    assert splits({**shape.sizes(spec), MULTIPROCESSORS: emulated.MULTIPROCESSORS}) == 1
+    assert wrong(spec, sample(spec, shape), None, keys, "sm_90a", page_size=size) == []
 
 
 SPLIT = attngen.define(

@@ -78,6 +78,7 @@ class Decode(ByMma):
         of_pairs = {a for f in (*v.of_scores, v.mask) if f is not None for a in f.arguments}
         return super().context() | {
             "head_ranges": bool(of_heads),
+            "reads_ahead": self.by_tma and self.spec.kernel.is_paged and v.classify is None,
             "row_indices": [i for i, read in ROW_INDICES.items() if read & of_pairs],
             "tiles_read_captured": self.reads_captured(v.kv_range, v.classify, scale=False),
         }
