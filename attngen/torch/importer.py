@@ -187,11 +187,11 @@ class _Places(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, codes: set[types.CodeType]) -> None:
         super().__init__()
-        self._codes = codes
+        self._codes = set(map(id, codes))  # of the frames below, Dynamo makes code with slices as constants, without a hash
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code not in self._codes:
+        while frame is not None and id(frame.f_code) not in self._codes:
             frame = frame.f_back
         line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         with annotate({CALLED: function, LINE: line}):

@@ -273,6 +273,17 @@ def test_operators_without_meaning_are_named_with_their_place() -> None:
         flex_attention(q, k, v, lambda s, b, h, i, j: None)
 
 
+def test_code_without_a_hash_may_call(by_torch_alone: list[str]) -> None:
+    """Dynamo makes such code in Python 3.11, in which a slice has no hash."""
+
+    def call() -> torch.Tensor:
+        return flex_attention(q, q, q, lambda s, b, h, i, j: s + i)
+
+    q = qkv()[0]
+    call.__code__ = call.__code__.replace(co_consts=(*call.__code__.co_consts, slice(1)))
+    assert call().shape == q.shape
+
+
 def test_layouts_sizes_and_heads(by_torch_alone: list[str]) -> None:
     q, k, v = (randn(1, 40, 4, 20).transpose(1, 2), randn(1, 40, 2, 20).transpose(1, 2), randn(1, 2, 40, 12))
     found, lse = flex_attention(q, k, v, enable_gqa=True, scale=0.3, return_lse=True)
