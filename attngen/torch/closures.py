@@ -69,6 +69,7 @@ class Closure:
     opaque: Any = None
     is_traced: bool = False  # by Dynamo: `tensors` are stand-ins
     symbols: set[int] = field(default_factory=set)  # positions of `tensors` that stand for integers of the caller
+    stands: dict[int, Tensor] = field(default_factory=dict)  # for `tensors` of a transform, by identity
     shapes: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # of `tensors` by position, as Dynamo has them
     _names: set[str] = field(default_factory=set)  # attributes and globals that the codes name
     _places: dict[int, int] = field(default_factory=dict)  # of tensors, by identity
@@ -89,6 +90,11 @@ class Closure:
             if len(self._names) == before:  # attributes are looked for by the names of all codes
                 _NAMES[first] = set(self._names)
                 return key
+
+    def stand_for(self, tensor: Tensor, stand: Tensor) -> None:
+        """Has `stand` in the place of `tensor`, one of `tensors`, in what is traced."""
+        self.stands[id(tensor)] = stand
+        self._places[id(stand)] = self._places[id(tensor)]
 
     def place(self, tensor: Tensor) -> int | None:
         """The position of `tensor` in `tensors`."""

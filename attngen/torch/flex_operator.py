@@ -25,7 +25,7 @@ from attngen.torch.copies import copied
 from attngen.torch.description import Mode, check_mode
 from attngen.torch.eager import EagerCalls
 from attngen.torch.flex_spec import Described, Functions, prepare
-from attngen.torch.importer import ImportRefusal
+from attngen.torch.importer import hint, stand_in
 from attngen.torch.layout import readable
 from attngen.torch.math import by_torch
 from attngen.torch.max_scores import max_scores
@@ -55,8 +55,8 @@ def attend(
     described = Described(q.dtype, index(q.shape[3]), index(v.shape[3]), scale, wants[0], block_size, mode, dropout)
     if functions.closure.is_traced:
         with _outside_of_traces():
-            stands = {n: _stand_in(t) for n, t in tables.items()}
-            hints = {n: _hint(size) for n, size in sizes.items()}
+            stands = {n: stand_in(t) for n, t in tables.items()}
+            hints = {n: hint(size) for n, size in sizes.items()}
             prepared = prepare(functions, described, stands, hints, torch.device(q.device.type))
     else:
         prepared = prepare(functions, described, tables, sizes, q.device)
@@ -162,7 +162,7 @@ def functions_of(score_mod: Any, mask_mod: Any) -> tuple[Functions, list[Tensor]
 def _traced_functions(score: Any, score_buffers: tuple[Any, ...], mask: Any, mask_buffers: tuple[Any, ...]) -> Functions:
     """Functions that Dynamo traced. Stand-ins take the place of what they capture, which are tensors of a trace."""
     with _outside_of_traces():
-        stands = [tuple(map(_stand_in, buffers)) for buffers in (score_buffers, mask_buffers)]
+        stands = [tuple(map(stand_in, buffers)) for buffers in (score_buffers, mask_buffers)]
     closure = Closure(is_traced=True)
     for function, own, given, kind in ((score, stands[0], score_buffers, "score"), (mask, stands[1], mask_buffers, "mask")):
         for title, stand, buffer in zip(_names_of(function, NUMBERS[kind]), own, given, strict=False):
@@ -174,24 +174,6 @@ def _traced_functions(score: Any, score_buffers: tuple[Any, ...], mask: Any, mas
 def _names_of(function: Any, numbers: int) -> list[str]:
     names = [node.name for node in function.graph.nodes if node.op == "placeholder"][numbers:]
     return [name.removeprefix("l_").removesuffix("_") for name in names]
-
-
-def _stand_in(buffer: Any) -> Tensor:
-    """A tensor of the shape, type and device of a traced one, with the memory of one element; a number for a symbol."""
-    if not isinstance(buffer, torch.Tensor):
-        return torch.zeros((), dtype=torch.int64)
-    shape = tuple(map(_hint, buffer.shape))
-    device = buffer.device if buffer.device.type != "meta" else "cpu"
-    one = torch.zeros((), dtype=buffer.dtype, device=device).expand(shape)
-    return one.detach().requires_grad_() if buffer.requires_grad and one.is_floating_point() else one.detach()
-
-
-def _hint(size: Any) -> int:
-    """A size of the traced call's example. Raises ImportRefusal for one that depends on data."""
-    found = size if type(size) is int else size.node.hint
-    if found is None:
-        raise ImportRefusal("a size depends on data, which torch.compile cannot know")
-    return int(found)
 
 
 def _with_buffers(function: Any, stands: tuple[Tensor, ...]) -> Any:

@@ -26,7 +26,7 @@ from attngen.spec.operator import TRUE, both, either, floordiv, negation
 from attngen.torch.aten import Context
 from attngen.torch.closures import Closure
 from attngen.torch.description import Mode, dtype_name, fixed_text, schedule_of, stated_dtype
-from attngen.torch.importer import ImportRefusal, Inputs, as_read, expression, numbers_on
+from attngen.torch.importer import ImportRefusal, Inputs, as_read, expression, numbers_on, stand_in
 
 Tensor = Any
 B, H, Q, K = (name(n, Type.INT) for n in "bhqk")
@@ -136,12 +136,13 @@ def _all_sizes(
 
 
 def _imported(functions: Functions, described: Described, tables: Mapping[str, Tensor], device: Any, guarded: bool) -> Prepared:
-    for given, tensor in functions.closure.tensors:
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            raise ImportRefusal(f"`{given}` is a tensor of a transform of torch.func, with which no function can be traced")
+    closure = functions.closure
+    wrapped = [t for _, t in closure.tensors if torch._C._functorch.is_functorch_wrapped_tensor(t)]
     for bits in LIMITS_OF_ELEMENTS:
         try:
             with temporarily_clear_interpreter_stack():  # a transform that runs the call has no part in what is traced
+                for tensor in wrapped:
+                    closure.stand_for(tensor, stand_in(tensor))
                 return _once(functions, described, tables, device, guarded, bits)
         except DiagnosticError as error:
             if bits == LIMITS_OF_ELEMENTS[-1] or not any(type(d).__name__ == "MightOverflow" for d in error.diagnostics):

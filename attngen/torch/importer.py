@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from attngen.diagnostics import DiagnosticError
 from attngen.language.trace import place_of, title_of
@@ -68,6 +68,25 @@ class ImportRefusal(TraceError):
 
 class WriteRefusal(RuntimeError):
     """A function changes a tensor that others see too. No TypeError: after one, Python would run `x += 1` as x = x + 1."""
+
+
+def stand_in(buffer: Any) -> Tensor:
+    """A tensor of the shape, type and device of one of a trace or a transform, with the memory of one element; a number for a
+    symbol."""
+    if not isinstance(buffer, torch.Tensor):
+        return torch.zeros((), dtype=torch.int64)
+    shape = tuple(map(hint, buffer.shape))
+    device = buffer.device if buffer.device.type != "meta" else "cpu"
+    one = torch.zeros((), dtype=buffer.dtype, device=device).expand(shape)
+    return one.detach().requires_grad_() if buffer.requires_grad and one.is_floating_point() else one.detach()
+
+
+def hint(size: Any) -> int:
+    """A size of the traced call's example. Raises ImportRefusal for one that depends on data."""
+    found = size if type(size) is int else size.node.hint
+    if found is None:
+        raise ImportRefusal("a size depends on data, which torch.compile cannot know")
+    return int(found)
 
 
 def element_type(tensor: Tensor) -> DType:
@@ -283,6 +302,19 @@ def _left_indices(items: tuple[Any, ...], rank: int) -> list[Any]:
     return indices
 
 
+class _StandIns(TorchFunctionMode):  # type: ignore[misc]
+    """Puts stand-ins, by their tensors' id, in the place of tensors of a transform, which is not active here."""
+
+    def __init__(self, stands: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self._stands = stands
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (args, kwargs or {})
+        args, kwargs = tree_map_only(torch.Tensor, lambda t: self._stands.get(id(t), t), given) if self._stands else given
+        return function(*args, **kwargs)
+
+
 @contextmanager
 def _not_recorded() -> Iterator[None]:
     """Outside of torch.jit.trace, which replaces numbers by tensors."""
@@ -294,7 +326,7 @@ def _not_recorded() -> Iterator[None]:
         torch._C._set_tracing_state(state)
 
 
-def graph_of(function: Function, examples: Sequence[Tensor], codes: set[types.CodeType]) -> torch.fx.GraphModule:
+def graph_of(function: Function, examples: Sequence[Tensor], closure: Closure) -> torch.fx.GraphModule:
     """The ATen graph of `function` on fake numbers. Operators that expressions lack are decomposed into others."""
     device = examples[0].device.type
 
@@ -303,7 +335,7 @@ def graph_of(function: Function, examples: Sequence[Tensor], codes: set[types.Co
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def called(*numbers: Tensor) -> Any:  # make_fx counts the arguments of plain functions only
-        with _HostReads(), _Writes(), _MixedIndices(), _HostCopies(), _Places(codes):
+        with _HostReads(), _Writes(), _MixedIndices(), _HostCopies(), _Places(closure.codes), _StandIns(closure.stands):
             return function(*numbers)
 
     with _LOCK, TransformGetItemToIndex(), torch.no_grad(), without_autocast(device), _not_recorded(), preserve_node_meta():
@@ -322,7 +354,7 @@ def expression(function: Function, examples: Sequence[Tensor], arguments: Sequen
     """What `function` returns for `arguments`. Raises ImportRefusal."""
     title = title_of(function)
     try:
-        graph = graph_of(function, examples, inputs.closure.codes)
+        graph = graph_of(function, examples, inputs.closure)
     except Exception as error:
         place = place_of(error, inputs.closure.codes)
         raise ImportRefusal(f"{title} cannot be traced: {_first_line(error)}{place}") from error
@@ -442,7 +474,7 @@ def _of_custom_operator(
     if kwargs or not all(isinstance(a, Lazy) and not a.shape for a in args):
         raise TraceError(f"{node.target} is supported only if its arguments are numbers that the function computes")
     examples = [torch.empty((), dtype=a.dtype) for a in args]
-    found = _read(graph_of(body, examples, inputs.closure.codes), [a.number for a in args], inputs, str(node.target))
+    found = _read(graph_of(body, examples, inputs.closure), [a.number for a in args], inputs, str(node.target))
     return lazy((), node.meta["val"].dtype, lambda _: found)
 
 

@@ -369,10 +369,14 @@ def test_transforms_of_torch(by_torch_alone: list[str]) -> None:
         return flex_attention(q, k.detach(), v.detach(), lambda s, b, h, i, j: s + bias[j]).square().sum()
 
     wanted = torch.autograd.grad(loss(q, bias), (q, bias))
-    flex_spec._prepared.clear()
     given = (q.detach(), bias.detach())
-    with pytest.raises(ImportRefusal, match="`bias` is a tensor of a transform"):
-        torch.func.grad(loss, 1)(*given)
+    flex_spec._prepared.clear()  # the function is traced under the transform
+    torch.testing.assert_close(torch.func.grad(loss, (0, 1))(*given), wanted)
+    flex_spec._prepared.clear()
+    several = torch.vmap(torch.func.grad(loss, 1), (None, 0))(given[0], torch.stack([given[1], 0 * given[1]]))
+    torch.testing.assert_close(several[0], wanted[1])
+    zero = torch.zeros_like(bias).requires_grad_()
+    torch.testing.assert_close(several[1], torch.autograd.grad(loss(q, zero), zero)[0])
     torch.testing.assert_close(torch.func.grad(lambda q: loss(q, given[1]))(given[0]), wanted[0])
 
 

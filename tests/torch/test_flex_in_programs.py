@@ -15,6 +15,7 @@ from torch.nn.attention import flex_attention as theirs  # noqa: E402
 from torch.nn.attention.experimental._paged_attention import PagedAttention  # noqa: E402
 
 from attngen.torch import create_block_mask, flex_attention, flex_operator  # noqa: E402
+from attngen.torch.closures import Closure  # noqa: E402
 from attngen.torch.importer import ImportRefusal, graph_of, numbers_on  # noqa: E402
 from attngen.torch.math import by_torch  # noqa: E402
 from tests.torch.flex import compiles, expected  # noqa: E402
@@ -144,7 +145,7 @@ def test_integers_of_python_among_indices_make_no_tensors() -> None:
         lambda s, b, h, i, j: s + table[0][h][i] + table[-1, 2, 3],
         lambda s, b, h, i, j: s + table[1, h, j] + table[..., 5][b, -1] + table[2, h, :][i],
     ):
-        targets = [str(node.target) for node in graph_of(read, [number, *indices], set()).graph.nodes]
+        targets = [str(node.target) for node in graph_of(read, [number, *indices], Closure()).graph.nodes]
         assert not any("lift_fresh" in target for target in targets), targets
 
 
