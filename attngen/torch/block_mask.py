@@ -55,13 +55,14 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
         if torch.compiler.is_compiling():
             return False
         versions = versions_of([self.__dict__.get(name) for name in LISTS])
-        return versions is not None and self.__dict__["_made"] == versions
+        return versions is not None and self.__dict__.get("_made") == versions
 
     def __getattr__(self, name: str) -> Any:
         if name not in LISTS or self._described is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self.__dict__.update(_lists_of(self))
-        self.__dict__["_made"] = versions_of([self.__dict__.get(name) for name in LISTS])
+        if not torch.compiler.is_compiling():
+            self.__dict__["_made"] = versions_of([self.__dict__.get(name) for name in LISTS])
         return self.__dict__[name]
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -212,6 +212,26 @@ def test_numbers_of_a_mask_may_change() -> None:
         torch.testing.assert_close(attend(q, k, v, block_mask=blocks).double(), seen, **CLOSE)
 
 
+def test_a_mask_is_sliced_by_torch_compile() -> None:
+    """A step of decoding: the block of rows of its position is cut out of a mask whose lists nobody has read yet."""
+    blocks = create_block_mask(causal, 1, 1, 64, 64, "cpu", 16)
+    q, k, v = (randn(1, 2, 64, 16) for _ in range(3))
+
+    def step(row: Any, k: Any, v: Any, blocks: Any, position: Any) -> Any:
+        part = blocks[:, :, position // 16]
+        part.mask_mod = lambda b, h, i, j: blocks.mask_mod(b, h, i + position[0], j)
+        part.seq_lengths = (1, 64)
+        return flex_attention(row, k, v, block_mask=part)
+
+    compiled, graphs = compiles(step)
+    wanted = expected(q, k, v, mask=blocks._adjust(64, 64))[0]
+    for at in (3, 16, 50):
+        found = compiled(q[:, :, at : at + 1], k, v, blocks, torch.tensor([at]))
+        torch.testing.assert_close(found.double(), wanted[:, :, at : at + 1], **CLOSE)
+    torch.testing.assert_close(flex_attention(q, k, v, block_mask=blocks).double(), wanted, **CLOSE)
+    assert len(graphs) == 1
+
+
 def searched(row: torch.Tensor) -> Callable[..., Any]:
     return lambda s, b, h, i, j: s + torch.bucketize(i / 8, row) * 0.1
 
