@@ -110,6 +110,10 @@ class Closure:
             if kind is int:
                 self.numbers.setdefault(value, name)
             return kind, repr(value)
+        if isinstance(value, np.generic):
+            if isinstance(value, np.integer):
+                self.numbers.setdefault(int(value), name)
+            return kind, value.tobytes()
         if isinstance(value, torch.Tensor):
             return self._tensor(name, value)
         if id(value) in self._seen:

@@ -35,6 +35,13 @@ def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = Fal
     return torch.where(total > 0, torch.where(total > 0, total, 1.0) ** (1 / ord), 0.0)
 
 
+def _power(base: Any, exponent: Tensor) -> Tensor:
+    """torch's integer of a power of two and an integer: a shift."""
+    if type(base) is not int or base < 2 or base & (base - 1) or exponent.is_floating_point():
+        return NotImplemented
+    return torch.where(exponent < 0, 0, 1 << exponent * (base.bit_length() - 1))
+
+
 def _bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
     """How many boundaries are below `x`, by bisection."""
     count = boundaries.shape[0]
@@ -67,6 +74,7 @@ OWN: Mapping[Any, Callable[..., Any]] = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
     aten.linalg_vector_norm.default: _vector_norm,
+    aten.pow.Scalar: _power,
     aten.bucketize.Tensor: _bucketize,
     aten.searchsorted.Tensor: _searchsorted,
 }

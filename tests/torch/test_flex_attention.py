@@ -215,6 +215,7 @@ COMPOSED = {  # operators that consist of others
     "chunks": lambda s, b, h, i, j: s + POINTS.T.chunk(2, -1)[1][h, j // 2],
     "searched": lambda s, b, h, i, j: s + 0.3 * torch.searchsorted(STARTS, i, right=True) - 0.2 * torch.bucketize(j, STARTS),
     "bounds of a batch": lambda s, b, h, i, j: s + torch.searchsorted(torch.stack([STARTS, STARTS + 5])[b], i, side="right"),
+    "strides of heads": lambda s, b, h, i, j: torch.where((i - j) % 2 ** (h + 1) == 0, s, s * torch.pow(4, j % 3 - 1)),
     "members": lambda s, b, h, i, j: torch.where(torch.isin(j // 8, STARTS[:3]) | (i == j), s, -math.inf),
     "softmax": lambda s, b, h, i, j: s + (POINTS[i].softmax(-1) * POINTS[j]).sum(-1),
     "linear": lambda s, b, h, i, j: s + torch.nn.functional.linear(POINTS[i], POINTS[:2], POINTS[:2, 0])[h],

@@ -13,6 +13,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -42,6 +43,21 @@ def test_another_integer_or_tensor_traces_and_compiles_nothing(
     torch.testing.assert_close(first, second)
     third = flex_attention(q, k, v, of(torch.arange(LENGTH) * torch.ones(HEADS, 1)))
     assert (third - first).abs().max() > 0.1
+
+
+def test_numbers_of_numpy_are_numbers(by_torch_alone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = qkv()
+    for size in (np.prod((5, 2)), np.int32(9)):
+        check(Mod("window", mask=windowed(size)), atol=2e-5, rtol=2e-5)
+    assert len(set(by_torch_alone)) == 1
+
+    def of(cap: np.float32) -> Any:
+        return lambda s, b, h, i, j: cap * torch.tanh(s / cap)
+
+    first, other = (flex_attention(q, k, v, of(np.float32(cap))) for cap in (30, 0.1))
+    monkeypatch.setattr(flex_spec, "expression", None)
+    torch.testing.assert_close(flex_attention(q, k, v, of(np.float32(30))), first)
+    assert (first - other).abs().max() > 0.01
 
 
 def test_sinks_of_another_type_are_read_as_they_are(by_torch_alone: list[str]) -> None:
