@@ -32,6 +32,7 @@ from attngen.emit.program import Program
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Type
 from attngen.spec.rotary import ROTARY_MULTIPLE
+from attngen.torch.copies import copied
 from attngen.torch.description import dtype_name
 from attngen.torch.layout import check_tensors, readable
 from attngen.torch.operator import LIBRARY
@@ -98,7 +99,7 @@ def run(*arguments: Any) -> Pair:
     q, k, v, k_cache, v_cache, lengths, page_table, cos, sin, interleaved, q_at = arguments
     if not k.shape[1] and (cos is None or not q.shape[1]):  # no block would write the lengths
         return lengths.clone(), q.new_empty((0,)) if cos is None else torch.empty_like(q)
-    q, k, v = (t if readable(t) else t.contiguous() for t in (q, k, v))
+    q, k, v = (t if readable(t) else copied(t) for t in (q, k, v))
     append = Append(
         DTYPES[dtype_name(q.dtype)],
         q.shape[3],

@@ -22,6 +22,7 @@ from attngen.sdpa import check_flags
 from attngen.spec.attention import Storage
 from attngen.spec.cached import of_cache
 from attngen.spec.expr import MAX_LENGTH
+from attngen.torch.copies import copied
 from attngen.torch.description import Description, Mode, check_mode, constant, dtype_name, one_line, plain_number, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls, check_call
@@ -166,7 +167,13 @@ def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[bool, 
         if rows.dim() != 3:
             raise ArgumentError(f"`{name}` is {list(rows.shape)}; expected [total, heads, size]")
     in_place = all(not t.shape[-1] % 8 and readable(t.unsqueeze(0)) for t in (q, k, v))
-    return in_place, (q, k, v) if in_place else (padded(q).contiguous(), padded(k).contiguous(), padded(v).contiguous())
+    return in_place, (q, k, v) if in_place else (_in_place(q), _in_place(k), _in_place(v))
+
+
+def _in_place(rows: Tensor) -> Tensor:
+    """Packed rows as every schedule reads them, padded or copied if necessary."""
+    rows = padded(rows)
+    return rows if readable(rows.unsqueeze(0)) else copied(rows)
 
 
 def limits(window_size: Sequence[int], causal: bool) -> tuple[int, int]:

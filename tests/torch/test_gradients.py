@@ -107,6 +107,35 @@ def _by_mode(case: Case, mode: str) -> dict[str, torch.Tensor]:
     return dict(zip(wanted, torch.autograd.grad(loss, list(wanted.values())), strict=True))
 
 
+def test_what_autograd_hands_to_the_backward_may_begin_anywhere(qkv: tuple[torch.Tensor, ...]) -> None:
+    """Kernels copy 16 bytes at a time."""
+
+    def beside(attend: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda *tensors: torch.cat([torch.ones(3), attend(*tensors).flatten()])  # its gradient is cut in two
+
+    pool = torch.empty(4096)
+
+    def stored(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal pool
+        place, pool = pool[1 : 1 + tensor.numel()].view(tensor.shape), pool[1 + tensor.numel() :]
+        return place.copy_(tensor)
+
+    attend = lambda *t: causal(*t, mode="auto")  # noqa: E731
+    expected = gradients(beside(lambda *t: sdpa(*t, is_causal=True)), *qkv)
+    torch.testing.assert_close(gradients(beside(attend), *qkv), expected, **FP32)
+    expected = expected_gradients(*qkv)
+    for hooks in ((stored, lambda t: t), (lambda t: t.mT.contiguous(), lambda t: t.mT)):
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            torch.testing.assert_close(gradients(attend, *qkv), expected, **FP32)
+    begins = torch.tensor([0, 2, 10], dtype=torch.int32)
+    packed = [torch.arange(161.0)[1:].view(10, 2, 8).sin().requires_grad_() for _ in range(3)]
+    found, aligned = (
+        gradients(beside(lambda *t: flash_attn_varlen_func(*t, begins, begins, 8, 8)), *tensors)
+        for tensors in (packed, [t.detach().clone().requires_grad_() for t in packed])
+    )
+    torch.testing.assert_close(found, aligned, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", tiers.cases(CASES, quick=["head"]))
 def test_gradcheck_in_fp32(name: str) -> None:
     """Central differences over 2 * 0.03 in fp32 have errors of 1e-6 / 0.06 by rounding and of 0.03 ** 2 by curvature."""

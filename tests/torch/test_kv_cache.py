@@ -70,6 +70,15 @@ def test_rows_of_a_head_size_that_is_no_multiple_of_8() -> None:
     assert torch.equal(values, values_expected)
 
 
+def test_new_rows_may_begin_anywhere() -> None:
+    """They are appended 16 bytes at a time."""
+    rows = torch.arange(33.0)[1:].view(1, 1, 2, 16)
+    caches = torch.zeros(2, 1, 4, 2, 16)
+    flash_attn_with_kvcache(rows, *caches, rows, rows, cache_seqlens=1, mode="naive")
+    for cache in caches:
+        assert torch.equal(cache[:, 1:2], rows)
+
+
 def test_a_length_for_all_and_none_at_all() -> None:
     q, keys = randn(2, 3, 2, 16, dtype=torch.float64), randn(2, 10, 2, 16, dtype=torch.float64)
     whole = flash_attn_with_kvcache(q, keys, keys, causal=True, mode="math")
