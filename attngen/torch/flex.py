@@ -7,6 +7,7 @@ from operator import index
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback as eval_frame_callback
 from torch.nn.attention import flex_attention as theirs
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
@@ -15,7 +16,7 @@ from attngen.spec.dropout import RNG_STATE
 from attngen.torch.block_mask import BlockMask, tables_of
 from attngen.torch.description import Mode
 from attngen.torch.dropout import generator_state, share_of
-from attngen.torch.flex_operator import attend, flex_operator, functions_of
+from attngen.torch.flex_operator import attend_untraced, flex_operator
 from attngen.torch.layout import check_tensors, follow_autocast
 
 Tensor = Any
@@ -79,10 +80,12 @@ def flex_attention(
         score = theirs._identity if score_mod is None else score_mod
         output, lse, largest = flex_operator(q, k, v, score, blocks, scale, {"mode": mode, "wants": wants, "dropout": share})
     else:
-        functions, captured = functions_of(score_mod, mask_mod)
         others = {"sinks": sinks, RNG_STATE.name: state}
         tables = {**tables, **{n: tensor for n, tensor in others.items() if tensor is not None}}
-        output, lse, largest = attend(q, k, v, functions, captured, tables, block_size, float(scale), mode, wants, share)
+        # Dynamo, if it has given this frame up, would trace the frames below
+        run = attend_untraced if eval_frame_callback() in (None, False) else torch.compiler.disable(attend_untraced)
+        call = (tables, block_size, float(scale), mode, wants, share)
+        output, lse, largest = run(q, k, v, score_mod, mask_mod, call)
     if return_aux is not None:
         return output, AuxOutput(lse=lse if wants[0] else None, max_scores=largest if wants[1] else None)
     return (output, lse) if return_lse else output

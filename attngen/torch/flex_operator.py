@@ -138,25 +138,20 @@ class FlexOperator(HigherOrderOperator):  # type: ignore[misc]
             kernel_options["dropout"],
         )
         if not isinstance(score_mod, torch.fx.GraphModule):  # a break of the graph, as Dynamo cannot trace one of the functions
-            outside: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compiler.disable(_attend_untraced)
+            outside: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compiler.disable(attend_untraced)
             return outside(query, key, value, score_mod, mask_mod, call)
         captured = (*score_mod_other_buffers, *mask_mod_other_buffers)
         functions = _traced_functions(score_mod, score_mod_other_buffers, mask_mod, mask_mod_other_buffers)
         return attend(query, key, value, functions, captured, *call)
 
 
-def _attend_untraced(
+def attend_untraced(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask_mod: Any, call: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    functions, captured = functions_of(score_mod, mask_mod)
-    return attend(query, key, value, functions, captured, *call)
-
-
-def functions_of(score_mod: Any, mask_mod: Any) -> tuple[Functions, list[Tensor]]:
-    """Functions of Python (None: there is none) and the tensors that they capture."""
+    """`attend` of functions of Python; None: there is none."""
     closure = Closure()
     functions = Functions(score_mod, mask_mod, closure, closure.key_of(score_mod, mask_mod))
-    return functions, [tensor for _, tensor in closure.tensors]
+    return attend(query, key, value, functions, [tensor for _, tensor in closure.tensors], *call)
 
 
 def _traced_functions(score: Any, score_buffers: tuple[Any, ...], mask: Any, mask_buffers: tuple[Any, ...]) -> Functions:

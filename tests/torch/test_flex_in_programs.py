@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable
 from functools import partial
@@ -317,19 +318,29 @@ def test_a_length_that_is_read_on_the_host_is_refused() -> None:
         call(*(randn(1, 2, 24, 16) for _ in range(3)))
 
 
+class Sizes(enum.IntEnum):
+    ALL = 16
+
+
 def test_a_function_that_dynamo_cannot_trace_is_called_in_a_break_of_the_graph() -> None:
     q, k, v, factor = randn(1, 2, 16, 16), randn(1, 2, 16, 16), randn(1, 2, 16, 16), randn(16)
 
-    def score(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    def with_a_break(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         torch._dynamo.graph_break()
         return s * factor[k]
 
+    def of_a_member(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return torch.where(k < Sizes.ALL, s * factor[k], 0.0)
+
     mask = create_block_mask(causal, None, None, 16, 16, device="cpu")
-    output = torch.compile(flex_attention, backend="aot_eager")(q, k, v, score_mod=score, block_mask=mask)
     wanted = flex_attention(q, k, v, score_mod=lambda s, b, h, q, k: s * factor[k], block_mask=mask)
-    torch.testing.assert_close(output, wanted, **CLOSE)
-    for found, expected_ in zip(*(torch.autograd.grad(o.sum(), (q, k, v, factor)) for o in (output, wanted)), strict=True):
-        torch.testing.assert_close(found, expected_, **CLOSE)
+    for score in (with_a_break, of_a_member):
+        torch._dynamo.reset()
+        output = torch.compile(flex_attention, backend="aot_eager")(q, k, v, score_mod=score, block_mask=mask)
+        torch.testing.assert_close(output, wanted, **CLOSE)
+        gradients = (torch.autograd.grad(o.sum(), (q, k, v, factor), retain_graph=True) for o in (output, wanted))
+        for found, expected_ in zip(*gradients, strict=True):
+            torch.testing.assert_close(found, expected_, **CLOSE)
 
     def clamped(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         return torch.clamp(s, 0, factor[k])
