@@ -104,7 +104,7 @@ class Closure:
         kind = type(value)
         if isinstance(value, PLAIN):
             return kind, value
-        if isinstance(value, slice):
+        if isinstance(value, (slice, range)):
             return kind, value.start, value.stop, value.step
         if kind is int or kind is float:
             if kind is int:
@@ -206,7 +206,7 @@ class Closure:
         own = dict(getattr(value, "__dict__", {}))
         for slot in (s for space in kind.__mro__ for s in getattr(space, "__slots__", ())):
             own.setdefault(slot, getattr(value, slot, None))
-        is_empty = not own and type(members.get("__call__")) is not types.FunctionType
+        is_empty = not (own or hasattr(value, "__dict__") or type(members.get("__call__")) is types.FunctionType)
         if (is_empty and not isinstance(value, (torch.nn.Module, *CONTAINERS))) or has_state_of_c(kind):  # type: ignore[arg-type]
             self.opaque = value
             return "opaque"
@@ -215,9 +215,12 @@ class Closure:
         wanted = self._names | HOOKS | functions_of(members, IMPLICIT)
         if any(space.__module__.startswith("torch.") for space in kind.__mro__ if space is not torch.nn.Module):
             wanted |= {n for n in own if not n.startswith("_")}  # what torch's own functions name is not looked for
+        of_python = {space for space in kind.__mro__ if package_of(space) in sys.stdlib_module_names}
+        if any(functions_of(vars(space), IMPLICIT) for space in of_python - {object}):
+            wanted |= own.keys()  # nor what Python's own do, as those of argparse.Namespace
         found = self._members(own, wanted, depth)
         for base in kind.__mro__[:-1]:  # `super` reaches the members of each
-            found += self._members(vars(base), wanted, depth)
+            found += self._members(vars(base), self._names if base in of_python else wanted, depth)
         return kind, *found
 
     def _enumerated(self, value: enum.Enum, depth: int) -> list[Hashable]:
@@ -255,6 +258,8 @@ class Closure:
         for name, member in sorted_items(members, wanted) if members else ():
             if isinstance(member, property):
                 member = member.fget
+            if isinstance(member, functools.cached_property):
+                member = member.func
             if isinstance(member, (classmethod, staticmethod)):
                 member = member.__func__
             if isinstance(member, types.FunctionType) and (member.__module__ or "").startswith("torch."):

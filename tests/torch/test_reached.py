@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import enum
 import functools
@@ -374,6 +375,9 @@ HELD = {
     "a dict": _Numbered(scale=2.0),
     "an ordered dict": collections.OrderedDict(scale=2.0),
     "a module": torch.nn.Linear(2, 2),
+    "arguments": argparse.Namespace(scale=2.0),
+    "a range": range(2),
+    "an object of a class's values": type("Constants", (), {"scale": 2.0})(),
 }
 
 
@@ -383,6 +387,38 @@ def test_usual_objects_are_looked_into(name: str) -> None:
     held, closure = HELD[name], Closure()
     closure.key_of(lambda s, b, h, i, j: s * held.scale)
     assert closure.opaque is None
+
+
+class _Halved:
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    @functools.cached_property
+    def scale(self) -> float:
+        return self._scale / 2
+
+
+def test_changes_below_methods_of_python_are_seen() -> None:
+    """Of objects of Python's own classes, all attributes are part of the key: their methods are not looked into."""
+    arguments, chain, constants = (
+        argparse.Namespace(scale=2.0),
+        collections.ChainMap({"scale": 2.0}),
+        type("Of", (), {"scale": 2.0}),
+    )
+    holder, halved = constants(), _Halved(4.0)
+    scores = [
+        (lambda s, b, h, i, j: s * arguments.scale, lambda: setattr(arguments, "scale", 3.0)),
+        (lambda s, b, h, i, j: s * chain["scale"], lambda: chain.update(scale=3.0)),
+        (lambda s, b, h, i, j: s * holder.scale, lambda: setattr(constants, "scale", 3.0)),
+        (lambda s, b, h, i, j: s * halved.scale, lambda: setattr(halved, "_scale", 6.0)),
+    ]
+    for score, change in scores:
+        closure = Closure()
+        before, again = closure.key_of(score), Closure().key_of(score)
+        assert closure.opaque is None
+        assert before == again
+        change()
+        assert Closure().key_of(score) != before
 
 
 def test_what_a_function_reaches_is_looked_into_once() -> None:
