@@ -172,7 +172,8 @@ class Inputs:
 
     def _captured(self, tensor: Tensor, is_made: bool) -> Lazy:
         place = self.closure.place(tensor)
-        is_known = place is None and (is_made or tensor.device.type == "cpu")  # a function makes tensors of numbers of Python
+        is_found = place is None and tensor.device.type == "cpu" and not tensor.requires_grad
+        is_known = is_made or is_found  # a function makes tensors of numbers of Python
         if is_known and tensor.numel() <= MAX_CONSTANTS and not tensor.is_complex():
             return _constants(tensor)
         wanted = "constant" if place is None else self.closure.tensors[place][0]
@@ -310,9 +311,14 @@ class _StandIns(TorchFunctionMode):  # type: ignore[misc]
         self._stands = stands
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = (args, kwargs or {})
-        args, kwargs = tree_map_only(torch.Tensor, lambda t: self._stands.get(id(t), t), given) if self._stands else given
+        args, kwargs = tree_map_only(torch.Tensor, self._stand, (args, kwargs or {}))
         return function(*args, **kwargs)
+
+    def _stand(self, tensor: Tensor) -> Tensor:
+        stand = self._stands.get(id(tensor))
+        if stand is None and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            raise TraceError("a tensor of a transform of torch.func is reached by another way than by names; use its name")
+        return tensor if stand is None else stand
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -379,6 +380,20 @@ def test_transforms_of_torch(by_torch_alone: list[str]) -> None:
     zero = torch.zeros_like(bias).requires_grad_()
     torch.testing.assert_close(several[1], torch.autograd.grad(loss(q, zero), zero)[0])
     torch.testing.assert_close(torch.func.grad(lambda q: loss(q, given[1]))(given[0]), wanted[0])
+
+
+def test_gradients_of_tensors_that_no_name_reaches(by_torch_alone: list[str]) -> None:
+    q, k, v = qkv()
+    bias = randn(2)
+
+    def loss(bias: Any) -> Any:
+        held = types.SimpleNamespace(bias=bias)
+        return flex_attention(q, k, v, lambda s, b, h, i, j: s + getattr(held, "bi" + "as")[h] * j).square().sum()
+
+    expected = flex_attention(q, k, v, lambda s, b, h, i, j: s + bias[h] * j).square().sum()
+    torch.testing.assert_close(torch.autograd.grad(loss(bias), bias), torch.autograd.grad(expected, bias))
+    with pytest.raises(ImportRefusal, match=r"a tensor of a transform of torch.func is reached by another way"):
+        torch.func.grad(loss)(bias.detach())
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace")
