@@ -19,7 +19,8 @@ Tensor = Any
 
 def copied(tensor: Tensor) -> Tensor:
     """A contiguous copy of `tensor`, in memory of its own."""
-    return torch.ops.attngen.copy.default(tensor) if torch.compiler.is_compiling() else _clone(tensor)
+    is_traced = torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0  # by a mode, below Dynamo
+    return torch.ops.attngen.copy.default(tensor) if is_traced else _clone(tensor)
 
 
 def _clone(tensor: Tensor) -> Tensor:

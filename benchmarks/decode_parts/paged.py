@@ -19,7 +19,8 @@ CELLS = (Cache(1, 8192), Cache(1, 65536), Cache(16, 8192), Cache(64, 8192))
 # whether queries are packed
 SIDES = {
     "pages of 16": (16, True, False, False), "of 64": (64, True, False, False), "of 256": (256, True, False, False),
-    "of 16, heads first": (16, False, False, False), "of 64, stated": (64, True, True, False),
+    "of 16, heads first": (16, False, False, False), "of 16, stated": (16, True, True, False),
+    "of 64, stated": (64, True, True, False),
     "of 64, stated, packed queries": (64, True, True, True),
 }  # fmt: skip
 PROMPTS = (Cache(4, 2048, rows=2048), Cache(1, 8192, rows=8192))
