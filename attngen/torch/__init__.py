@@ -11,7 +11,15 @@ Everything works in eager mode, under `torch.compile(fullgraph=True)`, in `torch
 by every tensor that requires grad, captured ones too.
 """
 
-from torch.nn.attention.flex_attention import AuxRequest, and_masks, noop_mask, or_masks
+from torch.nn.attention.flex_attention import (
+    AuxOutput,
+    AuxRequest,
+    FlexKernelOptions,
+    and_masks,
+    create_mask,
+    noop_mask,
+    or_masks,
+)
 
 from attngen.torch import autograd as autograd  # registers the operator's derivatives
 from attngen.torch import batching as batching  # registers what torch.vmap does of it
@@ -37,8 +45,10 @@ from attngen.torch.varlen import (
 
 __all__ = [
     "Attention",
+    "AuxOutput",
     "AuxRequest",
     "BlockMask",
+    "FlexKernelOptions",
     "NotReplacedWarning",
     "activate",
     "activated",
@@ -46,6 +56,7 @@ __all__ = [
     "attention",
     "checked_indices",
     "create_block_mask",
+    "create_mask",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",

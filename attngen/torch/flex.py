@@ -20,7 +20,9 @@ from attngen.torch.flex_operator import attend_untraced, flex_operator
 from attngen.torch.layout import check_tensors, follow_autocast
 
 Tensor = Any
-TORCH_OPTIONS = frozenset(theirs.FlexKernelOptions.__annotations__)
+TORCH_OPTIONS = frozenset(theirs.FlexKernelOptions.__annotations__) | {  # those that its kernels read beside
+    "BLOCK_DMODEL", "FLOAT32_PRECISION", "PARTITION_SIZE", "SPLIT_KV", "num_buffers_warp_spec", "num_consumer_groups",
+}  # fmt: skip
 
 
 def flex_attention(

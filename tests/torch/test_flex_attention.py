@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from torch._higher_order_ops.flex_attention import _permute_strides  # noqa: E402
 from torch.nn.attention import flex_attention as theirs  # noqa: E402
 
+import attngen.torch  # noqa: E402
 from attngen.torch import (  # noqa: E402
     AuxRequest,
     BlockMask,
@@ -435,6 +436,13 @@ def test_keys_and_values_may_be_of_other_float_types(types: Sequence[Any], by_to
     flex_attention(q, k.requires_grad_(), v).sum().backward()
     assert k.grad is not None
     assert k.grad.dtype is k.dtype
+
+
+def test_programs_import_the_same_names() -> None:
+    assert set(theirs.__all__) <= set(attngen.torch.__all__)
+    q = qkv()[0]
+    options = {"SPLIT_KV": 4, "fwd_BLOCK_M": 64, "num_consumer_groups": 2}
+    assert flex_attention(q.to("meta"), q.to("meta"), q.to("meta"), kernel_options=options).shape == q.shape
 
 
 def test_mistakes_are_torchs_own() -> None:
