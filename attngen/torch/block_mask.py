@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,8 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
 
     def __init__(self, *lists: Any, described: Unread | None = None, **named: Any) -> None:
         """As torch's; with `described` and without lists, a mask of `mask_mod` alone."""
+        if not torch.compiler.is_compiling():  # Dynamo takes integers of numpy for arrays
+            named |= {n: tuple(map(index, named[n])) for n in ("seq_lengths", "BLOCK_SIZE") if n in named}
         if described is None:
             super().__init__(*lists, **named)
             return
@@ -152,7 +155,7 @@ def create_block_mask(
         raise AssertionError(f"create-block_mask requires a mask_mod function! Got {mask_mod}")
     if device is None:
         device = torch.accelerator.current_accelerator() or "cpu"
-    size = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+    size = tuple(BLOCK_SIZE) if isinstance(BLOCK_SIZE, Sequence) else (BLOCK_SIZE, BLOCK_SIZE)
     if len(size) != 2 or min(size) < 1:
         raise ArgumentError(f"BLOCK_SIZE is {BLOCK_SIZE}; expected a positive integer, or two")
     described = Unread(B or 1, H or 1, torch.device(device), separate_full_blocks, torch.device(device))

@@ -201,8 +201,8 @@ def _instead(node: torch.fx.Node) -> Any:
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
     if name == "item":  # of a float that may change, which Dynamo captures as a tensor
         return torch.detach
-    ends = (*node.args[1:], *node.kwargs.values())
-    return _clamped if name in ("clamp", "clip") and any(isinstance(end, torch.fx.Node) for end in ends) else None
+    others = (*node.args[1:], *node.kwargs.values())
+    return _OF_NUMBERS.get(name) if any(isinstance(other, torch.fx.Node) for other in others) else None
 
 
 def _clamped(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
@@ -211,6 +211,12 @@ def _clamped(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return torch.clamp(input, *ends)
 
 
+def _full_like(input: Tensor, fill_value: Any, *, dtype: Any = None, **others: Any) -> Tensor:
+    """torch.full_like, which reads a tensor on the host."""
+    return torch.as_tensor(fill_value).to(dtype or input.dtype).expand(input.shape)
+
+
+_OF_NUMBERS = {"clamp": _clamped, "clip": _clamped, "full_like": _full_like}
 _OF_SYMBOLS: dict[Any, Any] = {
     torch.sym_sum: sum,
     torch.sym_max: lambda a, b: torch.maximum(*torch.broadcast_tensors(torch.as_tensor(a), torch.as_tensor(b))),

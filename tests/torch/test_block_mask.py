@@ -6,13 +6,14 @@ import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch.nn.attention import flex_attention as theirs  # noqa: E402
 
-from attngen.torch import AuxRequest, create_block_mask, flex_attention  # noqa: E402
+from attngen.torch import AuxRequest, BlockMask, create_block_mask, flex_attention  # noqa: E402
 from tests.torch.flex import compiles, expected, qkv  # noqa: E402
 from tests.torch.mods import HEADS, LENGTH, causal  # noqa: E402
 
@@ -165,3 +166,15 @@ def test_lists_with_gradients_for_any_length_by_inductor() -> None:
         found = torch.autograd.grad(call(q, k, v).sum(), (q, k, v))
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_sizes_of_numpy_are_integers() -> None:
+    """Dynamo takes a number of numpy for an array, so a block of np.prod(tile) would break the graph."""
+    length, block = np.int64(LENGTH), np.prod((4, 2))
+    made = create_block_mask(causal, None, None, length, length, "cpu", block)
+    lists = BlockMask.from_kv_blocks(
+        made.kv_num_blocks, made.kv_indices, BLOCK_SIZE=(block, block), seq_lengths=(length, length)
+    )
+    for mask in (made, lists):
+        assert [*mask.BLOCK_SIZE, *mask.seq_lengths] == [8, 8, LENGTH, LENGTH]
+        assert {type(n) for n in (*mask.BLOCK_SIZE, *mask.seq_lengths)} == {int}

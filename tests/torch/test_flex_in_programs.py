@@ -233,6 +233,19 @@ def test_a_mask_is_sliced_by_torch_compile() -> None:
     assert len(graphs) == 1
 
 
+def test_microbatches_of_pipelines() -> None:
+    """PyTorch splits a mask by full_like(b, START), in which START becomes a symbol of torch.compile."""
+    from torch.distributed.pipelining.microbatch import _split_block_mask
+
+    documents = torch.tensor([[0] * 16, [0] * 9 + [1] * 7, [0] * 3 + [1] * 13, [0, 1] * 8])
+    blocks = create_block_mask(lambda b, h, i, j: documents[b, i] == documents[b, j], 4, None, 16, 16, "cpu", 8)
+    q, k, v = (randn(4, 1, 16, 16) for _ in range(3))
+    wanted, attend = flex_attention(q, k, v, block_mask=blocks), compiles(flex_attention)[0]
+    for start, part in enumerate(_split_block_mask(blocks, 4)):
+        own = (t[start : start + 1] for t in (q, k, v))
+        torch.testing.assert_close(attend(*own, block_mask=part), wanted[start : start + 1], **CLOSE)
+
+
 def searched(row: torch.Tensor) -> Callable[..., Any]:
     return lambda s, b, h, i, j: s + torch.bucketize(i / 8, row) * 0.1
 
