@@ -214,9 +214,9 @@ def _packed_map(array: ArrayView, rows: int) -> MappedTensor:
 
 def _paged_map(array: ArrayView, rows: int) -> MappedTensor:
     """The same of pages or padded keys, [page or batch, head, row, element]. Raises TensorMapError if TMA cannot."""
-    pages, heads, length, _ = array.shape
+    pages, heads = array.shape[:2]
     page, head, row, _ = array.strides
-    if length < 2 or row == 0 or (pages > 1 and (page % row or page // row * pages >= ANY_SIZE)):
+    if row == 0 or (pages > 1 and (page % row or page // row * pages >= ANY_SIZE)):
         raise TensorMapError(
             f"`{array.name}` has a stride of {page} elements in its first dimension and {row} between rows; TMA "
             f"requires a multiple of the latter, and at most {ANY_SIZE} rows in all. Use kernel fused"

@@ -98,6 +98,8 @@ def test_sequences_that_tma_copies(storage: Storage, page_size: int | None) -> N
     rows = [3, 1, 0, 2, 3, 3, 1] if spec.kernel.is_packed else None
     for heads_inside in (True, False):
         assert wrong(spec, problem, rows, KEYS, "sm_90a", page_size=page_size or 1, heads_inside=heads_inside) == []
+    if storage == "padded":
+        assert wrong(spec, sample(spec, Shape(2, 4, 2, 3, 1)), None, [1, 0], "sm_90a") == []  # a cache of one row
 
 
 @pytest.mark.parametrize("size", tiers.cases([16, 64], quick=[16]))
