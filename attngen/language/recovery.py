@@ -53,6 +53,9 @@ def parse_all(source: SourceFile) -> Parsed:
         if any(found.span == earlier.span for earlier in problems):  # what was skipped is missing there
             break
         problems.append(found)
+        if isinstance(found, mistakes.UnexpectedText) and found.expected == "`{`" and found.found in ("`(`", "`[`", "`:`"):
+            text = _with_braces(text, _offset(text, found))
+            continue
         region = None if len(problems) > MAX_RECOVERIES or len(text) > MAX_RECOVERED_TEXT else _statement(text, found)
         if region is None:
             break
@@ -63,12 +66,30 @@ def parse_all(source: SourceFile) -> Parsed:
     return Parsed((), tuple(problems), frozenset(skipped))
 
 
+def _offset(text: str, found: Diagnostic) -> int:
+    """Where in `text` the mistake begins."""
+    assert found.span is not None
+    return sum(len(line) + 1 for line in text.split("\n")[: found.span.line - 1]) + found.span.column - 1
+
+
+def _with_braces(text: str, at: int) -> str:
+    """`text` with a brace in the place of the bracket or colon at `at`, and another where the bracket is closed."""
+    depth = 0
+    for found in re.finditer(r"[(\[)\]]", text[at:]) if text[at] != ":" else ():
+        depth += 1 if found[0] in "([" else -1
+        if depth == 0:
+            end = at + found.start()
+            text = text[:end] + "}" + text[end + 1 :]
+            break
+    return text[:at] + "{" + text[at + 1 :]
+
+
 def _statement(text: str, found: Diagnostic) -> tuple[int, int] | None:
     """The first and last offset of the statement with this mistake; None if they are unknown."""
     if found.span is None:
         return None
-    line_start = sum(len(line) + 1 for line in text.split("\n")[: found.span.line - 1])
-    at = line_start + found.span.column - 1
+    at = _offset(text, found)
+    line_start = at - found.span.column + 1
     first_on_line = not text[line_start:at].strip()
     if isinstance(found, mistakes.ForeignSpelling) and found.label_text == COMMENT:
         return at, line_start + found.span.end_column - 1

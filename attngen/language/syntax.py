@@ -252,6 +252,8 @@ def _instead_of_token(token: Token, wanted: set[str], expected: str, found: str,
         return f"remove {found}: nothing separates options"
     if token.type == "COMMA" and wanted & _OPERATORS:
         return f"write `and`, `or` or another operator, or remove {found}"
+    if expected == "`{`" and found in ("`(`", "`[`", "`:`"):
+        return f"write {expected} instead of {found}"
     if token.type == "RBRACE" or str(token) in STATEMENTS:  # the statement before it is not complete
         return f"write {expected} before {found}"
     return f"write {expected} here, or remove {found}"
