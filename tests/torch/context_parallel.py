@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.experimental import _attention as parallel
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional
 
-from attngen.torch import activated, registry
+from attngen.torch import activated, create_block_mask, flex_attention, registry
 from attngen.torch.replacement import flash_operator
 
 CASES = {  # (key/value heads, causal, how keys travel)
@@ -26,6 +27,7 @@ CASES = {  # (key/value heads, causal, how keys travel)
     "all keys, in a ring": (4, False, "alltoall"),
 }
 HEADS = 4
+BLOCK = 128  # of masks: torch's plan allows no other
 
 
 def results(q: Any, k: Any, v: Any, direction: Any, is_causal: bool) -> list[Any]:
@@ -39,6 +41,33 @@ def compare(name: str, found: list[Any], expected: list[Any]) -> None:
     tolerance = 1e-4 if found[0].dtype == torch.float32 else 0.03
     for part, right in zip(found, expected, strict=True):
         torch.testing.assert_close(part.double(), right, atol=tolerance, rtol=tolerance, msg=lambda m: f"{name}: {m}")
+
+
+class Flex(torch.nn.Module):
+    """What torch makes parallel: a module that calls flex_attention."""
+
+    def forward(self, query: Any, key: Any, value: Any, block_mask: Any) -> Any:
+        return flex_attention(query, key, value, block_mask=block_mask)
+
+
+def by_flex(tensors: list[Any], mask: Any, direction: Any, attend: Any) -> list[Any]:
+    """O and the gradients."""
+    q, k, v = (t.detach().requires_grad_() for t in tensors)
+    output = attend(q, k, v, block_mask=mask)
+    return [output.detach(), *torch.autograd.grad(output, (q, k, v), direction)]
+
+
+def compare_flex(mesh: Any, device: str, dtype: torch.dtype, size: int) -> None:
+    """flex_attention by torch's plan for modules, whose keys each process gathers, beside SDPA of one process."""
+    rows = BLOCK * mesh.size()
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, rows, rows, device=device)
+    tensors = [torch.randn(1, 1, rows, size, device=device).to(dtype) for _ in range(4)]
+    expected = results(*(t.double() for t in tensors), True)
+    plan = parallel._ContextParallel(2, parallel._ContextParallel.AttentionType.FLEX)
+    module = parallelize_module(Flex(), mesh, plan)
+    *parts, direction, part_of_mask = parallel._context_parallel_shard(mesh, [*tensors, mask], [2] * 5)
+    found = by_flex(parts, part_of_mask, direction, module)
+    compare("flex_attention", parallel.context_parallel_unshard(mesh, found, [2] * 4), expected)
 
 
 def compile_first() -> None:
@@ -79,6 +108,7 @@ def work(rank: int, backend: str, processes: int, store: str) -> None:
                 found = parallel.context_parallel_unshard(mesh, results(*tensors, is_causal), [2] * 4)
             compare(name, found, expected)
             assert len(calls) == mesh.size(), f"{name}: {len(calls)} forwards by attngen"
+    compare_flex(whole, device, dtype, size)
     calls.clear()
     with activated(emulated=True):  # heads divided among the processes
         found = results(*(distribute_tensor(t, whole, [Shard(1)]) for t in tensors), is_causal)
