@@ -11,6 +11,11 @@ Everything works in eager mode, under `torch.compile(fullgraph=True)`, in `torch
 by every tensor that requires grad, captured ones too.
 """
 
+import torch
+
+if torch.torch_version.TorchVersion(torch.__version__) < (2, 10):
+    raise ImportError(f"attngen.torch requires torch 2.10 or later; this is torch {torch.__version__}")
+
 from torch.nn.attention.flex_attention import (
     AuxOutput,
     AuxRequest,

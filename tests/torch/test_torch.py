@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 import subprocess
 import sys
@@ -244,3 +245,9 @@ def test_a_constant_is_marked_as_torch_marks_it() -> None:
     def theirs() -> None: ...
 
     assert constant(ours).__dict__ == torch.compiler.assume_constant_result(theirs).__dict__
+
+
+def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.9.1+cu128"))
+    with pytest.raises(ImportError, match=r"requires torch 2.10 or later; this is torch 2.9.1\+cu128"):
+        importlib.reload(attngen.torch)
