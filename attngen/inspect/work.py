@@ -129,7 +129,8 @@ def allowed_pairs(spec: AttentionSpec, problem: Sample, params: Mapping[str, int
         )
     allowed = pairs_in(kinds == FULL, rows, keys)
     for block, of_block in enumerate(kinds == PARTIAL):
-        unknown = np.flatnonzero(np.repeat(of_block, keys))
+        unknown = (np.flatnonzero(of_block)[:, None] * side + np.arange(side)).ravel()
+        unknown = unknown[unknown < kv_len]
         own = slice(block * side, block * side + int(rows[block]))
         found = allowed_rows(known, 0, 0, own, unknown)
         allowed += int(np.broadcast_to(found, (rows[block], len(unknown))).sum())

@@ -14,6 +14,7 @@ from attngen.spec.evaluate import evaluate
 from attngen.spec.expr import Expr
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
+AT_ONCE = 2**18  # tiles whose bounds are evaluated together
 KIND_NAMES = {EMPTY: "empty", PARTIAL: "partial", FULL: "full"}
 Array = np.ndarray[Any, Any]
 
@@ -45,18 +46,22 @@ def classify_tiles(
     def value(expr: Expr) -> Any:
         return evaluate(expr, at, read, np)
 
-    kinds = np.full((-(-block_length // block_size), len(tiles)), EMPTY, np.int8)
-    for block, of_block in enumerate(kinds):
-        first = block * block_size - missing
-        last = min(first + block_size, block_length) - 1
-        at |= {of_blocks.tile.name: block, of_blocks.lo.name: max(first, 0), of_blocks.hi.name: last}
+    blocks = np.arange(-(-block_length // block_size))[:, None]
+    kinds = np.full((len(blocks), len(tiles)), EMPTY, np.int8)
+    first = blocks * block_size - missing
+    last = np.minimum(first + block_size, block_length) - 1
+    at_once = max(AT_ONCE // max(len(tiles), 1), 1)
+    for some_blocks in (slice(n, n + at_once) for n in range(0, len(blocks), at_once)):
+        of_blocks_at = (blocks[some_blocks], np.maximum(first[some_blocks], 0), last[some_blocks])
+        at |= dict(zip((of_blocks.tile.name, of_blocks.lo.name, of_blocks.hi.name), of_blocks_at, strict=True))
+        found = kinds[some_blocks]
         visited = (value(bounds.begin) // size <= tiles) & (tiles < -(-value(bounds.end) // size))
         if bounds.full_begin is None or bounds.full_end is None:
             some, every = value(bounds.may), value(bounds.must)
         else:
             some, every = True, (value(bounds.full_begin) <= low) & (after <= value(bounds.full_end))
-        of_block[visited & some] = PARTIAL
-        of_block[visited & every & whole] = FULL
+        found[np.broadcast_to(visited & some, found.shape)] = PARTIAL
+        found[np.broadcast_to(visited & every & whole, found.shape)] = FULL
     return kinds
 
 

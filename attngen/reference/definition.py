@@ -69,17 +69,17 @@ def allowed_rows(problem: Problem, b: int, h: int, rows: slice, keys: Any = None
     """The mask of one head, for a block of query rows: [rows, kv_len], or a shape that broadcasts to it; for the indices `keys`
     alone if given."""
     assert problem.spec.mask is not None
-    names, *others = surroundings(problem, b, h, rows)
-    return evaluate(problem.spec.mask, names if keys is None else {**names, "k": keys[None, :]}, *others)
+    return evaluate(problem.spec.mask, *surroundings(problem, b, h, rows, keys))
 
 
-def surroundings(problem: Problem, b: int, h: int, rows: slice) -> tuple[dict[str, Any], Any, Any, Any]:
-    """The arguments of `evaluate` for a block of rows: values of names, reader of inputs, namespace, literals."""
+def surroundings(problem: Problem, b: int, h: int, rows: slice, keys: Any = None) -> tuple[dict[str, Any], Any, Any, Any]:
+    """The arguments of `evaluate` for a block of rows and all keys, or the indices `keys`: values of names, reader of inputs,
+    namespace, literals."""
     sizes = problem.sizes
     numbers = {**sizes, **problem.params, "b": b, "h": h}
     names: dict[str, Any] = {name: _number(problem, value) for name, value in numbers.items()}
     names["q"] = _arange(problem, rows.start, rows.stop)[:, None]
-    names["k"] = _arange(problem, 0, sizes["kv_len"])[None, :]
+    names["k"] = (_arange(problem, 0, sizes["kv_len"]) if keys is None else keys)[None, :]
     read = problem.read or read_input
     literal = problem.xp.literal if _place(problem) else lambda value: value
     return names, lambda name, at: read(problem, name, at), problem.xp, literal
