@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "backward": SPEC | {"plan", "emit", "schedules", "device", "compiled"},
     "api": SPEC | {"language", "plan", "emit", "schedules", "device", "compiled", "backward", "shipped"},
     "sdpa": SPEC | {"language", "device", "api"},
-    "torch": SPEC | {"language", "plan", "emit", "schedules", "device", "api", "sdpa"},
+    "torch": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "api", "sdpa"},
     "transformers": {"device", "torch"},
     "vllm": {"spec", "plan", "schedules", "torch"},
     "bench": SPEC | {"torch", "plan", "emit", "schedules", "device", "reference", "backward", "api"},

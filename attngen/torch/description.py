@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from numbers import Real
 from operator import index
 from typing import Any, Literal, TypeVar, cast
@@ -14,9 +14,11 @@ from weakref import WeakValueDictionary
 import torch
 
 from attngen.api import check_schedule
+from attngen.cache.disk_cache import digest
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.language import define, to_text, traced
 from attngen.sdpa import also_causal, standard_spec
+from attngen.shipped import PACKAGE
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec, ScheduleName
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
 from attngen.torch.layout import padding_of
@@ -203,5 +205,18 @@ def fixed_text(spec: AttentionSpec, schedule: str | None) -> str:
 
 def one_line(spec: AttentionSpec) -> str:
     """The spec's text without line breaks: torch.compile writes an operator's arguments into comments of the code that it
-    generates, and prefixes only the first line of each."""
-    return " ".join(to_text(spec).split())
+    generates, and prefixes only the first line of each. At its end is `sources`, as a comment."""
+    return f"{' '.join(to_text(spec).split())} # attngen {sources()}"
+
+
+@constant
+def sources() -> str:
+    """A digest of attngen's sources; a constant to torch.compile. torch keeps graphs on disk in which attngen's operators have
+    become others, and finds one by the operators and their arguments: other sources must find none."""
+    return _sources()
+
+
+@cache
+def _sources() -> str:
+    files = sorted(file for file in PACKAGE.rglob("*") if file.suffix in (".py", ".lark", ".attn"))
+    return digest(*(part for file in files for part in (str(file.relative_to(PACKAGE)), file.read_text("utf-8"))))

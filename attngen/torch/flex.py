@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.spec.dropout import RNG_STATE
 from attngen.torch.block_mask import BlockMask, tables_of
-from attngen.torch.description import Mode
+from attngen.torch.description import Mode, sources
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flex_operator import attend_untraced, flex_operator
 from attngen.torch.layout import check_tensors, follow_autocast
@@ -80,7 +80,8 @@ def flex_attention(
         lists = (tables.get("partial_blocks"), tables.get("full_blocks"))
         blocks = (block_size, *lists, sinks, state, theirs.noop_mask if mask_mod is None else mask_mod)
         score = theirs._identity if score_mod is None else score_mod
-        output, lse, largest = flex_operator(q, k, v, score, blocks, scale, {"mode": mode, "wants": wants, "dropout": share})
+        options = {"mode": mode, "wants": wants, "dropout": share, "sources": sources()}
+        output, lse, largest = flex_operator(q, k, v, score, blocks, scale, options)
     else:
         others = {"sinks": sinks, RNG_STATE.name: state}
         tables = {**tables, **{n: tensor for n, tensor in others.items() if tensor is not None}}

@@ -112,8 +112,9 @@ class FlexOperator(HigherOrderOperator):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__("attngen_flex_attention")
+        self._cacheable = True  # its arguments say all, see `sources`; the argument of this name is not in every release
         self.__name__ = "flex_attention"  # by which Dynamo knows how to trace the functions
-        self.__module__ = __name__
+        self.__module__, self.__qualname__ = __name__, "flex_operator"  # where torch's cache of graphs finds it
 
     def __call__(
         self,

@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.attention import flex_attention as theirs  # noqa: E402
 from torch.nn.attention.experimental._paged_attention import PagedAttention  # noqa: E402
 
-from attngen.torch import create_block_mask, flex_attention, flex_operator  # noqa: E402
+from attngen.torch import attention, create_block_mask, description, flex_attention, flex_operator  # noqa: E402
 from attngen.torch.closures import Closure  # noqa: E402
 from attngen.torch.importer import ImportRefusal, graph_of, numbers_on  # noqa: E402
 from attngen.torch.math import by_torch  # noqa: E402
@@ -377,3 +378,35 @@ def test_double_precision_by_torchs_operations(is_compiled: bool) -> None:
     assert torch.autograd.gradcheck(call, (q, k, v, bias), atol=1e-8, rtol=1e-8)
     wanted = expected(q, k, v, lambda s, b, h, i, j: s * bias[h, j % 4], blocks)[0]
     torch.testing.assert_close(call(q, k, v, bias), wanted, atol=1e-12, rtol=1e-12)
+
+
+def test_another_process_finds_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's cache on disk knows a graph by the functions, what they capture, and attngen's sources."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(flex_operator._calls, "make", lambda tensors, *_: (tensors[0] @ tensors[1].mT @ tensors[2],) * 2)
+    q = torch.randn(1, 2, 32, 16)
+    table = torch.randn(32)
+
+    def is_found(call: Callable[..., Any]) -> bool:
+        torch._dynamo.reset()  # what another process does not know either
+        counters.clear()
+        torch.compile(call, fullgraph=True)(q, q, q)
+        hits, misses = (counters["aot_autograd"][f"autograd_cache_{which}"] for which in ("hit", "miss"))
+        assert hits + misses == 1
+        return bool(hits)
+
+    def flex(factor: float = 2.0, table: torch.Tensor = table, window: int = 8, **options: Any) -> Callable[..., Any]:
+        blocks = create_block_mask(lambda b, h, i, j: i - j < window, None, None, 32, 32, "cpu")
+        return partial(flex_attention, score_mod=lambda s, b, h, i, j: s * factor + table[j], block_mask=blocks, **options)
+
+    assert [is_found(flex()), is_found(flex()), is_found(flex(table=table + 1))] == [False, True, True]
+    others = flex(3.0), flex(table=table.double()), flex(window=9), flex(scale=0.5), flex(kernel_options={"mode": "naive"})
+    assert not any(map(is_found, others))
+    plain = partial(attention, is_causal=True, mode="naive")
+    assert [is_found(plain), is_found(plain)] == [False, True]
+    monkeypatch.setattr(description, "_sources", lambda: "others")
+    description._standard_text.cache_clear()
+    assert [is_found(flex()), is_found(plain)] == [False, False]
+    description._standard_text.cache_clear()
