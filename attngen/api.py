@@ -285,7 +285,7 @@ def compile(
     """A callable that computes `spec`: an AttentionSpec, the path of an `.attn` file, or the name of a shipped spec.
 
     `kernel` (naive, tiled, fused, wgmma, hopper, decode, auto) overrides the spec's own statement. `device` is "cuda",
-    "emulated", "auto" (cuda if there is a GPU) or a Device. `arch` is the architecture to plan for, by default the device's
+    "cuda:N", "emulated", "emulated:fast" (without checks), "auto" (cuda if there is a GPU) or a Device. `arch` is the architecture to plan for, by default the device's
     own. `captures` gives arrays by name for inputs, which calls then omit. `ahead` names architectures whose cubins are
     compiled into the cache on disk now, with or without a GPU, so that a serving process finds them there. If the plan depends
     on the sizes of a call (`attngen explain` names the plans), a plan is compiled by the first call that uses it; otherwise the
@@ -294,7 +294,9 @@ def compile(
     `storage` overrides the spec's own. With "packed", q and k, v are [total, heads, size], the rows of all sequences one after
     another, and calls are given `cu_seqlens_q`, `cu_seqlens_k` (int32 [batch + 1]: where each sequence begins and the last one
     ends) and `max_q_len`, `max_kv_len`: lengths that no sequence exceeds, because the host does not read the tensors. lse is
-    [q_heads, total].
+    [q_heads, total]. With "padded", calls are given `seqused` (int32 [batch]): k and v [batch, kv_heads, kv_len, size] hold the
+    first seqused[i] keys of sequence i. With "paged", they are given `page_table` (int32 [batch, max_pages]) too, and k and v
+    are [pages, kv_heads, page_size, size]; "packed_paged" has the queries of "packed" and the keys of "paged".
 
     Raises DiagnosticError for mistakes in the text, PlanRefusal for overrides that do not fit, ArgumentError for a schedule, an
     architecture or a captured input that does not exist, DeviceError if the device cannot compile.

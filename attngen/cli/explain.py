@@ -30,7 +30,7 @@ def command(
     attngen explain gpt2
     attngen explain mistral_window --q-len 8192 --param size=1024   for a value of a param
     attngen explain gpt2 --kernel naive --arch sm_90a
-    attngen explain gpt2 --q-len 1 --kv-len 8192    of a step that decodes: its splits and their join
+    attngen explain unequal_heads --q-len 1 --kv-len 8192    a step that decodes: its splits and their join
     attngen explain alibi --backward                the derived equations, and the plan that computes them
 
     Registers and spills come from NVRTC, which needs no GPU. The roofline uses the data sheet of one GPU of the architecture.

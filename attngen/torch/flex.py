@@ -48,7 +48,7 @@ def flex_attention(
     has a gradient, those that `score_mod` captures too. Masks have none. torch's own `kernel_options` have no effect; "mode" is
     that of `attngen.torch.attention`: a schedule, or "math" for torch's operations, which compute fp64 too. `sinks` [q_heads],
     which torch's function lacks, are one more logit of each head's rows, without a value; `dropout_p` is the share of weights
-    that are dropped, in 256ths, by torch's generator. lse and largest scores are without.
+    that are dropped, in 256ths, by torch's generator. lse includes the sinks, and dropout does not change it.
 
     Returns the output, with the strides that torch's has; with `return_aux` also an AuxOutput, of which lse is differentiable;
     with `return_lse` also lse. Raises ImportRefusal for a mask or score that cannot be an expression, which names the operator

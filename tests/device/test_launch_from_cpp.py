@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -108,3 +109,13 @@ def test_the_page_documents_every_key_of_a_manifest() -> None:
     assert documented == found
     table = PAGE.read_text().split("| binding | value |")[1].split("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(get_args(Binding)) >= bindings
+
+
+def test_the_page_documents_every_extent() -> None:
+    page = PAGE.read_text().split("An *extent* is")[1].split("\n\n")[0]
+    for manifest in sorted((ROOT / "generated").glob("*.json")):
+        document = json.loads(manifest.read_text())
+        components = [c["product"] if isinstance(c, dict) else c for e in document["entry_points"] for c in e["grid"]]
+        for extent in chain(*components, *(t["shape"] for t in document["tensors"])):
+            keys = extent.keys() if isinstance(extent, dict) else ()
+            assert all(f'"{key}":' in page for key in keys), (manifest.name, extent)
