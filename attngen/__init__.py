@@ -85,18 +85,21 @@ def __getattr__(name: str) -> Any:
         import_module("attngen.torch")  # so that what these give and do is for tensors too
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
+    hint = ""
     if not name.startswith("_"):
-        from attngen.spec.operators import FUNCTIONS
+        from attngen.language.prelude import functions, prelude
 
-        if name in FUNCTIONS:
+        if name in functions():
             from attngen.language.tracer import function_of
 
             return function_of(name)
-    raise AttributeError(f"module 'attngen' has no attribute {name!r}")
+        if name in prelude():
+            hint = f": it reads s or indices, which a Python function has as arguments; write {prelude()[name].text}"
+    raise AttributeError(f"module 'attngen' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:
-    from attngen.spec.operators import FUNCTIONS
+    from attngen.language.prelude import functions
 
     modules = (name for name in globals() if f"attngen.{name}" in sys.modules)
-    return sorted({"__doc__", "__file__", "__name__", "__path__", "__version__", *modules, *__all__, *FUNCTIONS})
+    return sorted({"__doc__", "__file__", "__name__", "__path__", "__version__", *modules, *__all__, *functions()})

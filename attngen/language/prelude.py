@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from attngen.language.functions import FUNCTIONS
 from attngen.language.resolve import COMPARISONS, Definition, Scope, definition_of
 from attngen.language.syntax import Node, parse
 from attngen.source import SourceFile
+from attngen.spec.operators import FUNCTIONS as ROWS
 
 PRELUDE_FILE = Path(__file__).parent / "prelude.attn"
 
@@ -18,6 +20,13 @@ PRELUDE_FILE = Path(__file__).parent / "prelude.attn"
 def prelude() -> dict[str, Definition]:
     """Every definition of the prelude by name."""
     return {name: documented.definition for name, documented in documentation().items()}
+
+
+@cache
+def functions() -> frozenset[str]:
+    """The functions that read nothing but their arguments, so that Python may call them as `attngen.NAME`: operators, and those
+    of the prelude that Python's libraries have too."""
+    return ROWS | (prelude().keys() & FUNCTIONS.keys())
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,9 @@ class Tracer:
 
 def available() -> str:
     """The functions that a traced function may call, as a sentence."""
-    return f"Functions are attngen's: {', '.join(sorted(ROWS))}"
+    from attngen.language.prelude import functions
+
+    return f"Functions are attngen's: {', '.join(sorted(functions()))}"
 
 
 def lift(value: Any) -> Expr:
@@ -165,10 +167,11 @@ def called(function: Callable[..., Expr], *args: Any, **options: Any) -> Any:
 
 @functools.cache
 def function_of(name: str) -> Callable[..., Any]:
-    """The language's function `name`, for functions that are traced."""
+    """The language's function `name`, for functions that are traced: an operator, or a number of the prelude."""
+    meaning = functools.partial(apply, name) if name in ROWS else FUNCTIONS[name]
 
     def function(*args: Any) -> Any:
-        return call(name, *args)
+        return _applied(meaning, map(lift, args))
 
     function.__name__ = function.__qualname__ = name
     function.__module__ = "attngen"

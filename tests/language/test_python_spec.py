@@ -12,6 +12,7 @@ import attngen
 from attngen import where
 from attngen.diagnostics import DiagnosticError
 from attngen.language import load_text
+from attngen.language.prelude import prelude
 from attngen.language.trace import TraceError
 from attngen.spec.expr import constant
 
@@ -61,6 +62,19 @@ def test_masks(function, text: str) -> None:
 )
 def test_scores(function, text: str) -> None:
     assert attngen.define(score=function) == body_of(text)
+
+
+@pytest.mark.parametrize("name", prelude())
+def test_names_of_the_prelude_in_python(name: str) -> None:
+    """They are functions, or their absence says what to write."""
+    if name == "clamp":
+        assert attngen.define(score=lambda s, b, h, q, k: attngen.clamp(s, -2.0, 3.0)) == body_of("score clamp(s, -2.0, 3.0)")
+        assert name in dir(attngen)
+        with pytest.raises(attngen.TraceError, match="clamp needs a least"):
+            attngen.define(score=lambda s, b, h, q, k: attngen.clamp(s))
+        return
+    with pytest.raises(AttributeError, match=f"'{name}': it reads s or indices.*write {re.escape(prelude()[name].text)}$"):
+        getattr(attngen, name)
 
 
 def test_globals_and_closures_are_captured() -> None:
