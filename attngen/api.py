@@ -27,6 +27,7 @@ from attngen.shipped import find_spec
 from attngen.spec.attention import SCHEDULE_NAMES, AttentionSpec, ScheduleName, Storage
 from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE
+from attngen.spec.dtypes import DTYPES
 
 Path = str | PathLike[str]
 
@@ -159,7 +160,8 @@ class CompiledAttention(Compiled):
         inputs, params = named_arguments(names, declared_params(self.spec), named, self.captures)
         arrays = {"q": q, "k": k, "v": v, **dict(zip(names, inputs, strict=True))}
         arrays |= {name: array for name, array in others.items() if array is not None}
-        return {name: view(array, name) for name, array in arrays.items()}, params
+        dtypes = {tensor.argument: (tensor.dtype,) for tensor in self.source.tensors}
+        return {name: view(array, name, dtypes.get(name, DTYPES)) for name, array in arrays.items()}, params
 
     def math(self, q: Any, k: Any, v: Any, **named: Any) -> Any:
         """The same attention, computed by torch's own operations: for torch tensors on any device, in fp64 too. It is

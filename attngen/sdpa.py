@@ -58,7 +58,8 @@ def attention(
     if _tensor_functions and torch is not None and isinstance(query, torch.Tensor):
         usual = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return _tensor_functions[-1](*usual, mode=mode, seed=seed, offset=offset)
-    given = (view(query, "q"), view(key, "k"), view(value, "v"))
+    floats = MASK_DTYPES[1:]
+    given = (view(query, "q", floats), view(key, "k", floats), view(value, "v", floats))
     q, k, v = (_four_dimensions(array) for array in given)
     check_ranks({array.name: len(array.shape) for array in given})
     if not enable_gqa:
@@ -66,7 +67,7 @@ def attention(
     arrays = {"q": q, "k": k, "v": v}
     mask_dtype = None
     if attn_mask is not None:
-        arrays["attn_mask"] = _four_dimensions(view(attn_mask, "attn_mask"))
+        arrays["attn_mask"] = _four_dimensions(view(attn_mask, "attn_mask", MASK_DTYPES))
         mask_dtype = arrays["attn_mask"].dtype.name
     check_schedule("mode", mode)
     if dropout_p:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,21 +58,21 @@ _BY_NAME = {dtype.torch: dtype for dtype in DTYPES.values()}
 _BY_TORCH: dict[Any, DType] = {}
 
 
-def view(array: Any, name: str) -> ArrayView:
+def view(array: Any, name: str, dtypes: Collection[str] = DTYPES) -> ArrayView:
     """`array` as an ArrayView.
 
-    Raises ArgumentTypeError for what is no array or has an unsupported element type, and ArgumentError if elements do not lie
-    at multiples of their size, which no kernel can read.
+    Raises ArgumentTypeError for what is no array or has an element type that no kernel knows, which names `dtypes`, those that
+    the argument may have; ArgumentError if elements do not lie at multiples of their size, which no kernel can read.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        found = _of_torch(array, name, torch)
+        found = _of_torch(array, name, dtypes, torch)
     elif isinstance(array, (np.ndarray, np.generic)):
-        found = _of_numpy(np.asanyarray(array), name)
+        found = _of_numpy(np.asanyarray(array), name, dtypes)
     elif hasattr(array, "__cuda_array_interface__"):
-        found = _of_cuda_interface(array, name)
+        found = _of_cuda_interface(array, name, dtypes)
     elif hasattr(array, "__dlpack__"):
-        found = _of_dlpack(array, name)
+        found = _of_dlpack(array, name, dtypes)
     else:
         raise ArgumentTypeError(
             f"`{name}` is a {type(array).__name__}; expected an array: torch, numpy, CuPy or anything with DLPack"
@@ -84,12 +84,12 @@ def view(array: Any, name: str) -> ArrayView:
     return found
 
 
-def _of_torch(tensor: Any, name: str, torch: Any) -> ArrayView:
+def _of_torch(tensor: Any, name: str, dtypes: Collection[str], torch: Any) -> ArrayView:
     if not _BY_TORCH:
         _BY_TORCH.update({getattr(torch, dtype.torch): dtype for dtype in DTYPES.values()})
     dtype = _BY_TORCH.get(tensor.dtype)
     if dtype is None:
-        raise _unknown_dtype(name, str(tensor.dtype).removeprefix("torch."))
+        raise _unknown_dtype(name, str(tensor.dtype).removeprefix("torch."), dtypes)
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(
             f"`{name}` requires grad, and this call records no gradient: only calls of attngen.torch do, and calls without "
@@ -129,13 +129,13 @@ def mark_written(arrays: Iterable[Any]) -> None:
             torch.autograd.graph.increment_version(array)
 
 
-def _of_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
+def _of_numpy(array: np.ndarray[Any, Any], name: str, dtypes: Collection[str]) -> ArrayView:
     # the first look at `np.ma` imports it, which takes 25 ms
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise ArgumentTypeError(f"`{name}` is a masked array, and kernels do not read its mask; pass {name}.filled(...)")
     dtype = _BY_NUMPY.get(array.dtype) or _BY_NAME.get(array.dtype.name)
     if dtype is None:
-        raise _unknown_dtype(name, str(array.dtype))
+        raise _unknown_dtype(name, str(array.dtype), dtypes)
     if not array.dtype.isnative:
         native = f"{name}.astype({name}.dtype.newbyteorder('='))"
         raise ArgumentTypeError(f"`{name}` has elements of {array.dtype.str}, in the other byte order; pass {native}")
@@ -143,12 +143,12 @@ def _of_numpy(array: np.ndarray[Any, Any], name: str) -> ArrayView:
     return ArrayView(name, array.ctypes.data, array.shape, strides, dtype, CPU, array, array.flags.writeable)
 
 
-def _of_cuda_interface(array: Any, name: str) -> ArrayView:
+def _of_cuda_interface(array: Any, name: str, dtypes: Collection[str]) -> ArrayView:
     interface = array.__cuda_array_interface__
     element = np.dtype(interface["typestr"])
     dtype = _BY_NUMPY.get(element)
     if dtype is None:
-        raise _unknown_dtype(name, str(element))
+        raise _unknown_dtype(name, str(element), dtypes)
     shape = tuple(interface["shape"])
     steps = interface.get("strides")
     strides = contiguous_strides(shape) if steps is None else _in_elements(steps, element.itemsize, name)
@@ -178,14 +178,14 @@ _DLPACK_DTYPES = {(0, 32): "int32", (0, 64): "int64", (2, 16): "fp16", (2, 32): 
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 
-def _of_dlpack(array: Any, name: str) -> ArrayView:
+def _of_dlpack(array: Any, name: str, dtypes: Collection[str]) -> ArrayView:
     capsule = array.__dlpack__()
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     tensor = _DLTensor.from_address(get_pointer(capsule, b"dltensor"))
     known = _DLPACK_DTYPES.get((tensor.code, tensor.bits))
     if known is None or tensor.lanes != 1:
-        raise _unknown_dtype(name, f"DLPack type {tensor.code} of {tensor.bits} bits")
+        raise _unknown_dtype(name, f"DLPack type {tensor.code} of {tensor.bits} bits", dtypes)
     kind = _DLPACK_DEVICES.get(tensor.device_type)
     if kind is None:
         raise ArgumentError(f"`{name}` is on a device that is neither the CPU nor CUDA")
@@ -209,8 +209,9 @@ def _in_elements(steps: Sequence[int], itemsize: int, name: str) -> tuple[int, .
     return tuple(step // itemsize for step in steps)
 
 
-def _unknown_dtype(name: str, dtype: str) -> ArgumentTypeError:
-    return ArgumentTypeError(f"`{name}` has elements of {dtype}; expected one of {', '.join(DTYPES)}")
+def _unknown_dtype(name: str, dtype: str, expected: Collection[str]) -> ArgumentTypeError:
+    several = "one of " if len(expected) > 1 else ""
+    return ArgumentTypeError(f"`{name}` has elements of {dtype}; expected {several}{', '.join(expected)}")
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

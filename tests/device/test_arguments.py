@@ -55,7 +55,7 @@ def between_elements(array: np.ndarray) -> np.ndarray:
 WRONG = {
     "rank": ({"q": randn(4, 30, 16)}, ["`q` has 3 dimensions", "expected 4", "[batch, 4, q_len, 16]"]),
     "dtype": ({"k": randn(2, 2, 30, 16, dtype=np.float32)}, ["`k` has elements of fp32", "expected fp16"]),
-    "unknown dtype": ({"k": np.zeros((2, 2, 30, 16), np.complex64)}, ["`k` has elements of complex64"]),
+    "unknown dtype": ({"k": np.zeros((2, 2, 30, 16), np.complex64)}, ["`k` has elements of complex64; expected fp16"]),
     "no array": ({"v": [1, 2, 3]}, ["`v` is a list", "expected an array"]),
     "batch": ({"k": randn(3, 2, 30, 16)}, ["`k` is [3, 2, 30, 16]", "dimension 0 is 3", "batch = 2 as in `q`"]),
     "kv_len": ({"v": randn(2, 2, 31, 16)}, ["`v`", "dimension 2 is 31", "kv_len = 30 as in `k`"]),
@@ -95,6 +95,16 @@ def test_wrong_arguments_are_named(kernel, case: str) -> None:
         kernel(given.pop("q"), given.pop("k"), given.pop("v"), **given)
     for text in expected:
         assert text in str(caught.value)
+
+
+def test_attention_names_the_types_that_q_and_a_mask_may_have() -> None:
+    q = randn(1, 1, 4, 8)
+    for arguments, said in (
+        ([q.astype(np.float64)] * 3, "`q` has elements of float64; expected one of fp16, bf16, fp32$"),
+        ([q, q, q, np.zeros((4, 4))], "`attn_mask` has elements of float64; expected one of bool, fp16, bf16, fp32$"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=said):
+            attngen.attention(*arguments)
 
 
 def test_types_are_type_errors_too(kernel) -> None:
