@@ -31,6 +31,7 @@ from attngen.spec.expr import (
 from attngen.spec.names import derived_names, name_mistakes
 from attngen.spec.obligations import static_mistakes
 from attngen.spec.operator import TABLE
+from attngen.spec.print_attn import levels
 from attngen.spec.ranges import element_ranges, name_ranges
 from attngen.spec.rotary import ROTARY_MULTIPLE, Pairs, Rotary
 
@@ -39,7 +40,7 @@ MAX_BLOCK = 256
 MAX_STAGES = 16
 MAX_WARPS = 32
 MAX_PAGE = 2**20
-MAX_CHECKED_DEPTH = 2 * MAX_DEPTH  # an expression of MAX_DEPTH, with conversions
+MAX_LEVELS = MAX_DEPTH - 4  # of an expression as text, in a statement of an attention of a file
 
 # The names that an expression of each statement may use besides params, sizes and inputs.
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -303,8 +304,8 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
         return
     if isinstance(expr, Const) and expr.type is not Type.BOOL:
         yield from _constant(keyword, expr.value)
-    if expr.depth > MAX_CHECKED_DEPTH:
-        yield mistakes.NestedTooDeeply(statement=keyword, limit=MAX_CHECKED_DEPTH)
+    if levels(expr) > MAX_LEVELS:  # torch's operator gets the spec as text, which is parsed again
+        yield mistakes.NestedTooDeeply(statement=keyword, limit=MAX_DEPTH)
         return
     for node in walk(expr):
         if isinstance(node, Const) and MAX_FLOAT < abs(node.value) < math.inf:

@@ -7,7 +7,7 @@ import math
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.dropout import RNG_STATE
 from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
-from attngen.spec.operator import INT64_MIN, TABLE, is_comparison
+from attngen.spec.operator import INT64_MIN, TABLE, Infix, is_comparison
 from attngen.spec.rotary import Rotary
 
 ATOM, PREFIX = 100, 7
@@ -22,6 +22,22 @@ def expression_to_text(expr: Expr) -> str:
     for node in walk(expr):
         texts[node] = _node(node, [texts[a] for a in node.args])
     return texts[expr][0]
+
+
+def levels(expr: Expr) -> int:
+    """The levels of nesting of `expr` as text, as the parser counts them."""
+    found: dict[Expr, tuple[int, int]] = {}  # levels, and the precedence of the outermost operator
+    for node in walk(expr):
+        args = [found[a] for a in node.args]
+        if isinstance(node, Const):
+            text, precedence = _constant(node.value)
+            found[node] = 3 if text.startswith("(") else 1 + (precedence == PREFIX), precedence
+        elif isinstance(node, Apply) and (infix := TABLE[node.op].infix):
+            needed = zip(args, _least_precedences(node.op, infix, len(args)), strict=True)
+            found[node] = 1 + max(own + (precedence < least) for (own, precedence), least in needed), infix.precedence
+        else:
+            found[node] = max((own + 2 for own, _ in args), default=1), ATOM
+    return found[expr][0]
 
 
 def _node(node: Expr, args: list[Text]) -> Text:
@@ -41,11 +57,16 @@ def _operator(op: str, args: list[Text]) -> Text:
     infix = TABLE[op].infix
     if infix is None:
         return f"{op}({', '.join(a[0] for a in args)})", ATOM
-    if len(args) == 1:
-        space = " " if infix.symbol.isalpha() else ""
-        return f"{infix.symbol}{space}{_parenthesized(args[0], infix.precedence)}", infix.precedence
-    left = _parenthesized(args[0], infix.precedence + is_comparison(op))
-    return f"{left} {infix.symbol} {_parenthesized(args[1], infix.precedence + 1)}", infix.precedence
+    *left, right = map(_parenthesized, args, _least_precedences(op, infix, len(args)))
+    if not left:
+        return f"{infix.symbol}{' ' if infix.symbol.isalpha() else ''}{right}", infix.precedence
+    return f"{left[0]} {infix.symbol} {right}", infix.precedence
+
+
+def _least_precedences(op: str, infix: Infix, count: int) -> tuple[int, ...]:
+    """The precedences that the operands of an infix or prefix operator have without parentheses, at least."""
+    least = infix.precedence
+    return (least,) if count == 1 else (least + is_comparison(op), least + 1)
 
 
 def _parenthesized(text: Text, least: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,11 +226,40 @@ def test_a_loop_that_builds_too_much_is_refused() -> None:
         attngen.define(score=deep)
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda s, q: attngen.tanh(s),
+        lambda s, q: s + 1.5 * q,
+        lambda s, q: -(s + q),
+        lambda s, q: attngen.where(q > 1, s * 2.0, -1),
+        lambda s, q: attngen.float(attngen.int(q - s)) * 0.5,
+    ],
+)
+def test_what_is_not_too_deep_is_not_too_deep_as_text(step) -> None:
+    """torch's operator gets a spec as text."""
+
+    def deep(s, b, h, q, k, times: int):
+        for _ in range(times):
+            s = step(s, q)
+        return s
+
+    def accepted(times: int) -> Any:
+        try:
+            return attngen.define(score=partial(deep, times=times))
+        except DiagnosticError:
+            return None
+
+    specs = [spec for spec in map(accepted, range(20, 200)) if spec is not None]
+    assert 0 < len(specs) < 180
+    assert load_text(attngen.to_text(specs[-1])) == (specs[-1],)
+
+
 def test_deep_expressions_are_pickled() -> None:
     def deep(s, b, h, q, k):
         for _ in range(190):
-            s = attngen.tanh(s) * table[k % 10]
-        return s + table[k % 10]
+            s = s + table[k % 10]
+        return s
 
     spec = attngen.define(score=deep)
     assert pickle.loads(pickle.dumps(spec)) == spec
