@@ -1,4 +1,4 @@
-"""`--json` of show, explain, check, diff, trace and tune: the keys are those of docs/json.md, the values those of the text."""
+"""`--json` of each command: the keys are those of docs/json.md, the values those of the text."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attngen.api import CompiledAttention
+from attngen.cache.disk_cache import KINDS
 from attngen.device.emulated import EmulatedDevice
 from attngen.device.lazy_kernel import DeferredKernel
 from attngen.emit.emitter import emit
@@ -25,7 +27,8 @@ from tests.harness import cli, shipped
 
 PAGE = (ROOT / "docs" / "json.md").read_text()
 STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx")
-FREE = {"params", "sizes", "gradients", "read", "written"}  # objects whose keys are names of dimensions, tensors and params
+# objects whose keys are names of dimensions, tensors, params and arguments
+FREE = {"params", "sizes", "gradients", "read", "written", "arguments"}
 GRID = (
     "attention grid { dtype fp16  head_dim 64  param w: int = 32  mask abs(q % w - k % w) <= 3 and abs(q // w - k // w) <= 3 }"
 )
@@ -100,6 +103,14 @@ def test_a_comparison_is_data_with_documented_keys() -> None:
     found = printed("diff", "gpt2", "naive", "tiled")
     assert found[0]["attention"] == "gpt2"
     assert set(keys(found)) == documented("diff")
+
+
+@pytest.mark.parametrize("command", ["build gpt2 --kernel naive", "list", "cache", "doctor"])
+def test_other_commands_are_data_with_documented_keys(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    listed = {name for entries in printed("list").values() for name in entries}
+    found = set(keys(printed.__wrapped__(*command.split())))  # not remembered: it is of this folder
+    assert found - listed - set(KINDS) <= documented("build`, `list`, `cache` and")
 
 
 def test_tune_is_data_with_documented_keys() -> None:
