@@ -17,7 +17,7 @@ from attngen.torch.block_mask import BlockMask, tables_of
 from attngen.torch.description import Mode, sources
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flex_operator import attend_untraced, flex_operator
-from attngen.torch.layout import check_tensors, follow_autocast
+from attngen.torch.layout import check_tensors, follow_autocast, no_tensor
 
 Tensor = Any
 TORCH_OPTIONS = frozenset(theirs.FlexKernelOptions.__annotations__) | {  # those that its kernels read beside
@@ -172,7 +172,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, block_mask: Any, enable_gq
     """Raises as torch's flex_attention does."""
     for name, one in (("query", query), ("key", key), ("value", value)):
         if not isinstance(one, torch.Tensor):
-            raise ArgumentTypeError(f"`{name}` is a {type(one).__name__}; expected a tensor")
+            raise ArgumentTypeError(f"`{name}` is {no_tensor(one)}; expected a tensor")
     if any(t.is_nested for t in (query, key, value)):
         raise NotImplementedError("flex_attention does not support NestedTensor inputs; convert them to dense tensors")
     theirs._validate_sdpa_input(query, key, value, allow_lowp_kv=True)

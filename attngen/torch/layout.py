@@ -77,9 +77,16 @@ def check_tensors(**named: Any) -> None:
     """Raises ArgumentTypeError for what is no dense tensor."""
     for name, tensor in named.items():
         if not isinstance(tensor, torch.Tensor):
-            raise ArgumentTypeError(f"`{name}` is a {type(tensor).__name__}; expected a tensor")
+            raise ArgumentTypeError(f"`{name}` is {no_tensor(tensor)}; expected a tensor")
         if tensor.layout is not torch.strided or tensor.is_nested:
             raise ArgumentTypeError(f"`{name}` is a sparse or nested tensor; expected a dense one, padded if necessary")
+
+
+def no_tensor(value: Any) -> str:
+    """What a value is that is no tensor, in words."""
+    if isinstance(value, torch.fx.Proxy):
+        return "a Proxy of torch.fx.symbolic_trace, which has no sizes (torch.export and torch.compile trace attngen)"
+    return f"a {type(value).__name__}"
 
 
 def all_tensors(q: Any, k: Any, v: Any) -> bool:

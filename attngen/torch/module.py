@@ -189,6 +189,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **named: Any) -> Any:
         """O, or (O, lse); see `attngen.torch.attention`."""
+        if attn_mask is not None:
+            check_tensors(q=q, attn_mask=attn_mask)
         if not self._forms:
             refuse_unknown(list(named), ["seed", "offset"] if self._dropout else [])
             dropout_p = self._dropout if self.training else 0.0

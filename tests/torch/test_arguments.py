@@ -176,7 +176,7 @@ def _of_size_16() -> Attention:
         (lambda q: Attention(mask="causal")(q, q, q, torch.ones(9, 9)), ArgumentError, "its own mask"),
         (lambda q: Attention()(q, q, q, window=3), ArgumentError, "no input or param `window`"),
         (lambda q: Attention(mask="causal")(None, q, q), TypeError, "`q` is a NoneType; expected a tensor"),
-        (lambda q: torch.fx.symbolic_trace(Attention(mask="causal")), TypeError, "`q` is a Proxy; expected a tensor"),
+        (lambda q: torch.fx.symbolic_trace(Attention(mask="causal")), TypeError, "`q` is a Proxy of torch.fx.symbolic_trace"),
         (lambda q: Attention(mask="causal", return_lse=1), TypeError, "`return_lse` is 1; expected True or False"),
         (lambda q: Attention(mask="causal", deterministic="no"), TypeError, "`deterministic` is 'no'"),
         (lambda q: Attention(mask="causal", dropout="p"), TypeError, "dropout is a str; expected a number"),

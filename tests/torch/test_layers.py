@@ -316,3 +316,11 @@ def test_an_operator_in_a_graph_takes_one_line() -> None:
         torch.compile(lambda q, layer=layer: layer(q, q, q), backend=note)(q)
     assert len(nodes) == len(layers)
     assert not any("\n" in node for node in nodes), nodes
+
+
+@pytest.mark.parametrize("described", [{}, {"mask": "causal"}, {"score": "s + attn_mask[q, k]"}])
+def test_a_symbolic_trace_says_what_it_lacks(described: dict[str, Any]) -> None:
+    if "score" in described:
+        described = {**described, "inputs": {"attn_mask": ("fp32", ("q_len", "kv_len"))}}
+    with pytest.raises(ArgumentError, match=r"`q` is a Proxy of torch\.fx\.symbolic_trace.*torch\.export"):
+        torch.fx.symbolic_trace(Attention(**described))
