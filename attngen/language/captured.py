@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from attngen.diagnostics import counted
 from attngen.language.tracer import TraceError, Tracer, is_array, lift
+from attngen.spec.attention import INDICES
 from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16
 from attngen.spec.expr import ExpressionError, Type, gather
 from attngen.spec.names import check_name
@@ -29,6 +30,11 @@ class CapturedArray:
         captures: dict[str, CapturedArray] | None = None,
     ) -> None:
         self.name, self.array, self.dtype_name, self._prefix, self._captures = name, array, dtype_name, prefix, captures
+
+    @property
+    def title(self) -> str:
+        """Its name in the spec, where `q` is the query's position, whatever a function calls `q`."""
+        return f"captured_{self.name}" if self.name in (*INDICES, "s") else self.name
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -60,12 +66,12 @@ class CapturedArray:
                 f"{', '.join(DTYPES)}. Convert it outside the function"
             )
         if self._captures is not None:
-            if self.name not in self._captures:
-                check_name(self.name)
-            if self._captures.setdefault(self.name, self).array is not self.array:
-                raise TraceError(f"two different arrays are called `{self.name}`; rename one")
+            if self.title not in self._captures:
+                check_name(self.title)
+            if self._captures.setdefault(self.title, self).array is not self.array:
+                raise TraceError(f"two different arrays are called `{self.title}`; rename one")
         try:
-            return Tracer(gather(self.name, Type(DTYPES[self.dtype_name].kind), tuple(lift(i) for i in at)))
+            return Tracer(gather(self.title, Type(DTYPES[self.dtype_name].kind), tuple(lift(i) for i in at)))
         except ExpressionError as error:
             raise TraceError(f"{error.message}{'; ' + error.help if error.help else ''}") from error
 

@@ -120,7 +120,7 @@ def _describe(
     used = inputs_in(*(expr for expr in exprs.values() if expr is not None))
     rotation = builder.rotary(rotary)
     captures = {name: c for name, c in builder.captures.items() if name in used}  # not if only its length or dtype is used
-    captured = [Input(c.name, DTYPES[str(c.dtype_name)], tuple(int(n) for n in c.array.shape)) for c in captures.values()]
+    captured = [Input(n, DTYPES[str(c.dtype_name)], tuple(map(int, c.array.shape))) for n, c in captures.items()]
     one_of(kernel, get_args(ScheduleName), mistakes.UnknownSchedule, statement="kernel")
     one_of(storage, get_args(Storage), mistakes.UnknownStorage, statement="kernel")
     if q is not None:
@@ -143,7 +143,7 @@ def _describe(
         kernel=KernelRequest(kernel, block_q, block_kv, stages, warps, storage, batch_invariant, q, page_size),
     )
     check(result)
-    return result, {c.name: c.array for c in captures.values()}
+    return result, {n: c.array for n, c in captures.items()}
 
 
 def _first(describe: Callable[P, tuple[AttentionSpec, Any]]) -> Callable[P, AttentionSpec]:

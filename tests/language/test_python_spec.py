@@ -87,6 +87,15 @@ def test_globals_and_closures_are_captured() -> None:
     assert captured["table"] is table
 
 
+@pytest.mark.parametrize("name", "sbhqk")
+def test_captured_arrays_may_be_called_as_indices(name: str) -> None:
+    made: dict[str, Any] = {"table": table}
+    exec(f"def of({name}):\n    return lambda score, b_, h_, i, j: score + {name}[j % 10]", made)
+    spec, captured = attngen.traced(score=made["of"](table))
+    assert spec == body_of(f"score s + captured_{name}[k % 10]", f"input captured_{name}: fp32[10]")
+    assert captured == {f"captured_{name}": table}
+
+
 def test_a_captured_number_is_an_input_without_dimensions() -> None:
     temperature, steps, flag = np.array(0.5, np.float32), np.array(3, np.int32), np.array(True)
     spec, captured = attngen.traced(
