@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
-from torch._dynamo.testing import CompileCounter  # noqa: E402
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import attngen.torch  # noqa: E402
@@ -324,3 +324,16 @@ def test_a_symbolic_trace_says_what_it_lacks(described: dict[str, Any]) -> None:
         described = {**described, "inputs": {"attn_mask": ("fp32", ("q_len", "kv_len"))}}
     with pytest.raises(ArgumentError, match=r"`q` is a Proxy of torch\.fx\.symbolic_trace.*torch\.export"):
         torch.fx.symbolic_trace(Attention(**described))
+
+
+def test_a_number_that_changes_is_compiled_for_once_as_a_tensor() -> None:
+    """As docs/python.md says: torch.full would make a graph for each number."""
+    counter = CompileCounterWithBackend("aot_eager")
+    layer = Attention(score="s * heat", inputs={"heat": ("fp32", ())}, mode="naive")
+    heated = torch.compile(
+        lambda q, number: layer(q, q, q, heat=torch.ones((), device=q.device).mul(number)), backend=counter, fullgraph=True
+    )
+    q = randn(1, 1, 8, 16)
+    for number in (0.5, 0.7, 0.9, 1.1):
+        close(heated(q, number), scaled_dot_product_attention(q, q, q, scale=number / 4))
+    assert counter.frame_count == 2
