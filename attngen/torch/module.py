@@ -83,7 +83,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
     `Attention(spec)` runs an AttentionSpec, the one in an `.attn` file, or the shipped one of a name. `Attention(mask=...,
     score=..., ...)` describes one by the keywords of `attngen.define`, as text of the language or as functions; element type
     and head sizes come with the tensors. Parameters that functions capture become parameters of the layer, other arrays its
-    buffers, whatever their dimensions: `.to()` moves them, `state_dict()` holds them, and calls see their changes. Numbers that
+    buffers, of up to 8 dimensions: `.to()` moves them, `state_dict()` holds them, and calls see their changes. Numbers that
     they refer to are those of the time when the layer is made.
     With `return_lse`, or if a spec states it, calls return (O, lse). Head sizes of a spec are those of the tensors, without
     padding: the spec's scale belongs to them.
