@@ -93,7 +93,9 @@ def element_type(tensor: Tensor) -> DType:
     """The element type with which kernels read `tensor`. Raises ImportRefusal."""
     found = _KNOWN.get(tensor.dtype) or _CONVERTED.get(tensor.dtype)
     if found is None:
-        raise ImportRefusal(f"a captured tensor has elements of {tensor.dtype}, which an expression cannot read; convert it outside the function")
+        raise ImportRefusal(
+            f"a captured tensor has elements of {tensor.dtype}, which no expression can read; convert it outside the function"
+        )
     return found
 
 

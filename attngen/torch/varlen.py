@@ -168,6 +168,6 @@ def _stored(
         k, v, table = k.unsqueeze(1), v.unsqueeze(1), places.clamp(max=max(k.shape[0] - 1, 0))
     elif used is None:
         if cu_k is None:
-            raise ArgumentError("with `block_table`, pass the lengths of the keys as `seqused_k` or `cu_seq_k`")
+            raise ArgumentError("with `block_table`, pass the lengths of the keys as `seqused_k`, or their beginnings")
         used = cu_k.diff()
     return k, v, Stored("packed_paged", (cu_q, table, used), (max_q, max_k))

@@ -141,6 +141,7 @@ def test_what_is_refused() -> None:
         ({"cu_seqlens_q": [0, 5]}, "beginnings of q are a list; expected a tensor"),
         ({"cu_seqlens_k": begins.numpy()}, "beginnings of k are a ndarray"),
         ({"block_table": [[0]]}, "`block_table` is a list"),
+        ({"block_table": begins, "cu_seqlens_k": None}, "as `seqused_k`, or their beginnings"),
         ({"sinks": 0.5}, "`sinks` is a float; expected a tensor"),
         ({"q": q[None]}, r"`q` is \[1, 5, 2, 16\]; expected \[total, heads, size\]"),
     ):
