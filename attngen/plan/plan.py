@@ -50,7 +50,7 @@ class DoesNotFit(Diagnostic):
 
 
 class PlanRefusal(DiagnosticError):
-    """What was asked for does not fit the architecture or the schedule; says what would."""
+    """A requested kernel, tile or gradient that the architecture or the schedule cannot provide; the text names what fits."""
 
 
 def refusal(statement: str, what: str, why: str, cure: str) -> PlanRefusal:

@@ -29,7 +29,7 @@ INDEX_NAMES = {n: name(n, Type.INT) for n in INDICES}
 
 
 class GradientError(ArgumentError):
-    """A gradient that does not exist was asked for; the text names the tensor and the reason."""
+    """A requested gradient that does not exist; the text names the tensor and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
