@@ -202,7 +202,6 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         form = training if self.training else evaluation
         if attn_mask is not None:
             if "attn_mask" not in form.arguments.names:
-                check_tensors(q=q, k=k, v=v)
                 raise ArgumentError(
                     "this layer has its own mask; to use a dense one, declare it as an input and write it into the mask"
                 )
