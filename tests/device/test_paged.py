@@ -102,6 +102,16 @@ def test_sequences_that_tma_copies(storage: Storage, page_size: int | None) -> N
         assert wrong(spec, sample(spec, Shape(2, 4, 2, 3, 1)), None, [1, 0], "sm_90a") == []  # a cache of one row
 
 
+@pytest.mark.long
+def test_classified_tiles_that_tma_copies() -> None:
+    """A warp finds its next tile while the others are under way, so that no lane has its page ahead."""
+    mask = "(q + kv_len - q_len - k) % 3 < 2 or k < 40 and h > 1"
+    spec = in_pages(attngen.define(dtype="bf16", head_dim=64, mask=mask, lse=True), "decode", "paged", 48)
+    plan = choose(spec, ARCHES["sm_90a"])
+    assert (plan.own.copies, plan.bounds.full_begin) == ("tma", None)
+    assert wrong(spec, sample(spec, Shape(len(KEYS), 4, 2, 3, 300)), None, KEYS, "sm_90a", page_size=48) == []
+
+
 @pytest.mark.parametrize("size", tiers.cases([16, 64], quick=[16]))
 def test_more_tiles_than_a_read_of_the_table_brings(size: int) -> None:
     """The lanes of a warp have the pages of 32 boxes; then they read those of the next ones."""
