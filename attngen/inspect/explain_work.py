@@ -58,7 +58,7 @@ def explain_work(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, param
             "  operations  ",
         ),
         f"              {_si(cost.computed)}FLOP are computed: {cost.visited_pairs} pairs, those of {_what_is_visited(plan)}",
-        f"  bytes       {_si(cost.least_bytes)}B if every launch moves each of its tensors once",
+        f"  bytes       {_si(cost.least_bytes)}B if every launch moves once what it needs of each tensor",
         *_requested(cost),
         f"  intensity   {cost.intensity:.0f} operations a byte",
         f"  roofline    {plan.arch.gpu}: {_si(roof.peak)}FLOP/s ({roof.units}), {_si(roof.bandwidth)}B/s; they meet at "

@@ -143,7 +143,8 @@ class Work:
 
     `operations` are those of the products that count (`attngen.plan.products`) over the pairs that the mask allows, `computed`
     of all products over all pairs that are multiplied; `visited_pairs` are those of the launch that multiplies the most.
-    `least_bytes` is what the launches move if each touches each of its tensors once.
+    `least_bytes` is what the launches move if each touches each of its tensors once; of K and V, only tiles that some row
+    visits.
     """
 
     allowed_pairs: int
@@ -174,7 +175,8 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
     traffic = requested(spec, plan, q_len, kv_len, kinds)
     of_a_pair = operations_of_a_pair(spec)
     e = spec.dtype.bytes
-    least = e * (heads * q_len + kv_heads * kv_len) * (spec.head_dim + spec.head_dim_v)
+    keys = kv_len if kinds is None else int((kinds != EMPTY).any(0) @ extents(kv_len, plan.block_kv))
+    least = e * (heads * q_len + kv_heads * keys) * (spec.head_dim + spec.head_dim_v)
     least += sum(a.nbytes for a in problem.inputs.values())
     if plan.rotated:  # copies of Q and K are written and read
         least += 2 * e * (heads * q_len + kv_heads * kv_len) * spec.head_dim

@@ -70,6 +70,16 @@ def test_work_of_causal_attention() -> None:
     assert work.read == n * 64 * 2 + 2 * tiles * plan.block_kv * 64 * 2
 
 
+def test_work_of_a_window_over_a_long_cache() -> None:
+    """The tiles of keys in the window are read, and no others: the bound of the time is theirs."""
+    spec = define(dtype="bf16", head_dim=64, mask="causal_bottom_right and q + kv_len - q_len - k < 100")
+    plan = choose(spec, ARCHES["sm_90a"], "decode")
+    work = costs(spec, plan, 1, 8192, {}).work
+    tiles = -(-8192 // plan.block_kv) - (8192 - 100) // plan.block_kv
+    assert work.least_bytes == (2 * 1 + 2 * tiles * plan.block_kv) * 64 * 2
+    assert work.read == (1 + 2 * tiles * plan.block_kv) * 64 * 2
+
+
 def test_work_of_consumers_that_pass_over_tiles() -> None:
     """Blocks of 128 rows load 2, 4, 6 and 8 tiles of 64 keys; of 64 rows those with 1, 2, ... 8 are multiplied."""
     spec, n = define(dtype="bf16", head_dim=256, mask="causal"), 512
