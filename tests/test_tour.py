@@ -51,6 +51,9 @@ def test_commands_and_breakpoints_of_trace_md_are_current() -> None:
     assert "(gdb) break gpt2_fused.cu:" in page
 
 
+CALLS_NOTHING = "Couldn't write extended state status"
+
+
 def gdb_runs_programs() -> bool:
     """Whether there is a gdb, and it may trace processes, which containers often forbid."""
     tried = ["gdb", "-nx", "-batch", "-ex", "run", "--args", "true"]
@@ -76,6 +79,8 @@ def test_the_session_of_gdb_in_trace_md(tmp_path: Path) -> None:
     assert 'No symbol "' not in done.stderr, done.stderr  # of a Python without symbols gdb says that it has no table
     printed = re.findall(r"^\$\d+ = (.*)", done.stdout, re.M)
     assert printed[0] == "37"
+    if CALLS_NOTHING in done.stderr:  # gdb 13 on a processor with AMX; in any program
+        prints = [one for one in prints if "(" not in one]
     assert len(printed) == len(prints) + sum(one.startswith("print ") for one in program)
     assert re.search(r"New value = .*\n(.*\n)?.*mma_16x8x16", done.stdout), done.stdout
 
