@@ -25,7 +25,7 @@ from attngen.torch.copies import copied
 from attngen.torch.description import Mode, check_mode
 from attngen.torch.eager import EagerCalls
 from attngen.torch.flex_spec import Described, Functions, prepare
-from attngen.torch.importer import hint, stand_in
+from attngen.torch.graphs import hint, stand_in
 from attngen.torch.layout import readable
 from attngen.torch.math import by_torch
 from attngen.torch.max_scores import max_scores

@@ -24,9 +24,11 @@ from attngen.spec.gradient import differentiable
 from attngen.spec.obligations import ObligationError, check_obligations
 from attngen.spec.operator import TRUE, both, either, floordiv, negation
 from attngen.torch.aten import Context
+from attngen.torch.captured import Inputs, as_read
 from attngen.torch.closures import Closure
 from attngen.torch.description import Mode, dtype_name, fixed_text, schedule_of, stated_dtype
-from attngen.torch.importer import ImportRefusal, Inputs, as_read, expression, numbers_on, stand_in
+from attngen.torch.graphs import ImportRefusal, numbers_on, stand_in
+from attngen.torch.importer import expression
 
 Tensor = Any
 B, H, Q, K = (name(n, Type.INT) for n in "bhqk")

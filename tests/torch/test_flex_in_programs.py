@@ -18,7 +18,7 @@ from torch.nn.attention.experimental._paged_attention import PagedAttention  # n
 
 from attngen.torch import attention, create_block_mask, description, flex_attention, flex_operator  # noqa: E402
 from attngen.torch.closures import Closure  # noqa: E402
-from attngen.torch.importer import ImportRefusal, graph_of, numbers_on  # noqa: E402
+from attngen.torch.graphs import ImportRefusal, graph_of, numbers_on  # noqa: E402
 from attngen.torch.math import by_torch  # noqa: E402
 from tests.torch.flex import compiles, expected  # noqa: E402
 

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from attngen.torch import flex_attention, flex_spec  # noqa: E402
 from attngen.torch.closures import Closure  # noqa: E402
-from attngen.torch.importer import ImportRefusal  # noqa: E402
+from attngen.torch.graphs import ImportRefusal  # noqa: E402
 from tests.torch.flex import check, expected, qkv, randn  # noqa: E402
 from tests.torch.mods import HEADS, LENGTH, Mod, windowed  # noqa: E402
 

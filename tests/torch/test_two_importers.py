@@ -18,8 +18,10 @@ from attngen.spec.evaluate import evaluate  # noqa: E402
 from attngen.spec.expr import Type, name  # noqa: E402
 from attngen.spec.torch_namespace import TorchNamespace  # noqa: E402
 from attngen.torch.aten import Context  # noqa: E402
+from attngen.torch.captured import Inputs  # noqa: E402
 from attngen.torch.closures import Closure  # noqa: E402
-from attngen.torch.importer import Inputs, expression, numbers_on  # noqa: E402
+from attngen.torch.graphs import numbers_on  # noqa: E402
+from attngen.torch.importer import expression  # noqa: E402
 
 INDICES = tuple(name(n, Type.INT) for n in "bhqk")
 ONLY_ATTNGEN = {"bit_and", "bit_or", "bit_xor", "fill"}
