@@ -355,3 +355,9 @@ EXPORTED int emulator_launch(void (*kernel)(void**), void** arguments, const uns
     totals[0] += launch.shared_read, totals[1] += launch.shared_written, totals[2] += launch.barriers;
     return 0;
 }
+
+// Destroys this library's static objects when it is closed. zig links no code that does, so exit would call their destructors in
+// memory that is no longer mapped. After the code that other compilers link, this does nothing.
+extern "C" void* __dso_handle __attribute__((visibility("hidden")));
+extern "C" void __cxa_finalize(void* library);
+__attribute__((destructor)) static void destroy_static_objects() { __cxa_finalize(&__dso_handle); }
