@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from inspect import signature
+from numbers import Real
 from typing import Any
 
 from attngen.api import CompiledAttention, check_schedule, compile_later
@@ -53,6 +54,7 @@ def attention(
     if unknown:
         refuse_renamed(unknown, attention)
     check_dropout(dropout_p)
+    check_scale(scale)
     check_flags(is_causal=is_causal, enable_gqa=enable_gqa)
     torch = sys.modules.get("torch")
     if _tensor_functions and torch is not None and isinstance(query, torch.Tensor):
@@ -78,7 +80,7 @@ def attention(
         arrays[RNG_STATE.name] = state
     if q.location == CPU:
         warn_emulated("attngen.attention on arrays of the CPU", "Pass arrays of a GPU, as CuPy has them.")
-    spec = standard_spec(q.dtype.name, q.shape[3], v.shape[3], mask_dtype, is_causal, scale, dropout_p)
+    spec = standard_spec(q.dtype.name, q.shape[3], v.shape[3], mask_dtype, is_causal, scale, float(dropout_p))
     compiled = _standard(spec, mode, "emulated" if q.location == CPU else str(q.location))
     output = compiled.run(arrays, {})["out"]
     return output.reshape((*given[0].shape[:-1], v.shape[3])) if len(given[0].shape) < 4 else output
@@ -134,6 +136,12 @@ def check_dropout(dropout_p: float, name: str = "dropout_p") -> None:
         raise ArgumentTypeError(message) from None
     if not is_share:
         raise ArgumentError(f"{name} is {dropout_p!r}; expected a number from 0 to below 1")
+
+
+def check_scale(scale: Any) -> None:
+    """Raises ArgumentTypeError for what is neither a number, nor the text of one, nor None."""
+    if scale is not None and not isinstance(scale, (Real, str)):
+        raise ArgumentTypeError(f"`scale` is {scale!r}; expected a number")
 
 
 _RENAMED = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask"}

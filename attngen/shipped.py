@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from difflib import get_close_matches
 from os import PathLike
+from os.path import exists, isdir, isfile  # false for names that no file can have, of which Path raises errors
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -19,14 +20,14 @@ def spec_directory() -> Path:
 def find_spec(name: str | PathLike[str]) -> Path:
     """The file called `name`, or else the shipped spec of that name. Raises OSError with a suggestion if there is neither."""
     path = Path(name)
-    if path.is_file():
+    if isfile(path):
         return path
     shipped = {found.stem: found for found in sorted(spec_directory().glob("*.attn"))}
     if path.name == str(name) and path.name in shipped:
         return shipped[path.name]
-    if path.is_dir():
+    if isdir(path):
         raise IsADirectoryError(errno.EISDIR, f"this is a directory; {_files_in(path)}", str(name))
-    if path.exists():  # a pipe
+    if exists(path):  # a pipe
         return path
     if "{" in str(name):
         hint = "to load the text of a spec, call attngen.language.load_text"
@@ -42,7 +43,7 @@ def find_spec(name: str | PathLike[str]) -> Path:
 
 def _files_in(directory: Path) -> str:
     """The specs of a directory, in words."""
-    if not directory.is_dir():
+    if not isdir(directory):
         return f"there is no directory {directory}"
     names = sorted(found.name for found in directory.glob("*.attn"))
     more = ", ..." if len(names) > 5 else ""

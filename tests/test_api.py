@@ -46,6 +46,9 @@ def test_shipped_specs_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         attngen.compile("gpt2.attn")
     with pytest.raises(FileNotFoundError, match="no file and no shipped spec"):
         attngen.compile("gpt22.attn")
+    for name in ("x" * 300, f"{'x' * 300}/gpt2.attn", "attention a { " + "x" * 300):  # longer than the name of a file may be
+        with pytest.raises(FileNotFoundError, match="no file and no shipped spec"):
+            attngen.compile(name)
 
 
 # Caught inside: an ExpressionError becomes a DiagnosticError or a TraceError, an UntrustedError a CacheWarning.

@@ -90,7 +90,7 @@ def check_params(declared: Declared, given: Mapping[str, Any]) -> dict[str, Numb
     values: dict[str, Number] = {}
     for name, (kind, default) in declared.items():
         value = given.get(name, default)
-        if value is None:
+        if value is None and name not in given:
             raise ArgumentError(f"param `{name}` has no default and was not given; pass {name}=...")
         if not isinstance(value, (int, float)):  # numpy's numbers
             value = int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value

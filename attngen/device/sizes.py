@@ -69,8 +69,8 @@ def _check_kind(tensor: Tensor, array: ArrayView) -> None:
             f"expected {len(tensor.shape)}: {_shape(tensor.shape)}"
         )
     if array.dtype.name != tensor.dtype:
-        of_storage = tensor.key in (*CU_SEQLENS, *PAGES)  # of which the spec says nothing
-        cure = "Convert it" if of_storage else f"Convert it, or write dtype {array.dtype} in the spec"
+        is_fixed = tensor.key in (*CU_SEQLENS, *PAGES, "lse", "dlse")  # the spec does not state its type
+        cure = "Convert it" if is_fixed else f"Convert it, or write dtype {array.dtype} in the spec"
         raise ArgumentTypeError(f"`{array.name}` has elements of {array.dtype}; expected {tensor.dtype}. {cure}")
 
 

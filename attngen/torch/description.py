@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from numbers import Real
 from operator import index
 from typing import Any, Literal, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -17,7 +16,7 @@ from attngen.api import check_schedule
 from attngen.cache.disk_cache import digest
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.language import define, to_text, traced
-from attngen.sdpa import also_causal, standard_spec
+from attngen.sdpa import also_causal, check_scale, standard_spec
 from attngen.shipped import PACKAGE
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec, ScheduleName
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
@@ -123,8 +122,7 @@ def plain_number(number: float | None) -> float | None:
     if number is None:
         return None
     if not torch.compiler.is_compiling():
-        if not isinstance(number, (Real, str)):
-            raise ArgumentTypeError(f"`scale` is {number!r}; expected a number")
+        check_scale(number)
         return number
     found: float = torch.fx.experimental.symbolic_shapes.guard_scalar(
         number

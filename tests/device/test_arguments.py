@@ -170,6 +170,20 @@ def test_a_param_that_may_divide_by_zero_is_refused() -> None:
         kernel(q, q, q)
 
 
+def test_none_for_a_param_with_a_default_is_no_number(kernel: attngen.CompiledAttention) -> None:
+    given = {**arguments(), "window": None}
+    with pytest.raises(ArgumentTypeError, match=r"^param `window` is None; expected an int$"):
+        kernel(**given)
+
+
+def test_numbers_of_attention_as_arrays_without_dimensions() -> None:
+    q = randn(1, 1, 4, 16)
+    with pytest.raises(ArgumentTypeError, match=r"^`scale` is array\(0.1\); expected a number$"):
+        attngen.attention(q, q, q, scale=np.array(0.1))
+    dropped = [attngen.attention(q, q, q, dropout_p=p, seed=1, mode="naive") for p in (0.5, np.array(0.5))]
+    np.testing.assert_array_equal(*dropped)
+
+
 def test_beginnings_of_no_sequence_and_of_another_type_are_refused() -> None:
     kernel = attngen.compile(attngen.define(head_dim=16), kernel="naive", device="emulated", storage="packed")
     rows = randn(5, 2, 16)
@@ -252,6 +266,8 @@ def test_an_output_lies_in_memory_as_the_queries_do() -> None:
     contiguous, _ = kernel(*(np.ascontiguousarray(q) for _ in range(3)))
     assert contiguous.flags.c_contiguous
     assert np.array_equal(output, contiguous)
+    with pytest.raises(ArgumentTypeError, match=r"^`lse` has elements of fp16; expected fp32\. Convert it$"):
+        kernel(q, q, q, lse=lse.astype(np.float16))
 
 
 def test_dlpack_is_read_in_place() -> None:
