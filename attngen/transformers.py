@@ -29,10 +29,53 @@ from transformers.masking_utils import (
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.torch import BlockMask, create_block_mask, flash_attn_varlen_func, flex_attention
+from attngen.torch.block_mask import LISTS, Unread
 
 NAME = "attngen"
 PAGED = f"paged|{NAME}"  # as transformers calls attention by pages
 Tensor = Any
+INSTEAD = 'use attn_implementation="sdpa", with attngen.torch.activate() for attngen\'s kernels, or "eager"'
+UNREAD_OPTIONS = ("indices", "block_indices", "sinks")  # keys of sparse attention, and a sink for each row
+IGNORES_MASKS = ("doge",)  # types of models whose code drops a mask that is not a tensor
+
+
+class ModelMask(BlockMask):
+    """The mask of a model: a function of positions that can be sliced as a tensor [batch, 1, q_len, kv_len].
+
+    Other uses as a tensor raise ArgumentError or AttributeError. Most models that compute attention by their own code add the
+    mask to their scores, so they would not use attngen.
+    """
+
+    def __getitem__(self, index: Any) -> ModelMask:
+        parts = index if isinstance(index, tuple) else (index,)
+        if not self.is_function or len(parts) > 4 or not all(isinstance(p, slice) and p.step in (None, 1) for p in parts):
+            raise ArgumentError(f"the model reads elements of its mask, which attngen keeps as a function; {INSTEAD}")
+        ranges = [p.indices(n) for p, n in zip(parts, self.shape, strict=False)]
+        ranges += [(0, n, 1) for n in self.shape[len(parts) :]]
+        first = [start for start, _, _ in ranges]
+        batch, heads, q_len, kv_len = (max(0, end - start) for start, end, _ in ranges)
+        whole = self.mask_mod
+
+        def part(*pair: Tensor) -> Tensor:
+            return whole(*(one + start if start else one for one, start in zip(pair, first, strict=True)))
+
+        assert self._described is not None
+        return self._alike((q_len, kv_len), self._described._replace(batch=batch, heads=heads), part)
+
+    def to(self, device: Any) -> Any:
+        if isinstance(device, torch.dtype):
+            raise ArgumentError(f"the model converts its mask to {device}, but attngen keeps the mask as a function; {INSTEAD}")
+        return super().to(device)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in LISTS:
+            return super().__getattr__(name)
+        raise AttributeError(f"the mask of attngen is a function of positions and has no attribute {name!r}; {INSTEAD}")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", function)
+        raise ArgumentError(f"the model passes its mask to {name}, but attngen keeps the mask as a function; {INSTEAD}")
 
 
 def mask(
@@ -45,15 +88,18 @@ def mask(
     attention_mask: Tensor | None = None,
     device: Any = "cpu",
     cache_position: Tensor | None = None,
+    config: Any = None,
     **_: Any,
-) -> BlockMask:
+) -> ModelMask:
     """The mask of a call, with the arguments of transformers' mask interface. It holds the function: nothing is evaluated.
 
     `attention_mask` is [batch, keys so far], true for tokens and false for padding. The offsets are the positions of the first
     query and the first key. Early versions of transformers give the positions of all queries instead, as `cache_position`
     [q_length], of which the first is not read on the host. Offsets that are tensors are copied: a cache counts its tokens in
-    place, after the mask was made and before the attention reads it.
+    place, after the mask was made and before the attention reads it. Raises ArgumentError for models that would ignore it.
     """
+    if (model_type := getattr(config, "model_type", None)) in IGNORES_MASKS:
+        raise ArgumentError(f"models of type {model_type!r} ignore a mask that is not a tensor; {INSTEAD}")
     if cache_position is not None:
         q_length, q_offset, device = cache_position.shape[0], cache_position[0], cache_position.device
     if attention_mask is not None:
@@ -61,7 +107,9 @@ def mask(
         mask_function = and_masks(mask_function, padding_mask_function(padding))
     offsets = (one.clone() if isinstance(one, torch.Tensor) else one for one in (q_offset, kv_offset))
     moved = add_offsets_to_mask_function(mask_function, *offsets)
-    return create_block_mask(moved, batch_size, None, q_length, kv_length, device)
+    device = torch.device(device)
+    described = Unread(batch_size, 1, device, separate_full_blocks=True, lists_on=device)
+    return ModelMask(seq_lengths=(q_length, kv_length), BLOCK_SIZE=(128, 128), mask_mod=moved, described=described)
 
 
 def attention(
@@ -89,10 +137,12 @@ def attention(
     which on keys take no part; a mask says so itself. `cu_seq_lens_q` int32 [sequences + 1] has the rows and keys at which
     packed sequences begin; each attends to itself. A `softcap` of 0 is none, as in flash-attention. `kernel_options={"mode":
     ...}` names a schedule. `dropout` is the share of weights that are dropped. Raises ArgumentError for the attention weights
-    as an output, which no kernel has.
+    as an output, which no kernel has, and for sparse attention, whose keys a model selects by `indices` or `block_indices`.
     """
     if options.get("output_attentions"):
         raise ArgumentError('no kernel has the attention weights as an output; use attn_implementation="eager" for them')
+    if refused := [name for name in UNREAD_OPTIONS if options.get(name) is not None]:
+        raise ArgumentError(f"attngen does not read the option `{refused[0]}` of this model's attention; {INSTEAD}")
     block_mask, added = None, position_bias
     if added is not None:
         added = _expanded("position_bias", added, query, key)
@@ -208,7 +258,10 @@ def paged_attention(
     """
     if cache is None or cu_seq_lens_q is None:
         raise ArgumentError(f'attn_implementation="{PAGED}" was called without a cache; use "{NAME}" outside of generate_batch')
-    others = {"attention_mask": attention_mask, **{name: options.get(name) for name in ("position_bias", "output_attentions")}}
+    others = {
+        "attention_mask": attention_mask,
+        **{name: options.get(name) for name in ("position_bias", "output_attentions", *UNREAD_OPTIONS)},
+    }
     if refused := [name for name, value in others.items() if value is not None and value is not False]:
         raise ArgumentError(f"continuous batching has no {', no '.join(refused)}; attention is causal there")
     group, layer = cache.layer_index_to_group_indices[module.layer_idx]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from inspect import signature
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch.nn.attention import flex_attention as theirs
@@ -92,9 +92,9 @@ class BlockMask(theirs.BlockMask):  # type: ignore[misc]
         assert self._described is not None
         return self._alike(self.seq_lengths, self._described._replace(lists_on=torch.device(device)))
 
-    def _alike(self, lengths: tuple[int, int], described: Unread) -> BlockMask:
-        size = self.BLOCK_SIZE
-        return type(self)(seq_lengths=lengths, BLOCK_SIZE=size, mask_mod=self.mask_mod, described=described)
+    def _alike(self, lengths: tuple[int, int], described: Unread, mask_mod: Any = None) -> Self:
+        mask_mod = self.mask_mod if mask_mod is None else mask_mod
+        return type(self)(seq_lengths=lengths, BLOCK_SIZE=self.BLOCK_SIZE, mask_mod=mask_mod, described=described)
 
     def _adjust(self, new_q_len: int, new_kv_len: int) -> Any:
         shrinks = new_q_len <= self.seq_lengths[0] and new_kv_len <= self.seq_lengths[1]

@@ -225,6 +225,51 @@ def test_positions_of_queries() -> None:
     assert torch.equal(*(mask.mask_mod(0, 0, *pairs) for mask in masks))
 
 
+def test_slices_of_a_mask() -> None:
+    """Layers that compute only the last rows take only these of the mask, as Gemma 4's that share keys do."""
+    whole = attngen.transformers.mask(2, 5, 9, q_offset=4, attention_mask=torch.tensor([[0, 0, *[1] * 7], [1] * 9]).bool())
+    pairs = torch.arange(2)[:, None, None], 0, torch.arange(5)[:, None], torch.arange(9)
+    dense = whole.mask_mod(*pairs)
+    for rows, keys in ((slice(-2, None), slice(None)), (slice(1, 4), slice(2, 7)), (slice(None), slice(0, 20))):
+        part = whole[1:, :, rows, keys]
+        expected = dense[1:, rows, keys]
+        assert part.shape == (1, 1, *expected.shape[1:])
+        batch, rows_left, keys_left = expected.shape
+        pairs = torch.arange(batch)[:, None, None], 0, torch.arange(rows_left)[:, None], torch.arange(keys_left)
+        assert torch.equal(part.mask_mod(*pairs), expected)
+        assert part.is_function
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda mask: torch.zeros(4, 4) + mask,
+        lambda mask: torch.cat([mask, mask], -1),
+        lambda mask: mask.to(torch.bool),
+        lambda mask: mask[:, 0],
+        lambda mask: mask[:, :, ::2],
+        lambda mask: mask.dtype,
+    ],
+)
+def test_masks_are_no_tensors(use: Any) -> None:
+    """A model that adds the mask to its own scores does not call attngen."""
+    with pytest.raises((ArgumentError, AttributeError), match=r'function.*use attn_implementation="sdpa"'):
+        use(attngen.transformers.mask(1, 4, 4))
+
+
+def test_models_that_would_ignore_a_mask_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="models of type 'doge' ignore a mask"):
+        attngen.transformers.mask(1, 4, 4, config=transformers.DogeConfig())
+
+
+@pytest.mark.parametrize("option", ["indices", "block_indices", "sinks"])
+def test_options_that_attngen_does_not_read_are_refused(option: str) -> None:
+    """They select keys, or change the softmax: without them the result would be that of another model."""
+    q = torch.randn(1, 2, 4, 8)
+    with pytest.raises(ArgumentError, match=f"does not read the option `{option}`"):
+        attngen.transformers.attention(torch.nn.Module(), q, q, q, None, **{option: torch.zeros(1)})
+
+
 def test_masks_that_do_not_fit_are_refused() -> None:
     q, k = torch.randn(2, 2, 4, 8), torch.randn(2, 2, 6, 8)
     for name, pairs, message in (
