@@ -46,10 +46,17 @@ def _taken(gradient: Expr) -> tuple[Expr, Expr | None]:
         if first == FLOAT_ZERO:
             return second, apply("not", condition)
     if gradient.op == "add":
-        conditions = [_taken(term)[1] for term in gradient.args]
+        conditions = [_all_conditions(term) for term in gradient.args]
         if conditions[0] is not None and conditions[1] is not None:
             return gradient, apply("or", conditions[0], conditions[1])
     return gradient, None
+
+
+def _all_conditions(gradient: Expr) -> Expr | None:
+    """The condition of a branch in a gradient, and of those nested in it; None: a branch that is 0 is not known."""
+    taken, condition = _taken(gradient)
+    nested = None if condition is None or taken is gradient else _all_conditions(taken)
+    return condition if condition is None or nested is None else apply("and", condition, nested)
 
 
 def with_one_constant(product: Expr) -> Expr:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from attngen.spec.expr import Const, Expr, constant
-from attngen.spec.operator import FLOAT_ONE, FLOAT_ZERO, Derivative, apply, less, mul, neg, sub, where
+from attngen.spec.operator import FLOAT_ONE, FLOAT_ZERO, Derivative, apply, equal, less, mul, neg, sub, where
 
 
 def discrete(count: int) -> Derivative:
@@ -18,23 +18,15 @@ def discrete(count: int) -> Derivative:
     return lambda g, out, *args: (None,) * count
 
 
-def of_smaller(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr | None, Expr | None]:
-    return _of_chosen(g, (a, less(a, b)), (b, less(b, a)))
-
-
-def of_larger(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr | None, Expr | None]:
-    return _of_chosen(g, (a, less(b, a)), (b, less(a, b)))
-
-
-def _of_chosen(g: Expr, *operands: tuple[Expr, Expr]) -> tuple[Expr | None, Expr | None]:
-    """All of `g` for the chosen operand. If neither is chosen, half for each, or all for the one beside a constant."""
-    (a, first), (b, second) = operands
+def of_extremum(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr | None, Expr | None]:
+    """Gradients of the smaller or larger operand: all of `g` for the operand that the result equals, which of a number and NaN
+    is the number. If both are equal, half for each, or all for the one beside a constant."""
     if isinstance(b, Const):
-        return where(second, FLOAT_ZERO, g), None
+        return where(equal(a, out), g, FLOAT_ZERO), None
     if isinstance(a, Const):
-        return None, where(first, FLOAT_ZERO, g)
-    half = mul(g, constant(0.5))
-    return where(first, g, where(second, FLOAT_ZERO, half)), where(second, g, where(first, FLOAT_ZERO, half))
+        return None, where(equal(b, out), g, FLOAT_ZERO)
+    share = where(equal(a, b), mul(g, constant(0.5)), g)
+    return where(equal(a, out), share, FLOAT_ZERO), where(equal(b, out), share, FLOAT_ZERO)
 
 
 def of_magnitude(g: Expr, out: Expr, a: Expr) -> tuple[Expr]:

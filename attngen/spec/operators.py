@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attngen.spec.derivative_rules import LN2, TWO_OVER_SQRT_PI, discrete, of_larger, of_magnitude, of_power, of_smaller
+from attngen.spec.derivative_rules import LN2, TWO_OVER_SQRT_PI, discrete, of_extremum, of_magnitude, of_power
 from attngen.spec.expr import Type, constant
 from attngen.spec.interval_rules import (
     absolute,
@@ -135,10 +135,10 @@ ROWS: tuple[Operator, ...] = (
              bounds=lambda a: Interval(neg(a.hi), neg(a.lo)),
              simpler=involution("neg"), what="the number with the other sign"),
     Operator(name="min", typing=numbers(2), cuda=both_types("min({0}, {1})", CALL, "fminf({0}, {1})"),
-             array=lambda xp, a, b: xp.minimum(a, b), derivative=of_smaller, bounds=increasing("min"),
+             array=lambda xp, a, b: xp.minimum(a, b), derivative=of_extremum, bounds=increasing("min"),
              simpler=extremum("min"), what="the smaller of two numbers"),
     Operator(name="max", typing=numbers(2), cuda=both_types("max({0}, {1})", CALL, "fmaxf({0}, {1})"),
-             array=lambda xp, a, b: xp.maximum(a, b), derivative=of_larger, bounds=increasing("max"),
+             array=lambda xp, a, b: xp.maximum(a, b), derivative=of_extremum, bounds=increasing("max"),
              simpler=extremum("max"), what="the larger of two numbers"),
     Operator(name="abs", typing=numbers(1), cuda=both_types("abs({0})", CALL, "fabsf({0})"),
              array=lambda xp, a: xp.abs(a), derivative=of_magnitude, bounds=absolute,

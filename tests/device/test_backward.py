@@ -54,6 +54,22 @@ def test_the_order_of_threads_does_not_matter(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SHARED)
+def test_of_a_number_and_nan_min_and_max_give_the_gradient_to_the_number(schedule: str) -> None:
+    """log and sqrt of a negative score are NaN: O is that of the other operand, and so is the gradient."""
+    scores = ("max(log(s), -3.0)", "min(1.0, sqrt(s))", "max(log(s), s)", "max(0.5 * s, s + 0.0 * sqrt(s))")
+    score = f"where(h == 0, {scores[0]}, where(h == 1, {scores[1]}, where(h == 2, {scores[2]}, {scores[3]})))"
+    kernel = compiled(attngen.define(dtype="fp32", head_dim=8, scale=1.0, score=score, normalize="none"), schedule)
+    rows = np.zeros((2, 1, 4, 2, 8), np.float32)
+    rows[0, :, :, 0, 0] = 1  # q, for which s is the first element of a key
+    rows[1, :, :, :, 0] = -2.0, 0.25  # k
+    q, k = rows[0][:, :, :1], rows[1]
+    v = np.broadcast_to(np.eye(2, 8, dtype=np.float32), k.shape).copy()
+    np.testing.assert_allclose(kernel(q, k, v)[0, :, 0, :2], [[-3, np.log(0.25)], [1, 0.5], [-2, 0.25], [-1, 0.25]], rtol=1e-6)
+    found = kernel.backward(np.ones_like(q), q, k, v)["k"][0, :, :, 0]
+    np.testing.assert_allclose(found, [[0, 4], [0, 1], [1, 1], [0.5, 1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", SHARED)
 def test_only_what_is_wanted_is_computed(schedule: str) -> None:
     spec = attngen.define(dtype="fp32", head_dim=16, mask="causal")
     problem, kernel = sample(spec, Shape(1, 2, 1, 20, 20)), compiled(spec, schedule)

@@ -90,6 +90,20 @@ def test_derivatives_at_kinks_and_at_zero_are_those_of_torch(op: str) -> None:
             np.testing.assert_allclose(found, 0.0 if wanted is None else float(wanted), err_msg=f"{expr} at {x}, {y}")
 
 
+def test_a_node_of_several_nested_branches_has_gradient_0_if_none_is_taken() -> None:
+    branches = (
+        apply(
+            "where",
+            apply("lt", Y, outer),
+            constant(0.0),
+            apply("where", apply("lt", inner, X), apply("sqrt", X), constant(0.0)),
+        )
+        for outer, inner in ((constant(0.0), constant(0.0)), (constant(1.0), constant(1.0)))
+    )
+    slope = derivatives(apply("add", *branches))[X]
+    assert [value(slope, x, 2.0) for x in (-2.0, 0.25, 4.0)] == [0.0, 1.0, 0.5]
+
+
 @given(floats(), st.floats(0.3, 2.5), st.floats(0.3, 2.5))
 def test_derivatives_match_finite_differences(expr, x: float, y: float) -> None:
     if expr.type is Type.FLOAT:
