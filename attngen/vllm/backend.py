@@ -102,10 +102,10 @@ class Part:
     max_kv_len: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class AttngenMetadata(AttentionMetadata):  # type: ignore[misc]
     """A step, for all layers of a group. `slots` int32 [tokens] are the rows of the cache that new keys go to, counted over all
-    pages; -1: none."""
+    pages; -1: none. vLLM adds attributes, for layers with chunked attention and for fast prefill."""
 
     slots: Tensor
     parts: tuple[Part, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module, metadata
 from types import SimpleNamespace
 from typing import Any
@@ -219,6 +219,22 @@ def test_a_step_is_a_call_of_few_rows_and_one_of_many(backend: Any) -> None:
         parts([1], causal=False)
     with pytest.raises(ValueError, match="max_num_batched_tokens is 64"):
         parts([65])
+
+
+def test_vllm_extends_the_metadata(backend: Any) -> None:
+    """Its builder for chunked attention sets an attribute; the one for fast prefill copies all fields to a class of its own."""
+    begins, lengths = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    common = vllm.CommonAttentionMetadata(begins, begins, lengths, 1, 2, 2, 2, table, torch.arange(2))
+    metadata = Engine(backend, torch.float16).builder.build(0, common)
+    metadata.make_virtual_batches_block_table = None
+
+    class FastPrefill(type(metadata)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            for field in fields(type(metadata)):
+                setattr(self, field.name, getattr(metadata, field.name))
+
+    assert FastPrefill().parts == metadata.parts
 
 
 def test_what_vllm_is_told(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
