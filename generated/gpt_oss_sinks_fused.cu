@@ -196,10 +196,10 @@ __device__ __forceinline__ float sink(const Captured& in, int h_idx) {
     return sinks_at(in, h_idx);
 }
 
-// the sink in the units of the scores in registers; limited, so that large values stay finite
+// the sink in the units of the scores in registers; limited, so that large values stay finite; infinities and NaN stay
 __device__ __forceinline__ float kept_sink(float sink) {
     constexpr float MOST = 3.4028234663852886e38f;
-    return sink == -INF ? -INF : fminf(fmaxf(sink / (softmax_scale), -MOST), MOST);
+    return fabsf(sink) < INF ? fminf(fmaxf(sink / (softmax_scale), -MOST), MOST) : sink;
 }
 
 // 4. Which tiles are visited

@@ -13,7 +13,7 @@ from attngen.reference.problems import Sample, Shape, sample
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
 from tests import tiers
-from tests.harness import run
+from tests.harness import call, compiled, run
 
 Q_LEN, KV_LEN = 65, 300  # the last tile of rows and the last of keys are partial
 SHAPE = Shape(1, 1, 1, Q_LEN, KV_LEN)
@@ -120,6 +120,11 @@ def test_sinks_of_any_size(kernel: str, arch: str, lse: bool) -> None:
     for sink in (-np.inf, -FLT_MAX, -1e37, -1e9, 0.0, 1e9, 1e37, *([] if lse else [1e38, FLT_MAX])):
         problem.inputs["sinks"] = np.array([sink], np.float32)
         assert run(spec, kernel, problem, arch=arch).passed, sink
+    for sink in (np.inf, np.nan):  # as a softmax of these
+        problem.inputs["sinks"] = np.array([sink], np.float32)
+        output, sums = call(compiled(spec, kernel, arch), problem)
+        assert np.isnan(from_storage(output)).all(), sink
+        assert sums is None or np.isnan(sums).all(), sink
 
 
 IN_FP16 = [*((*s, False) for s in ON_TENSOR_CORES), ("hopper", "sm_90a", True)]
