@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +69,8 @@ def view(array: Any, name: str, dtypes: Collection[str] = DTYPES) -> ArrayView:
         found = _of_torch(array, name, dtypes, torch)
     elif isinstance(array, (np.ndarray, np.generic)):
         found = _of_numpy(np.asanyarray(array), name, dtypes)
-    elif hasattr(array, "__cuda_array_interface__"):
-        found = _of_cuda_interface(array, name, dtypes)
+    elif (interface := _cuda_interface(array)) is not None:
+        found = _of_cuda_interface(array, interface, name, dtypes)
     elif hasattr(array, "__dlpack__"):
         found = _of_dlpack(array, name, dtypes)
     else:
@@ -143,8 +143,16 @@ def _of_numpy(array: np.ndarray[Any, Any], name: str, dtypes: Collection[str]) -
     return ArrayView(name, array.ctypes.data, array.shape, strides, dtype, CPU, array, array.flags.writeable)
 
 
-def _of_cuda_interface(array: Any, name: str, dtypes: Collection[str]) -> ArrayView:
-    interface = array.__cuda_array_interface__
+def _cuda_interface(array: Any) -> Mapping[str, Any] | None:
+    """The CUDA array interface of `array`, if it has one. It has no name for bf16 ("V2"), as which DLPack describes it."""
+    interface: Mapping[str, Any] | None = getattr(array, "__cuda_array_interface__", None)
+    is_nameless = interface is not None and np.dtype(interface["typestr"]).kind == "V"
+    return None if is_nameless and hasattr(array, "__dlpack__") else interface
+
+
+def _of_cuda_interface(array: Any, interface: Mapping[str, Any], name: str, dtypes: Collection[str]) -> ArrayView:
+    if interface.get("mask") is not None:
+        raise ArgumentTypeError(f"`{name}` is a masked array, and kernels do not read its mask; pass its elements alone")
     element = np.dtype(interface["typestr"])
     dtype = _BY_NUMPY.get(element)
     if dtype is None:
@@ -257,10 +265,14 @@ def _empty(array: ArrayView, shape: tuple[int, ...], dtype: DType) -> Any:
 
 
 def current_stream(array: ArrayView) -> int | None:
-    """The driver's handle of the current stream of the array's library; None if it is on the CPU, or of another library."""
+    """The driver's handle of the stream on which the array is ready: the current one of torch or CuPy, or the one that its CUDA
+    array interface names. None, the default stream, for arrays of DLPack, and on the CPU."""
     if array.location == CPU:
         return None
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(array.owner, torch.Tensor):
         return int(torch.cuda.current_stream(array.location.ordinal).cuda_stream)
-    return int(cupy.cuda.get_current_stream().ptr) if cupy is not None else None
+    if cupy is not None and isinstance(array.owner, cupy.ndarray):
+        return int(cupy.cuda.get_current_stream().ptr)
+    stream: int | None = getattr(array.owner, "__cuda_array_interface__", {}).get("stream")
+    return stream

@@ -9,7 +9,7 @@ import pytest
 
 import attngen
 from attngen import ArgumentError
-from attngen.device.arrays import ArgumentTypeError, view
+from attngen.device.arrays import ArgumentTypeError, current_stream, view
 from attngen.spec.obligations import ObligationError
 
 RNG = np.random.default_rng(0)
@@ -302,15 +302,35 @@ def test_torch_tensors_whose_memory_is_not_their_elements_are_refused() -> None:
     assert view(negated.resolve_neg(), "x").shape == (2, 3)
 
 
-def test_arrays_in_different_places_are_refused(kernel) -> None:
-    class OnGpu:
-        def __init__(self, array: np.ndarray) -> None:
-            interface = array.__array_interface__
-            self.keep = array
-            self.__cuda_array_interface__ = {key: interface[key] for key in ("shape", "typestr", "data", "strides")} | {
-                "version": 3
-            }
+class OnGpu:
+    """An array of a library that has the CUDA array interface."""
 
+    def __init__(self, array: np.ndarray, **more: object) -> None:
+        interface = array.__array_interface__
+        self.keep = array
+        self.__cuda_array_interface__ = {key: interface[key] for key in ("shape", "typestr", "data", "strides")} | {
+            "version": 3,
+            **more,
+        }
+
+
+def test_the_cuda_array_interface_is_read_completely() -> None:
+    array = randn(2, 3)
+    assert current_stream(view(OnGpu(array, stream=5), "x")) == 5
+    assert current_stream(view(OnGpu(array), "x")) is None
+    with pytest.raises(ArgumentTypeError, match="`x` is a masked array"):
+        view(OnGpu(array, mask=OnGpu(array > 0)), "x")
+
+    class InBf16(OnGpu, DLPackOnly):  # as CuPy and JAX have it: the interface has no name for the type, and DLPack has one
+        pass
+
+    torch = pytest.importorskip("torch")
+    both = InBf16(array, typestr="<V2")
+    both.array = torch.zeros(2, 3, dtype=torch.bfloat16)
+    assert view(both, "x").dtype.name == "bf16"
+
+
+def test_arrays_in_different_places_are_refused(kernel) -> None:
     given = arguments(k=OnGpu(randn(2, 2, 30, 16)))
     with pytest.raises(ArgumentError, match=r"`q` is on cpu and `k` on cuda:0"):
         kernel(given.pop("q"), given.pop("k"), given.pop("v"), **given)
