@@ -130,8 +130,9 @@ def attention(
 ) -> tuple[Tensor, None]:
     """(output [batch, q_len, q_heads, head size], None), with the arguments of transformers' attention interface.
 
-    query [batch, q_heads, q_len, head size], key and value [batch, kv_heads, kv_len, head size]. `attention_mask` is what
-    `mask` gave, or a tensor [batch or 1, q_heads or 1, q_len, kv_len or more]: boolean, true takes part; or float, added.
+    query [batch or 1, q_heads, q_len, head size], key and value [batch or 1, kv_heads, kv_len, head size]. `attention_mask` is
+    what `mask` gave, or a tensor [batch or 1, q_heads or 1, q_len or 1, kv_len or more]: boolean, true takes part; or float,
+    added.
     `position_bias` is added to the scores in the same way, after the soft-cap. `s_aux` [q_heads] has a sink's logit for each
     head. Without a mask, a module is causal if its attribute `is_causal` says so, and `sliding_window` is the distance from
     which on keys take no part; a mask says so itself. `cu_seq_lens_q` int32 [sequences + 1] has the rows and keys at which
@@ -143,6 +144,9 @@ def attention(
         raise ArgumentError('no kernel has the attention weights as an output; use attn_implementation="eager" for them')
     if refused := [name for name in UNREAD_OPTIONS if options.get(name) is not None]:
         raise ArgumentError(f"attngen does not read the option `{refused[0]}` of this model's attention; {INSTEAD}")
+    if query.shape[0] != key.shape[0] and 1 in (query.shape[0], key.shape[0]):
+        batch = query.shape[0] * key.shape[0]
+        query, key, value = (one.expand(batch, -1, -1, -1) for one in (query, key, value))
     block_mask, added = None, position_bias
     if added is not None:
         added = _expanded("position_bias", added, query, key)

@@ -240,6 +240,19 @@ def test_slices_of_a_mask() -> None:
         assert part.is_function
 
 
+def test_a_batch_of_1_is_repeated() -> None:
+    """As in eager attention, of learned queries."""
+    q, (k, v) = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 2, 6, 8)
+    for sizes in ((1, 2), (2, 1)):
+        rows, keys, values = q[: sizes[0]].requires_grad_(), k[: sizes[1]], v[: sizes[1]]
+        found = attngen.transformers.attention(torch.nn.Module(), rows, keys, values, None, is_causal=False, **NAIVE)[0]
+        whole = (one.expand(2, -1, -1, -1) for one in (rows, keys, values))
+        right = torch.nn.functional.scaled_dot_product_attention(*whole, enable_gqa=True).transpose(1, 2)
+        torch.testing.assert_close(found, right)
+        direction = torch.randn(right.shape)
+        torch.testing.assert_close(*(torch.autograd.grad(o, rows, direction)[0] for o in (found, right)))
+
+
 @pytest.mark.parametrize(
     "use",
     [
