@@ -2,11 +2,13 @@
 
     git worktree add --detach ../before REVISION
     python benchmarks/versions.py ../before [--only plain,variants] [--kernel hopper] [--rounds 9] [--json FILE]
+    python benchmarks/versions.py ../before --only backward,deterministic [--kernel hopper]
 
 The other checkout's package is copied under another name, so that both can be imported. `plain` has the cells of
 `benchmarks/hopper.py`, `variants` those of `benchmarks/portable.py`, `scores` what neither has: scores whose cost a change of
-the softmax may move, `sinks` learned sinks. A ratio above 1 says that this checkout is faster; it is the median of the ratios
-within each round.
+the softmax may move, `sinks` learned sinks. `backward` has the gradients of q, k and v in the cells of
+`benchmarks/backward.py`, in bf16, `deterministic` those that have the same bits in every run. A ratio above 1 says that this
+checkout is faster; it is the median of the ratios within each round.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from backward_parts import backwards, leaves
+from backward_parts.plain import CELLS as BACKWARD_CELLS
 from cell import Row
 from hopper_parts.plain import CELLS
 from portable_parts.variants import VARIANTS, captured
@@ -32,6 +36,7 @@ import attngen
 from attngen.bench.measure import measure_bursts
 
 BEFORE = "attngen_before"
+BACKWARDS = ("backward", "deterministic")
 Case = tuple[str, dict[str, Any], tuple[int, int, int], dict[str, torch.Tensor]]  # title, keywords, (B, H, S), inputs
 DENSE = {"score": "s + bias[q, k]", "inputs": {"bias": ("bf16", ("q_len", "kv_len"))}}
 ALIBI = {"score": "alibi(slopes)", "inputs": {"slopes": ("fp32", ("heads",))}}
@@ -65,8 +70,8 @@ def other_package(checkout: Path) -> ModuleType:
 
 
 def cases(part: str) -> Iterator[Case]:
-    if part == "plain":
-        for cell in CELLS:
+    if part in ("plain", *BACKWARDS):
+        for cell in CELLS if part == "plain" else [c for c in BACKWARD_CELLS if c.dtype == "bf16"]:
             yield (
                 cell.title,
                 {"dtype": cell.dtype, "head_dim": cell.head_dim, "mask": cell.mask},
@@ -103,10 +108,19 @@ def rows(part: str, before: ModuleType, kernel: str, rounds: int) -> Iterator[Ro
     for title, keywords, (batch, heads, length), inputs in cases(part):
         sizes = (batch, heads, length, keywords["head_dim"])
         q, k, v = (torch.randn(sizes, device="cuda").to(elements[keywords["dtype"]]) for _ in range(3))
-        calls = {}
+        calls: dict[str, Any] = {}
+        if part in BACKWARDS:
+            q, k, v = leaves((q, k, v))
         for name, package in (("now", attngen), ("before", before)):
-            compiled = package.compile(package.define(**keywords), kernel=kernel, device="cuda")
-            calls[name] = partial(compiled, q, k, v, **inputs)
+            if part in BACKWARDS:
+                layers = importlib.import_module(f"{package.__name__}.torch")
+                layer = layers.Attention(package.define(**keywords), mode=kernel, deterministic=part == "deterministic")
+                calls[name] = partial(layer, q, k, v)
+            else:
+                compiled = package.compile(package.define(**keywords), kernel=kernel, device="cuda")
+                calls[name] = partial(compiled, q, k, v, **inputs)
+        if part in BACKWARDS:
+            calls = backwards(calls, (q, k, v))
         first, second = ((x[0] if isinstance(x, tuple) else x).float() for x in (calls["now"](), calls["before"]()))
         found = measure_bursts(calls, rounds)
         yield {
@@ -127,7 +141,7 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="the other checkout")
-    parser.add_argument("--only", default="plain,variants", help="of plain, variants, scores, sinks")
+    parser.add_argument("--only", default="plain,variants", help="of plain, variants, scores, sinks, backward, deterministic")
     parser.add_argument("--kernel", default="hopper")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, help="write the figures here too")

@@ -101,7 +101,7 @@ constexpr int STAGES = 3;  // tiles to visit in shared memory
 constexpr int CONSUMERS = 2;  // warpgroups that multiply, for 64 rows, or keys, each
 constexpr int WARPGROUP_ROWS = 64;
 constexpr int BLOCK_ROWS = CONSUMERS * WARPGROUP_ROWS;  // that a block holds: keys, or rows
-constexpr int RELEASES = 4 * CONSUMERS;  // of a tile: each warp of a consumer
+constexpr int RELEASES = 128 * CONSUMERS;  // of a tile: each thread of a consumer
 constexpr int ROW_BYTES = 128;  // a row of a slab: 64 columns of a tile
 constexpr int QK_SLABS = 1;
 constexpr int V_SLABS = 1;
@@ -875,11 +875,11 @@ struct Consumer : Block {
         const int row = 16 * (thread_index() / 32 - 4) + lane % 16;  // of the block
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step) ldmatrix_x4(frag.K[step], k.tile.at(0, row, step * 2 + lane / 16));
-        release(k);
+        k.release();
         v.wait_full();
 #pragma unroll
         for (int step = 0; step < V_STEPS; ++step) ldmatrix_x4(frag.V[step], v.tile.at(0, row, step * 2 + lane / 16));
-        release(v);
+        v.release();
     }
 
     // S^T = K Q^T, issued
@@ -959,12 +959,6 @@ struct Consumer : Block {
         for (int i = 0; i < BLOCK_Q / 2; i += 2) frag.dS[i / 8][i / 2 % 4] = pack(gradient(i), gradient(i + 1));
     }
 
-    // The lanes have read a stage, and products too: the producer may fill it again
-    template <typename Stage> __device__ __forceinline__ void release(const Stage& stage) {
-        __syncwarp();
-        if (lane == 0) stage.release();
-    }
-
     // Reads what the producer has published of the current tile
     __device__ __forceinline__ void read_visit() {
         visit = __shfl_sync(0xffffffff, visits[q.index], 0);
@@ -995,12 +989,12 @@ struct Consumer : Block {
             read_visit();
             issue_scores();
             wgmma_wait<1>();
-            release(done);  // Q, and dO too
+            done.release();  // Q, and dO too
             wgmma_wait<0>();
             wgmma_received(frag.S);
         } else {
             wgmma_wait<0>();
-            release(done);
+            done.release();
         }
         wgmma_received(frag.dK);
         wgmma_received(frag.dV);
@@ -1038,8 +1032,8 @@ struct Consumer : Block {
                 sum_tiles();
             } else {
                 v.wait_full();
-                release(k);
-                release(v);
+                k.release();
+                v.release();
             }
             // read again: the slot is written when K of the next work tile has been released too
             const volatile Work& done = work();
@@ -1345,12 +1339,6 @@ struct Consumer : Block {
         for (int i = 0; i < BLOCK_KV / 2; i += 2) frag.dS[i / 8][i / 2 % 4] = pack(gradient(i), gradient(i + 1));
     }
 
-    // The lanes have read a stage, and products too: the producer may fill it again
-    template <typename Stage> __device__ __forceinline__ void release(const Stage& stage) {
-        __syncwarp();
-        if (lane == 0) stage.release();
-    }
-
     // Reads what the producer has published of the current tile
     __device__ __forceinline__ void read_visit() {
         visit = __shfl_sync(0xffffffff, visits[k.index], 0);
@@ -1359,7 +1347,7 @@ struct Consumer : Block {
 
     // One tile of keys, whose S and dP are there; LAST: no other follows in the work tile
     template <bool PARTIAL, bool LAST> __device__ __forceinline__ void step() {
-        if constexpr (LAST) release(q);  // and dO: their last products are there
+        if constexpr (LAST) q.release();  // and dO: their last products are there
         score_gradients<PARTIAL>();
         issue_dq();
         const Pipeline<KTile> done = k;
@@ -1372,13 +1360,13 @@ struct Consumer : Block {
             v.wait_full();
             issue_weight_gradients();
             wgmma_wait<2>();
-            release(done);  // K, and V too
+            done.release();  // K, and V too
             wgmma_wait<0>();
             wgmma_received(frag.S);
             wgmma_received(frag.dP);
         } else {
             wgmma_wait<0>();
-            release(done);
+            done.release();
         }
         wgmma_received(frag.dQ);
     }
@@ -1429,7 +1417,7 @@ struct Consumer : Block {
                 sum_tiles();
             } else {
                 dO.wait_full();
-                release(q);
+                q.release();
             }
             const int warp = thread_index() / 32 - 4, first_row = q_block * BLOCK_ROWS + 16 * warp;
             store_rows<HEAD_DIM>({out.smem + warp * OTile::BYTES}, dq_map, frag.dQ, softmax_scale, first_row, h_idx, b_idx);

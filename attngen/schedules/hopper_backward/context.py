@@ -272,7 +272,7 @@ class HopperBackward(ByTma):
                 "int", "BLOCK_ROWS", "CONSUMERS * WARPGROUP_ROWS", "that a block holds" + (": keys, or rows" if each else "")
             ),
             *([] if each else self._split_constants()),
-            ConstantLine("int", "RELEASES", "4 * CONSUMERS", "of a tile: each warp of a consumer"),
+            ConstantLine("int", "RELEASES", "128 * CONSUMERS", "of a tile: each thread of a consumer"),
             *self.slab_constants(*outputs),
             ConstantLine("int", "V_STEPS", v_steps, what),
             *(delta if "delta" in own.kernels else []),
