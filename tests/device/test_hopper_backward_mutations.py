@@ -23,8 +23,7 @@ from tests.left_out import first_finding, removable, unnoticed
 STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
     r"|(?:wgmma_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);|tma_store_commit\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);"
-    r"|(?:q|k|v|dO|dS|slopes|slot|stage)\.(?:acquire|wait_full|release)\(\);"
-    r"|(?<!void )release\((?:q|k|v|dO|dS|operand|done|slot_before)\);"
+    r"|(?:q|k|v|dO|dS|slopes|slot|operand|done|slot_before)\.(?:acquire|wait_full|release)\(\);"
 )
 # Tiles by closed forms, and tiles that the producer classifies; blocks without a tile, and heads without one in a group. Blocks
 # without a tile are followed by others: a step that they lack is noticed there.
@@ -55,7 +54,6 @@ def steps(source: Program) -> list[re.Match[str]]:
 
     Not the fences of products that always follow others without a wait between: that of dV orders the threads' writes of P,
     which the emulated device takes by value when a product is issued; ptxas inserts that of dP = dO V^T if it is not there.
-    Where dQ is added up, not the __syncwarp of release either: that of publish_score_gradients comes after the same reads.
     """
     start, of_rows = source.text.index("struct SlabTile"), source.text.find("namespace of_rows {")
     behind = [source.text.index("void issue_dv()")]
@@ -64,8 +62,6 @@ def steps(source: Program) -> list[re.Match[str]]:
     if of_rows > 0:
         behind.append(source.text.index("void issue_weight_gradients()", of_rows))
     others = [source.text.index("wgmma_fence();", function) for function in behind]
-    if "void publish_score_gradients()" in source.text:
-        others.append(source.text.index("__syncwarp();", source.text.index("void release(const Stage")))
     return [m for m in STEPS.finditer(source.text) if m.start() > start and m.start() not in others]
 
 
