@@ -285,7 +285,7 @@ def _position(spec: AttentionSpec, expr: Expr, index: str, other: str) -> Iterat
     try:
         ranges(expr, name_ranges(spec), element_ranges(spec))
     except ExpressionError:
-        yield mistakes.MightOverflow(statement="rotary")
+        yield _might_overflow(spec, "rotary", expr)
 
 
 def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagnostic]:
@@ -314,9 +314,14 @@ def _expression(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[Diagn
     try:
         ranges(expr, name_ranges(spec), element_ranges(spec))
     except ExpressionError:
-        yield mistakes.MightOverflow(statement=keyword)
+        yield _might_overflow(spec, keyword, expr)
         return
     yield from static_mistakes(spec, keyword, expr)
+
+
+def _might_overflow(spec: AttentionSpec, keyword: str, expr: Expr) -> Diagnostic:
+    wide = [f"`{i.name}`" for i in spec.inputs if i.dtype.name == "int64" and i.name in inputs_in(expr)]
+    return mistakes.MightOverflow(statement=keyword, operands=f"elements of {', '.join(wide)}" if wide else "its operands")
 
 
 def _constant(keyword: str, value: float) -> Iterator[Diagnostic]:

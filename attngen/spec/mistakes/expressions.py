@@ -136,8 +136,10 @@ class ExpandsTooMuch(Diagnostic):
 class MightOverflow(Diagnostic):
     code: ClassVar[str] = "E213"
     title: ClassVar[str] = "an integer in this expression might not fit 64 bits"
-    label: ClassVar[str] = "sizes can be up to 2^29, int params up to 2^30"
-    help: ClassVar[str] = "limit its operands with min, max or clamp, or read them from an int32 input"
+    label: ClassVar[str] = "sizes can be up to 2^29, int params up to 2^30, elements of int64 up to 2^63"
+    help: ClassVar[str] = "limit {operands} with min, max or clamp, or read them from an int32 input"
+
+    operands: str
 
 
 class IndexOutOfRange(Diagnostic):
