@@ -14,6 +14,7 @@ place, by packed queries.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -43,7 +44,8 @@ class ModelMask(BlockMask):
     """The mask of a model: a function of positions that can be sliced as a tensor [batch, 1, q_len, kv_len].
 
     Other uses as a tensor raise ArgumentError or AttributeError. Most models that compute attention by their own code add the
-    mask to their scores, so they would not use attngen.
+    mask to their scores, so they would not use attngen. `to` moves the tensors that the function captures, once for each
+    device: the layers of a model may be on several.
     """
 
     def __getitem__(self, index: Any) -> ModelMask:
@@ -65,7 +67,16 @@ class ModelMask(BlockMask):
     def to(self, device: Any) -> Any:
         if isinstance(device, torch.dtype):
             raise ArgumentError(f"the model converts its mask to {device}, but attngen keeps the mask as a function; {INSTEAD}")
-        return super().to(device)
+        place = torch.device(device)
+        if self._described is None:
+            return super().to(device)
+        if place == self._described.device:
+            return self
+        elsewhere = self.__dict__.setdefault("_elsewhere", {})
+        if place not in elsewhere:
+            described = self._described._replace(device=place, lists_on=place)
+            elsewhere[place] = self._alike(self.seq_lengths, described, _moved(self.mask_mod, place))
+        return elsewhere[place]
 
     def __getattr__(self, name: str) -> Any:
         if name in LISTS:
@@ -76,6 +87,18 @@ class ModelMask(BlockMask):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", function)
         raise ArgumentError(f"the model passes its mask to {name}, but attngen keeps the mask as a function; {INSTEAD}")
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """`value`, a function or what a function captures, with all captured tensors on `device`."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(one, device) for one in value)
+    if not isinstance(value, FunctionType) or value.__closure__ is None:
+        return value
+    cells = tuple(CellType(_moved(cell.cell_contents, device)) for cell in value.__closure__)
+    return FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
 
 
 def mask(

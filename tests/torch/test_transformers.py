@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from torch._dynamo.utils import counters  # noqa: E402
+from transformers.masking_utils import and_masks, causal_mask_function, packed_sequence_mask_function  # noqa: E402
 
 import attngen.transformers  # noqa: E402  # registers "attngen"
 from attngen.device.arrays import ArgumentError  # noqa: E402
@@ -251,6 +252,21 @@ def test_a_batch_of_1_is_repeated() -> None:
         torch.testing.assert_close(found, right)
         direction = torch.randn(right.shape)
         torch.testing.assert_close(*(torch.autograd.grad(o, rows, direction)[0] for o in (found, right)))
+
+
+def test_a_mask_for_layers_on_another_device() -> None:
+    """accelerate moves the arguments of each layer to its device: what the function captures goes along, once."""
+    kept = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]).bool()
+    sequence = torch.tensor([[0, 0, 1, 1]] * 2)
+    within = and_masks(causal_mask_function, packed_sequence_mask_function(sequence))
+    mask = attngen.transformers.mask(2, 4, 4, torch.tensor(0), mask_function=within, attention_mask=kept)
+    assert mask.to("cpu") is mask
+    moved = mask.to("meta")
+    assert moved is mask.to("meta")
+    pairs = torch.arange(2)[:, None, None], torch.tensor(0), torch.arange(4)[:, None], torch.arange(4)
+    assert moved.mask_mod(*(one.to("meta") for one in pairs)).device.type == "meta"
+    copied = attngen.transformers._moved(mask.mask_mod, torch.device("cpu"))
+    assert torch.equal(copied(*pairs), mask.mask_mod(*pairs))
 
 
 @pytest.mark.parametrize(
