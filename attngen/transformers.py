@@ -29,6 +29,7 @@ from transformers.masking_utils import (
 )
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.spec.attention import MAX_HEAD_DIM
 from attngen.torch import BlockMask, create_block_mask, flash_attn_varlen_func, flex_attention
 from attngen.torch.block_mask import LISTS, Unread
 
@@ -161,12 +162,15 @@ def attention(
     which on keys take no part; a mask says so itself. `cu_seq_lens_q` int32 [sequences + 1] has the rows and keys at which
     packed sequences begin; each attends to itself. A `softcap` of 0 is none, as in flash-attention. `kernel_options={"mode":
     ...}` names a schedule. `dropout` is the share of weights that are dropped. Raises ArgumentError for the attention weights
-    as an output, which no kernel has, and for sparse attention, whose keys a model selects by `indices` or `block_indices`.
+    as an output, which no kernel has, for heads that are too large, and for sparse attention, whose keys a model selects by
+    `indices` or `block_indices`.
     """
     if options.get("output_attentions"):
         raise ArgumentError('no kernel has the attention weights as an output; use attn_implementation="eager" for them')
     if refused := [name for name in UNREAD_OPTIONS if options.get(name) is not None]:
         raise ArgumentError(f"attngen does not read the option `{refused[0]}` of this model's attention; {INSTEAD}")
+    if (size := max(query.shape[3], value.shape[3])) > MAX_HEAD_DIM:
+        raise ArgumentError(f"the model has heads of size {size}, and attngen's kernels at most {MAX_HEAD_DIM}; {INSTEAD}")
     if query.shape[0] != key.shape[0] and 1 in (query.shape[0], key.shape[0]):
         batch = query.shape[0] * key.shape[0]
         query, key, value = (one.expand(batch, -1, -1, -1) for one in (query, key, value))

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "api": SPEC | {"language", "plan", "emit", "schedules", "device", "compiled", "backward", "shipped"},
     "sdpa": SPEC | {"language", "device", "api"},
     "torch": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "api", "sdpa"},
-    "transformers": {"device", "torch"},
+    "transformers": {"spec", "device", "torch"},
     "vllm": {"spec", "plan", "schedules", "torch"},
     "bench": SPEC | {"torch", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "inspect": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},

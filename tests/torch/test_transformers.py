@@ -299,6 +299,12 @@ def test_options_that_attngen_does_not_read_are_refused(option: str) -> None:
         attngen.transformers.attention(torch.nn.Module(), q, q, q, None, **{option: torch.zeros(1)})
 
 
+def test_large_heads_are_refused() -> None:
+    q = torch.randn(1, 2, 4, 512)
+    with pytest.raises(ArgumentError, match=r'heads of size 512.*at most 256; use attn_implementation="sdpa"'):
+        attngen.transformers.attention(torch.nn.Module(), q, q, q, None)
+
+
 def test_masks_that_do_not_fit_are_refused() -> None:
     q, k = torch.randn(2, 2, 4, 8), torch.randn(2, 2, 6, 8)
     for name, pairs, message in (
