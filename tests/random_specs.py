@@ -37,8 +37,8 @@ def meant(one: Case, spec: AttentionSpec, problem: Sample) -> tuple[Array, Array
     names = {n: x.astype(np.float64) if x.dtype == np.float32 else x for n, x in names.items()}
     names |= {n: np.asarray(x)[()] for n, x in (one.params | {"q_len": q_len, "kv_len": kv_len}).items()}
     names |= {
-        "b": b, "h": h, "q": q, "k": k, "inf": np.inf, "abs": np.abs, "min": np.minimum,
-        "max": np.maximum, "where": np.where, "exp": np.exp, "sin": np.sin, "tanh": np.tanh,
+        "b": b, "h": h, "q": q, "k": k, "inf": np.inf, "abs": np.abs, "min": np.fmin,
+        "max": np.fmax, "where": np.where, "exp": np.exp, "sin": np.sin, "tanh": np.tanh,
         "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
         "causal": q >= k, "causal_bottom_right": q + kv_len - q_len >= k, "window": lambda w: q - k < w,
         "prefix": lambda n: k < n, "dilated": lambda d: (q - k) % d == 0, "padding": lambda ends: k < ends[b],

@@ -191,5 +191,5 @@ NAMESPACE = SimpleNamespace(
     )},
     float64=torch.float32, int64=torch.int32, divide=operator.truediv, floor_divide=operator.floordiv, remainder=operator.mod,
     logical_and=operator.and_, logical_or=operator.or_,
-    minimum=partial(_extreme, torch.minimum, "max"), maximum=partial(_extreme, torch.maximum, "min"),
+    fmin=partial(_extreme, torch.minimum, "max"), fmax=partial(_extreme, torch.maximum, "min"),
 )  # fmt: skip

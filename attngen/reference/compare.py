@@ -60,8 +60,8 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The largest errors of O and lse, or of a gradient, and their bounds. NaN counts as an infinite error. `wrong` has an
-    entry for each tensor with elements that exceed the bound."""
+    """The largest errors of O and lse, or of a gradient, and their bounds. NaN in the place of a number
+    counts as an infinite error. `wrong` has an entry for each tensor with elements that exceed the bound."""
 
     error: float
     allowed: float
@@ -140,7 +140,8 @@ def lse_bound(error: float, exact: Array, kv_len: int) -> float:
 def errors(found: Array, exact: Array) -> Array:
     """The difference of each element; infinite if one is NaN or infinite and the other is not the same."""
     with np.errstate(invalid="ignore"):
-        difference = np.where(found == exact, 0.0, np.abs(found - exact))
+        same = (found == exact) | (np.isnan(found) & np.isnan(exact))
+        difference = np.where(same, 0.0, np.abs(found - exact))
     return np.where(np.isnan(difference), np.inf, difference)
 
 

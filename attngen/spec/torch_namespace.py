@@ -11,10 +11,10 @@ Tensor = Any
 
 
 class TorchNamespace:
-    """torch's functions, whose widest float is `precision`, with literals that `maximum` and `minimum` know again.
+    """torch's functions, whose widest float is `precision`, with literals that `fmax` and `fmin` know again.
 
     Where a variable equals a constant, the variable has the whole gradient, as of torch.clamp and in the derivative column;
-    torch.maximum, which does not tell them apart, gives it a half.
+    torch.maximum, which does not tell them apart, gives it a half. Of NaN and a number, the result is NaN, as of torch.maximum.
     """
 
     __name__ = "torch"
@@ -47,13 +47,13 @@ class TorchNamespace:
             dtype = self.float64
         return self._torch.full((), value, dtype=dtype, device=self._device)
 
-    def maximum(self, a: Tensor, b: Tensor) -> Tensor:
+    def fmax(self, a: Tensor, b: Tensor) -> Tensor:
         for x, other in ((a, b), (b, a)):
             if (least := self._constant(other)) is not None:
                 return self._torch.clamp(x, min=least)
         return self._torch.maximum(a, b)
 
-    def minimum(self, a: Tensor, b: Tensor) -> Tensor:
+    def fmin(self, a: Tensor, b: Tensor) -> Tensor:
         for x, other in ((a, b), (b, a)):
             if (most := self._constant(other)) is not None:
                 return self._torch.clamp(x, max=most)

@@ -20,9 +20,10 @@ from attngen.inspect.trials import Chosen, Fixed, Trial, choose_trials
 from attngen.language import load_text
 from attngen.plan import ARCHES
 from attngen.reference.alternatives import alternatives
-from attngen.reference.compare import Truth, compare
+from attngen.reference.compare import Truth, compare, truth
 from attngen.reference.coverage import Exercise
 from attngen.reference.numpy_oracle import Reference
+from attngen.reference.problems import Shape, sample
 from attngen.reference.stored import apart
 from attngen.schedules import choose, schedules_for
 from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec
@@ -208,6 +209,21 @@ def test_a_failure_names_the_first_element_and_where_all_are() -> None:
         "first at O[b=1, h=3, q=64, d=0]: nan, expected 0; 256 of 10,240 elements of O are wrong, "
         "all in batch 1, head 3 and rows >= 64"
     )
+
+
+def test_a_row_of_nan_hides_no_error_of_other_rows() -> None:
+    """log of a negative score is NaN: in rows of it, as such, and as an operand of max the other one is the result."""
+    spec = described(score="where(q == 0, log(-abs(s)), max(log(s), -3.0))")
+    problem = sample(spec, Shape(1, 1, 1, 4, 5))
+    expected = truth(spec, problem)
+    output = from_storage(expected.reference.output.astype(spec.dtype.numpy))
+    assert np.isnan(output[0, 0, 0]).all()
+    assert np.isfinite(output[0, 0, 1:]).all()
+    assert compare(output, None, expected).passed
+    for row, wrong in ((1, 9.0), (1, np.nan), (0, 0.0)):
+        other = output.copy()
+        other[0, 0, row, 0] = wrong
+        assert not compare(other, None, expected).passed, (row, wrong)
 
 
 def test_errors_of_lse_are_named_by_row() -> None:

@@ -80,10 +80,11 @@ def test_derivatives_at_kinks_and_at_zero_are_those_of_torch(op: str) -> None:
     operands = [X, Y] if arity(op) == 2 else [X] if arity(op) == 1 else [apply("lt", X, Y), X, Y]
     expr = apply(op, *operands)
     gradients = derivatives(expr)
+    namespace = TorchNamespace(torch.float64, torch.device("cpu"))
     for x, y in ((0.0, 0.0), (1.5, 1.5), (0.0, 1.0), (1.0, 0.0), (0.0, 2.0)):
         leaves = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (x, y)]
         names = dict(zip("xy", leaves, strict=True))
-        result = evaluate(expr, names, lambda *_: None, torch, lambda c: torch.tensor(c))
+        result = evaluate(expr, names, lambda *_: None, namespace, namespace.literal)
         expected = torch.autograd.grad(result, leaves, allow_unused=True)
         for symbol, wanted in zip((X, Y), expected, strict=True):
             found = value(gradients[symbol], x, y) if symbol in gradients else 0.0
