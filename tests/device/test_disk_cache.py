@@ -24,7 +24,9 @@ from attngen.cache.directory import cache_directory
 from attngen.cache.disk_cache import DIGEST_BYTES, TEMPORARY, CacheWarning, DiskCache
 from attngen.device.compiled_templates import keep_compiled_templates
 from attngen.device.cuda import compiler
+from attngen.device.emulated import build
 from attngen.device.emulated.build import UNITS
+from attngen.device.emulated.host_compiler import HostCompiler
 from attngen.emit import emitter
 from attngen.emit.program import Program
 from attngen.language import syntax
@@ -304,3 +306,20 @@ def test_tables_of_the_parser_are_made_once_for_all_processes(monkeypatch: pytes
     tables.write_bytes(tables.read_bytes()[:-1])
     parsed_anew()
     assert len(made) == 2
+
+
+def test_without_a_cache_a_process_compiles_the_emulated_device_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def run(_: HostCompiler, arguments: list[str], what: str) -> None:
+        calls.append(what)
+        Path(arguments[-1]).write_bytes(b"object")
+
+    monkeypatch.setattr(HostCompiler, "run", run)
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "a file"))
+    (tmp_path / "a file").touch()
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        with warnings.catch_warnings(action="ignore"):
+            build._runtime_object(HostCompiler(("c++",), "a compiler of this test"), 0, (), tmp_path / name)
+    assert calls == ["the emulated device"]

@@ -70,6 +70,7 @@ def _runtime_object(compiler: HostCompiler, unit: int, flags: tuple[str, ...], w
     return made
 
 
+@cache  # without a disk cache, a process has one compilation, not one for each kernel
 def _compile_runtime(compiler: HostCompiler, unit: int, flags: tuple[str, ...]) -> bytes:
     files = sorted(RUNTIME.glob("*.cpp"), key=lambda file: file.stat().st_size)[unit::UNITS]
     if unit == 0:
