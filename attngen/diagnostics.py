@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self, dataclass_transform
 from attngen.source import Span
 
 MAX_SHOWN = 160  # characters of a source line that are shown
+MAX_VALUE = 400  # characters of a value in a message
 MAX_REPORTED = 20  # mistakes of one text that are shown
 
 
@@ -99,8 +100,10 @@ def excerpt(span: Span, label: str, paint: _Painter | None = None) -> list[str]:
 
 
 def _printable(value: object) -> str:
-    """Untrusted text made safe for a terminal: control characters and changes of direction are escaped."""
+    """Untrusted text made safe for a terminal: it is cut, and control characters and changes of direction are escaped."""
     text = str(value)
+    if len(text) > MAX_VALUE:
+        text = f"{text[:MAX_VALUE]}..."
     return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
 
 

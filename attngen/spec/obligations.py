@@ -222,6 +222,6 @@ def _check_indices(
                 can_be=f"is {low}" if low == high else f"can be {low} to {high}",
                 of_dim="" if isinstance(dim, int) else f" ({dim})",
                 count=count,
-                last=count - 1,
+                keep_inside=f"keep it inside: clamp(..., 0, {count - 1}), or " if count else "",
             )
             _refuse(spec, outside)

@@ -156,6 +156,8 @@ def test_an_index_beyond_a_captured_tensor_is_refused_before_anything_runs() -> 
     kernel(q, q, q, bias=np.zeros(30, np.float32))
     with pytest.raises(ObligationError, match=r"index 0 of `bias` can be 0 to 29.*20 elements"):
         kernel(q, q, q, bias=np.zeros(20, np.float32))
+    with pytest.raises(ObligationError, match=r"has 0 elements; give a larger tensor$"):
+        kernel(q, q, q, bias=np.zeros(0, np.float32))
 
 
 def test_a_param_that_may_divide_by_zero_is_refused() -> None:

@@ -29,7 +29,8 @@ def doubling(body: str) -> str:
 def codes(text: str) -> list[str]:
     with pytest.raises(DiagnosticError) as caught:
         load_text(text)
-    assert caught.value.render(color=True)
+    rendered = caught.value.render(color=True)
+    assert 0 < max(map(len, rendered.splitlines())) < 2000
     return [d.code for d in caught.value.diagnostics]
 
 
@@ -52,6 +53,7 @@ def codes(text: str) -> list[str]:
         ("attention \x00 {}", "E001"),
         ("attention e { dtype fp16 head_dim 64 mask \ud800 }", "E001"),
         (HEAD + ' mask "q" }', "E008"),
+        (HEAD + " mask " + "q" * 100_000 + " }", "E201"),
         (HEAD + " mask __import__(1) }", "E201"),
         (HEAD + " param a: int = 1 mask q.__class__ }", "E008"),
         ("attention a/../../b { dtype fp16 head_dim 64 }", "E002"),

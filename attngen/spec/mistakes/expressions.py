@@ -285,14 +285,14 @@ class CallIndexOutOfRange(Diagnostic):
     code: ClassVar[str] = "E227"
     title: ClassVar[str] = "index {position} of `{name}` {can_be}, but the dimension{of_dim} has {count} elements"
     label: ClassVar[str] = "with the sizes and params of this call"
-    help: ClassVar[str] = "keep it inside: clamp(..., 0, {last}), or give a larger tensor"
+    help: ClassVar[str] = "{keep_inside}give a larger tensor"
 
     position: int
     name: str
     can_be: str
     of_dim: str
     count: int
-    last: int
+    keep_inside: str
 
 
 class CallDividesByZero(Diagnostic):
