@@ -127,6 +127,11 @@ def mask(
     if cache_position is not None:
         q_length, q_offset, device = cache_position.shape[0], cache_position[0], cache_position.device
     if attention_mask is not None:
+        if attention_mask.dim() != 2:
+            sizes = list(attention_mask.shape)
+            raise ArgumentError(
+                f"`attention_mask` is {sizes}; expected [batch, keys], or [batch, 1, queries, keys] for all pairs"
+            )
         padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
         mask_function = and_masks(mask_function, padding_mask_function(padding))
     offsets = (one.clone() if isinstance(one, torch.Tensor) else one for one in (q_offset, kv_offset))

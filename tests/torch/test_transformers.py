@@ -315,6 +315,8 @@ def test_masks_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             attngen.transformers.attention(torch.nn.Module(), q, k, k, **{"attention_mask": None, name: pairs})
+    with pytest.raises(ArgumentError, match=r"`attention_mask` is \[2, 4, 6\]; expected \[batch, keys\]"):
+        attngen.transformers.mask(2, 4, 6, attention_mask=torch.ones(2, 4, 6))
 
 
 def test_weights_are_refused() -> None:
