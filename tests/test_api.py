@@ -24,6 +24,10 @@ def test_every_name_is_listed_and_found() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", attngen.__version__)
 
 
+def test_type_checkers_read_its_annotations() -> None:
+    assert (Path(attngen.__file__).parent / "py.typed").is_file()  # PEP 561
+
+
 @pytest.mark.parametrize("function", [attngen.define, attngen.traced])
 def test_define_has_real_keywords(function) -> None:
     assert {"dtype", "head_dim", "mask", "score", "lse", "tile"} <= set(inspect.signature(function).parameters)
