@@ -60,7 +60,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "q has 5 dimensions; expected 2 to 4": lambda: call(q=Q[None]),
     "x has elements of float64; expected one of fp32": lambda: plain(score=lambda s, b, h, q, k, x=DOUBLES: s + x[h]),
     "has elements of fp32; expected fp16": lambda: call(k=Q.float()),
-    "sum is not defined": lambda: plain(score="sum(s)"),
+    "sum is not in this language": lambda: plain(score="sum(s)"),
     "rand is not defined": lambda: plain(score="rand()"),
     "head size 264 is out of range": lambda: plain(head_dim=264),
     "head size 13 is not a multiple of 8": lambda: plain(head_dim=13),

@@ -181,10 +181,12 @@ class Block:
                 declared = self._input(node)
                 self.inputs.append(declared)
                 self.spans[f"input {declared.name}"] = title.span
+                self.spans |= {f"input {declared.name}:{dim.value}": dim.span for dim in node.children[2].children}
                 declare(self.scope, self.seen, node, declared)
             case "param":
                 declare(self.scope, self.seen, node, constant(0))
                 self.spans[f"param {title.value}"] = title.span
+                self.spans |= {f"param {title.value}:default": default.span for default in node.children[2:]}
             case "let":
                 declare(self.scope, self.seen, node, Definition(str(title.value), (), node.children[1], self.scope))
             case "define":

@@ -22,6 +22,7 @@ class Spelling(NamedTuple):
 MAX_LINE = 2000  # characters: longer lines are not searched
 _KEYWORDS = "dtype|head_dim|heads|mask|score|scale|sink|dropout|rotary|normalize|precision|output|kernel"
 COMMENT = "comments begin with `#`"
+_DECLARED = "static|const|constexpr|auto|int|float|double|long|unsigned|var|val"
 _DTYPES = "fp32|fp16|bf16|int32|int64|bool|float32|float16|bfloat16|float|half|int"
 _MODULES = "math|torch|np|numpy|attngen|F|tl|jnp|jax|std"
 
@@ -33,7 +34,11 @@ SPELLINGS = (
     Spelling(r"\{\s*(?P<found>//.*)", COMMENT, "write # instead of //"),
     Spelling(r"&&", "`and` of two truth values", "write a and b"),
     Spelling(r"\|\|", "`or` of two truth values", "write a or b"),
+    Spelling(r"\be\s*(?:\^|\*\*)", "a power of e", "write exp(a)"),
     Spelling(r"\*\*", "a power", "write pow(a, b), or a * a for a square"),
+    Spelling(r"(?<=[\w)\]])\s*(?P<found>([-+*/%])=)(?!=)", "an expression changes no value", "write {2} instead of {1}"),
+    Spelling(r"([<>!=])\s+=(?![=<>])", "an operator contains no space", "write {1}="),
+    Spelling(r"=\s*([<>])(?!=)", "in a comparison, `=` stands last", "write {1}="),
     Spelling(r"!(?!=)", "`not` of a truth value", "write not a"),
     Spelling(r"\?", "a choice between two values", "write where(condition, a, b) for condition ? a : b"),
     Spelling(r"\b(if|else|elif)\b", "a choice between two values", "write where(condition, a, b) for a if condition else b"),
@@ -46,11 +51,12 @@ SPELLINGS = (
     Spelling(r"===|!==", "a comparison", "write == or !="),
     Spelling(r"<>", "a comparison", "write !="),
     Spelling(r":=", "a definition", "write let NAME = value, or def NAME(x) = expression"),
-    Spelling(r"->|=>", "there are no arrows", "remove it; def NAME(x) = expression defines a function"),
+    Spelling(r"->", "there are no arrows", "remove it; def NAME(x) = expression defines a function"),
     Spelling(r"<<|>>", "a shift", "write a * 2 for a << 1, and a // 2 for a >> 1"),
     Spelling(r"\^", "a power or `exclusive or`", "write pow(a, b), bit_xor(a, b) of integers, or a != b of truth values"),
     Spelling(r"@", "a product of matrices", "Q K^T is computed already: `s` is its element"),
     Spelling(r",(?=\s*$)", "nothing separates statements", "remove `,`: a statement ends where the next one begins"),
+    Spelling(r"\([^()\n]*(?P<found>;)", "commas separate arguments", "write , instead of ;"),
     Spelling(r";", "nothing separates statements", "remove `;`: a statement ends where the next one begins"),
     Spelling(
         r"float\(\s*[\"'](-?)\+?inf(?:inity)?[\"']\s*\)", "infinity is a name", "write {1}inf"
@@ -83,7 +89,7 @@ SPELLINGS = (
         "the head size of V stands behind that of Q and K",
         "write both in one statement, such as head_dim 192, v 128",
     ),
-    Spelling(r"\btile\s+(\d+)\s*(?P<found>[,*/])\s*(\d+)", "a tile has rows and keys", "write tile {1} x {3}"),
+    Spelling(r"\btile\s+(\d+)\s*(?P<found>[,*/×])\s*(\d+)", "a tile has rows and keys", "write tile {1} x {3}"),
     Spelling(
         r"\bkernel\s+(\w+)\s*(?P<found>\()",
         "options of a kernel stand in braces",
@@ -96,6 +102,11 @@ SPELLINGS = (
     ),
     Spelling(
         rf"\binput\s+(?P<found>({_DTYPES})\s+(\w+)\s*(\[[^\]\n]*\])?)", "the name stands first", "write input {3}: {2}{4}"
+    ),
+    Spelling(
+        r"\binput\s+(?P<found>(\w+)\s*(\[[^\]\n]*\])\s*:\s*(\w+))",
+        "dimensions stand behind the element type",
+        "write input {2}: {4}{3}",
     ),
     Spelling(
         r"\binput\s+(\w+)\s*:\s*(\w+)\s*(?P<found>\(([^()\n]*)\))",
@@ -131,7 +142,7 @@ SPELLINGS = (
         "an absolute value",
         "write abs({2})",
     ),
-    Spelling(r"\b(?:not\s+)?in\b", "there are no sets", "write a == b or a == c for a in (b, c)"),
+    Spelling(r"\b(?:not\s+)?in\b|[∈∉]", "there are no sets", "write a == b or a == c for a in (b, c)"),
     Spelling(r"\bis(?:\s+not)?\b", "a comparison", "write ==, or != for `is not`"),
     Spelling(r"\"[^\"\n]*\"?|'[^'\n]*'?", "there is no text in expressions", "write names and numbers without quotes"),
     Spelling(
@@ -143,13 +154,40 @@ SPELLINGS = (
         r"\bheads\s+(\d+)\s*(?P<found>[,:/])\s*(\d+)", "query heads share key/value heads", "write heads {1} over {3}"
     ),
     *(
-        Spelling(theirs, "operators are written in ASCII", f"write {ours}")
+        Spelling(theirs, "symbols are written in ASCII", f"write {ours}")
         for theirs, ours in (
-            ("[≥⩾]", ">="), ("[≤⩽]", "<="), ("≠", "!="), ("∧", "and"), ("∨", "or"), ("¬", "not"), ("[×·]", "*"), ("[−–]", "-"),
-            ("÷", "/"),
+            ("[≥⩾≧]", ">="), ("[≤⩽≦]", "<="), ("≠", "!="), ("∧", "and"), ("∨", "or"), ("¬", "not"), ("[×·]", "*"),
+            ("[−–]", "-"), ("÷", "/"), ("∞", "inf"), ("π", "3.141592653589793"), ("√", "sqrt(a)"), ("²", "a * a"),
+            ("³", "a * a * a"), ("[⌊⌋]", "floor(a)"), ("[⌈⌉]", "ceil(a)"),
         )
     ),
+    *(
+        Spelling(rf"\\(?:{theirs})(?![A-Za-z])", "there are no commands of LaTeX", f"write {ours}")
+        for theirs, ours in (
+            ("geq?", ">="), ("leq?", "<="), ("neq?", "!="), ("land|wedge", "and"), ("lor|vee", "or"), ("lnot|neg", "not"),
+            ("cdot|times", "*"), ("frac", "a / b"), ("infty", "inf"),
+        )
+    ),
+    Spelling(r"\\([A-Za-z]+)", "there are no commands of LaTeX", "write {1}, without the backslash"),
+    Spelling(r"(?<=[\w)\]])\s+(?P<found>mod)\b", "the remainder of a division", "write a % b"),
+    Spelling(r"(?<=[\w)\]])\s+(?P<found>div)\b", "a quotient rounded down", "write a // b"),
+    Spelling(r"(?<=[\w)\]])\s+(?P<found>xor)\b", "exclusive or", "write bit_xor(a, b) of integers, or a != b of truth values"),
+    Spelling(
+        r"\b(?P<found>all|any|cumsum|mean|norm|prod|softmax|sort|std|sum|topk|var)\s*\(",
+        "an expression describes one pair (q, k)",
+        "compute it before the call and pass it as an input; `normalize` states how scores become weights",
+    ),
+    Spelling(r"\b(?P<found>len)\s*\(", "lengths have names", "write q_len or kv_len"),
+    Spelling(r"\b(?P<found>[QK])\s*\[", "Q K^T is computed already", "write s, the scaled product of row q and key k"),
+    Spelling(
+        rf"(?:^|\{{)\s*(?P<found>(?:(?:{_DECLARED})\s+)*(?!(?:{_KEYWORDS}|[bhqks])\b)([A-Za-z_]\w*)\s*=)(?!=)",
+        "`let` declares a constant, and `param` a number of the call",
+        "write let {2} = ..., or param {2}: int = ...",
+    ),
+    Spelling(r"\battention\s+(?P<found>(\w+)-(\w+))(?!-)", "a name has letters, digits and underscores", "write {2}_{3}"),
+    Spelling(r"\battention\s+(?P<found>(\d\w*))", "a name begins with a letter", "write a_{2}"),
     Spelling("[“”„‘’]", "there is no text in expressions", "write names and numbers without quotes"),
+    Spelling(r"(?<![\w.])(\d+),(\d+)(?![\w.])", "a decimal number has a point", "write {1}.{2}"),
     Spelling(r"(?<![=<>!:])=(?!=)", "`=` gives a value to a name; it does not compare", "write == to compare"),
 )  # fmt: skip
 
@@ -165,7 +203,7 @@ NAMES = {
     **dict.fromkeys(("num_heads", "n_heads", "nheads", "H", "Hq"), "heads"),
     **dict.fromkeys(("num_kv_heads", "n_kv_heads", "Hkv"), "kv_heads"),
     **dict.fromkeys(("batch_size", "bsz", "B"), "batch"),
-    **dict.fromkeys(("head_size", "d_head", "D"), "head_dim"),
+    **dict.fromkeys(("head_size", "d_head", "D", "d", "d_k", "dk"), "head_dim"),
     **dict.fromkeys(("INFINITY", "Infinity", "infinity", "Inf", "INF"), "inf"),
     **dict.fromkeys(("True", "TRUE"), "true"),
     **dict.fromkeys(("False", "FALSE"), "false"),
@@ -182,9 +220,6 @@ NAMES = {
     **dict.fromkeys(("sliding_window", "local"), "window"),
     **dict.fromkeys(("clip",), "clamp"),
     **dict.fromkeys(("pi", "PI", "M_PI"), "3.141592653589793"),
-    **dict.fromkeys(("logical_and", "bitwise_and", "AND"), "and"),
-    **dict.fromkeys(("logical_or", "bitwise_or", "OR"), "or"),
-    **dict.fromkeys(("logical_not", "bitwise_not", "NOT"), "not"),
 }  # fmt: skip
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
 from attngen.language.block import Block, Loaded, declare
-from attngen.language.prelude import prelude
+from attngen.language.foreign_words import NAMES
+from attngen.language.prelude import documentation, prelude
 from attngen.language.recovery import parse_all
 from attngen.language.resolve import Scope
 from attngen.language.syntax import Node
@@ -23,10 +25,20 @@ def load_source(source: SourceFile) -> tuple[Loaded, ...]:
     """All attentions of a text. Raises DiagnosticError with the mistakes found."""
     parsed = parse_all(source)
     loaded, problems = _load(source, parsed.items)
-    found = [*parsed.problems, *parsed.consequences(problems)]
+    found = [*map(_explained, parsed.problems), *parsed.consequences(problems)]
     if found:
         raise DiagnosticError(*sorted(found, key=_position))
     return loaded
+
+
+def _explained(problem: Diagnostic) -> Diagnostic:
+    """`problem`, whose help has the statement to write if a mask or score of the prelude stands in the place of a keyword."""
+    if not isinstance(problem, mistakes.UnknownStatement):
+        return problem
+    documented = documentation().get(NAMES.get(problem.found, problem.found))
+    if documented is None or documented.keyword is None:
+        return problem
+    return replace(problem, hint=f"a {documented.keyword}", cure=f"write {documented.keyword} {documented.definition.call}")
 
 
 def _position(diagnostic: Diagnostic) -> tuple[int, int]:

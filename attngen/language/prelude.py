@@ -39,12 +39,17 @@ class Documented:
     example: str
 
     @property
+    def keyword(self) -> str | None:
+        """The statement whose operand the definition is: "mask" or "score"; None if it is a part of others."""
+        body = self.definition.body
+        is_mask = body.kind == "binary" and body.value in COMPARISONS
+        return "score" if self.definition.is_score else "mask" if is_mask else None
+
+    @property
     def gives(self) -> str:
         """The kind of the definition: a mask, a score or a number."""
-        body = self.definition.body
-        if self.definition.is_score:
-            return "a complete score: it contains s, so write `score ...`, not `s + ...`"
-        return "a mask" if body.kind == "binary" and body.value in COMPARISONS else "a number"
+        complete = {"score": "a complete score: it contains s, so write `score ...`, not `s + ...`", "mask": "a mask"}
+        return complete.get(self.keyword or "", "a number")
 
 
 @cache

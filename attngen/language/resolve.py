@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from attngen.diagnostics import Diagnostic, DiagnosticError, counted
 from attngen.language.foreign_words import NAMES, spelling_at
+from attngen.language.functions import function
 from attngen.language.syntax import SYNONYMS, Node
 from attngen.source import Span
 from attngen.spec import mistakes
 from attngen.spec.attention import Input
 from attngen.spec.dtypes import DType
-from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Expr, ExpressionError, Type, constant, gather, names_in, walk
+from attngen.spec.expr import MAX_DEPTH, MAX_SIZE, Expr, ExpressionError, Gather, Type, constant, gather, names_in, walk
 from attngen.spec.names import CONSTANTS, WORDS
 from attngen.spec.operator import TABLE, apply, arity, is_comparison
 from attngen.spec.operators import FUNCTIONS
+from attngen.spec.print_attn import expression_to_text
 
+MAX_CURE = 80  # characters of an expression that a help line shows
 BINARY = {row.infix.symbol: row.name for row in TABLE.values() if row.infix and row.name not in ("neg", "not")}
 
 
@@ -36,8 +39,18 @@ class Definition:
     @property
     def text(self) -> str:
         """The source text of the body, if it is on one line."""
-        span = self.body.span
-        return span.source.line(span.line)[span.column - 1 : span.end_column - 1]
+        return _text(self.body)
+
+    @property
+    def call(self) -> str:
+        """A call, with the parameters as its arguments."""
+        return f"{self.name}({', '.join(self.parameters)})" if self.parameters else self.name
+
+    def indices_of(self, parameter: str) -> tuple[Node, ...]:
+        """The indices with which the body reads `parameter` first; none if it reads no elements of it."""
+        return next(
+            (n.children[1].children for n in _nodes(self.body) if n.kind == "index" and n.children[0].value == parameter), ()
+        )
 
 
 def definition_of(node: Node, scope: Scope, builtin: bool = False) -> Definition:
@@ -48,16 +61,18 @@ def definition_of(node: Node, scope: Scope, builtin: bool = False) -> Definition
     return Definition(str(name.value), parameters, body, scope, builtin, is_score)
 
 
-def _names_in(node: Node) -> set[str]:
-    """The names that an expression mentions."""
-    found: set[str] = set()
+def _nodes(node: Node) -> Iterator[Node]:
+    """`node` and all nodes below it."""
     stack = [node]
     while stack:
         part = stack.pop()
-        if part.kind == "name":
-            found.add(part.children[0].value)
+        yield part
         stack.extend(part.children)
-    return found
+
+
+def _names_in(node: Node) -> set[str]:
+    """The names that an expression mentions."""
+    return {part.children[0].value for part in _nodes(node) if part.kind == "name"}
 
 
 Value = Expr | Input | Definition
@@ -118,7 +133,7 @@ class Resolver:
         if isinstance(value, Input):
             raise DiagnosticError(mistakes.InputWithoutIndex(span=node.span, name=value.name, example=_index_example(value)))
         if isinstance(value, Definition):
-            raise _without_arguments(node.span, value.name, len(value.parameters), _call_example(value))
+            raise _without_arguments(node.span, value.name, len(value.parameters), value.call)
         return value
 
     def _value(self, node: Node, scope: Scope) -> Value:
@@ -175,7 +190,9 @@ class Resolver:
         meant = NAMES.get(name)
         if meant is not None:
             return mistakes.UnknownName(span=span, name=name, hint=f"`{meant}` in this language", known=f"write `{meant}`")
-        near = get_close_matches(name, known, 1, 0.66)  # one letter of three
+        near = [word for word in known if word == name.lower()] or get_close_matches(
+            name, known, 1, 0.66
+        )  # one letter of three
         hint = f"did you mean `{near[0]}`?" if near else "no index, size, input, param or function has this name"
         help = f"write `{near[0]}`" if near else f"declare it: {declaration or f'param {name}: int, or let {name} = 1'}"
         return mistakes.UnknownName(span=span, name=name, hint=hint, known=help)
@@ -189,17 +206,52 @@ class Resolver:
         if target is None:
             target = self.globals.get(name)
         if target is None:
+            if (instead := self._instead_of_call(name, arguments, scope)) is not None:
+                called = mistakes.UnknownName(span=node.span, name=name, hint="not a function of this language", known=instead)
+                raise DiagnosticError(called)
             letters = ", ".join("xyzuvw"[: len(arguments)])
             definition = f"def {name}({letters}) = expression" if letters else f"def {name} = expression"
             raise DiagnosticError(self._unknown(name, node.children[0].span, scope, definition))
         if not isinstance(target, Definition):
             what = "an input, which is indexed with [ ]" if isinstance(target, Input) else "a number"
-            example = _index_example(target) if isinstance(target, Input) and target.dims else name
+            example = name
+            if isinstance(target, Input) and target.dims:
+                example = f"{name}[{_text(*arguments)}]" if len(arguments) == len(target.dims) else _index_example(target)
             raise DiagnosticError(mistakes.NotAFunction(span=node.children[0].span, name=name, what=what, example=example))
         if len(arguments) != len(target.parameters):
-            raise _wrong_arguments(node.span, name, len(target.parameters), len(arguments), _call_example(target))
-        values = {p: self._value(a, scope) for p, a in zip(target.parameters, arguments, strict=True)}
+            raise _wrong_arguments(node.span, name, len(target.parameters), len(arguments), target.call)
+        values = {p: self._argument(target, p, a, scope) for p, a in zip(target.parameters, arguments, strict=True)}
         return self._expand(target, values, node.span)
+
+    def _argument(self, target: Definition, parameter: str, node: Node, scope: Scope) -> Value:
+        """The value of an argument: an input of as many dimensions as the body of `target` has indices, if it has any."""
+        indices = target.indices_of(parameter)
+        if not indices:
+            return self._value(node, scope)
+        name = node.children[0].value if node.kind in ("name", "index") else parameter
+        declared = _declaration(name, indices, "fp32" if target.is_score else "int32")
+        if node.kind == "name" and name not in FUNCTIONS and self._find(name, scope) is None:
+            raise DiagnosticError(self._unknown(name, node.span, scope, f"input {declared}"))
+        value = self._value(node, scope)
+        if isinstance(value, Input) and len(value.dims) == len(indices):
+            return value
+        cure = f"declare input {declared}, and write {name} here"
+        if node.kind == "index" and isinstance(value, Gather) and len(value.args) == len(indices):
+            cure = f"write {name}, without indices"
+        problem = f"`{target.name}` reads `{parameter}` as a tensor of {counted(len(indices), 'dimension')}"
+        raise DiagnosticError(mistakes.TypeMismatch(span=node.span, problem=problem, cure=cure))
+
+    def _instead_of_call(self, name: str, arguments: tuple[Node, ...], scope: Scope) -> str | None:
+        """What to write for a function of Python, numpy or torch that this language lacks; None if that is unknown or long."""
+        meant = function(name)
+        if meant is None or name in NAMES:
+            return None
+        operands = [self.expression(a, scope) for a in arguments]
+        try:
+            text = expression_to_text(meant(*operands))
+        except (ExpressionError, TypeError):
+            return None
+        return f"write {text}" if len(text) <= MAX_CURE else None
 
     def _builtin(self, name: str, arguments: tuple[Node, ...], node: Node, scope: Scope) -> Expr:
         if len(arguments) != arity(name):
@@ -228,6 +280,9 @@ class Resolver:
     def _index(self, node: Node, scope: Scope) -> Expr:
         name_node, arguments = node.children[0], node.children[1].children
         target = self._find(name_node.value, scope)
+        if target is None and name_node.value in FUNCTIONS:
+            cure = f"write {name_node.value}({_text(*arguments)})"
+            raise DiagnosticError(mistakes.NotAnInput(span=name_node.span, name=name_node.value, what="a function", cure=cure))
         if target is None:
             raise DiagnosticError(
                 self._unknown(name_node.value, name_node.span, scope, f"input {_declaration(name_node.value, arguments)}")
@@ -236,7 +291,7 @@ class Resolver:
             name, what = name_node.value, "a number"
             cure = f"declare it as an input: input {_declaration(name, arguments)}"
             if isinstance(target, Definition):
-                what, cure = "a function", f"write {_call_example(target)}"
+                what, cure = "a function", f"write {target.call}"
             elif name in WORDS:
                 cure = f"write {name} alone; an element of a captured tensor has the name of an input before the ["
             raise DiagnosticError(mistakes.NotAnInput(span=name_node.span, name=name, what=what, cure=cure))
@@ -279,7 +334,7 @@ class Resolver:
             found = next((node for node in walk(one) if node in self.scores), None)
             if found is not None and "s" in names_in(other):
                 target = self.scores[found]
-                raise DiagnosticError(mistakes.ScoreTwice(span=span, call=_call_example(target), stands_for=target.text))
+                raise DiagnosticError(mistakes.ScoreTwice(span=span, call=target.call, stands_for=target.text))
 
     def _apply(self, op: str, operands: list[Expr], span: Span) -> Expr:
         return _guarded(lambda: apply(op, *operands), span)
@@ -319,17 +374,18 @@ def _index_example(target: Input) -> str:
     return f"{target.name}[{', '.join(letters.get(str(d), '0') for d in target.dims)}]"
 
 
-def _declaration(name: str, indices: tuple[Node, ...]) -> str:
+def _text(*arguments: Node) -> str:
+    """The source text of arguments that are each on one line."""
+    return ", ".join(a.span.source.line(a.span.line)[a.span.column - 1 : a.span.end_column - 1] for a in arguments)
+
+
+def _declaration(name: str, indices: tuple[Node, ...], dtype: str = "fp32") -> str:
     """The declaration of an input that is read at such indices."""
     dims = {"b": "batch", "h": "heads", "q": "q_len", "k": "kv_len"}
     free = iter("nmijwxyz")  # names of dimensions whose sizes come with the tensor
     sizes = [dims.get(node.children[0].value) if node.kind == "name" else None for node in indices]
-    return f"{name}: fp32[{', '.join(size or next(free, '1') for size in sizes)}]"
+    return f"{name}: {dtype}[{', '.join(size or next(free, '1') for size in sizes)}]"
 
 
 def _function_example(function: str) -> str:
     return f"{function}({', '.join('abc'[: arity(function)])})"
-
-
-def _call_example(target: Definition) -> str:
-    return f"{target.name}({', '.join(target.parameters)})" if target.parameters else target.name

@@ -189,7 +189,8 @@ def _unexpected(source: SourceFile, error: UnexpectedToken | UnexpectedEOF) -> D
             return outside
         near = get_close_matches(str(token), STATEMENTS, 1)
         hint = f"did you mean `{near[0]}`?" if near else "a statement is expected here"
-        return mistakes.UnknownStatement(span=span, found=_short(str(token)), hint=hint, known=", ".join(STATEMENTS))
+        cure = f"the statements are {', '.join(STATEMENTS)}"
+        return mistakes.UnknownStatement(span=span, found=_short(str(token)), hint=hint, cure=cure)
     found = f"`{_short(str(token))}`"
     bracket = _open_bracket(source.text[: token.start_pos or 0])
     if bracket is not None and bracket[1] < span.line:
@@ -260,13 +261,21 @@ def _instead_of_token(token: Token, wanted: set[str], expected: str, found: str,
 
 
 def _instead_of(character: str) -> str:
-    """What to do about a character that is in no word: full-width letters, digits and spaces have ordinary forms."""
+    """What to do about a character that is in no word: full-width letters, digits and spaces have ordinary forms, Greek letters
+    have names."""
     ordinary = unicodedata.normalize("NFKC", character)
     if ordinary.isspace():
         return "write an ordinary space"
-    if ordinary.isascii() and ordinary != character:
+    if ordinary.isascii() and ordinary != character and ordinary != ";":
         return f"write {ordinary}"
-    return "remove it; a name consists of letters, digits and underscores"
+    if not ordinary.isalpha():
+        return "remove it; a name consists of letters, digits and underscores"
+    greek = re.match(r"GREEK (SMALL|CAPITAL) LETTER (?:FINAL )?(\w+)", unicodedata.name(ordinary[0], ""))
+    plain = unicodedata.normalize("NFKD", ordinary)[0]  # without an accent
+    if greek is None:
+        return f"write {plain}" if plain.isascii() else "write the name with the letters a to z"
+    called = greek[2].lower().replace("lamda", "lambda")
+    return f"write {called if greek[1] == 'SMALL' else called.capitalize()}"
 
 
 def _open_bracket(text: str) -> tuple[str, int] | None:

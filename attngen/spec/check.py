@@ -128,7 +128,7 @@ def _dimensions(name: str, dims: tuple[int | str, ...]) -> Iterator[Diagnostic]:
         yield mistakes.TooManyDimensions(statement=f"input {name}", name=name, count=len(dims), limit=MAX_DIMENSIONS)
     for dim in dims:
         if isinstance(dim, int) and not 1 <= dim <= MAX_LENGTH:
-            yield mistakes.DimensionOutOfRange(statement=f"input {name}", size=dim, limit=MAX_LENGTH)
+            yield mistakes.DimensionOutOfRange(statement=f"input {name}", part=str(dim), size=dim, limit=MAX_LENGTH)
 
 
 def _names(spec: AttentionSpec) -> Iterator[Diagnostic]:
@@ -207,11 +207,11 @@ def _default(param: Param) -> Iterator[Diagnostic]:
     is_typed = type(default) is {Type.INT: int, Type.FLOAT: float}.get(param.type)
     if not is_typed or default != default:
         found = "not a number (NaN)" if is_typed else f"a {type(default).__name__}"
-        yield mistakes.BadDefault(statement=statement, name=param.name, expected=str(param.type), found=found)
+        yield mistakes.BadDefault(statement=statement, part="default", name=param.name, expected=str(param.type), found=found)
     elif param.type is Type.INT and abs(default) > MAX_INT_PARAM:
-        yield mistakes.NumberTooLarge(statement=statement, number=magnitude(default), limit=str(MAX_INT_PARAM))
+        yield mistakes.NumberTooLarge(statement=statement, part="default", number=magnitude(default), limit=str(MAX_INT_PARAM))
     elif param.type is Type.FLOAT and MAX_FLOAT < abs(default) < math.inf:
-        yield mistakes.NumberTooLarge(statement=statement, number=repr(default), limit=MAX_FLOAT_TEXT)
+        yield mistakes.NumberTooLarge(statement=statement, part="default", number=repr(default), limit=MAX_FLOAT_TEXT)
 
 
 def _dropout(spec: AttentionSpec) -> Iterator[Diagnostic]:

@@ -14,7 +14,10 @@ def _expect(name: str, types: tuple[Type, ...], count: int) -> None:
 
 def _numeric(name: str, types: tuple[Type, ...]) -> Type:
     if BOOL in types:
-        raise ExpressionError(f"`{name}` takes numbers, not a truth value", "use where(condition, 1.0, 0.0)")
+        combined = (
+            "" if set(types) != {BOOL} or len(types) == 1 else "combine truth values with `and`, `or` and `not`; for a number, "
+        )
+        raise ExpressionError(f"`{name}` takes numbers, not a truth value", f"{combined}use where(condition, 1.0, 0.0)")
     return FLOAT if FLOAT in types else INT
 
 
@@ -65,7 +68,8 @@ def truth_values(count: int) -> Typing:
         _expect(name, types, count)
         for t in types:
             if t is not BOOL:
-                raise ExpressionError(f"`{name}` takes truth values, not {t}", "compare two numbers, as in q >= k")
+                bits = f", or write bit_{name}(a, b) for bits" if name in ("and", "or") and types == (INT, INT) else ""
+                raise ExpressionError(f"`{name}` takes truth values, not {t}", f"compare two numbers, as in q >= k{bits}")
         return types, BOOL
 
     return typing

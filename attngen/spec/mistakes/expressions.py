@@ -76,7 +76,7 @@ class NotANumber(Diagnostic):
     code: ClassVar[str] = "E207"
     title: ClassVar[str] = "the {keyword} is {found}, not a number"
     label: ClassVar[str] = "expected a number"
-    help: ClassVar[str] = "write where(condition, 1.0, 0.0) to get a number"
+    help: ClassVar[str] = "write where(condition, 1.0, 0.0) to get a number; `mask` states which pairs take part"
 
     keyword: str
     found: str

@@ -27,11 +27,11 @@ class UnknownStatement(Diagnostic):
     code: ClassVar[str] = "E103"
     title: ClassVar[str] = "`{found}` is not a statement"
     label: ClassVar[str] = "{hint}"
-    help: ClassVar[str] = "the statements are {known}"
+    help: ClassVar[str] = "{cure}"
 
     found: str
     hint: str
-    known: str
+    cure: str
 
 
 class HeadsDoNotDivide(Diagnostic):
