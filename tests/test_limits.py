@@ -61,7 +61,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "x has elements of float64; expected one of fp32": lambda: plain(score=lambda s, b, h, q, k, x=DOUBLES: s + x[h]),
     "has elements of fp32; expected fp16": lambda: call(k=Q.float()),
     "sum is not in this language": lambda: plain(score="sum(s)"),
-    "rand is not defined": lambda: plain(score="rand()"),
+    "rand is not in this language": lambda: plain(score="rand()"),
     "head size 264 is out of range": lambda: plain(head_dim=264),
     "head size 13 is not a multiple of 8": lambda: plain(head_dim=13),
     "param n is 2147483648; expected at most 1073741824 in magnitude": lambda: Attention(

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 from attngen.diagnostics import Diagnostic, DiagnosticError
-from attngen.language.resolve import Definition, Resolver, Scope, Value, definition_of
+from attngen.language.resolve import Definition, Resolver, Scope, Value, definition_of, number_of
 from attngen.language.syntax import Node
 from attngen.language.words import dtype_named, one_of
 from attngen.source import SourceFile, Span
@@ -270,7 +270,7 @@ class Block:
     def _expression(self, keyword: str) -> Expr | None:
         if keyword not in self.single:
             return None
-        return Resolver(self.globals).expression(self.single[keyword].children[0], self.scope)
+        return Resolver(self.globals, number_of(keyword)).expression(self.single[keyword].children[0], self.scope)
 
     def _rotary(self) -> Rotary | None:
         if "rotary" not in self.single:

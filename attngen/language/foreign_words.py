@@ -32,6 +32,31 @@ SPELLINGS = (
     Spelling(r"//(?=\s*[A-Za-z_]+\s+[A-Za-z_]+\b).*", COMMENT, "write # instead of //"),
     Spelling(r"(?<=[\w)}\]])\s*(//)(?=\s*$)|^\s*(//)", COMMENT, "write # instead of //"),
     Spelling(r"\{\s*(?P<found>//.*)", COMMENT, "write # instead of //"),
+    Spelling(
+        r"\binput\s+\w+\s*:\s*\w+\s*\[[^\]\n]*?(?P<found>\.\.\.|-\d+|[*:?])[^\]\n]*\]",
+        "a dimension is a name or a number",
+        "write a name of your own, such as n: the tensor determines this size",
+    ),
+    Spelling(r"\binput\s+\w+\s*:\s*\w+\s*\[[^\]\n]*\]\s*(?P<found>=)", "a call passes the tensor", "remove the default"),
+    Spelling(
+        r"\bparam\s+(?P<found>(\w+)\s*:\s*\w+\s*(\[[^\]\n]*\]))", "a param is a number", "write input {2}: fp32{3} for a tensor"
+    ),
+    Spelling(
+        r"\b(?:input|param|let)\s+\w+(?:\s*[:=][^\n,(\[]*(?:\[[^\]\n]*\])?)?\s*(?P<found>,)",
+        "a statement declares one name",
+        "write a statement for each name",
+    ),
+    Spelling(
+        r"\bdef\s+(\w+)\s*(?P<found>\(\s*\))", "without parameters, there are no parentheses", "write def {1} = expression"
+    ),
+    Spelling(
+        r"\bdef\s+\w+\s*\([^)\n=]*?(?P<found>\w+\s*=\s*[^,)\n]*)", "parameters have no defaults", "write the name alone"
+    ),
+    Spelling(
+        rf"(?:^|\{{)\s*(?P<found>(?:let\s+)?(?!(?:{_KEYWORDS}|def)\b)([A-Za-z_]\w*)\s*\(([^()\n]*)\)\s*=)(?!=)",
+        "`def` begins a definition",
+        "write def {2}({3}) = expression",
+    ),
     Spelling(r"&&", "`and` of two truth values", "write a and b"),
     Spelling(r"\|\|", "`or` of two truth values", "write a or b"),
     Spelling(r"\be\s*(?:\^|\*\*)", "a power of e", "write exp(a)"),
@@ -176,6 +201,11 @@ SPELLINGS = (
         r"\b(?P<found>all|any|cumsum|mean|norm|prod|softmax|sort|std|sum|topk|var)\s*\(",
         "an expression describes one pair (q, k)",
         "compute it before the call and pass it as an input; `normalize` states how scores become weights",
+    ),
+    Spelling(
+        r"\b(?P<found>rand|randn|random|uniform|bernoulli)\s*\(",
+        "an expression has no random numbers",
+        "pass a tensor of random numbers as an input",
     ),
     Spelling(r"\b(?P<found>len)\s*\(", "lengths have names", "write q_len or kv_len"),
     Spelling(r"\b(?P<found>[QK])\s*\[", "Q K^T is computed already", "write s, the scaled product of row q and key k"),

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar, get_args
 from attngen.diagnostics import DiagnosticError, refuse_keywords
 from attngen.language.block import completed, rotary_of
 from attngen.language.prelude import prelude
-from attngen.language.resolve import Resolver, Scope, Value
+from attngen.language.resolve import Resolver, Scope, Value, number_of
 from attngen.language.syntax import parse_expression, parse_rotation
 from attngen.language.trace import CapturedArray, Tracer, trace
 from attngen.language.words import dtype_named, one_of
@@ -270,6 +270,7 @@ class _Builder:
 
     def _text(self, keyword: str, written: str) -> Expr:
         resolver, scope = self._resolver()
+        resolver.number = number_of(keyword)
         return resolver.expression(parse_expression(SourceFile(f"<{keyword}>", written)), scope)
 
     def _resolver(self) -> tuple[Resolver, Scope]:

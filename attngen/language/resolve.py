@@ -117,9 +117,10 @@ class Scope:
 @dataclass(slots=True)
 class Resolver:
     """The resolver of one attention's expressions. `globals` are the names of all expressions: indices, sizes, params, inputs.
-    The checker decides later which of them a statement may use."""
+    The checker decides later which of them a statement may use. `number` is the type of a param that a help line declares."""
 
     globals: Mapping[str, Value]
+    number: Type = Type.INT
     steps: int = 0
     depth: int = 0
     active: list[Definition] = field(default_factory=list)
@@ -183,18 +184,23 @@ class Resolver:
 
     def _unknown(self, name: str, span: Span, scope: Scope, declaration: str = "") -> Diagnostic:
         """The mistake for a name that nothing declares; `declaration` would declare what its use looks like."""
-        known = sorted({*scope.known(), *self.globals, *FUNCTIONS, *CONSTANTS})
+        known = {*scope.known(), *self.globals, *FUNCTIONS, *CONSTANTS}
+        if declaration.startswith("def"):  # a call
+            known = {word for word in known if word in FUNCTIONS or isinstance(scope.find(word), Definition)}
         foreign = spelling_at(span.source, span.line, span.column)
         if foreign is not None:
             return foreign
         meant = NAMES.get(name)
         if meant is not None:
             return mistakes.UnknownName(span=span, name=name, hint=f"`{meant}` in this language", known=f"write `{meant}`")
-        near = [word for word in known if word == name.lower()] or get_close_matches(
-            name, known, 1, 0.66
-        )  # one letter of three
+        near = [word for word in known if word == name.lower()] or get_close_matches(name, sorted(known), 1, 0.66)
         hint = f"did you mean `{near[0]}`?" if near else "no index, size, input, param or function has this name"
-        help = f"write `{near[0]}`" if near else f"declare it: {declaration or f'param {name}: int, or let {name} = 1'}"
+        value = 1 if self.number is Type.INT else 1.0
+        help = (
+            f"write `{near[0]}`"
+            if near
+            else f"declare it: {declaration or f'param {name}: {self.number}, or let {name} = {value}'}"
+        )
         return mistakes.UnknownName(span=span, name=name, hint=hint, known=help)
 
     def _call(self, node: Node, scope: Scope) -> Value:
@@ -214,9 +220,9 @@ class Resolver:
             raise DiagnosticError(self._unknown(name, node.children[0].span, scope, definition))
         if not isinstance(target, Definition):
             what = "an input, which is indexed with [ ]" if isinstance(target, Input) else "a number"
-            example = name
-            if isinstance(target, Input) and target.dims:
-                example = f"{name}[{_text(*arguments)}]" if len(arguments) == len(target.dims) else _index_example(target)
+            example = _index_example(target) if isinstance(target, Input) else name
+            if isinstance(target, Input) and target.dims and len(arguments) == len(target.dims):
+                example = f"{name}[{_text(*arguments)}]"
             raise DiagnosticError(mistakes.NotAFunction(span=node.children[0].span, name=name, what=what, example=example))
         if len(arguments) != len(target.parameters):
             raise _wrong_arguments(node.span, name, len(target.parameters), len(arguments), target.call)
@@ -301,7 +307,9 @@ class Resolver:
             raise DiagnosticError(
                 mistakes.WrongIndexCount(span=node.span, name=target.name, expected=expected, given=given, example=example)
             )
+        number, self.number = self.number, Type.INT
         indices = tuple(self.expression(a, scope) for a in arguments)
+        self.number = number
         return _guarded(lambda: gather(target.name, element_type(target.dtype), indices), node.span)
 
     def _unary(self, node: Node, scope: Scope) -> Expr:
@@ -340,6 +348,11 @@ class Resolver:
         return _guarded(lambda: apply(op, *operands), span)
 
 
+def number_of(keyword: str) -> Type:
+    """The type of most numbers in the expression of a statement."""
+    return Type.INT if keyword == "mask" else Type.FLOAT
+
+
 ARITHMETIC = ("add", "sub", "mul", "div")
 COMPARISONS = frozenset(symbol for symbol, name in BINARY.items() if is_comparison(name))
 _COMPARISONS = frozenset(name for name in BINARY.values() if is_comparison(name))
@@ -370,6 +383,8 @@ def element_type(dtype: DType) -> Type:
 
 
 def _index_example(target: Input) -> str:
+    if not target.dims:
+        return target.name
     letters = {"batch": "b", "q_heads": "h", "kv_heads": "h", "q_len": "q", "kv_len": "k"}
     return f"{target.name}[{', '.join(letters.get(str(d), '0') for d in target.dims)}]"
 

@@ -279,7 +279,7 @@ def _position(spec: AttentionSpec, expr: Expr, index: str, other: str) -> Iterat
     for name in sorted(names_in(expr) - {*allowed}):
         reason = f"the {where} depends on {index}, not on {other}" if name == other else f"the {where} is one for all heads"
         yield mistakes.NameNotHere(
-            statement="rotary", part=name, name=name, where=where, reason=reason, allowed=", ".join(allowed)
+            statement="rotary", part=name, name=name, where=where, reason=reason, cure=f"use only {', '.join(allowed)}"
         )
         return
     try:
@@ -345,5 +345,7 @@ def _name_not_here(name: str, keyword: str, allowed: tuple[str, ...]) -> Diagnos
     reasons = {keyword: f"the {keyword} is one number for the whole call" for keyword in OF_THE_CALL}
     reasons |= {"sink": "a sink is one logit for the whole row"}
     reason = "the scaled dot product belongs to the score" if name == "s" else reasons[keyword]
-    known = ", ".join(allowed) or "constants"
-    return mistakes.NameNotHere(statement=keyword, part=name, name=name, where=keyword, reason=reason, allowed=known)
+    cure = f"use only {', '.join(allowed) or 'constants'}"
+    if (name, keyword) == ("s", "mask"):
+        cure = "state the condition in the score: where(condition, s, -inf)"
+    return mistakes.NameNotHere(statement=keyword, part=name, name=name, where=keyword, reason=reason, cure=cure)

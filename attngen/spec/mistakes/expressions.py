@@ -22,12 +22,12 @@ class NameNotHere(Diagnostic):
     code: ClassVar[str] = "E202"
     title: ClassVar[str] = "`{name}` cannot be used in the {where}"
     label: ClassVar[str] = "{reason}"
-    help: ClassVar[str] = "use only {allowed}"
+    help: ClassVar[str] = "{cure}"
 
     name: str
     where: str
     reason: str
-    allowed: str
+    cure: str
 
 
 class NotAFunction(Diagnostic):
