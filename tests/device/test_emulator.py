@@ -392,6 +392,10 @@ def test_functions_and_types_of_cuda_that_people_add_are_known() -> None:
     asm("mov.u32 %0, %%ntid.x;" : "=r"(threads));
     assert(lane == threadIdx.x % warpSize && threads == 32);
     __threadfence();
+    uint3 place = make_uint3(threadIdx.x, 0, 0);
+    assert(__clz(0) == 32 && __clz(1) == 31 && __popc(7) == 3 && __ffs(4) == 3 && max(1.0, 2.0) == 2.0);
+    assert(max(x[threadIdx.x], 0.0) == x[threadIdx.x] && min(threadIdx.x, 40) == lane);
+    assert(__fmaf_rn(2.0f, 3.0f, __fadd_rn(0.5f, 0.5f)) == 7.0f && __saturatef(2.0f) == 1.0f && place.x == lane);
     y[threadIdx.x] = s + v.y + v.z + v.w + __expf(0.0f);
 """,
         x,

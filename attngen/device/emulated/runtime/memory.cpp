@@ -106,7 +106,7 @@ void shared_read(Cell* cell, const Access& a) {
     launch.shared_read += a.bytes;
     for (int i = 0; i < a.bytes; i += GRANULE, ++cell) {
         if (cell->in_flight != -1) check_flight(*cell, a);
-        if (!cell->initialized) report(Kind::UNINITIALIZED_SHARED, "shared memory is read that nothing has written", a.line, a.code, 0, nullptr, -1, a.address, a.bytes);
+        if (!cell->initialized) report(Kind::UNINITIALIZED_SHARED, "shared memory is read that no thread has written yet: the write, or the barrier behind it, is missing", a.line, a.code, 0, nullptr, -1, a.address, a.bytes);
         if (!ordered(cell->writer, a.clock)) conflict("a read and an earlier write of shared memory, with no barrier between them", cell->writer, a);
         check_fenced(*cell, a);
         remember_reader(*cell, a);
