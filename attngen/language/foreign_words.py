@@ -208,7 +208,7 @@ SPELLINGS = (
         "pass a tensor of random numbers as an input",
     ),
     Spelling(r"\b(?P<found>len)\s*\(", "lengths have names", "write q_len or kv_len"),
-    Spelling(r"\b(?P<found>[QK])\s*\[", "Q K^T is computed already", "write s, the scaled product of row q and key k"),
+    Spelling(r"\b(?P<found>[QKV])\s*\[", "only the kernel reads Q, K and V", "write s, the scaled product of row q and key k"),
     Spelling(
         rf"(?:^|\{{)\s*(?P<found>(?:(?:{_DECLARED})\s+)*(?!(?:{_KEYWORDS}|[bhqks])\b)([A-Za-z_]\w*)\s*=)(?!=)",
         "`let` declares a constant, and `param` a number of the call",
@@ -218,6 +218,11 @@ SPELLINGS = (
     Spelling(r"\battention\s+(?P<found>(\d\w*))", "a name begins with a letter", "write a_{2}"),
     Spelling("[“”„‘’]", "there is no text in expressions", "write names and numbers without quotes"),
     Spelling(r"(?<![\w.])(\d+),(\d+)(?![\w.])", "a decimal number has a point", "write {1}.{2}"),
+    Spelling(
+        rf"\b(?!(?:{_KEYWORDS}|and|or|not|where)\b)[A-Za-z_]\w*\([^()\n]*?(?P<found>\b(?![bhqks]\b)[A-Za-z_]\w*\s*=)(?!=)",
+        "arguments have no names",
+        "remove `{1}`",
+    ),
     Spelling(r"(?<![=<>!:])=(?!=)", "`=` gives a value to a name; it does not compare", "write == to compare"),
 )  # fmt: skip
 

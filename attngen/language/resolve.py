@@ -234,13 +234,16 @@ class Resolver:
         indices = target.indices_of(parameter)
         if not indices:
             return self._value(node, scope)
+        dtype = "fp32" if target.is_score else "int32"
         name = node.children[0].value if node.kind in ("name", "index") else parameter
-        declared = _declaration(name, indices, "fp32" if target.is_score else "int32")
-        if node.kind == "name" and name not in FUNCTIONS and self._find(name, scope) is None:
-            raise DiagnosticError(self._unknown(name, node.span, scope, f"input {declared}"))
+        found = self._find(name, scope)
+        if node.kind == "name" and name not in FUNCTIONS and found is None:
+            raise DiagnosticError(self._unknown(name, node.span, scope, f"input {_declaration(name, indices, dtype)}"))
         value = self._value(node, scope)
         if isinstance(value, Input) and len(value.dims) == len(indices):
             return value
+        name = name if isinstance(found, Input) else parameter
+        declared = _declaration(name, indices, dtype)
         cure = f"declare input {declared}, and write {name} here"
         if node.kind == "index" and isinstance(value, Gather) and len(value.args) == len(indices):
             cure = f"write {name}, without indices"
