@@ -5,7 +5,8 @@
 Both are compared with float64, by the largest error of each gradient: of q, k, v and of each captured tensor. `math` is
 mode="math", which computes with torch's operations, fp16 and bf16 in fp32, as torch's math backend does. A kernel's error may
 be twice that, and one unit in the last place of the gradient's largest number. Without a GPU, kernels run on the emulated
-device. Prints the worst gradient of each kernel, by the share of that bound; the exit code is 1 if one exceeds it.
+device. Prints the worst gradient of each kernel, by the share of that bound, with errors relative to the gradient's largest
+number; the exit code is 1 if one exceeds its bound.
 """
 
 from __future__ import annotations
@@ -60,13 +61,14 @@ def largest_error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found.double() - exact).abs().max())
 
 
-def unit(dtype: str, exact: torch.Tensor) -> float:
-    """In the last place of the largest number."""
-    return float(2.0 ** (np.floor(np.log2(max(float(exact.abs().max()), 1e-30))) - MANTISSA[dtype]))
+def unit(dtype: str, number: float) -> float:
+    """In the last place of `number`."""
+    return float(2.0 ** (np.floor(np.log2(number)) - MANTISSA[dtype]))
 
 
 def rows(name: str, dtype: str, draws: int, device: str) -> Iterator[tuple[str, str, float, float, float]]:
-    """(schedule, gradient, error of the kernel, error of math, bound) of each gradient of each kernel of a spec."""
+    """(schedule, gradient, error of the kernel, error of math, bound) of each gradient of each kernel of a spec. Errors and the
+    bound are relative to the gradient's largest number."""
     spec, params = small(name, dtype, narrow=device == "cpu"), SMALL_PARAMS.get(name, {})
     wanted = (*QKV, *(n for n in differentiable(spec) if n in {i.name for i in spec.inputs}))
     types = dict.fromkeys(QKV, spec.dtype) | {i.name: i.dtype for i in spec.inputs}
@@ -84,8 +86,10 @@ def rows(name: str, dtype: str, draws: int, device: str) -> Iterator[tuple[str, 
                 found = gradients(kernel, problem, loss, these, **params)
                 for one in these:
                     mine = torch.from_numpy(from_storage(found[one]).astype(np.float64)).to(device)
-                    bound = 2 * largest_error(math[one], exact[one]) + unit(types[one].name, exact[one])
-                    yield schedule, one, largest_error(mine, exact[one]), largest_error(math[one], exact[one]), bound
+                    largest = max(float(exact[one].abs().max()), 1e-30)
+                    errors = (largest_error(mine, exact[one]), largest_error(math[one], exact[one]))
+                    bound = 2 * errors[1] + unit(types[one].name, largest)
+                    yield schedule, one, *(x / largest for x in (*errors, bound))
 
 
 def given(problem: Sample) -> dict[str, np.ndarray[Any, Any]]:
@@ -101,7 +105,7 @@ def main() -> int:
     parser.add_argument("--gpu", action="store_true", help="kernels run on the GPU")
     parser.add_argument("--only", default=",".join(SPECS), help="names of shipped specs")
     parser.add_argument("--dtype", default=",".join(d.name for d in STORAGE_DTYPES), help="of Q, K, V and O")
-    parser.add_argument("--draws", type=int, default=2, help="random problems for each shape")
+    parser.add_argument("--draws", type=int, default=1, help="random problems for each shape")
     options = parser.parse_args()
     count, exceeded = 0, 0
     for name in options.only.split(","):
