@@ -3,11 +3,13 @@
     git worktree add --detach ../before REVISION
     python benchmarks/versions.py ../before [--only plain,variants] [--kernel hopper] [--rounds 9] [--json FILE]
     python benchmarks/versions.py ../before --only backward,deterministic [--kernel hopper]
+    python benchmarks/versions.py ../before --only decode
 
 The other checkout's package is copied under another name, so that both can be imported. `plain` has the cells of
 `benchmarks/hopper.py`, `variants` those of `benchmarks/portable.py`, `scores` what neither has: scores whose cost a change of
 the softmax may move, `sinks` learned sinks. `backward` has the gradients of q, k and v in the cells of
-`benchmarks/backward.py`, in bf16, `deterministic` those that have the same bits in every run. A ratio above 1 says that this
+`benchmarks/backward.py`, in bf16, `deterministic` those that have the same bits in every run. `decode` has the cells of
+`benchmarks/decode.py` and others, as `auto` plans them, with caches that L2 does not hold. A ratio above 1 says that this
 checkout is faster; it is the median of the ratios within each round.
 """
 
@@ -19,6 +21,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +31,12 @@ import torch
 from backward_parts import backwards, leaves
 from backward_parts.plain import CELLS as BACKWARD_CELLS
 from cell import Row
+from decode_parts import Cache, attngen_calls, in_graphs
+from decode_parts.paged import SIDES, paged_calls
+from decode_parts.plain import CELLS as CACHES
+from decode_parts.variants import CELL, PLAIN
+from decode_parts.variants import VARIANTS as DECODED
+from decode_parts.variants import captured as of_shapes
 from hopper_parts.plain import CELLS
 from portable_parts.variants import VARIANTS, captured
 from words import geometric_mean, markdown
@@ -38,6 +47,11 @@ from attngen.bench.measure import measure_bursts
 BEFORE = "attngen_before"
 BACKWARDS = ("backward", "deterministic")
 Case = tuple[str, dict[str, Any], tuple[int, int, int], dict[str, torch.Tensor]]  # title, keywords, (B, H, S), inputs
+MORE_CACHES = (
+    Cache(128, 2048), Cache(4, 32768), Cache(2, 1024), Cache(16, 2048), Cache(64, 8192, head_dim=64),
+    Cache(16, 8192, head_dim=80), Cache(16, 8192, head_dim=192), Cache(64, 8192, head_dim=256), Cache(16, 8192, heads=8),
+    Cache(1, 8192, dtype="fp32"),
+)  # fmt: skip
 DENSE = {"score": "s + bias[q, k]", "inputs": {"bias": ("bf16", ("q_len", "kv_len"))}}
 ALIBI = {"score": "alibi(slopes)", "inputs": {"slopes": ("fp32", ("heads",))}}
 SINK = {"sink": "sinks[h]", "inputs": {"sinks": ("fp32", ("heads",))}}
@@ -131,6 +145,35 @@ def rows(part: str, before: ModuleType, kernel: str, rounds: int) -> Iterator[Ro
         }
 
 
+def decode_rows(before: ModuleType, rounds: int) -> Iterator[Row]:
+    packages = {"now": attngen, "before": before}
+    dense = {c.title: ({}, c, {}) for c in (*CACHES, *MORE_CACHES)}
+    variants = {n: (keywords, replace(CELL, **changes), shapes) for n, (keywords, changes, shapes, _) in DECODED.items()}
+    del variants[PLAIN]
+    for title, (keywords, cell, shapes) in (dense | variants).items():
+        said = {"name": "decoded", "dtype": cell.dtype, "head_dim": cell.head_dim, **keywords}
+        tensors, inputs = cell.tensors(), of_shapes(shapes)
+        yield compared(
+            title, {n: attngen_calls(one.define(**said), tensors, inputs, one) for n, one in packages.items()}, rounds
+        )
+    for cell in CACHES:
+        tensors = cell.tensors()
+        for title, how in SIDES.items():
+            sides = {n: paged_calls(cell, tensors, *how, one) for n, one in packages.items()}
+            yield compared(f"{cell.title}, {title}", sides, rounds)
+
+
+def compared(title: str, sides: dict[str, list[Any]], rounds: int) -> Row:
+    first, second = (calls[0]().float() for calls in sides.values())
+    found = in_graphs(sides, rounds)
+    return {
+        "case": title,
+        "ms": found.medians(),
+        "ratio": found.ratio("now", "before"),
+        "difference": float((first - second).abs().max()),
+    }
+
+
 def table(rows: list[Row]) -> str:
     lines = [(r["case"], f"{r['ms']['before']:.4f}", f"{r['ms']['now']:.4f}", f"{r['ratio']:.3f}") for r in rows]
     ratios = [r["ratio"] for r in rows]
@@ -141,7 +184,9 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="the other checkout")
-    parser.add_argument("--only", default="plain,variants", help="of plain, variants, scores, sinks, backward, deterministic")
+    parser.add_argument(
+        "--only", default="plain,variants", help="of plain, variants, scores, sinks, backward, deterministic, decode"
+    )
     parser.add_argument("--kernel", default="hopper")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, help="write the figures here too")
@@ -151,7 +196,9 @@ def main() -> None:
     with torch.no_grad():
         for part in options.only.split(","):
             kept[part] = []
-            for row in rows(part, before, options.kernel, options.rounds):
+            decodes = part == "decode"
+            found = decode_rows(before, options.rounds) if decodes else rows(part, before, options.kernel, options.rounds)
+            for row in found:
                 kept[part].append(row)
                 print(json.dumps({"part": part, **row}), flush=True)
                 if options.json:

@@ -54,9 +54,11 @@ class Cache:
         return [(randn(self.batch, self.heads, self.rows, self.head_dim), randn(keys), randn(keys)) for _ in range(count)]
 
 
-def attngen_calls(spec: AttentionSpec, tensors: Sequence[Tensors], inputs: Mapping[str, torch.Tensor]) -> list[Call]:
-    """attngen's call of each of `tensors`, as `auto` plans it."""
-    compiled = attngen.compile(spec, device="cuda")
+def attngen_calls(
+    spec: AttentionSpec, tensors: Sequence[Tensors], inputs: Mapping[str, torch.Tensor], package: Any = attngen
+) -> list[Call]:
+    """The call of each of `tensors` by attngen, or by another version of it, as `auto` plans it."""
+    compiled = package.compile(spec, device="cuda")
     return [partial(compiled, *one, **inputs) for one in tensors]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from cell import Row
@@ -49,15 +50,21 @@ def mask_of(cell: Cache) -> str | None:
 
 
 def paged_calls(
-    cell: Cache, tensors: Sequence[Tensors], page: int, heads_inside: bool, stated: bool, packed: bool
+    cell: Cache,
+    tensors: Sequence[Tensors],
+    page: int,
+    heads_inside: bool,
+    stated: bool,
+    packed: bool,
+    package: Any = attngen,
 ) -> list[Call]:
     """Calls that read the memory of dense K and V as a pool, whose pages each sequence has in random order."""
     keywords = {"page_size": page} if stated else {}
     storage = "packed_paged" if packed else "paged"
-    spec = attngen.define(
+    spec = package.define(
         name="paged", dtype=cell.dtype, head_dim=cell.head_dim, mask=mask_of(cell), storage=storage, **keywords
     )
-    compiled = attngen.compile(spec, device="cuda")
+    compiled = package.compile(spec, device="cuda")
     pages = cell.batch * cell.keys // page
     shape = (pages, page, cell.kv_heads, cell.head_dim) if heads_inside else (pages, cell.kv_heads, page, cell.head_dim)
     table = torch.randperm(pages, device="cuda").int().view(cell.batch, -1)

@@ -43,15 +43,19 @@ def rows(rounds: int) -> Iterator[Row]:
     for name, (keywords, changes, shapes, kept) in VARIANTS.items():
         cell = replace(CELL, **changes)
         spec = attngen.define(**{"name": "variant", "dtype": cell.dtype, "head_dim": cell.head_dim, **keywords})
-        inputs = {n: (torch.zeros if n == "ids" else torch.rand)(s, device="cuda") for n, s in shapes.items()}
-        inputs = {n: t.int() if n == "ids" else t for n, t in inputs.items()}
         tensors = cell.tensors()
-        us = 1e3 * in_graphs({"attngen": attngen_calls(spec, tensors, inputs)}, rounds).medians()["attngen"]
+        us = 1e3 * in_graphs({"attngen": attngen_calls(spec, tensors, captured(shapes))}, rounds).medians()["attngen"]
         tb_s = cell.bytes_of(kept) / (us * 1e6)
         plain = plain or tb_s
         yield {"case": name, "us": us, "tb_s": tb_s, "share": tb_s / plain}
-        del tensors, inputs
+        del tensors
         torch.cuda.empty_cache()
+
+
+def captured(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """The captured tensors of a variant."""
+    zeros = {n: torch.zeros(s, device="cuda", dtype=torch.int32) for n, s in shapes.items() if n == "ids"}
+    return zeros | {n: torch.rand(s, device="cuda") for n, s in shapes.items() if n != "ids"}
 
 
 def table(rows: list[Row]) -> str:
