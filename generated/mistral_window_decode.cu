@@ -35,11 +35,12 @@
 //         which saves the time between kernels
 //     rows = those of all heads that share keys: keys are read once for all of them; a product has 16 rows even if
 //         there are fewer
-//     BLOCK_Q x BLOCK_KV = 16 x 16: the rows of one product, and the keys of a warp
-//     blocks per SM = 1: more blocks would read memory in smaller pieces, which is slower
+//     BLOCK_Q x BLOCK_KV = 16 x 32: the rows of one product, and the keys of a warp
+//     blocks per SM = 1: with more copies under way, some SMs would read faster than others, and the last would end
+//         later; so a block takes more than half of an SM's shared memory
 //     splits = by sizes and multiprocessors: as many as keep all multiprocessors reading keys until the end
-//     warps = 4: each has its own keys, stages and sums: no warp waits for another before the end
-//     stages = 3: while a tile is used, copies of 64 KiB are under way on each SM
+//     warps = 2: each has its own keys, stages and sums: no warp waits for another before the end
+//     stages = 2: while a tile is used, copies of 32 KiB are under way on each SM
 //     K and V = copied by TMA: one lane copies 64 columns of a tile by one instruction: memory is read 3 to 4%
 //         faster than 16 bytes at a time
 //     Q = in registers: its fragments take 32 registers a thread
@@ -47,13 +48,13 @@
 //         would lose the last bits of l if m is large
 //     rows in shared memory = K and V swizzled, Q padded by 8: the 8 rows that ldmatrix reads lie in different banks
 //
-// Shared memory of a block, 103264 bytes
-//          0  K        bf16 [4][3][2][16][64], the keys of 3 tiles of each warp
-//      49152  V        bf16 [4][3][2][16][64], the values of 3 tiles of each warp
-//      98304  Q        bf16 [16][128 + 8], the block's rows
-//     102656  MAX      float [4][16], the maximum of each warp's keys
-//     102912  SUM      float [4][16], the sum of their weights
-//     103168  BARRIERS mbarrier [4][3], of each stage: its tiles have arrived
+// Shared memory of a block, 70176 bytes; a launch asks for 115840
+//          0  K        bf16 [2][2][2][32][64], the keys of 2 tiles of each warp
+//      32768  V        bf16 [2][2][2][32][64], the values of 2 tiles of each warp
+//      65536  Q        bf16 [16][128 + 8], the block's rows
+//      69888  MAX      float [2][16], the maximum of each warp's keys
+//      70016  SUM      float [2][16], the sum of their weights
+//      70144  BARRIERS mbarrier [2][2], of each stage: its tiles have arrived
 //
 // Sections
 //     1. Numbers
@@ -75,16 +76,16 @@ constexpr float softmax_scale = 0.08838834764831845f;
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float EXPONENT_SCALE = softmax_scale * LOG2_E;  // exp(softmax_scale x) = 2^(EXPONENT_SCALE x)
 constexpr int BLOCK_Q = 16;  // rows of a block, of the query heads that share keys
-constexpr int BLOCK_KV = 16;  // keys of a tile, which a warp multiplies
-constexpr int WARPS = 4;
+constexpr int BLOCK_KV = 32;  // keys of a tile, which a warp multiplies
+constexpr int WARPS = 2;
 constexpr int THREADS = 32 * WARPS;
-constexpr int STAGES = 3;  // tiles of a warp in shared memory
+constexpr int STAGES = 2;  // tiles of a warp in shared memory
 constexpr int K_SMEM = 0;
-constexpr int V_SMEM = 49152;
-constexpr int Q_SMEM = 98304;
-constexpr int MAX_SMEM = 102656;
-constexpr int SUM_SMEM = 102912;
-constexpr int BARRIERS_SMEM = 103168;
+constexpr int V_SMEM = 32768;
+constexpr int Q_SMEM = 65536;
+constexpr int MAX_SMEM = 69888;
+constexpr int SUM_SMEM = 70016;
+constexpr int BARRIERS_SMEM = 70144;
 constexpr float RESCALE_THRESHOLD = 8.0f;  // an exponent may exceed that of the maximum in use by this much: a factor of 2^8
 constexpr float LARGE = 65536.0f;  // above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely
 constexpr int BLOCKS = 1;  // that an SM should hold at once: it limits the registers of a thread

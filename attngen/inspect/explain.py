@@ -30,7 +30,7 @@ def explain_plan(spec: AttentionSpec, plan: Plan) -> str:
         lines.append(f"  {d.field} = {d.value}")
         lines += wrap(d.because, WIDTH, initial_indent="      ", subsequent_indent="      ")
     if plan.buffers:
-        lines += ["", f"shared memory of a block: {plan.shared_bytes} of {plan.arch.shared_per_block} bytes"]
+        lines += ["", f"shared memory of a block: {plan.used_shared} of {plan.arch.shared_per_block} bytes{plan.shared_more}"]
         lines += [f"  {b.offset:>7}  {b.bytes:>6}  {b.name:<3} {b.what}" for b in plan.buffers]
     return "\n".join(lines) + "\n"
 

@@ -137,7 +137,7 @@ class Plan:
     """How: the schedule, its tiles and its use of a block's resources.
 
     `block_q` query rows and `block_kv` key rows make a tile; a block of `32 * warps` threads works on one tile at a time;
-    K and V tiles rotate through `stages` buffers. `shared_bytes` counts dynamic shared memory.
+    K and V tiles rotate through `stages` buffers. `shared_bytes` is the dynamic shared memory of a launch.
     """
 
     schedule: Schedule
@@ -152,6 +152,7 @@ class Plan:
     buffers: tuple[SharedBuffer, ...] = ()
     own: Any = None  # the schedule's own choices: a frozen value of its package, None if it has none
     blocks: int = 0  # per SM, for the launch bounds; 0: not stated
+    least_shared: int = 0  # bytes of shared memory that a block takes if it needs fewer, so that an SM has no more blocks
     heads_in_l2: HeadsInL2 | None = None  # how work tiles are numbered; None: the grid has a dimension per head
     consumer_rows: int = 0  # rows of a consumer that has a tile range of its own; 0: all rows of a block share their tiles
     staged: Staged = NOTHING  # elements of captured tensors that are not read pair by pair
@@ -229,5 +230,15 @@ class Plan:
         return -q_len % self.block_q // self.tile_rows * self.tile_rows if self.consumer_rows else 0
 
     @property
-    def shared_bytes(self) -> int:
+    def used_shared(self) -> int:
+        """Bytes of a block's buffers."""
         return max((b.offset + b.bytes for b in self.buffers), default=0)
+
+    @property
+    def shared_bytes(self) -> int:
+        return max(self.least_shared, self.used_shared)
+
+    @property
+    def shared_more(self) -> str:
+        """Words about shared memory that a launch asks for and no buffer uses."""
+        return f"; a launch asks for {self.shared_bytes}" if self.shared_bytes > self.used_shared else ""

@@ -11,7 +11,7 @@ from attngen.plan.decisions import rough_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.problem import Problem
-from attngen.plan.shared_memory import COLUMN, NEITHER, SharedBuffer, aligned
+from attngen.plan.shared_memory import ALIGN, COLUMN, NEITHER, SharedBuffer, aligned
 from attngen.plan.split_keys import INVARIANT_KEYS, Splits
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, kib, pick_tile, planned, tile_decision
@@ -25,14 +25,18 @@ Copies = Literal["tma", "cp_async"]  # how K and V are copied: `templates/parts/
 
 MOST_ROWS = 16  # of a sequence, for which `auto` takes this schedule
 LEAST_KEYS = 256
-BLOCKS = 1  # of an SM; measured: more blocks read memory in smaller pieces, which is slower
-AHEAD = 80 << 10  # bytes of an SM's copies under way: by measurement, more are not faster
+BLOCKS = 1  # of an SM, as the number of splits counts them
+# Bytes of a block's copies under way, by measurement. With more by TMA, some SMs read faster than others, and end earlier
+AHEAD: dict[Copies, int] = {"tma": 48 << 10, "cp_async": 80 << 10}
 Q_REGISTERS = 32  # of a thread: more fragments of Q are read from shared memory for each tile
 ROW_REGISTERS = 8  # of a thread: the positions and heads of its rows, the tiles of its warp
 OUTPUT_PAD = 8  # fp32 numbers at the end of each row of O in shared memory
-# (keys of a warp's tile, stages, warps), the most bytes under way first.
-SHAPES = ((32, 3, 4), (16, 3, 4), (16, 2, 4), (16, 2, 2), (16, 2, 1))
-PREFERRED = tuple(Tile(MMA_ROWS, *shape) for shape in SHAPES)
+# (keys of a warp's tile, stages, warps)
+SHAPES: dict[Copies, tuple[tuple[int, int, int], ...]] = {
+    "tma": ((64, 2, 2), (32, 2, 2), (32, 2, 4), (16, 2, 2), (16, 2, 4)),
+    "cp_async": ((32, 3, 4), (16, 3, 4), (16, 2, 4), (16, 2, 2), (16, 2, 1)),
+}
+SMALLEST = Tile(MMA_ROWS, 16, 2, 1)
 POSSIBLE = tuple(Tile(MMA_ROWS, kv, stages, warps) for kv in (64, 32, 16) for stages in (4, 3, 2) for warps in (8, 4, 2, 1))
 
 
@@ -61,10 +65,9 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
     if facts.spec.dropout is not None:
         return "it has no dropout, which is for training, and training reads rows in blocks"
     lacking = needs.lacks(facts.spec, arch)
-    if lacking or fitting(arch, PREFERRED, lambda t: cost(facts, arch, t)):
+    if lacking or not (reason := cost(facts, arch, SMALLEST).why_not(arch, 32 * SMALLEST.warps)):
         return lacking
-    smallest = PREFERRED[-1]
-    return f"its smallest tile, {smallest.block_q} x {smallest.block_kv}, {cost(facts, arch, smallest).why_not(arch, 32)}"
+    return f"its smallest tile, {SMALLEST.block_q} x {SMALLEST.block_kv}, {reason}"
 
 
 def why_not_tma(spec: AttentionSpec) -> str:
@@ -148,9 +151,13 @@ def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
 
 
 def preferred_tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
-    """The tiles to try. Split operands need the registers of wider ones."""
-    usual = [t for t in PREFERRED if t.block_kv == MMA_ROWS or not operands(facts.spec).split]
-    return (*(t for t in usual if under_way(facts, arch, t) <= AHEAD), *usual)
+    """The tiles to try: those with the most bytes under way within AHEAD, then those that exceed it the least. Split operands
+    need the registers of wider ones."""
+    copies, possible = copies_of(facts.spec, arch), possible_tiles(facts)
+    usual = [t for shape in SHAPES[copies] if (t := Tile(MMA_ROWS, *shape)) in possible]
+    narrow = [t for t in usual if t.block_kv == MMA_ROWS or not operands(facts.spec).split]
+    more = {t: under_way(facts, arch, t) - AHEAD[copies] for t in narrow}
+    return (*sorted(narrow, key=lambda t: (more[t] > 0, abs(more[t]))), SMALLEST)
 
 
 def under_way(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
@@ -174,6 +181,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         raise refusal("kernel", f"kernel decode on {arch.name}", reason, "use kernel fused")
     tile = pick_tile(spec, arch, preferred_tiles(facts, arch), possible_tiles(facts), lambda t: cost(facts, arch, t))
     numbers, blocks = operands(spec), min(blocks_of_an_sm(facts, arch, tile), BLOCKS)
+    alone = arch.shared_per_sm // 2 - RESERVED + ALIGN  # of shared memory, that a second block of an SM would not have
     splits = splits_of(spec, tile, blocks)
     holds = q_in_registers(facts, tile)
     own = DecodePlan(
@@ -198,7 +206,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
         Decision("rows", "those of all heads that share keys", WHY_PACKED),
         tile_decision(spec, tile, "the rows of one product, and the keys of a warp"),
-        Decision("blocks per SM", str(blocks), "more blocks would read memory in smaller pieces, which is slower"),
+        Decision("blocks per SM", str(blocks), WHY_ALONE[own.copies]),
         Decision("splits", *(WHY_INVARIANT if spec.kernel.batch_invariant else WHY_SPLITS)),
         Decision("warps", str(tile.warps), "each has its own keys, stages and sums: no warp waits for another before the end"),
         Decision("stages", str(tile.stages), f"while a tile is used, copies of {ahead} are under way on each SM"),
@@ -211,7 +219,8 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     )
     workspaces = ("split_O", "split_max", "split_sum") if spec.normalize == "softmax" else ("split_O",)
     placed = buffers(facts, arch, tile)
-    return planned(schedule, facts, arch, tile, decisions, placed, own, blocks=blocks, workspaces=workspaces)
+    more = {"blocks": blocks, "least_shared": alone if own.copies == "tma" else 0, "workspaces": workspaces}
+    return planned(schedule, facts, arch, tile, decisions, placed, own, **more)
 
 
 def copies_decisions(spec: AttentionSpec, arch: Arch) -> Iterator[Decision]:
@@ -237,6 +246,11 @@ FEW = f"at most {MOST_ROWS} query rows and at least {LEAST_KEYS} keys"
 FOR_AUTO = (f"calls of {FEW}", "by decode", "keys are split over blocks there, and read once for the heads that share them")
 WHY_TMA = "one lane copies 64 columns of a tile by one instruction: memory is read 3 to 4% faster than 16 bytes at a time"
 LAYOUT: dict[Copies, str] = {"tma": "K and V swizzled, Q padded by {}", "cp_async": "padded by {}"}
+WHY_ALONE: dict[Copies, str] = {
+    "tma": "with more copies under way, some SMs would read faster than others, and the last would end later; so a block takes "
+    "more than half of an SM's shared memory",
+    "cp_async": "more blocks would read memory in smaller pieces, which is slower",
+}
 WHY_EARLY = "blocks start before the previous kernel ends and wait for its end, which saves the time between kernels"
 WHY_PACKED = "keys are read once for all of them; a product has 16 rows even if there are fewer"
 WHY_SPLITS = ("by sizes and multiprocessors", "as many as keep all multiprocessors reading keys until the end")
