@@ -32,9 +32,9 @@ from attngen.emit.program import Program
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Type
 from attngen.spec.rotary import ROTARY_MULTIPLE
-from attngen.torch.copies import copied
+from attngen.torch.copies import has_whole_rows, in_place
 from attngen.torch.description import dtype_name
-from attngen.torch.layout import check_tensors, readable
+from attngen.torch.layout import check_tensors
 from attngen.torch.operator import LIBRARY
 from attngen.torch.runtime import Emulated, OnGpu
 
@@ -99,7 +99,7 @@ def run(*arguments: Any) -> Pair:
     q, k, v, k_cache, v_cache, lengths, page_table, cos, sin, interleaved, q_at = arguments
     if not k.shape[1] and (cos is None or not q.shape[1]):  # no block would write the lengths
         return lengths.clone(), q.new_empty((0,)) if cos is None else torch.empty_like(q)
-    q, k, v = (t if readable(t) else copied(t) for t in (q, k, v))
+    q, k, v = in_place(q), in_place(k), in_place(v)
     append = Append(
         DTYPES[dtype_name(q.dtype)],
         q.shape[3],
@@ -156,7 +156,7 @@ def appended(
                 f"`{name}` has a head size of {one.shape[3]}; rows are appended 16 bytes at a time: expected a multiple of 8"
             )
     for name, one in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if not readable(one):
+        if not has_whole_rows(one):
             raise ArgumentError(
                 f"`{name}` is written in place, 16 bytes at a time; its rows must be contiguous and aligned to 16 bytes"
             )

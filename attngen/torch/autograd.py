@@ -64,7 +64,7 @@ class _Function(_SingleLevelFunction):  # type: ignore[misc]
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
 
-NO_GRADIENTS = (None,) * 5  # of the arguments of `_Attention` that are no tensors
+NO_GRADIENTS = (None,) * 6  # of the arguments of `_Attention` that are no tensors
 
 
 class _Attention(_Function):
@@ -78,6 +78,7 @@ class _Attention(_Function):
         floats: Sequence[float],
         saves: bool,
         deterministic: bool,
+        copies: bool,
         *tensors: Tensor,
     ) -> Saved:
         q, k, v, *inputs = tensors
@@ -87,7 +88,7 @@ class _Attention(_Function):
         is_refused = parsed(spec).kernel.is_counted  # by the backward, if anybody calls it: serving need not turn gradients off
         saved = () if is_refused else saved_by(spec, q.device, wanted, deterministic)
         writes = saves or bool({"lse", "lse_rest"} & set(saved))
-        out, lse, lse_rest = _full(q, k, v, spec, inputs, ints, floats, writes, deterministic)
+        out, lse, lse_rest = _full(q, k, v, spec, inputs, ints, floats, writes, deterministic, copies)
         results = {"out": out, "lse": lse, "lse_rest": lse_rest}
         ctx.save_for_backward(*tensors, *(tensor if name in saved else None for name, tensor in results.items()))
         ctx.set_materialize_grads(False)
@@ -140,16 +141,18 @@ def _attention(
     ints: Ints = None,
     floats: Floats = None,
     deterministic: bool | None = None,
+    copies: bool = False,
 ) -> Pair:
     tensors = (q, k, v, *inputs) if inputs else (q, k, v)
     refuse_tangents(spec, tensors)
     if _needs_gradients(tensors):
-        output, lse, _ = _applied(_Attention, spec, ints or (), floats or (), False, is_deterministic(deterministic), *tensors)
+        others = (spec, ints or (), floats or (), False, is_deterministic(deterministic), copies)
+        output, lse, _ = _applied(_Attention, *others, *tensors)
         return output, lse
     if _is_direct(tensors):
-        return operator.run(q, k, v, spec, inputs, ints, floats)
+        return operator.run(q, k, v, spec, inputs, ints, floats, None, copies)
     with _below_autograd():
-        result: Pair = attention_operator(q, k, v, spec, inputs, ints, floats)
+        result: Pair = attention_operator(q, k, v, spec, inputs, ints, floats, None, copies)
     return result
 
 
@@ -158,7 +161,8 @@ def _attention_full(*arguments: Any) -> Saved:
     refuse_tangents(call.spec, call.tensors)
     if _needs_gradients(call.tensors):
         deterministic = is_deterministic(call.deterministic)
-        result: Saved = _applied(_Attention, call.spec, call.ints, call.floats, call.saves, deterministic, *call.tensors)
+        others = (call.spec, call.ints, call.floats, call.saves, deterministic, call.copies)
+        result: Saved = _applied(_Attention, *others, *call.tensors)
         return result
     return _full(*call)
 

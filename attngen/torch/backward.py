@@ -21,9 +21,8 @@ import torch
 
 from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.gradient import gradient_argument
-from attngen.torch.copies import copied
-from attngen.torch.layout import readable
-from attngen.torch.operator import LIBRARY, empty_as, lse_shape, runs_on
+from attngen.torch.copies import empty_as, in_place
+from attngen.torch.operator import LIBRARY, lse_shape, runs_on
 from attngen.torch.runtime import OnGpu, PreparedCall, Remembered, backward_runtime, input_names, parsed, signature
 
 Tensor = Any
@@ -114,20 +113,14 @@ def first(said: Said, tensors: Sequence[Any]) -> list[Tensor]:
         dlse = q.new_zeros(lse_shape(spec, q), dtype=torch.float32) if dlse is None else dlse.contiguous()
     made = (dout, dlse, *others)
     aligned = {t.argument for t in found.compiled.source.of_role("input") if t.alignment}
-    given = [
-        _laid_out(made[at], packed) if name in aligned else made[at] for name, at in zip(found.input_names, read, strict=True)
-    ]
+    # callers choose neither where a gradient begins nor how hooks of saved tensors return one
+    given = [in_place(made[at]) if name in aligned else made[at] for name, at in zip(found.input_names, read, strict=True)]
     gradients = found(given, ints, floats)
     if isinstance(found, OnGpu) and all(one is tensors[at] for one, at in zip(given, read, strict=True)):
         prepared = found.prepared(given, ints, floats)
         if prepared is not None:
             _repeats[_key(said, tensors)] = Repeat(prepared, read, written)
     return [gradients[at] for at in written]
-
-
-def _laid_out(tensor: Tensor, packed: bool) -> Tensor:
-    """`tensor` as kernels copy it. Callers choose neither where a gradient begins nor how hooks of saved tensors return one."""
-    return tensor if readable(tensor.unsqueeze(0) if packed else tensor) else copied(tensor)
 
 
 class Repeat(NamedTuple):

@@ -159,9 +159,10 @@ def _attention(
     ints: Ints = None,
     floats: Floats = None,
     deterministic: bool | None = None,
+    copies: bool = False,
 ) -> Pair:
     lists = (list(given or ()) for given in (inputs, ints, floats))
-    output, lse, _ = full_operator(q, k, v, spec, *lists, False, deterministic)
+    output, lse, _ = full_operator(q, k, v, spec, *lists, False, deterministic, copies)
     return output, lse
 
 

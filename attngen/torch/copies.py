@@ -1,37 +1,36 @@
-"""Copies that kernels can read: contiguous, and from a multiple of 16 bytes on.
-
-    copy(Tensor x) -> Tensor
-
-An operator of its own, because torch.compile removes a clone that has the strides of its source, although the source may start
-elsewhere.
-"""
+"""Copies of tensors that kernels cannot read in place. The operators make them when they run, because torch.compile does not
+know where a tensor starts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from attngen.torch.operator import LIBRARY
+from attngen.device.arrays import has_heads_inside
 
 Tensor = Any
+ROW_BYTES = 16  # size of one copy of the fused kernels
 
 
-def copied(tensor: Tensor) -> Tensor:
-    """A contiguous copy of `tensor`, in memory of its own."""
-    is_traced = torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0  # by a mode, below Dynamo
-    return torch.ops.attngen.copy.default(tensor) if is_traced else _clone(tensor)
+def has_whole_rows(tensor: Tensor) -> bool:
+    """Whether rows are contiguous, and the distances between them multiples of 16 bytes."""
+    *outer, last = tensor.stride()
+    whole = ROW_BYTES // tensor.element_size()  # elements
+    return last == 1 and not any(stride % whole for stride in outer)
 
 
-def _clone(tensor: Tensor) -> Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)
+def in_place(tensor: Tensor) -> Tensor:
+    """`tensor` if every schedule can read it where it lies, else a copy in the same order of dimensions."""
+    if has_whole_rows(tensor) and not tensor.data_ptr() % ROW_BYTES:
+        return tensor
+    if tensor.stride(0) == 0 and tensor.shape[0] > 1:  # of batch 1, used for every batch
+        return in_place(tensor[:1]).expand_as(tensor)
+    return empty_as(tensor, tensor.shape, tensor).copy_(tensor)
 
 
-def _gradient(_: Any, gradient: Tensor) -> Tensor:
-    return gradient
-
-
-LIBRARY.define("copy(Tensor x) -> Tensor")
-LIBRARY.impl("copy", _clone, "CompositeExplicitAutograd")
-torch.library.register_autograd("attngen::copy", _gradient, lib=LIBRARY)
-torch.library.register_vmap("attngen::copy", lambda info, dims, x: (copied(x), dims[0]), lib=LIBRARY)
+def empty_as(like: Tensor, shape: Sequence[int], order: Tensor | None) -> Tensor:
+    """A tensor of that shape and of the type of `like`: contiguous, or with its dimensions in the order of `order`'s memory."""
+    if order is not None and len(shape) == 4 and has_heads_inside(order.stride()):
+        batch, heads, length, size = shape
+        return like.new_empty((batch, length, heads, size)).transpose(1, 2)
+    return like.new_empty(shape)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from attngen.torch.arguments import unpacked
-from attngen.torch.layout import ROW_BYTES
+from attngen.torch.copies import ROW_BYTES
 from attngen.torch.observed import are_plain, is_observed
-from attngen.torch.operator import Pair, attention_operator, full_operator
+from attngen.torch.operator import Pair, as_read, attention_operator, full_operator
 from attngen.torch.runtime import CallCache, OnGpu, Remembered, runtime, runtimes, signature
 
 Tensor = Any
@@ -20,16 +20,18 @@ Check = Callable[[Any], None]
 Others = tuple[Any, ...] | None  # what the launches depend on besides the tensors; None if the call cannot be repeated
 
 
-def _call(arguments: tuple[Any, ...], deterministic: bool | None) -> Pair:
+def _call(arguments: tuple[Any, ...], deterministic: bool | None, copies: bool) -> Pair:
     """The operator. It is `full` if a transform of torch.func is active or an input is a subclass or a negated view: the
     dispatcher does not look for these in an optional list."""
     q, k, v, text, *lists = arguments
     inputs = (lists[0] or ()) if lists and not torch.compiler.is_compiling() else ()
     is_hidden = not are_plain(inputs) and not any(t.is_nested for t in inputs)  # nested tensors are refused by their name
     if is_hidden or torch._C._are_functorch_transforms_active():
-        output, lse, _ = full_operator(q, k, v, text, *map(list, unpacked(lists)), False, deterministic)
+        output, lse, _ = full_operator(q, k, v, text, *map(list, unpacked(lists)), False, deterministic, copies)
         return output, lse
     named = {} if deterministic is None else {"deterministic": deterministic}
+    if copies:
+        named["copies"] = True
     result: Pair = attention_operator(*arguments, **named)
     return result
 
@@ -37,13 +39,16 @@ def _call(arguments: tuple[Any, ...], deterministic: bool | None) -> Pair:
 OF_CACHE = {"k": "k_cache", "v": "v_cache"}  # a caller's names for tensors of the operator: `k` and `v` are the new rows
 
 
-def check_call(arguments: tuple[Any, ...]) -> None:
+def check_call(arguments: tuple[Any, ...], copies: bool) -> None:
     """Raises what a call of the operator that reads a cache would raise for its arguments; nothing runs. A call that torch
     observes is checked when it runs, and tensors on meta have nothing that could be overwritten."""
     q, k, v, text, *lists = arguments
     inputs, ints, floats = unpacked(lists)
     if q.device.type != "meta" and not is_observed() and are_plain((q, k, v, *inputs)):
-        runtime(text, q.device).check((q, k, v, *inputs), ints, floats, OF_CACHE)
+        found = runtime(text, q.device)
+        if copies:
+            q, k, v = as_read(found, q, k, v)
+        found.check((q, k, v, *inputs), ints, floats, OF_CACHE)
 
 
 class EagerCalls:
@@ -64,10 +69,15 @@ class EagerCalls:
         return None if call is None else call(tensors)
 
     def make(
-        self, tensors: Sequence[Tensor], others: Others, arguments: tuple[Any, ...], deterministic: bool | None = None
+        self,
+        tensors: Sequence[Tensor],
+        others: Others,
+        arguments: tuple[Any, ...],
+        deterministic: bool | None = None,
+        copies: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(O, lse) of the operator with `arguments`, which are made of `tensors`. The call is remembered for `repeat`."""
-        result = _call(arguments, deterministic)
+        result = _call(arguments, deterministic, copies)
         if others is not None and not is_observed() and not _autocasts() and are_plain(tensors):
             q, k, v, text, *lists = arguments
             found = runtimes.get((text, q.device))

@@ -22,11 +22,10 @@ from attngen.sdpa import check_flags
 from attngen.spec.attention import Storage
 from attngen.spec.cached import of_cache
 from attngen.spec.expr import MAX_LENGTH
-from attngen.torch.copies import copied
 from attngen.torch.description import Description, Mode, check_mode, constant, dtype_name, one_line, plain_number, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls, check_call
-from attngen.torch.layout import check_tensors, follow_autocast, heads_first, padded, readable, results
+from attngen.torch.layout import check_tensors, follow_autocast, heads_first, needs_padding, padded, results
 from attngen.torch.math import by_torch, check_by_torch
 from attngen.torch.stored import DENSE, Stored
 
@@ -124,11 +123,9 @@ def attend(
         for name, number in (("softmax_scale", softmax_scale), ("softcap", softcap)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, NUMBERS)):
                 raise ArgumentTypeError(f"`{name}` is a {type(number).__name__}; expected a number")
-        is_read, rows = _laid_out(q, k, v, storage)
-        size = q.shape[-1]
-        queries, keys, values = follow_autocast(*rows)
-        if softmax_scale is None and size != queries.shape[-1]:
-            softmax_scale = size**-0.5
+        queries, keys, values = follow_autocast(*_laid_out(q, k, v, storage))
+        if softmax_scale is None and q.shape[-1] != queries.shape[-1]:
+            softmax_scale = q.shape[-1] ** -0.5
         text = _text(
             mode, storage, causal, ends(left, right), float(plain_number(softcap) or 0.0), rank(alibi_slopes, q, given),
             plain_number(softmax_scale), return_attn_probs,
@@ -138,42 +135,35 @@ def attend(
         )  # fmt: skip
         lists = (inputs or None, [*numbers, *(n for n in (left, right) if n >= 0)])
         if only_checks:
-            (check_by_torch if mode == "math" else check_call)((queries, keys, values, text, *lists))
+            arguments = (queries, keys, values, text, *lists)
+            check_by_torch(arguments) if mode == "math" else check_call(arguments, copies=True)
             return None
         if mode == "math":
             result = by_torch(queries, keys, values, text, lists)
         else:
             in_order = deterministic or torch.are_deterministic_algorithms_enabled()
-            result = calls.make(tensors, others if is_read else None, (queries, keys, values, text, *lists), in_order)
+            repeated = None if needs_padding(q, v) else others
+            result = calls.make(tensors, repeated, (queries, keys, values, text, *lists), in_order, copies=True)
     output = result[0] if packed else results(result, q, "bshd", False)
     if output.shape[-1] != v.shape[-1]:
         output = output[..., : v.shape[-1]]
     return (output, result[1], q.new_empty((0,))) if return_attn_probs else output
 
 
-def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[bool, tuple[Tensor, Tensor, Tensor]]:
-    """Whether the kernels read q, k and v in place, and the tensors as the operator takes them: copies if it cannot."""
-    if storage.endswith("paged"):  # pages are copied for their head size alone
+def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as the operator takes them, with head sizes that are multiples of 8. Raises ArgumentError."""
+    if storage.endswith("paged"):
         for name, pool in (("k", k), ("v", v)):
             if pool.dim() != 4:
                 raise ArgumentError(f"`{name}` is {list(pool.shape)}; expected [pages, page_size, kv_heads, size]")
-        is_read, (queries, _, _) = _laid_out(q, q, q, "packed" if storage == "packed_paged" else "dense")
-        is_read = is_read and not (k.shape[-1] % 8 or v.shape[-1] % 8)
-        return is_read, (queries, padded(k).transpose(1, 2), padded(v).transpose(1, 2))
+        queries, _, _ = _laid_out(q, q, q, "packed" if storage == "packed_paged" else "dense")
+        return queries, padded(k).transpose(1, 2), padded(v).transpose(1, 2)
     if storage != "packed":
-        in_place = all(t.dim() == 4 and not t.shape[-1] % 8 and readable(t.transpose(1, 2)) for t in (q, k, v))
-        return in_place, heads_first(padded(q), padded(k), padded(v), "bshd", not in_place)
+        return heads_first(padded(q), padded(k), padded(v), "bshd")
     for name, rows in (("q", q), ("k", k), ("v", v)):
         if rows.dim() != 3:
             raise ArgumentError(f"`{name}` is {list(rows.shape)}; expected [total, heads, size]")
-    in_place = all(not t.shape[-1] % 8 and readable(t.unsqueeze(0)) for t in (q, k, v))
-    return in_place, (q, k, v) if in_place else (_in_place(q), _in_place(k), _in_place(v))
-
-
-def _in_place(rows: Tensor) -> Tensor:
-    """Packed rows as every schedule reads them, padded or copied if necessary."""
-    rows = padded(rows)
-    return rows if readable(rows.unsqueeze(0)) else copied(rows)
+    return padded(q), padded(k), padded(v)
 
 
 def limits(window_size: Sequence[int], causal: bool) -> tuple[int, int]:

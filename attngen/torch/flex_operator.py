@@ -21,12 +21,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from attngen.spec.dropout import RNG_STATE
 from attngen.torch.check_indices import are_checked, check_indices
 from attngen.torch.closures import Closure
-from attngen.torch.copies import copied
 from attngen.torch.description import Mode, check_mode
-from attngen.torch.eager import EagerCalls
+from attngen.torch.eager import EagerCalls, Others
 from attngen.torch.flex_spec import Described, Functions, prepare
 from attngen.torch.graphs import hint, stand_in
-from attngen.torch.layout import readable
 from attngen.torch.math import by_torch
 from attngen.torch.max_scores import max_scores
 
@@ -50,7 +48,7 @@ def attend(
     """(output, lse, largest scores) of a call; the last two have no element unless `wants` them. `captured` are the tensors of
     the closure as the call has them."""
     check_mode(mode)
-    q, k, v = (_readable(t, query.shape[0]) for t in (query, key, value))
+    q, k, v = (_padded(t, query.shape[0]) for t in (query, key, value))
     sizes = {"batch": q.shape[0], "q_heads": q.shape[1], "kv_heads": k.shape[1], "q_len": q.shape[2], "kv_len": k.shape[2]}
     described = Described(q.dtype, index(q.shape[3]), index(v.shape[3]), scale, wants[0], block_size, mode, dropout)
     if functions.closure.is_traced:
@@ -65,13 +63,14 @@ def attend(
     if are_checked() and not functions.closure.is_traced:
         check_indices(prepared.spec, prepared.reads, q, k, inputs, params)
     lists: tuple[Any, ...] = (inputs or None, list(params.values()) or None)
-    tensors, others = (q, k, v, *inputs), (prepared.text, *params.values())
+    tensors = (q, k, v, *inputs)
+    others: Others = None if functions.closure.is_traced else (prepared.text, *params.values())
     if mode == "math":
         result: Any = by_torch(q, k, v, prepared.text, lists)
     else:
-        result = None if functions.closure.is_traced else _calls.repeat(tensors, others)
+        result = _calls.repeat(tensors, others)
     if result is None:
-        result = _calls.make(tensors, None if functions.closure.is_traced else others, (q, k, v, prepared.text, *lists))
+        result = _calls.make(tensors, others, (q, k, v, prepared.text, *lists), copies=True)
     output, lse = result[0], result[1] if wants[0] else result[0].new_empty((0,))
     largest = max_scores(q, k, prepared.text, inputs, [*params.values()]) if wants[1] else lse.new_empty((0,))
     if output.shape[3] != value.shape[3]:
@@ -79,13 +78,11 @@ def attend(
     return _as_query(output, query), lse, largest
 
 
-def _readable(tensor: Tensor, batch: int) -> Tensor:
-    """`tensor` as a kernel reads it: of a head size that is a multiple of 8, copied if it cannot be read in place."""
+def _padded(tensor: Tensor, batch: int) -> Tensor:
+    """`tensor` with a head size that is a multiple of 8, and of the query's batch."""
     missing = -index(tensor.shape[3]) % 8
     if missing:
         tensor = torch.nn.functional.pad(tensor, (0, missing))
-    elif not readable(tensor):
-        tensor = copied(tensor)
     return tensor.expand(batch, -1, -1, -1) if tensor.shape[0] == 1 and batch != 1 else tensor
 
 

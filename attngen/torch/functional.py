@@ -8,7 +8,7 @@ from attngen.device.arrays import ArgumentError
 from attngen.sdpa import check_equal_heads, check_flags, refuse_renamed, register_tensor_function
 from attngen.torch.description import Mode, head_size, plain_number, standard_text
 from attngen.torch.dropout import generator_state, share_of
-from attngen.torch.eager import EagerCalls
+from attngen.torch.eager import EagerCalls, Others
 from attngen.torch.layout import (
     follow_autocast,
     four_dimensions,
@@ -73,7 +73,7 @@ def attention(
     if attn_mask is not None:
         attn_mask, is_causal = plain_mask(attn_mask, is_causal, query)
     dropout_p = share_of(dropout_p)
-    others = None if copy else (mode, is_causal, scale, enable_gqa, return_lse, layout, dropout_p)
+    others: Others = (mode, is_causal, scale, enable_gqa, return_lse, layout, dropout_p)
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if seed is None and offset:
         raise ArgumentError("`offset` was given without `seed`: both together replace torch's generator")
@@ -84,7 +84,7 @@ def attention(
         check_flags(is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse, copy=copy)
         if deterministic is not None:
             check_flags(deterministic=deterministic)
-        queries, keys, values = follow_autocast(*heads_first(query, key, value, layout, copy))
+        queries, keys, values = follow_autocast(*heads_first(query, key, value, layout))
         if not enable_gqa:
             check_equal_heads(queries, keys)
         sizes = (head_size(queries), head_size(values))
@@ -108,7 +108,7 @@ def attention(
         if mode == "math":
             result = by_torch(queries, keys, values, text, lists)
         else:
-            result = _calls.make(tensors, others, (queries, keys, values, text, *lists), deterministic)
+            result = _calls.make(tensors, others, (queries, keys, values, text, *lists), deterministic, copy)
         if is_padded:
             result = without_padding(result, sizes[1])
     return results(result, query, layout, return_lse)

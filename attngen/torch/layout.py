@@ -14,11 +14,9 @@ from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.diagnostics import counted
 from attngen.sdpa import check_ranks
 from attngen.spec.dtypes import NUMPY_BFLOAT16
-from attngen.torch.copies import copied
 
 Tensor = Any
 AXES = {"bhsd": "[batch, heads, length, size]", "bshd": "[batch, length, heads, size]"}
-ROW_BYTES = 16  # size of one copy of the fused kernels
 
 
 def check_layout(layout: str) -> None:
@@ -29,16 +27,13 @@ def check_layout(layout: str) -> None:
         )
 
 
-def heads_first(q: Tensor, k: Tensor, v: Tensor, layout: str, copy: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v as [batch, heads, length, size]: views, or copies if `copy` allows them and one cannot be read in place.
-
-    K and V of batch 1 are expanded. Raises ArgumentError.
-    """
-    if not (layout == "bhsd" and not copy and all_tensors(q, k, v) and q.dim() == k.dim() == v.dim() == 4):  # the usual case
+def heads_first(q: Tensor, k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of q, k and v as [batch, heads, length, size]. K and V of batch 1 are expanded. Raises ArgumentError."""
+    if not (layout == "bhsd" and all_tensors(q, k, v) and q.dim() == k.dim() == v.dim() == 4):  # the usual case
         check_layout(layout)
         named = {"q": q, "k": k, "v": v}
         check_tensors(**named)
-        q, k, v = (_one(tensor, name, layout, copy) for name, tensor in named.items())
+        q, k, v = (_one(tensor, name, layout) for name, tensor in named.items())
         check_ranks({name: tensor.dim() for name, tensor in named.items()})
     else:
         check_tensors(q=q, k=k, v=v)
@@ -94,14 +89,13 @@ def all_tensors(q: Any, k: Any, v: Any) -> bool:
     return isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
 
 
-def _one(tensor: Tensor, name: str, layout: str, copy: bool) -> Tensor:
+def _one(tensor: Tensor, name: str, layout: str) -> Tensor:
     least = 2 if layout == "bhsd" else 3
     if not least <= tensor.dim() <= 4:
         axes = AXES[layout]
         raise ArgumentError(f"`{name}` has {counted(tensor.dim(), 'dimension')}; expected {least} to 4, of {axes}")
     whole = tensor[(None,) * (4 - tensor.dim())] if tensor.dim() < 4 else tensor
-    seen = whole.transpose(1, 2) if layout == "bshd" else whole
-    return copied(seen) if copy and not readable(seen) else seen
+    return whole.transpose(1, 2) if layout == "bshd" else whole
 
 
 def results(outputs: Sequence[Tensor], query: Tensor, layout: str, return_lse: bool) -> Any:
@@ -115,16 +109,6 @@ def results(outputs: Sequence[Tensor], query: Tensor, layout: str, return_lse: b
     if not return_lse:
         return output
     return output, outputs[1].flatten(0, missing) if missing else outputs[1]
-
-
-def readable(tensor: Tensor) -> bool:
-    """Whether every schedule can read `tensor` in place: contiguous rows, each aligned to 16 bytes. Dynamo knows strides
-    alone: the operator itself refuses a tensor that starts at an odd address."""
-    batch, heads, rows, last = tensor.stride()
-    start = 0 if torch.compiler.is_dynamo_compiling() else tensor.storage_offset()
-    whole = ROW_BYTES // tensor.element_size()  # elements; a loop over the four would cost more than all of it
-    found: bool = last == 1 and not (start % whole or rows % whole or heads % whole or batch % whole)
-    return found
 
 
 def plain_mask(mask: Tensor | None, is_causal: bool, query: Tensor) -> tuple[Tensor | None, bool]:

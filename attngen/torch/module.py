@@ -211,12 +211,10 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         inputs, params = form.arguments.unchecked(given, captured)
         if params is not None:
             params = (*params, self.training)
-        if self._copy:
-            params = None
         tensors = (q, k, v, *inputs)
         result = self._calls.repeat(tensors, params)
         if result is None:
-            queries, keys, values = follow_autocast(*heads_first(q, k, v, self._layout, self._copy), self._dtype)
+            queries, keys, values = follow_autocast(*heads_first(q, k, v, self._layout), self._dtype)
             if not self._enable_gqa:
                 check_equal_heads(queries, keys)
             text = self._text(form, queries, values, captured)
@@ -227,7 +225,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
                 result = by_torch(queries, keys, values, text, form.arguments.with_tensors(given, captured))
             else:
                 arguments = (queries, keys, values, text, *form.arguments.lists(given, captured))
-                result = self._calls.make(tensors, params, arguments, self._deterministic)
+                result = self._calls.make(tensors, params, arguments, self._deterministic, self._copy)
             if is_padded:
                 result = without_padding(result, size)
         return results(result, q, self._layout, self._return_lse)
@@ -298,9 +296,9 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         decoding = NO_INPUTS if form is None else form.decoding
         queries, keys, values = (one.transpose(1, 2) for one in (cache.q, cache.keys, cache.values))
         if cache.lengths.storage == "paged":  # pages are never copied
-            queries, page_size = heads_first(queries, queries, queries, "bhsd", self._copy)[0], index(keys.shape[2])
+            page_size = index(keys.shape[2])
         else:
-            (queries, keys, values), page_size = heads_first(queries, keys, values, "bhsd", self._copy), None
+            (queries, keys, values), page_size = heads_first(queries, keys, values, "bhsd"), None
         queries, keys, values = follow_autocast(queries, keys, values, self._dtype)
         first, longest, known = cache.lengths.arguments
         text = decoding_text(self._text(form, queries, values, captured), known, cache.lengths.storage, page_size)
@@ -313,14 +311,14 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         arguments = (queries, keys, values, text, list(tensors[3:]) or None, *numbers)
         others = (text, *numbers[0], *numbers[1])
         if only_checks:
-            (check_by_torch if self._mode == "math" else check_call)(arguments)
+            check_by_torch(arguments) if self._mode == "math" else check_call(arguments, self._copy)
             return None
         if self._mode == "math":
             result = by_torch(queries, keys, values, text, (tensors[3:], *numbers))
         else:
             result = self._calls.repeat(tensors, others)
             if result is None:
-                result = self._calls.make(tensors, others, arguments)
+                result = self._calls.make(tensors, others, arguments, copies=self._copy)
         return without_padding(result, size) if is_padded else result
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """The operator `attngen::attention`: every attention of this package, in every mode of torch.
 
     attention(Tensor q, Tensor k, Tensor v, str spec, Tensor[]? inputs=None, SymInt[]? ints=None, float[]? floats=None,
-              bool? deterministic=None) -> (Tensor o, Tensor lse)
+              bool? deterministic=None, bool copies=False) -> (Tensor o, Tensor lse)
     attention.full(Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, float[] floats, bool saves,
-                   bool? deterministic) -> (Tensor o, Tensor lse, Tensor lse_rest)
+                   bool? deterministic, bool copies=False) -> (Tensor o, Tensor lse, Tensor lse_rest)
 
 `spec` is an `.attn` text with one attention, so that an exported graph is self-contained; `inputs` are its captured tensors,
 `ints` and `floats` its params of either type, all in the order of their declaration. O lies in memory as q does ([batch, heads,
@@ -16,7 +16,8 @@ without `max_q_len`, or packed (`packed_paged`).
 
 `full` is what a call becomes that has gradients or is batched by vmap. With `saves` it returns what the backward reads, and lse
 has elements; lse + lse_rest is more exact than one fp32 number, if the kernel writes lse_rest. `deterministic` is about
-gradients: see `attngen.torch.backward`.
+gradients: see `attngen.torch.backward`. With `copies`, a kernel gets copies of those of q, k and v, except pages, that it
+cannot read in place; without, the call is refused.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from attngen.device.arrays import ArgumentError, check_one_device, has_heads_inside
+from attngen.device.arrays import ArgumentError, check_one_device
 from attngen.diagnostics import counted
 from attngen.language.prelude import prelude
-from attngen.torch.runtime import input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
+from attngen.torch.copies import empty_as, in_place
+from attngen.torch.runtime import Emulated, OnGpu, input_names, parsed, refuse_tangents, runtime, runtimes, saving_runtime
 
 Tensor = Any  # torch.Tensor; torch is imported without its types
 Tensors: TypeAlias = Sequence[Tensor] | None
@@ -51,6 +53,7 @@ class Full(NamedTuple):
     floats: Sequence[float]
     saves: bool
     deterministic: bool | None
+    copies: bool = False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -59,9 +62,9 @@ class Full(NamedTuple):
 
 SCHEMAS = (
     "attention(Tensor q, Tensor k, Tensor v, str spec, Tensor[]? inputs=None, SymInt[]? ints=None, float[]? floats=None, "
-    "bool? deterministic=None) -> (Tensor, Tensor)",
+    "bool? deterministic=None, bool copies=False) -> (Tensor, Tensor)",
     "attention.full(Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, float[] floats, bool saves, "
-    "bool? deterministic) -> (Tensor, Tensor, Tensor)",
+    "bool? deterministic, bool copies=False) -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -74,9 +77,12 @@ def run(
     ints: Ints = None,
     floats: Floats = None,
     deterministic: bool | None = None,
+    copies: bool = False,
 ) -> Pair:
     """(O, lse) by the kernel of `spec` on q's device."""
     found = runtimes.get((spec, q.device)) or runtime(spec, q.device)
+    if copies:
+        q, k, v = as_read(found, q, k, v)
     results = found((q, k, v, *inputs) if inputs else (q, k, v), ints or (), floats or ())
     return results[0], results[1] if len(results) == 2 else found.no_lse
 
@@ -85,8 +91,15 @@ def run_full(*arguments: Any) -> Saved:
     """(O, lse, lse_rest) by the kernel of a spec on q's device."""
     call = Full(*arguments)
     found = (saving_runtime if call.saves else runtime)(call.spec, call.q.device)
-    results = dict(zip(found.output_names, found(call.tensors, call.ints, call.floats), strict=True))
+    tensors = (*as_read(found, *call.tensors[:3]), *call.inputs) if call.copies else call.tensors
+    results = dict(zip(found.output_names, found(tensors, call.ints, call.floats), strict=True))
     return results["out"], results.get("lse", found.no_lse), results.get("lse_rest", found.no_lse_rest)
+
+
+def as_read(found: Emulated | OnGpu, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, with copies of those that the kernel cannot read in place. Pages are never copied."""
+    q, k, v = (in_place(t) if name in found.copied else t for name, t in (("q", q), ("k", k), ("v", v)))
+    return q, k, v
 
 
 def fake(
@@ -98,6 +111,7 @@ def fake(
     ints: Ints = None,
     floats: Floats = None,
     deterministic: bool | None = None,
+    copies: bool = False,
 ) -> Pair:
     """Shapes and strides alone."""
     tensors = (q, k, v, *(inputs or ()))
@@ -123,7 +137,7 @@ def lse_shape(spec: str, q: Tensor) -> Sequence[int]:
 
 def fake_full(*arguments: Any) -> Saved:
     """Shapes and strides alone."""
-    q, k, v, spec, inputs, _, _, saves, _ = Full(*arguments)
+    q, k, v, spec, inputs, _, _, saves, _, _ = Full(*arguments)
     output, lse = fake(q, k, v, spec, inputs)
     written = saving_outputs(spec, q.device) if saves else ()
     if "lse" in written:
@@ -139,14 +153,6 @@ def saving_outputs(spec: str, device: Any) -> tuple[str, ...]:
 def runs_on(device: Any) -> Any:
     """The device whose plans are used for tensors on `device`: that of the CPU for tensors without memory."""
     return torch.device("cpu") if device.type == "meta" else device
-
-
-def empty_as(like: Tensor, shape: Sequence[int], order: Tensor | None) -> Tensor:
-    """A tensor of that shape and of the type of `like`: contiguous, or with its dimensions in the order of `order`'s memory."""
-    if order is not None and len(shape) == 4 and has_heads_inside(order.stride()):
-        batch, heads, length, size = shape
-        return like.new_empty((batch, length, heads, size)).transpose(1, 2)
-    return like.new_empty(shape)
 
 
 LIBRARY = torch.library.Library("attngen", "FRAGMENT")

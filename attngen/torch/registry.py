@@ -19,10 +19,9 @@ from torch.nn import attention as implementations
 from attngen.device.arrays import ArgumentError
 from attngen.spec.attention import Storage
 from attngen.torch import backward
-from attngen.torch.copies import copied
+from attngen.torch.copies import in_place
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flash_attn import ends, flash_text, limits, rank
-from attngen.torch.layout import readable
 from attngen.torch.runtime import runtime
 
 Tensor = Any
@@ -94,7 +93,7 @@ def flash_forward(
     for name, given in unsupported.items():
         if given is not None:
             raise ArgumentError(f"`{name}` was given; attngen's flash attention does not support it")
-    q, k, v = (_read(t) for t in (query, key, value))
+    q, k, v = (in_place(t) for t in (query, key, value))
     if alibi_slopes is not None and torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         raise ArgumentError("torch's backward of flash attention has no `alibi_slopes`; call attngen.torch.flash_attn_func")
     share = share_of(dropout_p)
@@ -146,7 +145,7 @@ def flash_backward(
     """
     share = share_of(dropout_p)
     state = rng_state.view(torch.int64) if share else None
-    q, k, v, o, do = (_read(t) for t in (query, key, value, out, grad_out))
+    q, k, v, o, do = (in_place(t) for t in (query, key, value, out, grad_out))
     lengths = None if cum_seq_q is None else (cum_seq_q, cum_seq_k, max_q, max_k)
     window = (window_size_left, window_size_right)
     text, inputs, ints = _described(q, v, lengths, share, state, is_causal, scale, window, None, lse=False)
@@ -217,12 +216,6 @@ def _described(
     )  # fmt: skip
     inputs = [t for t in (*begins, slopes, state) if t is not None]
     return text, inputs, [int(n) for n in (*longest, left, right) if n >= 0]
-
-
-def _read(tensor: Tensor) -> Tensor:
-    """`tensor`, [batch, length, heads, size] or [total, heads, size], or a copy if kernels cannot read it in place."""
-    dense = tensor.unsqueeze(0) if tensor.dim() == 3 else tensor
-    return tensor if readable(dense.transpose(1, 2)) else copied(tensor)
 
 
 OPERATORS = {

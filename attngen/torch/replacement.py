@@ -19,7 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from attngen.spec.attention import MAX_HEAD_DIM
 from attngen.torch import registry
 from attngen.torch.functional import attention
-from attngen.torch.layout import all_tensors, plain_mask, readable
+from attngen.torch.layout import all_tensors, plain_mask
 
 Tensor = Any
 Function = Callable[..., Tensor]
@@ -108,8 +108,7 @@ def _replacement(original: Function, devices: tuple[str, ...]) -> Function:
         attn_mask, is_causal = plain_mask(attn_mask, is_causal, query)
         reason = _cannot(*tensors, dropout_p, enable_gqa)
         if query.device.type in devices and not reason:
-            copy = not all(t.dim() == 4 and readable(t) for t in tensors)
-            return attention(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa, copy=copy)
+            return attention(*tensors, attn_mask, dropout_p, is_causal, scale, enable_gqa, copy=True)
         if query.device.type in devices and not torch.compiler.is_compiling():
             warnings.warn(f"torch's own attention is used: {reason}", NotReplacedWarning, stacklevel=2)
         return original(*tensors, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

@@ -138,6 +138,13 @@ class Runtime:
         self._ints, self._floats = (compiled.number_names(kind) for kind in (Type.INT, Type.FLOAT))
 
     @cached_property
+    def copied(self) -> frozenset[str]:
+        """Those of q, k and v that may be copied for a kernel that cannot read them in place; pages may not."""
+        names = ("q",) if self.compiled.spec.kernel.is_paged else ("q", "k", "v")
+        aligned = {t.argument for t in self.compiled.source.of_role("input") if t.alignment}
+        return frozenset(aligned.intersection(names))
+
+    @cached_property
     def no_lse(self) -> Tensor:
         """What the operator returns if the program has no lse. Made by the first kernel that runs: a trace or a transform, in
         which this object may be made, would wrap it."""

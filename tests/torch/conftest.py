@@ -24,7 +24,7 @@ def by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     texts: list[str] = []
 
-    def computed(tensors: Any, others: Any, arguments: Any, deterministic: Any = None) -> Any:
+    def computed(tensors: Any, others: Any, arguments: Any, **_: Any) -> Any:
         q, k, v, text, *lists = arguments
         texts.append(text)
         return by_torch(q, k, v, text, lists)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,7 +16,14 @@ from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 
 import attngen.torch  # noqa: E402
 from attngen import ArgumentError, DiagnosticError  # noqa: E402
-from attngen.torch import Attention, attention, flash_attn_func, flash_attn_qkvpacked_func, flex_attention  # noqa: E402
+from attngen.torch import (  # noqa: E402
+    Attention,
+    activated,
+    attention,
+    flash_attn_func,
+    flash_attn_qkvpacked_func,
+    flex_attention,
+)
 from attngen.torch.operator import attention_operator  # noqa: E402
 from tests.torch.tensors import BACKEND, close, randn  # noqa: E402
 
@@ -81,6 +90,29 @@ def test_a_copy_is_an_error_unless_asked_for() -> None:
     assert torch.equal(attention(q, k, k, mode="fused", copy=True), expected)
     shifted = randn(2 * 4 * 20 * 16 + 1)[1:].view(2, 4, 20, 16)
     assert torch.equal(attention(shifted, k, k, copy=True), attention(shifted.clone(), k, k))
+
+
+def test_tensors_may_start_anywhere() -> None:
+    """Kernels copy 16 bytes at a time. torch.compile does not know where the tensors of later calls start."""
+    memory = torch.zeros(2 * 9 * 16 + 2).numpy()  # where a tensor starts is not always an offset within its storage
+    copying = partial(attention, copy=True)
+    functions = (
+        Attention(copy=True),
+        lambda *qkv: flash_attn_func(*(t.transpose(1, 2) for t in qkv)).transpose(1, 2),
+        flex_attention,
+        lambda *qkv: torch.nn.functional.scaled_dot_product_attention(*qkv),  # of activate()
+    )
+    compiled = torch.compile(lambda *qkv: [f(*qkv) for f in (copying, *functions)], backend=BACKEND, fullgraph=True)
+    for start in (0, 1, 2):
+        q = torch.from_numpy(memory[start : start + 2 * 9 * 16]).view(1, 2, 9, 16).copy_(randn(1, 2, 9, 16))
+        k, v = randn(2, 1, 2, 9, 20, dtype=q.dtype)[..., start : start + 16]
+        own, others = ([t.detach().requires_grad_() for t in (q, k, v)] for _ in range(2))
+        found, expected = copying(*own), scaled_dot_product_attention(*others)
+        gradients = [torch.autograd.grad(o.square().sum(), of) for o, of in ((found, own), (expected, others))]
+        torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+        with activated(emulated=True):
+            for output in compiled(q, k, v):
+                close(output, expected.detach(), 1e-5)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 20, 16), (2, 4, 0, 16)])
