@@ -94,6 +94,8 @@ class EagerCalls:
         torch.compile, which refuses a call before it runs."""
         if torch.compiler.is_compiling():
             return None
+        if not are_plain(tensors):  # nor have all of them an address
+            return check
         try:
             places = 0  # the lowest bits of all addresses: a signature has none, and kernels refuse odd ones
             for tensor in tensors:

@@ -25,7 +25,7 @@ from attngen.spec.expr import MAX_LENGTH
 from attngen.torch.description import Description, Mode, check_mode, constant, dtype_name, one_line, plain_number, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls, check_call
-from attngen.torch.layout import check_tensors, follow_autocast, heads_first, needs_padding, padded, results
+from attngen.torch.layout import check_tensors, follow_autocast, heads_first, needs_padding, padded, padded_heads, results
 from attngen.torch.math import by_torch, check_by_torch
 from attngen.torch.stored import DENSE, Stored
 
@@ -159,11 +159,11 @@ def _laid_out(q: Tensor, k: Tensor, v: Tensor, storage: Storage) -> tuple[Tensor
         queries, _, _ = _laid_out(q, q, q, "packed" if storage == "packed_paged" else "dense")
         return queries, padded(k).transpose(1, 2), padded(v).transpose(1, 2)
     if storage != "packed":
-        return heads_first(padded(q), padded(k), padded(v), "bshd")
+        return heads_first(*padded_heads(q, k, v), "bshd")
     for name, rows in (("q", q), ("k", k), ("v", v)):
         if rows.dim() != 3:
             raise ArgumentError(f"`{name}` is {list(rows.shape)}; expected [total, heads, size]")
-    return padded(q), padded(k), padded(v)
+    return padded_heads(q, k, v)
 
 
 def limits(window_size: Sequence[int], causal: bool) -> tuple[int, int]:

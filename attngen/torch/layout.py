@@ -162,9 +162,9 @@ def needs_padding(q: Tensor, v: Tensor) -> bool:
 
 
 def padded_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v [batch, heads, length, size], each `padded`. Raises ArgumentError."""
-    if q.shape[3] != k.shape[3]:
-        raise ArgumentError(f"`k` has a head size of {k.shape[3]}; expected that of q, {q.shape[3]}")
+    """q, k and v, each `padded`: different head sizes of q and k could then be equal. Raises ArgumentError."""
+    if q.dim() and k.dim() and q.shape[-1] != k.shape[-1]:
+        raise ArgumentError(f"`k` has a head size of {k.shape[-1]}; expected that of q, {q.shape[-1]}")
     return padded(q), padded(k), padded(v)
 
 

@@ -22,6 +22,7 @@ from attngen.torch import (  # noqa: E402
     attention,
     flash_attn_func,
     flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
     flex_attention,
 )
 from attngen.torch.operator import attention_operator  # noqa: E402
@@ -217,6 +218,12 @@ def _of_size_16() -> Attention:
         (lambda q: flash_attn_func(q, q, q, softmax_scale=True), TypeError, "`softmax_scale` is a bool"),
         (lambda q: flash_attn_func(q, q, q, return_attn_probs=1), TypeError, "`return_attn_probs` is 1"),
         (lambda q: flash_attn_func(q[0, 0, 0, 0], q, q), ArgumentError, "`q` has 0 dimensions"),
+        (
+            lambda q: flash_attn_func(q[..., :13], q[..., :12], q),
+            ArgumentError,
+            "`k` has a head size of 12; expected that of q, 13",
+        ),
+        (lambda q: _packed(q[0, :, :, :13], q[0, :, :, :12], q[0]), ArgumentError, "`k` has a head size of 12; expected that"),
         (lambda q: flash_attn_qkvpacked_func(q.tolist()), TypeError, "`qkv` is a list; expected a tensor"),
         (lambda q: flex_attention(q.numpy(), q, q), TypeError, "`query` is a ndarray; expected a tensor"),
         (lambda q: flex_attention(q, q, q, return_aux=True), TypeError, "`return_aux` is a bool; expected an AuxRequest"),
@@ -228,6 +235,11 @@ def _of_size_16() -> Attention:
 def test_mistakes_are_named(call, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         call(randn(1, 2, 9, 16))
+
+
+def _packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    begins = torch.tensor([0, 2], dtype=torch.int32)
+    return flash_attn_varlen_func(q, k, v, begins, begins, 2, 2)
 
 
 def test_what_torch_hides_in_a_tensor_is_not_lost() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import attngen  # noqa: E402
@@ -298,7 +300,8 @@ def test_what_the_attention_refuses_is_not_appended(table: torch.Tensor | None) 
 
 
 def test_a_call_that_an_earlier_one_says_nothing_of_is_not_appended() -> None:
-    """It differs from one that fits in an address, or in the argument for which a tensor is given."""
+    """It differs from one that fits in an address, or in the argument for which a tensor is given; or that one was of tensors
+    without memory, of which torch warns if their addresses are read."""
     q, new, numbers = randn(2, 1, 4, 16), randn(2, 1, 2, 16), torch.arange(2, dtype=torch.int32)
     odd = torch.frombuffer(bytearray(2 * q.numel() + 2), dtype=torch.float16, offset=2).view(q.shape)
     assert odd.data_ptr() % 16
@@ -314,6 +317,8 @@ def test_a_call_that_an_earlier_one_says_nothing_of_is_not_appended() -> None:
         keys, values = randn(2, 20, 2, 16), randn(2, 20, 2, 16)
         given = {"q": q, "k_cache": keys, "v_cache": values, "k": new, "v": new, "cache_seqlens": LENGTHS}
         call(**{**given, **fits})
+        with FakeTensorMode() as mode, warnings.catch_warnings(action="error"):
+            call(**{name: mode.from_tensor(one) for name, one in {**given, **changed}.items()})
         before = keys.clone(), values.clone()
         with pytest.raises(ValueError, match=message):
             call(**{**given, **changed, "k": new + 1, "v": new + 1})
