@@ -56,7 +56,7 @@ def booleans(draw, depth: int = 3) -> Expr:
 
 SMOOTH = (
     *("add", "sub", "mul", "div", "neg", "exp", "exp2", "log", "log2", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid", "sin"),
-    *("cos", "erf", "pow", "min", "max", "abs", "where"),
+    *("cos", "atan2", "erf", "pow", "min", "max", "abs", "where"),
 )
 
 
@@ -73,6 +73,6 @@ def floats(draw, depth: int = 3) -> Expr:
     operands = [draw(floats(depth - 1)) for _ in range(arity(op))]
     if op in ("log", "log2", "log1p", "sqrt", "rsqrt", "pow"):  # away from 0, where their derivative is infinite
         operands[0] = attempt("add", attempt("abs", operands[0]), constant(0.5))
-    if op == "div":
+    if op in ("div", "atan2"):
         operands[1] = attempt("add", attempt("abs", operands[1]), constant(0.5))
     return attempt(op, *operands)

@@ -246,6 +246,7 @@ NAMES = {
     **dict.fromkeys(("fminf", "fmin", "minimum"), "min"),
     **dict.fromkeys(("fmaxf", "fmax", "maximum"), "max"),
     **dict.fromkeys(("power", "powf"), "pow"),
+    **dict.fromkeys(("arctan2", "atan2f"), "atan2"),
     **dict.fromkeys(("select", "ifelse", "iif", "cond"), "where"),
     **{f"{name}f": name for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sin", "cos", "floor", "ceil")},
     **dict.fromkeys(("ln",), "log"),

@@ -160,6 +160,18 @@ def _of_float(function: Function) -> Function:
     return lambda x, *others, **options: function(cast(x, Type.FLOAT), *others, **options)
 
 
+def _other_side(x: Expr) -> Expr:
+    """sqrt(1 - x * x)."""
+    return apply("sqrt", mul(sub(FLOAT_ONE, x), add(FLOAT_ONE, x)))
+
+
+def _asinh(x: Expr) -> Expr:
+    """By the logarithm of a sum, in which nothing cancels."""
+    sign = where(less(x, FLOAT_ZERO), MINUS_ONE, FLOAT_ONE)
+    size = mul(sign, x)
+    return mul(sign, apply("log", add(size, apply("sqrt", add(mul(size, size), FLOAT_ONE)))))
+
+
 def _sign(x: Expr) -> Expr:
     zero, one = cast(ZERO, x.type), cast(ONE, x.type)
     return where(less(zero, x), one, where(less(x, zero), neg(one), zero))
@@ -272,6 +284,15 @@ FUNCTIONS: dict[str, Function] = {
     "log10": _of_float(lambda x: mul(apply("log", x), constant(1.0 / math.log(10.0)))),
     "erfc": _of_float(lambda x: sub(FLOAT_ONE, apply("erf", x))),
     "tan": _of_float(lambda x: div(apply("sin", x), apply("cos", x))),
+    "atan": _of_float(lambda x: apply("atan2", x, FLOAT_ONE)),
+    "asin": _of_float(lambda x: apply("atan2", x, _other_side(x))),
+    "acos": _of_float(lambda x: apply("atan2", _other_side(x), x)),
+    "sinh": _of_float(lambda x: mul(HALF, sub(apply("exp", x), apply("exp", neg(x))))),
+    "cosh": _of_float(lambda x: mul(HALF, add(apply("exp", x), apply("exp", neg(x))))),
+    "asinh": _of_float(_asinh),
+    "acosh": _of_float(lambda x: apply("log", add(x, apply("sqrt", sub(mul(x, x), FLOAT_ONE))))),
+    "atanh": _of_float(lambda x: mul(HALF, sub(apply("log1p", x), apply("log1p", neg(x))))),
+    "hypot": _of_float(lambda x, y: apply("sqrt", add(mul(x, x), mul(y, y)))),
     "relu": _relu,
     "relu6": lambda x: _hardtanh(x, ZERO, constant(6)),
     "silu": lambda x: mul(x, apply("sigmoid", x)),
@@ -322,6 +343,7 @@ ALIASES = {
     "not_equal": "ne",
     "fix": "trunc",
     **dict.fromkeys(("rint", "around"), "round"),
+    **{f"arc{name}": f"a{name}" for name in ("cos", "cosh", "sin", "sinh", "tan", "tan2", "tanh")},
     "sgn": "sign",
     **dict.fromkeys(("log_sigmoid", "log_sigmoid_forward"), "logsigmoid"),
     "clip": "clamp",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from attngen.spec.expr import Const, Expr, constant
-from attngen.spec.operator import FLOAT_ONE, FLOAT_ZERO, Derivative, apply, equal, less, mul, neg, sub, where
+from attngen.spec.operator import FLOAT_ONE, FLOAT_ZERO, Derivative, add, apply, div, equal, less, mul, neg, sub, where
 
 
 def discrete(count: int) -> Derivative:
@@ -31,6 +31,13 @@ def of_extremum(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr | None, Expr
 
 def of_magnitude(g: Expr, out: Expr, a: Expr) -> tuple[Expr]:
     return (where(less(FLOAT_ZERO, a), g, where(less(a, FLOAT_ZERO), neg(g), FLOAT_ZERO)),)
+
+
+def of_angle(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    """Gradients of atan2(a, b); 0 at the origin, as in torch."""
+    square = add(mul(a, a), mul(b, b))
+    share = where(equal(square, FLOAT_ZERO), FLOAT_ZERO, div(g, square))
+    return mul(share, b), neg(mul(share, a))
 
 
 def of_power(g: Expr, out: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr | None]:

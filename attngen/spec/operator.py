@@ -150,7 +150,7 @@ def _divide(a: float, b: float) -> float:
 # The functions of numpy that rows use, on Python's numbers: exact integers, for folding constants.
 PYTHON = SimpleNamespace(
     exp=math.exp, exp2=lambda x: float(2.0**x), log=math.log, log2=math.log2, sqrt=math.sqrt, tanh=math.tanh, sin=math.sin,
-    cos=math.cos, erf=math.erf, log1p=math.log1p,
+    cos=math.cos, arctan2=math.atan2, erf=math.erf, log1p=math.log1p,
     floor=math.floor, ceil=math.ceil, pow=pow, abs=abs, fmin=min, fmax=max, divide=_divide,
     floor_divide=operator.floordiv, remainder=operator.mod, logical_and=lambda a, b: a and b, logical_or=lambda a, b: a or b,
     logical_not=operator.not_, where=lambda c, a, b: a if c else b,

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from attngen.spec.derivative_rules import LN2, TWO_OVER_SQRT_PI, discrete, of_extremum, of_magnitude, of_power
+from attngen.spec.derivative_rules import LN2, TWO_OVER_SQRT_PI, discrete, of_angle, of_extremum, of_magnitude, of_power
 from attngen.spec.expr import Type, constant
 from attngen.spec.interval_rules import (
     absolute,
@@ -172,6 +172,8 @@ ROWS: tuple[Operator, ...] = (
     Operator(name="cos", typing=floats(1), cuda=as_float("cosf({0})"), array=lambda xp, a: xp.cos(a),
              derivative=lambda g, out, a: (neg(mul(g, apply("sin", a))),), bounds=unbounded(FLOAT), within=(-1.0, 1.0),
              what="the cosine"),
+    Operator(name="atan2", typing=floats(2), cuda=as_float("atan2f({0}, {1})"), array=lambda xp, a, b: xp.arctan2(a, b),
+             derivative=of_angle, bounds=unbounded(FLOAT), what="the angle of the point (y, x), from -pi to pi: atan(x / y)"),
     Operator(name="pow", typing=floats(2), cuda=as_float("powf({0}, {1})"), array=lambda xp, a, b: xp.pow(a, b),
              derivative=of_power, bounds=unbounded(FLOAT), what="x to the power y"),
     Operator(name="floor", typing=floats(1), cuda=as_float("floorf({0})"), array=lambda xp, a: xp.floor(a),

@@ -205,13 +205,34 @@ def test_a_distance_of_0_has_the_derivative_0(by_torch_alone: list[str]) -> None
     torch.testing.assert_close(one, other, atol=5e-4, rtol=5e-4)
 
 
+def test_angles_and_hyperbolic_functions(by_torch_alone: list[str]) -> None:
+    """Their values and derivatives are torch's, of both signs, and of numbers of which a short formula cancels the digits."""
+    points = torch.tensor([-0.9, -0.3, -0.01, 0.0, 0.02, 0.5, 0.8])
+    functions = {
+        **dict.fromkeys((torch.asin, torch.acos, torch.atanh), points),
+        **dict.fromkeys((torch.atan, torch.sinh, torch.cosh, torch.asinh), points * 5),
+        torch.acosh: points + 2.0,
+        **dict.fromkeys((torch.atan2, torch.hypot), points.flip(0) + 0.7),
+    }
+    q, k, v = (torch.randn(1, 1, 7, 8) for _ in range(3))
+    for function, at in functions.items():
+        x = at.clone().requires_grad_()
+        call = (lambda a: function(a, points)) if function in (torch.atan2, torch.hypot) else function  # noqa: B023
+        found = flex_attention(q, k, v, lambda s, b, h, i, j: s + call(x)[i] * call(x)[j])  # noqa: B023
+        wide = x.double()
+        wanted = (q.double() @ k.double().mT / 8**0.5 + call(wide)[:, None] * call(wide)).softmax(-1) @ v.double()
+        torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5, msg=lambda m, f=function: f"{f}: {m}")
+        one, other = (torch.autograd.grad(o.square().sum(), x)[0] for o in (found, wanted))
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4, msg=lambda m, f=function: f"{f}: {m}")
+
+
 def test_operators_without_meaning_are_named_with_their_place() -> None:
     q, k, v = qkv()
     with pytest.raises(ImportRefusal, match=r"torch\.ops\.aten\.lgamma") as refused:
         flex_attention(q, k, v, lambda s, b, h, i, j: torch.lgamma(s))
     assert "test_flex_operators.py" in str(refused.value)
-    with pytest.raises(ImportRefusal, match=r"torch\.ops\.aten\.atan2 is not available"):  # not what it is decomposed into
-        flex_attention(q, k, v, lambda s, b, h, i, j: torch.atan2(s, s))
+    with pytest.raises(ImportRefusal, match=r"torch\.ops\.aten\.copysign is not available"):  # not what it is decomposed into
+        flex_attention(q, k, v, lambda s, b, h, i, j: torch.copysign(s, s))
     with pytest.raises(ImportRefusal, match=r"only the first result of torch\.max"):
         flex_attention(q, k, v, lambda s, b, h, i, j: s + POINTS[i].max(-1).indices)
     with pytest.raises(ImportRefusal, match=r"boundaries of one dimension"):
