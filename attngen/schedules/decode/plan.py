@@ -30,6 +30,7 @@ BLOCKS = 1  # of an SM, as the number of splits counts them
 AHEAD: dict[Copies, int] = {"tma": 48 << 10, "cp_async": 80 << 10}
 Q_REGISTERS = 32  # of a thread: more fragments of Q are read from shared memory for each tile
 ROW_REGISTERS = 8  # of a thread: the positions and heads of its rows, the tiles of its warp
+WIDE = 128  # a head size of V
 OUTPUT_PAD = 8  # fp32 numbers at the end of each row of O in shared memory
 # (keys of a warp's tile, stages, warps)
 SHAPES: dict[Copies, tuple[tuple[int, int, int], ...]] = {
@@ -49,6 +50,7 @@ class DecodePlan:
     q_in_registers: bool
     split: needs.Split  # the type of the two parts of each number; empty: numbers are not split
     summed: int  # steps of 16 keys whose products are summed by themselves before they are added to O; of split numbers
+    unrolled: int  # steps over the head size that are in one round of the loop over them; of split numbers
     chunk: int  # elements that a lane copies at once, 16 bytes; a padded row in shared memory is padded by as many
     qk_width: int  # of a row of Q or K in shared memory, without the padding
     v_width: int
@@ -183,6 +185,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     numbers, blocks = operands(spec), min(blocks_of_an_sm(facts, arch, tile), BLOCKS)
     alone = arch.shared_per_sm // 2 - RESERVED + ALIGN  # of shared memory, that a second block of an SM would not have
     splits = splits_of(spec, tile, blocks)
+    unrolled = 4 if spec.head_dim_v <= WIDE else 2  # sums of O leave fewer registers
     holds = q_in_registers(facts, tile)
     own = DecodePlan(
         splits=splits,
@@ -190,6 +193,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         q_in_registers=holds,
         split=numbers.split,
         summed=needs.summed(tile),
+        unrolled=unrolled,
         chunk=needs.chunk(spec),
         qk_width=needs.padded_head_dim(spec),
         v_width=needs.width_of_v(spec),
@@ -204,6 +208,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         *rough_decisions(facts),
         *([Decision("launch", "programmatic dependent launch", WHY_EARLY)] if own.early else []),
         *([Decision("products", numbers.products, numbers.because)] if numbers.split else []),
+        *([Decision("steps of Q K^T side by side", str(unrolled), WHY_UNROLLED)] if numbers.split else []),
         Decision("rows", "those of all heads that share keys", WHY_PACKED),
         tile_decision(spec, tile, "the rows of one product, and the keys of a warp"),
         Decision("blocks per SM", str(blocks), WHY_ALONE[own.copies]),
@@ -251,6 +256,7 @@ WHY_ALONE: dict[Copies, str] = {
     "more than half of an SM's shared memory",
     "cp_async": "more blocks would read memory in smaller pieces, which is slower",
 }
+WHY_UNROLLED = "a step waits for its six products in turn, and there is one warp for each part of an SM that multiplies"
 WHY_EARLY = "blocks start before the previous kernel ends and wait for its end, which saves the time between kernels"
 WHY_PACKED = "keys are read once for all of them; a product has 16 rows even if there are fewer"
 WHY_SPLITS = ("by sizes and multiprocessors", "as many as keep all multiprocessors reading keys until the end")

@@ -69,6 +69,7 @@ class FusedMmaPlan:
     idle_copiers: bool  # some threads copy nothing: a row's chunks do not divide the number of threads
     split: needs.Split  # the type of the two parts of each number; empty: numbers are not split
     summed: int  # steps of 16 keys whose products are summed by themselves before they are added to O; of split numbers
+    unrolled: int  # steps over the head size that are in one round of the loop over them; of split numbers
     chunk: int  # elements that a lane copies at once, 16 bytes; a row in shared memory is padded by as many
     qk_width: int  # of a row of Q or K in shared memory, without the padding
     v_width: int
@@ -179,6 +180,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, hold
         idle_copiers=idle,
         split=numbers.split,
         summed=needs.summed(tile),
+        unrolled=1,  # more would take registers; other warps fill the time that a product takes
         chunk=pad,
         qk_width=needs.padded_head_dim(spec),
         v_width=needs.width_of_v(spec),
