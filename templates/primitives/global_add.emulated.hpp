@@ -5,8 +5,8 @@ namespace ptx {
 
 inline void red_relaxed_gpu_global_add_v4_f32(int line, float* to, float a, float b, float c, float d) {
     const float by[] = {a, b, c, d};
-    emulator::atomic_add(to, by, 4, line);
+    emulator::global_add(to, by, 4, line);
 }
-inline void red_relaxed_gpu_global_add_f32(int line, float* to, float a) { emulator::atomic_add(to, &a, 1, line); }
+inline void red_relaxed_gpu_global_add_f32(int line, float* to, float a) { emulator::global_add(to, &a, 1, line); }
 
 }  // namespace ptx

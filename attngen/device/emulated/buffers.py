@@ -47,18 +47,14 @@ def buffers_of(entry: KernelEntry, memory: Sequence[Memory], library: Path) -> t
 
 @lru_cache(maxsize=64)
 def static_arrays(library: Path) -> tuple[NamedBuffer, ...]:
-    """The `__shared__` arrays of a library with their names in the source; none if the machine has no nm."""
-    tool = shutil.which("nm") or shutil.which("llvm-nm")
+    """The `__shared__` arrays of a library with their names in the source; none if the machine has no readelf."""
+    tool = shutil.which("readelf") or shutil.which("llvm-readelf")
     if tool is None:
         return ()
-    done = subprocess.run([tool, "-C", "-S", str(library)], capture_output=True, text=True, check=False)
-    ends = {name: int(at, 16) for at, name in re.findall(r"^(\w+) \w (__st\w+_attngen_shared)$", done.stdout, re.MULTILINE)}
-    if len(ends) < 2:
-        return ()
-    low, high = ends["__start_attngen_shared"], ends["__stop_attngen_shared"]
-    sized = re.findall(r"^(\w+) (\w+) [bBdD] (.+)$", done.stdout, re.MULTILINE)
-    found = [(int(at, 16), int(size, 16), name.rpartition("::")[2]) for at, size, name in sized]
-    return tuple(NamedBuffer(name, -1, True, at - low, size) for at, size, name in sorted(found) if low <= at < high)
+    done = subprocess.run([tool, "-sWC", str(library)], capture_output=True, text=True, check=False)
+    sized = re.findall(r": (\w+) +(\d+) +TLS +\w+ +\w+ +\d+ (.+)$", done.stdout, re.MULTILINE)
+    found = sorted({(int(at, 16), int(size), name.rpartition("::")[2]) for at, size, name in sized})
+    return tuple(NamedBuffer(name, -1, True, at, size) for at, size, name in found)
 
 
 def find(buffers: Sequence[NamedBuffer], is_static: bool, offset: int) -> NamedBuffer:

@@ -36,7 +36,8 @@ class Family:
 # not linked.
 CALLS = ("-fsanitize=thread", "-fsanitize=bounds")
 # Scalar replacement of aggregates is off, because it changes the width of accesses.
-GCC = Family("gcc", (), (*CALLS, "-fno-tree-sra"))
+# Without unique symbols, libraries whose templates have the same name do not share the `__shared__` arrays in these.
+GCC = Family("gcc", ("-fno-gnu-unique",), (*CALLS, "-fno-tree-sra"))
 CLANG = Family("clang", (), CALLS)
 # By default, zig compiles for the present CPU, but machines may share a cache; and it adds its own checks.
 # It links the C++ library statically, with debug information of 4 MB.

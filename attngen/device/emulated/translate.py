@@ -23,6 +23,7 @@ COUNTED = "EMULATOR_COUNTS_FMA"  # the macro that makes ordinary multiply-adds c
 _ASM = re.compile(r"\basm\s*(volatile)?\s*\(")
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"', re.DOTALL)  # or a string, which may contain //
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_ALIGNED_SHARED = re.compile(r"\b(__shared__)(\s+)(alignas\s*\((?:[^()]|\([^()]*\))*\))")  # C++ wants alignas first
 _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:(?:__align__|alignas)\s*\(\w+\)\s*)?(\w[\w ]*?)\s+(\w+)\s*\[\s*\]\s*;")
 _OPERAND = re.compile(r"%(\d+)|(?<![\w%])(\d+)(?!\w)|%%(\w+(?:\.[xyz])?)|(?<![\w%.])([a-z]\w*)")
 _BLOCK = re.compile(r"\{\s*\.reg \.pred (\w+);(.*)\}", re.DOTALL)
@@ -72,6 +73,7 @@ def translate(source: Program) -> Translated:
     pieces.append(source.text[position:])
     pieces = [_BY_VALUE.sub(r"(const \1& \2) {", "".join(pieces))]
     text = _DYNAMIC_SHARED.sub(r"\1* const \2 = (\1*)emulator::dynamic_shared();", "".join(pieces))
+    text = _ALIGNED_SHARED.sub(r"\3\2\1", text)
     includes = "".join(f'#include "{name}"\n' for name in ["cuda.hpp", *(p.name for p in meanings())])
     if "fmaf(" in source.text:
         includes += _COUNTED_FMA.format(number=len(instructions))

@@ -1,6 +1,12 @@
 // The runtime's functions that a kernel calls, by way of cuda.hpp and of the meanings of PTX instructions.
 #pragma once
-struct dim3 { unsigned x, y, z; };
+struct uint3;
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+    dim3(const uint3& v);            // cuda.hpp
+    operator uint3() const;
+};
 
 namespace emulator {
 
@@ -15,7 +21,10 @@ int lane_index();
 // --- barriers and warps (scheduler.cpp)
 
 void block_barrier(int line);
+int block_count(bool vote, int line);                 // a block barrier: of how many threads `vote` is true
 void warp_barrier(int line, unsigned mask);
+unsigned active_mask(int line);                       // the lanes that come to this line before any other lane of the warp can run
+void thread_fence();                                  // order.cpp
 
 // All lanes named by `mask` come here with `in`; the last one to arrive runs `combine` once for the warp; each leaves with `out`.
 // lanes[i] are the arguments of lane i, null where it takes no part.
@@ -80,11 +89,11 @@ void wgmma_wait(int pending, int line);
 
 void multiply_16x8x16(const float (&a)[16][16], const float (&b)[16][8], float (&d)[16][8]);
 
-// --- atomic updates of global memory (memory.cpp)
+// --- atomic updates (memory.cpp)
 
-unsigned atomic_update(unsigned* address, unsigned operand, unsigned (*update)(unsigned, unsigned), int line);
-unsigned long long atomic_update(unsigned long long* address, unsigned long long operand, unsigned long long (*update)(unsigned long long, unsigned long long), int line);
-void atomic_add(float* address, const float* by, int count, int line);  // of memory that has been written
+// Calls `update` with a copy of the value and with `with`, and stores what it leaves. `counts`: global memory may be 0 from the start.
+void atomic_update(void* address, int bytes, bool counts, void (*update)(void* value, void* with), void* with, int line);
+void global_add(float* address, const float* by, int count, int line);
 
 // --- counting
 
@@ -112,6 +121,22 @@ inline unsigned ballot(int line, unsigned mask, bool vote) {
             if (lanes[i].in && *(const bool*)lanes[i].in) votes |= 1u << i;
         for (auto& lane : lanes)
             if (lane.in) *(unsigned*)lane.out = votes;
+    });
+    return out;
+}
+
+// The values of all lanes that `mask` names and the block has: bit i of `lanes` is set if it has lane i.
+template <typename T> struct Gathered { T of[32]; unsigned lanes; };
+template <typename T> inline Gathered<T> gather(int line, unsigned mask, T value) {
+    Gathered<T> out;
+    warp_collective("vote or reduction", line, mask, &value, &out, [](Lane (&lanes)[32], int) {
+        for (auto& lane : lanes) {
+            if (!lane.in) continue;
+            auto& out = *(Gathered<T>*)lane.out;
+            out.lanes = 0;
+            for (int i = 0; i < 32; ++i)
+                if (lanes[i].in) out.of[i] = *(const T*)lanes[i].in, out.lanes |= 1u << i;
+        }
     });
     return out;
 }

@@ -1,13 +1,14 @@
 // Every access to memory. A checked kernel is compiled with -fsanitize=thread but not linked with its runtime: the compiler then
 // calls the functions at the end of this file before each access, and what they check is ours.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <dlfcn.h>
+#include <link.h>
+#include <memory>
+#include <unordered_map>
 
 #include "trace.hpp"
-
-// The linker's names for the ends of the section that holds static __shared__ arrays; absent where a kernel has none.
-extern "C" __attribute__((weak)) unsigned char __start_attngen_shared[], __stop_attngen_shared[];
 
 namespace emulator {
 
@@ -24,12 +25,26 @@ size_t dynamic_bytes;
 std::vector<Cell> dynamic_cells, static_cells;
 int last_range;
 
-size_t static_bytes() { return __start_attngen_shared ? size_t(__stop_attngen_shared - __start_attngen_shared) : 0; }
+
+// Static __shared__ arrays are the thread-local variables of this library, those of the CPU thread that launches.
+unsigned char *static_low, *static_high;
+thread_local volatile unsigned char anchor;         // one of them is always there
+
+void find_static() {
+    anchor = 0;                                     // from the first access on they have memory
+    dl_iterate_phdr([](dl_phdr_info* library, size_t, void*) {
+        for (int i = 0; i < library->dlpi_phnum; ++i) {
+            auto* const low = (unsigned char*)library->dlpi_tls_data;
+            const size_t bytes = library->dlpi_phdr[i].p_type == PT_TLS ? library->dlpi_phdr[i].p_memsz : 0;
+            if (low && size_t(&anchor - low) < bytes) return static_low = low, static_high = low + bytes, 1;
+        }
+        return 0;
+    }, nullptr);
+}
 
 Cell* cells_of(const unsigned char* address, int bytes) {
     if (address >= dynamic_low && address + bytes <= dynamic_low + dynamic_bytes) return &dynamic_cells[(address - dynamic_low) / GRANULE];
-    if (static_bytes() && address >= __start_attngen_shared && address + bytes <= __stop_attngen_shared)
-        return &static_cells[(address - __start_attngen_shared) / GRANULE];
+    if (address >= static_low && address + bytes <= static_high) return &static_cells[(address - static_low) / GRANULE];
     return nullptr;
 }
 
@@ -102,32 +117,108 @@ void check_fenced(const Cell& cell, const Access& a) {
                cell.writer.line, cell.writer.code(), cell.writer.thread, a.address, a.bytes);
 }
 
-void shared_read(Cell* cell, const Access& a) {
-    launch.shared_read += a.bytes;
-    for (int i = 0; i < a.bytes; i += GRANULE, ++cell) {
-        if (cell->in_flight != -1) check_flight(*cell, a);
-        if (!cell->initialized) report(Kind::UNINITIALIZED_SHARED, "shared memory is read that no thread has written yet: the write, or the barrier behind it, is missing", a.line, a.code, 0, nullptr, -1, a.address, a.bytes);
-        if (!ordered(cell->writer, a.clock)) conflict("a read and an earlier write of shared memory, with no barrier between them", cell->writer, a);
-        check_fenced(*cell, a);
-        remember_reader(*cell, a);
+// What a Cell has no room for.
+struct More {
+    std::unique_ptr<Cell> second;       // of the second byte, once one of the two has been accessed by itself
+    std::vector<Touch> updates;         // atomic ones since the last write: the latest of each thread
+    Touch written;                      // that write
+    Clock known;                        // of an atomic update's first byte: what fences and updates pass on
+};
+std::unordered_map<const Cell*, More> more;
+
+More& more_of(Cell& cell) { return cell.has_more = true, more[&cell]; }
+
+Cell& second_byte(Cell& cell) {
+    More& first = more_of(cell);
+    if (!first.second) {
+        first.second = std::make_unique<Cell>(cell);
+        More& copy = more[first.second.get()];
+        copy.updates = first.updates, copy.written = first.written;
     }
+    return *first.second;
+}
+
+// Calls `visit` with the Cell of each byte that is accessed, from the one of the first byte on.
+template <typename Visit> __attribute__((noinline, cold)) void each_byte(Cell* cell, const Access& a, Visit visit) {
+    const auto begin = (uint64_t)a.address, end = begin + a.bytes;
+    for (uint64_t at = begin - begin % GRANULE; at < end; at += GRANULE, ++cell) {
+        const bool first = at >= begin, second = at + 1 < end, is_split = cell->has_more && more[cell].second;
+        Cell* const other = is_split || first != second ? &second_byte(*cell) : nullptr;
+        if (first) visit(*cell);
+        if (second && other) visit(*other);
+    }
+}
+
+// The same, fast where no byte has a Cell of its own.
+template <typename Visit> inline void each_cell(Cell* cell, const Access& a, Visit visit) {
+    bool has_more = ((uint64_t)a.address | a.bytes) % GRANULE;
+    for (int i = 0; i < a.bytes; i += GRANULE) has_more |= cell[i / GRANULE].has_more;
+    if (has_more) return each_byte(cell, a, visit);
+    for (int i = 0; i < a.bytes; i += GRANULE, ++cell) visit(*cell);
+}
+
+void check_updates(const Cell& cell, const char* text, const Access& a) {
+    if (!cell.has_more) return;
+    for (const Touch& update : more[&cell].updates)
+        if (!ordered(update, a.clock)) conflict(text, update, a);
+}
+
+void check_written(const Cell& cell, const Access& a) {
+    if (!cell.initialized) report(Kind::UNINITIALIZED_SHARED, "shared memory is read that no thread has written yet: the write, or the barrier behind it, is missing", a.line, a.code, 0, nullptr, -1, a.address, a.bytes);
+}
+
+void shared_read(Cell* first, const Access& a) {
+    launch.shared_read += a.bytes;
+    each_cell(first, a, [&](Cell& cell) {
+        if (cell.in_flight != -1) check_flight(cell, a);
+        check_written(cell, a);
+        constexpr const char* text = "a read and an earlier write of shared memory, with no barrier between them";
+        if (!ordered(cell.writer, a.clock)) conflict(text, cell.writer, a);
+        check_updates(cell, text, a);
+        check_fenced(cell, a);
+        remember_reader(cell, a);
+    });
+}
+
+void check_readers(const Cell& cell, const Access& a) {
+    for (const Touch& reader : cell.readers)
+        if (!ordered(reader, a.clock)) conflict("a write and an earlier read of shared memory, with no barrier between them", reader, a);
 }
 
 void check_overwrite(const Cell& cell, const Access& a) {
+    constexpr const char* text = "two writes of shared memory, with no barrier between them";
     if (cell.in_flight != -1) check_flight(cell, a);
-    if (!ordered(cell.writer, a.clock)) conflict("two writes of shared memory, with no barrier between them", cell.writer, a);
-    for (const Touch& reader : cell.readers)
-        if (!ordered(reader, a.clock)) conflict("a write and an earlier read of shared memory, with no barrier between them", reader, a);
+    if (!ordered(cell.writer, a.clock)) conflict(text, cell.writer, a);
+    check_updates(cell, text, a);
+    check_readers(cell, a);
     check_fenced(cell, a);
 }
 
-void shared_write(Cell* cell, const Access& a) {
+void shared_write(Cell* first, const Access& a) {
     launch.shared_written += a.bytes;
-    for (int i = 0; i < a.bytes; i += GRANULE, ++cell) {
-        check_overwrite(*cell, a);
-        cell->writer = a.now;
-        cell->initialized = true;
-    }
+    each_cell(first, a, [&](Cell& cell) {
+        check_overwrite(cell, a);
+        cell.writer = a.now;
+        cell.initialized = true;
+        if (cell.has_more) more[&cell].updates.clear();
+    });
+}
+
+// Atomic updates need no order among themselves, but one with ordinary accesses.
+void shared_update(Cell* first, const Access& a) {
+    launch.shared_read += a.bytes, launch.shared_written += a.bytes;
+    pass_on(more_of(*first).known);
+    each_cell(first, a, [&](Cell& cell) {
+        if (cell.in_flight != -1) check_flight(cell, a);
+        check_written(cell, a);
+        auto& [second, updates, written, known] = more_of(cell);
+        if (updates.empty()) written = cell.writer;
+        if (!ordered(written, a.clock)) conflict("an atomic update and an earlier write of shared memory, with no barrier between them", written, a);
+        check_readers(cell, a);
+        cell.writer = a.now;
+        const auto mine = std::find_if(updates.begin(), updates.end(), [&](const Touch& t) { return t.thread == a.now.thread; });
+        mine == updates.end() ? updates.push_back(a.now) : void(*mine = a.now);
+    });
 }
 
 // An access of the current thread itself.
@@ -190,6 +281,7 @@ void access(unsigned char* address, int bytes, bool write, int line, const void*
     } else {
         Dl_info info;
         if (!write && dladdr(address, &info) && info.dli_fbase) return;  // a constant of the library itself
+        if (write && dladdr(address, &info) && info.dli_fbase) report(Kind::OUT_OF_BOUNDS, "a write to a variable in global memory (__device__), which the emulated device does not have", line, code);
         report(Kind::OUT_OF_BOUNDS, write ? "a write outside every tensor and shared buffer" : "a read outside every tensor and shared buffer", line, code, 0, nullptr, -1, address, bytes);
     }
 }
@@ -210,15 +302,17 @@ void reserve_shared(size_t bytes) {
     storage.resize(bytes + 2 * ALIGNMENT);
     dynamic_low = (unsigned char*)(((uint64_t)storage.data() + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     dynamic_bytes = bytes;
+    find_static();
 }
 
 void begin_block_memory(size_t bytes, dim3 block, dim3 grid) {
     first_thread = 1 + thread_count * (block.x + uint64_t(grid.x) * (block.y + uint64_t(grid.y) * block.z));
     memset(dynamic_low, GARBAGE, bytes);
-    if (static_bytes()) memset(__start_attngen_shared, GARBAGE, static_bytes());
+    memset(static_low, GARBAGE, static_high - static_low);
     if (!launch.checked) return;
+    more.clear();
     dynamic_cells.assign(bytes / GRANULE + 1, Cell());
-    static_cells.assign(static_bytes() / GRANULE + 1, Cell());
+    static_cells.assign((static_high - static_low) / GRANULE + 1, Cell());
 }
 
 unsigned char* dynamic_shared() { return dynamic_low; }
@@ -226,12 +320,12 @@ unsigned char* dynamic_shared() { return dynamic_low; }
 unsigned shared_address(const void* pointer) {
     const auto* p = (const unsigned char*)pointer;
     if (p >= dynamic_low && p <= dynamic_low + dynamic_bytes) return unsigned(p - dynamic_low) + SHARED_WINDOW;
-    if (static_bytes() && p >= __start_attngen_shared && p <= __stop_attngen_shared) return unsigned(p - __start_attngen_shared) + static_window();
+    if (p >= static_low && p <= static_high) return unsigned(p - static_low) + static_window();
     report(Kind::OUT_OF_BOUNDS, "an address that is not in shared memory is taken for one", 0, __builtin_return_address(0), 0, nullptr, -1, pointer);
 }
 
 void* shared_pointer(unsigned address) {
-    return address >= static_window() ? __start_attngen_shared + (address - static_window()) : dynamic_low + (address - SHARED_WINDOW);
+    return address >= static_window() ? static_low + (address - static_window()) : dynamic_low + (address - SHARED_WINDOW);
 }
 
 void check_access(const void* address, int bytes, bool write, int line, int lane) {
@@ -275,53 +369,47 @@ void keep_for_mbarrier(unsigned address, int line) {
     if (!launch.checked) return;
     Cell* cell = background_cells(address, 8, line);
     const Access a = own(shared_pointer(address), 8, line, nullptr);
-    for (int i = 0; i < 8; i += GRANULE, ++cell) {
-        check_overwrite(*cell, a);
-        *cell = Cell();
-        cell->in_flight = MBARRIER;
-    }
+    each_cell(cell, a, [&](Cell& one) { check_overwrite(one, a); });
+    for (int i = 0; i < 8; i += GRANULE, ++cell) *cell = Cell(), cell->in_flight = MBARRIER;
 }
 
-// What the checks of an atomic update of `bytes` find, and what they remember of it. `counter`: the memory is zero before the first launch.
-static void check_atomic(void* address, int bytes, int line, const void* code, bool counter) {
+// What the checks of an atomic update find, and what they remember of it.
+static void check_atomic(void* address, int bytes, int line, const void* code, bool counts) {
+    spend(ATOMIC_COST, line, code);
     if (!launch.checked) return;
-    Range* range = range_of((const unsigned char*)address, bytes);
-    if (!range && cells_of((const unsigned char*)address, bytes)) report(Kind::OPERAND, "the emulated device has atomic updates of global memory only, and this is shared memory", line, nullptr, 0, nullptr, -1, address, bytes);
-    if (!range) report(Kind::OUT_OF_BOUNDS, "an atomic update outside every tensor", line, nullptr, 0, nullptr, -1, address, bytes);
+    Cell* const cells = cells_of((const unsigned char*)address, bytes);
+    Range* const range = cells ? nullptr : range_of((const unsigned char*)address, bytes);
+    if (!cells && !range) report(Kind::OUT_OF_BOUNDS, "an atomic update outside every tensor and shared buffer", line, nullptr, 0, nullptr, -1, address, bytes);
     if ((uint64_t)address % bytes) report(Kind::MISALIGNED, "an atomic update of an address that is not a multiple of its size", line, nullptr, 0, nullptr, -1, address, bytes);
-    if (!range->writable) report(Kind::READ_ONLY, "an atomic update of a tensor that is only read", line, nullptr, 0, nullptr, -1, address, bytes);
-    range->read += bytes, range->written += bytes;
     if (launch.traced)
         for (bool write : {false, true}) trace_access("atomic", write, address, bytes, range, code);
+    if (cells) return shared_update(cells, own(address, bytes, line, code));
+    if (!range->writable) report(Kind::READ_ONLY, "an atomic update of a tensor that is only read", line, nullptr, 0, nullptr, -1, address, bytes);
+    range->read += bytes, range->written += bytes;
     auto& writers = launch.writers[range - launch.ranges];
     const uint64_t mark = launch.sequence << THREAD_BITS | ATOMIC;
     for (uint64_t i = ((uint64_t)address - range->pointer) / GRANULE, last = i + bytes / GRANULE; i < last; ++i) {
-        if (!counter && !writers[i]) report(Kind::UNINITIALIZED_GLOBAL, "an addition to global memory that no kernel has written", line, code, 0, nullptr, -1, address, bytes);
+        if (!counts && !writers[i]) report(Kind::UNINITIALIZED_GLOBAL, "an addition to global memory that no kernel has written", line, code, 0, nullptr, -1, address, bytes);
         if (writers[i] >> THREAD_BITS == launch.sequence && writers[i] != mark)
             report(Kind::RACE, "an atomic update of global memory that a thread of this launch has written", line, nullptr, 0, nullptr, -1, address, bytes);
         writers[i] = mark;
     }
 }
 
-template <typename T> static T updated(T* address, T operand, T (*update)(T, T), int line, const void* code) {
-    spend(ATOMIC_COST, line, code);
-    check_atomic(address, sizeof(T), line, code, true);
-    const T before = *address;
-    *address = update(before, operand);
-    return before;
+void atomic_update(void* address, int bytes, bool counts, void (*update)(void* value, void* with), void* with, int line) {
+    check_atomic(address, bytes, line, __builtin_return_address(0), counts);
+    uint64_t value = 0;
+    memcpy(&value, address, bytes);
+    update(&value, with);
+    const bool waits = memcmp(address, &value, bytes) == 0;  // perhaps, in a loop, for another thread
+    memcpy(address, &value, bytes);
+    if (waits) switch_to_scheduler();
 }
 
-unsigned atomic_update(unsigned* address, unsigned operand, unsigned (*update)(unsigned, unsigned), int line) {
-    return updated(address, operand, update, line, __builtin_return_address(0));
-}
-
-unsigned long long atomic_update(unsigned long long* address, unsigned long long operand, unsigned long long (*update)(unsigned long long, unsigned long long), int line) {
-    return updated(address, operand, update, line, __builtin_return_address(0));
-}
-
-void atomic_add(float* address, const float* by, int count, int line) {
-    spend(ATOMIC_COST, line, __builtin_return_address(0));
-    check_atomic(address, count * sizeof(float), line, __builtin_return_address(0), false);
+void global_add(float* address, const float* by, int count, int line) {
+    const int bytes = count * sizeof(float);
+    if (cells_of((const unsigned char*)address, bytes)) report(Kind::OPERAND, "an addition to global memory whose address is in shared memory", line, nullptr, 0, nullptr, -1, address, bytes);
+    check_atomic(address, bytes, line, __builtin_return_address(0), false);
     for (int i = 0; i < count; ++i) address[i] += by[i];
 }
 
@@ -338,10 +426,10 @@ void async_copy(unsigned to, const void* from, int bytes, int source_bytes, int 
         Cell* cell = cells_of(target, bytes);
         if (!cell) report(Kind::OUT_OF_BOUNDS, "an asynchronous copy to outside shared memory", line, nullptr, 0, nullptr, -1, target, bytes);
         launch.shared_written += bytes;
-        for (int i = 0; i < bytes; i += GRANULE, ++cell) {
-            check_overwrite(*cell, a);
-            cell->in_flight = current->index;
-        }
+        each_cell(cell, a, [&](Cell& one) {
+            check_overwrite(one, a);
+            one.in_flight = current->index;
+        });
         if (launch.traced) trace_access("cp.async", true, target, bytes, nullptr, code);
     }
     current->uncommitted.push_back({target, from, bytes, source_bytes, code, line});
@@ -359,12 +447,12 @@ void async_wait(int pending) {
             memcpy(copy.to, copy.from, copy.source_bytes);
             memset(copy.to + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
             if (!launch.checked) continue;
-            Cell* cell = cells_of(copy.to, copy.bytes);
-            for (int i = 0; i < copy.bytes; i += GRANULE, ++cell) {
-                cell->in_flight = -1;
-                cell->initialized = true;
-                cell->writer = touch(0, copy.code);
-            }
+            each_cell(cells_of(copy.to, copy.bytes), own(copy.to, copy.bytes, 0, copy.code), [&](Cell& cell) {
+                cell.in_flight = -1;
+                cell.initialized = true;
+                cell.writer = touch(0, copy.code);
+                if (cell.has_more) more[&cell].updates.clear();
+            });
         }
         groups.erase(groups.begin());
     }
@@ -393,8 +481,8 @@ EXPORTED int emulator_shared_offset(uint64_t address, uint64_t* offset) {
     using namespace emulator;
     const auto* p = (const unsigned char*)address;
     const bool is_dynamic = p >= dynamic_low && p < dynamic_low + dynamic_bytes;
-    const bool is_static = static_bytes() && p >= __start_attngen_shared && p < __stop_attngen_shared;
-    *offset = is_dynamic ? p - dynamic_low : is_static ? p - __start_attngen_shared : 0;
+    const bool is_static = p >= static_low && p < static_high;
+    *offset = is_dynamic ? p - dynamic_low : is_static ? p - static_low : 0;
     return is_dynamic ? 1 : is_static ? 2 : 0;
 }
 

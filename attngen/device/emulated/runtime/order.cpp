@@ -36,6 +36,8 @@ void begin_block_order() {
         f.clock[f.index] = 1;       // nobody knows yet what it does
         f.proxy_fences.clear();
         f.init_fences.clear();
+        f.known_at_fence.clear();
+        f.known_by_atomics.clear();
     }
 }
 
@@ -85,6 +87,25 @@ void fence(std::vector<unsigned>& fences) {
 }
 
 }  // namespace
+
+// As fences of C++ with relaxed atomic operations: what comes before the fence of one thread is known behind that of another, if the
+// first then updates what the second one has updated or read by an atomic operation before its fence.
+void thread_fence() {
+    if (!launch.checked) return;
+    Fiber& f = *current;
+    if (!f.known_by_atomics.empty()) join(f.clock, f.known_by_atomics.data());
+    f.known_at_fence.assign(f.clock, f.clock + capacity());
+    ++f.clock[f.index];
+}
+
+void pass_on(Clock& of_address) {
+    Fiber& f = *current;
+    if (f.known_at_fence.empty() && of_address.empty()) return;
+    for (Clock* clock : {&of_address, &f.known_by_atomics})
+        if (clock->empty()) *clock = new_clock();
+    if (!f.known_at_fence.empty()) join(of_address.data(), f.known_at_fence.data());
+    join(f.known_by_atomics.data(), of_address.data());
+}
 
 void proxy_fence() { fence(current->proxy_fences); }
 void mbarrier_init_fence() { fence(current->init_fences); }

@@ -30,6 +30,7 @@ struct Stacks : std::vector<unsigned char*> {
 } stacks;
 void* scheduler_stack;
 bool failed, tracing;
+int votes, counted_votes;           // of a block: for its next barrier, and at the last one
 void (*kernel)(void**);
 void** kernel_arguments;
 uint64_t random_state;
@@ -122,6 +123,23 @@ void report_deadlock() {
     memcpy(finding.trace, current->trace, sizeof(finding.trace));
 }
 
+// Lets those go on that wait for __activemask; false if nobody does.
+bool open_active_masks() {
+    bool found = false;
+    for (Fiber& first : fibers) {
+        if (first.state != State::AT_ACTIVE_MASK) continue;
+        unsigned mask = 0;
+        const auto is_along = [&](const Fiber& f) { return f.state == State::AT_ACTIVE_MASK && f.warp == first.warp && f.line == first.line; };
+        for (const Fiber& f : fibers)
+            if (is_along(f)) mask |= 1u << f.lane;
+        for (Fiber& f : fibers)
+            if (&f != &first && is_along(f)) f.mask = mask, f.state = State::READY;
+        first.mask = mask, first.state = State::READY;
+        found = true;
+    }
+    return found;
+}
+
 // Everybody has arrived at a block barrier, or ended: open it.
 void open_block_barrier() {
     const Fiber *first = nullptr, *ended = nullptr;
@@ -140,6 +158,7 @@ void open_block_barrier() {
         return record(Kind::DIVERGENT_BARRIER, text, first->line, nullptr, 0, nullptr, ended->index);
     }
     ++launch.barriers;
+    counted_votes = votes, votes = 0;
     if (launch.checked) meet_all(0, int(fibers.size()), ~0u);
     if (launch.traced) trace_block_meeting();
     for (Fiber& f : fibers) f.state = State::READY;
@@ -148,6 +167,7 @@ void open_block_barrier() {
 bool run_block(dim3 block, dim3 block_size, dim3 grid, size_t dynamic_bytes, bool permute) {
     const int count = block_size.x * block_size.y * block_size.z;
     begin_block_memory(dynamic_bytes, block, grid);
+    votes = 0;
     for (int i = 0; i < count; ++i) start(fibers[i], i, block, block_size, grid);
     if (launch.checked) begin_block_order();
     if (launch.traced) begin_block_trace();
@@ -182,7 +202,7 @@ bool run_block(dim3 block, dim3 block_size, dim3 grid, size_t dynamic_bytes, boo
         if (at_barrier && done + at_barrier == count) {
             open_block_barrier();
             shuffle_order(order, permute);
-        } else if (!moved && !land_one_load(permute ? next_random() | 1 : 0)) {
+        } else if (!moved && !open_active_masks() && !land_one_load(permute ? next_random() | 1 : 0)) {
             report_deadlock();
         } else if (permute && uses_mbarriers()) {
             shuffle_order(order, permute);
@@ -243,6 +263,17 @@ void block_barrier(int line) {
     current->line = line;
     current->what = "the block barrier";
     switch_to_scheduler();
+}
+
+int block_count(bool vote, int line) {
+    votes += vote;
+    block_barrier(line);
+    return counted_votes;
+}
+
+unsigned active_mask(int line) {
+    wait_in(State::AT_ACTIVE_MASK, "__activemask", line);
+    return current->mask;
 }
 
 void warp_collective(const char* what, int line, unsigned mask, const void* in, void* out, Combine combine) {

@@ -53,7 +53,7 @@ void record(Kind kind, const char* text, int line, const void* code = nullptr, i
 
 // --- fibers (scheduler.cpp)
 
-enum class State : uint8_t { READY, AT_BLOCK_BARRIER, AT_WARP, AT_MBARRIER, AT_NAMED_BARRIER, AT_WGMMA, AT_REGISTERS, DONE };
+enum class State : uint8_t { READY, AT_BLOCK_BARRIER, AT_WARP, AT_ACTIVE_MASK, AT_MBARRIER, AT_NAMED_BARRIER, AT_WGMMA, AT_REGISTERS, DONE };
 
 struct Copy { unsigned char* to; const void* from; int bytes, source_bytes; const void* code; int line; };
 
@@ -71,6 +71,7 @@ struct Fiber {
     uint64_t accesses;              // and waits, by their costs: at most launch.budget
     unsigned* clock;                // see order.cpp
     std::vector<unsigned> proxy_fences, init_fences;
+    std::vector<unsigned> known_at_fence, known_by_atomics;  // clocks: at its last __threadfence; what atomic updates will have told it at the next
     void* stack_pointer;
     unsigned char *stack_low, *stack_high;
     std::vector<Copy> uncommitted;
@@ -137,6 +138,7 @@ inline Touch touch(int line, const void* code) { return {current->index, current
 void release(Clock& to);                             // what the current thread has done is known to whoever acquires `to`
 void acquire(Fiber& fiber, const Clock& from);
 void meet_all(int first, int count, unsigned mask);  // each of these threads knows what all have done
+void pass_on(Clock& of_address);                     // an atomic update, between the __threadfence of one thread and that of another
 
 // --- memory (memory.cpp)
 
@@ -146,8 +148,8 @@ struct Range {                      // one Memory of the protocol; Python writes
     uint64_t read, written;         // counters, in bytes
 };
 
-// Two bytes of shared memory: who touched them last.
-struct Cell { Touch writer, readers[4]; short in_flight = -1; bool initialized = false; };
+// Two bytes of shared memory: who touched them last. `has_more`: see More in memory.cpp.
+struct Cell { Touch writer, readers[4]; short in_flight = -1; bool initialized = false, has_more = false; };
 static_assert(sizeof(Cell) == 64, "a line of the CPU's cache");
 
 struct Launch {

@@ -101,7 +101,7 @@ void on_tick(int, siginfo_t*, void* raw) {
     seen = now;
     if (!is_idle) progressed = seconds();
     else if (interrupted) stop(Kind::INTERRUPTED, "", *(ucontext_t*)raw);
-    else if (seconds() - progressed > LOOP_SECONDS) stop(Kind::RUNAWAY, "the thread computes and neither ends, nor waits, nor reads memory of others: an endless loop, here or a few lines below", *(ucontext_t*)raw);
+    else if (seconds() - progressed > LOOP_SECONDS) stop(Kind::RUNAWAY, "the thread computes and neither ends, nor waits, nor reads memory of others: an endless loop, here or a few lines below. (Threads run one after another, each up to its next barrier or atomic operation)", *(ucontext_t*)raw);
 }
 
 void on_interrupt(int number, siginfo_t* info, void* context) {
@@ -158,7 +158,7 @@ void end_stops() {
 
 void out_of_budget(int line, const void* code) {
     if (interrupted) report(Kind::INTERRUPTED, "", line, code);
-    report(Kind::RUNAWAY, "the thread has made more accesses and waits than a problem of this size needs: an endless loop", line, code);
+    report(Kind::RUNAWAY, "the thread has made more accesses and waits than a problem of this size needs: an endless loop, or one that waits for another thread by ordinary accesses (threads run one after another, each up to its next barrier or atomic operation)", line, code);
 }
 
 }  // namespace emulator
