@@ -70,7 +70,8 @@ def _check_kind(tensor: Tensor, array: ArrayView) -> None:
         )
     if array.dtype.name != tensor.dtype:
         is_fixed = tensor.key in (*CU_SEQLENS, *PAGES, "lse", "dlse")  # the spec does not state its type
-        cure = "Convert it" if is_fixed else f"Convert it, or write dtype {array.dtype} in the spec"
+        stated = f"declare `{array.name}` as {array.dtype}" if tensor.broadcasts else f"write dtype {array.dtype}"
+        cure = "Convert it" if is_fixed else f"Convert it, or {stated} in the spec"
         raise ArgumentTypeError(f"`{array.name}` has elements of {array.dtype}; expected {tensor.dtype}. {cure}")
 
 

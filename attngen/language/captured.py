@@ -8,10 +8,9 @@ from typing import Any, NoReturn
 
 from attngen.diagnostics import counted
 from attngen.language.tracer import TraceError, Tracer, is_array, lift
-from attngen.spec.attention import INDICES
 from attngen.spec.dtypes import DTYPES, NUMPY_BFLOAT16
 from attngen.spec.expr import ExpressionError, Type, gather
-from attngen.spec.names import check_name
+from attngen.spec.names import check_name, name_mistakes
 
 _FACTS = frozenset(("device", "dtype", "is_cuda", "ndim", "numel", "size"))  # attributes that do not depend on the elements
 
@@ -33,8 +32,8 @@ class CapturedArray:
 
     @property
     def title(self) -> str:
-        """Its name in the spec, where `q` is the query's position, whatever a function calls `q`."""
-        return f"captured_{self.name}" if self.name in (*INDICES, "s") else self.name
+        """Its name in the spec: another one if the spec cannot have that name, as `q`, which is the query's position."""
+        return f"captured_{self.name}" if any(True for _ in name_mistakes(self.name)) else self.name
 
     @property
     def shape(self) -> tuple[Any, ...]:

@@ -87,8 +87,8 @@ def test_globals_and_closures_are_captured() -> None:
     assert captured["table"] is table
 
 
-@pytest.mark.parametrize("name", "sbhqk")
-def test_captured_arrays_may_be_called_as_indices(name: str) -> None:
+@pytest.mark.parametrize("name", [*"sbhqk", "P", "lse", "kv_len", "atan2"])
+def test_captured_arrays_may_be_called_as_words_of_the_language(name: str) -> None:
     made: dict[str, Any] = {"table": table}
     exec(f"def of({name}):\n    return lambda score, b_, h_, i, j: score + {name}[j % 10]", made)
     spec, captured = attngen.traced(score=made["of"](table))

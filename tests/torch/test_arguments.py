@@ -208,6 +208,7 @@ def _of_size_16() -> Attention:
         (lambda q: Attention(attngen.define(), is_causal=True), ArgumentError, "the spec states"),
         (lambda q: Attention(mask="causal")(q, q, q, torch.ones(9, 9)), ArgumentError, "its own mask"),
         (lambda q: Attention()(q, q, q, window=3), ArgumentError, "no input or param `window`"),
+        (lambda q: _biased()(q, q, q, x=torch.ones(2).half()), TypeError, "Convert it, or declare `x` as fp16 in the spec"),
         (lambda q: Attention(mask="causal")(None, q, q), TypeError, "`q` is a NoneType; expected a tensor"),
         (lambda q: torch.fx.symbolic_trace(Attention(mask="causal")), TypeError, "`q` is a Proxy of torch.fx.symbolic_trace"),
         (lambda q: Attention(mask="causal", return_lse=1), TypeError, "`return_lse` is 1; expected True or False"),
@@ -235,6 +236,10 @@ def _of_size_16() -> Attention:
 def test_mistakes_are_named(call, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         call(randn(1, 2, 9, 16))
+
+
+def _biased() -> Attention:
+    return Attention(score="s + x[h]", inputs={"x": ("fp32", ("heads",))})
 
 
 def _packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
