@@ -14,7 +14,7 @@ import functools
 import operator
 import sys
 import types
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +50,7 @@ IMPLICIT = {  # methods that Python calls without their name
 }  # fmt: skip
 OF_CLASSES = {"__class_getitem__", "__init__", "__instancecheck__", "__new__", "__post_init__"}  # that Python calls for a class
 HOOKS = {"forward", "_forward_hooks", "_forward_pre_hooks"}  # that torch.nn.Module and torch.autograd.Function call
-CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, torch.Size)  # whose items are all that they have
+CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, deque, torch.Size)  # whose items are all that they have
 PLAIN = (str, bytes, bool, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout)
 
 
@@ -136,7 +136,7 @@ class Closure:
         if isinstance(value, functools.partial):
             parts = (value.func, value.args, dict(value.keywords))
             return "partial", *(self._value(name, part, depth) for part in parts)
-        if isinstance(value, (list, tuple, set, frozenset, torch.Size)):
+        if isinstance(value, (list, tuple, set, frozenset, deque, torch.Size)):
             items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
             found = kind, *(self._value(name, item, depth) for item in items)
             return found if kind in CONTAINERS else (*found, self._object(value, depth))
@@ -184,11 +184,10 @@ class Closure:
         found += [(n, self._value(n, v, depth)) for n, v in (function.__kwdefaults__ or {}).items()]
         if (function.__module__ or "").startswith("torch."):
             return tuple(found)  # what torch's own functions name does not change
-        named = names_in_code(code)
-        if not BY_OTHER_NAMES.isdisjoint(named):
+        if not BY_OTHER_NAMES.isdisjoint(names_in_code(code)):
             self.opaque = function
         scope = function.__globals__
-        found += [(n, self._value(n, scope[n], depth)) for n in named if n in scope]
+        found += [(n, self._value(n, scope[n], depth)) for n in globals_in(code) if n in scope]
         for n in imports_in(code, scope.get("__package__") or ""):
             if n in sys.modules:
                 found.append((n, self._value(n, sys.modules[n], depth)))
@@ -304,6 +303,13 @@ def imports_in(code: types.CodeType, package: str) -> tuple[str, ...]:
     steps = (step for one in codes_in(code) for step in dis.get_instructions(one))
     found = {str(step.argval) for step in steps if step.opname in ("IMPORT_NAME", "IMPORT_FROM")}
     return tuple(sorted(home + n for home in homes for n in found))
+
+
+@functools.cache
+def globals_in(code: types.CodeType) -> tuple[str, ...]:
+    """The names that `code` and the code inside it look for among globals."""
+    steps = (step for one in codes_in(code) for step in dis.get_instructions(one))
+    return tuple(sorted({str(step.argval) for step in steps if step.opname.endswith(("_GLOBAL", "_NAME", "_GLOBALS"))}))
 
 
 @functools.cache

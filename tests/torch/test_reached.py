@@ -367,6 +367,7 @@ class _Sides(enum.Enum):
     scale = 1
 
 
+GENERATOR = random.Random(0)
 HELD = {
     "an enumeration": _Sides,
     "a member of an enumeration": _Sides.scale,
@@ -374,6 +375,7 @@ HELD = {
     "a named tuple": collections.namedtuple("Held", "scale")(2.0),
     "a dict": _Numbered(scale=2.0),
     "an ordered dict": collections.OrderedDict(scale=2.0),
+    "a deque": collections.deque([2.0]),
     "a module": torch.nn.Linear(2, 2),
     "arguments": argparse.Namespace(scale=2.0),
     "a range": range(2),
@@ -387,6 +389,14 @@ def test_usual_objects_are_looked_into(name: str) -> None:
     held, closure = HELD[name], Closure()
     closure.key_of(lambda s, b, h, i, j: s * held.scale)
     assert closure.opaque is None
+
+
+def test_a_global_that_is_called_as_an_attribute_is_not_reached() -> None:
+    held = types.SimpleNamespace(GENERATOR=2.0)
+    for score, is_opaque in ((lambda s, *_: s * held.GENERATOR, False), (lambda s, *_: s * GENERATOR.random(), True)):
+        closure = Closure()
+        closure.key_of(score)
+        assert (closure.opaque is not None) == is_opaque
 
 
 class _Halved:
@@ -405,10 +415,11 @@ def test_changes_below_methods_of_python_are_seen() -> None:
         collections.ChainMap({"scale": 2.0}),
         type("Of", (), {"scale": 2.0}),
     )
-    holder, halved = constants(), _Halved(4.0)
+    holder, halved, queue = constants(), _Halved(4.0), collections.deque([2.0, 3.0])
     scores = [
         (lambda s, b, h, i, j: s * arguments.scale, lambda: setattr(arguments, "scale", 3.0)),
         (lambda s, b, h, i, j: s * chain["scale"], lambda: chain.update(scale=3.0)),
+        (lambda s, b, h, i, j: s * queue[0], lambda: queue.rotate()),
         (lambda s, b, h, i, j: s * holder.scale, lambda: setattr(constants, "scale", 3.0)),
         (lambda s, b, h, i, j: s * halved.scale, lambda: setattr(halved, "_scale", 6.0)),
     ]
