@@ -67,6 +67,18 @@ def test_comments_change_the_text_and_nothing_else(level: str, tmp_path: Path) -
     assert invoke("show", GPT2, "--kernel", "naive", "--comments", level).output == written
 
 
+@pytest.mark.parametrize("schedule", ["tiled", "fused", "hopper"])
+def test_build_writes_a_forward_that_gives_its_backward_all_it_reads(schedule: str, tmp_path: Path) -> None:
+    common = ("build", "alibi", "--kernel", schedule, "-o", str(tmp_path))
+    assert invoke(*common, "--saves-lse").exit_code == 0
+    assert invoke(*common, "--backward", "--wanted", "q,k,v").exit_code == 0
+    forward, backward = (json.loads((tmp_path / f"alibi_{schedule}{end}.json").read_text()) for end in ("", "_backward"))
+    given = {(t["argument"], t["dtype"], *t["axes"]) for t in forward["tensors"] if t["role"] in ("input", "output")}
+    read = {(t["argument"], t["dtype"], *t["axes"]) for t in backward["tensors"] if t["role"] == "input"}
+    assert {name for name, *_ in read - given} == {"dout"}
+    assert invoke(*common, "--saves-lse", "--backward").exit_code == 2
+
+
 def test_build_gives_the_same_bytes_every_time(tmp_path: Path) -> None:
     for seed in ("0", "77"):
         done = process("build", "packed_documents", "-o", str(tmp_path / seed), PYTHONHASHSEED=seed)
@@ -143,7 +155,7 @@ def test_a_mistake_is_a_diagnostic_with_exit_code_2(tmp_path: Path) -> None:
         (("tune", GPT2, "--list", "--arch", "sm_80,sm_90a"), "unknown architecture sm_80,sm_90a"),
         (("diff", GPT2, "naive", "tiled", "--arch", "sm_80,sm_90a"), "unknown architecture sm_80,sm_90a"),
         (("trace", GPT2, "--steps", "--thread", "0-99999999999"), "thread numbers are 0 to 1023"),
-        (("trace", GPT2, "--steps", "--thread", "3,5-2"), "5-2: thread numbers are 0 to 1023"),
+        (("trace", GPT2, "--steps", "--thread", "3,5-2"), "5-2: the range ends before it begins"),
         (("trace", GPT2, "--thread", "5", "--limit", "3"), "no steps to select; leave out --thread, --limit"),
         (("trace", GPT2, "--deterministic"), "add --backward"),
         (("tune", GPT2, "--list", "--lengths", "4096", "--param", "x=1"), "times nothing; leave out --lengths, --param"),

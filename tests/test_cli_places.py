@@ -46,6 +46,16 @@ def test_the_tree_of_standard_input_is_that_of_the_text_that_was_read() -> None:
     assert done.stdout.startswith("attention  (1:1)")
 
 
+def test_a_read_only_file_system_is_reported_with_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    for name in ("write_bytes", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    done = cli("build", "gpt2", "--kernel", "fused", "-o", str(tmp_path))
+    assert (done.exit_code, done.stderr) == (2, f"error: {tmp_path / 'gpt2_fused.cu'}: Read-only file system\n")
+
+
 def test_a_closed_pipe_is_no_failed_check() -> None:
     command = [sys.executable, "-m", "attngen", "diff", "gpt2", "naive", "tiled", "--full"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:

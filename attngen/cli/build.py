@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @click.option("--kernel", type=options.SCHEDULES, help="One schedule.  [default: naive, tiled and fused, and the spec's own]")
 @options.arches
 @options.gradients
+@click.option("--saves-lse", is_flag=True, help="Forward: also write lse and what else the backward of the schedule reads.")
 @options.name
 @options.comments
 @click.option(
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the paths of the written files as JSON.")
 def command(
     spec: str, output: Path, kernel: str | None, arch: str | None, backward: bool, wanted: str | None, deterministic: bool,
-    name: str | None, comments: Comments, cubin: bool, as_json: bool,
+    saves_lse: bool, name: str | None, comments: Comments, cubin: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write CUDA source files, each with a JSON manifest that describes how to launch it.
 
@@ -45,6 +46,7 @@ def command(
     attngen build gpt2 --kernel fused --arch sm_90 -o out
     attngen build gpt2 --cubin --arch sm_80,sm_90   compile ahead of time for two architectures
     attngen build gpt2 --comments teach             with an explanation of every section
+    attngen build alibi --kernel fused --saves-lse  a forward for training: its results are inputs of the backward
     attngen build alibi --backward                  gradients of q, k, v and the slopes
     attngen build alibi --backward --wanted q,slopes
     attngen build gpt2 --backward --kernel hopper --deterministic
@@ -55,6 +57,8 @@ def command(
     from attngen.emit.emitter import emit
     from attngen.emit.manifest import to_manifest
 
+    if backward:
+        options.refuse("a backward saves no lse", "saves_lse")
     loaded = load_specs(spec, name)
     arches = arches_named(arch, kernel, loaded)
     gradients = {one.spec: gradients_named(backward, wanted, one.spec) for one in loaded}
@@ -64,7 +68,10 @@ def command(
         for schedule in schedules_named(kernel, one.spec, gradients[one.spec], arches[0])
         for target in arches
     ]
-    built = [source_of(one, target, schedule, comments, gradients[one.spec], deterministic) for target, schedule, one in todo]
+    built = [
+        source_of(one, target, schedule, comments, gradients[one.spec], deterministic, saves_lse=saves_lse)
+        for target, schedule, one in todo
+    ]
     output.mkdir(parents=True, exist_ok=True)
     written = []
     for (target, _, one), (plan, source) in zip(todo, built, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,4 +99,5 @@ def write_whole(path: Path, data: bytes) -> None:
         error.filename, error.filename2 = str(path), None  # the file that the user named
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only file system, even if there is no such file
+            temporary.unlink()

@@ -90,9 +90,11 @@ def source_of(
     wanted: tuple[str, ...] = (),
     deterministic: bool = False,
     problem: Problem | None = None,
+    saves_lse: bool = False,
 ) -> tuple[Plan, Program]:
     """(plan, Program) of one attention: of its forward, for the lengths of `problem` if they are known, or of a backward that
-    computes the gradients `wanted`. Refusals of the planner point at the spec's text."""
+    computes the gradients `wanted`. With `saves_lse` the forward also writes what a backward reads. Refusals of the planner
+    point at the spec's text."""
     from attngen.device.compiled_templates import keep_compiled_templates
     from attngen.emit.emitter import emit
     from attngen.schedules import choose
@@ -100,7 +102,7 @@ def source_of(
     keep_compiled_templates()
     check_deterministic(deterministic, wanted)
     with pointing_at(one):
-        plan = choose(one.spec, arch, kernel, problem, wanted=wanted, deterministic=deterministic)
+        plan = choose(one.spec, arch, kernel, problem, saves_lse, wanted=wanted, deterministic=deterministic)
     return plan, emit(one.spec, plan, comments)
 
 

@@ -129,7 +129,9 @@ def _threads(text: str) -> tuple[int, ...]:
         if numbers is None:
             raise click.BadParameter(f"{part!r} is not a thread number or a range such as 32-35", param_hint="--thread")
         first, last = int(numbers[1]), int(numbers[2] or numbers[1])
-        if not first <= last < THREADS:
+        if last < first:
+            raise click.BadParameter(f"{part.strip()}: the range ends before it begins", param_hint="--thread")
+        if last >= THREADS:
             raise click.BadParameter(f"{part.strip()}: thread numbers are 0 to {THREADS - 1}", param_hint="--thread")
         threads += range(first, last + 1)
     return tuple(dict.fromkeys(threads))
