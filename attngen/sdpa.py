@@ -141,6 +141,9 @@ def check_dropout(dropout_p: float, name: str = "dropout_p") -> None:
 def check_scale(scale: Any) -> None:
     """Raises ArgumentTypeError for what is neither a number, nor the text of one, nor None."""
     if scale is not None and not isinstance(scale, (Real, str)):
+        if hasattr(scale, "shape"):
+            kind = type(scale).__name__
+            raise ArgumentTypeError(f"`scale` is a {kind}; expected a number. Multiply the query by it, and pass scale=1.0")
         raise ArgumentTypeError(f"`scale` is {scale!r}; expected a number")
 
 

@@ -180,7 +180,7 @@ def test_none_for_a_param_with_a_default_is_no_number(kernel: attngen.CompiledAt
 
 def test_numbers_of_attention_as_arrays_without_dimensions() -> None:
     q = randn(1, 1, 4, 16)
-    with pytest.raises(ArgumentTypeError, match=r"^`scale` is array\(0.1\); expected a number$"):
+    with pytest.raises(ArgumentTypeError, match=r"^`scale` is a ndarray; expected a number\. Multiply the query by it"):
         attngen.attention(q, q, q, scale=np.array(0.1))
     dropped = [attngen.attention(q, q, q, dropout_p=p, seed=1, mode="naive") for p in (0.5, np.array(0.5))]
     np.testing.assert_array_equal(*dropped)

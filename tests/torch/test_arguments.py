@@ -187,7 +187,7 @@ def _of_size_16() -> Attention:
         (
             lambda q: attention(q, q, q, scale=torch.tensor(0.3)),
             ArgumentError,
-            r"`scale` is tensor\(0.3000\); expected a number",
+            r"`scale` is a Tensor; expected a number\. Multiply the query by it, and pass scale=1\.0",
         ),
         (lambda q: attention(q, q, q, scale=[0.3]), ArgumentError, r"`scale` is \[0.3\]; expected a number"),
         (lambda q: attention(q, q, q, layout=["bhsd"]), ArgumentError, "layout is"),
