@@ -576,6 +576,23 @@ def test_shared_arrays_of_templates_and_inlined_functions() -> None:
     assert "of all)" in str(error)
 
 
+def test_the_macros_of_nvrtc_have_its_values() -> None:
+    """The kernel is of sm_90a. Otherwise other code would run here than on the GPU."""
+    x, y = arrays(32)
+    run(
+        """
+#if __CUDA_ARCH__ == 900 && defined __CUDA_ARCH_FEAT_SM90_ALL && defined __CUDACC__ && defined __CUDACC_RTC__
+    static __shared__ float own[32];
+    own[threadIdx.x] = x[threadIdx.x];
+    y[threadIdx.x] = own[threadIdx.x];
+#endif
+""",
+        x,
+        y,
+    )
+    assert np.array_equal(y, x)
+
+
 @pytest.mark.parametrize("shared", ["extern __shared__ float mine[];", "extern __shared__ alignas(16) char mine[ ];"])
 def test_dynamic_shared_memory_has_any_type(shared: str) -> None:
     x, y = arrays(32)

@@ -79,7 +79,15 @@ def translate(source: Program) -> Translated:
         includes += _COUNTED_FMA.format(number=len(instructions))
         instructions.append(FMA)
     thunks = "\n".join(_thunk(entry) for entry in source.kernels)
+    includes += _macros_of_nvrtc(source.arch)
     return Translated(f'{includes}#line 1 "{source.name}.cu"\n{text}\n{thunks}\n', tuple(instructions))
+
+
+def _macros_of_nvrtc(arch: str) -> str:
+    """The macros by which a file distinguishes compilers and architectures; behind the headers of C, which read them too."""
+    number, feature = re.fullmatch(r"sm_(\d+)(a?)", arch).groups()  # type: ignore[union-attr]
+    names = ["__CUDACC__", "__CUDACC_RTC__", *([f"__CUDA_ARCH_FEAT_SM{number}_ALL"] if feature else [])]
+    return f"#define __CUDA_ARCH__ {number}0\n" + "".join(f"#define {name} 1\n" for name in names)
 
 
 @cache

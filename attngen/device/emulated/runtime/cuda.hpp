@@ -16,7 +16,7 @@
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 // Not in a section of its own: GCC ignores the section of a variable in a template. `used`: it is not known to the compiler who accesses it.
-#define __shared__ static thread_local __attribute__((used))
+#define __shared__ thread_local __attribute__((used))
 
 #define threadIdx emulator::thread_position()
 #define blockIdx emulator::block_position()
