@@ -28,7 +28,7 @@ CLOSE = {"atol": 3e-5, "rtol": 3e-5}
 
 @pytest.fixture(autouse=True)
 def _by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = lambda tensors, others, call, deterministic=None: by_torch(*call[:4], call[4:])  # noqa: E731
+    computed = lambda tensors, others, call, **_: by_torch(*call[:4], call[4:])  # noqa: E731
     monkeypatch.setattr(flex_operator._calls, "make", computed)
     torch.manual_seed(0)
 
@@ -385,7 +385,7 @@ def test_another_process_finds_the_graph(tmp_path: Path, monkeypatch: pytest.Mon
     from torch._dynamo.utils import counters
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(flex_operator._calls, "make", lambda tensors, *_: (tensors[0] @ tensors[1].mT @ tensors[2],) * 2)
+    monkeypatch.setattr(flex_operator._calls, "make", lambda tensors, *_, **__: (tensors[0] @ tensors[1].mT @ tensors[2],) * 2)
     q = torch.randn(1, 2, 32, 16)
     table = torch.randn(32)
 
