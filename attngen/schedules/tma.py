@@ -21,6 +21,10 @@ class ByTma(Fused):
         """The tensor maps of Q, K and V, with the rows that one copy has."""
         return [self.tensor_map("Q", self.q_rows()), *(self.tensor_map(t, box_rows(self.plan)) for t in "KV")]
 
+    def strides_of_sequences(self) -> list[Parameter]:
+        """Those that lead to a sequence's first key, or to a page, where a tensor map has one end for all sequences."""
+        return [p for t in ("KV" if self.spec.kernel.is_counted else "") for p in self.strides(t, "bs")]
+
     def q_rows(self) -> int:
         return self.plan.block_q
 

@@ -67,6 +67,7 @@ SCHEDULES: list[Case] = [
     ("hopper", "paged", 64), ("hopper", "paged", 16), ("hopper", "packed_paged", 256), ("naive", "packed_paged", None),
     ("tiled", "paged", None), ("tiled", "packed_paged", 1), ("decode", "padded", None), ("fused", "padded", None),
     ("hopper", "padded", None), ("naive", "padded", None), ("tiled", "padded", None),
+    ("wgmma", "paged", 16), ("wgmma", "packed_paged", 256), ("wgmma", "padded", None),
 ]  # fmt: skip
 KEYS = [0, 1, 16, 17, 300, 64, 5]
 
@@ -209,10 +210,9 @@ def test_hopper_leaves_pages_of_unknown_size_to_fused_and_says_so() -> None:
     assert choose(stated, ARCHES["sm_90a"]).keyword == "hopper"
     for storage in ("paged", "packed_paged"):
         assert choose(in_pages(spec, "auto", storage), ARCHES["sm_90a"], None, Problem(32, 1, 8192, 132)).keyword == "decode"
-    with pytest.raises(DiagnosticError, match="by pages of a stated size, a multiple of 8 rows"):
-        choose(spec, ARCHES["sm_90a"], "hopper")
-    with pytest.raises(DiagnosticError, match="it reads dense or packed storage"):
-        choose(spec, ARCHES["sm_90a"], "wgmma")
+    for schedule in ("hopper", "wgmma"):
+        with pytest.raises(DiagnosticError, match="by pages of a stated size, a multiple of 8 rows"):
+            choose(spec, ARCHES["sm_90a"], schedule)
     with pytest.raises(DiagnosticError, match="no gradients"):
         choose(spec, ARCHES["sm_90a"], direction="backward")
     for wrong_size in ({"page_size": 0, "storage": "paged"}, {"page_size": 64}):

@@ -29,7 +29,7 @@ class Hopper(ByTma):
             Parameter("next_work", "unsigned*", "data", "next_work"),
             *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
             *self.pages(),
-            *(p for t in ("KV" if self.spec.kernel.is_counted else "") for p in self.strides(t, "bs")),
+            *self.strides_of_sequences(),
             self.heads_in_l2(),
             *self.captured_anywhere(),
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attngen.emit.constants import ConstantLine, thread_grid
 from attngen.emit.kernel_text import KernelText
 from attngen.schedules.fused import ROW_BLOCKS
-from attngen.schedules.tma import ByTma
+from attngen.schedules.tma import ByTma, box_constants
 
 
 class FusedWgmma(ByTma):
@@ -15,6 +15,8 @@ class FusedWgmma(ByTma):
             *self.arrays("", "O", axes="bhs"),
             *self.lse_parameters(),
             *self.sizes(),
+            *self.pages(),
+            *self.strides_of_sequences(),
             self.heads_in_l2(),
             *self.captured_anywhere(),
         ]
@@ -26,7 +28,7 @@ class FusedWgmma(ByTma):
             "mbarrier",
             "mbarrier_wait",
             "tma_load",
-            *(["tma_load_5d"] if self.spec.kernel.is_packed else []),
+            *(["tma_load_5d"] if self.spec.kernel.storage != "dense" else []),
             "proxy_fence",
             "opaque",
             "wgmma",
@@ -42,4 +44,5 @@ class FusedWgmma(ByTma):
             ROW_BLOCKS,
             ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
             *self.slab_constants(),
+            *box_constants(plan),
         ]
