@@ -33,6 +33,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("tour")
 
 
+@pytest.mark.usefixtures("runtime")  # compiling it would be reported among the outputs
 @pytest.mark.parametrize("page", tiers.cases(CHAPTERS, quick=CHAPTERS[:1]), ids=NAMES)
 def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
     """The cells of a chapter, executed by themselves in an empty folder and without a GPU."""
