@@ -151,7 +151,7 @@ def _results(
                 if isinstance(compiled, CompiledBackward):
                     found = _run_backward(compiled, known, computed, trial.apart)
                 else:
-                    found = _run(compiled, known, computed, trial.apart)
+                    found = _run(compiled, known, computed, trial)
                 of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
                 tried.append(Tried(*of_trial, *found))
         others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
@@ -197,9 +197,9 @@ def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, 
     return replace(worst, wrong=wrong), done, errors
 
 
-def _run(compiled: CompiledAttention, known: Known, computed: Computed, is_apart: bool) -> Found:
+def _run(compiled: CompiledAttention, known: Known, computed: Computed, trial: Trial) -> Found:
     start = perf_counter()
-    output, lse = _call(compiled, known.sample, known.trial.params, is_apart)
+    output, lse = _call(_split_for(compiled, trial.multiprocessors), known.sample, trial.params, trial.apart)
     done = perf_counter() - start
     computed.result()
     return compare(output, lse, known.truth), done, {}
@@ -219,6 +219,16 @@ def _checked(
         compiled.spec.name, schedule, plan.schedule.name, device.name, plan.arch.name, worst.comparison, compile_seconds,
         seconds, tuple(tried), missed, plan.direction,
     )  # fmt: skip
+
+
+def _split_for(compiled: CompiledAttention, multiprocessors: int) -> CompiledAttention:
+    """The same kernel on an emulated device with so many multiprocessors; GPUs have theirs."""
+    if not multiprocessors or compiled.device.name.startswith("cuda"):
+        return compiled
+    from attngen.device.emulated.device import EmulatedDevice
+
+    assert isinstance(compiled.device, EmulatedDevice)
+    return replace(compiled, device=compiled.device.with_multiprocessors(multiprocessors))
 
 
 def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int | float], is_apart: bool) -> tuple[Any, Any]:

@@ -45,6 +45,7 @@ RAGGED_ROWS = Circumstance("rows that do not fill the last block")
 RAGGED_KEYS = Circumstance("keys that do not fill the last tile")
 SEVERAL_TILES = Circumstance("several tiles of keys for one block of rows", by_values=True)
 RISES = Circumstance("a row whose maximum rises so far after its first tile that its sums are rescaled", by_values=True)
+JOINS = Circumstance("a row whose keys lie in several splits, which are joined", by_values=True)
 CLASSES = {
     EMPTY: Circumstance("a tile that is skipped: the mask forbids all of its pairs", by_values=True),
     PARTIAL: Circumstance("a tile of which the mask allows some pairs", by_values=True),
@@ -86,6 +87,7 @@ class Case:
     sizes: Mapping[str, int]
     params: Mapping[str, int | float]
     problem: Sample
+    multiprocessors: int = 0  # of the emulated device, if they are not the usual ones
 
     def kinds(self, b: int, h: int, bounds: MaskBounds | None = None) -> Any:
         """The kinds of the tiles of one head, by the plan's bounds or by others."""
@@ -127,25 +129,46 @@ def rises(case: Case) -> bool:
     if 0 in case.sizes.values():
         return False
     numbers = numbers_of(case.spec, case.problem, case.params, np.float32)
-    rows = slice(0, min(case.sizes["q_len"], MOST_PAIRS // max(case.sizes["kv_len"], 1)))
+    rows = _first_rows(case)
     with np.errstate(all="ignore"):
         scores = np.asarray(score_rows(numbers, 0, 0, rows))
         if case.spec.mask is not None:
             scores = np.where(allowed_rows(numbers, 0, 0, rows), scores, -np.inf)
-    starts = range(0, scores.shape[1], case.tile[1])
-    maxima = np.array([scores[:, i : i + case.tile[1]].max(1, initial=-np.inf) for i in starts])
-    visited = maxima[:: _visitors(case)]
+    visited = _of_tiles(case, scores, -np.inf)[:: _splits(case) * case.plan.tile.warps if case.plan.schedule.packs_heads else 1]
     return len(visited) > 1 and _rise(visited) and _rise(visited[::-1])
 
 
-def _visitors(case: Case) -> int:
-    """The number of those that visit the tiles of a row in turn on the emulated device: warps, in several blocks."""
-    if not case.plan.schedule.packs_heads:
-        return 1
+def joins(case: Case) -> bool:
+    """Whether the first head has a row of JOINS."""
+    if 0 in case.sizes.values() or (splits := _splits(case)) == 1:
+        return False
+    numbers = numbers_of(case.spec, case.problem, case.params, np.float32)
+    rows = _first_rows(case)
+    with np.errstate(all="ignore"):
+        allowed = np.ones((rows.stop, case.sizes["kv_len"]), bool)
+        if case.spec.mask is not None:
+            allowed &= allowed_rows(numbers, 0, 0, rows)
+    has_keys, warps = _of_tiles(case, allowed, False), case.plan.tile.warps
+    # The warps of a split have neighbouring tiles: these distances lead to another split, wherever the first tile is
+    return any((has_keys[:-n] & has_keys[n:]).any() for n in range(warps, warps * (splits - 1) + 1))
+
+
+def _first_rows(case: Case) -> slice:
+    return slice(0, min(case.sizes["q_len"], MOST_PAIRS // max(case.sizes["kv_len"], 1)))
+
+
+def _of_tiles(case: Case, numbers: Any, least: float) -> Any:
+    """The largest of each row's numbers in each tile of keys, [tiles, rows], of [rows, keys]."""
+    starts = range(0, numbers.shape[1], case.tile[1])
+    return np.array([numbers[:, i : i + case.tile[1]].max(1, initial=least) for i in starts])
+
+
+def _splits(case: Case) -> int:
+    """The number of blocks over which decode splits the keys of a row on the emulated device."""
     from attngen.device.emulated.device import MULTIPROCESSORS  # imported late: a check on a GPU needs it for `decode` alone
 
-    splits: int = case.plan.own.splits({**case.sizes, "multiprocessors": MULTIPROCESSORS})
-    return splits * case.plan.tile.warps
+    number: int = case.plan.own.splits({**case.sizes, "multiprocessors": case.multiprocessors or MULTIPROCESSORS})
+    return number
 
 
 def _rise(maxima: Any) -> bool:

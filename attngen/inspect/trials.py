@@ -6,7 +6,7 @@ is said (`Chosen.missed`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,11 +14,13 @@ import numpy as np
 
 from attngen.diagnostics import ArgumentError
 from attngen.inspect.circumstances import (
+    JOINS,
     RISES,
     UNEQUAL,
     Case,
     Goal,
     circumstances,
+    joins,
     rescales,
     rises,
     seconds,
@@ -27,6 +29,7 @@ from attngen.inspect.circumstances import (
 )
 from attngen.inspect.prepare import check_call
 from attngen.plan import Plan
+from attngen.plan.split_keys import PackedTiles
 from attngen.reference.alternatives import MAX_ALTERNATIVES, Alternative, alternatives
 from attngen.reference.compare import Truth, truth
 from attngen.reference.compare_gradients import GradientTruth, gradient_truth
@@ -45,6 +48,7 @@ NAIVE_TILE = 128  # rows or keys of a block of the naive kernels
 BEYOND = 17  # rows or keys past a constant of the mask or score
 REMEMBERED = 8  # problems
 RISING = 8.0  # times Q: maxima then differ from tile to tile
+SPLITS = 4  # of a row's keys
 LONGEST = 4096  # of a constant in a mask or score, to be reached by the lengths
 
 
@@ -64,13 +68,15 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`)."""
+    """One problem. If its arrays are `apart`, each has strides of its own: gaps lie between the rows (`stored.apart`). If
+    `multiprocessors` is not 0, the emulated device has as many, by which keys are split over blocks."""
 
     shape: Shape
     params: Mapping[str, int | float]
     seed: int = 0
     draw: Draw = USUAL
     apart: bool = field(default=False, compare=False)
+    multiprocessors: int = field(default=0, compare=False)
 
     def problem(self, spec: AttentionSpec) -> Sample:
         return sample(spec, self.shape, self.seed, self.draw)
@@ -83,6 +89,7 @@ class Trial:
         parts += [f"{name} {sizes[name]}" for name in spec.free_dims]
         parts += [f"{p.name} {self.params[p.name]}" for p in spec.params if p.name in self.params]
         parts += ["strides of its own for each array"] if self.apart else []
+        parts += [f"keys split for {self.multiprocessors} multiprocessors"] if self.multiprocessors else []
         return ", ".join(parts) + (f", Q times {self.draw.magnitude:g}" if self.draw.magnitude != 1 else "")
 
 
@@ -146,8 +153,8 @@ class Chosen:
 
 def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Problems | None = None) -> Chosen:
     """The problems for `plan`: one of several tiles, one with batches, groups of heads and few keys, one with large scores if
-    the kernel rescales, and longer ones for what these do not exercise. All but the first are `apart`. If `fixed` has lengths,
-    one problem of these.
+    the kernel rescales, one whose keys are split over blocks if it splits them, and longer ones for what these do not
+    exercise. All but the first are `apart`. If `fixed` has lengths, one problem of these.
 
     Raises ArgumentError and ObligationError if no problem is possible.
     """
@@ -156,6 +163,7 @@ def choose_trials(spec: AttentionSpec, plan: Plan, fixed: Fixed, problems: Probl
         search.take(shapes)
     search.take_edges()
     search.take_rises()
+    search.take_joins()
     return search.chosen()
 
 
@@ -272,21 +280,45 @@ class _Search:
         """Adds a small problem with large scores for RISES, if a kernel rescales and no problem makes it."""
         if not rescales(self.plan) or any(rises(self._case(trial)) for trial in self.trials):
             return
+        keys = self.tile[1]
+        for usual in self._small([keys * tiles for tiles in (2, 4, 8, 16)]):
+            if self._added(replace(usual, draw=replace(usual.draw, magnitude=RISING, integers="two documents")), rises):
+                return
+        self.untried = (*self.untried, str(RISES))
+
+    def take_joins(self) -> None:
+        """Adds a small problem for JOINS, on more multiprocessors than the emulated device has, if a plan splits keys."""
+        if not self.plan.schedule.packs_heads:
+            return
+        splits = self.plan.own.splits
+        for usual in self._small([2 * splits.keys, 4 * splits.keys]):
+            sizes = usual.shape.sizes(self.spec)
+            tiles = sizes["batch"] * sizes["kv_heads"] * PackedTiles(splits.rows)(sizes)
+            if self._added(replace(usual, multiprocessors=SPLITS * tiles), joins):
+                return
+        self.untried = (*self.untried, str(JOINS))
+
+    def _small(self, lengths: Sequence[int]) -> Iterator[Trial]:
+        """Problems with few heads of these numbers of keys and one more, the smallest first, if the lengths are not fixed."""
         if self.fixed.q_len is None and self.fixed.kv_len is None:
             heads = self.fixed.heads or self.fixed.kv_heads or 1
             kv_heads = self.fixed.kv_heads or heads
-            few, *lengths = (self.tile[1] * tiles // 4 for tiles in (1, 8, 16, 32, 64))
-            for q_len, kv_len in ((rows, n + 1) for n in lengths for rows in (few, n, n + 1)):
-                usual = self._possible(replace(self._shape(1, q_len, kv_len), q_heads=heads, kv_heads=kv_heads))
-                trial = usual and replace(usual, draw=replace(usual.draw, magnitude=RISING, integers="two documents"))
-                if trial is not None and self._seconds(trial) <= LIMIT and rises(self._case(trial)):
-                    self.trials.append(trial)
-                    return
-        self.untried = (*self.untried, str(RISES))
+            for n in lengths:
+                for q_len in (self.tile[1] // 4, n, n + 1):
+                    shape = replace(self._shape(1, q_len, n + 1), q_heads=heads, kv_heads=kv_heads)
+                    if (trial := self._possible(shape)) is not None:
+                        yield trial
+
+    def _added(self, trial: Trial, occurs: Callable[[Case], bool]) -> bool:
+        """Adds a cheap problem in which something occurs. Returns whether it was added."""
+        if self._seconds(trial) > LIMIT or not occurs(self._case(trial)):
+            return False
+        self.trials.append(trial)
+        return True
 
     def _case(self, trial: Trial) -> Case:
         sizes, problem = trial.shape.sizes(self.spec), self.problems.known(trial).sample
-        return Case(self.spec, self.plan, self.tile, sizes, trial.params, problem)
+        return Case(self.spec, self.plan, self.tile, sizes, trial.params, problem, trial.multiprocessors)
 
     def _wrong_bounds(self, trial: Trial, seen: set[str]) -> set[str]:
         """The changes of the plan's bounds, other than those in `seen`, with which the problem has a result that a check

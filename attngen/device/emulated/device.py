@@ -255,6 +255,7 @@ class EmulatedDevice:
     `checked` checks every access (see EmulationError) and counts bytes; without it, kernels run several times faster. A `seed`
     other than 0 permutes the order of a block's threads after every barrier. `arch` is the architecture of plans. `watch`, for
     a checked device, also traces every access, and the steps of the threads that it names. `debug` compiles for a debugger.
+    Persistent kernels have a block for each of the `multiprocessors`, and keys are split over as many.
     """
 
     def __init__(
@@ -264,6 +265,7 @@ class EmulatedDevice:
         arch: str = "sm_80",
         watch: Watch | None = None,
         debug: bool = False,
+        multiprocessors: int = MULTIPROCESSORS,
     ) -> None:
         assert checked or watch is None
         self.name = "emulated" if checked else "emulated:fast"
@@ -272,7 +274,11 @@ class EmulatedDevice:
         self.seed = seed
         self.watch = watch
         self.debug = debug
-        self.multiprocessors = MULTIPROCESSORS
+        self.multiprocessors = multiprocessors
+
+    def with_multiprocessors(self, number: int) -> EmulatedDevice:
+        """The same device with another number of multiprocessors, by which keys are split over blocks."""
+        return EmulatedDevice(self.checked, self.seed, self.arch, self.watch, self.debug, number)
 
     def compile(self, source: Program) -> EmulatedKernel:
         """The kernel of `source`, from the cache or the host compiler. Raises CompilationError, DeviceError."""
