@@ -1,7 +1,7 @@
 """The figures of the tour: memory traffic of each schedule, counted on the emulated device, and its speed on the GPU.
 
-    python benchmarks/tour.py --only counts --write docs/tour/[0-9]_*.md      needs no GPU
-    python benchmarks/tour.py --only rates --write docs/tour/[0-9]_*.md       needs a Hopper GPU
+    python benchmarks/tour.py --only counts --write docs/tour/[0-9]*_*.md      needs no GPU
+    python benchmarks/tour.py --only rates --write docs/tour/[0-9]*_*.md       needs a Hopper GPU
 
 and then `python -m tests.tour`, since the notebook has the tables too.
 
@@ -94,23 +94,36 @@ def tile(q: int, kv: int) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """The tables of one chapter: rows that are counted, at how many rows and keys, and rows that are timed."""
+    """The tables of one chapter: rows that are counted, of which problem, and rows that are timed."""
 
     counted: tuple[Row, ...]
-    length: int
-    timed: tuple[Row, ...]
+    shape: Shape
+    timed: tuple[Row, ...] = ()
 
 
 MASKS = (ALL, CAUSAL)
 SCORES = (CAUSAL, CAPPED, ALIBI, SINK)
+STEPS = (
+    Row("fused", ""),
+    Row("decode", "", schedule="decode"),
+    Row("decode, copies by TMA", "", schedule="decode", arch="sm_90a"),
+)
 TILES = (tile(128, 64), tile(128, 32), tile(64, 64), tile(64, 32), tile(32, 64))
+
+
+def square(length: int) -> Shape:
+    """One head of one batch, with as many rows as keys."""
+    return Shape(1, 1, 1, length, length)
+
+
 CHAPTERS = {
-    **{number: Chapter(SCHEDULES[:number], 256, SCHEDULES[:number]) for number in range(1, 5)},
-    5: Chapter((*MASKS, window(100), documents("documents, causal", "causal and ")), 512, (*MASKS, window(512))),
-    6: Chapter(SCORES, 256, SCORES),
-    7: Chapter(SCHEDULES, 256, SCHEDULES),
-    8: Chapter((*SCHEDULES[2:4], *BACKWARDS), 256, ()),
-    9: Chapter(TILES, 512, TILES),
+    **{number: Chapter(SCHEDULES[:number], square(256), SCHEDULES[:number]) for number in range(1, 5)},
+    5: Chapter((*MASKS, window(100), documents("documents, causal", "causal and ")), square(512), (*MASKS, window(512))),
+    6: Chapter(SCORES, square(256), SCORES),
+    7: Chapter(SCHEDULES, square(256), SCHEDULES),
+    8: Chapter((*SCHEDULES[2:4], *BACKWARDS), square(256)),
+    9: Chapter(STEPS, Shape(1, 8, 2, 1, 2048)),
+    10: Chapter(TILES, square(512), TILES),
 }
 
 
@@ -118,23 +131,26 @@ CHAPTERS = {
 
 
 @cache
-def counted(row: Row, length: int) -> Totals:
-    """What one head of `length` rows and keys asks for."""
-    shape = Shape(1, 1, 1, length, length)
+def counted(row: Row, shape: Shape) -> Totals:
+    """What the problem of that shape asks for."""
     (trace,) = trace_spec(row.spec(), (row.schedule,), row.arch, shape, {}, wanted=row.wanted, deterministic=row.deterministic)
     return trace.totals
 
 
 def counts_table(chapter: Chapter) -> str:
-    """One head of one batch, by kernel."""
+    """One batch, by kernel."""
+    shape = chapter.shape
     head = "| | global bytes read | written | shared bytes read | written | wavefronts | conflicts | barriers | matrix MFLOP |"
     lines = [head, "|---" + "|---:" * 8 + "|"]
     for row in chapter.counted:
-        t = counted(row, chapter.length)
+        t = counted(row, shape)
         numbers = (t.global_read, t.global_written, t.shared_read, t.shared_written, t.wavefronts, t.conflicts, t.barriers)
         cells = [f"{n:,}" for n in numbers] + [f"{t.mma_operations / 1e6:.2f}"]
         lines.append(f"| {row.label} | {' | '.join(cells)} |")
-    about = f"fp16, heads of {HEAD_DIM}, {chapter.length} rows and keys, one head; exact counts of the emulated device"
+    lengths = f"{shape.q_len} rows and keys, one head"
+    if shape.q_heads > 1:
+        lengths = f"{shape.q_len} row and {shape.kv_len} keys, {shape.q_heads} query heads over {shape.kv_heads}"
+    about = f"fp16, heads of {HEAD_DIM}, {lengths}; exact counts of the emulated device"
     return "\n".join([f"{about}.", "", *lines])
 
 
@@ -220,7 +236,7 @@ def main() -> None:
     for number, text in tables.items():
         print(f"chapter {number}\n\n{text}\n", flush=True)
     for page in options.write or ():
-        write_between(page, "tour", tables[int(page.name[0])], options.only)
+        write_between(page, "tour", tables[int(page.name.split("_")[0])], options.only)
 
 
 if __name__ == "__main__":
