@@ -458,21 +458,17 @@ alibi_backward_d_slopes(
     const int h_end = d_slopes_size_0 == 1 ? q_heads : min(i0 + 1, q_heads);
     const int q_begin = 0, q_end = q_len;
     const int k_begin = 0, k_end = kv_len;
-    float sum = 0.0f;
+    double sum = 0.0;  // of many terms, in fp64: each addition in fp32 would round
     for (int b_idx = b_begin; b_idx < b_end; ++b_idx)
         for (int h_idx = h_begin; h_idx < h_end; ++h_idx)
             for (int q_idx = q_begin; q_idx < q_end; ++q_idx) {
                 const long long row = ((long long)b_idx * q_heads + h_idx) * q_len + q_idx;
-                for (int begin = k_begin; begin < k_end; begin += SLICE) {
-                    float part = 0.0f;
-                    for (int kv_idx = begin; kv_idx < min(begin + SLICE, k_end); ++kv_idx) {
-                        const long long pair = row * kv_len + kv_idx;
-                        const float gradient = dS[pair];
-                        if (gradient == 0.0f) continue;
-                        part += gradient * slopes_factor(q_idx, kv_idx);
-                    }
-                    sum += part;
+                for (int kv_idx = k_begin; kv_idx < k_end; ++kv_idx) {
+                    const long long pair = row * kv_len + kv_idx;
+                    const float gradient = dS[pair];
+                    if (gradient == 0.0f) continue;
+                    sum += gradient * slopes_factor(q_idx, kv_idx);
                 }
             }
-    d_slopes[i0 * d_slopes_stride_0] = to_fp32(sum);
+    d_slopes[i0 * d_slopes_stride_0] = to_fp32((float)sum);
 }
