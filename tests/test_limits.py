@@ -81,7 +81,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "kernel hopper of fp32": lambda: compiled("sm_90a", "hopper", "fp32"),
     "kernel hopper on sm_80": lambda: compiled("sm_80", "hopper"),
     "tile 128 x 128 does not fit": lambda: attngen.compile(
-        attngen.load("docs/tour/exercises/9_tiles.attn"), arch="sm_80", device="emulated"
+        attngen.load("docs/tour/exercises/10_tiles.attn"), arch="sm_80", device="emulated"
     ),
 }
 

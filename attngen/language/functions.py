@@ -161,8 +161,8 @@ def _of_float(function: Function) -> Function:
 
 
 def _other_side(x: Expr) -> Expr:
-    """sqrt(1 - x * x)."""
-    return apply("sqrt", mul(sub(FLOAT_ONE, x), add(FLOAT_ONE, x)))
+    """sqrt(1 - x * x). Two roots, whose derivatives at 1 and -1 are infinite, where that of a product would be NaN."""
+    return mul(apply("sqrt", sub(FLOAT_ONE, x)), apply("sqrt", add(FLOAT_ONE, x)))
 
 
 def _asinh(x: Expr) -> Expr:

@@ -35,6 +35,7 @@ CALLS = {
     **dict.fromkeys(("trunc", "floor", "ceil", "round", "square", "sign", "abs", "relu", "exp", "sin"), "f(s) + f(q)"),
     **dict.fromkeys(("maximum", "minimum"), "f(s, q) + f(q, k)"),
     **dict.fromkeys(("clamp_min", "clamp_max"), "f(s, 0.25)"),
+    **dict.fromkeys(("atan2", "hypot"), "f(s, q) + f(k, s)"),
     "bitwise_not": "f(q) + f(q > k)",
     "clamp": "f(s, -1, 1.5) + f(q, max=7)",
     "div": "f(q, 3) + f(q, 3, rounding_mode='floor') + f(q - k, 3, rounding_mode='trunc') + f(s, 3.0, rounding_mode='trunc')",
