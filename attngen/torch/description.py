@@ -136,9 +136,10 @@ def head_size(tensor: Any) -> int:
 
 
 @constant
-def standard_text(*described: Any) -> str:
+def standard_text(mode: Mode, *described: Any) -> str:
     """The text of torch's attention, see `_standard_text`; a constant to torch.compile."""
-    return _standard_text(*described)
+    check_mode(mode)
+    return _standard_text(mode, *described)
 
 
 @lru_cache(maxsize=4096)
@@ -154,7 +155,6 @@ def _standard_text(
     dropout_p: float = 0.0,
 ) -> str:
     """By the arguments of `attention`, and by torch's element types, of the mask's None without one."""
-    check_mode(mode)
     description = Description(mode, is_causal, scale, return_lse, dropout_p=dropout_p)
     dtype, mask_dtype = stated_dtype(dtype, mode), stated_dtype(mask_dtype, mode)
     spec = description.spec(dtype_name(dtype), head_dim, head_dim_v, _mask_name(mask_dtype))

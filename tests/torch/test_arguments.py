@@ -170,6 +170,7 @@ def _of_size_16() -> Attention:
     ("call", "error", "message"),
     [
         (lambda q: attention(q, q, q, mode="fast"), ArgumentError, "mode is 'fast'"),
+        (lambda q: attention(q, q, q, mode=["naive"]), ArgumentError, r"mode is \['naive'\]"),
         (lambda q: attention(q, q, q, layout="hbsd"), ArgumentError, "layout is 'hbsd'"),
         (lambda q: attention(q[0], q, q), ArgumentError, "`q` has 3 dimensions and `k` has 4"),
         (lambda q: attention(q[0, 0, 0], q, q), ArgumentError, "`q` has 1 dimension; expected 2 to 4"),
