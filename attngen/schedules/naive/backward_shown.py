@@ -37,7 +37,7 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         "dk": product("dK", spec.head_dim, group),
         "dv": product("dV", spec.head_dim_v, group),
     }
-    read = Loop("k", "kv_len", "thread", "dS: global", "kv_idx < min(begin + SLICE, k_end)")
+    read = Loop("k", "kv_len", "thread", "dS: global", "kv_idx = k_begin")
     for captured in facts_gradients(plan):
         of_pairs = any(c.source != "sink" for c in captured.contributions)
         rows_read = Loop("q", "q_len", "thread", "dS, or delta: global", "q_idx = q_begin", (read,) if of_pairs else ())
