@@ -228,7 +228,7 @@ def _split_for(compiled: CompiledAttention, multiprocessors: int) -> CompiledAtt
     from attngen.device.emulated.device import EmulatedDevice
 
     assert isinstance(compiled.device, EmulatedDevice)
-    return replace(compiled, device=compiled.device.with_multiprocessors(multiprocessors))
+    return replace(compiled, device=replace(compiled.device, multiprocessors=multiprocessors))
 
 
 def _call(compiled: CompiledAttention, problem: Sample, params: Mapping[str, int | float], is_apart: bool) -> tuple[Any, Any]:

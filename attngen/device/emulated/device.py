@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import prod
 from pathlib import Path
 
@@ -70,6 +71,37 @@ class Counters:
     instructions: dict[str, int] = field(default_factory=dict)  # PTX instructions of each thread; FMA only in checked mode
 
 
+@dataclass(frozen=True)
+class EmulatedDevice:
+    """The CPU as a CUDA device.
+
+    `checked` checks every access (see EmulationError) and counts bytes; without it, kernels run several times faster. A `seed`
+    other than 0 permutes the order of a block's threads after every barrier. `arch` is the architecture of plans. `watch`, for
+    a checked device, also traces every access, and the steps of the threads that it names. `debug` compiles for a debugger.
+    Persistent kernels have a block for each of the `multiprocessors`, and keys are split over as many.
+    """
+
+    checked: bool = True
+    seed: int = 0
+    arch: str = "sm_80"
+    watch: Watch | None = None
+    debug: bool = False
+    multiprocessors: int = MULTIPROCESSORS
+
+    def __post_init__(self) -> None:
+        assert self.checked or self.watch is None
+
+    @property
+    def name(self) -> str:
+        return "emulated" if self.checked else "emulated:fast"
+
+    def compile(self, source: Program) -> EmulatedKernel:
+        """The kernel of `source`, from the cache or the host compiler. Raises CompilationError, DeviceError."""
+        translated = translate(source)
+        library = build_library(translated.text, source.name, self.checked, self.debug)
+        return EmulatedKernel(source, library, translated, self)
+
+
 @dataclass(slots=True, weakref_slot=True)
 class EmulatedKernel:
     """A library loaded into this process. `counters`, and `traced` if the device traces, are those of the latest call."""
@@ -77,9 +109,7 @@ class EmulatedKernel:
     source: Program
     library: Path
     translated: Translated = field(repr=False)
-    checked: bool
-    seed: int
-    watch: Watch | None = None
+    device: EmulatedDevice
     traced: Traced | None = None
     counters: Counters = field(default_factory=Counters)
     _loaded: ctypes.CDLL | None = None
@@ -99,12 +129,12 @@ class EmulatedKernel:
         ranges = (_Range * len(memory))(*(_Range(m.pointer, m.bytes, int(m.writable)) for m in memory))
         counts = (ctypes.c_uint64 * max(1, len(self.translated.instructions)))()
         totals = (ctypes.c_uint64 * 3)()
-        buffers = [buffers_of(one.entry, memory, self.library) for one in launches] if self.watch is not None else []
+        buffers = [buffers_of(one.entry, memory, self.library) for one in launches] if self.device.watch is not None else []
         for position, one in enumerate(launches):
-            if self.watch is not None:
-                tracing.begin(self._loaded, position == 0, buffers[position], self.watch)
+            if self.device.watch is not None:
+                tracing.begin(self._loaded, position == 0, buffers[position], self.device.watch)
             self._one(one, position == 0, memory, ranges, counts, totals)
-        if self.watch is not None:
+        if self.device.watch is not None:
             kernels = [one.entry.name for one in launches]
             self.traced = tracing.collect(self._loaded, kernels, buffers, self._calls)
         self.counters = Counters(
@@ -137,8 +167,8 @@ class EmulatedKernel:
             ctypes.c_size_t(one.entry.shared_bytes),
             ranges,
             len(ranges),
-            ctypes.c_uint64(self.seed),
-            TRACED if self.watch is not None else int(self.checked),
+            ctypes.c_uint64(self.device.seed),
+            TRACED if self.device.watch is not None else int(self.device.checked),
             ctypes.c_uint64(_budget(one, memory)),
             int(first),
             counts,
@@ -187,17 +217,17 @@ class EmulatedKernel:
         return BufferPlace(buffer.label, offset.value - buffer.offset)
 
     def _calls(self, stacks: Sequence[Sequence[int]]) -> list[tuple[Call, ...]]:
-        """The lines of the generated file for each stack of addresses in the library, innermost first."""
-        lines = self.source.text.splitlines()
-        in_ptx = primitive_lines(self.source.text)
-        base = self._base()
-        known = calls_of(self.library, [a - base for stack in stacks for a in stack if a > base], f"{self.source.name}.cu")
-        found = []
-        for stack in stacks:
-            numbers = [n for address in stack for n in known.get(address - base, [])]
-            numbers = [n for i, n in enumerate(numbers) if 0 < n <= len(lines) and (i == 0 or numbers[i - 1] != n)]
-            found.append(tuple(Call(n, lines[n - 1].strip(), n in in_ptx) for n in numbers))
-        return found
+        """The calls in the generated file of each stack of addresses in the library, innermost first."""
+        lines, in_ptx = self.source.text.splitlines(), primitive_lines(self.source.text)
+        each = ([number for number, _ in groupby(numbers)] for numbers in self._lines(stacks))
+        return [tuple(Call(n, lines[n - 1].strip(), n in in_ptx) for n in numbers) for numbers in each]
+
+    def _lines(self, stacks: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The lines of the generated file behind each stack of addresses in the library, innermost first."""
+        base, count = self._base(), len(self.source.text.splitlines())
+        offsets = [address - base for stack in stacks for address in stack if address > base]
+        known = calls_of(self.library, offsets, f"{self.source.name}.cu")
+        return [[n for address in stack for n in known.get(address - base, []) if 0 < n <= count] for stack in stacks]
 
     def _waiter(self, waiter: _Waiter) -> str:
         """The thread, and what it waits for; for a primitive, the line of its call."""
@@ -207,21 +237,14 @@ class EmulatedKernel:
         return f"thread {waiter.thread} waits for {waiter.text.decode()} at line {line}{quoted}"
 
     def _place(self, line: int, code: int, thread: int, trace: Sequence[int] = ()) -> Place:
-        lines = self.source.text.splitlines()
-
-        def text(number: int) -> str:
-            return lines[number - 1] if 0 < number <= len(lines) else ""
-
-        base, file = self._base(), f"{self.source.name}.cu"
-        addresses = [address - base for address in (code, *trace) if address > base]
-        known = calls_of(self.library, addresses, file)
-        calls = [number for address in trace or (code,) for number in known.get(address - base, [])]
+        texts = ("", *self.source.text.splitlines())
+        own, calls = self._lines(((code,), trace or (code,)))
         if not line and code:
-            line = next(iter(known.get(code - base, [])), 0)
+            line = next(iter(own), 0)
         if line in calls:
             calls = calls[calls.index(line) + 1 :]
-        callers = tuple((number, text(number)) for number in dict.fromkeys(calls) if number != line and text(number))
-        return Place(line, text(line), thread, callers)
+        callers = tuple((number, texts[number]) for number in dict.fromkeys(calls) if number != line and texts[number])
+        return Place(line, texts[line] if line < len(texts) else "", thread, callers)
 
     def _base(self) -> int:
         """The address of the loaded library. Another process may have replaced its file by an equal one since."""
@@ -247,41 +270,3 @@ def _budget(one: Launch, memory: tuple[Memory, ...]) -> int:
     """
     work = sum(m.bytes for m in memory) ** 2 // (1024 * max(1, prod(one.grid)))
     return min(ACCESS_BUDGET, SMALL_BUDGET + work)
-
-
-class EmulatedDevice:
-    """The CPU as a CUDA device.
-
-    `checked` checks every access (see EmulationError) and counts bytes; without it, kernels run several times faster. A `seed`
-    other than 0 permutes the order of a block's threads after every barrier. `arch` is the architecture of plans. `watch`, for
-    a checked device, also traces every access, and the steps of the threads that it names. `debug` compiles for a debugger.
-    Persistent kernels have a block for each of the `multiprocessors`, and keys are split over as many.
-    """
-
-    def __init__(
-        self,
-        checked: bool = True,
-        seed: int = 0,
-        arch: str = "sm_80",
-        watch: Watch | None = None,
-        debug: bool = False,
-        multiprocessors: int = MULTIPROCESSORS,
-    ) -> None:
-        assert checked or watch is None
-        self.name = "emulated" if checked else "emulated:fast"
-        self.arch = arch
-        self.checked = checked
-        self.seed = seed
-        self.watch = watch
-        self.debug = debug
-        self.multiprocessors = multiprocessors
-
-    def with_multiprocessors(self, number: int) -> EmulatedDevice:
-        """The same device with another number of multiprocessors, by which keys are split over blocks."""
-        return EmulatedDevice(self.checked, self.seed, self.arch, self.watch, self.debug, number)
-
-    def compile(self, source: Program) -> EmulatedKernel:
-        """The kernel of `source`, from the cache or the host compiler. Raises CompilationError, DeviceError."""
-        translated = translate(source)
-        library = build_library(translated.text, source.name, self.checked, self.debug)
-        return EmulatedKernel(source, library, translated, self.checked, self.seed, self.watch)
