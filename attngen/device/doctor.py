@@ -5,11 +5,17 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 
 from attngen.cache.directory import cache_directory
 from attngen.cache.disk_cache import KINDS, MOST_BYTES, DiskCache
+from attngen.device.cuda import CudaDevice
+from attngen.device.cuda.compiler import SASS_CURE, find_nvdisasm, nvrtc_version
+from attngen.device.emulated.host_compiler import CURE, find_compiler
 from attngen.device.protocol import DeviceError
 from attngen.device.select import has_gpu
 
@@ -27,72 +33,46 @@ class Finding:
 
 def examine() -> tuple[Finding, ...]:
     """Look for everything that attngen can use. Imports no array library."""
+    nvrtc, driver = "pip install 'nvidia-cuda-nvrtc>=13.0,<14'", "an NVIDIA GPU and its driver (580 or later)"
+    on_gpu = "running on a GPU; without one the emulated device runs everything"
+    in_findings, optional = "lines in the findings of the emulated device", "not installed (optional)"
     return (
         Finding("Python", sys.version_info >= (3, 11), platform.python_version(), "everything", "install Python 3.11 or later"),
-        _nvrtc(),
-        _gpu(),
-        _host_compiler(),
-        _tool(("addr2line", "llvm-addr2line"), "lines in the findings of the emulated device", "install binutils"),
-        _nvdisasm(),
-        _package("torch", "tensors, and the oracle on a GPU", "pip install torch"),
-        _package("cupy-cuda13x", "arrays of CuPy", "pip install cupy-cuda13x"),
+        _looked_for("NVRTC", "compiling for a GPU, and `show --stage ptx|sass`", nvrtc, nvrtc_version),
+        _looked_for("GPU", on_gpu, driver, _gpu, "no NVIDIA driver, or no GPU"),
+        _looked_for("C++ compiler", "the emulated device", CURE, find_compiler),
+        _looked_for("addr2line", in_findings, "install binutils", _addr2line, "not on the PATH"),
+        _looked_for("nvdisasm", "`show --stage sass`, and `report`", SASS_CURE, find_nvdisasm),
+        _looked_for("torch", "tensors, and the oracle on a GPU", "pip install torch", partial(_version, "torch"), optional),
+        _looked_for("cupy-cuda13x", "arrays of CuPy", "pip install cupy-cuda13x", partial(_version, "cupy-cuda13x"), optional),
         _cache(),
     )
 
 
-def _nvrtc() -> Finding:
-    from attngen.device.cuda.compiler import nvrtc_version
-
-    needed = "compiling for a GPU, and `show --stage ptx|sass`"
+def _looked_for(name: str, needed: str, cure: str, find: Callable[[], object], missing: str = "not found") -> Finding:
+    """What `find` returns. It is missing if that is None, or if `find` raises DeviceError, whose first line says why."""
     try:
-        return Finding("NVRTC", True, nvrtc_version(), needed)
+        found = find()
     except DeviceError as error:
-        return Finding("NVRTC", False, str(error).splitlines()[0], needed, "pip install 'nvidia-cuda-nvrtc>=13.0,<14'")
+        found, missing = None, str(error).splitlines()[0]
+    return Finding(name, found is not None, missing if found is None else str(found), needed, cure)
 
 
-def _gpu() -> Finding:
-    needed = "running on a GPU; without one the emulated device runs everything"
+def _gpu() -> str | None:
     if not has_gpu():
-        cure = "an NVIDIA GPU and its driver (580 or later)"
-        return Finding("GPU", False, "no NVIDIA driver, or no GPU", needed, cure)
-    from attngen.device.cuda import CudaDevice
-
-    try:
-        device = CudaDevice()
-    except DeviceError as error:
-        return Finding("GPU", False, str(error), needed, "see the message")
-    return Finding("GPU", True, f"{device.description}, {device.arch}", needed)
+        return None
+    device = CudaDevice()
+    return f"{device.description}, {device.arch}"
 
 
-def _host_compiler() -> Finding:
-    from attngen.device.emulated.host_compiler import CURE, find_compiler
-
-    needed = "the emulated device"
-    try:
-        compiler = find_compiler()
-    except DeviceError as error:
-        return Finding("C++ compiler", False, str(error), needed, CURE)
-    return Finding("C++ compiler", True, str(compiler), needed)
+def _addr2line() -> str | None:
+    return shutil.which("addr2line") or shutil.which("llvm-addr2line")
 
 
-def _tool(names: tuple[str, ...], needed: str, cure: str) -> Finding:
-    """A program that may have several names."""
-    path = next(filter(None, map(shutil.which, names)), None)
-    return Finding(names[0], path is not None, path or "not on the PATH", needed, cure)
-
-
-def _nvdisasm() -> Finding:
-    from attngen.device.cuda.compiler import SASS_CURE, find_nvdisasm
-
-    path = find_nvdisasm()
-    return Finding("nvdisasm", path is not None, str(path or "not found"), "`show --stage sass`, and `report`", SASS_CURE)
-
-
-def _package(name: str, needed: str, cure: str) -> Finding:
-    try:
-        return Finding(name, True, metadata.version(name), needed)
-    except metadata.PackageNotFoundError:
-        return Finding(name, False, "not installed (optional)", needed, cure)
+def _version(package: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
 
 
 def _cache() -> Finding:
