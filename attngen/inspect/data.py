@@ -144,7 +144,7 @@ def _kernels(plan: Plan, source: Program) -> dict[str, Any]:
     except DeviceError as error:
         return {"compiler": None, "missing": str(error), "resources": []}
     resources = kernel_resources(source, plan.arch, compile_text(source).resources())
-    return {"compiler": f"NVRTC {version}", "missing": None, "resources": [r.as_data() for r in resources]}
+    return {"compiler": f"NVRTC {version}", "missing": None, "resources": [asdict(r) for r in resources]}
 
 
 def _tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Params) -> dict[str, Any] | None:

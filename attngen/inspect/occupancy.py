@@ -8,6 +8,7 @@ from math import prod
 
 from attngen.device.cuda.compiler import Resources, compile_text, nvrtc_version
 from attngen.device.protocol import DeviceError
+from attngen.diagnostics import counted
 from attngen.emit.program import KernelEntry, Program
 from attngen.plan.arch import Arch
 
@@ -15,19 +16,9 @@ REGISTER_UNIT = 256  # registers of a warp are allocated in multiples of it
 SCHEDULERS = 4  # of a multiprocessor, each with its quarter of the registers
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """Concurrent `blocks` per multiprocessor, their `warps` of at most `most`, and the resource that limits them."""
-
-    blocks: int
-    warps: int
-    most: int
-    limit: str
-
-
-def occupancy(arch: Arch, threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """The occupancy as in NVIDIA's calculator, for blocks of `threads` with `registers` per thread and `shared_bytes` of static
-    and dynamic shared memory."""
+def occupancy(arch: Arch, threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:
+    """Concurrent blocks per multiprocessor and the resource that limits them, as in NVIDIA's calculator: for blocks of
+    `threads` with `registers` per thread and `shared_bytes` of static and dynamic shared memory."""
     warps = -(-threads // 32)
     of_a_warp = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
     of_a_block = shared_bytes + arch.shared_reserved
@@ -37,9 +28,8 @@ def occupancy(arch: Arch, threads: int, registers: int, shared_bytes: int) -> Oc
         "registers": arch.registers_per_sm // SCHEDULERS // of_a_warp * SCHEDULERS // warps,
         "shared memory": arch.shared_per_sm // of_a_block if of_a_block else arch.max_blocks_per_sm,
     }
-    blocks = min(limits.values())
-    limit = next(name for name, n in limits.items() if n == blocks)
-    return Occupancy(blocks, blocks * warps, arch.max_threads_per_sm // 32, limit)
+    limit = min(limits, key=limits.__getitem__)
+    return limits[limit], limit
 
 
 def explain_occupancy(source: Program, arch: Arch) -> str:
@@ -56,29 +46,17 @@ def explain_occupancy(source: Program, arch: Arch) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KernelResources:
-    """Resources of one kernel: sizes in bytes, registers per thread, static and dynamic shared memory."""
+    """Resources of one kernel: registers per thread, spilled bytes, static and dynamic shared memory, and its occupancy."""
 
     kernel: str
     threads: int
     registers: int
-    spilled: int
-    shared: int
-    occupancy: Occupancy
-
-    def as_data(self) -> dict[str, object]:
-        """Plain values, for JSON."""
-        o = self.occupancy
-        return {
-            "kernel": self.kernel,
-            "threads": self.threads,
-            "registers": self.registers,
-            "spill_bytes": self.spilled,
-            "shared_bytes": self.shared,
-            "blocks_per_sm": o.blocks,
-            "warps_per_sm": o.warps,
-            "max_warps_per_sm": o.most,
-            "limited_by": o.limit,
-        }
+    spill_bytes: int
+    shared_bytes: int
+    blocks_per_sm: int
+    warps_per_sm: int
+    max_warps_per_sm: int
+    limited_by: str
 
 
 def kernel_resources(source: Program, arch: Arch, compiled: Iterable[Resources]) -> list[KernelResources]:
@@ -90,15 +68,15 @@ def kernel_resources(source: Program, arch: Arch, compiled: Iterable[Resources])
 def _resources(entry: KernelEntry, r: Resources, arch: Arch) -> KernelResources:
     threads, shared = prod(entry.block), entry.shared_bytes + r.static_shared_bytes
     spilled = r.spill_store_bytes + r.spill_load_bytes
-    return KernelResources(entry.name, threads, r.registers, spilled, shared, occupancy(arch, threads, r.registers, shared))
+    blocks, limit = occupancy(arch, threads, r.registers, shared)
+    warps, most = blocks * -(-threads // 32), arch.max_threads_per_sm // 32
+    return KernelResources(entry.name, threads, r.registers, spilled, shared, blocks, warps, most, limit)
 
 
-def _lines(found: KernelResources) -> list[str]:
-    o = found.occupancy
-    spilled = f"spills of {found.spilled} bytes" if found.spilled else "no spills"
-    blocks = "1 block" if o.blocks == 1 else f"{o.blocks} blocks"
+def _lines(r: KernelResources) -> list[str]:
+    spilled = f"spills of {r.spill_bytes} bytes" if r.spill_bytes else "no spills"
+    warps = f"{r.warps_per_sm} of {r.max_warps_per_sm} warps"
     return [
-        f"  {found.kernel}: {found.threads} threads, {found.registers} registers each, {spilled}, "
-        f"{found.shared} bytes of shared memory",
-        f"      {blocks} on a multiprocessor at once: {o.warps} of {o.most} warps; limited by {o.limit}",
+        f"  {r.kernel}: {r.threads} threads, {r.registers} registers each, {spilled}, {r.shared_bytes} bytes of shared memory",
+        f"      {counted(r.blocks_per_sm, 'block')} on a multiprocessor at once: {warps}; limited by {r.limited_by}",
     ]
