@@ -23,7 +23,7 @@ class CommandGroup(click.Group):
     """The commands: `command` of the module in this package that has the command's name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS]  # `list` is a command's module here, once that is imported
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

@@ -13,7 +13,7 @@ import click
 
 from attngen.cli import options
 from attngen.cli.common import check_writable, colored, kernel_title, whole_numbers, words, write_whole
-from attngen.cli.specs import check_deterministic, gradients_named, known_params, load_one_spec, load_specs
+from attngen.cli.specs import Gradients, arch_known, known_params, load_one_spec, load_specs
 from attngen.spec.attention import PORTABLE_SCHEDULES, ScheduleName
 from attngen.spec.dtypes import STORAGE_DTYPES
 
@@ -44,8 +44,8 @@ from attngen.spec.dtypes import STORAGE_DTYPES
 )
 def command(
     spec: str | None, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
-    kernel: str, rounds: int, given: tuple[str, ...], backward: bool, wanted: str | None, deterministic: bool,
-    name: str | None, json_file: Path | None, plot: Path | None, kept: Path | None,
+    kernel: str, rounds: int, given: tuple[str, ...], gradients: Gradients, name: str | None,
+    json_file: Path | None, plot: Path | None, kept: Path | None,
 ) -> None:  # fmt: skip
     """Measure a spec on the GPU beside the alternatives in torch.
 
@@ -89,13 +89,11 @@ def command(
         _check_lists(lengths, dtypes, head_dims, kernel)
         if not has_gpu():
             _refuse_options_of_timings()
-            _count(spec, name, given, backward, wanted)
+            _count(spec, name, given, gradients)
             return
         one = load_one_spec(spec, name)
         if json_file is not None:
             check_writable(json_file)
-        gradients = gradients_named(backward, wanted, one.spec)
-        check_deterministic(deterministic, gradients)
         report = _measured(
             one.spec,
             lengths,
@@ -107,7 +105,6 @@ def command(
             rounds,
             known_params(one.spec, given),
             gradients,
-            deterministic,
             json_file,
         )
     click.echo(f"\n{report.what}; {report.where}; medians of {report.rounds} timings, in brackets the 10th and 90th percentile")
@@ -150,8 +147,7 @@ def _check_lists(lengths: str, dtypes: str | None, head_dims: str | None, kernel
 
 def _measured(
     spec: Any, lengths: str, dtypes: str | None, head_dims: str | None, full: bool, tokens: int,
-    kernel: str, rounds: int, params: dict[str, int | float], gradients: tuple[str, ...], deterministic: bool,
-    json_file: Path | None,
+    kernel: str, rounds: int, params: dict[str, int | float], gradients: Gradients, json_file: Path | None,
 ) -> Any:  # fmt: skip
     """The report of a sweep. Each result is printed and written to `json_file` as soon as it is measured."""
     try:
@@ -162,12 +158,11 @@ def _measured(
 
     sizes = whole_numbers(lengths, "--lengths"), words(dtypes), whole_numbers(head_dims, "--head-dims")
     todo = list(sweep.cases(spec, *sizes, full, tokens))
-    table = _BenchTable()
-    report = Report(spec.name, sweep.where(), tokens, rounds, (), gradients)
+    table, wanted = _BenchTable(), gradients.of(spec)
+    report = Report(spec.name, sweep.where(), tokens, rounds, (), wanted)
     progress = partial(click.echo, err=True)
-    for result in sweep.run(
-        todo, params, rounds, progress, cast("list[ScheduleName]", words(kernel)), gradients, deterministic
-    ):
+    schedules = cast("list[ScheduleName]", words(kernel))
+    for result in sweep.run(todo, params, rounds, progress, schedules, wanted, gradients.deterministic):
         report = replace(report, results=(*report.results, result))
         table.add(result)
         if json_file is not None:
@@ -209,17 +204,19 @@ class _BenchTable:
         click.echo(click.style(line, bold=r.candidate.startswith("attngen")), color=colored(sys.stdout))
 
 
-def _count(spec: str, name: str | None, given: tuple[str, ...], backward: bool, wanted: str | None) -> None:
+def _count(spec: str, name: str | None, given: tuple[str, ...], gradients: Gradients) -> None:
     """Prints the counts of the emulated device."""
-    from attngen.bench.counts import count
+    from attngen.inspect.tracing import trace_spec
     from attngen.reference.problems import Shape
+    from attngen.schedules import default_arch, schedules_for
 
+    arch = arch_known(default_arch(None))
     click.echo("no GPU found, so nothing can be timed; these are exact counts of the emulated device", err=True)
     for one in load_specs(spec, name):
         shape = Shape(batch=1, q_heads=2, kv_heads=2, q_len=256, kv_len=256)
-        sizes, gradients = shape.sizes(one.spec), gradients_named(backward, wanted, one.spec)
-        width = 27 if gradients else 18
-        of = f", gradients of {', '.join(gradients)}" if gradients else ""
+        sizes, wanted = shape.sizes(one.spec), gradients.of(one.spec)
+        width = 27 if wanted else 18
+        of = f", gradients of {', '.join(wanted)}" if wanted else ""
         click.echo(
             f"{one.spec.name}{of}: batch 1, {sizes['q_heads']} query heads, length 256; bytes of every access, before any cache"
         )
@@ -227,9 +224,12 @@ def _count(spec: str, name: str | None, given: tuple[str, ...], backward: bool, 
             f"  {'kernel':<{width}} {'global read':>12} {'written':>10} {'shared read':>12} {'written':>10} {'workspace':>10} "
             f"{'mma':>8} {'barriers':>9}"
         )
-        for c in count(one.spec, shape, known_params(one.spec, given), gradients):
+        schedules = [s for s in PORTABLE_SCHEDULES if s in schedules_for(one.spec, arch, wanted)]
+        params = known_params(one.spec, given)
+        for found in trace_spec(one.spec, schedules, arch.name, shape, params, watch=None, wanted=wanted):
+            t = found.totals
             click.echo(
-                f"  {kernel_title(c.schedule, c.template):<{width}} {c.global_read:>12,} {c.global_written:>10,} "
-                f"{c.shared_read:>12,} {c.shared_written:>10,} {c.workspace:>10,} "
-                f"{c.tensor_core_instructions:>8,} {c.barriers:>9,}"
+                f"  {kernel_title(found.schedule, found.plan.schedule.name):<{width}} {t.global_read:>12,} "
+                f"{t.global_written:>10,} {t.shared_read:>12,} {t.shared_written:>10,} {found.workspace:>10,} "
+                f"{t.mma:>8,} {t.barriers:>9,}"
             )

@@ -10,7 +10,7 @@ import click
 
 from attngen.cli import options
 from attngen.cli.common import write_whole
-from attngen.cli.specs import arches_named, gradients_named, load_specs, schedules_named, source_of
+from attngen.cli.specs import Gradients, arches_named, load_specs, schedules_named, source_of
 
 if TYPE_CHECKING:
     from attngen.emit.comments import Comments
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the paths of the written files as JSON.")
 def command(
-    spec: str, output: Path, kernel: str | None, arch: str | None, backward: bool, wanted: str | None, deterministic: bool,
-    saves_lse: bool, name: str | None, comments: Comments, cubin: bool, as_json: bool,
+    spec: str, output: Path, kernel: str | None, arch: str | None, gradients: Gradients, saves_lse: bool,
+    name: str | None, comments: Comments, cubin: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write CUDA source files, each with a JSON manifest that describes how to launch it.
 
@@ -57,21 +57,17 @@ def command(
     from attngen.emit.emitter import emit
     from attngen.emit.manifest import to_manifest
 
-    if backward:
+    if gradients.backward:
         options.refuse("a backward saves no lse", "saves_lse")
     loaded = load_specs(spec, name)
     arches = arches_named(arch, kernel, loaded)
-    gradients = {one.spec: gradients_named(backward, wanted, one.spec) for one in loaded}
     todo = [
         (target, schedule, one)
         for one in loaded
-        for schedule in schedules_named(kernel, one.spec, gradients[one.spec], arches[0])
+        for schedule in schedules_named(kernel, one.spec, gradients.of(one.spec), arches[0])
         for target in arches
     ]
-    built = [
-        source_of(one, target, schedule, comments, gradients[one.spec], deterministic, saves_lse=saves_lse)
-        for target, schedule, one in todo
-    ]
+    built = [source_of(one, target, schedule, gradients, comments, saves_lse=saves_lse) for target, schedule, one in todo]
     output.mkdir(parents=True, exist_ok=True)
     written = []
     for (target, _, one), (plan, source) in zip(todo, built, strict=True):

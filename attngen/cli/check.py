@@ -104,13 +104,14 @@ def command(
         loaded = [replace(one, spec=replace(one.spec, dtype=DTYPES[dtype])) for one in loaded]
     loaded, changed = specs.changed_kernel(source, loaded, kernel, arch, backward, wanted, deterministic)
     kernel, arch = (changed.schedule, changed.arch.name) if changed is not None else (kernel, arch)
+    gradients = specs.Gradients(True, wanted, deterministic)
     devices = _Devices(gpu, arch, thread_orders, fast, debug)
     progress = _Progress()
     checks = []  # planned before the first runs, so that a refusal is the only output
     for one in loaded:
         fixed = Fixed(batch, heads, kv_heads, q_len, kv_len, specs.known_params(one.spec, given), _sizes(one.spec, dims), seed)
         with specs.pointing_at(one), progress.cleared():
-            kernels = devices.checked(one.spec, kernel, _directions(backward, changed), wanted, deterministic, changed)
+            kernels = devices.checked(one.spec, kernel, _directions(backward, changed), gradients, changed)
             checks.append(check_exercised(one.spec, kernels, fixed, changed.text if changed else None, progress.show))
     results = []
     table = None if as_json else _CheckTable()
@@ -164,8 +165,7 @@ class _Devices:
         spec: AttentionSpec,
         kernel: str | None,
         directions: tuple[bool, ...],
-        wanted: str | None,
-        deterministic: bool,
+        gradients: specs.Gradients,
         changed: ChangedFile | None,
     ) -> list[Kernel]:
         """What is checked: forwards, then backwards. A backward that a spec or a schedule has not is left out, unless it alone
@@ -175,15 +175,14 @@ class _Devices:
         kernels = self.kernels(spec, kernel)
         found = [Kernel(*one) for one in kernels] if False in directions else []
         if True in directions:
-            found += self._backwards(spec, kernels, wanted, deterministic, changed, must=directions == (True,))
+            found += self._backwards(spec, kernels, gradients, changed, must=directions == (True,))
         return found
 
     def _backwards(
         self,
         spec: AttentionSpec,
         kernels: list[tuple[str, Device]],
-        wanted: str | None,
-        deterministic: bool,
+        gradients: specs.Gradients,
         changed: ChangedFile | None,
         must: bool,
     ) -> list[Kernel]:
@@ -195,9 +194,9 @@ class _Devices:
         found = []
         refusal: Exception | None = None
         for schedule, device in kernels:
-            choices = [changed.wanted] if changed else [specs.gradients_named(True, wanted, spec), *([] if wanted else [QKV])]
-            for gradients in choices:  # all of them, or those that every backward has
-                one = Kernel(schedule, device, gradients, changed.deterministic if changed else deterministic)
+            choices = [changed.wanted] if changed else [gradients.of(spec), *([] if gradients.wanted else [QKV])]
+            for wanted in choices:  # all of them, or those that every backward has
+                one = Kernel(schedule, device, wanted, changed.deterministic if changed else gradients.deterministic)
                 try:
                     plan_for(spec, *one)
                 except (PlanRefusal, GradientError) as error:

@@ -11,7 +11,7 @@ import click
 
 from attngen.cli import options
 from attngen.cli.common import colored
-from attngen.cli.specs import arch_named, check_deterministic, gradients_named, load_specs, source_of
+from attngen.cli.specs import FORWARD, Gradients, arch_named, load_specs, source_of
 
 if TYPE_CHECKING:
     from attngen.emit.comments import Comments
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 @options.number("--width", 20, "Width in columns; below 120, one file below the other.  [default: the terminal's]")
 @click.option("--json", "as_json", is_flag=True, help="Print only the counts of lines, as JSON.")
 def command(
-    spec: str, left: str, right: str, arch: str | None, backward: bool, wanted: str | None, deterministic: bool,
-    name: str | None, comments: Comments, context: int, full: bool, width: int | None, as_json: bool,
+    spec: str, left: str, right: str, arch: str | None, gradients: Gradients, name: str | None, comments: Comments,
+    context: int, full: bool, width: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show what changes from one schedule to another, side by side.
 
@@ -67,7 +67,7 @@ def command(
 
     numbers = []
     for one in load_specs(spec, name):
-        (plan, source), (other_plan, other) = _sides(one, left, right, arch, comments, backward, wanted, deterministic)
+        (plan, source), (other_plan, other) = _sides(one, left, right, arch, comments, gradients)
         compared, code = _compared(source, other)
         numbers.append({"attention": one.spec.name, "lines": _numbers(compared), "code": _numbers(code)})
         if as_json:
@@ -104,7 +104,8 @@ def _elsewhere(spec: str, one: Loaded, plan: Plan) -> str:
     from attngen.schedules import default_arch
 
     usual = arch_named(default_arch(plan.keyword), plan.keyword, [one])
-    other = source_of(one, usual, plan.keyword, wanted=plan.wanted)[0].schedule
+    gradients = Gradients(True, ",".join(plan.wanted)) if plan.wanted else FORWARD
+    other = source_of(one, usual, plan.keyword, gradients)[0].schedule
     if other is plan.schedule:
         return ""
     step = f"attngen diff {spec} {plan.keyword}@{plan.arch.name} {plan.keyword}@{usual.name}"
@@ -112,37 +113,29 @@ def _elsewhere(spec: str, one: Loaded, plan: Plan) -> str:
 
 
 def _sides(
-    one: Loaded,
-    left: str,
-    right: str,
-    arch: str | None,
-    comments: Comments,
-    backward: bool,
-    wanted: str | None,
-    deterministic: bool,
+    one: Loaded, left: str, right: str, arch: str | None, comments: Comments, gradients: Gradients
 ) -> tuple[tuple[Plan, Program], tuple[Plan, Program]]:
     """Both files. Raises BadParameter if they are the same file, or if no schedule has the name."""
-    sides = (_side(left, backward), _side(right, backward))
+    sides = (_side(left, gradients.backward), _side(right, gradients.backward))
     common = _common_arch(one, (sides[0][0], sides[1][0]))
     arches = (next(a for a in (named, arch, common) if a is not None) for _, named, _ in sides)
     (first, second) = (
         (schedule, arch_named(target, schedule, [one]), is_backward)
         for target, (schedule, _, is_backward) in zip(arches, sides, strict=True)
     )
-    one_side = first == second and deterministic  # the left alone
+    one_side = first == second and gradients.deterministic  # the left alone
     if first == second and not one_side:
         raise click.BadParameter(
             f"both sides are {first[0]} for {first[1].name}; name two schedules, or two architectures as in fused@sm_80"
         )
     if not (first[2] or second[2]):
-        gradients_named(False, wanted, one.spec)
-        check_deterministic(deterministic, ())
+        gradients.of(one.spec)  # refuses what only backwards have
 
-    def built(schedule: str, target: Arch, is_backward: bool, said: bool) -> tuple[Plan, Program]:
-        gradients = gradients_named(is_backward, wanted, one.spec) if is_backward else ()
-        return source_of(one, target, schedule, comments, gradients, said and is_backward)
+    def built(schedule: str, target: Arch, is_backward: bool, deterministic: bool) -> tuple[Plan, Program]:
+        of_side = Gradients(True, gradients.wanted, deterministic) if is_backward else FORWARD
+        return source_of(one, target, schedule, of_side, comments)
 
-    return built(*first, deterministic), built(*second, deterministic and not one_side)
+    return built(*first, gradients.deterministic), built(*second, gradients.deterministic and not one_side)
 
 
 def _side(text: str, backward: bool) -> tuple[str, str | None, bool]:

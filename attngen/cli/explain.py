@@ -7,7 +7,7 @@ import json
 import click
 
 from attngen.cli import options
-from attngen.cli.specs import arch_named, few_rows, gradients_named, known_params, load_specs, source_of
+from attngen.cli.specs import Gradients, arch_named, few_rows, known_params, load_specs, source_of
 
 
 @click.command("explain")
@@ -21,8 +21,8 @@ from attngen.cli.specs import arch_named, few_rows, gradients_named, known_param
 @options.name
 @click.option("--json", "as_json", is_flag=True, help="Print the same as data; docs/json.md lists the keys.")
 def command(
-    spec: str, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None, given: tuple[str, ...], backward: bool,
-    wanted: str | None, deterministic: bool, name: str | None, as_json: bool,
+    spec: str, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None, given: tuple[str, ...],
+    gradients: Gradients, name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Explain a kernel: decisions with reasons, shared memory, registers, occupancy, work, roofline, and visited tiles.
 
@@ -49,9 +49,8 @@ def command(
     target = arch_named(arch, kernel, loaded)
     explained = []
     for one in loaded:
-        gradients = gradients_named(backward, wanted, one.spec)
-        problem = None if gradients else few_rows(*lengths)
-        plan, source = source_of(one, target, kernel, wanted=gradients, deterministic=deterministic, problem=problem)
+        problem = None if gradients.backward else few_rows(*lengths)
+        plan, source = source_of(one, target, kernel, gradients, problem=problem)
         params = known_params(one.spec, given)
         shape = Shape(1, q_len=lengths[0], kv_len=lengths[1])
         check_call(one.spec, shape, params)
@@ -62,11 +61,11 @@ def command(
             explained.append(explain_data(one.spec, plan, source, *lengths, params))
             continue
         texts = [  # all of them before the first is printed, so that a refusal is the only output
-            explain_gradients(one.spec, plan) if backward else "",
+            explain_gradients(one.spec, plan) if plan.wanted else "",
             explain_plan(one.spec, plan),
             explain_occupancy(source, target),
             explain_work(one.spec, plan, *lengths, params),
-            "" if backward else explain_tiles(one.spec, plan, *lengths, params),
+            "" if plan.wanted else explain_tiles(one.spec, plan, *lengths, params),
             explain_changes(one.spec, plan, *lengths, params),
         ]
         for text in filter(None, texts):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
+
+from attngen.cli.specs import Gradients
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,9 +86,14 @@ deterministic = click.option(
 )
 
 
-def gradients(command: F) -> F:
-    """Which gradients a command is about: `--backward`, `--wanted` and `--deterministic`."""
-    return backward(wanted(deterministic(command)))
+def gradients(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradients that a command is about, as its argument `gradients`: `--backward`, `--wanted` and `--deterministic`."""
+
+    @wraps(command)
+    def call(*, backward: bool, wanted: str | None, deterministic: bool, **others: Any) -> Any:
+        return command(gradients=Gradients(backward, wanted, deterministic), **others)
+
+    return backward(wanted(deterministic(call)))
 
 
 source = click.option(

@@ -9,7 +9,7 @@ import click
 
 from attngen.cli import options
 from attngen.cli.common import check_writable, write_whole
-from attngen.cli.specs import arch_named, gradients_named, known_params, load_one_spec, source_of
+from attngen.cli.specs import Gradients, arch_named, known_params, load_one_spec, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,8 +38,7 @@ SHARE_OF_LINES = "{mapped} of {all} SASS instructions with a line of CUDA"
 @options.one_name
 def command(
     spec: str, output: Path | None, kernel: str | None, arch: str | None, q_len: int, kv_len: int | None,
-    given: tuple[str, ...], backward: bool, wanted: str | None, deterministic: bool, check: bool,
-    name: str | None,
+    given: tuple[str, ...], gradients: Gradients, check: bool, name: str | None,
 ) -> None:  # fmt: skip
     """Write an HTML page: spec, plan, CUDA, PTX and SASS side by side, each line linked to what it was compiled to.
 
@@ -62,8 +61,7 @@ def command(
 
     loaded = load_one_spec(spec, name)
     target = arch_named(arch, kernel, [loaded])
-    gradients = gradients_named(backward, wanted, loaded.spec)
-    plan, source = source_of(loaded, target, kernel, wanted=gradients, deterministic=deterministic)
+    plan, source = source_of(loaded, target, kernel, gradients)
     params = known_params(loaded.spec, given)
     problem = Problem(q_len, kv_len or q_len, params)
     shape = Shape(1, q_len=problem.q_len, kv_len=problem.kv_len)

@@ -11,7 +11,7 @@ import click
 
 from attngen.cli import options
 from attngen.cli.common import colored
-from attngen.cli.specs import arch_named, gradients_named, load_specs, source_of
+from attngen.cli.specs import Gradients, arch_named, load_specs, source_of
 
 if TYPE_CHECKING:
     from attngen.device.cuda.line_table import MachineLine
@@ -36,8 +36,8 @@ STAGES = ("tree", "spec", "plan", "loops", "cuda", "ptx", "sass")
 @options.comments
 @click.option("--json", "as_json", is_flag=True, help="Print the stage as data, not as text; docs/json.md lists the keys.")
 def command(
-    spec: str, stage: str, kernel: str | None, arch: str | None, backward: bool, wanted: str | None, deterministic: bool,
-    name: str | None, comments: Comments, as_json: bool,
+    spec: str, stage: str, kernel: str | None, arch: str | None, gradients: Gradients, name: str | None,
+    comments: Comments, as_json: bool,
 ) -> None:  # fmt: skip
     """Print one stage of the translation from text to machine code.
 
@@ -66,18 +66,16 @@ def command(
     if stage == "tree":
         click.echo(_tree(loaded[0].source, as_json), nl=False)
         return
-    gradients = {one.spec: gradients_named(backward, wanted, one.spec) for one in loaded}
     level = comments if as_json or stage == "cuda" else "brief"
 
     def build(one: Loaded) -> tuple[Plan, Program]:
-        return source_of(one, target, kernel, level, gradients[one.spec], deterministic)
+        return source_of(one, target, kernel, gradients, level)
 
     if as_json:
         shown = [{"attention": one.spec.name, **_stage_data(one, stage, build)} for one in loaded]
         click.echo(json.dumps({"stage": stage, "attentions": shown}, indent=2))
         return
-    for one in loaded:
-        click.echo(_stage_text(one, stage, build), nl=False)
+    click.echo("".join([_stage_text(one, stage, build) for one in loaded]), nl=False)
 
 
 def _tree(source: SourceFile, as_json: bool) -> str:

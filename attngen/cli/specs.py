@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -54,6 +54,29 @@ def load_one_spec(spec: str, name: str | None) -> Loaded:
     return loaded[0]
 
 
+class Gradients(NamedTuple):
+    """What --backward, --wanted and --deterministic say: the gradients of a backward, or none, those of a forward."""
+
+    backward: bool = False
+    wanted: str | None = None
+    deterministic: bool = False
+
+    def of(self, spec: AttentionSpec) -> tuple[str, ...]:
+        """The names of the gradients. Raises BadParameter for options that a forward has not, GradientError."""
+        from attngen.spec.gradient import QKV, differentiable, wanted_gradients
+
+        if self.backward:
+            return wanted_gradients(spec, (*QKV, *differentiable(spec)) if self.wanted is None else words(self.wanted))
+        if self.wanted is not None:
+            raise click.BadParameter("gradients are those of a backward; add --backward", param_hint="--wanted")
+        if self.deterministic:
+            raise click.BadParameter("only a backward can be deterministic; add --backward", param_hint="--deterministic")
+        return ()
+
+
+FORWARD = Gradients()
+
+
 def arch_named(name: str | None, kernel: str | None, loaded: Sequence[Loaded]) -> Arch:
     """The architecture called `name`; by default, one that supports the schedule `kernel`, or else those of the specs."""
     from attngen.schedules import default_arch
@@ -86,23 +109,22 @@ def source_of(
     one: Loaded,
     arch: Arch,
     kernel: str | None,
+    gradients: Gradients = FORWARD,
     comments: Comments = "brief",
-    wanted: tuple[str, ...] = (),
-    deterministic: bool = False,
     problem: Problem | None = None,
     saves_lse: bool = False,
 ) -> tuple[Plan, Program]:
-    """(plan, Program) of one attention: of its forward, for the lengths of `problem` if they are known, or of a backward that
-    computes the gradients `wanted`. With `saves_lse` the forward also writes what a backward reads. Refusals of the planner
+    """(plan, Program) of one attention: of its forward, for the lengths of `problem` if they are known, or of the backward that
+    computes `gradients`. With `saves_lse` the forward also writes what a backward reads. Refusals of the planner
     point at the spec's text."""
     from attngen.device.compiled_templates import keep_compiled_templates
     from attngen.emit.emitter import emit
     from attngen.schedules import choose
 
     keep_compiled_templates()
-    check_deterministic(deterministic, wanted)
+    wanted = gradients.of(one.spec)
     with pointing_at(one):
-        plan = choose(one.spec, arch, kernel, problem, saves_lse, wanted=wanted, deterministic=deterministic)
+        plan = choose(one.spec, arch, kernel, problem, saves_lse, wanted=wanted, deterministic=gradients.deterministic)
     return plan, emit(one.spec, plan, comments)
 
 
@@ -113,23 +135,6 @@ def few_rows(q_len: int, kv_len: int) -> Problem | None:
 
     problem = Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1)  # of which only lengths matter here
     return problem if is_for(problem) else None
-
-
-def check_deterministic(deterministic: bool, wanted: tuple[str, ...]) -> None:
-    """Raises BadParameter if --deterministic is given without gradients."""
-    if deterministic and not wanted:
-        raise click.BadParameter("only a backward can be deterministic; add --backward", param_hint="--deterministic")
-
-
-def gradients_named(backward: bool, names: str | None, spec: AttentionSpec) -> tuple[str, ...]:
-    """The gradients of --backward and --wanted; none for the forward. Raises GradientError."""
-    from attngen.spec.gradient import QKV, differentiable, wanted_gradients
-
-    if not backward:
-        if names is not None:
-            raise click.BadParameter("gradients are those of a backward; add --backward", param_hint="--wanted")
-        return ()
-    return wanted_gradients(spec, (*QKV, *differentiable(spec)) if names is None else words(names))
 
 
 @contextmanager
@@ -187,9 +192,9 @@ def changed_kernel(
     loaded: list[Loaded],
     kernel: str | None,
     arch: str | None,
-    backward: bool | None = None,
-    wanted: str | None = None,
-    deterministic: bool = False,
+    backward: bool | None,
+    wanted: str | None,
+    deterministic: bool,
 ) -> tuple[list[Loaded], ChangedFile | None]:
     """The attentions to run, and the file of --source that contains the kernel of one of them.
 
@@ -204,7 +209,7 @@ def changed_kernel(
     has = f"{changed.path} contains a {'backward' if changed.wanted else 'forward'}"
     if backward is not None and backward != bool(changed.wanted):
         raise click.BadParameter(has, param_hint="--backward" if backward else "--forward")
-    if wanted is not None and gradients_named(bool(changed.wanted), wanted, changed.spec) != changed.wanted:
+    if wanted is not None and Gradients(bool(changed.wanted), wanted).of(changed.spec) != changed.wanted:
         raise click.BadParameter(f"{has} that computes {', '.join(changed.wanted)}", param_hint="--wanted")
     return [one for one in loaded if one.spec == changed.spec], changed
 

@@ -39,7 +39,7 @@ LENGTH_HELP = f"Number of queries.  [default: {LENGTH}; {LENGTH_OF_MANY_HEADS} i
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON; docs/json.md lists the keys.")
 def command(
     spec: str, kernel: str | None, arch: str | None, batch: int, heads: int, kv_heads: int | None, q_len: int | None,
-    kv_len: int | None, given: tuple[str, ...], backward: bool, wanted: str | None, deterministic: bool, sites: bool,
+    kv_len: int | None, given: tuple[str, ...], gradients: specs.Gradients, sites: bool,
     steps: bool, block: int, thread: str, limit: int, source: Path | None, name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Count the memory accesses of kernels exactly, on the emulated device.
@@ -67,20 +67,19 @@ def command(
     if arch is not None:
         arch = specs.arch_known(arch).name
     loaded = specs.load_specs(spec, name)
-    loaded, changed = specs.changed_kernel(source, loaded, kernel, arch, backward or None, wanted, deterministic)
+    loaded, changed = specs.changed_kernel(source, loaded, kernel, arch, gradients.backward or None, *gradients[1:])
     for one in loaded:
-        gradients = changed.wanted if changed else specs.gradients_named(backward, wanted, one.spec)
-        specs.check_deterministic(deterministic, gradients)
-        schedules = (changed.schedule,) if changed else _schedules(one.spec, kernel, steps, gradients, arch)
+        wanted = changed.wanted if changed else gradients.of(one.spec)
+        schedules = (changed.schedule,) if changed else _schedules(one.spec, kernel, steps, wanted, arch)
         params = specs.known_params(one.spec, given)
         shape = with_free_sizes(one.spec, _shape(one.spec, batch, heads, kv_heads, q_len, kv_len), params)
-        if kernel is None and not (changed or gradients or steps) and _decodes(one.spec, arch, shape):
+        if kernel is None and not (changed or wanted or steps) and _decodes(one.spec, arch, shape):
             schedules = (*schedules, "decode")
         target = arch or default_arch(schedules[-1] if schedules[-1] != "auto" else one.spec.kernel.schedule)
         target, text = (changed.arch.name, changed.text) if changed else (target, None)
         with specs.pointing_at(one):
-            said = changed.deterministic if changed else deterministic
-            results = trace_spec(one.spec, schedules, target, shape, params, watch, text, 0, gradients, said)
+            said = changed.deterministic if changed else gradients.deterministic
+            results = trace_spec(one.spec, schedules, target, shape, params, watch, text, 0, wanted, said)
         show = (
             None
             if as_json

@@ -12,14 +12,7 @@ import click
 
 from attngen.cli import options
 from attngen.cli.common import colored, whole_numbers
-from attngen.cli.specs import (
-    arch_named,
-    check_deterministic,
-    gradients_named,
-    known_params,
-    load_one_spec,
-    source_of,
-)
+from attngen.cli.specs import Gradients, arch_named, known_params, load_one_spec, source_of
 
 
 @click.command("tune")
@@ -37,7 +30,7 @@ from attngen.cli.specs import (
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON; docs/json.md lists the keys.")
 def command(
     spec: str, kernel: str | None, lengths: str, q_len: int | None, tokens: int, rounds: int, given: tuple[str, ...],
-    backward: bool, wanted: str | None, deterministic: bool, name: str | None, only_list: bool, arch: str | None, as_json: bool,
+    gradients: Gradients, name: str | None, only_list: bool, arch: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Time the tile sizes, stages, warps and places of Q that fit a spec on the GPU, and remember the fastest.
 
@@ -75,14 +68,13 @@ def command(
     one = load_one_spec(spec, name)
     if kernel is not None:
         one = replace(one, spec=replace(one.spec, kernel=one.spec.kernel.overridden(kernel)))
-    gradients = gradients_named(backward, wanted, one.spec)
-    check_deterministic(deterministic, gradients)
-    if not is_open(one.spec, gradients):
-        what = "its own kernel" if gradients else "its own kernel, tile, stages, warps or place of Q"
+    wanted = gradients.of(one.spec)
+    if not is_open(one.spec, wanted):
+        what = "its own kernel" if wanted else "its own kernel, tile, stages, warps or place of Q"
         raise click.UsageError(f"{one.spec.name} states {what}: nothing is left to tune")
     if only_list:
         options.refuse("--list prints text and times nothing", "lengths", "q_len", "tokens", "rounds", "given", "as_json")
-        _list_candidates(one, arch, kernel, gradients, deterministic)
+        _list_candidates(one, arch, kernel, gradients)
         return
     options.refuse("the GPU that times is the one that is tuned for: only --list has another architecture", "arch")
     if not has_gpu():
@@ -91,29 +83,29 @@ def command(
         from attngen.bench import sweep, tune
     except ImportError as error:
         raise click.UsageError("tuning needs torch: pip install torch") from error
-    if gradients and not as_json:
-        click.echo(f"the backward of {one.spec.name}: gradients of {', '.join(gradients)}")
+    if wanted and not as_json:
+        click.echo(f"the backward of {one.spec.name}: gradients of {', '.join(wanted)}")
     todo = list(sweep.cases(one.spec, whole_numbers(lengths, "--lengths"), [], [], False, tokens))
-    outcomes = []
+    params, outcomes = known_params(one.spec, given), []
     for number, case in enumerate((replace(c, rows=q_len) for c in todo), 1):
         place = f"[{number}/{len(todo)}]"
         if not as_json:
             click.echo(click.style(f"{case.title}", bold=True), color=colored(sys.stdout))
-        found = tune.tune(case, known_params(one.spec, given), rounds, partial(_progress, place), gradients, deterministic)
+        found = tune.tune(case, params, rounds, partial(_progress, place), wanted, gradients.deterministic)
         outcomes.append({"case": case.title, **found.to_json()})
         if not as_json:
             _show_outcome(found)
     if as_json:
-        of_all = {"attention": one.spec.name, "gradients": list(gradients), "deterministic": deterministic}
+        of_all = {"attention": one.spec.name, "gradients": list(wanted), "deterministic": gradients.deterministic}
         click.echo(json.dumps({**of_all, "cases": outcomes}, indent=2))
 
 
-def _list_candidates(one: Any, arch: str | None, kernel: str | None, wanted: tuple[str, ...], deterministic: bool) -> None:
+def _list_candidates(one: Any, arch: str | None, kernel: str | None, gradients: Gradients) -> None:
     from attngen.diagnostics import counted
     from attngen.schedules.choose import alternatives, title_of
 
     target = arch_named(arch, kernel, [one])
-    planned, _ = source_of(one, target, kernel, wanted=wanted, deterministic=deterministic)
+    planned, _ = source_of(one, target, kernel, gradients)
     found = alternatives(planned)
     click.echo(f"{planned.title} on {target.name}: {counted(len(found), 'combination')}")
     for number, request in enumerate(found):

@@ -11,7 +11,7 @@ from typing import Any
 from attngen.backward import CompiledBackward
 from attngen.device.emulated import EmulatedDevice
 from attngen.device.emulated.device import Counters
-from attngen.device.emulated.tracing import LANES, NOBODY, AccessSite, Step, Watch
+from attngen.device.emulated.tracing import LANES, NOBODY, AccessSite, Step, Traced, Watch
 from attngen.device.emulated.translate import FMA
 from attngen.emit.program import MULTIPROCESSORS
 from attngen.inspect.backward import backward_inputs, run_backward
@@ -57,13 +57,15 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTrace:
-    """The trace of one schedule. `read` and `written` are global bytes by tensor; `layouts` map bytes to elements."""
+    """The trace of one schedule. `read` and `written` are global bytes by tensor, `workspace` those written to workspaces;
+    `layouts` map bytes to elements."""
 
     schedule: str
     plan: Plan
     totals: Totals
     read: Mapping[str, int]
     written: Mapping[str, int]
+    workspace: int
     sites: tuple[AccessSite, ...]
     steps: tuple[Step, ...]
     layouts: Mapping[str, Layout]
@@ -76,13 +78,14 @@ def trace_spec(
     arch: str,
     shape: Shape,
     params: Mapping[str, int | float],
-    watch: Watch = NOBODY,
+    watch: Watch | None = NOBODY,
     text: str | None = None,
     seed: int = 0,
     wanted: tuple[str, ...] = (),
     deterministic: bool = DETERMINISTIC,
 ) -> Iterator[ScheduleTrace]:
-    """Traces every schedule, one result at a time; `text` replaces the CUDA text. With `wanted` these are backwards.
+    """Traces every schedule, one result at a time; `text` replaces the CUDA text. With `wanted` these are backwards. Without
+    `watch` the counts of the device are all: there are no sites and steps, and what is counted by site is 0.
 
     Raises PlanRefusal, ArgumentError and ObligationError at once, before anything runs. The results raise EmulationError for
     mistakes of a kernel, and the exceptions of compiling.
@@ -113,15 +116,17 @@ def _traced(
             named: dict[str, Any] = {**stored(spec, problem), **params}
             compiled(**named)
         kernel: Any = compiled.kernel
+        traced = kernel.traced or Traced((), ())
         sizes = {**shape.sizes(spec), **stored_sizes(spec, shape), MULTIPROCESSORS: compiled.device.multiprocessors}
         yield ScheduleTrace(
             schedule,
             compiled.plan,
-            totals(kernel.counters, kernel.traced.sites),
+            totals(kernel.counters, traced.sites),
             kernel.counters.bytes_read,
             kernel.counters.bytes_written,
-            kernel.traced.sites,
-            kernel.traced.steps,
+            sum(kernel.counters.bytes_written[t.name] for t in compiled.source.of_role("workspace")),
+            traced.sites,
+            traced.steps,
             layouts(compiled.source, compiled.plan, sizes),
             perf_counter() - start,
         )

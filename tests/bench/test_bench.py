@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attngen.bench.counts import count
 from attngen.bench.report import Measured, Report, Timing, from_json
 from attngen.device.arrays import ArgumentError
+from attngen.inspect.tracing import trace_spec
 from attngen.language import load_text
 from attngen.plan import find_arch
 from attngen.plan.products import operations_of_a_pair
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import candidates, choose
+from attngen.spec.attention import PORTABLE_SCHEDULES
 from attngen.spec.dtypes import DTYPES
 from tests import tiers
 from tests.harness import SPECS, cli, shipped
@@ -218,23 +219,24 @@ def test_products_of_a_backward_are_those_that_the_gradients_need() -> None:
 
 @pytest.mark.long
 def test_counts_of_backwards() -> None:
-    found = list(count(load_text(ONE)[0], Shape(1, 2, 2, 64, 64), {}, ("q", "slopes")))
-    assert [c.template for c in found] == ["naive_backward", "tiled_backward", "fused_mma_backward"]
-    assert all(c.global_written > 0 for c in found)
+    shape = Shape(1, 2, 2, 64, 64)
+    found = list(trace_spec(load_text(ONE)[0], PORTABLE_SCHEDULES, "sm_80", shape, {}, None, wanted=("q", "slopes")))
+    assert [c.plan.schedule.name for c in found] == ["naive_backward", "tiled_backward", "fused_mma_backward"]
+    assert all(c.totals.global_written > 0 for c in found)
     assert found[0].workspace > found[-1].workspace > 0  # scores and their gradients; delta
 
 
 def test_counts_fall_from_schedule_to_schedule() -> None:
     shape = Shape(batch=1, q_heads=2, kv_heads=2, q_len=256, kv_len=256)
-    naive, tiled, fused = count(shipped("gpt2"), shape, {})
-    assert naive.global_read > tiled.global_read > fused.global_read
+    naive, tiled, fused = trace_spec(shipped("gpt2"), PORTABLE_SCHEDULES, "sm_80", shape, {}, watch=None)
+    assert naive.totals.global_read > tiled.totals.global_read > fused.totals.global_read
     # scores and then weights, fp32, of two heads; the fused kernel keeps none
     assert naive.workspace == 2 * 2 * 4 * 256 * 256
     # tiles of 64 x 64: of the first rows causal leaves out three of four
     assert tiled.workspace == 2 * 2 * 4 * (1 + 2 + 3 + 4) * 64 * 64
     assert fused.workspace == 0
     # one warp's mma is a product of 16 x 8 x 16; of four tiles of 128 x 128, causal leaves out one
-    assert fused.tensor_core_instructions == 2 * 2 * (3 * 128 * 128 * 64) // (16 * 8 * 16)
+    assert fused.totals.mma == 2 * 2 * (3 * 128 * 128 * 64) // (16 * 8 * 16)
 
 
 @pytest.mark.parametrize(
