@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -187,13 +186,7 @@ def _undropped(spec: AttentionSpec) -> AttentionSpec:
 
 
 @constant
-def decoding_text(*described: Any) -> str:
-    """See `_decoding_text`; a constant to torch.compile."""
-    return _decoding_text(*described)
-
-
-@lru_cache(maxsize=4096)
-def _decoding_text(text: str, known: tuple[str, ...], storage: Storage, page_size: int | None) -> str:
+def decoding_text(text: str, known: tuple[str, ...], storage: Storage, page_size: int | None) -> str:
     """The text of the attention of `text` for the last rows of sequences, whose keys are a cache's: `known` is what a mask says
     of them. Rows are rotated already, and nothing is dropped.
 

@@ -61,14 +61,14 @@ class TorchFunction:
             if result is None:
                 check_tensors(q=q, k=k, v=v)
                 arguments = (*follow_autocast(q, k, v, self._dtype), self._text, *self._arguments.lists(named, self._captures))
-                result = self._calls.make(tensors, params, arguments)
+                result = self._calls.make(tensors, params, arguments, "auto")
         return tuple(result) if self._returns_lse else result[0]
 
     def math(self, q: Tensor, k: Tensor, v: Tensor, named: Mapping[str, Any]) -> Any:
         """O, or (O, lse), by torch's own operations. Raises ArgumentError."""
         check_tensors(q=q, k=k, v=v)
         named = self._arguments.with_state(named, q.device)
-        result = by_torch(q, k, v, self._text, self._arguments.with_tensors(named, self._captures))
+        result = by_torch(q, k, v, self._text, *self._arguments.with_tensors(named, self._captures))
         return result if self._returns_lse else result[0]
 
     def _into(

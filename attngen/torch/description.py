@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from operator import index
 from typing import Any, Literal, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -76,10 +76,19 @@ _shared: WeakValueDictionary[str, Description] = WeakValueDictionary()  # by the
 
 
 def constant(function: F) -> F:
-    """`function`, whose result for the same arguments torch.compile takes as a constant: torch.compiler.assume_constant_result,
+    """`function` with its results remembered, which are constants to torch.compile: torch.compiler.assume_constant_result,
     without its import of torch._dynamo, which takes as long as all other imports of attngen.torch."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+    remembered = lru_cache(maxsize=4096)(function)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return remembered(*arguments, **named)
+        except TypeError:  # of an argument without a hash, which the function refuses by its name
+            return function(*arguments, **named)
+
+    call.__doc__ = function.__doc__
+    call._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return cast(F, call)
 
 
 def shared(description: Description) -> Description:
@@ -100,20 +109,15 @@ def without_functions(keywords: Keywords, dtype: str, head_size: int) -> tuple[K
     return {**keywords, **expressions, "inputs": {**keywords.get("inputs", {}), **inputs}}, captured
 
 
-@lru_cache(maxsize=4096)
-def _text(described: str, dtype: Any, head_dim: int, head_dim_v: int, captured: tuple[tuple[str, Any], ...]) -> str:
+@constant
+def spec_text(described: str, dtype: Any, head_dim: int, head_dim_v: int, captured: tuple[tuple[str, Any], ...]) -> str:
+    """The text of the `shared` description with this repr, for tensors of these types and sizes. `captured` are the current
+    types of captured tensors by name, which a layer's `.to()` may have changed."""
     description = _shared[described]
     mode = description.mode
     spec = description.spec(dtype_name(stated_dtype(dtype, mode)), head_dim, head_dim_v, None)
     converted = {name: _element_type(name, stated_dtype(found, mode)) for name, found in captured}
     return one_line(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
-
-
-@constant
-def spec_text(described: str, dtype: Any, head_dim: int, head_dim_v: int, captured: tuple[tuple[str, Any], ...]) -> str:
-    """The text of the `shared` description with this repr, for tensors of these types and sizes; a constant to torch.compile.
-    `captured` are the current types of captured tensors by name, which a layer's `.to()` may have changed."""
-    return _text(described, dtype, head_dim, head_dim_v, captured)
 
 
 def plain_number(number: float | None) -> float | None:
@@ -136,14 +140,7 @@ def head_size(tensor: Any) -> int:
 
 
 @constant
-def standard_text(mode: Mode, *described: Any) -> str:
-    """The text of torch's attention, see `_standard_text`; a constant to torch.compile."""
-    check_mode(mode)
-    return _standard_text(mode, *described)
-
-
-@lru_cache(maxsize=4096)
-def _standard_text(
+def standard_text(
     mode: Mode,
     is_causal: bool,
     scale: float | None,
@@ -154,7 +151,8 @@ def _standard_text(
     mask_dtype: Any,
     dropout_p: float = 0.0,
 ) -> str:
-    """By the arguments of `attention`, and by torch's element types, of the mask's None without one."""
+    """The text of torch's attention, by the arguments of `attention` and torch's element types, None for no mask."""
+    check_mode(mode)
     description = Description(mode, is_causal, scale, return_lse, dropout_p=dropout_p)
     dtype, mask_dtype = stated_dtype(dtype, mode), stated_dtype(mask_dtype, mode)
     spec = description.spec(dtype_name(dtype), head_dim, head_dim_v, _mask_name(mask_dtype))
@@ -209,12 +207,7 @@ def one_line(spec: AttentionSpec) -> str:
 
 @constant
 def sources() -> str:
-    """A digest of attngen's sources; a constant to torch.compile. torch keeps graphs on disk in which attngen's operators have
-    become others, and finds one by the operators and their arguments: other sources must find none."""
-    return _sources()
-
-
-@cache
-def _sources() -> str:
+    """A digest of attngen's sources. torch keeps graphs on disk in which attngen's operators have become others, and finds one
+    by the operators and their arguments: other sources must find none."""
     files = sorted(file for file in PACKAGE.rglob("*") if file.suffix in (".py", ".lark", ".attn"))
     return digest(*(part for file in files for part in (str(file.relative_to(PACKAGE)), file.read_text("utf-8"))))

@@ -10,6 +10,8 @@ import torch
 
 from attngen.torch.arguments import unpacked
 from attngen.torch.copies import ROW_BYTES
+from attngen.torch.description import Mode
+from attngen.torch.math import by_torch, check_by_torch
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.operator import Pair, as_read, attention_operator, full_operator
 from attngen.torch.runtime import CallCache, OnGpu, Remembered, runtime, runtimes, signature
@@ -39,9 +41,11 @@ def _call(arguments: tuple[Any, ...], deterministic: bool | None, copies: bool) 
 OF_CACHE = {"k": "k_cache", "v": "v_cache"}  # a caller's names for tensors of the operator: `k` and `v` are the new rows
 
 
-def check_call(arguments: tuple[Any, ...], copies: bool) -> None:
+def check_call(arguments: tuple[Any, ...], mode: Mode, copies: bool) -> None:
     """Raises what a call of the operator that reads a cache would raise for its arguments; nothing runs. A call that torch
     observes is checked when it runs, and tensors on meta have nothing that could be overwritten."""
+    if mode == "math":
+        return check_by_torch(*arguments)
     q, k, v, text, *lists = arguments
     inputs, ints, floats = unpacked(lists)
     if q.device.type != "meta" and not is_observed() and are_plain((q, k, v, *inputs)):
@@ -73,10 +77,14 @@ class EagerCalls:
         tensors: Sequence[Tensor],
         others: Others,
         arguments: tuple[Any, ...],
+        mode: Mode,
         deterministic: bool | None = None,
         copies: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """(O, lse) of the operator with `arguments`, which are made of `tensors`. The call is remembered for `repeat`."""
+        """(O, lse) of the operator with `arguments`, which are made of `tensors`. The call is remembered for `repeat`, unless
+        torch's own operations compute it."""
+        if mode == "math":
+            return by_torch(*arguments)
         result = _call(arguments, deterministic, copies)
         if others is not None and not is_observed() and not _autocasts() and are_plain(tensors):
             q, k, v, text, *lists = arguments

@@ -9,7 +9,6 @@ so that `causal` and `window_size` are aligned to the last row and the last key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import isfinite
 from operator import index
 from typing import Any
@@ -26,7 +25,6 @@ from attngen.torch.description import Description, Mode, check_mode, constant, d
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls, check_call
 from attngen.torch.layout import check_tensors, follow_autocast, heads_first, needs_padding, padded, padded_heads, results
-from attngen.torch.math import by_torch, check_by_torch
 from attngen.torch.stored import DENSE, Stored
 
 Tensor = Any
@@ -126,24 +124,18 @@ def attend(
         queries, keys, values = follow_autocast(*_laid_out(q, k, v, storage))
         if softmax_scale is None and q.shape[-1] != queries.shape[-1]:
             softmax_scale = q.shape[-1] ** -0.5
-        text = _text(
+        text = flash_text(
             mode, storage, causal, ends(left, right), float(plain_number(softcap) or 0.0), rank(alibi_slopes, q, given),
             plain_number(softmax_scale), return_attn_probs,
             queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p, cached,
             index(k.shape[1]) if storage.endswith("paged") else None,
             None if sinks is None else dtype_name(sinks.dtype, "sinks"),
         )  # fmt: skip
-        lists = (inputs or None, [*numbers, *(n for n in (left, right) if n >= 0)])
+        arguments = (queries, keys, values, text, inputs or None, [*numbers, *(n for n in (left, right) if n >= 0)])
         if only_checks:
-            arguments = (queries, keys, values, text, *lists)
-            check_by_torch(arguments) if mode == "math" else check_call(arguments, copies=True)
-            return None
-        if mode == "math":
-            result = by_torch(queries, keys, values, text, lists)
-        else:
-            in_order = deterministic or torch.are_deterministic_algorithms_enabled()
-            repeated = None if needs_padding(q, v) else others
-            result = calls.make(tensors, repeated, (queries, keys, values, text, *lists), in_order, copies=True)
+            return check_call(arguments, mode, copies=True)
+        in_order = deterministic or torch.are_deterministic_algorithms_enabled()
+        result = calls.make(tensors, None if needs_padding(q, v) else others, arguments, mode, in_order, copies=True)
     output = result[0] if packed else results(result, q, "bshd", False)
     if output.shape[-1] != v.shape[-1]:
         output = output[..., : v.shape[-1]]
@@ -209,12 +201,6 @@ def rank(slopes: Tensor | None, q: Tensor, lengths: Sequence[Tensor] = ()) -> in
 
 
 @constant
-def _text(*described: Any) -> str:
-    """The spec's text; a constant to torch.compile."""
-    return flash_text(*described)
-
-
-@lru_cache(maxsize=4096)
 def flash_text(
     mode: Mode,
     storage: Storage,

@@ -25,7 +25,6 @@ from attngen.torch.description import Mode, check_mode
 from attngen.torch.eager import EagerCalls, Others
 from attngen.torch.flex_spec import Described, Functions, prepare
 from attngen.torch.graphs import hint, stand_in
-from attngen.torch.math import by_torch
 from attngen.torch.max_scores import max_scores
 
 Tensor = Any
@@ -64,13 +63,10 @@ def attend(
         check_indices(prepared.spec, prepared.reads, q, k, inputs, params)
     lists: tuple[Any, ...] = (inputs or None, list(params.values()) or None)
     tensors = (q, k, v, *inputs)
-    others: Others = None if functions.closure.is_traced else (prepared.text, *params.values())
-    if mode == "math":
-        result: Any = by_torch(q, k, v, prepared.text, lists)
-    else:
-        result = _calls.repeat(tensors, others)
+    others: Others = None if functions.closure.is_traced else (mode, prepared.text, *params.values())
+    result = _calls.repeat(tensors, others)
     if result is None:
-        result = _calls.make(tensors, others, (q, k, v, prepared.text, *lists), copies=True)
+        result = _calls.make(tensors, others, (q, k, v, prepared.text, *lists), mode=mode, copies=True)
     output, lse = result[0], result[1] if wants[0] else result[0].new_empty((0,))
     largest = max_scores(q, k, prepared.text, inputs, [*params.values()]) if wants[1] else lse.new_empty((0,))
     if output.shape[3] != value.shape[3]:

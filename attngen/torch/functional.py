@@ -19,7 +19,6 @@ from attngen.torch.layout import (
     results,
     without_padding,
 )
-from attngen.torch.math import by_torch
 
 Tensor = Any
 
@@ -105,10 +104,7 @@ def attention(
         )
         inputs = [*(() if mask is None else (mask,)), *(tensors[-1:] if dropout_p else ())]
         lists = (inputs,) if inputs else ()
-        if mode == "math":
-            result = by_torch(queries, keys, values, text, lists)
-        else:
-            result = _calls.make(tensors, others, (queries, keys, values, text, *lists), deterministic, copy)
+        result = _calls.make(tensors, others, (queries, keys, values, text, *lists), mode, deterministic, copy)
         if is_padded:
             result = without_padding(result, sizes[1])
     return results(result, query, layout, return_lse)

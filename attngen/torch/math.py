@@ -30,7 +30,7 @@ from attngen.spec.evaluate import evaluate
 from attngen.spec.expr import Expr, Type
 from attngen.spec.obligations import check_obligations
 from attngen.spec.torch_namespace import TorchNamespace
-from attngen.torch.arguments import Lists, unpacked
+from attngen.torch.arguments import unpacked
 from attngen.torch.layout import without_autocast
 from attngen.torch.runtime import parsed
 
@@ -237,14 +237,13 @@ for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap does not 
 _math_operator = torch.ops.attngen.attention_math.default
 
 
-def check_by_torch(arguments: tuple[Any, ...]) -> None:
-    """Raises what `by_torch` would raise for its arguments, q, k, v, text and lists; nothing runs."""
-    q, k, v, text, *lists = arguments
+def check_by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, *lists: Any) -> None:
+    """Raises what `by_torch` would raise for its arguments; nothing runs."""
     captured, params = _named(parsed(text), *unpacked(lists))
     _check(parsed(text), {"q": q, "k": k, "v": v, **captured}, params)
 
 
-def by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, lists: Lists) -> tuple[Tensor, Tensor]:
+def by_torch(q: Tensor, k: Tensor, v: Tensor, text: str, *lists: Any) -> tuple[Tensor, Tensor]:
     """(O, lse) of the attention of `text`. `lists` are inputs, ints and floats, each in the order of declaration; floats are
     numbers or tensors without dimensions."""
     inputs, ints, floats = unpacked(lists)

@@ -52,7 +52,6 @@ from attngen.torch.layout import (
     results,
     without_padding,
 )
-from attngen.torch.math import by_torch, check_by_torch
 
 Tensor = Any
 NOTHING: Mapping[str, Tensor] = {}
@@ -221,11 +220,9 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
             size, is_padded = head_size(values), form.text is None and needs_padding(queries, values)
             if is_padded:
                 (queries, keys, values), params = padded_heads(queries, keys, values), None
-            if self._mode == "math":
-                result = by_torch(queries, keys, values, text, form.arguments.with_tensors(given, captured))
-            else:
-                arguments = (queries, keys, values, text, *form.arguments.lists(given, captured))
-                result = self._calls.make(tensors, params, arguments, self._deterministic, self._copy)
+            lists = (form.arguments.with_tensors if self._mode == "math" else form.arguments.lists)(given, captured)
+            arguments = (queries, keys, values, text, *lists)
+            result = self._calls.make(tensors, params, arguments, self._mode, self._deterministic, self._copy)
             if is_padded:
                 result = without_padding(result, size)
         return results(result, q, self._layout, self._return_lse)
@@ -311,14 +308,10 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         arguments = (queries, keys, values, text, list(tensors[3:]) or None, *numbers)
         others = (text, *numbers[0], *numbers[1])
         if only_checks:
-            check_by_torch(arguments) if self._mode == "math" else check_call(arguments, self._copy)
-            return None
-        if self._mode == "math":
-            result = by_torch(queries, keys, values, text, (tensors[3:], *numbers))
-        else:
-            result = self._calls.repeat(tensors, others)
-            if result is None:
-                result = self._calls.make(tensors, others, arguments, copies=self._copy)
+            return check_call(arguments, self._mode, self._copy)
+        result = self._calls.repeat(tensors, others)
+        if result is None:
+            result = self._calls.make(tensors, others, arguments, self._mode, copies=self._copy)
         return without_padding(result, size) if is_padded else result
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:

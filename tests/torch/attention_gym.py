@@ -135,7 +135,7 @@ def main() -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     warnings.simplefilter("ignore")
     if device == "cpu" and not given.kernels:
-        flex_operator._calls.make = lambda tensors, others, call, **_: by_torch(*call[:4], call[4:])  # type: ignore[method-assign]
+        flex_operator._calls.make = lambda tensors, others, call, **_: by_torch(*call)  # type: ignore[method-assign]
     failed, every = 0, list(cases(device))
     for case in every:
         try:

@@ -27,7 +27,7 @@ def by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def computed(tensors: Any, others: Any, arguments: Any, **_: Any) -> Any:
         q, k, v, text, *lists = arguments
         texts.append(text)
-        return by_torch(q, k, v, text, lists)
+        return by_torch(q, k, v, text, *lists)
 
     monkeypatch.setattr(flex_operator._calls, "make", computed)
     return texts

@@ -28,7 +28,7 @@ CLOSE = {"atol": 3e-5, "rtol": 3e-5}
 
 @pytest.fixture(autouse=True)
 def _by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = lambda tensors, others, call, **_: by_torch(*call[:4], call[4:])  # noqa: E731
+    computed = lambda tensors, others, call, **_: by_torch(*call)  # noqa: E731
     monkeypatch.setattr(flex_operator._calls, "make", computed)
     torch.manual_seed(0)
 
