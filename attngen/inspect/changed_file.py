@@ -54,7 +54,7 @@ def changed_file(
     Raises ArgumentError, which says what the file contains and what was expected.
     """
     text = read_source(path)
-    contents = _Contents(path, strip_comments(text))
+    contents = _Contents(path, text)
     schedule = None if schedule == "auto" else schedule
     if not contents.entries:
         expected = " or ".join(
@@ -66,16 +66,16 @@ def changed_file(
     target = find_arch(arch) if arch else built_for
     likely = _likely_schedules(path, text)
     misfit = None
-    for one in _possible(specs, likely, target, contents):
+    for one, source in _possible(specs, likely, target, contents):
         if deterministic and not one.deterministic:
             continue
-        if not {e.name for e in one.source.kernels} <= {*contents.entries}:
+        if not {e.name for e in source.kernels} <= {*contents.entries}:
             continue
-        wrong = contents.misfit(one.source)
+        wrong = contents.misfit(source)
         if not wrong and schedule not in (None, one.schedule):
             raise ArgumentError(f"{path} contains the {one.schedule} kernel of {one.spec.name}; add --kernel {one.schedule}")
         if not wrong:
-            return ChangedFile(path, text, one.spec, one.schedule, one.arch, one.wanted, one.deterministic)
+            return one
         misfit = misfit or wrong
     if deterministic:
         found = changed_file(path, specs, schedule, arch)
@@ -115,20 +115,10 @@ def _likely_schedules(path: Path, text: str) -> list[str]:
     return sorted(SCHEDULE_NAMES, key=lambda schedule: re.search(rf"[, _]{schedule}\b", said) is None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Possible:
-    spec: AttentionSpec
-    schedule: str
-    arch: Arch
-    source: Program
-    wanted: tuple[str, ...] = ()
-    deterministic: bool = DETERMINISTIC
-
-
 def _possible(
-    specs: Sequence[AttentionSpec], schedules: Sequence[str], target: Arch | None, contents: _Contents | None = None
-) -> Iterator[_Possible]:
-    """Every kernel that the file may contain: for `target`, or else for the default architecture of a schedule and then all.
+    specs: Sequence[AttentionSpec], schedules: Sequence[str], target: Arch | None, contents: _Contents
+) -> Iterator[tuple[ChangedFile, Program]]:
+    """Every kernel that the file may contain, and its program: for `target`, or else for the default architecture of a schedule and then all.
     Those of a file that writes gradients are backwards."""
     for usual in (True, False) if target is None else (True,):
         for spec, schedule in product(specs, schedules):
@@ -136,20 +126,21 @@ def _possible(
             assert arch is not None
             others = [other for other in ARCHES.values() if other != arch]
             for one in [target or arch] if usual else others:
-                wanted = contents.gradients(spec) if contents else ()
+                wanted = contents.gradients(spec)
                 for deterministic in (DETERMINISTIC, not DETERMINISTIC) if wanted else (DETERMINISTIC,):
                     try:
                         plan = choose(spec, one, schedule, wanted=wanted, deterministic=deterministic)
                     except (PlanRefusal, GradientError):
                         continue
-                    yield _Possible(spec, schedule, one, emit(spec, plan), wanted, deterministic)
+                    kernel = ChangedFile(contents.path, contents.text, spec, schedule, one, wanted, deterministic)
+                    yield kernel, emit(spec, plan)
 
 
 class _Contents:
     """The entry points of a file, with the text of their parameters, and its constants."""
 
-    def __init__(self, path: Path, code: str) -> None:
-        self.path = path
+    def __init__(self, path: Path, text: str) -> None:
+        self.path, self.text, code = path, text, strip_comments(text)
         found = _ENTRY.findall(code)
         self.entries = {name: parameters for _, name, parameters in found}
         self.bounds = {name: bound.strip() for bound, name in _BOUNDS.findall(code)}
@@ -227,7 +218,7 @@ def _differences(names: Sequence[str], wanted: Sequence[str]) -> Iterator[str]:
 def _unknown(path: Path, specs: Sequence[AttentionSpec], schedule: str | None, target: Arch | None, contents: _Contents) -> str:
     possible = _possible(specs, [schedule] if schedule else SCHEDULE_NAMES, target, contents)
     found = [*contents.entries]
-    expected = dict.fromkeys(", ".join(e.name for e in one.source.kernels) for one in possible)
+    expected = dict.fromkeys(", ".join(e.name for e in source.kernels) for _, source in possible)
     names = ", ".join(spec.name for spec in specs)
     near = max(expected, key=lambda one: len({*one.split(", ")} & {*found}), default="")
     needed = near.split(", ")
