@@ -16,20 +16,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attngen.api import CompiledAttention, compile, load
-    from attngen.cache.disk_cache import CacheWarning
-    from attngen.device.arrays import ArgumentTypeError
-    from attngen.device.emulated.findings import EmulationError
-    from attngen.device.protocol import CompilationError, DeviceError
-    from attngen.device.select import EmulatedDeviceWarning
-    from attngen.diagnostics import ArgumentError, DiagnosticError
-    from attngen.language import define, to_text, traced
-    from attngen.language.trace import TraceError
-    from attngen.plan import PlanRefusal
-    from attngen.sdpa import attention
-    from attngen.spec.attention import AttentionSpec
-    from attngen.spec.gradient import GradientError
-    from attngen.spec.obligations import ObligationError
+    from attngen.api import CompiledAttention as CompiledAttention, compile as compile, load as load
+    from attngen.cache.disk_cache import CacheWarning as CacheWarning
+    from attngen.device.arrays import ArgumentTypeError as ArgumentTypeError
+    from attngen.device.emulated.findings import EmulationError as EmulationError
+    from attngen.device.protocol import CompilationError as CompilationError, DeviceError as DeviceError
+    from attngen.device.select import EmulatedDeviceWarning as EmulatedDeviceWarning
+    from attngen.diagnostics import ArgumentError as ArgumentError, DiagnosticError as DiagnosticError
+    from attngen.language import define as define, to_text as to_text, traced as traced
+    from attngen.language.trace import TraceError as TraceError
+    from attngen.plan import PlanRefusal as PlanRefusal
+    from attngen.sdpa import attention as attention
+    from attngen.spec.attention import AttentionSpec as AttentionSpec
+    from attngen.spec.gradient import GradientError as GradientError
+    from attngen.spec.obligations import ObligationError as ObligationError
 
 __version__ = "0.1.0"
 
@@ -56,28 +56,7 @@ _HOME = {
     "traced": "attngen.language.python_spec",
 }
 
-__all__ = [
-    "ArgumentError",
-    "ArgumentTypeError",
-    "AttentionSpec",
-    "CacheWarning",
-    "CompilationError",
-    "CompiledAttention",
-    "DeviceError",
-    "DiagnosticError",
-    "EmulatedDeviceWarning",
-    "EmulationError",
-    "GradientError",
-    "ObligationError",
-    "PlanRefusal",
-    "TraceError",
-    "attention",
-    "compile",
-    "define",
-    "load",
-    "to_text",
-    "traced",
-]
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:
