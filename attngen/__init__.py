@@ -16,14 +16,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attngen.api import CompiledAttention as CompiledAttention, compile as compile, load as load
+    from attngen.api import CompiledAttention as CompiledAttention
+    from attngen.api import compile as compile
+    from attngen.api import load as load
     from attngen.cache.disk_cache import CacheWarning as CacheWarning
     from attngen.device.arrays import ArgumentTypeError as ArgumentTypeError
     from attngen.device.emulated.findings import EmulationError as EmulationError
-    from attngen.device.protocol import CompilationError as CompilationError, DeviceError as DeviceError
+    from attngen.device.protocol import CompilationError as CompilationError
+    from attngen.device.protocol import DeviceError as DeviceError
     from attngen.device.select import EmulatedDeviceWarning as EmulatedDeviceWarning
-    from attngen.diagnostics import ArgumentError as ArgumentError, DiagnosticError as DiagnosticError
-    from attngen.language import define as define, to_text as to_text, traced as traced
+    from attngen.diagnostics import ArgumentError as ArgumentError
+    from attngen.diagnostics import DiagnosticError as DiagnosticError
+    from attngen.language import define as define
+    from attngen.language import to_text as to_text
+    from attngen.language import traced as traced
     from attngen.language.trace import TraceError as TraceError
     from attngen.plan import PlanRefusal as PlanRefusal
     from attngen.sdpa import attention as attention

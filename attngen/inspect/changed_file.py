@@ -118,8 +118,8 @@ def _likely_schedules(path: Path, text: str) -> list[str]:
 def _possible(
     specs: Sequence[AttentionSpec], schedules: Sequence[str], target: Arch | None, contents: _Contents
 ) -> Iterator[tuple[ChangedFile, Program]]:
-    """Every kernel that the file may contain, and its program: for `target`, or else for the default architecture of a schedule and then all.
-    Those of a file that writes gradients are backwards."""
+    """Every kernel that the file may contain, and its program: for `target`, or else for the default architecture of a
+    schedule and then all. Those of a file that writes gradients are backwards."""
     for usual in (True, False) if target is None else (True,):
         for spec, schedule in product(specs, schedules):
             arch = find_arch(default_arch(schedule))
