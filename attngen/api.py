@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cache
 from os import PathLike
 from typing import Any, Protocol, get_args
 
@@ -15,7 +14,7 @@ from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, e
 from attngen.device.lazy_kernel import DeferredKernel
 from attngen.device.params import Number, declared_params, input_names, named_arguments, refuse_unknown, without_seed
 from attngen.device.protocol import Device
-from attngen.device.select import emulated_by_name, warn_emulated
+from attngen.device.select import device_by_name, emulated_by_name, warn_emulated
 from attngen.device.tuning_cache import found_for
 from attngen.emit.emitter import emit
 from attngen.plan import Plan, Problem, find_arch
@@ -312,7 +311,7 @@ def compile(
         if param.name in given:
             raise ArgumentError(f"`{param.name}` is a param, and captures are for inputs; pass {param.name}=... to calls")
     refuse_unknown(list(given), [i.name for i in spec.inputs])
-    place = _device(device) if isinstance(device, str) else device
+    place = device_by_name(device) if isinstance(device, str) else device
     on_gpu = place.name.startswith("cuda")
     if not on_gpu and device != "auto":
         emulated_by_name()
@@ -390,7 +389,7 @@ def check_stream(stream: Any) -> None:
 def compile_later(spec: AttentionSpec, device: str, kernel: str | None = None) -> CompiledAttention:
     """A callable that computes a checked spec on the device of that name. The first call whose arguments fit compiles the
     kernel, so a call that is refused compiles nothing. Raises PlanRefusal, DeviceError."""
-    return _planned(_device(device), spec, kernel, None, later=True)
+    return _planned(device_by_name(device), spec, kernel, None, later=True)
 
 
 def _planned(
@@ -427,10 +426,3 @@ def _arch(name: str) -> Arch:
     if found is None:
         raise ArgumentError(f"no architecture is called {name}; `attngen list` names them")
     return found
-
-
-@cache
-def _device(name: str) -> Device:
-    from attngen.device.select import device_by_name
-
-    return device_by_name(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from functools import lru_cache
+from functools import cache
 
 from attngen.device.protocol import Device
 from attngen.diagnostics import ArgumentError
@@ -41,7 +41,7 @@ def warn_emulated(what: str, cure: str) -> None:
     )
 
 
-@lru_cache(maxsize=1)
+@cache
 def has_gpu() -> bool:
     """Whether a driver and a GPU are there to use."""
     try:
@@ -56,10 +56,11 @@ def has_gpu() -> bool:
         return False
 
 
+@cache
 def device_by_name(name: str) -> Device:
     """ "cuda", "cuda:N", "emulated" (checked), "emulated:fast", or "auto": cuda where there is a GPU, else emulated.
 
-    Raises ArgumentError for any other name, DeviceError where the device cannot be used.
+    Each name has one device. Raises ArgumentError for any other name, DeviceError where the device cannot be used.
     """
     if name == "auto":
         name = "cuda" if has_gpu() else "emulated"

@@ -35,7 +35,7 @@ from attngen.spec.rotary import ROTARY_MULTIPLE
 from attngen.torch.copies import has_whole_rows, in_place
 from attngen.torch.description import dtype_name
 from attngen.torch.layout import check_tensors
-from attngen.torch.operator import LIBRARY
+from attngen.torch.operator import LIBRARY, operator
 from attngen.torch.runtime import Emulated, OnGpu
 
 Tensor = Any
@@ -84,14 +84,9 @@ class CompiledAppend:
 @lru_cache(maxsize=256)
 def _runtime(append: Append, device: Any) -> Emulated | OnGpu:
     on_gpu = device.type == "cuda"
-    place = _device(f"cuda:{device.index or 0}" if on_gpu else "emulated")
+    place = device_by_name(f"cuda:{device.index or 0}" if on_gpu else "emulated")
     compiled = CompiledAppend(DeferredKernel(place, append_program(append, place.arch)), place)
     return OnGpu(compiled) if on_gpu else Emulated(compiled)
-
-
-@lru_cache(maxsize=16)
-def _device(name: str) -> Device:
-    return device_by_name(name)
 
 
 def run(*arguments: Any) -> Pair:
@@ -127,12 +122,8 @@ def _batched(*_: Any) -> Any:
     )
 
 
-LIBRARY.define(SCHEMA)
-for _key in ("CUDA", "CPU"):
-    LIBRARY.impl("append", run, _key)
-torch.library.register_fake("attngen::append", fake, lib=LIBRARY)
+_operator = operator(SCHEMA, run, fake)
 torch.library.register_vmap("attngen::append", _batched, lib=LIBRARY)
-_operator = torch.ops.attngen.append.default
 
 
 def appended(

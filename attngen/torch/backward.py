@@ -22,7 +22,7 @@ import torch
 from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.gradient import gradient_argument
 from attngen.torch.copies import empty_as, in_place
-from attngen.torch.operator import LIBRARY, lse_shape, runs_on
+from attngen.torch.operator import lse_shape, operator, runs_on
 from attngen.torch.runtime import OnGpu, PreparedCall, Remembered, backward_runtime, input_names, parsed, signature
 
 Tensor = Any
@@ -155,9 +155,4 @@ def fake(*arguments: Any) -> list[Tensor]:
     return [empty_as(given[name], given[name].shape, order.get(name)) for name in call.wanted]
 
 
-LIBRARY.define(SCHEMA)
-for _device in ("CUDA", "CPU"):
-    LIBRARY.impl("attention_backward", run, _device)
-torch.library.register_fake("attngen::attention_backward", fake, lib=LIBRARY)
-
-backward_operator = torch.ops.attngen.attention_backward.default
+backward_operator = operator(SCHEMA, run, fake)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from attngen.torch.math import call_of
-from attngen.torch.operator import LIBRARY
+from attngen.torch.operator import operator
 from attngen.torch.runtime import parsed
 
 Tensor = Any
@@ -25,8 +25,7 @@ PAIRS = 2**26  # scores in memory at once
 def max_scores(q: Tensor, k: Tensor, spec: str, inputs: Sequence[Tensor], ints: Sequence[int]) -> Tensor:
     """The largest score of each row over the pairs that take part, [batch, q_heads, q_len] in fp32; -inf for a row without."""
     tensors = (q.detach(), k.detach(), spec, [t.detach() for t in inputs], list(ints))
-    found: Tensor = torch.ops.attngen.max_scores.default(*tensors)
-    return found
+    return _operator(*tensors)
 
 
 def _largest(q: Tensor, k: Tensor, text: str, inputs: Sequence[Tensor], ints: Sequence[int]) -> Tensor:
@@ -51,11 +50,8 @@ def _largest(q: Tensor, k: Tensor, text: str, inputs: Sequence[Tensor], ints: Se
     return found
 
 
-def _shape(q: Tensor, k: Tensor, spec: str, inputs: Sequence[Tensor], ints: Sequence[int]) -> Tensor:
+def _shape(q: Tensor, *_: Any) -> Tensor:
     return q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-LIBRARY.define("max_scores(Tensor q, Tensor k, str spec, Tensor[] inputs, SymInt[] ints) -> Tensor")
-for _key in ("CUDA", "CPU"):
-    LIBRARY.impl("max_scores", _largest, _key)
-torch.library.register_fake("attngen::max_scores", _shape, lib=LIBRARY)
+_operator = operator("max_scores(Tensor q, Tensor k, str spec, Tensor[] inputs, SymInt[] ints) -> Tensor", _largest, _shape)

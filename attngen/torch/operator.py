@@ -22,7 +22,7 @@ cannot read in place; without, the call is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -60,11 +60,13 @@ class Full(NamedTuple):
         return self.q, self.k, self.v, *self.inputs
 
 
-SCHEMAS = (
+SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, str spec, Tensor[]? inputs=None, SymInt[]? ints=None, float[]? floats=None, "
-    "bool? deterministic=None, bool copies=False) -> (Tensor, Tensor)",
+    "bool? deterministic=None, bool copies=False) -> (Tensor, Tensor)"
+)
+FULL_SCHEMA = (
     "attention.full(Tensor q, Tensor k, Tensor v, str spec, Tensor[] inputs, SymInt[] ints, float[] floats, bool saves, "
-    "bool? deterministic, bool copies=False) -> (Tensor, Tensor, Tensor)",
+    "bool? deterministic, bool copies=False) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -156,17 +158,20 @@ def runs_on(device: Any) -> Any:
 
 
 LIBRARY = torch.library.Library("attngen", "FRAGMENT")
-for _schema in SCHEMAS:
-    LIBRARY.define(_schema)
-for _key in ("CUDA", "CPU"):
-    LIBRARY.impl("attention", run, _key)
-    LIBRARY.impl("attention.full", run_full, _key)
-torch.library.register_fake("attngen::attention", fake, lib=LIBRARY)
-torch.library.register_fake("attngen::attention.full", fake_full, lib=LIBRARY)
 
-attention_operator = torch.ops.attngen.attention.default
-full_operator = torch.ops.attngen.attention.full
 
+def operator(schema: str, compute: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
+    """The operator of `schema`, which `compute` runs on GPUs and the CPU; `shapes` makes results without memory."""
+    LIBRARY.define(schema)
+    title, _, overload = schema.partition("(")[0].partition(".")
+    for key in ("CUDA", "CPU"):
+        LIBRARY.impl(schema.partition("(")[0], compute, key)
+    torch.library.register_fake(f"attngen::{schema.partition('(')[0]}", shapes, lib=LIBRARY)
+    return getattr(getattr(torch.ops.attngen, title), overload or "default")
+
+
+attention_operator = operator(SCHEMA, run, fake)
+full_operator = operator(FULL_SCHEMA, run_full, fake_full)
 # Whoever imports this will call it: the first call should take little longer than those of other variants.
 prelude()
 if torch.cuda.is_available():
