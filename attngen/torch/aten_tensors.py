@@ -21,7 +21,7 @@ MAX_UNROLLED = 4096  # terms of a sum or product over a gathered row
 # --- types ------------------------------------------------------------------------------------------------------------
 
 
-@meaning("_to_copy", "to", "type_as")
+@meaning("_to_copy")
 def _(call: Call) -> Lazy:
     return call.elementwise(lambda a: cast(a, call.kind), call.args[0])
 
@@ -31,20 +31,10 @@ def _(call: Call) -> Lazy:
     return call.elementwise(lambda a: cast(a, call.kind), call.args[1])
 
 
-for _op in (
-    "clone",
-    "alias",
-    "lift_fresh",
-    "lift_fresh_copy",
-    "contiguous",
-    "view_as_real_copy",
-    "_conj",
-    "positive",
-):
-    MEANING[_op] = lambda call: call.args[0]
+MEANING |= dict.fromkeys(("clone", "alias", "lift_fresh", "lift_fresh_copy", "_conj"), lambda call: call.args[0])
 
 
-@meaning("detach", "detach_")
+@meaning("detach")
 def _(call: Call) -> Lazy:
     source: Lazy = call.args[0]
 
@@ -77,7 +67,7 @@ def _unraveled(shape: Sequence[int], linear: Expr) -> Indices:
     return tuple(reversed(found))
 
 
-@meaning("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten")
+@meaning("view", "_unsafe_view", "_reshape_alias")
 def _(call: Call) -> Lazy:
     source: Lazy = call.args[0]
     if call.dtype is not source.dtype:
@@ -109,7 +99,7 @@ def _with_bits_of(call: Call, source: Lazy) -> Lazy:
 MEANING |= dict.fromkeys(("squeeze", "unsqueeze"), MEANING["view"])
 
 
-@meaning("expand", "expand_as", "broadcast_to")
+@meaning("expand")
 def _(call: Call) -> Lazy:
     return call.elementwise(lambda a: a, call.args[0])
 
@@ -125,7 +115,7 @@ def _permuted(call: Call, order: Sequence[int]) -> Lazy:
     return Lazy(made.shape, made.dtype, made.at, tuple(source.sizes[d] for d in order))
 
 
-@meaning("transpose", "t", "swapaxes")
+@meaning("transpose", "t")
 def _(call: Call) -> Lazy:
     rank = len(call.shape)
     a, b = (call.arg(1, "dim0", 0) % rank, call.arg(2, "dim1", 1) % rank) if rank > 1 else (0, 0)
@@ -174,13 +164,7 @@ def _(call: Call) -> Lazy:
     )
 
 
-@meaning("stack")
-def _(call: Call) -> Lazy:
-    parts, dim = call.args[0], call.arg(1, "dim", 0) % len(call.shape)
-    return call.made(lambda at: chosen([p.at((*at[:dim], *at[dim + 1 :])) for p in parts], at[dim], call.kind))
-
-
-@meaning("cat", "concatenate")
+@meaning("cat")
 def _(call: Call) -> Lazy:
     parts, dim = call.args[0], call.arg(1, "dim", 0) % len(call.shape)
 
@@ -242,19 +226,6 @@ def _(call: Call) -> Lazy:
     kept = [source.sizes[dim] for dim, index in enumerate(given) if index is None]
     sizes = (*kept[:front], *made.sizes[front : front + rank], *kept[front:])
     return Lazy(made.shape, made.dtype, made.at, sizes)
-
-
-@meaning("index_select", "embedding")
-def _(call: Call) -> Lazy:
-    source: Lazy = call.args[0]
-    dim, index = (0, call.args[1]) if call.name == "embedding" else call.args[1:]
-    rank = len(index.shape)
-
-    def of(at: Indices) -> Expr:
-        place = call.context.inside(index.at(at[dim : dim + rank]), source.sizes[dim])
-        return source.at((*at[:dim], place, *at[dim + rank :]))
-
-    return call.made(of)
 
 
 @meaning("gather")
@@ -321,13 +292,6 @@ def _to_kind(call: Call) -> Callable[[Expr], Expr]:
     return lambda e: cast(e, call.kind)
 
 
-@meaning("mean")
-def _(call: Call) -> Lazy:
-    total = _reduced(call, add, call.arg(1, "dim"), _to_kind(call), F0)
-    count = math.prod(call.args[0].shape) / max(1, math.prod(call.shape))
-    return call.made(lambda at: apply("div", total.at(at), constant(float(count))))
-
-
 MEANING |= {
     "sum": lambda call: _reduced(call, add, call.arg(1, "dim"), _to_kind(call), cast(ZERO, call.kind)),
     "prod": lambda call: _reduced(call, mul, call.arg(1, "dim"), _to_kind(call), cast(ONE, call.kind)),
@@ -338,7 +302,14 @@ MEANING |= {
 }
 
 
-@meaning("dot", "vdot", "mv", "mm", "bmm", "matmul")
+@meaning("mean")
+def _(call: Call) -> Lazy:
+    total = _reduced(call, add, call.arg(1, "dim"), _to_kind(call), F0)
+    count = math.prod(call.args[0].shape) / max(1, math.prod(call.shape))
+    return call.made(lambda at: apply("div", total.at(at), constant(float(count))))
+
+
+@meaning("mm", "bmm")
 def _(call: Call) -> Lazy:
     a, b = call.args[:2]
     count = a.shape[-1]
@@ -347,17 +318,10 @@ def _(call: Call) -> Lazy:
             f"{call.name} of {count} elements of captured tensors is too long for an expression: compute it outside "
             "the function"
         )
-    batch = len(call.shape) - (len(a.shape) > 1) - (len(b.shape) > 1)
 
     def of(at: Indices) -> Expr:
-        own, rest = at[:batch], list(at[batch:])
-        row = [rest.pop(0)] if len(a.shape) > 1 else []
-        column = rest
-        terms: list[Expr] = []
-        for n in map(constant, range(count)):
-            left = a.at((*own[: max(0, len(a.shape) - 2)], *row, n))
-            right = b.at((*own[: max(0, len(b.shape) - 2)], n, *column))
-            terms.append(mul(*common(left, right)))
+        *batch, row, column = at
+        terms = [mul(*common(a.at((*batch, row, n)), b.at((*batch, n, column)))) for n in map(constant, range(count))]
         return _combined(add, terms) if terms else cast(ZERO, call.kind)
 
     return call.made(of)
