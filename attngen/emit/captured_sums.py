@@ -51,7 +51,6 @@ class LastKernel:
     loops: tuple[tuple[str, str, int | None], ...]  # index, length, and the dimension that has this index, if one has
     broadcasts: tuple[bool, ...]
     by_block: bool  # a block adds up one element, else a thread
-    reads_captured: bool
 
     @property
     def rank(self) -> int:
@@ -191,5 +190,4 @@ class CapturedSums(File):
             tuple((i, self.lengths[i], functions.own.get(i)) for i in indices),
             tuple(axis.is_free for axis in tensor.axes),
             by_block,
-            self.reads_captured(*of_indices, scale=False),
         )

@@ -184,8 +184,6 @@ class File(KernelMaker):
         return {
             "captured_fields": fields,
             "captured_initializer": comment_text.wrapped(", ".join(f.parameter for f in fields)),
-            "scores_read_captured": self.reads_captured(*v.of_scores, v.mask),
-            "sink_reads_captured": self.reads_captured(v.sink, scale=False),
         }
 
     def _all_sections(self) -> Iterator[tuple[str, str]]:

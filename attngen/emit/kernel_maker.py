@@ -96,11 +96,9 @@ class KernelMaker:
 
     def captured(self, *functions: Function | None, scale: bool = True) -> list[Parameter]:
         """The captured values, where one of `functions` or the scale reads any."""
-        return abi.captured(self.variant) if self.reads_captured(*functions, scale=scale) else []
-
-    def reads_captured(self, *functions: Function | None, scale: bool = True) -> bool:
         in_scale = scale and not self.variant.scale_is_constant
-        return in_scale or any("in" in f.arguments for f in functions if f is not None)
+        is_read = in_scale or any("in" in f.arguments for f in functions if f is not None)
+        return abi.captured(self.variant) if is_read else []
 
     def lse_parameters(self) -> list[Parameter]:
         names = [*(["lse"] if self.plan.writes_lse else []), *(["lse_rest"] if self.plan.saves_lse_rest else [])]

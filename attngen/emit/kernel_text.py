@@ -29,6 +29,11 @@ class KernelText:
     def name(self) -> str:
         return self.entry.name
 
+    @property
+    def reads_captured(self) -> bool:
+        """Whether captured values are among its parameters."""
+        return any(p.is_captured for p in self.entry.parameters)
+
 
 def signature_lines(entry: KernelEntry, tensors: Mapping[str, Tensor]) -> tuple[SignatureLine, ...]:
     """The lines of a kernel's signature: parameters that belong together share one."""

@@ -210,6 +210,11 @@ class Parameter:
     dim: int = 0
     formula: HeadsInL2 | Splits | None = None
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether it belongs to the captured values that the variant's functions read."""
+        return self.name.startswith("captured_")
+
 
 @dataclass(frozen=True, slots=True)
 class SharedRange:

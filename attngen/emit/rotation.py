@@ -68,7 +68,6 @@ class RotatingKernel:
 
     kernel: KernelText
     turned: list[Turned]
-    reads_captured: bool
     turn: str  # the argument that says in which direction, where the file has both
 
 
@@ -113,7 +112,7 @@ def _rotating(maker: KernelMaker, suffix: str, names: list[tuple[str, str]], tur
     lengths = [one.length for one in turned]
     rows: Extent = lengths[0] if len(lengths) == 1 else Sum(*lengths)
     kernel = maker.kernel(suffix, (rows, "batch"), parameters, THREADS, "ROTARY_THREADS", reads_rotated=False)
-    return RotatingKernel(kernel, turned, maker.reads_captured(*positions, scale=False), turn)
+    return RotatingKernel(kernel, turned, turn)
 
 
 def _turned(maker: KernelMaker, source: str, to: str) -> Turned:

@@ -55,7 +55,6 @@ class Fused(File):
             "large_scores": self.large_scores,
             "work_tile": WORK_TILE,
             "places_rows": self.variant.places_rows,
-            "reads_captured": bool(self.captured_anywhere()),
         }
 
     def fused_numbers(self) -> list[ConstantLine]:

@@ -80,7 +80,6 @@ class Decode(ByMma):
             "head_ranges": bool(of_heads),
             "reads_ahead": self.by_tma and self.spec.kernel.is_paged and v.classify is None,
             "row_indices": [i for i, read in ROW_INDICES.items() if read & of_pairs],
-            "tiles_read_captured": self.reads_captured(v.kv_range, v.classify, scale=False),
         }
 
     def exponentials(self) -> list[str]:

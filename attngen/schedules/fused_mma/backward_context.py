@@ -39,7 +39,6 @@ class KeyKernel:
     sums_v: bool
     needs_ds: bool
     terms: tuple[Terms, ...]  # of captured gradients, which it adds up
-    reads_captured: bool
     equations: tuple[str, ...]
     transposed: str
 
@@ -72,7 +71,6 @@ class FusedMmaBackward(Fused, CapturedSums):
             ],
             "query_equations": [*self.pair_equations(True), *of_q],
             "query_sums": self._terms_of("dq"),
-            "queries_read_captured": self.reads_captured(*self._functions_of("dq")),
             "sums_q": self.plan.wants("q"),
             "stored_sums": [t for t in self.term_sums("rows", "pairs", "words") if t.place == "rows" or t.of("sink")],
             "sinks": self._sinks,
@@ -80,7 +78,6 @@ class FusedMmaBackward(Fused, CapturedSums):
             "row_values": self.row_values,
             "subtracts_first": self.subtracts_first,
             "adds": self.adds,
-            "reads_scale": self.reads_captured(),
         }
 
     def gradient_kernels(self) -> dict[str, KernelText]:
@@ -157,8 +154,7 @@ class FusedMmaBackward(Fused, CapturedSums):
         return self.kernel(name, grid, parameters, threads_name=self.launch_bounds(), shared=True)
 
     def _key_kernel(self, name: str, kernel: KernelText) -> KeyKernel:
-        terms, reads_captured = self._terms_of(name), self.reads_captured(*self._functions_of(name))
-        sums_k, sums_v = name != "dv" and self.plan.wants("k"), name != "dk"
+        terms, sums_k, sums_v = self._terms_of(name), name != "dv" and self.plan.wants("k"), name != "dk"
         needs_ds = sums_k or bool(terms)
         kept = "(D P)" if self.variant.dropout else "P"
         of_v = [f"dV = sum over query heads of {kept}^T dO"] if sums_v else []
@@ -168,7 +164,7 @@ class FusedMmaBackward(Fused, CapturedSums):
         are = "are A operands as they are" if sums_k and sums_v else "is an A operand as it is"
         transposed = f": {operands} {are}" if operands else ""
         equations = (*self.pair_equations(needs_ds), *of_v, *of_k, *of_q)
-        return KeyKernel(name, kernel, sums_k, sums_v, needs_ds, terms, reads_captured, equations, transposed)
+        return KeyKernel(name, kernel, sums_k, sums_v, needs_ds, terms, equations, transposed)
 
     def primitives(self) -> list[str]:
         dtype, split = self.spec.dtype.name, self.own.split

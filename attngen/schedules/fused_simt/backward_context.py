@@ -38,14 +38,10 @@ class FusedSimtBackward(CapturedSums):
         return row_values(self.facts)
 
     def context(self) -> dict[str, Any]:
-        v = self.variant
-        pairs = (*v.of_scores, v.mask, v.derivative, v.dropout, v.classify)
         return super().context() | {
             "wants": self.wants,
             "keys_need_ds": self.keys_need_ds,
             "row_values": self.row_values,
-            "keys_read_captured": self.reads_captured(*pairs, v.q_range, *self.term_functions(*OF_KEYS)),
-            "queries_read_captured": self.reads_captured(*pairs, v.kv_range, *self._of_rows()),
             "key_sums": self.term_sums(*OF_KEYS),
             "query_sums": self.term_sums(*OF_ROWS),
             "key_equations": self._key_equations(),

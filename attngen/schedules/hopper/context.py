@@ -162,7 +162,7 @@ class Hopper(ByTma):
             "argument_members": argument_members(self.kernels()["hopper"].entry.parameters, v),
             # tiles
             "tiles_by_row": any({"q_lo", "q_hi"} & {*f.arguments} for f in of_tiles),
-            "tiles_read_captured": self.reads_captured(*of_tiles, scale=False),
+            "tiles_read_captured": bool(self.captured(*of_tiles, scale=False)),
             "tile_indices": [n for n in OF_HEAD if v.classify is None and n in v.kv_range.arguments],
             "partial_below": bounds.full_begin not in (None, ZERO),
             "partial_above": bounds.full_end not in (None, KEYS.length),
@@ -190,7 +190,7 @@ RELEASES = {
 def argument_members(parameters: tuple[Parameter, ...], variant: Variant) -> list[tuple[str, str]]:
     """The kernel's arguments as members of the roles: the line that declares each group, and its values."""
     maps = [p.name for p in parameters if p.ctype.endswith("TensorMap")]
-    others = [p for p in parameters if p.name not in maps and not p.name.startswith("captured_")]
+    others = [p for p in parameters if p.name not in maps and not p.is_captured]
     lines = [(f"const TensorMap {', '.join(f'*{m}' for m in maps)}", ", ".join(f"&{m}" for m in maps))]
     for (ctype, _), group in groupby(others, key=lambda p: (p.ctype, p.name if p.ctype.endswith("*") else "")):
         names = ", ".join(p.name for p in group)

@@ -33,8 +33,8 @@ TITLES = {
 class RoleMembers:
     """The members of the roles of one kernel, as its template sees them."""
 
-    lines: tuple[str, ...]  # that declare the arguments of the call
-    values: tuple[str, ...]  # of these
+    kernel: KernelText
+    arguments: list[tuple[str, str]]  # of the call: lines that declare them, and their values
     indices: tuple[str, ...]  # where a consumer's pairs are
     visit_heads: bool  # the head of a visited tile is told: pairs need it
     registers: tuple[int, int]  # of a producer's and of a consumer's thread
@@ -148,7 +148,6 @@ class HopperBackward(ByTma):
 
     def members(self, kernel: KernelText, keys: bool) -> RoleMembers:
         """The members of a kernel's roles; `keys`: whether its blocks hold keys."""
-        lines = argument_members(kernel.entry.parameters, self.variant)
         read = {n for f in self._functions_of_pairs for n in f.arguments}
         if self.variant.dropout is not None:
             read |= {"q_idx", "kv_idx"}
@@ -156,8 +155,8 @@ class HopperBackward(ByTma):
         held_read = not read.isdisjoint(of_held)
         indices = [*([held] if held_read else []), *(n for n in ("h_idx", "b_idx") if n in read)]
         return RoleMembers(
-            tuple(line for line, _ in lines),
-            tuple(value for _, value in lines),
+            kernel,
+            argument_members(kernel.entry.parameters, self.variant),
             tuple(indices),
             visit_heads=keys and "h_idx" in read,
             registers=self.own.key_registers if keys else self.own.row_registers,
@@ -174,7 +173,6 @@ class HopperBackward(ByTma):
             "kernels": {name: kernels.get(name) for name in TITLES},
             "of_keys": self.members(of_keys, True) if of_keys else None,
             "of_rows": self.members(of_rows, False) if of_rows else None,
-            "reads_scale": self.reads_captured(),
             "adds_dq": self.own.dq == "additions",
             "last_part_is_smaller": self._last_fours < self.own.dq_registers // 4,
             "key_equations": [*pair, f"dV = sum of {'(D * P)^T' if kept else 'P^T'} dO,  dK = softmax_scale * sum of dS^T Q"],
@@ -182,7 +180,6 @@ class HopperBackward(ByTma):
             "dv_factor": "kept_factor(dropped_weights(in))" if kept else "1.0f",
             "offsets": self.lse_rest,
             "rings_differ": self.own.split_products,
-            "reads_captured": self.reads_captured(*self._functions),
         }
 
     def products(self) -> list[Wgmma]:

@@ -28,7 +28,6 @@ class CapturedKernel:
     broadcasts: tuple[bool, ...]  # of each dimension, whether an array of size 1 stands for any size
     loops: tuple[tuple[str, str, int | None], ...]  # index, length, and the dimension that has this index, if one has
     reads_s: bool
-    reads_captured: bool
 
     @property
     def dtype(self) -> str:
@@ -65,20 +64,15 @@ class NaiveBackward(OfRows):
         return {**FIRST_SECTIONS, **{name: titles[name] for name in self.own.kernels}}
 
     def context(self) -> dict[str, Any]:
-        v = self.variant
         return super().context() | {
             "keeps_dot": self.keeps("QK"),
             "score_gradient_equations": comment_text.score_gradient_equations(self.spec),
             "ds": "ds" if self.keeps("ds") else "dS",
-            "weight_gradients_read_captured": self.reads_captured(v.mask, v.dropout, *self.of_tiles(), scale=False),
-            "score_gradients_read_captured": self.reads_captured(
-                v.derivative, *self.of_tiles(), scale=self.derivative_reads_s()
-            ),
             "derivative_reads_s": self.derivative_reads_s(),
             "keeps_sink_weight": self.keeps("sink_weight"),
             "row_floats": self.lengths["k"],
             "captured_equations": lambda one: comment_text.captured_equations(self.spec, self.gradient, one),
-            "captured_kernels": [self._captured_kernel(one) for one in v.captured_gradients],
+            "captured_kernels": [self._captured_kernel(one) for one in self.variant.captured_gradients],
         }
 
     def kernels(self) -> dict[str, KernelText]:
@@ -176,5 +170,4 @@ class NaiveBackward(OfRows):
             tuple(axis.is_free for axis in tensor.axes),
             tuple((index, length, functions.own.get(index)) for index, length in self.lengths.items()),
             reads_s,
-            self.reads_captured(*functions.functions, scale=reads_s),
         )

@@ -30,13 +30,8 @@ class OfTiles(Unfused):
         return [*super().primitives(), *self.reductions()]
 
     def context(self) -> dict[str, Any]:
-        v, context, tiles = self.variant, super().context(), self.of_tiles()
-        return context | {
-            "rows_of_block": bool({"q_lo", "q_hi", "q_tile"} & set(context["tile_arguments"])),
-            "scores_read_captured": self.reads_captured(v.score, v.mask, *tiles),
-            "weights_read_captured": self.reads_captured(v.sink, *tiles, scale=False),
-            "tiles_read_captured": self.reads_captured(*tiles, scale=False),
-        }
+        context = super().context()
+        return context | {"rows_of_block": bool({"q_lo", "q_hi", "q_tile"} & set(context["tile_arguments"]))}
 
     def constants(self) -> list[ConstantLine]:
         plan, own = self.plan, self.plan.own
