@@ -25,8 +25,9 @@ from attngen.device.protocol import CompilationError
 from attngen.emit.emitter import emit
 from attngen.language import load_text
 from attngen.plan.arch import ARCHES
+from attngen.plan.facts import facts_of
 from attngen.plan.plan import Plan, Schedule
-from attngen.plan.register_table import Family, Measured, Widest, file_of, measured_by, table, to_text
+from attngen.plan.register_table import HEAD_SIZES, Family, Measured, Widest, file_of, measured_by, table, to_text
 from attngen.schedules.backward import BACKWARD_SCHEDULES
 from attngen.schedules.choose import SCHEDULES
 
@@ -49,8 +50,9 @@ def plans_of(family: Family, keys: int, head_dim: int, arch: str) -> Iterator[Pl
     schedule, measured = SPACES[family.schedule]
     for statements in measured.specs(family):
         (spec,) = load_text(f"attention measured {{ head_dim {head_dim} {statements} }}")
-        plans = (measured.plan(schedule, family, facts, ARCHES[arch], keys) for facts in measured.facts(family, spec))
-        yield from (plan for plan in plans if plan is not None)
+        plan = measured.plan(schedule, family, facts_of(spec), ARCHES[arch], keys)
+        if plan is not None:
+            yield plan
 
 
 def spills(plan: Plan) -> bool:
@@ -73,7 +75,7 @@ def fits(family: Family, keys: int, arch: str, head_dim: int) -> bool:
 
 def widest(family: Family, keys: int, arch: str, guess: int, most: int) -> int:
     """The widest of the schedule's head sizes up to `most` that fits; 0: none."""
-    sizes = [0, *(size for size in SPACES[family.schedule][1].head_sizes(family) if size <= most)]
+    sizes = [0, *(size for size in HEAD_SIZES if size <= most)]
     fitting, last, guessed = 0, len(sizes) - 1, sizes.index(guess) if guess in sizes[1:] else len(sizes)
     while fitting < last:
         place = next((n for n in (guessed, guessed + 1) if fitting < n <= last), (fitting + last + 1) // 2)
@@ -87,7 +89,7 @@ def widest(family: Family, keys: int, arch: str, guess: int, most: int) -> int:
 def measure(cell: Cell, guess: int, arches: tuple[str, ...]) -> int | str:
     """The number of a cell, the least of all architectures; or what went wrong, in words."""
     measured = SPACES[cell.family.schedule][1]
-    limit = measured.head_sizes(cell.family)[-1]
+    limit = HEAD_SIZES[-1]
     try:
         for arch in arches or measured.arches:
             if limit:

@@ -21,26 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attngen.plan.arch import Arch
-from attngen.plan.facts import SpecFacts, facts_of
+from attngen.plan.facts import SpecFacts
 from attngen.plan.tile import Tile
-from attngen.plan.variants import SPECS, Variant
-from attngen.spec.attention import AttentionSpec
 
 if TYPE_CHECKING:
     from attngen.plan.plan import Plan, Schedule
 
 FOLDER = Path(__file__).with_name("registers")  # of a folder per compiler
-HEAD_SIZES = (
-    32,
-    64,
-    80,
-    96,
-    128,
-    160,
-    192,
-    224,
-    256,
-)  # that are usually compiled; the table's numbers are among them, or 0: none fits
+# The head sizes that are compiled; the table's numbers are among them, or 0: none fits.
+HEAD_SIZES = (32, 64, 80, 96, 128, 160, 192, 224, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +42,7 @@ class Family:
     rows: int  # of a warp, or of a warpgroup
     warps: int  # of a block: so many, or more up to the next row's
     stages: int
-    form: str  # a choice beside the tile: where Q's fragments are, "registers" or "shared" memory; of a backward, its kernels
+    form: str  # a choice beside the tile: where Q's fragments are, "registers" or "shared" memory
 
     def __str__(self) -> str:
         return " ".join(str(getattr(self, f.name)) for f in fields(self))
@@ -108,9 +97,6 @@ class Measured:
     plan: Callable[[Schedule, Family, SpecFacts, Arch, int], Plan | None]
     arches: tuple[str, ...]
     as_spilled: Callable[[Plan], Spilled]  # the line that a plan would have among the kernels that spill
-    head_sizes: Callable[[Family], tuple[int, ...]] = lambda family: HEAD_SIZES
-    # of a spec: those of a backward have wanted gradients; several, if storages differ in what a thread holds
-    facts: Callable[[Family, AttentionSpec], tuple[SpecFacts, ...]] = lambda family, spec: (facts_of(spec),)
 
 
 def compilers() -> tuple[str, ...]:
@@ -165,16 +151,6 @@ def widest(family: Family, keys: int) -> int:
     """The widest head size of which `family` spills nothing in tiles of `keys` keys; 0: of all sizes it does, or may."""
     sizes = table(family.schedule).get(family, {})
     return next((size for most, size in sizes.items() if keys <= most), 0)
-
-
-def row_of(rows: Mapping[str, tuple[Variant, ...]], kind: Variant) -> str:
-    """The row of a variant, of a schedule whose `rows` serve several."""
-    return next(name for name, kinds in rows.items() if kind in kinds)
-
-
-def specs_of_row(rows: Mapping[str, tuple[Variant, ...]], family: Family, dtype: str, kernel: str) -> tuple[str, ...]:
-    """`Measured.specs` of such a schedule; `dtype` and `kernel` are statements."""
-    return tuple(f"{dtype} {others} {kernel}" for kind in rows[family.variant] for others in SPECS[kind])
 
 
 def parse(schedule: str, text: str) -> dict[Family, Widest]:

@@ -57,11 +57,6 @@ class DecodePlan:
     early: bool  # whether a kernel starts while the one before it runs
 
 
-def warp_tile(tile: Tile) -> Tile:
-    """What a warp multiplies: all rows of the block, and keys of its own."""
-    return Tile(MMA_ROWS, tile.block_kv, tile.stages, 1)
-
-
 def why_not(facts: SpecFacts, arch: Arch) -> str:
     """Why this schedule cannot run the spec on `arch`; empty if it can."""
     if facts.spec.dropout is not None:
@@ -132,17 +127,15 @@ def row_state(spec: AttentionSpec, tile: Tile) -> Iterator[SharedBuffer]:
         yield SharedBuffer(name="SUM", element="float", shape=(tile.warps, tile.block_q), use="the sum of their weights")
 
 
-def q_in_registers(facts: SpecFacts, tile: Tile) -> bool:
-    """Whether the fragments of Q stay in registers."""
-    spec, own = facts.spec, warp_tile(tile)
-    return not operands(spec).split and needs.q_registers(spec, own) <= Q_REGISTERS
+def q_in_registers(spec: AttentionSpec) -> bool:
+    """Whether the fragments of Q stay in registers: each warp has all rows of the block."""
+    return not operands(spec).split and needs.q_registers(spec, 1) <= Q_REGISTERS
 
 
 def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
-    own = warp_tile(tile)
-    held = needs.q_registers(facts.spec, own) if q_in_registers(facts, tile) else 0
+    held = needs.q_registers(facts.spec, 1) if q_in_registers(facts.spec) else 0
     rows = 0 if operands(facts.spec).split else ROW_REGISTERS
-    return Cost(aligned(*buffers(facts, arch, tile)), registers=registers(facts, own) + held + rows)
+    return Cost(aligned(*buffers(facts, arch, tile)), registers=registers(facts, tile) + held + rows)
 
 
 def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
@@ -186,7 +179,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     alone = arch.shared_per_sm // 2 - RESERVED + ALIGN  # of shared memory, that a second block of an SM would not have
     splits = splits_of(spec, tile, blocks)
     unrolled = 4 if spec.head_dim_v <= WIDE else 2  # sums of O leave fewer registers
-    holds = q_in_registers(facts, tile)
+    holds = q_in_registers(spec)
     own = DecodePlan(
         splits=splits,
         copies=copies_of(spec, arch),
@@ -199,7 +192,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         v_width=needs.width_of_v(spec),
         early=arch.has(Feature.GRID_DEPENDENCY),
     )
-    of_q = needs.q_registers(spec, warp_tile(tile))
+    of_q = needs.q_registers(spec, 1)
     ahead = kib(blocks * under_way(facts, arch, tile))
     t = spec.dtype.name
     decisions = (

@@ -86,9 +86,9 @@ def row_blocks(tile: Tile) -> int:
     return tile.block_q // (MMA_ROWS * tile.warps)
 
 
-def q_registers(spec: AttentionSpec, tile: Tile) -> int:
+def q_registers(spec: AttentionSpec, row_blocks: int) -> int:
     """Registers of a thread for the fragments of Q."""
-    return row_blocks(tile) * padded_head_dim(spec) * spec.dtype.bytes // 8
+    return row_blocks * padded_head_dim(spec) * spec.dtype.bytes // 8
 
 
 def summed(tile: Tile) -> int:

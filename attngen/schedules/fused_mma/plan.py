@@ -199,7 +199,7 @@ def _why_q(spec: AttentionSpec, tile: Tile, holds: bool) -> str:
     if spec.kernel.q:
         return STATED
     if operands(spec).split:
-        twice = 2 * needs.q_registers(spec, tile)
+        twice = 2 * needs.q_registers(spec, row_blocks(tile))
         return f"split in two, its fragments would take {twice} registers a thread, which spills others"
-    needed = f"its fragments take {needs.q_registers(spec, tile)} registers a thread"
+    needed = f"its fragments take {needs.q_registers(spec, row_blocks(tile))} registers a thread"
     return needed if holds else f"{needed}, which spills others"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Plan
-from attngen.plan.register_table import Family, Spilled, narrower, row_of, specs_of_row, spilled, spilled_kernel, widest
+from attngen.plan.register_table import Family, Spilled, narrower, spilled, spilled_kernel, widest
 from attngen.plan.tile import Tile
-from attngen.plan.variants import Variant, variant
+from attngen.plan.variants import SPECS, Variant, variant
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
 
 ROWS: dict[str, tuple[Variant, ...]] = {
@@ -29,7 +29,8 @@ def head_sizes(facts: SpecFacts, arch: Arch, tile: Tile) -> tuple[int, int]:
     if kernel in spilled("wgmma"):
         return narrower(kernel), facts.spec.head_dim_v
     warps = WARPS if tile.warps >= WARPS else FEW_WARPS
-    family = Family("wgmma", row_of(ROWS, variant(facts)), "16-bit", WARPGROUP_ROWS, warps, STAGES, "shared")
+    row = next(name for name, kinds in ROWS.items() if variant(facts) in kinds)
+    family = Family("wgmma", row, "16-bit", WARPGROUP_ROWS, warps, STAGES, "shared")
     return widest(family, tile.block_kv), facts.spec.head_dim_v
 
 
@@ -42,4 +43,4 @@ def as_spilled(plan: Plan) -> Spilled:
 
 
 def specs_of(family: Family) -> tuple[str, ...]:
-    return specs_of_row(ROWS, family, "dtype fp16", "kernel wgmma")
+    return tuple(f"dtype fp16 {others} kernel wgmma" for kind in ROWS[family.variant] for others in SPECS[kind])
