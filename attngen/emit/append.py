@@ -92,14 +92,14 @@ def append_program(append: Append, arch: str, comments: Comments = "brief") -> P
 def constants(append: Append) -> list[ConstantLine]:
     """The numbers of the file."""
     lines = [
-        ConstantLine("int", "HEAD_DIM", str(append.head_dim)),
-        ConstantLine("int", "HEAD_DIM_V", str(append.head_dim_v)),
-        ConstantLine("int", "THREADS", str(THREADS)),
+        ConstantLine("HEAD_DIM", append.head_dim),
+        ConstantLine("HEAD_DIM_V", append.head_dim_v),
+        ConstantLine("THREADS", THREADS),
         chunk(append.dtype),
-        ConstantLine("int", "V_PARTS", "HEAD_DIM_V / CHUNK", "of a row of V, each moved by a thread"),
+        ConstantLine("V_PARTS", "HEAD_DIM_V / CHUNK", "of a row of V, each moved by a thread"),
     ]
     if append.rotation is None:
-        return [*lines, ConstantLine("int", "PARTS", "HEAD_DIM / CHUNK", "of a row of K")]
+        return [*lines, ConstantLine("PARTS", "HEAD_DIM / CHUNK", "of a row of K")]
     return [*lines, *append.rotation.constants()]
 
 

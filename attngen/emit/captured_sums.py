@@ -135,7 +135,7 @@ class CapturedSums(File):
         return {"captured": "Gradients of captured tensors"} if self.variant.captured_gradients else {}
 
     def captured_constants(self) -> list[ConstantLine]:
-        return [ConstantLine("int", "WORDS", str(WORDS), "of a sum without rounding")] if self.term_sums("words") else []
+        return [ConstantLine("WORDS", WORDS, "of a sum without rounding")] if self.term_sums("words") else []
 
     def captured_primitives(self, lanes_of_a_row: int) -> list[str]:
         reduced = lanes_of_a_row > 1 and bool(self.term_sums("rows", "keys"))

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ConstantLine:
-    ctype: str
     name: str
-    value: str
+    value: int | str  # a number, or how it follows from other constants
     comment: str = ""
+    ctype: str = "int"
 
 
 def thread_grid(row_threads: int, column_threads: int, dims: str) -> list[ConstantLine]:
     """A block's threads as a grid over a tile of S, and over its rows of O, of which a block has `dims` dimensions."""
     return [
-        ConstantLine("int", "ROW_THREADS", str(row_threads), "the block's threads as a grid over a tile: its rows"),
-        ConstantLine("int", "COLUMN_THREADS", str(column_threads), "and its columns"),
-        ConstantLine("int", "ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
-        ConstantLine("int", "COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
-        ConstantLine("int", "DIMS", f"{dims} / COLUMN_THREADS", "dimensions of O of a thread"),
+        ConstantLine("ROW_THREADS", row_threads, "the block's threads as a grid over a tile: its rows"),
+        ConstantLine("COLUMN_THREADS", column_threads, "and its columns"),
+        ConstantLine("ROWS", "BLOCK_Q / ROW_THREADS", "of a thread"),
+        ConstantLine("COLUMNS", "BLOCK_KV / COLUMN_THREADS", "keys of a thread in a tile"),
+        ConstantLine("DIMS", f"{dims} / COLUMN_THREADS", "dimensions of O of a thread"),
     ]
 
 
 SLICE = "terms summed by themselves: rounding errors grow with the partial sums (Higham 1993)"
-INFINITY = ConstantLine("float", "INF", "__builtin_bit_cast(float, 0x7f800000)")
+INFINITY = ConstantLine("INF", "__builtin_bit_cast(float, 0x7f800000)", ctype="float")

@@ -11,7 +11,7 @@ from attngen.emit.comments import Comments, at_level
 from attngen.emit.file import File
 from attngen.emit.program import Program
 from attngen.emit.templates import template_directory
-from attngen.emit.variant import Captured, build_variant, element_type
+from attngen.emit.variant import build_variant
 from attngen.plan.plan import Plan
 from attngen.spec.attention import AttentionSpec
 
@@ -33,18 +33,6 @@ def emit(spec: AttentionSpec, plan: Plan, comments: Comments = "brief") -> Progr
     )
 
 
-def address_terms(tensor: Captured) -> list[str]:
-    """Where the element at i0, i1, ... lies: the terms of a sum."""
-    steps = (f"{'(long long)' if narrow else ''}i{d} * in.{tensor.c_name}_step_{d}" for d, narrow in enumerate(tensor.narrow))
-    return [f"(const char*)in.{tensor.c_name}", *steps]
-
-
-def read_element(tensor: Captured, at: str) -> str:
-    """The element at the address `at`."""
-    element = f"*(const {tensor.dtype.cuda}*){at}"
-    return f"to_float({element})" if tensor.dtype.name in ("fp16", "bf16") else element
-
-
 SETTINGS = {
     "trim_blocks": True,
     "lstrip_blocks": True,
@@ -59,11 +47,5 @@ def environment() -> jinja2.Environment:
     """All templates; each is compiled when it is first rendered."""
     loader = jinja2.FileSystemLoader(template_directory())
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **SETTINGS)  # type: ignore[arg-type]
-    filters = {
-        "decision_lines": decision_lines,
-        "element_type": element_type,
-        "address_terms": address_terms,
-        "read_element": read_element,
-    }
-    environment.filters.update(filters)
+    environment.filters["decision_lines"] = decision_lines
     return environment

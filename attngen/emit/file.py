@@ -169,7 +169,7 @@ class File(KernelMaker):
         rotation = rotation_of(self.spec, self.plan)
         if rotation is None:
             return {"rotating": []}
-        threads = ConstantLine("int", "ROTARY_THREADS", str(ROTARY_THREADS), "of a block, which has a row of all heads")
+        threads = ConstantLine("ROTARY_THREADS", ROTARY_THREADS, "of a block, which has a row of all heads")
         return {
             "rotating": rotating_kernels(self),
             "rotation": rotation,
@@ -215,19 +215,13 @@ class File(KernelMaker):
     def numbers(self) -> list[ConstantLine]:
         """The constants that every schedule has."""
         spec, variant = self.spec, self.variant
-        lines = [
-            ConstantLine("int", "HEAD_DIM", str(spec.head_dim)),
-            ConstantLine("int", "HEAD_DIM_V", str(spec.head_dim_v)),
-        ]
-        if spec.q_heads is not None:
-            lines += [
-                ConstantLine("int", "q_heads", str(spec.q_heads)),
-                ConstantLine("int", "kv_heads", str(spec.kv_heads)),
-            ]
+        lines = [ConstantLine("HEAD_DIM", spec.head_dim), ConstantLine("HEAD_DIM_V", spec.head_dim_v)]
+        if spec.q_heads is not None and spec.kv_heads is not None:
+            lines += [ConstantLine("q_heads", spec.q_heads), ConstantLine("kv_heads", spec.kv_heads)]
         if spec.kernel.page_size is not None:
-            lines.append(ConstantLine("int", "page_size", str(spec.kernel.page_size), "rows of a page of keys"))
+            lines.append(ConstantLine("page_size", spec.kernel.page_size, "rows of a page of keys"))
         if variant.scale_is_constant and not variant.raw_scores:
-            lines.append(ConstantLine("float", "softmax_scale", variant.scale))
+            lines.append(ConstantLine("softmax_scale", variant.scale, ctype="float"))
         return lines
 
     @property

@@ -37,9 +37,9 @@ class Rotation:
         """The numbers of the code after `chunk`."""
         rotated = "2 * HALF / CHUNK" if self.interleaved else "HALF / CHUNK"
         return [
-            ConstantLine("int", "HALF", str(self.dim // 2), "pairs of elements that are rotated"),
-            ConstantLine("int", "ROTATED", rotated, "parts of a row that are rotated"),
-            ConstantLine("int", "PARTS", "ROTATED + (HEAD_DIM - 2 * HALF) / CHUNK", "of a row of Q or K"),
+            ConstantLine("HALF", self.dim // 2, "pairs of elements that are rotated"),
+            ConstantLine("ROTATED", rotated, "parts of a row that are rotated"),
+            ConstantLine("PARTS", "ROTATED + (HEAD_DIM - 2 * HALF) / CHUNK", "of a row of Q or K"),
         ]
 
     def primitives(self) -> list[str]:
@@ -73,7 +73,7 @@ class RotatingKernel:
 
 def chunk(dtype: DType) -> ConstantLine:
     """The number of elements that a thread moves at once."""
-    return ConstantLine("int", "CHUNK", str(CHUNK_BYTES // dtype.bytes), f"elements of {CHUNK_BYTES} bytes")
+    return ConstantLine("CHUNK", CHUNK_BYTES // dtype.bytes, f"elements of {CHUNK_BYTES} bytes")
 
 
 def rotation_of(spec: AttentionSpec, plan: Plan) -> Rotation | None:

@@ -70,6 +70,22 @@ class Captured:
     def rank(self) -> int:
         return len(self.dims)
 
+    @property
+    def ctype(self) -> str:
+        """The C type of an element in registers."""
+        return element_type(self.dtype)
+
+    @property
+    def address(self) -> list[str]:
+        """Where the element at i0, i1, ... lies: the terms of a sum."""
+        steps = (f"{'(long long)' if narrow else ''}i{d} * in.{self.c_name}_step_{d}" for d, narrow in enumerate(self.narrow))
+        return [f"(const char*)in.{self.c_name}", *steps]
+
+    def read(self, at: str) -> str:
+        """The element at the address `at`."""
+        element = f"*(const {self.dtype.cuda}*){at}"
+        return f"to_float({element})" if self.dtype.name in ("fp16", "bf16") else element
+
 
 @dataclass(frozen=True, slots=True)
 class Scalar:

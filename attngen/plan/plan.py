@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol
 
 from attngen.diagnostics import Diagnostic, DiagnosticError, counted
 from attngen.plan.affine_scores import AffineScore
@@ -21,8 +21,7 @@ from attngen.plan.tile import Tile
 from attngen.spec.attention import AttentionSpec, QPlace, ScheduleName, Storage
 
 Direction = Literal["forward", "backward"]
-EVERY_STORAGE: tuple[Storage, ...] = get_args(Storage)
-WITHOUT_CACHES: tuple[Storage, ...] = ("dense", "packed")
+WITH_GRADIENTS: tuple[Storage, ...] = ("dense", "packed")
 NO_GRADIENTS_OF_CACHES = "padded keys and keys in pages are a cache for inference, and have no gradients"
 BACKWARD_SUFFIX = "_backward"  # of the name of a schedule that computes gradients
 
@@ -106,7 +105,6 @@ class Schedule:
     on_tensor_cores: bool = False
     by_tma: bool = False  # TMA copies the tiles, which then lie swizzled in shared memory
     is_warp_specialized: bool = False  # persistent blocks with a producer and consumers
-    storages: tuple[Storage, ...] = ("dense",)  # that it reads
     packs_heads: bool = False  # the rows of all query heads of a key/value head are in one tile
 
     @property
@@ -116,9 +114,8 @@ class Schedule:
 
     def reason_against(self, facts: SpecFacts, arch: Arch) -> str:
         """Why it cannot compute the spec from arrays in its storage on the architecture; empty if it can."""
-        storage = facts.spec.kernel.storage
-        if storage not in self.storages:
-            return NO_GRADIENTS_OF_CACHES if facts.wanted else f"it reads {' or '.join(self.storages)} storage"
+        if facts.wanted and facts.spec.kernel.storage not in WITH_GRADIENTS:
+            return NO_GRADIENTS_OF_CACHES
         return self.why_not(facts, arch)
 
     def suits(self, facts: SpecFacts, arch: Arch) -> bool:

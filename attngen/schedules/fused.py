@@ -32,7 +32,7 @@ class Fused(File):
 
     def blocks(self) -> list[ConstantLine]:
         """The number of blocks per SM, if the launch bounds state it."""
-        return [ConstantLine("int", "BLOCKS", str(self.plan.blocks), BLOCKS)] if self.plan.blocks else []
+        return [ConstantLine("BLOCKS", self.plan.blocks, BLOCKS)] if self.plan.blocks else []
 
     def q_block_grid(self) -> tuple[Extent, ...]:
         """A grid with one block for every BLOCK_Q rows of a head."""
@@ -63,10 +63,10 @@ class Fused(File):
             *self.infinity(),
             *self.numbers(),
             *(self.exponent_numbers() if self.exponentials() else []),
-            ConstantLine("int", "BLOCK_Q", str(plan.block_q), "query rows of a block"),
-            ConstantLine("int", "BLOCK_KV", str(plan.block_kv), "keys of a tile"),
-            ConstantLine("int", "THREADS", str(plan.threads)),
-            *(ConstantLine("int", f"{b.name}_SMEM", str(b.offset)) for b in plan.buffers),
+            ConstantLine("BLOCK_Q", plan.block_q, "query rows of a block"),
+            ConstantLine("BLOCK_KV", plan.block_kv, "keys of a tile"),
+            ConstantLine("THREADS", plan.threads),
+            *(ConstantLine(f"{b.name}_SMEM", b.offset) for b in plan.buffers),
         ]
 
     def exponent_numbers(self) -> list[ConstantLine]:
@@ -75,8 +75,8 @@ class Fused(File):
         exponent = f"{factor} * LOG2_E" if factor else "LOG2_E"
         what = f"exp({factor} x) = 2^(EXPONENT_SCALE x)" if factor else "exp(x) = 2^(EXPONENT_SCALE x)"
         return [
-            ConstantLine("float", "LOG2_E", "1.4426950408889634f"),
-            ConstantLine("float", "EXPONENT_SCALE", exponent, what),
+            ConstantLine("LOG2_E", "1.4426950408889634f", ctype="float"),
+            ConstantLine("EXPONENT_SCALE", exponent, what, ctype="float"),
         ]
 
     def first_primitives(self, packed: str | None) -> list[str]:
@@ -93,9 +93,9 @@ class Fused(File):
         """The rescaling threshold, and the bound of large scores; `what` is added to the comment."""
         if self.spec.normalize != "softmax":
             return []
-        large = ConstantLine("float", "LARGE", f"{bounded_scores.LARGE_EXPONENT}f", LARGE)
+        large = ConstantLine("LARGE", f"{bounded_scores.LARGE_EXPONENT}f", LARGE, ctype="float")
         return [
-            ConstantLine("float", "RESCALE_THRESHOLD", f"{bounded_scores.RESCALE_EXPONENT}f", RESCALE_THRESHOLD + what),
+            ConstantLine("RESCALE_THRESHOLD", f"{bounded_scores.RESCALE_EXPONENT}f", RESCALE_THRESHOLD + what, ctype="float"),
             *([large] if self.large_scores else []),
         ]
 
@@ -118,4 +118,4 @@ class Fused(File):
 LARGE = "above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely"
 RESCALE_THRESHOLD = "an exponent may exceed that of the maximum in use by this much: a factor of 2^8"
 BLOCKS = "that an SM should hold at once: it limits the registers of a thread"
-ROW_BLOCKS = ConstantLine("int", "ROW_BLOCKS", "ROWS / 2", "blocks of 16 rows of a warp")
+ROW_BLOCKS = ConstantLine("ROW_BLOCKS", "ROWS / 2", "blocks of 16 rows of a warp")

@@ -30,26 +30,23 @@ class ByMma(Fused):
             return []
         whole = "" if self.own.v_width == self.spec.head_dim_v else "HEAD_DIM_V in whole steps of 16"
         return [
-            ConstantLine("int", "SUMMED", str(self.own.summed), "sixteens of keys whose terms are summed by themselves"),
-            ConstantLine("int", "V_WIDTH", str(self.own.v_width), whole),
+            ConstantLine("SUMMED", self.own.summed, "sixteens of keys whose terms are summed by themselves"),
+            ConstantLine("V_WIDTH", self.own.v_width, whole),
         ]
 
     def operand_constants(self, warps: int, q_columns: str, pads_keys: bool = True) -> list[ConstantLine]:
         """The constants of fragments and of rows in shared memory, of which Q's have `q_columns`; `warps` share the rows.
         `pads_keys`: rows of K and V are padded, as those of Q are."""
-        padded = [
-            ConstantLine("int", "K_STRIDE", "QK_WIDTH + PAD"),
-            ConstantLine("int", "V_STRIDE", f"{self.v_width} + PAD"),
-        ]
+        padded = [ConstantLine("K_STRIDE", "QK_WIDTH + PAD"), ConstantLine("V_STRIDE", f"{self.v_width} + PAD")]
         own = self.own
         zeros = own.qk_width - self.spec.head_dim
         steps = str(own.qk_width // 16) if zeros else "HEAD_DIM / 16"
         return [
             *thread_grid(8 * warps, 4, self.v_width),
             ROW_BLOCKS,
-            ConstantLine("int", "K_STEPS", steps, "steps of 16 over the head size"),
-            ConstantLine("int", "PAD", str(own.chunk)),
-            ConstantLine("int", "QK_WIDTH", "16 * K_STEPS", f"{zeros} zeros fill the last step of Q K^T" if zeros else ""),
-            ConstantLine("int", "Q_STRIDE", f"{q_columns} + PAD"),
+            ConstantLine("K_STEPS", steps, "steps of 16 over the head size"),
+            ConstantLine("PAD", own.chunk),
+            ConstantLine("QK_WIDTH", "16 * K_STEPS", f"{zeros} zeros fill the last step of Q K^T" if zeros else ""),
+            ConstantLine("Q_STRIDE", f"{q_columns} + PAD"),
             *(padded if pads_keys else []),
         ]

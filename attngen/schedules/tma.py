@@ -50,11 +50,7 @@ class ByTma(Fused):
         """The constants of tiles in shared memory; `more` stands after the numbers of slabs."""
         spec = self.spec
         steps, what = ("HEAD_DIM / 16", "") if spec.head_dim % 16 == 0 else ("(HEAD_DIM + 15) / 16", "; zeros fill the last")
-        return [
-            *slabs_of(spec),
-            *more,
-            ConstantLine("int", "K_STEPS", steps, "steps of 16 over the head size" + what),
-        ]
+        return [*slabs_of(spec), *more, ConstantLine("K_STEPS", steps, "steps of 16 over the head size" + what)]
 
 
 def box_rows(plan: Plan) -> int:
@@ -64,13 +60,13 @@ def box_rows(plan: Plan) -> int:
 
 def box_constants(plan: Plan) -> list[ConstantLine]:
     """The constant of copies from pages."""
-    return [ConstantLine("int", "BOX_ROWS", str(box_rows(plan)), "keys of a copy")] if plan.facts.spec.kernel.is_paged else []
+    return [ConstantLine("BOX_ROWS", box_rows(plan), "keys of a copy")] if plan.facts.spec.kernel.is_paged else []
 
 
 def slabs_of(spec: AttentionSpec) -> list[ConstantLine]:
     """The constants of slabs."""
     return [
-        ConstantLine("int", "ROW_BYTES", "128", "a row of a slab: 64 columns of a tile"),
-        ConstantLine("int", "QK_SLABS", str(slabs(spec.head_dim))),
-        ConstantLine("int", "V_SLABS", str(slabs(spec.head_dim_v))),
+        ConstantLine("ROW_BYTES", "128", "a row of a slab: 64 columns of a tile"),
+        ConstantLine("QK_SLABS", slabs(spec.head_dim)),
+        ConstantLine("V_SLABS", slabs(spec.head_dim_v)),
     ]

@@ -1,6 +1,6 @@
 """The schedule `decode` as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, Schedule
+from attngen.plan.plan import Schedule
 from attngen.schedules.decode import plan, shown
 from attngen.schedules.decode.context import Decode
 
@@ -13,7 +13,6 @@ DECODE = Schedule(
     tiles=plan.tiles,
     on_tensor_cores=True,
     packs_heads=True,
-    storages=EVERY_STORAGE,
     context=Decode,
     loops=shown.loops,
     timeline=shown.timeline,

@@ -1,6 +1,6 @@
 """The schedule `fused_mma`, as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, Schedule
+from attngen.plan.plan import Schedule
 from attngen.plan.register_table import PORTABLE, Measured
 from attngen.schedules.fused_mma import plan, registers, shown
 from attngen.schedules.fused_mma.context import FusedMma
@@ -17,7 +17,6 @@ FUSED_MMA = Schedule(
         registers.FAMILIES, registers.keys_of, registers.specs_of, plan.of_family, PORTABLE, registers.as_spilled
     ),
     on_tensor_cores=True,
-    storages=EVERY_STORAGE,
     context=FusedMma,
     loops=shown.loops,
     timeline=shown.timeline,

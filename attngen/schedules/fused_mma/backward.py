@@ -1,6 +1,6 @@
 """The backward of the schedule `fused_mma`, as one object."""
 
-from attngen.plan.plan import WITHOUT_CACHES, Schedule
+from attngen.plan.plan import Schedule
 from attngen.schedules.fused_mma import backward_plan, backward_shown
 from attngen.schedules.fused_mma.backward_context import FusedMmaBackward
 
@@ -13,7 +13,6 @@ FUSED_MMA_BACKWARD = Schedule(
     why_not=backward_plan.why_not,
     tiles=backward_plan.tiles,
     on_tensor_cores=True,
-    storages=WITHOUT_CACHES,
     context=FusedMmaBackward,
     loops=backward_shown.loops,
     timeline=backward_shown.timeline,

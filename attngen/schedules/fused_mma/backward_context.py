@@ -209,22 +209,22 @@ class FusedMmaBackward(Fused, CapturedSums):
         own, plan = self.own, self.plan
         filled = {own.qk_width: self.spec.head_dim, own.v_width: self.spec.head_dim_v}
         zeros = {width: f"{width - dim} zeros fill the last step of 16" if width > dim else "" for width, dim in filled.items()}
-        block = ConstantLine("int", "BLOCK", str(plan.block_q), "BLOCK_Q and BLOCK_KV: rows of a tile in shared memory")
+        block = ConstantLine("BLOCK", plan.block_q, "BLOCK_Q and BLOCK_KV: rows of a tile in shared memory")
         row_blocks = str(backward_additions.ROW_BLOCKS) if self.adds else f"BLOCK / (16 * {plan.warps})"
-        delta = ConstantLine("int", "DELTA_LANES", str(DELTA_LANES), "that share a row")
+        delta = ConstantLine("DELTA_LANES", DELTA_LANES, "that share a row")
         return [
             *self.fused_numbers(),
             *self.blocks(),
             NOT_A_NUMBER,
             *([] if self.adds else [block]),
-            ConstantLine("int", "PART", str(own.part), "columns of S and dP that are multiplied at once"),
-            ConstantLine("int", "ROW_BLOCKS", row_blocks, "blocks of 16 rows of a warp"),
-            ConstantLine("int", "PAD", str(own.chunk)),
-            ConstantLine("int", "QK_WIDTH", str(own.qk_width), zeros[own.qk_width]),
-            ConstantLine("int", "V_WIDTH", str(own.v_width), zeros[own.v_width]),
+            ConstantLine("PART", own.part, "columns of S and dP that are multiplied at once"),
+            ConstantLine("ROW_BLOCKS", row_blocks, "blocks of 16 rows of a warp"),
+            ConstantLine("PAD", own.chunk),
+            ConstantLine("QK_WIDTH", own.qk_width, zeros[own.qk_width]),
+            ConstantLine("V_WIDTH", own.v_width, zeros[own.v_width]),
             *self._adding_constants(),
             *([delta] if "delta" in own.kernels else []),
-            *([ConstantLine("int", "ROW_LANES", str(ROW_LANES), "that share a row of a fragment")] if self._sums_rows else []),
+            *([ConstantLine("ROW_LANES", ROW_LANES, "that share a row of a fragment")] if self._sums_rows else []),
             *self.captured_constants(),
         ]
 
@@ -235,19 +235,19 @@ class FusedMmaBackward(Fused, CapturedSums):
             return []
         sharing = "warps that have the same keys: each its share of a tile's rows, and of the columns of dK and dV"
         return [
-            ConstantLine("int", "SHARES", str(own.shares), sharing),
-            ConstantLine("int", "WARP_KEYS", "16 * ROW_BLOCKS"),
-            ConstantLine("int", "OWN_ROWS", "BLOCK_Q / SHARES", "of a tile, whose S and dP a warp computes"),
-            ConstantLine("int", "QK_COLUMNS", "QK_WIDTH / SHARES", "of dK, of a warp"),
-            ConstantLine("int", "V_COLUMNS", "V_WIDTH / SHARES", "of dV, of a warp"),
-            ConstantLine("int", "QK_STEPS", "(HEAD_DIM + 15) / 16", "of 16 terms of S: columns of zeros are left out"),
-            ConstantLine("int", "V_STEPS", "(HEAD_DIM_V + 15) / 16", "of dP"),
-            ConstantLine("int", "TILE_WIDTH", "BLOCK_Q + PAD", "of a row of P^T or dS^T in shared memory"),
-            ConstantLine("int", "DQ_ROWS", str(part.rows), "of dQ of a tile, of a warp"),
-            ConstantLine("int", "DQ_COLUMNS", str(part.columns)),
-            ConstantLine("int", "DQ_CHUNKS", str(part.chunks), "of so many columns, which a warp multiplies one after another"),
-            ConstantLine("int", "DQ_CHUNK", "BLOCK_Q * QK_WIDTH / DQ_CHUNKS", "sums of all warps"),
+            ConstantLine("SHARES", own.shares, sharing),
+            ConstantLine("WARP_KEYS", "16 * ROW_BLOCKS"),
+            ConstantLine("OWN_ROWS", "BLOCK_Q / SHARES", "of a tile, whose S and dP a warp computes"),
+            ConstantLine("QK_COLUMNS", "QK_WIDTH / SHARES", "of dK, of a warp"),
+            ConstantLine("V_COLUMNS", "V_WIDTH / SHARES", "of dV, of a warp"),
+            ConstantLine("QK_STEPS", "(HEAD_DIM + 15) / 16", "of 16 terms of S: columns of zeros are left out"),
+            ConstantLine("V_STEPS", "(HEAD_DIM_V + 15) / 16", "of dP"),
+            ConstantLine("TILE_WIDTH", "BLOCK_Q + PAD", "of a row of P^T or dS^T in shared memory"),
+            ConstantLine("DQ_ROWS", part.rows, "of dQ of a tile, of a warp"),
+            ConstantLine("DQ_COLUMNS", part.columns),
+            ConstantLine("DQ_CHUNKS", part.chunks, "of so many columns, which a warp multiplies one after another"),
+            ConstantLine("DQ_CHUNK", "BLOCK_Q * QK_WIDTH / DQ_CHUNKS", "sums of all warps"),
         ]
 
 
-NOT_A_NUMBER = ConstantLine("float", "NOT_A_NUMBER", "__builtin_bit_cast(float, 0x7fffffff)")
+NOT_A_NUMBER = ConstantLine("NOT_A_NUMBER", "__builtin_bit_cast(float, 0x7fffffff)", ctype="float")

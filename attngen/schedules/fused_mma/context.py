@@ -29,4 +29,4 @@ class FusedMma(ByMma):
         ]
 
 
-HALF_KV = ConstantLine("int", "HALF_KV", "BLOCK_KV / 2", "keys or values that are copied at once between steps of products")
+HALF_KV = ConstantLine("HALF_KV", "BLOCK_KV / 2", "keys or values that are copied at once between steps of products")

@@ -1,6 +1,6 @@
 """The schedule `fused_simt`, as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, Schedule
+from attngen.plan.plan import Schedule
 from attngen.schedules.fused_simt import plan, shown
 from attngen.schedules.fused_simt.context import FusedSimt
 
@@ -10,7 +10,6 @@ FUSED_SIMT = Schedule(
     summary="Fused without tensor cores: online softmax, tiles in shared memory as fp32; any storage type, any architecture.",
     propose=plan.propose,
     tiles=plan.tiles,
-    storages=EVERY_STORAGE,
     context=FusedSimt,
     loops=shown.loops,
     timeline=shown.timeline,

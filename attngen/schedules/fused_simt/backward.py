@@ -1,6 +1,6 @@
 """The backward of the schedule `fused_simt`, as one object."""
 
-from attngen.plan.plan import WITHOUT_CACHES, Schedule
+from attngen.plan.plan import Schedule
 from attngen.schedules.fused_simt import backward_plan, backward_shown
 from attngen.schedules.fused_simt.backward_context import FusedSimtBackward
 
@@ -11,7 +11,6 @@ FUSED_SIMT_BACKWARD = Schedule(
     summary="Gradients in O(S) memory without tensor cores: weights recomputed from lse, blocks own keys, then rows.",
     propose=backward_plan.propose,
     tiles=backward_plan.tiles,
-    storages=WITHOUT_CACHES,
     context=FusedSimtBackward,
     loops=backward_shown.loops,
     timeline=backward_shown.timeline,

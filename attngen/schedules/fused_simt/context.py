@@ -21,12 +21,12 @@ class FusedSimt(Fused):
         return [
             *self.fused_numbers(),
             *thread_grid(fused_simt.ROW_THREADS, fused_simt.COLUMN_THREADS, "HEAD_DIM_V"),
-            ConstantLine("int", "SLICE", str(own.slice), SLICE),
-            ConstantLine("int", "VECTOR", str(own.vector), "neighbouring dimensions of O that a thread has"),
-            ConstantLine("int", "PAD", str(fused_simt.PAD), PAD),
-            ConstantLine("int", "QK_STRIDE", "HEAD_DIM + PAD", "floats from row to row in shared memory"),
-            ConstantLine("int", "V_STRIDE", "HEAD_DIM_V + PAD"),
-            ConstantLine("int", "P_STRIDE", "BLOCK_KV + PAD"),
+            ConstantLine("SLICE", own.slice, SLICE),
+            ConstantLine("VECTOR", own.vector, "neighbouring dimensions of O that a thread has"),
+            ConstantLine("PAD", fused_simt.PAD, PAD),
+            ConstantLine("QK_STRIDE", "HEAD_DIM + PAD", "floats from row to row in shared memory"),
+            ConstantLine("V_STRIDE", "HEAD_DIM_V + PAD"),
+            ConstantLine("P_STRIDE", "BLOCK_KV + PAD"),
         ]
 
 

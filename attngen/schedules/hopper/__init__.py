@@ -1,6 +1,6 @@
 """The schedule `hopper`, as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, Schedule
+from attngen.plan.plan import Schedule
 from attngen.schedules.hopper import needs, plan, shown
 from attngen.schedules.hopper.context import Hopper
 
@@ -17,7 +17,6 @@ HOPPER = Schedule(
     on_tensor_cores=True,
     by_tma=True,
     is_warp_specialized=True,
-    storages=EVERY_STORAGE,
     context=Hopper,
     loops=shown.loops,
     timeline=shown.timeline,

@@ -95,15 +95,15 @@ class Hopper(ByTma):
         return [
             *self.fused_numbers(),
             *(self.softmax_constants() if spec.normalize == "softmax" else []),
-            ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
+            ConstantLine("STAGES", plan.stages, "tiles of K, and of V, in shared memory"),
             *box_constants(plan),
-            ConstantLine("int", "CONSUMERS", str(self.own.consumers), "warpgroups that multiply, 64 rows each"),
-            *([ConstantLine("int", "WARPGROUP_ROWS", str(WARPGROUP_ROWS))] if self.names_warpgroup_rows() else []),
-            ConstantLine("int", "RELEASES", *RELEASES[self.own.warps_release]),
-            ConstantLine("int", "PRODUCER_REGISTERS", str(self.own.producer_registers), "of a thread"),
-            ConstantLine("int", "CONSUMER_REGISTERS", str(self.own.consumer_registers)),
-            ConstantLine("int", "ROWS", "2", "of a thread"),
-            *self.slab_constants(ConstantLine("int", "OUTPUT_SLABS", str(self.own.output_slabs), OUTPUT_SLABS)),
+            ConstantLine("CONSUMERS", self.own.consumers, "warpgroups that multiply, 64 rows each"),
+            *([ConstantLine("WARPGROUP_ROWS", WARPGROUP_ROWS)] if self.names_warpgroup_rows() else []),
+            ConstantLine("RELEASES", *RELEASES[self.own.warps_release]),
+            ConstantLine("PRODUCER_REGISTERS", self.own.producer_registers, "of a thread"),
+            ConstantLine("CONSUMER_REGISTERS", self.own.consumer_registers),
+            ConstantLine("ROWS", "2", "of a thread"),
+            *self.slab_constants(ConstantLine("OUTPUT_SLABS", self.own.output_slabs, OUTPUT_SLABS)),
             *self.output_constants(),
             *(self.staging_constants() if plan.staged.keys else []),
         ]
@@ -112,32 +112,30 @@ class Hopper(ByTma):
         if self.own.shift is not None:
             least, most = bounded_scores.LEAST, bounded_scores.MOST
             what = f"subtracted from exponents instead of a maximum: weights stay between 2^{least:.0f} and 2^{most:.0f}"
-            return [ConstantLine("float", "SHIFT", f"{self.own.shift}f", what)]
+            return [ConstantLine("SHIFT", f"{self.own.shift}f", what, ctype="float")]
         adapts, keys = self.own.adaptive_threshold, hopper.heavy(self.own.row_sums)
         heavy = [
-            ConstantLine("float", "HEAVY", f"{keys}.0f", "keys: a weight like all theirs is not rounded"),
-            ConstantLine("float", "HEAVY_OF_ROOT", f"{hopper.HEAVY_OF_ROOT}f", "of the root of kv_len, if that is more"),
-            ConstantLine("int", "SAMPLE", str(min(64, self.plan.block_kv)), "keys by which a tile's weights are judged"),
+            ConstantLine("HEAVY", f"{keys}.0f", "keys: a weight like all theirs is not rounded", ctype="float"),
+            ConstantLine("HEAVY_OF_ROOT", f"{hopper.HEAVY_OF_ROOT}f", "of the root of kv_len, if that is more", ctype="float"),
+            ConstantLine("SAMPLE", min(64, self.plan.block_kv), "keys by which a tile's weights are judged"),
         ]
-        chains = ConstantLine(
-            "int", "MAX_CHAINS", "4", "independent maxima of a row, so that comparisons do not wait for each other"
-        )
+        chains = ConstantLine("MAX_CHAINS", "4", "independent maxima of a row, so that comparisons do not wait for each other")
         return [*self.slack(", at most" if adapts else ""), *(heavy if adapts else []), chains]
 
     def output_constants(self) -> list[ConstantLine]:
         if self.own.row_sums != "products":
-            return [ConstantLine("int", "OUTPUT_COLUMNS", "HEAD_DIM_V", "columns of O in registers")]
+            return [ConstantLine("OUTPUT_COLUMNS", "HEAD_DIM_V", "columns of O in registers")]
         return [
-            ConstantLine("int", "ONES", str(hopper.ONES), "columns of ones beside V, the fewest that wgmma multiplies"),
-            ConstantLine("unsigned", "TWO_ONES", TWO_ONES[self.spec.dtype.name], f"1.0 twice, in {self.spec.dtype.name}"),
-            ConstantLine("int", "OUTPUT_COLUMNS", "HEAD_DIM_V + ONES", "of O in registers, and of the row sums beside it"),
+            ConstantLine("ONES", hopper.ONES, "columns of ones beside V, the fewest that wgmma multiplies"),
+            ConstantLine("TWO_ONES", TWO_ONES[self.spec.dtype.name], f"1.0 twice, in {self.spec.dtype.name}", ctype="unsigned"),
+            ConstantLine("OUTPUT_COLUMNS", "HEAD_DIM_V + ONES", "of O in registers, and of the row sums beside it"),
         ]
 
     def staging_constants(self) -> list[ConstantLine]:
         lane_keys = -(-self.plan.block_kv // 32)
         return [
-            ConstantLine("int", "SLOTS", "STAGES + 1", "tiles whose key vectors are in shared memory"),
-            ConstantLine("int", "LANE_KEYS", str(lane_keys), "keys of a tile whose elements a lane of the producer reads"),
+            ConstantLine("SLOTS", "STAGES + 1", "tiles whose key vectors are in shared memory"),
+            ConstantLine("LANE_KEYS", lane_keys, "keys of a tile whose elements a lane of the producer reads"),
         ]
 
     def consumer_indices(self) -> list[str]:

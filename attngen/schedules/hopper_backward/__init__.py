@@ -1,6 +1,6 @@
 """The backward of the schedule `hopper`, as one object."""
 
-from attngen.plan.plan import WITHOUT_CACHES, Schedule
+from attngen.plan.plan import Schedule
 from attngen.schedules.hopper_backward import plan, shown
 from attngen.schedules.hopper_backward.context import HopperBackward
 
@@ -17,7 +17,6 @@ HOPPER_BACKWARD = Schedule(
     on_tensor_cores=True,
     by_tma=True,
     is_warp_specialized=True,
-    storages=WITHOUT_CACHES,
     context=HopperBackward,
     loops=shown.loops,
     timeline=shown.timeline,

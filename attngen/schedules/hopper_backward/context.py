@@ -208,18 +208,12 @@ class HopperBackward(ByTma):
         part = {"rows": "64 rows of a tile", "columns": f"{2 * own.dq_registers} columns of a tile"}[own.dq_parts]
         early = "of a tile, those between the products of dK; the others, between those of the next scores"
         return [
-            ConstantLine("int", "DQ_REGISTERS", str(own.dq_registers), f"of a consumer's part of dQ: {part}"),
-            ConstantLine("int", "DQ_COLUMNS", str(own.dq_columns), "sums of a row of dQ"),
-            ConstantLine("int", "DQ_TILE", "BLOCK_Q * DQ_COLUMNS", "sums of a tile of rows"),
-            *(
-                [ConstantLine("int", "LAST_FOURS", str(fours), "of the last consumer's part, which has fewer")]
-                if is_smaller
-                else []
-            ),
-            ConstantLine("int", "EARLY_ADDITIONS", str(own.early_additions), early),
-            ConstantLine(
-                "int", "DV_STEPS", str(own.dv_steps), f"of the {steps} of dV, those in the queue before dP is awaited"
-            ),
+            ConstantLine("DQ_REGISTERS", own.dq_registers, f"of a consumer's part of dQ: {part}"),
+            ConstantLine("DQ_COLUMNS", own.dq_columns, "sums of a row of dQ"),
+            ConstantLine("DQ_TILE", "BLOCK_Q * DQ_COLUMNS", "sums of a tile of rows"),
+            *([ConstantLine("LAST_FOURS", fours, "of the last consumer's part, which has fewer")] if is_smaller else []),
+            ConstantLine("EARLY_ADDITIONS", own.early_additions, early),
+            ConstantLine("DV_STEPS", own.dv_steps, f"of the {steps} of dV, those in the queue before dP is awaited"),
         ]
 
     def primitives(self) -> list[str]:
@@ -253,25 +247,25 @@ class HopperBackward(ByTma):
         whole = spec.head_dim_v % 16 == 0
         v_steps, what = ("HEAD_DIM_V / 16", "") if whole else ("(HEAD_DIM_V + 15) / 16", "zeros fill the last")
         each = "" if own.split_products else ", for 64 rows, or keys, each"
-        outputs = [ConstantLine("int", "OUTPUT_SLABS", str(own.output_slabs), "the larger of both")] if own.output_slabs else []
+        outputs = [ConstantLine("OUTPUT_SLABS", own.output_slabs, "the larger of both")] if own.output_slabs else []
         lanes = next(n for n in (1, 2, 4, 8, 16, 32) if 8 * n >= spec.head_dim_v)
         delta = [
-            ConstantLine("int", "DELTA_THREADS", str(DELTA_THREADS)),
-            ConstantLine("int", "ROW_LANES", str(lanes), "that share a row of O and dO"),
+            ConstantLine("DELTA_THREADS", DELTA_THREADS),
+            ConstantLine("ROW_LANES", lanes, "that share a row of O and dO"),
         ]
         return [
             *self.fused_numbers(),
-            *([ConstantLine("float", "LARGE", f"{LARGE_EXPONENT}f", LARGE)] if self.lse_rest else []),
-            ConstantLine("int", "STAGES", str(self.plan.stages), "tiles to visit in shared memory"),
-            ConstantLine("int", "CONSUMERS", str(own.consumers), "warpgroups that multiply" + each),
-            ConstantLine("int", "WARPGROUP_ROWS", str(WARPGROUP_ROWS)),
+            *([ConstantLine("LARGE", f"{LARGE_EXPONENT}f", LARGE, ctype="float")] if self.lse_rest else []),
+            ConstantLine("STAGES", self.plan.stages, "tiles to visit in shared memory"),
+            ConstantLine("CONSUMERS", own.consumers, "warpgroups that multiply" + each),
+            ConstantLine("WARPGROUP_ROWS", WARPGROUP_ROWS),
             ConstantLine(
-                "int", "BLOCK_ROWS", "CONSUMERS * WARPGROUP_ROWS", "that a block holds" + (": keys, or rows" if each else "")
+                "BLOCK_ROWS", "CONSUMERS * WARPGROUP_ROWS", "that a block holds" + (": keys, or rows" if each else "")
             ),
             *([] if each else self._split_constants()),
-            ConstantLine("int", "RELEASES", "128 * CONSUMERS", "of a tile: each thread of a consumer"),
+            ConstantLine("RELEASES", "128 * CONSUMERS", "of a tile: each thread of a consumer"),
             *self.slab_constants(*outputs),
-            ConstantLine("int", "V_STEPS", v_steps, what),
+            ConstantLine("V_STEPS", v_steps, what),
             *(delta if "delta" in own.kernels else []),
             *(self._of_additions() if own.dq == "additions" else []),
         ]
@@ -279,9 +273,9 @@ class HopperBackward(ByTma):
     def _split_constants(self) -> list[ConstantLine]:
         """The constants of consumers that share the keys of a block."""
         of_keys = [
-            ConstantLine("int", "BLOCK_KEYS", "WARPGROUP_ROWS", "that a block holds: both consumers multiply for them"),
-            ConstantLine("int", "KEY_TILES", "BLOCK_KEYS / BLOCK_KV", "of a block of keys"),
+            ConstantLine("BLOCK_KEYS", "WARPGROUP_ROWS", "that a block holds: both consumers multiply for them"),
+            ConstantLine("KEY_TILES", "BLOCK_KEYS / BLOCK_KV", "of a block of keys"),
         ]
-        of_rows = [ConstantLine("int", "VALUE_STAGES", str(self.own.value_stages), "tiles of values in shared memory")]
+        of_rows = [ConstantLine("VALUE_STAGES", self.own.value_stages, "tiles of values in shared memory")]
         kernels = self.own.kernels
         return [*(of_keys if "dk_dv" in kernels else []), *(of_rows if "dq" in kernels else [])]

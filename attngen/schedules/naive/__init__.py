@@ -1,6 +1,6 @@
 """The schedule `naive`, as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, Schedule
+from attngen.plan.plan import Schedule
 from attngen.schedules.naive import plan, shown
 from attngen.schedules.naive.context import Naive
 
@@ -11,7 +11,6 @@ NAIVE = Schedule(
     propose=plan.propose,
     is_tiled=False,
     is_fused=False,
-    storages=EVERY_STORAGE,
     context=Naive,
     loops=shown.loops,
     timeline=shown.timeline,

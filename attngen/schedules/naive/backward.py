@@ -1,6 +1,6 @@
 """The backward of the schedule `naive`, as one object."""
 
-from attngen.plan.plan import WITHOUT_CACHES, Schedule
+from attngen.plan.plan import Schedule
 from attngen.schedules.naive import backward_plan, backward_shown
 from attngen.schedules.naive.backward_context import NaiveBackward
 
@@ -12,7 +12,6 @@ NAIVE_BACKWARD = Schedule(
     propose=backward_plan.propose,
     is_tiled=False,
     is_fused=False,
-    storages=WITHOUT_CACHES,
     context=NaiveBackward,
     loops=backward_shown.loops,
     timeline=backward_shown.timeline,

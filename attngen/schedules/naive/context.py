@@ -23,9 +23,9 @@ class OfRows(Unfused):
         return [
             *self.infinity(),
             *self.numbers(),
-            ConstantLine("int", "THREADS", str(self.plan.threads)),
-            ConstantLine("int", "THREADS_D", str(self.own.threads_d), self.WIDTH),
-            ConstantLine("int", "SLICE", str(self.own.slice), SLICE),
+            ConstantLine("THREADS", self.plan.threads),
+            ConstantLine("THREADS_D", self.own.threads_d, self.WIDTH),
+            ConstantLine("SLICE", self.own.slice, SLICE),
         ]
 
 

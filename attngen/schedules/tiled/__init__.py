@@ -1,6 +1,6 @@
 """The schedule `tiled`, as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, Schedule
+from attngen.plan.plan import Schedule
 from attngen.schedules.tiled import plan, shown
 from attngen.schedules.tiled.context import Tiled
 
@@ -12,7 +12,6 @@ TILED = Schedule(
     tiles=plan.tiles,
     is_fused=False,
     layouts=shown.layouts,
-    storages=EVERY_STORAGE,
     context=Tiled,
     loops=shown.loops,
     timeline=shown.timeline,

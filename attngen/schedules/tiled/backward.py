@@ -1,6 +1,6 @@
 """The backward of the schedule `tiled`, as one object."""
 
-from attngen.plan.plan import WITHOUT_CACHES, Schedule
+from attngen.plan.plan import Schedule
 from attngen.schedules.naive import backward_shown as naive
 from attngen.schedules.tiled import backward_plan, backward_shown
 from attngen.schedules.tiled.backward_context import TiledBackward
@@ -12,7 +12,6 @@ TILED_BACKWARD = Schedule(
     summary="The naive backward's kernels with tiles in shared memory and in registers; empty tiles are skipped.",
     propose=backward_plan.propose,
     is_fused=False,
-    storages=WITHOUT_CACHES,
     context=TiledBackward,
     loops=backward_shown.loops,
     timeline=naive.timeline,

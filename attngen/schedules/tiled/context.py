@@ -15,7 +15,7 @@ from attngen.schedules.unfused import ThreeKernels, Unfused
 class OfTiles(Unfused):
     """Kernels whose blocks compute tiles, or rows of them."""
 
-    DIMS = ConstantLine("int", "BLOCK_DV", str(BLOCK_DV), "dimensions of O of a block")
+    DIMS = ConstantLine("BLOCK_DV", BLOCK_DV, "dimensions of O of a block")
 
     def of_tiles(self) -> tuple[Function | None, ...]:
         return self.variant.kv_range, self.variant.classify
@@ -38,14 +38,14 @@ class OfTiles(Unfused):
         return [
             *self.infinity(),
             *self.numbers(),
-            ConstantLine("int", "BLOCK_Q", str(plan.block_q), "query rows of a block"),
-            ConstantLine("int", "BLOCK_KV", str(plan.block_kv), "keys of a tile"),
+            ConstantLine("BLOCK_Q", plan.block_q, "query rows of a block"),
+            ConstantLine("BLOCK_KV", plan.block_kv, "keys of a tile"),
             self.DIMS,
-            ConstantLine("int", "THREADS", str(plan.threads)),
+            ConstantLine("THREADS", plan.threads),
             *thread_grid(own.row_threads, own.column_threads, self.DIMS.name),
-            ConstantLine("int", "SLICE", str(own.slice), SLICE),
-            ConstantLine("int", "PAD", str(own.pad), TRANSPOSED_PAD),
-            *([ConstantLine("int", "WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
+            ConstantLine("SLICE", own.slice, SLICE),
+            ConstantLine("PAD", own.pad, TRANSPOSED_PAD),
+            *([ConstantLine("WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
         ]
 
 

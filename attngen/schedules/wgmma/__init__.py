@@ -1,6 +1,6 @@
 """The schedule `wgmma`, as one object."""
 
-from attngen.plan.plan import EVERY_STORAGE, Schedule
+from attngen.plan.plan import Schedule
 from attngen.plan.register_table import Measured
 from attngen.schedules.hopper import plan as hopper
 from attngen.schedules.wgmma import plan, registers, shown
@@ -23,7 +23,6 @@ WGMMA = Schedule(
     ),
     on_tensor_cores=True,
     by_tma=True,
-    storages=EVERY_STORAGE,
     context=FusedWgmma,
     loops=shown.loops,
     timeline=shown.timeline,

@@ -42,7 +42,7 @@ class FusedWgmma(ByTma):
             *self.blocks(),
             *thread_grid(8 * plan.warps, 4, "HEAD_DIM_V"),
             ROW_BLOCKS,
-            ConstantLine("int", "STAGES", str(plan.stages), "tiles of K, and of V, in shared memory"),
+            ConstantLine("STAGES", plan.stages, "tiles of K, and of V, in shared memory"),
             *self.slab_constants(),
             *box_constants(plan),
         ]
