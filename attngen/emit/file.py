@@ -180,7 +180,7 @@ class File(KernelMaker):
 
     def _captured(self) -> dict[str, Any]:
         """The captured values, and which functions read them."""
-        v, fields = self.variant, captured_fields(self.variant)
+        fields = captured_fields(self.variant)
         return {
             "captured_fields": fields,
             "captured_initializer": comment_text.wrapped(", ".join(f.parameter for f in fields)),
