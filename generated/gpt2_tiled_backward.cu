@@ -629,7 +629,7 @@ gpt2_backward_dq(
     const int kv_h_idx = h_idx / (q_heads / kv_heads);
     const int q_lo = q_block * BLOCK_Q;
     const int tx = thread_column(), ty = thread_row();
-    const auto row_of = [&](int r) { return spread(ty, ROW_THREADS, r); };
+    const auto row_of = [&](int r) { return spread(ty, ROW_THREADS, r); };  // where the elements of dQ_frag are
     const auto column_of = [&](int j) { return spread(tx, COLUMN_THREADS, j); };
 
     const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
@@ -638,37 +638,40 @@ gpt2_backward_dq(
     int tile = range.begin / BLOCK_KV;
 
     const fp16* k_head = K + b_idx * k_stride_b + kv_h_idx * k_stride_h;
-    // this thread's first element of both matrices in the slices that the block fetches
-    const int pair_stride = kv_blocks * BLOCK_KV;
-    const float* weights_mine = dS + (((long long)b_idx * q_heads + h_idx) * q_len + q_lo) * pair_stride;
-    weights_mine += my_first<SLICE>(pair_stride, 1);
+    // this thread's first element of dS and K in the slices that the block fetches
+    const int ds_stride_s = kv_blocks * BLOCK_KV;
+    const float* ds_mine = dS + (((long long)b_idx * q_heads + h_idx) * q_len + q_lo) * ds_stride_s;
+    ds_mine += my_first<SLICE>(ds_stride_s, 1);
     const fp16* k_mine = k_head + d_lo * k_stride_d + my_first<BLOCK_D>(k_stride_s, k_stride_d);
     const bool k_vectors = has_vectors(K, k_stride_b, k_stride_h, k_stride_s, k_stride_d);
-    Vector<float, 4> weights_share[SHARE<BLOCK_Q, SLICE>];
+    Vector<float, 4> ds_share[SHARE<BLOCK_Q, SLICE>];
     Vector<fp16, 4> k_share[SHARE<SLICE, BLOCK_D>];
     const auto fetch_from = [&](int k) {
-        fetch_slice<BLOCK_Q, SLICE>(weights_share, weights_mine + k, pair_stride, 1, true, q_len - q_lo);
-        fetch_slice<SLICE, BLOCK_D>(k_share, k_mine + k * k_stride_s, k_stride_s, k_stride_d, k_vectors, kv_len - k, HEAD_DIM - d_lo);
+        fetch_slice<BLOCK_Q, SLICE>(ds_share, ds_mine + k, ds_stride_s, 1, true, q_len - q_lo);
+        fetch_slice<SLICE, BLOCK_D>(k_share, k_mine + k * k_stride_s, k_stride_s, k_stride_d, k_vectors, kv_len - k,
+                                     HEAD_DIM - d_lo);
     };
 
-    float sum[ROWS][DIMS] = {};
+    float dQ_frag[ROWS][DIMS] = {};
+    if (tile < tile_end) fetch_from(tile * BLOCK_KV);
     while (tile < tile_end) {
         const int kv_lo = tile * BLOCK_KV;
+        tile = tile + 1;
 
-        // sum += dS K
-        fetch_from(kv_lo);
+        // dQ += dS K
         float part[ROWS][DIMS] = {};
 #pragma unroll 1
         for (int begin = 0; begin < BLOCK_KV; begin += SLICE) {
-            store_transposed<BLOCK_Q, SLICE>(dS_smem, weights_share);
+            store_transposed<BLOCK_Q, SLICE>(dS_smem, ds_share);
             store_slice<SLICE, BLOCK_D>(K_smem, k_share);
             __syncthreads();  // both slices are complete
             if (begin + SLICE < BLOCK_KV) fetch_from(kv_lo + begin + SLICE);
+            else if (tile < tile_end) fetch_from(tile * BLOCK_KV);
 #pragma unroll
-            for (int i = 0; i < SLICE; ++i) {
+            for (int k = 0; k < SLICE; ++k) {
                 float w[ROWS], x[DIMS];
-                read_spread(w, dS_smem + transposed_at<BLOCK_Q>(i), ty, ROW_THREADS);
-                read_spread(x, K_smem + i * BLOCK_D, tx, COLUMN_THREADS);
+                read_spread(w, dS_smem + transposed_at<BLOCK_Q>(k), ty, ROW_THREADS);
+                read_spread(x, K_smem + k * BLOCK_D, tx, COLUMN_THREADS);
                 for (int r = 0; r < ROWS; ++r)
                     if (w[r] != 0.0f)  // the key of a pair that is excluded may have NaN
                         for (int c = 0; c < DIMS; ++c) part[r][c] = fmaf(w[r], x[c], part[r][c]);
@@ -676,8 +679,7 @@ gpt2_backward_dq(
             __syncthreads();  // everyone is done: the next may take its place
         }
         for (int r = 0; r < ROWS; ++r)
-            for (int c = 0; c < DIMS; ++c) sum[r][c] += part[r][c];
-        tile = tile + 1;
+            for (int c = 0; c < DIMS; ++c) dQ_frag[r][c] += part[r][c];
     }
 
     for (int r = 0; r < ROWS; ++r) {
@@ -686,7 +688,7 @@ gpt2_backward_dq(
         fp16* dq_row = dQ + b_idx * dq_stride_b + h_idx * dq_stride_h + q_idx * dq_stride_s;
         for (int c = 0; c < DIMS; ++c) {
             const int d = d_lo + column_of(c);
-            if (d < HEAD_DIM) dq_row[d * dq_stride_d] = to_fp16(sum[r][c] * softmax_scale);
+            if (d < HEAD_DIM) dq_row[d * dq_stride_d] = to_fp16(dQ_frag[r][c] * softmax_scale);
         }
     }
 }
