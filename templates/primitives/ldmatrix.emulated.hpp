@@ -38,10 +38,6 @@ inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(int line, unsigned& a
     const MatrixFragments f = ldmatrix<4, true>(line, row);
     a = f.registers[0], b = f.registers[1], c = f.registers[2], d = f.registers[3];
 }
-inline void ldmatrix_sync_aligned_m8n8_x2_shared_b16(int line, unsigned& a, unsigned& b, unsigned row) {
-    const MatrixFragments f = ldmatrix<2, false>(line, row);
-    a = f.registers[0], b = f.registers[1];
-}
 inline void ldmatrix_sync_aligned_m8n8_x2_trans_shared_b16(int line, unsigned& a, unsigned& b, unsigned row) {
     const MatrixFragments f = ldmatrix<2, true>(line, row);
     a = f.registers[0], b = f.registers[1];
