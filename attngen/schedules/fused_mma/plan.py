@@ -14,16 +14,6 @@ from attngen.plan.tile import Tile
 from attngen.plan.tile_search import STATED, Cost, fitting, pick_tile, planned, tile_decision
 from attngen.plan.variants import of_pairs, reads_pairs
 from attngen.schedules.fused_mma import needs
-from attngen.schedules.fused_mma.loop import copies_between_steps, idle_copiers
-from attngen.schedules.fused_mma.needs import (
-    MMA_ROWS,
-    RESERVED,
-    blocks_of_an_sm,
-    operands,
-    row_blocks,
-    shared_bytes,
-    staged_of,
-)
 from attngen.schedules.fused_mma.registers import head_sizes, may_hold_q, variant
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Gather, walk
@@ -57,6 +47,7 @@ WEIGHING = {"softmax": "the softmax and ", "sigmoid": "the sigmoid and ", "none"
 WHY_BETWEEN = "issued when the first products of a tile are queued: the tensor cores work while addresses are computed"
 WHY_SUMMED = "added to O in fp32: the tensor cores truncate sums, and errors of one sign add up"
 WHY_BLOCKS = "the compiler may use the registers of so many: split operands need all that a thread can have"
+BETWEEN_UP_TO = 128  # head size: by measurement, wider ones are not faster with copies between products
 WHY_KEYS = "read once for each key of a partial tile, during Q K^T, instead of by every thread that has the key"
 
 
@@ -83,34 +74,34 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
 
 def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
     sizes = head_sizes(facts, arch, tile, facts.spec.kernel.q == "registers")
-    return Cost(shared_bytes(facts, tile), sizes, threads=needs.copiers(facts.spec))
+    return Cost(needs.shared_bytes(facts, tile), sizes, threads=needs.copiers(facts.spec))
 
 
 def blocks_told(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
     """The blocks per SM that the launch bounds state; 0: none. Split operands are fastest with all registers of a thread, which
     the compiler does not use otherwise."""
-    return max(1, blocks_of_an_sm(facts, arch, tile)) if operands(facts.spec).split else 0
+    return max(1, needs.blocks_of_an_sm(facts, arch, tile)) if needs.operands(facts.spec).split else 0
 
 
 def is_roomy(facts: SpecFacts, arch: Arch, tile: Tile) -> bool:
     """Whether BLOCKS blocks fit an SM; with two stages, with a fifth of its shared memory to spare. Split operands need all the
     registers of a thread."""
-    if operands(facts.spec).split:
+    if needs.operands(facts.spec).split:
         return True
-    shared = BLOCKS * (shared_bytes(facts, tile) + RESERVED)
-    return blocks_of_an_sm(facts, arch, tile) >= BLOCKS and (tile.stages == 1 or 5 * shared <= 4 * arch.shared_per_sm)
+    shared = BLOCKS * (needs.shared_bytes(facts, tile) + needs.RESERVED)
+    return needs.blocks_of_an_sm(facts, arch, tile) >= BLOCKS and (tile.stages == 1 or 5 * shared <= 4 * arch.shared_per_sm)
 
 
 def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
     """The tiles to try, the fastest first, as measured by `attngen tune`."""
     spec = facts.spec
-    if not operands(spec).split:
+    if not needs.operands(spec).split:
         if reads_pairs(spec):
             return (*PREFERRED_FOR_PAIRS, *PREFERRED)
         from_data = spec.mask is not None and any(isinstance(node, Gather) and of_pairs(node) for node in walk(spec.mask))
-        for_data = [t for t in PREFERRED_FOR_DATA if t.block_q <= ROOMY_ROWS or staged_of(facts, t).rows]
+        for_data = [t for t in PREFERRED_FOR_DATA if t.block_q <= ROOMY_ROWS or needs.staged_of(facts, t).rows]
         return (*for_data, *PREFERRED) if from_data else PREFERRED
-    full = operands(spec).split == "bf16" and spec.mask is None
+    full = needs.operands(spec).split == "bf16" and spec.mask is None
     return (*PREFERRED_SPLIT_FULL, *PREFERRED_SPLIT) if full else PREFERRED_SPLIT
 
 
@@ -119,16 +110,30 @@ def one_stage_because(facts: SpecFacts, arch: Arch, tile: Tile) -> str:
     two = replace(tile, stages=2)
     if tile.stages == 2:
         return ""
-    if shared_bytes(facts, two) > arch.shared_per_block:
+    if needs.shared_bytes(facts, two) > arch.shared_per_block:
         return "two of each do not fit shared memory"
-    fewer = blocks_of_an_sm(facts, arch, two) < blocks_of_an_sm(facts, arch, tile)
+    fewer = needs.blocks_of_an_sm(facts, arch, two) < needs.blocks_of_an_sm(facts, arch, tile)
     return "two of each would take the room of another block on the same multiprocessor" if fewer else ""
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     """The tiles that fit and give an SM at least four warps, one for each of its schedulers."""
     fit = fitting(arch, (*preferred_tiles(facts), *POSSIBLE), lambda t: cost(facts, arch, t))
-    return tuple(t for t in fit if t.warps * blocks_of_an_sm(facts, arch, t) >= 4)
+    return tuple(t for t in fit if t.warps * needs.blocks_of_an_sm(facts, arch, t) >= 4)
+
+
+def copies_between_steps(spec: AttentionSpec, tile: Tile) -> bool:
+    """Whether copies are issued between the steps of products instead of before them: if there are enough steps, a warp has two
+    row blocks, and it is not slower."""
+    steps, last = needs.padded_head_dim(spec) // needs.MMA_ROWS, tile.block_kv // needs.MMA_ROWS
+    narrow = max(spec.head_dim, spec.head_dim_v) <= BETWEEN_UP_TO
+    return steps >= 3 and last >= 2 and needs.row_blocks(tile) == 2 and narrow and not needs.operands(spec).split
+
+
+def idle_copiers(spec: AttentionSpec, tile: Tile) -> bool:
+    """Whether some threads copy nothing: the chunks of a row of 16-bit numbers do not divide the number of threads."""
+    widths = (needs.padded_head_dim(spec), needs.width_of_v(spec))
+    return not needs.operands(spec).split and any(32 * tile.warps % (width // needs.chunk(spec)) for width in widths)
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
@@ -138,7 +143,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     roomy = [t for t in preferred if t.block_q >= ROOMY_ROWS and is_roomy(facts, arch, t)]
     tile = pick_tile(spec, arch, (*roomy, *preferred), POSSIBLE, lambda t: cost(facts, arch, t))
     fastest = "the fastest measured tile " + (
-        "of which" if tile in roomy and not operands(spec).split else "that fits registers and shared memory;"
+        "of which" if tile in roomy and not needs.operands(spec).split else "that fits registers and shared memory;"
     )
     holds = spec.kernel.q != "shared" and may_hold_q(facts, arch, tile)
     return with_tile(schedule, facts, arch, tile, holds, fastest)
@@ -147,17 +152,17 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
 def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, holds: bool, why: str = "") -> Plan:
     """The plan of a tile that fits; `holds`: Q stays in registers."""
     spec, stages = facts.spec, tile.stages
-    staged = staged_of(facts, tile)
-    numbers = operands(spec)
+    staged = needs.staged_of(facts, tile)
+    numbers = needs.operands(spec)
     pad, t = needs.chunk(spec), spec.dtype.name
     between, idle = copies_between_steps(spec, tile), idle_copiers(spec, tile)
     beside = f"V is copied during Q K^T, the next K during {'' if between else WEIGHING[spec.normalize]}P V"
     why_stages = beside if stages == 1 else "the next K and V are copied while these are used"
     if spec.kernel.stages:
         why_stages = f"{STATED}; {why_stages}"
-    rows = MMA_ROWS * row_blocks(tile)
-    shared = ", and a fragment of K or V serves two products" if rows > MMA_ROWS else ""
-    blocks, room = blocks_told(facts, arch, tile), blocks_of_an_sm(facts, arch, tile)
+    rows = needs.MMA_ROWS * needs.row_blocks(tile)
+    shared = ", and a fragment of K or V serves two products" if rows > needs.MMA_ROWS else ""
+    blocks, room = blocks_told(facts, arch, tile), needs.blocks_of_an_sm(facts, arch, tile)
     room_for = f" an SM has room for {counted(room, 'block')}"
     decisions = (
         Decision("schedule", "fused_mma", f"{t} on tensor cores (mma.sync, which {arch.name} has)"),
@@ -198,8 +203,8 @@ def of_family(schedule: Schedule, family: Family, facts: SpecFacts, arch: Arch, 
 def _why_q(spec: AttentionSpec, tile: Tile, holds: bool) -> str:
     if spec.kernel.q:
         return STATED
-    if operands(spec).split:
-        twice = 2 * needs.q_registers(spec, row_blocks(tile))
+    if needs.operands(spec).split:
+        twice = 2 * needs.q_registers(spec, needs.row_blocks(tile))
         return f"split in two, its fragments would take {twice} registers a thread, which spills others"
-    needed = f"its fragments take {needs.q_registers(spec, row_blocks(tile))} registers a thread"
+    needed = f"its fragments take {needs.q_registers(spec, needs.row_blocks(tile))} registers a thread"
     return needed if holds else f"{needed}, which spills others"

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from attngen.diagnostics import Diagnostic
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotAChoice(Diagnostic):
+    """A word that is none of those which a statement takes. `hint`: the one that it resembles."""
+
+    label: ClassVar[str] = "{hint}"
+
+    found: str
+    hint: str
 
 
 class NoAttention(Diagnostic):
@@ -191,14 +202,10 @@ class BadDefault(Diagnostic):
     found: str
 
 
-class UnknownNormalize(Diagnostic):
+class UnknownNormalize(NotAChoice):
     code: ClassVar[str] = "E119"
     title: ClassVar[str] = "`{found}` is not a row normalization"
-    label: ClassVar[str] = "{hint}"
     help: ClassVar[str] = "use softmax, sigmoid or none"
-
-    found: str
-    hint: str
 
 
 class UnknownOutput(Diagnostic):
@@ -210,24 +217,16 @@ class UnknownOutput(Diagnostic):
     found: str
 
 
-class UnknownSchedule(Diagnostic):
+class UnknownSchedule(NotAChoice):
     code: ClassVar[str] = "E121"
     title: ClassVar[str] = "there is no kernel `{found}`"
-    label: ClassVar[str] = "{hint}"
     help: ClassVar[str] = "use naive, tiled, fused, wgmma, hopper, decode or auto"
 
-    found: str
-    hint: str
 
-
-class UnknownStorage(Diagnostic):
+class UnknownStorage(NotAChoice):
     code: ClassVar[str] = "E124"
     title: ClassVar[str] = "there is no storage `{found}`"
-    label: ClassVar[str] = "{hint}"
     help: ClassVar[str] = "use dense, padded, packed, paged or packed_paged"
-
-    found: str
-    hint: str
 
 
 class BadTile(Diagnostic):
@@ -242,24 +241,16 @@ class BadTile(Diagnostic):
     cure: str
 
 
-class UnknownQPlace(Diagnostic):
+class UnknownQPlace(NotAChoice):
     code: ClassVar[str] = "E128"
     title: ClassVar[str] = "Q cannot stay in `{found}`"
-    label: ClassVar[str] = "{hint}"
     help: ClassVar[str] = "use q registers or q shared"
 
-    found: str
-    hint: str
 
-
-class UnknownPrecision(Diagnostic):
+class UnknownPrecision(NotAChoice):
     code: ClassVar[str] = "E123"
     title: ClassVar[str] = "`{found}` is not a precision"
-    label: ClassVar[str] = "{hint}"
     help: ClassVar[str] = "use highest or high"
-
-    found: str
-    hint: str
 
 
 class DropoutOutOfRange(Diagnostic):
@@ -288,14 +279,10 @@ class CallDropoutOutOfRange(Diagnostic):
     value: str
 
 
-class UnknownPairs(Diagnostic):
+class UnknownPairs(NotAChoice):
     code: ClassVar[str] = "E129"
     title: ClassVar[str] = "`{found}` is not a way to pair the elements of a row"
-    label: ClassVar[str] = "{hint}"
     help: ClassVar[str] = "use halves (elements n and n + dim / 2, as Llama) or interleaved (neighbours, as GPT-J)"
-
-    found: str
-    hint: str
 
 
 class BadRotaryDim(Diagnostic):
