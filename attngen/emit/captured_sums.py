@@ -41,24 +41,25 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class LastKernel:
-    """The kernel that adds up the terms of one captured gradient."""
+class CapturedKernel:
+    """The kernel of one captured gradient."""
 
     kernel: KernelText
     tensor: Tensor
     functions: CapturedFunctions[Function]
-    sums: tuple[Terms, ...]
-    loops: tuple[tuple[str, str, int | None], ...]  # index, length, and the dimension that has this index, if one has
-    broadcasts: tuple[bool, ...]
-    by_block: bool  # a block adds up one element, else a thread
 
     @property
     def rank(self) -> int:
         return len(self.tensor.axes)
 
-    def has(self, index: str) -> bool:
-        """Whether the numbers of a workspace have this index."""
-        return any(index in s.indices for s in self.sums)
+
+@dataclass(frozen=True, slots=True)
+class LastKernel(CapturedKernel):
+    """The kernel that adds up the terms of one captured gradient."""
+
+    sums: tuple[Terms, ...]
+    indices: str  # of the numbers of the workspaces
+    by_block: bool  # a block adds up one element, else a thread
 
     @property
     def in_words(self) -> bool:
@@ -187,7 +188,6 @@ class CapturedSums(File):
             tensor,
             functions,
             sums,
-            tuple((i, self.lengths[i], functions.own.get(i)) for i in indices),
-            tuple(axis.is_free for axis in tensor.axes),
+            indices,
             by_block,
         )

@@ -160,6 +160,7 @@ class File(KernelMaker):
             "reads_ahead": False,
             "key_rows": KEY_ROWS.get(kernel.storage, "HeadRows"),
             "tile_in_page": self.plan.schedule.is_tiled and (kernel.page_size or 1) % self.plan.block_kv == 0,
+            "lengths": self.lengths,
             "max_q_len": self.lengths["q"],
             "max_kv_len": self.lengths["k"],
         }

@@ -54,6 +54,10 @@ class CapturedFunctions(Generic[F]):
         return any(c.source in sources for c in self.contributions)
 
     @property
+    def reads_s(self) -> bool:
+        return any(c.reads_s for c in self.contributions)
+
+    @property
     def functions(self) -> tuple[F, ...]:
         every = [f for c in self.contributions for f in (c.factor, *(i.function for i in c.indices))]
         return tuple(f for f in every if f is not None)

@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from attngen.emit import abi, comment_text
+from attngen.emit.captured_sums import CapturedKernel
 from attngen.emit.file import FIRST_SECTIONS
 from attngen.emit.gradient_functions import CapturedFunctions
 from attngen.emit.kernel_text import KernelText
-from attngen.emit.program import Extent, Parameter, Tensor, grid_of_elements
+from attngen.emit.program import Extent, Parameter, grid_of_elements
 from attngen.emit.variant import Function
 from attngen.schedules.naive.backward_plan import NaiveBackwardPlan
 from attngen.schedules.naive.context import OfRows
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import gradient_argument
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedKernel:
-    """The kernel of one captured gradient as its template sees it."""
-
-    kernel: KernelText
-    functions: CapturedFunctions[Function]
-    tensor: Tensor
-    broadcasts: tuple[bool, ...]  # of each dimension, whether an array of size 1 stands for any size
-    loops: tuple[tuple[str, str, int | None], ...]  # index, length, and the dimension that has this index, if one has
-    reads_s: bool
-
-    @property
-    def dtype(self) -> str:
-        return self.tensor.dtype
-
-    @property
-    def rank(self) -> int:
-        return len(self.tensor.axes)
 
 
 class NaiveBackward(OfRows):
@@ -149,25 +129,16 @@ class NaiveBackward(OfRows):
     def _captured_kernel(self, functions: CapturedFunctions[Function]) -> CapturedKernel:
         """A thread computes one element of the gradient of a captured tensor, or that of a param."""
         tensor = self.tensors[gradient_argument(functions.gradient.name)]
-        sizes = tensor.shape
-        reads_s = any(c.reads_s for c in functions.contributions)
-        reads_scale = reads_s or functions.reads("scale")
         parameters = [
             *(self._read("dS", "dP") if functions.reads("score") else []),
             *(self._ds() if functions.reads("scale") and (self.keeps("ds") or not functions.reads("score")) else []),
-            *(self._read("QK") if reads_scale else []),
+            *(self._read("QK") if functions.reads_s or functions.reads("scale") else []),
             *(self._read("sink_weight") + self._read("delta") if functions.reads("sink") else []),
             abi.data(tensor.name, DTYPES[tensor.dtype].cuda, writable=True),
             *abi.extents(tensor),
             *abi.all_strides(tensor),
             *abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len"),
-            *self.captured(*functions.functions, scale=reads_s),
+            *self.captured(*functions.functions, scale=functions.reads_s),
         ]
-        return CapturedKernel(
-            self.kernel(tensor.name, grid_of_elements(sizes, self.plan.threads), parameters),
-            functions,
-            tensor,
-            tuple(axis.is_free for axis in tensor.axes),
-            tuple((index, length, functions.own.get(index)) for index, length in self.lengths.items()),
-            reads_s,
-        )
+        grid = grid_of_elements(tensor.shape, self.plan.threads)
+        return CapturedKernel(self.kernel(tensor.name, grid, parameters), tensor, functions)
