@@ -8,7 +8,7 @@ last place of the largest output. `precision high` allows more: in fp32, the err
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,13 +98,17 @@ def truth(spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float
     draws = draws_of(problem, MOST_DRAWS)
     inexact = [numpy_attention(spec, problem, params, np.float32)]
     inexact += [numpy_attention(spec, problem, params, rounding=Rounding(i)) for i in range(draws)]
+    return Truth(exact, *allowed_errors(spec, exact, inexact, problem.k.shape[2]))
+
+
+def allowed_errors(spec: AttentionSpec, exact: Reference, inexact: Sequence[Reference], kv_len: int) -> tuple[float, float]:
+    """The largest errors allowed to O and to lse (0 without one): bounds of the largest ones that `inexact` has."""
     error = max(max_error(_stored(spec, one.output), exact.output) for one in inexact)
     allowed = bound(error, exact.output, spec.dtype) + precision_allows(spec, exact.output)
-    allowed_lse = 0.0
-    if exact.lse is not None:
-        error = max(max_error(np.asarray(one.lse, np.float64), exact.lse) for one in inexact)
-        allowed_lse = lse_bound(error, exact.lse, problem.k.shape[2]) + precision_allows(spec, exact.lse)
-    return Truth(exact, allowed, allowed_lse)
+    if exact.lse is None:
+        return allowed, 0.0
+    error = max(max_error(np.asarray(one.lse, np.float64), exact.lse) for one in inexact)
+    return allowed, lse_bound(error, exact.lse, kv_len) + precision_allows(spec, exact.lse)
 
 
 def draws_of(problem: Sample, most: int) -> int:

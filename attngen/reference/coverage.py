@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from attngen.reference.alternatives import Alternative
-from attngen.reference.compare import bound, errors, lse_bound, max_error, precision_allows
+from attngen.reference.compare import Truth, allowed_errors, max_error
 from attngen.reference.definition import Problem, Rounding, allowed_rows, attention_rows, is_split, score_rows
-from attngen.reference.numpy_oracle import numbers_of
+from attngen.reference.numpy_oracle import Reference, numbers_of
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec, Input
-from attngen.spec.dtypes import DTYPES, from_storage, round_to_storage
+from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import Type, gather, name
 
 Array = np.ndarray[Any, Any]
@@ -29,17 +29,15 @@ class _Part:
     """Rows of one head (b, h, rows): the results of the spec, and the bounds of a kernel's errors."""
 
     place: tuple[int, int, slice]
-    output: Array
-    lse: Array | None
-    allowed: float
-    allowed_lse: float
+    truth: Truth
 
     def of_row(self, row: int) -> _Part:
         """The row `row` of the head alone."""
         b, h, rows = self.place
         at = slice(row - rows.start, row - rows.start + 1)
-        lse = None if self.lse is None else self.lse[at]
-        return replace(self, place=(b, h, slice(row, row + 1)), output=self.output[at], lse=lse)
+        exact = self.truth.reference
+        one = Reference(exact.output[at], None if exact.lse is None else exact.lse[at])
+        return _Part((b, h, slice(row, row + 1)), replace(self.truth, reference=one))
 
 
 class Exercise:
@@ -55,17 +53,13 @@ class Exercise:
         self._noticed: dict[Alternative, bool] = {}
 
     def _part(self, b: int, h: int, rows: slice) -> _Part:
-        spec = self.spec
         with np.errstate(all="ignore"):
-            output, lse = attention_rows(self._exact, b, h, rows)
-            inexact = [attention_rows(problem, b, h, rows) for problem in self._inexact]
-        stored = (from_storage(round_to_storage(one.astype(np.float32), spec.dtype)) for one, _ in inexact)
-        allowed = bound(max(max_error(one, output) for one in stored), output, spec.dtype) + precision_allows(spec, output)
-        if lse is None or not spec.lse:
-            return _Part((b, h, rows), output, None, allowed, 0.0)
-        error = max(max_error(np.asarray(one, np.float64), lse) for _, one in inexact)
-        allowed_lse = lse_bound(error, lse, self._exact.k.shape[2])
-        return _Part((b, h, rows), output, lse, allowed, allowed_lse + precision_allows(spec, lse))
+            problems = (self._exact, *self._inexact)
+            exact, *inexact = (Reference(*attention_rows(problem, b, h, rows)) for problem in problems)
+        if not self.spec.lse:
+            exact = Reference(exact.output, None)
+        allowed = allowed_errors(self.spec, exact, inexact, self._exact.k.shape[2])
+        return _Part((b, h, rows), Truth(exact, *allowed))
 
     def noticed(self, alternatives: Iterable[Alternative]) -> Iterator[Alternative]:
         """The alternatives whose results differ by more than a check allows."""
@@ -98,13 +92,10 @@ class Exercise:
 
     def _differs(self, problem: Problem, part: _Part) -> bool:
         output, lse = attention_rows(problem, *part.place)
-        if errors(output, part.output).max(initial=0.0) > MARGIN * part.allowed:
+        truth, exact = part.truth, part.truth.reference
+        if max_error(output, exact.output) > MARGIN * truth.allowed:
             return True
-        return (
-            part.lse is not None
-            and lse is not None
-            and bool(errors(lse, part.lse).max(initial=0.0) > MARGIN * part.allowed_lse)
-        )
+        return lse is not None and exact.lse is not None and max_error(lse, exact.lse) > MARGIN * truth.allowed_lse
 
     def same_by_normalization(self, one: Alternative) -> bool:
         """Whether `one` adds the same number to all scores of a row. The softmax divides it away, so no result can show it."""

@@ -167,7 +167,7 @@ def weight_rows(problem: Problem, b: int, h: int, rows: slice) -> Weights:
     if spec.mask is not None:
         allowed = allowed_rows(problem, b, h, rows)
         forbidden = 0.0 if spec.normalize == "none" else -math.inf
-        scores = xp.where(allowed, scores, _full(scores, forbidden, xp))
+        scores = xp.where(allowed, scores, xp.full_like(scores, forbidden))
     if spec.normalize == "none":
         return Weights(allowed, scores, None, None)
     if spec.normalize == "sigmoid":
@@ -261,10 +261,10 @@ def _softmax(problem: Problem, scores: Any, sink: Any | None, at: tuple[int, ...
     are subtracted, unless they are equal.
     """
     xp = problem.xp
-    column = _full(scores.sum(-1)[:, None], -math.inf, xp)
-    floor = column if sink is None else _full(column, 0.0, xp) + sink
+    column = xp.full_like(scores.sum(-1)[:, None], -math.inf)
+    floor = column if sink is None else xp.full_like(column, 0.0) + sink
     row_max = xp.maximum(xp.amax(scores, -1)[:, None], floor) if scores.shape[1] else floor
-    shift = xp.where(row_max == -math.inf, _full(row_max, 0.0, xp), row_max)
+    shift = xp.where(row_max == -math.inf, xp.full_like(row_max, 0.0), row_max)
     exponents = scores - shift
     if problem.rounding is not None:
         size = np.hypot(np.where(np.isfinite(scores), scores, 0.0), shift) * unit_roundoff(FP32)
@@ -276,18 +276,14 @@ def _softmax(problem: Problem, scores: Any, sink: Any | None, at: tuple[int, ...
     if sink is not None:
         total = total + xp.exp(floor - shift)
     empty = total == 0.0
-    divisor = xp.where(empty, _full(total, 1.0, xp), total)
-    lse = xp.where(empty, _full(total, -math.inf, xp), shift + xp.log(divisor))
+    divisor = xp.where(empty, xp.full_like(total, 1.0), total)
+    lse = xp.where(empty, xp.full_like(total, -math.inf), shift + xp.log(divisor))
     return weights / divisor, lse[:, 0], None if sink is None else xp.exp(floor - shift) / divisor
 
 
 def _like(array: Any, example: Any) -> Any:
     """`array` in the precision of `example`."""
     return array.astype(example.dtype) if hasattr(array, "astype") else array.to(example.dtype)
-
-
-def _full(like: Any, value: float, xp: Any) -> Any:
-    return xp.full_like(like, value)
 
 
 def _arange(problem: Problem, start: int, stop: int) -> Any:
