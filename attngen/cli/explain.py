@@ -37,12 +37,13 @@ def command(
     Operations and bytes are of one batch, and of one head unless the spec states `heads`. Each product of a backward counts
     once, five for q, k and v; the table of launches counts repeated products too.
     """
+    from attngen.inspect.call import Call
     from attngen.inspect.explain import explain_gradients, explain_plan, explain_tiles
     from attngen.inspect.explain_work import explain_changes, explain_work
     from attngen.inspect.occupancy import explain_occupancy
     from attngen.inspect.prepare import check_call
     from attngen.inspect.work import check_countable
-    from attngen.reference.problems import Shape, without_values
+    from attngen.reference.problems import Shape
 
     lengths = (q_len, q_len if kv_len is None else kv_len)
     loaded = load_specs(spec, name)
@@ -52,21 +53,21 @@ def command(
         problem = None if gradients.backward else few_rows(*lengths)
         plan, source = source_of(one, target, kernel, gradients, problem=problem)
         params = known_params(one.spec, given)
-        shape = Shape(1, q_len=lengths[0], kv_len=lengths[1])
-        check_call(one.spec, shape, params)
-        check_countable(plan, without_values(one.spec, shape))
+        check_call(one.spec, Shape(1, q_len=lengths[0], kv_len=lengths[1]), params)
+        call = Call(one.spec, plan, *lengths, params)
+        check_countable(plan, call.problem)
         if as_json:
             from attngen.inspect.data import explain_data
 
-            explained.append(explain_data(one.spec, plan, source, *lengths, params))
+            explained.append(explain_data(call, source))
             continue
         texts = [  # all of them before the first is printed, so that a refusal is the only output
             explain_gradients(one.spec, plan) if plan.wanted else "",
             explain_plan(one.spec, plan),
             explain_occupancy(source, target),
-            explain_work(one.spec, plan, *lengths, params),
-            "" if plan.wanted else explain_tiles(one.spec, plan, *lengths, params),
-            explain_changes(one.spec, plan, *lengths, params),
+            explain_work(call),
+            "" if plan.wanted else explain_tiles(call),
+            explain_changes(call),
         ]
         for text in filter(None, texts):
             click.echo(text)

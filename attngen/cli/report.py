@@ -52,27 +52,26 @@ def command(
     the pipeline, the roofline, instructions by class, and errors. The command needs no GPU. It needs nvdisasm (`attngen doctor`
     says how to get it), and a C++ compiler for the pipeline and the errors.
     """
+    from attngen.inspect.call import Call
     from attngen.inspect.prepare import check_call
-    from attngen.inspect.report.page import Problem
     from attngen.inspect.report.page import report as page_about
     from attngen.inspect.report.pictures import plans_beside
     from attngen.inspect.work import check_countable
-    from attngen.reference.problems import Shape, without_values
+    from attngen.reference.problems import Shape
 
     loaded = load_one_spec(spec, name)
     target = arch_named(arch, kernel, [loaded])
     plan, source = source_of(loaded, target, kernel, gradients)
     params = known_params(loaded.spec, given)
-    problem = Problem(q_len, kv_len or q_len, params)
-    shape = Shape(1, q_len=problem.q_len, kv_len=problem.kv_len)
-    check_call(loaded.spec, shape, params)
+    call = Call(loaded.spec, plan, q_len, kv_len or q_len, params)
+    check_call(loaded.spec, Shape(1, q_len=call.q_len, kv_len=call.kv_len), params)
     for beside in plans_beside(loaded.spec, plan).values():
-        check_countable(beside, without_values(loaded.spec, shape))
+        check_countable(beside, call.problem)
     path = output or Path(f"{source.name}.html")
     path.parent.mkdir(parents=True, exist_ok=True)
     check_writable(path)  # before anything is run
     errors = _errors(loaded.spec, plan, params) if check else "--no-check was given"
-    page = page_about(loaded, plan, source, problem, errors, _pipeline(loaded.spec, plan) if check else None)
+    page = page_about(loaded, source, call, errors, _pipeline(loaded.spec, plan) if check else None)
     data = page.html.encode(errors="replace")  # a path may have bytes that are no text
     write_whole(path, data)
     if isinstance(errors, str):

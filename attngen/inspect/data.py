@@ -15,16 +15,16 @@ from attngen.emit.kernel_maker import shared_ranges
 from attngen.emit.loops import loop_nest
 from attngen.emit.manifest import to_manifest
 from attngen.emit.program import Program
+from attngen.inspect.call import Call
 from attngen.inspect.conditions import tile_text
-from attngen.inspect.explain_work import Params, costs, defaults
 from attngen.inspect.launch_work import LaunchWork
 from attngen.inspect.machine_text import spec_lines
 from attngen.inspect.occupancy import kernel_resources
-from attngen.inspect.work import launch_roofline, roofline, tile_kinds
+from attngen.inspect.work import Array, launch_roofline, roofline
 from attngen.language import Loaded
 from attngen.plan import Plan
 from attngen.plan.block_map import KIND_NAMES, count_kinds
-from attngen.reference.problems import Shape, without_values
+from attngen.plan.mask_bounds import MaskBounds
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.print_attn import expression_to_text, rotary_to_text
 
@@ -115,9 +115,9 @@ def machine_data(loaded: Loaded, plan: Plan, source: Program, code: Iterable[Mac
     ]
 
 
-def explain_data(spec: AttentionSpec, plan: Plan, source: Program, q_len: int, kv_len: int, params: Params) -> dict[str, Any]:
+def explain_data(call: Call, source: Program) -> dict[str, Any]:
     """The plan, its kernels' resources, the work of a call, the roofline, and the tiles of one head."""
-    cost = costs(spec, plan, q_len, kv_len, params).work
+    spec, plan, cost = call.spec, call.plan, call.work()
     roof = roofline(spec, plan, cost)
     of_launches = [_launch_data(spec, plan, one) for one in cost.launches]
     gradient = plan.facts.gradient
@@ -126,10 +126,10 @@ def explain_data(spec: AttentionSpec, plan: Plan, source: Program, q_len: int, k
         **({"gradients": list(plan.wanted), "equations": backward_equations(spec, gradient, plan.wanted)} if gradient else {}),
         "plan": plan_data(plan),
         "kernels": _kernels(plan, source),
-        "call": {"batch": 1, "q_len": q_len, "kv_len": kv_len, "params": {**defaults(spec), **params}},
+        "call": {"batch": 1, "q_len": call.q_len, "kv_len": call.kv_len, "params": call.numbers},
         "work": {**asdict(cost), "intensity": cost.intensity, "launches": of_launches},
         "roofline": {**asdict(roof), "ridge": roof.ridge, "gpu": plan.arch.gpu},
-        **({} if gradient else {"tiles": _tiles(spec, plan, q_len, kv_len, params)}),
+        **({} if gradient else {"tiles": _tiles(plan.bounds, call.tiles())}),
     }
 
 
@@ -147,12 +147,9 @@ def _kernels(plan: Plan, source: Program) -> dict[str, Any]:
     return {"compiler": f"NVRTC {version}", "missing": None, "resources": [asdict(r) for r in resources]}
 
 
-def _tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Params) -> dict[str, Any] | None:
-    shape = Shape(batch=1, q_len=q_len, kv_len=kv_len)
-    kinds = tile_kinds(spec, plan, without_values(spec, shape), {**shape.sizes(spec), **defaults(spec), **params})
+def _tiles(bounds: MaskBounds, kinds: Array | None) -> dict[str, Any] | None:
     if kinds is None:
         return None
-    bounds = plan.bounds
     full = (bounds.full_begin, bounds.full_end)
     return {
         "kv_begin": tile_text(bounds.begin),

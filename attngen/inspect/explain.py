@@ -6,13 +6,11 @@ from textwrap import wrap
 from typing import Any
 
 from attngen.emit.comment_text import backward_equations
+from attngen.inspect.call import Call
 from attngen.inspect.conditions import conditions, tile_text
-from attngen.inspect.explain_work import defaults
-from attngen.inspect.work import tile_kinds
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, FULL, PARTIAL
 from attngen.plan.mask_bounds import MaskBounds
-from attngen.reference.problems import Shape, without_values
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Const, Expr
 from attngen.spec.operator import FALSE
@@ -45,12 +43,9 @@ def explain_gradients(spec: AttentionSpec, plan: Plan) -> str:
     return "\n".join([*lines, *(["", f"  additions to captured tensors: {', '.join(read)}"] if read else [])]) + "\n"
 
 
-def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: dict[str, Any]) -> str:
-    """The closed-form bounds, and a map of the tiles of one head. Captured tensors get sample values."""
-    bounds = plan.bounds
-    shape = Shape(batch=1, q_len=q_len, kv_len=kv_len)
-    problem, names = without_values(spec, shape), {**shape.sizes(spec), **defaults(spec), **params}
-    kinds = tile_kinds(spec, plan, problem, names)
+def explain_tiles(call: Call) -> str:
+    """The closed-form bounds, and a map of the tiles of one head."""
+    plan, bounds, kinds = call.plan, call.plan.bounds, call.tiles()
     if kinds is None:
         return "the naive kernels compute every pair\n"
     lines = [f"tiles of {plan.block_q} rows x {plan.block_kv} keys", f"  kv_begin = {tile_text(bounds.begin)}"]
@@ -61,16 +56,18 @@ def explain_tiles(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, para
         lines += [f"  {line}" for line in conditions(_classes(bounds), WIDTH)]
         lines += ["  no tile is known to be full: each pair is tested"] * (bounds.must is FALSE)
     counts = {kind: int((kinds == kind).sum()) for kind in GLYPHS}
-    note = " (captured tensors: sample values)" if spec.inputs else ""
-    lines += ["", f"q_len {q_len}, kv_len {kv_len}, batch 0, head 0{note}; one row a block, one column a tile:"]
+    note = " (captured tensors: sample values)" if call.spec.inputs else ""
+    lines += ["", f"q_len {call.q_len}, kv_len {call.kv_len}, batch 0, head 0{note}; one row a block, one column a tile:"]
     lines += ["  " + "".join(GLYPHS[int(k)] for k in row[:MAX_MAP]) for row in kinds[:MAX_MAP]]
     if max(kinds.shape, default=0) > MAX_MAP:
         lines.append(f"  (the first {MAX_MAP} rows and columns)")
     lines.append(f"  {counts[FULL]} full (#), {counts[PARTIAL]} partial (/), {counts[EMPTY]} empty and never loaded (.)")
-    own = tile_kinds(spec, plan, problem, names, rows=plan.tile_rows)
+    own = call.tiles(plan.tile_rows)
     if own is not None and plan.tile_rows < plan.block_q:
         of_blocks = (kinds != EMPTY).sum(1)
-        loaded = (int(of_blocks.sum()) * plan.block_q - int(of_blocks[:1].sum()) * plan.missing_rows(q_len)) // plan.tile_rows
+        loaded = (
+            int(of_blocks.sum()) * plan.block_q - int(of_blocks[:1].sum()) * plan.missing_rows(call.q_len)
+        ) // plan.tile_rows
         lines += wrap(
             f"a consumer multiplies those with keys for its own {plan.tile_rows} rows: of {loaded} tiles of "
             f"{plan.tile_rows} x {plan.block_kv} that are loaded {int((own == FULL).sum())} are full, "

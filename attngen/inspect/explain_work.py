@@ -2,57 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from textwrap import wrap
 
-from attngen.inspect.work import Roofline, Work, launch_roofline, roofline, tile_kinds, work
+from attngen.inspect.call import Call, defaults
+from attngen.inspect.work import Roofline, Work, launch_roofline, roofline
 from attngen.plan import Plan
 from attngen.plan.block_map import count_kinds
 from attngen.plan.products import counted_products
-from attngen.reference.problems import Shape, without_values
 from attngen.spec.attention import AttentionSpec
 
-Params = Mapping[str, int | float]
 WIDTH = 120
 
 
-def _problem(q_len: int, kv_len: int) -> Shape:
-    """One batch, and one head unless the spec states heads."""
-    return Shape(batch=1, q_heads=1, kv_heads=1, q_len=q_len, kv_len=kv_len)
-
-
-def defaults(spec: AttentionSpec) -> dict[str, int | float]:
-    """Every param's default, or 1 if it has none."""
-    return {p.name: 1 if p.default is None else p.default for p in spec.params}
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """One call: its work, and the number of tiles of each kind in head 0 (empty for the naive schedule)."""
-
-    work: Work
-    tiles: dict[str, int]
-
-
-def costs(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Params) -> Costs:
-    shape = _problem(q_len, kv_len)
-    problem = without_values(spec, shape)
-    names = {**shape.sizes(spec), **defaults(spec), **params}
-    kinds = tile_kinds(spec, plan, problem, names)
-    return Costs(work(spec, plan, problem, names), {} if kinds is None else count_kinds(kinds))
-
-
-def explain_work(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Params) -> str:
+def explain_work(call: Call) -> str:
     """Operations, bytes, arithmetic intensity, and the roofline of the plan's architecture."""
-    cost = costs(spec, plan, q_len, kv_len, params).work
+    spec, plan, cost = call.spec, call.plan, call.work()
     roof = roofline(spec, plan, cost)
-    heads = _problem(q_len, kv_len).sizes(spec)["q_heads"]
+    heads = call.names["q_heads"]
     counted = counted_products(spec, plan.wanted)
     dims = " + ".join(map(str, counted.values()))
     products = f", for {', '.join(counted)}" if plan.wanted else ""
     lines = [
-        f"work at q_len {q_len}, kv_len {kv_len}, batch 1, {heads} query head{'s' if heads > 1 else ''}",
+        f"work at q_len {call.q_len}, kv_len {call.kv_len}, batch 1, {heads} query head{'s' if heads > 1 else ''}",
         *_wrapped(
             f"{_si(cost.operations)}FLOP: 2 ({dims}) for each of the {cost.allowed_pairs} pairs that the mask allows{products}",
             "  operations  ",
@@ -106,21 +78,23 @@ def _what_is_visited(plan: Plan) -> str:
     return "the tiles that are not empty" + (f" for {plan.tile_rows} rows" if plan.tile_rows < plan.block_q else "")
 
 
-def explain_changes(spec: AttentionSpec, plan: Plan, q_len: int, kv_len: int, params: Params) -> str:
-    """The effect of `params` compared with the defaults; empty if all have their defaults."""
-    usual = defaults(spec)
-    changed = {name: value for name, value in params.items() if value != usual[name]}
+def explain_changes(call: Call) -> str:
+    """The effect of the params compared with the defaults; empty if all have their defaults."""
+    usual = defaults(call.spec)
+    changed = {name: value for name, value in call.params.items() if value != usual[name]}
     if not changed:
         return ""
-    before, after = (costs(spec, plan, q_len, kv_len, given) for given in (usual, params))
+    calls = (replace(call, params={}), call)
+    before, after = (one.work() for one in calls)
     said = ", ".join(f"{name} = {value} ({usual[name]} by default)" for name, value in changed.items())
-    rows = [(f"{kind} tiles", before.tiles[kind], n) for kind, n in reversed(after.tiles.items())]
-    read = {"computed": "computed"} if plan.wanted else {"bytes read": "read"}
+    were, are = ({} if kinds is None else count_kinds(kinds) for kinds in (one.tiles() for one in calls))
+    rows = [(f"{kind} tiles", were[kind], n) for kind, n in reversed(are.items())]
+    read = {"computed": "computed"} if call.plan.wanted else {"bytes read": "read"}
     counted = {"allowed pairs": "allowed_pairs", "operations": "operations", **read}
-    rows += [(what, getattr(before.work, field), getattr(after.work, field)) for what, field in counted.items()]
+    rows += [(what, getattr(before, field), getattr(after, field)) for what, field in counted.items()]
     lines = [f"what {said} changes"]
     lines += [f"  {what:<14} {_change(was, now)}" for what, was, now in rows]
-    times = [roofline(spec, plan, c.work).microseconds for c in (before, after)]
+    times = [roofline(call.spec, call.plan, cost).microseconds for cost in (before, after)]
     lines += [f"  {'at least':<14} {_time(times[0])} -> {_time(times[1])}"]
     return "\n".join(lines) + "\n"
 

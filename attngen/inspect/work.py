@@ -47,7 +47,7 @@ def tile_positions(plan: Plan, problem: Sample) -> int:
 
 
 def tile_kinds(
-    spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, int | float], b: int = 0, h: int = 0, rows: int = 0
+    plan: Plan, problem: Sample, names: Mapping[str, int | float], b: int = 0, h: int = 0, rows: int = 0
 ) -> Array | None:
     """The kind of every tile of one head: [q block, kv tile]; None on the naive schedule, which has none. `names` are sizes and
     params; a tile has the rows of a block, or `rows`."""
@@ -168,9 +168,9 @@ def work(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, i
         return _backward_work(spec, plan, problem, names)
     q_len, kv_len = problem.q.shape[2], problem.k.shape[2]
     heads, kv_heads = problem.q.shape[1], problem.k.shape[1]
-    kinds = tile_kinds(spec, plan, problem, names)
+    kinds = tile_kinds(plan, problem, names)
     rows = tile_positions(plan, problem) if plan.schedule.packs_heads else plan.tile_rows
-    visited = _visited(plan, q_len, kv_len, tile_kinds(spec, plan, problem, names, rows=rows), rows)
+    visited = _visited(plan, q_len, kv_len, tile_kinds(plan, problem, names, rows=rows), rows)
     allowed = _allowed(spec, problem, names)
     traffic = requested(spec, plan, q_len, kv_len, kinds)
     of_a_pair = operations_of_a_pair(spec)

@@ -158,7 +158,7 @@ def test_products_are_those_of_the_tiles_with_keys_for_a_consumers_rows(name: st
     plan, roles = found.plan, found.plan.own
     assert roles is not None
     problem, names = sample(spec, shape), shape.sizes(spec)
-    of_blocks, of_consumers = (tile_kinds(spec, plan, problem, names, rows=rows) for rows in (plan.block_q, plan.tile_rows))
+    of_blocks, of_consumers = (tile_kinds(plan, problem, names, rows=rows) for rows in (plan.block_q, plan.tile_rows))
     assert of_blocks is not None
     assert of_consumers is not None
     visited = int((of_consumers != EMPTY).sum())

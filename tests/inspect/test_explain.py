@@ -17,8 +17,9 @@ from attngen.device.protocol import DeviceError
 from attngen.emit.emitter import emit
 from attngen.emit.loops import loop_nest
 from attngen.inspect import occupancy as of_kernels
+from attngen.inspect.call import Call
 from attngen.inspect.explain import explain_tiles
-from attngen.inspect.explain_work import costs, explain_work
+from attngen.inspect.explain_work import explain_work
 from attngen.inspect.occupancy import occupancy
 from attngen.inspect.work import allowed_pairs, roofline
 from attngen.plan import ARCHES
@@ -59,7 +60,7 @@ def test_work_of_causal_attention() -> None:
     """n (n + 1) / 2 pairs of 4 * 64 operations; Q, K, V and O once; the tiles on the diagonal count whole."""
     spec, n = shipped("gpt2"), 512
     plan = choose(spec, ARCHES["sm_80"], "fused")
-    work = costs(spec, plan, n, n, {}).work
+    work = Call(spec, plan, n, n).work()
     assert work.operations == n * (n + 1) // 2 * 4 * 64
     assert work.least_bytes == 4 * n * 64 * 2
     blocks = n // plan.block_q
@@ -72,7 +73,7 @@ def test_work_of_a_window_over_a_long_cache() -> None:
     """The tiles of keys in the window are read, and no others: the bound of the time is theirs."""
     spec = define(dtype="bf16", head_dim=64, mask="causal_bottom_right and q + kv_len - q_len - k < 100")
     plan = choose(spec, ARCHES["sm_90a"], "decode")
-    work = costs(spec, plan, 1, 8192, {}).work
+    work = Call(spec, plan, 1, 8192).work()
     tiles = -(-8192 // plan.block_kv) - (8192 - 100) // plan.block_kv
     assert work.least_bytes == (2 * 1 + 2 * tiles * plan.block_kv) * 64 * 2
     assert work.read == (1 + 2 * tiles * plan.block_kv) * 64 * 2
@@ -82,11 +83,11 @@ def test_work_of_consumers_that_pass_over_tiles() -> None:
     """Blocks of 128 rows load 2, 4, 6 and 8 tiles of 64 keys; of 64 rows those with 1, 2, ... 8 are multiplied."""
     spec, n = define(dtype="bf16", head_dim=256, mask="causal"), 512
     plan = choose(spec, ARCHES["sm_90a"], "hopper")
-    work = costs(spec, plan, n, n, {}).work
+    work = Call(spec, plan, n, n).work()
     assert work.visited_pairs == sum(range(1, 9)) * 64 * 64
     assert work.read == n * 256 * 2 + 2 * (2 + 4 + 6 + 8) * 64 * 256 * 2
-    assert "those of the tiles that are not empty for 64 rows" in explain_work(spec, plan, n, n, {})
-    tiles = " ".join(explain_tiles(spec, plan, n, n, {}).split())
+    assert "those of the tiles that are not empty for 64 rows" in explain_work(Call(spec, plan, n, n))
+    tiles = " ".join(explain_tiles(Call(spec, plan, n, n)).split())
     assert "12 full (#), 8 partial (/), 12 empty" in tiles
     assert "its own 64 rows: of 40 tiles of 64 x 64 that are loaded 28 are full, 8 partial" in tiles
     (keys,) = [p.loop for p in loop_nest(spec, plan, emit(spec, plan)) if "own 64 rows" in p.loop.range]
@@ -98,7 +99,7 @@ def test_naive_is_bound_by_memory_and_fused_by_arithmetic() -> None:
     bounds = {}
     for schedule in ("naive", "fused"):
         plan = choose(spec, arch, schedule)
-        bounds[schedule] = roofline(spec, plan, costs(spec, plan, 2048, 2048, {}).work)
+        bounds[schedule] = roofline(spec, plan, Call(spec, plan, 2048, 2048).work())
     assert bounds["naive"].by_memory
     assert not bounds["fused"].by_memory
     assert bounds["fused"].reachable == arch.tensor_tflops * 1e12
@@ -111,7 +112,7 @@ def test_work_of_a_backward() -> None:
     gradients, and fp32 numbers of the rows."""
     spec, n = define(dtype="bf16", head_dim=64, mask="causal"), 512
     plan = choose(spec, ARCHES["sm_80"], "fused", direction="backward", deterministic=True)
-    work = costs(spec, plan, n, n, {}).work
+    work = Call(spec, plan, n, n).work()
     assert work.operations == n * (n + 1) // 2 * 5 * 2 * 64
     blocks = n // plan.block_q
     assert work.visited_pairs == blocks * (blocks + 1) // 2 * plan.block_q * plan.block_kv
@@ -125,7 +126,7 @@ def test_work_of_a_backward() -> None:
         5 * matrix + (saved + 1) * numbers,
     ]
     assert work.least_bytes == sum(one.bytes for one in work.launches)
-    text = explain_work(spec, plan, n, n, {})
+    text = explain_work(Call(spec, plan, n, n))
     assert "2 (64 + 64 + 64 + 64 + 64) for each of the 131328 pairs" in text
     assert "one after another" in text
 
@@ -135,7 +136,7 @@ def test_work_of_a_backward_with_a_producer(head_dim: int, tiles_of_keys: int) -
     """A block has 128 rows, and 128 keys or 64: what it visits is known for all of them together."""
     spec, n = define(dtype="bf16", head_dim=head_dim, mask="causal"), 512
     plan = choose(spec, ARCHES["sm_90a"], "hopper", direction="backward", deterministic=True)
-    work = costs(spec, plan, n, n, {}).work
+    work = Call(spec, plan, n, n).work()
     pairs = {one.kernel: one.visited_pairs for one in work.launches}
     assert pairs == {"delta": 0, "dk_dv": tiles_of_keys * 64 * 64, "dq": 20 * 128 * 64}
 
@@ -146,7 +147,7 @@ def test_work_of_a_backward_that_keeps_scores() -> None:
     by_name = {}
     for schedule in ("naive", "tiled"):
         plan = choose(spec, ARCHES["sm_80"], schedule, direction="backward")
-        work = costs(spec, plan, n, n, {}).work
+        work = Call(spec, plan, n, n).work()
         assert sum(len(one.products) for one in work.launches) == 5
         by_name[schedule] = {one.kernel: one for one in work.launches}
     assert by_name["naive"]["softmax"].bytes == 2 * 4 * n * n
@@ -175,7 +176,7 @@ def test_products_of_a_backward_are_those_that_run(arch: str, schedule: str, mas
     threads = 32 if schedule == "fused" else 128  # that share an instruction
     shapes = [(re.search(r"\.m(\d+)n(\d+)k(\d+)\.", op), ran) for op, ran in backward.kernel.counters.instructions.items()]
     operations = sum(2 * prod(map(int, shape.groups())) * ran // threads for shape, ran in shapes if shape)
-    assert costs(spec, backward.plan, n, n, {}).work.computed == operations
+    assert Call(spec, backward.plan, n, n).work().computed == operations
 
 
 @pytest.mark.parametrize("wanted", tiers.cases(["q,k,v", "q,v", "v", "v,bias", "bias", "k"], quick=["q,v"]))
@@ -188,13 +189,13 @@ def test_products_that_no_wanted_gradient_needs_are_not_counted(wanted: str) -> 
     backward = kernel.gradients(names)
     of_delta = 2 * n * 16 if "delta" in backward.plan.own.kernels else 0
     operations = 2 * backward.kernel.counters.instructions["fma.rn.f32"] - of_delta
-    assert costs(spec, backward.plan, n, n, {}).work.computed == operations
+    assert Call(spec, backward.plan, n, n).work().computed == operations
 
 
 def test_split_operands_have_a_third_of_the_rate() -> None:
     spec, arch = shipped("gpt2", "fp32"), ARCHES["sm_80"]
     plan = choose(spec, arch, "fused")
-    roof = roofline(spec, plan, costs(spec, plan, 256, 256, {}).work)
+    roof = roofline(spec, plan, Call(spec, plan, 256, 256).work())
     assert roof.peak == pytest.approx(arch.tensor_tflops * 1e12 / 2 / 3)  # tf32 has half the rate of fp16
 
 
@@ -240,7 +241,7 @@ def test_work_of_a_packed_backward(schedule: str, arch: str) -> None:
     dense = define(dtype="bf16", head_dim=128, mask="causal", lse=True)
     packed = replace(dense, kernel=replace(dense.kernel, storage="packed"))
     works = [
-        costs(spec, choose(spec, ARCHES[arch], schedule, direction="backward", wanted=QKV), 512, 512, {}).work
+        Call(spec, choose(spec, ARCHES[arch], schedule, direction="backward", wanted=QKV), 512, 512).work()
         for spec in (dense, packed)
     ]
     for one, other in zip(*(work.launches for work in works), strict=True):
@@ -269,7 +270,7 @@ def test_explain_refuses_params_that_are_none(given: str, words: str) -> None:
 def test_decode_reads_keys_once_for_the_heads_that_share_them() -> None:
     """16 rows of two heads are two tiles of 8 positions, and each reads the keys up to its last one."""
     spec, arch = shipped("gemma_softcap"), ARCHES["sm_80"]
-    fused, decode = (costs(spec, choose(spec, arch, schedule), 16, 512, {}).work for schedule in ("fused", "decode"))
+    fused, decode = (Call(spec, choose(spec, arch, schedule), 16, 512).work() for schedule in ("fused", "decode"))
     assert fused.allowed_pairs == decode.allowed_pairs
     assert fused.read is not None
     assert decode.read is not None
@@ -290,5 +291,5 @@ def test_long_sequences_take_little_memory() -> None:
     spec, arch, keys = shipped("gpt2"), ARCHES["sm_90a"], 1 << 26
     problem = without_values(spec, Shape(batch=1, q_len=2, kv_len=keys))
     assert problem.k.strides == (0, 0, 0, 0)
-    found = costs(spec, choose(spec, arch, "decode"), 2, keys, {}).work
+    found = Call(spec, choose(spec, arch, "decode"), 2, keys).work()
     assert found.allowed_pairs == 3  # of the first row and the second

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attngen.emit.emitter import emit
-from attngen.inspect.report.page import Problem, report
+from attngen.inspect.call import Call
+from attngen.inspect.report.page import report
 from attngen.inspect.report.pipeline import SHOWN, traced_timeline
 from attngen.language.load import load_path
 from attngen.plan import ARCHES, Plan
@@ -71,7 +72,7 @@ def test_the_page_says_what_its_picture_is() -> None:
     plan = choose(one.spec, ARCHES["sm_80"], "fused")
     source = emit(one.spec, plan)
     of_run, schematic = (
-        report(one, plan, source, Problem(256, 256, {}), "not here", pipeline).html
+        report(one, source, Call(one.spec, plan, 256, 256), "not here", pipeline).html
         for pipeline in (traced_timeline(one.spec, plan), None)
     )
     assert "From a traced run on the emulated device" in of_run

@@ -16,9 +16,10 @@ from attngen.device.cuda.line_table import machine_code, sass_code
 from attngen.diagnostics import DiagnosticError
 from attngen.emit.emitter import emit
 from attngen.emit.templates import template_directory
+from attngen.inspect.call import Call
 from attngen.inspect.ladder import LADDER, ladder
 from attngen.inspect.opcodes import OTHER, class_of, histogram, opcode
-from attngen.inspect.report.page import Problem, Report, report
+from attngen.inspect.report.page import Report, report
 from attngen.language import Loaded, load_source
 from attngen.language.load import load_path
 from attngen.plan import ARCHES, Schedule
@@ -46,7 +47,7 @@ def loaded(name: str) -> Loaded:
 
 def page(one: Loaded, schedule: str, arch: str, length: int = 512) -> Report:
     plan = choose(one.spec, ARCHES[arch], schedule)
-    return report(one, plan, emit(one.spec, plan), Problem(length, length, {}), "not in this test")
+    return report(one, emit(one.spec, plan), Call(one.spec, plan, length, length), "not in this test")
 
 
 def data_of(html: str) -> dict[str, Any]:

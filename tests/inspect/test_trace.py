@@ -93,7 +93,7 @@ def test_bytes_are_those_of_the_closed_formula(name: str, dtype: str | None, sha
         read, written = dict.fromkeys("QKVS", 0), dict.fromkeys("SO", 0)
         for b in range(shape.batch):
             for h in range(shape.q_heads):
-                kinds = tile_kinds(spec, found.plan, problem, names, b, h)
+                kinds = tile_kinds(found.plan, problem, names, b, h)
                 traffic = requested(spec, found.plan, shape.q_len, shape.kv_len, kinds)
                 read = {t: n + traffic.read.get(t, 0) for t, n in read.items()}
                 written = {t: n + traffic.written.get(t, 0) for t, n in written.items()}

@@ -18,34 +18,22 @@ from attngen.device.cuda.line_table import MachineCode, machine_code
 from attngen.emit.comment_text import backward_equations, equations
 from attngen.emit.loops import loop_nest
 from attngen.emit.program import Program
+from attngen.inspect.call import Call
 from attngen.inspect.checking import Checked
-from attngen.inspect.explain_work import defaults
-from attngen.inspect.launch_work import launches
 from attngen.inspect.machine_text import spec_lines
 from attngen.inspect.opcodes import histogram
-from attngen.inspect.report.beside import beside_data
 from attngen.inspect.report.code import CLASS_NAMES, code_data
-from attngen.inspect.report.levels import levels_data
+from attngen.inspect.report.other_files import beside_data, levels_data
 from attngen.inspect.report.pictures import roofline_plot, tile_map
 from attngen.inspect.work import launch_roofline
 from attngen.language import Loaded
 from attngen.plan import Plan
 from attngen.plan.shared_memory import BANK_GROUPS
-from attngen.reference.problems import Shape, sample
 from attngen.schedules.timeline import Timeline, timeline
 from attngen.spec.attention import AttentionSpec
 
 HERE = Path(__file__).resolve().parent
 PLOT = (460.0, 250.0)  # of the roofline, in units of its picture
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """The problem of the page's map and roofline: lengths, and the values of params; one batch."""
-
-    q_len: int
-    kv_len: int
-    params: Mapping[str, int | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,37 +47,36 @@ class Report:
 
 def report(
     loaded: Loaded,
-    plan: Plan,
     source: Program,
-    problem: Problem,
+    call: Call,
     errors: Sequence[Checked] | str,
     pipeline: Timeline | None = None,
 ) -> Report:
-    """The page about `source`. `errors` are the results of a check, or the reason why there are none; `pipeline` is from a
-    traced run, None for a schematic.
+    """The page about `source`, the program of `call`, which the map and the roofline are of. `errors` are the results of a
+    check, or the reason why there are none; `pipeline` is from a traced run, None for a schematic.
 
     Raises CompilationError, and DeviceError if nvdisasm is missing.
     """
-    code = machine_code(source)
+    spec, plan, code = loaded.spec, call.plan, machine_code(source)
     mapped, instructions = code.mapped
     data = {
         **code_data(loaded, source, code, spec_lines(loaded, plan, source)),
-        "levels": levels_data(loaded.spec, plan, source.text),
-        "beside": beside_data(loaded.spec, plan, source),
+        "levels": levels_data(spec, plan, source.text),
+        "beside": [*beside_data(spec, plan, source.text)],
     }
     assets = {name: (HERE / f"page.{name}").read_text() for name in ("css", "js")}
     html = (
         _environment()
         .get_template("page.html.j2")
         .render(
-            title=f"{loaded.spec.name}, {plan.keyword}{', backward' if plan.wanted else ''} on {plan.arch.name}",
+            title=f"{spec.name}, {plan.keyword}{', backward' if plan.wanted else ''} on {plan.arch.name}",
             loaded=loaded,
-            spec=loaded.spec,
-            equations=_equations(loaded.spec, plan),
+            spec=spec,
+            equations=_equations(spec, plan),
             plan=plan,
             source=source,
-            nest=loop_nest(loaded.spec, plan, source),
-            problem=problem,
+            nest=loop_nest(spec, plan, source),
+            call=call,
             errors=errors,
             mapped=mapped,
             instructions=instructions,
@@ -98,8 +85,8 @@ def report(
             hashes={name: _digest(text) for name, text in assets.items()},
             data=_as_json(data),
             beside=[other["title"] for other in data["beside"]],
-            timeline=pipeline or timeline(loaded.spec, plan),
-            **_pictures(loaded, plan, problem, code),
+            timeline=pipeline or timeline(spec, plan),
+            **_pictures(call, code),
         )
     )
     return Report(html, mapped, instructions)
@@ -110,20 +97,15 @@ def _equations(spec: AttentionSpec, plan: Plan) -> list[str]:
     return equations(spec, spec.lse) if gradient is None else backward_equations(spec, gradient, plan.wanted)
 
 
-def _pictures(loaded: Loaded, plan: Plan, problem: Problem, code: MachineCode) -> dict[str, Any]:
-    spec = loaded.spec
-    shape = Shape(batch=1, q_heads=1, kv_heads=1, q_len=problem.q_len, kv_len=problem.kv_len)
-    arrays = sample(spec, shape)
-    names = {**shape.sizes(spec), **defaults(spec), **problem.params}
+def _pictures(call: Call, code: MachineCode) -> dict[str, Any]:
+    spec, plan = call.spec, call.plan
     return {
-        "heads": shape.sizes(spec)["q_heads"],
-        "tiles": tile_map(spec, plan, arrays, names),
+        "heads": call.names["q_heads"],
+        "tiles": tile_map(call),
         "layouts": plan.schedule.layouts(spec, plan),
         "bank_groups": BANK_GROUPS,
-        "roof": roofline_plot(spec, plan, arrays, names, PLOT),
-        "launches": [(one, launch_roofline(spec, plan, one)) for one in launches(spec, plan, arrays, names)]
-        if plan.wanted
-        else [],
+        "roof": roofline_plot(call, PLOT),
+        "launches": [(one, launch_roofline(spec, plan, one)) for one in call.work().launches],
         "plot": PLOT,
         "histogram": histogram(line.text for line in code.sass if line.is_code),
         "classes": CLASS_NAMES,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import groupby
 
-from attngen.inspect.work import roofline, tile_kinds, work
+from attngen.inspect.call import Call
+from attngen.inspect.work import roofline
 from attngen.plan import Plan
 from attngen.plan.block_map import KIND_NAMES, count_kinds
 from attngen.plan.plan import PlanRefusal
-from attngen.reference.problems import Sample
 from attngen.schedules import choose
 from attngen.schedules.choose import schedules_for
 from attngen.spec.attention import AttentionSpec, ScheduleName
@@ -41,13 +41,13 @@ class TileMap:
     is_whole: bool
 
 
-def tile_map(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, int | float]) -> TileMap | None:
+def tile_map(call: Call) -> TileMap | None:
     """The tiles of batch 0 and head 0; None for the naive schedule, which has none."""
-    kinds = tile_kinds(spec, plan, problem, names)
+    plan, kinds = call.plan, call.tiles()
     if kinds is None:
         return None
     drawn = kinds[:MOST_TILES, :MOST_TILES]
-    missing = plan.missing_rows(int(names["q_len"]))
+    missing = plan.missing_rows(call.q_len)
     runs = []
     for row, line in enumerate(drawn):
         for kind, group in groupby(enumerate(line), key=lambda pair: int(pair[1])):
@@ -117,12 +117,10 @@ class RooflinePlot:
     points: tuple[SchedulePoint, ...]
 
 
-def roofline_plot(
-    spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[str, int | float], size: tuple[float, float]
-) -> RooflinePlot:
-    found = []
+def roofline_plot(call: Call, size: tuple[float, float]) -> RooflinePlot:
+    spec, plan, found = call.spec, call.plan, []
     for schedule, other in plans_beside(spec, plan).items():
-        cost = work(spec, other, problem, names)
+        cost = replace(call, plan=other).work()
         found.append((schedule, cost, roofline(spec, other, cost)))
     roofs = {roof.units: roof.peak / 1e12 for _, _, roof in found}
     points = tuple(

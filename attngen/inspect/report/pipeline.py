@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from attngen.device.emulated.tracing import Step, Watch
 from attngen.diagnostics import counted
-from attngen.inspect.explain_work import defaults
+from attngen.inspect.call import defaults
 from attngen.inspect.tracing import trace_spec
 from attngen.plan import Plan
 from attngen.reference.problems import Shape
