@@ -52,7 +52,7 @@ def check_call(arguments: tuple[Any, ...], mode: Mode, copies: bool) -> None:
         found = runtime(text, q.device)
         if copies:
             q, k, v = as_read(found, q, k, v)
-        found.check((q, k, v, *inputs), ints, floats, OF_CACHE)
+        found.bind((q, k, v, *inputs), ints, floats, names=OF_CACHE)
 
 
 class EagerCalls:

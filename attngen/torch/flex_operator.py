@@ -25,6 +25,7 @@ from attngen.torch.description import Mode, check_mode
 from attngen.torch.eager import EagerCalls, Others
 from attngen.torch.flex_spec import Described, Functions, prepare
 from attngen.torch.graphs import hint, stand_in
+from attngen.torch.layout import padded
 from attngen.torch.max_scores import max_scores
 
 Tensor = Any
@@ -75,10 +76,8 @@ def attend(
 
 
 def _padded(tensor: Tensor, batch: int) -> Tensor:
-    """`tensor` with a head size that is a multiple of 8, and of the query's batch."""
-    missing = -index(tensor.shape[3]) % 8
-    if missing:
-        tensor = torch.nn.functional.pad(tensor, (0, missing))
+    """`tensor`, `padded`, of the query's batch."""
+    tensor = padded(tensor)
     return tensor.expand(batch, -1, -1, -1) if tensor.shape[0] == 1 and batch != 1 else tensor
 
 

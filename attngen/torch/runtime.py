@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -62,7 +62,6 @@ def refuse_tangents(names: str | Sequence[str], tensors: Sequence[Tensor]) -> No
 
 
 runtimes: dict[tuple[str, Any], Emulated | OnGpu] = {}
-_training: dict[tuple[Any, ...], Emulated | OnGpu] = {}  # forwards that save, and backwards
 _lock = Lock()
 
 
@@ -85,26 +84,21 @@ def runtime(text: str, device: Any) -> Emulated | OnGpu:
     return found
 
 
+@cache
 def saving_runtime(text: str, device: Any) -> Emulated | OnGpu:
     """The kernel that also returns what a backward reads."""
-    found = _training.get((text, device))
-    if found is None:
-        usual = runtime(text, device)
-        found = _training[text, device] = type(usual)(usual.compiled.saving())
-    return found
+    usual = runtime(text, device)
+    return type(usual)(usual.compiled.saving())
 
 
+@cache
 def backward_runtime(text: str, device: Any, wanted: tuple[str, ...], deterministic: bool) -> Emulated | OnGpu:
     """The kernels that compute the gradients `wanted`, by the names of the tensors. `deterministic`: the same bits in each run.
 
     Raises GradientError, PlanRefusal.
     """
-    key = text, device, wanted, deterministic
-    found = _training.get(key)
-    if found is None:
-        usual = runtime(text, device)
-        found = _training[key] = type(usual)(usual.compiled.gradients(wanted, deterministic))
-    return found
+    usual = runtime(text, device)
+    return type(usual)(usual.compiled.gradients(wanted, deterministic))
 
 
 _counters: dict[tuple[int, int], int] = {}  # addresses, by device and stream
@@ -160,22 +154,16 @@ class Runtime:
         with torch.inference_mode(False):  # a later call may record gradients
             return torch.empty((0,), dtype=torch.float32, device=name if name.startswith("cuda") else "cpu")
 
-    def check(
-        self, tensors: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float], names: Mapping[str, str] = SAME_NAMES
-    ) -> None:
-        """Raises ArgumentError, ObligationError or PlanRefusal as a call would; nothing runs. `names` are the caller's for
-        tensors that have other names there."""
-        self._bind(tensors, ints, floats, (), names)
-
-    def _bind(
+    def bind(
         self,
         tensors: Sequence[Tensor],
         ints: Sequence[int],
         floats: Sequence[float],
-        outputs: Given,
+        outputs: Given = (),
         names: Mapping[str, str] = SAME_NAMES,
     ) -> Bound:
-        """The call, checked. Raises ArgumentError."""
+        """The call, checked; nothing runs. `names` are the caller's for tensors that have other names there. Raises
+        ArgumentError, ObligationError, PlanRefusal."""
         wanted = {"tensors": (self.input_names, tensors), "ints": (self._ints, ints), "floats": (self._floats, floats)}
         for what, (expected, given) in wanted.items():
             if len(given) != len(expected):
@@ -201,7 +189,7 @@ class Emulated(Runtime):
         outputs: Given = (),
         stream: int | None = None,
     ) -> Sequence[Tensor]:
-        bound = self._bind(tensors, ints, floats, outputs)
+        bound = self.bind(tensors, ints, floats, outputs)
         bound.run()
         if outputs:
             mark_written(outputs)
@@ -233,7 +221,7 @@ class OnGpu(Runtime):
         call = self._calls.get(key)
         result = call(tensors, outputs, stream) if call is not None else None
         if result is None:
-            call = self._calls[key] = PreparedCall(self._bind(tensors, ints, floats, outputs))
+            call = self._calls[key] = PreparedCall(self.bind(tensors, ints, floats, outputs))
             result = call(tensors, outputs, stream, checked=True)
             assert result is not None
         if outputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,6 +149,18 @@ def test_wrong_numbers_of_arguments_are_named() -> None:
         kernel((q, k, v, v))
 
 
+@pytest.fixture
+def own_training() -> Iterator[None]:
+    """Kernels of trainings are those of this test."""
+    kinds = (runtime.saving_runtime, runtime.backward_runtime)
+    for kind in kinds:
+        kind.cache_clear()
+    yield
+    for kind in kinds:
+        kind.cache_clear()
+
+
+@pytest.mark.usefixtures("own_training")
 @pytest.mark.parametrize("schedule", tiers.cases(["naive", "fused"], quick=["naive"]))
 def test_a_repeated_backward_plans_and_checks_nothing(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = attngen.define(
@@ -161,12 +173,11 @@ def test_a_repeated_backward_plans_and_checks_nothing(schedule: str, monkeypatch
     )
     compiled = attngen.compile(spec, device=RepeatingDevice(checked=False, arch="sm_80"))
     text = fixed_text(spec, None)
-    monkeypatch.setattr(runtime, "_training", {})
     monkeypatch.setattr(runtime, "runtimes", {(text, torch.device("cpu")): OnGpu(compiled)})
     monkeypatch.setattr(backward, "_repeats", runtime.Remembered())
     for attempt in range(3):
         if attempt:
-            monkeypatch.setattr(OnGpu, "_bind", None)
+            monkeypatch.setattr(OnGpu, "bind", None)
             monkeypatch.setattr(backward, "first", None)
         q, k, v = (t.requires_grad_() for t in problem())
         slopes = torch.tensor([0.5, 0.25], requires_grad=True)
