@@ -17,7 +17,6 @@ from attngen.cli.common import FAILED, OK, colored, device_named, emulated_by_de
 
 if TYPE_CHECKING:
     from attngen.device.protocol import Device
-    from attngen.inspect.changed_file import ChangedFile
     from attngen.inspect.checking import Checked, Kernel
     from attngen.spec.attention import AttentionSpec
 
@@ -102,20 +101,18 @@ def command(
     loaded = specs.load_specs(spec, name)
     if dtype is not None:
         loaded = [replace(one, spec=replace(one.spec, dtype=DTYPES[dtype])) for one in loaded]
-    loaded, changed = specs.changed_kernel(source, loaded, kernel, arch, backward, wanted, deterministic)
-    kernel, arch = (changed.schedule, changed.arch.name) if changed is not None else (kernel, arch)
-    gradients = specs.Gradients(True, wanted, deterministic)
-    devices = _Devices(gpu, arch, thread_orders, fast, debug)
+    stated = specs.Gradients(True, wanted, deterministic)
+    chosen = specs.Chosen(loaded, kernel, arch, backward, stated).by_source(source)
+    devices = _Devices(gpu, chosen.arch, thread_orders, fast, debug)
     progress = _Progress()
     checks = []  # planned before the first runs, so that a refusal is the only output
-    for one in loaded:
+    for one in chosen.loaded:
         fixed = Fixed(batch, heads, kv_heads, q_len, kv_len, specs.known_params(one.spec, given), _sizes(one.spec, dims), seed)
         with specs.pointing_at(one), progress.cleared():
-            kernels = devices.checked(one.spec, kernel, _directions(backward, changed), gradients, changed)
-            checks.append(check_exercised(one.spec, kernels, fixed, changed.text if changed else None, progress.show))
+            checks.append(check_exercised(one.spec, devices.checked(one.spec, chosen), fixed, chosen.text, progress.show))
     results = []
     table = None if as_json else _CheckTable()
-    with specs.compilation_errors_in(changed), progress.cleared():
+    with specs.compilation_errors_in(chosen.changed), progress.cleared():
         for result in chain.from_iterable(checks):
             results.append(result)
             progress.clear()
@@ -126,13 +123,6 @@ def command(
     else:
         table.finish()
     sys.exit(OK if all(r.comparison.passed for r in results) else FAILED)
-
-
-def _directions(backward: bool | None, changed: ChangedFile | None) -> tuple[bool, ...]:
-    """Whether the forward is checked (False), the backward (True) or both: with --source, that of the file."""
-    if changed is not None:
-        return (bool(changed.wanted),)
-    return (False, True) if backward is None else (backward,)
 
 
 def _sizes(spec: AttentionSpec, dims: tuple[str, ...]) -> dict[str, int]:
@@ -160,31 +150,19 @@ class _Devices:
         schedules = (kernel,) if kernel is not None else self._schedules(spec)
         return [(schedule, device) for schedule in schedules for device in self._devices(spec, schedule)]
 
-    def checked(
-        self,
-        spec: AttentionSpec,
-        kernel: str | None,
-        directions: tuple[bool, ...],
-        gradients: specs.Gradients,
-        changed: ChangedFile | None,
-    ) -> list[Kernel]:
+    def checked(self, spec: AttentionSpec, chosen: specs.Chosen) -> list[Kernel]:
         """What is checked: forwards, then backwards. A backward that a spec or a schedule has not is left out, unless it alone
         was asked for."""
         from attngen.inspect.checking import Kernel
 
-        kernels = self.kernels(spec, kernel)
-        found = [Kernel(*one) for one in kernels] if False in directions else []
-        if True in directions:
-            found += self._backwards(spec, kernels, gradients, changed, must=directions == (True,))
+        kernels = self.kernels(spec, chosen.kernel)
+        found = [] if chosen.backward else [Kernel(*one) for one in kernels]
+        if chosen.backward is not False:
+            found += self._backwards(spec, kernels, chosen.gradients, must=chosen.backward is True)
         return found
 
     def _backwards(
-        self,
-        spec: AttentionSpec,
-        kernels: list[tuple[str, Device]],
-        gradients: specs.Gradients,
-        changed: ChangedFile | None,
-        must: bool,
+        self, spec: AttentionSpec, kernels: list[tuple[str, Device]], gradients: specs.Gradients, must: bool
     ) -> list[Kernel]:
         from attngen.inspect.checking import Kernel
         from attngen.inspect.prepare import plan_for
@@ -194,9 +172,8 @@ class _Devices:
         found = []
         refusal: Exception | None = None
         for schedule, device in kernels:
-            choices = [changed.wanted] if changed else [gradients.of(spec), *([] if gradients.wanted else [QKV])]
-            for wanted in choices:  # all of them, or those that every backward has
-                one = Kernel(schedule, device, wanted, changed.deterministic if changed else gradients.deterministic)
+            for wanted in (gradients.of(spec), *([] if gradients.wanted else [QKV])):  # all, or those that every backward has
+                one = Kernel(schedule, device, wanted, gradients.deterministic)
                 try:
                     plan_for(spec, *one)
                 except (PlanRefusal, GradientError) as error:

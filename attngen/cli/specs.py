@@ -187,31 +187,40 @@ def known_params(spec: AttentionSpec, given: tuple[str, ...]) -> dict[str, int |
     return check_params({p.name: (str(p.type), p.default) for p in spec.params if p.name in values}, values)
 
 
-def changed_kernel(
-    source: Path | None,
-    loaded: list[Loaded],
-    kernel: str | None,
-    arch: str | None,
-    backward: bool | None,
-    wanted: str | None,
-    deterministic: bool,
-) -> tuple[list[Loaded], ChangedFile | None]:
-    """The attentions to run, and the file of --source that contains the kernel of one of them.
+class Chosen(NamedTuple):
+    """What a command runs: what its options say, or the kernel in the file of --source. `backward`: its backward, its forward,
+    or both (None)."""
 
-    Without --source: all attentions and None. Raises ArgumentError if the file contains a kernel of none of them, and
-    BadParameter if it is not the backward or forward that the command asks for; None: either.
-    """
-    from attngen.inspect.changed_file import changed_file
+    loaded: list[Loaded]
+    kernel: str | None
+    arch: str | None
+    backward: bool | None
+    gradients: Gradients
+    changed: ChangedFile | None = None
 
-    if source is None:
-        return loaded, None
-    changed = changed_file(source, [one.spec for one in loaded], kernel, arch, deterministic)
-    has = f"{changed.path} contains a {'backward' if changed.wanted else 'forward'}"
-    if backward is not None and backward != bool(changed.wanted):
-        raise click.BadParameter(has, param_hint="--backward" if backward else "--forward")
-    if wanted is not None and Gradients(bool(changed.wanted), wanted).of(changed.spec) != changed.wanted:
-        raise click.BadParameter(f"{has} that computes {', '.join(changed.wanted)}", param_hint="--wanted")
-    return [one for one in loaded if one.spec == changed.spec], changed
+    @property
+    def text(self) -> str | None:
+        """The CUDA text that replaces the emitted one."""
+        return None if self.changed is None else self.changed.text
+
+    def by_source(self, source: Path | None) -> Chosen:
+        """The same, by the file of --source if there is one. Raises ArgumentError if it contains a kernel of none of the
+        attentions, and BadParameter if it is not the backward or forward that the command asks for."""
+        from attngen.inspect.changed_file import changed_file
+
+        if source is None:
+            return self
+        stated = self.gradients
+        changed = changed_file(source, [one.spec for one in self.loaded], self.kernel, self.arch, stated.deterministic)
+        is_backward = bool(changed.wanted)
+        has = f"{changed.path} contains a {'backward' if is_backward else 'forward'}"
+        if self.backward is not None and self.backward != is_backward:
+            raise click.BadParameter(has, param_hint="--backward" if self.backward else "--forward")
+        if stated.wanted is not None and Gradients(is_backward, stated.wanted).of(changed.spec) != changed.wanted:
+            raise click.BadParameter(f"{has} that computes {', '.join(changed.wanted)}", param_hint="--wanted")
+        gradients = Gradients(True, ",".join(changed.wanted), changed.deterministic) if is_backward else FORWARD
+        loaded = [one for one in self.loaded if one.spec == changed.spec]
+        return Chosen(loaded, changed.schedule, changed.arch.name, is_backward, gradients, changed)
 
 
 @contextmanager

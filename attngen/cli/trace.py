@@ -67,19 +67,19 @@ def command(
     if arch is not None:
         arch = specs.arch_known(arch).name
     loaded = specs.load_specs(spec, name)
-    loaded, changed = specs.changed_kernel(source, loaded, kernel, arch, gradients.backward or None, *gradients[1:])
-    for one in loaded:
-        wanted = changed.wanted if changed else gradients.of(one.spec)
-        schedules = (changed.schedule,) if changed else _schedules(one.spec, kernel, steps, wanted, arch)
+    chosen = specs.Chosen(loaded, kernel, arch, gradients.backward or None, gradients).by_source(source)
+    _, kernel, arch, _, gradients, changed = chosen
+    for one in chosen.loaded:
+        wanted = gradients.of(one.spec)
+        schedules = _schedules(one.spec, kernel, steps, wanted, arch)
         params = specs.known_params(one.spec, given)
         shape = with_free_sizes(one.spec, _shape(one.spec, batch, heads, kv_heads, q_len, kv_len), params)
-        if kernel is None and not (changed or wanted or steps) and _decodes(one.spec, arch, shape):
+        if kernel is None and not (wanted or steps) and _decodes(one.spec, arch, shape):
             schedules = (*schedules, "decode")
         target = arch or default_arch(schedules[-1] if schedules[-1] != "auto" else one.spec.kernel.schedule)
-        target, text = (changed.arch.name, changed.text) if changed else (target, None)
         with specs.pointing_at(one):
-            said = changed.deterministic if changed else gradients.deterministic
-            results = trace_spec(one.spec, schedules, target, shape, params, watch, text, 0, wanted, said)
+            said = (watch, chosen.text, 0, wanted, gradients.deterministic)
+            results = trace_spec(one.spec, schedules, target, shape, params, *said)
         show = (
             None
             if as_json
