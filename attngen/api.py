@@ -342,7 +342,8 @@ def _checked(spec: AttentionSpec | Path, storage: Storage | None) -> AttentionSp
     else:
         spec = load_one(spec)
     if storage is not None and storage != spec.kernel.storage:
-        check_storage(storage)
+        if storage not in get_args(Storage):
+            raise ArgumentError(f"storage is {storage!r}; expected {', '.join(get_args(Storage))}")
         spec = replace(spec, kernel=replace(spec.kernel, storage=storage))
         check(spec)
     return spec
@@ -413,12 +414,6 @@ def check_schedule(keyword: str, said: str, *others: str) -> None:
         names: list[str] = [*SCHEDULE_NAMES, "auto", *others]
         *known, last = names
         raise ArgumentError(f"{keyword} is {said!r}; expected {', '.join(known)} or {last}")
-
-
-def check_storage(storage: str) -> None:
-    """Raises ArgumentError for a storage that does not exist."""
-    if storage not in get_args(Storage):
-        raise ArgumentError(f"storage is {storage!r}; expected {', '.join(get_args(Storage))}")
 
 
 def _arch(name: str) -> Arch:

@@ -76,7 +76,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def runtime() -> dict[str, bytes]:
     """The emulated device's own code, compiled: entries of the kernel cache, which tests of other workers may empty."""
-    from attngen.cache.directory import cache_directory
+    from attngen.cache.disk_cache import cache_directory
     from attngen.device.emulated import EmulatedDevice
     from tests.harness import emitted, shipped
 

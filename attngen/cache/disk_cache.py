@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from attngen.cache.directory import cache_directory
 from attngen.cache.trusted_files import UntrustedError, owner_name, path_is_fixed, read_trusted, trusted_directory
 
 # Cubins, libraries of the emulated device, what `attngen tune` found, templates as bytecode, tables of the language's parser.
@@ -34,6 +33,19 @@ TEMPORARY = ".writing-"
 LOCK = ".lock-"
 PRIVATE = "."  # how the names of files that are no entries begin
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def cache_directory(kind: str) -> Path:
+    """The directory for one of KINDS; `ATTNGEN_CACHE_DIR` overrides its root."""
+    root = os.environ.get("ATTNGEN_CACHE_DIR")
+    return (Path(root) if root else _of_user()) / kind
+
+
+@cache
+def _of_user() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("attngen")
 
 
 class CacheWarning(UserWarning):

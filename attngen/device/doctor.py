@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 
-from attngen.cache.directory import cache_directory
-from attngen.cache.disk_cache import KINDS, MOST_BYTES, DiskCache
+from attngen.cache.disk_cache import KINDS, MOST_BYTES, DiskCache, cache_directory
 from attngen.device.cuda import CudaDevice
 from attngen.device.cuda.compiler import SASS_CURE, find_nvdisasm, nvrtc_version
 from attngen.device.emulated.host_compiler import CURE, find_compiler

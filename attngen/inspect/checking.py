@@ -148,15 +148,18 @@ def _results(
             tried = []
             for number, (trial, known, computed) in enumerate(zip(chosen.trials, knowns, expected, strict=True), 1):
                 progress(f"running {name} on {device.name}: problem {number} of {len(expected)}")
-                if isinstance(compiled, CompiledBackward):
-                    found = _run_backward(compiled, known, computed, trial.apart)
-                else:
-                    found = _run(compiled, known, computed, trial)
+                run = _run_backward if isinstance(compiled, CompiledBackward) else _run
+                found = run(compiled, known, computed)  # type: ignore[arg-type]
                 of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
                 tried.append(Tried(*of_trial, *found))
         others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
         missed = (*chosen.missed, *([f"gradients of {', '.join(others)}"] if others else []))
-        yield _checked(compiled, schedule, compile_seconds, tried, missed)
+        worst = max(tried, key=lambda one: one.comparison.excess)
+        seconds = sum(one.run_seconds for one in tried)
+        yield Checked(
+            spec.name, schedule, plan.schedule.name, device.name, plan.arch.name, worst.comparison, compile_seconds, seconds,
+            tuple(tried), missed, plan.direction,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -184,10 +187,10 @@ def _computed_beside(knowns: Sequence[Known], plan: Plan) -> Iterator[list[Compu
             future.cancel()
 
 
-def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, is_apart: bool) -> Found:
+def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed) -> Found:
     arrays = backward_inputs(compiled.spec, compiled.plan, known.sample, known.loss, known.truth.reference)
     start = perf_counter()
-    gradients = run_backward(compiled, arrays, known.trial.params, is_apart)
+    gradients = run_backward(compiled, arrays, known.trial.params, known.trial.apart)
     done = perf_counter() - start
     computed.result()
     each = compare_gradients(gradients, known.gradients(compiled.plan))
@@ -197,28 +200,12 @@ def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, 
     return replace(worst, wrong=wrong), done, errors
 
 
-def _run(compiled: CompiledAttention, known: Known, computed: Computed, trial: Trial) -> Found:
-    start = perf_counter()
+def _run(compiled: CompiledAttention, known: Known, computed: Computed) -> Found:
+    trial, start = known.trial, perf_counter()
     output, lse = _call(_split_for(compiled, trial.multiprocessors), known.sample, trial.params, trial.apart)
     done = perf_counter() - start
     computed.result()
     return compare(output, lse, known.truth), done, {}
-
-
-def _checked(
-    compiled: CompiledAttention | CompiledBackward,
-    schedule: str,
-    compile_seconds: float,
-    tried: Sequence[Tried],
-    missed: tuple[str, ...],
-) -> Checked:
-    worst = max(tried, key=lambda one: one.comparison.excess)
-    plan, device = compiled.plan, compiled.device
-    seconds = sum(one.run_seconds for one in tried)
-    return Checked(
-        compiled.spec.name, schedule, plan.schedule.name, device.name, plan.arch.name, worst.comparison, compile_seconds,
-        seconds, tuple(tried), missed, plan.direction,
-    )  # fmt: skip
 
 
 def _split_for(compiled: CompiledAttention, multiprocessors: int) -> CompiledAttention:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from textwrap import wrap
 
 from attngen.emit.cuda_text import c_name
@@ -30,8 +31,9 @@ def _spelled(node: Expr) -> Expr | None:
 
 def conditions(roots: dict[str, Expr], width: int) -> Iterator[str]:
     """The lines of each condition, below its title (the key in `roots`), then the definitions of the names in them."""
-    named = _shared(list(roots.values()))
-    symbols = {node: name(free, node.type) for node, free in zip(named, _free_names(list(roots.values())), strict=False)}
+    named, taken = _shared(list(roots.values())), names_in(*roots.values())
+    free = (symbol for number in count(1) if (symbol := f"t{number}") not in taken)
+    symbols = {node: name(symbol, node.type) for node, symbol in zip(named, free, strict=False)}
 
     def shortened(expr: Expr, itself: bool = False) -> str:
         return tile_text(rewrite(expr, lambda node: None if itself and node is expr else symbols.get(node)))
@@ -60,13 +62,3 @@ def _shared(roots: list[Expr]) -> list[Expr]:
     uses = Counter(arg for node in walk(*roots) for arg in node.args)
     long = (node for node in walk(*roots) if isinstance(node, (Apply, Gather)) and len(tile_text(node)) >= NAMED_FROM)
     return [node for node in long if uses[node] > 1 and node.type is not Type.BOOL]
-
-
-def _free_names(roots: list[Expr]) -> Iterator[str]:
-    """t1, t2, ..., without names that occur in the expressions."""
-    taken = names_in(*roots)
-    number = 0
-    while True:
-        number += 1
-        if f"t{number}" not in taken:
-            yield f"t{number}"

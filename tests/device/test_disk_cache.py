@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen.cache.directory import cache_directory
-from attngen.cache.disk_cache import DIGEST_BYTES, TEMPORARY, CacheWarning, DiskCache
+from attngen.cache.disk_cache import DIGEST_BYTES, TEMPORARY, CacheWarning, DiskCache, cache_directory
 from attngen.device.compiled_templates import keep_compiled_templates
 from attngen.device.cuda import compiler
 from attngen.device.emulated import build

@@ -15,8 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from attngen.cache import disk_cache, trusted_files
-from attngen.cache.directory import cache_directory
-from attngen.cache.disk_cache import CacheWarning, DiskCache
+from attngen.cache.disk_cache import CacheWarning, DiskCache, cache_directory
 from attngen.cache.trusted_files import owner_name
 from attngen.cli import main
 from attngen.device.tuning_cache import CACHE as TUNED
