@@ -12,6 +12,8 @@ from attngen.spec.attention import ScheduleName  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 BATCH, KEYS, SIZE = 5, 700, 128
+ON_HOPPER = ("wgmma", "hopper")
+ROWS = [("decode", 3), ("fused", 200), ("wgmma", 200), ("hopper", 200)]
 
 
 def tables(page: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,10 +38,10 @@ def expected(q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, used: tor
     return out
 
 
-@pytest.mark.parametrize(("schedule", "rows"), [("decode", 3), ("fused", 200), ("hopper", 200)])
+@pytest.mark.parametrize(("schedule", "rows"), ROWS)
 def test_a_graph_replays_with_other_lengths(schedule: ScheduleName, rows: int) -> None:
     """Padded keys, with NaN after the last one of each sequence."""
-    if schedule == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+    if schedule in ON_HOPPER and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("TMA and wgmma are on Hopper")
     spec = attngen.define(dtype="bf16", head_dim=SIZE, mask="causal_bottom_right", kernel=schedule, storage="padded")
     kernel = attngen.compile(spec, device="cuda")
@@ -66,11 +68,11 @@ def test_a_graph_replays_with_other_lengths(schedule: ScheduleName, rows: int) -
 
 
 @pytest.mark.parametrize("page", [1, 16, 64, 256])
-@pytest.mark.parametrize(("schedule", "rows"), [("decode", 3), ("fused", 200), ("hopper", 200)])
+@pytest.mark.parametrize(("schedule", "rows"), ROWS)
 def test_a_graph_replays_with_other_tables(schedule: ScheduleName, rows: int, page: int) -> None:
-    if schedule == "hopper" and (page < 8 or torch.cuda.get_device_capability() != (9, 0)):
+    if schedule in ON_HOPPER and (page < 8 or torch.cuda.get_device_capability() != (9, 0)):
         pytest.skip("TMA copies pages of 8 rows and more, on Hopper")
-    stated = {"page_size": page} if schedule == "hopper" else {}
+    stated = {"page_size": page} if schedule in ON_HOPPER else {}
     spec = attngen.define(dtype="bf16", head_dim=SIZE, mask="causal_bottom_right", kernel=schedule, storage="paged", **stated)
     kernel = attngen.compile(spec, device="cuda")
     q = torch.randn(BATCH, 8, rows, SIZE, device="cuda", dtype=torch.bfloat16)
@@ -94,13 +96,14 @@ def test_a_graph_replays_with_other_tables(schedule: ScheduleName, rows: int, pa
 
 
 @pytest.mark.parametrize(
-    ("schedule", "rows", "page"), [("decode", 1, 16), ("decode", 3, 64), ("fused", 200, 16), ("hopper", 200, 64)]
+    ("schedule", "rows", "page"),
+    [("decode", 1, 16), ("decode", 3, 64), ("fused", 200, 16), ("wgmma", 200, 64), ("hopper", 200, 64)],
 )
 def test_a_long_sequence_beside_short_ones(schedule: ScheduleName, rows: int, page: int) -> None:
     """131,072 keys beside few or none, in a pool of more than 2^31 elements of which the unused ones are NaN."""
-    if schedule == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+    if schedule in ON_HOPPER and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("TMA and wgmma are on Hopper")
-    stated = {"page_size": page} if schedule == "hopper" else {}
+    stated = {"page_size": page} if schedule in ON_HOPPER else {}
     spec = attngen.define(dtype="bf16", head_dim=SIZE, mask="causal_bottom_right", kernel=schedule, storage="paged", **stated)
     kernel = attngen.compile(spec, device="cuda")
     pool = torch.full((2**23 // page + 100, page, 2, SIZE), float("nan"), device="cuda", dtype=torch.bfloat16)
