@@ -75,6 +75,19 @@ class ZeroKernel:
     sizes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RowKernel:
+    """A kernel whose blocks own rows and visit keys, as the template sees it."""
+
+    section: str
+    kernel: KernelText
+    sums_q: bool
+    sums_delta: bool
+    row_values: tuple[str, ...]  # that it reads
+    terms: tuple[Terms, ...]  # of captured gradients, which it adds up
+    equations: tuple[str, ...]
+
+
 class CapturedSums(File):
     """The context of a backward that keeps no scores in memory: its gradients, those of captured tensors too."""
 
@@ -104,6 +117,28 @@ class CapturedSums(File):
 
     def pair_equations(self, of_scores: bool) -> list[str]:
         return comment_text.pair_equations(self.spec, self.gradient, of_scores)
+
+    @property
+    def sums_delta(self) -> bool:
+        """Whether a kernel that owns rows adds up delta over their keys."""
+        return bool(self.own.delta == "sums over keys")
+
+    @property
+    def row_owners(self) -> list[str]:
+        """The names of the kernels that own rows and visit keys, in launch order."""
+        owners = ("delta", "dq") if self.sums_delta else ("dq",)
+        return [name for name in self.own.kernels if name in owners]
+
+    def row_kernel(self, name: str, kernel: KernelText, values: tuple[str, ...], terms: tuple[Terms, ...]) -> RowKernel:
+        """One of `row_owners`, with the numbers that each row has."""
+        sums_delta, sums_q = name == "delta", name == "dq" and self.plan.wants("q")
+        if sums_delta:
+            values = tuple(n for n in values if n != "delta")
+            equations = comment_text.delta_equations(self.spec, self.gradient)
+        else:
+            of_q = [f"dQ = softmax_scale * {self.ds} K"] if sums_q else []
+            equations = (*self.pair_equations(True), *of_q)
+        return RowKernel(name, kernel, sums_q, sums_delta, values, terms, equations)
 
     def term_sums(self, *places: Place) -> tuple[Terms, ...]:
         """The sums in `places`, by default all."""
@@ -139,7 +174,7 @@ class CapturedSums(File):
         return [ConstantLine("WORDS", WORDS, "of a sum without rounding")] if self.term_sums("words") else []
 
     def captured_primitives(self, lanes_of_a_row: int) -> list[str]:
-        reduced = lanes_of_a_row > 1 and bool(self.term_sums("rows", "keys"))
+        reduced = lanes_of_a_row > 1 and (self.sums_delta or bool(self.term_sums("rows", "keys")))
         return [*(["lane_reduce"] if reduced else []), *(["exact_sum"] if self.term_sums("words") else [])]
 
     def captured_equations(self, captured: CapturedGradient) -> list[str]:

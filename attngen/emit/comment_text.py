@@ -128,6 +128,14 @@ def pair_equations(spec: AttentionSpec, gradient: Gradient, of_scores: bool) -> 
     return [*lines, f"ds = dS * ({text['derivative']})"] if gradient.ds is not FLOAT_ONE else lines
 
 
+def delta_equations(spec: AttentionSpec, gradient: Gradient) -> tuple[str, ...]:
+    """P of a tile, recomputed from lse, and delta as a sum over keys."""
+    dp = "dO V^T" if spec.dropout is None else "D * (dO V^T)"
+    sink = f" + exp({expression_to_text(spec.sink)} - lse)" if spec.sink is not None else ""
+    delta = f"delta = (sum over keys of P * ({dp})) / (sum over keys of P{sink}){' - dlse' if spec.lse else ''}"
+    return *pair_equations(spec, gradient, False), delta
+
+
 def product_equations(spec: AttentionSpec, gradient: Gradient) -> list[str]:
     """The same where dP is a product by itself, and dS is that of scaled dot products."""
     text = expression_texts(spec, gradient)

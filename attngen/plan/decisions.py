@@ -9,6 +9,7 @@ from attngen.plan.captured_sums import Place, TermSum
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision
 from attngen.plan.precision import rough_functions
+from attngen.plan.saved import Delta
 from attngen.spec.expr import inputs_in
 
 
@@ -63,6 +64,12 @@ def saved_decisions(saved: tuple[str, ...]) -> Iterator[Decision]:
         yield Decision("lse", "lse + lse_rest", WHY_LSE_REST)
 
 
+def delta_decisions(delta: Delta) -> Iterator[Decision]:
+    """What delta is computed from, if it is needed."""
+    if delta:
+        yield Decision("delta", delta, WHY_DELTA[delta])
+
+
 def term_decisions(terms: tuple[TermSum, ...]) -> Iterator[Decision]:
     """How the gradients of captured tensors are added up."""
     for t in {t.captured: t for t in terms}.values():
@@ -85,5 +92,9 @@ HOW_DIAGONALS = (
     "diagonal by diagonal",
     "its pairs read the same element: a block adds up those of a tile, atomic additions of integers those of all tiles",
 )
+WHY_DELTA: dict[Delta, str] = {
+    "O and dO": "a sum over d: no key is visited",
+    "sums over keys": "of P * dP in fp32, two products more: O is rounded to 16 bits, and sums over pairs add up that error",
+}
 WHY_LSE_REST = "one fp32 number cannot hold a large maximum and the logarithm of a sum beside it"
 WHY_ROTATED = "it reads and writes rows of Q and K once; those of K would be rotated again for each block of rows"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attngen.plan.plan import Plan
+from attngen.plan.saved import delta_of
 from attngen.spec.attention import AttentionSpec
 
 # The products of each kernel of a backward that keeps S and dP in global memory, and of one that does not.
@@ -19,6 +20,7 @@ OF_FUSED = {
     "dv": ("Q K^T", "P^T dO"),
     "dq": ("Q K^T", "dO V^T", "dS K"),
 }
+OF_DELTA = ("Q K^T", "dO V^T")  # if it is a sum over keys
 
 
 def counted_products(spec: AttentionSpec, wanted: tuple[str, ...] = ()) -> dict[str, int]:
@@ -51,9 +53,10 @@ def computed_products(plan: Plan) -> dict[str, tuple[str, ...]]:
         return {kernel: OF_UNFUSED[kernel] for kernel in plan.own.kernels if kernel in OF_UNFUSED}
     needed = {*counted_products(plan.facts.spec, plan.wanted)}
     of_fused = OF_FUSED | ({"dk_dv": (*OF_FUSED["dk_dv"], "dS K")} if "dq_sums" in plan.workspaces else {})
+    of_fused |= {"delta": OF_DELTA} if delta_of(plan.facts) == "sums over keys" else {}
     of_keys = needed if plan.wants("k") or any(t.place == "keys" for t in plan.term_sums) else needed - {"dO V^T"}
     return {
-        kernel: tuple(p for p in of_fused[kernel] if p in (needed if kernel == "dq" else of_keys))
+        kernel: tuple(p for p in of_fused[kernel] if p in (needed if kernel in ("delta", "dq") else of_keys))
         for kernel in plan.own.kernels
         if kernel in of_fused
     }

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attngen.plan.bounded_scores import may_be_large
+from attngen.plan.captured_sums import term_sums
 from attngen.plan.facts import SpecFacts
 from attngen.spec.attention import AttentionSpec
+
+Delta = Literal["O and dO", "sums over keys", ""]  # what delta is computed from; the last: it is not needed
 
 
 def needs_lse_rest(spec: AttentionSpec) -> bool:
@@ -17,10 +22,38 @@ def needs_lse_rest(spec: AttentionSpec) -> bool:
     return spec.normalize == "softmax" and (spec.dtype.bytes == 4 or may_be_large(spec))
 
 
+def delta_of(facts: SpecFacts) -> Delta:
+    """What a backward with O(S) memory computes delta from.
+
+    The sum over d of dO * O costs one read of both. In 16 bits, O is rounded, and so are the weights that tensor cores multiply
+    by V. All pairs of a row have that error of delta, and gradients of captured tensors, which are sums over pairs, add it up.
+    For these, delta is the sum over keys of P * dP in fp32.
+    """
+    captured = bool(term_sums(facts))
+    if facts.spec.normalize != "softmax" or not (captured or {"q", "k"} & {*facts.wanted}):
+        return ""
+    return "sums over keys" if facts.spec.dtype.bytes == 2 and _shows_rounding(facts) else "O and dO"
+
+
+def _shows_rounding(facts: SpecFacts) -> bool:
+    """Whether a wanted gradient of a captured tensor shows the rounding of O.
+
+    That of a sink in the type of O does not: it is a sum over rows, with one term for each.
+    """
+    assert facts.gradient is not None
+    types = {one.name: one.dtype for one in facts.spec.inputs}
+    return any(
+        c.source != "sink" or types.get(one.name) != facts.spec.dtype
+        for one in facts.gradient.captured
+        if one.name in facts.wanted
+        for c in one.contributions
+    )
+
+
 def saved_results(facts: SpecFacts) -> tuple[str, ...]:
     """The results of the forward, by the names of arguments, that a backward with O(S) memory reads."""
     spec = facts.spec
     if spec.normalize != "softmax":
         return ()
-    out = ("out",) if set(facts.wanted) - {"v"} else ()
+    out = ("out",) if delta_of(facts) == "O and dO" else ()
     return (*out, "lse", *(("lse_rest",) if needs_lse_rest(spec) else ()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from attngen.emit.emitter import emit
 from attngen.plan import ARCHES
 from attngen.plan.captured_sums import term_sums
 from attngen.plan.facts import facts_of
+from attngen.reference.compare_gradients import gradient_truth
 from attngen.reference.gradients import sample_loss
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose
@@ -79,6 +81,35 @@ def assert_right_in_any_order_of_threads(spec: AttentionSpec, arch: str) -> None
     loss = sample_loss(spec, problem)
     found = [gradients(one, problem, loss, wanted) for one in (kernel, compiled(spec, "fused", arch, seed=1))]
     assert len({np.asarray(one["x"]).tobytes() for one in found}) == 1
+
+
+OF_ALL = {"slopes": ("fp32", ("heads",)), "table": ("fp32", ("heads", 31)), "sinks": ("fp32", ("heads",))}
+
+
+@pytest.mark.parametrize(("arch", "dtype"), tiers.cases(product(SCHEDULES, ["fp16", "bf16"]), quick=[(ARCH, "bf16")]))
+def test_sums_do_not_have_the_rounding_of_o(arch: str, dtype: str) -> None:
+    """Allowed are the errors of fp32 alone, although Q, K, V and O have 16 bits."""
+    spec = attngen.define(
+        dtype=dtype, head_dim=16, mask="causal", inputs=OF_ALL, sink="sinks[h]", lse=True,
+        score="s + slopes[h] * (k - q) + table[h, clamp(q - k, 0, 30)]",
+    )  # fmt: skip
+    kernel, wanted = compiled(spec, "fused", arch), tuple(OF_ALL)
+    assert kernel.gradients(wanted).plan.own.delta == "sums over keys"
+    for seed in range(3):
+        problem = sample(spec, SHAPE, seed)
+        exact = gradient_truth(spec, problem, sample_loss(spec, problem, seed), wanted)
+        assert not wrong_gradients(kernel, problem, wanted, exact, seed)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "delta"), [(("x",), "sums over keys"), (("q", "sinks"), "O and dO"), (("q", "k"), "O and dO"), (("v",), "")]
+)
+def test_delta_is_a_sum_over_keys_where_its_error_would_show(wanted: tuple[str, ...], delta: str) -> None:
+    inputs = {"x": ("fp32", ("heads",)), "sinks": ("fp16", ("heads",))}
+    spec = attngen.define(dtype="fp16", head_dim=64, score="s * x[h]", sink="sinks[h]", inputs=inputs)
+    for arch in (ARCH, TENSOR_CORES):
+        plan = choose(spec, ARCHES[arch], "fused", direction="backward", wanted=wanted)
+        assert (plan.own.delta, "out" in plan.saved) == (delta, delta == "O and dO")
 
 
 @pytest.mark.long

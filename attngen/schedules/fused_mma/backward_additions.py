@@ -11,11 +11,11 @@ from math import lcm
 
 from attngen.diagnostics import counted
 from attngen.plan.arch import Arch, Feature
-from attngen.plan.decisions import addition_decisions, saved_decisions
+from attngen.plan.decisions import addition_decisions, delta_decisions, saved_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule
-from attngen.plan.saved import saved_results
+from attngen.plan.saved import delta_of, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
@@ -171,6 +171,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch, fitting_tiles: tup
         qk_width=qk,
         v_width=v,
         dq="additions",
+        delta=delta_of(facts),
         shares=shares(tile),
         dq_part=dq_part(spec, tile, 4 if arch.has(Feature.RED_V4) else 1),
     )
@@ -195,6 +196,7 @@ def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPl
     yield from first_decisions(facts, arch)
     yield from addition_decisions()
     yield from saved_decisions(saved_results(facts))
+    yield from delta_decisions(own.delta)
     yield tile_decision(spec, tile, f"many keys: less is added to dQ; an SM has room for {counted(blocks, 'such block')}")
     keys = MMA_ROWS * ROW_BLOCKS
     yield Decision("warps", str(tile.warps), f"{keys} keys each, and a fragment of a tile serves two products")

@@ -17,7 +17,7 @@ from attngen.schedules.fused_mma.backward_needs import FusedMmaBackwardPlan
 
 DELTA_LANES = 8  # that share a row: of 64 numbers of 16 bits, each loads 16 bytes
 ROW_LANES = 4  # that have the columns of a row of a fragment
-RESULTS = {"dk_dv": ("dK", "dV"), "dv": ("dV",), "dk": ("dK",), "dq": ("dQ",)}
+RESULTS = {"delta": (), "dk_dv": ("dK", "dV"), "dv": ("dV",), "dk": ("dK",), "dq": ("dQ",)}
 TITLES = {
     "delta": "Delta",
     "dk_dv": "dK and dV",
@@ -63,15 +63,14 @@ class FusedMmaBackward(Fused, CapturedSums):
 
     def context(self) -> dict[str, Any]:
         kernels = self.kernels()
-        of_q = [f"dQ = softmax_scale * {self.ds} K"] if self.plan.wants("q") else []
         return super().context() | {
             "kernels": {name: kernels.get(name) for name in TITLES},
             "key_kernels": [
                 self._key_kernel(name, kernels[name]) for name in self.own.kernels if name in backward_needs.OF_KEYS
             ],
-            "query_equations": [*self.pair_equations(True), *of_q],
-            "query_sums": self._terms_of("dq"),
-            "sums_q": self.plan.wants("q"),
+            "row_kernels": [
+                self.row_kernel(name, kernels[name], self.row_values, self._terms_of(name)) for name in self.row_owners
+            ],
             "stored_sums": [t for t in self.term_sums("rows", "pairs", "words") if t.place == "rows" or t.of("sink")],
             "sinks": self._sinks,
             "diagonals": any(terms.diagonals for terms in self.term_sums()),
@@ -81,7 +80,7 @@ class FusedMmaBackward(Fused, CapturedSums):
         }
 
     def gradient_kernels(self) -> dict[str, KernelText]:
-        others = {"delta": self._delta, "convert_dq": self._convert_dq}
+        others = {"convert_dq": self._convert_dq} | ({} if self.sums_delta else {"delta": self._delta})
         return {name: others[name]() if name in others else self._gradients(name) for name in self.own.kernels}
 
     def _terms_of(self, name: str) -> tuple[Terms, ...]:
@@ -92,7 +91,7 @@ class FusedMmaBackward(Fused, CapturedSums):
     @property
     def _sums_rows(self) -> bool:
         """Whether lanes add up what they have of a row, or of a key."""
-        return bool(self.term_sums("rows", "keys")) or self._sinks
+        return self.sums_delta or bool(self.term_sums("rows", "keys")) or self._sinks
 
     @property
     def _sinks(self) -> bool:
@@ -103,9 +102,10 @@ class FusedMmaBackward(Fused, CapturedSums):
         """The functions that a kernel calls."""
         v = self.variant
         of_terms = [f for terms in self._terms_of(name) for f in terms.functions.functions]
-        by_query = name == "dq"
-        sink = v.sink if by_query and self._sinks else None
-        return v.score, v.derivative, v.mask, v.dropout, v.kv_range if by_query else v.q_range, v.classify, sink, *of_terms
+        visited = v.q_range if name in backward_needs.OF_KEYS else v.kv_range
+        derivative = None if name == "delta" else v.derivative
+        sink = v.sink if name == "delta" or (name == "dq" and self._sinks) else None
+        return v.score, derivative, v.mask, v.dropout, visited, v.classify, sink, *of_terms
 
     def _delta(self) -> KernelText:
         delta = abi.data("delta", "float", writable=True)
@@ -131,21 +131,22 @@ class FusedMmaBackward(Fused, CapturedSums):
         return [abi.data("dq_sums", "float", writable=True)] if self.adds else []
 
     def _gradients(self, name: str) -> KernelText:
-        """A kernel that adds up gradients: of keys, or of queries."""
+        """A kernel that visits tiles and adds up gradients of its keys, or of its rows, or their delta."""
         results = [r for r in RESULTS[name] if self.plan.wants(r[1:].lower())]
         terms = self._terms_of(name)
         read = ("Q", "K", "V", "dO") if name != "dv" or terms else ("Q", "K", "dO")
         lse = [n for n in self.row_values if n != "delta"]
-        by_query = name == "dq"
+        by_query = name not in backward_needs.OF_KEYS
         parameters = [
             *(self.pointer(t) for t in read),
             *(abi.data(n, "float") for n in lse),
-            *([abi.data("delta", "float")] if "delta" in self.row_values else []),
+            *([abi.data("delta", "float", writable=name == "delta")] if "delta" in self.row_values else []),
             *(self.pointer(t, writable=True) for t in results),
             *([] if by_query else self._dq_sums()),
             *(self.term_parameters(*{t.place: "" for t in terms}) if terms else []),
             *(p for t in (*read, *results) for p in self.strides(t, "bhs")),
             *(p for n in lse for p in self.strides(n, "bhs")),
+            *(self.dlse_parameters() if name == "delta" else []),
             *self.sizes(),
             *([self.heads_in_l2()] if by_query else []),
             *self.captured(*self._functions_of(name)),
@@ -172,7 +173,7 @@ class FusedMmaBackward(Fused, CapturedSums):
         return [
             *self.first_primitives(packed),
             "opaque",
-            *([f"unpack_{dtype}"] if not split and "delta" in self.own.kernels else []),
+            *([f"unpack_{dtype}"] if not split and self.own.delta == "O and dO" else []),
             "cp_async",
             *(["finite_or_0"] if self.row_values else []),
             *(["cp_async_4"] if self.row_values and self.own.kernels != ("delta", "dq") else []),
@@ -223,7 +224,7 @@ class FusedMmaBackward(Fused, CapturedSums):
             ConstantLine("QK_WIDTH", own.qk_width, zeros[own.qk_width]),
             ConstantLine("V_WIDTH", own.v_width, zeros[own.v_width]),
             *self._adding_constants(),
-            *([delta] if "delta" in own.kernels else []),
+            *([delta] if own.delta == "O and dO" else []),
             *([ConstantLine("ROW_LANES", ROW_LANES, "that share a row of a fragment")] if self._sums_rows else []),
             *self.captured_constants(),
         ]

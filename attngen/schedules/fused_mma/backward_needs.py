@@ -12,7 +12,7 @@ from attngen.plan.decisions import wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.plan import Decision, Plan
-from attngen.plan.saved import saved_results
+from attngen.plan.saved import Delta, delta_of, saved_results
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import STATED
@@ -47,6 +47,7 @@ class FusedMmaBackwardPlan:
     qk_width: int  # of a row of Q or K in shared memory, without the padding
     v_width: int
     dq: Dq  # who adds up dQ
+    delta: Delta
     shares: int = (
         1  # warps that have the same keys: each has the pairs of its share of a tile's rows, and its share of the columns
     )
@@ -69,7 +70,7 @@ def kernels_of(facts: SpecFacts, apart: bool) -> tuple[str, ...]:
     wanted, places = {*facts.wanted}, {terms.place for terms in term_sums(facts)}
     both = {"k", "v"} <= wanted and not apart
     needed = {
-        "delta": facts.spec.normalize == "softmax" and bool({"q", "k"} & wanted or places),
+        "delta": bool(delta_of(facts)),
         "dk_dv": both,
         "dv": "v" in wanted and not both,
         "dk": ("k" in wanted and not both) or ("keys" in places and "v" not in wanted),
@@ -87,8 +88,7 @@ def terms_of(facts: SpecFacts, kernel: str, kernels: tuple[str, ...]) -> tuple[T
 
 def row_values(facts: SpecFacts) -> tuple[str, ...]:
     """The numbers that each row has for itself."""
-    needs_delta = "delta" in kernels_of(facts, apart=False)
-    return (*(n for n in saved_results(facts) if n != "out"), *(["delta"] if needs_delta else []))
+    return (*(n for n in saved_results(facts) if n != "out"), *(["delta"] if delta_of(facts) else []))
 
 
 def classifies(facts: SpecFacts) -> bool:

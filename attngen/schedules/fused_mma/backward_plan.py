@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from attngen.diagnostics import counted
 from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import TermSum, term_sums
-from attngen.plan.decisions import saved_decisions, term_decisions
+from attngen.plan.decisions import delta_decisions, saved_decisions, term_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
-from attngen.plan.saved import saved_results
+from attngen.plan.saved import delta_of, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
@@ -81,7 +81,8 @@ def registers(facts: SpecFacts, tile: Tile, part: int, apart: bool) -> int:
     other, of_pairs = (OTHER_SPLIT_REGISTERS, SPLIT_PAIR_REGISTERS) if split else (OTHER_REGISTERS, 1)
     captured = CAPTURED_REGISTERS if gathers(spec) else 0
     qk, v = (width if name in facts.wanted else 0 for width, name in zip(widths(spec), ("k", "v"), strict=True))
-    columns = {"dk_dv": qk + v, "dv": v, "dk": qk, "dq": widths(spec)[0] if "q" in facts.wanted else 0, "delta": 0}
+    delta = 4 if delta_of(facts) == "sums over keys" else 0  # one sum for each row of a thread
+    columns = {"dk_dv": qk + v, "dv": v, "dk": qk, "dq": widths(spec)[0] if "q" in facts.wanted else 0, "delta": delta}
     kernels = kernels_of(facts, apart)
     sums = (blocks * columns[k] // 2 + _sums_of_terms(terms_of(facts, k, kernels), blocks) for k in kernels)
     return max(sums, default=0) + of_pairs * blocks * part + captured + _ahead(facts) + other
@@ -189,6 +190,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         qk_width=qk,
         v_width=v,
         dq="own kernel" if "dq" in kernels else "",
+        delta=delta_of(facts),
     )
     return planned(
         schedule,
@@ -214,6 +216,7 @@ def _decisions(facts: SpecFacts, arch: Arch, tile: Tile, own: FusedMmaBackwardPl
         both = own.qk_width + own.v_width
         yield Decision("dK and dV", "by two kernels", f"one would have {row_blocks(tile) * both // 2} sums a thread, and spill")
     yield from saved_decisions(saved_results(facts))
+    yield from delta_decisions(own.delta)
     yield from term_decisions(term_sums(facts, diagonals=True))
     why_square = "as many rows as keys: ranges of captured vectors serve both kernels; "
     blocks = blocks_of_an_sm(facts, arch, tile, shared_bytes)

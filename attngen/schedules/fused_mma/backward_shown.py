@@ -7,7 +7,7 @@ from attngen.plan.plan import Plan
 from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, TILES, Bar, Timeline
 from attngen.spec.attention import AttentionSpec
 
-# What each kernel that visits tiles adds up.
+# What each kernel that visits tiles adds up by products.
 SUMS = {
     "dk_dv": "dV += P^T dO, dK += dS^T Q",
     "dv": "dV += P^T dO",
@@ -45,18 +45,23 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     if own.dq == "additions":
         late = Loop("dQ = dS K", f"{plan.block_kv // 16} steps of 16 keys", "warp", "dS^T: shared", "multiply_stored<")
         sums_of_keys["dk_dv"] = of_keys(part("S^T, dP^T", SUMS["dk_dv"]), late)
-    held_rows = "Q, dO: shared; dQ: registers"
-    of_rows = Loop(
-        "rows", f"{plan.warps} x {rows}", "warp", held_rows, "const int warp_row =", (tiles("K, V", part("S, dP", SUMS["dq"])),)
-    )
+
+    def of_rows(held: str, sums: str) -> Loop:
+        visited = (tiles("K, V", part("S, dP", sums)),)
+        own = Loop("rows", f"{plan.warps} x {rows}", "warp", held, "const int warp_row =", visited)
+        return kernel(f"Q, dO: global to shared, {plan.block_q} rows", own)
+
     lanes = Loop("d", str(spec.head_dim_v), "lanes that share a row", "O, dO: global", "column < HEAD_DIM_V")
+    delta = kernel("O, dO: global", lanes)
+    if own.delta == "sums over keys":
+        delta = of_rows("Q, dO: shared; delta: registers", "delta += P dP")
     chunks = Loop(
         "chunks", str(own.dq_part.chunks if own.dq_part else 1), "warp", "dQ: registers to shared to global", "++chunk)"
     )
     every = {
         **sums_of_keys,
-        "delta": kernel("O, dO: global", lanes),
-        "dq": kernel(f"Q, dO: global to shared, {plan.block_q} rows", of_rows),
+        "delta": delta,
+        "dq": of_rows("Q, dO: shared; dQ: registers", SUMS["dq"]),
         "convert_dq": kernel("sums of dQ: global", chunks),
     }
     return {name: every[name] for name in own.kernels}
@@ -66,8 +71,9 @@ def timeline(plan: Plan, weights: str) -> Timeline:
     work: list[Bar] = []
     copies: list[Bar] = []
     start = 0.0
+    visit_tiles = {*SUMS, *(["delta"] if plan.own.delta == "sums over keys" else [])}
     for name in plan.own.kernels:
-        if name not in SUMS:
+        if name not in visit_tiles:
             work.append(Bar(start, 1, name.partition("_")[0], SOFTMAX))
             start += 1.0
             continue
@@ -77,7 +83,8 @@ def timeline(plan: Plan, weights: str) -> Timeline:
             if n + 1 < TILES // 2:
                 copies.append(Bar(begin if plan.stages == 2 else begin + 3, 1, f"tile {n + 1}", COPY))
             adds = plan.own.dq == "additions"
-            sums = (("dV, dK", PRODUCT, 0.7), ("dQ, dV, dK", PRODUCT, 0.7)) if adds else ((SUMS[name], PRODUCT, 1.2),)
+            of_kernel = [(SUMS[name], PRODUCT, 1.2)] if name in SUMS else []
+            sums = [("dV, dK", PRODUCT, 0.7), ("dQ, dV, dK", PRODUCT, 0.7)] if adds else of_kernel
             for label, kind, length in (("S, dP", PRODUCT, 1.0 if adds else 1.2), (weights, SOFTMAX, 0.6), *sums):
                 work.append(Bar(begin, length, label, kind))
                 begin += length

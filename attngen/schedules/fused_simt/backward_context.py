@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attngen.emit import abi
-from attngen.emit.captured_sums import CapturedSums
+from attngen.emit.captured_sums import CapturedSums, Terms
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Parameter
@@ -38,14 +38,16 @@ class FusedSimtBackward(CapturedSums):
         return row_values(self.facts)
 
     def context(self) -> dict[str, Any]:
+        kernels = self.kernels()
         return super().context() | {
             "wants": self.wants,
             "keys_need_ds": self.keys_need_ds,
             "row_values": self.row_values,
             "key_sums": self.term_sums(*OF_KEYS),
-            "query_sums": self.term_sums(*OF_ROWS),
+            "row_kernels": [
+                self.row_kernel(name, kernels[name], self.row_values, self._terms_of(name)) for name in self.row_owners
+            ],
             "key_equations": self._key_equations(),
-            "query_equations": [*self.pair_equations(True), f"dQ = softmax_scale * {self.ds} K"],
         }
 
     def _key_equations(self) -> list[str]:
@@ -59,13 +61,20 @@ class FusedSimtBackward(CapturedSums):
         return self.wants["k"] or bool(self.term_sums(*OF_KEYS))
 
     def gradient_kernels(self) -> dict[str, KernelText]:
-        written = {"delta": self._delta, "dk_dv": self._dk_dv, "dq": self._dq}
-        return {name: written[name]() for name in self.own.kernels}
+        others = {"delta": self._delta, "dk_dv": self._dk_dv}
+        return {name: self._of_rows(name) if name in self.row_owners else others[name]() for name in self.own.kernels}
 
-    def _of_rows(self) -> list[Function | None]:
-        """The device functions of the terms that the row-owning kernel adds to captured gradients."""
-        sinks = any(terms.of("sink") for terms in self.term_sums(*OF_ROWS))
-        return [*self.term_functions(*OF_ROWS), *([self.variant.sink] if sinks else [])]
+    def _terms_of(self, name: str) -> tuple[Terms, ...]:
+        """What one of `row_owners` adds up of captured gradients."""
+        return self.term_sums(*OF_ROWS) if name == "dq" else ()
+
+    def _functions_of(self, name: str) -> tuple[Function | None, ...]:
+        """The functions that one of `row_owners` calls."""
+        v, terms = self.variant, self._terms_of(name)
+        derivative = None if name == "delta" else v.derivative
+        sink = v.sink if name == "delta" or any(t.of("sink") for t in terms) else None
+        of_terms = [f for t in terms for f in t.functions.functions]
+        return *v.of_scores, v.mask, derivative, v.dropout, v.kv_range, v.classify, sink, *of_terms
 
     def _delta(self) -> KernelText:
         parameters = [
@@ -80,21 +89,21 @@ class FusedSimtBackward(CapturedSums):
         results = [name for letter, name in (("k", "dK"), ("v", "dV")) if self.wants[letter]]
         grid = self.kv_head_grid(CeilDiv("kv_len", self.plan.block_kv))
         functions = (*v.of_scores, v.mask, v.derivative, v.dropout, v.q_range, v.classify, *self.term_functions(*OF_KEYS))
-        parameters = [*self._operands(results, *OF_KEYS), *self.captured(*functions)]
+        parameters = [*self._operands(results, self.term_parameters(*OF_KEYS)), *self.captured(*functions)]
         return self.kernel("dk_dv", grid, parameters, threads_name=BOUNDS, shared=True)
 
-    def _dq(self) -> KernelText:
-        v = self.variant
-        functions = (*v.of_scores, v.mask, v.derivative, v.dropout, v.kv_range, v.classify, *self._of_rows())
-        results = ["dQ"] if self.wants["q"] else []
+    def _of_rows(self, name: str) -> KernelText:
+        results = ["dQ"] if name == "dq" and self.wants["q"] else []
         grid = self.head_grid(CeilDiv("q_len", self.plan.block_q))
-        parameters = [*self._operands(results, *OF_ROWS), *self.captured(*functions)]
-        return self.kernel("dq", grid, parameters, threads_name=BOUNDS, shared=True)
+        of_terms = self.term_parameters(*OF_ROWS) if name == "dq" else self.dlse_parameters()
+        operands = self._operands(results, of_terms, writes_delta=name == "delta")
+        parameters = [*operands, *self.captured(*self._functions_of(name))]
+        return self.kernel(name, grid, parameters, threads_name=BOUNDS, shared=True)
 
-    def _operands(self, results: list[str], *places: Place) -> list[Parameter]:
+    def _operands(self, results: list[str], others: list[Parameter], writes_delta: bool = False) -> list[Parameter]:
         saved = [p for n in self.row_values if n != "delta" for p in (abi.data(n, "float"), *self.strides(n, "bhs"))]
-        delta = [abi.data("delta", "float")] if "delta" in self.row_values else []
-        more = (*saved, *delta, *self.term_parameters(*places))
+        delta = [abi.data("delta", "float", writable=writes_delta)] if "delta" in self.row_values else []
+        more = (*saved, *delta, *others)
         return [*self.arrays(("Q", "K", "V", "dO"), results, *more), *self.sizes()]
 
     def constants(self) -> list[ConstantLine]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import term_sums
-from attngen.plan.decisions import saved_decisions, term_decisions, wanted_decision
+from attngen.plan.decisions import delta_decisions, saved_decisions, term_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
-from attngen.plan.saved import saved_results
+from attngen.plan.saved import Delta, delta_of, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, kib, pick_tile, planned, tile_decision
@@ -48,6 +48,7 @@ class FusedSimtBackwardPlan:
     """What the fused_simt backward chooses in addition to its tile."""
 
     kernels: tuple[str, ...]  # in launch order; only those that the wanted gradients need
+    delta: Delta
     row_threads: int  # a block's threads are a grid of row_threads x column_threads over a tile
     column_threads: int
     slice_qk: int  # terms of one partial sum of Q K^T; of dO V^T: slice_v
@@ -59,7 +60,7 @@ class FusedSimtBackwardPlan:
     @property
     def products(self) -> int:
         """The number of matrix products per tile, over all kernels."""
-        return 4 * ("dk_dv" in self.kernels) + 3 * ("dq" in self.kernels)
+        return 4 * ("dk_dv" in self.kernels) + 3 * ("dq" in self.kernels) + 2 * (self.delta == "sums over keys")
 
 
 def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
@@ -67,7 +68,7 @@ def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
     wanted = set(facts.wanted)
     places = {terms.place for terms in term_sums(facts)}
     needed = {
-        "delta": facts.spec.normalize == "softmax" and (bool(wanted & {"q", "k"}) or bool(places)),
+        "delta": bool(delta_of(facts)),
         "dk_dv": bool(wanted & {"k", "v"}) or "keys" in places,
         "dq": "q" in wanted or bool(places - {"keys"}),
     }
@@ -76,7 +77,7 @@ def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
 
 def row_values(facts: SpecFacts) -> tuple[str, ...]:
     """The names of the arrays with one number per row."""
-    return (*(n for n in saved_results(facts) if n != "out"), *(["delta"] if "delta" in kernels_of(facts) else []))
+    return (*(n for n in saved_results(facts) if n != "out"), *(["delta"] if delta_of(facts) else []))
 
 
 def buffers(facts: SpecFacts, square: Square) -> tuple[SharedBuffer, ...]:
@@ -140,6 +141,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     dims, dims_v = spec.head_dim, spec.head_dim_v
     own = FusedSimtBackwardPlan(
         kernels_of(facts),
+        delta_of(facts),
         square.row_threads,
         square.column_threads,
         slice_of(dims),
@@ -154,6 +156,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         Decision("schedule", schedule.name, f"{why_not_fused_mma(facts, arch)}: products on the ordinary arithmetic units"),
         wanted_decision(facts),
         *saved_decisions(saved),
+        *delta_decisions(own.delta),
         *term_decisions(terms),
         Decision(
             "kernels",

@@ -33,29 +33,26 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         "while (tile < tile_end)",
         (scores, *of_scores, *of_v, *of_k),
     )
-    keys_loop = Loop(
-        "keys",
-        f"tiles of {plan.block_kv}",
-        "block",
-        "K, V: global to shared",
-        "while (tile < tile_end)",
-        (scores, weights, sums("dQ += ds K, k", spec.head_dim, "ds, K", "add_product<QK_DIMS")),
-    )
+
+    def of_rows(*more: Loop) -> Loop:
+        tiles = f"tiles of {plan.block_kv}"
+        visited = Loop("keys", tiles, "block", "K, V: global to shared", "while (tile < tile_end)", (scores, weights, *more))
+        return kernel(f"Q, dO: global to shared, {plan.block_q} rows", visited)
+
     heads = Loop("query heads", "group_size", "block", "", "++h_idx", (rows_loop,))
+    dims = Loop("d", str(spec.head_dim_v), "thread", "a row each: registers", "begin < HEAD_DIM_V; begin += V_SLICE")
     every = {
-        "delta": kernel(
-            "O, dO: global",
-            Loop("d", str(spec.head_dim_v), "thread", "a row each: registers", "begin < HEAD_DIM_V; begin += V_SLICE"),
-        ),
+        "delta": of_rows() if own.delta == "sums over keys" else kernel("O, dO: global", dims),
         "dk_dv": kernel(f"K, V: global to shared, {plan.block_kv} keys", heads),
-        "dq": kernel(f"Q, dO: global to shared, {plan.block_q} rows", keys_loop),
+        "dq": of_rows(sums("dQ += ds K, k", spec.head_dim, "ds, K", "add_product<QK_DIMS")),
     }
     return {name: every[name] for name in own.kernels}
 
 
 def timeline(plan: Plan, weights: str) -> Timeline:
     work, copies, start = [], [], 0.0
-    for name, products in (("dk_dv", ("S, dP", "dV", "dK")), ("dq", ("S, dP", "dQ"))):
+    of_delta = [("delta", ("S, dP",))] if plan.own.delta == "sums over keys" else []
+    for name, products in (*of_delta, ("dk_dv", ("S, dP", "dV", "dK")), ("dq", ("S, dP", "dQ"))):
         if name not in plan.own.kernels:
             continue
         copies.append(Bar(start, 1, "Q, dO" if name == "dk_dv" else "K, V", COPY))
