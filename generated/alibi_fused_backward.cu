@@ -30,7 +30,6 @@
 //     K    fp16 [batch, kv_heads, kv_len, 64]
 //     V    fp16 [batch, kv_heads, kv_len, 64]
 //     slopes fp32 [q_heads]
-//     O    fp16 [batch, q_heads, q_len, 64]
 //     lse  fp32 [batch, q_heads, q_len]
 //     lse_rest fp32 [batch, q_heads, q_len]
 //     dO   fp16 [batch, q_heads, q_len, 64]
@@ -48,6 +47,8 @@
 //         order: no atomics, the same bits in every run; in return S and dP are computed twice
 //     weights = recomputed: from scores and the lse of their row, which the forward has saved: O(q_len) bytes
 //     lse = lse + lse_rest: one fp32 number cannot hold a large maximum and the logarithm of a sum beside it
+//     delta = sums over keys: of P * dP in fp32, two products more: O is rounded to 16 bits, and sums over pairs add
+//         up that error
 //     d_slopes = row by row: the block that owns a row adds up its pairs, and a last kernel the rows: a fixed order
 //     BLOCK_Q x BLOCK_KV = 128 x 128: as many rows as keys: ranges of captured vectors serve both kernels; an SM has
 //         room for 2 such blocks
@@ -101,7 +102,6 @@ constexpr int ROW_BLOCKS = BLOCK / (16 * 4);  // blocks of 16 rows of a warp
 constexpr int PAD = 8;
 constexpr int QK_WIDTH = 64;
 constexpr int V_WIDTH = 64;
-constexpr int DELTA_LANES = 8;  // that share a row
 constexpr int ROW_LANES = 4;  // that share a row of a fragment
 
 // 2. Primitives
@@ -136,18 +136,6 @@ __device__ __forceinline__ unsigned thread_index() {
 __device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
-}
-
-// The two elements that pack() joined, as fp32.
-__device__ __forceinline__ float low_of(unsigned packed) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed & 0xffff)));
-    return y;
-}
-__device__ __forceinline__ float high_of(unsigned packed) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed >> 16)));
-    return y;
 }
 
 // Copies 16 bytes from global to shared memory in the background; if `inside` is false it writes zeros and reads nothing.
@@ -474,36 +462,161 @@ __device__ __forceinline__ void store_rows(fp16* to, long long row_stride, const
 
 // 7. Delta
 //
-//     delta[q] = sum over d of dO[q, d] * O[q, d]
+//     P  = exp(S - lse)  with S = s + slopes[h] * float(k - q)   where q >= k, else 0
+//     delta = (sum over keys of P * (dO V^T)) / (sum over keys of P)
 //
-// which is sum over k of P[k] * dP[k], in O(head_dim) instead of O(kv_len). DELTA_LANES lanes share a row.
+// A block owns BLOCK_Q rows, each warp its share of them, and visits tiles of keys as the forward does.
+//
+// A work tile: a block of rows of one head. Heads are divided into sections of heads_in_l2, and work tiles are numbered section
+// by section: blocks that run at the same time have neighbouring rows of a few heads, and read the same keys and values from
+// L2. In a section the last rows come first: under a causal mask they have the most keys.
+struct WorkTile {
+    int q_block, h_idx, b_idx;
+};
+__device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_heads, int q_len, int heads_in_l2) {
+    const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
+    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
+    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
+    const int in_section = block - first_head * q_blocks;
+    const int blocks_after = in_section / heads;  // blocks of the head with later rows
+    const int head = first_head + in_section % heads;
+    return {q_blocks - 1 - blocks_after, head % q_heads, head / q_heads};
+}
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 alibi_backward_delta(
-    const fp16* __restrict__ O,  // [batch, q_heads, q_len, 64]
+    const fp16* __restrict__ Q,  // [batch, q_heads, q_len, 64]
+    const fp16* __restrict__ K,  // [batch, kv_heads, kv_len, 64]
+    const fp16* __restrict__ V,  // [batch, kv_heads, kv_len, 64]
     const fp16* __restrict__ dO,  // [batch, q_heads, q_len, 64]
+    const float* __restrict__ lse,  // [batch, q_heads, q_len]
+    const float* __restrict__ lse_rest,  // [batch, q_heads, q_len]
     float* delta,  // [batch, q_heads, q_len]
-    long long o_stride_b, long long o_stride_h, long long o_stride_s,
+    long long q_stride_b, long long q_stride_h, long long q_stride_s,
+    long long k_stride_b, long long k_stride_h, long long k_stride_s,
+    long long v_stride_b, long long v_stride_h, long long v_stride_s,
     long long do_stride_b, long long do_stride_h, long long do_stride_s,
-    int q_heads, int q_len)
+    long long lse_stride_b, long long lse_stride_h, long long lse_stride_s,
+    long long lse_rest_stride_b, long long lse_rest_stride_h, long long lse_rest_stride_s,
+    int q_heads, int kv_heads, int q_len, int kv_len,
+    int heads_in_l2,  // query heads whose blocks are numbered together
+    const float* __restrict__ captured_slopes,  // [q_heads]
+    long long captured_slopes_step_0)
 {
-    const int row_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int h_idx = blockIdx.x / row_blocks % q_heads, b_idx = blockIdx.x / row_blocks / q_heads;
-    const int q_lo = blockIdx.x % row_blocks * BLOCK_Q;
+    constexpr int ROWS = 2 * ROW_BLOCKS, COLUMNS = PART / 4;  // of a thread: rows, and keys that are multiplied at once
+    extern __shared__ __align__(16) unsigned char smem[];
+    fp16* Q_smem = (fp16*)(smem + FIXED_QK_SMEM);  // [BLOCK_Q][QK_WIDTH + PAD]
+    fp16* dO_smem = (fp16*)(smem + FIXED_V_SMEM);  // [BLOCK_Q][V_WIDTH + PAD]
+    fp16* K_smem = (fp16*)(smem + STREAMED_QK_SMEM);  // [1][BLOCK_KV][QK_WIDTH + PAD]
+    fp16* V_smem = (fp16*)(smem + STREAMED_V_SMEM);  // [1][BLOCK_KV][V_WIDTH + PAD]
+
+    const WorkTile work_tile = work_tile_of(blockIdx.x, gridDim.x, q_heads, q_len, heads_in_l2);
+    const int q_block = work_tile.q_block, h_idx = work_tile.h_idx, b_idx = work_tile.b_idx;
+    const int kv_h_idx = h_idx / (q_heads / kv_heads);
+    const int q_lo = q_block * BLOCK_Q;
+    const int warp_row = 16 * ROW_BLOCKS * (thread_index() / 32);  // of the block
+    const Captured in = {
+        captured_slopes, captured_slopes_step_0
+    };
+
+    QKTile{Q_smem}.load_async(Q + b_idx * q_stride_b + h_idx * q_stride_h, q_stride_s, q_lo, q_len);
+    VTile{dO_smem}.load_async(dO + b_idx * do_stride_b + h_idx * do_stride_h, do_stride_s, q_lo, q_len);
+
+    const int q_hi = min(q_lo + BLOCK_Q, q_len) - 1;
+    const KvRange range = kv_range(q_lo, q_hi, kv_len);
+    const int tile_end = (range.end + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_begin = (range.full_begin + BLOCK_KV - 1) / BLOCK_KV;
+    const int full_tile_end = range.full_end / BLOCK_KV;
+    int tile = range.begin / BLOCK_KV;
+
+    const auto load_keys = [&](int tile) {
+        const int kv_lo = tile * BLOCK_KV, b = opaque(b_idx), h = opaque(kv_h_idx);  // no address is kept in registers
+        QKTile{K_smem}.load_async(
+            K + b * k_stride_b + h * k_stride_h, k_stride_s, kv_lo, kv_len);
+        VTile{V_smem}.load_async(
+            V + b * v_stride_b + h * v_stride_h, v_stride_s, kv_lo, kv_len);
+    };
+    if (tile < tile_end) load_keys(tile);
+    cp_async_commit();
+
+    float lse_of[ROWS], lse_rest_of[ROWS];  // of this lane's rows
+    for (int r = 0; r < ROWS; ++r) {
+        const int q_idx = min(q_lo + warp_row + (int)thread_index() % 32 / 4 + 8 * r, q_len - 1);
+        lse_of[r] = lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s];
+        lse_rest_of[r] = lse_rest[b_idx * lse_rest_stride_b + h_idx * lse_rest_stride_h + q_idx * lse_rest_stride_s];
+        lse_of[r] = finite_or_0(lse_of[r]);
+    }
+    float P_sum[ROWS] = {}, PdP_sum[ROWS] = {};  // of this thread's pairs
+    while (tile < tile_end) {
+        const bool partial = tile < full_tile_begin || tile >= full_tile_end;
+        const int following = tile + 1;
+        cp_async_wait<0>();  // this thread's copies of the tile have arrived; after the barrier, all threads' copies
+        __syncthreads();
+#pragma unroll 1
+        for (int part = 0; part < BLOCK_KV; part += PART) {
+            const int kv_lo = tile * BLOCK_KV + part;
+            const fp16* K_tile = K_smem + part * (QK_WIDTH + PAD);
+            const fp16* V_tile = V_smem + part * (V_WIDTH + PAD);
+
+            // S = Q K^T, dP = dO V^T
+            float S_frag[ROWS][COLUMNS] = {}, dP_frag[ROWS][COLUMNS] = {};
+            multiply_rows<QK_WIDTH>(S_frag, Q_smem + warp_row * (QK_WIDTH + PAD), K_tile);
+            multiply_rows<V_WIDTH>(dP_frag, dO_smem + warp_row * (V_WIDTH + PAD), V_tile);
+
+            // Rows and columns of the fragments' elements, from the thread's number: kept, they would cost registers
+            const int thread = thread_index(), first_column = thread % 4 * 2;
+            const auto column_of = [&](int j) { return first_column + j / 2 * 8 + j % 2; };
+            const int first_row = warp_row + thread % 32 / 4;
+            const auto row_of = [&](int r) { return first_row + 8 * r; };
+            // P takes the place of S, P * dP that of dP
 #pragma unroll
-    for (int row = threadIdx.x / DELTA_LANES; row < BLOCK_Q; row += THREADS / DELTA_LANES) {
-        const int q_idx = q_lo + row, existing = min(q_idx, q_len - 1);  // all lanes take part in the shuffles below
-        const fp16* o_row = O + b_idx * o_stride_b + h_idx * o_stride_h + existing * o_stride_s;
-        const fp16* do_row = dO + b_idx * do_stride_b + h_idx * do_stride_h + existing * do_stride_s;
-        float sum = 0.0f;
-        for (int column = threadIdx.x % DELTA_LANES * 8; column < HEAD_DIM_V; column += 8 * DELTA_LANES) {
-            const Chunk o = *(const Chunk*)(o_row + column), grad = *(const Chunk*)(do_row + column);
-            for (int i = 0; i < 4; ++i)
-                sum += low_of(o.words[i]) * low_of(grad.words[i]) + high_of(o.words[i]) * high_of(grad.words[i]);
+            for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                for (int j = 0; j < COLUMNS; ++j) {
+                    const float s = S_frag[r][j] * softmax_scale;
+                    const float S = score(in, s, h_idx, q_lo + row_of(0), row_of(r) - row_of(0), kv_lo + column_of(0), column_of(j) - column_of(0));
+                    const float P = fast_exp2((S - lse_of[r]) * LOG2_E - lse_rest_of[r] * LOG2_E);
+                    S_frag[r][j] = P;
+                    dP_frag[r][j] = P * dP_frag[r][j];
+                }
+            // Pairs that the mask excludes are set to 0, not multiplied by it: what was computed for them may be NaN
+            if (partial) {
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; ++j) {
+                        const int q_idx = q_lo + row_of(r);
+                        const int kv_idx = kv_lo + column_of(j);
+                        const bool allowed = mask(q_idx, kv_idx);
+                        if (kv_idx >= kv_len || !allowed) S_frag[r][j] = dP_frag[r][j] = 0.0f;
+                    }
+            }
+
+            // These pairs are summed by themselves: rounding errors grow with the partial sums
+            for (int r = 0; r < ROWS; ++r) {
+                float of_P = 0.0f, of_PdP = 0.0f;
+                for (int j = 0; j < COLUMNS; ++j) {
+                    of_P += S_frag[r][j];
+                    of_PdP += dP_frag[r][j];
+                }
+                P_sum[r] += of_P;
+                PdP_sum[r] += of_PdP;
+            }
         }
-        for (int lanes = DELTA_LANES / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
-        if (threadIdx.x % DELTA_LANES == 0 && q_idx < q_len)
-            delta[((long long)b_idx * q_heads + h_idx) * q_len + q_idx] = sum;
+        __syncthreads();  // all threads are done with the tile: the next one may replace it
+        if (following < tile_end) load_keys(following);
+        cp_async_commit();
+        tile = following;
+    }
+
+    cp_async_wait<0>();  // if no tile was visited, copies are in flight
+    for (int r = 0; r < ROWS; ++r) {
+        const auto add = [](float a, float b) { return a + b; };
+        const float of_P = lane_reduce<ROW_LANES>(P_sum[r], add), of_PdP = lane_reduce<ROW_LANES>(PdP_sum[r], add);
+        const int q_idx = q_lo + warp_row + (int)thread_index() % 32 / ROW_LANES + 8 * r;
+        if (thread_index() % ROW_LANES != 0 || q_idx >= q_len) continue;
+        const float sum = of_P == 0.0f ? 0.0f : of_PdP / of_P;  // a row without keys has no weights
+        delta[((long long)b_idx * q_heads + h_idx) * q_len + q_idx] = sum;
     }
 }
 
@@ -695,22 +808,6 @@ alibi_backward_dk_dv(
 //     dQ = softmax_scale * dS K
 //
 // A block owns BLOCK_Q rows, each warp its share of them, and visits tiles of keys as the forward does.
-//
-// A work tile: a block of rows of one head. Heads are divided into sections of heads_in_l2, and work tiles are numbered section
-// by section: blocks that run at the same time have neighbouring rows of a few heads, and read the same keys and values from
-// L2. In a section the last rows come first: under a causal mask they have the most keys.
-struct WorkTile {
-    int q_block, h_idx, b_idx;
-};
-__device__ __forceinline__ WorkTile work_tile_of(int block, int blocks, int q_heads, int q_len, int heads_in_l2) {
-    const int q_blocks = (q_len + BLOCK_Q - 1) / BLOCK_Q;
-    const int first_head = block / (heads_in_l2 * q_blocks) * heads_in_l2;  // of the section
-    const int heads = min(heads_in_l2, blocks / q_blocks - first_head);  // of the section: the last one may have fewer
-    const int in_section = block - first_head * q_blocks;
-    const int blocks_after = in_section / heads;  // blocks of the head with later rows
-    const int head = first_head + in_section % heads;
-    return {q_blocks - 1 - blocks_after, head % q_heads, head / q_heads};
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 alibi_backward_dq(

@@ -41,6 +41,7 @@
 //         order: no atomics, the same bits in every run; in return S and dP are computed twice
 //     weights = recomputed: from scores and the lse of their row, which the forward has saved: O(q_len) bytes
 //     lse = lse + lse_rest: one fp32 number cannot hold a large maximum and the logarithm of a sum beside it
+//     delta = O and dO: a sum over d: no key is visited
 //     BLOCK_Q x BLOCK_KV = 128 x 128: as many rows as keys: ranges of captured vectors serve both kernels; an SM has
 //         room for 2 such blocks
 //     warps = 4: 32 keys, or rows, each, and a fragment of a tile serves two products

@@ -53,6 +53,7 @@
 //     deterministic = dK and dV alone: blocks add to dQ in the order in which they happen to arrive
 //     weights = recomputed: from scores and the lse of their row, which the forward has saved: O(q_len) bytes
 //     lse = lse + lse_rest: one fp32 number cannot hold a large maximum and the logarithm of a sum beside it
+//     delta = O and dO: a sum over d: no key is visited
 //     BLOCK_Q x BLOCK_KV = 64 x 128: many keys: less is added to dQ; an SM has room for 1 such block
 //     warps = 8: 32 keys each, and a fragment of a tile serves two products
 //     warps that share keys = 2: 256 sums a thread would spill: each has a share of the rows of S and dP, and of the
