@@ -40,6 +40,7 @@
 //     gradients = q, k, v: other gradients are not computed
 //     weights = recomputed: from scores and the lse of their row, which the forward has saved: O(q_len) bytes
 //     lse = lse + lse_rest: one fp32 number cannot hold a large maximum and the logarithm of a sum beside it
+//     delta = O and dO: a sum over d: no key is visited
 //     kernels = delta and dk_dv and dq: keys stay for dK and dV, rows for dQ: a block adds up alone what it owns, in
 //         a fixed order
 //     BLOCK_Q x BLOCK_KV = 32 x 32: the largest of these squares, which serve both kernels, that fits 64 KiB of
