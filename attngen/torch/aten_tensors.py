@@ -106,23 +106,10 @@ def _(call: Call) -> Lazy:
 
 @meaning("permute")
 def _(call: Call) -> Lazy:
-    return _permuted(call, [d % len(call.args[1]) for d in call.args[1]])
-
-
-def _permuted(call: Call, order: Sequence[int]) -> Lazy:
     source: Lazy = call.args[0]
+    order = [d % len(call.args[1]) for d in call.args[1]]
     made = call.made(lambda at: source.at(tuple(at[order.index(d)] for d in range(len(order)))))
     return Lazy(made.shape, made.dtype, made.at, tuple(source.sizes[d] for d in order))
-
-
-@meaning("transpose", "t")
-def _(call: Call) -> Lazy:
-    rank = len(call.shape)
-    a, b = (call.arg(1, "dim0", 0) % rank, call.arg(2, "dim1", 1) % rank) if rank > 1 else (0, 0)
-    order = list(range(rank))
-    if rank:
-        order[a], order[b] = order[b], order[a]
-    return _permuted(call, order)
 
 
 @meaning("select")

@@ -254,7 +254,8 @@ class Closure:
 
     def _members(self, members: Mapping[str, Any], wanted: set[str], depth: int) -> list[Hashable]:
         found: list[Hashable] = []
-        for name, member in sorted_items(members, wanted) if members else ():
+        for name in sorted(wanted & members.keys()) if members else ():
+            member = members[name]
             if isinstance(member, property):
                 member = member.fget
             if isinstance(member, functools.cached_property):
@@ -289,10 +290,6 @@ def package_of(function: Any) -> str:
     """The package of a function of Python, or of one that a classmethod or staticmethod has."""
     module: str = getattr(function, "__func__", function).__module__ or ""
     return module.partition(".")[0]
-
-
-def sorted_items(space: Mapping[str, Any], wanted: set[str]) -> list[tuple[str, Any]]:
-    return sorted(((n, space[n]) for n in wanted if n in space), key=lambda item: item[0])
 
 
 @functools.cache

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.fx.node import map_arg
 
 from attngen.diagnostics import DiagnosticError
 from attngen.language.trace import place_of, title_of
@@ -64,11 +66,10 @@ def _read(graph: torch.fx.GraphModule, arguments: Sequence[Expr], inputs: Inputs
         if node.op == "placeholder":
             values[node] = number(node.meta["val"].dtype, next(given))
         elif node.op == "get_attr":
-            values[node] = inputs.read(
-                _attribute(graph, node.target), all(user.target in MAKES_CONSTANTS for user in node.users)
-            )
+            tensor = attrgetter(str(node.target))(graph)
+            values[node] = inputs.read(tensor, all(user.target in MAKES_CONSTANTS for user in node.users))
         elif node.op == "output":
-            return _returned(_operand(node.args[0], values), title)
+            return _returned(map_arg(node.args[0], values.__getitem__), title)
         else:
             try:
                 values[node] = _call(node, values, inputs)
@@ -78,23 +79,8 @@ def _read(graph: torch.fx.GraphModule, arguments: Sequence[Expr], inputs: Inputs
     raise AssertionError(graph)
 
 
-def _attribute(module: Any, path: str) -> Any:
-    for part in path.split("."):
-        module = getattr(module, part)
-    return module
-
-
-def _operand(value: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
-    if isinstance(value, torch.fx.Node):
-        return values[value]
-    if isinstance(value, (list, tuple)):
-        return [_operand(v, values) for v in value]
-    return value
-
-
 def _call(node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], inputs: Inputs) -> Any:
-    args = tuple(_operand(a, values) for a in node.args)
-    kwargs = {k: _operand(v, values) for k, v in node.kwargs.items()}
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     target: Any = node.target
     if getattr(target, "__name__", "") == "getitem" and not hasattr(target, "_schema"):
         return args[0][args[1]]
