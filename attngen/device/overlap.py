@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,13 +61,6 @@ def _share(one: Any, other: Any) -> bool:
         return True
 
 
-class _Described:
-    """An array interface without an array."""
-
-    def __init__(self, interface: dict[str, Any]) -> None:
-        self.__array_interface__ = interface
-
-
 BASE = 1 << 60  # an address that is never read, far from both ends of the address space
 
 
@@ -74,7 +68,7 @@ def _stand_in(shape: Sequence[int], strides: Sequence[int], size: int, offset: i
     """A numpy array of this layout at `BASE + offset`, whose elements are never read."""
     steps = tuple(s * size for s in strides)
     interface = {"version": 3, "typestr": f"|V{size}", "data": (BASE + offset, False), "shape": tuple(shape), "strides": steps}
-    return np.asarray(_Described(interface))
+    return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
 MAX_DISTANCES = 256  # remembered per call signature

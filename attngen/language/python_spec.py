@@ -7,6 +7,7 @@ from functools import wraps
 from inspect import signature
 from numbers import Integral, Real
 from operator import index
+from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar, get_args
 
 from attngen.diagnostics import DiagnosticError, refuse_keywords
@@ -281,12 +282,7 @@ class _DeclaredInput(CapturedArray):
     """A declared input inside a traced function: it has dimensions, but no array."""
 
     def __init__(self, declared: Input) -> None:
-        super().__init__(declared.name, _Shape(declared.dims), declared.dtype.name)
-
-
-class _Shape:
-    def __init__(self, dims: tuple[int | str, ...]) -> None:
-        self.shape = dims
+        super().__init__(declared.name, SimpleNamespace(shape=declared.dims), declared.dtype.name)
 
 
 def _int(text: str) -> Expr:

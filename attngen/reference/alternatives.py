@@ -65,7 +65,7 @@ def _candidates(spec: AttentionSpec) -> Iterator[Alternative]:
             except ExpressionError:  # the changed expression has no meaning: it divides by zero
                 continue
             if changed.type is root.type:
-                yield Alternative(keyword, _text(part), change, _with(spec, keyword, changed))
+                yield Alternative(keyword, _text(part), change, replace(spec, **{keyword: changed}))  # type: ignore[arg-type]
 
 
 def _rotations(spec: AttentionSpec, rotary: Rotary) -> Iterator[Alternative]:
@@ -77,16 +77,6 @@ def _rotations(spec: AttentionSpec, rotary: Rotary) -> Iterator[Alternative]:
     yield Alternative("rotary", rotary.cosines, f"as `{rotary.sines}`", replace(spec, rotary=swapped))
     first = replace(rotary, q=ZERO)
     yield Alternative("rotary", _text(rotary.q), "as `0`", replace(spec, rotary=first))
-
-
-def _with(spec: AttentionSpec, keyword: str, expr: Expr) -> AttentionSpec:
-    match keyword:
-        case "mask":
-            return replace(spec, mask=expr)
-        case "score":
-            return replace(spec, score=expr)
-        case _:
-            return replace(spec, sink=expr)
 
 
 def _changes(root: Expr) -> Iterator[tuple[Expr, Expr, str]]:
