@@ -313,12 +313,10 @@ def read_input(problem: Problem, name: str, indices: tuple[Any, ...]) -> Any:
 
 def attention(problem: Problem, output: Any, lse: Any) -> tuple[Any, Any | None]:
     """O and lse of all heads, written to `output` and `lse`; None instead of lse if rows are not a softmax."""
-    for b in range(problem.q.shape[0]):
-        for h in range(problem.q.shape[1]):
-            for rows in blocks_of_rows(problem):
-                output[b, h, rows], row_lse = attention_rows(problem, b, h, rows)
-                if row_lse is not None:
-                    lse[b, h, rows] = row_lse
+    for b, h, rows in product(range(problem.q.shape[0]), range(problem.q.shape[1]), blocks_of_rows(problem)):
+        output[b, h, rows], row_lse = attention_rows(problem, b, h, rows)
+        if row_lse is not None:
+            lse[b, h, rows] = row_lse
     return output, lse if problem.spec.normalize == "softmax" else None
 
 

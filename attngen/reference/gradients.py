@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -86,10 +87,8 @@ def numpy_gradients(
     dout = from_storage(loss.dout).astype(compute)
     gradients = _Gradients(problem, gradient_of(spec), dout, dlse, wanted, saved)
     with np.errstate(all="ignore"):
-        for b in range(problem.q.shape[0]):
-            for h in range(problem.q.shape[1]):
-                for rows in blocks_of_rows(problem):
-                    gradients.add(b, h, rows)
+        for b, h, rows in product(range(problem.q.shape[0]), range(problem.q.shape[1]), blocks_of_rows(problem)):
+            gradients.add(b, h, rows)
     return {name: gradients.sums[name] for name in wanted}
 
 

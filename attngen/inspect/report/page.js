@@ -37,24 +37,21 @@ function linked(column, line) {
   const mark = (name, numbers, how) => {
     for (const n of numbers || []) if (!(how === "weak" && found[name].has(n))) found[name].set(n, how);
   };
-  const machine = (cuda, how) => {
+  const machine = (cuda, called) => {
     for (const name of ["sass", "ptx"]) {
-      mark(name, madeOf[name].get(cuda), how);
-      mark(name, calledFrom[name].get(cuda), "weak");
+      mark(name, madeOf[name].get(cuda), "strong");
+      mark(name, calledFrom[name].get(cuda), called);
     }
   };
   mark(column, [line], "strong");
   if (column === "spec") {
     for (const cuda of cudaOfSpec.get(line) || []) {
       mark("cuda", [cuda], "strong");
-      for (const name of ["sass", "ptx"]) {
-        mark(name, madeOf[name].get(cuda), "strong");
-        mark(name, calledFrom[name].get(cuda), "strong");
-      }
+      machine(cuda, "strong");
     }
   } else if (column === "cuda") {
     mark("spec", data.specOfCuda[line], "strong");
-    machine(line, "strong");
+    machine(line, "weak");
   } else {
     const chain = chainOf(column, line);
     chain.forEach((cuda, depth) => {
