@@ -95,8 +95,8 @@ class FusedSimtBackward(CapturedSums):
     def _of_rows(self, name: str) -> KernelText:
         results = ["dQ"] if name == "dq" and self.wants["q"] else []
         grid = self.head_grid(CeilDiv("q_len", self.plan.block_q))
-        of_terms = self.term_parameters(*OF_ROWS) if name == "dq" else self.dlse_parameters()
-        operands = self._operands(results, of_terms, writes_delta=name == "delta")
+        others = self.term_parameters(*OF_ROWS) if name == "dq" else self.dlse_parameters()
+        operands = self._operands(results, others, writes_delta=name == "delta")
         parameters = [*operands, *self.captured(*self._functions_of(name))]
         return self.kernel(name, grid, parameters, threads_name=BOUNDS, shared=True)
 
