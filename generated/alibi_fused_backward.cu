@@ -109,13 +109,23 @@ constexpr int ROW_LANES = 4;  // that share a row of a fragment
 // fp16: 1 sign, 5 exponent, 10 fraction bits.
 struct fp16 { unsigned short bits; };
 
-__device__ __forceinline__ float to_fp32(float x) { return x; }
-
 // Two neighbouring elements of a fragment in one register, `low` in the lower half.
 __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned packed;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
+}
+
+// The two elements that pack() joined, as fp32.
+__device__ __forceinline__ float low_of(unsigned packed) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed & 0xffff)));
+    return y;
+}
+__device__ __forceinline__ float high_of(unsigned packed) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed >> 16)));
+    return y;
 }
 
 // 2^x on the special function unit; a denormal counts as 0. Relative error at most 2^-22 (PTX ISA, ex2.approx).

@@ -107,6 +107,18 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
     return packed;
 }
 
+// The two elements that pack() joined, as fp32.
+__device__ __forceinline__ float low_of(unsigned packed) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed & 0xffff)));
+    return y;
+}
+__device__ __forceinline__ float high_of(unsigned packed) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed >> 16)));
+    return y;
+}
+
 // 2^x on the special function unit; a denormal counts as 0. Relative error at most 2^-22 (PTX ISA, ex2.approx).
 __device__ __forceinline__ float fast_exp2(float x) {
     float y;
@@ -125,18 +137,6 @@ __device__ __forceinline__ unsigned thread_index() {
 __device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
-}
-
-// The two elements that pack() joined, as fp32.
-__device__ __forceinline__ float low_of(unsigned packed) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed & 0xffff)));
-    return y;
-}
-__device__ __forceinline__ float high_of(unsigned packed) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed >> 16)));
-    return y;
 }
 
 // Copies 16 bytes from global to shared memory in the background; if `inside` is false it writes zeros and reads nothing.

@@ -123,6 +123,18 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
     return packed;
 }
 
+// The two elements that pack() joined, as fp32.
+__device__ __forceinline__ float low_of(unsigned packed) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed & 0xffff)));
+    return y;
+}
+__device__ __forceinline__ float high_of(unsigned packed) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed >> 16)));
+    return y;
+}
+
 // 2^x on the special function unit; a denormal counts as 0. Relative error at most 2^-22 (PTX ISA, ex2.approx).
 __device__ __forceinline__ float fast_exp2(float x) {
     float y;
@@ -137,21 +149,9 @@ __device__ __forceinline__ unsigned thread_index() {
     return index;
 }
 
-// The two elements that pack() joined, as fp32.
-__device__ __forceinline__ float low_of(unsigned packed) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed & 0xffff)));
-    return y;
-}
-__device__ __forceinline__ float high_of(unsigned packed) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed >> 16)));
-    return y;
-}
-
-// `x` of WIDTH neighbouring lanes combined, known to all of them.
-template <int WIDTH, typename Combine> __device__ __forceinline__ float lane_reduce(float x, Combine combine) {
-    for (int lanes = WIDTH / 2; lanes > 0; lanes /= 2) x = combine(x, __shfl_xor_sync(0xffffffff, x, lanes));
+// x, passed through an empty asm statement: values derived from it are computed again instead of kept in registers.
+__device__ __forceinline__ int opaque(int x) {
+    asm volatile("" : "+r"(x));
     return x;
 }
 
@@ -279,12 +279,6 @@ template <int REGISTERS> __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// x, passed through an empty asm statement: values derived from it are computed again instead of kept in registers.
-__device__ __forceinline__ int opaque(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 // Products of a warpgroup run in the background, in groups. From the issue of a product until its group has been waited for,
 // its accumulators belong to it: no thread may read or write them.
 
@@ -319,6 +313,12 @@ __device__ __forceinline__ unsigned smem_operand(const void* operand_smem, unsig
 __device__ __forceinline__ unsigned long long smem_descriptor(unsigned operand) {
     constexpr unsigned long long SWIZZLE_128_BYTES = 1ull << 62, STRIDE = (1024ull >> 4) << 32;
     return SWIZZLE_128_BYTES | STRIDE | operand;
+}
+
+// `x` of WIDTH neighbouring lanes combined, known to all of them.
+template <int WIDTH, typename Combine> __device__ __forceinline__ float lane_reduce(float x, Combine combine) {
+    for (int lanes = WIDTH / 2; lanes > 0; lanes /= 2) x = combine(x, __shfl_xor_sync(0xffffffff, x, lanes));
+    return x;
 }
 
 // D = A B, or D += A B if `accumulate`: A is 64x16, B 16x64, D in fp32. Thread t of the warpgroup has in

@@ -111,6 +111,12 @@ __device__ __forceinline__ unsigned thread_index() {
     return index;
 }
 
+// x, passed through an empty asm statement: values derived from it are computed again instead of kept in registers.
+__device__ __forceinline__ int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // An mbarrier: eight bytes of shared memory that count, in phases, threads that arrive and bytes that copies bring. A phase
 // completes when `arrivals` threads have arrived and all bytes that they announced have come; then the next one begins.
 
@@ -165,12 +171,6 @@ __device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, un
 // Required between writes of threads to shared memory and reads of the same by TMA or wgmma: the writers call this, and then
 // a barrier follows.
 __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// x, passed through an empty asm statement: values derived from it are computed again instead of kept in registers.
-__device__ __forceinline__ int opaque(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
 
 // Products of a warpgroup run in the background, in groups. From the issue of a product until its group has been waited for,
 // its accumulators belong to it: no thread may read or write them.

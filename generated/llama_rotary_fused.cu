@@ -98,8 +98,6 @@ struct bf16 { unsigned short bits; };
 
 __device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-
 // Rounded to nearest, ties to even; a NaN stays a NaN.
 __device__ __forceinline__ bf16 to_bf16(float x) {
     const unsigned bits = __float_as_uint(x);
@@ -107,6 +105,8 @@ __device__ __forceinline__ bf16 to_bf16(float x) {
     const unsigned quiet_nan = (bits >> 16) | 0x40;
     return bf16{(unsigned short)(x != x ? quiet_nan : rounded)};
 }
+
+__device__ __forceinline__ float to_float(float x) { return x; }
 
 // Two neighbouring elements of a fragment in one register, `low` in the lower half.
 __device__ __forceinline__ unsigned pack(float low, float high) {

@@ -136,8 +136,6 @@ struct bf16 { unsigned short bits; };
 
 __device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-
 // Rounded to nearest, ties to even; a NaN stays a NaN.
 __device__ __forceinline__ bf16 to_bf16(float x) {
     const unsigned bits = __float_as_uint(x);
@@ -146,12 +144,18 @@ __device__ __forceinline__ bf16 to_bf16(float x) {
     return bf16{(unsigned short)(x != x ? quiet_nan : rounded)};
 }
 
+__device__ __forceinline__ float to_float(float x) { return x; }
+
 // Two neighbouring elements of a fragment in one register, `low` in the lower half.
 __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned packed;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
 }
+
+// The two elements that pack() joined, as fp32.
+__device__ __forceinline__ float low_of(unsigned packed) { return __uint_as_float(packed << 16); }
+__device__ __forceinline__ float high_of(unsigned packed) { return __uint_as_float(packed & 0xffff0000u); }
 
 // 2^x on the special function unit; a denormal counts as 0. Relative error at most 2^-22 (PTX ISA, ex2.approx).
 __device__ __forceinline__ float fast_exp2(float x) {
@@ -172,10 +176,6 @@ __device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-
-// The two elements that pack() joined, as fp32.
-__device__ __forceinline__ float low_of(unsigned packed) { return __uint_as_float(packed << 16); }
-__device__ __forceinline__ float high_of(unsigned packed) { return __uint_as_float(packed & 0xffff0000u); }
 
 // Copies 16 bytes from global to shared memory in the background; if `inside` is false it writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async_16(void* to_smem, const void* from_gmem, bool inside) {
@@ -234,7 +234,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* 
 
 // Adds a number to one in global memory. Any number of threads may add to the same place; the order of their additions is not
 // fixed, and so neither are the last bits of the sum.
-__device__ __forceinline__ void global_add(float* to, float a) {
+__device__ __forceinline__ void global_add_one(float* to, float a) {
     asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(a) : "memory");
 }
 
@@ -761,7 +761,7 @@ __device__ __forceinline__ void add_dq(float* sums, const float (&dQ)[DQ_ROWS / 
     for (int i = 0; i < COUNT; i += 1) {
         const float* mine = &dQ[i / (DQ_COLUMNS / 4)][i % (DQ_COLUMNS / 4)];
         if (i * PARTS / COUNT == part)
-            global_add(sums + i * THREADS, *mine);
+            global_add_one(sums + i * THREADS, *mine);
     }
 }
 

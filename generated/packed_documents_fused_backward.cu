@@ -114,6 +114,10 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
     return packed;
 }
 
+// The two elements that pack() joined, as fp32.
+__device__ __forceinline__ float low_of(unsigned packed) { return __uint_as_float(packed << 16); }
+__device__ __forceinline__ float high_of(unsigned packed) { return __uint_as_float(packed & 0xffff0000u); }
+
 // 2^x on the special function unit; a denormal counts as 0. Relative error at most 2^-22 (PTX ISA, ex2.approx).
 __device__ __forceinline__ float fast_exp2(float x) {
     float y;
@@ -133,10 +137,6 @@ __device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-
-// The two elements that pack() joined, as fp32.
-__device__ __forceinline__ float low_of(unsigned packed) { return __uint_as_float(packed << 16); }
-__device__ __forceinline__ float high_of(unsigned packed) { return __uint_as_float(packed & 0xffff0000u); }
 
 // Copies 16 bytes from global to shared memory in the background; if `inside` is false it writes zeros and reads nothing.
 __device__ __forceinline__ void cp_async_16(void* to_smem, const void* from_gmem, bool inside) {

@@ -11,6 +11,7 @@ from attngen.emit.comments import Comments, at_level
 from attngen.emit.constants import ConstantLine
 from attngen.emit.emitter import environment
 from attngen.emit.kernel_text import KernelText, signature_lines
+from attngen.emit.primitives import with_primitives
 from attngen.emit.program import Axis, Extent, KernelEntry, Parameter, Product, Program, Sum, Tensor, free
 from attngen.emit.rotation import THREADS, Rotation, chunk
 from attngen.spec.dtypes import DType
@@ -69,7 +70,6 @@ def append_program(append: Append, arch: str, comments: Comments = "brief") -> P
         append.name, tuple(_parameters(append, tensors)), (Product((rows, "batch")), Product(()), Product(())), (THREADS, 1, 1)
     )
     rotation = append.rotation
-    moving = [] if append.dtype.name == "fp32" else [f"type_{append.dtype}"]
     context: dict[str, Any] = {
         "title": append.name,
         "T": append.dtype.cuda,
@@ -81,11 +81,11 @@ def append_program(append: Append, arch: str, comments: Comments = "brief") -> P
         "cache_rows": "page_size" if append.paged else "cache_len",
         "shapes": [shape_line(t) for t in tensors.values()],
         "constants": constants(append),
-        "primitives": moving if rotation is None else rotation.primitives(),
         "kernel": KernelText(entry, signature_lines(entry, tensors), "THREADS"),
         "moved": [("K", "PARTS"), ("V", "V_PARTS")],
     }
     text = environment().get_template("kernels/append.cu.j2").render(context)
+    text = with_primitives(text, {"to_float": {append.dtype.name, append.angles.name}} if append.angles else {})
     return Program(append.name, at_level(text, comments), arch, (entry,), tuple(tensors.values()))
 
 

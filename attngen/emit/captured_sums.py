@@ -173,10 +173,6 @@ class CapturedSums(File):
     def captured_constants(self) -> list[ConstantLine]:
         return [ConstantLine("WORDS", WORDS, "of a sum without rounding")] if self.term_sums("words") else []
 
-    def captured_primitives(self, lanes_of_a_row: int) -> list[str]:
-        reduced = lanes_of_a_row > 1 and (self.sums_delta or bool(self.term_sums("rows", "keys")))
-        return [*(["lane_reduce"] if reduced else []), *(["exact_sum"] if self.term_sums("words") else [])]
-
     def captured_equations(self, captured: CapturedGradient) -> list[str]:
         return comment_text.captured_equations(self.spec, self.gradient, captured)
 

@@ -53,7 +53,6 @@ class CudaPrinter:
     element_ranges: Mapping[str, Range]
     approximate: Literal["", "fast", "rough"] = ""  # by the columns of operators; "fast": results are rounded to 16 bits
     helpers: set[str] = field(default_factory=set)
-    primitives: set[str] = field(default_factory=set)
     _tested: frozenset[Expr] = frozenset()  # remainders of which only zero matters, which C's `%` has where this language's has
     _exact: frozenset[Expr] = frozenset()  # what is never approximated
 
@@ -125,7 +124,6 @@ class CudaPrinter:
         """An operator as the GPU approximates it, by the primitive that it then is; None if it has no approximation."""
         primitive = TABLE[node.op].fast if self.approximate == "fast" else TABLE[node.op].rough
         if primitive:
-            self.primitives.add(primitive)
             if self.approximate == "fast" and (scaled := times_constant(node.args[0])) is not None:
                 return f"{primitive}({texts[scaled[0]][0]}, {literal(scaled[1])[0]})", CALL
             return f"{primitive}({', '.join(texts[a][0] for a in node.args)})", CALL

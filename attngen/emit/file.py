@@ -1,4 +1,4 @@
-"""What the files of all schedules share: sections, constants, primitives, what templates read. The templates do the writing."""
+"""What the files of all schedules share: sections, constants, what templates read. The templates do the writing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def captured_fields(variant: Variant) -> list[CapturedField]:
 
 @dataclass(slots=True)
 class File(KernelMaker):
-    """One file to be: what all schedules share. A subclass says which kernels, numbers and primitives it has."""
+    """One file to be: what all schedules share. A subclass says which kernels and numbers it has."""
 
     # what a subclass gives
 
@@ -49,9 +49,6 @@ class File(KernelMaker):
         raise NotImplementedError
 
     def constants(self) -> list[ConstantLine]:
-        raise NotImplementedError
-
-    def primitives(self) -> list[str]:
         raise NotImplementedError
 
     def sections(self) -> dict[str, str]:
@@ -109,7 +106,6 @@ class File(KernelMaker):
             "from_float": f"to_{spec.dtype.name}",
             "element_bytes": spec.dtype.bytes,
             "constants": self.constants(),
-            "primitives": self._all_primitives(),
             "products": self.products(),
             "kernels": self.kernels(),
             "range_kernels": self.range_kernels(),
@@ -195,13 +191,6 @@ class File(KernelMaker):
             if key == "variant" and self.plan.rotated:
                 yield "rotary", "Rotary embeddings"
 
-    def _all_primitives(self) -> list[str]:
-        """Primitives in the order of their text."""
-        rotation = rotation_of(self.spec, self.plan)
-        of_rotation = rotation.primitives() if rotation else []
-        of_lse = ["split_sum"] if self.plan.saves_lse_rest else []
-        return list(dict.fromkeys([*of_rotation, *self.primitives(), *self.random_primitives(), *of_lse]))
-
     def tile_sections(self) -> dict[str, str]:
         """The sections before the kernels, where tiles are visited."""
         prepass = {"tile_ranges": "Tile ranges of captured vectors"} if self.variant.spans else {}
@@ -240,35 +229,24 @@ class File(KernelMaker):
         used = self.uses_infinity or ranged or any("INF" in t for t in (*texts, v.scale))
         return [INFINITY] if used else []
 
-    def conversions(self, elementwise: bool = True) -> list[str]:
-        """The element types that occur and their conversions. `elementwise`: Q, K, V and O are converted one by one."""
-        own = self.spec.dtype.name
-        captured = {t.dtype.name for t in self.variant.tensors} | {
-            self.spec.input(s.input).dtype.name for s in self.variant.spans
-        }
-        read = (captured - {"fp32"}) | ({own} if elementwise else set())
-        if not self.plan.schedule.is_fused and self.plan.schedule.is_tiled:
+    @property
+    def split(self) -> str:
+        """The type of the two parts of each number that tensor cores multiply; empty: numbers are not split."""
+        return ""
+
+    def types_of_primitives(self) -> dict[str, set[str]]:
+        """Of primitives that have one name for several types, the types of this file."""
+        own, schedule = self.spec.dtype.name, self.plan.schedule
+        read = {t.dtype.name for t in self.variant.tensors} | {self.spec.input(s.input).dtype.name for s in self.variant.spans}
+        read.discard("fp32")
+        if not schedule.on_tensor_cores:  # Q, K, V and O are converted one by one
+            read.add(own)
+        if schedule.is_tiled and not schedule.is_fused:
             read.add("fp32")  # P
-        written = {t.dtype for t in self.tensors.values() if t.role == "output" and t.name.startswith("d_")}
-        primitives = []
-        for name in ("fp16", "bf16", "fp32"):
-            if name != "fp32" and name in captured | {own}:
-                primitives.append(f"type_{name}")
-            if name in read:
-                primitives.append(f"to_float_{name}")
-            if (elementwise and name == own) or name in written:
-                primitives.append(f"to_{name}")
-        return primitives
-
-    def random_primitives(self) -> list[str]:
-        """What dropout computes its decisions with."""
-        if self.variant.dropout is None:
-            return []
-        return ["philox", *(["permute_bytes"] if self.plan.schedule.on_tensor_cores else [])]
-
-    def reductions(self) -> list[str]:
-        """What combines the lanes that share a row, where a softmax needs it."""
-        return ["lane_reduce"] if self.spec.normalize == "softmax" else []
+        if rotation := rotation_of(self.spec, self.plan):
+            read |= {own, rotation.angles.name}
+        of_products = {kind: {self.split or own} for kind in ("pack", "unpack", "mma")}
+        return {"to_float": read, "special": {own}, "split": {self.split}, **of_products}
 
 
 KEY_ROWS = {"padded": "PaddedHeadRows", "paged": "PagedHeadRows", "packed_paged": "PagedHeadRows"}  # what TMA copies keys by

@@ -42,11 +42,6 @@ class Rotation:
             ConstantLine("PARTS", "ROTATED + (HEAD_DIM - 2 * HALF) / CHUNK", "of a row of Q or K"),
         ]
 
-    def primitives(self) -> list[str]:
-        """The types and conversions that the code needs."""
-        types = sorted({self.dtype.name, self.angles.name})
-        return [*(f"type_{t}" for t in types if t != "fp32"), *(f"to_float_{t}" for t in types), f"to_{self.dtype.name}"]
-
 
 @dataclass(frozen=True, slots=True)
 class Turned:

@@ -166,7 +166,6 @@ class Variant:
     reads_k: bool
     uses_batch: bool  # an expression uses the size `batch`, which kernels need for nothing else
     helpers: tuple[str, ...]
-    primitives: tuple[str, ...]
 
     @property
     def of_scores(self) -> tuple[Function | None, ...]:
@@ -236,7 +235,6 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         reads_k=_reads_past(spec, elementwise, "k", staged.elements),
         uses_batch="batch" in names_in(*exprs),
         helpers=tuple(sorted(printer.helpers)),
-        primitives=tuple(sorted(printer.primitives)),
     )
 
 
@@ -365,7 +363,6 @@ def _score_of_two(printer: CudaPrinter, score: Expr | None) -> str:
     primitive, operand = TABLE[score.op].fast_of_two, times_constant(score.args[0])
     if not primitive or operand is None or operand[0] is not S:
         return ""
-    printer.primitives.add(primitive)
     return f"{primitive}(s0, s1, {literal(operand[1])[0]})"
 
 

@@ -62,7 +62,7 @@ class Fused(File):
         return [
             *self.infinity(),
             *self.numbers(),
-            *(self.exponent_numbers() if self.exponentials() else []),
+            *(self.exponent_numbers() if self.has_powers_of_2 else []),
             ConstantLine("BLOCK_Q", plan.block_q, "query rows of a block"),
             ConstantLine("BLOCK_KV", plan.block_kv, "keys of a tile"),
             ConstantLine("THREADS", plan.threads),
@@ -77,16 +77,6 @@ class Fused(File):
         return [
             ConstantLine("LOG2_E", "1.4426950408889634f", ctype="float"),
             ConstantLine("EXPONENT_SCALE", exponent, what, ctype="float"),
-        ]
-
-    def first_primitives(self, packed: str | None) -> list[str]:
-        """The primitives of every fused schedule on tensor cores; `packed` is the type of operands that are packed in pairs."""
-        return [
-            *self.conversions(elementwise=False),
-            *([f"pack_{packed}"] if packed else []),
-            *self.exponentials(),
-            *self.variant.primitives,
-            "special_registers",
         ]
 
     def slack(self, what: str = "") -> list[ConstantLine]:
@@ -104,11 +94,10 @@ class Fused(File):
         """Whether a row's maximum may need to be subtracted before scaling; with split operands it always is."""
         return self.spec.dtype.bytes == 2 and bounded_scores.may_be_large(self.spec)
 
-    def exponentials(self) -> list[str]:
-        """The primitives of a softmax in base 2, which the schedules on tensor cores use."""
-        if not self.plan.schedule.on_tensor_cores or self.spec.normalize != "softmax":
-            return []
-        return ["exp2_log2", *(["fast_reciprocal"] if self.spec.dtype.bytes == 2 else [])]
+    @property
+    def has_powers_of_2(self) -> bool:
+        """Whether exponentials are powers of 2, as the schedules on tensor cores compute a softmax."""
+        return self.plan.schedule.on_tensor_cores and self.spec.normalize == "softmax"
 
     def heads_in_l2(self) -> Parameter:
         """The number of heads whose work tiles are numbered together."""

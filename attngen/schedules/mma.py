@@ -9,15 +9,9 @@ from attngen.schedules.fused import ROW_BLOCKS, Fused
 class ByMma(Fused):
     """The context of a forward in which cp.async copies rows of tiles and warps multiply them, fp32 as split operands."""
 
-    def first_primitives(self, packed: str | None = None) -> list[str]:
-        split = self.own.split
-        return super().first_primitives(packed or (None if split == "tf32" else split or self.spec.dtype.name))
-
-    def product_primitives(self) -> list[str]:
-        dtype, split = self.spec.dtype.name, self.own.split
-        if split:
-            return ["ldmatrix", f"mma_{split}", f"split_{split}"]
-        return ["ldmatrix", "ldmatrix_trans", *(["ldmatrix_x2"] if self.spec.head_dim_v % 16 else []), f"mma_{dtype}"]
+    @property
+    def split(self) -> str:
+        return str(self.own.split)
 
     @property
     def v_width(self) -> str:

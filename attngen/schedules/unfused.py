@@ -25,9 +25,6 @@ class Unfused(File):
         """The grid of the kernels that compute rows."""
         return self.head_grid(CeilDiv("q_len", self.plan.threads))
 
-    def primitives(self) -> list[str]:
-        return self.conversions()
-
     def context(self) -> dict[str, Any]:
         return super().context() | {"keeps_dot": False, "keeps_sink_weight": False}
 

@@ -1,6 +1,6 @@
 // As tma_load, of a tensor map of five dimensions.
-__device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, unsigned long long* barrier_smem, int c0, int c1,
-                                         int c2, int c3, int c4, unsigned long long l2_hint) {
+__device__ __forceinline__ void tma_load_5d(void* to_smem, const TensorMap* map, unsigned long long* barrier_smem, int c0,
+                                            int c1, int c2, int c3, int c4, unsigned long long l2_hint) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     asm volatile(

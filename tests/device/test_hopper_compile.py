@@ -26,9 +26,9 @@ USES = {
     + """tma_store(&map, smem, 0, 1, 2, 3); tma_store_commit(); tma_store_wait_read<1>(); tma_store_wait<0>();
         tma_load(smem, &map, barrier, 0, 1, 2, 3, L2_EVICT_FIRST); tma_load(smem, &map, barrier, 0, 1, 2, 3, L2_EVICT_LAST);""",
     "tma_load tma_load_5d tma_store tma_store_5d": BARRIER
-    + """tma_store(&map, smem, 0, 1, 2, 3, 4); tma_store_commit(); tma_store_wait<0>();
-        tma_load(smem, &map, barrier, 0, 1, 2, 3, 4, L2_EVICT_FIRST);
-        tma_load(smem, &map, barrier, 0, 1, 2, 3, 4, L2_EVICT_LAST);""",
+    + """tma_store_5d(&map, smem, 0, 1, 2, 3, 4); tma_store_commit(); tma_store_wait<0>();
+        tma_load_5d(smem, &map, barrier, 0, 1, 2, 3, 4, L2_EVICT_FIRST);
+        tma_load_5d(smem, &map, barrier, 0, 1, 2, 3, 4, L2_EVICT_LAST);""",
     "named_barrier": "named_barrier_arrive(1, 256); named_barrier_sync(2, 128);",
     "setmaxnreg": "if (threadIdx.x < 128) give_registers<24>(); else take_registers<240>();",
     "stmatrix": "stmatrix_x4(smem + 16 * threadIdx.x, 1, 2, 3, 4);",

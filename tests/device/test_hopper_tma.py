@@ -83,9 +83,9 @@ def test_five_dimensions_there_and_back() -> None:
         mbarrier_init(full, 1);
         mbarrier_init_fence();
         mbarrier_expect_bytes(full, 2048);
-        tma_load(smem, &x_map, full, 0, 16, 0, 2, 0, L2_EVICT_FIRST);
+        tma_load_5d(smem, &x_map, full, 0, 16, 0, 2, 0, L2_EVICT_FIRST);
         mbarrier_wait(full, 0);
-        tma_store(&y_map, smem, 0, 8, 0, 1, 0);
+        tma_store_5d(&y_map, smem, 0, 8, 0, 1, 0);
         tma_store_commit();
         tma_store_wait<0>();
     }

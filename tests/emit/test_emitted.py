@@ -14,9 +14,11 @@ import attngen
 from attngen.device.cuda.compiler import compile_text, disassemble
 from attngen.device.emulated import EmulatedDevice
 from attngen.diagnostics import DiagnosticError
+from attngen.emit import primitives
 from attngen.emit.emitter import emit
 from attngen.emit.manifest import from_manifest, to_manifest
 from attngen.emit.program import Program
+from attngen.emit.templates import template_directory
 from attngen.inspect.ladder import files
 from attngen.language import load_text
 from attngen.plan import ARCHES
@@ -129,6 +131,16 @@ def test_primitives_that_are_not_used_are_not_there(schedule: str) -> None:
             assert len(re.findall(rf"\b{function}\b", code)) >= 2, (name, function)
         for constant in re.findall(r"constexpr \w+ (\w+) =", code):
             assert len(re.findall(rf"\b{constant}\b", code)) >= 2, (name, constant)
+
+
+def test_primitives_stand_before_those_that_name_them() -> None:
+    """What a primitive defines is not named by one that stands before it; each file has a place."""
+    assert sorted(primitives.ORDER.split()) == sorted(path.stem for path in (template_directory() / "primitives").glob("*.cuh"))
+    named: set[str] = set()
+    for name in primitives.ORDER.split():
+        code, defined = primitives.definition(name)
+        assert not defined & named, name
+        named |= primitives.names_of(code) - defined
 
 
 def test_a_manifest_round_trips() -> None:

@@ -82,26 +82,12 @@ class Decode(ByMma):
             "row_indices": [i for i, read in ROW_INDICES.items() if read & of_pairs],
         }
 
-    def exponentials(self) -> list[str]:
-        return ["exp2_log2", "lane_reduce"] if self.spec.normalize == "softmax" else []
-
-    def primitives(self) -> list[str]:
-        early = ["griddepcontrol"] if self.own.early else []
-        return [*self.first_primitives(), *early, "cp_async", *self.copy_primitives(), *self.product_primitives()]
-
-    def copy_primitives(self) -> list[str]:
-        """The copies of K and V."""
-        if not self.by_tma:
-            return ["cp_async_stream"]
-        load = "tma_load" if self.spec.kernel.storage == "dense" else "tma_load_5d"
-        return ["mbarrier", "mbarrier_wait", "mbarrier_init_fence", "tma_load", *([load] if load != "tma_load" else [])]
-
     def constants(self) -> list[ConstantLine]:
         plan = self.plan
         return [
             *self.infinity(),
             *self.numbers(),
-            *(self.exponent_numbers() if self.exponentials() else []),
+            *(self.exponent_numbers() if self.has_powers_of_2 else []),
             ConstantLine("BLOCK_Q", plan.block_q, "rows of a block, of the query heads that share keys"),
             ConstantLine("BLOCK_KV", plan.block_kv, "keys of a tile, which a warp multiplies"),
             ConstantLine("WARPS", plan.warps),

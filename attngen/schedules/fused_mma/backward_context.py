@@ -167,28 +167,9 @@ class FusedMmaBackward(Fused, CapturedSums):
         equations = (*self.pair_equations(needs_ds), *of_v, *of_k, *of_q)
         return KeyKernel(name, kernel, sums_k, sums_v, needs_ds, terms, equations, transposed)
 
-    def primitives(self) -> list[str]:
-        dtype, split = self.spec.dtype.name, self.own.split
-        packed = None if split == "tf32" else split or dtype
-        return [
-            *self.first_primitives(packed),
-            "opaque",
-            *([f"unpack_{dtype}"] if not split and self.own.delta == "O and dO" else []),
-            "cp_async",
-            *(["finite_or_0"] if self.row_values else []),
-            *(["cp_async_4"] if self.row_values and self.own.kernels != ("delta", "dq") else []),
-            f"special_{dtype}",
-            "ldmatrix",
-            *([] if split else ["ldmatrix_trans"]),
-            *self._additions(),
-            *([f"mma_{split}", f"split_{split}"] if split else [f"mma_{dtype}"]),
-            *self.captured_primitives(ROW_LANES),
-        ]
-
-    def _additions(self) -> list[str]:
-        if self.own.dq_part is None:
-            return []
-        return ["global_add" if self.own.dq_part.added > 1 else "global_add_one"]
+    @property
+    def split(self) -> str:
+        return self.own.split
 
     @property
     def uses_infinity(self) -> bool:
@@ -198,9 +179,6 @@ class FusedMmaBackward(Fused, CapturedSums):
     def subtracts_first(self) -> bool:
         """Whether lse is subtracted before the scale multiplies: a product of a score and log2(e) is rounded."""
         return bool(self.own.split) or "lse_rest" in self.row_values
-
-    def exponentials(self) -> list[str]:
-        return ["exp2_log2"] if self.spec.normalize == "softmax" else []
 
     def exponent_numbers(self) -> list[ConstantLine]:
         log2_e, exponent_scale = super().exponent_numbers()

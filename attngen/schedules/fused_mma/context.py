@@ -14,9 +14,6 @@ class FusedMma(ByMma):
     def kernels(self) -> dict[str, KernelText]:
         return self.fused_kernel("bhs", self.heads_in_l2())
 
-    def primitives(self) -> list[str]:
-        return [*self.first_primitives(), "opaque", "cp_async", *self.product_primitives()]
-
     def constants(self) -> list[ConstantLine]:
         own = self.own
         return [

@@ -25,10 +25,6 @@ class FusedSimtBackward(CapturedSums):
         own = {name: titles[name] for name in self.own.kernels}
         return {**self.tile_sections(), "products": "Products", **own, **self.captured_sections()}
 
-    def primitives(self) -> list[str]:
-        softmax = ["finite_or_0"] if self.spec.normalize == "softmax" else []
-        return [*self.conversions(), *softmax, *self.captured_primitives(self.own.column_threads)]
-
     @property
     def wants(self) -> dict[str, bool]:
         return {name: self.plan.wants(name) for name in ("q", "k", "v")}

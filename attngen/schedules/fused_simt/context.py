@@ -1,4 +1,4 @@
-"""The context of the fused_simt schedule's template: kernel, constants and primitives."""
+"""The context of the fused_simt schedule's template: kernel and constants."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from attngen.schedules.fused_simt import plan as fused_simt
 class FusedSimt(Fused):
     def kernels(self) -> dict[str, KernelText]:
         return self.fused_kernel("bhsd")
-
-    def primitives(self) -> list[str]:
-        return [*self.conversions(), *self.reductions()]
 
     def constants(self) -> list[ConstantLine]:
         own = self.plan.own

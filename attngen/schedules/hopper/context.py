@@ -39,29 +39,6 @@ class Hopper(ByTma):
     def sections(self) -> dict[str, str]:
         return {**self.tile_sections(), "work": "Work tiles", "fused": "The kernel: one warpgroup copies, the others multiply"}
 
-    def primitives(self) -> list[str]:
-        return [
-            *self.first_primitives(self.spec.dtype.name),
-            "mbarrier",
-            "mbarrier_arrive",
-            "mbarrier_wait",
-            *([] if self.own.row_sums == "products" else ["mbarrier_init_fence"]),
-            "tma_load",
-            "tma_store",
-            *(["tma_load_5d"] if self.spec.kernel.storage != "dense" else []),
-            *(["tma_store_5d"] if self.spec.kernel.is_packed else []),
-            "stmatrix",
-            "proxy_fence",
-            "setmaxnreg",
-            *(["opaque"] if self.variant.key_vectors or self.pair_steps else []),
-            "wgmma",
-            *([f"unpack_{self.spec.dtype.name}"] if self.own.row_sums == "weights, the heaviest rounded" else []),
-            *(["ldmatrix"] if self.own.q_in_registers else []),
-        ]
-
-    def exponentials(self) -> list[str]:
-        return [*super().exponentials(), *(["fast_log2"] if self.own.adaptive_threshold else [])]
-
     def q_rows(self) -> int:
         return WARPGROUP_ROWS if self.own.per_consumer_range or not self.own.q_in_registers else self.plan.block_q
 

@@ -216,32 +216,6 @@ class HopperBackward(ByTma):
             ConstantLine("DV_STEPS", own.dv_steps, f"of the {steps} of dV, those in the queue before dP is awaited"),
         ]
 
-    def primitives(self) -> list[str]:
-        dtype, deltas = self.spec.dtype.name, "delta" in self.own.kernels
-        staged_rows = deltas and "dk_dv" in self.own.kernels
-        return [
-            *self.first_primitives(dtype),
-            *([f"unpack_{dtype}", "lane_reduce"] if deltas else []),
-            "mbarrier",
-            "mbarrier_arrive",
-            "mbarrier_wait",
-            "mbarrier_init_fence",
-            "tma_load",
-            *(["bulk_load"] if staged_rows else []),
-            "tma_store",
-            *(["tma_load_5d", "tma_store_5d"] if self.spec.kernel.is_packed else []),
-            *(["ldmatrix"] if self.own.keys_in_registers else []),
-            "stmatrix",
-            *(["stmatrix_trans", "global_add", "keep_order", "wgmma_unset"] if self.own.dq == "additions" else []),
-            "proxy_fence",
-            "setmaxnreg",
-            "opaque",
-            "wgmma",
-        ]
-
-    def exponentials(self) -> list[str]:
-        return ["exp2_log2"] if self.spec.normalize == "softmax" else []
-
     def constants(self) -> list[ConstantLine]:
         own, spec = self.own, self.spec
         whole = spec.head_dim_v % 16 == 0

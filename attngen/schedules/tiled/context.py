@@ -26,9 +26,6 @@ class OfTiles(Unfused):
     def rows(self) -> tuple[Extent, ...]:
         return self.head_grid("q_len")
 
-    def primitives(self) -> list[str]:
-        return [*super().primitives(), *self.reductions()]
-
     def context(self) -> dict[str, Any]:
         context = super().context()
         return context | {"rows_of_block": bool({"q_lo", "q_hi", "q_tile"} & set(context["tile_arguments"]))}

@@ -22,18 +22,6 @@ class FusedWgmma(ByTma):
         ]
         return {"wgmma": self.kernel("wgmma", self.q_block_grid(), parameters, threads_name=self.launch_bounds(), shared=True)}
 
-    def primitives(self) -> list[str]:
-        return [
-            *self.first_primitives(self.spec.dtype.name),
-            "mbarrier",
-            "mbarrier_wait",
-            "tma_load",
-            *(["tma_load_5d"] if self.spec.kernel.storage != "dense" else []),
-            "proxy_fence",
-            "opaque",
-            "wgmma",
-        ]
-
     def constants(self) -> list[ConstantLine]:
         plan = self.plan
         return [
