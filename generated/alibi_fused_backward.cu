@@ -116,18 +116,6 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
     return packed;
 }
 
-// The two elements that pack() joined, as fp32.
-__device__ __forceinline__ float low_of(unsigned packed) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed & 0xffff)));
-    return y;
-}
-__device__ __forceinline__ float high_of(unsigned packed) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)(packed >> 16)));
-    return y;
-}
-
 // 2^x on the special function unit; a denormal counts as 0. Relative error at most 2^-22 (PTX ISA, ex2.approx).
 __device__ __forceinline__ float fast_exp2(float x) {
     float y;

@@ -16,6 +16,7 @@ from attngen.plan.captured_sums import WORDS, Place, TermSum
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import CapturedGradient, Source, gradient_argument
 
+TERM_WORDS = ConstantLine("WORDS", WORDS, "of a sum without rounding")
 INDEX_OF = {"rows": "bhq", "keys": "bhk", "pairs": "bhqk", "words": ""}  # of the numbers of a workspace
 
 
@@ -169,9 +170,6 @@ class CapturedSums(File):
 
     def captured_sections(self) -> dict[str, str]:
         return {"captured": "Gradients of captured tensors"} if self.variant.captured_gradients else {}
-
-    def captured_constants(self) -> list[ConstantLine]:
-        return [ConstantLine("WORDS", WORDS, "of a sum without rounding")] if self.term_sums("words") else []
 
     def captured_equations(self, captured: CapturedGradient) -> list[str]:
         return comment_text.captured_equations(self.spec, self.gradient, captured)

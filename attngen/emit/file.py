@@ -203,31 +203,16 @@ class File(KernelMaker):
         return bool(v.captures or any(v.of_scores) or v.score_of_two or v.mask or v.sink or of_gradients or of_tiles)
 
     def numbers(self) -> list[ConstantLine]:
-        """The constants that every schedule has."""
+        """The constants that any schedule may name."""
         spec, variant = self.spec, self.variant
-        lines = [ConstantLine("HEAD_DIM", spec.head_dim), ConstantLine("HEAD_DIM_V", spec.head_dim_v)]
+        lines = [INFINITY, ConstantLine("HEAD_DIM", spec.head_dim), ConstantLine("HEAD_DIM_V", spec.head_dim_v)]
         if spec.q_heads is not None and spec.kv_heads is not None:
             lines += [ConstantLine("q_heads", spec.q_heads), ConstantLine("kv_heads", spec.kv_heads)]
         if spec.kernel.page_size is not None:
             lines.append(ConstantLine("page_size", spec.kernel.page_size, "rows of a page of keys"))
-        if variant.scale_is_constant and not variant.raw_scores:
+        if variant.scale_is_constant:
             lines.append(ConstantLine("softmax_scale", variant.scale, ctype="float"))
         return lines
-
-    @property
-    def uses_infinity(self) -> bool:
-        """Whether the schedule itself uses INF: as the score of an excluded pair, or for rows without keys."""
-        return self.spec.normalize != "none"
-
-    def infinity(self) -> list[ConstantLine]:
-        """INF, where anything uses it: a softmax, a sigmoid's masked logits, a range of floats, the user's own `inf`."""
-        v = self.variant
-        of_gradients = (v.derivative, *(f for one in v.captured_gradients for f in one.functions))
-        functions = (*v.of_scores, v.mask, v.sink, *of_gradients, v.kv_range, v.classify)
-        texts = [t for f in functions if f for t in (*f.results, *(x.text for x in f.temporaries))]
-        ranged = any(self.spec.input(s.input).dtype.kind == "float" for s in v.spans)
-        used = self.uses_infinity or ranged or any("INF" in t for t in (*texts, v.scale))
-        return [INFINITY] if used else []
 
     @property
     def split(self) -> str:

@@ -1,4 +1,4 @@
-"""The primitives of a file, `templates/primitives/*.cuh`: those whose functions or types its text names."""
+"""What a file has because its text names it: primitives, `templates/primitives/*.cuh`, and constants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 
 from attngen.emit.templates import template_directory
 
-PLACE = "%primitives%\n"  # where they stand in a template
+PLACE = "%primitives%\n"  # where primitives stand in a template, after the constants
 # In the order of the text: what a primitive names itself stands before it.
 ORDER = """
     type_fp16 to_float_fp16 to_fp16 type_bf16 to_float_bf16 to_bf16 to_float_fp32 to_fp32
@@ -24,12 +24,16 @@ TYPES = ("fp16", "bf16", "tf32", "fp32")
 
 _FUNCTION = re.compile(r"^(?:template <.*?> )?__device__ __forceinline__ [\w ]+?[ *]*\b(\w+)\(", re.M)
 _STRUCT = re.compile(r"^struct (?:alignas\(\w+\) )?(\w+)", re.M)
+_CONSTANT = re.compile(r"constexpr .*?(\w+) = ")
 _NOT_CODE = re.compile(r'//.*|"[^"\n]*"')
 _NAME = re.compile(r"\w+[(<]?")  # of a function: as it is called
 
 
 def with_primitives(text: str, types: Mapping[str, Collection[str]]) -> str:
-    """`text` with the primitives that it needs. `types`: of primitives that have one name for several types, which it has."""
+    """`text` with the primitives that it needs, and without the constants that nothing names.
+
+    `types`: of primitives that have one name for several types, those that the file has.
+    """
     before, after = text.split(PLACE)
     names, found = names_of(after), []
     for primitive in reversed(ORDER.split()):
@@ -38,7 +42,20 @@ def with_primitives(text: str, types: Mapping[str, Collection[str]]) -> str:
         if defined & names and (last not in TYPES or last in types.get(kind, TYPES)):
             found.append(f"\n{code}")
             names |= names_of(code)
-    return before + "".join(reversed(found)) + after
+    return _with_constants(before, names) + "".join(reversed(found)) + after
+
+
+def _with_constants(text: str, names: set[str]) -> str:
+    """`text` with those of its constants that are among `names`, or that one of these names."""
+    lines = []
+    for line in reversed(text.splitlines(keepends=True)):
+        constant = _CONSTANT.match(line)
+        if constant and constant[1] not in names:
+            continue
+        if constant:
+            names |= names_of(line)
+        lines.append(line)
+    return "".join(reversed(lines))
 
 
 @cache

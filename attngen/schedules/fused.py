@@ -60,9 +60,8 @@ class Fused(File):
     def fused_numbers(self) -> list[ConstantLine]:
         plan = self.plan
         return [
-            *self.infinity(),
             *self.numbers(),
-            *(self.exponent_numbers() if self.has_powers_of_2 else []),
+            *self.exponent_numbers(),
             ConstantLine("BLOCK_Q", plan.block_q, "query rows of a block"),
             ConstantLine("BLOCK_KV", plan.block_kv, "keys of a tile"),
             ConstantLine("THREADS", plan.threads),
@@ -81,23 +80,15 @@ class Fused(File):
 
     def slack(self, what: str = "") -> list[ConstantLine]:
         """The rescaling threshold, and the bound of large scores; `what` is added to the comment."""
-        if self.spec.normalize != "softmax":
-            return []
-        large = ConstantLine("LARGE", f"{bounded_scores.LARGE_EXPONENT}f", LARGE, ctype="float")
         return [
             ConstantLine("RESCALE_THRESHOLD", f"{bounded_scores.RESCALE_EXPONENT}f", RESCALE_THRESHOLD + what, ctype="float"),
-            *([large] if self.large_scores else []),
+            ConstantLine("LARGE", f"{bounded_scores.LARGE_EXPONENT}f", LARGE, ctype="float"),
         ]
 
     @property
     def large_scores(self) -> bool:
         """Whether a row's maximum may need to be subtracted before scaling; with split operands it always is."""
         return self.spec.dtype.bytes == 2 and bounded_scores.may_be_large(self.spec)
-
-    @property
-    def has_powers_of_2(self) -> bool:
-        """Whether exponentials are powers of 2, as the schedules on tensor cores compute a softmax."""
-        return self.plan.schedule.on_tensor_cores and self.spec.normalize == "softmax"
 
     def heads_in_l2(self) -> Parameter:
         """The number of heads whose work tiles are numbered together."""

@@ -58,9 +58,9 @@ def box_rows(plan: Plan) -> int:
     return gcd(plan.block_kv, plan.facts.spec.kernel.page_size or 0)
 
 
-def box_constants(plan: Plan) -> list[ConstantLine]:
-    """The constant of copies from pages."""
-    return [ConstantLine("BOX_ROWS", box_rows(plan), "keys of a copy")] if plan.facts.spec.kernel.is_paged else []
+def box_constant(plan: Plan) -> ConstantLine:
+    """Of copies from pages."""
+    return ConstantLine("BOX_ROWS", box_rows(plan), "keys of a copy")
 
 
 def slabs_of(spec: AttentionSpec) -> list[ConstantLine]:

@@ -10,7 +10,7 @@ from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import PackedTiles, Parameter, SeveralSplits
 from attngen.schedules.decode.plan import OUTPUT_PAD, DecodePlan
 from attngen.schedules.mma import ByMma
-from attngen.schedules.tma import box_constants, box_rows, slabs_of
+from attngen.schedules.tma import box_constant, box_rows, slabs_of
 
 ROW_INDICES = {
     "q_idx": {"q_idx", "q_first"},
@@ -85,9 +85,8 @@ class Decode(ByMma):
     def constants(self) -> list[ConstantLine]:
         plan = self.plan
         return [
-            *self.infinity(),
             *self.numbers(),
-            *(self.exponent_numbers() if self.has_powers_of_2 else []),
+            *self.exponent_numbers(),
             ConstantLine("BLOCK_Q", plan.block_q, "rows of a block, of the query heads that share keys"),
             ConstantLine("BLOCK_KV", plan.block_kv, "keys of a tile, which a warp multiplies"),
             ConstantLine("WARPS", plan.warps),
@@ -97,8 +96,8 @@ class Decode(ByMma):
             *self.slack(),
             *self.blocks(),
             *self.split_constants(),
-            *(slabs_of(self.spec) if self.by_tma else []),
-            *(box_constants(plan) if self.by_tma else []),
+            *slabs_of(self.spec),
+            box_constant(plan),
             *self.operand_constants(1, "QK_WIDTH", pads_keys=not self.by_tma),
             ConstantLine("O_STRIDE", f"{self.v_width} + {OUTPUT_PAD}", "of sums of O, in the memory of K and V"),
             ConstantLine("QUADS", "HEAD_DIM_V / 4", "of neighbouring columns of O"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attngen.emit import abi
-from attngen.emit.captured_sums import CapturedSums, Terms
+from attngen.emit.captured_sums import TERM_WORDS, CapturedSums, Terms
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Parameter
@@ -89,11 +89,6 @@ class FusedMmaBackward(Fused, CapturedSums):
         return tuple(t for t in self.term_sums() if t.name in names)
 
     @property
-    def _sums_rows(self) -> bool:
-        """Whether lanes add up what they have of a row, or of a key."""
-        return self.sums_delta or bool(self.term_sums("rows", "keys")) or self._sinks
-
-    @property
     def _sinks(self) -> bool:
         """Whether a gradient through the sink is wanted."""
         return any(terms.of("sink") for terms in self.term_sums())
@@ -172,17 +167,9 @@ class FusedMmaBackward(Fused, CapturedSums):
         return self.own.split
 
     @property
-    def uses_infinity(self) -> bool:
-        return bool(self.row_values)  # lse is among them
-
-    @property
     def subtracts_first(self) -> bool:
         """Whether lse is subtracted before the scale multiplies: a product of a score and log2(e) is rounded."""
         return bool(self.own.split) or "lse_rest" in self.row_values
-
-    def exponent_numbers(self) -> list[ConstantLine]:
-        log2_e, exponent_scale = super().exponent_numbers()
-        return [log2_e] if self.subtracts_first else [log2_e, exponent_scale]
 
     def constants(self) -> list[ConstantLine]:
         own, plan = self.own, self.plan
@@ -190,7 +177,6 @@ class FusedMmaBackward(Fused, CapturedSums):
         zeros = {width: f"{width - dim} zeros fill the last step of 16" if width > dim else "" for width, dim in filled.items()}
         block = ConstantLine("BLOCK", plan.block_q, "BLOCK_Q and BLOCK_KV: rows of a tile in shared memory")
         row_blocks = str(backward_additions.ROW_BLOCKS) if self.adds else f"BLOCK / (16 * {plan.warps})"
-        delta = ConstantLine("DELTA_LANES", DELTA_LANES, "that share a row")
         return [
             *self.fused_numbers(),
             *self.blocks(),
@@ -202,9 +188,9 @@ class FusedMmaBackward(Fused, CapturedSums):
             ConstantLine("QK_WIDTH", own.qk_width, zeros[own.qk_width]),
             ConstantLine("V_WIDTH", own.v_width, zeros[own.v_width]),
             *self._adding_constants(),
-            *([delta] if own.delta == "O and dO" else []),
-            *([ConstantLine("ROW_LANES", ROW_LANES, "that share a row of a fragment")] if self._sums_rows else []),
-            *self.captured_constants(),
+            ConstantLine("DELTA_LANES", DELTA_LANES, "that share a row"),
+            ConstantLine("ROW_LANES", ROW_LANES, "that share a row of a fragment"),
+            TERM_WORDS,
         ]
 
     def _adding_constants(self) -> list[ConstantLine]:

@@ -21,7 +21,7 @@ class FusedMma(ByMma):
             *self.slack(),
             *self.blocks(),
             *self.split_constants(),
-            *([HALF_KV] if own.copies_between_steps and self.plan.stages == 1 else []),
+            HALF_KV,
             *self.operand_constants(self.plan.warps, "QK_WIDTH" if own.qk_width >= own.v_width else self.v_width),
         ]
 

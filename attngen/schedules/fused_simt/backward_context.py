@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attngen.emit import abi
-from attngen.emit.captured_sums import CapturedSums, Terms
+from attngen.emit.captured_sums import TERM_WORDS, CapturedSums, Terms
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Parameter
@@ -105,7 +105,6 @@ class FusedSimtBackward(CapturedSums):
     def constants(self) -> list[ConstantLine]:
         plan, own = self.plan, self.own
         return [
-            *self.infinity(),
             *self.numbers(),
             ConstantLine("BLOCK", plan.block_q, "rows, or keys, that a block owns, and of a tile that it visits"),
             ConstantLine("BLOCK_Q", "BLOCK"),
@@ -128,7 +127,7 @@ class FusedSimtBackward(CapturedSums):
             ConstantLine("QK_STRIDE", "HEAD_DIM + PAD", "floats from row to row in shared memory"),
             ConstantLine("V_STRIDE", "HEAD_DIM_V + PAD"),
             ConstantLine("W_STRIDE", "BLOCK + PAD"),
-            *self.captured_constants(),
+            TERM_WORDS,
         ]
 
 

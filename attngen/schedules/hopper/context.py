@@ -14,7 +14,7 @@ from attngen.plan import bounded_scores
 from attngen.plan.axes import KEYS
 from attngen.schedules.hopper import plan as hopper
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
-from attngen.schedules.tma import ByTma, box_constants
+from attngen.schedules.tma import ByTma, box_constant
 from attngen.spec.operator import ZERO
 
 
@@ -63,26 +63,23 @@ class Hopper(ByTma):
         """Whether a thread needs its row indices."""
         return self.variant.places_rows or self.variant.dropout is not None
 
-    def names_warpgroup_rows(self) -> bool:
-        """Whether the text needs the number of a consumer's rows."""
-        return self.own.per_consumer_range or not self.own.q_in_registers or self.places_rows()
-
     def constants(self) -> list[ConstantLine]:
-        plan, spec = self.plan, self.spec
+        plan = self.plan
         return [
             *self.fused_numbers(),
-            *(self.softmax_constants() if spec.normalize == "softmax" else []),
+            *self.softmax_constants(),
             ConstantLine("STAGES", plan.stages, "tiles of K, and of V, in shared memory"),
-            *box_constants(plan),
+            box_constant(plan),
             ConstantLine("CONSUMERS", self.own.consumers, "warpgroups that multiply, 64 rows each"),
-            *([ConstantLine("WARPGROUP_ROWS", WARPGROUP_ROWS)] if self.names_warpgroup_rows() else []),
+            ConstantLine("WARPGROUP_ROWS", WARPGROUP_ROWS),
             ConstantLine("RELEASES", *RELEASES[self.own.warps_release]),
             ConstantLine("PRODUCER_REGISTERS", self.own.producer_registers, "of a thread"),
             ConstantLine("CONSUMER_REGISTERS", self.own.consumer_registers),
             ConstantLine("ROWS", "2", "of a thread"),
             *self.slab_constants(ConstantLine("OUTPUT_SLABS", self.own.output_slabs, OUTPUT_SLABS)),
             *self.output_constants(),
-            *(self.staging_constants() if plan.staged.keys else []),
+            ConstantLine("SLOTS", "STAGES + 1", "tiles whose key vectors are in shared memory"),
+            ConstantLine("LANE_KEYS", -(-plan.block_kv // 32), "keys of a tile whose elements a lane of the producer reads"),
         ]
 
     def softmax_constants(self) -> list[ConstantLine]:
@@ -91,13 +88,13 @@ class Hopper(ByTma):
             what = f"subtracted from exponents instead of a maximum: weights stay between 2^{least:.0f} and 2^{most:.0f}"
             return [ConstantLine("SHIFT", f"{self.own.shift}f", what, ctype="float")]
         adapts, keys = self.own.adaptive_threshold, hopper.heavy(self.own.row_sums)
-        heavy = [
+        return [
+            *self.slack(", at most" if adapts else ""),
             ConstantLine("HEAVY", f"{keys}.0f", "keys: a weight like all theirs is not rounded", ctype="float"),
             ConstantLine("HEAVY_OF_ROOT", f"{hopper.HEAVY_OF_ROOT}f", "of the root of kv_len, if that is more", ctype="float"),
             ConstantLine("SAMPLE", min(64, self.plan.block_kv), "keys by which a tile's weights are judged"),
+            ConstantLine("MAX_CHAINS", "4", "independent maxima of a row, so that comparisons do not wait for each other"),
         ]
-        chains = ConstantLine("MAX_CHAINS", "4", "independent maxima of a row, so that comparisons do not wait for each other")
-        return [*self.slack(", at most" if adapts else ""), *(heavy if adapts else []), chains]
 
     def output_constants(self) -> list[ConstantLine]:
         if self.own.row_sums != "products":
@@ -106,13 +103,6 @@ class Hopper(ByTma):
             ConstantLine("ONES", hopper.ONES, "columns of ones beside V, the fewest that wgmma multiplies"),
             ConstantLine("TWO_ONES", TWO_ONES[self.spec.dtype.name], f"1.0 twice, in {self.spec.dtype.name}", ctype="unsigned"),
             ConstantLine("OUTPUT_COLUMNS", "HEAD_DIM_V + ONES", "of O in registers, and of the row sums beside it"),
-        ]
-
-    def staging_constants(self) -> list[ConstantLine]:
-        lane_keys = -(-self.plan.block_kv // 32)
-        return [
-            ConstantLine("SLOTS", "STAGES + 1", "tiles whose key vectors are in shared memory"),
-            ConstantLine("LANE_KEYS", lane_keys, "keys of a tile whose elements a lane of the producer reads"),
         ]
 
     def consumer_indices(self) -> list[str]:

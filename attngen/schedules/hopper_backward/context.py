@@ -203,15 +203,14 @@ class HopperBackward(ByTma):
 
     def _of_additions(self) -> list[ConstantLine]:
         """The constants of a consumer that adds to dQ in global memory."""
-        own, steps, fours = self.own, self.plan.block_q // 16, self._last_fours
-        is_smaller = fours < own.dq_registers // 4
+        own, steps = self.own, self.plan.block_q // 16
         part = {"rows": "64 rows of a tile", "columns": f"{2 * own.dq_registers} columns of a tile"}[own.dq_parts]
         early = "of a tile, those between the products of dK; the others, between those of the next scores"
         return [
             ConstantLine("DQ_REGISTERS", own.dq_registers, f"of a consumer's part of dQ: {part}"),
             ConstantLine("DQ_COLUMNS", own.dq_columns, "sums of a row of dQ"),
             ConstantLine("DQ_TILE", "BLOCK_Q * DQ_COLUMNS", "sums of a tile of rows"),
-            *([ConstantLine("LAST_FOURS", fours, "of the last consumer's part, which has fewer")] if is_smaller else []),
+            ConstantLine("LAST_FOURS", self._last_fours, "of the last consumer's part, which has fewer"),
             ConstantLine("EARLY_ADDITIONS", own.early_additions, early),
             ConstantLine("DV_STEPS", own.dv_steps, f"of the {steps} of dV, those in the queue before dP is awaited"),
         ]
@@ -221,35 +220,24 @@ class HopperBackward(ByTma):
         whole = spec.head_dim_v % 16 == 0
         v_steps, what = ("HEAD_DIM_V / 16", "") if whole else ("(HEAD_DIM_V + 15) / 16", "zeros fill the last")
         each = "" if own.split_products else ", for 64 rows, or keys, each"
-        outputs = [ConstantLine("OUTPUT_SLABS", own.output_slabs, "the larger of both")] if own.output_slabs else []
         lanes = next(n for n in (1, 2, 4, 8, 16, 32) if 8 * n >= spec.head_dim_v)
-        delta = [
-            ConstantLine("DELTA_THREADS", DELTA_THREADS),
-            ConstantLine("ROW_LANES", lanes, "that share a row of O and dO"),
-        ]
         return [
             *self.fused_numbers(),
-            *([ConstantLine("LARGE", f"{LARGE_EXPONENT}f", LARGE, ctype="float")] if self.lse_rest else []),
+            ConstantLine("LARGE", f"{LARGE_EXPONENT}f", LARGE, ctype="float"),
             ConstantLine("STAGES", self.plan.stages, "tiles to visit in shared memory"),
             ConstantLine("CONSUMERS", own.consumers, "warpgroups that multiply" + each),
             ConstantLine("WARPGROUP_ROWS", WARPGROUP_ROWS),
             ConstantLine(
                 "BLOCK_ROWS", "CONSUMERS * WARPGROUP_ROWS", "that a block holds" + (": keys, or rows" if each else "")
             ),
-            *([] if each else self._split_constants()),
-            ConstantLine("RELEASES", "128 * CONSUMERS", "of a tile: each thread of a consumer"),
-            *self.slab_constants(*outputs),
-            ConstantLine("V_STEPS", v_steps, what),
-            *(delta if "delta" in own.kernels else []),
-            *(self._of_additions() if own.dq == "additions" else []),
-        ]
-
-    def _split_constants(self) -> list[ConstantLine]:
-        """The constants of consumers that share the keys of a block."""
-        of_keys = [
+            # of consumers that share the keys of a block
             ConstantLine("BLOCK_KEYS", "WARPGROUP_ROWS", "that a block holds: both consumers multiply for them"),
             ConstantLine("KEY_TILES", "BLOCK_KEYS / BLOCK_KV", "of a block of keys"),
+            ConstantLine("VALUE_STAGES", own.value_stages, "tiles of values in shared memory"),
+            ConstantLine("RELEASES", "128 * CONSUMERS", "of a tile: each thread of a consumer"),
+            *self.slab_constants(ConstantLine("OUTPUT_SLABS", own.output_slabs, "the larger of both")),
+            ConstantLine("V_STEPS", v_steps, what),
+            ConstantLine("DELTA_THREADS", DELTA_THREADS),
+            ConstantLine("ROW_LANES", lanes, "that share a row of O and dO"),
+            *(self._of_additions() if own.dq == "additions" else []),
         ]
-        of_rows = [ConstantLine("VALUE_STAGES", self.own.value_stages, "tiles of values in shared memory")]
-        kernels = self.own.kernels
-        return [*(of_keys if "dk_dv" in kernels else []), *(of_rows if "dq" in kernels else [])]

@@ -21,7 +21,6 @@ class OfRows(Unfused):
 
     def constants(self) -> list[ConstantLine]:
         return [
-            *self.infinity(),
             *self.numbers(),
             ConstantLine("THREADS", self.plan.threads),
             ConstantLine("THREADS_D", self.own.threads_d, self.WIDTH),

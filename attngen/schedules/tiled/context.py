@@ -33,7 +33,6 @@ class OfTiles(Unfused):
     def constants(self) -> list[ConstantLine]:
         plan, own = self.plan, self.plan.own
         return [
-            *self.infinity(),
             *self.numbers(),
             ConstantLine("BLOCK_Q", plan.block_q, "query rows of a block"),
             ConstantLine("BLOCK_KV", plan.block_kv, "keys of a tile"),
@@ -42,7 +41,7 @@ class OfTiles(Unfused):
             *thread_grid(own.row_threads, own.column_threads, self.DIMS.name),
             ConstantLine("SLICE", own.slice, SLICE),
             ConstantLine("PAD", own.pad, TRANSPOSED_PAD),
-            *([ConstantLine("WARPS", "THREADS / 32")] if self.spec.normalize == "softmax" else []),
+            ConstantLine("WARPS", "THREADS / 32"),
         ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attngen.emit.constants import ConstantLine, thread_grid
 from attngen.emit.kernel_text import KernelText
 from attngen.schedules.fused import ROW_BLOCKS
-from attngen.schedules.tma import ByTma, box_constants
+from attngen.schedules.tma import ByTma, box_constant
 
 
 class FusedWgmma(ByTma):
@@ -32,5 +32,5 @@ class FusedWgmma(ByTma):
             ROW_BLOCKS,
             ConstantLine("STAGES", plan.stages, "tiles of K, and of V, in shared memory"),
             *self.slab_constants(),
-            *box_constants(plan),
+            box_constant(plan),
         ]
