@@ -13,6 +13,7 @@ from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Extent, Parameter, Tensor, grid_of_elements
 from attngen.emit.variant import Function
 from attngen.plan.captured_sums import WORDS, Place, TermSum
+from attngen.plan.saved import row_values
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import CapturedGradient, Source, gradient_argument
 
@@ -96,6 +97,10 @@ class CapturedSums(File):
         """The kernels of `own.kernels`, by their names."""
         raise NotImplementedError
 
+    def terms_of(self, name: str) -> tuple[Terms, ...]:
+        """What a kernel adds up of captured gradients."""
+        raise NotImplementedError
+
     def kernels(self) -> dict[str, KernelText]:
         return {
             **{f"zero_{name}": zero.kernel for name, zero in self.zero_kernels().items()},
@@ -104,9 +109,12 @@ class CapturedSums(File):
         }
 
     def context(self) -> dict[str, Any]:
+        kernels = self.kernels()
         return super().context() | {
             "zero_kernels": self.zero_kernels().values(),
             "last_kernels": self.last_kernels().values(),
+            "row_kernels": [self._row_kernel(name, kernel) for name, kernel in kernels.items() if name in self.row_owners],
+            "row_values": self.row_values,
             "captured_equations": self.captured_equations,
             "ds": self.ds,
         }
@@ -130,16 +138,20 @@ class CapturedSums(File):
         owners = ("delta", "dq") if self.sums_delta else ("dq",)
         return [name for name in self.own.kernels if name in owners]
 
-    def row_kernel(self, name: str, kernel: KernelText, values: tuple[str, ...], terms: tuple[Terms, ...]) -> RowKernel:
-        """One of `row_owners`, with the numbers that each row has."""
-        sums_delta, sums_q = name == "delta", name == "dq" and self.plan.wants("q")
+    @property
+    def row_values(self) -> tuple[str, ...]:
+        return row_values(self.facts)
+
+    def _row_kernel(self, name: str, kernel: KernelText) -> RowKernel:
+        """One of `row_owners`."""
+        values, sums_delta, sums_q = self.row_values, name == "delta", name == "dq" and self.plan.wants("q")
         if sums_delta:
             values = tuple(n for n in values if n != "delta")
             equations = comment_text.delta_equations(self.spec, self.gradient)
         else:
             of_q = [f"dQ = softmax_scale * {self.ds} K"] if sums_q else []
             equations = (*self.pair_equations(True), *of_q)
-        return RowKernel(name, kernel, sums_q, sums_delta, values, terms, equations)
+        return RowKernel(name, kernel, sums_q, sums_delta, values, self.terms_of(name), equations)
 
     def term_sums(self, *places: Place) -> tuple[Terms, ...]:
         """The sums in `places`, by default all."""

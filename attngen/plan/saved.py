@@ -57,3 +57,8 @@ def saved_results(facts: SpecFacts) -> tuple[str, ...]:
         return ()
     out = ("out",) if delta_of(facts) == "O and dO" else ()
     return (*out, "lse", *(("lse_rest",) if needs_lse_rest(spec) else ()))
+
+
+def row_values(facts: SpecFacts) -> tuple[str, ...]:
+    """The numbers that each row has for itself."""
+    return (*(n for n in saved_results(facts) if n != "out"), *(["delta"] if delta_of(facts) else []))

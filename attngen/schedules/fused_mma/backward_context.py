@@ -51,10 +51,6 @@ class FusedMmaBackward(Fused, CapturedSums):
         """Whether blocks of keys add to dQ in global memory."""
         return self.own.dq == "additions"
 
-    @property
-    def row_values(self) -> tuple[str, ...]:
-        return backward_needs.row_values(self.facts)
-
     def sections(self) -> dict[str, str]:
         own = {name: TITLES[name] for name in self.own.kernels}
         own |= {f"d{n}": ALONE[f"d{n}"] for n in ("k", "q") if f"d{n}" in own and not self.plan.wants(n)}
@@ -68,13 +64,9 @@ class FusedMmaBackward(Fused, CapturedSums):
             "key_kernels": [
                 self._key_kernel(name, kernels[name]) for name in self.own.kernels if name in backward_needs.OF_KEYS
             ],
-            "row_kernels": [
-                self.row_kernel(name, kernels[name], self.row_values, self._terms_of(name)) for name in self.row_owners
-            ],
             "stored_sums": [t for t in self.term_sums("rows", "pairs", "words") if t.place == "rows" or t.of("sink")],
             "sinks": self._sinks,
             "diagonals": any(terms.diagonals for terms in self.term_sums()),
-            "row_values": self.row_values,
             "subtracts_first": self.subtracts_first,
             "adds": self.adds,
         }
@@ -83,7 +75,7 @@ class FusedMmaBackward(Fused, CapturedSums):
         others = {"convert_dq": self._convert_dq} | ({} if self.sums_delta else {"delta": self._delta})
         return {name: others[name]() if name in others else self._gradients(name) for name in self.own.kernels}
 
-    def _terms_of(self, name: str) -> tuple[Terms, ...]:
+    def terms_of(self, name: str) -> tuple[Terms, ...]:
         """What a kernel adds up of captured gradients."""
         names = {t.name for t in backward_needs.terms_of(self.facts, name, self.own.kernels)}
         return tuple(t for t in self.term_sums() if t.name in names)
@@ -96,7 +88,7 @@ class FusedMmaBackward(Fused, CapturedSums):
     def _functions_of(self, name: str) -> tuple[Function | None, ...]:
         """The functions that a kernel calls."""
         v = self.variant
-        of_terms = [f for terms in self._terms_of(name) for f in terms.functions.functions]
+        of_terms = [f for terms in self.terms_of(name) for f in terms.functions.functions]
         visited = v.q_range if name in backward_needs.OF_KEYS else v.kv_range
         derivative = None if name == "delta" else v.derivative
         sink = v.sink if name == "delta" or (name == "dq" and self._sinks) else None
@@ -128,7 +120,7 @@ class FusedMmaBackward(Fused, CapturedSums):
     def _gradients(self, name: str) -> KernelText:
         """A kernel that visits tiles and adds up gradients of its keys, or of its rows, or their delta."""
         results = [r for r in RESULTS[name] if self.plan.wants(r[1:].lower())]
-        terms = self._terms_of(name)
+        terms = self.terms_of(name)
         read = ("Q", "K", "V", "dO") if name != "dv" or terms else ("Q", "K", "dO")
         lse = [n for n in self.row_values if n != "delta"]
         by_query = name not in backward_needs.OF_KEYS
@@ -150,7 +142,7 @@ class FusedMmaBackward(Fused, CapturedSums):
         return self.kernel(name, grid, parameters, threads_name=self.launch_bounds(), shared=True)
 
     def _key_kernel(self, name: str, kernel: KernelText) -> KeyKernel:
-        terms, sums_k, sums_v = self._terms_of(name), name != "dv" and self.plan.wants("k"), name != "dk"
+        terms, sums_k, sums_v = self.terms_of(name), name != "dv" and self.plan.wants("k"), name != "dk"
         needs_ds = sums_k or bool(terms)
         kept = "(D P)" if self.variant.dropout else "P"
         of_v = [f"dV = sum over query heads of {kept}^T dO"] if sums_v else []

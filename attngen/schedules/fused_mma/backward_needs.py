@@ -12,7 +12,7 @@ from attngen.plan.decisions import wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.plan import Decision, Plan
-from attngen.plan.saved import Delta, delta_of, saved_results
+from attngen.plan.saved import Delta, delta_of, row_values
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import STATED
@@ -84,11 +84,6 @@ def terms_of(facts: SpecFacts, kernel: str, kernels: tuple[str, ...]) -> tuple[T
     of_keys = next((name for name in OF_KEYS if name in kernels), "")
     owner = {"keys": of_keys, "rows": "dq", "pairs": "dq", "words": "dq"}
     return tuple(terms for terms in term_sums(facts, diagonals=True) if owner[terms.place] == kernel)
-
-
-def row_values(facts: SpecFacts) -> tuple[str, ...]:
-    """The numbers that each row has for itself."""
-    return (*(n for n in saved_results(facts) if n != "out"), *(["delta"] if delta_of(facts) else []))
 
 
 def classifies(facts: SpecFacts) -> bool:

@@ -14,7 +14,7 @@ from attngen.plan.decisions import delta_decisions, saved_decisions, term_decisi
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
-from attngen.plan.saved import delta_of, saved_results
+from attngen.plan.saved import delta_of, row_values, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
@@ -29,7 +29,6 @@ from attngen.schedules.fused_mma.backward_needs import (
     first_decisions,
     kernels_of,
     last_decisions,
-    row_values,
     terms_of,
     values_of_rows,
     widths,

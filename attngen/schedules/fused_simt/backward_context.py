@@ -13,7 +13,7 @@ from attngen.emit.variant import Function
 from attngen.plan.captured_sums import Place
 from attngen.schedules.fused import BLOCKS
 from attngen.schedules.fused_simt import plan as forward
-from attngen.schedules.fused_simt.backward_plan import FusedSimtBackwardPlan, row_values
+from attngen.schedules.fused_simt.backward_plan import FusedSimtBackwardPlan
 from attngen.schedules.fused_simt.context import PAD
 
 
@@ -29,20 +29,11 @@ class FusedSimtBackward(CapturedSums):
     def wants(self) -> dict[str, bool]:
         return {name: self.plan.wants(name) for name in ("q", "k", "v")}
 
-    @property
-    def row_values(self) -> tuple[str, ...]:
-        return row_values(self.facts)
-
     def context(self) -> dict[str, Any]:
-        kernels = self.kernels()
         return super().context() | {
             "wants": self.wants,
             "keys_need_ds": self.keys_need_ds,
-            "row_values": self.row_values,
             "key_sums": self.term_sums(*OF_KEYS),
-            "row_kernels": [
-                self.row_kernel(name, kernels[name], self.row_values, self._terms_of(name)) for name in self.row_owners
-            ],
             "key_equations": self._key_equations(),
         }
 
@@ -60,13 +51,13 @@ class FusedSimtBackward(CapturedSums):
         others = {"delta": self._delta, "dk_dv": self._dk_dv}
         return {name: self._of_rows(name) if name in self.row_owners else others[name]() for name in self.own.kernels}
 
-    def _terms_of(self, name: str) -> tuple[Terms, ...]:
+    def terms_of(self, name: str) -> tuple[Terms, ...]:
         """What one of `row_owners` adds up of captured gradients."""
         return self.term_sums(*OF_ROWS) if name == "dq" else ()
 
     def _functions_of(self, name: str) -> tuple[Function | None, ...]:
         """The functions that one of `row_owners` calls."""
-        v, terms = self.variant, self._terms_of(name)
+        v, terms = self.variant, self.terms_of(name)
         derivative = None if name == "delta" else v.derivative
         sink = v.sink if name == "delta" or any(t.of("sink") for t in terms) else None
         of_terms = [f for t in terms for f in t.functions.functions]

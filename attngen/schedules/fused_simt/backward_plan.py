@@ -9,7 +9,7 @@ from attngen.plan.captured_sums import term_sums
 from attngen.plan.decisions import delta_decisions, saved_decisions, term_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
-from attngen.plan.saved import Delta, delta_of, saved_results
+from attngen.plan.saved import Delta, delta_of, row_values, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, kib, pick_tile, planned, tile_decision
@@ -73,11 +73,6 @@ def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
         "dq": "q" in wanted or bool(places - {"keys"}),
     }
     return tuple(n for n, is_needed in needed.items() if is_needed)
-
-
-def row_values(facts: SpecFacts) -> tuple[str, ...]:
-    """The names of the arrays with one number per row."""
-    return (*(n for n in saved_results(facts) if n != "out"), *(["delta"] if delta_of(facts) else []))
 
 
 def buffers(facts: SpecFacts, square: Square) -> tuple[SharedBuffer, ...]:
