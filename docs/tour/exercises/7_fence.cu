@@ -97,9 +97,6 @@ constexpr int OUTPUT_COLUMNS = HEAD_DIM_V + ONES;  // of O in registers, and of 
 
 // 2. Primitives
 
-// fp16: 1 sign, 5 exponent, 10 fraction bits.
-struct fp16 { unsigned short bits; };
-
 // Two neighbouring elements of a fragment in one register, `low` in the lower half.
 __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned packed;
@@ -208,6 +205,16 @@ template <int PENDING> __device__ __forceinline__ void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Loads four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
+// and receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_smem) {
+    const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
+}
+
 // Stores four 8x8 matrices of 16-bit elements to shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
 // and, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
 __device__ __forceinline__ void stmatrix_x4(void* row_smem, unsigned a, unsigned b, unsigned c, unsigned d) {
@@ -263,16 +270,6 @@ __device__ __forceinline__ unsigned smem_operand(const void* operand_smem, unsig
 __device__ __forceinline__ unsigned long long smem_descriptor(unsigned operand) {
     constexpr unsigned long long SWIZZLE_128_BYTES = 1ull << 62, STRIDE = (1024ull >> 4) << 32;
     return SWIZZLE_128_BYTES | STRIDE | operand;
-}
-
-// Loads four 8x8 matrices of 16-bit elements from shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
-// and receives, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
-__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_smem) {
-    const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(row)
-                 : "memory");
 }
 
 // D = A B, or D += A B if `accumulate`: A is 64x16, B 16x128, D in fp32. Thread t of the warpgroup has in

@@ -113,12 +113,6 @@ __device__ __forceinline__ float fast_exp2(float x) {
     return y;
 }
 
-// `x` of WIDTH neighbouring lanes combined, known to all of them.
-template <int WIDTH, typename Combine> __device__ __forceinline__ float lane_reduce(float x, Combine combine) {
-    for (int lanes = WIDTH / 2; lanes > 0; lanes /= 2) x = combine(x, __shfl_xor_sync(0xffffffff, x, lanes));
-    return x;
-}
-
 // threadIdx.x, read again at each call: what was computed from an earlier call need not stay in a register.
 __device__ __forceinline__ unsigned thread_index() {
     unsigned index;
@@ -177,6 +171,12 @@ __device__ __forceinline__ void mma_16x8x16(float* upper, float* lower, const un
         "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
         : "+f"(upper[0]), "+f"(upper[1]), "+f"(lower[0]), "+f"(lower[1])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// `x` of WIDTH neighbouring lanes combined, known to all of them.
+template <int WIDTH, typename Combine> __device__ __forceinline__ float lane_reduce(float x, Combine combine) {
+    for (int lanes = WIDTH / 2; lanes > 0; lanes /= 2) x = combine(x, __shfl_xor_sync(0xffffffff, x, lanes));
+    return x;
 }
 
 // 3. This variant's score and mask
