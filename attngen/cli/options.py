@@ -15,16 +15,18 @@ from attngen.cli.specs import Gradients
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def number(flag: str, least: int, what: str, default: int | None = None) -> Callable[[F], F]:
-    """An option whose value is a whole number from `least` to MOST."""
-    return click.option(flag, type=click.IntRange(least, MOST), default=default, show_default=default is not None, help=what)
+MOST = 2**31 - 1
+MOST_SIZE = 2**29  # `MAX_LENGTH` of `spec/expr.py`, which commands import late
+
+
+def number(flag: str, least: int, what: str, default: int | None = None, most: int = MOST) -> Callable[[F], F]:
+    """An option whose value is a whole number from `least` to `most`."""
+    return click.option(flag, type=click.IntRange(least, most), default=default, show_default=default is not None, help=what)
 
 
 def size(flag: str, least: int, what: str, default: int | None = None) -> Callable[[F], F]:
     """An option whose value is a length or another size of a call, from `least` to MOST_SIZE."""
-    return click.option(
-        flag, type=click.IntRange(least, MOST_SIZE), default=default, show_default=default is not None, help=what
-    )
+    return number(flag, least, what, default, MOST_SIZE)
 
 
 def file(*flags: str, what: str) -> Callable[[F], F]:
@@ -49,8 +51,6 @@ def refuse(because: str, *names: str) -> None:
         raise click.UsageError(f"{because}; leave out {', '.join(found)}")
 
 
-MOST = 2**31 - 1
-MOST_SIZE = 2**29  # `MAX_LENGTH` of `spec/expr.py`, which commands import late
 SCHEDULES = click.Choice(["auto", "naive", "tiled", "fused", "wgmma", "hopper", "decode"])
 
 spec = click.argument("spec")

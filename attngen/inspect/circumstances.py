@@ -128,13 +128,8 @@ def rises(case: Case) -> bool:
     on."""
     if 0 in case.sizes.values():
         return False
-    numbers = numbers_of(case.spec, case.problem, case.params, np.float32)
-    rows = _first_rows(case)
-    with np.errstate(all="ignore"):
-        scores = np.asarray(score_rows(numbers, 0, 0, rows))
-        if case.spec.mask is not None:
-            scores = np.where(allowed_rows(numbers, 0, 0, rows), scores, -np.inf)
-    visited = _of_tiles(case, scores, -np.inf)[:: _splits(case) * case.plan.tile.warps if case.plan.schedule.packs_heads else 1]
+    step = _splits(case) * case.plan.tile.warps if case.plan.schedule.packs_heads else 1
+    visited = _of_tiles(case, _first_scores(case), -np.inf)[::step]
     return len(visited) > 1 and _rise(visited) and _rise(visited[::-1])
 
 
@@ -142,19 +137,18 @@ def joins(case: Case) -> bool:
     """Whether the first head has a row of JOINS."""
     if 0 in case.sizes.values() or (splits := _splits(case)) == 1:
         return False
-    numbers = numbers_of(case.spec, case.problem, case.params, np.float32)
-    rows = _first_rows(case)
-    with np.errstate(all="ignore"):
-        allowed = np.ones((rows.stop, case.sizes["kv_len"]), bool)
-        if case.spec.mask is not None:
-            allowed &= allowed_rows(numbers, 0, 0, rows)
-    has_keys, warps = _of_tiles(case, allowed, False), case.plan.tile.warps
+    has_keys, warps = _of_tiles(case, _first_scores(case) > -np.inf, False), case.plan.tile.warps
     # The warps of a split have neighbouring tiles: these distances lead to another split, wherever the first tile is
     return any((has_keys[:-n] & has_keys[n:]).any() for n in range(warps, warps * (splits - 1) + 1))
 
 
-def _first_rows(case: Case) -> slice:
-    return slice(0, min(case.sizes["q_len"], MOST_PAIRS // max(case.sizes["kv_len"], 1)))
+def _first_scores(case: Case) -> Any:
+    """The scores of the first rows of the first head, -inf where the mask forbids the pair: [rows, keys]."""
+    numbers = numbers_of(case.spec, case.problem, case.params, np.float32)
+    rows = slice(0, min(case.sizes["q_len"], MOST_PAIRS // max(case.sizes["kv_len"], 1)))
+    with np.errstate(all="ignore"):
+        scores = np.asarray(score_rows(numbers, 0, 0, rows))
+        return scores if case.spec.mask is None else np.where(allowed_rows(numbers, 0, 0, rows), scores, -np.inf)
 
 
 def _of_tiles(case: Case, numbers: Any, least: float) -> Any:

@@ -14,7 +14,7 @@ from attngen.torch.description import Mode
 from attngen.torch.math import by_torch, check_by_torch
 from attngen.torch.observed import are_plain, is_observed
 from attngen.torch.operator import Pair, as_read, attention_operator, full_operator
-from attngen.torch.runtime import CallCache, OnGpu, Remembered, runtime, runtimes, signature
+from attngen.torch.runtime import OnGpu, PreparedCall, Remembered, runtime, runtimes, signature
 
 Tensor = Any
 _autocasts = torch._C._is_any_autocast_enabled
@@ -59,7 +59,7 @@ class EagerCalls:
     """Earlier eager calls of one function or module, by everything that their launches depend on."""
 
     def __init__(self) -> None:
-        self._calls = CallCache()
+        self._calls: Remembered[PreparedCall] = Remembered()
         self._checked: Remembered[bool] = Remembered()
 
     def repeat(self, tensors: Sequence[Tensor], others: Others) -> Any:

@@ -29,10 +29,10 @@ from attngen.torch.closures import Closure
 from attngen.torch.description import Mode, dtype_name, fixed_text, schedule_of, stated_dtype
 from attngen.torch.graphs import ImportRefusal, numbers_on, stand_in
 from attngen.torch.importer import expression
+from attngen.torch.runtime import Remembered
 
 Tensor = Any
 B, H, Q, K = (name(n, Type.INT) for n in "bhqk")
-MAX_REMEMBERED = 1024
 LIMITS_OF_ELEMENTS = (64, 60, 32)  # bits of int64 elements: those of the second fit sums, of the third products
 LISTS = ("partial_blocks", "full_blocks")  # names of tables; `sinks` and that of RNG_STATE are tensors of a call too
 
@@ -95,7 +95,7 @@ class Prepared:
         return found
 
 
-_prepared: dict[Hashable, Prepared] = {}
+_prepared: Remembered[Prepared] = Remembered()
 
 
 def prepare(
@@ -112,8 +112,6 @@ def prepare(
         if found is None:
             found = _imported(functions, described, tables, device, guarded)
             if remembers and closure.opaque is None:
-                while len(_prepared) >= MAX_REMEMBERED:
-                    _prepared.pop(next(iter(_prepared)))
                 _prepared[known, guarded] = found
         captured = [tensor for _, tensor in closure.tensors]
         try:

@@ -201,7 +201,7 @@ class OnGpu(Runtime):
 
     def __init__(self, compiled: Compiled) -> None:
         super().__init__(compiled)
-        self._calls = CallCache()
+        self._calls: Remembered[PreparedCall] = Remembered()
 
     def __call__(
         self,
@@ -258,10 +258,6 @@ class Remembered(dict[tuple[Any, ...], T]):
         while len(self) >= MAX_SIGNATURES:
             self.pop(next(iter(self)), None)
         super().__setitem__(key, call)
-
-
-class CallCache(Remembered["PreparedCall"]):
-    """Calls by their signature."""
 
 
 class PreparedCall:
