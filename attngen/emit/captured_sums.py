@@ -29,10 +29,8 @@ class Terms:
     place: Place
     reads: tuple[ContributionFunctions[Function], ...]
     functions: CapturedFunctions[Function]
-    rank: int
-    broadcasts: tuple[bool, ...]  # of each dimension, whether an array of size 1 stands for any size
+    tensor: Tensor  # the gradient, from whose sizes an element's place follows
     diagonals: bool  # a term is the sum of a tile's diagonal
-    gradient: str  # the tensor whose sizes an element's place follows from
 
     def of(self, *sources: Source) -> tuple[ContributionFunctions[Function], ...]:
         return tuple(c for c in self.reads if c.source in sources)
@@ -161,8 +159,7 @@ class CapturedSums(File):
         functions = self._functions(of.captured)
         tensor = self.tensors[gradient_argument(of.captured)]
         reads = tuple(functions.contributions[n] for n in of.reads)
-        broadcasts = tuple(axis.is_free for axis in tensor.axes)
-        return Terms(of.name, of.place, reads, functions, len(tensor.axes), broadcasts, of.diagonals, tensor.name)
+        return Terms(of.name, of.place, reads, functions, tensor, of.diagonals)
 
     def _functions(self, captured: str) -> CapturedFunctions[Function]:
         return next(one for one in self.variant.captured_gradients if one.gradient.name == captured)
@@ -173,7 +170,7 @@ class CapturedSums(File):
         for terms in self.term_sums(*places):
             parameters.append(abi.data(terms.name, "long long" if terms.place == "words" else "float", writable=True))
             if terms.place == "words":
-                parameters += abi.extents(self.tensors[terms.gradient])
+                parameters += abi.extents(terms.tensor)
         return parameters
 
     def term_functions(self, *places: Place) -> tuple[Function, ...]:
@@ -195,7 +192,7 @@ class CapturedSums(File):
         ctype = "long long" if terms.place == "words" else "float"
         if terms.place == "words":
             sizes: tuple[Extent, ...] = workspace.shape[:-1]
-            of_sizes = abi.extents(self.tensors[terms.gradient])
+            of_sizes = abi.extents(terms.tensor)
         else:
             of_sizes = [p for p in abi.sizes(self.spec, "batch", "q_heads", "q_len", "kv_len") if p.binding == "size"]
             sizes = workspace.shape
@@ -211,7 +208,7 @@ class CapturedSums(File):
 
     def _last_kernel(self, functions: CapturedFunctions[Function]) -> LastKernel:
         tensor = self.tensors[gradient_argument(functions.gradient.name)]
-        sums = tuple(t for t in self.term_sums() if t.gradient == tensor.name)
+        sums = tuple(t for t in self.term_sums() if t.tensor == tensor)
         indices = sums[0].indices if sums else ""
         by_block = "q" in indices and "q" not in functions.own
         of_indices = [i.function for s in sums for c in s.reads for i in c.indices if s.place != "words"]

@@ -9,8 +9,9 @@ from attngen.emit.cuda_text import c_name
 from attngen.emit.kernel_maker import KernelMaker
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Parameter
-from attngen.emit.variant import range_dtype, range_tensors
+from attngen.emit.variant import Captured, range_tensors
 from attngen.plan.spans import Span
+from attngen.spec.dtypes import DType
 
 RANGE_LIMITS = {
     "int32": ("-2147483647 - 1", "2147483647"),
@@ -25,18 +26,15 @@ class RangeKernel:
     """One kernel of the pre-pass."""
 
     kernel: KernelText
+    vector: str
+    dtype: DType  # of its elements
     length: str
+    read: str  # element i
     block: str
-    others: tuple[dict[str, object], ...]
-    element: str
-    pointer: str
-    read: str
-    ctype: str
-    lowest: str
-    highest: str
-    is_float: bool
-    min: str
-    max: str
+    others: tuple[dict[str, object], ...]  # the other dimensions
+    low: Captured
+    high: Captured
+    limits: tuple[str, str]  # of the elements
 
 
 def range_kernel(maker: KernelMaker, span: Span) -> RangeKernel:
@@ -47,8 +45,7 @@ def range_kernel(maker: KernelMaker, span: Span) -> RangeKernel:
     parameters = [Parameter(vector, f"const {source.dtype.cuda}*", "data", source.name)]
     parameters += [Parameter(f"{vector}_stride_{d}", "long long", "stride", source.name, d) for d in range(span.rank)]
     low, high = range_tensors(spec, span)
-    ctype = low.dtype.cuda
-    parameters += [Parameter(t.c_name, f"{ctype}*", "data", t.c_name) for t in (low, high)]
+    parameters += [Parameter(t.c_name, f"{t.dtype.cuda}*", "data", t.c_name) for t in (low, high)]
     parameters += [Parameter(f"out_stride_{d}", "long long", "stride", low.c_name, d) for d in range(span.rank - 1)]
     wanted = [d for d in source.dims if isinstance(d, str)]
     parameters += abi.whole_sizes(spec, *dict.fromkeys(wanted))
@@ -64,19 +61,15 @@ def range_kernel(maker: KernelMaker, span: Span) -> RangeKernel:
     )
     extents = tuple(abi.range_workspaces(spec, maker.plan, span)[0].shape)
     element = f"vector[i * {vector}_stride_{span.dim}]"
-    lowest, highest = RANGE_LIMITS[range_dtype(source).name]
     return RangeKernel(
         kernel=maker.kernel(f"{c_name(span.name)}_ranges", extents[::-1], parameters, threads=32, threads_name="32"),
+        vector=vector,
+        dtype=source.dtype,
         length=abi.whole_size(spec, str(source.dims[span.dim])),
+        read=f"to_float({element})" if source.dtype.name in ("fp16", "bf16") else element,
         block="BLOCK_Q" if span.index == "q" else "BLOCK_KV",
         others=others,
-        element=source.dtype.cuda,
-        pointer=vector,
-        read=f"to_float({element})" if source.dtype.name in ("fp16", "bf16") else element,
-        ctype=ctype,
-        lowest=lowest,
-        highest=highest,
-        is_float=source.dtype.kind == "float",
-        min=low.c_name,
-        max=high.c_name,
+        low=low,
+        high=high,
+        limits=RANGE_LIMITS[low.dtype.name],
     )

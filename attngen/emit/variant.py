@@ -18,7 +18,7 @@ from attngen.plan.mask_bounds import MaskBounds
 from attngen.plan.plan import Plan
 from attngen.plan.precision import rough_functions
 from attngen.plan.spans import Span
-from attngen.spec.attention import SIZES, AttentionSpec, Input, S
+from attngen.spec.attention import SIZES, AttentionSpec, S
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.dropout import dropped_of, state_elements
 from attngen.spec.dtypes import DTYPES, DType
@@ -429,17 +429,13 @@ def _tensors(spec: AttentionSpec, spans: tuple[Span, ...], exprs: list[Expr]) ->
 
 
 def range_tensors(spec: AttentionSpec, span: Span) -> tuple[Captured, Captured]:
-    """The two tensors that the pre-pass writes for `span`."""
+    """The two tensors that the pre-pass writes for `span`, of the type of the input; fp32 for floats."""
     source = spec.input(span.input)
     others = tuple(map(str, (*source.dims[: span.dim], *source.dims[span.dim + 1 :])))
     dims = (*others, f"tiles of {' and '.join(span.index)}")
-    dtype, narrow = range_dtype(source), (*(False for _ in others), True)
+    dtype = DTYPES["fp32"] if source.dtype.kind == "float" else source.dtype
+    narrow = (*(False for _ in others), True)
     return Captured(f"{span.name}.min", dtype, dims, narrow), Captured(f"{span.name}.max", dtype, dims, narrow)
-
-
-def range_dtype(source: Input) -> DType:
-    """The type of tile ranges: that of the input; fp32 for floats."""
-    return DTYPES["fp32"] if source.dtype.kind == "float" else source.dtype
 
 
 def _scalars(spec: AttentionSpec, exprs: list[Expr]) -> tuple[Scalar, ...]:
