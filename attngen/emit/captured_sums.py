@@ -79,7 +79,6 @@ class ZeroKernel:
 class RowKernel:
     """A kernel whose blocks own rows and visit keys, as the template sees it."""
 
-    section: str
     kernel: KernelText
     sums_q: bool
     sums_delta: bool
@@ -149,7 +148,7 @@ class CapturedSums(File):
         else:
             of_q = [f"dQ = softmax_scale * {self.ds} K"] if sums_q else []
             equations = (*self.pair_equations(True), *of_q)
-        return RowKernel(name, kernel, sums_q, sums_delta, values, self.terms_of(name), equations)
+        return RowKernel(kernel, sums_q, sums_delta, values, self.terms_of(name), equations)
 
     def term_sums(self, *places: Place) -> tuple[Terms, ...]:
         """The sums in `places`, by default all."""
@@ -176,9 +175,6 @@ class CapturedSums(File):
     def term_functions(self, *places: Place) -> tuple[Function, ...]:
         """The device functions of the terms in `places`."""
         return tuple(f for terms in self.term_sums(*places) for f in terms.functions.functions)
-
-    def captured_sections(self) -> dict[str, str]:
-        return {"captured": "Gradients of captured tensors"} if self.variant.captured_gradients else {}
 
     def captured_equations(self, captured: CapturedGradient) -> list[str]:
         return comment_text.captured_equations(self.spec, self.gradient, captured)

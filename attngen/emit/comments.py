@@ -3,6 +3,7 @@
 Templates contain two kinds of comments. `// ...` is for readers of CUDA; it appears at every level but `none`. `//: ...` is for
 learners: the equation, the reason for the layout, what the hardware does, what the previous schedule does instead. It appears
 at the level `teach` only, so it can stand beside its code. Its paragraphs are wrapped after names and numbers are filled in.
+`//# ...` is the title of a section, which gets its number; `//#` alone, in the header, stands for the list of all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ Comments = Literal["none", "brief", "teach"]
 LEVELS: tuple[Comments, ...] = get_args(Comments)
 
 TEACHING = re.compile(r"(?P<margin>[ \t]*)//:(?P<lead> *)(?P<text>.*)")
+SECTION = re.compile(r"^//# (.*)", re.M)
 WIDTH = 124  # of a teaching line
 # Tokens: comments, and literals that may contain // or /*. Numbers may contain ' between digits.
 TOKEN = re.compile(
@@ -27,6 +29,14 @@ TOKEN = re.compile(
     re.S | re.X,
 )
 GONE = "\0"  # where a comment was
+
+
+def with_sections(text: str) -> str:
+    """The output of a template with the titles of its sections numbered and listed."""
+    titles = [f"{number}. {title}" for number, title in enumerate(SECTION.findall(text), 1)]
+    following = iter(titles)
+    text = SECTION.sub(lambda _: f"// {next(following)}", text)
+    return text.replace("//#\n", "".join(f"//     {title}\n" for title in titles), 1)
 
 
 def at_level(text: str, level: Comments) -> str:

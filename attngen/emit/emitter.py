@@ -7,7 +7,7 @@ from functools import cache
 import jinja2
 
 from attngen.emit.comment_text import decision_lines
-from attngen.emit.comments import Comments, at_level
+from attngen.emit.comments import Comments, at_level, with_sections
 from attngen.emit.file import File
 from attngen.emit.primitives import with_primitives
 from attngen.emit.program import Program
@@ -27,7 +27,7 @@ def emit(spec: AttentionSpec, plan: Plan, comments: Comments = "brief") -> Progr
     text = environment().get_template(f"kernels/{plan.schedule.name}.cu.j2").render(file.context())
     return Program(
         name=f"{spec.name}_{plan.keyword}{plan.suffix}",
-        text=at_level(with_primitives(text, file.types_of_primitives()), comments),
+        text=at_level(with_sections(with_primitives(text, file.types_of_primitives())), comments),
         arch=plan.arch.name,
         kernels=tuple(k.entry for k in file.launch_order()),
         tensors=tuple(file.tensors.values()),

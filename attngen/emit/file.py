@@ -1,8 +1,7 @@
-"""What the files of all schedules share: sections, constants, what templates read. The templates do the writing."""
+"""What the files of all schedules share: constants, what templates read. The templates do the writing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +48,6 @@ class File(KernelMaker):
         raise NotImplementedError
 
     def constants(self) -> list[ConstantLine]:
-        raise NotImplementedError
-
-    def sections(self) -> dict[str, str]:
         raise NotImplementedError
 
     def products(self) -> list[Wgmma]:
@@ -131,17 +127,13 @@ class File(KernelMaker):
         }
 
     def _header(self) -> dict[str, Any]:
-        """What the header says of the file, and the sections that it lists."""
-        sections = dict(self._all_sections())
-        numbers = {key: f"{i}. {title}" for i, (key, title) in enumerate(sections.items(), 1)}
+        """What the header says of the file."""
         return {
             "title": f"{self.spec.name}, {self.plan.keyword}{', backward' if self.plan.direction == 'backward' else ''}",
             "spec_lines": [f"    {line}" for line in to_text(self.spec).rstrip().splitlines()],
             "equations": self.equations(),
             "shapes": [comment_text.shape_line(t) for t in self.tensors.values()],
-            "sections": list(sections.values()),
-            "section": numbers.__getitem__,
-            "has_variant_section": "variant" in sections,
+            "has_variant_section": self._has_variant_section(),
         }
 
     def _storage(self) -> dict[str, Any]:
@@ -183,19 +175,6 @@ class File(KernelMaker):
             "captured_initializer": comment_text.wrapped(", ".join(f.parameter for f in fields)),
         }
 
-    def _all_sections(self) -> Iterator[tuple[str, str]]:
-        """The sections of the file; that of the rotation stands before those of kernels."""
-        for key, title in self.sections().items():
-            if key != "variant" or self._has_variant_section():
-                yield key, title
-            if key == "variant" and self.plan.rotated:
-                yield "rotary", "Rotary embeddings"
-
-    def tile_sections(self) -> dict[str, str]:
-        """The sections before the kernels, where tiles are visited."""
-        prepass = {"tile_ranges": "Tile ranges of captured vectors"} if self.variant.spans else {}
-        return {**FIRST_SECTIONS, "tiles": "Which tiles are visited", **prepass, "loads": "Loading tiles"}
-
     def _has_variant_section(self) -> bool:
         v = self.variant
         of_gradients = v.derivative or any(one.functions for one in v.captured_gradients)
@@ -235,5 +214,3 @@ class File(KernelMaker):
 
 
 KEY_ROWS = {"padded": "PaddedHeadRows", "paged": "PagedHeadRows", "packed_paged": "PagedHeadRows"}  # what TMA copies keys by
-
-FIRST_SECTIONS = {"numbers": "Numbers", "primitives": "Primitives", "variant": "This variant's score and mask"}

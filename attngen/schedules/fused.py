@@ -44,9 +44,6 @@ class Fused(File):
         read = (*v.of_scores, v.mask, v.sink, v.dropout, v.kv_range, v.classify)
         return abi.captured(v) if v.key_vectors else self.captured(*read)
 
-    def sections(self) -> dict[str, str]:
-        return {**self.tile_sections(), "fused": "The fused kernel"}
-
     def context(self) -> dict[str, Any]:
         softmax = self.spec.normalize == "softmax"
         return super().context() | {

@@ -28,10 +28,6 @@ class Unfused(File):
     def context(self) -> dict[str, Any]:
         return super().context() | {"keeps_dot": False, "keeps_sink_weight": False}
 
-    def weights_section(self) -> dict[str, str]:
-        title = {"softmax": "Softmax", "sigmoid": "Sigmoid"}.get(self.spec.normalize)
-        return {} if title is None else {"weights": title}
-
     def scores(self, *kept: Parameter) -> KernelText:
         """The kernel that writes S; `kept` is what a backward keeps beside it."""
         parameters = [
@@ -61,14 +57,6 @@ class Unfused(File):
 
 class ThreeKernels(Unfused):
     """The forwards: scores, row weights, weighted sum."""
-
-    def sections(self) -> dict[str, str]:
-        weights = {**self.weights_section(), **({"dropout": "Dropout"} if self.variant.dropout else {})}
-        return {**self.first_sections(), "scores": "Scores", **weights, "weighted_sum": "Weighted sum"}
-
-    def first_sections(self) -> dict[str, str]:
-        """The sections before the kernels."""
-        raise NotImplementedError
 
     def kernels(self) -> dict[str, KernelText]:
         normalized = {} if self.spec.normalize == "none" else {"weights": self.weights()}

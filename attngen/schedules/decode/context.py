@@ -69,9 +69,6 @@ class Decode(ByMma):
     def splits(self) -> Parameter:
         return Parameter("splits", "int", "splits", "", formula=self.own.splits)
 
-    def sections(self) -> dict[str, str]:
-        return {**self.tile_sections(), "fused": "The keys of a split", "join": "The join of all splits"}
-
     def context(self) -> dict[str, Any]:
         v = self.variant
         of_heads = [f for f in (v.kv_range, v.classify) if f is not None and "h_idx" in f.arguments]

@@ -18,22 +18,13 @@ from attngen.schedules.fused_mma.backward_needs import FusedMmaBackwardPlan
 DELTA_LANES = 8  # that share a row: of 64 numbers of 16 bits, each loads 16 bytes
 ROW_LANES = 4  # that have the columns of a row of a fragment
 RESULTS = {"delta": (), "dk_dv": ("dK", "dV"), "dv": ("dV",), "dk": ("dK",), "dq": ("dQ",)}
-TITLES = {
-    "delta": "Delta",
-    "dk_dv": "dK and dV",
-    "dv": "dV",
-    "dk": "dK",
-    "dq": "dQ",
-    "convert_dq": "dQ from its sums",
-}
-ALONE = {"dk": "Sums of keys", "dq": "Sums of rows"}  # of kernels without dK or dQ, which captured gradients need
+KERNELS = ("delta", "dk_dv", "dv", "dk", "dq", "convert_dq")  # all that there may be
 
 
 @dataclass(frozen=True, slots=True)
 class KeyKernel:
     """A kernel that owns keys, as the template sees it."""
 
-    section: str
     kernel: KernelText
     sums_k: bool
     sums_v: bool
@@ -51,16 +42,10 @@ class FusedMmaBackward(Fused, CapturedSums):
         """Whether blocks of keys add to dQ in global memory."""
         return self.own.dq == "additions"
 
-    def sections(self) -> dict[str, str]:
-        own = {name: TITLES[name] for name in self.own.kernels}
-        own |= {f"d{n}": ALONE[f"d{n}"] for n in ("k", "q") if f"d{n}" in own and not self.plan.wants(n)}
-        own |= {"dk_dv": "dK, dV and additions to dQ"} if self.adds else {}
-        return {**self.tile_sections(), "products": "Products", **own, **self.captured_sections()}
-
     def context(self) -> dict[str, Any]:
         kernels = self.kernels()
         return super().context() | {
-            "kernels": {name: kernels.get(name) for name in TITLES},
+            "kernels": {name: kernels.get(name) for name in KERNELS},
             "key_kernels": [
                 self._key_kernel(name, kernels[name]) for name in self.own.kernels if name in backward_needs.OF_KEYS
             ],
@@ -152,7 +137,7 @@ class FusedMmaBackward(Fused, CapturedSums):
         are = "are A operands as they are" if sums_k and sums_v else "is an A operand as it is"
         transposed = f": {operands} {are}" if operands else ""
         equations = (*self.pair_equations(needs_ds), *of_v, *of_k, *of_q)
-        return KeyKernel(name, kernel, sums_k, sums_v, needs_ds, terms, equations, transposed)
+        return KeyKernel(kernel, sums_k, sums_v, needs_ds, terms, equations, transposed)
 
     @property
     def split(self) -> str:

@@ -20,11 +20,6 @@ from attngen.schedules.fused_simt.context import PAD
 class FusedSimtBackward(CapturedSums):
     own: FusedSimtBackwardPlan
 
-    def sections(self) -> dict[str, str]:
-        titles = {"delta": "Delta", "dk_dv": "dK and dV", "dq": "dQ"}
-        own = {name: titles[name] for name in self.own.kernels}
-        return {**self.tile_sections(), "products": "Products", **own, **self.captured_sections()}
-
     @property
     def wants(self) -> dict[str, bool]:
         return {name: self.plan.wants(name) for name in ("q", "k", "v")}

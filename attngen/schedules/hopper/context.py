@@ -36,9 +36,6 @@ class Hopper(ByTma):
         grid, bounds = self.q_block_grid(), "THREADS, 1"
         return {"hopper": self.kernel("hopper", grid, parameters, None, bounds, shared=True, at_most=MULTIPROCESSORS)}
 
-    def sections(self) -> dict[str, str]:
-        return {**self.tile_sections(), "work": "Work tiles", "fused": "The kernel: one warpgroup copies, the others multiply"}
-
     def q_rows(self) -> int:
         return WARPGROUP_ROWS if self.own.per_consumer_range or not self.own.q_in_registers else self.plan.block_q
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from attngen.emit import abi, comment_text
 from attngen.emit.constants import ConstantLine
-from attngen.emit.file import FIRST_SECTIONS
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import MULTIPROCESSORS, CeilDiv, Parameter
 from attngen.emit.variant import Function
@@ -21,12 +20,7 @@ from attngen.schedules.tma import ByTma
 
 DELTA_THREADS = 256
 WARP_ROWS = 16  # of a warpgroup's 64
-TITLES = {
-    "delta": "Delta, and lse in powers of 2",
-    "dk_dv": "Gradients of keys and values",
-    "dq": "Gradients of queries",
-    "convert_dq": "Gradients of queries from their sums",
-}
+KERNELS = ("delta", "dk_dv", "dq", "convert_dq")  # all that there may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +37,6 @@ class RoleMembers:
 
 class HopperBackward(ByTma):
     own: HopperBackwardPlan
-
-    def sections(self) -> dict[str, str]:
-        prepass = {"tile_ranges": "Tile ranges of captured vectors"} if self.variant.spans else {}
-        titles = {name: TITLES[name] for name in self.own.kernels}
-        delta = {"delta": titles.pop("delta")} if "delta" in titles else {}
-        loads = {"loads": "Tiles in shared memory", "work": "What both kernels share"}
-        return {**FIRST_SECTIONS, "tiles": "Which tiles are visited", **prepass, **delta, **loads, **titles}
 
     @property
     def lse_rest(self) -> bool:
@@ -170,7 +157,7 @@ class HopperBackward(ByTma):
         kernels = self.kernels()
         of_keys, of_rows = kernels.get("dk_dv"), kernels.get("dq")
         return super().context() | {
-            "kernels": {name: kernels.get(name) for name in TITLES},
+            "kernels": {name: kernels.get(name) for name in KERNELS},
             "of_keys": self.members(of_keys, True) if of_keys else None,
             "of_rows": self.members(of_rows, False) if of_rows else None,
             "adds_dq": self.own.dq == "additions",

@@ -7,7 +7,6 @@ from typing import Any
 
 from attngen.emit import abi, comment_text
 from attngen.emit.captured_sums import CapturedKernel
-from attngen.emit.file import FIRST_SECTIONS
 from attngen.emit.gradient_functions import CapturedFunctions
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Extent, Parameter, grid_of_elements
@@ -28,20 +27,6 @@ class NaiveBackward(OfRows):
     def derivative_reads_s(self) -> bool:
         derivative = self.variant.derivative
         return self.keeps("ds") and derivative is not None and "s" in derivative.arguments
-
-    def sections(self) -> dict[str, str]:
-        titles = {
-            "weight_gradients": "Gradients of the weights",
-            "delta": "Delta",
-            "score_gradients": "Gradients of the scores",
-            "dropout": "Dropout",
-            "dq": "dQ",
-            "dk": "dK",
-            "dv": "dV",
-        }
-        captured = {f"d_{one.gradient.name}": f"d_{one.gradient.name}" for one in self.variant.captured_gradients}
-        titles = {"scores": "Scores", **self.weights_section(), **titles, **captured}
-        return {**FIRST_SECTIONS, **{name: titles[name] for name in self.own.kernels}}
 
     def context(self) -> dict[str, Any]:
         return super().context() | {

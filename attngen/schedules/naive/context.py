@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from attngen.emit.constants import SLICE, ConstantLine
-from attngen.emit.file import FIRST_SECTIONS
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Extent, Parameter
 from attngen.schedules.naive.plan import NaivePlan
@@ -29,8 +28,5 @@ class OfRows(Unfused):
 
 
 class Naive(OfRows, ThreeKernels):
-    def first_sections(self) -> dict[str, str]:
-        return FIRST_SECTIONS
-
     def weighted_sum(self, parameters: list[Parameter]) -> KernelText:
         return self.kernel_of_rows("weighted_sum", self.head_grid("q_len"), parameters)

@@ -15,9 +15,6 @@ from attngen.schedules.tiled.plan import BLOCK_DV
 class TiledBackward(OfTiles, NaiveBackward):
     DIMS = ConstantLine("BLOCK_D", BLOCK_DV, "dimensions of a gradient of a block")
 
-    def sections(self) -> dict[str, str]:
-        return {**self.tile_sections(), **{k: v for k, v in super().sections().items() if k in self.own.kernels}}
-
     def context(self) -> dict[str, Any]:
         return super().context() | {
             "fills": self.plan.own.fills,

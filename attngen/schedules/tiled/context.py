@@ -46,9 +46,6 @@ class OfTiles(Unfused):
 
 
 class Tiled(OfTiles, ThreeKernels):
-    def first_sections(self) -> dict[str, str]:
-        return self.tile_sections()
-
     def weighted_sum(self, parameters: list[Parameter]) -> KernelText:
         grid = self.head_grid(-(-self.spec.head_dim_v // BLOCK_DV), CeilDiv("q_len", self.plan.block_q))
         return self.kernel("weighted_sum", grid, parameters)
