@@ -133,7 +133,6 @@ class File(KernelMaker):
             "spec_lines": [f"    {line}" for line in to_text(self.spec).rstrip().splitlines()],
             "equations": self.equations(),
             "shapes": [comment_text.shape_line(t) for t in self.tensors.values()],
-            "has_variant_section": self._has_variant_section(),
         }
 
     def _storage(self) -> dict[str, Any]:
@@ -174,12 +173,6 @@ class File(KernelMaker):
             "captured_fields": fields,
             "captured_initializer": comment_text.wrapped(", ".join(f.parameter for f in fields)),
         }
-
-    def _has_variant_section(self) -> bool:
-        v = self.variant
-        of_gradients = v.derivative or any(one.functions for one in v.captured_gradients)
-        of_tiles = v.helpers  # the ranges of tiles may be solved with a division, where no pair is asked
-        return bool(v.captures or any(v.of_scores) or v.score_of_two or v.mask or v.sink or of_gradients or of_tiles)
 
     def numbers(self) -> list[ConstantLine]:
         """The constants that any schedule may name."""
