@@ -20,13 +20,14 @@ from attngen.emit.emitter import emit
 from attngen.plan import Plan, Problem, find_arch
 from attngen.plan.arch import Arch
 from attngen.plan.facts import DETERMINISTIC
-from attngen.schedules import choose, default_arch, plans_for
+from attngen.schedules import choose, default_arch, parts_of, plans_for
 from attngen.schedules.choose import choice_of
 from attngen.shipped import find_spec
 from attngen.spec.attention import SCHEDULE_NAMES, AttentionSpec, ScheduleName, Storage
 from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE
 from attngen.spec.dtypes import DTYPES
+from attngen.spec.gradient import wanted_gradients
 
 Path = str | PathLike[str]
 
@@ -136,12 +137,16 @@ class CompiledAttention(Compiled):
         """
         check_stream(stream)
         check_dlse(self.spec, dlse, stream)
-        backward = self.gradients(None if wanted is None else tuple(wanted), deterministic)
+        names = wanted_gradients(self.spec, wanted)
+        parts = [self.gradients(part, deterministic) for part in self.gradient_parts(names, deterministic)]
         views, params = self._arguments(q, k, v, named, dout=dout, dlse=dlse)
         if self.spec.lse and dlse is None:
-            views["dlse"] = zero_dlse(backward.source, views)
-        saved = {name: array for name, array in (("out", out), ("lse", lse)) if array is not None}
-        return backward.run(views | self._saved(backward.plan.saved, saved, views, params, stream), params, stream)
+            views["dlse"] = zero_dlse(parts[0].source, views)
+        given = {name: array for name, array in (("out", out), ("lse", lse)) if array is not None}
+        saved = tuple(dict.fromkeys(name for part in parts for name in part.plan.saved))
+        views |= self._saved(saved, given, views, params, stream)
+        found = {name: array for part in parts for name, array in part.run(part.inputs_of(views), params, stream).items()}
+        return {name: found[name] for name in names}
 
     def _arguments(
         self, q: Any, k: Any, v: Any, named: Mapping[str, Any], **others: Any | None
@@ -208,6 +213,10 @@ class CompiledAttention(Compiled):
             made = compile_backward(self.spec, self.plan.arch, self.device, self.schedule, wanted, deterministic)
             self._backwards[key] = made
         return self._backwards[key]
+
+    def gradient_parts(self, wanted: tuple[str, ...], deterministic: bool = DETERMINISTIC) -> tuple[tuple[str, ...], ...]:
+        """The gradients `wanted` in the parts that have a program each (`attngen.schedules.parts_of`)."""
+        return parts_of(self.spec, self.plan.arch, self.schedule, wanted, deterministic)
 
     def run(self, arrays: Mapping[str, ArrayView], params: Mapping[str, Number], stream: int | None = None) -> dict[str, Any]:
         """The outputs by the names of their arguments; what `arrays` lacks of them is allocated. Raises ArgumentError."""

@@ -36,6 +36,10 @@ class CompiledBackward(Compiled):
         """Whether gradients with the same bits in every run take no longer, for these numbers of queries and keys."""
         return _is_faster_in_order(self.plan.schedule, self.plan.facts, q_len, kv_len)
 
+    def inputs_of(self, arrays: Mapping[str, ArrayView]) -> dict[str, ArrayView]:
+        """Those of `arrays` that the program reads."""
+        return {t.argument: arrays[t.argument] for t in self.source.of_role("input") if t.argument in arrays}
+
     def run(self, arrays: Mapping[str, ArrayView], params: Mapping[str, Number], stream: int | None = None) -> dict[str, Any]:
         """The gradients by the names of what they are gradients of; what `arrays` lacks of them is allocated.
 

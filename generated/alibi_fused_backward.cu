@@ -38,6 +38,7 @@
 //     dV   fp16 [batch, kv_heads, kv_len, 64], written
 //     d_slopes fp32 [q_heads], written
 //     delta fp32 [batch, q_heads, q_len], workspace
+//     own_lse_rest fp32 [batch, q_heads, q_len], workspace
 //     rows_of_slopes fp32 [batch, q_heads, q_len], workspace
 //
 // Plan, for sm_80 (Ampere: A100)
@@ -490,6 +491,7 @@ alibi_backward_delta(
     const float* __restrict__ lse,  // [batch, q_heads, q_len]
     const float* __restrict__ lse_rest,  // [batch, q_heads, q_len]
     float* delta,  // [batch, q_heads, q_len]
+    float* own_lse_rest,  // [batch, q_heads, q_len]
     long long q_stride_b, long long q_stride_h, long long q_stride_s,
     long long k_stride_b, long long k_stride_h, long long k_stride_s,
     long long v_stride_b, long long v_stride_h, long long v_stride_s,
@@ -540,9 +542,8 @@ alibi_backward_delta(
     float lse_of[ROWS], lse_rest_of[ROWS];  // of this lane's rows
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = min(q_lo + warp_row + (int)thread_index() % 32 / 4 + 8 * r, q_len - 1);
-        lse_of[r] = lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s];
+        lse_of[r] = finite_or_0(lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s]);
         lse_rest_of[r] = lse_rest[b_idx * lse_rest_stride_b + h_idx * lse_rest_stride_h + q_idx * lse_rest_stride_s];
-        lse_of[r] = finite_or_0(lse_of[r]);
     }
     float P_sum[ROWS] = {}, PdP_sum[ROWS] = {};  // of this thread's pairs
     while (tile < tile_end) {
@@ -613,8 +614,10 @@ alibi_backward_delta(
         const float of_P = lane_reduce<ROW_LANES>(P_sum[r], add), of_PdP = lane_reduce<ROW_LANES>(PdP_sum[r], add);
         const int q_idx = q_lo + warp_row + (int)thread_index() % 32 / ROW_LANES + 8 * r;
         if (thread_index() % ROW_LANES != 0 || q_idx >= q_len) continue;
-        const float sum = of_P == 0.0f ? 0.0f : of_PdP / of_P;  // a row without keys has no weights
-        delta[((long long)b_idx * q_heads + h_idx) * q_len + q_idx] = sum;
+        const bool has_keys = of_P != 0.0f;  // else it has no weights
+        const long long number = ((long long)b_idx * q_heads + h_idx) * q_len + q_idx;
+        delta[number] = (has_keys ? of_PdP / of_P : 0.0f);
+        own_lse_rest[number] = lse_rest_of[r] + (has_keys ? logf(of_P) : 0.0f);
     }
 }
 
@@ -646,8 +649,8 @@ alibi_backward_dk_dv(
     const fp16* __restrict__ V,  // [batch, kv_heads, kv_len, 64]
     const fp16* __restrict__ dO,  // [batch, q_heads, q_len, 64]
     const float* __restrict__ lse,  // [batch, q_heads, q_len]
-    const float* __restrict__ lse_rest,  // [batch, q_heads, q_len]
     const float* __restrict__ delta,  // [batch, q_heads, q_len]
+    const float* __restrict__ own_lse_rest,  // [batch, q_heads, q_len]
     fp16* dK,  // [batch, kv_heads, kv_len, 64]
     fp16* dV,  // [batch, kv_heads, kv_len, 64]
     long long q_stride_b, long long q_stride_h, long long q_stride_s,
@@ -657,7 +660,6 @@ alibi_backward_dk_dv(
     long long dk_stride_b, long long dk_stride_h, long long dk_stride_s,
     long long dv_stride_b, long long dv_stride_h, long long dv_stride_s,
     long long lse_stride_b, long long lse_stride_h, long long lse_stride_s,
-    long long lse_rest_stride_b, long long lse_rest_stride_h, long long lse_rest_stride_s,
     int q_heads, int kv_heads, int q_len, int kv_len,
     const float* __restrict__ captured_slopes,  // [q_heads]
     long long captured_slopes_step_0)
@@ -702,10 +704,10 @@ alibi_backward_dk_dv(
                 RowValues& values = row_values[0];
                 const float* lse_head = lse + b * lse_stride_b + h * lse_stride_h;
                 cp_async_4(values.lse + row, lse_head + q_idx * lse_stride_s, q_idx < q_len);
-                const float* lse_rest_head = lse_rest + b * lse_rest_stride_b + h * lse_rest_stride_h;
-                cp_async_4(values.lse_rest + row, lse_rest_head + q_idx * lse_rest_stride_s, q_idx < q_len);
                 const float* delta_head = delta + ((long long)b * q_heads + h) * q_len;
                 cp_async_4(values.delta + row, delta_head + q_idx, q_idx < q_len);
+                const float* lse_rest_head = own_lse_rest + ((long long)b * q_heads + h) * q_len;
+                cp_async_4(values.lse_rest + row, lse_rest_head + q_idx, q_idx < q_len);
             }
         };
         if (tile < tile_end) load_rows(tile);
@@ -814,8 +816,8 @@ alibi_backward_dq(
     const fp16* __restrict__ V,  // [batch, kv_heads, kv_len, 64]
     const fp16* __restrict__ dO,  // [batch, q_heads, q_len, 64]
     const float* __restrict__ lse,  // [batch, q_heads, q_len]
-    const float* __restrict__ lse_rest,  // [batch, q_heads, q_len]
     const float* __restrict__ delta,  // [batch, q_heads, q_len]
+    const float* __restrict__ own_lse_rest,  // [batch, q_heads, q_len]
     fp16* dQ,  // [batch, q_heads, q_len, 64]
     float* rows_of_slopes,  // [batch, q_heads, q_len]
     long long q_stride_b, long long q_stride_h, long long q_stride_s,
@@ -824,7 +826,6 @@ alibi_backward_dq(
     long long do_stride_b, long long do_stride_h, long long do_stride_s,
     long long dq_stride_b, long long dq_stride_h, long long dq_stride_s,
     long long lse_stride_b, long long lse_stride_h, long long lse_stride_s,
-    long long lse_rest_stride_b, long long lse_rest_stride_h, long long lse_rest_stride_s,
     int q_heads, int kv_heads, int q_len, int kv_len,
     int heads_in_l2,  // query heads whose blocks are numbered together
     const float* __restrict__ captured_slopes,  // [q_heads]
@@ -870,7 +871,7 @@ alibi_backward_dq(
     if (thread_index() < BLOCK_Q) {
         const int row = thread_index(), q_idx = min(q_lo + row, q_len - 1);
         own_rows.lse[row] = finite_or_0(lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s]);
-        own_rows.lse_rest[row] = lse_rest[b_idx * lse_rest_stride_b + h_idx * lse_rest_stride_h + q_idx * lse_rest_stride_s];
+        own_rows.lse_rest[row] = own_lse_rest[((long long)b_idx * q_heads + h_idx) * q_len + q_idx];
         own_rows.delta[row] = delta[((long long)b_idx * q_heads + h_idx) * q_len + q_idx];
     }
     float dQ_frag[ROWS][QK_WIDTH / 4] = {};
@@ -974,10 +975,9 @@ alibi_backward_d_slopes(
     long long d_slopes_stride_0,
     int batch, int q_heads, int kv_heads, int q_len, int kv_len)
 {
-    long long element = blockIdx.x;
-    const int i0 = element % d_slopes_size_0;
-    element /= d_slopes_size_0;
-    if (element > 0) return;
+    int element = blockIdx.x;
+    const int i0 = element;
+    if (element >= d_slopes_size_0) return;
 
     float sum = 0.0f;
     const int b_begin = 0, b_end = batch;

@@ -448,10 +448,9 @@ alibi_backward_d_slopes(
     long long d_slopes_stride_0,
     int batch, int q_heads, int kv_heads, int q_len, int kv_len)
 {
-    long long element = (long long)blockIdx.x * THREADS + threadIdx.x;
-    const int i0 = element % d_slopes_size_0;
-    element /= d_slopes_size_0;
-    if (element > 0) return;
+    const int column = blockIdx.x * THREADS + threadIdx.x;
+    const int i0 = column;
+    if (column >= d_slopes_size_0) return;
 
     const int b_begin = 0, b_end = batch;
     const int h_begin = d_slopes_size_0 == 1 ? 0 : i0;

@@ -720,9 +720,8 @@ gpt2_backward_dq(
     float lse_of[ROWS], lse_rest_of[ROWS], delta_of[ROWS];  // of this lane's rows
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = min(q_lo + warp_row + (int)thread_index() % 32 / 4 + 8 * r, q_len - 1);
-        lse_of[r] = lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s];
+        lse_of[r] = finite_or_0(lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s]);
         lse_rest_of[r] = lse_rest[b_idx * lse_rest_stride_b + h_idx * lse_rest_stride_h + q_idx * lse_rest_stride_s];
-        lse_of[r] = finite_or_0(lse_of[r]);
         delta_of[r] = delta[((long long)b_idx * q_heads + h_idx) * q_len + q_idx];
     }
     float dQ_frag[ROWS][QK_WIDTH / 4] = {};

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -18,15 +18,17 @@ Call = Callable[[], Tensors]
 Progress = Callable[[str], None]
 
 
-def kernel_call(backward: CompiledBackward, forward: CompiledAttention, given: Arguments) -> Call:
+def kernel_call(parts: Sequence[CompiledBackward], forward: CompiledAttention, given: Arguments) -> Call:
     """A call of attngen's backward of `forward` alone, as torch's operator makes it: without autograd, which has no gradients
-    of params.
+    of params. `parts` compute its gradients one after the other.
 
     `given` has a loss. What is read of the forward's results is computed now. Raises PlanRefusal.
     """
-    return partial(
-        _renamed, (given.with_results(forward) if backward.plan.saved else given).call(backward), backward.plan.wanted
-    )
+    calls = [
+        partial(_renamed, (given.with_results(forward) if one.plan.saved else given).call(one), one.plan.wanted)
+        for one in parts
+    ]
+    return lambda: {name: gradient for call in calls for name, gradient in call().items()}
 
 
 def _renamed(call: Call, wanted: tuple[str, ...]) -> Tensors:

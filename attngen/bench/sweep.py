@@ -140,7 +140,8 @@ def _case(
     schedules = [s for s in schedules if s not in ("naive", "tiled") or case.length <= SLOW_SCHEDULES_UP_TO]
     kernels = [compile(spec, kernel=schedule, device="cuda") for schedule in schedules]
     if wanted:
-        backwards = [(kernel.gradients(wanted, deterministic), kernel) for kernel in kernels]
+        parts = [[one.gradients(p, deterministic) for p in one.gradient_parts(wanted, deterministic)] for one in kernels]
+        backwards = list(zip(parts, kernels, strict=True))
         subject = _backward(spec, backwards, (q, k, v), inputs, own, wanted, progress)
     else:
         subject = _forward(spec, kernels, (q, k, v), inputs, own, progress)
@@ -177,17 +178,19 @@ def _forward(
 
 def _backward(
     spec: AttentionSpec,
-    kernels: Sequence[tuple[CompiledBackward, CompiledAttention]],
+    kernels: Sequence[tuple[Sequence[CompiledBackward], CompiledAttention]],
     qkv: QKV,
     inputs: Tensors,
     params: Params,
     wanted: tuple[str, ...],
     progress: Callable[[str], None],
 ) -> _Subject:
-    """Every candidate, each beside its forward, has the same tensors and loss. A forward is no part of a call."""
+    """Every candidate, the programs of its parts beside its forward, has the same tensors and loss. A forward is no part of a
+    call."""
     given = arguments(spec, qkv, inputs, params).with_loss(spec)
     calls: dict[str, Callable[[], Any]] = {
-        f"attngen {backward.plan.keyword}": kernel_call(backward, forward, given) for backward, forward in kernels
+        f"attngen {' + '.join(one.plan.keyword for one in parts)}": kernel_call(parts, forward, given)
+        for parts, forward in kernels
     }
     calls |= peer_calls(spec, given, params, wanted, progress)
     dout = given.tensors["dout"]

@@ -27,7 +27,7 @@ from attngen.plan.arch import ARCHES
 from attngen.plan.facts import DETERMINISTIC
 from attngen.reference.compare import unit_in_last_place
 from attngen.reference.torch_oracle import torch_attention, torch_gradients
-from attngen.schedules import choose
+from attngen.schedules import choose, parts_of
 from attngen.schedules.choose import alternatives, title_of
 from attngen.spec.attention import AttentionSpec, KernelRequest
 from attngen.spec.gradient import gradient_argument
@@ -82,6 +82,11 @@ class Outcome:
                 for t in self.tried
             ],
         }
+
+
+def parts(spec: AttentionSpec, wanted: tuple[str, ...], deterministic: bool) -> tuple[tuple[str, ...], ...]:
+    """The gradients `wanted` in the parts that have a program each on this GPU; of the forward, one part without gradients."""
+    return parts_of(spec, ARCHES[CudaDevice().arch], None, wanted, deterministic) if wanted else ((),)
 
 
 def tune(

@@ -87,14 +87,18 @@ def command(
         click.echo(f"the backward of {one.spec.name}: gradients of {', '.join(wanted)}")
     todo = list(sweep.cases(one.spec, whole_numbers(lengths, "--lengths"), [], [], False, tokens))
     params, outcomes = known_params(one.spec, given), []
+    parts = tune.parts(one.spec, wanted, gradients.deterministic)
     for number, case in enumerate((replace(c, rows=q_len) for c in todo), 1):
         place = f"[{number}/{len(todo)}]"
         if not as_json:
             click.echo(click.style(f"{case.title}", bold=True), color=colored(sys.stdout))
-        found = tune.tune(case, params, rounds, partial(_progress, place), wanted, gradients.deterministic)
-        outcomes.append({"case": case.title, **found.to_json()})
-        if not as_json:
-            _show_outcome(found)
+        for part in parts:
+            found = tune.tune(case, params, rounds, partial(_progress, place), part, gradients.deterministic)
+            outcomes.append({"case": case.title, "gradients": list(part), **found.to_json()})
+            if not as_json:
+                if len(parts) > 1:
+                    click.echo(f"  gradients of {', '.join(part)}, which have a program of their own")
+                _show_outcome(found)
     if as_json:
         of_all = {"attention": one.spec.name, "gradients": list(wanted), "deterministic": gradients.deterministic}
         click.echo(json.dumps({**of_all, "cases": outcomes}, indent=2))

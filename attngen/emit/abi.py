@@ -207,6 +207,8 @@ WORKSPACES: dict[str, Callable[[AttentionSpec, Plan], tuple[Axis, ...]]] = {
     "dP": _pairs,  # then dS in its place
     "ds": _pairs,  # where it is not dS
     "delta": _rows,
+    "own_lse": _rows,  # lse, or lse_rest, of weights as the backward computes them: these add up to 1
+    "own_lse_rest": _rows,
     "sink_weight": _rows,  # of each row's sink, where a gradient of it is wanted
     "dq_sums": _dq_sums,  # of dQ, before softmax_scale and rounding
     "row_numbers": _row_numbers,  # lse in powers of 2, delta; what is subtracted from large scores

@@ -13,11 +13,15 @@ from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import Extent, Parameter, Tensor, grid_of_elements
 from attngen.emit.variant import Function
 from attngen.plan.captured_sums import WORDS, Place, TermSum
-from attngen.plan.saved import row_values
+from attngen.plan.saved import row_values, row_workspaces
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import CapturedGradient, Source, gradient_argument
 
-TERM_WORDS = ConstantLine("WORDS", WORDS, "of a sum without rounding")
+ELEMENTS = 16  # of a thread, where there is one for each pair: else starting blocks takes longer than their work
+TERM_CONSTANTS = (
+    ConstantLine("WORDS", WORDS, "of a sum without rounding"),
+    ConstantLine("ELEMENTS", ELEMENTS, "that a thread sets to 0, or adds up, one after the other"),
+)
 INDEX_OF = {"rows": "bhq", "keys": "bhk", "pairs": "bhqk", "words": ""}  # of the numbers of a workspace
 
 
@@ -59,7 +63,8 @@ class LastKernel(CapturedKernel):
 
     sums: tuple[Terms, ...]
     indices: str  # of the numbers of the workspaces
-    by_block: bool  # a block adds up one element, else a thread
+    by_block: bool  # a block adds up one element, else a thread, or several
+    inner: str | None  # the index that counts a thread's elements, q or k, if it has several: pairs' own
 
     @property
     def in_words(self) -> bool:
@@ -85,6 +90,13 @@ class RowKernel:
     row_values: tuple[str, ...]  # that it reads
     terms: tuple[Terms, ...]  # of captured gradients, which it adds up
     equations: tuple[str, ...]
+
+
+def _inner_index(functions: CapturedFunctions[Function], sums: tuple[Terms, ...], rank: int) -> str | None:
+    """Of sums of pairs, the index that is always that of the tensor's last dimension."""
+    if [s.place for s in sums] != ["pairs"] or sums[0].reads[0].indices:
+        return None
+    return next((i for i, dim in functions.own.items() if i in "qk" and dim == rank - 1), None)
 
 
 class CapturedSums(File):
@@ -114,6 +126,7 @@ class CapturedSums(File):
             "row_values": self.row_values,
             "captured_equations": self.captured_equations,
             "ds": self.ds,
+            "row_workspaces": self.row_workspaces,
         }
 
     @property
@@ -150,6 +163,15 @@ class CapturedSums(File):
             equations = (*self.pair_equations(True), *of_q)
         return RowKernel(kernel, sums_q, sums_delta, values, self.terms_of(name), equations)
 
+    @property
+    def row_workspaces(self) -> dict[str, str]:
+        return row_workspaces(self.facts)
+
+    def row_inputs(self, kernel: str) -> list[str]:
+        """Those of `row_values` that a kernel reads from the forward's results; that of delta reads no workspace."""
+        written = {"delta"} if kernel == "delta" else self.row_workspaces.keys()
+        return [n for n in self.row_values if n not in written]
+
     def term_sums(self, *places: Place) -> tuple[Terms, ...]:
         """The sums in `places`, by default all."""
         return tuple(self._terms(s) for s in self.plan.term_sums if not places or s.place in places)
@@ -180,8 +202,9 @@ class CapturedSums(File):
         return comment_text.captured_equations(self.spec, self.gradient, captured)
 
     def zero_kernels(self) -> dict[str, ZeroKernel]:
-        """By the names of their workspaces, in launch order."""
-        return {t.name: self._zero_kernel(t) for t in self.term_sums("pairs", "words")}
+        """By the names of their workspaces, in launch order. Without a mask, every pair's term is written."""
+        places: tuple[Place, ...] = ("pairs", "words") if self.spec.mask else ("words",)
+        return {t.name: self._zero_kernel(t) for t in self.term_sums(*places)}
 
     def _zero_kernel(self, terms: Terms) -> ZeroKernel:
         workspace = self.tensors[terms.name]
@@ -195,7 +218,7 @@ class CapturedSums(File):
         parameters = [abi.data(terms.name, ctype, writable=True), *of_sizes]
         names = tuple(p.name for p in of_sizes) if terms.place == "words" else tuple(self.lengths[i] for i in terms.indices)
         return ZeroKernel(
-            self.kernel(f"zero_{terms.name}", grid_of_elements(sizes, self.plan.threads), parameters), terms, names
+            self.kernel(f"zero_{terms.name}", grid_of_elements(sizes, self.plan.threads * ELEMENTS), parameters), terms, names
         )
 
     def last_kernels(self) -> dict[str, LastKernel]:
@@ -216,7 +239,9 @@ class CapturedSums(File):
             *(abi.sizes(self.spec, "batch", "q_heads", "kv_heads", "q_len", "kv_len") if indices else []),
             *self.captured(*of_indices, scale=False),
         ]
-        grid = tensor.shape[::-1] if by_block else grid_of_elements(tensor.shape, self.plan.threads)
+        inner = _inner_index(functions, sums, len(tensor.axes))
+        of_block = self.plan.threads * (ELEMENTS if inner else 1)
+        grid = tensor.shape[::-1] if by_block else grid_of_elements(tensor.shape, of_block)
         return LastKernel(
             self.kernel(tensor.name, grid, parameters, threads_name="THREADS, 1"),  # else registers are spilled for more blocks
             tensor,
@@ -224,4 +249,5 @@ class CapturedSums(File):
             sums,
             indices,
             by_block,
+            inner,
         )

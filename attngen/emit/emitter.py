@@ -27,7 +27,7 @@ def emit(spec: AttentionSpec, plan: Plan, comments: Comments = "brief") -> Progr
     text = environment().get_template(f"kernels/{plan.schedule.name}.cu.j2").render(file.context())
     return Program(
         name=f"{spec.name}_{plan.keyword}{plan.suffix}",
-        text=at_level(with_sections(with_primitives(text, file.types_of_primitives())), comments),
+        text=at_level(with_sections(with_primitives(text, file.forms_of_primitives())), comments),
         arch=plan.arch.name,
         kernels=tuple(k.entry for k in file.launch_order()),
         tensors=tuple(file.tensors.values()),

@@ -14,6 +14,7 @@ from attngen.emit.rotation import chunk, rotating_kernels, rotation_of
 from attngen.emit.tile_ranges import RangeKernel, range_kernel
 from attngen.emit.variant import Variant
 from attngen.emit.wgmma import Wgmma
+from attngen.plan.arch import Feature
 from attngen.plan.axes import KEYS
 from attngen.spec.gradient import Gradient
 from attngen.spec.operator import ZERO
@@ -191,8 +192,8 @@ class File(KernelMaker):
         """The type of the two parts of each number that tensor cores multiply; empty: numbers are not split."""
         return ""
 
-    def types_of_primitives(self) -> dict[str, set[str]]:
-        """Of primitives that have one name for several types, the types of this file."""
+    def forms_of_primitives(self) -> dict[str, set[str]]:
+        """Of primitives that have one name for several types, or instructions, those of this file."""
         own, schedule = self.spec.dtype.name, self.plan.schedule
         read = {t.dtype.name for t in self.variant.tensors} | {self.spec.input(s.input).dtype.name for s in self.variant.spans}
         read.discard("fp32")
@@ -203,7 +204,8 @@ class File(KernelMaker):
         if rotation := rotation_of(self.spec, self.plan):
             read |= {own, rotation.angles.name}
         of_products = {kind: {self.split or own} for kind in ("pack", "unpack", "mma")}
-        return {"to_float": read, "special": {own}, "split": {self.split}, **of_products}
+        reduce_add = {"redux" if self.plan.arch.has(Feature.REDUX) else "shuffles"}
+        return {"to_float": read, "special": {own}, "split": {self.split}, "reduce_add": reduce_add, **of_products}
 
 
 KEY_ROWS = {"padded": "PaddedHeadRows", "paged": "PagedHeadRows", "packed_paged": "PagedHeadRows"}  # what TMA copies keys by

@@ -18,9 +18,9 @@ ORDER = """
     mbarrier mbarrier_arrive mbarrier_wait mbarrier_init_fence tma_load tma_load_5d bulk_load tma_store tma_store_5d
     ldmatrix ldmatrix_trans ldmatrix_x2 stmatrix stmatrix_trans global_add global_add_one keep_order
     mma_fp16 mma_bf16 mma_tf32 split_tf32 split_bf16 proxy_fence setmaxnreg wgmma wgmma_unset named_barrier
-    lane_reduce exact_sum philox permute_bytes split_sum
+    lane_reduce reduce_add_redux reduce_add_shuffles exact_sum philox permute_bytes split_sum
 """
-TYPES = ("fp16", "bf16", "tf32", "fp32")
+FORMS = ("fp16", "bf16", "tf32", "fp32", "redux", "shuffles")
 
 _FUNCTION = re.compile(r"^(?:template <.*?> )?__device__ __forceinline__ [\w ]+?[ *]*\b(\w+)\(", re.M)
 _STRUCT = re.compile(r"^struct (?:alignas\(\w+\) )?(\w+)", re.M)
@@ -29,17 +29,17 @@ _NOT_CODE = re.compile(r'//.*|"[^"\n]*"')
 _NAME = re.compile(r"\w+[(<]?")  # of a function: as it is called
 
 
-def with_primitives(text: str, types: Mapping[str, Collection[str]]) -> str:
+def with_primitives(text: str, forms: Mapping[str, Collection[str]]) -> str:
     """`text` with the primitives that it needs, and without the constants that nothing names.
 
-    `types`: of primitives that have one name for several types, those that the file has.
+    `forms`: of primitives that have one name for several types, or instructions, those that the file has.
     """
     before, after = text.split(PLACE)
     names, found = names_of(after), []
     for primitive in reversed(ORDER.split()):
         kind, _, last = primitive.rpartition("_")
         code, defined = definition(primitive)
-        if defined & names and (last not in TYPES or last in types.get(kind, TYPES)):
+        if defined & names and (last not in FORMS or last in forms.get(kind, FORMS)):
             found.append(f"\n{code}")
             names |= names_of(code)
     return _with_constants(before, names) + "".join(reversed(found)) + after

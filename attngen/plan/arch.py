@@ -14,6 +14,7 @@ class Feature(Enum):
     MMA_FP16 = "mma.sync on fp16 with 16 x 8 x 16 tiles"
     MMA_BF16 = "mma.sync on bf16"
     MMA_TF32 = "mma.sync on tf32: fp32 with 10 bits of fraction"
+    REDUX = "redux.sync: a sum over lanes of a warp by one instruction"
     RED_V4 = "red.global.add.v4.f32: four fp32 numbers added in global memory by one instruction"
     MBARRIER = "mbarrier: barriers that count bytes and arrivals"
     TMA = "cp.async.bulk.tensor: whole tiles copied by one instruction"
@@ -52,7 +53,7 @@ class Arch:
 
 KIB = 1024
 _TURING = frozenset({Feature.LDMATRIX})
-_AMPERE = _TURING | {Feature.CP_ASYNC, Feature.MMA_FP16, Feature.MMA_BF16, Feature.MMA_TF32}
+_AMPERE = _TURING | {Feature.CP_ASYNC, Feature.MMA_FP16, Feature.MMA_BF16, Feature.MMA_TF32, Feature.REDUX}
 _HOPPER = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY, Feature.WGMMA}
 _BLACKWELL = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY, Feature.TCGEN05}
 _BLACKWELL_CONSUMER = _AMPERE | {Feature.RED_V4, Feature.MBARRIER, Feature.TMA, Feature.GRID_DEPENDENCY}

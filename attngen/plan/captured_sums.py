@@ -6,7 +6,8 @@ What each pair adds goes to a workspace, and a last kernel adds that up in a fix
     keys    a sum for each key and query head, by the kernel that owns keys: elements that depend on b, h and k
     pairs   each term by itself, by the kernel that owns rows: elements that depend on q and k
     words   sums without rounding, so that their order does not matter, by atomic additions: all other elements. If an element
-            depends on q and k by their distance, a block may first add up the diagonals of a tile
+            depends on q and k by their distance, a block may first add up the diagonals of a tile; a warp adds up the terms of
+            one element that its lanes have at the same time
 
 In the first three no two blocks write to the same number. A term of the last goes to the words of its element, which
 `templates/primitives/exact_sum.cuh` defines.

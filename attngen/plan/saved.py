@@ -50,6 +50,17 @@ def _shows_rounding(facts: SpecFacts) -> bool:
     )
 
 
+def row_workspaces(facts: SpecFacts) -> dict[str, str]:
+    """The workspaces with a number for each row that the kernel of delta writes, by the names of these numbers.
+
+    Where that kernel visits all keys, it also has the sum of the weights as this backward recomputes them, which is 1 only as
+    far as lse is exact: some forwards add up rounded weights. Its logarithm is added to the number that is subtracted last.
+    """
+    delta = delta_of(facts)
+    last = "lse_rest" if needs_lse_rest(facts.spec) else "lse"
+    return ({"delta": "delta"} if delta else {}) | ({last: f"own_{last}"} if delta == "sums over keys" else {})
+
+
 def saved_results(facts: SpecFacts) -> tuple[str, ...]:
     """The results of the forward, by the names of arguments, that a backward with O(S) memory reads."""
     spec = facts.spec

@@ -27,7 +27,7 @@ from attngen.schedules.naive import NAIVE
 from attngen.schedules.tiled import TILED
 from attngen.schedules.wgmma import WGMMA
 from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec, KernelRequest, QPlace, ScheduleName
-from attngen.spec.gradient import wanted_gradients
+from attngen.spec.gradient import QKV, wanted_gradients
 from attngen.spec.names import check_backward_names
 
 # In order of preference under one keyword.
@@ -111,6 +111,25 @@ def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:
     suitable = {s.keyword for s in schedules_of(facts) if s.suits(facts, arch)}
     order = AUTOMATIC_BACKWARD if facts.wanted or facts.spec.kernel.storage != "dense" else AUTOMATIC
     return next((keyword for keyword in order if keyword in suitable), order[-1])
+
+
+def parts_of(
+    spec: AttentionSpec,
+    arch: Arch,
+    schedule: str | None,
+    wanted: tuple[str, ...],
+    deterministic: bool = DETERMINISTIC,
+) -> tuple[tuple[str, ...], ...]:
+    """The gradients `wanted` in parts that have a program each, for "auto": those of q, k and v by themselves if a preferred
+    schedule computes these alone, as hopper does, then those of captured tensors. Otherwise all are one part."""
+    parts = [part for part in (tuple(n for n in wanted if n in QKV), tuple(n for n in wanted if n not in QKV)) if part]
+    if len(parts) == 1 or _request(spec, schedule, wanted).schedule != "auto":
+        return (wanted,)
+    of_all, of_first = (
+        AUTOMATIC_BACKWARD.index(automatic(facts_of(replace(spec, kernel=_request(spec, schedule, w)), w, deterministic), arch))
+        for w in (wanted, parts[0])
+    )
+    return tuple(parts) if of_first < of_all else (wanted,)
 
 
 def default_arch(schedule: str | None) -> str:

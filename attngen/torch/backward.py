@@ -23,7 +23,7 @@ from attngen.plan.facts import DETERMINISTIC
 from attngen.spec.gradient import gradient_argument
 from attngen.torch.copies import empty_as, in_place
 from attngen.torch.operator import lse_shape, operator, runs_on
-from attngen.torch.runtime import OnGpu, PreparedCall, Remembered, backward_runtime, input_names, parsed, signature
+from attngen.torch.runtime import OnGpu, PreparedCall, Remembered, backward_runtime, input_names, parsed, runtime, signature
 
 Tensor = Any
 
@@ -40,8 +40,12 @@ def is_deterministic(said: bool | None) -> bool:
 
 def saved_by(spec: str, device: Any, wanted: Sequence[str], deterministic: bool) -> tuple[str, ...]:
     """The results of the forward that the gradients `wanted` are computed from. Raises GradientError, PlanRefusal."""
-    saved: tuple[str, ...] = backward_runtime(spec, runs_on(device), tuple(wanted), deterministic).compiled.plan.saved
-    return saved
+    place = runs_on(device)
+    plans = [
+        backward_runtime(spec, place, part, deterministic).compiled.plan
+        for part in _parts(spec, place, tuple(wanted), deterministic)
+    ]
+    return tuple(dict.fromkeys(name for plan in plans for name in plan.saved))
 
 
 class Backward(NamedTuple):
@@ -89,13 +93,24 @@ def _order(spec: str, inputs: Sequence[str], outputs: Sequence[str], wanted: Seq
     return tuple(map(names.index, inputs)), tuple(outputs.index(gradient_argument(name)) for name in wanted)
 
 
+@lru_cache(maxsize=4096)
+def _parts(spec: str, device: Any, wanted: tuple[str, ...], deterministic: bool) -> tuple[tuple[str, ...], ...]:
+    """`wanted` in the parts that have a program each."""
+    parts: tuple[tuple[str, ...], ...] = runtime(spec, device).compiled.gradient_parts(wanted, deterministic)
+    return parts
+
+
 def run(*arguments: Any) -> list[Tensor]:
     """The gradients by the kernels of a spec on q's device."""
     dout, dlse, q, k, v, spec, inputs, ints, floats, out, lse, lse_rest, wanted, deterministic = arguments
-    said = spec, tuple(ints), tuple(floats), tuple(wanted), is_deterministic(deterministic)
+    wanted, deterministic = tuple(wanted), is_deterministic(deterministic)
     tensors = dout, dlse, out, lse, lse_rest, q, k, v, *inputs
-    found = repeated(said, tensors)
-    return first(said, tensors) if found is None else found
+    gradients: dict[str, Tensor] = {}
+    for part in _parts(spec, q.device, wanted, deterministic):
+        said = spec, tuple(ints), tuple(floats), part, deterministic
+        found = repeated(said, tensors)
+        gradients.update(zip(part, first(said, tensors) if found is None else found, strict=True))
+    return [gradients[name] for name in wanted]
 
 
 def first(said: Said, tensors: Sequence[Any]) -> list[Tensor]:

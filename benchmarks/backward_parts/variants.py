@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from cell import Row
@@ -18,6 +19,7 @@ from attngen.reference.torch_oracle import allowed_pairs
 from attngen.torch import Attention
 from backward_parts import backwards, leaves
 
+Variant = tuple[dict[str, Any], str]  # keywords of attngen.define, the captured tensor
 GOALS = {
     "full": 1.45,
     "causal": 1.5,
@@ -32,12 +34,12 @@ GOALS = {
 
 def rows(rounds: int) -> Iterator[Row]:
     for name in GOALS:
-        yield beside_flex(name, rounds)
+        yield beside_flex(name, VARIANTS[name], rounds)
 
 
-def beside_flex(name: str, rounds: int, kernel: str | None = None, with_captured: bool = False) -> Row:
+def beside_flex(name: str, variant: Variant, rounds: int, kernel: str | None = None, with_captured: bool = False) -> Row:
     """Milliseconds, TFLOP/s and ratio for B2 H16 S8192 D128 bf16; `with_captured`: the captured tensor has a gradient too."""
-    keywords, reads = VARIANTS[name]
+    keywords, reads = variant
     spec = attngen.define(name="variant", dtype="bf16", head_dim=128, **keywords)
     q, k, v = leaves([torch.randn(2, 16, 8192, 128, device="cuda").bfloat16() for _ in range(3)])
     inputs = captured_tensor(reads)

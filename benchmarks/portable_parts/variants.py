@@ -48,6 +48,8 @@ def captured(name: str) -> dict[str, torch.Tensor]:
         return {name: 2.0 ** (-0.5 * torch.arange(1, 17, device="cuda"))}
     if name == "ids":
         return {name: (torch.arange(8192, dtype=torch.int32, device="cuda") // 1024).expand(2, 8192).contiguous()}
+    if name == "bias":
+        return {name: torch.randn(2, 16, 8192, 8192, dtype=torch.bfloat16, device="cuda")}
     return {name: torch.randn(16, 2049, device="cuda")} if name else {}
 
 

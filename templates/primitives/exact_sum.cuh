@@ -4,19 +4,43 @@
 //: point: a scale that is large enough for the smallest terms and small enough that nothing overflows, which must be known before.
 //: Here every fp32 number has a place: its 24 bits begin at one of 254 positions, so they lie in at most two words of 24 bits
 //: (Kulisch's accumulator). A term adds less than 2^24 to a word of 64 bits: 2^39 terms cannot overflow it.
-__device__ __forceinline__ void add_exactly(long long* words, float x) {
-    const unsigned bits = __float_as_uint(x), exponent = bits >> 23 & 255;
-    const bool negative = bits >> 31;
-    const auto add = [&](int word, long long by) { atomicAdd((unsigned long long*)words + word, (unsigned long long)by); };
-    if (exponent == 255) {  // counts +inf in the low half and -inf in the high one; NaN is both
-        add(WORDS - 1, x != x ? 1LL + (1LL << 32) : negative ? 1LL << 32 : 1LL);
-        return;
+struct ExactTerm {
+    int word, low, high;  // the place of the term's 24 bits: what it adds to this word, and to the next one
+    __device__ __forceinline__ explicit ExactTerm(float x) {
+        const unsigned bits = __float_as_uint(x), exponent = bits >> 23 & 255;
+        const bool negative = bits >> 31;
+        const int position = exponent == 0 ? 0 : (int)exponent - 1;  // |x| = fraction * 2^(position - 149)
+        const long long fraction = (bits & 0x7fffff) | (exponent == 0 ? 0 : 0x800000), shifted = fraction << position % 24;
+        word = position / 24, low = (int)(shifted & 0xffffff), high = (int)(shifted >> 24);
+        if (negative) low = -low, high = -high;
+        if (exponent == 255) word = WORDS - 1, low = x != x || !negative, high = x != x || negative;
     }
-    const long long fraction = (bits & 0x7fffff) | (exponent == 0 ? 0 : 0x800000);
-    const int position = exponent == 0 ? 0 : (int)exponent - 1;  // |x| = fraction * 2^(position - 149)
-    const long long shifted = fraction << position % 24, low = shifted & 0xffffff, high = shifted >> 24;
-    if (low != 0) add(position / 24, negative ? -low : low);
-    if (high != 0) add(position / 24 + 1, negative ? -high : high);
+    __device__ __forceinline__ void add_to(long long* words) const {
+        const auto add = [&](int at, long long by) {
+            if (by != 0) atomicAdd((unsigned long long*)words + at, (unsigned long long)by);
+        };
+        if (word == WORDS - 1) {  // counts +inf in its low half and -inf in its high one; NaN is both
+            add(word, low + ((long long)high << 32));
+            return;
+        }
+        add(word, low);
+        add(word + 1, high);
+    }
+};
+
+__device__ __forceinline__ void add_exactly(long long* words, float x) { ExactTerm(x).add_to(words); }
+
+// The sum of the terms of a warp's lanes that add to the same word, exactly, for the first of these lanes; 0 for the others, and
+// for lanes without words. All lanes call it.
+//: Neighbouring pairs often read the same element, such as the last one of a table of clamped distances, and atomic additions to
+//: one address wait for each other. 32 numbers of 24 bits fit an int.
+__device__ __forceinline__ ExactTerm together(const long long* words, float x) {
+    ExactTerm term(words == nullptr ? 0.0f : x);
+    const unsigned lane = threadIdx.x % 32;
+    const unsigned alike = __match_any_sync(0xffffffff, words == nullptr ? lane : (unsigned long long)(words + term.word));
+    if (alike != 1u << lane) term.low = reduce_add(alike, term.low), term.high = reduce_add(alike, term.high);
+    if (__ffs(alike) - 1 != lane) term.low = term.high = 0;
+    return term;
 }
 
 // The sum, rounded once.

@@ -230,6 +230,25 @@ def test_captured_tensors_of_every_class_and_params(schedule: str) -> None:
     assert all(np.array_equal(others[n], found[n]) for n in found), "the same bits in any order of threads"
 
 
+def test_auto_leaves_captured_tensors_to_a_program_of_their_own() -> None:
+    """Where hopper has the other gradients: both programs together are right, in the order of `wanted`."""
+    spec, wanted = small("alibi", "bf16"), ("slopes", "q", "k", "v")
+    kernel = compiled(spec, "auto", "sm_90a")
+    assert kernel.gradient_parts(wanted) == (("q", "k", "v"), ("slopes",))
+    assert kernel.gradient_parts(("slopes",)) == (("slopes",),)
+    assert compiled(spec, "fused", "sm_90a").gradient_parts(wanted) == (wanted,)
+    assert compiled(spec, "auto", "sm_80").gradient_parts(wanted) == (wanted,)
+    programs = [kernel.gradients(part) for part in kernel.gradient_parts(wanted)]
+    assert [one.plan.keyword for one in programs] == ["hopper", "fused"]
+    problem = sample(spec, Shape(1, 4, 2, 70, 90))
+    loss = sample_loss(spec, problem)
+    found = gradients(kernel, problem, loss, wanted)
+    assert list(found) == ["q", "k", "v", "slopes"]
+    for one in programs:
+        expected = gradient_truth(spec, problem, loss, one.plan.wanted, {}, one.plan.saved)
+        assert [c for c in compare_gradients({n: found[n] for n in one.plan.wanted}, expected).values() if not c.passed] == []
+
+
 @pytest.mark.parametrize("schedule", SHARED)
 def test_gradients_of_broadcast_tensors_are_sums(schedule: str) -> None:
     spec = every_class()

@@ -97,6 +97,23 @@ def test_gradients_of_captured_tensors_of_every_class(name: str, mode: str) -> N
     torch.testing.assert_close(found, expected, **FP32)
 
 
+def test_several_programs_compute_the_gradients_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on GPUs whose fastest schedule has those of q, k and v alone."""
+    in_parts = lambda self, wanted, deterministic: tuple(w for w in (wanted[:3], wanted[3:]) if w)  # noqa: E731
+    monkeypatch.setattr(attngen.api.CompiledAttention, "gradient_parts", in_parts)
+    slopes = torch.rand(2).requires_grad_()
+    tensors = *(randn(1, 2, n, 8) for n in (7, 9, 9)), slopes
+    layer = {
+        m: Attention(score="alibi(slopes) + 1.25", inputs={"slopes": ("fp32", ("heads",))}, mode=m) for m in ("fused", "math")
+    }
+    with kernel_calls() as calls:
+        found = gradients(lambda q, k, v, slopes: layer["fused"](q, k, v, slopes=slopes), *tensors)
+    assert calls[-2:] == [("dq", "dk", "dv"), ("d_slopes",)]
+    torch.testing.assert_close(
+        found, gradients(lambda q, k, v, slopes: layer["math"](q, k, v, slopes=slopes), *tensors), **FP32
+    )
+
+
 def _by_mode(case: Case, mode: str) -> dict[str, torch.Tensor]:
     tensors = case.tensors(torch.float32)
     wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}

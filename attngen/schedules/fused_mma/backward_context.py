@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attngen.emit import abi
-from attngen.emit.captured_sums import TERM_WORDS, CapturedSums, Terms
+from attngen.emit.captured_sums import TERM_CONSTANTS, CapturedSums, Terms
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Parameter
@@ -107,12 +107,12 @@ class FusedMmaBackward(Fused, CapturedSums):
         results = [r for r in RESULTS[name] if self.plan.wants(r[1:].lower())]
         terms = self.terms_of(name)
         read = ("Q", "K", "V", "dO") if name != "dv" or terms else ("Q", "K", "dO")
-        lse = [n for n in self.row_values if n != "delta"]
+        lse, workspaces = self.row_inputs(name), self.row_workspaces.values()
         by_query = name not in backward_needs.OF_KEYS
         parameters = [
             *(self.pointer(t) for t in read),
             *(abi.data(n, "float") for n in lse),
-            *([abi.data("delta", "float", writable=name == "delta")] if "delta" in self.row_values else []),
+            *(abi.data(w, "float", writable=name == "delta") for w in workspaces),
             *(self.pointer(t, writable=True) for t in results),
             *([] if by_query else self._dq_sums()),
             *(self.term_parameters(*{t.place: "" for t in terms}) if terms else []),
@@ -167,7 +167,7 @@ class FusedMmaBackward(Fused, CapturedSums):
             *self._adding_constants(),
             ConstantLine("DELTA_LANES", DELTA_LANES, "that share a row"),
             ConstantLine("ROW_LANES", ROW_LANES, "that share a row of a fragment"),
-            TERM_WORDS,
+            *TERM_CONSTANTS,
         ]
 
     def _adding_constants(self) -> list[ConstantLine]:

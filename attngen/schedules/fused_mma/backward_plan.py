@@ -14,7 +14,7 @@ from attngen.plan.decisions import delta_decisions, saved_decisions, term_decisi
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
-from attngen.plan.saved import delta_of, row_values, saved_results
+from attngen.plan.saved import delta_of, row_values, row_workspaces, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
@@ -202,7 +202,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         blocks=blocks_of_an_sm(facts, arch, tile, shared_bytes),
         saved=saved_results(facts),
         term_sums=term_sums(facts, diagonals=True),
-        workspaces=("delta",) if "delta" in kernels else (),
+        workspaces=tuple(row_workspaces(facts).values()),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attngen.emit import abi
-from attngen.emit.captured_sums import TERM_WORDS, CapturedSums, Terms
+from attngen.emit.captured_sums import TERM_CONSTANTS, CapturedSums, Terms
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Parameter
@@ -71,21 +71,21 @@ class FusedSimtBackward(CapturedSums):
         results = [name for letter, name in (("k", "dK"), ("v", "dV")) if self.wants[letter]]
         grid = self.kv_head_grid(CeilDiv("kv_len", self.plan.block_kv))
         functions = (*v.of_scores, v.mask, v.derivative, v.dropout, v.q_range, v.classify, *self.term_functions(*OF_KEYS))
-        parameters = [*self._operands(results, self.term_parameters(*OF_KEYS)), *self.captured(*functions)]
+        parameters = [*self._operands("dk_dv", results, self.term_parameters(*OF_KEYS)), *self.captured(*functions)]
         return self.kernel("dk_dv", grid, parameters, threads_name=BOUNDS, shared=True)
 
     def _of_rows(self, name: str) -> KernelText:
         results = ["dQ"] if name == "dq" and self.wants["q"] else []
         grid = self.head_grid(CeilDiv("q_len", self.plan.block_q))
         others = self.term_parameters(*OF_ROWS) if name == "dq" else self.dlse_parameters()
-        operands = self._operands(results, others, writes_delta=name == "delta")
+        operands = self._operands(name, results, others)
         parameters = [*operands, *self.captured(*self._functions_of(name))]
         return self.kernel(name, grid, parameters, threads_name=BOUNDS, shared=True)
 
-    def _operands(self, results: list[str], others: list[Parameter], writes_delta: bool = False) -> list[Parameter]:
-        saved = [p for n in self.row_values if n != "delta" for p in (abi.data(n, "float"), *self.strides(n, "bhs"))]
-        delta = [abi.data("delta", "float", writable=writes_delta)] if "delta" in self.row_values else []
-        more = (*saved, *delta, *others)
+    def _operands(self, name: str, results: list[str], others: list[Parameter]) -> list[Parameter]:
+        saved = [p for n in self.row_inputs(name) for p in (abi.data(n, "float"), *self.strides(n, "bhs"))]
+        workspaces = (abi.data(w, "float", writable=name == "delta") for w in self.row_workspaces.values())
+        more = (*saved, *workspaces, *others)
         return [*self.arrays(("Q", "K", "V", "dO"), results, *more), *self.sizes()]
 
     def constants(self) -> list[ConstantLine]:
@@ -113,7 +113,7 @@ class FusedSimtBackward(CapturedSums):
             ConstantLine("QK_STRIDE", "HEAD_DIM + PAD", "floats from row to row in shared memory"),
             ConstantLine("V_STRIDE", "HEAD_DIM_V + PAD"),
             ConstantLine("W_STRIDE", "BLOCK + PAD"),
-            TERM_WORDS,
+            *TERM_CONSTANTS,
         ]
 
 

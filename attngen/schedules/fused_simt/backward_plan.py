@@ -9,7 +9,7 @@ from attngen.plan.captured_sums import term_sums
 from attngen.plan.decisions import delta_decisions, saved_decisions, term_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
-from attngen.plan.saved import Delta, delta_of, row_values, saved_results
+from attngen.plan.saved import Delta, delta_of, row_values, row_workspaces, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, kib, pick_tile, planned, tile_decision
@@ -178,5 +178,5 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         blocks=blocks,
         saved=saved,
         term_sums=terms,
-        workspaces=("delta",) if "delta" in own.kernels else (),
+        workspaces=tuple(row_workspaces(facts).values()),
     )
