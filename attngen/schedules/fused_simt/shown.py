@@ -16,7 +16,7 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     slices, fours = f"{spec.head_dim} / {terms} = {spec.head_dim // terms}", f"{plan.block_kv} / 4 = {plan.block_kv // 4}"
     qk, pv = f"Q, K: shared; {rows} x {keys} of S: registers", f"P, V: shared; {rows} x {dims} of O: registers"
     products = (
-        Loop("S = Q K^T, d", slices, "thread", qk, "dot_products<HEAD_DIM,"),
+        Loop("S = Q K^T, d", slices, "thread", qk, "begin < HEAD_DIM; begin += SLICE"),
         *softmax_loop(plan, rows, "S: registers; P: shared"),
         Loop("O += P V, k", fours, "thread", pv, "k < BLOCK_KV; k += 4"),
     )
