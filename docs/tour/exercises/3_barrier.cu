@@ -170,31 +170,6 @@ __device__ __forceinline__ float raise_max(float& row_max, float& alpha, float n
     return shift;
 }
 
-// frag[r][j] = sum over d of own[row_of(r)][d] * tile[column_of(j)][d], for rows of LENGTH floats, STRIDE apart.
-template <int LENGTH, int STRIDE, int SLICE>
-__device__ __forceinline__ void dot_products(float (&frag)[ROWS][COLUMNS], const float* own, const float* tile) {
-    const float* own_row = own + thread_row() * STRIDE;
-    const float* tile_row = tile + thread_column() * STRIDE;
-    for (int r = 0; r < ROWS; ++r)
-        for (int j = 0; j < COLUMNS; ++j) frag[r][j] = 0.0f;
-#pragma unroll 1
-    for (int begin = 0; begin < LENGTH; begin += SLICE) {
-        float part[ROWS][COLUMNS] = {};
-#pragma unroll
-        for (int d = begin; d < begin + SLICE; d += 4) {
-            Vector<float, 4> x[ROWS], y[COLUMNS];
-            for (int r = 0; r < ROWS; ++r) x[r] = *(const Vector<float, 4>*)&own_row[spread(0, ROW_THREADS, r) * STRIDE + d];
-            for (int j = 0; j < COLUMNS; ++j)
-                y[j] = *(const Vector<float, 4>*)&tile_row[spread(0, COLUMN_THREADS, j) * STRIDE + d];
-            for (int r = 0; r < ROWS; ++r)
-                for (int j = 0; j < COLUMNS; ++j)
-                    for (int e = 0; e < 4; ++e) part[r][j] = fmaf(x[r].at[e], y[j].at[e], part[r][j]);
-        }
-        for (int r = 0; r < ROWS; ++r)
-            for (int j = 0; j < COLUMNS; ++j) frag[r][j] += part[r][j];
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 gpt2_fused(
     const fp16* __restrict__ Q,  // [batch, q_heads, q_len, 64]
@@ -252,8 +227,23 @@ gpt2_fused(
         __syncthreads();  // the tile (and, the first time, Q) is complete
 
         // S = Q K^T
-        float S_frag[ROWS][COLUMNS];
-        dot_products<HEAD_DIM, QK_STRIDE, SLICE>(S_frag, Q_smem, K_smem);
+        float S_frag[ROWS][COLUMNS] = {};
+#pragma unroll 1
+        for (int begin = 0; begin < HEAD_DIM; begin += SLICE) {
+            float part[ROWS][COLUMNS] = {};
+#pragma unroll
+            for (int d = begin; d < begin + SLICE; d += 4) {
+                Vector<float, 4> q[ROWS], k[COLUMNS];
+                for (int r = 0; r < ROWS; ++r) q[r] = *(const Vector<float, 4>*)&Q_smem[row_of(r) * QK_STRIDE + d];
+                for (int j = 0; j < COLUMNS; ++j)
+                    k[j] = *(const Vector<float, 4>*)&K_smem[column_of(j) * QK_STRIDE + d];
+                for (int r = 0; r < ROWS; ++r)
+                    for (int j = 0; j < COLUMNS; ++j)
+                        for (int e = 0; e < 4; ++e) part[r][j] = fmaf(q[r].at[e], k[j].at[e], part[r][j]);
+            }
+            for (int r = 0; r < ROWS; ++r)
+                for (int j = 0; j < COLUMNS; ++j) S_frag[r][j] += part[r][j];
+        }
 
         const bool partial = tile < full_tile_begin || tile >= full_tile_end;
 
