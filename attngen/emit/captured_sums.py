@@ -35,6 +35,7 @@ class Terms:
     functions: CapturedFunctions[Function]
     tensor: Tensor  # the gradient, from whose sizes an element's place follows
     diagonals: bool  # a term is the sum of a tile's diagonal
+    may_be_all: bool  # of pairs, whether an element may have a single one: then its term is the gradient itself
 
     def of(self, *sources: Source) -> tuple[ContributionFunctions[Function], ...]:
         return tuple(c for c in self.reads if c.source in sources)
@@ -89,6 +90,7 @@ class RowKernel:
     sums_delta: bool
     row_values: tuple[str, ...]  # that it reads
     terms: tuple[Terms, ...]  # of captured gradients, which it adds up
+    visits_keys: bool  # gradients of sinks alone need none
     equations: tuple[str, ...]
 
 
@@ -161,7 +163,9 @@ class CapturedSums(File):
         else:
             of_q = [f"dQ = softmax_scale * {self.ds} K"] if sums_q else []
             equations = (*self.pair_equations(True), *of_q)
-        return RowKernel(kernel, sums_q, sums_delta, values, self.terms_of(name), equations)
+        terms = self.terms_of(name)
+        visits_keys = sums_q or sums_delta or any(t.of("score", "scale") for t in terms)
+        return RowKernel(kernel, sums_q, sums_delta, values, terms, visits_keys, equations)
 
     @property
     def row_workspaces(self) -> dict[str, str]:
@@ -180,7 +184,9 @@ class CapturedSums(File):
         functions = self._functions(of.captured)
         tensor = self.tensors[gradient_argument(of.captured)]
         reads = tuple(functions.contributions[n] for n in of.reads)
-        return Terms(of.name, of.place, reads, functions, tensor, of.diagonals)
+        dense = self.spec.kernel.storage == "dense" and not self.spec.mask  # every pair of the tensor is visited
+        may_be_all = of.place == "pairs" and dense and not of.number and len(functions.own) == len(tensor.axes)
+        return Terms(of.name, of.place, reads, functions, tensor, of.diagonals, may_be_all)
 
     def _functions(self, captured: str) -> CapturedFunctions[Function]:
         return next(one for one in self.variant.captured_gradients if one.gradient.name == captured)
@@ -190,9 +196,12 @@ class CapturedSums(File):
         parameters: list[Parameter] = []
         for terms in self.term_sums(*places):
             parameters.append(abi.data(terms.name, "long long" if terms.place == "words" else "float", writable=True))
-            if terms.place == "words":
+            if terms.may_be_all:
+                parameters.append(abi.data(terms.tensor.name, DTYPES[terms.tensor.dtype].cuda, writable=True))
+                parameters += [*abi.all_strides(terms.tensor), *abi.sizes(self.spec, "batch")]
+            if terms.place == "words" or terms.may_be_all:
                 parameters += abi.extents(terms.tensor)
-        return parameters
+        return list({p.name: p for p in parameters}.values())
 
     def term_functions(self, *places: Place) -> tuple[Function, ...]:
         """The device functions of the terms in `places`."""

@@ -38,12 +38,13 @@ def delta_of(facts: SpecFacts) -> Delta:
 def _shows_rounding(facts: SpecFacts) -> bool:
     """Whether a wanted gradient of a captured tensor shows the rounding of O.
 
-    That of a sink in the type of O does not: it is a sum over rows, with one term for each.
+    Those of a sink and of a bias of all pairs, in the type of O, do not: they are sums with one term for each row, or for each
+    pair, and are rounded to that type.
     """
     assert facts.gradient is not None
     types = {one.name: one.dtype for one in facts.spec.inputs}
     return any(
-        c.source != "sink" or types.get(one.name) != facts.spec.dtype
+        not (c.source == "sink" or one.access == "pair") or types.get(one.name) != facts.spec.dtype
         for one in facts.gradient.captured
         if one.name in facts.wanted
         for c in one.contributions
