@@ -112,6 +112,30 @@ def test_delta_is_a_sum_over_keys_where_its_error_would_show(wanted: tuple[str, 
         assert (plan.own.delta, "out" in plan.saved) == (delta, delta == "O and dO")
 
 
+@pytest.mark.parametrize("arch", tiers.cases(list(SCHEDULES), quick=[TENSOR_CORES]))
+def test_gradients_of_sinks_alone_visit_no_keys(arch: str) -> None:
+    spec = attngen.define(dtype="fp16", head_dim=16, mask="causal", sink="sinks[h]", inputs={"sinks": ("fp16", ("heads",))})
+    kernel = compiled(spec, "fused", arch)
+    assert "while (tile < tile_end)" not in kernel.gradients(("sinks",)).source.text
+    assert not wrong_gradients(kernel, SHAPE, ("sinks",))
+
+
+@pytest.mark.parametrize("arch", tiers.cases(list(SCHEDULES), quick=[TENSOR_CORES]))
+def test_pairs_of_their_own_write_the_gradient_itself(arch: str) -> None:
+    """Unless the tensor is broadcast, which only the call says."""
+    spec = attngen.define(
+        dtype="fp16", head_dim=16, score="s * x[b, h, q, k]",
+        inputs={"x": ("fp32", ("batch", "heads", "q_len", "kv_len"))},
+    )  # fmt: skip
+    kernel, found = compiled(spec, "fused", arch), {}
+    for shape in ((2, 4, 33, 47), (1, 4, 33, 47), (2, 1, 1, 47), (2, 4, 33, 1)):
+        problem = sample(spec, Shape(2, 4, 2, 33, 47))
+        problem.inputs["x"] = np.ascontiguousarray(problem.inputs["x"][tuple(slice(n) for n in shape)])
+        assert not wrong_gradients(kernel, problem, ("x",))
+        found[shape] = gradients(kernel, problem, sample_loss(spec, problem), ("x",))["x"].shape
+    assert all(of == shape for shape, of in found.items())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("case", [*QUICK, "distance", "rows and keys"])
 @pytest.mark.parametrize("others", [(), ("q",), ("k",), ("v",)])
