@@ -24,6 +24,7 @@ CTYPES: dict[str, type[Any]] = {
     "bool": ctypes.c_bool,
 }
 ROW_BYTES = 128  # of a swizzled TMA box
+ROWS_AND_KEYS = ("q", "k", "v", "dout")  # arguments of which a call without pairs has no element
 ANY_SIZE = 2**31 - 2**16  # of a dimension of a tensor map that bounds nothing
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
@@ -147,8 +148,10 @@ def _launch(entry: KernelEntry, tensors: Mapping[str, Bindable], sizes: Sizes, p
 
 def _sizes_of_broadcasts(entry: KernelEntry, tensors: Mapping[str, Bindable], sizes: Sizes) -> dict[str, int]:
     """1 for each size of 0 along which a result of the kernel is broadcast: the gradient of a [1, heads] tensor has elements
-    in an empty batch too, which are sums of no terms."""
+    in an empty batch too, which are sums of no terms. None for a kernel that reads rows or keys, which has none to read."""
     bound = [tensors[p.of] for p in entry.parameters if p.binding == "data"]
+    if any(tensor.argument in ROWS_AND_KEYS for tensor, _ in bound):
+        return {}
     axes = [pair for tensor, array in bound if tensor.role != "input" for pair in zip(tensor.axes, array.shape, strict=True)]
     return {axis.name: 1 for axis, extent in axes if extent == 1 and sizes.get(axis.name) == 0}
 

@@ -7,6 +7,14 @@ from typing import Any
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Random numbers do not depend on which tests ran before: a failure can be repeated."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def fresh_dynamo() -> None:
     """torch.compile without the graphs and counters of earlier tests."""
