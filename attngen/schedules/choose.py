@@ -116,14 +116,14 @@ def automatic(facts: SpecFacts, arch: Arch) -> ScheduleName:
 def parts_of(
     spec: AttentionSpec,
     arch: Arch,
-    schedule: str | None,
+    schedule: str | KernelRequest | None,
     wanted: tuple[str, ...],
     deterministic: bool = DETERMINISTIC,
 ) -> tuple[tuple[str, ...], ...]:
     """The gradients `wanted` in parts that have a program each, for "auto": those of q, k and v by themselves if a preferred
     schedule computes these alone, as hopper does, then those of captured tensors. Otherwise all are one part."""
     parts = [part for part in (tuple(n for n in wanted if n in QKV), tuple(n for n in wanted if n not in QKV)) if part]
-    if len(parts) == 1 or _request(spec, schedule, wanted).schedule != "auto":
+    if len(parts) < 2 or _request(spec, schedule, wanted).schedule != "auto":
         return (wanted,)
     of_all, of_first = (
         AUTOMATIC_BACKWARD.index(automatic(facts_of(replace(spec, kernel=_request(spec, schedule, w)), w, deterministic), arch))
@@ -244,6 +244,12 @@ def choice_of(
     if kernel.is_paged and kernel.schedule == "auto" and chosen is not HOPPER and arch.has(*NEEDED):
         because = HOPPER.why_not(facts, arch)
         usual = replace(usual, decisions=(*usual.decisions, Decision("by auto", f"{chosen.keyword}, not hopper", because)))
+    first, *rest = parts_of(spec, arch, schedule, wanted, deterministic)
+    if rest:
+        because = (
+            f"calls compute those of {', '.join(first)} by themselves, which takes less time than this one program for all"
+        )
+        usual = replace(usual, decisions=(Decision("by auto", "gradients in two programs", because), *usual.decisions))
     has_few_rows = _has_few_rows(facts, arch)
     if has_few_rows:
         usual = replace(usual, decisions=(*usual.decisions, Decision(*decode.FOR_AUTO)))
