@@ -596,7 +596,7 @@ gpt_oss_sinks_fused(
                 pack(O_frag[r][2 * j] * inverse_sum, O_frag[r][2 * j + 1] * inverse_sum);
         if (lane % 4 == 0 && q_idx < q_len)
             lse[end.b_idx * lse_stride_b + end.h_idx * lse_stride_h + q_idx * lse_stride_s] =
-                softmax.max[r] * softmax_scale + logf(row_sum);
+                __fmul_rn(softmax.max[r], softmax_scale) + logf(row_sum);
     }
     __syncwarp();
     // A lane stores 16 bytes of every ROWS_AT_ONCE-th row, always of the same columns

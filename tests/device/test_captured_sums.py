@@ -21,6 +21,7 @@ from attngen.reference.compare_gradients import gradient_truth
 from attngen.reference.gradients import sample_loss
 from attngen.reference.problems import Shape, sample
 from attngen.schedules import choose
+from attngen.spec.dtypes import from_storage, round_to_storage
 from tests import tiers
 from tests.harness import compiled, gradients, wrong_gradients
 
@@ -118,6 +119,21 @@ def test_gradients_of_sinks_alone_visit_no_keys(arch: str) -> None:
     kernel = compiled(spec, "fused", arch)
     assert "while (tile < tile_end)" not in kernel.gradients(("sinks",)).source.text
     assert not wrong_gradients(kernel, SHAPE, ("sinks",))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_large_sinks_have_the_rounding_of_the_forward(dtype: str) -> None:
+    """Forward and backward divide a sink by the scale: the product with it differs from the sink by more than 1."""
+    inputs = {"sinks": (dtype, ("heads",))}
+    spec = attngen.define(dtype="bf16", head_dim=128, mask="causal", sink="sinks[h]", lse=True, inputs=inputs)
+    kernel, problem = compiled(spec, "fused", TENSOR_CORES), sample(spec, SHAPE)
+    loss, scale = sample_loss(spec, problem), np.float32(128**-0.5)
+    large = (np.arange(0x4C00, 0x4D00, dtype=np.uint32) << 16).view(np.float32)  # numbers of bf16 above 2^25
+    sinks = large[large / scale * scale != large][:4]
+    problem.inputs["sinks"][...] = round_to_storage(sinks, spec.input("sinks").dtype)
+    found = from_storage(gradients(kernel, problem, loss, ("sinks",))["sinks"])
+    assert loss.dlse is not None
+    assert np.allclose(found, loss.dlse.sum((0, 2)), rtol=1e-2)  # they have all of the weight
 
 
 @pytest.mark.parametrize("arch", tiers.cases(list(SCHEDULES), quick=[TENSOR_CORES]))
