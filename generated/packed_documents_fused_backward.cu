@@ -101,7 +101,6 @@ constexpr int PAD = 8;
 constexpr int QK_WIDTH = 128;
 constexpr int V_WIDTH = 128;
 constexpr int DELTA_LANES = 8;  // that share a row
-constexpr int ELEMENTS = 16;  // that a thread sets to 0, or adds up, one after the other
 
 // 2. Primitives
 

@@ -130,7 +130,7 @@ def unnoticed_in_gradients(
     mutant = device.compile(removable(usual.source, places))
 
     def is_right(seed: int) -> bool:
-        backward = replace(usual, kernel=replace(mutant, seed=seed), device=device)
+        backward = replace(usual, kernel=replace(mutant, device=replace(device, seed=seed)), device=device)
         mutated = replace(kernel, _backwards={(wanted, deterministic): backward})
         return not wrong_gradients(mutated, shape, wanted, deterministic=deterministic)
 

@@ -17,10 +17,10 @@ from attngen.plan.saved import row_values, row_workspaces
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import CapturedGradient, Source, gradient_argument
 
-ELEMENTS = 16  # of a thread, where there is one for each pair: else starting blocks takes longer than their work
+PER_THREAD = 16  # of a thread, where there is one for each pair: else starting blocks takes longer than their work
 TERM_CONSTANTS = (
     ConstantLine("WORDS", WORDS, "of a sum without rounding"),
-    ConstantLine("ELEMENTS", ELEMENTS, "that a thread sets to 0, or adds up, one after the other"),
+    ConstantLine("PER_THREAD", PER_THREAD, "that a thread sets to 0, or adds up, one after the other"),
 )
 INDEX_OF = {"rows": "bhq", "keys": "bhk", "pairs": "bhqk", "words": ""}  # of the numbers of a workspace
 
@@ -227,7 +227,7 @@ class CapturedSums(File):
         parameters = [abi.data(terms.name, ctype, writable=True), *of_sizes]
         names = tuple(p.name for p in of_sizes) if terms.place == "words" else tuple(self.lengths[i] for i in terms.indices)
         return ZeroKernel(
-            self.kernel(f"zero_{terms.name}", grid_of_elements(sizes, self.plan.threads * ELEMENTS), parameters), terms, names
+            self.kernel(f"zero_{terms.name}", grid_of_elements(sizes, self.plan.threads * PER_THREAD), parameters), terms, names
         )
 
     def last_kernels(self) -> dict[str, LastKernel]:
@@ -249,7 +249,7 @@ class CapturedSums(File):
             *self.captured(*of_indices, scale=False),
         ]
         inner = _inner_index(functions, sums, len(tensor.axes))
-        of_block = self.plan.threads * (ELEMENTS if inner else 1)
+        of_block = self.plan.threads * (PER_THREAD if inner else 1)
         grid = tensor.shape[::-1] if by_block else grid_of_elements(tensor.shape, of_block)
         return LastKernel(
             self.kernel(tensor.name, grid, parameters, threads_name="THREADS, 1"),  # else registers are spilled for more blocks

@@ -149,7 +149,7 @@ def _results(
             for number, (trial, known, computed) in enumerate(zip(chosen.trials, knowns, expected, strict=True), 1):
                 progress(f"running {name} on {device.name}: problem {number} of {len(expected)}")
                 run = _run_backward if isinstance(compiled, CompiledBackward) else _run
-                found = run(compiled, known, computed)  # type: ignore[arg-type]
+                found = run(compiled, known, computed, trial)  # type: ignore[arg-type]
                 of_trial = (trial.shape.sizes(spec), trial.params, trial.seed, trial.draw.magnitude, trial.describe(spec))
                 tried.append(Tried(*of_trial, *found))
         others = [n for n in (*QKV, *differentiable(spec)) if n not in wanted] if wanted else []
@@ -187,10 +187,11 @@ def _computed_beside(knowns: Sequence[Known], plan: Plan) -> Iterator[list[Compu
             future.cancel()
 
 
-def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed) -> Found:
+def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed, trial: Trial) -> Found:
+    """Of `trial`: what is known of its problem may have been computed for one with other strides."""
     arrays = backward_inputs(compiled.spec, compiled.plan, known.sample, known.loss, known.truth.reference)
     start = perf_counter()
-    gradients = run_backward(compiled, arrays, known.trial.params, known.trial.apart)
+    gradients = run_backward(compiled, arrays, trial.params, trial.apart)
     done = perf_counter() - start
     computed.result()
     each = compare_gradients(gradients, known.gradients(compiled.plan))
@@ -200,8 +201,8 @@ def _run_backward(compiled: CompiledBackward, known: Known, computed: Computed) 
     return replace(worst, wrong=wrong), done, errors
 
 
-def _run(compiled: CompiledAttention, known: Known, computed: Computed) -> Found:
-    trial, start = known.trial, perf_counter()
+def _run(compiled: CompiledAttention, known: Known, computed: Computed, trial: Trial) -> Found:
+    start = perf_counter()
     output, lse = _call(_split_for(compiled, trial.multiprocessors), known.sample, trial.params, trial.apart)
     done = perf_counter() - start
     computed.result()

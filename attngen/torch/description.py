@@ -87,6 +87,7 @@ def constant(function: F) -> F:
             return function(*arguments, **named)
 
     call.__doc__ = function.__doc__
+    call.cache_clear = remembered.cache_clear  # type: ignore[attr-defined]
     call._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return cast(F, call)
 

@@ -80,7 +80,7 @@ def test_one_sequence_of_128k_beside_short_ones() -> None:
 def test_pools_of_more_than_2_to_the_31_elements(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of a pool is memory that nobody touches. The kernel that appends runs without checks, which keep a state of each
     byte that may be written."""
-    monkeypatch.setattr(append, "_device", lambda _: device_by_name("emulated:fast"))
+    monkeypatch.setattr(append, "device_by_name", lambda _: device_by_name("emulated:fast"))
     append._runtime.cache_clear()
     pages = 2**31 // (PAGE * SIZE) + 64
     check(call, [300, 0, 15, 16, 17], pages, pages - 32)

@@ -406,7 +406,7 @@ def test_another_process_finds_the_graph(tmp_path: Path, monkeypatch: pytest.Mon
     assert not any(map(is_found, others))
     plain = partial(attention, is_causal=True, mode="naive")
     assert [is_found(plain), is_found(plain)] == [False, True]
-    monkeypatch.setattr(description, "_sources", lambda: "others")
-    description._standard_text.cache_clear()
+    monkeypatch.setattr(description, "sources", lambda: "others")
+    description.standard_text.cache_clear()
     assert [is_found(flex()), is_found(plain)] == [False, False]
-    description._standard_text.cache_clear()
+    description.standard_text.cache_clear()

@@ -164,7 +164,7 @@ def test_few_rows_take_the_schedule_that_splits_keys(backend: Any, monkeypatch: 
 def test_a_sequence_of_128k_in_a_pool_of_more_than_2_to_the_31_elements(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside short sequences, with rubbish in unused entries of the page table. Most of the pool is memory that nobody touches;
     the kernel that appends runs without checks, which keep a state of each byte that may be written."""
-    monkeypatch.setattr(append, "_device", lambda _: device_by_name("emulated:fast"))
+    monkeypatch.setattr(append, "device_by_name", lambda _: device_by_name("emulated:fast"))
     append._runtime.cache_clear()
     lengths = [3, 2**17, 1, PAGE + 1]  # with the new row
     used = [-(-n // PAGE) for n in lengths]
