@@ -80,7 +80,7 @@ def steps_that_are_not_needed(spec: AttentionSpec, shape: Shape, deterministic: 
     usual = compiled(spec, "hopper").gradients(None, deterministic)
     source, device = usual.source, EmulatedDevice(checked=True, arch="sm_90a")
     mutant = device.compile(removable(source, steps(source)))
-    backwards = [replace(usual, kernel=replace(mutant, seed=seed), device=device) for seed in ORDERS]
+    backwards = [replace(usual, kernel=replace(mutant, device=replace(device, seed=seed)), device=device) for seed in ORDERS]
     return unnoticed(source, steps(source), mutant.library, lambda: outcome(spec, shape, backwards))
 
 

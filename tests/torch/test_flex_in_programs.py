@@ -406,7 +406,10 @@ def test_another_process_finds_the_graph(tmp_path: Path, monkeypatch: pytest.Mon
     assert not any(map(is_found, others))
     plain = partial(attention, is_causal=True, mode="naive")
     assert [is_found(plain), is_found(plain)] == [False, True]
-    monkeypatch.setattr(description, "sources", lambda: "others")
-    description.standard_text.cache_clear()
+    for module in ("description", "flex"):
+        monkeypatch.setattr(f"attngen.torch.{module}.sources", lambda: "others")
+    for texts in (description.standard_text, description.spec_text):
+        texts.cache_clear()
     assert [is_found(flex()), is_found(plain)] == [False, False]
-    description.standard_text.cache_clear()
+    for texts in (description.standard_text, description.spec_text):
+        texts.cache_clear()
