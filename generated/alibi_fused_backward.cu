@@ -463,6 +463,7 @@ __device__ __forceinline__ void store_rows(fp16* to, long long row_stride, const
 //
 //     P  = exp(S - lse)  with S = s + slopes[h] * float(k - q)   where q >= k, else 0
 //     delta = (sum over keys of P * (dO V^T)) / (sum over keys of P)
+//     own_lse_rest = lse_rest + log(sum over keys of P), with which the kernels below compute P
 //
 // A block owns BLOCK_Q rows, each warp its share of them, and visits tiles of keys as the forward does.
 //

@@ -158,8 +158,9 @@ class CapturedSums(File):
         """One of `row_owners`."""
         values, sums_delta, sums_q = self.row_values, name == "delta", name == "dq" and self.plan.wants("q")
         if sums_delta:
+            own = {name: workspace for name, workspace in self.row_workspaces.items() if name != "delta"}
             values = tuple(n for n in values if n != "delta")
-            equations = comment_text.delta_equations(self.spec, self.gradient)
+            equations = comment_text.delta_equations(self.spec, self.gradient, own)
         else:
             of_q = [f"dQ = softmax_scale * {self.ds} K"] if sums_q else []
             equations = (*self.pair_equations(True), *of_q)

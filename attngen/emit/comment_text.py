@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
 from attngen.emit.program import Tensor
@@ -128,12 +128,15 @@ def pair_equations(spec: AttentionSpec, gradient: Gradient, of_scores: bool) -> 
     return [*lines, f"ds = dS * ({text['derivative']})"] if gradient.ds is not FLOAT_ONE else lines
 
 
-def delta_equations(spec: AttentionSpec, gradient: Gradient) -> tuple[str, ...]:
-    """P of a tile, recomputed from lse, and delta as a sum over keys."""
+def delta_equations(spec: AttentionSpec, gradient: Gradient, own: Mapping[str, str]) -> tuple[str, ...]:
+    """P of a tile, recomputed from lse, and delta as a sum over keys; `own` are the workspaces that replace numbers of rows, by
+    the names of these."""
     dp = "dO V^T" if spec.dropout is None else "D * (dO V^T)"
     sink = f" + exp({expression_to_text(spec.sink)} - lse)" if spec.sink is not None else ""
-    delta = f"delta = (sum over keys of P * ({dp})) / (sum over keys of P{sink}){' - dlse' if spec.lse else ''}"
-    return *pair_equations(spec, gradient, False), delta
+    weights = f"(sum over keys of P{sink})"
+    delta = f"delta = (sum over keys of P * ({dp})) / {weights}{' - dlse' if spec.lse else ''}"
+    of_lse = [f"{workspace} = {name} + log{weights}, with which the kernels below compute P" for name, workspace in own.items()]
+    return *pair_equations(spec, gradient, False), delta, *of_lse
 
 
 def product_equations(spec: AttentionSpec, gradient: Gradient) -> list[str]:
