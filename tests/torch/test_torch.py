@@ -244,7 +244,9 @@ def test_a_constant_is_marked_as_torch_marks_it() -> None:
     def ours() -> None: ...
     def theirs() -> None: ...
 
-    assert constant(ours).__dict__ == torch.compiler.assume_constant_result(theirs).__dict__
+    marks = torch.compiler.assume_constant_result(theirs).__dict__
+    assert marks
+    assert marks.items() <= constant(ours).__dict__.items()
 
 
 def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
