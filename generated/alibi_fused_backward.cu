@@ -617,7 +617,7 @@ alibi_backward_delta(
         if (thread_index() % ROW_LANES != 0 || q_idx >= q_len) continue;
         const bool has_keys = of_P != 0.0f;  // else it has no weights
         const long long number = ((long long)b_idx * q_heads + h_idx) * q_len + q_idx;
-        delta[number] = (has_keys ? of_PdP / of_P : 0.0f);
+        delta[number] = has_keys ? of_PdP / of_P : 0.0f;
         own_lse_rest[number] = lse_rest_of[r] + (has_keys ? logf(of_P) : 0.0f);
     }
 }
