@@ -1,4 +1,5 @@
-"""A checkout as an installation has it: a copy of the package with its bytecode, which Python need not make at each start."""
+"""A checkout as an installation has it: a copy of the package with its bytecode and the cache entries of its wheel, which
+commands need not make. Needs no network."""
 
 from __future__ import annotations
 
@@ -57,4 +58,9 @@ def _copied(name: str, checkout: Path, root: Path) -> Installed:
     for part in PARTS:
         shutil.copytree(checkout / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
     compileall.compile_dir(root, quiet=2)
-    return Installed(name, root)
+    version = Installed(name, root)
+    if (root / "attngen" / "inspect" / "packaged_cache.py").exists():  # older wheels contain no entries
+        packaged = root / "attngen" / "_cache"
+        packaged.mkdir()
+        version.output(["-m", "attngen.inspect.packaged_cache"], packaged)
+    return version

@@ -2,7 +2,8 @@
 
 An entry is whole or absent: it is written under another name, with a digest of itself at its end, and moved into place. One
 that fails its digest is removed and made again. A directory or an entry that another user could have written is not used
-(`trusted_files.py`). A cache that cannot be used costs time, never a result: a warning says so once.
+(`trusted_files.py`). A cache that cannot be used costs time, never a result: a warning says so once. A wheel contains entries
+that are the same for all users, as a part of the package.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from attngen.cache.trusted_files import UntrustedError, owner_name, path_is_fixe
 # Cubins, libraries of the emulated device, what `attngen tune` found, templates as bytecode, tables of the language's parser.
 KINDS = ("cuda", "emulated", "tuned", "templates", "parser")
 MADE_AGAIN = ("cuda", "emulated", "templates", "parser")  # what a compilation replaces
+PACKAGED = Path(__file__).resolve().parent.parent / "_cache"  # a folder for each kind; only in a wheel
 DIGEST_BYTES = 32  # SHA-256, after the last byte that a loader of ELF files looks at
 MOST_BYTES = 256 * 2**20  # of one kind; the least recently used entries are removed first
 STALE_SECONDS = 3600.0  # a temporary file this old was left by a process that was killed
@@ -71,11 +73,14 @@ class CacheState:
 
 @dataclass(frozen=True, slots=True)
 class DiskCache:
-    """The entries of one kind, see KINDS. Safe between threads and processes. Without `warns`, there is no warning about a
-    cache that cannot be used: its entries take milliseconds to make."""
+    """The entries of one kind, see KINDS. Safe between threads and processes.
+
+    `packaged`: entries are looked up in the package first. They take milliseconds to make, so there is no warning about a cache
+    that cannot be used.
+    """
 
     kind: str
-    warns: bool = True
+    packaged: bool = False
 
     @property
     def directory(self) -> Path:
@@ -98,6 +103,7 @@ class DiskCache:
 
     def file(self, name: str, make: Callable[[], bytes]) -> Path:
         """A file that holds the entry `name`, for a loader that wants a path: in this directory, or in one of this process."""
+        assert not self.packaged
         directory = Path(os.path.realpath(self.directory.parent)) / self.kind
         data = self.find(name)
         kept = data is not None
@@ -111,12 +117,13 @@ class DiskCache:
         return elsewhere
 
     def find(self, name: str) -> bytes | None:
-        """The entry `name`, if it is there, whole, and written by nobody but this user or root."""
+        """The entry `name`, if it is there and whole: in the package, or written by nobody but this user or root."""
+        if self.packaged and (found := self._in_package(name)) is not None:
+            return found
         try:
             with trusted_directory(self.directory) as directory:
-                stored = self._read(directory, name)
-                data, digest = stored[:-DIGEST_BYTES], stored[-DIGEST_BYTES:]
-                if hashlib.sha256(data).digest() != digest:
+                data = _content(self._read(directory, name))
+                if data is None:
                     os.unlink(name, dir_fd=directory)
                     return None
                 with suppress(OSError):  # where the directory is only read, nothing will be removed from it either
@@ -126,6 +133,13 @@ class DiskCache:
             return None
         except OSError as error:
             self._warn(error)
+            return None
+
+    def _in_package(self, name: str) -> bytes | None:
+        """The entry `name` of the package, which is trusted as its code is."""
+        try:
+            return _content((PACKAGED / self.kind / name).read_bytes())
+        except OSError:
             return None
 
     def _read(self, directory: int, name: str) -> bytes:
@@ -144,7 +158,7 @@ class DiskCache:
         )
 
     def _warn_once(self, message: str) -> None:
-        if self.warns:
+        if not self.packaged:
             _warn_once(message)
 
     def keep(self, name: str, data: bytes) -> bool:
@@ -229,6 +243,12 @@ class DiskCache:
                 break
             _remove(name, directory)
             total -= bytes
+
+
+def _content(stored: bytes) -> bytes | None:
+    """An entry without its digest; None if it is damaged."""
+    data, digest = stored[:-DIGEST_BYTES], stored[-DIGEST_BYTES:]
+    return data if hashlib.sha256(data).digest() == digest else None
 
 
 def _files(directory: int) -> Iterator[tuple[str, os.stat_result]]:

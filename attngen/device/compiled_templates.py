@@ -5,12 +5,14 @@ The templates of one kernel take 0.2 s to compile, and a tenth of that to load.
 
 from __future__ import annotations
 
+import sys
+
 import jinja2
 
 from attngen.cache.disk_cache import DiskCache, digest
 from attngen.emit.emitter import SETTINGS, environment
 
-CACHE = DiskCache("templates", warns=False)
+CACHE = DiskCache("templates", packaged=True)
 
 
 class CompiledTemplates(jinja2.BytecodeCache):
@@ -26,7 +28,7 @@ class CompiledTemplates(jinja2.BytecodeCache):
 
 
 def _entry(bucket: jinja2.bccache.Bucket) -> str:
-    return digest(bucket.key, bucket.checksum, repr(sorted(SETTINGS.items())), jinja2.__version__)
+    return digest(bucket.key, bucket.checksum, repr(sorted(SETTINGS.items())), jinja2.__version__, sys.version)
 
 
 def keep_compiled_templates() -> None:

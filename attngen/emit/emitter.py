@@ -46,7 +46,13 @@ SETTINGS = {
 @cache
 def environment() -> jinja2.Environment:
     """All templates; each is compiled when it is first rendered."""
-    loader = jinja2.FileSystemLoader(template_directory())
-    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **SETTINGS)  # type: ignore[arg-type]
+    settings = {"loader": jinja2.FunctionLoader(_source), "undefined": jinja2.StrictUndefined, **SETTINGS}
+    environment = jinja2.Environment(**settings)  # type: ignore[arg-type]
     environment.filters["decision_lines"] = decision_lines
     return environment
+
+
+def _source(name: str) -> tuple[str, str, None]:
+    """The text of a template, and the file that tracebacks name. Compiled templates contain this name, so it does not depend on
+    where attngen is installed."""
+    return (template_directory() / name).read_text("utf-8"), f"templates/{name}", None

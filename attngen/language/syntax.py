@@ -39,7 +39,7 @@ STATEMENTS = (
 OPTIONS = ("tile", "stages", "warps", "q", "storage", "page_size", "batch_invariant")  # of a kernel statement
 
 
-CACHE = DiskCache("parser", warns=False)
+CACHE = DiskCache("parser", packaged=True)
 LARK_OPTIONS: dict[str, Any] = {
     "parser": "lalr",
     "start": ["start", "expression", "operands"],

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import attngen
+from attngen.cache import disk_cache
 from attngen.cache.disk_cache import DIGEST_BYTES, TEMPORARY, CacheWarning, DiskCache, cache_directory
 from attngen.device.compiled_templates import keep_compiled_templates
 from attngen.device.cuda import compiler
@@ -275,6 +276,20 @@ def test_templates_are_compiled_once_for_all_processes(new_process, monkeypatch:
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert new_process() == first
     assert len(compiled) == len(files("templates")) + 1
+
+
+def test_templates_of_the_package_are_found_first(new_process, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = directory.parent / "package"
+    monkeypatch.setattr(disk_cache, "PACKAGED", package)
+    first = new_process()
+    shutil.move(directory, package)
+    assert new_process() == first
+    assert files("templates") == []
+    damaged = next((package / "templates").iterdir())
+    *content, last = damaged.read_bytes()
+    damaged.write_bytes(bytes([*content, last ^ 1]))
+    assert new_process() == first
+    assert [found.name for found in files("templates")] == [damaged.name]
 
 
 def test_templates_need_no_cache(new_process, directory: Path) -> None:
