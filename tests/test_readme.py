@@ -99,6 +99,14 @@ def test_what_is_installed_is_there() -> None:
             assert command in ("python3 -m venv .venv", ".venv/bin/python -m pytest -n auto")
 
 
+def test_constraints_leave_to_torch_what_its_cuda_build_demands() -> None:
+    """That build demands one version of each of these; where torch is built for the CPU, pip notices no conflict."""
+    demanded = "cublas cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse nccl-cu13 nvjitlink nvtx"
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert "torch" in pinned
+    assert not pinned & {f"nvidia-{name}" for name in demanded.split()}
+
+
 def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """The Python blocks, run in order, each with tensors as its comments say. One replaces torch's attention."""
     torch = pytest.importorskip("torch")
