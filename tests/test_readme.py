@@ -101,7 +101,7 @@ def test_what_is_installed_is_there() -> None:
 
 def test_constraints_leave_to_torch_what_its_cuda_build_demands() -> None:
     """That build demands one version of each of these; where torch is built for the CPU, pip notices no conflict."""
-    demanded = "cublas cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse nccl-cu13 nvjitlink nvtx"
+    demanded = "cublas cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 cufft curand cusolver cusparse nccl-cu13 nvjitlink nvtx"
     pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert "torch" in pinned
     assert not pinned & {f"nvidia-{name}" for name in demanded.split()}
