@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -28,11 +28,13 @@ SPLIT_TERM = 2.4 * 1.2 * 2.0**-18
 class Rounding:
     """Errors of matrix products: `seed` of their signs, and the relative error of each term of a sum over rows or keys.
 
-    Terms of all sums have SPLIT_TERM too if the spec's precision allows it.
+    Terms of all sums have SPLIT_TERM too if the spec's precision allows it. `codes`: random numbers kept for other seeds, which
+    share them; None: they are not kept.
     """
 
     seed: int
     term: float = TERM
+    codes: dict[tuple[Any, ...], Any] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +247,23 @@ def _error(rounding: Rounding, size: Any, result: str, at: tuple[int, ...]) -> A
     Four consecutive seeds share one sign per element, as only one of them uses it.
     """
     division, part = divmod(rounding.seed, 4)
-    codes = np.random.default_rng((division, *result.encode(), *at)).integers(0, 8, size.shape, dtype=np.int8)
-    if not division:  # every fourth element
-        row, column = ((np.arange(length) & 3).astype(np.int8) for length in size.shape)
-        codes = 2 * (row[:, None] + column & 3) + (codes & 1)
-    # A code is twice the element's seed of the four, plus its sign.
+    key = (division, *result.encode(), *at)
+    codes = rounding.codes.get(key) if rounding.codes is not None else None
+    if codes is None:
+        codes = _codes(key, size.shape)
+        if rounding.codes is not None:
+            rounding.codes[key] = codes
     signs = (codes == 2 * part).view(np.int8) - (codes == 2 * part + 1).view(np.int8)
     return signs * (size if np.isfinite(size).all() else np.where(np.isfinite(size), size, 0.0))
+
+
+def _codes(key: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    """Random numbers for the errors of four consecutive seeds: twice the element's seed of the four, plus its sign."""
+    codes = np.random.default_rng(key).integers(0, 8, shape, dtype=np.int8)
+    if key[0]:
+        return codes
+    row, column = ((np.arange(length) & 3).astype(np.int8) for length in shape)  # the first seeds: every fourth element
+    return 2 * (row[:, None] + column & 3) + (codes & 1)
 
 
 def _softmax(problem: Problem, scores: Any, sink: Any | None, at: tuple[int, ...]) -> tuple[Any, Any, Any | None]:
