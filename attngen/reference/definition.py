@@ -279,7 +279,8 @@ def _softmax(problem: Problem, scores: Any, sink: Any | None, at: tuple[int, ...
     shift = xp.where(row_max == -math.inf, xp.full_like(row_max, 0.0), row_max)
     exponents = scores - shift
     if problem.rounding is not None:
-        size = np.hypot(np.where(np.isfinite(scores), scores, 0.0), shift) * unit_roundoff(FP32)
+        finite = np.where(np.isfinite(scores), scores, 0.0)
+        size = np.sqrt(finite * finite + shift * shift) * unit_roundoff(FP32)  # np.hypot takes ten times as long
         exponents = np.where(
             exponents < 0.0, np.minimum(exponents + _error(problem.rounding, size, "exponent", at), 0.0), exponents
         )
