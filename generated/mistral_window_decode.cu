@@ -202,7 +202,7 @@ __device__ __forceinline__ void tma_load(void* to_smem, const TensorMap* map, un
     const unsigned to = (unsigned)__cvta_generic_to_shared(to_smem);
     const unsigned barrier = (unsigned)__cvta_generic_to_shared(barrier_smem);
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1, { %2, %3, %4, %5}], [%6], %7;" ::"r"(to),
         "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(l2_hint)
         : "memory");
