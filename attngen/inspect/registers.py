@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from bisect import bisect
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import NamedTuple
@@ -74,16 +75,16 @@ def fits(family: Family, keys: int, arch: str, head_dim: int) -> bool:
 
 
 def widest(family: Family, keys: int, arch: str, guess: int, most: int) -> int:
-    """The widest of the schedule's head sizes up to `most` that fits; 0: none."""
-    sizes = [0, *(size for size in HEAD_SIZES if size <= most)]
-    fitting, last, guessed = 0, len(sizes) - 1, sizes.index(guess) if guess in sizes[1:] else len(sizes)
+    """The widest head size up to `most` that fits, 0: none. One of which the family has no kernel counts as fitting."""
+    sizes = [0, *(size for size in HEAD_SIZES if size <= most and any(plans_of(family, keys, size, arch)))]
+    fitting, last, guessed = 0, len(sizes) - 1, bisect(sizes, guess) - 1 or len(sizes)
     while fitting < last:
         place = next((n for n in (guessed, guessed + 1) if fitting < n <= last), (fitting + last + 1) // 2)
         if fits(family, keys, arch, sizes[place]):
             fitting = place
         else:
             last = place - 1
-    return sizes[fitting]
+    return max((size for size in HEAD_SIZES if size < sizes[fitting + 1]), default=0) if sizes[fitting + 1 :] else most
 
 
 def measure(cell: Cell, guess: int, arches: tuple[str, ...]) -> int | str:

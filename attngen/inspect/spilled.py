@@ -3,9 +3,10 @@
     python -m attngen.inspect.spilled [--write] [--only fused_mma] [--arch sm_80] [--jobs 2]
 
 The default plans are those of all shipped specs, and of the specs of the table of registers (`attngen.plan.variants`) with each
-common head size, on each architecture. Exit code 1 says that some spill. With --write, the kernels of these plans are noted
-(`attngen.plan.register_table.Spilled`), so that planning takes the next tile, until no default plan spills; what was noted
-before is dropped. Stopped before the end, it goes on with what the cache of kernels has.
+common head size, on each architecture. Exit code 1 says that some spill that are not noted. With --write, the kernels of these
+plans are noted (`attngen.plan.register_table.Spilled`), so that planning takes the next tile, until no other plan spills;
+what was noted before is dropped. A noted kernel is still planned if there is no next tile, as of decode with 16 keys. Stopped
+before the end, it goes on with what the cache of kernels has.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def _compile(pool: ProcessPoolExecutor, schedule: str, arch: str, write: bool) -
         todo = [program for program in plans if program not in done]
         done.update(todo)
         print(f"{len(todo)} default plans of {schedule} on {arch}", flush=True)
-        spilling = [plans[p] for p, size in zip(todo, pool.map(spilled_bytes, todo), strict=True) if size]
+        found = [plans[p] for p, size in zip(todo, pool.map(spilled_bytes, todo), strict=True) if size]
+        spilling = [plan for plan in found if SPACES[schedule][1].as_spilled(plan) not in _noted(schedule)]
         count += len(spilling)
         for plan in spilling:
             print(f"{plan.facts.spec.name}: {SPACES[schedule][1].as_spilled(plan)}", flush=True)

@@ -23,13 +23,14 @@ from attngen.plan.register_table import HEAD_SIZES, compilers, file_of, measured
 from attngen.plan.tile import Tile
 from attngen.schedules import candidates, choose
 from attngen.schedules.choose import request_of
+from attngen.schedules.decode.registers import SMALLEST_KEYS
 from attngen.schedules.fused_mma.registers import VARIANTS, variant
 from attngen.schedules.tiled.plan import POSSIBLE as TILED_TILES
 from attngen.spec.attention import AttentionSpec
 from tests import tiers
 
 COMPLETE = "NVRTC-13.5"  # its table has every family
-COUNTS = {"fused_mma": 12, "wgmma": 3}
+COUNTS = {"fused_mma": 12, "decode": 3, "wgmma": 3}
 # Of another compiler's kernels some spill a few bytes (docs/kernels.md).
 by_a_compiler_of_the_table = pytest.mark.skipif(f"NVRTC-{nvrtc_version()}" not in compilers(), reason="has made no table")
 
@@ -77,8 +78,9 @@ def test_fewer_keys_never_need_more_registers(schedule: str) -> None:
 def test_the_table_is_current(schedule: str, row: str, keys: int) -> None:
     """The head size that planning reads in the table spills nothing, on an architecture for which it is read."""
     family = next(f for f in SPACES[schedule][1].families if str(f) == row)
-    arches, widest = SPACES[schedule][1].arches, table(schedule)[family][keys]
+    widest = table(schedule)[family][keys]
     if widest:
+        arches = [a for a in SPACES[schedule][1].arches if any(registers.plans_of(family, keys, widest, a))]
         assert fits(family, keys, arches[DRAWN.index((schedule, row, keys)) % len(arches)], widest)
 
 
@@ -112,8 +114,8 @@ def test_an_error_of_a_compiler_reaches_another_process() -> None:
     assert (str(found), found.log) == (str(CompilationError("cannot be compiled", "line 1\nline 2")), "line 1\nline 2")
 
 
-def spilled(spec: AttentionSpec, arch: str) -> list[int]:
-    made = compile_text(emit(spec, choose(spec, ARCHES[arch], "fused")))
+def spilled(spec: AttentionSpec, arch: str, schedule: str = "fused") -> list[int]:
+    made = compile_text(emit(spec, choose(spec, ARCHES[arch], schedule)))
     return [r.spill_store_bytes + r.stack_bytes for r in made.resources()]
 
 
@@ -152,6 +154,17 @@ def test_a_spec_has_the_row_of_what_it_reads(kind: str) -> None:
     assert kind in VARIANTS
     facts = facts_of(attngen.define(dtype="bf16", head_dim=64, **ALL_KINDS[kind]))
     assert variant(facts, Tile(64, 32, 2, 2)) == kind
+
+
+@by_a_compiler_of_the_table
+def test_decode_takes_the_tiles_that_its_table_has_room_for() -> None:
+    """Tiles copied by TMA need fewer registers; those of 16 keys are taken whatever the spec reads."""
+    stated = attngen.define(dtype="bf16", head_dim=128, mask="causal", kernel="decode", tile=(16, 64), stages=2, warps=2)
+    assert set(spilled(stated, "sm_90a", "decode")) == {0}
+    with pytest.raises(PlanRefusal, match="registers for head sizes up to 64"):
+        choose(stated, ARCHES["sm_80"])
+    keys = attngen.define(dtype="fp32", head_dim=256, mask="same_document(ids)", inputs={"ids": ("int32", ("batch", "kv_len"))})
+    assert choose(keys, ARCHES["sm_80"], "decode").block_kv == SMALLEST_KEYS
 
 
 def test_tuning_tries_each_place_of_q_that_fits() -> None:

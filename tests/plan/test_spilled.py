@@ -57,14 +57,17 @@ def test_default_plans_drawn_anew_for_each_version_spill_nothing(count: int) -> 
     for schedule, arch in draw.choices(PLACES, k=count):
         plan = default_plan(schedule, arch, draw.choice(planned_specs(schedule, arch)))
         what = f"seed {seed}: {plan.facts.spec} on {arch}; `python -m attngen.inspect.spilled --write` repairs the table"
-        assert spilled_bytes(emit(plan.facts.spec, plan)) == 0, what
+        noted = SPACES[schedule][1].as_spilled(plan) in spilled(schedule)
+        assert noted or spilled_bytes(emit(plan.facts.spec, plan)) == 0, what
 
 
 @pytest.mark.parametrize("schedule", SPACES)
-def test_what_is_noted_is_never_planned_and_reads_as_it_is_written(schedule: str) -> None:
+def test_what_is_noted_is_planned_only_if_no_tile_has_fewer_keys_and_reads_as_it_is_written(schedule: str) -> None:
     measured = SPACES[schedule][1]
     for arch in measured.arches:
-        assert not {measured.as_spilled(plan) for plan in default_plans(schedule, arch)} & spilled(schedule)
+        plans = [*default_plans(schedule, arch)]
+        fewest = min(plan.block_kv for plan in plans)
+        assert not {measured.as_spilled(plan) for plan in plans if plan.block_kv > fewest} & spilled(schedule)
     for compiler in compilers():
         found = spilled_by(schedule, compiler)
         path = file_of_spilled(schedule, compiler)

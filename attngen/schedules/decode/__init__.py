@@ -1,7 +1,8 @@
 """The schedule `decode` as one object."""
 
 from attngen.plan.plan import Schedule
-from attngen.schedules.decode import plan, shown
+from attngen.plan.register_table import PORTABLE, Measured
+from attngen.schedules.decode import plan, registers, shown
 from attngen.schedules.decode.context import Decode
 
 DECODE = Schedule(
@@ -11,6 +12,9 @@ DECODE = Schedule(
     propose=plan.propose,
     why_not=plan.why_not,
     tiles=plan.tiles,
+    measured=Measured(
+        registers.FAMILIES, lambda family: registers.KEYS, registers.specs_of, plan.of_family, PORTABLE, registers.as_spilled
+    ),
     on_tensor_cores=True,
     packs_heads=True,
     context=Decode,

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.decisions import rough_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.problem import Problem
+from attngen.plan.register_table import Family
 from attngen.plan.shared_memory import ALIGN, COLUMN, NEITHER, SharedBuffer, aligned
 from attngen.plan.split_keys import INVARIANT_KEYS, Splits
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, kib, pick_tile, planned, tile_decision
-from attngen.schedules.decode.registers import registers
+from attngen.schedules.decode.registers import Copies, head_sizes
 from attngen.schedules.fused_mma import needs
 from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, operands
 from attngen.schedules.hopper.needs import SLAB, slab_tiles, slabs
 from attngen.spec.attention import AttentionSpec
 
-Copies = Literal["tma", "cp_async"]  # how K and V are copied: `templates/parts/decode/by_NAME.j2`
-
 MOST_ROWS = 16  # of a sequence, for which `auto` takes this schedule
 LEAST_KEYS = 256
-BLOCKS = 1  # of an SM, as the number of splits counts them
+BLOCKS = 1  # of an SM, as the number of splits counts them: it has room for one of any tile
 # Bytes of a block's copies under way, by measurement. With more by TMA, some SMs read faster than others, and end earlier
 AHEAD: dict[Copies, int] = {"tma": 48 << 10, "cp_async": 80 << 10}
 Q_REGISTERS = 32  # of a thread: more fragments of Q are read from shared memory for each tile
-ROW_REGISTERS = 8  # of a thread: the positions and heads of its rows, the tiles of its warp
 WIDE = 128  # a head size of V
 OUTPUT_PAD = 8  # fp32 numbers at the end of each row of O in shared memory
 # (keys of a warp's tile, stages, warps)
@@ -61,10 +58,7 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
     """Why this schedule cannot run the spec on `arch`; empty if it can."""
     if facts.spec.dropout is not None:
         return "it has no dropout, which is for training, and training reads rows in blocks"
-    lacking = needs.lacks(facts.spec, arch)
-    if lacking or not (reason := cost(facts, arch, SMALLEST).why_not(arch, 32 * SMALLEST.warps)):
-        return lacking
-    return f"its smallest tile, {SMALLEST.block_q} x {SMALLEST.block_kv}, {reason}"
+    return needs.lacks(facts.spec, arch)
 
 
 def why_not_tma(spec: AttentionSpec) -> str:
@@ -128,21 +122,14 @@ def row_state(spec: AttentionSpec, tile: Tile) -> Iterator[SharedBuffer]:
 
 
 def q_in_registers(spec: AttentionSpec) -> bool:
-    """Whether the fragments of Q stay in registers: each warp has all rows of the block."""
-    return not operands(spec).split and needs.q_registers(spec, 1) <= Q_REGISTERS
+    """Whether the fragments of Q stay in registers: each warp has all rows of the block. Sums of a wide O leave no room."""
+    few = needs.q_registers(spec, 1) <= Q_REGISTERS
+    return few and spec.head_dim_v <= WIDE and not operands(spec).split
 
 
 def cost(facts: SpecFacts, arch: Arch, tile: Tile) -> Cost:
-    held = needs.q_registers(facts.spec, 1) if q_in_registers(facts.spec) else 0
-    rows = 0 if operands(facts.spec).split else ROW_REGISTERS
-    return Cost(aligned(*buffers(facts, arch, tile)), registers=registers(facts, tile) + held + rows)
-
-
-def blocks_of_an_sm(facts: SpecFacts, arch: Arch, tile: Tile) -> int:
-    """The number of blocks that an SM has room for."""
-    need = cost(facts, arch, tile)
-    by_registers = arch.registers_per_sm // (need.registers * 32 * tile.warps)
-    return min(arch.shared_per_sm // (need.shared + RESERVED), by_registers, arch.max_blocks_per_sm)
+    sizes = head_sizes(facts, arch, tile, copies_of(facts.spec, arch), q_in_registers(facts.spec))
+    return Cost(aligned(*buffers(facts, arch, tile)), sizes)
 
 
 def preferred_tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
@@ -175,9 +162,20 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     if reason := why_not(facts, arch):
         raise refusal("kernel", f"kernel decode on {arch.name}", reason, "use kernel fused")
     tile = pick_tile(spec, arch, preferred_tiles(facts, arch), possible_tiles(facts), lambda t: cost(facts, arch, t))
-    numbers, blocks = operands(spec), min(blocks_of_an_sm(facts, arch, tile), BLOCKS)
+    return with_tile(schedule, facts, arch, tile)
+
+
+def of_family(schedule: Schedule, family: Family, facts: SpecFacts, arch: Arch, keys: int) -> Plan | None:
+    tile = Tile(family.rows, keys, family.stages, family.warps)
+    return with_tile(schedule, facts, arch, tile) if copies_of(facts.spec, arch) == family.form else None
+
+
+def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile) -> Plan:
+    """The plan of a tile that fits."""
+    spec = facts.spec
+    numbers = operands(spec)
     alone = arch.shared_per_sm // 2 - RESERVED + ALIGN  # of shared memory, that a second block of an SM would not have
-    splits = splits_of(spec, tile, blocks)
+    splits = splits_of(spec, tile)
     unrolled = 4 if spec.head_dim_v <= WIDE else 2  # sums of O leave fewer registers
     holds = q_in_registers(spec)
     own = DecodePlan(
@@ -193,7 +191,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         early=arch.has(Feature.GRID_DEPENDENCY),
     )
     of_q = needs.q_registers(spec, 1)
-    ahead = kib(blocks * under_way(facts, arch, tile))
+    ahead = kib(BLOCKS * under_way(facts, arch, tile))
     t = spec.dtype.name
     decisions = (
         Decision("schedule", "decode", f"{t} on tensor cores (mma.sync, which {arch.name} has), for few rows and many keys"),
@@ -204,7 +202,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         *([Decision("steps of Q K^T side by side", str(unrolled), WHY_UNROLLED)] if numbers.split else []),
         Decision("rows", "those of all heads that share keys", WHY_PACKED),
         tile_decision(spec, tile, "the rows of one product, and the keys of a warp"),
-        Decision("blocks per SM", str(blocks), WHY_ALONE[own.copies]),
+        Decision("blocks per SM", str(BLOCKS), WHY_ALONE[own.copies]),
         Decision("splits", *(WHY_INVARIANT if spec.kernel.batch_invariant else WHY_SPLITS)),
         Decision("warps", str(tile.warps), "each has its own keys, stages and sums: no warp waits for another before the end"),
         Decision("stages", str(tile.stages), f"while a tile is used, copies of {ahead} are under way on each SM"),
@@ -217,7 +215,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     )
     workspaces = ("split_O", "split_max", "split_sum") if spec.normalize == "softmax" else ("split_O",)
     placed = buffers(facts, arch, tile)
-    more = {"blocks": blocks, "least_shared": alone if own.copies == "tma" else 0, "workspaces": workspaces}
+    more = {"blocks": BLOCKS, "least_shared": alone if own.copies == "tma" else 0, "workspaces": workspaces}
     return planned(schedule, facts, arch, tile, decisions, placed, own, **more)
 
 
@@ -229,11 +227,11 @@ def copies_decisions(spec: AttentionSpec, arch: Arch) -> Iterator[Decision]:
         yield Decision("K and V", "copied by cp.async", why_not_tma(spec))
 
 
-def splits_of(spec: AttentionSpec, tile: Tile, blocks: int) -> Splits:
+def splits_of(spec: AttentionSpec, tile: Tile) -> Splits:
     """The rule for the number of splits."""
     if spec.kernel.batch_invariant:
         return Splits(tile.block_q, INVARIANT_KEYS, 0)
-    return Splits(tile.block_q, tile.warps * tile.block_kv, blocks)
+    return Splits(tile.block_q, tile.warps * tile.block_kv, BLOCKS)
 
 
 WHY_AUTO = (

@@ -1,50 +1,60 @@
-"""An estimate of the registers of a thread of the decode schedule, whose kernels ptxas has not counted yet."""
+"""The kernels of the decode schedule whose registers ptxas counts (`attngen.plan.register_table`)."""
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Literal
+
+from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
-from attngen.plan.memo import remembered
+from attngen.plan.plan import Plan
+from attngen.plan.register_table import Family, Spilled, narrower, spilled, spilled_kernel, widest
 from attngen.plan.tile import Tile
-from attngen.plan.variants import gathers, of_pairs, pair_gathers, reads_pairs
-from attngen.schedules.fused_mma.needs import CAPTURED_REGISTERS, operands, summed, width_of_v
-from attngen.spec.attention import AttentionSpec, S
-from attngen.spec.expr import Gather, walk
+from attngen.plan.variants import SPECS, Variant, variant
+from attngen.schedules.fused_mma.needs import MMA_ROWS, OPERAND_STATEMENTS, operands
+from attngen.spec.attention import MAX_HEAD_DIM
 
-OTHER_REGISTERS = 60  # addresses, row state, fragments of K or V
-OTHER_SPLIT_REGISTERS = 95  # the same without V, where each fragment is two
-OF_BLOCK_REGISTERS = 1  # an element that all pairs of a block share
-SHARED_REGISTERS = 4  # more of them, beside a softmax, where scores or a sink read such an element
-SCORE_REGISTERS = 4  # a softmax of scores that are computed from s, not s itself
-DIVISOR_REGISTERS = 10  # divisors that are not known before the call, and their inverses
-
-
-def registers(facts: SpecFacts, tile: Tile) -> int:
-    """Registers that a thread needs without Q: output and scores of 16 rows, and the rest."""
-    spec, split, scores = facts.spec, operands(facts.spec).split, tile.block_kv // 2
-    if split:
-        scores *= 2 if split == "tf32" else 1
-        wide = max(0, tile.block_kv - 32) // 4 if split == "bf16" else 0  # fragments of K
-        captured = (CAPTURED_REGISTERS if spec.inputs else 0) + _elements(spec, scores)
-        return width_of_v(spec) // 2 + scores + captured + wide + 16 * summed(tile) + OTHER_SPLIT_REGISTERS
-    captured = CAPTURED_REGISTERS if any(map(of_pairs, gathers(spec))) else _shared_registers(spec)
-    computed = SCORE_REGISTERS if spec.normalize == "softmax" and spec.score != S else 0
-    distances = facts.divided_distances(2, tile.block_kv)  # whose remainders a thread keeps
-    divided = distances + DIVISOR_REGISTERS if distances else 0
-    return spec.head_dim_v // 2 + scores + captured + _elements(spec, scores) + computed + divided + OTHER_REGISTERS
+Copies = Literal["tma", "cp_async"]  # how K and V are copied: `templates/parts/decode/by_NAME.j2`
+ROWS: dict[str, tuple[Variant, ...]] = {
+    "usual": ("plain", "closed", "closed,more", "keys", "keys,more", "divided"),
+    "more": ("distances", "pairs"),
+}
+KEYS = (32, 64)  # of the tiles that are compiled
+WARPS = STAGES = 2  # of these tiles: others take as many registers, a few more or less
+# Of tiles that are always taken, as nothing else splits keys: with heads of 256, 16-bit operands spill 8 bytes at most; with
+# heads above 160, split ones up to 136.
+SMALLEST_KEYS = 16
+FAMILIES = tuple(
+    Family("decode", kind, numbers, MMA_ROWS, WARPS, STAGES, copies)
+    for numbers, copies in (("16-bit", "tma"), *product(OPERAND_STATEMENTS, ("cp_async",)))
+    for kind in ROWS
+)
 
 
-@remembered
-def _shared_registers(spec: AttentionSpec) -> int:
-    """Registers for elements that all pairs of a block share."""
-    shared = {g for g in gathers(spec) if not of_pairs(g)}
-    weighed = spec.normalize == "softmax" and any(
-        isinstance(n, Gather) for e in (spec.score, spec.sink) if e is not None for n in walk(e)
-    )
-    return OF_BLOCK_REGISTERS * len(shared) + (SHARED_REGISTERS if weighed else 0)
+def head_sizes(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_registers: bool) -> tuple[int, int]:
+    """The widest head size of which nothing is spilled, and what counts of the spec's."""
+    kernel, size = _as_spilled(facts, arch, tile, copies, q_in_registers), _size(facts, q_in_registers)
+    if tile.block_kv <= SMALLEST_KEYS:
+        return MAX_HEAD_DIM, size
+    if kernel in spilled("decode"):
+        return narrower(kernel), size
+    row = next(name for name, kinds in ROWS.items() if variant(facts) in kinds)
+    return widest(Family("decode", row, kernel.operands, MMA_ROWS, WARPS, STAGES, copies), tile.block_kv), size
 
 
-def _elements(spec: AttentionSpec, scores: int) -> int:
-    """Registers of a thread for elements of pairs: one per score, or in wide tiles one for some diagonals."""
-    if reads_pairs(spec):
-        return scores
-    return max(0, scores - 32) // 3 if pair_gathers(spec) else 0
+def _size(facts: SpecFacts, q_in_registers: bool) -> int:
+    """What counts of a spec's head sizes: a thread has columns of O, and fragments of Q if they stay in registers."""
+    return max(facts.spec.head_dim_v, facts.spec.head_dim if q_in_registers else 0)
+
+
+def _as_spilled(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_registers: bool) -> Spilled:
+    numbers = operands(facts.spec).split or "16-bit"
+    return spilled_kernel(variant(facts), numbers, tile, copies, _size(facts, q_in_registers), arch)
+
+
+def as_spilled(plan: Plan) -> Spilled:
+    return _as_spilled(plan.facts, plan.arch, plan.tile, plan.own.copies, plan.own.q_in_registers)
+
+
+def specs_of(family: Family) -> tuple[str, ...]:
+    return tuple(f"{OPERAND_STATEMENTS[family.operands]} {others}" for kind in ROWS[family.variant] for others in SPECS[kind])
