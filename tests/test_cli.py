@@ -97,6 +97,18 @@ def test_build_imports_neither_torch_nor_cuda_nor_numpy(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_build_has_no_garbage_collected(tmp_path: Path) -> None:
+    """Neither while modules are imported nor at the end of the process, which runs the first registered function last."""
+    code = (
+        "import atexit, gc, sys; from attngen.__main__ import run; "
+        "collected = []; gc.callbacks.append(lambda *one: collected.append(one)); "
+        "atexit.register(lambda: print(len(collected), gc.get_count()[0] < 1000)); "
+        f"sys.argv = ['attngen', 'build', {GPT2!r}, '-o', {str(tmp_path)!r}]; run()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.splitlines()[-1] == "0 True"
+
+
 def test_check_passes_and_says_so() -> None:
     result = invoke("check", GPT2, "--device", "emulated", "--q-len", "70", "--json")
     assert result.exit_code == 0, result.output
