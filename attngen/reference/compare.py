@@ -97,8 +97,8 @@ def truth(spec: AttentionSpec, problem: Sample, params: Mapping[str, int | float
     exact = numpy_attention(spec, problem, params)
     draws = draws_of(problem, MOST_DRAWS)
     inexact = [numpy_attention(spec, problem, params, np.float32)]
-    codes: dict[tuple[Any, ...], Any] | None = {} if draws > 1 else None
-    inexact += [numpy_attention(spec, problem, params, rounding=Rounding(i, codes=codes)) for i in range(draws)]
+    shared: dict[tuple[Any, ...], Any] | None = {} if draws > 1 else None
+    inexact += [numpy_attention(spec, problem, params, rounding=Rounding(i, shared=shared)) for i in range(draws)]
     return Truth(exact, *allowed_errors(spec, exact, inexact, problem.k.shape[2]))
 
 

@@ -28,13 +28,21 @@ SPLIT_TERM = 2.4 * 1.2 * 2.0**-18
 class Rounding:
     """Errors of matrix products: `seed` of their signs, and the relative error of each term of a sum over rows or keys.
 
-    Terms of all sums have SPLIT_TERM too if the spec's precision allows it. `codes`: random numbers kept for other seeds, which
-    share them; None: they are not kept.
+    Terms of all sums have SPLIT_TERM too if the spec's precision allows it. `shared`: what other seeds need too for the same
+    problem; None: nothing is kept.
     """
 
     seed: int
     term: float = TERM
-    codes: dict[tuple[Any, ...], Any] | None = field(default=None, repr=False, compare=False)
+    shared: dict[tuple[Any, ...], Any] | None = field(default=None, repr=False, compare=False)
+
+    def kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """The result of `make`, or of that for another seed."""
+        if self.shared is None:
+            return make()
+        if key not in self.shared:
+            self.shared[key] = make()
+        return self.shared[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,14 +239,18 @@ def matrix_product(problem: Problem, a: Any, b: Any, result: str, at: tuple[int,
     one. Each element has an error in one of four consecutive seeds: every fourth for the first four seeds, random ones for
     others.
     """
-    exact = a @ b
-    if problem.rounding is None:
-        return exact
+    rounding = problem.rounding
+    if rounding is None:
+        return a @ b
     over_head_dim = math.sqrt(a.shape[-1] + 36.0) * unit_roundoff(FP32)
-    unit = over_head_dim if result in SUMS_OVER_HEAD_DIM else problem.rounding.term
+    unit = over_head_dim if result in SUMS_OVER_HEAD_DIM else rounding.term
     unit = math.hypot(unit, SPLIT_TERM if is_split(problem.spec) else 0.0)
-    size = unit * np.sqrt((a * a) @ (b * b))
-    return exact + _error(problem.rounding, size, result, at)
+
+    def product() -> tuple[Any, Any]:
+        return a @ b, unit * np.sqrt((a * a) @ (b * b))
+
+    exact, size = rounding.kept((result, *at), product) if result == "s" else product()  # Q and K have no errors
+    return exact + _error(rounding, size, result, at)
 
 
 def _error(rounding: Rounding, size: Any, result: str, at: tuple[int, ...]) -> Any:
@@ -248,11 +260,7 @@ def _error(rounding: Rounding, size: Any, result: str, at: tuple[int, ...]) -> A
     """
     division, part = divmod(rounding.seed, 4)
     key = (division, *result.encode(), *at)
-    codes = rounding.codes.get(key) if rounding.codes is not None else None
-    if codes is None:
-        codes = _codes(key, size.shape)
-        if rounding.codes is not None:
-            rounding.codes[key] = codes
+    codes = rounding.kept(key, lambda: _codes(key, size.shape))
     signs = (codes == 2 * part).view(np.int8) - (codes == 2 * part + 1).view(np.int8)
     return signs * (size if np.isfinite(size).all() else np.where(np.isfinite(size), size, 0.0))
 

@@ -56,11 +56,11 @@ def test_bounds_of_the_key_that_decides_are_not_small_by_chance() -> None:
 def test_draws_that_share_random_numbers_have_the_errors_of_their_seeds() -> None:
     (spec,) = load_text("attention two { dtype fp16 head_dim 16 mask q >= k }")
     problem = sample(spec, Shape(2, 2, 1, 7, 9))
-    codes: dict[tuple[object, ...], object] = {}
+    known: dict[tuple[object, ...], object] = {}
     for seed in range(9):
-        shared, alone = (numpy_attention(spec, problem, rounding=Rounding(seed, codes=c)).output for c in (codes, None))
+        shared, alone = (numpy_attention(spec, problem, rounding=Rounding(seed, shared=s)).output for s in (known, None))
         assert (shared == alone).all()
-    assert len(codes) == 3 * 4 * 4  # for each four seeds, head, and kind of error
+    assert len(known) == 4 + 3 * 4 * 4  # scores of each head; numbers for each four seeds, head, and kind of error
 
 
 @pytest.mark.parametrize("seed", tiers.cases(range(36), quick=range(3)))
