@@ -21,6 +21,7 @@ from attngen.plan.facts import facts_of
 from attngen.plan.plan import Plan, PlanRefusal
 from attngen.plan.register_table import HEAD_SIZES, compilers, file_of, measured_by, parse, table, to_text
 from attngen.plan.tile import Tile
+from attngen.plan.variants import SPECS
 from attngen.schedules import candidates, choose
 from attngen.schedules.choose import request_of
 from attngen.schedules.decode.registers import SMALLEST_KEYS
@@ -147,6 +148,14 @@ def test_wide_queries_with_narrow_values_keep_the_tile_of_the_values() -> None:
     tiles = [choose(spec, ARCHES["sm_90a"], "fused").tile for spec in (wide, narrow)]
     assert tiles[0] == tiles[1]
     assert set(spilled(wide, "sm_90a")) == {0}
+
+
+def test_ordinary_units_keep_o_in_registers() -> None:
+    """With many operations in a score, the compiler left the loop over the rows of O as a loop."""
+    (spec,) = load_text(f"attention a {{ dtype fp16 head_dim 192 {SPECS['keys,more'][0]} }}")
+    plan = choose(spec, ARCHES["sm_75"], "fused")
+    o_bytes = 4 * plan.block_q * spec.head_dim_v // plan.threads
+    assert max(r.stack_bytes for r in compile_text(emit(spec, plan)).resources()) < o_bytes
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)

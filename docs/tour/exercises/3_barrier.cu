@@ -304,6 +304,7 @@ gpt2_fused(
         tile = tile + 1;
     }
 
+#pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const int q_idx = q_lo + row_of(r);
         row_sum[r] = lane_reduce<COLUMN_THREADS>(row_sum[r], [](float a, float b) { return a + b; });
