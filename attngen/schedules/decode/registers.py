@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Literal
+from typing import Literal, cast
 
 from attngen.plan.arch import Arch
 from attngen.plan.facts import SpecFacts
@@ -15,10 +15,6 @@ from attngen.schedules.fused_mma.needs import MMA_ROWS, OPERAND_STATEMENTS, oper
 from attngen.spec.attention import MAX_HEAD_DIM
 
 Copies = Literal["tma", "cp_async"]  # how K and V are copied: `templates/parts/decode/by_NAME.j2`
-ROWS: dict[str, tuple[Variant, ...]] = {
-    "usual": ("plain", "closed", "closed,more", "keys", "keys,more", "divided"),
-    "more": ("distances", "pairs"),
-}
 KEYS = (32, 64)  # of the tiles that are compiled
 WARPS = STAGES = 2  # of these tiles: others take as many registers, a few more or less
 # Of tiles that are always taken, as nothing else splits keys: with heads of 256, 16-bit operands spill 8 bytes at most; with
@@ -27,7 +23,8 @@ SMALLEST_KEYS = 16
 FAMILIES = tuple(
     Family("decode", kind, numbers, MMA_ROWS, WARPS, STAGES, copies)
     for numbers, copies in (("16-bit", "tma"), *product(OPERAND_STATEMENTS, ("cp_async",)))
-    for kind in ROWS
+    for kind in SPECS
+    if "dropout" not in kind
 )
 
 
@@ -38,8 +35,7 @@ def head_sizes(facts: SpecFacts, arch: Arch, tile: Tile, copies: Copies, q_in_re
         return MAX_HEAD_DIM, size
     if kernel in spilled("decode"):
         return narrower(kernel), size
-    row = next(name for name, kinds in ROWS.items() if variant(facts) in kinds)
-    return widest(Family("decode", row, kernel.operands, MMA_ROWS, WARPS, STAGES, copies), tile.block_kv), size
+    return widest(Family("decode", kernel.variant, kernel.operands, MMA_ROWS, WARPS, STAGES, copies), tile.block_kv), size
 
 
 def _size(facts: SpecFacts, q_in_registers: bool) -> int:
@@ -57,4 +53,4 @@ def as_spilled(plan: Plan) -> Spilled:
 
 
 def specs_of(family: Family) -> tuple[str, ...]:
-    return tuple(f"{OPERAND_STATEMENTS[family.operands]} {others}" for kind in ROWS[family.variant] for others in SPECS[kind])
+    return tuple(f"{OPERAND_STATEMENTS[family.operands]} {others}" for others in SPECS[cast(Variant, family.variant)])
