@@ -16,7 +16,7 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         return Loop(f"{name}: work tiles", "from a counter", who, moved, start, (tiles,))
 
     def of(held: str, seen: str, sums: str, products: dict[str, str]) -> Loop:
-        copied = Loop("tiles", visited, stages, f"{seen}: global to shared by TMA", "while (count > 0)")
+        copied = Loop("tiles", visited, stages, f"{seen}: global to shared by TMA", "for (bool first = true;; first = false) {")
         inner = tuple(Loop(p, "64 x 64 pairs", "warpgroup", "S, dP: registers", line) for p, line in products.items())
         multiplied = Loop("tiles", visited, stages, f"{seen}: shared", "while (!is_last(visit))", inner)
         producer = role("producer", "one warp", f"{held}: global to shared by TMA", "while (next < work_tiles())", copied)
