@@ -56,7 +56,7 @@
 //         bank conflict
 //     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 128
 //
-// Shared memory of a block, 101328 bytes
+// Shared memory of a block, 101320 bytes
 //          0  HELD_QK  fp16 [1][128][64], the keys that the block holds, or the rows of Q
 //      16384  HELD_V   fp16 [1][128][64], the values that the block holds, or the rows of dO
 //      32768  VISITED_QK fp16 [3][1][64][64], 3 tiles of Q, or of keys
@@ -64,7 +64,7 @@
 //      81920  OUT      fp16 [8][1][16][64], rows of a gradient of each warp, on their way to global memory
 //      98304  ROW_NUMBERS float [3][3][64], numbers of the rows of each stage
 //     100608  BARRIERS mbarrier [13], see the kernels
-//     100736  VISITS   int [148], two work tiles, the tiles that were found, and that of each stage
+//     100736  VISITS   int [146], two work tiles, the tiles that were found, and that of each stage
 //
 // Sections
 //     1. Numbers
@@ -630,7 +630,7 @@ constexpr int END = -1;  // as a block: there is no more work
 // What the producer publishes of a work tile, together with the tile that it copies first.
 struct Work {
     int block, h_idx, b_idx, any;  // any: whether there is a tile to visit
-    int next, h_begin, h_end;  // for the producer alone, which has few registers: the next work tile, and its query heads
+    int h_begin, h_end;  // its query heads, for the producer alone, which has few registers
 };
 constexpr int WORK_WORDS = sizeof(Work) / sizeof(int);
 
@@ -753,12 +753,13 @@ struct Producer : Block {
             for (bool first = true;; first = false) {
                 // two tiles wait, or no head is left: the last one of a work tile is known by it
                 while (count < 2 && h_idx < work().h_end) look_at_tiles();
+                if (elected && (count == 1 || (first && count == 0))) next = take_work_tile();
                 if (first && elected) load_held(count > 0);
                 if (count == 0) break;
                 if (elected) load_tile(found[place]);
                 place = (place + 1) % FOUND, --count;
             }
-            next = work().next;
+            next = __shfl_sync(0xffffffff, next, 0);
             k.advance();
         }
         k.acquire();
@@ -768,14 +769,18 @@ struct Producer : Block {
         }
     }
 
-    // Publishes the coordinates of a work tile, and takes the next one from the counter
+    // The next work tile by the counter, taken before the last tile of this one is copied
+    __device__ __forceinline__ int take_work_tile() const {
+        return gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
+    }
+
+    // Publishes the coordinates of a work tile
     __device__ __forceinline__ void begin_work_tile(int number) const {
         const int group_size = opaque(q_heads) / kv_heads;
         const WorkTile at = work_tile_of(number, work_tiles(), blocks(), kv_heads, opaque(heads_in_l2) / group_size);
         work().block = at.block;
         work().h_begin = at.h_idx * group_size, work().h_end = (at.h_idx + 1) * group_size;
         work().h_idx = at.h_idx, work().b_idx = at.b_idx;
-        work().next = gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
     }
 
     // Classifies the next 32 tiles of the head, one by each lane
@@ -1166,12 +1171,13 @@ struct Producer : Block {
             for (bool first = true;; first = false) {
                 // two tiles wait, or no head is left: the last one of a work tile is known by it
                 while (count < 2 && h_idx < work().h_end) look_at_tiles();
+                if (elected && (count == 1 || (first && count == 0))) next = take_work_tile();
                 if (first && elected) load_held(count > 0);
                 if (count == 0) break;
                 if (elected) load_tile(found[place]);
                 place = (place + 1) % FOUND, --count;
             }
-            next = work().next;
+            next = __shfl_sync(0xffffffff, next, 0);
             q.advance();
         }
         q.acquire();
@@ -1181,13 +1187,17 @@ struct Producer : Block {
         }
     }
 
-    // Publishes the coordinates of a work tile, and takes the next one from the counter
+    // The next work tile by the counter, taken before the last tile of this one is copied
+    __device__ __forceinline__ int take_work_tile() const {
+        return gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
+    }
+
+    // Publishes the coordinates of a work tile
     __device__ __forceinline__ void begin_work_tile(int number) const {
         const WorkTile at = work_tile_of(number, work_tiles(), blocks(), q_heads, heads_in_l2);
         work().block = blocks() - 1 - at.block;
         work().h_begin = at.h_idx, work().h_end = at.h_idx + 1;
         work().h_idx = at.h_idx, work().b_idx = at.b_idx;
-        work().next = gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
     }
 
     // Classifies the next 32 tiles of the head, one by each lane
