@@ -56,7 +56,7 @@
 //         bank conflict
 //     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 128
 //
-// Shared memory of a block, 101320 bytes
+// Shared memory of a block, 101328 bytes
 //          0  HELD_QK  fp16 [1][128][64], the keys that the block holds, or the rows of Q
 //      16384  HELD_V   fp16 [1][128][64], the values that the block holds, or the rows of dO
 //      32768  VISITED_QK fp16 [3][1][64][64], 3 tiles of Q, or of keys
@@ -64,7 +64,7 @@
 //      81920  OUT      fp16 [8][1][16][64], rows of a gradient of each warp, on their way to global memory
 //      98304  ROW_NUMBERS float [3][3][64], numbers of the rows of each stage
 //     100608  BARRIERS mbarrier [13], see the kernels
-//     100736  VISITS   int [146], two work tiles, the tiles that were found, and that of each stage
+//     100736  VISITS   int [148], two work tiles, the tiles that were found, and that of each stage
 //
 // Sections
 //     1. Numbers
@@ -630,7 +630,7 @@ constexpr int END = -1;  // as a block: there is no more work
 // What the producer publishes of a work tile, together with the tile that it copies first.
 struct Work {
     int block, h_idx, b_idx, any;  // any: whether there is a tile to visit
-    int h_begin, h_end;  // its query heads, for the producer alone, which has few registers
+    int next, h_begin, h_end;  // for the producer alone, which has few registers: the next work tile, and its query heads
 };
 constexpr int WORK_WORDS = sizeof(Work) / sizeof(int);
 
@@ -753,13 +753,13 @@ struct Producer : Block {
             for (bool first = true;; first = false) {
                 // two tiles wait, or no head is left: the last one of a work tile is known by it
                 while (count < 2 && h_idx < work().h_end) look_at_tiles();
-                if (elected && (count == 1 || (first && count == 0))) next = take_work_tile();
                 if (first && elected) load_held(count > 0);
                 if (count == 0) break;
                 if (elected) load_tile(found[place]);
                 place = (place + 1) % FOUND, --count;
             }
-            next = __shfl_sync(0xffffffff, next, 0);
+            __syncwarp();
+            next = work().next;
             k.advance();
         }
         k.acquire();
@@ -769,7 +769,7 @@ struct Producer : Block {
         }
     }
 
-    // The next work tile by the counter, taken before the last tile of this one is copied
+    // The next work tile by the counter, taken with the last tile of this one
     __device__ __forceinline__ int take_work_tile() const {
         return gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
     }
@@ -824,6 +824,7 @@ struct Producer : Block {
     __device__ __forceinline__ void load_held(bool any) {
         volatile Work& at = work();
         at.any = any;
+        if (!any) at.next = take_work_tile();
         k.load_async({k_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
         v.phase = k.phase;  // both advance together
         v.acquire();
@@ -834,6 +835,7 @@ struct Producer : Block {
     __device__ __forceinline__ void load_tile(const volatile Found& tile) {
         const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // bit 0: consumers stop after this tile
         const int q_lo = tile_of(visit) * BLOCK_Q, b_idx = work().b_idx;
+        if (is_last(visit)) work().next = take_work_tile();
         q.acquire();
         visits[q.index] = visit;
         const int tiles = BLOCK_ROWS / BLOCK_Q * ((q_len + BLOCK_ROWS - 1) / BLOCK_ROWS);  // of a head, in `numbers`
@@ -1171,13 +1173,13 @@ struct Producer : Block {
             for (bool first = true;; first = false) {
                 // two tiles wait, or no head is left: the last one of a work tile is known by it
                 while (count < 2 && h_idx < work().h_end) look_at_tiles();
-                if (elected && (count == 1 || (first && count == 0))) next = take_work_tile();
                 if (first && elected) load_held(count > 0);
                 if (count == 0) break;
                 if (elected) load_tile(found[place]);
                 place = (place + 1) % FOUND, --count;
             }
-            next = __shfl_sync(0xffffffff, next, 0);
+            __syncwarp();
+            next = work().next;
             q.advance();
         }
         q.acquire();
@@ -1187,7 +1189,7 @@ struct Producer : Block {
         }
     }
 
-    // The next work tile by the counter, taken before the last tile of this one is copied
+    // The next work tile by the counter, taken with the last tile of this one
     __device__ __forceinline__ int take_work_tile() const {
         return gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
     }
@@ -1241,6 +1243,7 @@ struct Producer : Block {
     __device__ __forceinline__ void load_held(bool any) {
         volatile Work& at = work();
         at.any = any;
+        if (!any) at.next = take_work_tile();
         q.load_async({q_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
         dO.phase = q.phase;  // both advance together
         dO.load_async({do_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
@@ -1250,6 +1253,7 @@ struct Producer : Block {
     __device__ __forceinline__ void load_tile(const volatile Found& tile) {
         const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // bit 0: consumers stop after this tile
         const int kv_lo = tile_of(visit) * BLOCK_KV, b_idx = work().b_idx;
+        if (is_last(visit)) work().next = take_work_tile();
         const int kv_h_idx = h_idx / (q_heads / kv_heads);
         k.acquire();
         visits[k.index] = visit;
