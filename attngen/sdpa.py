@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from inspect import signature
@@ -67,10 +67,13 @@ def attention(
     if not enable_gqa:
         check_equal_heads(q, k)
     arrays = {"q": q, "k": k, "v": v}
-    mask_dtype = None
+    mask_dtype, axes = None, ALL_AXES
     if attn_mask is not None:
-        arrays["attn_mask"] = _four_dimensions(view(attn_mask, "attn_mask", MASK_DTYPES))
-        mask_dtype = arrays["attn_mask"].dtype.name
+        mask = _four_dimensions(view(attn_mask, "attn_mask", MASK_DTYPES))
+        is_same = [n == 1 or (stride == 0 and n > 1) for n, stride in zip(mask.shape, mask.strides, strict=True)]
+        axes = mask_axes(is_same, k.shape[2] == 1)
+        arrays["attn_mask"] = _without_broadcasts(mask, axes)
+        mask_dtype = mask.dtype.name
     check_schedule("mode", mode)
     if dropout_p:
         if seed is None:
@@ -80,7 +83,7 @@ def attention(
         arrays[RNG_STATE.name] = state
     if q.location == CPU:
         warn_emulated("attngen.attention on arrays of the CPU", "Pass arrays of a GPU, as CuPy has them.")
-    spec = standard_spec(q.dtype.name, q.shape[3], v.shape[3], mask_dtype, is_causal, scale, float(dropout_p))
+    spec = standard_spec(q.dtype.name, q.shape[3], v.shape[3], mask_dtype, is_causal, scale, float(dropout_p), axes)
     compiled = _standard(spec, mode, "emulated" if q.location == CPU else str(q.location))
     output = compiled.run(arrays, {})["out"]
     return output.reshape((*given[0].shape[:-1], v.shape[3])) if len(given[0].shape) < 4 else output
@@ -103,6 +106,22 @@ def _four_dimensions(array: ArrayView) -> ArrayView:
             "head size]"
         )
     return replace(array, shape=(1,) * missing + array.shape, strides=(0,) * missing + array.strides)
+
+
+def mask_axes(broadcast: Sequence[bool], has_one_key: bool) -> str:
+    """The axes of a dense mask that a spec indexes: those along which its elements differ; `broadcast` are the others.
+
+    The batch is always indexed, which costs nothing and lets vmap fold samples into it. So is a single key: a cache of one key
+    needs no kernel of its own.
+    """
+    kept = {"b", "k"} if has_one_key else {"b"}
+    return "".join(axis for axis, is_same in zip(ALL_AXES, broadcast, strict=True) if axis in kept or not is_same)
+
+
+def _without_broadcasts(mask: ArrayView, axes: str) -> ArrayView:
+    """A mask of four dimensions with those of `axes` alone."""
+    kept = [at for at, axis in enumerate(ALL_AXES) if axis in axes]
+    return replace(mask, shape=tuple(mask.shape[at] for at in kept), strides=tuple(mask.strides[at] for at in kept))
 
 
 def check_ranks(ranks: Mapping[str, int]) -> None:
@@ -164,6 +183,8 @@ def _standard(spec: AttentionSpec, mode: str, device: str) -> CompiledAttention:
 
 
 MASK_DTYPES = ("bool", *(dtype.name for dtype in STORAGE_DTYPES))
+MASK_DIMS = {"b": "batch", "h": "heads", "q": "q_len", "k": "kv_len"}  # of a dense mask, by the index of each
+ALL_AXES = "".join(MASK_DIMS)
 CAUSAL = apply("ge", name("q", Type.INT), name("k", Type.INT))
 
 
@@ -176,8 +197,10 @@ def standard_spec(
     is_causal: bool,
     scale: float | None,
     dropout_p: float = 0.0,
+    axes: str = ALL_AXES,
 ) -> AttentionSpec:
-    """torch's attention: `mask` is the element type of a dense mask, or None. Raises DiagnosticError, ArgumentTypeError."""
+    """torch's attention: `mask` is the element type of a dense mask with these `axes`, or None. Raises DiagnosticError,
+    ArgumentTypeError."""
     from attngen.language import define
 
     if mask is not None and mask not in MASK_DTYPES:
@@ -185,7 +208,7 @@ def standard_spec(
             f"`attn_mask` has elements of {mask}; expected bool (true: take part), or {', '.join(MASK_DTYPES[1:])} (added to "
             "the scores). Convert it, as in attn_mask.bool()"
         )
-    entry = "attn_mask[b, h, q, k]"
+    entry = f"attn_mask[{', '.join(axes)}]"
     spec = define(
         name="attention",
         dtype=dtype,
@@ -193,7 +216,7 @@ def standard_spec(
         head_dim_v=head_dim_v,
         scale=scale,
         dropout=dropout_p,
-        inputs={} if mask is None else {"attn_mask": (mask, ("batch", "heads", "q_len", "kv_len"))},
+        inputs={} if mask is None else {"attn_mask": (mask, tuple(MASK_DIMS[axis] for axis in axes))},
         mask=entry if mask == "bool" else None,
         score=f"s + {entry}" if mask not in (None, "bool") else None,
     )

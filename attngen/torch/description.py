@@ -16,7 +16,7 @@ from attngen.api import check_schedule
 from attngen.cache.disk_cache import digest
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.language import define, to_text, traced
-from attngen.sdpa import also_causal, check_scale, standard_spec
+from attngen.sdpa import ALL_AXES, also_causal, check_scale, standard_spec
 from attngen.shipped import PACKAGE
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec, ScheduleName
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
@@ -39,13 +39,14 @@ class Description:
     keywords: Keywords | None = None
     dropout_p: float = 0.0  # of torch's attention, which has no keywords
 
-    def spec(self, dtype: str, head_dim: int, head_dim_v: int, mask_dtype: str | None) -> AttentionSpec:
+    def spec(self, dtype: str, head_dim: int, head_dim_v: int, mask_dtype: str | None, axes: str = ALL_AXES) -> AttentionSpec:
         """The spec for these head sizes, rounded up to multiples of 8, as `padded_heads` does with tensors; the scale does not
-        change. `mask_dtype` is the element type of a dense mask, or None. Raises DiagnosticError, ArgumentError."""
+        change. `mask_dtype` is the element type of a dense mask with these `axes`, or None. Raises DiagnosticError,
+        ArgumentError."""
         scale = 1 / math.sqrt(head_dim) if self.scale is None and padding_of(head_dim) else self.scale
         sizes = (_size_in_spec(head_dim), _size_in_spec(head_dim_v))
         if self.keywords is None:
-            spec = standard_spec(dtype, *sizes, mask_dtype, self.is_causal, scale, self.dropout_p)
+            spec = standard_spec(dtype, *sizes, mask_dtype, self.is_causal, scale, self.dropout_p, axes)
         else:
             keywords = {"scale": scale, "lse": self.return_lse, **self.keywords}
             spec = define(dtype=dtype, head_dim=sizes[0], head_dim_v=sizes[1], **keywords)
@@ -151,12 +152,14 @@ def standard_text(
     head_dim_v: int,
     mask_dtype: Any,
     dropout_p: float = 0.0,
+    axes: str = ALL_AXES,
 ) -> str:
-    """The text of torch's attention, by the arguments of `attention` and torch's element types, None for no mask."""
+    """The text of torch's attention, by the arguments of `attention`, torch's element types, None for no mask, and the mask's
+    `axes`."""
     check_mode(mode)
     description = Description(mode, is_causal, scale, return_lse, dropout_p=dropout_p)
     dtype, mask_dtype = stated_dtype(dtype, mode), stated_dtype(mask_dtype, mode)
-    spec = description.spec(dtype_name(dtype), head_dim, head_dim_v, _mask_name(mask_dtype))
+    spec = description.spec(dtype_name(dtype), head_dim, head_dim_v, _mask_name(mask_dtype), axes)
     return one_line(spec)
 
 

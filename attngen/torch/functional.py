@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attngen.device.arrays import ArgumentError
-from attngen.sdpa import check_equal_heads, check_flags, refuse_renamed, register_tensor_function
+from attngen.sdpa import ALL_AXES, check_equal_heads, check_flags, refuse_renamed, register_tensor_function
 from attngen.torch.description import Mode, head_size, plain_number, standard_text
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls, Others
@@ -17,6 +17,7 @@ from attngen.torch.layout import (
     padded_heads,
     plain_mask,
     results,
+    without_broadcasts,
     without_padding,
 )
 
@@ -90,8 +91,10 @@ def attention(
         is_padded = needs_padding(queries, values)
         if is_padded:
             (queries, keys, values), others = padded_heads(queries, keys, values), None
-        mask = None if attn_mask is None else four_dimensions(attn_mask)
-        mask_dtype = None if mask is None else mask.dtype
+        mask, axes, mask_dtype = None, ALL_AXES, None
+        if attn_mask is not None:
+            mask, axes = without_broadcasts(four_dimensions(attn_mask), keys.shape[2])
+            mask_dtype = mask.dtype
         text = standard_text(
             mode,
             is_causal,
@@ -101,6 +104,7 @@ def attention(
             *sizes,
             mask_dtype,
             dropout_p,
+            axes,
         )
         inputs = [*(() if mask is None else (mask,)), *(tensors[-1:] if dropout_p else ())]
         lists = (inputs,) if inputs else ()

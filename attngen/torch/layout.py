@@ -12,8 +12,9 @@ import torch
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.diagnostics import counted
-from attngen.sdpa import check_ranks
+from attngen.sdpa import ALL_AXES, check_ranks, mask_axes
 from attngen.spec.dtypes import NUMPY_BFLOAT16
+from attngen.torch.observed import is_observed
 
 Tensor = Any
 AXES = {"bhsd": "[batch, heads, length, size]", "bshd": "[batch, length, heads, size]"}
@@ -132,6 +133,34 @@ def four_dimensions(mask: Tensor) -> Tensor:
     if mask.dim() > 4:
         raise ArgumentError(f"`attn_mask` has {mask.dim()} dimensions; expected at most 4, of [batch, heads, q_len, kv_len]")
     return mask[(None,) * (4 - mask.dim())] if mask.dim() < 4 else mask
+
+
+def without_broadcasts(mask: Tensor, kv_len: int) -> tuple[Tensor, str]:
+    """A mask of four dimensions without those along which it is the same, and the axes that are left (`mask_axes`)."""
+    mask = _unexpanded(mask)
+    axes = mask_axes([_holds(size == 1) for size in mask.shape], _holds(kv_len == 1))
+    if axes != ALL_AXES:
+        mask = mask.squeeze([at for at, axis in enumerate(ALL_AXES) if axis not in axes])
+    return mask, axes
+
+
+def _unexpanded(mask: Tensor) -> Tensor:
+    """`mask` with size 1 along dimensions that `expand` made. Not if each of their elements has a gradient, nor in a trace that
+    may be called with other strides, which only torch.compile checks."""
+    is_traced = torch.compiler.is_exporting() if torch.compiler.is_compiling() else is_observed()
+    if mask.requires_grad or is_traced:
+        return mask
+    for at, stride in enumerate(mask.stride()):
+        if _holds(stride == 0) and _holds(mask.shape[at] > 1):
+            mask = mask.narrow(at, 0, 1)
+    return mask
+
+
+def _holds(condition: Any) -> bool:
+    """Whether a condition on sizes holds; one that a trace with symbols cannot decide is taken not to."""
+    if torch.compiler.is_compiling() or isinstance(condition, torch.SymBool):
+        return bool(torch.fx.experimental.symbolic_shapes.guard_or_false(condition))
+    return bool(condition)
 
 
 def as_tensor(array: Any) -> Tensor:

@@ -54,16 +54,6 @@ def test_keys_and_values_of_batch_1_serve_every_batch() -> None:
     close(torch.compile(attention, fullgraph=True, dynamic=True, backend=BACKEND)(q, k, k), expected)
 
 
-@pytest.mark.parametrize("shape", [(33, 40), (1, 40), (33, 1), (4, 33, 40), (1, 1, 40), (2, 4, 33, 40), (2, 1, 1, 40)])
-@pytest.mark.parametrize("kind", ["bool", "added"])
-def test_masks_of_any_broadcastable_shape(shape: tuple[int, ...], kind: str) -> None:
-    q, k, v = randn(2, 4, 33, 16), randn(2, 4, 40, 16), randn(2, 4, 40, 16)
-    mask = randn(*shape, dtype=torch.float16)
-    if kind == "bool":
-        mask = mask > -1
-    close(attention(q, k, v, attn_mask=mask), scaled_dot_product_attention(q, k, v, attn_mask=mask))
-
-
 def test_a_packed_projection_is_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = randn(2, 20, 3, 4, 16)
     q, k, v = packed.unbind(2)
