@@ -769,9 +769,10 @@ struct Producer : Block {
         }
     }
 
-    // The next work tile by the counter, taken with the last tile of this one
-    __device__ __forceinline__ int take_work_tile() const {
-        return gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
+    // Takes the next work tile from the counter, with the last tile of this one: its number among those that follow the first
+    // one of each block
+    __device__ __forceinline__ unsigned take_work_tile() const {
+        return atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
     }
 
     // Publishes the coordinates of a work tile
@@ -824,7 +825,7 @@ struct Producer : Block {
     __device__ __forceinline__ void load_held(bool any) {
         volatile Work& at = work();
         at.any = any;
-        if (!any) at.next = take_work_tile();
+        if (!any) at.next = gridDim.x + take_work_tile();
         k.load_async({k_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
         v.phase = k.phase;  // both advance together
         v.acquire();
@@ -835,7 +836,7 @@ struct Producer : Block {
     __device__ __forceinline__ void load_tile(const volatile Found& tile) {
         const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // bit 0: consumers stop after this tile
         const int q_lo = tile_of(visit) * BLOCK_Q, b_idx = work().b_idx;
-        if (is_last(visit)) work().next = take_work_tile();
+        if (is_last(visit)) work().next = gridDim.x + take_work_tile();
         q.acquire();
         visits[q.index] = visit;
         const int tiles = BLOCK_ROWS / BLOCK_Q * ((q_len + BLOCK_ROWS - 1) / BLOCK_ROWS);  // of a head, in `numbers`
@@ -1189,9 +1190,10 @@ struct Producer : Block {
         }
     }
 
-    // The next work tile by the counter, taken with the last tile of this one
-    __device__ __forceinline__ int take_work_tile() const {
-        return gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
+    // Takes the next work tile from the counter, with the last tile of this one: its number among those that follow the first
+    // one of each block
+    __device__ __forceinline__ unsigned take_work_tile() const {
+        return atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
     }
 
     // Publishes the coordinates of a work tile
@@ -1243,7 +1245,7 @@ struct Producer : Block {
     __device__ __forceinline__ void load_held(bool any) {
         volatile Work& at = work();
         at.any = any;
-        if (!any) at.next = take_work_tile();
+        if (!any) at.next = gridDim.x + take_work_tile();
         q.load_async({q_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
         dO.phase = q.phase;  // both advance together
         dO.load_async({do_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
@@ -1253,7 +1255,7 @@ struct Producer : Block {
     __device__ __forceinline__ void load_tile(const volatile Found& tile) {
         const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // bit 0: consumers stop after this tile
         const int kv_lo = tile_of(visit) * BLOCK_KV, b_idx = work().b_idx;
-        if (is_last(visit)) work().next = take_work_tile();
+        if (is_last(visit)) work().next = gridDim.x + take_work_tile();
         const int kv_h_idx = h_idx / (q_heads / kv_heads);
         k.acquire();
         visits[k.index] = visit;
