@@ -138,8 +138,9 @@ class CompiledAttention(Compiled):
         check_stream(stream)
         check_dlse(self.spec, dlse, stream)
         names = wanted_gradients(self.spec, wanted)
-        parts = [self.gradients(part, deterministic) for part in self.gradient_parts(names, deterministic)]
         views, params = self._arguments(q, k, v, named, dout=dout, dlse=dlse)
+        shapes = {name: array.shape for name, array in views.items()}
+        parts = [self.gradients(part, deterministic) for part in self.gradient_parts(names, deterministic, shapes)]
         if self.spec.lse and dlse is None:
             views["dlse"] = zero_dlse(parts[0].source, views)
         given = {name: array for name, array in (("out", out), ("lse", lse)) if array is not None}
@@ -214,9 +215,14 @@ class CompiledAttention(Compiled):
             self._backwards[key] = made
         return self._backwards[key]
 
-    def gradient_parts(self, wanted: tuple[str, ...], deterministic: bool = DETERMINISTIC) -> tuple[tuple[str, ...], ...]:
+    def gradient_parts(
+        self,
+        wanted: tuple[str, ...],
+        deterministic: bool = DETERMINISTIC,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> tuple[tuple[str, ...], ...]:
         """The gradients `wanted` in the parts that have a program each (`attngen.schedules.parts_of`)."""
-        return parts_of(self.spec, self.plan.arch, self.schedule, wanted, deterministic)
+        return parts_of(self.spec, self.plan.arch, self.schedule, wanted, deterministic, shapes)
 
     def run(self, arrays: Mapping[str, ArrayView], params: Mapping[str, Number], stream: int | None = None) -> dict[str, Any]:
         """The outputs by the names of their arguments; what `arrays` lacks of them is allocated. Raises ArgumentError."""

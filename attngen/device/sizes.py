@@ -26,6 +26,14 @@ def measure(program: Program, arrays: Mapping[str, ArrayView]) -> dict[str, int]
         if tensor.like and array.shape != arrays[tensor.like].shape:
             expected = _shape(arrays[tensor.like].shape)
             raise ArgumentError(f"`{array.name}` is {_shape(array.shape)}; expected the shape of `{tensor.like}`, {expected}")
+    for tensor in program.tensors:
+        if tensor.like and not tensor.broadcasts:
+            has, pairs = arrays[tensor.like].shape, tuple([evaluate(axis.size, sizes) for axis in tensor.axes])
+            if has != pairs:
+                raise ArgumentError(
+                    f"`{tensor.like}` is {_shape(has)}; this kernel computes the gradient of a tensor with one element for "
+                    f"each pair, {_shape(pairs)}. Use kernel fused, or auto"
+                )
     _, first = given[0]
     for _, array in given:
         check_one_device(first.name, first.location, array.name, array.location)

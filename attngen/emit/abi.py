@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from attngen.emit.cuda_text import c_name
 from attngen.emit.program import Axis, Binding, CeilDiv, Extent, OneMore, PackedBlocks, Parameter, Tensor, free
 from attngen.emit.variant import Captured, Variant, range_tensors
-from attngen.plan.captured_sums import WORDS, TermSum
+from attngen.plan.captured_sums import WORDS, TermSum, sizes_of_pairs
 from attngen.plan.plan import Plan
 from attngen.plan.spans import Span
 from attngen.spec.attention import AttentionSpec
@@ -121,8 +121,11 @@ def backward_tensors(spec: AttentionSpec, plan: Plan, layout: tuple[int, bool]) 
             yield Tensor(name, "output", dtype, axes, name.lower(), *of_name)
     for i in spec.inputs:
         if plan.wants(i.name):
-            argument, dims = gradient_argument(i.name), captured_axes(spec, i.dims)
-            yield Tensor(argument, "output", i.dtype.name, dims, argument, broadcasts=True, like=i.name)
+            argument, dims, of_pairs = gradient_argument(i.name), captured_axes(spec, i.dims), i.name in plan.written_pairs
+            if of_pairs:
+                assert plan.facts.gradient is not None
+                dims = captured_axes(spec, sizes_of_pairs(plan.facts.gradient.of(i.name)))
+            yield Tensor(argument, "output", i.dtype.name, dims, argument, broadcasts=not of_pairs, like=i.name)
     for param in spec.params:
         if plan.wants(param.name):
             yield Tensor(gradient_argument(param.name), "output", "fp32", (), gradient_argument(param.name))

@@ -20,7 +20,8 @@ from typing import Literal
 
 from attngen.plan.facts import SpecFacts
 from attngen.spec.expr import Expr
-from attngen.spec.gradient import Access, CapturedGradient
+from attngen.spec.gradient import INDEX_NAMES, Access, CapturedGradient
+from attngen.spec.operator import FLOAT_ONE
 
 Place = Literal["rows", "keys", "pairs", "words"]
 PLACES: dict[Access, Place] = {
@@ -69,3 +70,20 @@ def _of_one(gradient: CapturedGradient, diagonals: bool) -> list[TermSum]:
         of_element.setdefault(gradient.contributions[n].element, []).append(n)
     several = len(of_element) > 1
     return [TermSum(gradient.name, place, tuple(r), several * (n + 1)) for n, r in enumerate(of_element.values())]
+
+
+SIZE_OF_INDEX: dict[Expr, str] = dict(zip(INDEX_NAMES.values(), ("batch", "q_heads", "q_len", "kv_len"), strict=True))
+
+
+def sizes_of_pairs(captured: CapturedGradient) -> tuple[str, ...]:
+    """The sizes of a captured tensor that has one element for each pair, read with b, h, q and k as its indices; of others
+    none."""
+    indices = [i for read in captured.contributions for i in read.indices]
+    is_of_pairs = len(indices) == len(SIZE_OF_INDEX) and {*indices} == {*SIZE_OF_INDEX}
+    return tuple(SIZE_OF_INDEX[i] for i in indices) if is_of_pairs else ()
+
+
+def is_ds(captured: CapturedGradient) -> bool:
+    """Whether the gradient of a captured tensor is dS of each pair, if the tensor has one element for each pair."""
+    added = all(read.source == "score" and read.factor is FLOAT_ONE for read in captured.contributions)
+    return added and bool(sizes_of_pairs(captured))

@@ -161,6 +161,7 @@ class Plan:
     saved: tuple[str, ...] = ()  # results of the forward that a backward reads, by the names of arguments: "out", "lse", ...
     rotated: tuple[str, ...] = ()  # tensors whose rows a kernel before the others rotates, into workspaces that those read
     workspaces: tuple[str, ...] = ()  # of fp32 numbers: names of `attngen.emit.abi.WORKSPACES`
+    written_pairs: tuple[str, ...] = ()  # captured tensors with one element for each pair, whose gradients are dS
 
     def __repr__(self) -> str:
         stages = f", {counted(self.stages, 'stage')}" if self.schedule.is_fused else ""

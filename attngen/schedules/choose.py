@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import get_args
 
 from attngen.diagnostics import counted
 from attngen.plan.arch import DEFAULT_ARCH, Arch
+from attngen.plan.captured_sums import sizes_of_pairs
 from attngen.plan.decisions import WHY_LSE_REST
 from attngen.plan.facts import DETERMINISTIC, SpecFacts, facts_of
 from attngen.plan.memo import remembered
@@ -119,9 +120,12 @@ def parts_of(
     schedule: str | KernelRequest | None,
     wanted: tuple[str, ...],
     deterministic: bool = DETERMINISTIC,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[tuple[str, ...], ...]:
     """The gradients `wanted` in parts that have a program each, for "auto": those of q, k and v by themselves if a preferred
-    schedule computes these alone, as hopper does, then those of captured tensors. Otherwise all are one part."""
+    schedule computes these alone, as hopper does of most specs, then those of captured tensors. Otherwise all are one part.
+    `shapes` are those of the call's arrays: hopper computes the gradient of a tensor that has one element for each pair, and by
+    default each may have."""
     parts = [part for part in (tuple(n for n in wanted if n in QKV), tuple(n for n in wanted if n not in QKV)) if part]
     if len(parts) < 2 or _request(spec, schedule, wanted).schedule != "auto":
         return (wanted,)
@@ -129,7 +133,19 @@ def parts_of(
         AUTOMATIC_BACKWARD.index(automatic(facts_of(replace(spec, kernel=_request(spec, schedule, w)), w, deterministic), arch))
         for w in (wanted, parts[0])
     )
+    if of_first == of_all and shapes:
+        is_one = _fit_pairs(choose(spec, arch, schedule, wanted=wanted, deterministic=deterministic), shapes)
+        return (wanted,) if is_one else tuple(parts)
     return tuple(parts) if of_first < of_all else (wanted,)
+
+
+def _fit_pairs(plan: Plan, shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Whether the captured tensors whose gradients are dS have one element for each pair of a call, by its arrays' shapes."""
+    assert plan.facts.gradient is not None
+    sizes = dict(zip(("batch", "q_heads", "q_len"), shapes["q"], strict=False))
+    sizes |= dict(zip(("batch", "kv_heads", "kv_len"), shapes["k"], strict=False))
+    expected = {n: tuple(sizes.get(s) for s in sizes_of_pairs(plan.facts.gradient.of(n))) for n in plan.written_pairs}
+    return all(tuple(shapes[name]) == wanted for name, wanted in expected.items())
 
 
 def default_arch(schedule: str | None) -> str:

@@ -94,9 +94,12 @@ def _order(spec: str, inputs: Sequence[str], outputs: Sequence[str], wanted: Seq
 
 
 @lru_cache(maxsize=4096)
-def _parts(spec: str, device: Any, wanted: tuple[str, ...], deterministic: bool) -> tuple[tuple[str, ...], ...]:
-    """`wanted` in the parts that have a program each."""
-    parts: tuple[tuple[str, ...], ...] = runtime(spec, device).compiled.gradient_parts(wanted, deterministic)
+def _parts(
+    spec: str, device: Any, wanted: tuple[str, ...], deterministic: bool, shapes: tuple[torch.Size, ...] = ()
+) -> tuple[tuple[str, ...], ...]:
+    """`wanted` in the parts that have a program each, in a call whose inputs have these `shapes`, if they are given."""
+    named = dict(zip(input_names(spec), shapes, strict=False))
+    parts: tuple[tuple[str, ...], ...] = runtime(spec, device).compiled.gradient_parts(wanted, deterministic, named)
     return parts
 
 
@@ -106,7 +109,8 @@ def run(*arguments: Any) -> list[Tensor]:
     wanted, deterministic = tuple(wanted), is_deterministic(deterministic)
     tensors = dout, dlse, out, lse, lse_rest, q, k, v, *inputs
     gradients: dict[str, Tensor] = {}
-    for part in _parts(spec, q.device, wanted, deterministic):
+    shapes = tuple([t.shape for t in (q, k, v, *inputs)]) if inputs else ()
+    for part in _parts(spec, q.device, wanted, deterministic, shapes):
         said = spec, tuple(ints), tuple(floats), part, deterministic
         found = repeated(said, tensors)
         gradients.update(zip(part, first(said, tensors) if found is None else found, strict=True))

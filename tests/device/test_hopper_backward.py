@@ -94,6 +94,45 @@ def test_keys_past_the_end_add_nothing_to_dq_of_rows_of_low_scores() -> None:
     assert not wrong_gradients(compiled(spec, "hopper"), problem, deterministic=False)
 
 
+PAIRS = {
+    "bias": ("s + bias[b, h, q, k]", ("batch", "heads", "q_len", "kv_len")),
+    "turned": ("bias[k, b, q, h] + s", ("kv_len", "batch", "q_len", "heads")),
+}
+
+
+def of_pairs(name: str, head_dim: int, **more: Any) -> AttentionSpec:
+    """A spec that adds a tensor with one element for each pair."""
+    score, dims = PAIRS[name]
+    return attngen.define(**{"dtype": "bf16", "head_dim": head_dim, "score": score, "inputs": {"bias": ("bf16", dims)}} | more)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "head_dim"), [("bias", 64), ("turned", 128)])
+def test_the_gradient_of_a_bias_of_all_pairs_is_ds(name: str, head_dim: int) -> None:
+    """Blocks of keys write it: 16 bytes of a row at once, or elements one by one."""
+    spec, wanted = of_pairs(name, head_dim), (*QKV, "bias")
+    for seed, shape in enumerate((Shape(2, 4, 2, 33, 47), Shape(1, 2, 1, 140, 200))):
+        kernel = compiled(spec, "auto", "sm_90a", seed=seed * 7)
+        assert kernel.gradient_parts(wanted) == (wanted,)
+        assert not wrong_gradients(kernel, shape, wanted, seed=seed, deterministic=False), shape
+
+
+def test_other_gradients_of_a_bias_have_a_program_of_their_own() -> None:
+    """Of a tensor that is broadcast, in a fixed order, of a masked or another score."""
+    kernel, wanted, apart = compiled(of_pairs("bias", 16), "auto", "sm_90a"), (*QKV, "bias"), (QKV, ("bias",))
+    shapes = {"q": (2, 4, 33, 16), "k": (2, 2, 47, 16)}
+    parts = {n: kernel.gradient_parts(wanted, False, {**shapes, "bias": (n, 4, 33, 47)}) for n in (1, 2)}
+    assert parts == {1: apart, 2: (wanted,)}
+    assert kernel.gradient_parts(wanted, deterministic=True) == apart
+    scores = ("0.5 * bias[b, h, q, k] + s", "s / 2.0 + bias[b, h, q, k]")
+    for more in ({"mask": "causal"}, {"inputs": {"bias": ("fp32", PAIRS["bias"][1])}}, *({"score": s} for s in scores)):
+        assert compiled(of_pairs("bias", 16, **more), "auto", "sm_90a").gradient_parts(wanted) == apart, more
+    problem = sample(kernel.spec, Shape(2, 4, 2, 33, 47))
+    problem.inputs["bias"] = problem.inputs["bias"][:1]
+    with pytest.raises(attngen.ArgumentError, match=r"`bias` is \[1, 4, 33, 47\]; .* \[2, 4, 33, 47\]. Use kernel fused"):
+        gradients(compiled(kernel.spec, "hopper"), problem, sample_loss(kernel.spec, problem), wanted, False)
+
+
 def test_short_rows_are_faster_in_order() -> None:
     short = {64: ((None, 64), ("causal", 128)), 128: ((None, 256), ("causal", 512))}
     long = {64: ((None, 128), ("causal", 256)), 128: ((None, 512), ("causal", 1024))}

@@ -99,7 +99,7 @@ def test_gradients_of_captured_tensors_of_every_class(name: str, mode: str) -> N
 
 def test_several_programs_compute_the_gradients_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on GPUs whose fastest schedule has those of q, k and v alone."""
-    in_parts = lambda self, wanted, deterministic: tuple(w for w in (wanted[:3], wanted[3:]) if w)  # noqa: E731
+    in_parts = lambda self, wanted, *others: tuple(w for w in (wanted[:3], wanted[3:]) if w)  # noqa: E731
     monkeypatch.setattr(attngen.api.CompiledAttention, "gradient_parts", in_parts)
     slopes = torch.rand(2).requires_grad_()
     tensors = *(randn(1, 2, n, 8) for n in (7, 9, 9)), slopes

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from attngen.emit import abi, comment_text
 from attngen.emit.constants import ConstantLine
+from attngen.emit.gradient_functions import own_indices
 from attngen.emit.kernel_text import KernelText
-from attngen.emit.program import MULTIPROCESSORS, CeilDiv, Parameter
+from attngen.emit.program import MULTIPROCESSORS, CeilDiv, Parameter, Tensor
 from attngen.emit.variant import Function
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.bounded_scores import LARGE_EXPONENT
@@ -17,6 +19,8 @@ from attngen.schedules.hopper.context import argument_members
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
 from attngen.schedules.hopper_backward.plan import HopperBackwardPlan
 from attngen.schedules.tma import ByTma
+from attngen.spec.dtypes import DTYPES
+from attngen.spec.gradient import gradient_argument
 
 DELTA_THREADS = 256
 WARP_ROWS = 16  # of a warpgroup's 64
@@ -73,7 +77,7 @@ class HopperBackward(ByTma):
     def _dk_dv(self) -> KernelText:
         grid = self.kv_head_grid(CeilDiv("kv_len", self.own.held_keys))
         seen = (("Q", "dO"), self.plan.block_q)
-        parameters = self._parameters(("KV", self.own.held_keys), seen, ("dK", "dV"), *self._dq_sums())
+        parameters = self._parameters(("KV", self.own.held_keys), seen, ("dK", "dV"), *self._dq_sums(), *self._written_pairs())
         return self.kernel("dk_dv", grid, parameters, None, "THREADS, 1", shared=True, at_most=MULTIPROCESSORS)
 
     def _dq(self) -> KernelText:
@@ -94,6 +98,16 @@ class HopperBackward(ByTma):
     def _dq_sums(self) -> list[Parameter]:
         """The sums of dQ that blocks of keys add to, if they do."""
         return [abi.data("dq_sums", "float", writable=True)] if self.own.dq == "additions" else []
+
+    def _written_pairs(self) -> Iterator[Parameter]:
+        """The gradients of captured tensors that are dS of each pair."""
+        for tensor in self._gradients_of_pairs:
+            yield abi.data(tensor.name, DTYPES[tensor.dtype].cuda, writable=True)
+            yield from abi.all_strides(tensor)
+
+    @property
+    def _gradients_of_pairs(self) -> list[Tensor]:
+        return [self.tensors[gradient_argument(name)] for name in self.plan.written_pairs]
 
     def _parameters(
         self, held: tuple[Any, int], seen: tuple[Any, int], results: tuple[str, ...], *more: Parameter
@@ -167,6 +181,10 @@ class HopperBackward(ByTma):
             "dv_factor": "kept_factor(dropped_weights(in))" if kept else "1.0f",
             "offsets": self.lse_rest,
             "rings_differ": self.own.split_products,
+            "written_pairs": [
+                (tensor.name, own_indices(self.gradient.of(name)))
+                for name, tensor in zip(self.plan.written_pairs, self._gradients_of_pairs, strict=True)
+            ],
         }
 
     def products(self) -> list[Wgmma]:
@@ -222,6 +240,7 @@ class HopperBackward(ByTma):
             ConstantLine("KEY_TILES", "BLOCK_KEYS / BLOCK_KV", "of a block of keys"),
             ConstantLine("VALUE_STAGES", own.value_stages, "tiles of values in shared memory"),
             ConstantLine("RELEASES", "128 * CONSUMERS", "of a tile: each thread of a consumer"),
+            ConstantLine("WRITERS", "96", "threads that write dS to global memory: the producer's other warps"),
             *self.slab_constants(ConstantLine("OUTPUT_SLABS", own.output_slabs, "the larger of both")),
             ConstantLine("V_STEPS", v_steps, what),
             ConstantLine("DELTA_THREADS", DELTA_THREADS),

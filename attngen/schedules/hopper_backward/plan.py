@@ -8,6 +8,7 @@ from typing import Literal
 
 from attngen.diagnostics import counted
 from attngen.plan.arch import Arch
+from attngen.plan.captured_sums import is_ds
 from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.plan.decisions import addition_decisions, saved_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
@@ -23,6 +24,7 @@ from attngen.schedules.hopper.needs import SLAB, slabs
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.gradient import QKV
+from attngen.spec.operator import FLOAT_ONE
 
 Dq = Literal["own kernel", "additions", ""]  # the last: it is not wanted
 Registers = tuple[int, int]  # of a producer's and of a consumer's thread
@@ -94,9 +96,20 @@ def dq_of(facts: SpecFacts) -> Dq:
     return "additions" if adds else "own kernel"
 
 
+def written_pairs(facts: SpecFacts) -> tuple[str, ...]:
+    """The captured tensors whose gradient is dS as blocks that add to dQ have it in shared memory: in the type of Q, before any
+    derivative. Without a mask, every element is written."""
+    spec, gradient = facts.spec, facts.gradient
+    assert gradient is not None
+    every = spec.mask is None and spec.kernel.storage == "dense"
+    if dq_of(facts) != "additions" or not every or gradient.ds is not FLOAT_ONE:
+        return ()
+    return tuple(i.name for i in spec.inputs if i.name in facts.wanted and i.dtype is spec.dtype and is_ds(gradient.of(i.name)))
+
+
 def is_faster_in_order(facts: SpecFacts, q_len: int, kv_len: int) -> bool:
     """Whether dQ by a kernel of its own is faster: where rows visit few keys, zeros and conversion cost more than products."""
-    if dq_of(facts) != "additions":
+    if dq_of(facts) != "additions" or written_pairs(facts):  # in order, these take a kernel of their own
         return False
     visited = hopper.visited(facts.bounds, Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1)).mean
     return visited < KEYS_WORTH_ADDING[slabs(facts.spec.head_dim)]
@@ -147,9 +160,9 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
     reason = hopper.why_not(facts, arch)
     if reason:
         return reason
-    captured = [n for n in facts.wanted if n not in QKV]
+    captured = [n for n in facts.wanted if n not in (*QKV, *written_pairs(facts))]
     if captured:
-        return f"it computes no gradients of captured values ({', '.join(captured)})"
+        return f"it computes no gradients of captured values ({', '.join(captured)}) but those that are dS of each pair"
     if ("k" in facts.wanted) != ("v" in facts.wanted):
         return "it computes the gradients of k and v together"
     if operations(facts.gradient.ds) > INLINED_UP_TO:
@@ -307,6 +320,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         buffers(facts, arch, tile.stages),
         own,
         saved=saved_results(facts),
+        written_pairs=written_pairs(facts),
         workspaces=(*(("row_numbers",) if "delta" in own.kernels else ()), *(("dq_sums",) if own.dq == "additions" else ())),
     )
 
@@ -323,6 +337,8 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
     if own.dq == "additions":
         yield from addition_decisions()
         yield Decision("products of dQ", "a tile later", WHY_LATER)
+        for name in written_pairs(facts):
+            yield Decision(f"d_{name}", "dS of each pair", WHY_WRITTEN)
     else:
         yield Decision(
             "deterministic",
@@ -370,5 +386,6 @@ def split_decisions(own: HopperBackwardPlan) -> Iterator[Decision]:
 WHY_TWO = "both compute S and dP, seven products instead of five; one kernel would have to add dQ in global memory"
 WHY_TWO_ANYWAY = "additions to dQ in global memory are for a softmax and head sizes of equally many slabs"
 WHY_LATER = "when both consumers have written their dS long ago: neither waits for the other, and each fills the other's gaps"
+WHY_WRITTEN = "dQ needs dS in shared memory: three warps write it to global memory beside the products"
 WHY_HELD = "operands of S and dP that stay for all tiles; from shared memory, each product would read them again"
 WHY_SWIZZLE = "tiles in slabs of 64 columns, chunks of 16 bytes permuted: neither TMA nor wgmma meets a bank conflict"
