@@ -36,6 +36,7 @@ class Terms:
     tensor: Tensor  # the gradient, from whose sizes an element's place follows
     diagonals: bool  # a term is the sum of a tile's diagonal
     may_be_all: bool  # of pairs, whether an element may have a single one: then its term is the gradient itself
+    are_neighbours: bool  # and that is dS in 16 bits, and neighbouring keys have neighbouring elements
 
     def of(self, *sources: Source) -> tuple[ContributionFunctions[Function], ...]:
         return tuple(c for c in self.reads if c.source in sources)
@@ -187,7 +188,13 @@ class CapturedSums(File):
         reads = tuple(functions.contributions[n] for n in of.reads)
         dense = self.spec.kernel.storage == "dense" and not self.spec.mask  # every pair of the tensor is visited
         may_be_all = of.place == "pairs" and dense and not of.number and len(functions.own) == len(tensor.axes)
-        return Terms(of.name, of.place, reads, functions, tensor, of.diagonals, may_be_all)
+        is_ds = len(reads) == 1 and reads[0].factor is None and self.variant.derivative is None
+        is_last = (
+            functions.own.get("k") == len(tensor.axes) - 1
+            and self.spec.dtype.bytes == 2
+            and tensor.dtype == self.spec.dtype.name
+        )
+        return Terms(of.name, of.place, reads, functions, tensor, of.diagonals, may_be_all, may_be_all and is_ds and is_last)
 
     def _functions(self, captured: str) -> CapturedFunctions[Function]:
         return next(one for one in self.variant.captured_gradients if one.gradient.name == captured)

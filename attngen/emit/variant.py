@@ -120,12 +120,13 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class StagedElement:
-    """A staged element of a key or a row (`plan/captured_staging.py`), as kernels see it."""
+    """A staged element of a key, a row or a pair (`plan/captured_staging.py`), as kernels see it."""
 
     name: str
     ctype: str
     stored: str  # its C type in shared memory
     read: str  # from the captured tensor, of the kernel's own b_idx, h_idx and q_idx or kv_idx
+    tensor: str  # its name in CUDA
     indices: frozenset[str]  # of b_idx and h_idx, those that `read` has
     what: str  # as the language writes it
     in_score: bool
@@ -162,6 +163,7 @@ class Variant:
     by_row: bool  # each row's range of keys is compared with; `mask` is what it does not say
     key_vectors: tuple[StagedElement, ...]
     row_elements: tuple[StagedElement, ...]
+    pair_elements: tuple[StagedElement, ...]
     reads_q: bool  # score or mask would read outside a captured tensor for rows past the last one
     reads_k: bool
     uses_batch: bool  # an expression uses the size `batch`, which kernels need for nothing else
@@ -220,7 +222,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         q_position=_function(printer, positions[0]),
         k_position=_function(printer, positions[1]),
         dropped=dropped_of(spec.dropout.value) if isinstance(spec.dropout, Const) else None,
-        derivative=_function(printer, _derivative(spec, plan)),
+        derivative=_function(printer, _derivative(spec, plan), staged.elements),
         captured_gradients=_captured_gradients(printer, plan),
         kv_range=_functions(printer, kv_range),
         q_range=_functions(printer, q_range) if q_range else None,
@@ -231,6 +233,7 @@ def build_variant(spec: AttentionSpec, plan: Plan) -> Variant:
         by_row=by_row,
         key_vectors=tuple(_staged(printer, e) for e in staged.keys),
         row_elements=tuple(_staged(printer, e) for e in staged.rows),
+        pair_elements=tuple(_staged(printer, e) for e in staged.pairs),
         reads_q=_reads_past(spec, elementwise, "q", staged.elements),
         reads_k=_reads_past(spec, elementwise, "k", staged.elements),
         uses_batch="batch" in names_in(*exprs),
@@ -405,7 +408,10 @@ def _staged(printer: CudaPrinter, element: Element) -> StagedElement:
     (read,) = printer.print(element.gather, share=False).results
     indices = frozenset(LOCALS[n] for n in names_in(element.gather) & {"b", "h"})
     what = expression_to_text(element.gather)
-    return StagedElement(element.name, element_type(element.dtype), element.stored.cuda, read, indices, what, element.in_score)
+    tensor = c_name(element.gather.input)
+    return StagedElement(
+        element.name, element_type(element.dtype), element.stored.cuda, read, tensor, indices, what, element.in_score
+    )
 
 
 def staged_ranges(staged: tuple[Element, ...]) -> dict[str, Range]:

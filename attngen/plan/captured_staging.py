@@ -3,6 +3,8 @@
 key vector    one index is `k`, the others are the same for a whole block (`document[b, k]`, `bias[h, k]`): the elements of a
               tile are staged in shared memory beside its keys
 row element   one index is `q` (`document[b, q]`): a thread reads the elements of its rows once
+pair element  the last index is `k`, others differ from row to row (`bias[b, h, q, k]`): a thread that has two neighbouring
+              keys of a row reads their elements at once
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from attngen.plan.axes import KEYS, ROWS
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import FP32, INT32, DType
-from attngen.spec.expr import Expr, Gather, Name, name, names_in, rewrite, walk
+from attngen.spec.expr import Expr, Gather, Name, inputs_in, name, names_in, rewrite, walk
 
 KEY_BYTES = 16  # staged per key at most, over all vectors: the limit of the registers of the producer's lanes
 ROW_ELEMENTS = 4  # at most: a thread holds each of them for two rows
@@ -47,10 +49,11 @@ class Staged:
 
     keys: tuple[Element, ...] = ()
     rows: tuple[Element, ...] = ()
+    pairs: tuple[Element, ...] = ()
 
     @property
     def elements(self) -> tuple[Element, ...]:
-        return (*self.keys, *self.rows)
+        return (*self.keys, *self.rows, *self.pairs)
 
     @property
     def key_bytes(self) -> int:
@@ -81,6 +84,27 @@ def staged(spec: AttentionSpec) -> Staged:
         if sum(e.stored.bytes for e in (*keys, element)) <= KEY_BYTES:
             keys.append(element)
     return Staged(tuple(keys), tuple(_elements(spec, ROWS.at))[:ROW_ELEMENTS]) if keys else NOTHING
+
+
+def pair_elements(spec: AttentionSpec) -> Staged:
+    """The elements of 16 bits that the score alone reads for each pair, of one input each."""
+    in_mask = set(walk(spec.mask)) if spec.mask is not None else set()
+    found: dict[str, Element] = {}
+    for node in walk(spec.score):
+        if (
+            isinstance(node, Gather)
+            and node not in in_mask
+            and _is_of_pairs(node)
+            and spec.input(node.input).dtype is spec.dtype
+        ):
+            found.setdefault(node.input, Element(f"{node.input}_of_pair", node, spec.dtype, True))
+    return Staged(pairs=tuple(found.values())) if spec.dtype.bytes == 2 else NOTHING
+
+
+def _is_of_pairs(node: Gather) -> bool:
+    """Whether the last index of `node` is `k`, and another one depends on the row, but none on data or on other keys."""
+    others, names = node.args[:-1], names_in(*node.args[:-1])
+    return node.args[-1:] == (KEYS.at,) and "q" in names and not names & {"k", "s"} and not inputs_in(*others)
 
 
 def _elements(spec: AttentionSpec, index: Name) -> Iterator[Element]:

@@ -248,3 +248,17 @@ def test_sums_in_words_are_rounded_once() -> None:
     for value in (np.inf, -np.inf, np.nan):
         problem.v[0, 0, 5, 0] = value
         assert np.array_equal(kernel.backward(dout, *arrays, wanted=("x",), **problem.inputs)["x"][1], value, equal_nan=True)
+
+
+@pytest.mark.parametrize("layout", ["words", "odd row", "odd address", "turned"])
+def test_two_neighbouring_pairs_are_one_word_where_they_are_aligned(layout: str) -> None:
+    """The kernel of rows reads and writes them at once, in full tiles; else one after the other."""
+    inputs = {"x": ("fp16", ("batch", "heads", "q_len", "kv_len"))}
+    spec = attngen.define(dtype="fp16", head_dim=16, score="s + x[b, h, q, k]", inputs=inputs)
+    problem = sample(spec, Shape(1, 2, 1, 129, 137 if layout == "odd row" else 138))
+    x = problem.inputs["x"]
+    room = np.zeros((*x.shape[:-1], x.shape[-1] + 2), x.dtype)
+    places = {"odd address": room[..., 1:-1], "turned": np.zeros(x.shape[::-1], x.dtype).T}
+    problem.inputs["x"] = places.get(layout, x)
+    problem.inputs["x"][...] = x
+    assert not wrong_gradients(compiled(spec, "fused", TENSOR_CORES), problem, ("q", "x"))

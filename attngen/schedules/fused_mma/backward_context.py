@@ -121,7 +121,7 @@ class FusedMmaBackward(Fused, CapturedSums):
             *(self.dlse_parameters() if name == "delta" else []),
             *self.sizes(),
             *([self.heads_in_l2()] if by_query else []),
-            *self.captured(*self._functions_of(name)),
+            *(abi.captured(self.variant) if self.variant.pair_elements else self.captured(*self._functions_of(name))),
         ]
         grid = self.q_block_grid() if by_query else self.kv_head_grid(CeilDiv("kv_len", self.plan.block_kv))
         return self.kernel(name, grid, parameters, threads_name=self.launch_bounds(), shared=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from attngen.diagnostics import counted
 from attngen.plan.arch import Arch
+from attngen.plan.captured_staging import pair_elements
 from attngen.plan.captured_sums import TermSum, term_sums
 from attngen.plan.decisions import delta_decisions, saved_decisions, term_decisions
 from attngen.plan.facts import SpecFacts
@@ -201,6 +202,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         own,
         blocks=blocks_of_an_sm(facts, arch, tile, shared_bytes),
         saved=saved_results(facts),
+        staged=pair_elements(spec),
         term_sums=term_sums(facts, diagonals=True),
         workspaces=tuple(row_workspaces(facts).values()),
     )
