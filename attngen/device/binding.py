@@ -117,12 +117,20 @@ def bind(kernel: Kernel, sizes: Sizes, given: Mapping[str, ArrayView], params: M
 def _allocate(program: Program, tensor: Tensor, sizes: Sizes, given: Mapping[str, ArrayView]) -> ArrayView:
     """An array for an output or a workspace. An output lies in memory as the first input with all of its axes but the last."""
     shape = given[tensor.like].shape if tensor.like else tuple([evaluate(axis.size, sizes) for axis in tensor.axes])
+    if tensor.unless and _is_spared(tensor, given[tensor.unless_of].shape, sizes):
+        shape = (0,) * len(shape)
     heads_inside = False
     if tensor.role == "output" and len(shape) == 4 and not tensor.like:
         alike = [t for t in program.tensors if t.role == "input" and t.axes[:-1] == tensor.axes[:-1]]
         heads_inside = bool(alike) and has_heads_inside(given[alike[0].key].strides)
     first = next(iter(given.values()))
     return empty_like(first, shape, DTYPES[tensor.dtype], tensor.key, heads_inside)
+
+
+def _is_spared(workspace: Tensor, shape: tuple[int, ...], sizes: Sizes) -> bool:
+    """Whether a call does not need `workspace`: an array of this shape has an element for each of the workspace's."""
+    others = {axis.name for axis in workspace.axes} - {*workspace.unless}
+    return shape == tuple([sizes[n] for n in workspace.unless]) and all(sizes[n] == 1 for n in others)
 
 
 Bindable = tuple[Tensor, ArrayView]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from attngen.emit.cuda_text import c_name
 from attngen.emit.program import Axis, Binding, CeilDiv, Extent, OneMore, PackedBlocks, Parameter, Tensor, free
 from attngen.emit.variant import Captured, Variant, range_tensors
-from attngen.plan.captured_sums import WORDS, TermSum, sizes_of_pairs
+from attngen.plan.captured_sums import WORDS, TermSum, sizes_of_own_indices, sizes_of_pairs
 from attngen.plan.plan import Plan
 from attngen.plan.spans import Span
 from attngen.spec.attention import AttentionSpec
@@ -82,7 +82,7 @@ def program_tensors(spec: AttentionSpec, plan: Plan, variant: Variant) -> Iterat
     for name in plan.workspaces:
         yield Tensor(name, "workspace", "fp32", WORKSPACES[name](spec, plan))
     for terms in plan.term_sums:
-        yield _term_workspace(spec, terms)
+        yield _term_workspace(spec, plan, terms)
     if plan.schedule.is_warp_specialized:
         yield NEXT_WORK
     for span in variant.spans:
@@ -131,8 +131,9 @@ def backward_tensors(spec: AttentionSpec, plan: Plan, layout: tuple[int, bool]) 
             yield Tensor(gradient_argument(param.name), "output", "fp32", (), gradient_argument(param.name))
 
 
-def _term_workspace(spec: AttentionSpec, terms: TermSum) -> Tensor:
-    """What the gradients of captured tensors are added up in."""
+def _term_workspace(spec: AttentionSpec, plan: Plan, terms: TermSum) -> Tensor:
+    """What the gradients of captured tensors are added up in. Where each element has a single pair, the term of a pair is the
+    gradient itself, and is written there; every pair is visited if there is no mask."""
     heads = (free("batch"), head_axes(spec)[0])
     match terms.place:
         case "rows":
@@ -140,7 +141,11 @@ def _term_workspace(spec: AttentionSpec, terms: TermSum) -> Tensor:
         case "keys":
             return Tensor(terms.name, "workspace", "fp32", (*heads, free("kv_len")))
         case "pairs":
-            return Tensor(terms.name, "workspace", "fp32", (*heads, free("q_len"), free("kv_len")))
+            assert plan.facts.gradient is not None
+            every = spec.kernel.storage == "dense" and not spec.mask
+            sizes = sizes_of_own_indices(plan.facts.gradient.of(terms.captured)) if every else ()
+            axes = (*heads, free("q_len"), free("kv_len"))
+            return Tensor(terms.name, "workspace", "fp32", axes, unless=sizes, unless_of=terms.captured if sizes else "")
     elements = captured_axes(spec, spec.input(terms.captured).dims)
     return Tensor(terms.name, "workspace", "int64", (*elements, Axis("", WORDS)))
 

@@ -186,8 +186,7 @@ class CapturedSums(File):
         functions = self._functions(of.captured)
         tensor = self.tensors[gradient_argument(of.captured)]
         reads = tuple(functions.contributions[n] for n in of.reads)
-        dense = self.spec.kernel.storage == "dense" and not self.spec.mask  # every pair of the tensor is visited
-        may_be_all = of.place == "pairs" and dense and not of.number and len(functions.own) == len(tensor.axes)
+        may_be_all = bool(self.tensors[of.name].unless)
         is_ds = len(reads) == 1 and reads[0].factor is None and self.variant.derivative is None
         is_last = (
             functions.own.get("k") == len(tensor.axes) - 1

@@ -108,6 +108,7 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
         "unit_stride": tensor.unit_stride,
         "broadcasts": tensor.broadcasts,
         **({"like": tensor.like} if tensor.like else {}),
+        **({"unless": [*tensor.unless], "unless_of": tensor.unless_of} if tensor.unless else {}),
     }
 
 
@@ -115,7 +116,8 @@ def _read_tensor(tensor: Mapping[str, Any]) -> Tensor:
     given = dict(tensor)
     sizes = [_read_extent(size) for size in given.pop("shape")]
     names = given.pop("axes", None) or [size if isinstance(size, str) else "" for size in sizes]
-    return Tensor(**given, axes=tuple(map(Axis, names, sizes)))
+    unless = tuple(given.pop("unless", ()))
+    return Tensor(**given, axes=tuple(map(Axis, names, sizes)), unless=unless)
 
 
 def _component(component: Product) -> Any:

@@ -160,6 +160,8 @@ class Tensor:
     unit_stride: bool = False  # the last dimension must have stride 1
     broadcasts: bool = False  # an array of size 1 along a free axis stands for any size
     like: str = ""  # the argument whose array's shape it has, broadcast or not: a gradient has that of its tensor
+    unless: tuple[str, ...] = ()  # of a workspace: no call needs it whose array `unless_of` has these sizes, all others being 1
+    unless_of: str = ""
 
     @property
     def shape(self) -> tuple[Extent, ...]:

@@ -75,15 +75,22 @@ def _of_one(gradient: CapturedGradient, diagonals: bool) -> list[TermSum]:
 SIZE_OF_INDEX: dict[Expr, str] = dict(zip(INDEX_NAMES.values(), ("batch", "q_heads", "q_len", "kv_len"), strict=True))
 
 
+def sizes_of_own_indices(captured: CapturedGradient) -> tuple[str, ...]:
+    """The sizes of a captured tensor whose indices are b, h, q or k themselves, each at most once, in the same order in all
+    reads; of other tensors none."""
+    (indices, *others) = {read.indices for read in captured.contributions} or {()}
+    are_own = not others and {*indices} <= {*SIZE_OF_INDEX} and len({*indices}) == len(indices)
+    return tuple(SIZE_OF_INDEX[i] for i in indices) if are_own else ()
+
+
 def sizes_of_pairs(captured: CapturedGradient) -> tuple[str, ...]:
-    """The sizes of a captured tensor that has one element for each pair, read with b, h, q and k as its indices; of others
-    none."""
-    indices = [i for read in captured.contributions for i in read.indices]
-    is_of_pairs = len(indices) == len(SIZE_OF_INDEX) and {*indices} == {*SIZE_OF_INDEX}
-    return tuple(SIZE_OF_INDEX[i] for i in indices) if is_of_pairs else ()
+    """The same of a captured tensor that has one element for each pair."""
+    sizes = sizes_of_own_indices(captured)
+    return sizes if len(sizes) == len(SIZE_OF_INDEX) else ()
 
 
 def is_ds(captured: CapturedGradient) -> bool:
     """Whether the gradient of a captured tensor is dS of each pair, if the tensor has one element for each pair."""
-    added = all(read.source == "score" and read.factor is FLOAT_ONE for read in captured.contributions)
-    return added and bool(sizes_of_pairs(captured))
+    (read, *others) = captured.contributions or (None,)
+    is_added = read is not None and not others and read.source == "score" and read.factor is FLOAT_ONE
+    return is_added and bool(sizes_of_pairs(captured))
