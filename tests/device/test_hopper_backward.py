@@ -107,10 +107,12 @@ def of_pairs(name: str, head_dim: int, **more: Any) -> AttentionSpec:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "head_dim"), [("bias", 64), ("turned", 128)])
-def test_the_gradient_of_a_bias_of_all_pairs_is_ds(name: str, head_dim: int) -> None:
-    """Blocks of keys write it: 16 bytes of a row at once, or elements one by one."""
-    spec, wanted = of_pairs(name, head_dim), (*QKV, "bias")
+@pytest.mark.parametrize(
+    ("name", "head_dim", "wanted"), [("bias", 64, (*QKV, "bias")), ("turned", 128, (*QKV, "bias")), ("bias", 128, QKV)]
+)
+def test_the_gradient_of_a_bias_of_all_pairs_is_ds(name: str, head_dim: int, wanted: tuple[str, ...]) -> None:
+    """Blocks of keys read the bias and write its gradient: 16 bytes of a row at once, or elements one by one."""
+    spec = of_pairs(name, head_dim)
     for seed, shape in enumerate((Shape(2, 4, 2, 33, 47), Shape(1, 2, 1, 140, 200))):
         kernel = compiled(spec, "auto", "sm_90a", seed=seed * 7)
         assert kernel.gradient_parts(wanted) == (wanted,)

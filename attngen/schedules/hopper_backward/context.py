@@ -121,7 +121,7 @@ class HopperBackward(ByTma):
             Parameter("next_work", "unsigned*", "data", "next_work"),
             *abi.sizes(self.spec, *self._totals("batch"), "q_heads", "kv_heads", "q_len", "kv_len"),
             self.heads_in_l2(),
-            *self.captured(*self._functions),
+            *(abi.captured(self.variant) if self.variant.pair_elements else self.captured(*self._functions)),
         ]
 
     def _row_sizes(self) -> list[Parameter]:
@@ -150,6 +150,8 @@ class HopperBackward(ByTma):
     def members(self, kernel: KernelText, keys: bool) -> RoleMembers:
         """The members of a kernel's roles; `keys`: whether its blocks hold keys."""
         read = {n for f in self._functions_of_pairs for n in f.arguments}
+        if self.variant.pair_elements:
+            read |= {"b_idx", "h_idx", "q_idx", "kv_idx"}
         if self.variant.dropout is not None:
             read |= {"q_idx", "kv_idx"}
         held, of_held = ("kv_lo", {"kv_idx", "kv_first"}) if keys else ("q_lo", {"q_idx", "q_first"})
@@ -240,7 +242,12 @@ class HopperBackward(ByTma):
             ConstantLine("KEY_TILES", "BLOCK_KEYS / BLOCK_KV", "of a block of keys"),
             ConstantLine("VALUE_STAGES", own.value_stages, "tiles of values in shared memory"),
             ConstantLine("RELEASES", "128 * CONSUMERS", "of a tile: each thread of a consumer"),
-            ConstantLine("WRITERS", "96", "threads that write dS to global memory: the producer's other warps"),
+            ConstantLine("WRITERS", "64", "threads that write dS to global memory: two warps that the producer does not need"),
+            ConstantLine(
+                "FOLLOWERS",
+                32 * bool(self.plan.staged.pairs) + 64 * bool(self.plan.written_pairs),
+                "threads of its warpgroup that need to know the tiles",
+            ),
             *self.slab_constants(ConstantLine("OUTPUT_SLABS", own.output_slabs, "the larger of both")),
             ConstantLine("V_STEPS", v_steps, what),
             ConstantLine("DELTA_THREADS", DELTA_THREADS),

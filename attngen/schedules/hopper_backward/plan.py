@@ -8,6 +8,7 @@ from typing import Literal
 
 from attngen.diagnostics import counted
 from attngen.plan.arch import Arch
+from attngen.plan.captured_staging import NOTHING, Staged, pair_elements
 from attngen.plan.captured_sums import is_ds
 from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.plan.decisions import addition_decisions, saved_decisions, wanted_decision
@@ -105,6 +106,15 @@ def written_pairs(facts: SpecFacts) -> tuple[str, ...]:
     if dq_of(facts) != "additions" or not every or gradient.ds is not FLOAT_ONE:
         return ()
     return tuple(i.name for i in spec.inputs if i.name in facts.wanted and i.dtype is spec.dtype and is_ds(gradient.of(i.name)))
+
+
+def staged(facts: SpecFacts) -> Staged:
+    """The element of each pair of a tile that blocks of keys find in shared memory: of one tensor, for which there is room."""
+    return (
+        Staged(pairs=pair_elements(facts.spec).pairs[:1])
+        if dq_of(facts) == "additions" and facts.spec.kernel.storage == "dense"
+        else NOTHING
+    )
 
 
 def is_faster_in_order(facts: SpecFacts, q_len: int, kv_len: int) -> bool:
@@ -257,11 +267,12 @@ def buffers_of_both(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
         tiles_of(spec, "VISITED_QK", (stages, d, rows), f"{stages} tiles of Q, or of keys"),
         tiles_of(spec, "VISITED_V", (stages, dv, rows), f"{stages} tiles of dO, or of values"),
         *([tiles_of(spec, "DS", (stages, CONSUMERS, rows), f"dS of {stages} tiles")] if adds else []),
+        *(tiles_of(spec, "PAIRS", (CONSUMERS, rows), f"{e.gather.input} of a tile") for e in staged(facts).pairs),
         tiles_of(
             spec, "OUT", (4 * CONSUMERS, max(d, dv), 16), "rows of a gradient of each warp, on their way to global memory", None
         ),
         *([numbers] if {"delta", "dk_dv"} <= {*kernels_of(facts)} else []),
-        *words(stages, 4 + (5 if adds else 3) * stages, VISIT_WORDS + adds),
+        *words(stages, 4 + (5 if adds else 3) * stages + 2 * len(staged(facts).pairs), VISIT_WORDS + adds),
     )
 
 
@@ -321,6 +332,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         own,
         saved=saved_results(facts),
         written_pairs=written_pairs(facts),
+        staged=staged(facts),
         workspaces=(*(("row_numbers",) if "delta" in own.kernels else ()), *(("dq_sums",) if own.dq == "additions" else ())),
     )
 
@@ -337,6 +349,8 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
     if own.dq == "additions":
         yield from addition_decisions()
         yield Decision("products of dQ", "a tile later", WHY_LATER)
+        for element in staged(facts).pairs:
+            yield Decision(f"{element.gather.input}", "in shared memory", WHY_STAGED)
         for name in written_pairs(facts):
             yield Decision(f"d_{name}", "dS of each pair", WHY_WRITTEN)
     else:
@@ -386,6 +400,7 @@ def split_decisions(own: HopperBackwardPlan) -> Iterator[Decision]:
 WHY_TWO = "both compute S and dP, seven products instead of five; one kernel would have to add dQ in global memory"
 WHY_TWO_ANYWAY = "additions to dQ in global memory are for a softmax and head sizes of equally many slabs"
 WHY_LATER = "when both consumers have written their dS long ago: neither waits for the other, and each fills the other's gaps"
-WHY_WRITTEN = "dQ needs dS in shared memory: three warps write it to global memory beside the products"
+WHY_STAGED = "a warp copies those of a tile ahead, if rows begin at multiples of 16 bytes; else each pair reads its own"
+WHY_WRITTEN = "dQ needs dS in shared memory: two warps write it to global memory beside the products"
 WHY_HELD = "operands of S and dP that stay for all tiles; from shared memory, each product would read them again"
 WHY_SWIZZLE = "tiles in slabs of 64 columns, chunks of 16 bytes permuted: neither TMA nor wgmma meets a bank conflict"
