@@ -6,6 +6,7 @@ from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
 from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, TILES, Bar, Timeline
 from attngen.spec.attention import AttentionSpec
+from attngen.spec.gradient import gradient_argument
 
 
 def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
@@ -15,6 +16,15 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     def role(name: str, who: str, moved: str, start: str, tiles: Loop) -> Loop:
         return Loop(f"{name}: work tiles", "from a counter", who, moved, start, (tiles,))
 
+    def follower(who: str, moved: str) -> Loop:
+        tiles = Loop("tiles", visited, who, moved, "for (; !is_end; q.advance()) {")
+        return role("followers", who, moved, "void visit_tiles(const Tile& tile) {", tiles)
+
+    followers = (
+        *(follower("one warp", f"{e.gather.input}: global to shared by cp.async") for e in plan.staged.pairs),
+        *(follower("two warps", f"dS: shared to global, {gradient_argument(n)}") for n in plan.written_pairs),
+    )
+
     def of(held: str, seen: str, sums: str, products: dict[str, str]) -> Loop:
         copied = Loop("tiles", visited, stages, f"{seen}: global to shared by TMA", "for (bool first = true;; first = false) {")
         inner = tuple(Loop(p, "64 x 64 pairs", "warpgroup", "S, dP: registers", line) for p, line in products.items())
@@ -22,7 +32,7 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         producer = role("producer", "one warp", f"{held}: global to shared by TMA", "while (next < work_tiles())", copied)
         stored = f"{sums}: registers to shared to global"
         consumers = role("consumers", f"{plan.own.consumers} warpgroups", stored, "void compute() {", multiplied)
-        return kernel("one for each SM", producer, consumers)
+        return kernel("one for each SM", producer, consumers, *(followers if held == "K, V" else ()))
 
     adds = plan.own.dq == "additions"
     of_one = {f"S^T, dP^T; dV += P^T dO, dK += dS^T Q{', dQ = dS K of the tile before' * adds}": "void step("}
