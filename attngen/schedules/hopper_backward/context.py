@@ -17,7 +17,7 @@ from attngen.plan.bounded_scores import LARGE_EXPONENT
 from attngen.schedules.fused import LARGE
 from attngen.schedules.hopper.context import argument_members
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
-from attngen.schedules.hopper_backward.plan import HopperBackwardPlan
+from attngen.schedules.hopper_backward.plan import HopperBackwardPlan, pair_slots
 from attngen.schedules.tma import ByTma
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import gradient_argument
@@ -182,7 +182,7 @@ class HopperBackward(ByTma):
             "query_equations": [*pair, "dQ = softmax_scale * sum of dS K"],
             "dv_factor": "kept_factor(dropped_weights(in))" if kept else "1.0f",
             "offsets": self.lse_rest,
-            "rings_differ": self.own.split_products,
+            "rings_differ": self.own.split_products or bool(self.plan.staged.pairs),
             "written_pairs": [
                 (tensor.name, own_indices(self.gradient.of(name)))
                 for name, tensor in zip(self.plan.written_pairs, self._gradients_of_pairs, strict=True)
@@ -242,6 +242,7 @@ class HopperBackward(ByTma):
             ConstantLine("KEY_TILES", "BLOCK_KEYS / BLOCK_KV", "of a block of keys"),
             ConstantLine("VALUE_STAGES", own.value_stages, "tiles of values in shared memory"),
             ConstantLine("RELEASES", "128 * CONSUMERS", "of a tile: each thread of a consumer"),
+            ConstantLine("PAIR_SLOTS", pair_slots(self.facts), "tiles of elements of pairs in shared memory"),
             ConstantLine("WRITERS", "64", "threads that write dS to global memory: two warps that the producer does not need"),
             ConstantLine(
                 "FOLLOWERS",

@@ -117,6 +117,12 @@ def staged(facts: SpecFacts) -> Staged:
     )
 
 
+def pair_slots(facts: SpecFacts) -> int:
+    """The tiles of these elements: consumers that do not wait for each other need two, if tiles have 64 rows: others leave no
+    room."""
+    return len(staged(facts).pairs) * (2 if rows_of(facts) == WARPGROUP_ROWS else 1)
+
+
 def is_faster_in_order(facts: SpecFacts, q_len: int, kv_len: int) -> bool:
     """Whether dQ by a kernel of its own is faster: where rows visit few keys, zeros and conversion cost more than products."""
     if dq_of(facts) != "additions" or written_pairs(facts):  # in order, these take a kernel of their own
@@ -267,12 +273,15 @@ def buffers_of_both(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
         tiles_of(spec, "VISITED_QK", (stages, d, rows), f"{stages} tiles of Q, or of keys"),
         tiles_of(spec, "VISITED_V", (stages, dv, rows), f"{stages} tiles of dO, or of values"),
         *([tiles_of(spec, "DS", (stages, CONSUMERS, rows), f"dS of {stages} tiles")] if adds else []),
-        *(tiles_of(spec, "PAIRS", (CONSUMERS, rows), f"{e.gather.input} of a tile") for e in staged(facts).pairs),
+        *(
+            tiles_of(spec, "PAIRS", (pair_slots(facts), CONSUMERS, rows), f"{e.gather.input} of a tile")
+            for e in staged(facts).pairs
+        ),
         tiles_of(
             spec, "OUT", (4 * CONSUMERS, max(d, dv), 16), "rows of a gradient of each warp, on their way to global memory", None
         ),
         *([numbers] if {"delta", "dk_dv"} <= {*kernels_of(facts)} else []),
-        *words(stages, 4 + (5 if adds else 3) * stages + 2 * len(staged(facts).pairs), VISIT_WORDS + adds),
+        *words(stages, 4 + (5 if adds else 3) * stages + 2 * pair_slots(facts), VISIT_WORDS + adds),
     )
 
 
