@@ -948,8 +948,10 @@ struct Consumer : Block {
                 else exponent *= EXPONENT_SCALE;
                 float weight = fast_exp2(exponent - of_row.lse2[row]);
                 float slope = weight;
-                if constexpr (PARTIAL)
-                    if (q_lo + row >= q_len || !mask(q_idx, kv_idx)) weight = slope = 0.0f;
+                if constexpr (PARTIAL) {
+                    const bool allowed = mask(q_idx, kv_idx);
+                    if (q_lo + row >= q_len || !allowed) weight = slope = 0.0f;
+                }
                 weights[i - first] = weight;
                 frag.S[i] = slope;
             }
@@ -1344,8 +1346,10 @@ struct Consumer : Block {
             else exponent *= EXPONENT_SCALE;
             float weight = fast_exp2(exponent - row_lse2[row_in_pair(i)]);
             float slope = weight;
-            if constexpr (PARTIAL)
-                if (kv_lo + key >= kv_len || !mask(q_idx, kv_idx)) weight = slope = 0.0f;
+            if constexpr (PARTIAL) {
+                const bool allowed = mask(q_idx, kv_idx);
+                if (kv_lo + key >= kv_len || !allowed) weight = slope = 0.0f;
+            }
             frag.S[i] = slope;
         }
         const auto gradient = [&](int i) {

@@ -12,6 +12,7 @@ import pytest
 import attngen
 from attngen.device.cuda.compiler import compile_text, disassemble
 from attngen.device.emulated import EmulationError
+from attngen.emit.emitter import emit
 from attngen.plan import ARCHES
 from attngen.plan.captured_staging import KEY_BYTES
 from attngen.reference.problems import Shape, sample
@@ -135,3 +136,12 @@ def test_consumers_read_no_key_from_global_memory(name: str, head_dim: int) -> N
     staged = choose(spec, ARCHES["sm_90a"], "hopper").staged
     assert loads <= 4 * len(staged.rows)  # of two rows, in two places
     assert pairs >= 30 * len(staged.keys)  # of 64 keys in a lane's two tiles: a pair may be two loads
+
+
+@pytest.mark.long
+def test_the_backward_reads_the_element_of_a_key_once_for_all_rows_of_a_tile() -> None:
+    spec = attngen.define(dtype="bf16", head_dim=64, **DESCRIBED["padding"])
+    plan = choose(spec, ARCHES["sm_90a"], "hopper", direction="backward")
+    kernel = compile_text(emit(spec, plan), "ptx").code.decode().partition("_dk_dv(")[2].partition(".entry")[0]
+    # in each of four forms of a step by the two keys of a thread, whose 64 pairs would read one each; some by the producer
+    assert 8 <= kernel.count("ld.global.nc.u8") < 64
