@@ -22,6 +22,14 @@ def test_plain_says_mean_and_least() -> None:
     assert text.endswith("Measured: geometric mean 1.200, least 1.000 (slow).")
 
 
+def test_grouped_heads_have_the_goals_of_plain_ones() -> None:
+    grouped = importlib.import_module("backward_parts.grouped")
+    mean, each = grouped.marks([row("fast", 1.44, "torch cuDNN"), row("slow", 1.0, "torch cuDNN")])
+    assert (mean.goal, round(mean.measured, 3), mean.is_met) == (1.25, 1.2, False)
+    assert (each.measured, each.at) == (1.0, "slow")
+    assert {cell.title for cell in grouped.CELLS} >= {"bf16 D128 causal B1 H32 over 8 S4096"}
+
+
 def test_portable_kernels_have_a_peer_by_element_type() -> None:
     portable = importlib.import_module("backward_parts.portable")
     text = portable.table([row("bf16", 1.5, "torch flash"), row("fp32", 1.2, "torch efficient")])
