@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -136,31 +136,23 @@ def four_dimensions(mask: Tensor) -> Tensor:
 
 
 def without_broadcasts(mask: Tensor, kv_len: int) -> tuple[Tensor, str]:
-    """A mask of four dimensions without those along which it is the same, and the axes that are left (`mask_axes`)."""
-    mask = _unexpanded(mask)
-    axes = mask_axes([_holds(size == 1) for size in mask.shape], _holds(kv_len == 1))
+    """A mask of four dimensions without those along which it is the same, and the axes that are left (`mask_axes`).
+
+    Dimensions that `expand` made are such, unless each of their elements has a gradient, or a trace may be called with other
+    strides, which only torch.compile checks. A size that a trace does not know is taken not to be 1.
+    """
+    is_compiling = torch.compiler.is_compiling()
+    holds: Callable[[Any], bool] = bool
+    if is_compiling or isinstance(mask.numel(), torch.SymInt):
+        holds = torch.fx.experimental.symbolic_shapes.guard_or_false
+    if not (mask.requires_grad or (torch.compiler.is_exporting() if is_compiling else is_observed())):
+        for at, (size, stride) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
+            if holds(stride == 0) and holds(size > 1):
+                mask = mask.narrow(at, 0, 1)
+    axes = mask_axes([holds(size == 1) for size in mask.shape], holds(kv_len == 1))
     if axes != ALL_AXES:
         mask = mask.squeeze([at for at, axis in enumerate(ALL_AXES) if axis not in axes])
     return mask, axes
-
-
-def _unexpanded(mask: Tensor) -> Tensor:
-    """`mask` with size 1 along dimensions that `expand` made. Not if each of their elements has a gradient, nor in a trace that
-    may be called with other strides, which only torch.compile checks."""
-    is_traced = torch.compiler.is_exporting() if torch.compiler.is_compiling() else is_observed()
-    if mask.requires_grad or is_traced:
-        return mask
-    for at, stride in enumerate(mask.stride()):
-        if _holds(stride == 0) and _holds(mask.shape[at] > 1):
-            mask = mask.narrow(at, 0, 1)
-    return mask
-
-
-def _holds(condition: Any) -> bool:
-    """Whether a condition on sizes holds; one that a trace with symbols cannot decide is taken not to."""
-    if torch.compiler.is_compiling() or isinstance(condition, torch.SymBool):
-        return bool(torch.fx.experimental.symbolic_shapes.guard_or_false(condition))
-    return bool(condition)
 
 
 def as_tensor(array: Any) -> Tensor:

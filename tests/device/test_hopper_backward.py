@@ -33,6 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "causal": {"mask": "causal"},
     "window": {"mask": "causal and window(40)"},  # blocks of keys with an end of rows
     "documents": {"mask": "causal and same_document(ids)", "inputs": DOCUMENTS},  # tiles that the producer classifies
+    "padding": {"mask": "keep[b, k]", "inputs": {"keep": ("bool", ("batch", "kv_len"))}},  # the same for all rows
     "some heads": {"mask": "causal and h % 2 == 0"},  # heads without a tile, in a group too
     "far": {"mask": "k + 150 <= q"},  # blocks without a tile, rows without keys
     "softcap": {"mask": "causal", "score": "softcap(5.0)"},  # a derivative
