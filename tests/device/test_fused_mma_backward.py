@@ -28,7 +28,7 @@ from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import from_storage, round_to_storage
 from attngen.spec.gradient import QKV, differentiable, gradient_argument
 from tests import tiers
-from tests.harness import compiled, gradients, shipped, wrong_gradients
+from tests.harness import compiled, gradients, shipped, spills, wrong_gradients
 from tests.left_out import first_finding, removable, unnoticed
 
 LENGTHS = (Shape(1, 1, 1, 33, 200), Shape(2, 4, 2, 65, 130), Shape(1, 2, 2, 300, 40))
@@ -281,7 +281,7 @@ def test_nothing_is_spilled(dtype: str, head_dim: int, dq: str, arch: str) -> No
     plan = choose(spec, ARCHES[arch], "fused", direction="backward", deterministic=dq == "own kernel")
     assert (plan.schedule.name, plan.own.dq) == ("fused_mma_backward", dq)
     for entry in compile_text(emit(spec, plan)).resources():
-        assert entry.spill_store_bytes == entry.spill_load_bytes == 0, entry
+        assert not spills(entry)
 
 
 @pytest.mark.parametrize("wanted", [("q",), ("v",), ("k",), ("k", "v"), QKV])

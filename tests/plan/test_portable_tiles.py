@@ -15,7 +15,7 @@ from attngen.plan.plan import Plan
 from attngen.schedules import choose
 from attngen.spec.attention import AttentionSpec
 from tests import tiers
-from tests.harness import SPECS, shipped
+from tests.harness import SPECS, shipped, spills
 
 Described = dict[str, Any]  # keywords of `define`
 H200 = ARCHES["sm_90a"]
@@ -68,7 +68,7 @@ def test_so_do_those_with_lse_and_spill_nothing(documents: Described, more: Desc
     plan = choose(spec, ARCHES[arch], "fused")
     assert plan.block_q == 128
     found = compile_text(emit(spec, plan)).resources()
-    assert [(r.spill_store_bytes, r.stack_bytes) for r in found] == [(0, 0)] * len(found)
+    assert not any(map(spills, found)), found
 
 
 WITH_SINKS = {"sink": "z[h]", "inputs": {**DOCUMENTS["inputs"], "z": ("fp32", ("heads",))}}
@@ -81,7 +81,7 @@ def test_documents_of_plans_that_need_more_registers_do_not(more: Described) -> 
     spec = define(dtype="bf16", head_dim=128, **{**DOCUMENTS, **more})
     assert fused(spec).block_q == 64
     found = compile_text(emit(spec, fused(spec))).resources()
-    assert [(r.spill_store_bytes, r.stack_bytes) for r in found] == [(0, 0)] * len(found)
+    assert not any(map(spills, found)), found
 
 
 @pytest.mark.long
@@ -96,7 +96,7 @@ def test_documents_of_plans_that_need_more_registers_do_not(more: Described) -> 
 def test_scores_of_masks_that_are_classified_stay_in_registers(mask: str, params: dict[str, int], head_dim: int) -> None:
     spec = define(dtype="bf16", head_dim=head_dim, mask=mask, params=params)
     for found in compile_text(emit(spec, fused(spec))).resources():
-        assert (found.spill_store_bytes, found.stack_bytes) == (0, 0), found
+        assert not spills(found)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -112,7 +112,7 @@ def test_documents_with_lengths_have_the_tiles_of_documents() -> None:
     spec = define(dtype="bf16", head_dim=128, **padded)
     assert fused(spec).block_q == 128
     found = compile_text(emit(spec, fused(spec))).resources()
-    assert [r.spill_store_bytes for r in found] == [0] * len(found)
+    assert not any(map(spills, found)), found
 
 
 def test_a_mask_of_keys_alone_keeps_its_64_rows() -> None:
@@ -134,7 +134,7 @@ def test_default_plans_of_head_sizes_64_and_128_spill_nothing(name: str, dtype: 
     made = compile_text(emit(spec, choose(spec, ARCHES[arch], "fused")))
     assert "never referenced" not in made.log, made.log
     for found in made.resources():
-        assert (found.spill_store_bytes, found.stack_bytes) == (0, 0), found
+        assert not spills(found)
 
 
 def test_q_stays_in_registers_where_it_fits_beside_what_a_thread_reads() -> None:
