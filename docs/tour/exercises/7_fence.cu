@@ -555,12 +555,10 @@ struct Producer : Block {
     // One thread: takes work tiles until none is left; copies the queries and keys of each
     __device__ __forceinline__ void load_queries_and_keys() {
         const int works = work_tiles();
-        int next = blockIdx.x;
-        while (next < works) {
+        for (int next = blockIdx.x; next < works; next = next_work_tile(works)) {
             const WorkTile at = work_tile_of(next, works, q_heads, q_len, heads_in_l2);
             const int q_block = at.q_block, h_idx = at.h_idx, b_idx = at.b_idx;
             const HeadRows keys = {k_map, h_idx / (q_heads / kv_heads), b_idx};
-            next = gridDim.x + atomicInc(next_work, works - 1);  // wraps to 0 after the last one
             const TileRange tiles = tiles_of(q_block);
             publish(q_block, h_idx, b_idx);
             for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) load_key_tile(tile, keys);
@@ -569,6 +567,11 @@ struct Producer : Block {
         work.acquire();
         work.write(END, 0, 0);
         work.publish();
+    }
+
+    // The next work tile by the counter, taken when all tiles of the last one have been copied
+    __device__ __forceinline__ int next_work_tile(int works) const {
+        return gridDim.x + atomicInc(next_work, works - 1);  // wraps to 0 after the last one
     }
 
     // Publishes a work tile to all roles, and copies its rows of Q
