@@ -19,13 +19,17 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     copied = Loop("keys", visited, stages, moved, "load_key_tile(tile")
     multiplied = Loop("keys", own, stages, "K, V: shared", "step<false>()", products)
 
-    def role(name: str, who: str, moved: str, condition: str, keys: Loop) -> Loop:
-        return Loop(f"{name}: work tiles", "from a counter", who, moved, f"while ({condition})", (keys,))
+    def role(name: str, who: str, moved: str, line: str, keys: Loop) -> Loop:
+        return Loop(f"{name}: work tiles", "from a counter", who, moved, line, (keys,))
 
     rows = f"Q: {plan.block_q} rows, global to shared by TMA"
     warpgroups, stored = f"{plan.own.consumers} warpgroups", "O: 64 rows a warpgroup, registers to shared to global"
-    producer = role("producer", "one warp", rows, "next < works", copied)
-    return {"hopper": kernel("one for each SM", producer, role("consumers", warpgroups, stored, "q_block != END", multiplied))}
+    producer = role("producer", "one warp", rows, "for (int next = blockIdx.x; next < works;", copied)
+    return {
+        "hopper": kernel(
+            "one for each SM", producer, role("consumers", warpgroups, stored, "while (q_block != END)", multiplied)
+        )
+    }
 
 
 def timeline(plan: Plan, weights: str) -> Timeline:
