@@ -104,17 +104,7 @@ def as_read(found: Emulated | OnGpu, q: Tensor, k: Tensor, v: Tensor) -> tuple[T
     return q, k, v
 
 
-def fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spec: str,
-    inputs: Tensors = None,
-    ints: Ints = None,
-    floats: Floats = None,
-    deterministic: bool | None = None,
-    copies: bool = False,
-) -> Pair:
+def fake(q: Tensor, k: Tensor, v: Tensor, spec: str, inputs: Tensors = None, *_: Any, **__: Any) -> Pair:
     """Shapes and strides alone."""
     tensors = (q, k, v, *(inputs or ()))
     refuse_tangents(spec, tensors)

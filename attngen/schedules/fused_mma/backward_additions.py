@@ -15,7 +15,7 @@ from attngen.plan.decisions import addition_decisions, delta_decisions, saved_de
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule
-from attngen.plan.saved import delta_of, saved_results
+from attngen.plan.saved import saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import Cost, fitting, pick_tile, planned, tile_decision
@@ -28,6 +28,7 @@ from attngen.schedules.fused_mma.backward_needs import (
     classifies,
     first_decisions,
     last_decisions,
+    own_plan,
     values_of_rows,
     widths,
 )
@@ -161,20 +162,9 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch, fitting_tiles: tup
     """The preferred tile that fits, of those that a KernelRequest allows; see the decisions for its reasons."""
     spec = facts.spec
     tile = pick_tile(spec, arch, fitting_tiles, fitting_tiles, lambda t: cost(facts, t))
-    qk, v = widths_of(spec, tile)
-    own = FusedMmaBackwardPlan(
-        kernels=KERNELS,
-        part=part_of(facts, arch, tile),
-        split=operands(spec).split,
-        idle_copiers=any(32 * tile.warps % (width // chunk(spec)) for width in (qk, v)),
-        chunk=chunk(spec),
-        qk_width=qk,
-        v_width=v,
-        dq="additions",
-        delta=delta_of(facts),
-        shares=shares(tile),
-        dq_part=dq_part(spec, tile, 4 if arch.has(Feature.RED_V4) else 1),
-    )
+    added = dq_part(spec, tile, 4 if arch.has(Feature.RED_V4) else 1)
+    part, both = part_of(facts, arch, tile), widths_of(spec, tile)
+    own = own_plan(facts, tile, KERNELS, part, both, "additions", shares=shares(tile), dq_part=added)
     blocks = blocks_of_an_sm(facts, arch, tile, shared_bytes)
     return planned(
         schedule,

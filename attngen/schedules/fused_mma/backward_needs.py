@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from attngen.plan.arch import Arch
 from attngen.plan.captured_sums import TermSum, term_sums
@@ -16,7 +16,7 @@ from attngen.plan.saved import Delta, delta_of, row_values
 from attngen.plan.shared_memory import SharedBuffer
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import STATED
-from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, WHY_IDLE, WHY_PAD, Split, operands
+from attngen.schedules.fused_mma.needs import MMA_ROWS, RESERVED, WHY_IDLE, WHY_PAD, Split, chunk, operands
 from attngen.spec.attention import AttentionSpec
 
 OF_KEYS = ("dk_dv", "dk", "dv")  # the kernels that own keys; the first has dS
@@ -48,9 +48,7 @@ class FusedMmaBackwardPlan:
     v_width: int
     dq: Dq  # who adds up dQ
     delta: Delta
-    shares: int = (
-        1  # warps that have the same keys: each has the pairs of its share of a tile's rows, and its share of the columns
-    )
+    shares: int = 1  # warps that have the same keys: each has its share of a tile's rows, for the pairs, and of the columns
     dq_part: DqPart | None = None  # additions only
 
     def dq_sums(self, plan: Plan) -> tuple[int, ...]:
@@ -58,6 +56,15 @@ class FusedMmaBackwardPlan:
         assert self.dq_part is not None
         registers = plan.block_q * self.qk_width // plan.threads
         return registers // self.dq_part.added, plan.threads, self.dq_part.added
+
+
+def own_plan(
+    facts: SpecFacts, tile: Tile, kernels: tuple[str, ...], part: int, widths: tuple[int, int], dq: Dq, **more: Any
+) -> FusedMmaBackwardPlan:
+    copied, threads = chunk(facts.spec), 32 * tile.warps
+    idle = any(threads % (width // copied) for width in widths)
+    split, delta = operands(facts.spec).split, delta_of(facts)
+    return FusedMmaBackwardPlan(kernels, part, split, idle, copied, *widths, dq, delta, **more)
 
 
 def widths(spec: AttentionSpec) -> tuple[int, int]:

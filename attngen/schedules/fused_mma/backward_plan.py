@@ -30,6 +30,7 @@ from attngen.schedules.fused_mma.backward_needs import (
     first_decisions,
     kernels_of,
     last_decisions,
+    own_plan,
     terms_of,
     values_of_rows,
     widths,
@@ -180,18 +181,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     tile = pick_tile(spec, arch, fitting_tiles, fitting_tiles, lambda t: cost(facts, t, apart=True))
     apart = apart_by_registers(facts, tile)
     kernels = kernels_of(facts, apart)
-    qk, v = widths(spec)
-    own = FusedMmaBackwardPlan(
-        kernels=kernels,
-        part=part_of(facts, tile, apart),
-        split=operands(spec).split,
-        idle_copiers=any(32 * tile.warps % (width // chunk(spec)) for width in (qk, v)),
-        chunk=chunk(spec),
-        qk_width=qk,
-        v_width=v,
-        dq="own kernel" if "dq" in kernels else "",
-        delta=delta_of(facts),
-    )
+    own = own_plan(facts, tile, kernels, part_of(facts, tile, apart), widths(spec), "own kernel" if "dq" in kernels else "")
     return planned(
         schedule,
         facts,
