@@ -20,6 +20,7 @@ from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
 from attngen.schedules.hopper_backward.plan import HopperBackwardPlan, pair_slots
 from attngen.schedules.tma import ByTma
 from attngen.spec.dtypes import DTYPES
+from attngen.spec.expr import inputs_in
 from attngen.spec.gradient import gradient_argument
 
 DELTA_THREADS = 256
@@ -182,6 +183,7 @@ class HopperBackward(ByTma):
             "query_equations": [*pair, "dQ = softmax_scale * sum of dS K"],
             "dv_factor": "kept_factor(dropped_weights(in))" if kept else "1.0f",
             "offsets": self.lse_rest,
+            "mask_reads": self.spec.mask is not None and bool(inputs_in(self.spec.mask)),  # elements of captured tensors
             "rings_differ": self.own.split_products or bool(self.plan.staged.pairs),
             "written_pairs": [
                 (tensor.name, own_indices(self.gradient.of(name)))
