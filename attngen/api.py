@@ -17,7 +17,7 @@ from attngen.device.protocol import Device
 from attngen.device.select import device_by_name, emulated_by_name, warn_emulated
 from attngen.device.tuning_cache import found_for
 from attngen.emit.emitter import emit
-from attngen.plan import Plan, Problem, find_arch
+from attngen.plan import Plan, find_arch
 from attngen.plan.arch import Arch
 from attngen.plan.facts import DETERMINISTIC
 from attngen.schedules import choose, default_arch, parts_of, plans_for
@@ -45,9 +45,7 @@ class CompiledAttention(Compiled):
 
     captures: Mapping[str, Any] = field(default_factory=dict)
     on_tensors: TensorFunction | None = field(default=None, repr=False, compare=False)
-    by_sizes: bool = field(default=False, repr=False, compare=False)  # whether the plan depends on the sizes of a call
     by_default: bool = field(default=False, repr=False, compare=False)  # on the emulated device, as there is no GPU
-    schedule: str | None = field(default=None, repr=False, compare=False)  # that the caller named in place of the spec's
     # device and architecture as the caller named them; None if the device was no name
     place: tuple[str, str | None] | None = field(default=None, repr=False, compare=False)
     _backwards: dict[Any, CompiledBackward] = field(default_factory=dict, repr=False, compare=False)
@@ -229,19 +227,6 @@ class CompiledAttention(Compiled):
         bound = self.bind(arrays, params)
         bound.run(stream)
         return bound.outputs
-
-    def _chosen(self, sizes: Mapping[str, int]) -> CompiledAttention:
-        if not self.by_sizes:
-            return self
-        problem = Problem(sizes["batch"] * sizes["q_heads"], sizes["q_len"], sizes["kv_len"], self.device.multiprocessors)
-        saves = self.plan.saves_lse or self.plan.saves_lse_rest
-        plan = choose(self.spec, self.plan.arch, self.schedule, problem, saves)
-        key = (plan.keyword, plan.block_q, plan.block_kv)
-        if key == (self.plan.keyword, self.plan.block_q, self.plan.block_kv):
-            return self
-        if key not in self._others:
-            self._others[key] = self._with(plan)
-        return self._others[key]
 
     def _with(self, plan: Plan) -> CompiledAttention:
         return replace(Compiled._with(self, plan), captures=self.captures)

@@ -19,6 +19,7 @@ from attngen.plan.arch import Arch
 from attngen.plan.facts import DETERMINISTIC, SpecFacts
 from attngen.plan.plan import Schedule
 from attngen.schedules import choose
+from attngen.schedules.choose import choice_of
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import gradient_argument
@@ -69,7 +70,8 @@ def compile_backward(
     """
     plan = choose(spec, arch, schedule, direction="backward", wanted=wanted, deterministic=deterministic)
     tuned = found_for(spec, plan) if device.name.startswith("cuda") else {}
-    return CompiledBackward(spec, plan, DeferredKernel(device, emit(spec, plan)), device, tuned)
+    by_sizes = choice_of(spec, arch, schedule, plan.wanted, deterministic).depends_on_lengths
+    return CompiledBackward(spec, plan, DeferredKernel(device, emit(spec, plan)), device, tuned, by_sizes, schedule)
 
 
 def zero_dlse(program: Program, arrays: Mapping[str, ArrayView]) -> ArrayView:

@@ -14,8 +14,8 @@ from attngen.device.protocol import Device, Kernel
 from attngen.device.tuning_cache import Bucket, Winner, bucket_of
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
-from attngen.plan import Plan
-from attngen.schedules import tuned_plan
+from attngen.plan import Plan, Problem
+from attngen.schedules import choose, tuned_plan
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 from attngen.spec.obligations import check_obligations
@@ -25,13 +25,16 @@ keep_compiled_templates()
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A plan of a spec with its kernel. `tuned` has the winners of `attngen tune` by the sizes of a call."""
+    """A plan of a spec with its kernel. `tuned` has the winners of `attngen tune` by the sizes of a call. If it is planned
+    `by_sizes`, calls take what `choose` returns for their sizes and `schedule`, the one that the caller named."""
 
     spec: AttentionSpec
     plan: Plan
     kernel: Kernel
     device: Device
     tuned: Mapping[Bucket, Winner] = field(default_factory=dict, repr=False, compare=False)
+    by_sizes: bool = field(default=False, repr=False, compare=False)
+    schedule: str | None = field(default=None, repr=False, compare=False)
     _others: dict[Any, Self] = field(default_factory=dict, repr=False, compare=False)  # the same for other sizes
 
     @property
@@ -69,7 +72,18 @@ class Compiled:
 
     def _chosen(self, sizes: Mapping[str, int]) -> Self:
         """This with the planner's choice for the sizes of a call."""
-        return self
+        if not self.by_sizes:
+            return self
+        plan, saves = self.plan, self.plan.saves_lse or self.plan.saves_lse_rest
+        problem = Problem(sizes["batch"] * sizes["q_heads"], sizes["q_len"], sizes["kv_len"], self.device.multiprocessors)
+        said = {"direction": plan.direction, "wanted": plan.wanted or None, "deterministic": plan.facts.deterministic}
+        found = choose(self.spec, plan.arch, self.schedule, problem, saves, **said)  # type: ignore[arg-type]
+        key = found.keyword, found.tile
+        if key == (plan.keyword, plan.tile):
+            return self
+        if key not in self._others:
+            self._others[key] = self._with(found)
+        return self._others[key]
 
     def _with(self, plan: Plan) -> Self:
         return type(self)(self.spec, plan, self.device.compile(emit(self.spec, plan)), self.device)

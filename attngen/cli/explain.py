@@ -7,7 +7,7 @@ import json
 import click
 
 from attngen.cli import options
-from attngen.cli.specs import Gradients, arch_named, few_rows, known_params, load_specs, source_of
+from attngen.cli.specs import Gradients, arch_named, known_params, load_specs, own_problem, pointing_at, source_of
 
 
 @click.command("explain")
@@ -50,7 +50,8 @@ def command(
     target = arch_named(arch, kernel, loaded)
     explained = []
     for one in loaded:
-        problem = None if gradients.backward else few_rows(*lengths)
+        with pointing_at(one):
+            problem = own_problem(one.spec, target, kernel, *lengths, gradients)
         plan, source = source_of(one, target, kernel, gradients, problem=problem)
         params = known_params(one.spec, given)
         check_call(one.spec, Shape(1, q_len=lengths[0], kv_len=lengths[1]), params)

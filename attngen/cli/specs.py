@@ -128,13 +128,17 @@ def source_of(
     return plan, emit(one.spec, plan, comments)
 
 
-def few_rows(q_len: int, kv_len: int) -> Problem | None:
-    """The problem of a call with these lengths if `auto` has a schedule of its own for them: few rows and many keys."""
+def own_problem(
+    spec: AttentionSpec, arch: Arch, kernel: str | None, q_len: int, kv_len: int, gradients: Gradients = FORWARD
+) -> Problem | None:
+    """The problem of a call with these lengths if `auto` has a plan of their own for them: few rows and many keys, or short
+    rows of many heads. Raises PlanRefusal."""
     from attngen.plan import Problem
-    from attngen.schedules.decode.plan import is_for
+    from attngen.schedules.choose import choice_of
 
     problem = Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1)  # of which only lengths matter here
-    return problem if is_for(problem) else None
+    choice = choice_of(spec, arch, kernel, gradients.of(spec), gradients.deterministic)
+    return problem if choice.has_own(problem) else None
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def _decodes(spec: Any, arch: str | None, shape: Any) -> bool:
     from attngen.schedules import choose, default_arch
 
     target = specs.arch_known(arch or default_arch(None))
-    return choose(spec, target, None, specs.few_rows(shape.q_len, shape.kv_len)).keyword == "decode"
+    return choose(spec, target, None, specs.own_problem(spec, target, None, shape.q_len, shape.kv_len)).keyword == "decode"
 
 
 def _shape(spec: Any, batch: int, heads: int, kv_heads: int | None, q_len: int | None, kv_len: int | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import get_args
@@ -18,6 +19,7 @@ from attngen.plan.problem import Problem
 from attngen.plan.saved import needs_lse_rest
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import STATED
+from attngen.schedules import short_rows
 from attngen.schedules.decode import DECODE
 from attngen.schedules.decode import plan as decode
 from attngen.schedules.fused_mma import FUSED_MMA
@@ -25,6 +27,7 @@ from attngen.schedules.fused_simt import FUSED_SIMT
 from attngen.schedules.hopper import HOPPER
 from attngen.schedules.hopper.plan import NEEDED
 from attngen.schedules.naive import NAIVE
+from attngen.schedules.short_rows import ShortRows
 from attngen.schedules.tiled import TILED
 from attngen.schedules.wgmma import WGMMA
 from attngen.spec.attention import HOPPER_SCHEDULES, AttentionSpec, KernelRequest, QPlace, ScheduleName
@@ -33,7 +36,8 @@ from attngen.spec.names import check_backward_names
 
 # In order of preference under one keyword.
 SCHEDULES: tuple[Schedule, ...] = (NAIVE, TILED, FUSED_MMA, FUSED_SIMT, WGMMA, HOPPER, DECODE)
-AUTOMATIC: tuple[ScheduleName, ...] = ("hopper", "fused")  # "auto" is the first that suits: the least work, and O(S) memory
+FUSED: ScheduleName = "fused"
+AUTOMATIC: tuple[ScheduleName, ...] = ("hopper", FUSED)  # "auto" is the first that suits: the least work, and O(S) memory
 AUTOMATIC_BACKWARD: tuple[ScheduleName, ...] = (*AUTOMATIC, "tiled", "naive")
 
 
@@ -166,24 +170,35 @@ class Choice:
     usual: Plan  # if the lengths are unknown
     by_lengths: TileChoice | None  # None: one tile of `usual`'s schedule is for all lengths
     has_few_rows: bool = False  # few rows and many keys have a schedule of their own
+    short_rows: tuple[ShortRows, ...] = ()  # those that have tiles of their own
 
     @property
     def depends_on_lengths(self) -> bool:
-        return self.by_lengths is not None or self.has_few_rows
+        return self.by_lengths is not None or self.has_few_rows or bool(self.short_rows)
 
     def at(self, problem: Problem, saves_lse: bool = False) -> Plan:
         """The plan for these lengths; with `saves_lse`, one whose schedule has a backward. Lengths that were not seen before
         cost a comparison of a few tiles, whose plans are made once."""
-        if self.has_few_rows and not saves_lse and decode.is_for(problem):
+        if not saves_lse and self._has_few_rows(problem):
             return _few_rows(self)
+        if short := short_rows.of_problem(self.short_rows, problem):
+            return _short_rows(self, short)
         return self.usual if self.by_lengths is None else _at(self, problem)
+
+    def has_own(self, problem: Problem) -> bool:
+        """Whether these lengths have a plan of their own, not a tile of `usual`'s schedule."""
+        return self._has_few_rows(problem) or short_rows.of_problem(self.short_rows, problem) is not None
+
+    def _has_few_rows(self, problem: Problem) -> bool:
+        return self.has_few_rows and decode.is_for(problem)
 
     def plans(self) -> tuple[Plan, ...]:
         """Every plan that `at` may return, `usual` first."""
         others = (_of_tile(self.usual, tile) for tile in (self.by_lengths.tiles if self.by_lengths else ()))
         usual = self.usual
         few = (_few_rows(self),) if self.has_few_rows else ()
-        return usual, *(p for p in others if (p.block_q, p.block_kv) != (usual.block_q, usual.block_kv)), *few
+        short = (_short_rows(self, one) for one in self.short_rows)
+        return usual, *(p for p in others if (p.block_q, p.block_kv) != (usual.block_q, usual.block_kv)), *few, *short
 
 
 def choose(
@@ -266,10 +281,12 @@ def choice_of(
             f"calls compute those of {', '.join(first)} by themselves, which takes less time than this one program for all"
         )
         usual = replace(usual, decisions=(Decision("by auto", "gradients in two programs", because), *usual.decisions))
-    has_few_rows = _has_few_rows(facts, arch)
+    leaves_open = kernel == kernel.bare("auto")  # what the lengths of a call may decide
+    has_few_rows = leaves_open and not wanted and DECODE.suits(facts, arch)
     if has_few_rows:
         usual = replace(usual, decisions=(*usual.decisions, Decision(*decode.FOR_AUTO)))
-    return Choice(usual, chosen.by_lengths(facts), has_few_rows)
+    takes_short_rows = leaves_open and kernel.is_planned and FUSED in schedules_for(facts.spec, arch, wanted)
+    return Choice(usual, chosen.by_lengths(facts), has_few_rows, short_rows.short_rows(facts) if takes_short_rows else ())
 
 
 @remembered
@@ -277,10 +294,21 @@ def _few_rows(choice: Choice) -> Plan:
     return DECODE.plan(choice.usual.facts, choice.usual.arch)
 
 
-def _has_few_rows(facts: SpecFacts, arch: Arch) -> bool:
-    """Whether calls of few rows have a schedule of their own: forwards by `auto`, of a spec that states no tile."""
-    auto = facts.spec.kernel == facts.spec.kernel.bare("auto")
-    return auto and not facts.wanted and DECODE.suits(facts, arch)
+@remembered
+def _short_rows(choice: Choice, short: ShortRows) -> Plan:
+    """By fused, with the tiles of `short` if they are smaller than its own and fit."""
+    usual = choice.usual
+    facts, arch = usual.facts, usual.arch
+    said = {"direction": usual.direction, "wanted": usual.wanted, "deterministic": facts.deterministic}
+    tile = short.backward if facts.wanted else short.forward
+    plan = choose(facts.spec, arch, FUSED, **said)  # type: ignore[arg-type]
+    if tile is not None and tile.block_q * tile.block_kv < plan.block_q * plan.block_kv:
+        with suppress(PlanRefusal):
+            plan = choose(facts.spec, arch, _stated(facts.spec, FUSED, tile, None), **said)  # type: ignore[arg-type]
+    if (plan.keyword, plan.tile) == (usual.keyword, usual.tile):
+        return usual
+    decisions = (replace(d, because=d.because.replace(STATED, "for short rows")) for d in plan.decisions)
+    return replace(plan, decisions=(Decision("by auto", f"{FUSED}, for short rows", short_rows.BECAUSE), *decisions))
 
 
 def _request(spec: AttentionSpec, schedule: str | KernelRequest | None, wanted: tuple[str, ...]) -> KernelRequest:
