@@ -165,4 +165,4 @@ def test_the_plan_of_unknown_lengths_names_the_others() -> None:
 
 
 def test_a_process_that_serves_can_have_all_compiled_ahead() -> None:
-    assert [p.block_q for p in plans_for(PLAIN, ARCHES["sm_90a"])] == [128, 256, 192, 16]
+    assert [p.block_q for p in plans_for(PLAIN, ARCHES["sm_90a"])] == [128, 256, 192, 16, 64]

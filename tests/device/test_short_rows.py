@@ -15,8 +15,8 @@ QKV = ("q", "k", "v")
 SMS = 132
 
 
-def planned(rows: int, *, heads: int = 1000, head_dim: int = 64, kernel: str | None = None, wanted: Any = None, **said: Any) -> Any:
-    spec = attngen.define(**{"dtype": "bf16", "head_dim": head_dim, **said})
+def planned(rows: int, heads: int = 1000, kernel: str | None = None, wanted: Any = None, **said: Any) -> Any:
+    spec = attngen.define(**{"dtype": "bf16", "head_dim": 64, **said})
     return choose(spec, ARCHES["sm_90a"], kernel, Problem(heads, rows, rows, SMS), wanted=wanted)
 
 
