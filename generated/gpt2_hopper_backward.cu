@@ -752,7 +752,11 @@ struct Producer : Block {
             h_idx = work().h_begin, next_tile = 0;
             for (bool first = true;; first = false) {
                 // two tiles wait, or no head is left: the last one of a work tile is known by it
+                const bool looks = count < 2 && h_idx < work().h_end;
                 while (count < 2 && h_idx < work().h_end) look_at_tiles();
+                // once for each work tile: when TAKEN_BEFORE tiles are left, or all if they are fewer
+                const bool few = looks ? count <= TAKEN_BEFORE : count == TAKEN_BEFORE;
+                if (elected && few && h_idx >= work().h_end) take_work_tile();
                 if (first && elected) load_held(count > 0);
                 if (count == 0) break;
                 if (elected) load_tile(found[place]);
@@ -769,10 +773,10 @@ struct Producer : Block {
         }
     }
 
-    // Takes the next work tile from the counter, with the last tile of this one: its number among those that follow the first
-    // one of each block
-    __device__ __forceinline__ unsigned take_work_tile() const {
-        return atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
+    // Takes the next work tile from the counter, some tiles before the end of this one
+    static constexpr int TAKEN_BEFORE = 16;
+    __device__ __forceinline__ void take_work_tile() const {
+        work().next = gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
     }
 
     // Publishes the coordinates of a work tile
@@ -825,7 +829,6 @@ struct Producer : Block {
     __device__ __forceinline__ void load_held(bool any) {
         volatile Work& at = work();
         at.any = any;
-        if (!any) at.next = gridDim.x + take_work_tile();
         k.load_async({k_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
         v.phase = k.phase;  // both advance together
         v.acquire();
@@ -836,7 +839,6 @@ struct Producer : Block {
     __device__ __forceinline__ void load_tile(const volatile Found& tile) {
         const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // bit 0: consumers stop after this tile
         const int q_lo = tile_of(visit) * BLOCK_Q, b_idx = work().b_idx;
-        if (is_last(visit)) work().next = gridDim.x + take_work_tile();
         q.acquire();
         visits[q.index] = visit;
         const int tiles = BLOCK_ROWS / BLOCK_Q * ((q_len + BLOCK_ROWS - 1) / BLOCK_ROWS);  // of a head, in `numbers`
@@ -949,8 +951,7 @@ struct Consumer : Block {
                 float weight = fast_exp2(exponent - of_row.lse2[row]);
                 float slope = weight;
                 if constexpr (PARTIAL) {
-                    const bool allowed = mask(q_idx, kv_idx);
-                    if (q_lo + row >= q_len || !allowed) weight = slope = 0.0f;
+                    if (q_lo + row >= q_len || !mask(q_idx, kv_idx)) weight = slope = 0.0f;
                 }
                 weights[i - first] = weight;
                 frag.S[i] = slope;
@@ -1175,7 +1176,11 @@ struct Producer : Block {
             h_idx = work().h_begin, next_tile = 0;
             for (bool first = true;; first = false) {
                 // two tiles wait, or no head is left: the last one of a work tile is known by it
+                const bool looks = count < 2 && h_idx < work().h_end;
                 while (count < 2 && h_idx < work().h_end) look_at_tiles();
+                // once for each work tile: when TAKEN_BEFORE tiles are left, or all if they are fewer
+                const bool few = looks ? count <= TAKEN_BEFORE : count == TAKEN_BEFORE;
+                if (elected && few && h_idx >= work().h_end) take_work_tile();
                 if (first && elected) load_held(count > 0);
                 if (count == 0) break;
                 if (elected) load_tile(found[place]);
@@ -1192,10 +1197,10 @@ struct Producer : Block {
         }
     }
 
-    // Takes the next work tile from the counter, with the last tile of this one: its number among those that follow the first
-    // one of each block
-    __device__ __forceinline__ unsigned take_work_tile() const {
-        return atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
+    // Takes the next work tile from the counter, some tiles before the end of this one
+    static constexpr int TAKEN_BEFORE = 16;
+    __device__ __forceinline__ void take_work_tile() const {
+        work().next = gridDim.x + atomicInc(next_work, work_tiles() - 1);  // wraps to 0 after the last one
     }
 
     // Publishes the coordinates of a work tile
@@ -1247,7 +1252,6 @@ struct Producer : Block {
     __device__ __forceinline__ void load_held(bool any) {
         volatile Work& at = work();
         at.any = any;
-        if (!any) at.next = gridDim.x + take_work_tile();
         q.load_async({q_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
         dO.phase = q.phase;  // both advance together
         dO.load_async({do_map, at.h_idx, at.b_idx}, at.block * BLOCK_ROWS);
@@ -1257,7 +1261,6 @@ struct Producer : Block {
     __device__ __forceinline__ void load_tile(const volatile Found& tile) {
         const int visit = tile.visit | (count == 1), h_idx = tile.h_idx;  // bit 0: consumers stop after this tile
         const int kv_lo = tile_of(visit) * BLOCK_KV, b_idx = work().b_idx;
-        if (is_last(visit)) work().next = gridDim.x + take_work_tile();
         const int kv_h_idx = h_idx / (q_heads / kv_heads);
         k.acquire();
         visits[k.index] = visit;
@@ -1347,8 +1350,7 @@ struct Consumer : Block {
             float weight = fast_exp2(exponent - row_lse2[row_in_pair(i)]);
             float slope = weight;
             if constexpr (PARTIAL) {
-                const bool allowed = mask(q_idx, kv_idx);
-                if (kv_lo + key >= kv_len || !allowed) weight = slope = 0.0f;
+                if (kv_lo + key >= kv_len || !mask(q_idx, kv_idx)) weight = slope = 0.0f;
             }
             frag.S[i] = slope;
         }
