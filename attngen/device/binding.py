@@ -184,7 +184,7 @@ def _argument(parameter: Parameter, tensors: Mapping[str, Bindable], sizes: Size
             return _step(*tensors[parameter.of], parameter)
         case "param":
             return CTYPES[parameter.ctype](params[parameter.of])  # type: ignore[no-any-return]
-        case "section" | "splits":
+        case "section" | "splits" | "parts":
             assert parameter.formula is not None
             return ctypes.c_int(parameter.formula(sizes))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from attngen.emit.cuda_text import c_name
-from attngen.emit.program import Axis, Binding, CeilDiv, Extent, OneMore, PackedBlocks, Parameter, Tensor, free
+from attngen.emit.program import Axis, Binding, CeilDiv, Extent, OneMore, PackedBlocks, Parameter, Several, Tensor, free
 from attngen.emit.variant import Captured, Variant, range_tensors
 from attngen.plan.captured_sums import WORDS, TermSum, sizes_of_own_indices, sizes_of_pairs
 from attngen.plan.plan import Plan
@@ -171,6 +171,13 @@ def _dq_sums(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
     return *blocks, *(Axis("", n) for n in plan.own.dq_sums(plan))
 
 
+def _part_sums(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
+    """Of every work tile, in the order of the registers of 64 keys; nothing if groups have one part."""
+    parts, keys = plan.own.parts, plan.own.held_keys
+    of_tile = (Axis("", CeilDiv("kv_len", keys)), Axis("", parts), Axis("", keys), Axis("", spec.head_dim + spec.head_dim_v))
+    return Axis("", Several(parts)), free("batch"), head_axes(spec)[1], *of_tile
+
+
 def _row_blocks(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:
     """The blocks of rows of every head."""
     if spec.kernel.is_packed:
@@ -219,6 +226,7 @@ WORKSPACES: dict[str, Callable[[AttentionSpec, Plan], tuple[Axis, ...]]] = {
     "own_lse_rest": _rows,
     "sink_weight": _rows,  # of each row's sink, where a gradient of it is wanted
     "dq_sums": _dq_sums,  # of dQ, before softmax_scale and rounding
+    "part_sums": _part_sums,  # of dK and dV of each part of a group, before softmax_scale and rounding
     "row_numbers": _row_numbers,  # lse in powers of 2, delta; what is subtracted from large scores
     "split_O": _output_of_split,  # sums of P V of the keys of a split, for weights that its maximum is subtracted from
     "split_max": _row_of_split,  # that maximum; -inf: the split has no key for the row, and wrote nothing else

@@ -11,6 +11,7 @@ from attngen.emit.program import (
     Axis,
     CeilDiv,
     Extent,
+    GroupParts,
     HeadsInL2,
     KernelEntry,
     OneMore,
@@ -19,7 +20,7 @@ from attngen.emit.program import (
     Parameter,
     Product,
     Program,
-    SeveralSplits,
+    Several,
     SharedRange,
     Splits,
     Sum,
@@ -28,6 +29,7 @@ from attngen.emit.program import (
 
 FORMAT = "attngen-manifest"
 VERSION = 2
+FORMULAS = {"section": "sections", "splits": "splits", "parts": "parts"}  # the key of a formula, by its binding
 
 
 def to_manifest(program: Program) -> str:
@@ -87,13 +89,16 @@ def _read_kernel(kernel: Mapping[str, Any]) -> KernelEntry:
 def _parameter(parameter: Parameter) -> dict[str, Any]:
     written = asdict(parameter)
     formula = written.pop("formula")
-    return written if formula is None else written | {"splits" if parameter.binding == "splits" else "sections": formula}
+    return written if formula is None else written | {FORMULAS[parameter.binding]: formula}
 
 
 def _read_parameter(parameter: Mapping[str, Any]) -> Parameter:
     given = dict(parameter)
-    sections, splits = given.pop("sections", None), given.pop("splits", None)
-    return Parameter(**given, formula=HeadsInL2(**sections) if sections else Splits(**splits) if splits else None)
+    key = FORMULAS.get(given["binding"])
+    if key is None:
+        return Parameter(**given)
+    numbers = given.pop(key)
+    return Parameter(**given, formula=HeadsInL2(**numbers) if key == "sections" else _read_count(numbers))
 
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:
@@ -118,6 +123,10 @@ def _read_tensor(tensor: Mapping[str, Any]) -> Tensor:
     names = given.pop("axes", None) or [size if isinstance(size, str) else "" for size in sizes]
     unless = tuple(given.pop("unless", ()))
     return Tensor(**given, axes=tuple(map(Axis, names, sizes)), unless=unless)
+
+
+def _read_count(numbers: Mapping[str, int]) -> Splits | GroupParts:
+    return GroupParts(**numbers) if "rounds" in numbers else Splits(**numbers)
 
 
 def _component(component: Product) -> Any:
@@ -145,8 +154,10 @@ def _extent(extent: Extent) -> int | str | dict[str, Any]:
             return {"packed": extent.rows}
         case Splits():
             return {"splits": asdict(extent)}
-        case SeveralSplits():
-            return {"several": asdict(extent.splits)}
+        case GroupParts():
+            return {"parts": asdict(extent)}
+        case Several():
+            return {"several": asdict(extent.of)}
     return extent
 
 
@@ -158,10 +169,10 @@ def _read_extent(extent: Any) -> Extent:
             return Sum(*extent["sum"])
         if "one_more" in extent:
             return OneMore(extent["one_more"])
-        if "splits" in extent:
-            return Splits(**extent["splits"])
+        if "splits" in extent or "parts" in extent:
+            return _read_count(extent.get("splits") or extent["parts"])
         if "several" in extent:
-            return SeveralSplits(Splits(**extent["several"]))
+            return Several(_read_count(extent["several"]))
         return PackedTiles(extent["packed"]) if "packed" in extent else CeilDiv(extent["ceil"], extent["by"])
     assert isinstance(extent, (int, str)), extent
     return extent

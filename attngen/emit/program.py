@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeAlias
 
-from attngen.plan.heads_in_l2 import HeadsInL2 as HeadsInL2  # formulas too
+from attngen.plan.group_parts import GroupParts as GroupParts  # formulas too
+from attngen.plan.heads_in_l2 import HeadsInL2 as HeadsInL2
 from attngen.plan.split_keys import PackedTiles as PackedTiles
-from attngen.plan.split_keys import SeveralSplits as SeveralSplits
 from attngen.plan.split_keys import Splits as Splits
 
 # --- formulas: numbers that the host computes from the sizes of a call ---------------------------------------------------
@@ -76,8 +76,21 @@ class PackedBlocks:
         return f"{self.total} / {self.by} + {self.batch}"
 
 
+@dataclass(frozen=True, slots=True)
+class Several:
+    """1 if there is more than one of what `of` counts, else 0: then nothing is to be joined."""
+
+    of: Splits | GroupParts
+
+    def __call__(self, sizes: Sizes) -> int:
+        return int(self.of(sizes) > 1)
+
+    def __str__(self) -> str:
+        return f"({self.of} > 1)"
+
+
 # a number, the name of a dimension, or what follows from sizes
-Extent = int | str | CeilDiv | OneMore | Sum | PackedBlocks | PackedTiles | Splits | SeveralSplits
+Extent = int | str | CeilDiv | OneMore | Sum | PackedBlocks | PackedTiles | Splits | GroupParts | Several
 
 
 def grid_of_elements(sizes: tuple[Extent, ...], threads: int) -> tuple[Extent, ...]:
@@ -181,7 +194,9 @@ PACKED_ROWS = 2**30  # see the binding "packed_map" of a Parameter
 
 # --- kernels -------------------------------------------------------------------------------------------------------------
 
-Binding = Literal["data", "map", "packed_map", "paged_map", "stride", "step", "extent", "size", "param", "section", "splits"]
+Binding = Literal[
+    "data", "map", "packed_map", "paged_map", "stride", "step", "extent", "size", "param", "section", "splits", "parts"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +217,7 @@ class Parameter:
     binding "extent": the size of dimension `dim` of the array of tensor `of`: 1 where it is broadcast;
     binding "size":   the size of the dimension named `of`;
     binding "param":  the value of the spec's `param of`;
-    binding "section", "splits": the value of `formula`.
+    binding "section", "splits", "parts": the value of `formula`.
     """
 
     name: str
@@ -210,7 +225,7 @@ class Parameter:
     binding: Binding
     of: str
     dim: int = 0
-    formula: HeadsInL2 | Splits | None = None
+    formula: HeadsInL2 | Splits | GroupParts | None = None
 
     @property
     def is_captured(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from attngen.emit.abi import is_of_pairs
 from attngen.emit.emitter import emit
-from attngen.emit.program import KernelEntry, Tensor, evaluate
+from attngen.emit.program import MULTIPROCESSORS, KernelEntry, Tensor, evaluate
 from attngen.plan import Plan
 from attngen.plan.block_map import EMPTY, classify_tiles, extents, pairs_in
 from attngen.plan.products import computed_products, counted_products
@@ -42,11 +42,14 @@ def launches(spec: AttentionSpec, plan: Plan, problem: Sample, names: Mapping[st
     program = emit(spec, plan)
     sizes = {name: int(value) for name, value in names.items() if isinstance(value, int)}
     sizes |= stored_sizes(spec, Shape(batch=sizes["batch"], q_len=sizes["q_len"], kv_len=sizes["kv_len"]))
+    sizes[MULTIPROCESSORS] = 0  # unknown: groups of heads are then not divided
     heads, all_pairs = sizes["batch"] * sizes["q_heads"], sizes["q_len"] * sizes["kv_len"]
     tensors, written = {t.name: t for t in program.tensors}, set[str]()
     dims, of_kernels = counted_products(spec, plan.wanted), computed_products(plan)
     visited = _visited(plan, problem, names)
     for entry in program.kernels:
+        if 0 in [component.whole(sizes) for component in entry.grid]:
+            continue
         kernel = entry.name.removeprefix(f"{spec.name}{plan.suffix}_")
         products = of_kernels.get(kernel, ())
         pairs = visited(plan.schedule.visits_rows and kernel in OF_KEYS) if products else 0

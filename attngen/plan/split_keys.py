@@ -53,16 +53,3 @@ class Splits:
 
     def __str__(self) -> str:
         return "splits"
-
-
-@dataclass(frozen=True, slots=True)
-class SeveralSplits:
-    """1 if keys are split over more than one block, else 0: then nothing is to be joined."""
-
-    splits: Splits
-
-    def __call__(self, sizes: Mapping[str, int]) -> int:
-        return int(self.splits(sizes) > 1)
-
-    def __str__(self) -> str:
-        return "(splits > 1)"

@@ -7,7 +7,7 @@ from typing import Any
 from attngen.emit import abi
 from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
-from attngen.emit.program import PackedTiles, Parameter, SeveralSplits
+from attngen.emit.program import PackedTiles, Parameter, Several
 from attngen.schedules.decode.plan import OUTPUT_PAD, DecodePlan
 from attngen.schedules.mma import ByMma
 from attngen.schedules.tma import box_constant, box_rows, slabs_of
@@ -60,7 +60,7 @@ class Decode(ByMma):
             self.splits(),
             *self.captured(self.variant.sink, scale=False),
         ]
-        grid = (SeveralSplits(self.own.splits), *self.head_grid("q_len"))
+        grid = (Several(self.own.splits), *self.head_grid("q_len"))
         return self.kernel("join", grid, parameters, threads=JOINING, threads_name="JOINING", early=self.own.early)
 
     def partial_results(self, writable: bool) -> list[Parameter]:

@@ -10,14 +10,14 @@ from attngen.emit import abi, comment_text
 from attngen.emit.constants import ConstantLine
 from attngen.emit.gradient_functions import own_indices
 from attngen.emit.kernel_text import KernelText
-from attngen.emit.program import MULTIPROCESSORS, CeilDiv, Parameter, Tensor
+from attngen.emit.program import MULTIPROCESSORS, CeilDiv, Parameter, Several, Tensor
 from attngen.emit.variant import Function
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.bounded_scores import LARGE_EXPONENT
 from attngen.schedules.fused import LARGE
 from attngen.schedules.hopper.context import argument_members
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
-from attngen.schedules.hopper_backward.plan import HopperBackwardPlan, pair_slots
+from attngen.schedules.hopper_backward.plan import WARPGROUP, HopperBackwardPlan, pair_slots
 from attngen.schedules.tma import ByTma
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import inputs_in
@@ -25,7 +25,7 @@ from attngen.spec.gradient import gradient_argument
 
 DELTA_THREADS = 256
 WARP_ROWS = 16  # of a warpgroup's 64
-KERNELS = ("delta", "dk_dv", "dq", "convert_dq")  # all that there may be
+KERNELS = ("delta", "dk_dv", "add_parts", "dq", "convert_dq")  # all that there may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class HopperBackward(ByTma):
         written = {
             "delta": self._delta,
             "dk_dv": self._dk_dv,
+            "add_parts": self._add_parts,
             "dq": self._dq,
             "convert_dq": self._convert_dq,
         }
@@ -76,10 +77,32 @@ class HopperBackward(ByTma):
         return self.kernel("delta", grid, parameters, threads=DELTA_THREADS, threads_name="DELTA_THREADS")
 
     def _dk_dv(self) -> KernelText:
-        grid = self.kv_head_grid(CeilDiv("kv_len", self.own.held_keys))
+        blocks = CeilDiv("kv_len", self.own.held_keys)
+        grid = self.kv_head_grid(*([self.own.parts] if self.own.parts else []), blocks)
         seen = (("Q", "dO"), self.plan.block_q)
-        parameters = self._parameters(("KV", self.own.held_keys), seen, ("dK", "dV"), *self._dq_sums(), *self._written_pairs())
+        sums = [*self._dq_sums(), *self._part_sums(writable=True)]
+        parameters = self._parameters(("KV", self.own.held_keys), seen, ("dK", "dV"), *sums, *self._written_pairs())
         return self.kernel("dk_dv", grid, parameters, None, "THREADS, 1", shared=True, at_most=MULTIPROCESSORS)
+
+    def _add_parts(self) -> KernelText:
+        """A block for 64 keys of dK or of dV."""
+        assert self.own.parts is not None
+        blocks = (2 * self.own.held_keys // WARPGROUP_ROWS, CeilDiv("kv_len", self.own.held_keys))
+        grid = (Several(self.own.parts), *self.kv_head_grid(*blocks))
+        parameters = [
+            *(self.tensor_map(t, WARP_ROWS) for t in ("dK", "dV")),
+            *self._part_sums(),
+            *abi.sizes(self.spec, "kv_heads", "kv_len"),
+            *self.captured(self.variant.dropout),
+        ]
+        return self.kernel("add_parts", grid, parameters, WARPGROUP, "128")
+
+    def _part_sums(self, writable: bool = False) -> list[Parameter]:
+        """The sums of dK and dV of each part of a group, and the number of parts, if there are groups."""
+        if self.own.parts is None:
+            return []
+        count = Parameter("parts", "int", "parts", "", formula=self.own.parts)
+        return [abi.data("part_sums", "float", writable=writable), count]
 
     def _dq(self) -> KernelText:
         grid = self.head_grid(CeilDiv("q_len", self.own.held))

@@ -13,7 +13,9 @@ from attngen.plan.captured_sums import is_ds
 from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.plan.decisions import addition_decisions, saved_decisions, wanted_decision
 from attngen.plan.facts import SpecFacts
+from attngen.plan.group_parts import GroupParts, rounds_of
 from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
+from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
 from attngen.plan.problem import Problem
 from attngen.plan.saved import needs_lse_rest, saved_results
@@ -49,6 +51,7 @@ class HopperBackwardPlan:
     dq_registers: int = 0  # of a thread, for that part
     dq_columns: int = 0  # sums of a row of dQ
     dv_steps: int = 4  # of a tile's products for dV, those that are issued before dP is awaited
+    parts: GroupParts | None = None  # of a group of query heads, each with work tiles of its own; None: there are no groups
     early_additions: int = 0  # of those of a thread for a tile of dQ, those that are issued between the products for dK
 
     @property
@@ -80,7 +83,7 @@ MAX_ADDED_HEAD_DIM = 128  # of either head size, if dQ is added up in global mem
 KEYS_WORTH_ADDING = {1: 128, 2: 300}  # that a row visits on average, by the slabs of a head: additions are then as fast (H200)
 SUM_BYTES_IN_L2 = 16 << 20  # of dQ, in fp32, of the heads whose blocks run side by side
 DS_SLOTS = 2  # of dS where dQ is added up in global memory, as many as stages: that being written, and the one before
-WORK_WORDS = 7  # what tells a work tile: the members of Work
+WORK_WORDS = 8  # what tells a work tile: the members of Work
 FOUND = 64  # places of tiles that the producer has found
 VISIT_WORDS = 2  # what tells a tile to visit: the tile, and its head
 
@@ -164,10 +167,16 @@ def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
     needed = {
         "delta": facts.spec.normalize == "softmax",
         "dk_dv": "k" in facts.wanted,
+        "add_parts": "k" in facts.wanted and may_be_grouped(facts.spec),
         "dq": dq_of(facts) == "own kernel",
         "convert_dq": dq_of(facts) == "additions",
     }
     return tuple(name for name, is_needed in needed.items() if is_needed)
+
+
+def may_be_grouped(spec: AttentionSpec) -> bool:
+    """Whether query heads may share keys."""
+    return spec.q_heads is None or spec.q_heads != spec.kv_heads
 
 
 def why_not(facts: SpecFacts, arch: Arch) -> str:
@@ -297,6 +306,9 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     return fitting(arch, possible, lambda t: cost(facts, arch, t))
 
 
+WORKSPACES = {"row_numbers": "delta", "dq_sums": "convert_dq", "part_sums": "add_parts"}  # each with a kernel that needs it
+
+
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
     """The only tile there is, with as many stages as fit, or as a KernelRequest states."""
     reason = why_not(facts, arch)
@@ -317,6 +329,8 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         output_slabs=0 if split else max(map(slabs, sizes)),
         keys_in_registers=keys_in_registers(facts),
     )
+    if "add_parts" in own.kernels:
+        own = replace(own, parts=GroupParts(own.held_keys, rounds_of(mask_bounds(spec, (tile.block_q, tile.block_kv), "q"))))
     if own.dq == "additions":
         by_rows, masked = tile.block_q > WARPGROUP_ROWS, spec.mask is not None
         columns = spec.head_dim if slabs(spec.head_dim) == 1 else slabs(spec.head_dim) * SLAB
@@ -342,7 +356,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         saved=saved_results(facts),
         written_pairs=written_pairs(facts),
         staged=staged(facts),
-        workspaces=(*(("row_numbers",) if "delta" in own.kernels else ()), *(("dq_sums",) if own.dq == "additions" else ())),
+        workspaces=tuple(name for name, kernel in WORKSPACES.items() if kernel in own.kernels),
     )
 
 
@@ -368,6 +382,8 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
             "yes",
             "each sum belongs to one block and has a fixed order: no atomics, the same bits in every run",
         )
+    if own.parts is not None:
+        yield Decision("query heads of a group", "over several work tiles if there are few", WHY_PARTS)
     yield from saved_decisions(saved_results(facts))
     if "delta" in own.kernels:
         yield Decision("lse and delta", "stored together by tiles", "one copy in the background brings those of a tile")
@@ -409,6 +425,7 @@ def split_decisions(own: HopperBackwardPlan) -> Iterator[Decision]:
 WHY_TWO = "both compute S and dP, seven products instead of five; one kernel would have to add dQ in global memory"
 WHY_TWO_ANYWAY = "additions to dQ in global memory are for a softmax and head sizes of equally many slabs"
 WHY_LATER = "when both consumers have written their dS long ago: neither waits for the other, and each fills the other's gaps"
+WHY_PARTS = "their sums of dK and dV are added in a fixed order by a kernel; a call with enough work tiles does not launch it"
 WHY_STAGED = "a warp copies those of a tile ahead, if rows begin at multiples of 16 bytes; else each pair reads its own"
 WHY_WRITTEN = "dQ needs dS in shared memory: two warps write it to global memory beside the products"
 WHY_HELD = "operands of S and dP that stay for all tiles; from shared memory, each product would read them again"

@@ -41,6 +41,9 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     every = {
         "delta": kernel("O, dO: global", rows),
         "dk_dv": of("K, V", "Q, dO", "dK, dV", of_two if plan.own.split_products else of_one),
+        "add_parts": kernel(
+            "partial dK, dV: global", Loop("parts", "parts", "thread", "dK, dV: registers to shared to global", "part < parts")
+        ),
         "dq": of("Q, dO", "K, V", "dQ", {"S, dP; dQ += dS K": "void step("}),
         "convert_dq": kernel(
             "sums of dQ: global",
