@@ -33,6 +33,7 @@
 //     dK   fp16 [batch, kv_heads, kv_len, 64], written
 //     dV   fp16 [batch, kv_heads, kv_len, 64], written
 //     row_numbers fp32 [batch, q_heads, ceil(q_len / 128), 2, 3, 64], workspace
+//     part_sums fp32 [(parts > 1), batch, kv_heads, ceil(kv_len / 128), parts, 128, 128], workspace
 //     next_work int32 [1], counter
 //
 // Plan, for sm_90a (Hopper: H100, H200)
@@ -41,6 +42,8 @@
 //         to add dQ in global memory
 //     deterministic = yes: each sum belongs to one block and has a fixed order: no atomics, the same bits in every
 //         run
+//     query heads of a group = over several work tiles if there are few: their sums of dK and dV are added in a
+//         fixed order by a kernel; a call with enough work tiles does not launch it
 //     weights = recomputed: from scores and the lse of their row, which the forward has saved: O(q_len) bytes
 //     lse = lse + lse_rest: one fp32 number cannot hold a large maximum and the logarithm of a sum beside it
 //     lse and delta = stored together by tiles: one copy in the background brings those of a tile
@@ -56,7 +59,7 @@
 //         bank conflict
 //     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 128
 //
-// Shared memory of a block, 101328 bytes
+// Shared memory of a block, 101336 bytes
 //          0  HELD_QK  fp16 [1][128][64], the keys that the block holds, or the rows of Q
 //      16384  HELD_V   fp16 [1][128][64], the values that the block holds, or the rows of dO
 //      32768  VISITED_QK fp16 [3][1][64][64], 3 tiles of Q, or of keys
@@ -64,7 +67,7 @@
 //      81920  OUT      fp16 [8][1][16][64], rows of a gradient of each warp, on their way to global memory
 //      98304  ROW_NUMBERS float [3][3][64], numbers of the rows of each stage
 //     100608  BARRIERS mbarrier [13], see the kernels
-//     100736  VISITS   int [148], two work tiles, the tiles that were found, and that of each stage
+//     100736  VISITS   int [150], two work tiles, the tiles that were found, and that of each stage
 //
 // Sections
 //     1. Numbers
@@ -75,7 +78,8 @@
 //     6. Tiles in shared memory
 //     7. What both kernels share
 //     8. Gradients of keys and values
-//     9. Gradients of queries
+//     9. Gradients of keys and values from those of parts of a group
+//     10. Gradients of queries
 
 // 1. Numbers
 
@@ -630,6 +634,7 @@ constexpr int END = -1;  // as a block: there is no more work
 // What the producer publishes of a work tile, together with the tile that it copies first.
 struct Work {
     int block, h_idx, b_idx, any;  // any: whether there is a tile to visit
+    int part;  // of the query heads that share the keys
     int next, h_begin, h_end;  // for the producer alone, which has few registers: the next work tile, and its query heads
 };
 constexpr int WORK_WORDS = sizeof(Work) / sizeof(int);
@@ -674,6 +679,29 @@ __device__ __forceinline__ void store_rows(const OTile& rows, const TensorMap* m
     }
 }
 
+// Four registers of a thread that lie side by side: those with the same numbers of all threads of a warpgroup are neighbours.
+struct alignas(16) Four {
+    float numbers[4];
+};
+
+// Stores a sum of 64 rows, register by register.
+template <int COLUMNS> __device__ __forceinline__ void store_part(float* to, const float (&sum)[COLUMNS / 2]) {
+    Four* const mine = (Four*)to + thread_index() % 128;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 8; ++i) mine[i * 128] = {sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]};
+}
+
+// Adds to a sum of 64 rows what lies in global memory, register by register.
+template <int COLUMNS> __device__ __forceinline__ void add_registers(float (&sum)[COLUMNS / 2], const float* from) {
+    const Four* const mine = (const Four*)from + thread_index() % 128;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 8; ++i) {
+        const Four four = mine[i * 128];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[4 * i + j] += four.numbers[j];
+    }
+}
+
 // 8. Gradients of keys and values
 //
 //     S = s,  s = softmax_scale * Q K^T,  dP = dO V^T
@@ -699,6 +727,8 @@ using DoTile = SlabTile<BLOCK_Q, V_SLABS>;
 struct Block {
     const TensorMap *k_map, *v_map, *q_map, *do_map, *dk_map, *dv_map;
     const RowNumbers* numbers;
+    float* part_sums;
+    int parts;
     unsigned* next_work;
     int batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2;
 
@@ -713,6 +743,13 @@ struct Block {
     RowNumbers* tile_numbers;  // [STAGES]
 
     __device__ __forceinline__ volatile Work& work() const { return works[k.phase]; }
+
+    // Where the sums of 64 keys of a work tile that has a part of a group begin, those of dK first
+    __device__ __forceinline__ float* sums_of_part(const volatile Work& of, int keys) const {
+        const int blocks = (kv_len + BLOCK_ROWS - 1) / BLOCK_ROWS;
+        const long long tile = ((of.b_idx * kv_heads + of.h_idx) * blocks + of.block) * parts + of.part;
+        return part_sums + (tile * CONSUMERS + keys) * (WARPGROUP_ROWS * (HEAD_DIM + HEAD_DIM_V));
+    }
 
     // All threads, before the roles begin
     __device__ __forceinline__ void set_up() const {
@@ -739,7 +776,7 @@ struct Producer : Block {
 
     // Recomputed at each use, not kept in registers
     __device__ __forceinline__ int blocks() const { return (opaque(kv_len) + BLOCK_ROWS - 1) / BLOCK_ROWS; }
-    __device__ __forceinline__ int work_tiles() const { return blocks() * kv_heads * batch; }
+    __device__ __forceinline__ int work_tiles() const { return blocks() * kv_heads * batch * opaque(parts); }
 
     // All work tiles and their tiles, in the order of the consumers
     __device__ __forceinline__ void load() {
@@ -782,10 +819,13 @@ struct Producer : Block {
     // Publishes the coordinates of a work tile
     __device__ __forceinline__ void begin_work_tile(int number) const {
         const int group_size = opaque(q_heads) / kv_heads;
-        const WorkTile at = work_tile_of(number, work_tiles(), blocks(), kv_heads, opaque(heads_in_l2) / group_size);
+        // each part of a group is numbered as a head of its own
+        const WorkTile at = work_tile_of(number, work_tiles(), blocks(), kv_heads * parts, opaque(heads_in_l2) / group_size * parts);
+        const int kv_h_idx = at.h_idx / parts, part = at.h_idx % parts, first_head = kv_h_idx * group_size;
+        work().h_begin = first_head + part * group_size / parts, work().h_end = first_head + (part + 1) * group_size / parts;
+        work().h_idx = kv_h_idx, work().part = part;
         work().block = at.block;
-        work().h_begin = at.h_idx * group_size, work().h_end = (at.h_idx + 1) * group_size;
-        work().h_idx = at.h_idx, work().b_idx = at.b_idx;
+        work().b_idx = at.b_idx;
     }
 
     // Classifies the next 32 tiles of the head, one by each lane
@@ -1050,6 +1090,12 @@ struct Consumer : Block {
             const volatile Work& done = work();
             const int warp = thread_index() / 32 - 4, first_key = done.block * BLOCK_ROWS + 16 * warp;
             const OTile rows = {out.smem + warp * OTile::BYTES};
+            if (parts > 1) {
+                float* const sums = sums_of_part(done, consumer);
+                store_part<HEAD_DIM>(sums, frag.dK);
+                store_part<HEAD_DIM_V>(sums + WARPGROUP_ROWS * HEAD_DIM, frag.dV);
+                continue;
+            }
             store_rows<HEAD_DIM>(rows, dk_map, frag.dK, softmax_scale, first_key, done.h_idx, done.b_idx);
             store_rows<HEAD_DIM_V>(rows, dv_map, frag.dV, 1.0f, first_key, done.h_idx, done.b_idx);
         }
@@ -1065,6 +1111,8 @@ gpt2_backward_dk_dv(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap do_map,
     const __grid_constant__ TensorMap dk_map, const __grid_constant__ TensorMap dv_map,
     const RowNumbers* __restrict__ numbers,  // [batch, q_heads, ceil(q_len / 128), 2, 3, 64]
+    float* part_sums,  // [(parts > 1), batch, kv_heads, ceil(kv_len / 128), parts, 128, 128]
+    int parts,  // parts of a group of query heads, each with work tiles of its own
     unsigned* next_work,  // [1]
     int batch, int q_heads, int kv_heads, int q_len, int kv_len,
     int heads_in_l2)  // query heads whose blocks are numbered together
@@ -1076,6 +1124,8 @@ gpt2_backward_dk_dv(
     const of_keys::Block block = {
         &k_map, &v_map, &q_map, &do_map, &dk_map, &dv_map,
         numbers,
+        part_sums,
+        parts,
         next_work,
         batch, q_heads, kv_heads, q_len, kv_len, heads_in_l2,
         {{smem + HELD_QK_SMEM}, barriers, barriers + 1},
@@ -1106,7 +1156,46 @@ gpt2_backward_dk_dv(
     }
 }
 
-// 9. Gradients of queries
+// 9. Gradients of keys and values from those of parts of a group
+//
+//     dK = softmax_scale * sum over parts,  dV = sum over parts
+//
+// Launched if the query heads of a group are divided over several work tiles. A block has dK or dV of 64 keys, and adds the parts
+// in their order: every run has the same bits.
+
+constexpr int PART_SUMS = CONSUMERS * WARPGROUP_ROWS * (HEAD_DIM + HEAD_DIM_V);  // of a part, of the keys of a block
+
+// The sum of parts, stored
+template <int COLUMNS>
+__device__ __forceinline__ void store_sum_of_parts(const OTile& rows, const TensorMap* map, const float* sums, int parts, float factor,
+                                                   int first_key, int kv_h_idx, int b_idx) {
+    float sum[COLUMNS / 2] = {};
+#pragma unroll 1
+    for (int part = 0; part < parts; ++part) add_registers<COLUMNS>(sum, sums + part * PART_SUMS);
+    store_rows<COLUMNS>(rows, map, sum, factor, first_key, kv_h_idx, b_idx);
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+gpt2_backward_add_parts(
+    const __grid_constant__ TensorMap dk_map, const __grid_constant__ TensorMap dv_map,
+    const float* __restrict__ part_sums,  // [(parts > 1), batch, kv_heads, ceil(kv_len / 128), parts, 128, 128]
+    int parts,  // parts of a group of query heads, each with work tiles of its own
+    int kv_heads, int kv_len)
+{
+    __shared__ __align__(1024) unsigned char rows_smem[4 * OTile::BYTES];
+
+    const int blocks = (kv_len + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const int keys = blockIdx.x / 2 % CONSUMERS, tile = blockIdx.x / 2 / CONSUMERS;
+    const int block = tile % blocks, kv_h_idx = tile / blocks % kv_heads, b_idx = tile / blocks / kv_heads;
+    const int warp = threadIdx.x / 32, first_key = block * BLOCK_ROWS + keys * WARPGROUP_ROWS + 16 * warp;
+    const OTile rows = {rows_smem + warp * OTile::BYTES};
+    const float* const sums = part_sums + (long long)tile * parts * PART_SUMS + keys * (WARPGROUP_ROWS * (HEAD_DIM + HEAD_DIM_V));
+    if (blockIdx.x % 2 == 0) store_sum_of_parts<HEAD_DIM>(rows, &dk_map, sums, parts, softmax_scale, first_key, kv_h_idx, b_idx);
+    else store_sum_of_parts<HEAD_DIM_V>(rows, &dv_map, sums + WARPGROUP_ROWS * HEAD_DIM, parts, 1.0f, first_key, kv_h_idx, b_idx);
+    if (threadIdx.x % 32 == 0) tma_store_wait<0>();  // the copies read shared memory, which the block frees when it ends
+}
+
+// 10. Gradients of queries
 //
 //     S = s,  s = softmax_scale * Q K^T,  dP = dO V^T
 //     P = exp(S - lse)   where q >= k, else 0
@@ -1208,7 +1297,8 @@ struct Producer : Block {
         const WorkTile at = work_tile_of(number, work_tiles(), blocks(), q_heads, heads_in_l2);
         work().block = blocks() - 1 - at.block;
         work().h_begin = at.h_idx, work().h_end = at.h_idx + 1;
-        work().h_idx = at.h_idx, work().b_idx = at.b_idx;
+        work().h_idx = at.h_idx;
+        work().b_idx = at.b_idx;
     }
 
     // Classifies the next 32 tiles of the head, one by each lane
