@@ -40,6 +40,7 @@ SHAPES = {"causal": Shape(1, 4, 2, 450, 600), "documents": Shape(1, 6, 3, 400, 4
 SPLIT = replace(SPECS["causal"], head_dim=16, head_dim_v=16)
 # Orders of threads and copies; in all but the first, lanes without a convergence barrier diverge
 ORDERS = (0, 3, 4, 8, 7, 9, 10, 12)
+MANY = 24  # multiprocessors on which the groups of all SHAPES are divided into parts
 
 
 @pytest.fixture
@@ -80,7 +81,8 @@ def steps_that_are_not_needed(spec: AttentionSpec, shape: Shape, deterministic: 
     usual = compiled(spec, "hopper").gradients(None, deterministic)
     source, device = usual.source, EmulatedDevice(checked=True, arch="sm_90a")
     mutant = device.compile(removable(source, steps(source)))
-    backwards = [replace(usual, kernel=replace(mutant, device=replace(device, seed=seed)), device=device) for seed in ORDERS]
+    calls = [*((device, seed) for seed in ORDERS), *((replace(device, multiprocessors=MANY), seed) for seed in ORDERS[:2])]
+    backwards = [replace(usual, kernel=replace(mutant, device=replace(of, seed=seed)), device=of) for of, seed in calls]
     return unnoticed(source, steps(source), mutant.library, lambda: outcome(spec, shape, backwards))
 
 

@@ -48,7 +48,11 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
         "convert_dq": kernel(
             "sums of dQ: global",
             Loop(
-                "sums", f"{plan.own.dq_registers} of a part", "thread", "dQ: registers to shared to global", "void add_registers("
+                "sums",
+                f"{plan.own.dq_registers} of a part",
+                "thread",
+                "dQ: registers to shared to global",
+                "void add_registers(",
             ),
         ),
     }
