@@ -776,7 +776,7 @@ struct Producer : Block {
 
     // Recomputed at each use, not kept in registers
     __device__ __forceinline__ int blocks() const { return (opaque(kv_len) + BLOCK_ROWS - 1) / BLOCK_ROWS; }
-    __device__ __forceinline__ int work_tiles() const { return blocks() * kv_heads * batch * opaque(parts); }
+    __device__ __forceinline__ int work_tiles() const { return blocks() * kv_heads * batch * parts; }
 
     // All work tiles and their tiles, in the order of the consumers
     __device__ __forceinline__ void load() {
@@ -819,11 +819,9 @@ struct Producer : Block {
     // Publishes the coordinates of a work tile
     __device__ __forceinline__ void begin_work_tile(int number) const {
         const int group_size = opaque(q_heads) / kv_heads;
-        // each part of a group is numbered as a head of its own
         const WorkTile at = work_tile_of(number, work_tiles(), blocks(), kv_heads * parts, opaque(heads_in_l2) / group_size * parts);
-        const int kv_h_idx = at.h_idx / parts, part = at.h_idx % parts, first_head = kv_h_idx * group_size;
-        work().h_begin = first_head + part * group_size / parts, work().h_end = first_head + (part + 1) * group_size / parts;
-        work().h_idx = kv_h_idx, work().part = part;
+        work().h_begin = at.h_idx * group_size / parts, work().h_end = (at.h_idx + 1) * group_size / parts;
+        work().h_idx = at.h_idx / parts, work().part = at.h_idx % parts;  // each part is numbered as a head
         work().block = at.block;
         work().b_idx = at.b_idx;
     }

@@ -83,7 +83,7 @@ MAX_ADDED_HEAD_DIM = 128  # of either head size, if dQ is added up in global mem
 KEYS_WORTH_ADDING = {1: 128, 2: 300}  # that a row visits on average, by the slabs of a head: additions are then as fast (H200)
 SUM_BYTES_IN_L2 = 16 << 20  # of dQ, in fp32, of the heads whose blocks run side by side
 DS_SLOTS = 2  # of dS where dQ is added up in global memory, as many as stages: that being written, and the one before
-WORK_WORDS = 8  # what tells a work tile: the members of Work
+WORK_WORDS = 8  # what tells a work tile: the members of Work, one less if there are no groups
 FOUND = 64  # places of tiles that the producer has found
 VISIT_WORDS = 2  # what tells a tile to visit: the tile, and its head
 
