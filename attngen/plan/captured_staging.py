@@ -3,8 +3,8 @@
 key vector    one index is `k`, the others are the same for a whole block (`document[b, k]`, `bias[h, k]`): the elements of a
               tile are staged in shared memory beside its keys
 row element   one index is `q` (`document[b, q]`): a thread reads the elements of its rows once
-pair element  the last index is `k`, others differ from row to row (`bias[b, h, q, k]`): a thread that has two neighbouring
-              keys of a row reads their elements at once
+pair element  the last index is `k`, others differ from row to row (`bias[b, h, q, k]`): a warp copies those of a tile to shared
+              memory, or a thread that has two neighbouring keys of a row reads their elements at once
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Fused(File):
         """The captured values, if any part of the only kernel reads one."""
         v = self.variant
         read = (*v.of_scores, v.mask, v.sink, v.dropout, v.kv_range, v.classify)
-        return abi.captured(v) if v.key_vectors else self.captured(*read)
+        return abi.captured(v) if v.key_vectors or v.pair_elements else self.captured(*read)
 
     def context(self) -> dict[str, Any]:
         softmax = self.spec.normalize == "softmax"

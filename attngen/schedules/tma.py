@@ -33,7 +33,8 @@ class ByTma(Fused):
         return False
 
     def context(self) -> dict[str, Any]:
-        return super().context() | {"rings_differ": False}  # in the number of their stages
+        # rings: whether the numbers of their stages differ; whether the number of a tile is a position in all of them
+        return super().context() | {"rings_differ": bool(self.plan.staged.pairs), "rings_seek": False}
 
     def products(self) -> list[Wgmma]:
         dtype = self.spec.dtype.name

@@ -20,8 +20,9 @@ from tests.left_out import first_finding, removable, unnoticed
 
 STEPS = re.compile(
     r"(?:__syncthreads|__syncwarp|mbarrier_init_fence|async_proxy_fence|wgmma_fence|wgmma_commit)\(\);"
-    r"|(?:wgmma_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);|tma_store_commit\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);"
-    r"|(?:work|k|v|ring)\.(?:acquire|publish|wait_full|release)\(\);|(?:release_stage|skip_tile)\([kv]\);"
+    r"|(?<!void )cp_async_commit\(\);|(?:wgmma_wait|cp_async_wait|tma_store_wait(?:_read)?)<[^>]*>\(\);"
+    r"|tma_store_commit\(\);|mbarrier_(?:wait|arrive|expect_bytes)\([^;]*\);"
+    r"|(?:work|k|v|ring|pairs|own)\.(?:acquire|publish|wait_full|release)\(\);|(?:release_stage|skip_tile)\((?:[kv]|pairs)\);"
     r"|skip_(?:keys|values|tiles_before|last_values)\(\);"
 )
 # Q in registers; Q in shared memory; tiles that the producer classifies, and key vectors; key vectors without that.
@@ -51,10 +52,21 @@ SPECS: dict[str, AttentionSpec] = {
     # four consumers, each of which skips tiles of the others
     "four": replace(attngen.define(dtype="bf16", head_dim=64, mask="k + 200 <= q"), kernel=KernelRequest("hopper", 256, 64, 2)),
     "narrow": replace(attngen.define(dtype="bf16", head_dim=64, mask="k <= 2 * q"), kernel=KernelRequest("hopper", 128, 64, 2)),
+    # elements of pairs in shared memory, and three consumers that skip tiles
+    "pairs": replace(
+        attngen.define(
+            dtype="bf16",
+            head_dim=64,
+            mask="k + 200 <= q",
+            score="s + bias[h, q, k]",
+            inputs={"bias": ("bf16", ("heads", "q_len", "kv_len"))},
+        ),
+        kernel=KernelRequest("hopper", 192, 64, 2),
+    ),
     # Q in shared memory, and blocks of no tile, of two, of three: one more than the wgmma schedule has stages
     "far": attngen.define(dtype="bf16", head_dim=256, mask="k + 150 <= q"),
 }
-BY_SCHEDULE = {"hopper": ("causal", "wide", "documents", "bias", "band", "four", "narrow"), "wgmma": ("causal", "far")}
+BY_SCHEDULE = {"hopper": ("causal", "wide", "documents", "bias", "band", "four", "narrow", "pairs"), "wgmma": ("causal", "far")}
 # Orders of threads and copies; in all but the first, lanes without a convergence barrier diverge
 ORDERS = (0, 3, 4, 8, 7, 9, 10, 12)
 SHAPES = {
@@ -66,6 +78,7 @@ SHAPES = {
     "four": Shape(1, 4, 1, 500, 500),
     "narrow": Shape(1, 3, 3, 400, 400),
     "far": Shape(1, 1, 1, 300, 300),
+    "pairs": Shape(1, 3, 3, 600, 504),
 }
 
 

@@ -52,13 +52,15 @@ class Hopper(ByTma):
     def pair_steps(self) -> list[str]:
         """The steps of captured tensors of which the score reads one element per pair."""
         v = self.variant
-        if v.score is None or "in" not in v.score.arguments or v.one_score is not None:
+        reads = v.score is not None and ("in" in v.score.arguments or bool(v.pair_elements))
+        if not reads or v.one_score is not None:
             return []
         return [f"{t.c_name}_step_{d}" for t in v.tensors if sum(t.narrow) > 1 for d in range(t.rank) if t.narrow[d]]
 
     def places_rows(self) -> bool:
         """Whether a thread needs its row indices."""
-        return self.variant.places_rows or self.variant.dropout is not None
+        v = self.variant
+        return v.places_rows or v.dropout is not None or bool(v.pair_elements)
 
     def constants(self) -> list[ConstantLine]:
         plan = self.plan
@@ -76,6 +78,10 @@ class Hopper(ByTma):
             *self.slab_constants(ConstantLine("OUTPUT_SLABS", self.own.output_slabs, OUTPUT_SLABS)),
             *self.output_constants(),
             ConstantLine("SLOTS", "STAGES + 1", "tiles whose key vectors are in shared memory"),
+            ConstantLine("PAIR_SLABS", -(-plan.block_kv // 64), "of a tile of elements of pairs"),
+            ConstantLine("PAIR_SLOTS", self.own.pair_slots, "such tiles in shared memory, of each consumer"),
+            ConstantLine("PAIR_LOADERS", 64, "threads that copy them"),
+            pair_lanes(plan.block_kv),
             ConstantLine("LANE_KEYS", -(-plan.block_kv // 32), "keys of a tile whose elements a lane of the producer reads"),
         ]
 
@@ -106,7 +112,8 @@ class Hopper(ByTma):
         """Those of the indices of a head that a consumer's threads need."""
         v = self.variant
         functions = [f for f in (*v.of_scores, v.one_score, v.mask, v.dropout) if f is not None]
-        needed = {n for f in functions for n in f.arguments} | {n for e in v.row_elements for n in e.indices}
+        elements = (*v.row_elements, *v.pair_elements)
+        needed = {n for f in functions for n in f.arguments} | {n for e in elements for n in e.indices}
         if v.by_row or v.classify is None:
             needed |= {*v.kv_range.arguments}
         return [n for n in OF_HEAD if n in needed]
@@ -137,6 +144,12 @@ class Hopper(ByTma):
             "producer_indices": [n for n in OF_HEAD if n in {"b_idx", *key_vector_indices}],
             "pair_steps": self.pair_steps,
         }
+
+
+def pair_lanes(keys: int) -> ConstantLine:
+    """The lanes of a warp that copy a row of a tile of elements of pairs: a power of 2."""
+    lanes = next(n for n in (8, 16, 32) if 8 * n >= keys)
+    return ConstantLine("PAIR_LANES", lanes, "that copy a row of them, 16 bytes each")
 
 
 TWO_ONES = {"fp16": "0x3c003c00", "bf16": "0x3f803f80"}

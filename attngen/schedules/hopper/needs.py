@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attngen.plan.arch import Arch
 from attngen.plan.axes import ROWS
+from attngen.plan.captured_staging import Element, pair_elements
 from attngen.plan.facts import SpecFacts
 from attngen.plan.memo import remembered
 from attngen.plan.shared_memory import COLUMN, WORK_TILE, SharedBuffer, aligned
@@ -45,13 +46,16 @@ def slab_tiles(name: str, dtype: str, extents: tuple[int, ...], use: str, then: 
     return buffer
 
 
-def buffers(facts: SpecFacts, tile: Tile, output_slabs: int = 1, ones: bool = False) -> tuple[SharedBuffer, ...]:
+def buffers(
+    facts: SpecFacts, tile: Tile, output_slabs: int = 1, ones: bool = False, pair_slots: int = 0
+) -> tuple[SharedBuffer, ...]:
     """The shared memory of a block."""
     spec = facts.spec
     t, q, kv, stages, groups = spec.dtype.name, tile.block_q, tile.block_kv, tile.stages, consumers(tile)
     d, dv, own = slabs(spec.head_dim), slabs(spec.head_dim_v), facts.staged
     holds, rotates = q_in_registers(facts, tile), own_tiles(facts, tile)
     rows, whose = ((d, q), "") if holds else ((groups, d, WARPGROUP_ROWS), " of each consumer")
+    pairs, of_pairs = staged_pairs(facts) if pair_slots else (), (groups, pair_slots, slabs(kv), WARPGROUP_ROWS)
     of_q = 2 if holds else 2 + 2 * groups  # a full/empty pair; or one for the work tile, and one for each consumer's rows
 
     def words(name: str, shape: tuple[int, ...], use: str, element: str = "int") -> SharedBuffer:
@@ -63,7 +67,8 @@ def buffers(facts: SpecFacts, tile: Tile, output_slabs: int = 1, ones: bool = Fa
         slab_tiles("K", t, (stages, d, kv), f"the keys of {stages} tiles"),
         slab_tiles("V", t, (stages, dv + ones, kv), f"the values of {stages} tiles" + ", and ones" * ones),
         slab_tiles("O", t, (4 * groups, output_slabs, 16), "output rows of each warp, on their way to global memory"),
-        words("BARRIERS", (of_q + 4 * stages,), "see the kernel", "mbarrier"),
+        *(slab_tiles("PAIRS", t, of_pairs, f"{e.gather.input} of each consumer's tiles") for e in pairs),
+        words("BARRIERS", (of_q + 4 * stages + 2 * groups * pair_slots,), "see the kernel", "mbarrier"),
         words("WORK_TILES", (2, len(WORK_TILE) + rotates), "which rows and head " + WHOSE[holds]),
         *([visits] if facts.bounds.per_tile else []),  # the producer classifies tiles and publishes them
         *([own.buffer(kv, stages + 1)] if own.keys else []),  # of the stages of K, and of the tile whose weights are computed
@@ -87,8 +92,20 @@ def output_slabs(facts: SpecFacts, arch: Arch, tile: Tile, ones: bool) -> int:
     return next((n for n in parts if shared_bytes(facts, tile, n, ones) <= arch.shared_per_block), 1)
 
 
-def shared_bytes(facts: SpecFacts, tile: Tile, output_slabs: int = 1, ones: bool = False) -> int:
-    return aligned(*buffers(facts, tile, output_slabs, ones))
+def staged_pairs(facts: SpecFacts) -> tuple[Element, ...]:
+    """The element of each pair that consumers find in shared memory if there is room for it: of one tensor."""
+    return pair_elements(facts.spec).pairs[:1]
+
+
+def pair_slots(facts: SpecFacts, arch: Arch, tile: Tile, output_slabs: int, ones: bool) -> int:
+    """The tiles of these elements that each consumer has in shared memory: as many as fit, at most two. None if Q is in shared
+    memory: the warps that would copy the elements copy Q."""
+    possible = (2, 1) if staged_pairs(facts) and q_in_registers(facts, tile) else ()
+    return next((n for n in possible if shared_bytes(facts, tile, output_slabs, ones, n) <= arch.shared_per_block), 0)
+
+
+def shared_bytes(facts: SpecFacts, tile: Tile, output_slabs: int = 1, ones: bool = False, pair_slots: int = 0) -> int:
+    return aligned(*buffers(facts, tile, output_slabs, ones, pair_slots))
 
 
 def registers(facts: SpecFacts, tile: Tile) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
+from attngen.diagnostics import counted
 from attngen.plan.affine_scores import AffineScore
 from attngen.plan.arch import Arch, Feature
 from attngen.plan.axes import ROWS
@@ -51,6 +52,7 @@ class HopperPlan:
     values_after_queries: bool  # the copies of a work tile's V wait for its Q
     warp_loads_keys: bool  # all lanes of the producer's first warp classify tiles or read key vectors; else one thread copies
     warps_release: bool  # each warp of a consumer releases a stage; else one thread of it
+    pair_slots: int  # tiles of an element of pairs that each consumer has in shared memory; 0: each pair reads its own
 
 
 NEEDED = (Feature.MBARRIER, Feature.TMA, Feature.WGMMA)
@@ -242,12 +244,13 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
     producer, consumer = needs.register_split(facts, tile)
     holds, per_consumer = needs.q_in_registers(facts, tile), needs.own_tiles(facts, tile)
     lanes_load = facts.bounds.per_tile or bool(facts.staged.keys)
+    out = needs.output_slabs(facts, arch, tile, sums == "products")
     return HopperPlan(
         consumers=groups,
         producer_registers=producer,
         consumer_registers=consumer,
         q_in_registers=holds,
-        output_slabs=needs.output_slabs(facts, arch, tile, sums == "products"),
+        output_slabs=out,
         row_sums=sums,
         shift=facts.shift,
         per_consumer_range=per_consumer,
@@ -259,6 +262,7 @@ def choices(facts: SpecFacts, arch: Arch, tile: Tile) -> HopperPlan:
         values_after_queries=holds or groups == 2,
         warp_loads_keys=lanes_load,
         warps_release=lanes_load or per_consumer,
+        pair_slots=needs.pair_slots(facts, arch, tile, out, sums == "products"),
     )
 
 
@@ -266,6 +270,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why:
     """The plan of a tile that fits; `why` it was chosen."""
     spec, own, affine = facts.spec, choices(facts, arch, tile), added_once(facts)
     t, out, slabs, keys = spec.dtype.name, own.output_slabs, needs.slabs(spec.head_dim_v), heavy(own.row_sums)
+    staged = replace(facts.staged, pairs=needs.staged_pairs(facts)) if own.pair_slots else facts.staged
     slack = f"a row's own, up to the weight of {keys} keys, or more where there are many"
     why_q = (
         f"its fragments take {needs.q_registers(spec)} registers a thread"
@@ -295,10 +300,10 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, why:
         Decision("O in shared memory", f"{out} of {slabs} slabs a warp", why_out),
         Decision("blocks", "one for each SM", WHY_PERSISTENT),
         Decision("swizzle", "128 bytes", LAYOUT + ", so that neither TMA nor wgmma meets a bank conflict"),
-        *staging_decisions(facts.staged),
+        *staging_decisions(staged, own.pair_slots),
     )
-    buffers = needs.buffers(facts, tile, out, own.row_sums == "products")
-    more = {"consumer_rows": WARPGROUP_ROWS if own.per_consumer_range else 0, "staged": facts.staged, "affine": affine}
+    buffers = needs.buffers(facts, tile, out, own.row_sums == "products", own.pair_slots)
+    more = {"consumer_rows": WARPGROUP_ROWS if own.per_consumer_range else 0, "staged": staged, "affine": affine}
     return planned(schedule, facts, arch, tile, decisions, buffers, own, **more)
 
 
@@ -330,13 +335,16 @@ def pipeline_decisions(plan: HopperPlan) -> Iterator[Decision]:
         yield Decision("stages released", "by each warp", WHY_WARPS)
 
 
-def staging_decisions(own: Staged) -> Iterator[Decision]:
+def staging_decisions(own: Staged, pair_slots: int) -> Iterator[Decision]:
     if own.keys:
         vectors = ", ".join(expression_to_text(e.gather) for e in own.keys)
         yield Decision("key vectors", vectors, WHY_KEYS)
     if own.rows:
         elements = ", ".join(expression_to_text(e.gather) for e in own.rows)
         yield Decision("row elements", elements, "each thread has two rows: it reads theirs once, under the first product")
+    for e in own.pairs:
+        where = f"in shared memory, {counted(pair_slots, 'tile')} of each consumer"
+        yield Decision(expression_to_text(e.gather), where, WHY_PAIRS)
 
 
 WHY_SUMS: dict[RowSums, tuple[str, str]] = {
@@ -372,6 +380,7 @@ WHY_KEYS = (
     "in shared memory: the producer reads them while it waits for a stage, where a consumer would read each pair's from global "
     "memory between its products"
 )
+WHY_PAIRS = "a warp copies those of a tile ahead, if rows begin at multiples of 16 bytes; else each pair reads its own"
 WHY_AFFINE = "affine in k: each key adds a multiple of the slope, where each pair would convert its distance to a float"
 WHY_FALLS = "the score falls from key to key: a row maximum that rose with each tile would rescale O each time"
 WHY_OTHERS = "used instead for calls whose lengths make them faster"

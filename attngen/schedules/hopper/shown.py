@@ -22,12 +22,19 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     def role(name: str, who: str, moved: str, line: str, keys: Loop) -> Loop:
         return Loop(f"{name}: work tiles", "from a counter", who, moved, line, (keys,))
 
+    def loader(moved: str) -> Loop:
+        copied = Loop("keys", visited, "warp", moved, "void load_pair_tile(")
+        return role("elements of pairs", "two warps", moved, "void load_pairs(int first) {", copied)
+
     rows = f"Q: {plan.block_q} rows, global to shared by TMA"
     warpgroups, stored = f"{plan.own.consumers} warpgroups", "O: 64 rows a warpgroup, registers to shared to global"
     producer = role("producer", "one warp", rows, "for (int next = blockIdx.x; next < works;", copied)
     return {
         "hopper": kernel(
-            "one for each SM", producer, role("consumers", warpgroups, stored, "while (q_block != END)", multiplied)
+            "one for each SM",
+            producer,
+            *(loader(f"{e.gather.input}: global to shared by cp.async") for e in plan.staged.pairs),
+            role("consumers", warpgroups, stored, "while (q_block != END)", multiplied),
         )
     }
 

@@ -15,7 +15,7 @@ from attngen.emit.variant import Function
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.bounded_scores import LARGE_EXPONENT
 from attngen.schedules.fused import LARGE
-from attngen.schedules.hopper.context import argument_members
+from attngen.schedules.hopper.context import argument_members, pair_lanes
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
 from attngen.schedules.hopper_backward.plan import WARPGROUP, HopperBackwardPlan, pair_slots
 from attngen.schedules.tma import ByTma
@@ -208,6 +208,7 @@ class HopperBackward(ByTma):
             "offsets": self.lse_rest,
             "mask_reads": self.spec.mask is not None and bool(inputs_in(self.spec.mask)),  # elements of captured tensors
             "rings_differ": self.own.split_products or bool(self.plan.staged.pairs),
+            "rings_seek": self.own.split_products,
             "written_pairs": [
                 (tensor.name, own_indices(self.gradient.of(name)))
                 for name, tensor in zip(self.plan.written_pairs, self._gradients_of_pairs, strict=True)
@@ -268,6 +269,7 @@ class HopperBackward(ByTma):
             ConstantLine("VALUE_STAGES", own.value_stages, "tiles of values in shared memory"),
             ConstantLine("RELEASES", "128 * CONSUMERS", "of a tile: each thread of a consumer"),
             ConstantLine("PAIR_SLOTS", pair_slots(self.facts), "tiles of elements of pairs in shared memory"),
+            pair_lanes(own.held_keys),
             ConstantLine("WRITERS", "64", "threads that write dS to global memory: two warps that the producer does not need"),
             ConstantLine(
                 "FOLLOWERS",

@@ -373,7 +373,7 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
         yield from addition_decisions()
         yield Decision("products of dQ", "a tile later", WHY_LATER)
         for element in staged(facts).pairs:
-            yield Decision(f"{element.gather.input}", "in shared memory", WHY_STAGED)
+            yield Decision(f"{element.gather.input}", "in shared memory", hopper.WHY_PAIRS)
         for name in written_pairs(facts):
             yield Decision(f"d_{name}", "dS of each pair", WHY_WRITTEN)
     else:
@@ -426,7 +426,6 @@ WHY_TWO = "both compute S and dP, seven products instead of five; one kernel wou
 WHY_TWO_ANYWAY = "additions to dQ in global memory are for a softmax and head sizes of equally many slabs"
 WHY_LATER = "when both consumers have written their dS long ago: neither waits for the other, and each fills the other's gaps"
 WHY_PARTS = "their sums of dK and dV are added in a fixed order by a kernel; a call with enough work tiles does not launch it"
-WHY_STAGED = "a warp copies those of a tile ahead, if rows begin at multiples of 16 bytes; else each pair reads its own"
 WHY_WRITTEN = "dQ needs dS in shared memory: two warps write it to global memory beside the products"
 WHY_HELD = "operands of S and dP that stay for all tiles; from shared memory, each product would read them again"
 WHY_SWIZZLE = "tiles in slabs of 64 columns, chunks of 16 bytes permuted: neither TMA nor wgmma meets a bank conflict"
