@@ -34,12 +34,15 @@ def laid_out(bias: Any, offset: int = 0, gap: int = 0) -> Any:
 
 
 def elements_read(problem: Sample) -> int:
-    """The elements of the bias that the hopper schedule reads, whose result must be right."""
-    kernel = compiled(BIAS, "hopper")
-    assert compare(*call(kernel, problem), truth(BIAS, problem)).passed
+    """The elements of the bias that the hopper schedule reads, whose result must be right, and that of fused too."""
+    expected = truth(BIAS, problem)
+    for schedule in ("fused", "hopper"):
+        kernel = compiled(BIAS, schedule)
+        assert compare(*call(kernel, problem), expected).passed, schedule
     return kernel.kernel.counters.bytes_read["bias"] // 2
 
 
+@pytest.mark.long
 def test_layouts() -> None:
     """16 bytes are copied at once if rows begin at multiples of 16 bytes; then no element is read for a pair past the end."""
     problem = sample(BIAS, Shape(2, 2, 1, 70, 136))
@@ -48,7 +51,7 @@ def test_layouts() -> None:
     turned = np.ascontiguousarray(bias.swapaxes(2, 3)).swapaxes(2, 3)
     broadcast = np.broadcast_to(bias[:, :, :1], bias.shape)
     at_once = (bias, bias[:1], bias[:, :1], broadcast, laid_out(bias, 8, 16))
-    one_by_one = (turned, laid_out(bias, offset=1), laid_out(bias, gap=1), laid_out(bias, offset=4), bias[:, :, :, :1])
+    one_by_one = (turned, laid_out(bias, offset=1), laid_out(bias, gap=1), laid_out(bias, offset=2, gap=2), bias[:, :, :, :1])
     for number, (layouts, expected) in enumerate(((at_once, copied), (one_by_one, read))):
         for layout in layouts:
             assert elements_read(replace(problem, inputs={"bias": layout})) == expected, (number, layout.strides)
@@ -124,3 +127,14 @@ def test_consumers_read_no_pair_from_global_memory(head_dim: int) -> None:
     one_by_one, at_once = (len(re.findall(rf"\b{load}\b", code)) for load in ("LDG", "LDSM"))
     assert one_by_one % pairs == 0
     assert at_once >= one_by_one // 8 > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_two_neighbouring_keys_are_one_load_in_fused(mask: str | None) -> None:
+    """In full tiles, of which there is one text beside that of the others; without more registers."""
+    program = compile_text(emitted(replace(BIAS, mask=attngen.define(mask=mask).mask), "fused", "sm_80"))
+    (resources,) = program.resources()
+    assert (resources.spill_store_bytes, resources.stack_bytes) == (0, 0)
+    one, two = (len(re.findall(rf"\bLDG\.E{size} ", disassemble(program.code))) for size in (r"\.U16", ""))
+    assert one == 2 * two > 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from attngen.diagnostics import counted
 from attngen.plan.arch import Arch
+from attngen.plan.captured_staging import pair_elements
 from attngen.plan.decisions import score_decisions
 from attngen.plan.facts import SpecFacts
 from attngen.plan.plan import Decision, Plan, Schedule
@@ -17,6 +18,7 @@ from attngen.schedules.fused_mma import needs
 from attngen.schedules.fused_mma.registers import head_sizes, may_hold_q, variant
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Gather, walk
+from attngen.spec.print_attn import expression_to_text
 
 BLOCKS = 2  # of an SM, where tiles of ROOMY_ROWS allow it: one computes softmax while the other multiplies
 ROOMY_ROWS = 64
@@ -49,6 +51,7 @@ WHY_SUMMED = "added to O in fp32: the tensor cores truncate sums, and errors of 
 WHY_BLOCKS = "the compiler may use the registers of so many: split operands need all that a thread can have"
 BETWEEN_UP_TO = 128  # head size: by measurement, wider ones are not faster with copies between products
 WHY_KEYS = "read once for each key of a partial tile, during Q K^T, instead of by every thread that has the key"
+WHY_PAIRS = "a load of 4 bytes before Q K^T, in full tiles, if rows begin at multiples of 4 bytes; else each pair reads its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
 def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, holds: bool, why: str = "") -> Plan:
     """The plan of a tile that fits; `holds`: Q stays in registers."""
     spec, stages = facts.spec, tile.stages
-    staged = needs.staged_of(facts, tile)
+    staged = replace(needs.staged_of(facts, tile), pairs=pair_elements(spec).pairs)
     numbers = needs.operands(spec)
     pad, t = needs.chunk(spec), spec.dtype.name
     between, idle = copies_between_steps(spec, tile), idle_copiers(spec, tile)
@@ -177,6 +180,7 @@ def with_tile(schedule: Schedule, facts: SpecFacts, arch: Arch, tile: Tile, hold
         *([Decision("partial sums", f"of {16 * needs.summed(tile)} keys", WHY_SUMMED)] if numbers.split else []),
         *([Decision("blocks per SM", str(blocks), WHY_BLOCKS)] if blocks else []),
         *([Decision("key vectors", "in shared memory", WHY_KEYS)] if staged.keys else []),
+        *(Decision(expression_to_text(e.gather), "two keys at once", WHY_PAIRS) for e in staged.pairs),
         Decision("rows in shared memory", f"padded by {pad}", needs.WHY_PAD),
     )
     own = FusedMmaPlan(
