@@ -634,7 +634,7 @@ struct RowSoftmax {
     float limit[ROWS];    // the largest score that does not change the maximum; -INF: every tile changes it
     int largest[ROWS];    // this lane's largest score of the tile, as bits
 
-    // The row, 0 to ROWS - 1, of register i of N
+    // The row, 0 to ROWS - 1, of register i of N: a pair of rows has 2 * N / ROWS of them, two in turn for each
     template <int N> static __device__ constexpr int row_of(int i) { return i / (2 * N / ROWS) * 2 + i / 2 % 2; }
 
     // Row r before its first tile
@@ -652,9 +652,10 @@ struct RowSoftmax {
         int chains[ROWS][MAX_CHAINS];
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const int block = i % (2 * N / ROWS);
-            int& chain = chains[row_of<N>(i)][block / 4 % MAX_CHAINS];
-            chain = block < 4 * MAX_CHAINS && i % 2 == 0 ? __float_as_int(S[i]) : ::max(chain, __float_as_int(S[i]));
+            const int own = i % (2 * N / ROWS);  // among the registers of two rows, four for every 8 columns
+            const bool begins = own < 4 * MAX_CHAINS && i % 2 == 0;
+            int& chain = chains[row_of<N>(i)][own / 4 % MAX_CHAINS];
+            chain = begins ? __float_as_int(S[i]) : ::max(chain, __float_as_int(S[i]));
         }
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
@@ -667,7 +668,7 @@ struct RowSoftmax {
     // Raises the maxima if a score of the tile exceeds its limit. Returns whether it did: the caller then multiplies O by alpha
     // FIRST: the tile is the first of its rows. PARTIAL: the mask may forbid pairs of the tile
     template <bool PARTIAL, bool FIRST, int N> __device__ __forceinline__ bool raise_maxima(float (&S)[N]) {
-        bool exceeds = false;
+        bool exceeds = false;  // a negative limit always counts: its bits are in no order with others
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) exceeds |= largest[r] > __float_as_int(limit[r]) || limit[r] < 0.0f;
         const bool rescale = FIRST || __any_sync(0xffffffff, exceeds);
@@ -681,6 +682,7 @@ struct RowSoftmax {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) highest[r] = max[r];
         // If a row has negative scores only, `largest` is not its largest one: compare the floats
+        // A first tile that the mask cuts often has such rows, of -inf: it is not asked
         int least = largest[0];
 #pragma unroll
         for (int r = 1; r < ROWS; ++r) least = ::min(least, largest[r]);
@@ -900,7 +902,7 @@ struct Consumer : Block {
         }
     }
 
-    // The weights of the first tile
+    // The weights of the first tile. O has no product yet that would have to be multiplied by alpha
     __device__ __forceinline__ void first_weights() {
         const bool partial = tile < tiles.full_begin || tile >= tiles.full_end;
         if (partial) {
