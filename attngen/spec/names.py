@@ -23,7 +23,7 @@ TENSORS = frozenset("Q K V O S P lse next_work split_O split_max split_sum v out
 
 # Names of a backward program and arguments of its call: a spec with one of them has a forward only.
 BACKWARD_NAMES = frozenset(
-    "dO dQ dK dV dP dS ds QK delta sink_weight row_numbers dq_sums own_lse own_lse_rest lse_rest "  # noqa: SIM905
+    "dO dQ dK dV dP dS ds QK delta sink_weight row_numbers dq_sums part_sums own_lse own_lse_rest lse_rest "  # noqa: SIM905
     "dlse dout dq dk dv wanted".split()
 )
 # Of a captured tensor's gradient, and of the workspaces that it is added up in.
