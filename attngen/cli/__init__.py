@@ -66,7 +66,7 @@ def main() -> None:
     SPEC is an .attn file, - for standard input, or the name of a shipped spec, as in `attngen check alibi`.
 
     A schedule is a way to compute a spec: naive, tiled, fused, wgmma, hopper or decode; auto selects hopper
-    on GPUs that support it, else fused, and decode for calls of few rows.
+    on GPUs that support it, else fused; decode for calls of few rows, and fused for many short rows.
     """
     if is_terminal(sys.stderr):
         show_progress()
