@@ -39,7 +39,7 @@ def short_rows(facts: SpecFacts) -> tuple[ShortRows, ...]:
 
 
 def of_problem(found: tuple[ShortRows, ...], problem: Problem) -> ShortRows | None:
-    """What is for the sizes of a call: one that has a row for each SM at least."""
+    """What is for the sizes of a call, which must have a head for each SM at least, those of the whole batch counted."""
     if problem.heads < problem.multiprocessors:
         return None
     return next((short for short in found if max(problem.rows, problem.keys) <= short.most), None)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import attngen
+from attngen.emit.emitter import emit
 from attngen.plan import ARCHES, Problem
 from attngen.schedules.choose import choice_of, choose
 from attngen.spec.attention import KernelRequest
@@ -65,3 +66,14 @@ def test_the_sizes_of_a_call_decide() -> None:
     assert compiled.at(sizes).plan.block_q == 64 < compiled.plan.block_q
     assert backward.at(sizes).plan.block_kv == 64 < backward.plan.block_kv
     assert backward.at(sizes | {"q_len": 400, "kv_len": 400}) is backward
+
+
+@pytest.mark.parametrize("wanted", [(), QKV, (*QKV, "bias")])
+def test_programs_of_all_lengths_have_their_arrays_in_one_order(wanted: tuple[str, ...]) -> None:
+    """torch's launches fill in addresses by position."""
+    inputs = {"bias": ("bf16", ("heads", "q_len", "kv_len")), "ids": ("int32", ("batch", "kv_len"))}
+    spec = attngen.define(dtype="bf16", head_dim=64, mask="same_document(ids)", score="s + bias[h, q, k]", inputs=inputs)
+    programs = [emit(spec, p) for p in choice_of(spec, ARCHES["sm_90a"], wanted=wanted).plans()]
+    assert len(programs) > 1
+    orders = {tuple(t.argument for role in ("input", "output") for t in p.of_role(role)) for p in programs}
+    assert len(orders) == 1
