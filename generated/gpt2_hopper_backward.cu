@@ -112,8 +112,9 @@ constexpr int V_SLABS = 1;
 constexpr int OUTPUT_SLABS = 1;  // the larger of both
 constexpr int K_STEPS = HEAD_DIM / 16;  // steps of 16 over the head size
 constexpr int V_STEPS = HEAD_DIM_V / 16;
-constexpr int DELTA_THREADS = 256;
+constexpr int DELTA_THREADS = 512;
 constexpr int ROW_LANES = 8;  // that share a row of O and dO
+constexpr int DELTA_ROWS = 2;  // of a thread
 
 // 2. Primitives
 
@@ -486,30 +487,35 @@ gpt2_backward_delta(
     const int blocks = (q_len + BLOCK_ROWS - 1) / BLOCK_ROWS;
     const int block = blockIdx.x % blocks, h_idx = blockIdx.x / blocks % q_heads, b_idx = blockIdx.x / blocks / q_heads;
     const int column = 8 * (threadIdx.x % ROW_LANES);
-    for (int row = threadIdx.x / ROW_LANES; row < BLOCK_ROWS; row += DELTA_THREADS / ROW_LANES) {
-        const int q_idx = block * BLOCK_ROWS + row;
-        float sum = 0.0f;
-        if (q_idx < q_len && column < HEAD_DIM_V) {
-            const Chunk o = *(const Chunk*)(O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s + column);
-            const Chunk d = *(const Chunk*)(dO + b_idx * do_stride_b + h_idx * do_stride_h + q_idx * do_stride_s + column);
+    const auto row_of = [&](int r) -> int { return (r * DELTA_THREADS + threadIdx.x) / ROW_LANES; };
+    Chunk o[DELTA_ROWS], d[DELTA_ROWS];
+    float row_lse[DELTA_ROWS], rest[DELTA_ROWS];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sum = fmaf(low_of(o.pairs[i]), low_of(d.pairs[i]), sum);
-                sum = fmaf(high_of(o.pairs[i]), high_of(d.pairs[i]), sum);
-            }
+    for (int r = 0; r < DELTA_ROWS; ++r) {  // without a branch: no load waits for another
+        const int q_idx = min(block * BLOCK_ROWS + row_of(r), q_len - 1), at = min(column, HEAD_DIM_V - 8);
+        o[r] = *(const Chunk*)(O + b_idx * o_stride_b + h_idx * o_stride_h + q_idx * o_stride_s + at);
+        d[r] = *(const Chunk*)(dO + b_idx * do_stride_b + h_idx * do_stride_h + q_idx * do_stride_s + at);
+        row_lse[r] = lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s];
+        rest[r] = lse_rest[b_idx * lse_rest_stride_b + h_idx * lse_rest_stride_h + q_idx * lse_rest_stride_s];
+    }
+#pragma unroll
+    for (int r = 0; r < DELTA_ROWS; ++r) {
+        const int row = row_of(r), q_idx = block * BLOCK_ROWS + row;
+        const bool exists = q_idx < q_len;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            sum = fmaf(low_of(o[r].pairs[i]), low_of(d[r].pairs[i]), sum);
+            sum = fmaf(high_of(o[r].pairs[i]), high_of(d[r].pairs[i]), sum);
         }
-        sum = lane_reduce<ROW_LANES>(sum, [](float x, float y) { return x + y; });
-        if (column == 0) {
-            RowNumbers& of_tile = numbers[(long long)blockIdx.x * (BLOCK_ROWS / BLOCK_Q) + row / BLOCK_Q];
-            const bool exists = q_idx < q_len;
-            const float row_lse = exists ? lse[b_idx * lse_stride_b + h_idx * lse_stride_h + q_idx * lse_stride_s] : -INF;
-            const float* rest_of_head = lse_rest + b_idx * lse_rest_stride_b + h_idx * lse_rest_stride_h;
-            const float rest = exists ? rest_of_head[q_idx * lse_rest_stride_s] : 0.0f;
-            const float offset = row_lse != -INF && fabsf(row_lse) * LOG2_E > LARGE ? row_lse : 0.0f;
-            of_tile.offset[row % BLOCK_Q] = offset;
-            of_tile.lse2[row % BLOCK_Q] = row_lse == -INF ? INF : (row_lse - offset) * LOG2_E + rest * LOG2_E;
-            of_tile.delta[row % BLOCK_Q] = sum;
-        }
+        sum = lane_reduce<ROW_LANES>(exists && column < HEAD_DIM_V ? sum : 0.0f, [](float x, float y) { return x + y; });
+        if (column > 0) continue;
+        RowNumbers& of_tile = numbers[(long long)blockIdx.x * (BLOCK_ROWS / BLOCK_Q) + row / BLOCK_Q];
+        const bool has_keys = exists && row_lse[r] != -INF;
+        const float offset = has_keys && fabsf(row_lse[r]) * LOG2_E > LARGE ? row_lse[r] : 0.0f;
+        of_tile.offset[row % BLOCK_Q] = offset;
+        of_tile.lse2[row % BLOCK_Q] = has_keys ? (row_lse[r] - offset) * LOG2_E + rest[r] * LOG2_E : INF;
+        of_tile.delta[row % BLOCK_Q] = sum;
     }
 }
 

@@ -23,7 +23,7 @@ from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import inputs_in
 from attngen.spec.gradient import gradient_argument
 
-DELTA_THREADS = 256
+DELTA_THREADS = 512  # at most: with few rows a thread, few loads follow each other
 WARP_ROWS = 16  # of a warpgroup's 64
 KERNELS = ("delta", "dk_dv", "add_parts", "dq", "convert_dq")  # all that there may be
 
@@ -74,7 +74,7 @@ class HopperBackward(ByTma):
             *self._row_sizes(),
         ]
         grid = self.head_grid(CeilDiv("q_len", self.own.held))
-        return self.kernel("delta", grid, parameters, threads=DELTA_THREADS, threads_name="DELTA_THREADS")
+        return self.kernel("delta", grid, parameters, threads=self._delta_threads, threads_name="DELTA_THREADS")
 
     def _dk_dv(self) -> KernelText:
         blocks = CeilDiv("kv_len", self.own.held_keys)
@@ -96,6 +96,15 @@ class HopperBackward(ByTma):
             *self.captured(self.variant.dropout),
         ]
         return self.kernel("add_parts", grid, parameters, WARPGROUP, "128")
+
+    @property
+    def _row_lanes(self) -> int:
+        """That share a row of O and dO, 8 columns each."""
+        return next(n for n in (1, 2, 4, 8, 16, 32) if 8 * n >= self.spec.head_dim_v)
+
+    @property
+    def _delta_threads(self) -> int:
+        return min(DELTA_THREADS, self.own.held * self._row_lanes)
 
     def _part_sums(self, writable: bool = False) -> list[Parameter]:
         """The sums of dK and dV of each part of a group, and the number of parts, if there are groups."""
@@ -253,7 +262,6 @@ class HopperBackward(ByTma):
         whole = spec.head_dim_v % 16 == 0
         v_steps, what = ("HEAD_DIM_V / 16", "") if whole else ("(HEAD_DIM_V + 15) / 16", "zeros fill the last")
         each = "" if own.split_products else ", for 64 rows, or keys, each"
-        lanes = next(n for n in (1, 2, 4, 8, 16, 32) if 8 * n >= spec.head_dim_v)
         return [
             *self.fused_numbers(),
             ConstantLine("LARGE", f"{LARGE_EXPONENT}f", LARGE, ctype="float"),
@@ -278,7 +286,8 @@ class HopperBackward(ByTma):
             ),
             *self.slab_constants(ConstantLine("OUTPUT_SLABS", own.output_slabs, "the larger of both")),
             ConstantLine("V_STEPS", v_steps, what),
-            ConstantLine("DELTA_THREADS", DELTA_THREADS),
-            ConstantLine("ROW_LANES", lanes, "that share a row of O and dO"),
+            ConstantLine("DELTA_THREADS", self._delta_threads),
+            ConstantLine("ROW_LANES", self._row_lanes, "that share a row of O and dO"),
+            ConstantLine("DELTA_ROWS", own.held * self._row_lanes // self._delta_threads, "of a thread"),
             *(self._of_additions() if own.dq == "additions" else []),
         ]

@@ -37,7 +37,7 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     adds = plan.own.dq == "additions"
     of_one = {f"S^T, dP^T; dV += P^T dO, dK += dS^T Q{', dQ = dS K of the tile before' * adds}": "void step("}
     of_two = {"S^T; dV += P^T dO": "void issue_dv() {", "dP^T; dK += dS^T Q": "void issue_dk() {"}
-    rows = Loop("rows", str(plan.own.held), "lanes of a row", "O, dO: global", "row < BLOCK_ROWS")
+    rows = Loop("rows", str(plan.own.held), "lanes of a row", "O, dO: global", "r < DELTA_ROWS")
     every = {
         "delta": kernel("O, dO: global", rows),
         "dk_dv": of("K, V", "Q, dO", "dK, dV", of_two if plan.own.split_products else of_one),
