@@ -20,10 +20,10 @@ that is not; none is ever called empty or full that is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attngen.plan.axes import AXES, KEYS, ROWS, Axis
 from attngen.plan.closed_forms import ClosedForms, IndexRange
@@ -34,9 +34,12 @@ from attngen.plan.tables import Tile, reads_tables
 from attngen.plan.tile_intervals import TileIntervals
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import FP16
-from attngen.spec.evaluate import Numbers, on_numbers
+from attngen.spec.evaluate import on_numbers
 from attngen.spec.expr import MAX_LENGTH, Expr, inputs_in, names_in
 from attngen.spec.operator import ONE, TRUE, ZERO, both, maximum, minimum
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -68,31 +71,33 @@ class MaskBounds:
         """Whether every block visits the same indices, as far as the closed forms tell."""
         return not self.per_tile and not names_in(self.begin, self.end) & self.axis.other.block_names
 
-    def visited(self, indices: Sequence[int], q_len: int, kv_len: int) -> tuple[int, ...]:
-        """How many keys each of these rows visits (how many rows each of these keys, by bounds that are solved for rows).
+    def visited(
+        self, first: NDArray[Any], last: NDArray[Any], q_len: int, kv_len: int, tile: NDArray[Any] | int = 1
+    ) -> NDArray[Any] | None:
+        """How many keys blocks of rows from `first` to `last` visit, in whole tiles of so many keys; by bounds that are solved
+        for rows, how many rows blocks of keys visit. The arrays broadcast.
 
-        Empty if the closed forms read more than lengths, or have no value.
+        None if the closed forms read more than lengths.
         """
+        import numpy as np
+
         block, ends = self.axis.other, self._ends
         if ends is None:
-            return ()
-        at = {ROWS.length.name: q_len, KEYS.length.name: kv_len}
-        found = []
-        for index in indices:
-            at[block.lo.name] = at[block.hi.name] = index
-            try:
-                begin, end = ends(at)
-            except ArithmeticError:  # a division by a length of 0
-                return ()
-            found.append(max(end - begin, 0))
-        return tuple(found)
+            return None
+        at = {ROWS.length.name: q_len, KEYS.length.name: kv_len, block.lo.name: first, block.hi.name: last}
+        with np.errstate(divide="ignore"):  # by a length of 0
+            begin, end = ends(at)
+        found: NDArray[Any] = np.where(end > begin, -(-end // tile) - begin // tile, 0) * tile
+        return found
 
     @cached_property
-    def _ends(self) -> Callable[[Numbers], tuple[int, ...]] | None:
-        """`begin` and `end` on numbers, if they read nothing but lengths and a block's first and last index."""
+    def _ends(self) -> Callable[[Mapping[str, Any]], tuple[Any, ...]] | None:
+        """`begin` and `end` on arrays, if they read nothing but lengths and a block's first and last index."""
+        import numpy as np
+
         ends, block = (self.begin, self.end), self.axis.other
         known = {n.name for n in (ROWS.length, KEYS.length, block.lo, block.hi)}
-        return on_numbers(*ends) if names_in(*ends) <= known and not inputs_in(*ends) else None
+        return on_numbers(*ends, xp=np) if names_in(*ends) <= known and not inputs_in(*ends) else None
 
 
 @remembered

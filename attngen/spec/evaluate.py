@@ -34,9 +34,9 @@ def evaluate(
     return memo[expr]
 
 
-def on_numbers(*exprs: Expr) -> Callable[[Numbers], tuple[Any, ...]]:
-    """`exprs` as a function of the values of their names. They are walked once, here, so that a call is cheap; they must not
-    read captured tensors.
+def on_numbers(*exprs: Expr, xp: Any = PYTHON) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """`exprs` as a function of the values of their names: numbers, or arrays of the namespace `xp`. They are walked once, here,
+    so that a call is cheap; they must not read captured tensors.
 
     The function raises ArithmeticError or ValueError if an operator has no value for the numbers.
     """
@@ -50,12 +50,12 @@ def on_numbers(*exprs: Expr) -> Callable[[Numbers], tuple[Any, ...]]:
     wanted = [place[expr] for expr in exprs]
     assert not any(isinstance(node, Gather) for node in nodes), exprs
 
-    def values(numbers: Numbers) -> tuple[Any, ...]:
+    def values(numbers: Mapping[str, Any]) -> tuple[Any, ...]:
         found: list[Any] = start.copy()
         for at, name in names:
             found[at] = numbers[name]
         for at, operator, operands in steps:
-            found[at] = operator(PYTHON, *[found[o] for o in operands])
+            found[at] = operator(xp, *[found[o] for o in operands])
         return tuple([found[at] for at in wanted])
 
     return values

@@ -13,16 +13,16 @@ from attngen.plan.axes import ROWS
 from attngen.plan.captured_staging import Staged
 from attngen.plan.code_size import INLINED_UP_TO
 from attngen.plan.decisions import maximum_decisions, score_decisions
+from attngen.plan.distances import divides_places
 from attngen.plan.facts import SpecFacts
-from attngen.plan.mask_bounds import MaskBounds
 from attngen.plan.memo import remembered
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
-from attngen.plan.problem import Problem
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import fitting, pick_tile, planned, tile_decision
 from attngen.schedules.hopper import needs
 from attngen.schedules.hopper import tiles as hopper_tiles
-from attngen.schedules.hopper.tiles import WARPGROUP_ROWS, MaskClass, TileTiming, Visited, consumers
+from attngen.schedules.hopper.by_lengths import ByLengths
+from attngen.schedules.hopper.tiles import WARPGROUP_ROWS, MaskClass, TileTiming, consumers
 from attngen.spec.attention import AttentionSpec, S, ScheduleName
 from attngen.spec.expr import names_in
 from attngen.spec.operator import ZERO
@@ -148,11 +148,13 @@ def refuse(facts: SpecFacts, arch: Arch, schedule: ScheduleName = "hopper") -> N
 @remembered
 def kind(facts: SpecFacts) -> MaskClass:
     bounds = facts.bounds
+    if bounds.per_tile:
+        return "classified"
     if facts.spec.normalize != "softmax":
         return "other"
     if facts.spec.score != S:
-        return "other" if bounds.per_tile or facts.shift is not None else "scored"
-    if not bounds.per_tile and bounds.begin is ZERO:
+        return "other" if facts.shift is not None else "scored"
+    if bounds.begin is ZERO:
         return "plain"
     return "window" if bounds.exact else "other"
 
@@ -163,13 +165,21 @@ def of_head_size(spec: AttentionSpec, table: Mapping[int, tuple[T, ...]]) -> tup
 
 
 def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
-    """The tiles to try, the fastest first. For masks that divide by params, tiles of 128 and 64 keys come first if registers
-    allow: the blocks of a strided mask have such sides, and would have an edge in each tile of 96 keys."""
-    slower = [p.tile for p in of_head_size(facts.spec, hopper_tiles.TIMINGS) if kind(facts) not in p.serves]
-    usual = tuple(t for t in of_head_size(facts.spec, hopper_tiles.PREFERRED) if t not in slower)
+    """The tiles to try, the fastest first. Two warps copy elements of pairs, for two consumers.
+
+    Masks that divide a distance by a param have pairs in each tile, which three consumers evaluate the fastest. For those that
+    divide rows and keys, tiles of 128 and 64 keys come first if registers allow: the blocks of such a mask have these sides,
+    and would have an edge in each tile of 96 keys.
+    """
+    usual = of_head_size(facts.spec, hopper_tiles.PREFERRED)
+    if kind(facts) == "classified" or needs.staged_pairs(facts):
+        usual = tuple(t for t in usual if consumers(t) == 2)
     if not facts.divided_distances(2, needs.SLAB):
         return usual
-    whole = (*(t for t in usual if consumers(t) == 2 and t.block_kv % needs.SLAB == 0), hopper_tiles.tile(2, needs.SLAB, 2))
+    if not divides_places(facts.spec):
+        three = hopper_tiles.tile(3, needs.SLAB, 3)
+        return (three, *usual) if needs.has_registers(facts, three) else usual
+    whole = (*(t for t in usual if t.block_kv % needs.SLAB == 0), hopper_tiles.tile(2, needs.SLAB, 2))
     roomy = (t for t in whole if needs.has_registers(facts, t, needs.remainder_registers(facts, t)))
     return (*roomy, *usual)
 
@@ -177,6 +187,8 @@ def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
 @remembered
 def paces(facts: SpecFacts) -> tuple[TileTiming, ...]:
     """The measured tiles that fit the registers: the lengths of a call select one of them."""
+    if needs.staged_pairs(facts):
+        return ()
     measured = [p for p in of_head_size(facts.spec, hopper_tiles.TIMINGS) if kind(facts) in p.serves]
     return tuple(p for p in measured if needs.has_registers(facts, p.tile))
 
@@ -186,41 +198,9 @@ def depends_on_lengths(facts: SpecFacts) -> bool:
     return facts.spec.kernel.is_planned and len(paces(facts)) > 1
 
 
-def visited(bounds: MaskBounds, problem: Problem) -> Visited:
-    """The keys that rows visit, by the closed forms of the first, middle and last row; half of all keys if these read params
-    or inputs."""
-    if bounds.uniform:
-        return Visited(True, problem.keys, problem.keys)
-    found = bounds.visited((0, problem.rows // 2, problem.rows - 1), problem.rows, problem.keys)
-    if not found:
-        return Visited(False, 0, problem.keys / 2)
-    first, middle, last = found
-    return Visited(False, min(found), (first + 4 * middle + last) / 6)  # Simpson's rule
-
-
-@dataclass(frozen=True, slots=True)
-class ByLengths:
-    """The choice among the tiles of `paces` by the lengths of a call."""
-
-    bounds: MaskBounds
-    paces: tuple[tuple[TileTiming, int], ...]  # with the rows that visit the same keys
-
-    @property
-    def tiles(self) -> tuple[Tile, ...]:
-        return tuple(pace.tile for pace, _ in self.paces)
-
-    def fastest(self, problem: Problem) -> Tile:
-        """The fastest tile for these lengths, by the model of `TileTiming`."""
-        keys = visited(self.bounds, problem)
-        return min(self.paces, key=lambda pair: pair[0].time(problem, keys, pair[1]))[0].tile
-
-
 def by_lengths(facts: SpecFacts) -> ByLengths | None:
     """The choice by the lengths of a call; None if one tile serves all lengths."""
-    if not depends_on_lengths(facts):
-        return None
-    same = [(p, WARPGROUP_ROWS if needs.own_tiles(facts, p.tile) else p.tile.block_q) for p in paces(facts)]
-    return ByLengths(facts.bounds, tuple(same))
+    return ByLengths(facts.bounds, paces(facts)) if depends_on_lengths(facts) else None
 
 
 def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:

@@ -17,12 +17,12 @@ from attngen.plan.group_parts import GroupParts, rounds_of
 from attngen.plan.heads_in_l2 import HeadsInL2, heads_in_l2
 from attngen.plan.mask_bounds import mask_bounds
 from attngen.plan.plan import Decision, Plan, Schedule, refusal
-from attngen.plan.problem import Problem
 from attngen.plan.saved import needs_lse_rest, saved_results
 from attngen.plan.shared_memory import COLUMN, SharedBuffer, aligned
 from attngen.plan.tile import Tile
 from attngen.plan.tile_search import STATED, Cost, fitting, pick_tile, planned
 from attngen.schedules.hopper import plan as hopper
+from attngen.schedules.hopper.by_lengths import visited
 from attngen.schedules.hopper.needs import SLAB, slabs
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
 from attngen.spec.attention import AttentionSpec
@@ -130,8 +130,7 @@ def is_faster_in_order(facts: SpecFacts, q_len: int, kv_len: int) -> bool:
     """Whether dQ by a kernel of its own is faster: where rows visit few keys, zeros and conversion cost more than products."""
     if dq_of(facts) != "additions" or written_pairs(facts):  # in order, these take a kernel of their own
         return False
-    visited = hopper.visited(facts.bounds, Problem(heads=1, rows=q_len, keys=kv_len, multiprocessors=1)).mean
-    return visited < KEYS_WORTH_ADDING[slabs(facts.spec.head_dim)]
+    return bool(visited(facts.bounds, q_len, kv_len).mean[0] < KEYS_WORTH_ADDING[slabs(facts.spec.head_dim)])
 
 
 def heads_side_by_side(facts: SpecFacts) -> tuple[HeadsInL2, str]:
