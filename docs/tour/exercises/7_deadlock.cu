@@ -41,7 +41,8 @@
 //     swizzle = 128 bytes: Q, K and V in slabs of 64 columns, 128 bytes a row, their chunks of 16 bytes permuted, so
 //         that neither TMA nor wgmma meets a bank conflict
 //     heads numbered together = by length: as many key/value heads as fit 32 MiB of L2, 32 to 128
-//     other tiles = 256 x 64, 192 x 128: used instead for calls whose lengths make them faster
+//     other tiles = 256 x 64, 256 x 48, 192 x 128, 192 x 96, 192 x 64, 128 x 64: used instead for calls whose
+//         lengths make them faster
 //
 // Shared memory of a block, 180376 bytes
 //          0  Q        fp16 [1][128][64], the query rows
