@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -136,6 +137,17 @@ def test_several_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_thread_that_has_not_used_the_gpu_calls_a_compiled_kernel() -> None:
+    """The driver packs tensor maps in a context, which such a thread does not have yet."""
+    q, k, v = randn(3, 2, 8, 300, 64).unbind(0)
+    spec = attngen.define(dtype="bf16", head_dim=64)
+    expected = attngen.compile(spec, device="cuda")(q, k, v)
+    torch.cuda.synchronize()
+    again = attngen.compile(spec, device="cuda")
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(again, q, k, v).result(), expected)
 
 
 def test_calls_wait_for_nothing() -> None:

@@ -44,7 +44,8 @@ class CudaKernel:
         self.repeat(launches, ())((), stream or 0)
 
     def repeat(self, launches: tuple[Launch, ...], order: tuple[str, ...]) -> Repeated:
-        """`launches` packed for repetition with other addresses of the tensors in `order`."""
+        """`launches` packed for repetition with other addresses of the tensors in `order`. Raises DeviceError."""
+        self.device.set_current()  # the driver packs tensor maps in a context, and this thread may not have used the GPU yet
         return Repeated(tuple(pack(self._entry(one), one, order) for one in launches), self.device)
 
     def _entry(self, one: Launch) -> Any:
