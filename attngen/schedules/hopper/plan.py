@@ -176,12 +176,11 @@ def preferred_tiles(facts: SpecFacts) -> tuple[Tile, ...]:
         usual = tuple(t for t in usual if consumers(t) == 2)
     if not facts.divided_distances(2, needs.SLAB):
         return usual
-    if not divides_places(facts.spec):
-        three = hopper_tiles.tile(3, needs.SLAB, 3)
-        return (three, *usual) if needs.has_registers(facts, three) else usual
+    three = hopper_tiles.tile(3, needs.SLAB, 3)
+    first = () if divides_places(facts.spec) or not needs.has_registers(facts, three) else (three,)
     whole = (*(t for t in usual if t.block_kv % needs.SLAB == 0), hopper_tiles.tile(2, needs.SLAB, 2))
     roomy = (t for t in whole if needs.has_registers(facts, t, needs.remainder_registers(facts, t)))
-    return (*roomy, *usual)
+    return (*first, *roomy, *usual)
 
 
 @remembered

@@ -42,6 +42,7 @@ MASK_CLASSES: tuple[MaskClass, ...] = get_args(MaskClass)
 CLASSIFIED: tuple[MaskClass, ...] = ("classified",)
 BOUNDED: tuple[MaskClass, ...] = ("plain", "window", "scored", "other")  # by closed forms
 NO_WINDOW: tuple[MaskClass, ...] = ("plain", "scored", "other")
+NOT_SCORED: tuple[MaskClass, ...] = ("plain", "window", "other")
 PLAIN: tuple[MaskClass, ...] = ("plain",)
 
 
@@ -68,6 +69,7 @@ TIMINGS: dict[int, tuple[TileTiming, ...]] = {
         TileTiming(tile(3, 96, 3), 0.972, 50, 0.954, 120, PLAIN),
         TileTiming(tile(3, 64, 3), 0.957, 54, 0.925, 111, NO_WINDOW),
         TileTiming(tile(2, 64, 3), 0.783, 96, 0.761, 100, BOUNDED),
+        TileTiming(tile(2, 128, 3), 0.832, 170, 0.809, 122, NOT_SCORED),
         TileTiming(tile(2, 128, 3), 0.889, 13, 0.83, 48, CLASSIFIED),
     ),
     56: (
@@ -77,15 +79,17 @@ TIMINGS: dict[int, tuple[TileTiming, ...]] = {
         TileTiming(tile(3, 96, 3), 0.95, 52, 1.023, 136, PLAIN),
         TileTiming(tile(3, 64, 3), 0.92, 18, 0.974, 121, NO_WINDOW),
         TileTiming(tile(2, 64, 3), 0.754, 80, 0.832, 104, BOUNDED),
+        TileTiming(tile(2, 128, 3), 0.803, 156, 0.818, 120, NOT_SCORED),
         TileTiming(tile(2, 128, 3), 0.951, 44, 0.956, 94, CLASSIFIED),
     ),
     64: (
         TileTiming(tile(4, 64, 4), 1.0, 3, 1.0, 70),
         TileTiming(tile(4, 48, 4), 0.982, 28, 0.987, 82, PLAIN),
-        TileTiming(tile(3, 128, 3), 1.02, 110, 1.036, 165, PLAIN),
-        TileTiming(tile(3, 96, 3), 0.985, 60, 1.028, 110, PLAIN),
+        TileTiming(tile(3, 128, 3), 1.02, 60, 1.036, 165, PLAIN),
+        TileTiming(tile(3, 96, 3), 0.985, 60, 1.022, 100, PLAIN),
         TileTiming(tile(3, 64, 3), 0.99, 12, 0.985, 101, NO_WINDOW),
         TileTiming(tile(2, 64, 3), 0.853, 84, 0.86, 108, BOUNDED),
+        TileTiming(tile(2, 128, 3), 0.975, 215, 0.96, 95, NOT_SCORED),
         TileTiming(tile(2, 128, 3), 0.951, -13, 0.956, 72, CLASSIFIED),
     ),
     80: (
@@ -94,6 +98,7 @@ TIMINGS: dict[int, tuple[TileTiming, ...]] = {
         TileTiming(tile(3, 112, 2), 1.032, 42, 1.042, 95, PLAIN),
         TileTiming(tile(3, 80, 3), 1.011, 10, 1.035, 134, PLAIN),
         TileTiming(tile(2, 64, 3), 0.829, 72, 0.856, 98, BOUNDED),
+        TileTiming(tile(2, 128, 2), 0.904, 154, 0.893, 114, NOT_SCORED),
         TileTiming(tile(2, 128, 2), 0.838, 0, 0.747, 0, CLASSIFIED),
     ),
     96: (
