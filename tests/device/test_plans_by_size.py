@@ -84,16 +84,16 @@ def test_what_all_rows_visit_takes_whole_rounds(mask: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "params", "keys", "rows"),
+    ("mask", "keys", "rows"),
     [
-        ("causal", {}, (1, 500, 1000), (1000, 501, 1)),
-        ("causal_bottom_right", {}, (2001, 2500, 3000), (1000, 1000, 1000)),
-        ("causal and window(100)", {}, (1, 100, 100), (100, 100, 1)),
-        ("k >= q", {}, (3000, 2501, 2001), (1, 500, 1000)),
+        ("causal", (1, 500, 1000), (1000, 501, 1)),
+        ("causal_bottom_right", (2001, 2500, 3000), (1000, 1000, 1000)),
+        ("causal and window(100)", (1, 100, 100), (100, 100, 1)),
+        ("k >= q", (3000, 2501, 2001), (1, 500, 1000)),
     ],
 )
-def test_visited_keys_and_rows(mask: str, params: dict, keys: tuple[int, ...], rows: tuple[int, ...]) -> None:
-    spec, places = attngen.define(dtype="bf16", head_dim=128, mask=mask, params=params), np.array([0, 499, 999])
+def test_visited_keys_and_rows(mask: str, keys: tuple[int, ...], rows: tuple[int, ...]) -> None:
+    spec, places = attngen.define(dtype="bf16", head_dim=128, mask=mask), np.array([0, 499, 999])
     of_keys, of_rows = mask_bounds(spec), mask_bounds(spec, None, "q")
     assert tuple(of_keys.visited(places, places, 1000, 3000)) == keys
     assert tuple(of_rows.visited(places, places, 1000, 3000)) == rows

@@ -64,7 +64,7 @@ class ByLengths:
         return self.timings[int(self.times(problem).argmin())].tile
 
     def times(self, problem: Problem) -> Numbers:
-        """Of a call with each tile, in a unit that says nothing.
+        """Of a call with each tile, in an arbitrary unit: they serve to compare tiles.
 
         What all blocks of rows visit takes whole rounds of the multiprocessors; what only some do fills the last round. No call
         is shorter than its longest block.

@@ -50,8 +50,9 @@ PLAIN: tuple[MaskClass, ...] = ("plain",)
 class TileTiming:
     """How fast a tile is, beside the others of its head size: by the keys that a block of rows visits, and its cost on top.
 
-    Fitted to times of S = 128 to 16384, of few heads and many, on an H200; `benchmarks/hopper.py --only lengths` shows what the
-    choice loses to the fastest tile. Entries of `CLASSIFIED` tiles are older.
+    Fitted to times of single calls, of few heads and many, on an H200; then set so that rows of 4096 and more choose the tile
+    that is the fastest in bursts of calls. `benchmarks/hopper.py --only lengths` shows what the choice loses to the fastest
+    tile. Entries of `CLASSIFIED` tiles are older.
     """
 
     tile: Tile

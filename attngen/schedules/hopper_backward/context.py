@@ -23,7 +23,7 @@ from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import inputs_in
 from attngen.spec.gradient import gradient_argument
 
-DELTA_THREADS = 512  # at most: with few rows a thread, few loads follow each other
+DELTA_THREADS = 512  # at most; a thread then loads at most eight rows
 WARP_ROWS = 16  # of a warpgroup's 64
 KERNELS = ("delta", "dk_dv", "add_parts", "dq", "convert_dq")  # all that there may be
 
