@@ -28,6 +28,7 @@ FEW = [(1, heads, length) for heads in (8, 32, 96) for length in (256, 512, 1024
 CROSS = ((8, 8, 4096, 77), (64, 12, 197, 197))  # batch, heads, rows, keys: words for an image, patches of an image
 WINDOWS = [f"causal and window({size})" for size in (256, 1024)]
 DISTANCE = "s - 0.1 * (q - k)"
+BURST = 4.0  # milliseconds of calls: most calls here are shorter than the flush before each
 CELLS = [square("bf16", d, mask, s) for d in HEAD_DIMS for mask in (None, "causal") for s in LENGTHS]
 CELLS += [Cell("bf16", d, mask, *few, few[-1]) for d in HEAD_DIMS for mask in (None, "causal") for few in FEW]
 CELLS += [Cell("bf16", d, None, *sizes) for d in HEAD_DIMS for sizes in CROSS]
@@ -43,7 +44,7 @@ def rows(rounds: int) -> Iterator[Row]:
     for cell in CELLS:
         tensors: Tensors = cell.randn()
         calls = {name(tile): partial(compiled[cell.spec, tile], *tensors) for tile in tiles[cell.spec]}
-        found = measure_bursts(calls, rounds)
+        found = measure_bursts(calls, rounds, BURST)
         choice = by_lengths(facts_of(cell.spec))
         assert choice is not None, cell.title
         taken = name(choice.fastest(Problem(cell.batch * cell.heads, cell.q_len, cell.kv_len, multiprocessors)))
