@@ -47,7 +47,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tier = tiers.chosen(config)
     kept, left_out = [], []
     for item in items:
-        (kept if tiers.is_in(item, tier) and not absent & set(item.keywords) else left_out).append(item)
+        marks = {mark.name for mark in item.iter_markers()}  # keywords also have the names of directories
+        (kept if tiers.is_in(item, tier) and not absent & marks else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
