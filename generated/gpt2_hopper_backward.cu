@@ -47,6 +47,8 @@
 //     weights = recomputed: from scores and the lse of their row, which the forward has saved: O(q_len) bytes
 //     lse = lse + lse_rest: one fp32 number cannot hold a large maximum and the logarithm of a sum beside it
 //     lse and delta = stored together by tiles: one copy in the background brings those of a tile
+//     NaN and infinity in partial tiles = left out: wgmma multiplies whole tiles, and 0, the weight of an excluded
+//         pair, times NaN is NaN
 //     warpgroups = 1 + 2: one copies; 2 compute for 64 keys, or rows, each
 //     keys and rows = 128 held, 64 visited at a time: S, dP and the sums of 64 keys fit the registers of a warpgroup
 //     keys of a block = in registers: operands of S and dP that stay for all tiles; from shared memory, each product
@@ -101,6 +103,7 @@ constexpr int ROW_NUMBERS_SMEM = 98304;
 constexpr int BARRIERS_SMEM = 100608;
 constexpr int VISITS_SMEM = 100736;
 constexpr float LARGE = 65536.0f;  // above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely
+constexpr float NOT_A_NUMBER = __builtin_bit_cast(float, 0x7fffffff);
 constexpr int STAGES = 3;  // tiles to visit in shared memory
 constexpr int CONSUMERS = 2;  // warpgroups that multiply, for 64 rows, or keys, each
 constexpr int WARPGROUP_ROWS = 64;
@@ -158,6 +161,15 @@ __device__ __forceinline__ unsigned thread_index() {
 __device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
+}
+
+// A mask of the elements of a pair that are infinite or NaN: their exponents are all ones, and adding 1 carries into the sign.
+__device__ __forceinline__ unsigned not_finite(unsigned packed) {
+    return (((packed & 0x7c007c00) + 0x04000400) >> 15 & 0x00010001) * 0xffff;
+}
+// A mask of the elements of a pair that are not 0: all ones, added to the bits below the sign, carry into it.
+__device__ __forceinline__ unsigned not_zero(unsigned packed) {
+    return (((packed & 0x7fff7fff) + 0x7fff7fff) >> 15 & 0x00010001) * 0xffff;
 }
 
 // An mbarrier: eight bytes of shared memory that count, in phases, threads that arrive and bytes that copies bring. A phase
@@ -263,12 +275,33 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row_sm
                  : "memory");
 }
 
+// As ldmatrix_x4, each matrix transposed.
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* row_smem) {
+    const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
+}
+
 // Stores four 8x8 matrices of 16-bit elements to shared memory: lane i gives the address of a row (row i % 8 of matrix i / 8)
 // and, of each matrix, elements [lane / 4][2 * (lane % 4)] and the next one.
 __device__ __forceinline__ void stmatrix_x4(void* row_smem, unsigned a, unsigned b, unsigned c, unsigned d) {
     const unsigned row = (unsigned)__cvta_generic_to_shared(row_smem);
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
+}
+
+// D += A B for one warp: A is 16x16 (rows x k), B is 16x8 (k x columns), D is 16x8 in fp32.
+//   a[0..3]: A[lane / 4 + 8 * (i % 2)][2 * (lane % 4) + 8 * (i / 2)] and the next column
+//   b[0..1]: B[2 * (lane % 4) + 8 * i][lane / 4] and the next row
+//   upper[0..1], lower[0..1]: D[lane / 4][2 * (lane % 4) + i] and the same 8 rows further
+__device__ __forceinline__ void mma_16x8x16(float* upper, float* lower, const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+        : "+f"(upper[0]), "+f"(upper[1]), "+f"(lower[0]), "+f"(lower[1])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Required between writes of threads to shared memory and reads of the same by TMA or wgmma: the writers call this, and then
@@ -318,6 +351,30 @@ __device__ __forceinline__ unsigned smem_operand(const void* operand_smem, unsig
 __device__ __forceinline__ unsigned long long smem_descriptor(unsigned operand) {
     constexpr unsigned long long SWIZZLE_128_BYTES = 1ull << 62, STRIDE = (1024ull >> 4) << 32;
     return SWIZZLE_128_BYTES | STRIDE | operand;
+}
+
+// A barrier of some of the block's warps: `threads` counts those that arrive and those that wait. Ids are 1 to 15; 0 is that of
+// __syncthreads().
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Arrives and goes on.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// A barrier of `threads` threads that all wait, as named_barrier_sync, and whether `one` is true in one of them.
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool one) {
+    unsigned count;
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "setp.ne.b32 p, %3, 0;\n"
+        "bar.red.popc.u32 %0, %1, %2, p; }"
+        : "=r"(count)
+        : "r"(id), "r"(threads), "r"((unsigned)one)
+        : "memory");
+    return count > 0;
 }
 
 // `x` of WIDTH neighbouring lanes combined, known to all of them.
@@ -457,6 +514,7 @@ __device__ __forceinline__ QRange q_range(int kv_lo, int kv_hi, int q_len) {
 //     delta = rowsum(dO * O)
 //     lse2  = lse log2(e)      +inf for a row without keys, so that all its weights are exp2(S - inf) = 0
 //     offset = 0               but lse itself of a row of large scores, whose lse2 is that of the rest
+//     lse2  = NaN              and offset = NaN for a row with NaN or infinity in lse, Q or dO
 //
 // ROW_LANES lanes compute a row, 8 columns each. The numbers are written for whole tiles, so that a tile's are one copy; rows past
 // the end have lse2 = +inf and delta = 0.
@@ -471,15 +529,22 @@ struct alignas(16) Chunk {
     unsigned pairs[4];
 };
 
+// Whether an element of a chunk is NaN or infinite.
+__device__ __forceinline__ bool has_special(const Chunk& chunk) {
+    return (not_finite(chunk.pairs[0]) | not_finite(chunk.pairs[1]) | not_finite(chunk.pairs[2]) | not_finite(chunk.pairs[3])) != 0;
+}
+
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 gpt2_backward_delta(
     const fp16* __restrict__ O,  // [batch, q_heads, q_len, 64]
     const fp16* __restrict__ dO,  // [batch, q_heads, q_len, 64]
+    const fp16* __restrict__ Q,  // [batch, q_heads, q_len, 64]
     const float* __restrict__ lse,  // [batch, q_heads, q_len]
     const float* __restrict__ lse_rest,  // [batch, q_heads, q_len]
     RowNumbers* numbers,  // [batch, q_heads, ceil(q_len / 128), 2, 3, 64]
     long long o_stride_b, long long o_stride_h, long long o_stride_s,
     long long do_stride_b, long long do_stride_h, long long do_stride_s,
+    long long q_stride_b, long long q_stride_h, long long q_stride_s,
     long long lse_stride_b, long long lse_stride_h, long long lse_stride_s,
     long long lse_rest_stride_b, long long lse_rest_stride_h, long long lse_rest_stride_s,
     int q_heads, int q_len)
@@ -509,12 +574,18 @@ gpt2_backward_delta(
             sum = fmaf(high_of(o[r].pairs[i]), high_of(d[r].pairs[i]), sum);
         }
         sum = lane_reduce<ROW_LANES>(exists && column < HEAD_DIM_V ? sum : 0.0f, [](float x, float y) { return x + y; });
+        bool special = exists && (has_special(d[r]) || (row_lse[r] != -INF && !(fabsf(row_lse[r]) < INF)));
+        if (exists && row_lse[r] == -INF)  // lse of any other row is not finite if an element of Q is not
+#pragma unroll 1
+            for (int at = column; at < HEAD_DIM; at += 8 * ROW_LANES)
+                special |= has_special(*(const Chunk*)(Q + b_idx * q_stride_b + h_idx * q_stride_h + q_idx * q_stride_s + at));
+        special = lane_reduce<ROW_LANES>(special, [](float x, float y) { return fmaxf(x, y); }) > 0.0f;
         if (column > 0) continue;
         RowNumbers& of_tile = numbers[(long long)blockIdx.x * (BLOCK_ROWS / BLOCK_Q) + row / BLOCK_Q];
         const bool has_keys = exists && row_lse[r] != -INF;
         const float offset = has_keys && fabsf(row_lse[r]) * LOG2_E > LARGE ? row_lse[r] : 0.0f;
-        of_tile.offset[row % BLOCK_Q] = offset;
-        of_tile.lse2[row % BLOCK_Q] = has_keys ? (row_lse[r] - offset) * LOG2_E + rest[r] * LOG2_E : INF;
+        of_tile.offset[row % BLOCK_Q] = special ? NOT_A_NUMBER : offset;
+        of_tile.lse2[row % BLOCK_Q] = special ? NOT_A_NUMBER : has_keys ? (row_lse[r] - offset) * LOG2_E + rest[r] * LOG2_E : INF;
         of_tile.delta[row % BLOCK_Q] = sum;
     }
 }
@@ -648,9 +719,10 @@ constexpr int WORK_WORDS = sizeof(Work) / sizeof(int);
 constexpr int NO_TILE = 1 << 30;  // as a first tile: there is none
 
 // What the producer publishes of a tile to visit, in one number: the tile, for which consumers it is partial, and in bit 0
-// whether it is the last.
-__device__ constexpr int visit_of(int tile, int partial) { return tile << (CONSUMERS + 1) | partial << 1; }
-__device__ constexpr int tile_of(int visit) { return visit >> (CONSUMERS + 1); }
+// whether it is the last. SPECIAL: a consumer found large rows, NaN or infinity.
+constexpr int SPECIAL = 1 << (CONSUMERS + 1);
+__device__ constexpr int visit_of(int tile, int partial) { return tile << (CONSUMERS + 2) | partial << 1; }
+__device__ constexpr int tile_of(int visit) { return visit >> (CONSUMERS + 2); }
 __device__ constexpr bool is_partial(int visit, int consumer) { return visit >> (consumer + 1) & 1; }
 __device__ constexpr bool is_last(int visit) { return visit & 1; }
 
@@ -1017,17 +1089,39 @@ struct Consumer : Block {
     // Reads what the producer has published of the current tile
     __device__ __forceinline__ void read_visit() {
         visit = __shfl_sync(0xffffffff, visits[q.index], 0);
-        // A tile with a row of large scores counts as partial
-        const float* offset = tile_numbers[q.index].offset;
+        // A tile with a row of large scores, or with NaN or infinity, counts as partial
+        const float* number = tile_numbers[q.index].offset;
         bool mine = false;
 #pragma unroll
-        for (int row = lane; row < BLOCK_Q; row += 32) mine |= offset[row] != 0.0f;
-        const bool large = __any_sync(0xffffffff, mine);
-        if (large) visit |= visit_of(0, 1 << consumer);
+        for (int row = lane; row < BLOCK_Q; row += 32) mine |= number[row] != 0.0f;
+        if (__any_sync(0xffffffff, mine)) visit |= visit_of(0, 1 << consumer) | SPECIAL;
+    }
+
+    // Sets the rows of the tile in which Q or dO has NaN or infinity to 0 in both, if there are any. All consumers do it together
+    __device__ __forceinline__ void clear_rows() {
+        const float* number = tile_numbers[q.index].lse2;
+        bool mine = false;
+#pragma unroll
+        for (int row = lane; row < BLOCK_Q; row += 32) mine |= number[row] != number[row];
+        if (!__any_sync(0xffffffff, mine)) return;
+        dO.index = q.index, dO.phase = q.phase;
+        dO.wait_full();
+        named_barrier_sync(1, RELEASES);  // no product of the other consumer reads the tile any more
+#pragma unroll 1
+        for (int i = thread_index() - 128; i < 8 * BLOCK_Q; i += RELEASES) {  // eight chunks of each row of a slab
+            if (number[i / 8] == number[i / 8]) continue;
+#pragma unroll 1
+            for (int slab = 0; slab < QK_SLABS; ++slab) *(Chunk*)(q.first.smem + q.index * QTile::BYTES + slab * QTile::SLAB_BYTES + 16 * i) = {};
+#pragma unroll 1
+            for (int slab = 0; slab < V_SLABS; ++slab) *(Chunk*)(dO.first.smem + q.index * DoTile::BYTES + slab * DoTile::SLAB_BYTES + 16 * i) = {};
+        }
+        async_proxy_fence();
+        named_barrier_sync(1, RELEASES);
     }
 
     // One tile of rows, whose scores are there; LAST: no other follows in the work tile
     template <bool PARTIAL, bool LAST> __device__ __forceinline__ void step() {
+        if (PARTIAL && visit & SPECIAL) clear_rows();
         dO.index = q.index, dO.phase = q.phase;  // both rings advance together
         dO.wait_full();
         issue_weight_gradients();
@@ -1455,17 +1549,44 @@ struct Consumer : Block {
         for (int i = 0; i < BLOCK_KV / 2; i += 2) frag.dS[i / 8][i / 2 % 4] = pack(gradient(i), gradient(i + 1));
     }
 
+    // Whether the tile has no pairs that the mask excludes, or no NaN or infinity in K; the same for the four warps
+    __device__ __forceinline__ bool multiplies_all_keys() const {
+        if (!is_partial(visit, consumer)) return true;
+        float zero = 0.0f;
+#pragma unroll
+        for (int i = 0; i < BLOCK_KV / 2; ++i)
+            if (row_in_pair(i) == 0) zero = fmaf(frag.S[i], 0.0f, zero);
+        return !__any_sync(0xffffffff, named_barrier_any(1 + consumer, 128, zero != 0.0f));  // which the compiler knows to be uniform
+    }
+
+    // dQ += dS K without the elements of K that are NaN or infinite, by products of a warp
+    __device__ __forceinline__ void add_finite_keys() {
+        const KTile keys = {k.first.smem + k.index * KTile::BYTES};
+#pragma unroll
+        for (int step = 0; step < BLOCK_KV / 16; ++step)
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 2; i += 8) {  // 16 columns
+                unsigned b[4];  // lane l points at row l % 16, columns 8 * (l / 16) of 16 x 16
+                ldmatrix_x4_trans(b, keys.at(i / 32, 16 * step + lane % 16, i % 32 / 4 + lane / 16));
+#pragma unroll
+                for (int j = 0; j < 4; ++j) b[j] &= ~not_finite(b[j]);
+                mma_16x8x16(frag.dQ + i, frag.dQ + i + 2, frag.dS[step], b[0], b[1]);
+                if (i + 4 < HEAD_DIM / 2) mma_16x8x16(frag.dQ + i + 4, frag.dQ + i + 6, frag.dS[step], b[2], b[3]);
+            }
+    }
+
     // Reads what the producer has published of the current tile
     __device__ __forceinline__ void read_visit() {
         visit = __shfl_sync(0xffffffff, visits[k.index], 0);
         if (large) visit |= visit_of(0, 1 << consumer);
     }
 
-    // One tile of keys, whose S and dP are there; LAST: no other follows in the work tile
-    template <bool PARTIAL, bool LAST> __device__ __forceinline__ void step() {
+    // One tile of keys, whose S and dP are there; LAST: no other follows in the work tile, ALL_KEYS: see multiplies_all_keys
+    template <bool PARTIAL, bool LAST, bool ALL_KEYS = true> __device__ __forceinline__ void step() {
         if constexpr (LAST) q.release();  // and dO: their last products are there
         score_gradients<PARTIAL>();
-        issue_dq();
+        if constexpr (ALL_KEYS) issue_dq();
+        else add_finite_keys();
         const Pipeline<KTile> done = k;
         k.advance();
         v.index = k.index, v.phase = k.phase;  // both rings advance together
@@ -1501,10 +1622,12 @@ struct Consumer : Block {
         wgmma_received(frag.dP);
 #pragma unroll 1
         while (!is_last(visit)) {
-            if (is_partial(visit, consumer)) step<true, false>();
+            if (!multiplies_all_keys()) step<true, false, false>();
+            else if (is_partial(visit, consumer)) step<true, false>();
             else step<false, false>();
         }
-        if (is_partial(visit, consumer)) step<true, true>();
+        if (!multiplies_all_keys()) step<true, true, false>();
+        else if (is_partial(visit, consumer)) step<true, true>();
         else step<false, true>();
     }
 

@@ -96,3 +96,4 @@ LARGE = "above this magnitude, fp32 rounds maximum * EXPONENT_SCALE too coarsely
 RESCALE_THRESHOLD = "an exponent may exceed that of the maximum in use by this much: a factor of 2^8"
 BLOCKS = "that an SM should hold at once: it limits the registers of a thread"
 ROW_BLOCKS = ConstantLine("ROW_BLOCKS", "ROWS / 2", "blocks of 16 rows of a warp")
+NOT_A_NUMBER = ConstantLine("NOT_A_NUMBER", "__builtin_bit_cast(float, 0x7fffffff)", ctype="float")

@@ -30,6 +30,7 @@ PRIMITIVES = (
     "tma_store",
     "wgmma",
     "named_barrier",
+    "named_barrier_any",
     "setmaxnreg",
     "stmatrix",
     "stmatrix_trans",

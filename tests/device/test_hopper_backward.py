@@ -95,6 +95,70 @@ def test_keys_past_the_end_add_nothing_to_dq_of_rows_of_low_scores() -> None:
     assert not wrong_gradients(compiled(spec, "hopper"), problem, deterministic=False)
 
 
+# Tiles of 128 and of 64 rows; one kernel and two; consumers that share the keys; scores that hide an infinite query from lse;
+# no lse.
+BEHIND_THE_MASK: list[tuple[int, str, str | None, str, bool]] = [
+    (64, "fp16", None, "softmax", False),
+    (64, "bf16", None, "softmax", True),
+    (64, "fp16", "softcap(5.0)", "softmax", False),
+    (128, "bf16", None, "softmax", False),
+    (256, "fp16", None, "softmax", True),
+    (64, "bf16", None, "none", True),
+    (64, "fp16", None, "sigmoid", True),
+    (256, "bf16", None, "none", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "score", "normalize", "deterministic"), tiers.cases(BEHIND_THE_MASK, quick=BEHIND_THE_MASK[:1])
+)
+def test_what_the_mask_excludes_leaves_no_trace(
+    head_dim: int, dtype: str, score: str | None, normalize: str, deterministic: bool
+) -> None:
+    """NaN and infinity in K, Q and dO at excluded pairs, also of rows and keys that have others. These have it."""
+    mask, lse = "causal and k < 120 and q < 190", normalize == "softmax"
+    spec = attngen.define(dtype=dtype, head_dim=head_dim, mask=mask, score=score, normalize=normalize, lse=lse)
+    kernel = compiled(spec, "hopper")
+
+    def found(**changes: Any) -> dict[str, Any]:
+        """The gradients of a problem, and with each tensor one change: rows, columns, their number."""
+        problem = sample(spec, Shape(1, 2, 1, 200, 200))
+        loss = sample_loss(spec, problem)
+        for name, (rows, columns, number) in changes.items():
+            tensor = loss.dout if name == "dout" else getattr(problem, name)
+            tensor[:, :, rows, columns] = round_to_storage(np.float32(number), spec.dtype)
+        gradient = gradients(kernel, problem, loss, deterministic=deterministic)
+        return {name: from_storage(gradient[name]) for name in "qkv"}
+
+    def is_as_before(rows: slice, one: Any, other: Any) -> bool:
+        return np.array_equal(one[:, :, rows], other[:, :, rows])
+
+    clean, every = found(), slice(None)
+    rows, keys = slice(190, None), slice(120, None)  # that see nothing, and that nothing sees
+    for hidden in (
+        {"q": (rows, every, np.nan), "k": (keys, 5, np.nan), "dout": (rows, 3, np.inf)},
+        {"q": (rows, 3, -np.inf), "k": (keys, every, np.inf), "dout": (rows, every, np.nan)},
+    ):
+        assert all(is_as_before(every, found(**hidden)[name], clean[name]) for name in "qkv"), hidden
+    # Row 79 is the last of its warp: in the forward, the warp's other rows are rescaled with it, and round differently
+    row, key = 79, 80
+    for name, columns, number in (("q", 9, np.inf), ("q", every, np.nan), ("dout", 9, -np.inf), ("dout", every, np.nan)):
+        one = found(**{name: (row, columns, number)})
+        assert is_as_before(slice(64), one["q"], clean["q"]), (name, number)
+        assert is_as_before(slice(row + 1, None), one["q"], clean["q"]), (name, number)
+        assert np.isfinite(one["q"][:, :, 64:row]).all(), (name, number)
+        for of_keys in "kv":
+            assert is_as_before(slice(row + 1, None), one[of_keys], clean[of_keys]), (name, number)
+            assert not np.isfinite(one[of_keys][:, :, : row + 1]).all(axis=-1).any(), (name, number)
+    for number in (np.nan, np.inf):
+        one = found(k=(key, 9, number))
+        assert is_as_before(slice(key), one["q"], clean["q"]), number
+        if normalize == "softmax":
+            assert not np.isfinite(one["k"][:, :, key]).all(), number
+        elif np.isnan(number):  # the derivative of other weights by an infinite score is 0
+            assert not np.isfinite(one["q"][:, :, key:190]).all(axis=-1).any()
+
+
 PAIRS = {
     "bias": ("s + bias[b, h, q, k]", ("batch", "heads", "q_len", "kv_len")),
     "turned": ("bias[k, b, q, h] + s", ("kv_len", "batch", "q_len", "heads")),

@@ -108,6 +108,23 @@ def test_named_barriers_order_a_handover(seed: int) -> None:
     assert np.array_equal(found[:128], np.arange(128, 0, -1))
 
 
+@pytest.mark.parametrize("seed", tiers.cases(range(4), quick=range(2)))
+def test_threads_of_a_named_barrier_know_whether_one_of_them_says_so(seed: int) -> None:
+    """A warpgroup of which one thread does in the second round, and one of which none does."""
+    found = attempt(
+        """
+    unsigned said = 0;
+    for (int round = 0; round < 3; ++round)
+        said |= named_barrier_any(1 + threadIdx.x / 128, 128, threadIdx.x == 77 && round == 1) << round;
+    y[threadIdx.x] = said;
+""",
+        seed=seed,
+    )
+    assert isinstance(found, np.ndarray)
+    assert found[:128].tolist() == [2] * 128
+    assert not found[128:256].any()
+
+
 NAMED_MISTAKES = [
     ("named_barrier_arrive(1, 256);", "", ("deadlock",)),
     ("named_barrier_sync(1, 256);", "", ("race", "uninitialized shared read")),

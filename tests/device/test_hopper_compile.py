@@ -30,6 +30,7 @@ USES = {
         tma_load_5d(smem, &map, barrier, 0, 1, 2, 3, 4, L2_EVICT_FIRST);
         tma_load_5d(smem, &map, barrier, 0, 1, 2, 3, 4, L2_EVICT_LAST);""",
     "named_barrier": "named_barrier_arrive(1, 256); named_barrier_sync(2, 128);",
+    "named_barrier_any": "y[threadIdx.x] = named_barrier_any(threadIdx.x / 128, 128, threadIdx.x == 3);",
     "setmaxnreg": "if (threadIdx.x < 128) give_registers<24>(); else take_registers<240>();",
     "stmatrix": "stmatrix_x4(smem + 16 * threadIdx.x, 1, 2, 3, 4);",
     "stmatrix_trans": "stmatrix_x4_trans(smem + 16 * threadIdx.x, 1, 2, 3, 4);",

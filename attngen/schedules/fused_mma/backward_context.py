@@ -11,7 +11,7 @@ from attngen.emit.constants import ConstantLine
 from attngen.emit.kernel_text import KernelText
 from attngen.emit.program import CeilDiv, Parameter
 from attngen.emit.variant import Function
-from attngen.schedules.fused import Fused
+from attngen.schedules.fused import NOT_A_NUMBER, Fused
 from attngen.schedules.fused_mma import backward_additions, backward_needs
 from attngen.schedules.fused_mma.backward_needs import FusedMmaBackwardPlan
 
@@ -190,6 +190,3 @@ class FusedMmaBackward(Fused, CapturedSums):
             ConstantLine("DQ_CHUNKS", part.chunks, "of so many columns, which a warp multiplies one after another"),
             ConstantLine("DQ_CHUNK", "BLOCK_Q * QK_WIDTH / DQ_CHUNKS", "sums of all warps"),
         ]
-
-
-NOT_A_NUMBER = ConstantLine("NOT_A_NUMBER", "__builtin_bit_cast(float, 0x7fffffff)", ctype="float")

@@ -14,18 +14,19 @@ from attngen.emit.program import MULTIPROCESSORS, CeilDiv, Parameter, Several, T
 from attngen.emit.variant import Function
 from attngen.emit.wgmma import Wgmma
 from attngen.plan.bounded_scores import LARGE_EXPONENT
-from attngen.schedules.fused import LARGE
+from attngen.schedules.fused import LARGE, NOT_A_NUMBER
 from attngen.schedules.hopper.context import argument_members, pair_lanes
 from attngen.schedules.hopper.tiles import WARPGROUP_ROWS
-from attngen.schedules.hopper_backward.plan import WARPGROUP, HopperBackwardPlan, pair_slots
+from attngen.schedules.hopper_backward.plan import WARPGROUP, HopperBackwardPlan, clears_special, pair_slots
 from attngen.schedules.tma import ByTma
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.expr import inputs_in
 from attngen.spec.gradient import gradient_argument
+from attngen.spec.operator import FLOAT_ONE
 
 DELTA_THREADS = 512  # at most; a thread then loads at most eight rows
 WARP_ROWS = 16  # of a warpgroup's 64
-KERNELS = ("delta", "dk_dv", "add_parts", "dq", "convert_dq")  # all that there may be
+KERNELS = ("delta", "special_rows", "dk_dv", "add_parts", "dq", "convert_dq")  # all that there may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class HopperBackward(ByTma):
     def kernels(self) -> dict[str, KernelText]:
         written = {
             "delta": self._delta,
+            "special_rows": self._special_rows,
             "dk_dv": self._dk_dv,
             "add_parts": self._add_parts,
             "dq": self._dq,
@@ -62,19 +64,28 @@ class HopperBackward(ByTma):
 
     def _delta(self) -> KernelText:
         of_rows = ("lse", *(["lse_rest"] if self.lse_rest else []), *(["dlse"] if self.spec.lse else []))
+        matrices = ("O", "dO", *(["Q"] if clears_special(self.spec) else []))
         parameters = [
-            self.pointer("O"),
-            self.pointer("dO"),
+            *(self.pointer(t) for t in matrices),
             *(abi.data(t, "float") for t in of_rows),
             *self._numbers(writable=True),
             *self._dq_sums(),
-            *self.strides("O", "bhs"),
-            *self.strides("dO", "bhs"),
-            *(p for t in of_rows for p in self.strides(t, "bhs")),
+            *(p for t in (*matrices, *of_rows) for p in self.strides(t, "bhs")),
             *self._row_sizes(),
         ]
         grid = self.head_grid(CeilDiv("q_len", self.own.held))
         return self.kernel("delta", grid, parameters, threads=self._delta_threads, threads_name="DELTA_THREADS")
+
+    def _special_rows(self) -> KernelText:
+        matrices = ("Q", "dO")
+        parameters = [
+            *(self.pointer(t) for t in matrices),
+            *self._numbers(writable=True),
+            *(p for t in matrices for p in self.strides(t, "bhs")),
+            *self._row_sizes(),
+        ]
+        grid = self.head_grid(CeilDiv("q_len", self.own.held))
+        return self.kernel("special_rows", grid, parameters, threads=self._delta_threads, threads_name="SPECIAL_THREADS")
 
     def _dk_dv(self) -> KernelText:
         blocks = CeilDiv("kv_len", self.own.held_keys)
@@ -215,6 +226,8 @@ class HopperBackward(ByTma):
             "query_equations": [*pair, "dQ = softmax_scale * sum of dS K"],
             "dv_factor": "kept_factor(dropped_weights(in))" if kept else "1.0f",
             "offsets": self.lse_rest,
+            "clears_special": clears_special(self.spec),
+            "lse_shows_q": self.gradient.ds is FLOAT_ONE and self.spec.sink is None,
             "mask_reads": self.spec.mask is not None and bool(inputs_in(self.spec.mask)),  # elements of captured tensors
             "rings_differ": self.own.split_products or bool(self.plan.staged.pairs),
             "rings_seek": self.own.split_products,
@@ -265,6 +278,7 @@ class HopperBackward(ByTma):
         return [
             *self.fused_numbers(),
             ConstantLine("LARGE", f"{LARGE_EXPONENT}f", LARGE, ctype="float"),
+            NOT_A_NUMBER,
             ConstantLine("STAGES", self.plan.stages, "tiles to visit in shared memory"),
             ConstantLine("CONSUMERS", own.consumers, "warpgroups that multiply" + each),
             ConstantLine("WARPGROUP_ROWS", WARPGROUP_ROWS),
@@ -287,6 +301,7 @@ class HopperBackward(ByTma):
             *self.slab_constants(ConstantLine("OUTPUT_SLABS", own.output_slabs, "the larger of both")),
             ConstantLine("V_STEPS", v_steps, what),
             ConstantLine("DELTA_THREADS", self._delta_threads),
+            ConstantLine("SPECIAL_THREADS", self._delta_threads),
             ConstantLine("ROW_LANES", self._row_lanes, "that share a row of O and dO"),
             ConstantLine("DELTA_ROWS", own.held * self._row_lanes // self._delta_threads, "of a thread"),
             *(self._of_additions() if own.dq == "additions" else []),

@@ -165,6 +165,7 @@ def kernels_of(facts: SpecFacts) -> tuple[str, ...]:
     """The kernels that the wanted gradients need, in launch order."""
     needed = {
         "delta": facts.spec.normalize == "softmax",
+        "special_rows": facts.spec.normalize != "softmax" and clears_special(facts.spec) and "k" in facts.wanted,
         "dk_dv": "k" in facts.wanted,
         "add_parts": "k" in facts.wanted and may_be_grouped(facts.spec),
         "dq": dq_of(facts) == "own kernel",
@@ -194,9 +195,15 @@ def why_not(facts: SpecFacts, arch: Arch) -> str:
     return ""
 
 
+def clears_special(spec: AttentionSpec) -> bool:
+    """Whether NaN and infinity at pairs that the mask excludes are kept from the sums: pairs that it allows still have them."""
+    return spec.mask is not None
+
+
 def row_numbers(facts: SpecFacts) -> int:
-    """The numbers of a row: lse in powers of 2, delta, and what is subtracted from large scores."""
-    return 2 + needs_lse_rest(facts.spec)
+    """The numbers of a row: lse in powers of 2, delta, and what is subtracted from large scores; without lse, one that is NaN
+    if the row has NaN or infinity."""
+    return 2 + needs_lse_rest(facts.spec) if facts.spec.normalize == "softmax" else 1
 
 
 def splits_products(spec: AttentionSpec) -> bool:
@@ -240,7 +247,7 @@ def buffers_of_keys(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
         tiles_of(spec, "VISITED_QK", (stages, d, rows), f"{stages} tiles of Q"),
         tiles_of(spec, "VISITED_V", (stages, dv, rows), f"{stages} tiles of dO"),
         SharedBuffer(name="WEIGHTS", element="float", shape=(stages, rows, rows), use="weights of each stage"),
-        *([staged] if "delta" in kernels_of(facts) else []),
+        *([staged] if OF_ROWS & {*kernels_of(facts)} else []),
         *words(stages, 4 + 4 * stages),
     )
 
@@ -288,7 +295,7 @@ def buffers_of_both(facts: SpecFacts, stages: int) -> tuple[SharedBuffer, ...]:
         tiles_of(
             spec, "OUT", (4 * CONSUMERS, max(d, dv), 16), "rows of a gradient of each warp, on their way to global memory", None
         ),
-        *([numbers] if {"delta", "dk_dv"} <= {*kernels_of(facts)} else []),
+        *([numbers] if OF_ROWS & {*kernels_of(facts)} and "dk_dv" in kernels_of(facts) else []),
         *words(stages, 4 + (5 if adds else 3) * stages + 2 * pair_slots(facts), VISIT_WORDS + adds),
     )
 
@@ -305,7 +312,8 @@ def tiles(facts: SpecFacts, arch: Arch) -> tuple[Tile, ...]:
     return fitting(arch, possible, lambda t: cost(facts, arch, t))
 
 
-WORKSPACES = {"row_numbers": "delta", "dq_sums": "convert_dq", "part_sums": "add_parts"}  # each with a kernel that needs it
+OF_ROWS = {"delta", "special_rows"}  # kernels of the numbers of rows
+WORKSPACES = {"row_numbers": OF_ROWS, "dq_sums": {"convert_dq"}, "part_sums": {"add_parts"}}  # each with kernels that need it
 
 
 def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
@@ -355,7 +363,7 @@ def propose(schedule: Schedule, facts: SpecFacts, arch: Arch) -> Plan:
         saved=saved_results(facts),
         written_pairs=written_pairs(facts),
         staged=staged(facts),
-        workspaces=tuple(name for name, kernel in WORKSPACES.items() if kernel in own.kernels),
+        workspaces=tuple(name for name, kernels in WORKSPACES.items() if kernels & {*own.kernels}),
     )
 
 
@@ -386,6 +394,8 @@ def decisions(facts: SpecFacts, own: HopperBackwardPlan, stages: int) -> Iterato
     yield from saved_decisions(saved_results(facts))
     if "delta" in own.kernels:
         yield Decision("lse and delta", "stored together by tiles", "one copy in the background brings those of a tile")
+    if clears_special(facts.spec):
+        yield Decision("NaN and infinity in partial tiles", "left out", WHY_CLEARED)
     what = "compute" if own.split_products else "compute for 64 keys, or rows, each"
     yield Decision("warpgroups", f"1 + {own.consumers}", f"one copies; {own.consumers} {what}")
     if own.split_products:
@@ -425,6 +435,7 @@ WHY_TWO = "both compute S and dP, seven products instead of five; one kernel wou
 WHY_TWO_ANYWAY = "additions to dQ in global memory are for a softmax and head sizes of equally many slabs"
 WHY_LATER = "when both consumers have written their dS long ago: neither waits for the other, and each fills the other's gaps"
 WHY_PARTS = "their sums of dK and dV are added in a fixed order by a kernel; a call with enough work tiles does not launch it"
+WHY_CLEARED = "wgmma multiplies whole tiles, and 0, the weight of an excluded pair, times NaN is NaN"
 WHY_WRITTEN = "dQ needs dS in shared memory: two warps write it to global memory beside the products"
 WHY_HELD = "operands of S and dP that stay for all tiles; from shared memory, each product would read them again"
 WHY_SWIZZLE = "tiles in slabs of 64 columns, chunks of 16 bytes permuted: neither TMA nor wgmma meets a bank conflict"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attngen.emit.loops import Loop, kernel
 from attngen.plan.plan import Plan
 from attngen.schedules.timeline import COPY, PRODUCT, SOFTMAX, TILES, Bar, Timeline
@@ -40,6 +42,7 @@ def loops(spec: AttentionSpec, plan: Plan) -> dict[str, Loop]:
     rows = Loop("rows", str(plan.own.held), "lanes of a row", "O, dO: global", "r < DELTA_ROWS")
     every = {
         "delta": kernel("O, dO: global", rows),
+        "special_rows": kernel("Q, dO: global", replace(rows, memory="Q, dO: global", anchor="row < BLOCK_ROWS")),
         "dk_dv": of("K, V", "Q, dO", "dK, dV", of_two if plan.own.split_products else of_one),
         "add_parts": kernel(
             "partial dK, dV: global", Loop("parts", "parts", "thread", "dK, dV: registers to shared to global", "part < parts")

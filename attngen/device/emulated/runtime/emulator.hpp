@@ -57,7 +57,7 @@ void proxy_fence();                 // order.cpp
 
 // --- barriers of some warps, and their registers (warpgroup.cpp)
 
-void named_barrier(unsigned id, unsigned threads, bool waits, int line);
+unsigned named_barrier(unsigned id, unsigned threads, bool waits, int line, bool vote = false);  // the number of votes, if it waits
 void set_registers(bool take, unsigned registers, int line);
 
 // --- tensor copies (tma.cpp); of five coordinates those past the tensor's rank are 0

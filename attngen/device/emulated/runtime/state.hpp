@@ -64,6 +64,7 @@ struct Fiber {
     int line;                       // where it waits
     const char* what;               // what it waits for
     unsigned barrier, parity;       // which mbarrier (its address) or named barrier, which phase
+    unsigned votes;                 // of the threads that came to its last named barrier
     uint64_t trace[TRACE];          // and the calls it is in
     unsigned mask;
     Lane lane_arguments;

@@ -14,6 +14,7 @@ constexpr int REGISTER_FILE = 65536, REGISTER_STEP = 8, MIN_REGISTERS = 24, MAX_
 struct NamedBarrier {
     unsigned expected = 0;          // 0: nobody is here
     std::vector<int> here;          // threads
+    unsigned votes = 0;
     Clock clock;
 };
 NamedBarrier named[BARRIERS];
@@ -26,6 +27,7 @@ void open(NamedBarrier& b, unsigned id) {
     wake(State::AT_NAMED_BARRIER, [&](Fiber& f) {
         if (f.barrier != id) return false;
         if (launch.checked) acquire(f, b.clock);
+        f.votes = b.votes;
         return true;
     });
     b = NamedBarrier();
@@ -42,7 +44,7 @@ void begin_block_warpgroups() {
     free_registers = 0;
 }
 
-void named_barrier(unsigned id, unsigned threads, bool waits, int line) {
+unsigned named_barrier(unsigned id, unsigned threads, bool waits, int line, bool vote) {
     if (id >= BARRIERS) report(Kind::OPERAND, "a named barrier whose number is not 0 to 15", line);
     if (!threads || threads % 32 || threads > (fibers.size() + 31) / 32 * 32)
         report(Kind::OPERAND, "a named barrier of a number of threads that is not a multiple of 32, or more than the block has", line);
@@ -54,17 +56,20 @@ void named_barrier(unsigned id, unsigned threads, bool waits, int line) {
         report(Kind::DIVERGENT_BARRIER, "a thread comes to a named barrier a second time before it has opened", line);
     b.expected = threads;
     b.here.push_back(current->index);
+    b.votes += vote;
     if (launch.checked) {
         if (b.clock.empty()) b.clock = new_clock();
         release(b.clock);
     }
     if (b.here.size() == threads) {
         if (launch.checked && waits) acquire(*current, b.clock);
+        current->votes = b.votes;
         open(b, id);
     } else if (waits) {
         current->barrier = id;
         wait_in(State::AT_NAMED_BARRIER, "a named barrier", line);
     }
+    return current->votes;
 }
 
 void describe_named_barrier(const Fiber& fiber, char* text, size_t size) {
