@@ -202,7 +202,7 @@ alibi_backward_softmax(
     }
 
     const float divisor = row_sum == 0.0f ? 1.0f : row_sum;
-    for (int k = 0; k < kv_len; ++k) row[k] = expf(row[k] - shift) / divisor;
+    for (int k = 0; k < kv_len; ++k) row[k] = row[k] == -INF ? 0.0f : expf(row[k] - shift) / divisor;
 }
 
 // 6. Gradients of the weights

@@ -409,7 +409,7 @@ gpt2_backward_softmax(
 #pragma unroll 4
     for (int k = first; k < end; k += THREADS * 4) {
         Vector<float, 4> s = *(const Vector<float, 4>*)&row[k];
-        for (int e = 0; e < 4; ++e) s.at[e] = expf(s.at[e] - shift) * inverse;
+        for (int e = 0; e < 4; ++e) s.at[e] = s.at[e] == -INF ? 0.0f : expf(s.at[e] - shift) * inverse;
         *(Vector<float, 4>*)&row[k] = s;
     }
 }

@@ -238,7 +238,8 @@ def has_heads_inside(strides: Sequence[Any]) -> bool:
 
 
 def empty_like(array: ArrayView, shape: tuple[int, ...], dtype: DType, name: str, heads_inside: bool = False) -> ArrayView:
-    """An uninitialized array of the library of `array`, on its device: contiguous, or as `has_heads_inside` says.
+    """An uninitialized array of the library of `array`, on its device: contiguous, or as `has_heads_inside` says. On the CPU it
+    is full of NaN, so that an element that a kernel does not write is noticed.
 
     Raises ArgumentError if the library cannot be told, or lacks the element type.
     """
@@ -250,12 +251,20 @@ def empty_like(array: ArrayView, shape: tuple[int, ...], dtype: DType, name: str
     return view(made, name)
 
 
+NAN_BYTE = 0xFF  # a number of such bytes is NaN in every type
+
+
 def _empty(array: ArrayView, shape: tuple[int, ...], dtype: DType) -> Any:
     owner, torch, cupy = array.owner, sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(owner, torch.Tensor):
-        return torch.empty(shape, dtype=getattr(torch, dtype.torch), device=owner.device)
+        made = torch.empty(shape, dtype=getattr(torch, dtype.torch), device=owner.device)
+        if array.location == CPU and made.numel():
+            made.view(torch.uint8).fill_(NAN_BYTE)
+        return made
     if array.location == CPU:
-        return np.empty(shape, dtype.numpy)
+        made = np.empty(shape, dtype.numpy)
+        made.reshape(-1).view(np.uint8)[...] = NAN_BYTE
+        return made
     if cupy is None:
         raise ArgumentError(f"cannot allocate an output for a {type(owner).__name__}; pass `out`")
     if dtype.name == "bf16":

@@ -36,7 +36,7 @@ class Terms:
     tensor: Tensor  # the gradient, from whose sizes an element's place follows
     diagonals: bool  # a term is the sum of a tile's diagonal
     may_be_all: bool  # of pairs, whether an element may have a single one: then its term is the gradient itself
-    are_neighbours: bool  # and that is dS in 16 bits, and neighbouring keys have neighbouring elements
+    are_neighbours: bool  # and that is dS in 16 bits, neighbouring keys have neighbouring elements, and a thread has both pairs
 
     def of(self, *sources: Source) -> tuple[ContributionFunctions[Function], ...]:
         return tuple(c for c in self.reads if c.source in sources)
@@ -193,7 +193,8 @@ class CapturedSums(File):
             and self.spec.dtype.bytes == 2
             and tensor.dtype == self.spec.dtype.name
         )
-        return Terms(of.name, of.place, reads, functions, tensor, of.diagonals, may_be_all, may_be_all and is_ds and is_last)
+        are_neighbours = may_be_all and is_ds and is_last and self.plan.schedule.on_tensor_cores
+        return Terms(of.name, of.place, reads, functions, tensor, of.diagonals, may_be_all, are_neighbours)
 
     def _functions(self, captured: str) -> CapturedFunctions[Function]:
         return next(one for one in self.variant.captured_gradients if one.gradient.name == captured)

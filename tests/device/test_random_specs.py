@@ -63,7 +63,11 @@ def test_draws_that_share_random_numbers_have_the_errors_of_their_seeds() -> Non
     assert len(known) == 4 + 3 * 4 * 4  # scores of each head; numbers for each four seeds, head, and kind of error
 
 
-@pytest.mark.parametrize("seed", tiers.cases(range(36), quick=range(3)))
+# Once wrong: a pair's term that was not written (sm_75); NaN of a row at keys that it does not see (naive, tiled).
+ONCE_WRONG = (997100193, 997100156, 997100201)
+
+
+@pytest.mark.parametrize("seed", tiers.cases([*ONCE_WRONG, *range(36)], quick=[*ONCE_WRONG, *range(3)]))
 def test_a_random_gradient(seed: int) -> None:
     one = gradient_case(seed)
     assert one is None or not gradient_failure(one, seed), one
