@@ -170,6 +170,7 @@ __device__ __forceinline__ void cp_async_4(void* to_smem, const void* from_gmem,
 __device__ __forceinline__ unsigned not_finite(unsigned packed) {
     return (((packed & 0x7c007c00) + 0x04000400) >> 15 & 0x00010001) * 0xffff;
 }
+
 // A mask of the elements of a pair that are not 0: all ones, added to the bits below the sign, carry into it.
 __device__ __forceinline__ unsigned not_zero(unsigned packed) {
     return (((packed & 0x7fff7fff) + 0x7fff7fff) >> 15 & 0x00010001) * 0xffff;

@@ -167,10 +167,6 @@ __device__ __forceinline__ int opaque(int x) {
 __device__ __forceinline__ unsigned not_finite(unsigned packed) {
     return (((packed & 0x7c007c00) + 0x04000400) >> 15 & 0x00010001) * 0xffff;
 }
-// A mask of the elements of a pair that are not 0: all ones, added to the bits below the sign, carry into it.
-__device__ __forceinline__ unsigned not_zero(unsigned packed) {
-    return (((packed & 0x7fff7fff) + 0x7fff7fff) >> 15 & 0x00010001) * 0xffff;
-}
 
 // An mbarrier: eight bytes of shared memory that count, in phases, threads that arrive and bytes that copies bring. A phase
 // completes when `arrivals` threads have arrived and all bytes that they announced have come; then the next one begins.
@@ -514,7 +510,7 @@ __device__ __forceinline__ QRange q_range(int kv_lo, int kv_hi, int q_len) {
 //     delta = rowsum(dO * O)
 //     lse2  = lse log2(e)      +inf for a row without keys, so that all its weights are exp2(S - inf) = 0
 //     offset = 0               but lse itself of a row of large scores, whose lse2 is that of the rest
-//     lse2  = NaN              and offset = NaN for a row with NaN or infinity in lse, Q or dO
+//     lse2, offset = NaN       for a row with NaN or infinity in lse, Q or dO
 //
 // ROW_LANES lanes compute a row, 8 columns each. The numbers are written for whole tiles, so that a tile's are one copy; rows past
 // the end have lse2 = +inf and delta = 0.

@@ -14,7 +14,7 @@ ORDER = """
     type_fp16 to_float_fp16 to_fp16 type_bf16 to_float_bf16 to_bf16 to_float_fp32 to_fp32
     pack_fp16 pack_bf16 unpack_fp16 unpack_bf16 exp2_log2 fast_reciprocal fast_log2 fast_tanh fast_tanh_of_two rough_tanh
     special_registers opaque griddepcontrol cp_async cp_async_stream finite_or_0 cp_async_4
-    special_fp16 special_bf16 special_fp32
+    special_fp16 special_bf16 special_fp32 not_zero
     mbarrier mbarrier_arrive mbarrier_wait mbarrier_init_fence tma_load tma_load_5d bulk_load tma_store tma_store_5d
     ldmatrix ldmatrix_trans ldmatrix_x2 stmatrix stmatrix_trans global_add global_add_one keep_order
     mma_fp16 mma_bf16 mma_tf32 split_tf32 split_bf16 proxy_fence setmaxnreg wgmma wgmma_unset named_barrier named_barrier_any
