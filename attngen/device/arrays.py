@@ -258,8 +258,8 @@ def _empty(array: ArrayView, shape: tuple[int, ...], dtype: DType) -> Any:
     owner, torch, cupy = array.owner, sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(owner, torch.Tensor):
         made = torch.empty(shape, dtype=getattr(torch, dtype.torch), device=owner.device)
-        if array.location == CPU and made.numel():
-            made.view(torch.uint8).fill_(NAN_BYTE)
+        if array.location == CPU:
+            made.view(-1).view(torch.uint8).fill_(NAN_BYTE)
         return made
     if array.location == CPU:
         made = np.empty(shape, dtype.numpy)
