@@ -22,18 +22,16 @@ from attngen.device.select import device_by_name
 from attngen.plan import ARCHES
 from attngen.reference.compare import Comparison
 from attngen.reference.compare_gradients import GradientTruth, compare_gradients, gradient_truth
-from attngen.reference.definition import allowed_rows
 from attngen.reference.gradients import Loss, sample_loss
-from attngen.reference.numpy_oracle import numbers_of
 from attngen.reference.problems import Sample, Shape
 from attngen.schedules import schedules_for
 from attngen.schedules.backward import BACKWARD_SCHEDULES
 from attngen.spec.attention import AttentionSpec, KernelRequest
-from attngen.spec.dtypes import round_to_storage
 from attngen.spec.gradient import QKV, GradientError, differentiable
 from attngen.spec.names import check_backward_names
 from tests.harness import gradients
 from tests.random_draws import Case, case, drawn_problem
+from tests.special_numbers import special_numbers
 
 KEYWORDS = tuple(dict.fromkeys(s.keyword for s in BACKWARD_SCHEDULES))
 MOST_WORK = 80 * 80 * 64 * 4  # pairs times head size, of all heads: what the emulated device computes in seconds
@@ -107,47 +105,11 @@ def gradient_failure(one: GradientCase, seed: int = 0) -> str:
 def traces(
     one: GradientCase, kernel: CompiledAttention, problem: Sample, loss: Loss, expected: GradientTruth, params: Any, seed: int
 ) -> list[Comparison]:
-    """Gradients of q, k and v that are wrong when elements of Q, K and dO that the mask excludes from them are not finite: of
-    the rows and keys that have no pairs, and of a row and a key that have some, whose own gradients are not compared."""
-    r = random.Random(f"traces {seed}")
-    spec, shape = one.spec, one.case.shape
-    of_mask = numbers_of(spec, problem, params, np.float64)
-    rows = slice(0, shape.q_len)
-    allowed = np.zeros((shape.batch, shape.q_heads, shape.q_len, shape.kv_len), bool)
-    for b, h in np.ndindex(allowed.shape[:2]):
-        allowed[b, h] = allowed_rows(of_mask, b, h, rows)
-    group = shape.q_heads // shape.kv_heads
-    by_key = allowed.reshape(shape.batch, shape.kv_heads, group, shape.q_len, shape.kv_len)
-    hidden_rows, hidden_keys = ~allowed.any(axis=3), ~by_key.any(axis=(2, 3))
-    special_rows, special_keys = np.zeros_like(hidden_rows), np.zeros_like(hidden_keys)
-    if special_rows.size and r.random() < 0.5:
-        special_rows.flat[r.randrange(special_rows.size)] = True
-    if special_keys.size and r.random() < 0.5:
-        special_keys.flat[r.randrange(special_keys.size)] = True
-    # A key reaches the rows that see it, and by lse and delta of a row, the row reaches all keys that it sees
-    of_heads = np.repeat(special_keys, group, axis=1)[:, :, None, :]
-    not_compared = special_rows | (allowed & of_heads).any(axis=3)
-    reached = (allowed & not_compared[..., None]).reshape(by_key.shape).any(axis=(2, 3)) | special_keys
-
-    def with_special(array: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        changed = array.copy()
-        for place in np.argwhere(places):
-            columns = r.choice((slice(None), r.randrange(array.shape[-1])))
-            changed[(*place, columns)] = round_to_storage(np.float32(r.choice((np.nan, np.inf, -np.inf))), spec.dtype)
-        return changed
-
-    of_q, of_k, of_dout = hidden_rows.copy(), hidden_keys | special_keys, hidden_rows.copy()
-    (of_q if r.random() < 0.5 else of_dout)[special_rows] = True
-    changed = replace(problem, q=with_special(problem.q, of_q), k=with_special(problem.k, of_k))
-    found = gradients(
-        kernel, changed, replace(loss, dout=with_special(loss.dout, of_dout)), one.wanted, one.deterministic, **params
-    )
+    """Gradients of q, k and v that are wrong when numbers that the mask hides from them are not finite."""
+    special = special_numbers(one.spec, problem, loss.dout, params, seed)
+    found = gradients(kernel, special.problem, replace(loss, dout=special.dout), one.wanted, one.deterministic, **params)
     names = [n for n in QKV if n in one.wanted]
-    left_out = {"q": not_compared, "k": reached, "v": reached}
-    ours = {
-        n: np.where(left_out[n][..., None], round_to_storage(expected.exact[n].astype(np.float32), spec.dtype), found[n])
-        for n in names
-    }
+    ours = special.left_out({n: found[n] for n in names}, expected.exact, one.spec)
     of_qkv = GradientTruth(*({n: of[n] for n in names} for of in (expected.exact, expected.allowed, expected.axes)))
     return [c for c in compare_gradients(ours, of_qkv).values() if not c.error <= 2 * c.allowed]
 
