@@ -1112,7 +1112,7 @@ struct Consumer : Block {
             for (int slab = 0; slab < V_SLABS; ++slab) *(Chunk*)(dO.first.smem + q.index * DoTile::BYTES + slab * DoTile::SLAB_BYTES + 16 * i) = {};
         }
         async_proxy_fence();
-        named_barrier_sync(1, RELEASES);
+        named_barrier_sync(1, RELEASES);  // the rows are 0: products may read the tile again
     }
 
     // One tile of rows, whose scores are there; LAST: no other follows in the work tile
