@@ -73,11 +73,15 @@ def compiled(spec: AttentionSpec, schedule: str, arch: str | None = None, seed: 
 
 
 def call(compiled: CompiledAttention, problem: Sample, **params: Any) -> tuple[Any, Any]:
-    """(O, lse or None); O starts as NaN, so an element that is not written fails every comparison."""
+    """(O, lse or None) as numpy storage arrays, wherever the kernel runs; O starts as NaN, so an element that is not written
+    fails every comparison."""
     out = np.empty((*problem.q.shape[:3], compiled.spec.head_dim_v), compiled.spec.dtype.numpy)
     out.view(np.uint8)[...] = 0xFF
-    result = compiled(problem.q, problem.k, problem.v, out=out, **problem.inputs, **params)
-    return result if compiled.spec.lse else (result, None)
+    given = {"q": problem.q, "k": problem.k, "v": problem.v, "out": out, **problem.inputs}
+    on_gpu = compiled.device.name.startswith("cuda")
+    result = compiled(**({name: to_gpu(array) for name, array in given.items()} if on_gpu else given), **params)
+    output, lse = result if compiled.spec.lse else (result, None)
+    return (from_gpu(output), None if lse is None else from_gpu(lse)) if on_gpu else (output, lse)
 
 
 def compared(kernel: CompiledAttention, problem: Sample, expected: Truth | None = None, **params: Any) -> Comparison:

@@ -18,6 +18,7 @@ import numpy as np
 import attngen
 from attngen.api import CompiledAttention
 from attngen.device.emulated import EmulatedDevice
+from attngen.device.protocol import Device
 from attngen.device.select import device_by_name
 from attngen.plan import ARCHES
 from attngen.reference.compare import Comparison
@@ -76,12 +77,13 @@ def _shortened(shape: Shape, spec: AttentionSpec) -> Shape:
     return replace(shape, batch=1, **dict(zip(("q_len", "kv_len"), lengths, strict=True)))
 
 
-def gradient_failure(one: GradientCase, seed: int = 0) -> str:
-    """What is wrong with the gradients of `one`; "" if nothing is. Raises the exceptions of attngen."""
+def gradient_failure(one: GradientCase, seed: int = 0, place: Device | None = None) -> str:
+    """What is wrong with the gradients of `one` on the device `place`, by default the one that was drawn; "" if nothing is.
+    Raises the exceptions of attngen."""
     spec, problem = one.spec, drawn_problem(one.case, seed)
     params = {} if one.case.python_mask else one.case.by_word(one.case.params)
     loss = sample_loss(spec, problem, seed)
-    device = "cuda" if one.on_gpu else EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5)
+    device = place or ("cuda" if one.on_gpu else EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5))
     kernel: CompiledAttention = attngen.compile(spec, kernel=one.schedule, device=device)
     saved = kernel.gradients(one.wanted, one.deterministic).plan.saved
     expected = gradient_truth(spec, problem, loss, one.wanted, params, saved)

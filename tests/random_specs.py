@@ -19,6 +19,7 @@ import numpy as np
 
 import attngen
 from attngen.device.emulated import EmulatedDevice
+from attngen.device.protocol import Device
 from attngen.reference.compare import Comparison, compare, truth
 from attngen.reference.problems import Sample
 from attngen.spec.attention import AttentionSpec
@@ -103,8 +104,8 @@ def turned(rows: Array, problem: Sample, dim: int, pairs: str, at: Array, spec: 
     return from_storage(round_to_storage(found.astype(np.float32), spec.dtype)).astype(np.float64)
 
 
-def failure(one: Case, seed: int = 0) -> str:
-    """What is wrong with `one`; "" if nothing is. Raises the exceptions of attngen."""
+def failure(one: Case, seed: int = 0, device: Device | None = None) -> str:
+    """What is wrong with `one` on `device`, by default the emulated one; "" if nothing is. Raises the exceptions of attngen."""
     spec, problem = one.spec(), drawn_problem(one, seed)
     names = {word: name for name, word in one.words}
     params = {} if one.python_mask else one.by_word(one.params)
@@ -124,7 +125,8 @@ def failure(one: Case, seed: int = 0) -> str:
         problem = Sample(q, k, v, problem.inputs)
     if one.spare_keys:
         spec, problem = padded(spec, problem, one.spare_keys)
-    device = EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5, multiprocessors=MULTIPROCESSORS[seed % 3])
+    if device is None:
+        device = EmulatedDevice(arch=one.arch, checked=True, seed=seed % 5, multiprocessors=MULTIPROCESSORS[seed % 3])
     compiled = attngen.compile(spec, kernel=one.schedule, device=device)
     result = call(compiled, problem, **params)
     found = compare(*result, expected)
