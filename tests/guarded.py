@@ -3,8 +3,9 @@
     python -m tests.guarded [--seed 0] [--minutes 10] [--workers 12] [--kernel hopper]
 
 runs the forwards and gradients of `tests.random_draws` in several processes: in half of them tensors end at the edge, in the
-others they begin there. Plans for older architectures run too, compiled for the GPU at hand. An access outside of a tensor stops
-a process, and another one takes its place. Prints each failure with its spec, and counts by direction, schedule and storage.
+others they begin there. Plans for older architectures run too, compiled for the GPU at hand. An access outside of a tensor
+stops a process, and another one takes its place. Prints each failure with its spec, and counts by direction, schedule and
+storage.
 """
 
 from __future__ import annotations
@@ -141,6 +142,8 @@ class Search:
                 running: dict[str, Any] | None = None
                 assert process.stdout is not None
                 for text in process.stdout:
+                    if not text.endswith("\n"):
+                        break  # the time was over while it was written
                     line = json.loads(text)
                     if "what" in line:
                         running, seed = line, line["seed"]
@@ -189,9 +192,8 @@ def main() -> None:
         thread.join()
     for what, count in sorted(search.counts.items()):
         print(f"{count:6} {what}")
-    print(
-        f"{search.counts.total()} runs in {options.workers} processes for {options.minutes:g} minutes, {len(search.failures)} failed"
-    )
+    searched = f"{options.workers} processes, {options.minutes:g} minutes"
+    print(f"{search.counts.total()} runs in {searched}; {len(search.failures)} failed")
     sys.exit(1 if search.failures else 0)
 
 
