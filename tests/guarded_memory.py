@@ -11,12 +11,16 @@ By the driver's virtual memory management (CUDA Driver API, "Virtual Memory Mana
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 EDGES = ("end", "begin")
 GUARD = 1 << 28  # bytes of unmapped addresses on each side: distances of strides and tiles
 NAN_BYTE = 0xFF
+
+_installed: list[Any] = []  # what torch has the addresses of
 
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 _Free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
@@ -43,17 +47,16 @@ class GuardedMemory:
     edge: str
     allocated: int = 0  # allocations so far
     _live: dict[int, Mapped] = field(default_factory=dict)
-    _kept: Any = None  # what torch has the addresses of
 
     def install(self) -> None:
-        """Makes torch allocate here. Raises RuntimeError if the process has allocated memory of a GPU before."""
+        """Makes torch allocate here, for the rest of the process, which must end by `leave`. Raises RuntimeError if torch has allocated memory of a GPU before."""
         import torch
 
         allocate, free = _Allocate(self._allocate), _Free(self._free)
         addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in (allocate, free)]
         allocator = torch._C._cuda_customAllocator(*addresses)
         torch._C._cuda_changeCurrentAllocator(allocator)
-        self._kept = (allocate, free, allocator)
+        _installed.append((allocate, free, allocator))
 
     def _allocate(self, size: int, device: int, stream: int | None) -> int:
         from cuda.bindings import driver
@@ -92,6 +95,13 @@ class GuardedMemory:
         _result(driver.cuMemUnmap(one.begin + GUARD, one.pages))
         _result(driver.cuMemRelease(one.handle))
         _result(driver.cuMemAddressFree(one.begin, one.reserved))
+
+
+def leave(code: int) -> None:
+    """Ends the process at once: tensors that are left would be freed when Python can no longer run what frees them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _result(returned: tuple[Any, ...]) -> Any:

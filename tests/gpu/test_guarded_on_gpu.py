@@ -15,7 +15,7 @@ READS = """
 import sys
 import torch
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
-from tests.guarded_memory import GuardedMemory
+from tests.guarded_memory import GuardedMemory, leave
 
 edge, size, index = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 GuardedMemory(edge).install()
@@ -32,6 +32,7 @@ launch(stream, LaunchConfig(grid=1, block=1), kernel, numbers.data_ptr(), index,
 stream.sync()
 assert result.item() == 0
 print("read")
+leave(0)
 """
 
 
@@ -42,5 +43,5 @@ def test_an_access_beyond_the_edge_stops_the_process(edge: str, size: int) -> No
     for index, is_read in ((inside, True), (outside, False)):
         command = [sys.executable, "-c", READS, edge, str(size), str(index)]
         found = subprocess.run(command, capture_output=True, text=True)
-        assert (found.returncode == 0 and "read" in found.stdout) == is_read, (index, found.stderr)
-        assert is_read or "ILLEGAL_ADDRESS" in found.stderr, found.stderr
+        assert (found.returncode == 0 and "read" in found.stdout) == is_read, (index, found)
+        assert is_read or "ILLEGAL_ADDRESS" in found.stderr, found
