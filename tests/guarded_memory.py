@@ -49,7 +49,8 @@ class GuardedMemory:
     _live: dict[int, Mapped] = field(default_factory=dict)
 
     def install(self) -> None:
-        """Makes torch allocate here, for the rest of the process, which must end by `leave`. Raises RuntimeError if torch has allocated memory of a GPU before."""
+        """Makes torch allocate here, for the rest of the process, which must end by `leave`. Raises RuntimeError if torch has
+        allocated memory of a GPU before."""
         import torch
 
         allocate, free = _Allocate(self._allocate), _Free(self._free)
