@@ -1,4 +1,5 @@
-"""A changed file of `attngen build`: the kernel that it contains, and whether the plan can launch it."""
+"""A changed file of `attngen build`: the kernel that it contains, and whether the plan, and the manifest beside it, can launch
+it."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from attngen.emit.abi import map_name
 from attngen.emit.comments import strip_comments
 from attngen.emit.emitter import emit
 from attngen.emit.program import Program
+from attngen.inspect.manifest_beside import contradiction
 from attngen.plan import PlanRefusal, find_arch
 from attngen.plan.arch import ARCHES, Arch
 from attngen.plan.facts import DETERMINISTIC
@@ -49,9 +51,10 @@ def changed_file(
     path: Path, specs: Sequence[AttentionSpec], schedule: str | None, arch: str | None, deterministic: bool = False
 ) -> ChangedFile:
     """The file at `path`, which must contain a kernel of one of `specs`, of `schedule` and `arch` if these are given. If it
-    is `deterministic`, it must be a backward whose gradients have the same bits in every run.
+    is `deterministic`, it must be a backward whose gradients have the same bits in every run. A manifest beside it must say
+    what the plan says.
 
-    Raises ArgumentError, which says what the file contains and what was expected.
+    Raises ArgumentError, which says what the file or the manifest contains and what was expected.
     """
     text = read_source(path)
     contents = _Contents(path, text)
@@ -65,7 +68,7 @@ def changed_file(
     _check_arch(path, built_for, arch)
     target = find_arch(arch) if arch else built_for
     likely = _likely_schedules(path, text)
-    misfit = None
+    misfit = contradicted = ""
     for one, source in _possible(specs, likely, target, contents):
         if deterministic and not one.deterministic:
             continue
@@ -74,9 +77,14 @@ def changed_file(
         wrong = contents.misfit(source)
         if not wrong and schedule not in (None, one.schedule):
             raise ArgumentError(f"{path} contains the {one.schedule} kernel of {one.spec.name}; add --kernel {one.schedule}")
-        if not wrong:
+        if wrong:
+            misfit = misfit or wrong
+        elif contradicts := contradiction(path, source):
+            contradicted = contradicted or contradicts
+        else:
             return one
-        misfit = misfit or wrong
+    if contradicted:
+        raise ArgumentError(contradicted)
     if deterministic:
         found = changed_file(path, specs, schedule, arch)
         what = "a backward whose gradients differ from run to run" if found.wanted else "a forward"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
 from attngen.diagnostics import ArgumentError
 from attngen.emit.emitter import emit
@@ -207,3 +208,81 @@ def test_a_function_that_the_emulated_device_does_not_know_is_answered_in_the_us
     assert "functions of CUDA that docs/trace.md lists" in result.stderr
     assert "/tmp/tmp" not in result.stderr.replace(str(tmp_path), "")
     assert ".hpp" not in result.stderr
+
+
+def built(tmp_path: Path, *arguments: str) -> Path:
+    """The file that `attngen build gpt2` writes with these arguments."""
+    done = invoke("build", "gpt2", "-o", str(tmp_path), *arguments)
+    assert done.exit_code == 0
+    return Path(next(line for line in done.output.splitlines() if line.endswith(".cu")))
+
+
+def check_of(path: Path, command: str = "check") -> Result:
+    device = ["--device", "emulated", "--heads", "1", "--q-len", "9"] if command == "check" else []
+    return invoke(command, "gpt2", "--source", str(path), *device)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            '"block": [\n        128,',
+            '"block": [\n        256,',
+            "[gpt2_scores].block[0] is 256, and the plan for sm_80 has 128",
+        ),
+        ('"shared_bytes": 0', '"shared_bytes": 1024', "entry_points[gpt2_scores].shared_bytes is 1024, and the plan"),
+        ('"by": 128', '"by": 64', "grid[0][0].by is 64, and the plan for sm_80 has 128"),
+        ('"early": false', '"early": true', "early is true, and the plan for sm_80 has false"),
+        ('"alignment": 0', '"alignment": 16', "tensors[Q].alignment is 16, and the plan for sm_80 has 0"),
+        ('"name": "gpt2_softmax"', '"name": "my_softmax"', 'entry_points is ["gpt2_scores", "my_softmax", "gpt2_we'),
+        ('"version": 2', '"version": 1', "is a manifest of version 1, and this attngen reads version 2"),
+        ('"arch": "sm_80",\n', "", 'arch is missing, and the plan for sm_80 has "sm_80"'),
+        ('"arch": "sm_80",\n', '"arch": "sm_80",\n"stages": 3,', "stages is 3, and the plan for sm_80 has missing"),
+        ('"tensors": [', '"tensors": [[', "is not a manifest: Expecting"),
+    ],
+)
+def test_a_manifest_that_contradicts_the_plan_is_refused_with_both_values(
+    old: str, new: str, words: str, tmp_path: Path
+) -> None:
+    path = built(tmp_path, "--kernel", "naive")
+    manifest = path.with_suffix(".json")
+    text = manifest.read_text()
+    assert old in text
+    manifest.write_text(text.replace(old, new, 1))
+    for command in ("check", "trace"):
+        refused = check_of(path, command)
+        assert refused.exit_code == 2
+        assert words in refused.stderr
+        assert "build the file again, or delete gpt2_naive.json" in refused.stderr
+    manifest.unlink()
+    assert check_of(path).exit_code == 0
+
+
+def test_a_manifest_of_another_build_is_refused(tmp_path: Path) -> None:
+    path = built(tmp_path, "--kernel", "fused", "--arch", "sm_80")
+    other = built(tmp_path / "other", "--kernel", "fused", "--arch", "sm_86")
+    path.with_suffix(".json").write_bytes(other.with_suffix(".json").read_bytes())
+    refused = check_of(path)
+    assert refused.exit_code == 2
+    assert 'arch is "sm_86", and the plan for sm_80 has "sm_80"' in refused.stderr
+    assert "more entries differ" in refused.stderr
+
+
+def test_a_changed_or_renamed_file_and_its_own_manifest_agree(tmp_path: Path) -> None:
+    """Also if the manifest has the new name, and without comments, where it tells the architecture."""
+    from attngen.emit.comments import strip_comments
+    from attngen.inspect.changed_file import changed_file
+
+    path = built(tmp_path, "--kernel", "fused", "--arch", "sm_86")
+    path.write_text(strip_comments(path.read_text()).replace("RESCALE_THRESHOLD = 8.0f", "RESCALE_THRESHOLD = 4.0f"))
+    manifest = path.with_suffix(".json").read_text()
+    mine = path.rename(tmp_path / "mine.cu")
+    for text in (manifest, manifest.replace('"gpt2_fused.cu"', '"mine.cu"')):
+        mine.with_suffix(".json").write_text(text)
+        assert changed_file(mine, [shipped("gpt2")], None, None).arch.name == "sm_86"
+
+
+def test_json_beside_a_file_that_is_no_manifest_says_nothing(tmp_path: Path) -> None:
+    path = built(tmp_path, "--kernel", "naive")
+    path.with_suffix(".json").write_text('[{"attention": "gpt2", "passed": true}]')
+    assert check_of(path).exit_code == 0
