@@ -52,7 +52,8 @@ class Compiled:
         Raises ArgumentError, and ObligationError for an index or a divisor out of range.
         """
         params = check_params(declared_params(self.spec), params)
-        sizes = sizes_of(self.source, self.device, arrays, params)
+        longest = {name: params[name] for name in self.spec.kernel.longest}
+        sizes = sizes_of(self.source, self.device, arrays, longest)
         check_obligations(self.spec, sizes, params)
         return bind(self.at(sizes).kernel, sizes, arrays, params)
 

@@ -238,8 +238,9 @@ def has_heads_inside(strides: Sequence[Any]) -> bool:
 
 
 def empty_like(array: ArrayView, shape: tuple[int, ...], dtype: DType, name: str, heads_inside: bool = False) -> ArrayView:
-    """An uninitialized array of the library of `array`, on its device: contiguous, or as `has_heads_inside` says. On the CPU it
-    is full of NaN, so that an element that a kernel does not write is noticed.
+    """An uninitialized array of the library of `array`, on its device: contiguous, or as `has_heads_inside` says. If `array` is
+    of the same `dtype`, it has the library's own type for it that `array` has. On the CPU it is full of NaN, so that an element
+    that a kernel does not write is noticed.
 
     Raises ArgumentError if the library cannot be told, or lacks the element type.
     """
@@ -262,7 +263,9 @@ def _empty(array: ArrayView, shape: tuple[int, ...], dtype: DType) -> Any:
             made.view(-1).view(torch.uint8).fill_(NAN_BYTE)
         return made
     if array.location == CPU:
-        made = np.empty(shape, dtype.numpy)
+        theirs = getattr(owner, "dtype", None)  # that of ml_dtypes, for bf16 of numpy and JAX, or the structured one
+        of_owner = isinstance(theirs, np.dtype) and _BY_NAME.get(theirs.name) is dtype
+        made = np.empty(shape, theirs if of_owner else dtype.numpy)
         made.reshape(-1).view(np.uint8)[...] = NAN_BYTE
         return made
     if cupy is None:

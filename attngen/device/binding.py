@@ -11,10 +11,9 @@ from attngen.device.arrays import ArgumentError, ArrayView, current_stream, empt
 from attngen.device.overlap import OverlapCheck, byte_range
 from attngen.device.params import Number
 from attngen.device.protocol import Argument, Device, Kernel, Launch, Memory
-from attngen.device.sizes import measure
+from attngen.device.sizes import NO_LENGTHS, Lengths, measure
 from attngen.device.tensor_map import MappedTensor, TensorMap, TensorMapError
 from attngen.emit.program import MULTIPROCESSORS, PACKED_ROWS, KernelEntry, Parameter, Program, Sizes, Tensor, evaluate
-from attngen.spec.attention import LONGEST
 from attngen.spec.dtypes import DTYPES
 
 CTYPES: dict[str, type[Any]] = {
@@ -60,19 +59,11 @@ def callers_tensors(program: Program) -> tuple[Tensor, ...]:
 
 
 def sizes_of(
-    program: Program, device: Device, arrays: Mapping[str, ArrayView], params: Mapping[str, Number] | None = None
+    program: Program, device: Device, arrays: Mapping[str, ArrayView], longest: Lengths = NO_LENGTHS
 ) -> dict[str, int]:
-    """The sizes of a call on `device` with these inputs and outputs, by their arguments' names. In storages other than dense
-    `params` have the lengths; of padded and paged keys there are at most as many as the arrays have room for.
-
-    Raises ArgumentError.
-    """
-    sizes = measure(program, arrays)
-    for length, longest in zip(("q_len", "kv_len"), LONGEST, strict=True):
-        if params and longest in params:
-            if params[longest] < 0:
-                raise ArgumentError(f"`{longest}` is {params[longest]}; expected the length of the longest sequence, or more")
-            sizes[length] = min([int(params[longest]), *(_room(program, sizes) if length == "kv_len" else [])])
+    """The sizes of a call on `device` with these inputs and outputs, by their arguments' names; see `measure`. Raises
+    ArgumentError."""
+    sizes = measure(program, arrays, longest)
     wanted = device.name if device.name.startswith("cuda") else "cpu"
     first = arrays[program.of_role("input")[0].key]
     if str(first.location) != wanted:
@@ -81,16 +72,6 @@ def sizes_of(
             f"move the arrays to {wanted}, or compile for the other device"
         )
     return sizes | {MULTIPROCESSORS: device.multiprocessors}
-
-
-def _room(program: Program, sizes: Sizes) -> list[int]:
-    """For how many keys of a sequence the arrays of a call have room: none limits them in packed storage."""
-    if any(axis.name == "kv_len" for tensor in program.of_role("input") if tensor.key == "k" for axis in tensor.axes):
-        return [sizes["kv_len"]]
-    if "max_pages" not in sizes:
-        return []
-    captured = [sizes["kv_len"]] if sizes.get("kv_len", 1) > 1 else []
-    return [sizes["max_pages"] * sizes["page_size"], *captured]
 
 
 def bind(kernel: Kernel, sizes: Sizes, given: Mapping[str, ArrayView], params: Mapping[str, Number]) -> Bound:
@@ -116,15 +97,16 @@ def bind(kernel: Kernel, sizes: Sizes, given: Mapping[str, ArrayView], params: M
 
 def _allocate(program: Program, tensor: Tensor, sizes: Sizes, given: Mapping[str, ArrayView]) -> ArrayView:
     """An array for an output or a workspace. An output lies in memory as the first input with all of its axes but the last."""
-    shape = given[tensor.like].shape if tensor.like else tuple([evaluate(axis.size, sizes) for axis in tensor.axes])
+    of_like = given[tensor.like].shape if tensor.like else ()
+    shape = (*of_like, *(evaluate(axis.size, sizes) for axis in tensor.axes[len(of_like) :]))
     if tensor.unless and _is_spared(tensor, given[tensor.unless_of].shape, sizes):
         shape = (0,) * len(shape)
     heads_inside = False
     if tensor.role == "output" and len(shape) == 4 and not tensor.like:
-        alike = [t for t in program.tensors if t.role == "input" and t.axes[:-1] == tensor.axes[:-1]]
-        heads_inside = bool(alike) and has_heads_inside(given[alike[0].key].strides)
-    first = next(iter(given.values()))
-    return empty_like(first, shape, DTYPES[tensor.dtype], tensor.key, heads_inside)
+        same = [t for t in program.tensors if t.role == "input" and t.axes[:-1] == tensor.axes[:-1]]
+        heads_inside = bool(same) and has_heads_inside(given[same[0].key].strides)
+    alike = given[tensor.like] if tensor.like else next(iter(given.values()))
+    return empty_like(alike, shape, DTYPES[tensor.dtype], tensor.key, heads_inside)
 
 
 def _is_spared(workspace: Tensor, shape: tuple[int, ...], sizes: Sizes) -> bool:
@@ -138,11 +120,8 @@ Bindable = tuple[Tensor, ArrayView]
 
 def _launch(entry: KernelEntry, tensors: Mapping[str, Bindable], sizes: Sizes, params: Mapping[str, Number]) -> Launch | None:
     """The launch of one kernel; None if its grid has no block."""
-    of_grid = sizes
+    of_grid = _sizes_of_grid(entry, tensors, sizes)
     whole = [component.whole(of_grid) for component in entry.grid]
-    if 0 in whole:
-        of_grid = {**sizes, **_sizes_of_broadcasts(entry, tensors, sizes)}
-        whole = [component.whole(of_grid) for component in entry.grid]
     if any(n > most for n, most in zip(whole, MAX_GRID, strict=True)):
         raise ArgumentError(
             f"{entry.name} would need a grid of {whole} blocks; CUDA has at most {list(MAX_GRID)}. Split the call over batch "
@@ -154,14 +133,19 @@ def _launch(entry: KernelEntry, tensors: Mapping[str, Bindable], sizes: Sizes, p
     return Launch(entry, (x, y, z), tuple([_argument(p, tensors, sizes, params) for p in entry.parameters]))
 
 
-def _sizes_of_broadcasts(entry: KernelEntry, tensors: Mapping[str, Bindable], sizes: Sizes) -> dict[str, int]:
-    """1 for each size of 0 along which a result of the kernel is broadcast: the gradient of a [1, heads] tensor has elements
-    in an empty batch too, which are sums of no terms. None for a kernel that reads rows or keys, which has none to read."""
-    bound = [tensors[p.of] for p in entry.parameters if p.binding == "data"]
-    if any(tensor.argument in ROWS_AND_KEYS for tensor, _ in bound):
-        return {}
-    axes = [pair for tensor, array in bound if tensor.role != "input" for pair in zip(tensor.axes, array.shape, strict=True)]
-    return {axis.name: 1 for axis, extent in axes if extent == 1 and sizes.get(axis.name) == 0}
+def _sizes_of_grid(entry: KernelEntry, tensors: Mapping[str, Bindable], sizes: Sizes) -> Sizes:
+    """The sizes that a grid follows from. A kernel that is given the extents of an array and reads no rows or keys has threads
+    for the array's elements: 1 along a dimension in which it is broadcast, though the call may have none or many, and all of
+    an array that is longer than any sequence."""
+    if any(p.binding == "data" and tensors[p.of][0].argument in ROWS_AND_KEYS for p in entry.parameters):
+        return sizes
+    own: dict[str, int] = {}
+    for p in entry.parameters:
+        if p.binding == "extent":
+            tensor, array = tensors[p.of]
+            name = tensor.axes[p.dim].name
+            own[name] = max(array.shape[p.dim], own.get(name, 0))
+    return {**sizes, **own}
 
 
 def _argument(parameter: Parameter, tensors: Mapping[str, Bindable], sizes: Sizes, params: Mapping[str, Number]) -> Argument:

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError, ArrayView, check_one_device
 from attngen.device.overlap import overlaps_itself
 from attngen.diagnostics import counted
-from attngen.emit.program import Axis, OneMore, Program, Tensor, evaluate
-from attngen.spec.attention import CU_SEQLENS, PAGES
+from attngen.emit.program import Axis, OneMore, Program, Sizes, Tensor, evaluate
+from attngen.spec.attention import CU_SEQLENS, LONGEST, PAGES
 from attngen.spec.expr import MAX_LENGTH
 
+Pair = tuple[Tensor, ArrayView]
+Lengths = Mapping[str, int | float]
+NO_LENGTHS: Lengths = MappingProxyType({})
 
-def measure(program: Program, arrays: Mapping[str, ArrayView]) -> dict[str, int]:
-    """The size of every named dimension; `arrays` are those of the call, by the keys of the program's tensors.
+
+def measure(program: Program, arrays: Mapping[str, ArrayView], longest: Lengths = NO_LENGTHS) -> dict[str, int]:
+    """The size of every named dimension; `arrays` are those of the call, by the keys of the program's tensors. `longest` has
+    the lengths that no sequence exceeds, by the names of LONGEST, in storages whose calls state them.
+
+    q_len and kv_len are the lengths of the longest sequence that the call may have. Arrays of rows or keys with such a
+    dimension state it, and `longest` may limit the keys of padded arrays further. Without such an array `longest` states it,
+    for keys in pages at most what the page table has room for.
+
+    Along each dimension a captured tensor has as many elements as other arrays, or 1 for all. Along a length that no array of
+    rows or keys states, it may have more.
 
     Raises ArgumentError that names the array, what it is and what was expected.
     """
     given = [(tensor, arrays[tensor.key]) for tensor in program.tensors if tensor.key in arrays]
     for tensor, array in given:
         _check_kind(tensor, array)
-    sizes = _sizes(given)
+    sizes = _sizes([pair for pair in given if not pair[0].like], longest)
     for tensor, array in given:
         if tensor.like and array.shape != arrays[tensor.like].shape:
             expected = _shape(arrays[tensor.like].shape)
             raise ArgumentError(f"`{array.name}` is {_shape(array.shape)}; expected the shape of `{tensor.like}`, {expected}")
     for tensor in program.tensors:
-        if tensor.like and not tensor.broadcasts:
+        if tensor.role == "output" and tensor.like and not tensor.broadcasts:
             has, pairs = arrays[tensor.like].shape, tuple([evaluate(axis.size, sizes) for axis in tensor.axes])
             if has != pairs:
                 raise ArgumentError(
@@ -44,30 +57,71 @@ def measure(program: Program, arrays: Mapping[str, ArrayView]) -> dict[str, int]
     return sizes
 
 
-def _sizes(given: Iterable[tuple[Tensor, ArrayView]]) -> dict[str, int]:
-    """The sizes that the first array with each dimension states, and all others must have."""
+def _sizes(given: Iterable[Pair], longest: Lengths) -> dict[str, int]:
+    """The sizes of a call with these arrays, in whichever order they come."""
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}  # the array that states a size
-    for tensor, array in sorted(given, key=lambda pair: pair[0].broadcasts):
-        for position, (axis, size) in enumerate(zip(tensor.axes, array.shape, strict=True)):
-            if isinstance(axis.size, OneMore) and not size:
-                raise ArgumentError(
-                    f"`{array.name}` is [0]; expected at least one number: where sequences begin and the last ends"
-                )
-            if isinstance(axis.size, OneMore) and axis.size.size not in sizes:
-                origin[axis.size.size] = array.name
-                sizes[axis.size.size] = size - 1
-            if axis.is_free and axis.name not in sizes:
-                if size > MAX_LENGTH:
-                    raise ArgumentError(f"`{array.name}` has {size} elements in dimension {position}; at most {MAX_LENGTH}")
-                origin[axis.name] = array.name
-                sizes[axis.name] = size
-            wanted = evaluate(axis.size, sizes)
-            if size != wanted and not (size == 1 and axis.is_free and tensor.broadcasts):
-                raise ArgumentError(_wrong_size(array, position, axis, wanted, origin))
-            if axis.name:
-                sizes[axis.name] = wanted
-    return sizes
+    captured = [pair for pair in given if pair[0].broadcasts]
+    for array, position, axis in _axes(pair for pair in given if not pair[0].broadcasts):
+        _state(array, position, axis, sizes, origin)
+        if array.shape[position] != (wanted := evaluate(axis.size, sizes)):
+            raise ArgumentError(_wrong_size(array, position, axis, wanted, origin))
+        if axis.name:
+            sizes[axis.name] = wanted
+    limits = _limits(sizes, longest)
+    at_least = {length: limit for length, limit in limits.items() if length not in sizes}
+    for array, position, axis in _axes(captured):
+        if axis.is_free and axis.name not in at_least and array.shape[position] != 1:
+            _state(array, position, axis, sizes, origin)
+    for array, position, axis in _axes(captured):
+        size = array.shape[position]
+        if size == 1 and axis.is_free:
+            sizes.setdefault(axis.name, 1)
+        elif axis.name in at_least:
+            if size < at_least[axis.name]:
+                raise ArgumentError(_too_short(array, position, axis, at_least[axis.name], longest))
+        elif size != (wanted := evaluate(axis.size, sizes)):
+            raise ArgumentError(_wrong_size(array, position, axis, wanted, origin))
+        elif axis.name:
+            sizes[axis.name] = wanted
+    return sizes | limits
+
+
+def _axes(given: Iterable[Pair]) -> Iterator[tuple[ArrayView, int, Axis]]:
+    """Each axis of tensors, with the array and the number of its dimension."""
+    return ((array, position, axis) for tensor, array in given for position, axis in enumerate(tensor.axes))
+
+
+def _state(array: ArrayView, position: int, axis: Axis, sizes: dict[str, int], origin: dict[str, str]) -> None:
+    """Adds the size that an array states along a dimension, if it is the first one. Raises ArgumentError for a size that no
+    array may have."""
+    size = array.shape[position]
+    if isinstance(axis.size, OneMore):
+        if not size:
+            raise ArgumentError(f"`{array.name}` is [0]; expected at least one number: where sequences begin and the last ends")
+        name, size = axis.size.size, size - 1
+    elif axis.is_free:
+        name = axis.name
+    else:
+        return
+    if name not in sizes:
+        if size > MAX_LENGTH:
+            raise ArgumentError(f"`{array.name}` has {size} elements in dimension {position}; at most {MAX_LENGTH}")
+        sizes[name], origin[name] = size, array.name
+
+
+def _limits(sizes: Sizes, longest: Lengths) -> dict[str, int]:
+    """The lengths that no sequence of a call exceeds, where the call states them, by the names of their dimensions. `sizes` are
+    those of the arrays of rows and keys."""
+    limits: dict[str, int] = {}
+    for length, stated in zip(("q_len", "kv_len"), LONGEST, strict=True):
+        if stated in longest:
+            if longest[stated] < 0:
+                raise ArgumentError(f"`{stated}` is {longest[stated]}; expected the length of the longest sequence, or more")
+            limits[length] = min(int(longest[stated]), sizes.get(length, MAX_LENGTH))
+    if "max_pages" in sizes:
+        limits["kv_len"] = min(limits["kv_len"], sizes["max_pages"] * sizes["page_size"])
+    return limits
 
 
 def _check_kind(tensor: Tensor, array: ArrayView) -> None:
@@ -112,10 +166,20 @@ def _layout_mistakes(tensor: Tensor, array: ArrayView, alternative: str) -> Iter
 
 def _wrong_size(array: ArrayView, position: int, axis: Axis, wanted: int, origin: Mapping[str, str]) -> str:
     source = f" as in `{origin[axis.name]}`" if axis.name in origin else ""
-    return (
-        f"`{array.name}` is {_shape(array.shape)}: dimension {position} is {array.shape[position]}, expected "
-        f"{axis.name or 'size'} = {wanted}{source}"
+    return f"{_has(array, position)}, expected {axis.name or 'size'} = {wanted}{source}"
+
+
+def _too_short(array: ArrayView, position: int, axis: Axis, wanted: int, longest: Lengths) -> str:
+    """Of a captured tensor that lacks elements of the longest sequence that a call may have."""
+    stated = f"max_{axis.name}"
+    room = f"for which `page_table` has room; pass {stated}=... if no sequence is that long"
+    return f"{_has(array, position)}, expected at least {axis.name} = {wanted}, " + (
+        f"as `{stated}` says" if longest[stated] == wanted else room
     )
+
+
+def _has(array: ArrayView, position: int) -> str:
+    return f"`{array.name}` is {_shape(array.shape)}: dimension {position} is {array.shape[position]}"
 
 
 def _shape(shape: tuple[Any, ...]) -> str:

@@ -147,7 +147,7 @@ def _term_workspace(spec: AttentionSpec, plan: Plan, terms: TermSum) -> Tensor:
             axes = (*heads, free("q_len"), free("kv_len"))
             return Tensor(terms.name, "workspace", "fp32", axes, unless=sizes, unless_of=terms.captured if sizes else "")
     elements = captured_axes(spec, spec.input(terms.captured).dims)
-    return Tensor(terms.name, "workspace", "int64", (*elements, Axis("", WORDS)))
+    return Tensor(terms.name, "workspace", "int64", (*elements, Axis("", WORDS)), like=terms.captured)
 
 
 def _pairs(spec: AttentionSpec, plan: Plan) -> tuple[Axis, ...]:

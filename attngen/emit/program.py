@@ -172,7 +172,7 @@ class Tensor:
     alignment: int = 0  # bytes that the address and every stride but the last must be a multiple of; 0: the element's size
     unit_stride: bool = False  # the last dimension must have stride 1
     broadcasts: bool = False  # an array of size 1 along a free axis stands for any size
-    like: str = ""  # the argument whose array's shape it has, broadcast or not: a gradient has that of its tensor
+    like: str = ""  # the argument whose array's shape its first dimensions have, broadcast or not, as that of a gradient
     unless: tuple[str, ...] = ()  # of a workspace: no call needs it whose array `unless_of` has these sizes, all others being 1
     unless_of: str = ""
 

@@ -1,7 +1,7 @@
 """The element types of tensors, one row each.
 
 bf16 has no numpy type of its own. A bf16 numpy array is a structured array of the one-field type `NUMPY_BFLOAT16`, which
-cannot be mistaken for integers. Arrays of `ml_dtypes.bfloat16` are accepted too.
+cannot be mistaken for integers. Arrays of `ml_dtypes.bfloat16` are accepted too, and their results have that type.
 """
 
 from __future__ import annotations

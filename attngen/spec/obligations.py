@@ -2,18 +2,21 @@
 
 `static_mistakes` checks those that follow from the spec alone. `check_obligations` checks those that depend on sizes and params
 at each call, before anything is launched, with the same interval arithmetic: first with bounds that are expressions of sizes
-and params, computed once for a spec, then, if these are too wide, with bounds from the numbers of the call.
+and params, computed once for a spec, then, if these are too wide, with bounds from the numbers of the call. Where each sequence
+has lengths of its own, which the host does not know, both hold for every length up to the longest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from typing import Any, NoReturn
 
 from attngen.diagnostics import ArgumentError, Diagnostic
 from attngen.spec import mistakes
-from attngen.spec.attention import INDICES, SIZES, AttentionSpec
+from attngen.spec.attention import INDICES, SIZES, AttentionSpec, S
 from attngen.spec.bounds import Range, intervals, ranges
 from attngen.spec.evaluate import Numbers, on_numbers
 from attngen.spec.expr import (
@@ -30,7 +33,7 @@ from attngen.spec.expr import (
     names_in,
     walk,
 )
-from attngen.spec.operator import EVERY_VALUE, ONE, TABLE, ZERO, Interval, both, either, less, less_equal, sub
+from attngen.spec.operator import EVERY_VALUE, ONE, PYTHON, TABLE, ZERO, Interval, both, either, less, less_equal, sub
 from attngen.spec.ranges import element_ranges, name_ranges
 
 DIVISIONS = ("floordiv", "mod")
@@ -98,18 +101,70 @@ def check_obligations(spec: AttentionSpec, sizes: Mapping[str, int], params: Map
     sizes and params.
 
     Raises ArgumentError for numbers of heads, and ObligationError, which names the tensor, the range of the index and the size.
-    Of an empty call, heads alone are checked.
+    Of a call without rows, heads alone are checked; of one without keys, the sink too.
     """
     q_heads, kv_heads = sizes["q_heads"], sizes["kv_heads"]
     if q_heads and (kv_heads == 0 or q_heads % kv_heads):
         raise ArgumentError(f"{q_heads} query heads of `q` cannot share {kv_heads} key/value heads of `k`")
     _check_dropout(spec, params)
     _check_tables(spec, sizes)
-    if 0 in (sizes["batch"], sizes["q_heads"], sizes["q_len"], sizes["kv_len"]):
+    if 0 in (sizes["batch"], sizes["q_heads"], sizes["q_len"]):
         return
-    if not _surely_holds(spec, {**sizes, **params}):
-        numbers = tuple(sorted((n, v) for n, v in params.items() if isinstance(v, int)))
-        _check(spec, tuple(sorted(sizes.items())), numbers)
+    for part, fewest in _parts(spec):
+        if sizes["kv_len"] >= fewest:
+            _check_part(part, fewest, sizes, params)
+
+
+@lru_cache(maxsize=256)
+def _parts(spec: AttentionSpec) -> tuple[tuple[AttentionSpec, int], ...]:
+    """`spec` without its sink, and with nothing else, if it has one; each with the number of keys without which a row does not
+    evaluate it."""
+    of_pairs = replace(spec, sink=None), 1
+    return (of_pairs,) if spec.sink is None else (of_pairs, (replace(spec, mask=None, score=S, rotary=None), 0))
+
+
+def _check_part(spec: AttentionSpec, fewest: int, sizes: Mapping[str, int], params: Mapping[str, int | float]) -> None:
+    of_call = tuple(sorted(sizes.items()))
+    numbers = tuple(sorted((n, v) for n, v in params.items() if isinstance(v, int)))
+    if not own_lengths(spec):
+        if not _surely_holds(spec, {**sizes, **params}):
+            _check(spec, fewest, of_call, numbers)
+        return
+    try:
+        _check(spec, fewest, of_call, numbers)
+    except ObligationError:
+        if not _holds_for_each_length(spec, fewest, of_call, tuple(sorted(params.items()))):
+            raise
+
+
+def own_lengths(spec: AttentionSpec) -> tuple[str, ...]:
+    """Those of q_len and kv_len that are the lengths of each sequence, and at most the size of that name."""
+    return tuple(longest.removeprefix("max_") for longest in spec.kernel.longest)
+
+
+MAX_LENGTHS = 2**20  # numbers of rows and keys that are tried
+
+
+@lru_cache(maxsize=1024)
+def _holds_for_each_length(
+    spec: AttentionSpec, fewest: int, sizes: tuple[tuple[str, int], ...], params: tuple[tuple[str, int | float], ...]
+) -> bool:
+    """Whether the conditions hold for sequences of every number of rows and keys, up to the longest."""
+    import numpy as np
+
+    size, own = dict(sizes), own_lengths(spec)
+    if (conditions := _conditions(spec, np)) is None or prod([size[length] for length in own]) > MAX_LENGTHS:
+        return False
+    lengths = np.ix_(*[np.arange(_shortest(length, fewest), size[length] + 1) for length in own])
+    numbers = {**size, **dict(params), **dict(zip(own, lengths, strict=True))}
+    with np.errstate(all="ignore"):
+        found = conditions({**numbers, **{f"max_{length}": size[length] for length in own}})
+    return all(bool(np.all(holds)) for holds in found)
+
+
+def _shortest(length: str, fewest: int) -> int:
+    """The smallest q_len or kv_len of a sequence for which expressions are evaluated that need `fewest` keys."""
+    return fewest if length == "kv_len" else 1
 
 
 def _check_dropout(spec: AttentionSpec, params: Mapping[str, int | float]) -> None:
@@ -139,15 +194,16 @@ EXTENTS = dict(zip(INDICES, ("batch", "q_heads", "q_len", "kv_len"), strict=True
 
 
 @lru_cache(maxsize=256)
-def _conditions(spec: AttentionSpec) -> Callable[[Numbers], tuple[Any, ...]] | None:
-    """Conditions over sizes and params that together imply the obligations of `spec`; None if a bound does not fit 64 bits."""
-    elements = element_ranges(spec)
+def _conditions(spec: AttentionSpec, xp: Any = PYTHON) -> Callable[[Mapping[str, Any]], tuple[Any, ...]] | None:
+    """Conditions over sizes and params that together imply the obligations of `spec`; None if a bound does not fit 64 bits. If
+    sequences have lengths of their own, q_len and kv_len are those of one, and max_q_len and max_kv_len sizes of dimensions."""
+    elements, own = element_ranges(spec), own_lengths(spec)
 
     def size(dim: int | str) -> Expr:
-        return constant(dim) if isinstance(dim, int) else name(dim, Type.INT)
+        return constant(dim) if isinstance(dim, int) else name(f"max_{dim}" if dim in own else dim, Type.INT)
 
     def of_name(node: Name) -> Interval:
-        return Interval(ZERO, sub(size(EXTENTS[node.name]), ONE)) if node.name in EXTENTS else Interval(node, node)
+        return Interval(ZERO, sub(name(EXTENTS[node.name], Type.INT), ONE)) if node.name in EXTENTS else Interval(node, node)
 
     def of_gather(node: Gather, _: tuple[Interval, ...]) -> Interval:
         known = elements.get(node.input)
@@ -166,7 +222,7 @@ def _conditions(spec: AttentionSpec) -> Callable[[Numbers], tuple[Any, ...]] | N
                     conditions.append(either(less(ZERO, low), less(high, ZERO)))
     except ExpressionError:  # a bound does not fit 64 bits
         return None
-    return on_numbers(*dict.fromkeys(conditions))
+    return on_numbers(*dict.fromkeys(conditions), xp=xp)
 
 
 def expressions_that_read(spec: AttentionSpec) -> Iterator[tuple[str, Expr]]:
@@ -185,9 +241,10 @@ def call_ranges(sizes: Mapping[str, int], params: Mapping[str, int | float]) -> 
 
 
 @lru_cache(maxsize=1024)
-def _check(spec: AttentionSpec, sizes: tuple[tuple[str, int], ...], params: tuple[tuple[str, int], ...]) -> None:
+def _check(spec: AttentionSpec, fewest: int, sizes: tuple[tuple[str, int], ...], params: tuple[tuple[str, int], ...]) -> None:
     size = dict(sizes)
     names = call_ranges(size, dict(params))
+    names |= {length: (_shortest(length, fewest), size[length]) for length in own_lengths(spec)}
     for keyword, expr in expressions_that_read(spec):
         known = ranges(expr, names, element_ranges(spec))
         for node in walk(expr):

@@ -9,7 +9,7 @@ import pytest
 
 import attngen
 from attngen import ArgumentError
-from attngen.device.arrays import ArgumentTypeError, current_stream, view
+from attngen.device.arrays import NUMPY_BFLOAT16, ArgumentTypeError, current_stream, view
 from attngen.spec.obligations import ObligationError
 
 RNG = np.random.default_rng(0)
@@ -357,3 +357,34 @@ def test_pointers_are_64_bit() -> None:
     for schedule in ("naive", "tiled", "fused"):
         kernel = attngen.compile(attngen.define(head_dim=16), kernel=schedule, device="emulated")
         assert np.array_equal(kernel(q, k, k), kernel(q, k.copy(), k.copy()))
+
+
+class Jax:
+    """An array of a library that has bf16 of ml_dtypes, and DLPack."""
+
+    def __init__(self, tensor) -> None:
+        self.tensor, self.dtype = tensor, np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+
+    def __dlpack__(self, **_):
+        return self.tensor.__dlpack__()
+
+
+def test_results_have_the_type_of_bf16_that_came_in() -> None:
+    """That of ml_dtypes, whose numbers numpy converts, or attngen's own structured one, whose bits it would convert."""
+    ml_dtypes, torch = pytest.importorskip("ml_dtypes"), pytest.importorskip("torch")
+    spec = attngen.define(
+        dtype="bf16", head_dim=8, score="s + f[q]", inputs={"f": ("bf16", ("q_len",))}, kernel="naive", lse=True
+    )
+    kernel = attngen.compile(spec, device="emulated")
+    q, f = (randn(*shape, dtype=np.float32).astype(ml_dtypes.bfloat16) for shape in ((1, 1, 5, 8), (5,)))
+    out, lse = kernel(q, q, q, f=f)
+    assert (out.dtype, lse.dtype) == (ml_dtypes.bfloat16, np.float32)
+    assert np.abs(out.astype(np.float32)).max() < 10
+    found = kernel.backward(q, q, q, q, f=f, wanted=("q", "k", "v", "f"))
+    assert {array.dtype for array in found.values()} == {np.dtype(ml_dtypes.bfloat16)}
+    own = [array.view(NUMPY_BFLOAT16) for array in (q, f)]
+    plain, _ = kernel(own[0], own[0], own[0], f=own[1])
+    assert plain.dtype == NUMPY_BFLOAT16
+    np.testing.assert_array_equal(plain.view(np.uint16), out.view(np.uint16))
+    jax = Jax(torch.from_numpy(q.view(np.int16)).view(torch.bfloat16))
+    assert kernel(jax, jax, jax, f=f)[0].dtype == ml_dtypes.bfloat16

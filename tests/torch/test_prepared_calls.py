@@ -98,6 +98,19 @@ def test_a_repeated_call_computes_the_same_of_other_tensors(schedule: str, arch:
     assert len(kernel._calls) == 1
 
 
+def test_a_longer_length_is_checked_anew() -> None:
+    """The lengths of a call are part of its signature: captured tensors are compared with each."""
+    described = {"score": "s + f[k]", "inputs": {"f": ("fp32", ("kv_len",))}, "storage": "packed", "kernel": "naive"}
+    spec = attngen.define(dtype="bf16", head_dim=16, **described)
+    kernel = OnGpu(attngen.compile(spec, device=RepeatingDevice(checked=False)))
+    q, begins, f = torch.randn(6, 2, 16).bfloat16(), torch.tensor([0, 3, 6], dtype=torch.int32), torch.randn(3)
+    for _ in range(2):
+        kernel((q, q, q, begins, begins, f), (3, 3))
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"`f` is \[3\].*at least kv_len = 4"):
+            kernel((q, q, q, begins, begins, f), (3, 4))
+
+
 @pytest.mark.parametrize("shape", [(2, 40, 2, 16), (2, 2, 2, 16), (2, 40, 16), (40, 16)])
 def test_a_repeated_call_has_the_layout_of_the_first(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads after rows, as many as rows too, and heads and batch left out: the program sees views of what the caller gives."""
