@@ -28,6 +28,7 @@ from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE
 from attngen.spec.dtypes import DTYPES
 from attngen.spec.gradient import wanted_gradients
+from attngen.spec.scales import FORMS, has_scale_forms, with_scale_form
 
 Path = str | PathLike[str]
 
@@ -289,8 +290,8 @@ def compile(
     "cuda:N", "emulated", "emulated:fast" (without checks), "auto" (cuda if there is a GPU) or a Device. `arch` is the
     architecture to plan for, by default the device's own. `captures` gives arrays by name for inputs, which calls then omit.
     `ahead` names architectures whose cubins are compiled into the cache on disk now, with or without a GPU, so that a serving
-    process finds them there. If the plan depends on the sizes of a call (`attngen explain` names the plans), a plan is compiled
-    by the first call that uses it; otherwise the kernel is compiled now.
+    process finds them there. If the plan depends on the sizes of a call (`attngen explain` names the plans), or the scale on its
+    params, a kernel is compiled by the first call that uses it; otherwise it is compiled now.
 
     `storage` overrides the spec's own. With "packed", q and k, v are [total, heads, size], the rows of all sequences one after
     another, and calls are given `cu_seqlens_q`, `cu_seqlens_k` (int32 [batch + 1]: where each sequence begins and the last one
@@ -353,8 +354,9 @@ def _compile_into_cache(spec: AttentionSpec, arch: str, kernel: str | None) -> N
     """Compiles every plan for an architecture. Raises ArgumentError, PlanRefusal, CompilationError."""
     from attngen.device.cuda.compiler import cubin
 
-    for plan in plans_for(spec, _arch(arch), kernel):
-        cubin(emit(spec, plan))
+    for one in {with_scale_form(spec, form) for form in FORMS} if has_scale_forms(spec) else (spec,):
+        for plan in plans_for(one, _arch(arch), kernel):
+            cubin(emit(one, plan))
 
 
 def _check_types(spec: Any, device: Any, arch: Any, captures: Any, ahead: Any) -> None:
@@ -404,8 +406,9 @@ def _planned(
     found = found_for(spec, plan) if on_gpu else {}
     by_sizes = choice_of(spec, plan.arch, kernel).depends_on_lengths
     source = emit(spec, plan)
-    made = DeferredKernel(place, source) if later or by_sizes or found else place.compile(source)
-    return CompiledAttention(spec, plan, made, place, tuned=found, by_sizes=by_sizes, schedule=kernel)
+    by_scale = has_scale_forms(spec)
+    made = DeferredKernel(place, source) if later or by_sizes or by_scale or found else place.compile(source)
+    return CompiledAttention(spec, plan, made, place, tuned=found, by_sizes=by_sizes, by_scale=by_scale, schedule=kernel)
 
 
 def check_schedule(keyword: str, said: str, *others: str) -> None:

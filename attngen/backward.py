@@ -22,7 +22,9 @@ from attngen.schedules import choose
 from attngen.schedules.choose import choice_of
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.dtypes import DTYPES
+from attngen.spec.expr import names_in
 from attngen.spec.gradient import gradient_argument
+from attngen.spec.scales import has_scale_forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ def compile_backward(
     plan = choose(spec, arch, schedule, direction="backward", wanted=wanted, deterministic=deterministic)
     tuned = found_for(spec, plan) if device.name.startswith("cuda") else {}
     by_sizes = choice_of(spec, arch, schedule, plan.wanted, deterministic).depends_on_lengths
-    return CompiledBackward(spec, plan, DeferredKernel(device, emit(spec, plan)), device, tuned, by_sizes, schedule)
+    by_scale = has_scale_forms(spec) and names_in(spec.scale).isdisjoint(plan.wanted)  # other forms have other gradients of params
+    return CompiledBackward(spec, plan, DeferredKernel(device, emit(spec, plan)), device, tuned, by_sizes, by_scale, schedule)
 
 
 def zero_dlse(program: Program, arrays: Mapping[str, ArrayView]) -> ArrayView:

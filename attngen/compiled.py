@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from attngen.device.arrays import ArrayView
 from attngen.device.binding import Bound, bind, sizes_of
 from attngen.device.compiled_templates import keep_compiled_templates
+from attngen.device.lazy_kernel import DeferredKernel
 from attngen.device.params import Number, check_params, declared_params, number_names
 from attngen.device.protocol import Device, Kernel
 from attngen.device.tuning_cache import Bucket, Winner, bucket_of
@@ -19,6 +20,7 @@ from attngen.schedules import choose, tuned_plan
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 from attngen.spec.obligations import check_obligations
+from attngen.spec.scales import ScaleForm, scale_form, with_scale_form
 
 keep_compiled_templates()
 
@@ -26,7 +28,8 @@ keep_compiled_templates()
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """A plan of a spec with its kernel. `tuned` has the winners of `attngen tune` by the sizes of a call. If it is planned
-    `by_sizes`, calls take what `choose` returns for their sizes and `schedule`, the one that the caller named."""
+    `by_sizes`, calls take what `choose` returns for their sizes and `schedule`, the one that the caller named; `by_scale`, the
+    form of the spec for their scale (`attngen.spec.scales`)."""
 
     spec: AttentionSpec
     plan: Plan
@@ -34,8 +37,9 @@ class Compiled:
     device: Device
     tuned: Mapping[Bucket, Winner] = field(default_factory=dict, repr=False, compare=False)
     by_sizes: bool = field(default=False, repr=False, compare=False)
+    by_scale: bool = field(default=False, repr=False, compare=False)
     schedule: str | None = field(default=None, repr=False, compare=False)
-    _others: dict[Any, Self] = field(default_factory=dict, repr=False, compare=False)  # the same for other sizes
+    _others: dict[Any, Self] = field(default_factory=dict, repr=False, compare=False)  # the same for other sizes, or another form of the scale
 
     @property
     def source(self) -> Program:
@@ -55,7 +59,22 @@ class Compiled:
         longest = {name: params[name] for name in self.spec.kernel.longest}
         sizes = sizes_of(self.source, self.device, arrays, longest)
         check_obligations(self.spec, sizes, params)
-        return bind(self.at(sizes).kernel, sizes, arrays, params)
+        return bind(self.of_scale(params).at(sizes).kernel, sizes, arrays, params)
+
+    def of_scale(self, params: Mapping[str, Number]) -> Self:
+        """This with the form of the spec for the scale of a call, which may be this one."""
+        form = scale_form(self.spec, params) if self.by_scale else "stated"
+        if form == "stated":
+            return self
+        if form not in self._others:
+            self._others[form] = self._of_form(form)
+        return self._others[form]
+
+    def _of_form(self, form: ScaleForm) -> Self:
+        spec, plan = with_scale_form(self.spec, form), self.plan
+        found = self._choose(spec, None)
+        kernel = DeferredKernel(self.device, emit(spec, found))
+        return replace(self, spec=spec, plan=found, kernel=kernel, by_scale=False, _others={})
 
     def at(self, sizes: Mapping[str, int]) -> Self:
         """This planned for the sizes of a call: as tuned, else as the planner chooses, which may be this plan.
@@ -75,16 +94,20 @@ class Compiled:
         """This with the planner's choice for the sizes of a call."""
         if not self.by_sizes:
             return self
-        plan, saves = self.plan, self.plan.saves_lse or self.plan.saves_lse_rest
         problem = Problem(sizes["batch"] * sizes["q_heads"], sizes["q_len"], sizes["kv_len"], self.device.multiprocessors)
-        said = {"direction": plan.direction, "wanted": plan.wanted or None, "deterministic": plan.facts.deterministic}
-        found = choose(self.spec, plan.arch, self.schedule, problem, saves, **said)  # type: ignore[arg-type]
+        found = self._choose(self.spec, problem)
         key = found.keyword, found.tile
-        if key == (plan.keyword, plan.tile):
+        if key == (self.plan.keyword, self.plan.tile):
             return self
         if key not in self._others:
             self._others[key] = self._with(found)
         return self._others[key]
+
+    def _choose(self, spec: AttentionSpec, problem: Problem | None) -> Plan:
+        """The plan of `spec`, which is this one's but for the form of its scale, as this was planned."""
+        plan, saves = self.plan, self.plan.saves_lse or self.plan.saves_lse_rest
+        said = {"direction": plan.direction, "wanted": plan.wanted or None, "deterministic": plan.facts.deterministic}
+        return choose(spec, plan.arch, self.schedule, problem, saves, **said)  # type: ignore[arg-type]
 
     def _with(self, plan: Plan) -> Self:
         return type(self)(self.spec, plan, self.device.compile(emit(self.spec, plan)), self.device)

@@ -19,8 +19,9 @@ from attngen.spec.attention import AttentionSpec, ScheduleName
 from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE
 from attngen.spec.dtypes import STORAGE_DTYPES
-from attngen.spec.expr import Type, name
+from attngen.spec.expr import MAX_FLOAT, Type, name
 from attngen.spec.operator import apply
+from attngen.spec.scales import SOFTMAX_SCALE
 
 
 def attention(
@@ -54,7 +55,7 @@ def attention(
     if unknown:
         refuse_renamed(unknown, attention)
     check_dropout(dropout_p)
-    check_scale(scale)
+    scale = plain_scale(scale)
     check_flags(is_causal=is_causal, enable_gqa=enable_gqa)
     torch = sys.modules.get("torch")
     if _tensor_functions and torch is not None and isinstance(query, torch.Tensor):
@@ -83,9 +84,10 @@ def attention(
         arrays[RNG_STATE.name] = state
     if q.location == CPU:
         warn_emulated("attngen.attention on arrays of the CPU", "Pass arrays of a GPU, as CuPy has them.")
-    spec = standard_spec(q.dtype.name, q.shape[3], v.shape[3], mask_dtype, is_causal, scale, float(dropout_p), axes)
+    written, params = written_scale(scale)
+    spec = standard_spec(q.dtype.name, q.shape[3], v.shape[3], mask_dtype, is_causal, written, float(dropout_p), axes)
     compiled = _standard(spec, mode, "emulated" if q.location == CPU else str(q.location))
-    output = compiled.run(arrays, {})["out"]
+    output = compiled.run(arrays, params)["out"]
     return output.reshape((*given[0].shape[:-1], v.shape[3])) if len(given[0].shape) < 4 else output
 
 
@@ -157,13 +159,32 @@ def check_dropout(dropout_p: float, name: str = "dropout_p") -> None:
         raise ArgumentError(f"{name} is {dropout_p!r}; expected a number from 0 to below 1")
 
 
-def check_scale(scale: Any) -> None:
-    """Raises ArgumentTypeError for what is neither a number, nor the text of one, nor None."""
-    if scale is not None and not isinstance(scale, (Real, str)):
+Scale = float | str | None  # an argument: a number, the text of a constant, or None for the default
+
+
+def plain_scale(scale: Any, name: str = "scale") -> Scale:
+    """`scale` as a float, if it is a number. Raises ArgumentTypeError for what is neither a number, nor the text of one, nor
+    None, and ArgumentError for one that is not finite. `name` is the argument's."""
+    if scale is None or isinstance(scale, str):
+        return scale
+    if not isinstance(scale, Real):
         if hasattr(scale, "shape"):
             kind = type(scale).__name__
-            raise ArgumentTypeError(f"`scale` is a {kind}; expected a number. Multiply the query by it, and pass scale=1.0")
-        raise ArgumentTypeError(f"`scale` is {scale!r}; expected a number")
+            raise ArgumentTypeError(f"`{name}` is a {kind}; expected a number. Multiply the query by it, and pass {name}=1.0")
+        raise ArgumentTypeError(f"`{name}` is {scale!r}; expected a number")
+    if not abs(scale) <= MAX_FLOAT:
+        raise ArgumentError(f"`{name}` is {scale}; expected a finite number of fp32")
+    return float(scale)
+
+
+def written_scale(scale: Scale) -> tuple[str | None, dict[str, float]]:
+    """(the scale as a spec states it, the params of a call): a number is a param, so that one kernel serves all numbers."""
+    return (scale, {}) if scale is None or isinstance(scale, str) else (SOFTMAX_SCALE, {SOFTMAX_SCALE: scale})
+
+
+def scale_params(written: str | None) -> dict[str, str]:
+    """The params, with their types, that a scale reads as `written_scale` writes it."""
+    return {SOFTMAX_SCALE: "float"} if written == SOFTMAX_SCALE else {}
 
 
 _RENAMED = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask"}
@@ -195,12 +216,12 @@ def standard_spec(
     head_dim_v: int,
     mask: str | None,
     is_causal: bool,
-    scale: float | None,
+    scale: str | None,
     dropout_p: float = 0.0,
     axes: str = ALL_AXES,
 ) -> AttentionSpec:
-    """torch's attention: `mask` is the element type of a dense mask with these `axes`, or None. Raises DiagnosticError,
-    ArgumentTypeError."""
+    """torch's attention: `mask` is the element type of a dense mask with these `axes`, or None; `scale` as `written_scale` writes
+    it. Raises DiagnosticError, ArgumentTypeError."""
     from attngen.language import define
 
     if mask is not None and mask not in MASK_DTYPES:
@@ -215,6 +236,7 @@ def standard_spec(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         scale=scale,
+        params=scale_params(scale),
         dropout=dropout_p,
         inputs={} if mask is None else {"attn_mask": (mask, tuple(MASK_DIMS[axis] for axis in axes))},
         mask=entry if mask == "bool" else None,

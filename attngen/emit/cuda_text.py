@@ -65,7 +65,7 @@ class CudaPrinter:
         texts: dict[Expr, Text] = {}
         temporaries: list[Temporary] = []
         self._tested = _tested_for_zero(roots)
-        self._exact = _below_steps(roots) if self.approximate else frozenset()
+        self._exact = below_steps(roots) if self.approximate else frozenset()
         skips = any(isinstance(node, Apply) and node.op in SKIPPING for node in walk(*roots))
         skips = skips and operations(*roots) <= INLINED_UP_TO
         for node in walk(*roots):
@@ -181,7 +181,7 @@ def _tested_for_zero(roots: tuple[Expr, ...]) -> frozenset[Expr]:
     return frozenset(n for n in tested - used if isinstance(n, Apply) and n.op == "mod")
 
 
-def _below_steps(roots: tuple[Expr, ...]) -> frozenset[Expr]:
+def below_steps(roots: tuple[Expr, ...]) -> frozenset[Expr]:
     """What comparisons and roundings to whole numbers depend on. There the least error may be a whole step: 49.0 / 49.0 is
     1, and 49.0 times the reciprocal of 49.0 is less."""
     steps = (n for n in walk(*roots) if isinstance(n, Apply) and (is_comparison(n.op) or n.op in ("floor", "ceil", "int")))

@@ -27,6 +27,7 @@ from attngen.spec.gradient import QKV
 from attngen.spec.operator import FLOAT_ONE, TABLE, apply, mul
 from attngen.spec.print_attn import expression_to_text
 from attngen.spec.ranges import dtype_range, element_ranges, name_ranges
+from attngen.spec.scales import LEAST_SCALE, MOST_SCALE
 
 # How the names of expressions are spelled in kernels. Names not listed are members of `in`, the captured values.
 LOCALS = {
@@ -48,7 +49,6 @@ LOCALS = {
 } | {size: size for size in SIZES}
 Approximate = Literal["", "fast", "rough"]
 MOST_ROWS = 1024  # of a tile: more than any plan has
-LEAST_FACTOR, MOST_FACTOR = 2.0**-60, 2.0**60  # of what joins the exponent's factor
 OF_THE_BLOCK = {"b", "h", *SIZES}  # indices that all pairs of a block share
 LOCAL_TYPES = {"s": "float"}  # the others are int
 
@@ -178,6 +178,11 @@ class Variant:
     def fold_scale(self) -> bool:
         """Whether the factor is the scale."""
         return self.factor == "softmax_scale"
+
+    @property
+    def exponent_varies(self) -> bool:
+        """Whether the exponent's factor is that of a call: the scale joins it, and params are in the scale."""
+        return self.fold_scale and not self.scale_is_constant
 
     @property
     def places_rows(self) -> bool:
@@ -326,15 +331,26 @@ def _without_factor(spec: AttentionSpec, score: Expr | None) -> tuple[str, Expr 
         return ("softmax_scale" if _may_join_exponent(spec.scale) else ""), None
     if spec.dtype.bytes == 2 and isinstance(score, Apply) and score.op == "mul":
         for constant, rest in (score.args, score.args[::-1]):
-            if _may_join_exponent(constant):
-                assert isinstance(constant, Const)
+            if isinstance(constant, Const) and _may_join_exponent(constant):
                 return literal(constant)[0], rest
     return "", score
 
 
 def _may_join_exponent(factor: Expr) -> bool:
-    """Whether `factor` is a positive constant whose product with log2(e), and what is divided by it, is far from overflow."""
-    return isinstance(factor, Const) and LEAST_FACTOR <= factor.value <= MOST_FACTOR
+    """Whether `factor` is positive, and its product with log2(e), and what is divided by it, is far from overflow: a constant,
+    or limited by constants, whatever a param is."""
+    least, most = _limits(factor)
+    return LEAST_SCALE <= least and most <= MOST_SCALE
+
+
+def _limits(factor: Expr) -> tuple[float, float]:
+    """Limits of a float, as constants and the minima and maxima with constants give them."""
+    if isinstance(factor, Const):
+        return float(factor.value), float(factor.value)
+    if isinstance(factor, Apply) and factor.op in ("min", "max"):
+        (a, b), (c, d) = map(_limits, factor.args)
+        return (min(a, c), min(b, d)) if factor.op == "min" else (max(a, c), max(b, d))
+    return -math.inf, math.inf
 
 
 def _of_raw_scores(score: Expr | None, scale: Expr) -> Expr | None:

@@ -34,6 +34,7 @@ from attngen.spec.expr import Const, Expr, Type, constant, inputs_in, name, name
 from attngen.spec.names import SPELLED, check_name
 from attngen.spec.operator import apply
 from attngen.spec.rotary import Pairs, Rotary
+from attngen.spec.scales import default_scale
 
 MAX_DECLARATIONS = 64
 WORDS = {"storage": (Storage, mistakes.UnknownStorage), "q": (QPlace, mistakes.UnknownQPlace)}  # of a `kernel` statement
@@ -360,6 +361,6 @@ def completed(written: Mapping[str, Expr | None], head_dim: int) -> dict[str, An
     al. 2017)."""
     keywords = ("score", "scale", "sink", "dropout")
     score, scale, sink, dropout = (None if e is None else as_float(e) for e in map(written.get, keywords))
-    usual = constant(float(max(head_dim, 1)) ** -0.5)
+    usual = constant(default_scale(head_dim))
     expressions = {"mask": written["mask"], "score": score or S, "scale": scale or usual, "sink": sink}
     return expressions | {"dropout": or_none(dropout)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from attngen.spec.attention import AttentionSpec
-from attngen.spec.expr import Apply, Const
+from attngen.spec.expr import Apply, Const, Expr
 from attngen.spec.operator import TABLE
 
 LEAST = -100.0  # log2 of a weight: bf16 and fp32 have 26 octaves below it, for V's elements
@@ -33,7 +33,12 @@ def constant_shift(spec: AttentionSpec) -> float | None:
 
 def score_bound(spec: AttentionSpec) -> float | None:
     """The least number that no score's magnitude exceeds, where its outermost operators tell: `c * f(...)` of a bounded f."""
-    factor, score = 1.0, spec.score
+    return bound_of(spec.score)
+
+
+def bound_of(score: Expr) -> float | None:
+    """`score_bound` of a spec with this score."""
+    factor = 1.0
     if isinstance(score, Apply) and score.op == "mul":
         for constant, rest in (score.args, score.args[::-1]):
             if isinstance(constant, Const):

@@ -67,11 +67,14 @@ class Fused(File):
 
     def exponent_numbers(self) -> list[ConstantLine]:
         """The factors of exponents."""
+        log2_e = ConstantLine("LOG2_E", "1.4426950408889634f", ctype="float")
+        if self.variant.exponent_varies:
+            return [log2_e]
         factor = self.variant.factor
         exponent = f"{factor} * LOG2_E" if factor else "LOG2_E"
         what = f"exp({factor} x) = 2^(EXPONENT_SCALE x)" if factor else "exp(x) = 2^(EXPONENT_SCALE x)"
         return [
-            ConstantLine("LOG2_E", "1.4426950408889634f", ctype="float"),
+            log2_e,
             ConstantLine("EXPONENT_SCALE", exponent, what, ctype="float"),
         ]
 

@@ -90,9 +90,11 @@ class Context:
     """
 
     numbers: Mapping[int, str] = field(default_factory=dict)
+    floats: Mapping[float, str] = field(default_factory=dict)  # that may become params of a score
     elements: dict[str, tuple[int, int]] = field(default_factory=dict)  # ranges of integers, by the input's name
     trained: set[str] = field(default_factory=set)  # inputs that require grad
     params: dict[str, int] = field(default_factory=dict)
+    float_params: dict[str, float] = field(default_factory=dict)
     guarded: bool = False
     reads: list[tuple[Expr, Expr]] = field(default_factory=list)  # (index, size) of each index that is kept inside
 
@@ -116,6 +118,14 @@ class Context:
             self.params[found] = value
             return name(found, Type.INT)
         return literal(value)
+
+    def operand(self, value: Any) -> Expr:
+        """A number that is added, or a factor or divisor, of floats: a param if the closure has a float of this value."""
+        found = self.floats.get(value) if type(value) is float else None
+        if found is None:
+            return literal(value)
+        self.float_params[found] = value
+        return name(found, Type.FLOAT)
 
     def inside(self, index: Expr, size: Expr) -> Expr:
         """`index` into a dimension of `size`: a negative one counts from the end; one that might be outside is kept inside."""
@@ -219,6 +229,7 @@ def meaning(*names: str) -> Callable[[Callable[[Call], Lazy]], Callable[[Call], 
 # --- operators that compute each element from elements ----------------------------------------------------------------
 
 TERMS = frozenset(("add", "sub", "rsub", "clamp", "clamp_min", "clamp_max"))  # of integers: see `Context.term`
+OPERANDS = frozenset(("add", "sub", "rsub", "mul", "div"))  # of floats: see `Context.operand`
 
 
 def meaning_of(operator: str) -> Callable[[Call], Lazy] | None:
@@ -232,7 +243,11 @@ def _elementwise(call: Call) -> Lazy:
     title, meant = canonical(call.name), function(call.name)
     assert meant is not None
     options = {"divided": call.context.divided} if title in DIVISIONS else {}
-    term = call.context.term if title in COMPARISONS or (title in TERMS and call.kind is Type.INT) else literal
+    term = literal
+    if title in COMPARISONS or (title in TERMS and call.kind is Type.INT):
+        term = call.context.term
+    elif title in OPERANDS and call.kind is Type.FLOAT:
+        term = call.context.operand
 
     def of(*operands: Any) -> Expr:
         named = dict(zip(call.kwargs, operands[len(call.args) :], strict=True))

@@ -60,11 +60,12 @@ _NAMES: dict[tuple[Any, ...], set[str]] = {}  # what the codes of some functions
 @dataclass
 class Closure:
     """The values that some functions reach. `tensors` are distinct, each with the name under which it was found first;
-    `numbers` are the integers found, by value, with their names. `opaque` is a value that the walk cannot look into: what was
+    `numbers` and `floats` are the numbers found, by value, with their names. `opaque` is a value that the walk cannot look into: what was
     traced must not be remembered then."""
 
     tensors: list[tuple[str, Tensor]] = field(default_factory=list)
     numbers: dict[int, str] = field(default_factory=dict)
+    floats: dict[float, str] = field(default_factory=dict)
     codes: set[types.CodeType] = field(default_factory=set)
     opaque: Any = None
     is_traced: bool = False  # by Dynamo: `tensors` are stand-ins
@@ -83,6 +84,7 @@ class Closure:
             before = len(self._names)
             self.tensors.clear()
             self.numbers.clear()
+            self.floats.clear()
             self._places.clear()
             self._seen.clear()
             self.opaque = None
@@ -107,12 +109,13 @@ class Closure:
         if isinstance(value, (slice, range)):
             return kind, value.start, value.stop, value.step
         if kind is int or kind is float:
-            if kind is int:
-                self.numbers.setdefault(value, name)
+            (self.numbers if kind is int else self.floats).setdefault(value, name)
             return kind, repr(value)
         if isinstance(value, np.generic):
             if isinstance(value, np.integer):
                 self.numbers.setdefault(int(value), name)
+            elif isinstance(value, np.floating):
+                self.floats.setdefault(float(value), name)
             return kind, value.tobytes()
         if isinstance(value, torch.Tensor):
             return self._tensor(name, value)

@@ -16,10 +16,11 @@ from attngen.api import check_schedule
 from attngen.cache.disk_cache import digest
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.language import define, to_text, traced
-from attngen.sdpa import ALL_AXES, also_causal, check_scale, standard_spec
+from attngen.sdpa import ALL_AXES, also_causal, plain_scale, scale_params, standard_spec
 from attngen.shipped import PACKAGE
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec, ScheduleName
 from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES, DType
+from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.layout import padding_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,7 +35,7 @@ class Description:
 
     mode: Mode = "auto"
     is_causal: bool = False
-    scale: float | None = None
+    scale: str | None = None  # as `written_scale` writes it
     return_lse: bool = False
     keywords: Keywords | None = None
     dropout_p: float = 0.0  # of torch's attention, which has no keywords
@@ -43,12 +44,13 @@ class Description:
         """The spec for these head sizes, rounded up to multiples of 8, as `padded_heads` does with tensors; the scale does not
         change. `mask_dtype` is the element type of a dense mask with these `axes`, or None. Raises DiagnosticError,
         ArgumentError."""
-        scale = 1 / math.sqrt(head_dim) if self.scale is None and padding_of(head_dim) else self.scale
+        scale = repr(1 / math.sqrt(head_dim)) if self.scale is None and padding_of(head_dim) else self.scale
         sizes = (_size_in_spec(head_dim), _size_in_spec(head_dim_v))
         if self.keywords is None:
             spec = standard_spec(dtype, *sizes, mask_dtype, self.is_causal, scale, self.dropout_p, axes)
         else:
-            keywords = {"scale": scale, "lse": self.return_lse, **self.keywords}
+            params = {**self.keywords.get("params", {}), **scale_params(scale)}
+            keywords = {"scale": scale, "lse": self.return_lse, **self.keywords, "params": params}
             spec = define(dtype=dtype, head_dim=sizes[0], head_dim_v=sizes[1], **keywords)
             if spec.rotary is not None and spec.rotary.dim > head_dim:
                 raise ArgumentError(f"`rotary` rotates {spec.rotary.dim} elements; expected at most the head size, {head_dim}")
@@ -122,13 +124,17 @@ def spec_text(described: str, dtype: Any, head_dim: int, head_dim_v: int, captur
     return one_line(replace(spec, inputs=tuple(replace(i, dtype=converted.get(i.name, i.dtype)) for i in spec.inputs)))
 
 
+def scale_of(scale: Any, name: str = "scale") -> tuple[str | None, list[float]]:
+    """(the scale as a text states it, the operator's floats). torch.compile may have a symbol for the number, which any question
+    about it would make a constant: the call itself checks it. Raises ArgumentError, as `plain_scale`."""
+    if scale is None or isinstance(scale, str):
+        return scale, []
+    return SOFTMAX_SCALE, [scale if torch.compiler.is_compiling() else plain_scale(scale, name)]
+
+
 def plain_number(number: float | None) -> float | None:
-    """`number` as a plain one: torch.compile recompiles for another, also with `dynamic=True`, where it is a symbol. Raises
-    ArgumentTypeError for what is no number, nor the text of one."""
-    if number is None:
-        return None
-    if not torch.compiler.is_compiling():
-        check_scale(number)
+    """`number` as a plain one: torch.compile recompiles for another, also with `dynamic=True`, where it is a symbol."""
+    if number is None or not torch.compiler.is_compiling():
         return number
     found: float = torch.fx.experimental.symbolic_shapes.guard_scalar(
         number
@@ -145,7 +151,7 @@ def head_size(tensor: Any) -> int:
 def standard_text(
     mode: Mode,
     is_causal: bool,
-    scale: float | None,
+    scale: str | None,
     return_lse: bool,
     dtype: Any,
     head_dim: int,

@@ -21,7 +21,7 @@ from attngen.sdpa import check_flags
 from attngen.spec.attention import Storage
 from attngen.spec.cached import of_cache
 from attngen.spec.expr import MAX_LENGTH
-from attngen.torch.description import Description, Mode, check_mode, constant, dtype_name, one_line, plain_number, stated_dtype
+from attngen.torch.description import Description, Mode, check_mode, constant, dtype_name, one_line, plain_number, scale_of, stated_dtype
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls, check_call
 from attngen.torch.layout import check_tensors, follow_autocast, heads_first, needs_padding, padded, padded_heads, results
@@ -122,16 +122,18 @@ def attend(
             if number is not None and (isinstance(number, bool) or not isinstance(number, NUMBERS)):
                 raise ArgumentTypeError(f"`{name}` is a {type(number).__name__}; expected a number")
         queries, keys, values = follow_autocast(*_laid_out(q, k, v, storage))
-        if softmax_scale is None and q.shape[-1] != queries.shape[-1]:
-            softmax_scale = q.shape[-1] ** -0.5
+        scale, floats = scale_of(softmax_scale, "softmax_scale")
+        if scale is None and q.shape[-1] != queries.shape[-1]:
+            scale = repr(index(q.shape[-1]) ** -0.5)
         text = flash_text(
             mode, storage, causal, ends(left, right), float(plain_number(softcap) or 0.0), rank(alibi_slopes, q, given),
-            plain_number(softmax_scale), return_attn_probs,
+            scale, return_attn_probs,
             queries.dtype, index(queries.shape[-1]), index(values.shape[-1]), dropout_p, cached,
             index(k.shape[1]) if storage.endswith("paged") else None,
             None if sinks is None else dtype_name(sinks.dtype, "sinks"),
         )  # fmt: skip
-        arguments = (queries, keys, values, text, inputs or None, [*numbers, *(n for n in (left, right) if n >= 0)])
+        ints = [*numbers, *(n for n in (left, right) if n >= 0)]
+        arguments = (queries, keys, values, text, inputs or None, ints, floats)
         if only_checks:
             return check_call(arguments, mode, copies=True)
         in_order = deterministic or torch.are_deterministic_algorithms_enabled()
@@ -208,7 +210,7 @@ def flash_text(
     limited: tuple[str, ...],
     softcap: float,
     alibi_rank: int,
-    scale: float | None,
+    scale: str | None,
     lse: bool,
     dtype: Any,
     head_dim: int,
@@ -222,9 +224,8 @@ def flash_text(
     `cached` names what is known of keys, by the names of `attngen.spec.cached`. `sinks` is the element type of sinks, if there
     are any."""
     check_mode(mode)
-    for name, number in (("softmax_scale", scale), ("softcap", softcap)):
-        if number is not None and not isfinite(number):
-            raise ArgumentError(f"`{name}` is {number}; expected a finite number")
+    if not isfinite(softcap):
+        raise ArgumentError(f"`softcap` is {softcap}; expected a finite number")
     if storage != "dense" and mode == "math":
         raise ArgumentError(f'mode="math" does not support {storage} tensors; call flash_attn_func for each sequence')
     position = "q + kv_len - q_len"  # of a query among the keys

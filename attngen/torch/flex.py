@@ -12,6 +12,7 @@ from torch.nn.attention import flex_attention as theirs
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
+from attngen.sdpa import plain_scale
 from attngen.spec.dropout import RNG_STATE
 from attngen.torch.block_mask import BlockMask, tables_of
 from attngen.torch.description import Mode, sources
@@ -87,7 +88,7 @@ def flex_attention(
         tables = {**tables, **{n: tensor for n, tensor in others.items() if tensor is not None}}
         # Dynamo, if it has given this frame up, would trace the frames below
         run = attend_untraced if eval_frame_callback() in (None, False) else torch.compiler.disable(attend_untraced)
-        call = (tables, block_size, float(scale), mode, wants, share)
+        call = (tables, block_size, plain_scale(scale), mode, wants, share)
         output, lse, largest = run(q, k, v, score_mod, mask_mod, call)
     if return_aux is not None:
         return output, AuxOutput(lse=lse if wants[0] else None, max_scores=largest if wants[1] else None)

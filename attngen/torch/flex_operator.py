@@ -50,7 +50,7 @@ def attend(
     check_mode(mode)
     q, k, v = (_padded(t, query.shape[0]) for t in (query, key, value))
     sizes = {"batch": q.shape[0], "q_heads": q.shape[1], "kv_heads": k.shape[1], "q_len": q.shape[2], "kv_len": k.shape[2]}
-    described = Described(q.dtype, index(q.shape[3]), index(v.shape[3]), scale, wants[0], block_size, mode, dropout)
+    described = Described(q.dtype, index(q.shape[3]), index(v.shape[3]), wants[0], block_size, mode, dropout)
     if functions.closure.is_traced:
         with _outside_of_traces():
             stands = {n: stand_in(t) for n, t in tables.items()}
@@ -59,17 +59,17 @@ def attend(
     else:
         prepared = prepare(functions, described, tables, sizes, q.device)
     inputs = prepared.inputs(captured, tables, q.device, keeps_fp64=mode == "math")
-    params = prepared.params(captured)
+    ints, floats = prepared.numbers(captured, scale)
     if are_checked() and not functions.closure.is_traced:
-        check_indices(prepared.spec, prepared.reads, q, k, inputs, params)
-    lists: tuple[Any, ...] = (inputs or None, list(params.values()) or None)
+        check_indices(prepared.spec, prepared.reads, q, k, inputs, prepared.int_params(captured))
+    lists: tuple[Any, ...] = (inputs or None, ints or None, floats)
     tensors = (q, k, v, *inputs)
-    others: Others = None if functions.closure.is_traced else (mode, prepared.text, *params.values())
+    others: Others = None if functions.closure.is_traced else (mode, prepared.text, *ints, *floats)
     result = _calls.repeat(tensors, others)
     if result is None:
         result = _calls.make(tensors, others, (q, k, v, prepared.text, *lists), mode=mode, copies=True)
     output, lse = result[0], result[1] if wants[0] else result[0].new_empty((0,))
-    largest = max_scores(q, k, prepared.text, inputs, [*params.values()]) if wants[1] else lse.new_empty((0,))
+    largest = max_scores(q, k, prepared.text, inputs, ints, floats) if wants[1] else lse.new_empty((0,))
     if output.shape[3] != value.shape[3]:
         output = output[..., : index(value.shape[3])]
     return _as_query(output, query), lse, largest
@@ -125,7 +125,7 @@ class FlexOperator(HigherOrderOperator):  # type: ignore[misc]
         call = (
             {n: t for n, t in tables.items() if t is not None},
             None if block_size is None else tuple(block_size),
-            float(scale),
+            scale,
             kernel_options["mode"],
             tuple(kernel_options["wants"]),
             kernel_options["dropout"],

@@ -12,6 +12,7 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from attngen.device.arrays import ArgumentError
+from attngen.device.params import number_names
 from attngen.diagnostics import DiagnosticError
 from attngen.language.block import completed
 from attngen.language.functions import cast
@@ -19,12 +20,14 @@ from attngen.spec.attention import AttentionSpec, Input, Param, S
 from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE, with_state
 from attngen.spec.dtypes import DTYPES
-from attngen.spec.expr import Apply, Const, Expr, Type, constant, gather, inputs_in, name, names_in
+from attngen.spec.expr import MAX_FLOAT, Apply, Const, Expr, Type, constant, gather, inputs_in, name, names_in
 from attngen.spec.gradient import differentiable
 from attngen.spec.obligations import ObligationError, check_obligations
 from attngen.spec.operator import TRUE, both, either, floordiv, negation
+from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.aten import Context
 from attngen.torch.captured import Inputs, as_read
+from attngen.torch.captured_floats import OfParams, of_params, with_constants
 from attngen.torch.closures import Closure
 from attngen.torch.description import Mode, dtype_name, fixed_text, schedule_of, stated_dtype
 from attngen.torch.graphs import ImportRefusal, numbers_on, stand_in
@@ -44,7 +47,6 @@ class Described:
     dtype: Any
     head_dim: int
     head_dim_v: int
-    scale: float
     lse: bool
     block_size: tuple[int, int] | None
     mode: Mode
@@ -69,6 +71,8 @@ class Prepared:
     text: str
     sources: tuple[tuple[Input, int | str | Tensor], ...]  # a position in the closure, a name of `tables`, or a tensor
     ints: tuple[tuple[str, int], ...]  # ("", a number), or ("tensor", the position of a number in the closure)
+    floats: tuple[float, ...]  # of the score, after the scale
+    factor: float  # of the scale
     differentiable: frozenset[str]
     reads: tuple[tuple[Expr, Expr], ...]  # (index, size) of each index that the kernel keeps inside
 
@@ -79,10 +83,16 @@ class Prepared:
             for _, source in self.sources
         ]
 
-    def params(self, captured: Sequence[Any]) -> dict[str, int]:
-        """The value of each param."""
-        values = (captured[value] if where else value for where, value in self.ints)
-        return {p.name: value for p, value in zip(self.spec.params, values, strict=True)}
+    def numbers(self, captured: Sequence[Any], scale: float) -> tuple[list[int], list[float]]:
+        """The ints and the floats of a call."""
+        factor = self.factor
+        ints = [captured[value] if where else value for where, value in self.ints]
+        return ints, [scale if factor == 1.0 else scale * factor, *self.floats]
+
+    def int_params(self, captured: Sequence[Any]) -> dict[str, int]:
+        """The value of each int param."""
+        ints, _ = self.numbers(captured, 1.0)
+        return dict(zip(number_names(self.spec, Type.INT), ints, strict=True))
 
     def inputs(self, captured: Sequence[Tensor], tables: Mapping[str, Tensor], device: Any, keeps_fp64: bool) -> list[Tensor]:
         """The tensors as a kernel reads them, or those of fp64 as torch's operations do."""
@@ -115,7 +125,7 @@ def prepare(
                 _prepared[known, guarded] = found
         captured = [tensor for _, tensor in closure.tensors]
         try:
-            params = {n: int(value) for n, value in found.params(captured).items()}
+            params = {n: int(value) for n, value in found.int_params(captured).items()}
             check_obligations(found.spec, _all_sizes(found, captured, tables, sizes), params)
             return found
         except ObligationError:
@@ -157,10 +167,16 @@ def _once(
     context = Context(guarded=guarded)
     inputs = Inputs(closure, context, bits=bits)
     context.numbers = {value: inputs.unused_name(given, "number") for value, given in closure.numbers.items()}
-    score: Expr = S
+    scale = inputs.unused_name(SOFTMAX_SCALE, "scale")
+    found = OfParams(S, 1.0, {})
     if functions.score is not None:
         examples = numbers_on(device, torch.float32 if dtype.itemsize < 4 else dtype)
+        floats = {v: n for v, n in closure.floats.items() if v not in (0.0, 1.0, -1.0) and abs(v) <= MAX_FLOAT}
+        context.floats = {value: inputs.unused_name(given, "number") for value, given in floats.items()}
         score = cast(expression(functions.score, examples, (S, B, H, Q, K), inputs), Type.FLOAT)
+        found = of_params(score, context.float_params, lambda n: inputs.unused_name(f"{n}_inverse", "number"))
+        context.floats = {}
+    score = found.score
     mask: Expr = TRUE
     if functions.mask is not None:
         mask = cast(expression(functions.mask, numbers_on(device), (B, H, Q, K), inputs), Type.BOOL)
@@ -177,19 +193,20 @@ def _once(
     written: dict[str, Expr | None] = {
         "mask": None if mask is TRUE else mask,
         "score": score,
-        "scale": constant(described.scale),
+        "scale": name(scale, Type.FLOAT),
         "sink": sink,
     }
     if described.dropout:
         written["dropout"] = constant(described.dropout)
     completes = completed(written, described.head_dim)
+    read = [n for n in found.values if n in names_in(score)]
     spec = AttentionSpec(
         name="flex_attention",
         dtype=DTYPES[dtype_name(stated_dtype(dtype, described.mode))],
         head_dim=described.head_dim,
         head_dim_v=described.head_dim_v,
         inputs=with_state(tuple(i for i in inputs.declared.values() if i.name in used), completes["dropout"]),
-        params=tuple(Param(n, Type.INT) for n, _ in ints),
+        params=(*(Param(n, Type.INT) for n, _ in ints), *(Param(n, Type.FLOAT) for n in (scale, *read))),
         **completes,
         lse=described.lse,
     )
@@ -197,7 +214,10 @@ def _once(
     sources = tuple((i, RNG_STATE.name if i is RNG_STATE else inputs.sources[i.name]) for i in spec.inputs)
     text = fixed_text(spec, schedule_of(described.mode))
     values, smooth = tuple(value for _, value in ints), frozenset(differentiable(spec))
-    return Prepared(spec, text, sources, values, smooth, tuple(context.reads))
+    known = context.float_params
+    reads = tuple((with_constants(index, known), with_constants(size, known)) for index, size in context.reads)
+    floats_read = tuple(found.values[n] for n in read)
+    return Prepared(spec, text, sources, values, floats_read, found.factor, smooth, reads)
 
 
 def _listed(mask: Expr, size: tuple[int, int], tables: Mapping[str, Tensor], inputs: Inputs) -> Expr:

@@ -6,7 +6,7 @@ from typing import Any
 
 from attngen.device.arrays import ArgumentError
 from attngen.sdpa import ALL_AXES, check_equal_heads, check_flags, refuse_renamed, register_tensor_function
-from attngen.torch.description import Mode, head_size, plain_number, standard_text
+from attngen.torch.description import Mode, head_size, scale_of, standard_text
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls, Others
 from attngen.torch.layout import (
@@ -95,10 +95,11 @@ def attention(
         if attn_mask is not None:
             mask, axes = without_broadcasts(four_dimensions(attn_mask), keys.shape[2])
             mask_dtype = mask.dtype
+        written, floats = scale_of(scale)
         text = standard_text(
             mode,
             is_causal,
-            plain_number(scale),
+            written,
             return_lse,
             queries.dtype,
             *sizes,
@@ -107,7 +108,7 @@ def attention(
             axes,
         )
         inputs = [*(() if mask is None else (mask,)), *(tensors[-1:] if dropout_p else ())]
-        lists = (inputs,) if inputs else ()
+        lists: tuple[Any, ...] = (inputs or None, None, floats) if floats else (inputs,) if inputs else ()
         result = _calls.make(tensors, others, (queries, keys, values, text, *lists), mode, deterministic, copy)
         if is_padded:
             result = without_padding(result, sizes[1])

@@ -1,6 +1,6 @@
 """The largest score of each row, by torch's own operations on some rows at once: kernels keep it in registers alone.
 
-    max_scores(Tensor q, Tensor k, str spec, Tensor[] inputs, SymInt[] ints) -> Tensor
+    max_scores(Tensor q, Tensor k, str spec, Tensor[] inputs, SymInt[] ints, float[] floats) -> Tensor
 
 The operator has no derivative.
 """
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from attngen.device.params import number_names
+from attngen.spec.expr import Type
 from attngen.torch.math import call_of
 from attngen.torch.operator import operator
 from attngen.torch.runtime import parsed
@@ -22,15 +24,20 @@ Tensor = Any
 PAIRS = 2**26  # scores in memory at once
 
 
-def max_scores(q: Tensor, k: Tensor, spec: str, inputs: Sequence[Tensor], ints: Sequence[int]) -> Tensor:
+def max_scores(
+    q: Tensor, k: Tensor, spec: str, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
+) -> Tensor:
     """The largest score of each row over the pairs that take part, [batch, q_heads, q_len] in fp32; -inf for a row without."""
-    tensors = (q.detach(), k.detach(), spec, [t.detach() for t in inputs], list(ints))
+    tensors = (q.detach(), k.detach(), spec, [t.detach() for t in inputs], list(ints), list(floats))
     return _operator(*tensors)
 
 
-def _largest(q: Tensor, k: Tensor, text: str, inputs: Sequence[Tensor], ints: Sequence[int]) -> Tensor:
+def _largest(
+    q: Tensor, k: Tensor, text: str, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
+) -> Tensor:
     spec = parsed(text)
-    params = dict(zip((p.name for p in spec.params), ints, strict=True))
+    names = (*number_names(spec, Type.INT), *number_names(spec, Type.FLOAT))
+    params = dict(zip(names, (*ints, *floats), strict=True))
     batch, heads, q_len = q.shape[:3]
     group = heads // k.shape[1] if k.shape[1] else 1
     keys = k.float().repeat_interleave(group, 1)
@@ -54,4 +61,4 @@ def _shape(q: Tensor, *_: Any) -> Tensor:
     return q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-_operator = operator("max_scores(Tensor q, Tensor k, str spec, Tensor[] inputs, SymInt[] ints) -> Tensor", _largest, _shape)
+_operator = operator("max_scores(Tensor q, Tensor k, str spec, Tensor[] inputs, SymInt[] ints, float[] floats) -> Tensor", _largest, _shape)

@@ -17,11 +17,12 @@ from attngen.device.arrays import ArgumentError
 from attngen.device.params import refuse_unknown
 from attngen.diagnostics import counted, refuse_keywords
 from attngen.language import define
-from attngen.sdpa import check_dropout, check_equal_heads, check_flags
+from attngen.sdpa import check_dropout, check_equal_heads, check_flags, plain_scale, written_scale
 from attngen.spec.attention import MAX_HEAD_DIM, AttentionSpec
 from attngen.spec.check import check
 from attngen.spec.dropout import RNG_STATE, without_dropout
 from attngen.spec.expr import Const
+from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.arguments import NamedArguments, tensor, unpacked
 from attngen.torch.cached import Cache, Decoding, cache_of, decoding_of, decoding_text
 from attngen.torch.check_cache import Place
@@ -128,7 +129,9 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         check_dropout(dropout, "dropout")
         # Private, so that captured arrays may be called `scale` or `mode`.
         self._enable_gqa, self._layout, self._copy, self._deterministic = enable_gqa, layout, copy, deterministic
-        self._is_causal, self._scale, self._mode, self._return_lse = is_causal, scale, mode, return_lse
+        self._is_causal, self._mode, self._return_lse = is_causal, mode, return_lse
+        self._scale = plain_scale(scale)
+        self._written_scale, self._numbers = written_scale(self._scale)  # as the spec has it, and the params of each call
         described = {"mask": mask, "score": score, "sink": sink, "rotary": rotary, "inputs": inputs, "params": params}
         given = {name: value for name, value in described.items() if value is not None}
         if normalize != "softmax":
@@ -164,9 +167,11 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         some = "fp32" if "precision" in given else "fp16"
         size = MAX_HEAD_DIM if "rotary" in given else 64  # as many elements as may be rotated
         keywords, captured = without_functions(given, some, size)  # mistakes show here, whatever the tensors will be
+        if SOFTMAX_SCALE in {*keywords.get("inputs", {}), *keywords.get("params", {})}:  # a name of the caller
+            self._written_scale, self._numbers = None if self._scale is None else str(self._scale), {}
         described = ({name: value for name, value in keywords.items() if name != "dropout"}, keywords)
         evaluation, training = (
-            shared(Description(self._mode, self._is_causal, self._scale, self._return_lse, one)) for one in described
+            shared(Description(self._mode, self._is_causal, self._written_scale, self._return_lse, one)) for one in described
         )
         for name, array in captured.items():
             self._register(name, array)
@@ -205,6 +210,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
                     "this layer has its own mask; to use a dense one, declare it as an input and write it into the mask"
                 )
             named["attn_mask"] = attn_mask
+        if self._numbers:
+            named = {**named, **self._numbers}
         given = form.arguments.with_state(named, getattr(q, "device", None))  # what is no tensor is refused below
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
         inputs, params = form.arguments.unchecked(given, captured)
@@ -262,6 +269,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         form = self._forms[0] if self._forms else None
         decoding = NO_INPUTS if form is None else form.decoding
         captured = {name: getattr(self, name) for name in self._captured} if self._captured else NOTHING
+        if self._numbers and form is not None:
+            named = {**named, **self._numbers}
         inputs, ints, floats = unpacked(decoding.lists(named, captured))
         with torch.no_grad():
             rows, k_cache, v_cache = self._rows("q", q), self._rows("k_cache", k_cache), self._rows("v_cache", v_cache)
@@ -304,6 +313,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         if is_padded:
             queries, keys, values = padded_heads(queries, keys, values)
         inputs, ints, floats = decoding.kept(inputs, ints, floats)
+        if form is None:
+            floats = [*self._numbers.values()]
         tensors, numbers = (queries, keys, values, *first, *inputs), ([*longest, *ints], floats)
         arguments = (queries, keys, values, text, list(tensors[3:]) or None, *numbers)
         others = (text, *numbers[0], *numbers[1])
@@ -325,7 +336,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         """The text of `form` for a call; of torch's attention without one."""
         if form is None:
             sizes = (head_size(queries), head_size(values))
-            described = (self._mode, self._is_causal, self._scale, self._return_lse, queries.dtype, *sizes, None)
+            described = (self._mode, self._is_causal, self._written_scale, self._return_lse, queries.dtype, *sizes, None)
             return str(standard_text(*described))
         if form.text is not None:
             return form.text

@@ -20,6 +20,7 @@ from attngen.device.arrays import ArgumentError
 from attngen.spec.attention import Storage
 from attngen.torch import backward
 from attngen.torch.copies import in_place
+from attngen.torch.description import scale_of
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.flash_attn import ends, flash_text, limits, rank
 from attngen.torch.runtime import runtime
@@ -100,14 +101,14 @@ def flash_forward(
     state = generator_state(query.device) if share else None
     lengths = None if cum_seq_q is None else (cum_seq_q, cum_seq_k, max_q, max_k)
     window = (window_size_left, window_size_right)
-    text, inputs, ints = _described(q, v, lengths, share, state, is_causal, scale, window, alibi_slopes, lse=True)
+    text, inputs, ints, floats = _described(q, v, lengths, share, state, is_causal, scale, window, alibi_slopes, lse=True)
     if out is None and query.shape[-1] == value.shape[-1]:
         out = torch.empty_like(query)  # the strides that torch.compile expects
     packed = lengths is not None
     if not packed:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     written = () if out is None else (out if packed else out.transpose(1, 2), None)
-    output, lse = runtime(text, q.device)((q, k, v, *inputs), ints, (), written)
+    output, lse = runtime(text, q.device)((q, k, v, *inputs), ints, floats, written)
     rng_state = query.new_empty(2, dtype=torch.uint64) if state is None else state.view(torch.uint64)
     unused = query.new_empty((), dtype=torch.uint64)
     return output if packed else output.transpose(1, 2), lse, rng_state, unused, query.new_empty(0)
@@ -148,7 +149,7 @@ def flash_backward(
     q, k, v, o, do = (in_place(t) for t in (query, key, value, out, grad_out))
     lengths = None if cum_seq_q is None else (cum_seq_q, cum_seq_k, max_q, max_k)
     window = (window_size_left, window_size_right)
-    text, inputs, ints = _described(q, v, lengths, share, state, is_causal, scale, window, None, lse=False)
+    text, inputs, ints, floats = _described(q, v, lengths, share, state, is_causal, scale, window, None, lse=False)
     if lengths is None:
         q, k, v, o, do = (t.transpose(1, 2) for t in (q, k, v, o, do))
     deterministic = backward.is_deterministic(None)
@@ -157,7 +158,7 @@ def flash_backward(
         raise ArgumentError("the planned backward computes lse itself and cannot use the `logsumexp` of torch's operator")
     lse = logsumexp.contiguous()
     rest = torch.zeros_like(lse) if "lse_rest" in saved else None
-    gradients = backward.run(do, None, q, k, v, text, inputs, ints, (), o, lse, rest, WANTED, deterministic)
+    gradients = backward.run(do, None, q, k, v, text, inputs, ints, floats, o, lse, rest, WANTED, deterministic)
     dq, dk, dv = gradients if lengths is not None else (t.transpose(1, 2) for t in gradients)
     return dq, dk, dv
 
@@ -205,17 +206,18 @@ def _described(
     slopes: Tensor | None,
     *,
     lse: bool,
-) -> tuple[str, list[Tensor], list[int]]:
-    """The spec's text, its inputs and its ints."""
+) -> tuple[str, list[Tensor], list[int], list[float]]:
+    """The spec's text, its inputs, its ints and its floats."""
     left, right = limits([-1 if end is None else end for end in window], causal)
     begins, longest = ([], []) if lengths is None else (lengths[:2], lengths[2:])
     storage: Storage = "dense" if lengths is None else "packed"
+    written, floats = scale_of(scale)
     text = flash_text(
-        "auto", storage, causal, ends(left, right), 0.0, rank(slopes, q, begins), scale, lse, q.dtype, q.shape[-1], v.shape[-1],
+        "auto", storage, causal, ends(left, right), 0.0, rank(slopes, q, begins), written, lse, q.dtype, q.shape[-1], v.shape[-1],
         dropout_p,
     )  # fmt: skip
     inputs = [t for t in (*begins, slopes, state) if t is not None]
-    return text, inputs, [int(n) for n in (*longest, left, right) if n >= 0]
+    return text, inputs, [int(n) for n in (*longest, left, right) if n >= 0], floats
 
 
 OPERATORS = {

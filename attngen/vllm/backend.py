@@ -26,6 +26,7 @@ from vllm.v1.attention.backends.utils import get_kv_cache_layout
 from attngen.plan import ARCHES
 from attngen.schedules.decode.plan import MOST_ROWS
 from attngen.spec.attention import MAX_HEAD_DIM
+from attngen.spec.scales import SOFTMAX_SCALE
 from attngen.torch.append import appended
 from attngen.torch.description import dtype_name
 from attngen.torch.flash_attn import ends, flash_text, limits
@@ -230,7 +231,7 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
         pools = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
         for part in attn_metadata.parts:
             where = (part.cu_seqlens, part.page_table, part.seqused)
-            run((query, *pools, *where, *captured), (part.max_q_len, part.max_kv_len, *window), outputs=(out,))
+            run((query, *pools, *where, *captured), (part.max_q_len, part.max_kv_len, *window), (self.scale,), outputs=(out,))
         return output
 
     def _text(self, dtype: Any, cache: Tensor) -> str:
@@ -239,7 +240,7 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
         sinks = None if self.sinks is None else dtype_name(self.sinks.dtype)
         alibi_rank, size = 0 if self._slopes is None else 1, self.head_size
         return flash_text(
-            "auto", "packed_paged", True, ends(*self._window), self._softcap, alibi_rank, self.scale, False, dtype, size, size,
+            "auto", "packed_paged", True, ends(*self._window), self._softcap, alibi_rank, SOFTMAX_SCALE, False, dtype, size, size,
             page_size=page_size, sinks=sinks,
         )  # fmt: skip
 

@@ -58,7 +58,7 @@ class Decode(ByMma):
             *abi.sizes(self.spec, *(["batch"] if self.variant.uses_batch else []), "q_heads", "kv_heads", "q_len"),
             *(abi.sizes(self.spec, "kv_len") if self.variant.sink else []),
             self.splits(),
-            *self.captured(self.variant.sink, scale=False),
+            *self.captured(self.variant.sink, scale=self.variant.exponent_varies),
         ]
         grid = (Several(self.own.splits), *self.head_grid("q_len"))
         return self.kernel("join", grid, parameters, threads=JOINING, threads_name="JOINING", early=self.own.early)

@@ -162,8 +162,9 @@ RELEASES = {
 }
 
 
-def argument_members(parameters: tuple[Parameter, ...], variant: Variant) -> list[tuple[str, str]]:
-    """The kernel's arguments as members of the roles: the line that declares each group, and its values."""
+def argument_members(parameters: tuple[Parameter, ...], variant: Variant, exponent: bool = False) -> list[tuple[str, str]]:
+    """The kernel's arguments as members of the roles: the line that declares each group, and its values. `exponent`: and the
+    factor of exponents, if it varies."""
     maps = [p.name for p in parameters if p.ctype.endswith("TensorMap")]
     others = [p for p in parameters if p.name not in maps and not p.is_captured]
     lines = [(f"const TensorMap {', '.join(f'*{m}' for m in maps)}", ", ".join(f"&{m}" for m in maps))]
@@ -174,4 +175,6 @@ def argument_members(parameters: tuple[Parameter, ...], variant: Variant) -> lis
         lines.append(("Captured in", "in"))
     if not variant.scale_is_constant:
         lines.append(("float softmax_scale", "softmax_scale"))
+    if exponent and variant.exponent_varies:
+        lines.append(("float exponent_scale", "exponent_scale"))
     return lines

@@ -203,7 +203,7 @@ class HopperBackward(ByTma):
         indices = [*([held] if held_read else []), *(n for n in ("h_idx", "b_idx") if n in read)]
         return RoleMembers(
             kernel,
-            argument_members(kernel.entry.parameters, self.variant),
+            argument_members(kernel.entry.parameters, self.variant, exponent=True),
             tuple(indices),
             visit_heads=keys and "h_idx" in read,
             registers=self.own.key_registers if keys else self.own.row_registers,
