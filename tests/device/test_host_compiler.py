@@ -75,8 +75,8 @@ def test_a_cxx_that_does_not_compile_is_an_error_that_names_it(
         find_compiler()
         Path(cxx).unlink()
         monkeypatch.setattr("shutil.which", lambda name: name)
+    slopes = np.ones(1, np.float32)
     with pytest.raises(DeviceError) as caught:
-        slopes = np.ones(1, np.float32)
         attngen.compile("alibi", kernel="naive", device="emulated")(*np.ones((3, 1, 1, 4, 64), np.float16), slopes=slopes)
     assert not isinstance(caught.value, CompilationError)
     assert said in str(caught.value)

@@ -140,7 +140,7 @@ def parse_resources(log: str) -> tuple[Resources, ...]:
 
 
 def disassemble(cubin: bytes, *options: str) -> str:
-    """SASS of a cubin; `options` are nvdisasm's. Raises DeviceError if nvdisasm is missing, or there is no room for its file."""
+    """SASS of a cubin; `options` are nvdisasm's. Raises DeviceError without nvdisasm, or without room for a temporary file."""
     tool = find_nvdisasm()
     if tool is None:
         raise DeviceError(f"nvdisasm was not found; {SASS_CURE}")

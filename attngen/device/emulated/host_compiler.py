@@ -75,8 +75,8 @@ class HostCompiler:
         return f"{self.version} ({shlex.join(self.command)})"
 
     def run(self, arguments: Sequence[str], made: Path, what: str) -> None:
-        """Compiles or links `what` to the file `made`. Raises CompilationError with the compiler's messages, and DeviceError for a
-        compiler that cannot be run or makes no file, or if there is no room for temporary files."""
+        """Compiles or links `what` to the file `made`. Raises CompilationError with the compiler's messages, and DeviceError
+        for a compiler that cannot be run or makes no file, or if there is no room for temporary files."""
         command = [*self.command, *self.family.common, *arguments, "-o", str(made)]
         done = _answer(command)
         if done.returncode:
