@@ -7,8 +7,13 @@ The import registers "attngen" with both interfaces of transformers (5.0 or late
 of positions (causal, sliding, chunked, packed, padded, blocks of an image), so no mask of all pairs is built. Soft-caps,
 position biases, sinks and grouped heads are those of the model. Everything has a gradient.
 
-It also registers "paged|attngen" for continuous batching (`model.generate_batch`): keys are read from transformers' pages, in
-place, by packed queries.
+It also registers two names for continuous batching (`model.generate_batch`), with packed queries. "paged|attngen" is for
+versions that name such implementations so (5.18 does): keys are read from transformers' pages, in place. Later versions (5.24)
+call only what has "flash" in its name, and give it copies of the keys: load the model as above, then set
+
+    model.config._attn_implementation = "attngen_flash"
+
+which is "attngen" by another name: `from_pretrained` looks for a package of flash-attention if it is given this one.
 """
 
 from __future__ import annotations
@@ -35,6 +40,8 @@ from attngen.torch.block_mask import LISTS, Unread
 
 NAME = "attngen"
 PAGED = f"paged|{NAME}"  # as transformers calls attention by pages
+FLASH = f"{NAME}_flash"  # as it calls attention that needs no mask of packed sequences
+KEYS_OF_STEPS = 128  # a bound of sequences' lengths in multiples of this: a launch is prepared once for many steps
 Tensor = Any
 INSTEAD = 'use attn_implementation="sdpa", with attngen.torch.activate() for attngen\'s kernels, or "eager"'
 UNREAD_OPTIONS = ("indices", "block_indices", "sinks")  # keys of sparse attention, and a sink for each row
@@ -155,6 +162,9 @@ def attention(
     is_causal: bool | None = None,
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """(output [batch, q_len, q_heads, head size], None), with the arguments of transformers' attention interface.
@@ -165,10 +175,12 @@ def attention(
     `position_bias` is added to the scores in the same way, after the soft-cap. `s_aux` [q_heads] has a sink's logit for each
     head. Without a mask, a module is causal if its attribute `is_causal` says so, and `sliding_window` is the distance from
     which on keys take no part; a mask says so itself. `cu_seq_lens_q` int32 [sequences + 1] has the rows and keys at which
-    packed sequences begin; each attends to itself. A `softcap` of 0 is none, as in flash-attention. `kernel_options={"mode":
-    ...}` names a schedule. `dropout` is the share of weights that are dropped. Raises ArgumentError for the attention weights
-    as an output, which no kernel has, for heads that are too large, and for sparse attention, whose keys a model selects by
-    `indices` or `block_indices`.
+    packed sequences begin; each attends to itself. With `cu_seq_lens_k` and no mask, sequence i has the keys from
+    cu_seq_lens_k[i] on, and its last row stands at its last key, as in continuous batching; no sequence has more than
+    `max_length_q` rows and `max_length_k` keys. A `softcap` of 0 is none, as in flash-attention.
+    `kernel_options={"mode": ...}` names a schedule. `dropout` is the share of weights that are dropped. Raises ArgumentError
+    for the attention weights as an output, which no kernel has, for heads that are too large, and for sparse attention, whose
+    keys a model selects by `indices` or `block_indices`.
     """
     if options.get("output_attentions"):
         raise ArgumentError('no kernel has the attention weights as an output; use attn_implementation="eager" for them')
@@ -179,6 +191,12 @@ def attention(
     if query.shape[0] != key.shape[0] and 1 in (query.shape[0], key.shape[0]):
         batch = query.shape[0] * key.shape[0]
         query, key, value = (one.expand(batch, -1, -1, -1) for one in (query, key, value))
+    if attention_mask is None and position_bias is None and cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+        begins, longest = (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k)
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        others = {"dropout_p": dropout, "softmax_scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
+        mode = (options.get("kernel_options") or {}).get("mode", "auto")
+        return _of_packed(query, key, value, begins, longest, causal, sliding_window, mode=mode, **others), None
     block_mask, added = None, position_bias
     if added is not None:
         added = _expanded("position_bias", added, query, key)
@@ -248,6 +266,32 @@ def _of_sequences(mask: BlockMask | None, begins: Tensor, query: Tensor, key: Te
     sequence = torch.bucketize(torch.arange(query.shape[2], device=begins.device), begins[1:], right=True)
     within = packed_sequence_mask_function(sequence[None])
     return _of_functions([within] if mask is None else [mask.mask_mod, within], query, key)
+
+
+def _of_packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    begins: tuple[Tensor, Tensor],
+    longest: tuple[int | None, int | None],
+    causal: bool,
+    window: int | None,
+    **others: Any,
+) -> Tensor:
+    """The output [1, total, q_heads, head size] of packed sequences, whose rows and keys begin at `begins`. Raises
+    ArgumentError."""
+    if query.shape[0] != 1 or key.shape[0] != 1:
+        raise ArgumentError(
+            f"`cu_seq_lens_k` was given for {query.shape[0]} rows of queries and {key.shape[0]} of keys; expected one of each"
+        )
+    rows, keys, values = (one.transpose(1, 2).squeeze(0) for one in (query, key, value))
+    most = longest[1] or keys.shape[0]
+    most = -(-most // KEYS_OF_STEPS) * KEYS_OF_STEPS
+    window_size = (-1, -1) if window is None else (window - 1, window - 1)
+    how = {"causal": causal, "window_size": window_size, **others}
+    starts = (one.int() for one in begins)
+    found = flash_attn_varlen_func(rows, keys, values, *starts, longest[0] or rows.shape[0], most, **how)
+    return found.unsqueeze(0)
 
 
 def _of_functions(functions: Sequence[Any], query: Tensor, key: Tensor) -> BlockMask:
@@ -344,5 +388,7 @@ def _pages(read_index: Tensor, cu_seqlens: Tensor, most: int, page_size: int) ->
 
 
 AttentionInterface.register(NAME, attention)
+AttentionInterface.register(FLASH, attention)
 AttentionInterface.register(PAGED, paged_attention)
 AttentionMaskInterface.register(NAME, mask)
+AttentionMaskInterface.register(FLASH, mask)

@@ -47,7 +47,11 @@ def cache_directory(kind: str) -> Path:
 def _of_user() -> Path:
     from platformdirs import user_cache_path
 
-    return user_cache_path("attngen")
+    with suppress(RuntimeError):
+        found = user_cache_path("attngen")
+        if found.is_absolute():
+            return found
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"attngen-{os.geteuid()}"  # of a user without a home, as in containers
 
 
 class CacheWarning(UserWarning):
@@ -122,18 +126,31 @@ class DiskCache:
             return found
         try:
             with trusted_directory(self.directory) as directory:
-                data = _content(self._read(directory, name))
-                if data is None:
-                    os.unlink(name, dir_fd=directory)
-                    return None
-                with suppress(OSError):  # where the directory is only read, nothing will be removed from it either
-                    os.utime(name, dir_fd=directory, follow_symlinks=False)
-                return data
+                return self._found(directory, name)
         except FileNotFoundError:
             return None
         except OSError as error:
             self._warn(error)
             return None
+
+    def _found(self, directory: int, name: str) -> bytes | None:
+        """The entry `name`, if it is there and whole. One that cannot be read costs only itself: a warning names it."""
+        try:
+            data = _content(read_trusted(directory, name, self.directory))
+        except FileNotFoundError:
+            return None
+        except UntrustedError as error:
+            self._warn_of_entry(error.strerror)
+            return None
+        except OSError as error:
+            self._warn_of_entry(f"{name}: {error.strerror or error}")
+            return None
+        with suppress(OSError):  # where the directory is only read, nothing will be removed from it either
+            if data is None:
+                os.unlink(name, dir_fd=directory)
+            else:
+                os.utime(name, dir_fd=directory, follow_symlinks=False)
+        return data
 
     def _in_package(self, name: str) -> bytes | None:
         """The entry `name` of the package, which is trusted as its code is."""
@@ -142,14 +159,11 @@ class DiskCache:
         except OSError:
             return None
 
-    def _read(self, directory: int, name: str) -> bytes:
-        try:
-            return read_trusted(directory, name, self.directory)
-        except UntrustedError as error:
-            self._warn_once(
-                f"an entry of the kernel cache {self.directory} is not used ({error.strerror}), and is compiled again"
-            )
-            raise FileNotFoundError from None
+    def _warn_of_entry(self, reason: str) -> None:
+        self._warn_once(
+            f"an entry of the kernel cache {self.directory} is not used ({reason}), and is compiled again; remove it if this "
+            "warning returns"
+        )
 
     def _warn(self, error: OSError) -> None:
         self._warn_once(
@@ -172,10 +186,12 @@ class DiskCache:
                     with os.fdopen(handle, "wb") as file:
                         file.write(data + hashlib.sha256(data).digest())
                     os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-                except OSError:
-                    with suppress(OSError):
-                        os.unlink(temporary, dir_fd=directory)
-                    raise
+                except OSError as error:
+                    _remove(temporary, directory)
+                    if not isinstance(error, IsADirectoryError):
+                        raise
+                    self._warn_of_entry(f"{name} is not a regular file")
+                    return False
         except OSError as error:
             self._warn(error)
             return False

@@ -80,12 +80,15 @@ def read_trusted(directory: int, name: str, where: Path) -> bytes:
         if error.errno == errno.ENXIO:  # a socket
             raise UntrustedError(error.errno, f"{name} is not a regular file", str(path)) from None
         raise
-    with os.fdopen(handle, "rb") as file:
+    try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise UntrustedError(errno.EINVAL, f"{name} is not a regular file", str(path))
         _require_trust(status, name, path)
-        return file.read()
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
 
 
 def path_is_fixed(directory: Path) -> bool:

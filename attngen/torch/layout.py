@@ -74,8 +74,13 @@ def check_tensors(**named: Any) -> None:
     for name, tensor in named.items():
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentTypeError(f"`{name}` is {no_tensor(tensor)}; expected a tensor")
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            raise ArgumentTypeError(f"`{name}` is a sparse or nested tensor; expected a dense one, padded if necessary")
+        if tensor.is_nested:
+            raise ArgumentTypeError(
+                f"`{name}` is a nested tensor; expected a dense one. Sequences of several lengths are packed for "
+                f"flash_attn_varlen_func: {name}.values(), with {name}.offsets().int() as their beginnings"
+            )
+        if tensor.layout is not torch.strided:
+            raise ArgumentTypeError(f"`{name}` is a sparse tensor; expected a dense one")
 
 
 def no_tensor(value: Any) -> str:

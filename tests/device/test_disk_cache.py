@@ -325,9 +325,9 @@ def test_tables_of_the_parser_are_made_once_for_all_processes(monkeypatch: pytes
 def test_without_a_cache_a_process_compiles_the_emulated_device_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def run(_: HostCompiler, arguments: list[str], what: str) -> None:
+    def run(_: HostCompiler, arguments: list[str], made: Path, what: str) -> None:
         calls.append(what)
-        Path(arguments[-1]).write_bytes(b"object")
+        made.write_bytes(b"object")
 
     monkeypatch.setattr(HostCompiler, "run", run)
     monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "a file"))

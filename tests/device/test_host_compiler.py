@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import pty
+import resource
+import signal
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ import attngen
 from attngen import define
 from attngen.device.doctor import examine
 from attngen.device.emulated.host_compiler import CLANG, GCC, HostCompiler, find_compiler
-from attngen.device.protocol import DeviceError
+from attngen.device.protocol import CompilationError, DeviceError
 from tests.conftest import ROOT
 
 
@@ -47,6 +50,74 @@ def test_a_cxx_that_cannot_be_run_is_an_error_that_names_it(cxx: str, said: str,
     assert said in found.detail
 
 
+QUIET = "reports success, but makes no file of alibi_naive; set CXX to a C++ compiler"
+
+
+@pytest.mark.parametrize(
+    ("cxx", "said"),
+    [
+        ("true", QUIET),
+        ("g++ -fsyntax-only", QUIET),
+        ("gone", "cannot be run: No such file or directory; set CXX to a C++ compiler"),
+        ("other", "the compiled kernel cannot be loaded"),
+    ],
+)
+def test_a_cxx_that_does_not_compile_is_an_error_that_names_it(
+    cxx: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path / "cache"))
+    if cxx == "other":  # of another machine, say
+        cxx = str(script(tmp_path / "other", 'for last; do :; done; echo "a 1.0"; [ "$last" = --version ] || echo x > "$last"'))
+    elif cxx == "gone":
+        cxx = str(script(tmp_path / "gone", "echo gone 1.0"))
+    monkeypatch.setenv("CXX", cxx)
+    if Path(cxx).name == "gone":
+        find_compiler()
+        Path(cxx).unlink()
+        monkeypatch.setattr("shutil.which", lambda name: name)
+    slopes = np.ones(1, np.float32)
+    with pytest.raises(DeviceError) as caught:
+        attngen.compile("alibi", kernel="naive", device="emulated")(*np.ones((3, 1, 1, 4, 64), np.float16), slopes=slopes)
+    assert not isinstance(caught.value, CompilationError)
+    assert said in str(caught.value)
+    assert cxx in str(caught.value) or "cannot be loaded" in said
+
+
+SMALL = """
+import numpy as np, tempfile, attngen
+tempfile.tempdir = {place!r}
+q = np.ones((1, 1, 9, 64), np.float16)
+try:
+    attngen.compile("gpt2", kernel="naive", device="emulated")(q, q, q)
+except attngen.DeviceError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def _limit_files(size: int) -> None:
+    """Longer files cannot be written, as on a disk that is full; nor by the compiler, which then fails in its own words."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+@pytest.mark.parametrize("size", [4096, 65536, None])
+@pytest.mark.usefixtures("compiled_runtime")
+def test_a_full_directory_for_temporary_files_is_said_to_be_full(size: int | None, tmp_path: Path) -> None:
+    """Not that the kernel does not compile, which would be a mistake of attngen. Python fails first, or the compiler."""
+    place = tmp_path / "small" if size else tmp_path / "missing"
+    if size:
+        place.mkdir()
+    before = partial(_limit_files, size) if size else None
+    code = SMALL.format(place=str(place))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, preexec_fn=before)
+    assert done.returncode == 0, done.stderr
+    reason = "File too large" if size else "No such file or directory"
+    assert done.stdout == (
+        f"DeviceError the directory for temporary files, {place}, cannot be used ({reason}); "
+        "set TMPDIR to a directory that can be written and has 4 MiB of room\n"
+    )
+
+
 def test_cxx_is_split_as_a_shell_splits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = script(tmp_path / "my launcher", 'touch "$(dirname "$0")/used"; exec "$@"')
     monkeypatch.setenv("CXX", f"'{launcher}' g++ -DSOMETHING='a b'")
@@ -56,7 +127,7 @@ def test_cxx_is_split_as_a_shell_splits_it(tmp_path: Path, monkeypatch: pytest.M
         "#define STRING(text) STRING_OF(text)\n#define STRING_OF(text) #text\n"
         'static_assert(sizeof(STRING(SOMETHING)) == sizeof("a b"), "the option arrives in one piece");'
     )
-    find_compiler().run(["-c", str(text), "-o", str(made)], "a text")
+    find_compiler().run(["-c", str(text)], made, "a text")
     assert made.is_file()
     assert (tmp_path / "used").exists()
 

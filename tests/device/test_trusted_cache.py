@@ -158,6 +158,46 @@ def test_an_entry_that_others_control_is_made_again(case: str, place: Path) -> N
     assert cache.find("entry") == MADE
 
 
+def test_a_directory_in_the_place_of_an_entry_costs_that_entry_alone(place: Path) -> None:
+    entry = plant(place)
+    (place / "other").write_bytes(entry.read_bytes())
+    entry.unlink()
+    entry.mkdir()
+    (entry / "of somebody").touch()
+    cache = DiskCache("emulated")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert cache.data("entry", make) == MADE
+        assert cache.file("entry", make).read_bytes() == MADE
+        assert cache.data("third", make) == MADE
+    (said,) = {str(one.message) for one in caught}  # neither that the cache cannot be used, nor that it cannot be written
+    assert said == (
+        f"an entry of the kernel cache {place} is not used (entry is not a regular file), and is compiled again; "
+        "remove it if this warning returns"
+    )
+    assert (entry / "of somebody").exists()
+    assert (cache.find("other"), cache.find("third")) == (PLANTED, MADE)
+    assert sorted(p.name for p in place.iterdir()) == ["entry", "other", "third"]
+
+
+def test_a_user_without_a_home_has_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with the number of no user: no relative path, and no error of what looks for a home."""
+
+    def no_home(name: str) -> Path:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.delenv("ATTNGEN_CACHE_DIR")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for found in (no_home, lambda name: Path("~/.cache") / name):  # what versions of platformdirs do
+        monkeypatch.setattr("platformdirs.user_cache_path", found)
+        disk_cache._of_user.cache_clear()
+        try:
+            assert cache_directory("cuda") == tmp_path / f"attngen-{os.geteuid()}" / "cuda"
+            assert DiskCache("cuda").file("entry", make).parent == cache_directory("cuda")
+        finally:
+            disk_cache._of_user.cache_clear()
+
+
 def test_a_directory_of_root_may_be_read_by_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = plant(place)
     monkeypatch.setattr(trusted_files, "ROOT", os.geteuid())

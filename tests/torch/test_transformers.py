@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -123,38 +124,82 @@ def test_tokens_of_a_compiled_static_cache() -> None:
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [3, 4], list(range(3, 25)), [50]]
 
 
+TAKES_FLASH = hasattr(transformers.ContinuousBatchingConfig(), "auto_switch_to_flash")  # later versions
+
+
+def of_copies(module: Any, query: Any, key: Any, value: Any, mask: Any, **named: Any) -> Any:
+    """A layer of later versions, whose code updates the cache: attention gets copies of all keys, and what is of its layer."""
+    group, _ = named["cache"].layer_index_to_group_indices[module.layer_idx]
+    kind = "full_attention" if named["cache"].sliding_windows[module.layer_idx] == 1 else "sliding_attention"
+    begins, most = (
+        n[kind] if isinstance(n, Mapping) else n for n in (named.pop("cu_seq_lens_k"), named.pop("max_seqlen_k"))
+    )
+    assert group < len(named["read_index"])
+    key, value = named["cache"].update(key, value, module.layer_idx, named.pop("read_index"), named.pop("write_index"))
+    key, value = (one.transpose(0, 1)[None] if one.dim() == 3 else one for one in (key, value))
+    named |= {"cu_seq_lens_k": begins, "max_length_k": most, "max_length_q": named.pop("max_seqlen_q")}
+    window = getattr(module, "sliding_window", None)
+    return attngen.transformers.attention(module, query, key, value, mask, **named | {"sliding_window": window})
+
+
 @pytest.mark.parametrize("name", ["Gemma 2", "gpt-oss"])
-def test_continuous_batching(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["copies"] if TAKES_FLASH else ["pages", "copies"])
+def test_continuous_batching(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in pieces beside sequences that grow: tokens are eager's for each prompt alone. Layers without a window read
-    pages in place."""
+    pages in place, in versions that let them."""
     calls = []
 
     def attend(*arguments: Any, **named: Any) -> Any:
         calls.append((named["window_size"], "block_table" in named))
-        return flash_attn_varlen_func(*arguments, **named, mode="naive")
+        return flash_attn_varlen_func(*arguments, **named | {"mode": "naive"})
 
     monkeypatch.setattr(attngen.transformers, "flash_attn_varlen_func", attend)
     memory = "transformers.generation.continuous_batching.cache.get_device_and_memory_breakdown"
-    monkeypatch.setattr(memory, lambda: (torch.device("cpu"), 2**30, 0, 0))
+    monkeypatch.setattr(memory, lambda *_: (torch.device("cpu"), 2**30, 0, 0))
     eager = model(name, "eager").eval()
     right = []
     for prompt in PROMPTS:
         tokens = torch.tensor([prompt])
         found = eager.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=5, do_sample=False)
         right.append(found[0, len(prompt) :].tolist())
-    done = (
-        model(name, "paged|attngen")
-        .eval()
-        .generate_batch(
-            PROMPTS,
-            generation_config=transformers.GenerationConfig(max_new_tokens=5, do_sample=False, eos_token_id=2),
-            continuous_batching_config=transformers.ContinuousBatchingConfig(block_size=4, num_blocks=40, max_batch_tokens=16),
-        )
+    transformers.AttentionInterface.register("paged|attngen_copies", of_copies)
+    if way == "pages" or not TAKES_FLASH:
+        batched = model(name, "paged|attngen" if way == "pages" else "paged|attngen_copies").eval()
+    else:
+        batched = model(name, "attngen").eval()
+        batched.config._attn_implementation = "attngen_flash"
+    done = batched.generate_batch(
+        PROMPTS,
+        generation_config=transformers.GenerationConfig(max_new_tokens=5, do_sample=False, eos_token_id=2),
+        continuous_batching_config=transformers.ContinuousBatchingConfig(block_size=4, num_blocks=40, max_batch_tokens=16),
     )
     in_order = sorted(done, key=lambda request: int(request.rpartition("_")[2]))
     assert [done[request].generated_tokens for request in in_order] == right
-    assert ((-1, -1), True) in calls
-    assert ((4, 0), False) in calls
+    assert ((-1, -1), way == "pages") in calls
+    assert ((4, 0 if way == "pages" else 4), False) in calls
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 3])
+def test_packed_sequences_with_other_numbers_of_keys(causal: bool, window: int | None) -> None:
+    """As continuous batching calls attention by a name with "flash" in it. The third case has as many rows as keys in all."""
+    for rows, keys in (([3, 1, 2], [5, 1, 7]), ([4], [9]), ([1, 4], [4, 1])):
+        q, k, v = torch.randn(1, 4, sum(rows), 8), *torch.randn(2, 1, 2, sum(keys), 8)
+        begins = (torch.tensor([0, *lengths]).cumsum(0) for lengths in (rows, keys))
+        named = dict(zip(("cu_seq_lens_q", "cu_seq_lens_k"), begins, strict=True))
+        longest = {"max_length_q": max(rows), "max_length_k": max(keys)} if len(rows) > 1 else {}
+        how = {"is_causal": causal, "sliding_window": window, **named, **longest, **NAIVE}
+        found = attngen.transformers.attention(torch.nn.Module(), q, k, v, None, **how)[0]
+        for i, (n, m) in enumerate(zip(rows, keys, strict=True)):
+            (first, start), distance = (begin[i] for begin in named.values()), torch.arange(n)[:, None] + m - n - torch.arange(m)
+            pairs = (distance >= 0) | (not causal)
+            pairs &= torch.tensor(True) if window is None else distance.abs() < window
+            part = q[:, :, first : first + n], k[:, :, start : start + m], v[:, :, start : start + m]
+            right = torch.nn.functional.scaled_dot_product_attention(*part, pairs, enable_gqa=True).transpose(1, 2)
+            right = right.nan_to_num(0.0)
+            torch.testing.assert_close(found[:, first : first + n], right)
+    with pytest.raises(ArgumentError, match="given for 2 rows of queries"):
+        attngen.transformers.attention(torch.nn.Module(), *(t.expand(2, -1, -1, -1) for t in (q, k, v)), None, **how)
 
 
 def test_pages_need_a_cache() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from attngen.cache.disk_cache import DiskCache, digest
 from attngen.device.protocol import CompilationError, DeviceError
+from attngen.device.temporary import temporary_files
 from attngen.emit.program import Program
 
 CACHE = DiskCache("cuda")
@@ -139,11 +140,11 @@ def parse_resources(log: str) -> tuple[Resources, ...]:
 
 
 def disassemble(cubin: bytes, *options: str) -> str:
-    """SASS of a cubin; `options` are nvdisasm's. Raises DeviceError if nvdisasm is missing."""
+    """SASS of a cubin; `options` are nvdisasm's. Raises DeviceError without nvdisasm, or without room for a temporary file."""
     tool = find_nvdisasm()
     if tool is None:
         raise DeviceError(f"nvdisasm was not found; {SASS_CURE}")
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+    with temporary_files(), tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         done = subprocess.run([str(tool), "-c", *options, file.name], capture_output=True, text=True, check=False)

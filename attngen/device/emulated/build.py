@@ -18,6 +18,7 @@ from pathlib import Path
 from attngen.cache.disk_cache import DiskCache, digest
 from attngen.device.emulated.host_compiler import HostCompiler, find_compiler
 from attngen.device.emulated.translate import COUNTED, RUNTIME, meanings
+from attngen.device.temporary import temporary_files
 
 COMMON = ("-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing")
 # Lines and inlined calls, for findings; types of variables would take most of the compile time.
@@ -48,7 +49,8 @@ def build_library(text: str, name: str, checked: bool, debug: bool = False) -> P
     flags = (*KERNEL, *(watched if checked else FAST), *(DEBUG if debug else ()))
     debugged = RUNTIME_DEBUG if debug else ()
     key = digest(text, *flags, *debugged, runtime_digest(), compiler.identity)
-    return CACHE.file(f"{name}-{key}.so", lambda: _link(compiler, text, name, flags, (*RUNTIME_FLAGS, *debugged)))
+    with temporary_files():
+        return CACHE.file(f"{name}-{key}.so", lambda: _link(compiler, text, name, flags, (*RUNTIME_FLAGS, *debugged)))
 
 
 def _link(compiler: HostCompiler, text: str, name: str, flags: tuple[str, ...], runtime_flags: tuple[str, ...]) -> bytes:
@@ -57,8 +59,8 @@ def _link(compiler: HostCompiler, text: str, name: str, flags: tuple[str, ...], 
         kernel.write_text(text)
         runtime = [pool.submit(_runtime_object, compiler, unit, runtime_flags, Path(work)) for unit in range(UNITS)]
         includes = [f"-I{RUNTIME}", f"-I{meanings()[0].parent}"]
-        compiler.run([*flags, *includes, "-c", str(kernel), "-o", str(compiled)], name)
-        compiler.link(["-shared", str(compiled), *(str(r.result()) for r in runtime), "-o", str(library)], name)
+        compiler.run([*flags, *includes, "-c", str(kernel)], compiled, name)
+        compiler.link(["-shared", str(compiled), *(str(r.result()) for r in runtime)], library, name)
         return library.read_bytes()
 
 
@@ -78,7 +80,7 @@ def _compile_runtime(compiler: HostCompiler, unit: int, flags: tuple[str, ...]) 
     with tempfile.TemporaryDirectory() as work:
         whole, compiled = Path(work) / "runtime.cpp", Path(work) / "runtime.o"
         whole.write_text("".join(f'#include "{file.name}"\n' for file in files))
-        compiler.run([*flags, f"-I{RUNTIME}", "-c", str(whole), "-o", str(compiled)], "the emulated device")
+        compiler.run([*flags, f"-I{RUNTIME}", "-c", str(whole)], compiled, "the emulated device")
         return compiled.read_bytes()
 
 

@@ -37,6 +37,17 @@ TRACE, WAITERS = 16, 8  # of runtime/state.hpp
 TRACED = 2  # mode of emulator_launch; 0 is fast, 1 checked
 
 
+def _load(library: Path) -> ctypes.CDLL:
+    """A library of a kernel. Raises DeviceError for one that this machine does not load."""
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise DeviceError(
+            f"the compiled kernel cannot be loaded ({error}): its directory must allow programs to be executed, which "
+            "ATTNGEN_CACHE_DIR changes, and CXX must compile for this machine"
+        ) from None
+
+
 class _Waiter(ctypes.Structure):
     """`Waiter` of runtime/state.hpp."""
 
@@ -121,7 +132,7 @@ class EmulatedKernel:
 
     def _launch(self, launches: tuple[Launch, ...], memory: tuple[Memory, ...]) -> None:
         if self._loaded is None:
-            self._loaded = ctypes.CDLL(str(self.library))
+            self._loaded = _load(self.library)
             # frees some megabytes of stacks and tables with the last kernel that uses the library
             weakref.finalize(self, _ctypes.dlclose, self._loaded._handle).atexit = False
         for counter in (m for m in memory if m.counter):

@@ -16,8 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from attngen.device.protocol import CompilationError, DeviceError
+from attngen.device.temporary import check_room
 
 CURE = "install g++ (Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or pip install ziglang"
+CHANGE = "set CXX to a C++ compiler, or unset it to use g++ or clang++"
 CANDIDATES = ("g++", "clang++")
 LINKERS = ("gold", "lld")  # take a fraction of the time of the usual one, most of which is for the C++ library's symbols
 
@@ -72,20 +74,26 @@ class HostCompiler:
     def __str__(self) -> str:
         return f"{self.version} ({shlex.join(self.command)})"
 
-    def run(self, arguments: Sequence[str], what: str) -> None:
-        """Compiles or links `what`. Raises CompilationError with the compiler's messages."""
-        command = [*self.command, *self.family.common, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    def run(self, arguments: Sequence[str], made: Path, what: str) -> None:
+        """Compiles or links `what` to the file `made`. Raises CompilationError with the compiler's messages, and DeviceError
+        for a compiler that cannot be run or makes no file, or if there is no room for temporary files."""
+        command = [*self.command, *self.family.common, *arguments, "-o", str(made)]
+        done = _answer(command)
         if done.returncode:
+            check_room(made.parent)
             raise CompilationError(f"the host compiler could not compile {what}", done.stderr)
+        if not made.is_file():
+            raise DeviceError(
+                f"the C++ compiler {shlex.join(self.command)!r} reports success, but makes no file of {what}; {CHANGE}"
+            )
 
-    def link(self, arguments: Sequence[str], what: str) -> None:
+    def link(self, arguments: Sequence[str], made: Path, what: str) -> None:
         """Links `what` by the fastest linker, or by the compiler's own if that one cannot: it may not find the C++ library of
-        a compiler that was moved. Raises CompilationError."""
+        a compiler that was moved. Raises what `run` raises."""
         if self.linker:
             with suppress(CompilationError):
-                return self.run([*self.linker, *arguments], what)
-        self.run(arguments, what)
+                return self.run([*self.linker, *arguments], made, what)
+        self.run(arguments, made, what)
 
 
 def find_compiler() -> HostCompiler:
@@ -114,18 +122,22 @@ def _named(cxx: str) -> HostCompiler:
         raise DeviceError(f"CXX is {cxx!r}, which is not a command: {str(error).lower()}") from None
     if not command or shutil.which(command[0]) is None:
         program = command[0] if command else ""
-        cure = "set CXX to a C++ compiler, or unset it to use g++ or clang++"
-        raise DeviceError(f"CXX is {cxx!r}, but there is no program {program!r}; {cure}")
+        raise DeviceError(f"CXX is {cxx!r}, but there is no program {program!r}; {CHANGE}")
     return HostCompiler(command, _version(command))
 
 
 def _version(command: tuple[str, ...]) -> str:
-    try:
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    except OSError as error:
-        raise DeviceError(f"the C++ compiler {shlex.join(command)!r} cannot be run: {error.strerror}") from None
+    done = _answer([*command, "--version"])
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        said = (done.stderr or "it prints no version").strip().splitlines()[0]
+        said = (done.stderr.strip() or "it prints no version").splitlines()[0]
         raise DeviceError(f"the C++ compiler {shlex.join(command)!r} does not answer --version: {said}")
     return lines[0]
+
+
+def _answer(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """What a compiler prints, in any encoding. Raises DeviceError if it cannot be run."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise DeviceError(f"the C++ compiler {command[0]!r} cannot be run: {error.strerror}; {CHANGE}") from None
