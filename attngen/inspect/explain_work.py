@@ -86,7 +86,7 @@ def explain_changes(call: Call) -> str:
         return ""
     calls = (replace(call, params={}), call)
     before, after = (one.work() for one in calls)
-    said = ", ".join(f"{name} = {value} ({usual[name]} by default)" for name, value in changed.items())
+    said = ", ".join(f"{name} = {value} ({_instead_of(call.spec, name, usual[name])})" for name, value in changed.items())
     were, are = ({} if kinds is None else count_kinds(kinds) for kinds in (one.tiles() for one in calls))
     rows = [(f"{kind} tiles", were[kind], n) for kind, n in reversed(are.items())]
     read = {"computed": "computed"} if call.plan.wanted else {"bytes read": "read"}
@@ -97,6 +97,12 @@ def explain_changes(call: Call) -> str:
     times = [roofline(call.spec, call.plan, cost).microseconds for cost in (before, after)]
     lines += [f"  {'at least':<14} {_time(times[0])} -> {_time(times[1])}"]
     return "\n".join(lines) + "\n"
+
+
+def _instead_of(spec: AttentionSpec, name: str, usual: float) -> str:
+    """What the value of a param is compared with: its default, or the number that stands in for a default."""
+    has_default = any(p.name == name and p.default is not None for p in spec.params)
+    return f"{usual} by default" if has_default else f"no default; compared with {usual}"
 
 
 def _change(was: int, now: int) -> str:

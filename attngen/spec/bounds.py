@@ -6,10 +6,10 @@ and printed as CUDA by the emitter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from attngen.spec.expr import Apply, Const, Expr, ExpressionError, Gather, Name, Type, constant, walk
-from attngen.spec.operator import EVERY_VALUE, TABLE, Interval
+from attngen.spec.operator import EVERY_VALUE, TABLE, Interval, add, maximum, minimum, sub
 
 OfName = Callable[[Name], Interval]
 OfGather = Callable[[Gather, tuple[Interval, ...]], Interval]
@@ -42,7 +42,8 @@ def intervals(
 def ranges(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Range]) -> dict[Expr, Range]:
     """The range of every integer or float node of `expr`, given the ranges of names and of the elements of inputs.
 
-    Other names and inputs may have any value of their type. Raises ExpressionError if an integer might not fit 64 bits.
+    Other names and inputs may have any value of their type. A branch of `where` is bounded under its condition: where(n < 8, n,
+    0) is less than 8. Raises ExpressionError if an integer might not fit 64 bits.
     """
     found: dict[Expr, Interval] = {}
     range_of(expr, names, elements, found)
@@ -56,10 +57,67 @@ def range_of(expr: Expr, names: Mapping[str, Range], elements: Mapping[str, Rang
         return EVERY_VALUE[type] if range is None else Interval(constant(range[0]), constant(range[1]))
 
     try:
-        intervals(expr, lambda n: known(names.get(n.name), n.type), lambda g, _: known(elements.get(g.input), g.type), memo)
+        for node in walk(expr, known=memo):
+            match node:
+                case Const():
+                    memo[node] = Interval(node, node)
+                case Name():
+                    memo[node] = known(names.get(node.name), node.type)
+                case Gather():
+                    memo[node] = known(elements.get(node.input), node.type)
+                case Apply():
+                    memo[node] = _of_operator(node, memo)
     except ExpressionError as error:  # of a constant that does not fit 64 bits
         raise ExpressionError("an integer in this expression might not fit 64 bits", error.help) from error
     return _values(memo[expr])
+
+
+MAX_BRANCH = 400  # nodes of a branch that is bounded once more under its condition
+
+
+def _of_operator(node: Apply, known: Mapping[Expr, Interval]) -> Interval:
+    """The constant interval of `node`, given those of its operands."""
+    operands = [known[a] for a in node.args]
+    if node.op == "where" and node.size <= MAX_BRANCH:
+        condition, *branches = node.args
+        operands[1:] = [_under(condition, is_true, b, known) for is_true, b in zip((True, False), branches, strict=True)]
+    return TABLE[node.op].bounds(*operands)
+
+
+def _under(condition: Expr, is_true: bool, branch: Expr, known: Mapping[Expr, Interval]) -> Interval:
+    """The constant interval of `branch` if `condition` is true, or if it is false."""
+    found = dict(_implied(condition, is_true, known))
+    if not found:
+        return known[branch]
+    for node in walk(branch, known=found):
+        if isinstance(node, Apply) and any(a in found for a in node.args):
+            found[node] = _of_operator(node, {**{a: known[a] for a in node.args}, **found})
+    return found.get(branch, known[branch])
+
+
+def _implied(condition: Expr, is_true: bool, known: Mapping[Expr, Interval]) -> Iterator[tuple[Expr, Interval]]:
+    """Operands of the comparisons in `condition` with the intervals that its truth leaves them."""
+    if not isinstance(condition, Apply):
+        return
+    if condition.op == "not":
+        yield from _implied(condition.args[0], not is_true, known)
+    elif condition.op == ("and" if is_true else "or"):
+        for part in condition.args:
+            yield from _implied(part, is_true, known)
+    elif condition.op in NEGATED and condition.args[0].type is Type.INT:
+        op = condition.op if is_true else NEGATED[condition.op]
+        if op in ("gt", "ge"):
+            least, most, strictly = *reversed(condition.args), op == "gt"
+        else:
+            least, most, strictly = *condition.args, op == "lt"
+        gap = constant(int(strictly))
+        below = Interval(known[least].lo, minimum(known[least].hi, sub(known[most].hi, gap)))
+        above = Interval(maximum(known[most].lo, add(known[least].lo, gap)), known[most].hi)
+        if _values(below)[0] <= _values(below)[1] and _values(above)[0] <= _values(above)[1]:  # else it is never true
+            yield from ((least, below), (most, above))
+
+
+NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 
 
 def _values(interval: Interval) -> Range:

@@ -6,9 +6,12 @@ are NaN: `is_number` is false of both.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import reduce
+from itertools import product as product_of
 
-from attngen.spec.expr import Apply, Const, Expr, Type, constant
+from attngen.spec.expr import MAX_FLOAT, Apply, Const, Expr, Type, constant
 from attngen.spec.operator import (
     BOOL,
     EVERY_VALUE,
@@ -39,9 +42,61 @@ from attngen.spec.operator import (
 
 
 def unbounded(type: Type) -> Bounds:
-    """No bound. Used for float arithmetic: rounding, infinities and NaN would need care that no mask has needed yet, and a
-    bound that is too wide costs only speed."""
+    """No bound: one that is too wide costs only speed, or a clamp."""
     return lambda *_: EVERY_VALUE[type]
+
+
+ROUNDING = 1e-5  # relative: many times the error of an operator of fp32 on any device
+WHOLE_FLOATS = 2.0**24  # up to this magnitude, fp32 has every integer
+
+
+def _outward(lo: float, hi: float) -> Interval:
+    """An interval of floats, wider by their rounding; every value if that exceeds fp32."""
+    lo, hi = lo - abs(lo) * ROUNDING, hi + abs(hi) * ROUNDING
+    return Interval(constant(lo), constant(hi)) if -MAX_FLOAT < lo <= hi < MAX_FLOAT else EVERY_VALUE[FLOAT]
+
+
+def _finite(operands: tuple[Interval, ...]) -> list[tuple[float, float]] | None:
+    """The ends of intervals of floats if all are finite constants, so that no value is NaN or infinite."""
+    ends = [(i.lo.value, i.hi.value) for i in operands if isinstance(i.lo, Const) and isinstance(i.hi, Const)]
+    return ends if len(ends) == len(operands) and all(math.isfinite(v) for pair in ends for v in pair) else None
+
+
+def of_ends(rule: Callable[..., float], defined: Callable[..., bool] = lambda *ends: True, exact: bool = False) -> Bounds:
+    """The bound of a float operator that is monotonic in each operand: the least and the greatest of its values at the ends,
+    which are constants for which the operator is `defined`; wider by its rounding, unless it is `exact`. Ends that are not
+    constant have no bound: CUDA's functions need not be monotonic in the last bit."""
+
+    def bounds(*operands: Interval) -> Interval:
+        ends = _finite(operands)
+        if ends is None or not defined(*ends):
+            return EVERY_VALUE[FLOAT]
+        try:
+            values = [rule(*corner) for corner in product_of(*ends)]
+        except (OverflowError, ValueError, ZeroDivisionError):
+            return EVERY_VALUE[FLOAT]
+        lo, hi = float(min(values)), float(max(values))
+        return Interval(constant(lo), constant(hi)) if exact else _outward(lo, hi)
+
+    return bounds
+
+
+def above(least: float) -> Callable[..., bool]:
+    """Whether a first operand is greater than `least` throughout."""
+    return lambda *ends: bool(ends[0][0] > least)
+
+
+def truncated(a: Interval) -> Interval:
+    """The bound of the conversion to an integer of 32 bits, which of NaN is 0."""
+    if a.lo.type is not FLOAT:
+        return increasing("int")(a)
+    ends = [end.value for end in a if isinstance(end, Const)]
+    if len(ends) < 2 or any(end != end for end in ends):
+        return Interval(constant(-(2**31)), constant(2**31 - 1))
+    lo, hi = (
+        end if abs(end) <= WHOLE_FLOATS else end + sign * abs(end) * ROUNDING for end, sign in zip(ends, (-1, 1), strict=True)
+    )
+    return Interval(apply("int", constant(float(lo))), apply("int", constant(float(hi))))
 
 
 def is_number(a: Interval) -> Expr:
@@ -58,9 +113,9 @@ def of_numbers(bound: Interval, *operands: Interval) -> Interval:
     return Interval(where(known, bound.lo, every.lo), where(known, bound.hi, every.hi))
 
 
-def exact_integers(rule: Bounds) -> Bounds:
-    """`rule` for integers; no bound for floats."""
-    return lambda *args: rule(*args) if args[0].lo.type is INT else EVERY_VALUE[FLOAT]
+def by_type(of_integers: Bounds, of_floats: Bounds) -> Bounds:
+    """Integers are exact, floats are rounded."""
+    return lambda *args: (of_integers if args[0].lo.type is INT else of_floats)(*args)
 
 
 def increasing(op: str) -> Bounds:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NoReturn
 
-from attngen.diagnostics import ArgumentError, Diagnostic
+from attngen.diagnostics import ArgumentError, Diagnostic, counted
 from attngen.spec import mistakes
 from attngen.spec.attention import INDICES, SIZES, AttentionSpec, S
 from attngen.spec.bounds import Range, intervals, ranges
@@ -34,9 +34,12 @@ from attngen.spec.expr import (
     walk,
 )
 from attngen.spec.operator import EVERY_VALUE, ONE, PYTHON, TABLE, ZERO, Interval, both, either, less, less_equal, sub
+from attngen.spec.print_attn import SPELLED, expression_to_text
 from attngen.spec.ranges import element_ranges, name_ranges
 
 DIVISIONS = ("floordiv", "mod")
+MAX_PART = 60  # characters of an expression that a message shows
+INT32 = (-(2**31), 2**31 - 1)
 
 
 class ObligationError(ArgumentError):
@@ -67,7 +70,9 @@ def static_mistakes(spec: AttentionSpec, keyword: str, expr: Expr) -> Iterator[D
             low, high = known[divisor]
             if low <= 0 <= high and _from_data(divisor):
                 infix = TABLE[node.op].infix
-                yield mistakes.DivisionByZero(statement=keyword, symbol=infix.symbol if infix else node.op)
+                yield mistakes.DivisionByZero(
+                    statement=keyword, symbol=infix.symbol if infix else node.op, why=_why_unknown(divisor, known)
+                )
 
 
 def _static_indices(spec: AttentionSpec, keyword: str, node: Gather, known: Mapping[Expr, Range]) -> Iterator[Diagnostic]:
@@ -77,7 +82,15 @@ def _static_indices(spec: AttentionSpec, keyword: str, node: Gather, known: Mapp
         low, high = known[index]
         last = str(dim - 1) if isinstance(dim, int) else f"{dim} - 1"
         if _from_data(index) and (low < 0 or high >= MAX_LENGTH):
-            yield mistakes.IndexFromData(statement=keyword, part=node.input, position=position, name=node.input, last=last)
+            yield mistakes.IndexFromData(
+                statement=keyword,
+                part=node.input,
+                position=position,
+                name=node.input,
+                problem="comes from data" if inputs_in(index) else "may lie outside of the dimension",
+                why=_why_unknown(index, known),
+                cure="write 0" if dim == 1 else f"keep it inside: clamp(..., 0, {last})",
+            )
         elif isinstance(dim, int) and dim > 0 and (low < 0 or high >= dim) and not names_in(index):
             yield mistakes.IndexOutOfRange(
                 statement=keyword,
@@ -85,15 +98,31 @@ def _static_indices(spec: AttentionSpec, keyword: str, node: Gather, known: Mapp
                 position=position,
                 name=node.input,
                 can_be=f"is {low}" if low == high else f"can be {low} to {high}",
-                size=dim,
+                size=counted(dim, "element"),
                 last=dim - 1,
+                cure="write 0" if dim == 1 else f"keep it inside: clamp(..., 0, {dim - 1})",
             )
 
 
 def _from_data(expr: Expr) -> bool:
-    """Whether the value comes from a captured tensor or a float, so that its range is unknown."""
-    from_float = (isinstance(n, Apply) and n.op == "int" and n.args[0].type is Type.FLOAT for n in walk(expr))
-    return bool(inputs_in(expr)) or any(from_float)
+    """Whether the value comes from a captured tensor or a float, so that its range may be unknown."""
+    return bool(inputs_in(expr)) or any(map(_is_rounded, walk(expr)))
+
+
+def _is_rounded(node: Expr) -> bool:
+    """Whether a node is a float that becomes an integer."""
+    return isinstance(node, Apply) and node.op == "int" and node.args[0].type is Type.FLOAT
+
+
+def _why_unknown(expr: Expr, known: Mapping[Expr, Range]) -> str:
+    """The part of `expr` with the widest range, an element of a tensor or a float that becomes an integer, in words."""
+    parts = [node for node in walk(expr) if node.type is Type.INT and (isinstance(node, Gather) or _is_rounded(node))]
+    part = max(parts, key=lambda node: known[node][1] - known[node][0])
+    text = expression_to_text(part)
+    shown = f"`{text}`" if len(text) <= MAX_PART else "an integer made of a float"
+    if inputs_in(part) or known[part] == INT32:
+        return f"the range of {shown} is unknown"
+    return f"{shown} can be {known[part][0]} to {known[part][1]}"
 
 
 def check_obligations(spec: AttentionSpec, sizes: Mapping[str, int], params: Mapping[str, int | float]) -> None:
@@ -278,7 +307,16 @@ def _check_indices(
                 name=node.input,
                 can_be=f"is {low}" if low == high else f"can be {low} to {high}",
                 of_dim="" if isinstance(dim, int) else f" ({dim})",
-                count=count,
-                keep_inside=f"keep it inside: clamp(..., 0, {count - 1}), or " if count else "",
+                count=counted(count, "element"),
+                cure=_cure(index, position, count),
             )
             _refuse(spec, outside)
+
+
+def _cure(index: Expr, position: int, count: int) -> str:
+    """What keeps `index` inside a dimension of `count` elements."""
+    if count == 1 and isinstance(index, Name) and index.name in EXTENTS:
+        size = SPELLED.get(EXTENTS[index.name], EXTENTS[index.name])
+        return f"write 0 as index {position}, or declare the dimension as {size}: a tensor of size 1 is broadcast over it"
+    inside = "write 0, or " if count == 1 else f"keep it inside: clamp(..., 0, {count - 1}), or " if count else ""
+    return f"{inside}give a larger tensor"

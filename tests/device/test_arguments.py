@@ -160,6 +160,19 @@ def test_an_index_beyond_a_captured_tensor_is_refused_before_anything_runs() -> 
         kernel(q, q, q, bias=np.zeros(0, np.float32))
 
 
+def test_a_tensor_of_one_head_that_all_heads_read_is_to_be_declared_so() -> None:
+    """Its index is 0, or its dimension is named, so that size 1 is broadcast: a clamp of `h` to 0 says neither."""
+    masks = {"ones": (1, "m[b, h, q, k]"), "own": ("n", "m[b, h, q, k]"), "last": (1, "m[b, h + 1 - q_heads, q, k]")}
+    for name, (dim, mask) in masks.items():
+        spec = attngen.define(head_dim=16, mask=mask, inputs={"m": ("bool", ("batch", dim, "q_len", "kv_len"))})
+        q = randn(1, 2, 8, 16)
+        with pytest.raises(ObligationError, match=r"the dimension( \(n\))? has 1 element;") as caught:
+            attngen.compile(spec, device="emulated")(q, q, q, m=np.ones((1, 1, 8, 8), bool))
+        assert "clamp" not in str(caught.value)
+        declare = "write 0 as index 1, or declare the dimension as heads: a tensor of size 1 is broadcast over it"
+        assert (declare in str(caught.value)) == (name != "last")
+
+
 def test_a_param_that_may_divide_by_zero_is_refused() -> None:
     mask = "(q - k) % n == 0 or q // n == k // m or kv_len // m == 1"
     kernel = attngen.compile(attngen.define(head_dim=16, mask=mask, params={"n": "int", "m": "int"}), device="emulated")

@@ -260,6 +260,14 @@ def test_explain_says_what_a_param_changes() -> None:
     assert "what size" not in explained("mistral_window", "--q-len", "512", "--param", "size=4096")
 
 
+def test_a_param_without_default_is_compared_with_what_stands_in_for_it(tmp_path: Path) -> None:
+    spec = tmp_path / "windowed.attn"
+    spec.write_text("attention windowed { dtype fp16 head_dim 64 param n: int mask causal and window(n) }")
+    text = explained(str(spec), "--q-len", "512", "--param", "n=128")
+    assert "what n = 128 (no default; compared with 1) changes" in text
+    assert "by default" not in text
+
+
 @pytest.mark.parametrize(("given", "words"), [("sise=3", "did you mean `size`?"), ("size=1.5", "expected an int")])
 def test_explain_refuses_params_that_are_none(given: str, words: str) -> None:
     result = cli("explain", "mistral_window", "--param", given)

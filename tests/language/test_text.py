@@ -9,6 +9,7 @@ from attngen.emit.emitter import emit
 from attngen.language import load_text, to_text
 from attngen.plan.arch import ARCHES
 from attngen.schedules import choose
+from attngen.spec.obligations import check_obligations
 
 HEAD = "dtype fp16 head_dim 64"
 
@@ -60,3 +61,19 @@ def test_a_refused_name_is_one_mistake(name: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         load_text(f"attention a {{ {HEAD} input {name}: fp32[heads] score s + {name}[h] }}")
     assert [d.code for d in caught.value.diagnostics] == ["E112"]
+
+
+@pytest.mark.parametrize(
+    "far",
+    [
+        "min(8 + int(log(n / 8.0) / log(16.0) * 8.0), 15)",  # as T5's authors wrote it
+        "8 + clamp(int(log(n / 8.0) / log(16.0) * 8.0), 0, 7)",
+        "int(clamp(8.0 + log(n / 8.0) / log(16.0) * 8.0, 8.0, 15.0))",
+        "8 + int(min(log(max(n, 8) / 8.0) / log(16.0), 0.99) * 8.0)",
+    ],
+)
+def test_the_index_of_a_logarithm_is_inside_if_a_clamp_says_so(far: str) -> None:
+    declared = f"{HEAD} input table: fp32[heads, 16] def n = abs(k - q)"
+    (spec,) = load_text(f"attention a {{ {declared} score s + table[h, where(n < 8, n, {far})] }}")
+    sizes = {"batch": 1, "q_heads": 2, "kv_heads": 2, "q_len": 3000, "kv_len": 5000}
+    check_obligations(spec, sizes, {})

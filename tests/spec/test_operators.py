@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attngen.spec.bounds import ranges
 from attngen.spec.derivative import derivatives
 from attngen.spec.evaluate import evaluate
-from attngen.spec.expr import Apply, ExpressionError, Type, constant, name, walk
+from attngen.spec.expr import Apply, Const, ExpressionError, Type, constant, name, walk
 from attngen.spec.operator import TABLE, apply
 from attngen.spec.operators import ROWS
 from attngen.spec.torch_namespace import TorchNamespace
@@ -127,6 +127,65 @@ def test_bounds_hold_every_value(expr, data) -> None:
     values = np.asarray(evaluate(expr, arrays, lambda _, at: doc[np.asarray(at[0]) + 40], np))
     assert found[0] <= values.min()
     assert values.max() <= found[1]
+
+
+MONOTONIC = ("add", "sub", "mul", "div", "exp", "exp2", "log", "log2", "log1p", "sqrt", "rsqrt", "floor", "ceil", "min", "max")
+
+
+def of_whole_numbers(operands):
+    """Floats made of `operands` by an operator with a bound."""
+    unary = st.builds(apply, st.sampled_from([op for op in MONOTONIC if arity(op) == 1]), operands)
+    return unary | st.builds(apply, st.sampled_from([op for op in MONOTONIC if arity(op) == 2]), operands, operands)
+
+
+leaves = st.sampled_from([apply("float", name(n, Type.INT)) for n in "qk"]) | st.sampled_from([0.0, 0.5, 3.0, 16.0, -2.0]).map(
+    constant
+)
+
+
+@given(st.recursive(leaves, of_whole_numbers, max_leaves=6), st.integers(-3, 40), st.integers(0, 30))
+@np.errstate(all="ignore")
+def test_bounds_hold_what_fp32_makes_of_whole_numbers(expr, least: int, width: int) -> None:
+    """Also the integers made of these floats, some of which are infinite."""
+    torch = pytest.importorskip("torch")
+    namespace = TorchNamespace(torch.float32, torch.device("cpu"))
+    whole = apply("int", expr)
+    assume(not isinstance(whole, Const))
+    found = ranges(whole, dict.fromkeys("qk", (least, least + width)), {})
+    grid = np.meshgrid(*(np.arange(least, least + width + 1, dtype=np.int32),) * 2, indexing="ij")
+    arrays = {n: torch.from_numpy(a).flatten() for n, a in zip("qk", grid, strict=True)}
+    values = {
+        n: np.broadcast_to(evaluate(n, arrays, lambda *_: None, namespace, namespace.literal), (grid[0].size,))
+        for n in walk(whole)
+    }
+    is_number = ~np.any(
+        [np.isnan(v) for v in values.values()], axis=0
+    )  # torch's min and max of NaN are NaN, a kernel's are not
+    for node in (whole, expr):
+        low, high = found[node]
+        if (low, high) != (-np.inf, np.inf):
+            of_numbers = values[node][is_number]
+            assert np.all(low <= of_numbers), expr
+            assert np.all(of_numbers <= high), expr
+
+
+def test_a_branch_is_bounded_under_its_condition() -> None:
+    """T5's buckets: the logarithm is that of distances from 8 on, and the distances are those below 8."""
+    distance = apply("abs", apply("sub", name("k", Type.INT), name("q", Type.INT)))
+    logarithm = apply("div", apply("log", apply("div", distance, constant(8.0))), constant(2.772588722239781))
+    far = apply("min", apply("add", constant(8), apply("int", apply("mul", logarithm, constant(8.0)))), constant(15))
+    names = dict.fromkeys("qk", (0, 2**29 - 1))
+    for condition, branches in (
+        (apply("lt", distance, constant(8)), (distance, far)),
+        (apply("not", apply("or", apply("ge", distance, constant(8)), apply("ge", X, Y))), (distance, constant(0))),
+        (apply("gt", constant(8), distance), (distance, far)),
+        (apply("ge", distance, constant(8)), (far, distance)),
+    ):
+        bucket = apply("where", condition, *branches)
+        found = ranges(bucket, names, {})
+        assert found[bucket] == (0, 7 if constant(0) in branches else 15)
+        assert found[distance] == (0, 2**29 - 1)  # of other uses
+    assert ranges(apply("where", apply("lt", X, Y), distance, constant(0)), names, {})[distance] == (0, 2**29 - 1)
 
 
 def test_every_row_has_every_column() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,6 +16,10 @@ from transformers.masking_utils import and_masks, causal_mask_function, packed_s
 
 import attngen.transformers  # noqa: E402  # registers "attngen"
 from attngen.device.arrays import ArgumentError  # noqa: E402
+from attngen.language import load_file  # noqa: E402
+from attngen.shipped import find_spec  # noqa: E402
+from attngen.spec.evaluate import evaluate  # noqa: E402
+from attngen.spec.expr import Gather, walk  # noqa: E402
 from attngen.torch import flash_attn_varlen_func  # noqa: E402
 
 pytestmark = pytest.mark.long
@@ -368,3 +373,18 @@ def test_weights_are_refused() -> None:
     q = torch.randn(1, 2, 4, 8)
     with pytest.raises(ArgumentError, match="eager"):
         attngen.transformers.attention(torch.nn.Module(), q, q, q, None, output_attentions=True)
+
+
+def test_the_shipped_buckets_of_t5_are_those_of_transformers() -> None:
+    """The bias of a row of keys, for every distance up to 2^17 and some beyond, both ways."""
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    (spec,) = load_file(find_spec("t5_buckets"))
+    (read,) = (node for node in walk(spec.score) if isinstance(node, Gather))
+    far = torch.cat([torch.arange(2**17), 2 ** torch.arange(17, 29), 2 ** torch.arange(17, 29) - 1])
+    distance = torch.cat([far, -far])  # k - q
+    q = torch.clamp(-distance, min=0)
+    names = {"q": q.numpy(), "k": (q + distance).numpy(), "h": np.zeros(len(q), np.int64)}
+    expected = T5Attention._relative_position_bucket(distance, bidirectional=True, num_buckets=32, max_distance=128)
+    assert spec.input(read.input).dims == (32, "q_heads")  # as relative_attention_bias.weight
+    assert np.array_equal(evaluate(read.args[0], names, lambda *_: None, np), expected.numpy())

@@ -145,34 +145,38 @@ class MightOverflow(Diagnostic):
 class IndexOutOfRange(Diagnostic):
     code: ClassVar[str] = "E214"
     title: ClassVar[str] = "index {position} of `{name}` {can_be}"
-    label: ClassVar[str] = "the dimension has {size} elements, 0 to {last}"
-    help: ClassVar[str] = "keep it inside: clamp(..., 0, {last})"
+    label: ClassVar[str] = "the dimension has {size}, 0 to {last}"
+    help: ClassVar[str] = "{cure}"
 
     position: int
     name: str
     can_be: str
-    size: int
+    size: str
     last: int
+    cure: str
 
 
 class IndexFromData(Diagnostic):
     code: ClassVar[str] = "E215"
-    title: ClassVar[str] = "index {position} of `{name}` comes from data"
-    label: ClassVar[str] = "it may lie outside of the dimension"
-    help: ClassVar[str] = "keep it inside: clamp(..., 0, {last})"
+    title: ClassVar[str] = "index {position} of `{name}` {problem}"
+    label: ClassVar[str] = "{why}"
+    help: ClassVar[str] = "{cure}"
 
     position: int
     name: str
-    last: str
+    problem: str
+    why: str
+    cure: str
 
 
 class DivisionByZero(Diagnostic):
     code: ClassVar[str] = "E216"
     title: ClassVar[str] = "the divisor of `{symbol}` can be zero"
-    label: ClassVar[str] = "its value comes from data"
+    label: ClassVar[str] = "{why}"
     help: ClassVar[str] = "use max(..., 1)"
 
     symbol: str
+    why: str
 
 
 class ChainedComparison(Diagnostic):
@@ -283,16 +287,16 @@ class CallIndexOutOfRange(Diagnostic):
     """A mistake of a call: its sizes or params are wrong, not the spec."""
 
     code: ClassVar[str] = "E227"
-    title: ClassVar[str] = "index {position} of `{name}` {can_be}, but the dimension{of_dim} has {count} elements"
+    title: ClassVar[str] = "index {position} of `{name}` {can_be}, but the dimension{of_dim} has {count}"
     label: ClassVar[str] = "with the sizes and params of this call"
-    help: ClassVar[str] = "{keep_inside}give a larger tensor"
+    help: ClassVar[str] = "{cure}"
 
     position: int
     name: str
     can_be: str
     of_dim: str
-    count: int
-    keep_inside: str
+    count: str
+    cure: str
 
 
 class CallDividesByZero(Diagnostic):
