@@ -290,8 +290,8 @@ def compile(
     "cuda:N", "emulated", "emulated:fast" (without checks), "auto" (cuda if there is a GPU) or a Device. `arch` is the
     architecture to plan for, by default the device's own. `captures` gives arrays by name for inputs, which calls then omit.
     `ahead` names architectures whose cubins are compiled into the cache on disk now, with or without a GPU, so that a serving
-    process finds them there. If the plan depends on the sizes of a call (`attngen explain` names the plans), or the scale on its
-    params, a kernel is compiled by the first call that uses it; otherwise it is compiled now.
+    process finds them there. If the plan depends on the sizes of a call (`attngen explain` names the plans), or the scale on
+    its params, a kernel is compiled by the first call that uses it; otherwise it is compiled now.
 
     `storage` overrides the spec's own. With "packed", q and k, v are [total, heads, size], the rows of all sequences one after
     another, and calls are given `cu_seqlens_q`, `cu_seqlens_k` (int32 [batch + 1]: where each sequence begins and the last one

@@ -73,7 +73,8 @@ def compile_backward(
     plan = choose(spec, arch, schedule, direction="backward", wanted=wanted, deterministic=deterministic)
     tuned = found_for(spec, plan) if device.name.startswith("cuda") else {}
     by_sizes = choice_of(spec, arch, schedule, plan.wanted, deterministic).depends_on_lengths
-    by_scale = has_scale_forms(spec) and names_in(spec.scale).isdisjoint(plan.wanted)  # other forms have other gradients of params
+    # forms of the scale have other gradients of its params
+    by_scale = has_scale_forms(spec) and names_in(spec.scale).isdisjoint(plan.wanted)
     return CompiledBackward(spec, plan, DeferredKernel(device, emit(spec, plan)), device, tuned, by_sizes, by_scale, schedule)
 
 

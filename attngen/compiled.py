@@ -39,7 +39,7 @@ class Compiled:
     by_sizes: bool = field(default=False, repr=False, compare=False)
     by_scale: bool = field(default=False, repr=False, compare=False)
     schedule: str | None = field(default=None, repr=False, compare=False)
-    _others: dict[Any, Self] = field(default_factory=dict, repr=False, compare=False)  # the same for other sizes, or another form of the scale
+    _others: dict[Any, Self] = field(default_factory=dict, repr=False, compare=False)  # the same for other sizes, or scales
 
     @property
     def source(self) -> Program:
@@ -71,7 +71,7 @@ class Compiled:
         return self._others[form]
 
     def _of_form(self, form: ScaleForm) -> Self:
-        spec, plan = with_scale_form(self.spec, form), self.plan
+        spec = with_scale_form(self.spec, form)
         found = self._choose(spec, None)
         kernel = DeferredKernel(self.device, emit(spec, found))
         return replace(self, spec=spec, plan=found, kernel=kernel, by_scale=False, _others={})

@@ -55,7 +55,7 @@ def attention(
     if unknown:
         refuse_renamed(unknown, attention)
     check_dropout(dropout_p)
-    scale = plain_scale(scale)
+    number = plain_scale(scale)
     check_flags(is_causal=is_causal, enable_gqa=enable_gqa)
     torch = sys.modules.get("torch")
     if _tensor_functions and torch is not None and isinstance(query, torch.Tensor):
@@ -84,7 +84,7 @@ def attention(
         arrays[RNG_STATE.name] = state
     if q.location == CPU:
         warn_emulated("attngen.attention on arrays of the CPU", "Pass arrays of a GPU, as CuPy has them.")
-    written, params = written_scale(scale)
+    written, params = written_scale(number)
     spec = standard_spec(q.dtype.name, q.shape[3], v.shape[3], mask_dtype, is_causal, written, float(dropout_p), axes)
     compiled = _standard(spec, mode, "emulated" if q.location == CPU else str(q.location))
     output = compiled.run(arrays, params)["out"]
@@ -172,9 +172,10 @@ def plain_scale(scale: Any, name: str = "scale") -> Scale:
             kind = type(scale).__name__
             raise ArgumentTypeError(f"`{name}` is a {kind}; expected a number. Multiply the query by it, and pass {name}=1.0")
         raise ArgumentTypeError(f"`{name}` is {scale!r}; expected a number")
-    if not abs(scale) <= MAX_FLOAT:
-        raise ArgumentError(f"`{name}` is {scale}; expected a finite number of fp32")
-    return float(scale)
+    number = float(scale)
+    if not abs(number) <= MAX_FLOAT:
+        raise ArgumentError(f"`{name}` is {number}; expected a finite number of fp32")
+    return number
 
 
 def written_scale(scale: Scale) -> tuple[str | None, dict[str, float]]:
@@ -220,8 +221,8 @@ def standard_spec(
     dropout_p: float = 0.0,
     axes: str = ALL_AXES,
 ) -> AttentionSpec:
-    """torch's attention: `mask` is the element type of a dense mask with these `axes`, or None; `scale` as `written_scale` writes
-    it. Raises DiagnosticError, ArgumentTypeError."""
+    """torch's attention: `mask` is the element type of a dense mask with these `axes`, or None; `scale` as `written_scale`
+    writes it. Raises DiagnosticError, ArgumentTypeError."""
     from attngen.language import define
 
     if mask is not None and mask not in MASK_DTYPES:

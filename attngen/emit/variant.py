@@ -340,7 +340,7 @@ def _may_join_exponent(factor: Expr) -> bool:
     """Whether `factor` is positive, and its product with log2(e), and what is divided by it, is far from overflow: a constant,
     or limited by constants, whatever a param is."""
     least, most = _limits(factor)
-    return LEAST_SCALE <= least and most <= MOST_SCALE
+    return least >= LEAST_SCALE and most <= MOST_SCALE
 
 
 def _limits(factor: Expr) -> tuple[float, float]:

@@ -1,10 +1,10 @@
 """The scale of a call: one kernel for all positive ones, and the default as a constant.
 
-A scale that multiplies each score costs an operation for each pair. One that is positive need not: the maximum of a row of Q K^T
-then belongs to the key with the largest score, and the scale joins log2(e) in the factor of exponents. For a scale of params, only
-a call's numbers say whether it is positive. `clamp(scale, LEAST_SCALE, MOST_SCALE)` is positive whatever they are, and is the scale
-if it lies within these limits. Other scales, 0 and negative ones among them, keep the form of the spec. The default,
-1 / sqrt(head_dim), is a constant, also in calls that state it.
+A scale that multiplies each score costs an operation for each pair. One that is positive need not: the maximum of a row of Q
+K^T belongs to the key with the largest score then, and the scale joins log2(e) in the factor of exponents. Whether a scale of
+params is positive, only a call's numbers say. `clamp(scale, LEAST_SCALE, MOST_SCALE)` is positive whatever they are, and
+changes no scale within these limits. Other scales, 0 and negative ones among them, keep the form of the spec. The default, 1
+/ sqrt(head_dim), is a constant, also in calls that state it: nearly all calls have it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ FORMS: tuple[ScaleForm, ...] = ("stated", "positive", "default")
 
 def default_scale(head_dim: int) -> float:
     """1 / sqrt(head_dim) (Vaswani et al. 2017)."""
-    return float(max(head_dim, 1)) ** -0.5
+    scale: float = float(max(head_dim, 1)) ** -0.5
+    return scale
 
 
 def has_scale_forms(spec: AttentionSpec) -> bool:

@@ -1,8 +1,9 @@
 """The floats that a score closes over, as params: a score that differs in them alone needs no other kernel.
 
-They stay constants where these buy something: a bound of the score, as that of a soft-cap, with which kernels need no maximum of
-rows; and in indices, whose limits are known then. A factor of the whole score joins the scale, which costs nothing. A divisor becomes a factor, its reciprocal, as a division
-takes some twenty instructions; except below comparisons and roundings, where the least error may be a whole step.
+They stay constants where these buy something: a bound of the score, as that of a soft-cap, with which kernels need no maximum
+of rows; and in indices, whose limits are known then. A factor of the whole score joins the scale, which costs nothing. A
+divisor becomes a factor, its reciprocal, as a division takes some twenty instructions; except below comparisons and
+roundings, where the least error may be a whole step.
 """
 
 from __future__ import annotations

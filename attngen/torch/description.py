@@ -125,11 +125,12 @@ def spec_text(described: str, dtype: Any, head_dim: int, head_dim_v: int, captur
 
 
 def scale_of(scale: Any, name: str = "scale") -> tuple[str | None, list[float]]:
-    """(the scale as a text states it, the operator's floats). torch.compile may have a symbol for the number, which any question
-    about it would make a constant: the call itself checks it. Raises ArgumentError, as `plain_scale`."""
+    """(the scale as a text states it, the operator's floats). torch.compile may have a symbol for the number, which any
+    question about it would make a constant: the call itself checks it. Raises ArgumentError, as `plain_scale`."""
     if scale is None or isinstance(scale, str):
         return scale, []
-    return SOFTMAX_SCALE, [scale if torch.compiler.is_compiling() else plain_scale(scale, name)]
+    number: Any = scale if torch.compiler.is_compiling() else plain_scale(scale, name)
+    return SOFTMAX_SCALE, [number]
 
 
 def plain_number(number: float | None) -> float | None:

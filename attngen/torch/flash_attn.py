@@ -21,7 +21,17 @@ from attngen.sdpa import check_flags
 from attngen.spec.attention import Storage
 from attngen.spec.cached import of_cache
 from attngen.spec.expr import MAX_LENGTH
-from attngen.torch.description import Description, Mode, check_mode, constant, dtype_name, one_line, plain_number, scale_of, stated_dtype
+from attngen.torch.description import (
+    Description,
+    Mode,
+    check_mode,
+    constant,
+    dtype_name,
+    one_line,
+    plain_number,
+    scale_of,
+    stated_dtype,
+)
 from attngen.torch.dropout import generator_state, share_of
 from attngen.torch.eager import EagerCalls, check_call
 from attngen.torch.layout import check_tensors, follow_autocast, heads_first, needs_padding, padded, padded_heads, results

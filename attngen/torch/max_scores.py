@@ -32,9 +32,7 @@ def max_scores(
     return _operator(*tensors)
 
 
-def _largest(
-    q: Tensor, k: Tensor, text: str, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
-) -> Tensor:
+def _largest(q: Tensor, k: Tensor, text: str, inputs: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]) -> Tensor:
     spec = parsed(text)
     names = (*number_names(spec, Type.INT), *number_names(spec, Type.FLOAT))
     params = dict(zip(names, (*ints, *floats), strict=True))
@@ -61,4 +59,6 @@ def _shape(q: Tensor, *_: Any) -> Tensor:
     return q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-_operator = operator("max_scores(Tensor q, Tensor k, str spec, Tensor[] inputs, SymInt[] ints, float[] floats) -> Tensor", _largest, _shape)
+_operator = operator(
+    "max_scores(Tensor q, Tensor k, str spec, Tensor[] inputs, SymInt[] ints, float[] floats) -> Tensor", _largest, _shape
+)

@@ -130,7 +130,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         # Private, so that captured arrays may be called `scale` or `mode`.
         self._enable_gqa, self._layout, self._copy, self._deterministic = enable_gqa, layout, copy, deterministic
         self._is_causal, self._mode, self._return_lse = is_causal, mode, return_lse
-        self._scale = plain_scale(scale)
+        self._scale: Any = plain_scale(scale)
         self._written_scale, self._numbers = written_scale(self._scale)  # as the spec has it, and the params of each call
         described = {"mask": mask, "score": score, "sink": sink, "rotary": rotary, "inputs": inputs, "params": params}
         given = {name: value for name, value in described.items() if value is not None}

@@ -213,8 +213,8 @@ def _described(
     storage: Storage = "dense" if lengths is None else "packed"
     written, floats = scale_of(scale)
     text = flash_text(
-        "auto", storage, causal, ends(left, right), 0.0, rank(slopes, q, begins), written, lse, q.dtype, q.shape[-1], v.shape[-1],
-        dropout_p,
+        "auto", storage, causal, ends(left, right), 0.0, rank(slopes, q, begins), written, lse, q.dtype, q.shape[-1],
+        v.shape[-1], dropout_p,
     )  # fmt: skip
     inputs = [t for t in (*begins, slopes, state) if t is not None]
     return text, inputs, [int(n) for n in (*longest, left, right) if n >= 0], floats

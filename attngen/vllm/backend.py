@@ -240,8 +240,8 @@ class AttngenImpl(AttentionImpl[AttngenMetadata]):  # type: ignore[misc]
         sinks = None if self.sinks is None else dtype_name(self.sinks.dtype)
         alibi_rank, size = 0 if self._slopes is None else 1, self.head_size
         return flash_text(
-            "auto", "packed_paged", True, ends(*self._window), self._softcap, alibi_rank, SOFTMAX_SCALE, False, dtype, size, size,
-            page_size=page_size, sinks=sinks,
+            "auto", "packed_paged", True, ends(*self._window), self._softcap, alibi_rank, SOFTMAX_SCALE, False, dtype, size,
+            size, page_size=page_size, sinks=sinks,
         )  # fmt: skip
 
 
