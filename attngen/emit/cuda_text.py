@@ -10,7 +10,7 @@ from typing import Literal
 
 from attngen.plan.code_size import INLINED_UP_TO, operations
 from attngen.spec.bounds import Range, ranges
-from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, walk
+from attngen.spec.expr import Apply, Const, Expr, Gather, Name, Type, name, walk
 from attngen.spec.obligations import DIVISIONS
 from attngen.spec.operator import CALL, CONDITIONAL, INT64_MIN, MULTIPLY, TABLE, UNARY, ZERO, is_comparison
 
@@ -124,8 +124,8 @@ class CudaPrinter:
         """An operator as the GPU approximates it, by the primitive that it then is; None if it has no approximation."""
         primitive = TABLE[node.op].fast if self.approximate == "fast" else TABLE[node.op].rough
         if primitive:
-            if self.approximate == "fast" and (scaled := times_constant(node.args[0])) is not None:
-                return f"{primitive}({texts[scaled[0]][0]}, {literal(scaled[1])[0]})", CALL
+            if self.approximate == "fast" and (scaled := times_factor(node.args[0])) is not None:
+                return f"{primitive}({texts[scaled[0]][0]}, {texts[scaled[1]][0]})", CALL
             return f"{primitive}({', '.join(texts[a][0] for a in node.args)})", CALL
         if node.op == "div" and _has_reciprocal(node.args[1]):
             dividend = self._operand(texts[node.args[0]], MULTIPLY, 0)
@@ -193,9 +193,12 @@ def _has_reciprocal(node: Expr) -> bool:
     return isinstance(node, Const) and 1e-30 < abs(node.value) < 1e30
 
 
-def times_constant(node: Expr) -> tuple[Expr, Const] | None:
-    """The operands of `expression * constant`."""
-    if isinstance(node, Apply) and node.op == "mul" and isinstance(node.args[1], Const):
+SCALE = name("scale.of_call", Type.FLOAT)  # the scale of a call, if it is no constant, which kernels compute once
+
+
+def times_factor(node: Expr) -> tuple[Expr, Expr] | None:
+    """The operands of `expression * factor`, if the factor is one number for the call: a constant, or one times SCALE."""
+    if isinstance(node, Apply) and node.op == "mul" and (isinstance(node.args[1], Const) or SCALE.name in node.args[1].names):
         return node.args[0], node.args[1]
     return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import or_
 from typing import Literal
 
-from attngen.emit.cuda_text import CudaPrinter, Temporary, c_name, literal, times_constant
+from attngen.emit.cuda_text import SCALE, CudaPrinter, Temporary, c_name, literal, times_factor
 from attngen.emit.gradient_functions import CapturedFunctions, captured_functions
 from attngen.plan.axes import TILE_RANGES
 from attngen.plan.captured_staging import Element
@@ -22,7 +22,7 @@ from attngen.spec.attention import SIZES, AttentionSpec, S
 from attngen.spec.bounds import Range, ranges
 from attngen.spec.dropout import dropped_of, state_elements
 from attngen.spec.dtypes import DTYPES, DType
-from attngen.spec.expr import MAX_LENGTH, Apply, Const, Expr, Gather, Name, Type, constant, inputs_in, names_in, rewrite, walk
+from attngen.spec.expr import MAX_FLOAT, MAX_LENGTH, Apply, Const, Expr, Gather, Name, Type, constant, inputs_in, names_in, rewrite, walk
 from attngen.spec.gradient import QKV
 from attngen.spec.operator import FLOAT_ONE, TABLE, apply, mul
 from attngen.spec.print_attn import expression_to_text
@@ -46,11 +46,12 @@ LOCALS = {
     "q.step": "q_step",
     "k.first": "kv_first",
     "k.step": "kv_step",
+    SCALE.name: "softmax_scale",
 } | {size: size for size in SIZES}
 Approximate = Literal["", "fast", "rough"]
 MOST_ROWS = 1024  # of a tile: more than any plan has
 OF_THE_BLOCK = {"b", "h", *SIZES}  # indices that all pairs of a block share
-LOCAL_TYPES = {"s": "float"}  # the others are int
+LOCAL_TYPES = {"s": "float", SCALE.name: "float"}  # the others are int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class Variant:
     scale: str  # an expression of constants and captured numbers
     scale_is_constant: bool
     factor: str  # of all scores, where it joins the exponent's factor instead of multiplying each: kept scores lack it
-    raw_scores: bool  # `score` takes Q K^T as it is; the scale is in its constants
+    raw_scores: bool  # `score` takes Q K^T as it is; the scale is in its factors
     sink: Function | None
     dropout: Function | None  # of the share that is dropped, with the arguments of `dropout_of`
     q_position: Function | None  # of a row and of a key, where a kernel of the file rotates them
@@ -355,19 +356,21 @@ def _limits(factor: Expr) -> tuple[float, float]:
 
 def _of_raw_scores(score: Expr | None, scale: Expr) -> Expr | None:
     """`score` as a function of Q K^T without the scale, if a constant multiplies each `s` and can include it; else None."""
-    if score is None or not isinstance(scale, Const):
+    if score is None or not (isinstance(scale, Const) or _may_join_exponent(scale)):
         return None
     taken = 0
 
     def take(node: Expr) -> Expr | None:
         nonlocal taken
         if isinstance(node, Apply) and node.op in ("mul", "div") and node.args[0] is S and isinstance(node.args[1], Const):
-            by = float(node.args[1].value)
-            factor = float(scale.value) * by if node.op == "mul" else float(scale.value) / by if by else math.inf
-            if not math.isfinite(factor):
+            by, most = float(node.args[1].value), float(scale.value) if isinstance(scale, Const) else MOST_SCALE
+            factor = most * by if node.op == "mul" else most / by if by else math.inf
+            if not abs(factor) <= MAX_FLOAT:
                 return None
             taken += 1
-            return mul(S, constant(factor))
+            if isinstance(scale, Const):
+                return mul(S, constant(factor))
+            return mul(S, mul(SCALE, constant(by if node.op == "mul" else 1.0 / by)))
         return None
 
     found = rewrite(score, take)
@@ -379,10 +382,10 @@ def _score_of_two(printer: CudaPrinter, score: Expr | None) -> str:
     """The call that computes two scores at once, for less than twice the cost of one; "" if the outermost operator has none."""
     if printer.approximate != "fast" or not isinstance(score, Apply):
         return ""
-    primitive, operand = TABLE[score.op].fast_of_two, times_constant(score.args[0])
+    primitive, operand = TABLE[score.op].fast_of_two, times_factor(score.args[0])
     if not primitive or operand is None or operand[0] is not S:
         return ""
-    return f"{primitive}(s0, s1, {literal(operand[1])[0]})"
+    return f"{primitive}(s0, s1, {printer.print(operand[1], share=False).results[0]})"
 
 
 def _printer(spec: AttentionSpec, spans: Iterable[Span], staged: tuple[Element, ...], approximate: Approximate) -> CudaPrinter:

@@ -60,8 +60,8 @@ _NAMES: dict[tuple[Any, ...], set[str]] = {}  # what the codes of some functions
 @dataclass
 class Closure:
     """The values that some functions reach. `tensors` are distinct, each with the name under which it was found first;
-    `numbers` and `floats` are the numbers found, by value, with their names. `opaque` is a value that the walk cannot look into:
-    what was traced must not be remembered then."""
+    `numbers` and `floats` are the numbers found, by value, with their names. `opaque` is a value that the walk cannot look
+    into: what was traced must not be remembered then."""
 
     tensors: list[tuple[str, Tensor]] = field(default_factory=list)
     numbers: dict[int, str] = field(default_factory=dict)
