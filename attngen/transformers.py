@@ -22,7 +22,17 @@ from collections.abc import Mapping, Sequence
 from types import CellType, FunctionType
 from typing import Any
 
-import torch
+from attngen.optional import required
+
+with required("torch", "attngen.transformers", "'attngen[transformers]'"):
+    import torch
+
+with required("transformers", "attngen.transformers", "'attngen[transformers]'"):
+    import transformers
+
+if int(transformers.__version__.partition(".")[0]) < 5:
+    raise ImportError(f"attngen.transformers requires transformers 5.0 or later; this is {transformers.__version__}")
+
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import (
     add_offsets_to_mask_function,
@@ -32,6 +42,7 @@ from transformers.masking_utils import (
     padding_mask_function,
     prepare_padding_mask,
 )
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from attngen.device.arrays import ArgumentError, ArgumentTypeError
 from attngen.spec.attention import MAX_HEAD_DIM
@@ -43,9 +54,18 @@ PAGED = f"paged|{NAME}"  # as transformers calls attention by pages
 FLASH = f"{NAME}_flash"  # as it calls attention that needs no mask of packed sequences
 KEYS_OF_STEPS = 128  # a bound of sequences' lengths in multiples of this: a launch is prepared once for many steps
 Tensor = Any
-INSTEAD = 'use attn_implementation="sdpa", with attngen.torch.activate() for attngen\'s kernels, or "eager"'
+SDPA = 'use attn_implementation="sdpa", with attngen.torch.activate() for attngen\'s kernels, or "eager"'
+EAGER = 'use attn_implementation="eager", the only one of models of type {!r}'
 UNREAD_OPTIONS = ("indices", "block_indices", "sinks")  # keys of sparse attention, and a sink for each row
 IGNORES_MASKS = ("doge",)  # types of models whose code drops a mask that is not a tensor
+
+
+def _instead(config: Any) -> str:
+    """What to use for models of `config`, in words: `sdpa`, unless the model's class does not support it."""
+    kinds = MODEL_MAPPING.get(type(config), None)
+    kinds = kinds if isinstance(kinds, (list, tuple)) else [kinds]
+    without = all(getattr(kind, "_supports_sdpa", True) is False for kind in kinds)
+    return EAGER.format(config.model_type) if without else SDPA
 
 
 class ModelMask(BlockMask):
@@ -53,13 +73,17 @@ class ModelMask(BlockMask):
 
     Other uses as a tensor raise ArgumentError or AttributeError. Most models that compute attention by their own code add the
     mask to their scores, so they would not use attngen. `to` moves the tensors that the function captures, once for each
-    device: the layers of a model may be on several.
+    device: the layers of a model may be on several. `model` is the configuration of the model, for messages.
     """
+
+    model: Any = None
 
     def __getitem__(self, index: Any) -> ModelMask:
         parts = index if isinstance(index, tuple) else (index,)
         if not self.is_function or len(parts) > 4 or not all(isinstance(p, slice) and p.step in (None, 1) for p in parts):
-            raise ArgumentError(f"the model reads elements of its mask, which attngen keeps as a function; {INSTEAD}")
+            raise ArgumentError(
+                f"the model reads elements of its mask, which attngen keeps as a function; {_instead(self.model)}"
+            )
         ranges = [p.indices(n) for p, n in zip(parts, self.shape, strict=False)]
         ranges += [(0, n, 1) for n in self.shape[len(parts) :]]
         first = [start for start, _, _ in ranges]
@@ -74,7 +98,9 @@ class ModelMask(BlockMask):
 
     def to(self, device: Any) -> Any:
         if isinstance(device, torch.dtype):
-            raise ArgumentError(f"the model converts its mask to {device}, but attngen keeps the mask as a function; {INSTEAD}")
+            raise ArgumentError(
+                f"the model converts its mask to {device}, but attngen keeps the mask as a function; {_instead(self.model)}"
+            )
         place = torch.device(device)
         if self._described is None:
             return super().to(device)
@@ -89,12 +115,22 @@ class ModelMask(BlockMask):
     def __getattr__(self, name: str) -> Any:
         if name in LISTS:
             return super().__getattr__(name)
-        raise AttributeError(f"the mask of attngen is a function of positions and has no attribute {name!r}; {INSTEAD}")
+        raise AttributeError(
+            f"the mask of attngen is a function of positions and has no attribute {name!r}; {_instead(self.model)}"
+        )
+
+    def _alike(self, lengths: tuple[int, int], described: Unread, mask_mod: Any = None) -> ModelMask:
+        found = super()._alike(lengths, described, mask_mod)
+        found.model = self.model
+        return found
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", function)
-        raise ArgumentError(f"the model passes its mask to {name}, but attngen keeps the mask as a function; {INSTEAD}")
+        values = [*args, *(kwargs or {}).values()]
+        values += [one for some in values if isinstance(some, (list, tuple)) for one in some]
+        model = next((one.model for one in values if isinstance(one, ModelMask)), None)
+        raise ArgumentError(f"the model passes its mask to {name}, but attngen keeps the mask as a function; {_instead(model)}")
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -130,7 +166,7 @@ def mask(
     place, after the mask was made and before the attention reads it. Raises ArgumentError for models that would ignore it.
     """
     if (model_type := getattr(config, "model_type", None)) in IGNORES_MASKS:
-        raise ArgumentError(f"models of type {model_type!r} ignore a mask that is not a tensor; {INSTEAD}")
+        raise ArgumentError(f"models of type {model_type!r} ignore a mask that is not a tensor; {_instead(config)}")
     if cache_position is not None:
         q_length, q_offset, device = cache_position.shape[0], cache_position[0], cache_position.device
     if attention_mask is not None:
@@ -145,7 +181,9 @@ def mask(
     moved = add_offsets_to_mask_function(mask_function, *offsets)
     device = torch.device(device)
     described = Unread(batch_size, 1, device, separate_full_blocks=True, lists_on=device)
-    return ModelMask(seq_lengths=(q_length, kv_length), BLOCK_SIZE=(128, 128), mask_mod=moved, described=described)
+    found = ModelMask(seq_lengths=(q_length, kv_length), BLOCK_SIZE=(128, 128), mask_mod=moved, described=described)
+    found.model = config
+    return found
 
 
 def attention(
@@ -182,12 +220,15 @@ def attention(
     for the attention weights as an output, which no kernel has, for heads that are too large, and for sparse attention, whose
     keys a model selects by `indices` or `block_indices`.
     """
+    config = getattr(module, "config", None)
     if options.get("output_attentions"):
         raise ArgumentError('no kernel has the attention weights as an output; use attn_implementation="eager" for them')
     if refused := [name for name in UNREAD_OPTIONS if options.get(name) is not None]:
-        raise ArgumentError(f"attngen does not read the option `{refused[0]}` of this model's attention; {INSTEAD}")
+        raise ArgumentError(f"attngen does not read the option `{refused[0]}` of this model's attention; {_instead(config)}")
     if (size := max(query.shape[3], value.shape[3])) > MAX_HEAD_DIM:
-        raise ArgumentError(f"the model has heads of size {size}, and attngen's kernels at most {MAX_HEAD_DIM}; {INSTEAD}")
+        raise ArgumentError(
+            f"the model has heads of size {size}, and attngen's kernels at most {MAX_HEAD_DIM}; {_instead(config)}"
+        )
     if query.shape[0] != key.shape[0] and 1 in (query.shape[0], key.shape[0]):
         batch = query.shape[0] * key.shape[0]
         query, key, value = (one.expand(batch, -1, -1, -1) for one in (query, key, value))
@@ -289,8 +330,8 @@ def _of_packed(
     most = -(-most // KEYS_OF_STEPS) * KEYS_OF_STEPS
     window_size = (-1, -1) if window is None else (window - 1, window - 1)
     how = {"causal": causal, "window_size": window_size, **others}
-    starts = (one.int() for one in begins)
-    found = flash_attn_varlen_func(rows, keys, values, *starts, longest[0] or rows.shape[0], most, **how)
+    of_rows, of_keys = (one.int() for one in begins)
+    found = flash_attn_varlen_func(rows, keys, values, of_rows, of_keys, longest[0] or rows.shape[0], most, **how)
     return found.unsqueeze(0)
 
 

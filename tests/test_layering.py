@@ -11,12 +11,13 @@ import pytest
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "attngen"
-LOW = {"source", "diagnostics", "cache", "shipped"}
+LOW = {"source", "diagnostics", "cache", "shipped", "optional"}
 SPEC = {"spec", "diagnostics", "source"}
 MAY_IMPORT = {
     "source": set(),
     "cache": set(),
     "shipped": set(),
+    "optional": set(),
     "diagnostics": {"source"},
     "spec": {"diagnostics", "source"},
     "language": SPEC | {"cache"},
@@ -30,8 +31,8 @@ MAY_IMPORT = {
     "api": SPEC | {"language", "plan", "emit", "schedules", "device", "compiled", "backward", "shipped"},
     "sdpa": SPEC | {"language", "device", "api"},
     "torch": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "api", "sdpa"},
-    "transformers": {"spec", "device", "torch"},
-    "vllm": {"spec", "plan", "schedules", "torch"},
+    "transformers": {"spec", "device", "torch", "optional"},
+    "vllm": {"spec", "plan", "schedules", "torch", "optional"},
     "bench": SPEC | {"torch", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "inspect": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "reference", "backward", "api"},
     "cli": SPEC | LOW | {"language", "plan", "emit", "schedules", "device", "reference", "api", "inspect", "bench"},

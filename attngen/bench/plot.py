@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,17 +37,15 @@ LINES = {
 }
 
 
-def check_drawable(path: Path) -> None:
-    """Raises ArgumentError if `draw` cannot write `path`: matplotlib is missing, or the format is not supported."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentError("a plot needs matplotlib: pip install matplotlib")
+def check_format(path: Path) -> None:
+    """Raises ArgumentError if `draw` does not write files like `path`."""
     if path.suffix not in FORMATS:
         raise ArgumentError(f"a plot is written as {', '.join(FORMATS)}, not as {path.suffix or 'a file without a suffix'}")
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write the picture to `path`, whose suffix selects the format. Raises ArgumentError as `check_drawable` does."""
-    check_drawable(path)
+    """Write the picture to `path`, whose suffix selects the format. Raises ArgumentError as `check_format` does."""
+    check_format(path)
     import matplotlib
 
     matplotlib.use("Agg")

@@ -139,11 +139,9 @@ class DiskCache:
             data = _content(read_trusted(directory, name, self.directory))
         except FileNotFoundError:
             return None
-        except UntrustedError as error:
-            self._warn_of_entry(error.strerror)
-            return None
         except OSError as error:
-            self._warn_of_entry(f"{name}: {error.strerror or error}")
+            said = error.strerror or str(error)
+            self._warn_of_entry(said if isinstance(error, UntrustedError) else f"{name}: {said}")
             return None
         with suppress(OSError):  # where the directory is only read, nothing will be removed from it either
             if data is None:

@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -16,6 +17,8 @@ from attngen.cli.common import check_writable, colored, kernel_title, whole_numb
 from attngen.cli.specs import Gradients, arch_known, known_params, load_one_spec, load_specs
 from attngen.spec.attention import PORTABLE_SCHEDULES, ScheduleName
 from attngen.spec.dtypes import STORAGE_DTYPES
+
+INSTALL = "pip install 'attngen[bench]'"
 
 
 @click.command("bench")
@@ -73,12 +76,12 @@ def command(
     from attngen.device.select import has_gpu
 
     if plot is not None:
-        from attngen.bench.plot import check_drawable
+        from attngen.bench.plot import check_format
 
-        check_drawable(plot)  # before anything is measured
-        check_writable(plot)
+        check_format(plot)
     if kept is not None:
         options.refuse("--from reads results and measures nothing", *_parameters_but("kept", "plot"))
+        _require_packages(measures=False, plot=plot)
         report = _kept_report(kept)
         table = _BenchTable()
         for result in report.results:
@@ -91,6 +94,7 @@ def command(
             _refuse_options_of_timings()
             _count(spec, name, given, gradients)
             return
+        _require_packages(measures=True, plot=plot)
         one = load_one_spec(spec, name)
         if json_file is not None:
             check_writable(json_file)
@@ -119,10 +123,24 @@ def _refuse_options_of_timings() -> None:
     """Raises UsageError if the command line has an option that counts, made without a GPU, do not have."""
     refused = options.given(*_parameters_but("spec", "given", "backward", "wanted", "name"))
     if refused:
+        missing = [name for name in ("torch", "matplotlib") if find_spec(name) is None]
+        more = f"; with one, {' and '.join(missing)} would be missing too: {INSTALL}" if missing else ""
         raise click.UsageError(
             "no GPU found, so nothing can be timed; operations and bytes of one small problem are counted instead "
-            f"without {', '.join(refused)}"
+            f"without {', '.join(refused)}{more}"
         )
+
+
+def _require_packages(measures: bool, plot: Path | None) -> None:
+    """Raises UsageError for all packages that are missing, before anything is measured or read; and for a plot that cannot be
+    written."""
+    needed = {"torch": measures, "matplotlib": plot is not None}
+    missing = [name for name, is_needed in needed.items() if is_needed and find_spec(name) is None]
+    if missing:
+        what = " and ".join(["measuring"] * ("torch" in missing) + ["a plot"] * ("matplotlib" in missing))
+        raise click.UsageError(f"{what} {'need' if len(missing) > 1 else 'needs'} {' and '.join(missing)}: {INSTALL}")
+    if plot is not None:
+        check_writable(plot)
 
 
 def _parameters_but(*names: str) -> list[str]:
@@ -150,10 +168,7 @@ def _measured(
     kernel: str, rounds: int, params: dict[str, int | float], gradients: Gradients, json_file: Path | None,
 ) -> Any:  # fmt: skip
     """The report of a sweep. Each result is printed and written to `json_file` as soon as it is measured."""
-    try:
-        from attngen.bench import sweep
-    except ImportError as error:
-        raise click.UsageError("measuring needs torch: pip install torch") from error
+    from attngen.bench import sweep
     from attngen.bench.report import Report
 
     sizes = whole_numbers(lengths, "--lengths"), words(dtypes), whole_numbers(head_dims, "--head-dims")

@@ -11,7 +11,10 @@ Everything works in eager mode, under `torch.compile(fullgraph=True)`, in `torch
 by every tensor that requires grad, captured ones too.
 """
 
-import torch
+from attngen.optional import required
+
+with required("torch", "attngen.torch", "'attngen[torch]'"):
+    import torch
 
 if torch.torch_version.TorchVersion(torch.__version__) < (2, 10):
     raise ImportError(f"attngen.torch requires torch 2.10 or later; this is torch {torch.__version__}")

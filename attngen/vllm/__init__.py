@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import warnings
 
+from attngen.optional import required
+
 BACKEND = "attngen.vllm.backend.AttngenBackend"
 
 
 def register() -> None:
     """Puts attngen into vLLM's place CUSTOM; another plugin's backend stays there, with a warning."""
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    with required("vllm", "attngen.vllm", "vllm"):
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     custom = AttentionBackendEnum.CUSTOM
     if custom.is_overridden() and custom.get_path() != BACKEND:

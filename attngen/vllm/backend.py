@@ -11,17 +11,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-import torch
-from vllm.v1.attention.backend import (
-    AttentionBackend,
-    AttentionCGSupport,
-    AttentionImpl,
-    AttentionMetadata,
-    AttentionMetadataBuilder,
-    AttentionType,
-    MultipleOf,
-)
-from vllm.v1.attention.backends.utils import get_kv_cache_layout
+from attngen.optional import required
+
+with required("torch", "attngen.vllm", "'attngen[torch]'"):
+    import torch
+
+with required("vllm", "attngen.vllm", "vllm"):
+    from vllm.v1.attention.backend import (
+        AttentionBackend,
+        AttentionCGSupport,
+        AttentionImpl,
+        AttentionMetadata,
+        AttentionMetadataBuilder,
+        AttentionType,
+        MultipleOf,
+    )
+    from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
 from attngen.plan import ARCHES
 from attngen.schedules.decode.plan import MOST_ROWS

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from attngen.bench.report import Measured, Report, Timing, from_json
+from attngen.cli import bench as bench_command
 from attngen.device.arrays import ArgumentError
 from attngen.inspect.tracing import trace_spec
 from attngen.language import load_text
@@ -256,6 +257,31 @@ def test_what_cannot_be_measured_is_said_at_once(
     result = cli("bench", *arguments)
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_everything_that_is_missing_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First what no package cures, with the packages; no file is written, and nothing measured."""
+    find = bench_command.find_spec
+    absent = {"torch", "matplotlib"}
+    monkeypatch.setattr(bench_command, "find_spec", lambda name: None if name in absent else find(name))
+    files = ("--json", str(tmp_path / "x.json"), "--plot", str(tmp_path / "x.png"))
+    said = {}
+    for gpu in (False, True):
+        monkeypatch.setattr("attngen.device.select.has_gpu", lambda has=gpu: has)
+        result = cli("bench", "gpt2", *files)
+        assert result.exit_code == 2
+        said[gpu] = " ".join(result.output.replace("│", " ").split())
+    assert "no GPU found, so nothing can be timed" in said[False]
+    assert (
+        "without --json, --plot; with one, torch and matplotlib would be missing too: pip install 'attngen[bench]'"
+        in said[False]
+    )
+    assert "measuring and a plot need torch and matplotlib: pip install 'attngen[bench]'" in said[True]
+    absent.remove("torch")
+    (tmp_path / "kept.json").write_text(json.dumps(REPORT.to_json()))
+    result = cli("bench", "--from", str(tmp_path / "kept.json"), "--plot", str(tmp_path / "x.png"))
+    assert "a plot needs matplotlib: pip install 'attngen[bench]'" in " ".join(result.output.split())
+    assert [p.name for p in tmp_path.iterdir()] == ["kept.json"]
 
 
 def test_a_kept_report_is_shown_and_drawn(tmp_path: Path) -> None:

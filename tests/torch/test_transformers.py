@@ -136,9 +136,7 @@ def of_copies(module: Any, query: Any, key: Any, value: Any, mask: Any, **named:
     """A layer of later versions, whose code updates the cache: attention gets copies of all keys, and what is of its layer."""
     group, _ = named["cache"].layer_index_to_group_indices[module.layer_idx]
     kind = "full_attention" if named["cache"].sliding_windows[module.layer_idx] == 1 else "sliding_attention"
-    begins, most = (
-        n[kind] if isinstance(n, Mapping) else n for n in (named.pop("cu_seq_lens_k"), named.pop("max_seqlen_k"))
-    )
+    begins, most = (n[kind] if isinstance(n, Mapping) else n for n in (named.pop("cu_seq_lens_k"), named.pop("max_seqlen_k")))
     assert group < len(named["read_index"])
     key, value = named["cache"].update(key, value, module.layer_idx, named.pop("read_index"), named.pop("write_index"))
     key, value = (one.transpose(0, 1)[None] if one.dim() == 3 else one for one in (key, value))
@@ -196,7 +194,10 @@ def test_packed_sequences_with_other_numbers_of_keys(causal: bool, window: int |
         how = {"is_causal": causal, "sliding_window": window, **named, **longest, **NAIVE}
         found = attngen.transformers.attention(torch.nn.Module(), q, k, v, None, **how)[0]
         for i, (n, m) in enumerate(zip(rows, keys, strict=True)):
-            (first, start), distance = (begin[i] for begin in named.values()), torch.arange(n)[:, None] + m - n - torch.arange(m)
+            (first, start), distance = (
+                (begin[i] for begin in named.values()),
+                torch.arange(n)[:, None] + m - n - torch.arange(m),
+            )
             pairs = (distance >= 0) | (not causal)
             pairs &= torch.tensor(True) if window is None else distance.abs() < window
             part = q[:, :, first : first + n], k[:, :, start : start + m], v[:, :, start : start + m]
@@ -334,6 +335,32 @@ def test_masks_are_no_tensors(use: Any) -> None:
     """A model that adds the mask to its own scores does not call attngen."""
     with pytest.raises((ArgumentError, AttributeError), match=r'function.*use attn_implementation="sdpa"'):
         use(attngen.transformers.mask(1, 4, 4))
+
+
+@pytest.mark.parametrize("name", ["Bloom", "MPNet", "XGLM", "Mpt", "Falcon"])
+def test_advice_is_what_the_model_supports(name: str) -> None:
+    """Asked of its class: most of these models have no other attention than eager."""
+    config = getattr(transformers, f"{name}Config")()
+    mask = attngen.transformers.mask(1, 4, 4, config=config)
+    layer = torch.nn.Module()
+    layer.config = config
+    q = torch.randn(1, 2, 4, 8)
+    said = set()
+    for use in (
+        lambda: torch.zeros(4, 4) + mask,
+        lambda: torch.cat([mask[:, :, 1:]], -1),
+        lambda: mask.to("meta").to(torch.bool),
+        lambda: mask[:, 0],
+        lambda: mask.dtype,
+        lambda: attngen.transformers.attention(layer, q, q, q, None, indices=torch.zeros(1)),
+        lambda: attngen.transformers.attention(layer, *3 * [torch.randn(1, 2, 4, 512)], None),
+    ):
+        with pytest.raises((ArgumentError, AttributeError)) as caught:
+            use()
+        said.add(str(caught.value).partition("; ")[2])
+    (advice,) = said
+    only = f"use attn_implementation=\"eager\", the only one of models of type '{config.model_type}'"
+    assert advice == (only if name != "Falcon" else attngen.transformers.SDPA)
 
 
 def test_models_that_would_ignore_a_mask_are_refused() -> None:
