@@ -15,6 +15,7 @@ from attngen.spec.obligations import EXTENTS, MAX_PART
 from attngen.spec.operator import FALSE, TRUE, Interval
 from attngen.spec.print_attn import expression_to_text
 from attngen.spec.ranges import element_ranges, name_ranges
+from attngen.spec.scales import default_scale
 
 NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
 LIMITS = {"lt": (-math.inf, -1), "le": (-math.inf, 0), "gt": (1, math.inf), "ge": (0, math.inf), "eq": (0, 0), "ne": (0, 0)}
@@ -29,7 +30,7 @@ def suspicions(spec: AttentionSpec) -> Iterator[Diagnostic]:
     if "s" not in names_in(spec.score):
         yield mistakes.WithoutProduct(statement="score")
     elif _repeats_scale(spec):
-        yield mistakes.ScaledTwice(statement="score", scale=f"{spec.head_dim**-0.5:g}")
+        yield mistakes.ScaledTwice(statement="score", scale=f"{default_scale(spec.head_dim):g}")
 
 
 def _of_mask(spec: AttentionSpec, mask: Expr) -> Iterator[Diagnostic]:
@@ -56,7 +57,7 @@ def _why(cause: Expr, value: bool) -> str:
 def _repeats_scale(spec: AttentionSpec) -> bool:
     """Whether the score multiplies `s`, or a sum with it, by 1 / sqrt(head_dim), which is the scale too, and nothing by
     sqrt(head_dim), as a soft-cap of that size does. Other factors are temperatures."""
-    usual = spec.head_dim**-0.5
+    usual = default_scale(spec.head_dim)
     if not (isinstance(spec.scale, Const) and math.isclose(spec.scale.value, usual, rel_tol=SAME)):
         return False
     found = False
