@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from attngen.device.select import EmulatedDeviceWarning as EmulatedDeviceWarning
     from attngen.diagnostics import ArgumentError as ArgumentError
     from attngen.diagnostics import DiagnosticError as DiagnosticError
+    from attngen.diagnostics import SpecWarning as SpecWarning
     from attngen.language import define as define
     from attngen.language import to_text as to_text
     from attngen.language import traced as traced
@@ -53,6 +54,7 @@ _HOME = {
     "GradientError": "attngen.spec.gradient",
     "ObligationError": "attngen.spec.obligations",
     "PlanRefusal": "attngen.plan",
+    "SpecWarning": "attngen.diagnostics",
     "TraceError": "attngen.language.trace",
     "attention": "attngen.sdpa",
     "compile": "attngen.api",

@@ -13,7 +13,9 @@ are frozen dataclasses with keyword arguments:
 
 from __future__ import annotations
 
+import sys
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -24,6 +26,7 @@ from attngen.source import Span
 MAX_SHOWN = 160  # characters of a source line that are shown
 MAX_VALUE = 400  # characters of a value in a message
 MAX_REPORTED = 20  # mistakes of one text that are shown
+COLORS = {"error": 31, "warning": 33}  # ANSI codes of severities
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -36,6 +39,7 @@ class Diagnostic:
     title: ClassVar[str]
     label: ClassVar[str]
     help: ClassVar[str]
+    severity: ClassVar[str] = "error"  # or "warning", of a spec that is valid but unlikely to be meant
 
     statement: str | None = None
     part: str | None = None
@@ -67,18 +71,19 @@ class Diagnostic:
     def render(self, color: bool = False) -> str:
         """The diagnostic as text for a terminal; `color` adds ANSI colours."""
         paint = _paint if color else _plain
-        lines = [f"{paint(f'error[{self.code}]', 31)}{paint(': ' + self.message, 1)}"]
+        color_of = COLORS[self.severity]
+        lines = [f"{paint(f'{self.severity}[{self.code}]', color_of)}{paint(': ' + self.message, 1)}"]
         label = self._fill(self.label)
         if self.span is None:
             lines.append(f"  = {label}")
         else:
-            lines += excerpt(self.span, label, paint)
+            lines += excerpt(self.span, label, paint, color_of)
         lines.append(f"{paint('help', 36)}: {self.advice}")
         return "\n".join(lines) + "\n"
 
 
-def excerpt(span: Span, label: str, paint: _Painter | None = None) -> list[str]:
-    """The lines that show a position: file, line and column, the text, a caret with the label."""
+def excerpt(span: Span, label: str, paint: _Painter | None = None, color: int = 31) -> list[str]:
+    """The lines that show a position: file, line and column, the text, a caret with the label in `color`, an ANSI code."""
     paint = paint or _plain
     number = str(span.line)
     margin = " " * len(number)
@@ -94,7 +99,7 @@ def excerpt(span: Span, label: str, paint: _Painter | None = None) -> list[str]:
         f"{margin} {paint('-->', 34)} {_printable(span.source.name)}:{span.line}:{span.column}",
         f"{margin} {bar}",
         f"{paint(number, 34)} {bar} {_printable(shown)}",
-        f"{margin} {bar} {indent}{paint(f'{caret} {label}', 31)}",
+        f"{margin} {bar} {indent}{paint(f'{caret} {label}', color)}",
         f"{margin} {bar}",
     ]
 
@@ -150,6 +155,19 @@ def refuse_keywords(function: str, given: Iterable[str], known: Iterable[str]) -
             near = get_close_matches(keyword, names, 1)
             hint = f"did you mean `{near[0]}`?" if near else f"its keywords are {', '.join(names)}"
             raise TypeError(f"{function} has no keyword `{keyword}`; {hint}")
+
+
+class SpecWarning(UserWarning):
+    """A spec that is valid, but unlikely to be meant: a mask that allows every pair, a score that is scaled twice."""
+
+
+def warn(found: Iterable[Diagnostic]) -> None:
+    """Issues each of `found` as a SpecWarning at the line of the caller's code: the first outside of this package."""
+    for diagnostic in found:
+        frame, level = sys._getframe(1), 2
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]:
+            frame, level = frame.f_back, level + 1
+        warnings.warn(diagnostic.render(), SpecWarning, stacklevel=level)
 
 
 class DiagnosticError(ValueError):

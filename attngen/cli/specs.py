@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from attngen.cli.common import words
+from attngen.cli.common import colored, words
 
 if TYPE_CHECKING:
     from attngen.emit.comments import Comments
@@ -34,9 +35,9 @@ def load_specs(spec: str, name: str | None) -> list[Loaded]:
 
     loaded = list(load_path("/dev/stdin" if spec == "-" else find_spec(spec)))
     LOADED[:] = loaded
-    if name is None:
-        return loaded
-    chosen = [one for one in loaded if one.spec.name == name]
+    chosen = [one for one in loaded if name in (None, one.spec.name)]
+    for warning in (found for one in chosen for found in one.suspicions()):
+        click.echo(warning.render(color=colored(sys.stderr)), err=True)
     if not chosen:
         raise click.BadParameter(
             f"{spec} defines no attention named {name}; it defines {', '.join(o.spec.name for o in loaded)}",

@@ -35,6 +35,7 @@ from attngen.spec.names import SPELLED, check_name
 from attngen.spec.operator import apply
 from attngen.spec.rotary import Pairs, Rotary
 from attngen.spec.scales import default_scale
+from attngen.spec.suspicions import suspicions
 
 MAX_DECLARATIONS = 64
 WORDS = {"storage": (Storage, mistakes.UnknownStorage), "q": (QPlace, mistakes.UnknownQPlace)}  # of a `kernel` statement
@@ -51,6 +52,10 @@ class Loaded:
     spec: AttentionSpec
     source: SourceFile
     spans: dict[str, Span]
+
+    def suspicions(self) -> tuple[Diagnostic, ...]:
+        """The warnings about the spec, at their positions in the text."""
+        return tuple(found.located(self.spans) for found in suspicions(self.spec))
 
 
 def declare(scope: Scope, seen: dict[str, Span], node: Node, value: Value | None = None) -> None:

@@ -67,9 +67,12 @@ SPELLINGS = (
     Spelling(r"!(?!=)", "`not` of a truth value", "write not a"),
     Spelling(r"\?", "a choice between two values", "write where(condition, a, b) for condition ? a : b"),
     Spelling(r"\b(if|else|elif)\b", "a choice between two values", "write where(condition, a, b) for a if condition else b"),
+    Spelling(r"(?:^|[{;])\s*(?P<found>(return(?:s|_)?)[ \t]+lse)\b", "O is always returned", "write output lse"),
     Spelling(r"\b(?P<found>return)\b(?:\s*[\w(]+)?", "an expression is its own result", "remove `return`"),
     Spelling(r"\b(?P<found>lambda)\b[^:]*:?", "an expression uses b, h, q, k and, in a score, s", "write the expression alone"),
-    Spelling(r"\b(AND|OR|NOT)\b", "operators are written in small letters", "write and, or, not"),
+    *(
+        Spelling(rf"\b{op.upper()}\b", "operators are written in small letters", f"write {op}") for op in ("and", "or", "not")
+    ),
     Spelling(r"\b(for|while)\b", "there are no loops", "write an expression of one pair (q, k): it is computed for every pair"),
     Spelling(r"\b(?:None|null|nullptr|NULL)\b", "there is no value for nothing", "leave the statement out"),
     Spelling(r"\b(?:nan|NaN|NAN)\b", "NaN has no name", "write a number, or -inf"),
@@ -214,7 +217,13 @@ SPELLINGS = (
         "`let` declares a constant, and `param` a number of the call",
         "write let {2} = ..., or param {2}: int = ...",
     ),
+    Spelling(
+        r"\battention\s+(?P<found>(\d\w*)-(\w+))(?!-)", "a name has letters, digits and underscores", "write my_{2}_{3}"
+    ),
     Spelling(r"\battention\s+(?P<found>(\w+)-(\w+))(?!-)", "a name has letters, digits and underscores", "write {2}_{3}"),
+    Spelling(
+        r"\battention\s+(?P<found>(\d\w*))\s*\{", "a name begins with a letter or an underscore", "write my_{2}"
+    ),
     Spelling(r"\battention\s+(?P<found>(\d\w*))", "a name begins with a letter", "write a_{2}"),
     Spelling("[“”„‘’]", "there is no text in expressions", "write names and numbers without quotes"),
     Spelling(r"(?<![\w.])(\d+),(\d+)(?![\w.])", "a decimal number has a point", "write {1}.{2}"),
@@ -257,6 +266,8 @@ NAMES = {
     **dict.fromkeys(("clip",), "clamp"),
     **dict.fromkeys(("pi", "PI", "M_PI"), "3.141592653589793"),
 }  # fmt: skip
+
+SCALES = ("scale", "sm_scale", "softmax_scale", "qk_scale", "scaling")  # names that a score has no use for
 
 
 def spelling_at(source: SourceFile, line: int, column: int) -> Diagnostic | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from attngen.diagnostics import Diagnostic, DiagnosticError
+from attngen.diagnostics import Diagnostic, DiagnosticError, warn
 from attngen.language.block import Block, Loaded, declare
 from attngen.language.foreign_words import NAMES
 from attngen.language.prelude import documentation, prelude
@@ -80,8 +80,8 @@ def _check_title(title: Node, loaded: dict[str, Loaded]) -> None:
 
 
 def load_text(text: str, filename: str = "<text>") -> tuple[AttentionSpec, ...]:
-    """The specs of a text. Raises DiagnosticError."""
-    return tuple(one.spec for one in load_source(SourceFile(filename, text)))
+    """The specs of a text. Raises DiagnosticError; issues a SpecWarning for what is unlikely to be meant."""
+    return _specs(load_source(SourceFile(filename, text)))
 
 
 def load_path(path: str | PathLike[str]) -> tuple[Loaded, ...]:
@@ -100,5 +100,12 @@ def load_path(path: str | PathLike[str]) -> tuple[Loaded, ...]:
 
 
 def load_file(path: str | PathLike[str]) -> tuple[AttentionSpec, ...]:
-    """The specs of an `.attn` file. Raises DiagnosticError for mistakes in it, OSError if it cannot be read."""
-    return tuple(one.spec for one in load_path(path))
+    """The specs of an `.attn` file. Raises DiagnosticError for mistakes in it, OSError if it cannot be read; issues a
+    SpecWarning for what is unlikely to be meant."""
+    return _specs(load_path(path))
+
+
+def _specs(loaded: tuple[Loaded, ...]) -> tuple[AttentionSpec, ...]:
+    for one in loaded:
+        warn(one.suspicions())
+    return tuple(one.spec for one in loaded)

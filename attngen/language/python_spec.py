@@ -10,7 +10,7 @@ from operator import index
 from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar, get_args
 
-from attngen.diagnostics import DiagnosticError, refuse_keywords
+from attngen.diagnostics import DiagnosticError, refuse_keywords, warn
 from attngen.language.block import completed, rotary_of
 from attngen.language.prelude import prelude
 from attngen.language.resolve import Resolver, Scope, Value, number_of
@@ -39,6 +39,7 @@ from attngen.spec.dtypes import DTYPES, STORAGE_DTYPES
 from attngen.spec.expr import MAX_FLOAT_TEXT, Expr, Type, constant, inputs_in, name
 from attngen.spec.names import SPELLED, check_name
 from attngen.spec.rotary import Rotary
+from attngen.spec.suspicions import suspicions
 
 Written = str | Callable[..., Any] | Expr | None
 
@@ -95,7 +96,8 @@ def _describe(
     (type, default), or a default alone. `mask`, `score` and `sink` are text of the language, expressions, or functions: (s, b,
     h, q, k) or, without s, (b, h, q, k). `rotary` is the text of the statement, as "64 halves by cosines, sines". Arrays that a
     function refers to are captured with their present sizes, also dimensions that are indexed by b, h, q or k. Raises
-    DiagnosticError as for text, TraceError if a function cannot be expressed, TypeError for an argument of a wrong type.
+    DiagnosticError as for text, TraceError if a function cannot be expressed, TypeError for an argument of a wrong type. Issues
+    a SpecWarning for what is unlikely to be meant.
     """
     if not isinstance(name, str):
         raise TypeError(f"`name` is {name!r}; expected a str")
@@ -144,6 +146,7 @@ def _describe(
         kernel=KernelRequest(kernel, block_q, block_kv, stages, warps, storage, batch_invariant, q, page_size),
     )
     check(result)
+    warn(suspicions(result))
     return result, {n: c.array for n, c in captures.items()}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from itertools import combinations, islice
 
 from attngen.diagnostics import Diagnostic, DiagnosticError, counted
-from attngen.language.foreign_words import NAMES, spelling_at
+from attngen.language.foreign_words import NAMES, SCALES, spelling_at
 from attngen.language.functions import function
 from attngen.language.syntax import SYNONYMS, Node
 from attngen.source import Span
@@ -128,7 +129,10 @@ class Resolver:
 
     def expression(self, node: Node, scope: Scope) -> Expr:
         """The Expr of `node`. Raises DiagnosticError."""
-        value = self._value(node, scope)
+        return self._number(node, self._value(node, scope))
+
+    def _number(self, node: Node, value: Value) -> Expr:
+        """The value of `node` as an Expr. Raises DiagnosticError."""
         if isinstance(value, Input) and not value.dims:
             return gather(value.name, element_type(value.dtype), ())
         if isinstance(value, Input):
@@ -136,6 +140,23 @@ class Resolver:
         if isinstance(value, Definition):
             raise _without_arguments(node.span, value.name, len(value.parameters), value.call)
         return value
+
+    def _expressions(self, nodes: Sequence[Node], scope: Scope) -> list[Expr]:
+        """The Exprs of `nodes`. Raises DiagnosticError with the mistakes of all, a name that is not defined once. It stands on
+        the stack instead of `expression`: expressions are deep."""
+        found: list[Expr] = []
+        problems: dict[object, Diagnostic] = {}
+        for node in nodes:
+            try:
+                found.append(self._number(node, self._value(node, scope)))
+            except DiagnosticError as error:
+                for d in error.diagnostics:
+                    limit = isinstance(d, mistakes.ExpandsTooMuch | mistakes.NestedTooDeeply)
+                    once = type(d) if limit else d.name if isinstance(d, mistakes.UnknownName) else d
+                    problems.setdefault(once, d)
+        if problems:
+            raise DiagnosticError(*problems.values())
+        return found
 
     def _value(self, node: Node, scope: Scope) -> Value:
         self.steps += 1
@@ -184,24 +205,36 @@ class Resolver:
 
     def _unknown(self, name: str, span: Span, scope: Scope, declaration: str = "") -> Diagnostic:
         """The mistake for a name that nothing declares; `declaration` would declare what its use looks like."""
-        known = {*scope.known(), *self.globals, *FUNCTIONS, *CONSTANTS}
-        if declaration.startswith("def"):  # a call
-            known = {word for word in known if word in FUNCTIONS or isinstance(scope.find(word), Definition)}
         foreign = spelling_at(span.source, span.line, span.column)
         if foreign is not None:
             return foreign
+        if name in SCALES and self.number is Type.FLOAT:
+            cure = "remove it; the statement `scale` sets another one than 1 / sqrt(head_dim)"
+            return mistakes.UnknownName(span=span, name=name, hint="`s` is already multiplied by scale", known=cure)
         meant = NAMES.get(name)
         if meant is not None:
             return mistakes.UnknownName(span=span, name=name, hint=f"`{meant}` in this language", known=f"write `{meant}`")
-        near = [word for word in known if word == name.lower()] or get_close_matches(name, sorted(known), 1, 0.66)
-        hint = f"did you mean `{near[0]}`?" if near else "no index, size, input, param or function has this name"
+        near = self._near(name, scope, is_called=declaration.startswith("def"))
+        if near:
+            return mistakes.UnknownName(span=span, name=name, hint=f"did you mean `{near}`?", known=f"write `{near}`")
+        hint = "no index, size, input, param or function has this name"
         value = 1 if self.number is Type.INT else 1.0
-        help = (
-            f"write `{near[0]}`"
-            if near
-            else f"declare it: {declaration or f'param {name}: {self.number}, or let {name} = {value}'}"
-        )
-        return mistakes.UnknownName(span=span, name=name, hint=hint, known=help)
+        cure = f"declare it: {declaration or f'param {name}: {self.number}, or let {name} = {value}'}"
+        return mistakes.UnknownName(span=span, name=name, hint=hint, known=cure)
+
+    def _near(self, name: str, scope: Scope, is_called: bool) -> str:
+        """What is most like `name`, and can stand in its place: a function with its parameters if it is not called already."""
+        known = {word: scope.find(word) for word in scope.known()}
+        calls = {word: _function_example(word) for word in FUNCTIONS}
+        calls |= {
+            word: one.call for word, one in known.items() if isinstance(one, Definition) and (one.parameters or is_called)
+        }
+        others = () if is_called else (known.keys() | self.globals.keys() | CONSTANTS.keys()) - calls.keys()
+        for words, cutoff in ((others, 0.66), (calls, 0.66 if is_called else 0.8)):
+            same = [word for word in words if word == name.lower()]
+            if near := same or get_close_matches(name, sorted(words), 1, cutoff):
+                return calls[near[0]] if near[0] in calls and not is_called else near[0]
+        return ""
 
     def _call(self, node: Node, scope: Scope) -> Value:
         name = node.children[0].value
@@ -223,7 +256,7 @@ class Resolver:
             example = _index_example(target) if isinstance(target, Input) else name
             if isinstance(target, Input) and target.dims and len(arguments) == len(target.dims):
                 example = f"{name}[{_text(*arguments)}]"
-            raise DiagnosticError(mistakes.NotAFunction(span=node.children[0].span, name=name, what=what, example=example))
+            raise DiagnosticError(mistakes.NotAFunction(span=node.span, name=name, what=what, example=example))
         if len(arguments) != len(target.parameters):
             raise _wrong_arguments(node.span, name, len(target.parameters), len(arguments), target.call)
         values = {p: self._argument(target, p, a, scope) for p, a in zip(target.parameters, arguments, strict=True)}
@@ -268,7 +301,7 @@ class Resolver:
             if name in ("min", "max") and len(arguments) > 2:
                 example = f"{name}(a, {name}(b, c))"
             raise _wrong_arguments(node.span, name, arity(name), len(arguments), example)
-        return self._apply(name, [self.expression(a, scope) for a in arguments], node.span)
+        return self._apply(name, self._expressions(arguments, scope), node.span)
 
     def _expand(self, target: Definition, values: dict[str, Value], span: Span) -> Value:
         if any(target is outer for outer in self.active):
@@ -291,7 +324,7 @@ class Resolver:
         target = self._find(name_node.value, scope)
         if target is None and name_node.value in FUNCTIONS:
             cure = f"write {name_node.value}({_text(*arguments)})"
-            raise DiagnosticError(mistakes.NotAnInput(span=name_node.span, name=name_node.value, what="a function", cure=cure))
+            raise DiagnosticError(mistakes.NotAnInput(span=node.span, name=name_node.value, what="a function", cure=cure))
         if target is None:
             raise DiagnosticError(
                 self._unknown(name_node.value, name_node.span, scope, f"input {_declaration(name_node.value, arguments)}")
@@ -302,17 +335,19 @@ class Resolver:
             if isinstance(target, Definition):
                 what, cure = "a function", f"write {target.call}"
             elif name in WORDS:
-                cure = f"write {name} alone; an element of a captured tensor has the name of an input before the ["
-            raise DiagnosticError(mistakes.NotAnInput(span=name_node.span, name=name, what=what, cure=cure))
+                cure = f"write {name}; an element of a captured tensor has the name of an input before the ["
+            raise DiagnosticError(mistakes.NotAnInput(span=node.span, name=name, what=what, cure=cure))
         if len(arguments) != len(target.dims):
             expected, given = counted(len(target.dims), "dimension"), len(arguments)
-            example = _index_example(target)
+            example = _index_example(target, arguments)
             raise DiagnosticError(
                 mistakes.WrongIndexCount(span=node.span, name=target.name, expected=expected, given=given, example=example)
             )
         number, self.number = self.number, Type.INT
-        indices = tuple(self.expression(a, scope) for a in arguments)
-        self.number = number
+        try:
+            indices = tuple(self._expressions(arguments, scope))
+        finally:
+            self.number = number
         return _guarded(lambda: gather(target.name, element_type(target.dtype), indices), node.span)
 
     def _unary(self, node: Node, scope: Scope) -> Expr:
@@ -327,13 +362,12 @@ class Resolver:
         left, right = node.children
         if op in _COMPARISONS and left.kind == "binary" and BINARY.get(left.value) in _COMPARISONS:
             raise DiagnosticError(mistakes.ChainedComparison(span=node.span))
-        first = self.expression(left, scope)
-        if op == "floordiv" and first.type is Type.BOOL:
+        if op == "floordiv" and self.expression(left, scope).type is Type.BOOL:
             problem = "`//` divides integers, and its left side is a truth value"
             raise DiagnosticError(
                 mistakes.TypeMismatch(span=node.span, problem=problem, cure="if it begins a comment, write # instead")
             )
-        second = self.expression(right, scope)
+        first, second = self._expressions((left, right), scope)
         self._check_score_once(op, first, second, node.span)
         return self._apply(op, [first, second], node.span)
 
@@ -385,11 +419,37 @@ def element_type(dtype: DType) -> Type:
     return Type(dtype.kind)
 
 
-def _index_example(target: Input) -> str:
+LETTERS = {"batch": "b", "q_heads": "h", "kv_heads": "h", "q_len": "q", "kv_len": "k"}  # the usual index of a dimension
+
+
+def _index_example(target: Input, given: Sequence[Node] = ()) -> str:
+    """An element of `target`: the indices that a person has `given` at the dimensions that they fit, in their order, and the
+    usual ones elsewhere. `ids[q]` of ids: int32[batch, kv_len] is `ids[b, q]`."""
     if not target.dims:
         return target.name
-    letters = {"batch": "b", "q_heads": "h", "kv_heads": "h", "q_len": "q", "kv_len": "k"}
-    return f"{target.name}[{', '.join(letters.get(str(d), '0') for d in target.dims)}]"
+    count = min(len(given), len(target.dims))
+    pairings = (
+        tuple(zip(places, indices, strict=True))
+        for places in combinations(range(len(target.dims)), count)
+        for indices in combinations(given, count)
+    )
+    best = max(islice(pairings, MAX_PAIRINGS), key=lambda pairs: sum(_fits(target.dims[place], i) for place, i in pairs))
+    written = {place: _text(index) for place, index in best}
+    indices = (written.get(place) or LETTERS.get(str(dim), "0") for place, dim in enumerate(target.dims))
+    return f"{target.name}[{', '.join(indices)}]"
+
+
+MAX_PAIRINGS = 1000  # of dimensions and indices that are compared
+
+
+def _fits(dim: int | str, index: Node) -> float:
+    """How likely `index` is meant for a dimension of this size. Queries have positions among the keys."""
+    names, usual = _names_in(index), LETTERS.get(str(dim))
+    if usual in names:
+        return 3.0
+    if usual in ("q", "k") and names & {"q", "k"}:
+        return 2.0
+    return 0.0 if usual else 1.0  # the table of a distance, of what else
 
 
 def _text(*arguments: Node) -> str:

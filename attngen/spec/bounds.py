@@ -6,7 +6,7 @@ and printed as CUDA by the emitter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from attngen.spec.expr import Apply, Const, Expr, ExpressionError, Gather, Name, Type, constant, walk
 from attngen.spec.operator import EVERY_VALUE, TABLE, Interval, add, maximum, minimum, sub
@@ -86,35 +86,42 @@ def _of_operator(node: Apply, known: Mapping[Expr, Interval]) -> Interval:
 
 def _under(condition: Expr, is_true: bool, branch: Expr, known: Mapping[Expr, Interval]) -> Interval:
     """The constant interval of `branch` if `condition` is true, or if it is false."""
-    found = dict(_implied(condition, is_true, known))
+    found = _implied(condition, is_true, known)
     if not found:
         return known[branch]
     for node in walk(branch, known=found):
         if isinstance(node, Apply) and any(a in found for a in node.args):
-            found[node] = _of_operator(node, {**{a: known[a] for a in node.args}, **found})
+            under = TABLE[node.op].bounds(*(found.get(a, known[a]) for a in node.args))
+            found[node] = _both(under, known[node]) if node.type is Type.INT else under
     return found.get(branch, known[branch])
 
 
-def _implied(condition: Expr, is_true: bool, known: Mapping[Expr, Interval]) -> Iterator[tuple[Expr, Interval]]:
+def _both(a: Interval, b: Interval) -> Interval:
+    """What two constant intervals of integers share."""
+    return Interval(maximum(a.lo, b.lo), minimum(a.hi, b.hi))
+
+
+def _implied(condition: Expr, is_true: bool, known: Mapping[Expr, Interval]) -> dict[Expr, Interval]:
     """Operands of the comparisons in `condition` with the intervals that its truth leaves them."""
-    if not isinstance(condition, Apply):
-        return
-    if condition.op == "not":
-        yield from _implied(condition.args[0], not is_true, known)
-    elif condition.op == ("and" if is_true else "or"):
-        for part in condition.args:
-            yield from _implied(part, is_true, known)
-    elif condition.op in NEGATED and condition.args[0].type is Type.INT:
-        op = condition.op if is_true else NEGATED[condition.op]
-        if op in ("gt", "ge"):
-            least, most, strictly = *reversed(condition.args), op == "gt"
-        else:
-            least, most, strictly = *condition.args, op == "lt"
-        gap = constant(int(strictly))
-        below = Interval(known[least].lo, minimum(known[least].hi, sub(known[most].hi, gap)))
-        above = Interval(maximum(known[most].lo, add(known[least].lo, gap)), known[most].hi)
-        if _values(below)[0] <= _values(below)[1] and _values(above)[0] <= _values(above)[1]:  # else it is never true
-            yield from ((least, below), (most, above))
+    found: dict[Expr, Interval] = {}
+    rest = [(condition, is_true)]
+    while rest:
+        node, is_true = rest.pop()
+        if not isinstance(node, Apply):
+            continue
+        if node.op == "not":
+            rest.append((node.args[0], not is_true))
+        elif node.op == ("and" if is_true else "or"):
+            rest += [(part, is_true) for part in node.args]
+        elif node.op in NEGATED and node.args[0].type is Type.INT:
+            op = node.op if is_true else NEGATED[node.op]
+            least, most = reversed(node.args) if op in ("gt", "ge") else node.args
+            gap = constant(int(op in ("lt", "gt")))
+            below, above = (found.get(e, known[e]) for e in (least, most))
+            found[least] = Interval(below.lo, minimum(below.hi, sub(above.hi, gap)))
+            found[most] = Interval(maximum(above.lo, add(below.lo, gap)), above.hi)
+    is_possible = all(lo <= hi for lo, hi in map(_values, found.values()))
+    return found if is_possible else {}
 
 
 NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}

@@ -164,10 +164,8 @@ def _names(spec: AttentionSpec) -> Iterator[Diagnostic]:
 def _schedule(spec: AttentionSpec) -> Iterator[Diagnostic]:
     request = spec.kernel
     for what, value in (("tile rows", request.block_q), ("tile keys", request.block_kv)):
-        if value is not None and (not 8 <= value <= MAX_BLOCK or value % 8):
-            nearest = sorted({min(max(n * 8, 8), MAX_BLOCK) for n in (value // 8, -(-value // 8))})
-            cure = f"use {' or '.join(map(str, nearest))}"
-            limits = f"multiples of 8 from 8 to {MAX_BLOCK}"
+        if value is not None and not 1 <= value <= MAX_BLOCK:  # those that fit are the planner's to name
+            limits, cure = f"from 1 to {MAX_BLOCK}", "leave `tile` to the planner"
             yield mistakes.BadTile(statement="kernel", what=what, value=value, limits=limits, cure=cure)
     for what, value, limit in (("stages", request.stages, MAX_STAGES), ("warps", request.warps, MAX_WARPS)):
         if value is not None and not 1 <= value <= limit:

@@ -17,7 +17,8 @@ from attngen.device.arrays import ArgumentError, ArrayView, mark_written, view
 from attngen.device.binding import Bound
 from attngen.device.cuda.memory import zero_for_ever
 from attngen.device.select import warn_emulated
-from attngen.language import load_text
+from attngen.language import load_source
+from attngen.source import SourceFile
 from attngen.spec.attention import AttentionSpec
 from attngen.spec.expr import Type
 from attngen.spec.gradient import GradientError
@@ -36,10 +37,10 @@ _empty_like = torch.empty_like
 @lru_cache(maxsize=4096)
 def parsed(text: str) -> AttentionSpec:
     """The one attention of `text`. Raises DiagnosticError, ArgumentError."""
-    specs = load_text(text, "<spec>")
-    if len(specs) != 1:
-        raise ArgumentError(f"the operator takes one attention, not {len(specs)}")
-    return specs[0]
+    loaded = load_source(SourceFile("<spec>", text))  # whoever wrote the spec was warned about it
+    if len(loaded) != 1:
+        raise ArgumentError(f"the operator takes one attention, not {len(loaded)}")
+    return loaded[0].spec
 
 
 @lru_cache(maxsize=4096)

@@ -199,7 +199,7 @@ def test_what_cannot_be_traced_says_what_to_write(function, message: str) -> Non
         ({"heads": (32, 12)}, "cannot share"),
         ({"scale": float("nan")}, "finite"),
         ({"score": lambda s, b, h, q, k: s * 1e300}, "too large"),
-        ({"tile": (7, 7)}, "out of range"),
+        ({"tile": (700, 7)}, "out of range"),
         ({"params": {"n": ("int", 2**31)}, "mask": "q < n"}, "too large"),
         ({"params": {"n": ("int", 1.5)}, "mask": "q < n"}, "default"),
         ({"inputs": {"x": ("fp99", ("heads",))}, "score": "s + x[h]"}, "not an element type"),
