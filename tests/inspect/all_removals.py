@@ -121,7 +121,9 @@ class Harness:
         return digest(repr(numbers), *(f"{name}{array.shape}{array.tobytes()!r}" for name, array in arrays.items()))
 
     def known(self, trial: int) -> Known:
-        return self._known.setdefault(trial, Known(self.file.spec, self.trials[trial]))
+        if trial not in self._known:
+            self._known[trial] = Known(self.file.spec, self.trials[trial])
+        return self._known[trial]
 
     @cached_property
     def by_cost(self) -> list[int]:
