@@ -9,7 +9,6 @@ one.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,14 +50,27 @@ _ORDERING = re.compile(
     r"\b(?:bar|barrier|mbarrier|membar|fence|griddepcontrol|setmaxnreg)\.|\b\w*(?:fence|commit_group|wait_group)\b|wgmma\.fence"
 )
 _INTRINSIC = re.compile(r"__sync\w+|__threadfence\w*")
-_KEYWORDS = {"if", "for", "while", "switch", "return", "sizeof", "alignas", "static_assert", "decltype", "asm", "constexpr", "else"}
+_KEYWORDS = {
+    "if",
+    "for",
+    "while",
+    "switch",
+    "return",
+    "sizeof",
+    "alignas",
+    "static_assert",
+    "decltype",
+    "asm",
+    "constexpr",
+    "else",
+}
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One thing that is taken away. `what` says how: a statement is left out; a guard is always true, or always false; a bound is
-    its first or its second operand; a loop ends one later."""
+    """One thing that is taken away. `what` says how: a statement is left out; a guard is always true, or never; a bound is its
+    first or its second operand; a loop ends one later."""
 
     start: int  # in the text: of the statement, the condition, the call of min or max
     end: int
@@ -67,6 +79,11 @@ class Removal:
 
     def line(self, text: str) -> int:
         return text.count("\n", 0, self.start) + 1
+
+    def lines(self, text: str) -> tuple[str, str]:
+        """The three lines before its own, and its own."""
+        lines, own = text.splitlines(), self.line(text) - 1
+        return "\n".join(lines[max(0, own - 3) : own]), lines[own]
 
     def statement(self, text: str) -> str:
         """What is changed, on one line, without comments."""
@@ -210,6 +227,15 @@ class Emitted:
                 opened = n + 1 if self.is_(n + 1, "(") else n + 2
                 strings = (t.text[1:-1] for t in self.tokens[opened : self.closing[opened]] if t.text[0] == '"')
                 yield " ".join(strings)
+
+    def function_of(self, removal: Removal) -> str:
+        """The innermost function around a removal."""
+        around = [
+            (last - first, name)
+            for name, first, last in self.bodies
+            if self.tokens[first].start < removal.start < self.tokens[last].start
+        ]
+        return min(around)[1]
 
     # --- what can be taken away
 

@@ -1,7 +1,7 @@
 """What a default `attngen check --source` says of each emitted file of `generated/` without any one of its barriers, guards and
 bounds.
 
-`python -m tests.inspect.all_removals [FILE ...]` runs them all, and prints counts for each file and what goes unnoticed.
+`python -m tests.inspect.all_removals [--verify] [FILE ...]` runs them all, and prints counts for each file and what is missed.
 Results are kept in ATTNGEN_TEST_CACHE, by the text of the file, the emulated device and the problem.
 """
 
@@ -12,7 +12,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -33,8 +34,9 @@ from attngen.inspect.prepare import compile_text
 from attngen.inspect.trials import Fixed, Known, choose_trials
 from attngen.plan import Plan
 from attngen.spec.attention import AttentionSpec
+from tests.inspect.removals_without_effect import reason_of, stale
 from tests.left_out import NOTHING
-from tests.removals import CHOSEN, Emitted, Removal
+from tests.removals import CHOSEN, Emitted
 
 RUNAWAY = 8  # times the accesses of the right kernel: a loop that makes more is taken for endless
 
@@ -169,27 +171,34 @@ class Results:
         whole.replace(self.path)
 
 
-def unnoticed(harness: Harness, budget_seconds: float = float("inf")) -> Iterator[tuple[Removal, str]]:
-    """Each removal and its finding."""
+def report(name: str, verify: bool = False) -> None:
+    """Prints what a check says of a file without each of its parts. Removals without effect are run only to `verify` them."""
+    start = time.perf_counter()
+    harness = Harness(files()[name])
+    text, counts = harness.file.program.text, Counter[str]()
+    lines = [f"{name}: {what}" for what in stale(name, harness.emitted)]
     for number, removal in enumerate(harness.removals):
-        yield removal, harness.finding(number)
+        reason = reason_of(name, harness.emitted, removal)
+        finding = harness.finding(number) if verify or reason is None else ""
+        result = "noticed" if finding else "without effect" if reason else "missed"
+        counts[result] += 1
+        if result == "missed" or (reason and finding):
+            lines.append(
+                f"{result}{', said to be without effect' if reason else ''}: {removal.line(text)}: {removal.describe(text)}"
+            )
+    of = ", ".join(f"{counts[result]} {result}" for result in ("noticed", "without effect", "missed"))
+    problems, seconds = len(harness.trials), time.perf_counter() - start
+    print(
+        f"{name}: {len(harness.removals)} removals: {of}; {problems} problems, {seconds:.0f} s",
+        *lines,
+        sep="\n    ",
+        flush=True,
+    )
 
 
-def main(names: list[str]) -> None:
-    every = files()
-    for name in names or every:
-        start = time.perf_counter()
-        harness = Harness(every[name])
-        text = harness.file.program.text
-        found = list(unnoticed(harness))
-        missed = [(removal.line(text), removal.describe(text)) for removal, finding in found if not finding]
-        print(
-            f"{name}: {len(found)} removals, {len(found) - len(missed)} noticed, {len(missed)} missed; "
-            f"{len(harness.trials)} problems; {time.perf_counter() - start:.0f} s",
-            flush=True,
-        )
-        for line, what in missed:
-            print(f"    {line}: {what}", flush=True)
+def main(arguments: list[str]) -> None:
+    for name in [one for one in arguments if one != "--verify"] or files():
+        report(name, "--verify" in arguments)
 
 
 if __name__ == "__main__":
