@@ -1,5 +1,5 @@
-"""Everything in an emitted file that orders or bounds what it does, each of which can be taken away: barriers, waits, arrivals and
-fences; guards; bounds.
+"""Everything in an emitted file that orders or bounds what it does, each of which can be taken away: barriers, waits, arrivals
+and fences; guards; bounds.
 
 Found by reading the file's tokens, not by a list of names: a function that waits for something, anywhere in the functions that
 it calls, is one whose calls are removed. A removal that the language does not permit, such as of a constant expression, is not
@@ -245,6 +245,7 @@ class Emitted:
             if self._is_constant(i) or not any(first < i < last for first, last in inside):
                 continue
             self._statement(i)
+            self._valued(i)
             self._condition(i)
             self._ternary(i)
             self._operand(i)
@@ -262,7 +263,8 @@ class Emitted:
 
     def _around(self, first: int, last: int, call: str) -> None:
         """Puts `call(` and `)` around tokens."""
-        self.insertions.append(Insertion(self.tokens[first].start, 2 * (len(self.tokens) - (last - first)), f"{call}("))
+        opening = call if call.endswith(" ") else f"{call}("
+        self.insertions.append(Insertion(self.tokens[first].start, 2 * (len(self.tokens) - (last - first)), opening))
         self.insertions.append(Insertion(self.tokens[last].end, -1, ")"))
 
     def _statement(self, i: int) -> None:
@@ -289,6 +291,18 @@ class Emitted:
             return
         number = self._add(i, self.closing[end] + 1, ORDERS, "left out")
         self.insertions.append(Insertion(self.tokens[i].start, 0, f"if (left_out({{{number}}})); else "))
+
+    def _valued(self, i: int) -> None:
+        """A barrier that counts votes, in an expression: without it, each thread has its own vote, the last argument."""
+        if not self.is_(i + 1, "(") or not re.fullmatch(r"__syncthreads_\w+|named_barrier_any", self.tokens[i].text):
+            return
+        if self.is_(i - 1, ";", "{", "}") or not self.is_(self.enclosing[i], "{", "("):
+            return
+        last = self.closing[i + 1]
+        vote = self._parts(i + 2, last - 1, ",")[-1]
+        number = self._add(i, last, ORDERS, "left out")
+        own = self.text[self.tokens[vote[0]].start : self.tokens[vote[1]].end]
+        self._around(i, last, f"(left_out({{{number}}}) ? bool({own}) : ")
 
     def _is_head(self, closing: int) -> bool:
         """Whether a parenthesis ends the head of an `if`, `for` or `while`."""
@@ -322,7 +336,7 @@ class Emitted:
     def _is_known(self, first: int, last: int) -> bool:
         """Whether an expression consists of numbers and constants: it is the size of something, not a bound."""
         words = (t.text for t in self.tokens[first : last + 1] if t.text[0].isalpha())
-        return all(re.fullmatch(r"[A-Z][A-Z0-9_]*|[A-Z]\w*Tile|true|false", word) for word in words)
+        return all(re.fullmatch(r"[A-Z][A-Z0-9_]+|[A-Z]\w*Tile|N|true|false", word) for word in words)
 
     def _top(self, first: int, last: int) -> Iterator[int]:
         """The tokens between these that are in no bracket of their own."""

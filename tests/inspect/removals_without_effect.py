@@ -227,10 +227,7 @@ OF_WORK = (
     WithoutEffect(TILED, ("vectors: never true",), "elements are read one by one"),
     WithoutEffect(
         TILED,
-        tuple(
-            f"has_vectors({x}, {x.lower()}_stride_b, {x.lower()}_stride_h, {x.lower()}_stride_s, {x.lower()}_stride_d): never true"
-            for x in "QKV"
-        ),
+        tuple(f"has_vectors({x.upper()}, {x}_stride_b, {x}_stride_h, {x}_stride_s, {x}_stride_d): never true" for x in "qkv"),
         "elements are read one by one",
     ),
     WithoutEffect(NAIVE, ("begin < kv_len: one later",), "a slice more, of no keys: its own loop ends at the last key"),

@@ -136,9 +136,7 @@ def of_copies(module: Any, query: Any, key: Any, value: Any, mask: Any, **named:
     """A layer of later versions, whose code updates the cache: attention gets copies of all keys, and what is of its layer."""
     group, _ = named["cache"].layer_index_to_group_indices[module.layer_idx]
     kind = "full_attention" if named["cache"].sliding_windows[module.layer_idx] == 1 else "sliding_attention"
-    begins, most = (
-        n[kind] if isinstance(n, Mapping) else n for n in (named.pop("cu_seq_lens_k"), named.pop("max_seqlen_k"))
-    )
+    begins, most = (n[kind] if isinstance(n, Mapping) else n for n in (named.pop("cu_seq_lens_k"), named.pop("max_seqlen_k")))
     assert group < len(named["read_index"])
     key, value = named["cache"].update(key, value, module.layer_idx, named.pop("read_index"), named.pop("write_index"))
     key, value = (one.transpose(0, 1)[None] if one.dim() == 3 else one for one in (key, value))
@@ -196,7 +194,10 @@ def test_packed_sequences_with_other_numbers_of_keys(causal: bool, window: int |
         how = {"is_causal": causal, "sliding_window": window, **named, **longest, **NAIVE}
         found = attngen.transformers.attention(torch.nn.Module(), q, k, v, None, **how)[0]
         for i, (n, m) in enumerate(zip(rows, keys, strict=True)):
-            (first, start), distance = (begin[i] for begin in named.values()), torch.arange(n)[:, None] + m - n - torch.arange(m)
+            (first, start), distance = (
+                (begin[i] for begin in named.values()),
+                torch.arange(n)[:, None] + m - n - torch.arange(m),
+            )
             pairs = (distance >= 0) | (not causal)
             pairs &= torch.tensor(True) if window is None else distance.abs() < window
             part = q[:, :, first : first + n], k[:, :, start : start + m], v[:, :, start : start + m]
