@@ -17,10 +17,10 @@ from attngen.emit.manifest import to_manifest
 from attngen.emit.program import Program
 from attngen.language import define, load_file
 from attngen.plan.arch import ARCHES
-from attngen.plan.plan import Direction
+from attngen.plan.plan import Direction, Plan
 from attngen.schedules import choose
 from attngen.shipped import spec_directory
-from attngen.spec.attention import KernelRequest, ScheduleName
+from attngen.spec.attention import AttentionSpec, KernelRequest, ScheduleName
 from attngen.spec.dtypes import BF16, FP32
 from attngen.spec.gradient import QKV, differentiable
 
@@ -70,31 +70,47 @@ BACKWARD: tuple[tuple[str, ScheduleName, str], ...] = (
 )
 
 
-def program(
-    spec_name: str, schedule: ScheduleName, arch: str, direction: Direction = "forward", comments: Comments = "brief"
-) -> Program:
-    """A file of a shipped spec: a forward with the tour's tile for gpt2, else with the default plan."""
+def planned(spec_name: str, schedule: ScheduleName, arch: str, direction: Direction = "forward") -> tuple[AttentionSpec, Plan]:
+    """A shipped spec as a file of the ladder has it, and its plan: of a forward with the tour's tile for gpt2, else the default
+    one."""
     (spec,) = load_file(spec_directory() / f"{spec_name}.attn")
     if direction == "backward":
         wanted = (*QKV, *differentiable(spec))
-        return emit(spec, choose(spec, ARCHES[arch], schedule, wanted=wanted, deterministic=True), comments)
+        return spec, choose(spec, ARCHES[arch], schedule, wanted=wanted, deterministic=True)
     if spec_name == "gpt2":
         spec = replace(spec, kernel=TOUR.get((schedule, arch), spec.kernel))
     if (spec_name, schedule) == PAGED:
         spec = replace(spec, kernel=KernelRequest(schedule, storage="paged"))
-    return emit(spec, choose(spec, ARCHES[arch], schedule), comments)
+    return spec, choose(spec, ARCHES[arch], schedule)
 
 
-def rotary_programs(comments: Comments = "brief") -> list[Program]:
-    """The kernels that rotate rows: before and after those of a schedule, and of new rows that go to pages."""
+def planned_rotary() -> list[tuple[AttentionSpec, Plan]]:
+    """A spec whose rows are rotated, and the plans of both directions."""
     tables = dict.fromkeys(("cosines", "sines"), ("fp32", ("positions", 64)))
     spec = define(
         name="llama_rotary", dtype="bf16", head_dim=128, heads=(32, 8), mask="causal", inputs=tables,
         rotary="128 halves by cosines, sines",
     )  # fmt: skip
-    of_directions = (choose(spec, ARCHES["sm_80"], "fused", direction=d) for d in get_args(Direction))
+    return [(spec, choose(spec, ARCHES["sm_80"], "fused", direction=direction)) for direction in get_args(Direction)]
+
+
+def program(
+    spec_name: str, schedule: ScheduleName, arch: str, direction: Direction = "forward", comments: Comments = "brief"
+) -> Program:
+    """A file of a shipped spec."""
+    return emit(*planned(spec_name, schedule, arch, direction), comments)
+
+
+def rotary_programs(comments: Comments = "brief") -> list[Program]:
+    """The kernels that rotate rows: before and after those of a schedule, and of new rows that go to pages."""
     append = Append(BF16, 128, 128, True, 128, False, "end", FP32)
-    return [*(emit(spec, plan, comments) for plan in of_directions), append_program(append, "sm_80", comments)]
+    return [*(emit(*one, comments) for one in planned_rotary()), append_program(append, "sm_80", comments)]
+
+
+def kernels() -> list[tuple[AttentionSpec, Plan]]:
+    """The spec and plan of every file of `generated/` that is a kernel of a spec."""
+    backwards = [planned(*entry, "backward") for entry in BACKWARD]
+    return [*(planned(*entry) for entry in LADDER), *backwards, *planned_rotary()]
 
 
 def ladder() -> dict[str, Program]:

@@ -40,10 +40,11 @@ def contradiction(path: Path, program: Program) -> str:
     if not different:
         return ""
     where, theirs, ours = different[0]
+    planned = "no such entry" if ours == MISSING else _short(ours)
     others = f" ({len(different) - 1} more entries differ)" if len(different) > 1 else ""
     return (
-        f"{beside} contradicts {path.name}: {where} is {_short(theirs)}, and the plan for {program.arch} has "
-        f"{_short(ours)}{others}; {_cure(path)}"
+        f"{beside} contradicts {path.name}: {where} is {_short(theirs)}, and the plan for {program.arch} has {planned}{others}; "
+        f"{_cure(path)}"
     )
 
 

@@ -237,7 +237,7 @@ def check_of(path: Path, command: str = "check") -> Result:
         ('"name": "gpt2_softmax"', '"name": "my_softmax"', 'entry_points is ["gpt2_scores", "my_softmax", "gpt2_we'),
         ('"version": 2', '"version": 1', "is a manifest of version 1, and this attngen reads version 2"),
         ('"arch": "sm_80",\n', "", 'arch is missing, and the plan for sm_80 has "sm_80"'),
-        ('"arch": "sm_80",\n', '"arch": "sm_80",\n"stages": 3,', "stages is 3, and the plan for sm_80 has missing"),
+        ('"arch": "sm_80",\n', '"arch": "sm_80",\n"stages": 3,', "stages is 3, and the plan for sm_80 has no such entry"),
         ('"tensors": [', '"tensors": [[', "is not a manifest: Expecting"),
     ],
 )

@@ -1,0 +1,205 @@
+"""What a default `attngen check --source` says of each emitted file of `generated/` without any one of its barriers, guards and
+bounds.
+
+`python -m tests.inspect.all_removals [--verify] [FILE ...]` runs them all, and prints counts for each file and what is missed.
+Results are kept in ATTNGEN_TEST_CACHE, by the text of the file, the emulated device and the problem.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from unittest.mock import patch
+
+from attngen.backward import CompiledBackward
+from attngen.cache.disk_cache import digest
+from attngen.device.emulated import EmulatedDevice, EmulationError
+from attngen.device.emulated import device as emulated
+from attngen.device.emulated.build import runtime_digest
+from attngen.emit.emitter import emit
+from attngen.emit.program import Program
+from attngen.inspect import checking
+from attngen.inspect.checking import Kernel
+from attngen.inspect.ladder import kernels
+from attngen.inspect.prepare import compile_text
+from attngen.inspect.trials import Fixed, Known, choose_trials
+from attngen.plan import Plan
+from attngen.spec.attention import AttentionSpec
+from tests.inspect.removals_without_effect import reason_of, stale
+from tests.left_out import NOTHING
+from tests.removals import CHOSEN, Emitted
+
+RUNAWAY = 8  # times the accesses of the right kernel: a loop that makes more is taken for endless
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of `generated/`: its spec and plan."""
+
+    spec: AttentionSpec
+    plan: Plan
+    program: Program
+
+    @property
+    def name(self) -> str:
+        return f"{self.program.name}.cu"
+
+    @property
+    def kernel(self) -> Kernel:
+        plan = self.plan
+        return Kernel(plan.keyword, EmulatedDevice(arch=plan.arch.name), plan.wanted, plan.facts.deterministic)
+
+
+@cache
+def files() -> dict[str, File]:
+    """The files of `generated/` that a check can run, by name."""
+    every = [File(spec, plan, emit(spec, plan)) for spec, plan in kernels()]
+    return {one.name: one for one in every}
+
+
+class Harness:
+    """A file's kernel, compiled once, in which any one removal can be chosen; and the problems of a default check."""
+
+    def __init__(self, file: File) -> None:
+        self.file, self.emitted = file, Emitted(file.program.text)
+        self.removals = self.emitted.removals
+        self.text = CHOSEN + self.emitted.removable()
+        self.trials = choose_trials(file.spec, file.plan, Fixed()).trials
+        self._known: dict[int, Known] = {}
+        self.results = Results(self.text, file.name)
+
+    @cached_property
+    def compiled(self) -> checking.CompiledAttention | CompiledBackward:
+        return compile_text(self.file.spec, self.file.plan, self.file.kernel.device, self.text)
+
+    @cached_property
+    def number(self) -> ctypes.c_int:
+        return ctypes.c_int.in_dll(ctypes.CDLL(str(self.compiled.kernel.library)), "attngen_left_out")
+
+    @cached_property
+    def budget(self) -> int:
+        """Accesses of a thread, several times those of the right kernel."""
+        for exponent in range(16, 33):
+            if all(self._run(NOTHING, trial, 2**exponent) != "runaway loop" for trial in range(len(self.trials))):
+                return RUNAWAY * 2**exponent
+        raise AssertionError("an endless loop")
+
+    def _run(self, number: int, trial: int, budget: int) -> str:
+        """What a check says of the kernel without a removal on one problem: the kind of finding, "wrong result", or ""."""
+        one = self.trials[trial]
+        known = self.known(trial)
+        known.compute(self.file.plan)
+        done: Future[None] = Future()
+        done.set_result(None)
+        run = checking._run_backward if isinstance(self.compiled, CompiledBackward) else checking._run
+        self.number.value = number
+        with patch.object(emulated, "_budget", lambda *_: budget):
+            try:
+                comparison, _, _ = run(self.compiled, known, done, one)  # type: ignore[arg-type]
+            except EmulationError as error:
+                return error.kind
+            finally:
+                self.number.value = NOTHING
+        return "" if comparison.passed else "wrong result"
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """A name of each problem, by the arrays and numbers that the kernel gets."""
+        return [self._key(trial) for trial in range(len(self.trials))]
+
+    def _key(self, trial: int) -> str:
+        one, problem = self.trials[trial], self.known(trial).sample
+        arrays = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.inputs}
+        numbers = (one.params, one.apart, one.multiprocessors, one.seed)
+        return digest(repr(numbers), *(f"{name}{array.shape}{array.tobytes()!r}" for name, array in arrays.items()))
+
+    def known(self, trial: int) -> Known:
+        if trial not in self._known:
+            self._known[trial] = Known(self.file.spec, self.trials[trial])
+        return self._known[trial]
+
+    @cached_property
+    def by_cost(self) -> list[int]:
+        """The problems, the cheapest first. On each, the whole file is right."""
+        seconds = []
+        for trial in range(len(self.trials)):
+            start = time.perf_counter()
+            assert self._run(NOTHING, trial, self.budget) == "", self.trials[trial]
+            seconds.append(time.perf_counter() - start)
+        return sorted(range(len(seconds)), key=seconds.__getitem__)
+
+    def finding(self, number: int) -> str:
+        """What a default check says of the file without a removal, "" if it is called right."""
+        keys = self.keys
+        before = [self.results.of(number).get(key) for key in keys]
+        if any(before):
+            return next(filter(None, before))
+        for trial in self.by_cost if None in before else ():
+            if before[trial] is None:
+                found = self._run(number, trial, self.budget)
+                self.results.add(number, keys[trial], found)
+                if found:
+                    return found
+        return ""
+
+
+class Results:
+    """What is known from earlier runs: findings by removal and problem."""
+
+    def __init__(self, text: str, name: str) -> None:
+        directory = Path(os.environ.get("ATTNGEN_TEST_CACHE", ".test-cache")) / "removals"
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / f"{name}-{digest(text, runtime_digest())[:16]}.json"
+        self.known: dict[str, dict[str, str]] = json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def of(self, number: int) -> Mapping[str, str]:
+        return self.known.get(str(number), {})
+
+    def add(self, number: int, problem: str, finding: str) -> None:
+        self.known.setdefault(str(number), {})[problem] = finding
+        whole = self.path.with_suffix(f".{os.getpid()}")
+        whole.write_text(json.dumps(self.known))
+        whole.replace(self.path)
+
+
+def report(name: str, verify: bool = False) -> None:
+    """Prints what a check says of a file without each of its parts. Removals without effect are run only to `verify` them."""
+    start = time.perf_counter()
+    harness = Harness(files()[name])
+    text, counts = harness.file.program.text, Counter[str]()
+    lines = [f"{name}: {what}" for what in stale(name, harness.emitted)]
+    for number, removal in enumerate(harness.removals):
+        reason = reason_of(name, harness.emitted, removal)
+        finding = harness.finding(number) if verify or reason is None else ""
+        result = "noticed" if finding else "without effect" if reason else "missed"
+        counts[result] += 1
+        if result == "missed" or (reason and finding):
+            lines.append(
+                f"{result}{', said to be without effect' if reason else ''}: {removal.line(text)}: {removal.describe(text)}"
+            )
+    of = ", ".join(f"{counts[result]} {result}" for result in ("noticed", "without effect", "missed"))
+    problems, seconds = len(harness.trials), time.perf_counter() - start
+    print(
+        f"{name}: {len(harness.removals)} removals: {of}; {problems} problems, {seconds:.0f} s",
+        *lines,
+        sep="\n    ",
+        flush=True,
+    )
+
+
+def main(arguments: list[str]) -> None:
+    for name in [one for one in arguments if one != "--verify"] or files():
+        report(name, "--verify" in arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,305 @@
+"""Removals from emitted files that leave every result right, each with the reason.
+
+A removal is named by its file and statement, and by its line if the file has the statement more than once. `tests/inspect/
+test_removals.py` fails if one is no longer in its file, or if its proof is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.removals import Emitted, Removal
+
+_CONSTANT = re.compile(r"constexpr int (\w+) = ([^;]+);")
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutEffect:
+    """`what`: statements and how they are changed, as `Removal.describe` says it. If the file has the statement elsewhere too:
+    `line` is a part of its line, `within` the function that it is in, `behind` a part of the three lines before. `proof`: a
+    condition of the file's constants, as text of Python, or "file:" and a text that the file contains."""
+
+    files: Sequence[str]
+    what: Sequence[str]
+    because: str
+    line: str = ""
+    within: str = ""
+    behind: str = ""
+    proof: str = ""
+
+    def matches(self, file: str, emitted: Emitted, removal: Removal) -> bool:
+        if file not in self.files or removal.describe(emitted.text) not in self.what:
+            return False
+        before, line = removal.lines(emitted.text)
+        return (
+            self.line in line
+            and self.within in ("", emitted.function_of(removal))
+            and re.sub(r"\s+", " ", self.behind) in re.sub(r"\s+", " ", before)
+        )
+
+    def is_proved(self, text: str) -> bool:
+        """Whether the proof holds in the text of a file."""
+        if self.proof.startswith("file:"):
+            return self.proof.removeprefix("file:") in text
+        return not self.proof or bool(eval(self.proof, {}, constants(text)))
+
+
+def constants(text: str) -> dict[str, int]:
+    """The integer constants of a file."""
+    values: dict[str, int] = {}
+    for name, value in _CONSTANT.findall(text):
+        try:
+            values[name] = eval(value.replace("/", "//"), {}, dict(values))
+        except (NameError, SyntaxError):  # of template parameters, or of a function
+            continue
+    return values
+
+
+def reason_of(file: str, emitted: Emitted, removal: Removal) -> WithoutEffect | None:
+    """Why a removal has no effect; None if it should have one."""
+    return next((one for one in WITHOUT_EFFECT if one.matches(file, emitted, removal)), None)
+
+
+def stale(file: str, emitted: Emitted) -> Iterator[str]:
+    """What is said of a file that is not so: removals that it has not, and proofs that do not hold."""
+    for one in WITHOUT_EFFECT:
+        if file not in one.files:
+            continue
+        found = {removal.describe(emitted.text) for removal in emitted.removals if one.matches(file, emitted, removal)}
+        yield from (f"{what}: there is no such removal" for what in one.what if what not in found)
+        if not one.is_proved(emitted.text):
+            yield f"{', '.join(one.what)}: {one.proof} does not hold"
+
+
+CAUSAL_MMA = ("gpt2_fused.cu", "alibi_fused.cu")
+MMA = (*CAUSAL_MMA,)
+SIMT = ("cross_attention_fused.cu",)
+TILED = ("gpt2_tiled.cu", "cross_attention_tiled.cu")
+NAIVE = ("gpt2_naive.cu", "cross_attention_naive.cu")
+
+MORE_TILES = "tiles whose pairs the mask forbids, or which lie past the last key, are computed too, and their weights are 0"
+ALL_PARTIAL = "the mask of a full tile is computed too, and allows every pair"
+HAS_A_KEY = "each row that the mask can see has a key in the first tile that is visited"
+
+# --- bounds and guards that other sizes of the plan would need
+OF_OTHER_SIZES = (
+    WithoutEffect(
+        NAIVE,
+        ("min(begin + SLICE, HEAD_DIM): the first operand",),
+        "the head size is a multiple of a slice",
+        proof="HEAD_DIM % SLICE == 0",
+    ),
+    WithoutEffect(
+        NAIVE,
+        ("d >= HEAD_DIM_V: never true",),
+        "each thread of the block has a column",
+        proof="THREADS_D == HEAD_DIM_V",
+    ),
+    WithoutEffect(
+        TILED,
+        ("min(rows, ROWS): the first operand", "r < ROWS: always true"),
+        "the rows of each slice are a multiple of those that the block fetches at once",
+        proof="BLOCK_Q % (THREADS * 4 // SLICE) == BLOCK_KV % (THREADS * 4 // SLICE) == SLICE % (THREADS * 4 // BLOCK_DV) == 0",
+    ),
+    WithoutEffect(
+        TILED,
+        ("my_column<WIDTH>() < columns: always true", "d < HEAD_DIM_V: always true"),
+        "the columns of V are a multiple of those of a block",
+        proof="HEAD_DIM_V % BLOCK_DV == 0",
+    ),
+    WithoutEffect(
+        MMA,
+        ("column < COLUMNS: always true",),
+        "rows in shared memory have no columns beside those of the tensor",
+        proof="QK_WIDTH == HEAD_DIM",
+    ),
+    WithoutEffect(
+        MMA,
+        ("r + row < TILE_ROWS: never true",),
+        "the rows of each tile are a multiple of those that the block copies at once, which is the other operand",
+        proof="BLOCK_Q % (THREADS // (QK_WIDTH // 8)) == BLOCK_KV % (THREADS // (HEAD_DIM_V // 8)) == 0",
+    ),
+    WithoutEffect(
+        ("gpt2_hopper.cu",),
+        (
+            "min(32 * (first + OUTPUT_SLABS), HEAD_DIM_V / 2): the first operand",
+            "min(32 * (first + OUTPUT_SLABS), HEAD_DIM_V / 2): the second operand",
+        ),
+        "the columns of O fill their slabs, of which one is stored at a time",
+        proof="HEAD_DIM_V == 64 * OUTPUT_SLABS",
+    ),
+    WithoutEffect(
+        ("gpt2_hopper.cu",),
+        ("i + 4 < HEAD_DIM_V / 2: always true", "both: always true"),
+        "columns are stored 16 at a time",
+        proof="HEAD_DIM_V % 16 == 0",
+    ),
+)
+
+# --- which tiles are visited, and in which the mask is computed
+OF_TILES = (
+    WithoutEffect(
+        ("gpt2_tiled.cu", *CAUSAL_MMA, "gpt2_wgmma.cu"),
+        ("min(kv_len, q_hi + 1): the first operand",),
+        MORE_TILES,
+    ),
+    WithoutEffect((*CAUSAL_MMA, "gpt2_wgmma.cu"), ("min(kv_len, q_hi + 1): the second operand",), MORE_TILES),
+    WithoutEffect(
+        (*CAUSAL_MMA, "gpt2_wgmma.cu", "gpt2_hopper.cu"),
+        ("min(q_lo + BLOCK_Q, q_len): the first operand", "min(q_lo + BLOCK_Q, q_len): the second operand"),
+        MORE_TILES,
+    ),
+    WithoutEffect(
+        ("gpt2_tiled.cu",),
+        ("min(q_lo + BLOCK_Q, q_len): the first operand",),
+        "the last row of a whole block ends in the same tile as its first row",
+        proof="BLOCK_KV % BLOCK_Q == 0",
+    ),
+    WithoutEffect(
+        ("gpt2_tiled.cu",),
+        ("min(q_lo + BLOCK_Q, q_len): the second operand",),
+        within="gpt2_scores",
+        because=f"of the kernel that computes scores: {MORE_TILES}; nobody reads them",
+    ),
+    WithoutEffect(
+        ("gpt2_tiled.cu",),
+        ("tile < range.begin / BLOCK_KV: never true",),
+        "ranges begin at key 0",
+        proof="file:        0,  // begin",
+    ),
+    WithoutEffect(("gpt2_tiled.cu",), ("tile >= tile_end: never true",), f"{MORE_TILES}; nobody reads them"),
+    WithoutEffect(
+        (*TILED, *SIMT, *CAUSAL_MMA, "gpt2_wgmma.cu"),
+        ("tile < full_tile_begin: never true",),
+        "full ranges begin at key 0",
+        proof="file:        0,  // full_begin",
+    ),
+    WithoutEffect(
+        ("gpt2_hopper.cu",),
+        ("tile < tiles.full_begin: never true",),
+        "full ranges begin at key 0",
+        proof="file:        0,  // full_begin",
+    ),
+    WithoutEffect((*TILED, *SIMT, *CAUSAL_MMA, "gpt2_wgmma.cu", "gpt2_hopper.cu"), ("partial: always true",), ALL_PARTIAL),
+    WithoutEffect((*SIMT, *CAUSAL_MMA), ("tile < tile_end: one later",), f"one tile more: {MORE_TILES}"),
+    WithoutEffect(
+        ("gpt2_fused.cu",),
+        ("tile < tile_end: always true",),
+        "rows of a tile that nobody visits are copied if they lie in K or V, instead of zeros",
+        line="tile < tile_end ? kv_len : 0",
+    ),
+    WithoutEffect(
+        ("alibi_fused.cu",),
+        ("tile < tile_end: always true",),
+        "rows of a tile that nobody visits are copied if they lie in K, instead of zeros",
+        line="k_head, k_stride_s",
+    ),
+    WithoutEffect(
+        ("gpt2_hopper.cu",),
+        ("max(tiles.full_end, tiles.begin): the first operand",),
+        "ranges begin at key 0",
+        proof="file:        0,  // begin",
+    ),
+    WithoutEffect(("gpt2_hopper.cu",), ("max(tiles.full_end, tiles.begin): the second operand",), ALL_PARTIAL),
+    WithoutEffect(
+        ("gpt2_hopper.cu",),
+        ("step<true>();: left out",),
+        "a block of rows has no other partial tile than the first one that it visits, since tiles are square",
+        proof="BLOCK_Q == BLOCK_KV",
+    ),
+)
+
+# --- rows without keys
+OF_ROWS = (
+    WithoutEffect(
+        NAIVE,
+        ("row_max == -INF: never true", "row_sum == 0.0f: never true"),
+        "only if there are no keys does a row have none, and then nothing is divided",
+    ),
+    WithoutEffect((*SIMT, *CAUSAL_MMA, "gpt2_wgmma.cu"), ("new_max == -INF: never true",), HAS_A_KEY),
+    WithoutEffect(("gpt2_hopper.cu",), ("new_max == -INF: never true",), HAS_A_KEY, proof="BLOCK_Q == BLOCK_KV"),
+)
+
+# --- work that is skipped if it changes nothing, and waits of those who have nothing to wait for
+OF_WORK = (
+    WithoutEffect(TILED, ("vectors: never true",), "elements are read one by one"),
+    WithoutEffect(
+        TILED,
+        tuple(f"has_vectors({x.upper()}, {x}_stride_b, {x}_stride_h, {x}_stride_s, {x}_stride_d): never true" for x in "qkv"),
+        "elements are read one by one",
+    ),
+    WithoutEffect(NAIVE, ("begin < kv_len: one later",), "a slice more, of no keys: its own loop ends at the last key"),
+    WithoutEffect(
+        (*CAUSAL_MMA, "gpt2_wgmma.cu"),
+        ("is_large(max[r]): always true",),
+        "each tile subtracts the maximum of its rows, as after a large maximum",
+        line="return -INF",
+    ),
+    WithoutEffect(
+        ("gpt2_hopper.cu",),
+        ("is_large(subtracted): always true", "large: always true"),
+        "each tile subtracts the maximum of its rows from the scores, as if it were large",
+    ),
+    WithoutEffect(
+        (*CAUSAL_MMA, "gpt2_wgmma.cu"),
+        ("__any_sync(0xffffffff, exceeds): always true",),
+        "rows whose maximum stays are multiplied by 1",
+    ),
+    WithoutEffect(
+        (*CAUSAL_MMA, "gpt2_wgmma.cu", "gpt2_hopper.cu"), ("__any_sync(0xffffffff, any): always true",), "0 is subtracted"
+    ),
+    WithoutEffect(
+        (*CAUSAL_MMA, "gpt2_wgmma.cu"),
+        ("min(16 * ROW_BLOCKS, q_len - first_row): the second operand",),
+        "the loop over the rows ends at 16 * ROW_BLOCKS itself",
+        proof="file:for (int row = 0; row < 16 * ROW_BLOCKS;",
+    ),
+    WithoutEffect(
+        CAUSAL_MMA,
+        ("step == 2: always true",),
+        "groups without copies are closed too, and the wait is for all groups",
+        line="cp_async_commit",
+        proof="file:cp_async_wait<0>();  // this thread's copies of the tile have arrived",
+    ),
+    WithoutEffect(
+        ("alibi_fused.cu",),
+        ("step == 1: always true",),
+        "groups without copies are closed too, and the wait is for all groups",
+        line="cp_async_commit",
+        proof="file:cp_async_wait<0>();  // this thread's copies of the tile have arrived",
+    ),
+    WithoutEffect(
+        ("gpt2_hopper.cu",),
+        ("++index == STAGES: always true",),
+        "producer and consumers use one stage of the ring in turn, and not the others",
+    ),
+    WithoutEffect(
+        ("gpt2_hopper.cu",), ("lane == 0: always true",), "the other lanes have no copies to wait for", line="tma_store_wait"
+    ),
+    WithoutEffect(
+        ("gpt2_hopper.cu",), ("slab < first + OUTPUT_SLABS: one later",), "the copy of columns past the last one writes nothing"
+    ),
+    WithoutEffect(
+        ("gpt2_hopper.cu",),
+        ("q_block == END: never true",),
+        "a block of rows before the first one has no tiles; nobody copies to Q any more, and its registers are not used",
+        line="return",
+    ),
+    WithoutEffect(("gpt2_hopper.cu",), ("!scored: always true",), "the scores of the first tile are computed a second time"),
+    WithoutEffect(
+        ("gpt2_hopper.cu",),
+        ("release_stage(v);: left out",),
+        "behind a work tile after which there is no other one with keys: nobody waits for the stage",
+        within="compute",
+        behind="issue_pv(); wgmma_wait<0>();",
+    ),
+    WithoutEffect(
+        ("gpt2_hopper.cu",),
+        ("take_registers<CONSUMER_REGISTERS>();: left out",),
+        "the compiler gives consumers as many registers as they have: they spill",
+    ),
+)
+
+WITHOUT_EFFECT = (*OF_OTHER_SIZES, *OF_TILES, *OF_ROWS, *OF_WORK)
